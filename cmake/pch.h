@@ -1,0 +1,17 @@
+// The precompiled header of every target that includes libtorch: what nearly all of them need, no more.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>

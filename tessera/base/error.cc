@@ -1,0 +1,54 @@
+#include "tessera/base/error.h"
+
+#include <new>
+#include <string_view>
+
+namespace tessera {
+
+int Error::exit_code() const noexcept {
+  switch (kind_) {
+    case ErrorKind::kConfig:
+      return 2;
+    case ErrorKind::kIo:
+    case ErrorKind::kFormat:
+    case ErrorKind::kShape:
+      return 3;
+    case ErrorKind::kComm:
+      return 4;
+    case ErrorKind::kMemory:
+      return 5;
+    case ErrorKind::kInternal:
+      return 1;
+  }
+  return 1;
+}
+
+const char* to_string(ErrorKind kind) noexcept {
+  switch (kind) {
+    case ErrorKind::kConfig:
+      return "config";
+    case ErrorKind::kIo:
+      return "io";
+    case ErrorKind::kFormat:
+      return "format";
+    case ErrorKind::kShape:
+      return "shape";
+    case ErrorKind::kComm:
+      return "comm";
+    case ErrorKind::kMemory:
+      return "memory";
+    case ErrorKind::kInternal:
+      return "internal";
+  }
+  return "internal";
+}
+
+int exit_code_for(const std::exception& error) noexcept {
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) return ours->exit_code();
+  if (dynamic_cast<const std::bad_alloc*>(&error)) return 5;
+  const std::string_view message = error.what();
+  if (message.find("can't allocate memory") != message.npos || message.find("out of memory") != message.npos) return 5;
+  return 1;
+}
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+#include "tessera/base/log.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+std::atomic<LogLevel> current_level{LogLevel::kInfo};
+std::mutex prefix_mutex;
+std::string& prefix() {
+  static std::string value;
+  return value;
+}
+
+}  // namespace
+
+void set_log_level(LogLevel level) noexcept { current_level = level; }
+LogLevel log_level() noexcept { return current_level; }
+
+LogLevel parse_log_level(std::string_view name) {
+  if (name == "debug") return LogLevel::kDebug;
+  if (name == "info") return LogLevel::kInfo;
+  if (name == "warning") return LogLevel::kWarning;
+  if (name == "error") return LogLevel::kError;
+  if (name == "off") return LogLevel::kOff;
+  raise(ErrorKind::kConfig, "[cli] --log-level '{}': expected debug, info, warning, error or off", name);
+}
+
+void set_log_prefix(std::string value) {
+  const std::lock_guard lock(prefix_mutex);
+  prefix() = std::move(value);
+}
+
+void log_line(LogLevel level, std::string_view message) {
+  const char* label = level == LogLevel::kWarning ? "warning: " : level == LogLevel::kError ? "error: " : "";
+  std::string line;
+  {
+    const std::lock_guard lock(prefix_mutex);
+    line = fmt::format("[tessera] {}{}{}\n", prefix(), label, message);
+  }
+  // A line that cannot be written has nowhere else to go.
+  [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+}  // namespace tessera
