@@ -1,0 +1,75 @@
+// The ranks that work together, seen from one of them: rank, size, store and groups. Passed explicitly;
+// there is no global process group, so several ranks can live in one process as threads.
+//
+//   auto world = comm::World::connect(comm::RendezvousFlags{});     // COLLECTIVE over all ranks
+//   auto everyone = world->group();
+//
+// A World belongs to one rank; its groups must not outlive it. Not thread-safe.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera::comm {
+
+struct WorldInfo {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;   // among the ranks of this host
+  int local_size = 1;
+  std::string source = "single";  // who started the ranks: flags, torchrun, slurm, mpi, single, threads
+};
+
+struct RendezvousFlags;  // tessera/comm/rendezvous.h
+
+class World {
+ public:
+  // Finds out who started this process (see rendezvous.h for the order), meets the other ranks, and
+  // returns once all are there. COLLECTIVE over all ranks. Error kComm after the timeout, kConfig for
+  // settings that contradict one another.
+  static std::shared_ptr<World> connect(const RendezvousFlags& flags);
+  // A world of this rank over a given store; how thread ranks and connect() make theirs. backend: "auto", "gloo".
+  static std::shared_ptr<World> create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend = "auto",
+                                       std::chrono::milliseconds timeout = std::chrono::minutes(5));
+  // One rank, no communication.
+  static std::shared_ptr<World> single();
+  ~World();
+
+  int rank() const { return info_.rank; }
+  int size() const { return info_.size; }
+  const WorldInfo& info() const { return info_; }
+  c10d::Store& store() const;
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // The group of all ranks, made at first use. COLLECTIVE over all ranks at that first use.
+  std::shared_ptr<Group> group();
+  // A group of `ranks` (global, this rank among them). COLLECTIVE over those ranks only; the others need
+  // not call. `name` must be the same on all of them; groups of equal name are told apart by their ranks
+  // and by how many came before.
+  std::shared_ptr<Group> new_group(const std::vector<int>& ranks, const std::string& name);
+
+ private:
+  World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend, std::chrono::milliseconds timeout);
+  struct Impl;
+  WorldInfo info_;
+  std::chrono::milliseconds timeout_;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Runs `body` as `size` ranks in threads of this process over one in-memory store, and returns when all have
+// ended. The first exception of a rank is thrown again; the others' waits are broken off.
+void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body);
+
+}  // namespace tessera::comm

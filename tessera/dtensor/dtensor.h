@@ -1,0 +1,71 @@
+// A distributed tensor: an at::Tensor of the global shape whose data lies on the ranks of a DeviceMesh as its
+// placements say. Every ATen function, autograd and optimizers work on it; see docs/design/dtensor.md.
+//
+//   at::Tensor w = distribute_tensor(full, mesh, {Shard(0)});     // COLLECTIVE over the mesh
+//   at::Tensor y = at::linear(x, w);                              // communicates where it must
+//   at::Tensor z = full_tensor(y);                                // COLLECTIVE over the mesh
+//
+// A DTensor is a plain handle (at::Tensor) with the usual reference semantics. It belongs to one rank.
+// Semantics of torch.distributed.tensor unless docs/design/ says otherwise. Errors are kShape.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/placement.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace tessera {
+
+bool is_dtensor(const at::TensorBase& tensor) noexcept;
+// Of a DTensor; Error kShape for a plain tensor.
+const MeshPtr& device_mesh(const at::TensorBase& tensor);
+const Placements& placements(const at::TensorBase& tensor);
+
+struct FromLocalOptions {
+  // The global shape and strides where they are not local x mesh size (uneven shards): both or neither.
+  std::optional<std::vector<int64_t>> shape;
+  std::optional<std::vector<int64_t>> stride;
+  bool run_check = false;  // COLLECTIVE over the mesh: compare shapes, dtypes, broadcast replicas
+};
+// Wraps this rank's part. No communication unless run_check. Differentiable.
+at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
+                      const FromLocalOptions& options = {});
+// This rank's part. Without grad mode the very tensor inside; with it a differentiable view. grad_placements says how
+// the gradient of the local part lies (default: as the tensor, Partial as Replicate).
+at::Tensor to_local(const at::Tensor& tensor, const std::optional<Placements>& grad_placements = std::nullopt);
+
+// Cuts a tensor into shards. src_data_rank: position, on each mesh dim, of the rank whose data counts (COLLECTIVE over
+// the mesh); nullopt: every rank cuts its own copy, no communication.
+at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placements& placements,
+                             std::optional<int> src_data_rank = 0);
+// COLLECTIVE over the mesh unless the placements agree. Differentiable. To Partial: Error kShape.
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements);
+// The whole tensor on every rank. COLLECTIVE over the mesh. Differentiable.
+at::Tensor full_tensor(const at::Tensor& tensor);
+
+// Size and offset of one rank's shard of a dim of n elements over k ranks (torch.chunk's rule; an empty shard has
+// offset n).
+struct LocalRange {
+  int64_t size;
+  int64_t offset;
+};
+LocalRange local_range(int64_t n, int64_t k, int64_t coordinate);
+// Shape and global offset of this rank's part. Partial and Replicate dims are whole. Not for StridedShard offsets.
+struct LocalBox {
+  std::vector<int64_t> shape;
+  std::vector<int64_t> offset;
+};
+LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements);
+
+// Text with global shape, placements, mesh and local values; no communication.
+std::string str(const at::Tensor& tensor);
+
+}  // namespace tessera

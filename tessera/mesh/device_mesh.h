@@ -1,0 +1,76 @@
+// An n-dimensional, named arrangement of ranks on one kind of device. Semantics of torch.distributed.DeviceMesh.
+//
+//   auto mesh = init_device_mesh(world, "cpu", {2, 4}, {"dp", "tp"});   // COLLECTIVE over all ranks
+//   auto dp = mesh->slice({"dp"});                                     // this rank's 1-d submesh
+//   comm::all_reduce(*mesh->group("dp"), tensor).wait();
+//
+// Immutable after creation and shared by shared_ptr (MeshPtr); belongs to one rank.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/world.h"
+
+namespace tessera {
+
+class DeviceMesh;
+using MeshPtr = std::shared_ptr<const DeviceMesh>;
+
+class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
+ public:
+  int64_t ndim() const { return static_cast<int64_t>(shape_.size()); }
+  const std::vector<int64_t>& shape() const { return shape_; }
+  int64_t size() const;                       // number of ranks
+  int64_t size(int64_t dim) const { return shape_.at(static_cast<size_t>(dim)); }
+  const std::vector<std::string>& dim_names() const { return dim_names_; }  // empty: unnamed
+  c10::DeviceType device_type() const { return device_type_; }
+  c10::Device device() const;                 // this rank's device: cpu, or cuda:local_rank
+  const std::vector<int>& ranks() const { return ranks_; }                  // global ranks, row-major
+  int rank() const;                           // this rank, global
+  // This rank's position on each dim; nullopt when it is not part of the mesh.
+  const std::optional<std::vector<int64_t>>& coordinate() const { return coordinate_; }
+  int64_t local_rank(int64_t dim) const;      // coordinate on one dim
+
+  int64_t dim_of(const std::string& name) const;                            // Error kShape names the valid ones
+  bool has_dim(const std::string& name) const;
+  const std::shared_ptr<comm::Group>& group(int64_t dim) const;             // the group along dim that holds this rank
+  const std::shared_ptr<comm::Group>& group(const std::string& name) const { return group(dim_of(name)); }
+  // The submesh over some dims (in mesh order) that holds this rank; groups are shared with this mesh.
+  MeshPtr slice(const std::vector<std::string>& names) const;
+  // All dims as one. COLLECTIVE over the mesh; cached by name at the root.
+  MeshPtr flatten(const std::string& name = "") const;
+  const std::shared_ptr<comm::World>& world() const { return world_; }
+
+  // "DeviceMesh((dp=2, tp=4), 'cpu')"
+  std::string to_string() const;
+  // Same ranks, shape, names and device. `hash()` agrees with it.
+  bool operator==(const DeviceMesh& other) const;
+  size_t hash() const { return hash_; }
+
+ private:
+  friend struct DeviceMeshBuilder;
+  DeviceMesh() = default;
+  std::shared_ptr<comm::World> world_;
+  c10::DeviceType device_type_ = c10::DeviceType::CPU;
+  std::vector<int64_t> shape_;
+  std::vector<std::string> dim_names_;
+  std::vector<int> ranks_;
+  std::optional<std::vector<int64_t>> coordinate_;
+  std::vector<std::shared_ptr<comm::Group>> groups_;
+  MeshPtr root_;
+  size_t hash_ = 0;
+};
+
+// Ranks 0..product-1 of the world in row-major order. COLLECTIVE over all ranks of the world. device_type: "cpu"
+// or "cuda". Errors kShape: device type with an index, names that are not unique or do not match the shape, mesh
+// larger than the world.
+MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                         const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names = {});
+
+}  // namespace tessera

@@ -1,0 +1,102 @@
+#include "tessera/nn/module.h"
+
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nn {
+namespace {
+
+std::string join(const std::string& prefix, const std::string& name) { return prefix.empty() ? name : prefix + "." + name; }
+
+void collect_modules(Module& module, const std::string& prefix, std::unordered_set<Module*>& seen,
+                     std::vector<std::pair<std::string, Module*>>& out) {
+  if (!seen.insert(&module).second) return;
+  out.emplace_back(prefix, &module);
+  for (const auto& [name, child] : module.named_children()) collect_modules(*child, join(prefix, name), seen, out);
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> out;
+  std::unordered_set<Module*> seen;
+  collect_modules(*this, "", seen, out);
+  return out;
+}
+
+std::vector<NamedParameter> Module::named_parameters(bool all) {
+  std::vector<NamedParameter> out;
+  std::unordered_set<const at::TensorImpl*> seen;
+  for (const auto& [prefix, module] : named_modules()) {
+    for (auto& slot : module->own_parameters()) {
+      if (!seen.insert(slot.parameter.unsafeGetTensorImpl()).second && !all) continue;
+      out.push_back({join(prefix, slot.name), &slot, module});
+    }
+  }
+  return out;
+}
+
+std::vector<at::Tensor> Module::parameters() {
+  std::vector<at::Tensor> out;
+  for (const auto& named : named_parameters()) out.push_back(named.slot->parameter);
+  return out;
+}
+
+void Module::set_parameter(ParameterSlot& slot, const at::Tensor& value) {
+  slot.parameter = value;
+  *slot.slot = value;
+}
+
+void Module::train(bool on) {
+  for (const auto& [name, module] : named_modules()) module->training_ = on;
+}
+
+void Module::zero_grad() {
+  for (const auto& named : named_parameters()) named.slot->parameter.mutable_grad().reset();
+}
+
+void Module::set_requires_grad(bool on) {
+  for (const auto& named : named_parameters()) named.slot->parameter.set_requires_grad(on);
+}
+
+int Module::register_forward_pre_hook(ForwardPreHook hook) {
+  pre_hooks_.emplace_back(next_hook_id_, std::move(hook));
+  return next_hook_id_++;
+}
+
+int Module::register_forward_hook(ForwardHook hook) {
+  post_hooks_.emplace_back(next_hook_id_, std::move(hook));
+  return next_hook_id_++;
+}
+
+void Module::remove_hook(int id) {
+  std::erase_if(pre_hooks_, [id](const auto& hook) { return hook.first == id; });
+  std::erase_if(post_hooks_, [id](const auto& hook) { return hook.first == id; });
+}
+
+at::Tensor Module::register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay) {
+  for (const auto& own : parameters_) {
+    TESSERA_CHECK(own.name != name, ErrorKind::kInternal, "[nn.module] parameter '{}' is registered twice", name);
+  }
+  value.set_requires_grad(true);
+  parameters_.push_back({std::move(name), &slot, value, decay});
+  slot = value;
+  return value;
+}
+
+at::Tensor Module::register_buffer(std::string name, at::Tensor& slot, at::Tensor value, bool persistent) {
+  buffers_.push_back({std::move(name), &slot, persistent});
+  slot = value;
+  return value;
+}
+
+void Module::run_pre_hooks(TensorRefs& inputs) {
+  for (size_t i = 0; i < pre_hooks_.size(); ++i) pre_hooks_[i].second(*this, inputs);
+}
+
+void Module::run_post_hooks(TensorRefs& outputs) {
+  for (size_t i = 0; i < post_hooks_.size(); ++i) post_hooks_[i].second(*this, outputs);
+}
+
+}  // namespace tessera::nn

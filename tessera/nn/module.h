@@ -1,0 +1,137 @@
+// The base of all layers and models: named parameters, buffers, children, and hooks around the call.
+//
+//   struct Linear : nn::Callable<Linear> {
+//     at::Tensor weight;
+//     Linear(int64_t in, int64_t out) { weight = register_parameter("weight", weight, at::empty({out, in})); }
+//     at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight); }
+//   };
+//   auto y = linear(x);                      // pre-hooks, forward, post-hooks
+//
+// A parameter is a plain at::Tensor member registered by address. Its slot holds what forward reads; parallel/ swaps
+// that for the unsharded tensor while parameters() goes on showing the sharded DTensor, so optimizers keep their
+// identities. Modules are neither copied nor moved; children are held by shared_ptr. A module belongs to one rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace tessera::nn {
+
+class Module;
+
+struct ParameterSlot {
+  std::string name;
+  at::Tensor* slot = nullptr;  // the member that forward reads
+  at::Tensor parameter;        // what parameters() shows and the optimizer updates
+  bool decay = true;           // false: no weight decay by default (norms, biases)
+};
+
+struct BufferSlot {
+  std::string name;
+  at::Tensor* slot = nullptr;
+  bool persistent = false;  // part of the state dict
+};
+
+struct NamedParameter {
+  std::string name;  // dotted path from the module asked
+  ParameterSlot* slot;
+  Module* owner;
+};
+
+// Hooks see every tensor among the arguments (or results) of a call and may replace it.
+using TensorRefs = std::vector<at::Tensor*>;
+using ForwardPreHook = std::function<void(Module&, TensorRefs& inputs)>;
+using ForwardHook = std::function<void(Module&, TensorRefs& outputs)>;
+
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  // Each parameter once, in registration order, own before children's; a parameter that two modules share (tied
+  // weights: both slots show the same tensor) is listed at its first place only, unless all is set.
+  std::vector<NamedParameter> named_parameters(bool all = false);
+  std::vector<at::Tensor> parameters();
+  // This module as "" first, then children depth-first; a shared child once.
+  std::vector<std::pair<std::string, Module*>> named_modules();
+  const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& named_children() const { return children_; }
+  std::vector<ParameterSlot>& own_parameters() { return parameters_; }
+  std::vector<BufferSlot>& own_buffers() { return buffers_; }
+
+  // Replaces a parameter for good: slot and parameters() both show `value`.
+  static void set_parameter(ParameterSlot& slot, const at::Tensor& value);
+
+  void train(bool on = true);
+  bool training() const { return training_; }
+  void zero_grad();                              // gradients become undefined
+  void set_requires_grad(bool on);
+
+  // Run in the order of registration, outside forward; removed by the id that register returns.
+  int register_forward_pre_hook(ForwardPreHook hook);
+  int register_forward_hook(ForwardHook hook);
+  void remove_hook(int id);
+  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
+
+ protected:
+  at::Tensor register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay = true);
+  at::Tensor register_buffer(std::string name, at::Tensor& slot, at::Tensor value, bool persistent = false);
+  template <class M>
+  std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> child) {
+    children_.emplace_back(std::move(name), child);
+    return child;
+  }
+
+  void run_pre_hooks(TensorRefs& inputs);
+  void run_post_hooks(TensorRefs& outputs);
+
+ private:
+  std::vector<ParameterSlot> parameters_;
+  std::vector<BufferSlot> buffers_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  std::vector<std::pair<int, ForwardPreHook>> pre_hooks_;
+  std::vector<std::pair<int, ForwardHook>> post_hooks_;
+  int next_hook_id_ = 1;
+  bool training_ = true;
+};
+
+// Collects the tensors in a value: a tensor, or a struct with `void visit_tensors(F)` that hands over each member.
+template <class T>
+void collect_tensors(T& value, TensorRefs& out) {
+  if constexpr (std::is_same_v<std::remove_const_t<T>, at::Tensor>) {
+    out.push_back(const_cast<at::Tensor*>(&value));
+  } else if constexpr (requires { value.visit_tensors([](at::Tensor&) {}); }) {
+    value.visit_tensors([&out](at::Tensor& tensor) { out.push_back(&tensor); });
+  }
+}
+
+// Gives a module its call operator: hooks around Self::forward. Arguments are copied (handles, not data) before the
+// hooks see them, so a caller's tensors are never replaced. Without hooks it is a direct call.
+template <class Self>
+class Callable : public Module {
+ public:
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    auto& self = static_cast<Self&>(*this);
+    if (!has_hooks()) return self.forward(std::forward<Args>(args)...);
+    std::tuple<std::decay_t<Args>...> copies(std::forward<Args>(args)...);
+    TensorRefs inputs;
+    std::apply([&](auto&... each) { (collect_tensors(each, inputs), ...); }, copies);
+    run_pre_hooks(inputs);
+    auto result = std::apply([&](auto&... each) { return self.forward(each...); }, copies);
+    TensorRefs outputs;
+    collect_tensors(result, outputs);
+    run_post_hooks(outputs);
+    return result;
+  }
+};
+
+}  // namespace tessera::nn

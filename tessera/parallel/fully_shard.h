@@ -1,0 +1,66 @@
+// Fully sharded data parallelism, FSDP2 style: parameters are DTensors sharded on dim 0; each group of them is
+// gathered for its forward and backward, and its gradients are reduce-scattered.
+//
+//   for (auto& layer : model->layers) fully_shard(*layer, {.mesh = dp});
+//   fully_shard(*model, {.mesh = dp});                    // the root: what is left (embeddings, final norm, head)
+//   auto loss = (*model)(batch);                          // COLLECTIVE over the mesh
+//   loss.backward();                                      // COLLECTIVE over the mesh; gradients are DTensors
+//
+// Apply bottom-up. Semantics of torch.distributed.fsdp.fully_shard. The module keeps its sharding state; it belongs to
+// one rank.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/nn/module.h"
+
+namespace tessera {
+
+struct MixedPrecisionPolicy {
+  std::optional<c10::ScalarType> param_dtype;   // gather and compute in it; none: as stored
+  std::optional<c10::ScalarType> reduce_dtype;  // reduce gradients in it; none: as the gradient
+  std::optional<c10::ScalarType> output_dtype;  // cast floating outputs of forward
+  bool cast_forward_inputs = true;
+};
+
+struct FullyShardOptions {
+  MeshPtr mesh;                               // 1-d (shard), or 2-d (replicate, shard) with names
+  std::optional<bool> reshard_after_forward;  // default: true, but false for the root
+  MixedPrecisionPolicy mp_policy;
+};
+
+// Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be on the meta
+// device: then their shards are too, until materialised (to_empty and load, or init). No communication.
+// Errors kShape: mesh of other than 1 or 2 dims, scalar or non-contiguous parameters, a module sharded twice.
+void fully_shard(nn::Module& module, const FullyShardOptions& options);
+
+// Switches of one module and, when recurse is set, all sharded modules below it.
+// false: gradients accumulate unsharded and are reduced by the next backward with true.
+void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse = true);
+void set_reshard_after_forward(nn::Module& module, bool on, bool recurse = true);
+// Gathers or frees by hand; unshard is COLLECTIVE over the mesh.
+void unshard(nn::Module& module);
+void reshard(nn::Module& module);
+// Divides gradients by `factor` instead of the data-parallel size (1: sums them), recursively.
+void set_gradient_divide_factor(nn::Module& module, double factor);
+// Turns prefetch (gather of the next group while this one computes) on or off; default: on when there are at least as
+// many cores as ranks on this host.
+void set_prefetch(nn::Module& module, bool on);
+
+struct FsdpStats {
+  int64_t all_gathers = 0;
+  int64_t reduce_scatters = 0;
+  int64_t unsharded_groups = 0;       // now
+  int64_t peak_unsharded_groups = 0;  // since reset
+  int64_t unsharded_bytes = 0;
+};
+FsdpStats fsdp_stats(nn::Module& root);
+void reset_fsdp_stats(nn::Module& root);
+
+}  // namespace tessera
