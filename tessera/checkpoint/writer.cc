@@ -67,11 +67,19 @@ Share take_share(const NamedTensors& tensors, int rank) {
 
 std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
 
+void write_tensors(const std::filesystem::path& path, const NamedTensors& tensors) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
+  SafetensorsWriter writer(path, std::move(specs));
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
+  writer.finish();
+}
+
 // Writes this rank's file into the staged folder and returns what the manifest needs to know of it, or {"error": ...}.
 nlohmann::json write_share(const Share& share, const std::filesystem::path& staged, int rank, int size) {
   const auto name = fmt::format("rank-{:05}-of-{:05}.safetensors", rank, size);
   try {
-    write_safetensors(staged / name, share.tensors);
+    write_tensors(staged / name, share.tensors);
     nlohmann::json tensors = nlohmann::json::array();
     for (size_t i = 0; i < share.tensors.size(); ++i) {
       tensors.push_back({{"name", share.tensors[i].first},
