@@ -19,6 +19,11 @@ function(tessera_torch_pch target)
   endif()
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_torch>)
   target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")  # CMake would say -fPIE, which does not fit a header compiled with -fPIC
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
 endfunction()
 
 # tessera_layer(NAME [PLAIN]): the library of tessera/NAME. PLAIN layers do not see libtorch.
