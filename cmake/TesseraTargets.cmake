@@ -19,6 +19,11 @@ function(tessera_torch_pch target)
   endif()
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_torch>)
   target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")  # CMake would say -fPIE, which does not fit a header compiled with -fPIC
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${target} PRIVATE -fPIC)
+  endif()
 endfunction()
 
 # tessera_layer(NAME [PLAIN]): the library of tessera/NAME. PLAIN layers do not see libtorch.
@@ -50,6 +55,9 @@ function(tessera_layer name)
     target_link_libraries(tessera_${name} PUBLIC tessera_torch
       PRIVATE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> yaml-cpp PkgConfig::XXHASH)
     tessera_torch_pch(tessera_${name})
+  endif()
+  if(name STREQUAL "base")
+    target_compile_definitions(tessera_base PRIVATE TESSERA_VERSION="${PROJECT_VERSION}")
   endif()
   if(name STREQUAL "cli")
     target_include_directories(tessera_cli SYSTEM PRIVATE ${CLI11_INCLUDE})
