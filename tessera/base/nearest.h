@@ -1,0 +1,20 @@
+// The word somebody meant: for "did you mean" in error messages.
+//
+//   nearest("max_new_token", {"max_new_tokens", "seed"})   // "max_new_tokens"
+//
+// Pure, thread-safe. Words are cut at 64 bytes, so that hostile input costs little.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace tessera {
+
+// Insertions, deletions, substitutions and swaps of neighbours (optimal string alignment) from a to b.
+size_t edit_distance(std::string_view a, std::string_view b);
+
+// The candidate with the smallest distance, the first of equals; empty only when there are no candidates.
+std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
+
+}  // namespace tessera

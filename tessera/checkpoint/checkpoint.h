@@ -1,0 +1,86 @@
+// Checkpoints of a training run: any named tensors (DTensors or plain) and a JSON of everything else.
+//
+//   CheckpointWriter writer({.folder = run / "checkpoints", .world = world, .keep_last = 2});
+//   writer.save(step, {{"model.norm.weight", norm}, ...}, {{"data", loader.state()}});   // COLLECTIVE over the world
+//   writer.finish();                                                                     // COLLECTIVE over the world
+//   if (auto checkpoint = Checkpoint::latest(run / "checkpoints")) checkpoint->load({{"model.norm.weight", norm}, ...});
+//
+// A checkpoint is a folder step-XXXXXXXX holding one safetensors file a rank and manifest.json, which says what box of
+// which tensor lies where, with an XXH3 hash of each file (docs/format/checkpoint.md). It is written under another
+// name, synced and renamed; LATEST is replaced last. What is published is never half-written, and an older checkpoint
+// goes only after a newer one is there. Loading takes any world size and any placements of Shard and Replicate.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/comm/world.h"
+
+namespace tessera {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+struct CheckpointOptions {
+  std::filesystem::path folder;        // made when it is not there
+  std::shared_ptr<comm::World> world;
+  int64_t keep_last = 2;               // how many newest checkpoints stay; 0: all
+  int64_t keep_best = 1;               // and how many with the lowest validation loss
+  bool async = true;                   // write in a thread while training goes on
+};
+
+class CheckpointWriter {
+ public:
+  explicit CheckpointWriter(CheckpointOptions options);
+  ~CheckpointWriter();  // waits for this rank's own writing; errors are logged
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // Takes a copy of this rank's parts of `tensors` (the same names in the same order on all ranks; replicas are written
+  // once) and starts writing. A save still under way is finished first. Returns when written unless async.
+  // `validation_loss` ranks the checkpoint for keep_best. COLLECTIVE over the world.
+  // Error kIo when this or the previous save failed on any rank; nothing of the failed one stays.
+  void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
+            std::optional<double> validation_loss = std::nullopt);
+  // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.
+  void finish();
+  // Whether the save under way has failed, as far as this rank knows. No communication beyond the store.
+  bool failed() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+class Checkpoint {
+ public:
+  // The one that LATEST names, or nullopt when there is none. Error kFormat when it is damaged.
+  static std::optional<Checkpoint> latest(const std::filesystem::path& folder);
+  // The folder of one checkpoint. Reads and checks manifest.json and the sizes of the files.
+  static Checkpoint open(const std::filesystem::path& checkpoint);
+  ~Checkpoint();
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+
+  const std::filesystem::path& path() const;
+  int64_t step() const;
+  const nlohmann::json& extra() const;
+  // Fills the tensors in place, each rank reading only what its parts need. All problems (missing tensors, other shapes
+  // or dtypes) are found before anything is changed: Error kShape. No communication.
+  void load(const NamedTensors& tensors) const;
+  // Compares every file with its hash; Error kFormat names the first that differs.
+  void verify() const;
+
+ private:
+  struct Impl;
+  explicit Checkpoint(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,116 @@
+#include <fmt/ranges.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/formats/safetensors.h"
+
+namespace tessera {
+
+struct Checkpoint::Impl {
+  std::filesystem::path path;
+  Manifest manifest;
+};
+
+Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpoint::~Checkpoint() = default;
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+
+const std::filesystem::path& Checkpoint::path() const { return impl_->path; }
+int64_t Checkpoint::step() const { return impl_->manifest.step; }
+const nlohmann::json& Checkpoint::extra() const { return impl_->manifest.extra; }
+
+std::optional<Checkpoint> Checkpoint::latest(const std::filesystem::path& folder) {
+  const auto pointer = folder / "LATEST";
+  if (!std::filesystem::exists(pointer)) return std::nullopt;
+  std::string name = read_file(pointer, 4096);
+  while (!name.empty() && name.back() == '\n') name.pop_back();
+  TESSERA_CHECK(name.starts_with("step-") && name.find('/') == std::string::npos, ErrorKind::kFormat,
+                "[checkpoint.load] {}: names '{}', expected step-XXXXXXXX", pointer.string(), name);
+  return open(folder / name);
+}
+
+Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
+  auto impl = std::make_unique<Impl>();
+  impl->path = checkpoint;
+  const auto path = checkpoint / "manifest.json";
+  impl->manifest = Manifest::parse(read_file(path), path);
+  for (const auto& file : impl->manifest.files) {
+    std::error_code failed;
+    const auto found = std::filesystem::file_size(checkpoint / file.name, failed);
+    TESSERA_CHECK(!failed && found == file.size_bytes, ErrorKind::kFormat,
+                  "[checkpoint.load] {}: found {} bytes, manifest.json says {}. The checkpoint is damaged; take an older one.",
+                  (checkpoint / file.name).string(), failed ? 0 : found, file.size_bytes);
+  }
+  return Checkpoint(std::move(impl));
+}
+
+void Checkpoint::verify() const {
+  for (const auto& file : impl_->manifest.files) {
+    const auto found = hash_file(impl_->path / file.name);
+    TESSERA_CHECK(found == file.xxh3, ErrorKind::kFormat,
+                  "[checkpoint.verify] {}: hash is {:016x}, manifest.json says {:016x}. The file changed after it was written.",
+                  (impl_->path / file.name).string(), found, file.xxh3);
+  }
+}
+
+namespace {
+
+// The local tensor and its place in the global one.
+struct Target {
+  at::Tensor local;
+  LocalBox box;
+};
+
+Target target_of(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return {tensor, {tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0)}};
+  return {to_local(tensor), local_box(tensor.sizes().vec(), *device_mesh(tensor), placements(tensor))};
+}
+
+// Copies the intersection of one stored part with the target's box.
+void copy_part(const Target& target, const std::string& name, const ManifestPart& part, const SafetensorsFile& file) {
+  std::vector<IndexRange> source(part.shape.size());
+  at::Tensor into = target.local;
+  for (size_t d = 0; d < part.shape.size(); ++d) {
+    const int64_t begin = std::max(part.offset[d], target.box.offset[d]);
+    const int64_t end = std::min(part.offset[d] + part.shape[d], target.box.offset[d] + target.box.shape[d]);
+    if (begin >= end) return;
+    source[d] = {begin - part.offset[d], end - part.offset[d]};
+    into = into.narrow(static_cast<int64_t>(d), begin - target.box.offset[d], end - begin);
+  }
+  into.copy_(file.read_slice(name, source));
+}
+
+}  // namespace
+
+void Checkpoint::load(const NamedTensors& tensors) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : tensors) {
+    const auto found = impl_->manifest.tensors.find(name);
+    TESSERA_CHECK(found != impl_->manifest.tensors.end(), ErrorKind::kShape,
+                  "[checkpoint.load] {}: not in {}. Resume with the recipe that wrote it.", name, impl_->path.string());
+    TESSERA_CHECK(at::IntArrayRef(found->second.shape) == tensor.sizes() && found->second.dtype == tensor.scalar_type(),
+                  ErrorKind::kShape, "[checkpoint.load] {}: saved {} [{}], the run wants {} [{}]. Resume with the recipe that wrote it.",
+                  name, c10::toString(found->second.dtype), fmt::join(found->second.shape, ", "),
+                  c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+  }
+  std::vector<std::shared_ptr<const SafetensorsFile>> files(impl_->manifest.files.size());
+  for (const auto& [name, tensor] : tensors) {
+    const auto target = target_of(tensor);
+    for (const auto& part : impl_->manifest.tensors.at(name).parts) {
+      auto& file = files[part.file];
+      if (!file) file = SafetensorsFile::open(impl_->path / impl_->manifest.files[part.file].name);
+      TESSERA_CHECK(file->contains(name) && file->entry(name).shape == part.shape, ErrorKind::kFormat,
+                    "[checkpoint.load] {}: {} differs from manifest.json. The checkpoint is damaged; take an older one.",
+                    file->path().string(), name);
+      copy_part(target, name, part, *file);
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,100 @@
+#include "tessera/cli/flags.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/nearest.h"
+
+namespace tessera::cli {
+namespace {
+
+void collect_flags(const CLI::App& app, std::vector<std::string>& names) {
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const auto* inner : app.get_subcommands(nullptr)) {
+    collect_flags(*inner, names);
+    names.push_back(inner->get_name());
+  }
+}
+
+// The flag or word that CLI11 did not know, with its nearest relative.
+std::string unknown_word_message(const CLI::App& app, const std::vector<std::string>& words) {
+  std::vector<std::string> names;
+  collect_flags(app, names);
+  std::string word = words.front();
+  word = word.substr(0, word.find('='));
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  const bool flag = word.rfind("-", 0) == 0;
+  std::string message = fmt::format("unknown {} '{}'", flag ? "flag" : "argument", word);
+  const std::string_view closest = nearest(word, views);
+  if (edit_distance(word, closest) <= std::max<size_t>(2, word.size() / 3)) {
+    message += fmt::format(". Did you mean '{}'?", closest);
+  }
+  return message;
+}
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+}  // namespace
+
+std::shared_ptr<CLI::App> make_app(const std::string& verb) {
+  const Verb* entry = find_verb(verb);
+  TESSERA_CHECK(entry, ErrorKind::kInternal, "[cli] no verb '{}' in the table", verb);
+  auto app = std::make_shared<CLI::App>(entry->help, "tessera " + verb);
+  app->set_help_flag("-h,--help", "Print this help");
+  app->add_option_function<std::string>(
+         "--log-level", [](const std::string& name) { set_log_level(parse_log_level(name)); },
+         "debug, info, warning, error or off")
+      ->type_name("LEVEL")
+      ->default_str("info");
+  app->get_formatter()->column_width(34);
+  return app;
+}
+
+std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
+  std::vector<std::string> reversed(args.rbegin(), args.rend());  // CLI11 takes them last first
+  try {
+    app.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    const CLI::App* innermost = &app;
+    while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
+    std::fputs(innermost->help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::ExtrasError&) {
+    raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(),
+          unknown_word_message(app, app.remaining(true)), app.get_name());
+  } catch (const CLI::ParseError& error) {
+    raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), one_line(error.what()), app.get_name());
+  }
+  return std::nullopt;
+}
+
+int not_available(const std::string& verb, VerbArguments args) {
+  auto app = make_app(verb);
+  app->footer("This verb is not available in this version.");
+  app->allow_extras();
+  if (const auto code = parse_flags(*app, args)) return *code;
+  raise(ErrorKind::kConfig, "[tessera {}] not available in this version ('tessera --version'). See 'tessera --help'.",
+        verb);
+}
+
+bool stderr_has_colour() {
+  const char* no_colour = std::getenv("NO_COLOR");
+  const char* terminal = std::getenv("TERM");
+  return ::isatty(STDERR_FILENO) == 1 && !(no_colour && *no_colour) &&
+         !(terminal && std::string_view(terminal) == "dumb");
+}
+
+}  // namespace tessera::cli

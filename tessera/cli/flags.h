@@ -1,0 +1,36 @@
+// Flags that every verb has, on top of CLI11. Only sources include <CLI/CLI.hpp> (5 s to compile).
+//
+//   auto app = make_app("generate");
+//   app->add_option("--model", dir, "Hugging Face folder")->required();
+//   if (const auto code = parse_flags(*app, args)) return *code;
+//
+// Not thread-safe: parsing sets the process's log level.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/cli/verbs.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::cli {
+
+// An App for `tessera VERB` with the verb's line of the table as description, --help and --log-level.
+std::shared_ptr<CLI::App> make_app(const std::string& verb);
+
+// Fills the variables bound to `app`. A value means: return it at once (0 after --help was printed on stdout).
+// Error kConfig names a wrong flag, the nearest flag and the verb's --help.
+std::optional<int> parse_flags(CLI::App& app, VerbArguments args);
+
+// What a verb that is not built yet does: prints its --help, else Error kConfig "not available in this version".
+int not_available(const std::string& verb, VerbArguments args);
+
+// Whether colours and progress bars may be written to stderr: it is a terminal, NO_COLOR is unset or empty
+// (https://no-color.org) and TERM is not "dumb".
+bool stderr_has_colour();
+
+}  // namespace tessera::cli

@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+#include "tessera/base/version.h"
+#include "tessera/cli/verbs.h"
+
+namespace tessera::cli {
+namespace {
+
+void print_help(std::FILE* to) {
+  std::string text =
+      "Trains and fine-tunes Hugging Face language models across processes.\n\n"
+      "Usage: tessera VERB [FLAGS]\n";
+  std::string_view group;
+  for (const auto& verb : verbs()) {
+    if (group != verb.group) text += fmt::format("\n{}:\n", group = verb.group);
+    text += fmt::format("  {:<10} {}\n", verb.name, verb.help);
+  }
+  text +=
+      "\nEvery verb:\n"
+      "  --help              what it does, its flags\n"
+      "  --log-level LEVEL   debug, info (default), warning, error or off\n"
+      "  --nproc N           local ranks to start, on verbs that run a model\n"
+      "\n"
+      "Results go to stdout, logs and progress to stderr; NO_COLOR is honoured. Under torchrun, srun or mpirun a\n"
+      "verb joins that world instead of starting ranks.\n"
+      "Exit codes: 0 ok, 1 run failed, 2 usage or recipe, 3 data or format, 4 communication or timeout,\n"
+      "5 out of memory, 128+n signal n.\n"
+      "\n"
+      "First steps:\n"
+      "  tessera doctor                                                what this machine can do\n"
+      "  tessera train recipes/smollm2-dialogues.yaml --nproc 2        fine-tune over two processes\n"
+      "  tessera generate --model DIR --prompt 'Once upon a time'      try a model\n";
+  std::fputs(text.c_str(), to);
+}
+
+// One line, also from libtorch's exceptions, whose what() carries a backtrace.
+void print_error(std::string_view message) {
+  const std::string line = fmt::format("tessera: error: {}\n", message.substr(0, message.find('\n')));
+  std::fputs(line.c_str(), stderr);
+}
+
+int run_verb(VerbArguments args) {
+  if (args.empty()) {
+    print_help(stderr);
+    return 2;
+  }
+  const std::string& name = args.front();
+  if (name == "--help" || name == "-h" || name == "help") {
+    print_help(stdout);
+    return 0;
+  }
+  if (name == "--version") {
+    std::printf("tessera %s\n", version());
+    return 0;
+  }
+  const Verb* verb = find_verb(name);
+  if (!verb) {
+    std::vector<std::string_view> names;
+    for (const auto& known : verbs()) names.push_back(known.name);
+    raise(ErrorKind::kConfig, "[tessera] unknown verb '{}'. Did you mean '{}'? See 'tessera --help'.", name,
+          nearest(name, names));
+  }
+  return verb->run(args.subspan(1));
+}
+
+}  // namespace
+
+int run_program(VerbArguments args) noexcept {
+  int code = 1;
+  try {
+    code = run_verb(args);
+    // A result that did not reach its reader is a failure (full disk).
+    TESSERA_CHECK(std::fflush(stdout) == 0 && !std::ferror(stdout), ErrorKind::kIo,
+                  "[tessera] standard output: cannot be written. Is the disk full?");
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    print_error(error.what());
+    code = exit_code_for(error);
+  } catch (...) {
+    print_error("[tessera] an unknown kind of exception. This is a defect of tessera.");
+  }
+  return code;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,49 @@
+// The verbs of the program: one table, one function and one file a verb.
+//
+//   int run_doctor(std::span<const std::string> args) {           // tessera/cli/doctor.cc
+//     auto app = make_app("doctor");                              // flags.h: --help and --log-level are in it
+//     bool json = false;
+//     app->add_flag("--json", json, "One JSON object instead of lines");
+//     if (const auto code = parse_flags(*app, args)) return *code;  // --help was asked for and printed
+//     ...
+//     return 0;
+//   }
+//
+// A verb returns the exit code of the program or throws; main() turns exceptions into one line on stderr and
+// their exit code. Results go to stdout, logs and progress to stderr. `args` excludes the program and the verb.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace tessera::cli {
+
+using VerbArguments = std::span<const std::string>;
+
+struct Verb {
+  const char* name;
+  const char* group;  // the heading it stands under in `tessera --help`
+  const char* help;   // one line
+  int (*run)(VerbArguments args);
+};
+
+// In the order of `tessera --help`.
+std::span<const Verb> verbs();
+// Null when there is no verb of that name.
+const Verb* find_verb(std::string_view name);
+
+// The whole program behind main(): `args` excludes the program's name. Never throws; returns the exit code.
+int run_program(VerbArguments args) noexcept;
+
+int run_train(VerbArguments args);
+int run_generate(VerbArguments args);
+int run_score(VerbArguments args);
+int run_ckpt(VerbArguments args);
+int run_plan(VerbArguments args);
+int run_launch(VerbArguments args);
+int run_trace(VerbArguments args);
+int run_tokenize(VerbArguments args);
+int run_doctor(VerbArguments args);
+
+}  // namespace tessera::cli

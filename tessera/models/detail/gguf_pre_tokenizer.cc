@@ -1,0 +1,41 @@
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/models/detail/gguf_tokenizer.h"
+
+namespace tessera::detail {
+
+const std::vector<PreTokenizerKind>& pre_tokenizer_kinds() {
+  static const std::vector<PreTokenizerKind> kinds = {
+      {.gguf_names = {"smollm", "starcoder", "refact"}, .split_regex = {}, .digits = true, .byte_level_regex = true},
+      {.gguf_names = {"llama-bpe", "llama3", "llama-v3"},
+       .split_regex = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+                      R"(\s*[\r\n]+|\s+(?!\S)|\s+)",
+       .ignore_merges = true,
+       .add_bos = true},
+      {.gguf_names = {"qwen2", "deepseek-r1-qwen"},
+       .split_regex = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+                      R"(\s*[\r\n]+|\s+(?!\S)|\s+)",
+       .nfc = true},
+      {.gguf_names = {"gpt-2", "default"}, .split_regex = {}, .byte_level_regex = true},
+  };
+  return kinds;
+}
+
+std::string json_text(const nlohmann::ordered_json& json, const std::string& where, int indent) {
+  try {
+    return json.dump(indent) + "\n";
+  } catch (const nlohmann::json::exception& error) {
+    raise(ErrorKind::kFormat, "[gguf] {}: a string cannot be written as JSON: {}", where, error.what());
+  }
+}
+
+nlohmann::json read_json_object(const std::filesystem::path& path) {
+  constexpr size_t kMaxBytes = size_t{256} << 20;
+  auto json = nlohmann::json::parse(read_file(path, kMaxBytes), nullptr, false);
+  TESSERA_CHECK(json.is_object(), ErrorKind::kFormat, "[gguf] {}: is no JSON object", path.string());
+  return json;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,46 @@
+// The tokenizer inside a GGUF file as Hugging Face files, and back.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+class GgufFile;
+class GgufWriter;
+}  // namespace tessera
+
+namespace tessera::detail {
+
+// Token types as GGUF numbers them.
+enum GgufTokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
+
+// How one family of byte-level tokenizers cuts text before the merges.
+struct PreTokenizerKind {
+  std::vector<std::string_view> gguf_names;  // tokenizer.ggml.pre; the first is the one we write
+  std::string_view split_regex;              // empty: none
+  bool digits = false;                       // each digit alone
+  bool byte_level_regex = false;             // the GPT-2 expression inside the ByteLevel step
+  bool nfc = false;
+  bool ignore_merges = false;
+  bool add_bos = false;  // llama.cpp's default where the file does not say
+};
+const std::vector<PreTokenizerKind>& pre_tokenizer_kinds();
+
+// tokenizer.json, tokenizer_config.json and special_tokens_map.json into a folder. Error kFormat for a tokenizer that
+// contradicts itself or has more tokens than vocab rows, kConfig for a kind that is not converted.
+void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& dir, int64_t vocab, int64_t context);
+
+// The tokenizer.* keys from a Hugging Face folder, filled up to vocab tokens.
+void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, GgufWriter& writer);
+
+// JSON text for a file; Error kFormat when a string is no UTF-8.
+std::string json_text(const nlohmann::ordered_json& json, const std::string& where, int indent);
+// An object from a JSON file, Error kFormat otherwise.
+nlohmann::json read_json_object(const std::filesystem::path& path);
+
+}  // namespace tessera::detail

@@ -1,0 +1,68 @@
+// One optimizer step of a causal language model over the micro-batches of all ranks.
+//
+//   TrainStep step(model, optimizer, world->group(), {.max_grad_norm = 1.0});
+//   StepResult result = step.run(micro_batches, lr);          // COLLECTIVE over the group
+//
+// The loss of a step is the sum over the label tokens of the global batch divided by their number, whatever the ranks
+// and micro-batches; gradients are of that loss. Belongs to one rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/comm/group.h"
+#include "tessera/data/batch.h"
+
+namespace tessera {
+
+namespace models {
+class CausalLM;
+}
+namespace optim {
+class Optimizer;
+}
+
+namespace train {
+
+struct StepOptions {
+  double max_grad_norm = 1.0;    // 0: gradients are not clipped
+  bool skip_nonfinite = false;   // a step whose loss or norm is not finite: true leaves it out, false is an error
+};
+
+struct StepResult {
+  double loss = 0;
+  double grad_norm = 0;          // before clipping
+  int64_t label_tokens = 0;      // of the global batch
+  int64_t tokens = 0;            // of the global batch, padding left out
+  int64_t memory_bytes = 0;      // the largest resident set of a rank
+  bool skipped = false;
+  bool stop_requested = false;   // some rank was asked to stop
+};
+
+class TrainStep {
+ public:
+  // `group`: the ranks that share the global batch.
+  TrainStep(models::CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
+  // `micro_batches`: this rank's part, as many on every rank. `stop`: this rank was asked to stop. COLLECTIVE over the
+  // group. Error kInternal when the loss is not finite and such steps are not skipped; the model is then unchanged.
+  StepResult run(const std::vector<data::Batch>& micro_batches, double lr, bool stop = false);
+
+ private:
+  models::CausalLM& model_;
+  optim::Optimizer& optimizer_;
+  std::shared_ptr<comm::Group> group_;
+  StepOptions options_;
+};
+
+// Mean loss over the label tokens of all rows of `batches`; each rank passes its own, as many on every rank.
+// No gradients. COLLECTIVE over the group.
+double validation_loss(models::CausalLM& model, const std::shared_ptr<comm::Group>& group,
+                       const std::vector<data::Batch>& batches);
+
+// The resident set of this process in bytes, now and at its largest.
+int64_t resident_bytes();
+int64_t peak_resident_bytes();
+
+}  // namespace train
+}  // namespace tessera

@@ -1,0 +1,53 @@
+"""Trains a Hugging Face model in plain PyTorch on the batches that Tessera trained on, and prints one JSON object a step.
+
+    plain_training.py MODEL_DIR BATCHES.safetensors OPTIONS.json
+
+BATCHES holds tokens, labels, positions and document_ids, each [steps, rows, T]; labels are aligned with tokens' next
+token and -100 where there is none. OPTIONS: lr (a list, one a step), betas, eps, weight_decay, max_grad_norm. The loss of a step is the
+sum over label tokens divided by their number; norms and biases do not decay.
+"""
+
+import json
+import sys
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+
+def block_causal_mask(document_ids):
+    same = document_ids[:, :, None] == document_ids[:, None, :]
+    causal = torch.ones(same.shape[-2:], dtype=torch.bool).tril()
+    allowed = (same & causal)[:, None]
+    return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+
+
+def main():
+    model_dir, batches_path, options_path = sys.argv[1:]
+    options = json.load(open(options_path))
+    batches = load_file(batches_path)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+    model.train()
+    decayed = [p for n, p in model.named_parameters() if p.ndim >= 2]
+    others = [p for n, p in model.named_parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": options["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        lr=options["lr"][0], betas=tuple(options["betas"]), eps=options["eps"])
+    for step, lr in enumerate(options["lr"]):
+        tokens, labels = batches["tokens"][step], batches["labels"][step]
+        logits = model(input_ids=tokens, position_ids=batches["positions"][step],
+                       attention_mask=block_causal_mask(batches["document_ids"][step]), use_cache=False).logits
+        count = (labels != -100).sum()
+        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100,
+                                                 reduction="sum") / count
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options["max_grad_norm"])
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        print(json.dumps({"step": step + 1, "loss": loss.item(), "grad_norm": norm.item()}), flush=True)
+
+
+main()
