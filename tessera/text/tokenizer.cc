@@ -53,9 +53,9 @@ void make_valid(std::string_view text, bool track, AlignedText& out) {
 }  // namespace
 
 struct Tokenizer::State {
-  explicit State(TokenizerFile file)
-      : root(file.root()),
-        normalizer(Normalizer::from_json(optional_member(root, "normalizer"))),
+  explicit State(TokenizerFile file) : State(file, file.root()) {}
+  State(TokenizerFile& file, const JsonNode& root)
+      : normalizer(Normalizer::from_json(optional_member(root, "normalizer"))),
         pre_tokenizer(PreTokenizer::from_json(optional_member(root, "pre_tokenizer"))),
         post_processor(PostProcessor::from_json(optional_member(root, "post_processor"))),
         decoder(Decoder::from_json(optional_member(root, "decoder"))),
@@ -72,7 +72,6 @@ struct Tokenizer::State {
   std::optional<TokenId> find(std::string_view token) const;
   std::optional<TokenId> token_from_config(const JsonNode& config, const char* key) const;
 
-  JsonNode root;  // valid only while the constructor runs
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
   PostProcessor post_processor;
