@@ -26,7 +26,7 @@ class UnicodeForm : public NormalizerStep {
     AlignedText& out = scratch.other;
     out.clear();
     out.tracked = text.tracked;
-    std::vector<utf8proc_int32_t> codes;
+    std::vector<Part> parts;
     for (size_t begin = 0; begin < in.size();) {
       size_t end = begin;
       bool changes = false;
@@ -35,7 +35,7 @@ class UnicodeForm : public NormalizerStep {
         changes |= changes_alone(c.code, table);
         end += c.length;
       } while (end < in.size() && joins_before(decode_utf8(in.data() + end).code, table));
-      if (changes) normalize_cluster(text, begin, end, codes, out);
+      if (changes) normalize_cluster(text, begin, end, parts, out);
       else out.append(text, begin, end);
       begin = end;
     }
@@ -65,28 +65,75 @@ class UnicodeForm : public NormalizerStep {
     const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), parts, 32, options_, &boundary);
     return count > 0 && (char_class(table, static_cast<uint32_t>(parts[0])) & kNfcUnsafe);
   }
-  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<utf8proc_int32_t>& codes, AlignedText& out) const {
-    const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.text.data()) + begin;
-    const auto size = static_cast<utf8proc_ssize_t>(end - begin);
-    codes.resize(32);
-    auto count = utf8proc_decompose(bytes, size, codes.data(), static_cast<utf8proc_ssize_t>(codes.size()), options_);
-    if (count > static_cast<utf8proc_ssize_t>(codes.size())) {
-      codes.resize(static_cast<size_t>(count));
-      count = utf8proc_decompose(bytes, size, codes.data(), count, options_);
+  struct Part {
+    utf8proc_int32_t code;
+    uint8_t combining_class;
+    uint32_t sources;  // input characters it stands for: 0 for all but the first part of a decomposition
+  };
+
+  // Decomposes, orders and composes one cluster. As upstream counts: an output character that stands for n > 0 input
+  // characters has the origin of the first of them, one that stands for none has that of the character before it.
+  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<Part>& parts, AlignedText& out) const {
+    parts.clear();
+    for (size_t at = begin; at < end; at += utf8_length(text.text[at])) {
+      utf8proc_int32_t codes[32];
+      int boundary = 0;
+      const auto code = static_cast<utf8proc_int32_t>(decode_utf8(text.text.data() + at).code);
+      const auto count = utf8proc_decompose_char(code, codes, 32, options_, &boundary);
+      TESSERA_CHECK(count >= 0 && count <= 32, ErrorKind::kInternal, "[text.encode] U+{:04X} decomposes into {} characters", code, count);
+      for (utf8proc_ssize_t i = 0; i < count; ++i) {
+        const auto combining = static_cast<uint8_t>(utf8proc_get_property(codes[i])->combining_class);
+        parts.push_back({codes[i], combining, i == 0 ? 1u : 0u});
+      }
     }
-    if (compose_ && count > 0) {
-      count = utf8proc_normalize_utf32(codes.data(), count, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-    }
-    TESSERA_CHECK(count >= 0, ErrorKind::kInternal, "[text.encode] utf8proc failed with {} on valid UTF-8", count);
+    order_marks(parts);
+    if (compose_) compose(parts);
     std::string character;
-    size_t source = begin;  // the input character that the output character stands for
-    for (utf8proc_ssize_t i = 0; i < count; ++i) {
+    size_t cursor = begin, previous = begin;  // the next input character, and the one before it
+    for (const Part& part : parts) {
       character.clear();
-      append_utf8(static_cast<uint32_t>(codes[static_cast<size_t>(i)]), character);
-      out.append(character, text.origin(source));
-      const size_t following = source + utf8_length(text.text[source]);
-      if (following < end) source = following;
+      append_utf8(static_cast<uint32_t>(part.code), character);
+      out.append(character, text.origin(part.sources > 0 ? cursor : previous));
+      for (uint32_t i = 0; i < part.sources && cursor < end; ++i) {
+        previous = cursor;
+        cursor += utf8_length(text.text[cursor]);
+      }
+      if (cursor == end) cursor = previous;
     }
+  }
+
+  static void order_marks(std::vector<Part>& parts) {
+    for (auto at = parts.begin(); at != parts.end();) {
+      const auto is_starter = [](const Part& part) { return part.combining_class == 0; };
+      const auto first = std::find_if_not(at, parts.end(), is_starter);
+      at = std::find_if(first, parts.end(), is_starter);
+      std::stable_sort(first, at, [](const Part& a, const Part& b) { return a.combining_class < b.combining_class; });
+    }
+  }
+
+  static void compose(std::vector<Part>& parts) {
+    constexpr size_t kNone = ~size_t{0};
+    size_t starter = kNone, kept = 0;
+    int last_class = -1;  // of the last kept character behind the starter; -1 right behind it
+    for (const Part part : parts) {
+      if (starter != kNone && last_class < static_cast<int>(part.combining_class)) {
+        utf8proc_int32_t pair[2] = {parts[starter].code, part.code};
+        if (utf8proc_normalize_utf32(pair, 2, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE)) == 1) {
+          parts[starter].code = pair[0];
+          parts[starter].sources += part.sources;
+          continue;
+        }
+      }
+      parts[kept] = part;
+      if (part.combining_class == 0) {
+        starter = kept;
+        last_class = -1;
+      } else {
+        last_class = part.combining_class;
+      }
+      ++kept;
+    }
+    parts.resize(kept);
   }
 
   bool compose_, compatibility_;
