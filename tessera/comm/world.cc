@@ -5,14 +5,13 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/gloo_backend.h"
+#include "tessera/comm/peer_failed.h"
 
 namespace tessera::comm {
 
@@ -85,8 +84,11 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   } catch (const std::exception& error) {
     const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
-    raise(ErrorKind::kComm, "[comm.new_group] group '{}' (rank {} of {}): {}. All its ranks must make it, within {} s.", name,
-          position, ranks.size(), reason.substr(0, reason.find('\n')), timeout_.count() / 1000);
+    const std::string message =
+        fmt::format("[comm.new_group] group '{}' (rank {} of {}): {}. All its ranks must make it, within {} s.", name, position,
+                    ranks.size(), reason.substr(0, reason.find('\n')), timeout_.count() / 1000);
+    if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
+    throw Error(ErrorKind::kComm, message);
   }
   auto group = std::make_shared<Group>(name, ranks, position, backend);
   const std::lock_guard lock(impl_->mutex);
@@ -127,7 +129,7 @@ class ThreadStore final : public c10d::HashStore {
     } else if (!cv_.wait_for(lock, timeout, ready)) {
       raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0], timeout.count());
     }
-    TESSERA_CHECK(!broken_, ErrorKind::kComm, "broken off because another rank failed");
+    if (broken_) throw PeerFailed("broken off because another rank failed");
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key}, timeout_);
@@ -154,23 +156,31 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
   }
   const int threads_before = at::get_num_threads();
   const int threads_each = std::max(1, threads_before / size);
-  std::exception_ptr first;
-  std::once_flag once;
+  std::mutex mutex;
+  std::exception_ptr cause, consequence;
+  const auto fail = [&](std::exception_ptr& slot) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!slot) slot = std::current_exception();
+    }
+    store->break_off();
+    for (const auto& world : worlds) world->abort();
+  };
   const auto run_rank = [&](int rank) {
     at::set_num_threads(threads_each);
     try {
       body(worlds[rank]);
+    } catch (const PeerFailed&) {
+      fail(consequence);
     } catch (...) {
-      std::call_once(once, [&] { first = std::current_exception(); });
-      store->break_off();
-      for (const auto& world : worlds) world->abort();
+      fail(cause);
     }
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
   for (auto& thread : threads) thread.join();
   at::set_num_threads(threads_before);  // new threads inherit the value set last anywhere
-  if (first) std::rethrow_exception(first);
+  if (cause || consequence) std::rethrow_exception(cause ? cause : consequence);
 }
 
 }  // namespace tessera::comm
