@@ -8,13 +8,16 @@
 // Tensors are plain, contiguous and on the group's device; sizes, dtypes and operations must agree on all
 // ranks. `subject` names the parameter or module served, for error messages. A group of one rank copies.
 // Errors: kShape for sizes that do not fit, kComm (from wait()) for a failed peer, a disagreement or a timeout.
-// Semantics follow torch.distributed's collectives of the same names.
+// Semantics follow torch.distributed's collectives of the same names, but float16 and bfloat16 are summed in
+// float32 and rounded once, and reduce_scatter_into adds in rank order. Results are the same in every run.
+// A tensor's version counter goes up once, when the collective starts. Thread-safety: that of the group.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,7 +36,8 @@ namespace tessera::comm {
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct };
 const char* to_string(ReduceOp op) noexcept;  // "sum", "avg", "min", "max", "product"
 
-// What a started collective leaves behind. Movable; destroying one that was not waited for waits.
+// What a started collective leaves behind. Movable; destroying one that was not waited for waits, and while an
+// exception unwinds the stack breaks the group off first, so that a failing rank never waits for its peers.
 class Pending {
  public:
   Pending();

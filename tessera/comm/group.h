@@ -36,6 +36,11 @@ class Group {
   const std::vector<int>& ranks() const { return ranks_; }  // global rank of each member
   c10d::Backend& backend() const;                           // Error kInternal when the group has one rank
   uint64_t next_sequence() { return ++sequence_; }          // number of the next collective, from 1
+  // Breaks off what is in flight: here and on the peers those collectives, and all later ones, end with Error
+  // kComm. From any thread.
+  void abort() noexcept;
+  // Memory that collectives reuse from call to call; undefined while one of them has it.
+  at::TensorBase& scratch() { return scratch_; }
 
  private:
   std::string name_;
@@ -43,6 +48,7 @@ class Group {
   int rank_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   uint64_t sequence_ = 0;
+  at::TensorBase scratch_;
 };
 
 }  // namespace tessera::comm

@@ -59,6 +59,8 @@ class World {
   // not call. `name` must be the same on all of them; groups of equal name are told apart by their ranks
   // and by how many came before.
   std::shared_ptr<Group> new_group(const std::vector<int>& ranks, const std::string& name);
+  // Breaks off every group of this rank, here and on the peers; see Group::abort. From any thread.
+  void abort() noexcept;
 
  private:
   World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend, std::chrono::milliseconds timeout);
@@ -69,7 +71,8 @@ class World {
 };
 
 // Runs `body` as `size` ranks in threads of this process over one in-memory store, and returns when all have
-// ended. The first exception of a rank is thrown again; the others' waits are broken off.
+// ended. The first exception of a rank is thrown again; the others' waits are broken off. Each rank computes
+// with its share of the cores.
 void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body);
 
 }  // namespace tessera::comm

@@ -7,6 +7,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <bit>
 #include <cstdint>
 #include <string>
 
@@ -17,16 +18,24 @@ namespace tessera {
 using comm::ReduceOp;
 
 struct Placement {
-  enum class Kind : uint8_t { kReplicate, kShard, kStridedShard, kPartial };
+  // kNormPartial: part of a vector norm of order p that is still to be combined as (sum of x^p)^(1/p). Made by norm
+  // operations only.
+  enum class Kind : uint8_t { kReplicate, kShard, kStridedShard, kPartial, kNormPartial };
   Kind kind = Kind::kReplicate;
   ReduceOp reduce_op = ReduceOp::kSum;  // kPartial only
   int32_t dim = 0;                      // kShard, kStridedShard
-  int32_t split_factor = 1;             // kStridedShard only
+  int32_t split_factor = 1;             // kStridedShard: pieces; kNormPartial: the bits of the order as a float
 
   bool is_replicate() const { return kind == Kind::kReplicate; }
   bool is_shard() const { return kind == Kind::kShard; }
   bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
-  bool is_partial() const { return kind == Kind::kPartial; }
+  bool is_strided_shard() const { return kind == Kind::kStridedShard; }
+  // Split along a dim, in one piece or in several.
+  bool is_any_shard() const { return kind == Kind::kShard || kind == Kind::kStridedShard; }
+  // Still to be reduced.
+  bool is_partial() const { return kind == Kind::kPartial || kind == Kind::kNormPartial; }
+  bool is_partial(ReduceOp op) const { return kind == Kind::kPartial && reduce_op == op; }
+  float norm_order() const { return std::bit_cast<float>(split_factor); }
   bool operator==(const Placement&) const = default;
 };
 
@@ -34,6 +43,9 @@ inline Placement Replicate() { return {}; }
 inline Placement Shard(int64_t dim) { return {Placement::Kind::kShard, ReduceOp::kSum, static_cast<int32_t>(dim), 1}; }
 inline Placement StridedShard(int64_t dim, int64_t split_factor) {
   return {Placement::Kind::kStridedShard, ReduceOp::kSum, static_cast<int32_t>(dim), static_cast<int32_t>(split_factor)};
+}
+inline Placement NormPartial(float order) {
+  return {Placement::Kind::kNormPartial, ReduceOp::kSum, 0, std::bit_cast<int32_t>(order)};
 }
 inline Placement Partial(ReduceOp op = ReduceOp::kSum) { return {Placement::Kind::kPartial, op, 0, 1}; }
 

@@ -78,14 +78,11 @@ std::string_view safetensors_dtype_name(c10::ScalarType dtype) {
   raise(ErrorKind::kFormat, "[safetensors] dtype {} cannot be stored in a safetensors file", c10::toString(dtype));
 }
 
-c10::ScalarType parse_safetensors_dtype(std::string_view name) {
+std::optional<c10::ScalarType> parse_safetensors_dtype(std::string_view name) {
   for (const auto& known : kDtypes) {
     if (known.name == name) return known.dtype;
   }
-  raise(ErrorKind::kFormat,
-        "[safetensors] dtype {} is not supported: wanted one of F64, F32, F16, BF16, F8_E4M3, "
-        "F8_E5M2, I64, I32, I16, I8, U64, U32, U16, U8, BOOL",
-        detail::quote_name(name));
+  return std::nullopt;
 }
 
 std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -68,8 +69,9 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// "F32", "BF16", ... Error kFormat for a dtype that safetensors or libtorch does not have.
+// "F32", "BF16", ... Error kFormat for a dtype that safetensors does not have, nothing for a name that libtorch has
+// not.
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
-c10::ScalarType parse_safetensors_dtype(std::string_view name);
+std::optional<c10::ScalarType> parse_safetensors_dtype(std::string_view name);
 
 }  // namespace tessera

@@ -39,11 +39,13 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
 
   int64_t dim_of(const std::string& name) const;                            // Error kShape names the valid ones
   bool has_dim(const std::string& name) const;
-  const std::shared_ptr<comm::Group>& group(int64_t dim) const;             // the group along dim that holds this rank
+  // The group along dim that holds this rank. COLLECTIVE over it at its first use; a dim that spans the world shares
+  // the world's group.
+  const std::shared_ptr<comm::Group>& group(int64_t dim) const;
   const std::shared_ptr<comm::Group>& group(const std::string& name) const { return group(dim_of(name)); }
   // The submesh over some dims (in mesh order) that holds this rank; groups are shared with this mesh.
   MeshPtr slice(const std::vector<std::string>& names) const;
-  // All dims as one. COLLECTIVE over the mesh; cached by name at the root.
+  // All dims as one. Its group is kept at the root under the name, so a second call shares it; slice({name}) finds it.
   MeshPtr flatten(const std::string& name = "") const;
   const std::shared_ptr<comm::World>& world() const { return world_; }
 
@@ -52,9 +54,13 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   // Same ranks, shape, names and device. `hash()` agrees with it.
   bool operator==(const DeviceMesh& other) const;
   size_t hash() const { return hash_; }
+  // Unlike any other mesh object of this process, so that caches need not keep meshes alive.
+  uint64_t id() const { return id_; }
 
  private:
   friend struct DeviceMeshBuilder;
+  struct GroupSlot;
+  struct FlattenedMeshes;
   DeviceMesh() = default;
   std::shared_ptr<comm::World> world_;
   c10::DeviceType device_type_ = c10::DeviceType::CPU;
@@ -62,9 +68,10 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   std::vector<std::string> dim_names_;
   std::vector<int> ranks_;
   std::optional<std::vector<int64_t>> coordinate_;
-  std::vector<std::shared_ptr<comm::Group>> groups_;
-  MeshPtr root_;
+  std::vector<std::shared_ptr<GroupSlot>> slots_;  // one per dim; groups are made at first use
+  std::shared_ptr<FlattenedMeshes> flattened_;     // shared with the root
   size_t hash_ = 0;
+  uint64_t id_ = 0;
 };
 
 // Ranks 0..product-1 of the world in row-major order. COLLECTIVE over all ranks of the world. device_type: "cpu"

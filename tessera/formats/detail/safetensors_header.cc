@@ -71,6 +71,11 @@ class HeaderEvents {
     if (level_ != 2 || key_ != "dtype") fail("a string where none is due");
     if (dtype_) fail("key 'dtype' twice");
     dtype_ = parse_safetensors_dtype(text);
+    TESSERA_CHECK(
+        dtype_, ErrorKind::kFormat,
+        "[safetensors] {}: tensor {}: dtype {} is not supported: wanted F64, F32, F16, BF16, F8_E4M3, F8_E5M2, "
+        "I64, I32, I16, I8, U64, U32, U16, U8 or BOOL",
+        file_name_, quote_name(name_), quote_name(text));
     return true;
   }
   bool number_unsigned(uint64_t value) {

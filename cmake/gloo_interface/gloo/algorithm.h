@@ -1,0 +1,2 @@
+// Nothing of it is needed; see gloo/context.h here.
+#pragma once

@@ -1,0 +1,12 @@
+// See gloo/context.h here.
+#pragma once
+
+namespace gloo::transport {
+
+class Device;
+class UnboundBuffer {
+ public:
+  virtual ~UnboundBuffer() = 0;
+};
+
+}  // namespace gloo::transport

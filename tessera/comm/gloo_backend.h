@@ -1,0 +1,29 @@
+// c10d's Gloo back-end, bound to one network interface, whose abort() really breaks off what is in flight.
+//
+//   auto backend = make_gloo_backend(store, {.rank = 0, .size = 2, .loopback = true, .timeout = 5min});
+//
+// The result is used by one rank; abort() may come from any thread.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace tessera::comm {
+
+struct GlooOptions {
+  int rank = 0;
+  int size = 1;
+  bool loopback = true;  // all ranks on this host: bind to 127.0.0.1; else GLOO_SOCKET_IFNAME, or the host's own address
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+};
+
+// COLLECTIVE over the ranks that share `store` (which no other group uses). Throws libtorch's errors.
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options);
+
+}  // namespace tessera::comm

@@ -1,0 +1,29 @@
+#include "tessera/comm/group.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+
+Group::Group(std::string name, std::vector<int> ranks, int rank, c10::intrusive_ptr<c10d::Backend> backend)
+    : name_(std::move(name)), ranks_(std::move(ranks)), rank_(rank), backend_(std::move(backend)) {
+  TESSERA_CHECK(rank_ >= 0 && rank_ < size(), ErrorKind::kInternal, "[comm] group '{}': rank {} of {}", name_, rank_, size());
+  TESSERA_CHECK(size() == 1 || backend_, ErrorKind::kInternal, "[comm] group '{}' of {} ranks has no back-end", name_, size());
+}
+
+Group::~Group() = default;
+
+c10d::Backend& Group::backend() const {
+  TESSERA_CHECK(backend_, ErrorKind::kInternal, "[comm] group '{}' of one rank has no back-end", name_);
+  return *backend_;
+}
+
+void Group::abort() noexcept {
+  try {
+    if (backend_) backend_->abort();
+  } catch (...) {  // the connections were gone already
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,22 @@
+// The differentiable conversions. Arguments are checked by the callers in dtensor.cc.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/dtensor/detail/layout.h"
+#include "tessera/dtensor/detail/redistribute.h"
+
+namespace tessera::detail {
+
+// A gradient need not be kept in parts: Partial becomes Replicate.
+void partial_to_replicated(Placements& placements);
+at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
+                                    c10::IntArrayRef sizes, c10::IntArrayRef strides);
+at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& grad_placements);
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to);
+// Without gradient. The result may share memory with the tensor only when may_alias is set.
+at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias);
+// The i-th of k shards of a whole tensor.
+at::Tensor cut_shard(const at::Tensor& tensor, const Step& step, int64_t k, int64_t i);
+
+}  // namespace tessera::detail

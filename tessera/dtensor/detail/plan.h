@@ -1,0 +1,98 @@
+// What is known of an operation (OpEntry), and what was decided for one kind of call of it (Plan).
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <memory>
+
+#include "tessera/dtensor/detail/dtensor_impl.h"
+#include "tessera/dtensor/detail/redistribute.h"
+#include "tessera/dtensor/rule.h"
+
+namespace tessera::detail {
+
+using torch::jit::Stack;
+
+struct OpEntry;
+// Takes over a call entirely: finds its arguments at the end of the stack and leaves the results.
+using Handler = void (*)(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+
+struct ArgInfo {
+  std::string name;
+  bool tensors = false;  // a tensor or a list of tensors
+  bool mutated = false;
+  bool out = false;
+};
+
+struct OpEntry {
+  explicit OpEntry(const c10::OperatorHandle& op);
+  c10::OperatorHandle handle;
+  std::string name;    // "aten::add_.Tensor"
+  std::vector<ArgInfo> args;
+  std::vector<int> tensor_args;
+  std::vector<int> return_alias;  // for each return: the argument it is, or -1
+  bool in_place_view = false;     // changes the shape of an argument
+  bool random = false;
+  bool foreach = false;
+  uint64_t id;                    // in cache keys
+  // Looked up at the first call; atomic because ranks may be threads.
+  mutable std::atomic<const Rule*> rule{nullptr};
+  mutable std::atomic<Handler> handler{nullptr};
+};
+
+struct TensorSpec {
+  PlacementsPtr placements;
+  Sizes sizes;
+  Sizes strides;  // empty: from the local result
+};
+
+struct OutputPlan {
+  enum class Kind : uint8_t { kTensor, kList, kArgument, kOther };
+  Kind kind = Kind::kOther;
+  int argument = -1;               // kArgument
+  std::vector<TensorSpec> tensors;
+};
+
+struct Plan {
+  struct Redistribution {
+    int arg;
+    int element;
+    Steps steps;
+  };
+  std::vector<Redistribution> redistributions;  // in the order of arguments and elements
+  Rewrites rewrites;
+  std::vector<OutputPlan> outputs;
+  std::function<void(LocalCall&)> local;
+  bool cacheable = true;
+};
+
+// What a rule's own local function works on: the stack ends with the operation's arguments, tensors already local, and
+// must end with its results instead.
+struct LocalCall {
+  const OpEntry& op;
+  Stack& stack;
+  const DeviceMesh& mesh;
+  c10::DispatchKeySet keys;  // of the local tensors
+  void call() const { op.handle.redispatchBoxed(keys, &stack); }
+  c10::IValue& arg(size_t i) const { return stack[stack.size() - op.args.size() + i]; }
+  // Drops the arguments and pushes the results.
+  void finish(std::initializer_list<c10::IValue> results) const {
+    torch::jit::drop(stack, op.args.size());
+    stack.insert(stack.end(), results.begin(), results.end());
+  }
+};
+
+// Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal way.
+std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
+// Of the legal combinations, the one that moves least. Error kShape when none is left.
+Choice choose(const OpCall& call, const Proposal& proposal);
+// Shapes of the results of the operation on meta tensors of the global shapes.
+std::vector<OutputShape> infer_outputs(const OpCall& call);
+
+// The tables of rules/ and what was added by register_rule.
+const Rule* find_rule(const OpEntry& op);
+Handler find_handler(const std::string& name);
+
+}  // namespace tessera::detail

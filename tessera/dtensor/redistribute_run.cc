@@ -1,0 +1,243 @@
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/dtensor/comm_debug.h"
+#include "tessera/dtensor/detail/autograd.h"
+#include "tessera/dtensor/detail/redistribute.h"
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::detail {
+
+namespace {
+
+at::Tensor pad(const at::Tensor& tensor, int64_t dim, int64_t size) {
+  if (tensor.size(dim) == size) {
+    return tensor.contiguous();
+  }
+  Sizes sizes(tensor.sizes().begin(), tensor.sizes().end());
+  sizes[dim] = size;
+  at::Tensor padded = at::zeros(sizes, tensor.options());
+  padded.narrow(dim, 0, tensor.size(dim)).copy_(tensor);
+  return padded;
+}
+
+bool leads(const at::Tensor& tensor, int64_t dim) {
+  for (int64_t i = 0; i < dim; ++i) {
+    if (tensor.size(i) != 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// One tensor a rank, stacked along a new first dim.
+at::Tensor gather_stacked(const at::Tensor& part, comm::Group& group) {
+  Sizes sizes{group.size()};
+  sizes.append(part.sizes().begin(), part.sizes().end());
+  at::Tensor all = at::empty(sizes, part.options());
+  CommDebugMode::record(CommKind::kAllGather);
+  comm::all_gather_into(group, all, part, "redistribute").wait();
+  return all;
+}
+
+at::Tensor shard_to_replicate(const at::Tensor& local, comm::Group& group, int64_t dim, int64_t n) {
+  const int64_t k = group.size();
+  const int64_t chunk = (n + k - 1) / k;
+  const at::Tensor all = gather_stacked(pad(local, dim, chunk), group);
+  if (leads(local, dim)) {
+    Sizes sizes(local.sizes().begin(), local.sizes().end());
+    sizes[dim] = k * chunk;
+    return all.view(sizes).narrow(dim, 0, n).contiguous();
+  }
+  std::vector<at::Tensor> parts;
+  for (int64_t i = 0; i < k; ++i) {
+    parts.push_back(all.select(0, i).narrow(dim, 0, local_range(n, k, i).size));
+  }
+  return at::cat(parts, dim);
+}
+
+at::Tensor strided_to_replicate(const at::Tensor& local, comm::Group& group, const Placement& placement, int64_t n) {
+  const int64_t k = group.size();
+  const int64_t dim = placement.dim;
+  int64_t most = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    most = std::max(most, local_extent(n, k, i, placement));
+  }
+  const at::Tensor all = gather_stacked(pad(local, dim, most), group);
+  const int64_t piece = std::max<int64_t>((n + placement.split_factor - 1) / placement.split_factor, 1);
+  std::vector<at::Tensor> parts;
+  std::vector<int64_t> taken(k, 0);
+  for (int64_t start = 0; start < n; start += piece) {
+    for (int64_t i = 0; i < k; ++i) {
+      const int64_t size = local_range(std::min(piece, n - start), k, i).size;
+      parts.push_back(all.select(0, i).narrow(dim, taken[i], size));
+      taken[i] += size;
+    }
+  }
+  return parts.empty() ? local.contiguous() : at::cat(parts, dim);
+}
+
+at::Tensor replicate_to_shard(const at::Tensor& local, const Placement& placement, int64_t n, int64_t k, int64_t coordinate,
+                              bool may_alias) {
+  if (placement.is_shard()) {
+    const LocalRange range = local_range(n, k, coordinate);
+    const at::Tensor part = local.narrow(placement.dim, range.offset, range.size);
+    return may_alias ? part.contiguous() : part.clone(at::MemoryFormat::Contiguous);
+  }
+  const int64_t piece = std::max<int64_t>((n + placement.split_factor - 1) / placement.split_factor, 1);
+  std::vector<at::Tensor> parts;
+  for (int64_t start = 0; start < n; start += piece) {
+    const LocalRange range = local_range(std::min(piece, n - start), k, coordinate);
+    parts.push_back(local.narrow(placement.dim, start + range.offset, range.size));
+  }
+  return parts.empty() ? local.clone(at::MemoryFormat::Contiguous) : at::cat(parts, placement.dim);
+}
+
+at::Tensor shard_to_shard(const at::Tensor& local, comm::Group& group, const Step& step) {
+  const int64_t k = group.size();
+  const int64_t r = group.rank();
+  Sizes sizes(local.sizes().begin(), local.sizes().end());
+  std::vector<at::Tensor> sent;
+  std::vector<int64_t> input_splits;
+  std::vector<int64_t> output_splits;
+  std::vector<Sizes> received;
+  for (int64_t i = 0; i < k; ++i) {
+    const LocalRange range = local_range(step.size_to, k, i);
+    sent.push_back(local.narrow(step.to.dim, range.offset, range.size).reshape({-1}));
+    input_splits.push_back(sent.back().numel());
+    Sizes part = sizes;
+    part[step.from.dim] = local_range(step.size_from, k, i).size;
+    part[step.to.dim] = local_range(step.size_to, k, r).size;
+    output_splits.push_back(c10::multiply_integers(part));
+    received.push_back(std::move(part));
+  }
+  const at::Tensor input = at::cat(sent);
+  int64_t total = 0;
+  for (const int64_t count : output_splits) {
+    total += count;
+  }
+  at::Tensor output = at::empty({total}, local.options());
+  CommDebugMode::record(CommKind::kAllToAll);
+  comm::all_to_all_single(group, output, input, output_splits, input_splits, "redistribute").wait();
+  std::vector<at::Tensor> parts;
+  int64_t offset = 0;
+  for (int64_t i = 0; i < k; ++i) {
+    parts.push_back(output.narrow(0, offset, output_splits[i]).view(received[i]));
+    offset += output_splits[i];
+  }
+  return at::cat(parts, step.from.dim);
+}
+
+// Booleans are reduced as bytes: any() is a sum, all() a product.
+ReduceOp byte_op(ReduceOp op) {
+  return op == ReduceOp::kProduct || op == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
+}
+
+at::Tensor partial_to_replicate(const at::Tensor& local, comm::Group& group, ReduceOp op) {
+  CommDebugMode::record(CommKind::kAllReduce);
+  if (local.scalar_type() == at::kBool) {
+    at::Tensor bytes = local.to(at::kByte);
+    comm::all_reduce(group, bytes, byte_op(op), "redistribute").wait();
+    return bytes.to(at::kBool);
+  }
+  at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
+  comm::all_reduce(group, sum, op, "redistribute").wait();
+  return sum;
+}
+
+at::Tensor partial_to_shard(const at::Tensor& local, comm::Group& group, ReduceOp op, int64_t dim, int64_t n) {
+  if (local.scalar_type() == at::kBool) {
+    const at::Tensor whole = partial_to_replicate(local, group, op);
+    return replicate_to_shard(whole, Shard(dim), n, group.size(), group.rank(), false);
+  }
+  const int64_t k = group.size();
+  const int64_t chunk = (n + k - 1) / k;
+  Sizes part(local.sizes().begin(), local.sizes().end());
+  part[dim] = chunk;
+  const bool in_order = n == k * chunk && leads(local, dim);
+  at::Tensor input;
+  if (in_order) {
+    input = local.contiguous();
+  } else {
+    Sizes stacked{k};
+    stacked.append(part.begin(), part.end());
+    input = n == k * chunk ? at::empty(stacked, local.options()) : at::zeros(stacked, local.options());
+    for (int64_t i = 0; i < k; ++i) {
+      const LocalRange range = local_range(n, k, i);
+      input.select(0, i).narrow(dim, 0, range.size).copy_(local.narrow(dim, range.offset, range.size));
+    }
+  }
+  at::Tensor output = at::empty(part, local.options());
+  CommDebugMode::record(CommKind::kReduceScatter);
+  comm::reduce_scatter_into(group, output, input, op, "redistribute").wait();
+  return output.narrow(dim, 0, local_range(n, k, group.rank()).size).contiguous();
+}
+
+at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, int64_t k, int64_t coordinate) {
+  if (to.kind == Placement::Kind::kNormPartial) {
+    return local / std::pow(static_cast<double>(k), 1.0 / to.norm_order());
+  }
+  switch (to.reduce_op) {
+    case ReduceOp::kSum:
+      if (at::isFloatingType(local.scalar_type()) || at::isComplexType(local.scalar_type())) {
+        return local / static_cast<double>(k);
+      }
+      return coordinate == 0 || local.scalar_type() == at::kBool ? local : at::zeros_like(local);
+    case ReduceOp::kProduct:
+      raise(ErrorKind::kShape, "[dtensor.redistribute] Replicate to {}: no such conversion. Reduce the other operand first.",
+            to_string(to));
+    default:
+      return local;
+  }
+}
+
+at::Tensor run_step(const at::Tensor& local, const DeviceMesh& mesh, const Step& step, bool may_alias) {
+  const int64_t k = mesh.shape()[step.mesh_dim];
+  const int64_t coordinate = (*mesh.coordinate())[step.mesh_dim];
+  if (k == 1) {
+    return may_alias ? local : local.clone();
+  }
+  if (step.from.is_replicate()) {
+    if (step.to.is_any_shard()) {
+      return replicate_to_shard(local, step.to, step.size_to, k, coordinate, may_alias);
+    }
+    return replicate_to_partial(local, step.to, k, coordinate);
+  }
+  comm::Group& group = *mesh.group(step.mesh_dim);
+  if (step.from.is_any_shard()) {
+    if (step.to.is_any_shard()) {
+      return shard_to_shard(local, group, step);
+    }
+    return step.from.is_shard() ? shard_to_replicate(local, group, step.from.dim, step.size_from)
+                                : strided_to_replicate(local, group, step.from, step.size_from);
+  }
+  if (step.from.kind == Placement::Kind::kNormPartial) {
+    const double order = step.from.norm_order();
+    const at::Tensor powers = local.pow(order);
+    const at::Tensor sum = step.to.is_shard()
+                               ? partial_to_shard(powers, group, ReduceOp::kSum, step.to.dim, step.size_to)
+                               : partial_to_replicate(powers, group, ReduceOp::kSum);
+    return sum.pow(1.0 / order);
+  }
+  return step.to.is_shard() ? partial_to_shard(local, group, step.from.reduce_op, step.to.dim, step.size_to)
+                            : partial_to_replicate(local, group, step.from.reduce_op);
+}
+
+}  // namespace
+
+at::Tensor cut_shard(const at::Tensor& tensor, const Step& step, int64_t k, int64_t i) {
+  return replicate_to_shard(tensor, step.to, step.size_to, k, i, true);
+}
+
+at::Tensor run_steps(const at::Tensor& local, const DeviceMesh& mesh, const Steps& steps, bool may_alias) {
+  at::Tensor now = local;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    now = run_step(now, mesh, steps[i], may_alias || i > 0);
+  }
+  return now.is_same(local) && !may_alias ? local.clone() : now;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,15 @@
+// Root mean square normalisation over the last dim, as LlamaRMSNorm of transformers: statistics and scaling in fp32, the
+// product with the weight in the input's dtype.
+//
+//   at::Tensor y = rms_norm(x, weight, 1e-5);    // x [..., d], weight [d]
+//
+// Keeps x, weight and one fp32 a row for the backward. DTensors run as plain ops. Thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera {
+
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+}  // namespace tessera

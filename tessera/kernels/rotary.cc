@@ -1,0 +1,73 @@
+#include "tessera/kernels/rotary.h"
+
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto halves = x.chunk(2, -1);
+  const auto c = cos.unsqueeze(2), s = sin.unsqueeze(2);
+  return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(x.scalar_type());
+}
+
+// sign -1 rotates back.
+at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sign < 0 ? sin.neg() : sin);
+  const auto x = given.contiguous();
+  auto y = at::empty_like(x);
+  const int64_t length = x.size(1), heads = x.size(2), half = x.size(3) / 2;
+  const int64_t batch_step = cos.size(0) == 1 ? 0 : length * half;
+  const float *in = x.const_data_ptr<float>(), *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
+  float* out = y.mutable_data_ptr<float>();
+  at::parallel_for(0, x.size(0) * length, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const int64_t angle = token / length * batch_step + token % length * half;
+      for (int64_t head = 0; head < heads; ++head) {
+        const float *low = in + (token * heads + head) * 2 * half, *high = low + half;
+        float *to_low = out + (token * heads + head) * 2 * half, *to_high = to_low + half;
+#pragma omp simd
+        for (int64_t i = 0; i < half; ++i) {
+          const float sine = sign * s[angle + i];
+          to_low[i] = low[i] * c[angle + i] - high[i] * sine;
+          to_high[i] = high[i] * c[angle + i] + low[i] * sine;
+        }
+      }
+    }
+  });
+  return y;
+}
+
+struct Rotary : torch::autograd::Function<Rotary> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({cos, sin});
+    return rotate(x, cos, sin, 1);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    return {rotate(grads[0], saved[0], saved[1], -1), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  TESSERA_CHECK(x.dim() == 4 && x.size(3) % 2 == 0 && cos.dim() == 3 && cos.sizes() == sin.sizes() &&
+                    cos.size(2) * 2 == x.size(3) && cos.size(1) == x.size(1) &&
+                    (cos.size(0) == 1 || cos.size(0) == x.size(0)) && cos.scalar_type() == at::kFloat &&
+                    sin.scalar_type() == at::kFloat,
+                ErrorKind::kShape,
+                "[kernels.rotary] found x of {} dims and cos of {} dims, wanted x [B, T, H, d] and fp32 cos, sin [B, T, d/2]",
+                x.dim(), cos.dim());
+  if (is_dtensor(x)) return rotate_ops(x, cos, sin);
+  return Rotary::apply(x, cos.contiguous(), sin.contiguous());
+}
+
+}  // namespace tessera

@@ -1,0 +1,14 @@
+// The gate of Llama's MLP: silu(gate) * up.
+//
+//   at::Tensor y = swiglu(gate, up);     // tensors of equal shape and dtype
+//
+// Keeps gate and up for the backward and nothing else. DTensors run as plain ops. Thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera {
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+#include "tessera/models/causal_lm.h"
+
+#include "tessera/base/error.h"
+#include "tessera/models/llama.h"
+
+namespace tessera {
+
+at::Tensor CausalLM::logits(ModelInputs inputs) {
+  inputs.labels = {};
+  return (*this)(std::move(inputs));
+}
+
+at::Tensor CausalLM::loss_sum(ModelInputs inputs, const at::Tensor& labels) {
+  TESSERA_CHECK(labels.defined() && labels.sizes() == inputs.tokens.sizes(), ErrorKind::kShape,
+                "[models.loss] labels have {} elements, tokens {}: wanted one label a token",
+                labels.defined() ? labels.numel() : 0, inputs.tokens.numel());
+  inputs.labels = labels;
+  return (*this)(std::move(inputs));
+}
+
+std::shared_ptr<CausalLM> make_model(const ModelConfig& config, const nn::ParameterOptions& options) {
+  if (config.architecture == "LlamaForCausalLM" || config.architecture == "MistralForCausalLM") {
+    return std::make_shared<LlamaForCausalLM>(config, options);
+  }
+  raise(ErrorKind::kFormat, "[models.make] architecture '{}' is not supported. Supported: {}.", config.architecture,
+        fmt::join(supported_architectures(), ", "));
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+// What every language model of Tessera offers, whatever its family.
+//
+//   auto model = make_model(ModelConfig::from_folder(dir), {.device = at::kMeta});
+//   at::Tensor logits = model->logits({.tokens = tokens});                       // [B, T, V]
+//   at::Tensor loss = model->loss_sum({.tokens = tokens}, labels);               // fp32 scalar
+//
+// Both go through the model's call operator, so that hooks on the model (FSDP's gathering of embedding, final norm and
+// head) run around everything. Decoder layers are called by their own. Ownership and threads as nn::Module.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/models/config.h"
+#include "tessera/nn/kv_cache.h"
+#include "tessera/nn/module.h"
+#include "tessera/nn/options.h"
+
+namespace tessera {
+
+struct ModelInputs {
+  at::Tensor tokens;             // int64 [B, T]
+  at::Tensor positions;          // int64 [B, T]; undefined: 0, 1, 2, ... after the cached tokens
+  at::Tensor document_ids;       // int64 [B, T], equal within a document of a packed row; undefined: one document a row
+  at::Tensor labels;             // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
+                                 // the summed loss, undefined: the logits
+  nn::KvCache* cache = nullptr;  // not owned
+
+  template <class F>
+  void visit_tensors(F&& visit) {
+    for (auto* tensor : {&tokens, &positions, &document_ids, &labels}) {
+      if (tensor->defined()) visit(*tensor);
+    }
+  }
+};
+
+class CausalLM : public nn::Callable<CausalLM> {
+ public:
+  explicit CausalLM(ModelConfig config) : config_(std::move(config)) {}
+
+  // Logits [B, T, V] in the model's dtype, or with labels their cross entropy summed, fp32. Call it through operator().
+  virtual at::Tensor forward(const ModelInputs& inputs) = 0;
+  // The decoder layers, in order: what parallel/ treats as units.
+  virtual std::vector<std::shared_ptr<nn::Module>> blocks() = 0;
+
+  at::Tensor logits(ModelInputs inputs);
+  // The sum over the labels that are not kIgnoredLabel; never holds all logits.
+  at::Tensor loss_sum(ModelInputs inputs, const at::Tensor& labels);
+  const ModelConfig& config() const { return config_; }
+
+ private:
+  ModelConfig config_;
+};
+
+// A model of the configured family with uninitialised parameters. On the meta device it allocates nothing.
+std::shared_ptr<CausalLM> make_model(const ModelConfig& config, const nn::ParameterOptions& options = {});
+
+}  // namespace tessera

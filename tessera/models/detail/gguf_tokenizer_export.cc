@@ -1,0 +1,251 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/formats/detail/quote_name.h"
+#include "tessera/formats/gguf_writer.h"
+#include "tessera/models/detail/gguf_tokenizer.h"
+
+namespace tessera::detail {
+namespace {
+
+using nlohmann::json;
+
+struct HfVocabulary {
+  std::string where;
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  std::vector<std::string> merges;  // "left right"
+  std::vector<std::string> merged;  // what each of them makes
+  std::unordered_map<std::string, int64_t> ids;
+};
+
+const json* find(const json& object, const char* key) {
+  if (!object.is_object()) return nullptr;
+  const auto found = object.find(key);
+  return found == object.end() || found->is_null() ? nullptr : &*found;
+}
+
+std::string text_or(const json& object, const char* key, const std::string& absent) {
+  const auto* value = find(object, key);
+  return value && value->is_string() ? value->get<std::string>() : absent;
+}
+
+bool flag_or(const json& object, const char* key, bool absent) {
+  const auto* value = find(object, key);
+  return value && value->is_boolean() ? value->get<bool>() : absent;
+}
+
+void place_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
+  const bool valid = id.is_number_unsigned() && id.get<uint64_t>() < vocabulary.tokens.size();
+  TESSERA_CHECK(valid, ErrorKind::kFormat, "[gguf] {}: token {} has the id {}, config.json's vocabulary has {}",
+                vocabulary.where, quote_name(text), id.dump(), vocabulary.tokens.size());
+  const auto at = id.get<size_t>();
+  const bool free = vocabulary.types[at] == kUnused || vocabulary.tokens[at] == text;
+  TESSERA_CHECK(free, ErrorKind::kFormat, "[gguf] {}: tokens {} and {} have the same id {}", vocabulary.where,
+                quote_name(vocabulary.tokens[at]), quote_name(text), at);
+  vocabulary.tokens[at] = text;
+  vocabulary.types[at] = type;
+  vocabulary.ids[text] = static_cast<int64_t>(at);
+}
+
+bool is_byte_token(const std::string& text) {
+  return text.size() == 6 && text.starts_with("<0x") && text.back() == '>' && std::isxdigit(text[3]) &&
+         std::isxdigit(text[4]);
+}
+
+void read_merges(const json& model, HfVocabulary& vocabulary) {
+  const auto* merges = find(model, "merges");
+  TESSERA_CHECK(merges && merges->is_array(), ErrorKind::kFormat, "[gguf] {}: the model has no merges",
+                vocabulary.where);
+  for (const auto& merge : *merges) {
+    std::string left, right;
+    if (merge.is_string()) {
+      const auto& text = merge.get_ref<const std::string&>();
+      const auto space = text.find(' ', 1);
+      if (space != std::string::npos) left = text.substr(0, space), right = text.substr(space + 1);
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
+    }
+    TESSERA_CHECK(!left.empty() && !right.empty(), ErrorKind::kFormat, "[gguf] {}: {} is no merge of two tokens",
+                  vocabulary.where, quote_name(json(merge).dump()));
+    const bool spaces = left.find(' ') != std::string::npos || right.find(' ') != std::string::npos;
+    TESSERA_CHECK(!spaces, ErrorKind::kConfig,
+                  "[gguf] {}: the merge of {} and {} holds a space, which GGUF cannot store", vocabulary.where,
+                  quote_name(left), quote_name(right));
+    vocabulary.merges.push_back(left + " " + right);
+    vocabulary.merged.push_back(left + right);
+  }
+}
+
+HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, int64_t size, bool sentence_piece) {
+  HfVocabulary result;
+  result.where = where;
+  for (int64_t id = 0; id < size; ++id) result.tokens.push_back(fmt::format("[PAD{}]", id));
+  result.types.assign(result.tokens.size(), kUnused);
+  const auto& model = tokenizer.at("model");
+  const auto* vocab = find(model, "vocab");
+  TESSERA_CHECK(vocab && vocab->is_object(), ErrorKind::kFormat, "[gguf] {}: the model has no vocabulary", where);
+  const auto unk = text_or(model, "unk_token", "");
+  for (const auto& [text, id] : vocab->items()) {
+    int32_t type = kNormal;
+    if (sentence_piece && is_byte_token(text)) type = kByte;
+    if (sentence_piece && text == unk) type = kUnknown;
+    place_token(result, text, id, type);
+  }
+  if (const auto* added = find(tokenizer, "added_tokens")) {
+    for (const auto& token : *added) {
+      const auto text = text_or(token, "content", "");
+      TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
+                    "[gguf] {}: an added token has no id or content", where);
+      const bool unknown = sentence_piece && text == unk;
+      place_token(result, text, token["id"],
+                  unknown                            ? kUnknown
+                  : flag_or(token, "special", false) ? kControl
+                                                     : kUserDefined);
+    }
+  }
+  read_merges(model, result);
+  return result;
+}
+
+// The steps of a pre-tokenizer or normalizer, whether in a Sequence or alone.
+std::vector<json> steps_of(const json& tokenizer, const char* key, const char* list) {
+  const auto* step = find(tokenizer, key);
+  if (!step) return {};
+  if (text_or(*step, "type", "") != "Sequence") return {*step};
+  const auto* steps = find(*step, list);
+  return steps && steps->is_array() ? steps->get<std::vector<json>>() : std::vector<json>{};
+}
+
+// The kind that cuts text as this tokenizer.json does. Whatever has no counterpart is an error, never a near miss.
+const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& where) {
+  PreTokenizerKind seen;
+  std::string regex;
+  bool strange = false;
+  for (const auto& step : steps_of(tokenizer, "pre_tokenizer", "pretokenizers")) {
+    const auto type = text_or(step, "type", "");
+    if (type == "Digits") {
+      seen.digits = flag_or(step, "individual_digits", false);
+      strange = strange || !seen.digits;
+    } else if (type == "Split") {
+      const auto* pattern = find(step, "pattern");
+      strange =
+          strange || !regex.empty() || text_or(step, "behavior", "") != "Isolated" || flag_or(step, "invert", false);
+      regex = pattern ? text_or(*pattern, "Regex", "?") : "?";
+    } else if (type == "ByteLevel") {
+      seen.byte_level_regex = flag_or(step, "use_regex", true);
+      strange = strange || flag_or(step, "add_prefix_space", true);
+    } else {
+      strange = true;
+    }
+  }
+  const auto& kinds = pre_tokenizer_kinds();
+  const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const PreTokenizerKind& kind) {
+    return kind.digits == seen.digits && kind.split_regex == regex && kind.byte_level_regex == seen.byte_level_regex;
+  });
+  TESSERA_CHECK(found != kinds.end() && !strange, ErrorKind::kConfig,
+                "[gguf] {}: this pre_tokenizer has no counterpart in GGUF that this version writes (those of smollm, "
+                "llama-bpe, qwen2 and gpt-2 have)",
+                where);
+  return *found;
+}
+
+// Whether the post-processor puts this token first (or last) around a sequence.
+bool post_processor_adds(const json& tokenizer, const std::string& token, bool first) {
+  for (const auto& step : steps_of(tokenizer, "post_processor", "processors")) {
+    const auto* single = find(step, "single");
+    if (!single || !single->is_array() || single->empty()) continue;
+    const auto* special = find(first ? single->front() : single->back(), "SpecialToken");
+    if (special && text_or(*special, "id", "") == token) return true;
+  }
+  return false;
+}
+
+// "bos_token" and its like are a string or an object with the content.
+std::string special_token(const json& config, const char* key) {
+  const auto* value = find(config, key);
+  if (!value) return "";
+  return value->is_string() ? value->get<std::string>() : text_or(*value, "content", "");
+}
+
+std::string chat_template(const std::filesystem::path& dir, const json& config) {
+  constexpr size_t kMaxBytes = size_t{16} << 20;
+  if (std::filesystem::exists(dir / "chat_template.jinja")) return read_file(dir / "chat_template.jinja", kMaxBytes);
+  const auto* value = find(config, "chat_template");
+  if (!value) return "";
+  if (value->is_string()) return value->get<std::string>();
+  if (!value->is_array()) return "";
+  for (const auto& named : *value) {
+    if (text_or(named, "name", "") == "default") return text_or(named, "template", "");
+  }
+  return "";
+}
+
+// Better scores merge first; a piece that no merge makes is never asked for its score.
+std::vector<float> scores_of(const HfVocabulary& vocabulary) {
+  std::vector<float> scores(vocabulary.tokens.size(), -1e9F);
+  for (size_t rank = vocabulary.merged.size(); rank-- > 0;) {
+    const auto found = vocabulary.ids.find(vocabulary.merged[rank]);
+    if (found != vocabulary.ids.end()) scores[static_cast<size_t>(found->second)] = -static_cast<float>(rank);
+  }
+  for (size_t id = 0; id < scores.size(); ++id) {
+    if (vocabulary.types[id] != kNormal) scores[id] = 0;
+  }
+  return scores;
+}
+
+bool has_prepend(const json& tokenizer) {
+  const auto normalizers = steps_of(tokenizer, "normalizer", "normalizers");
+  const auto pre_tokenizers = steps_of(tokenizer, "pre_tokenizer", "pretokenizers");
+  const bool normalizer = std::any_of(normalizers.begin(), normalizers.end(),
+                                      [](const json& step) { return text_or(step, "type", "") == "Prepend"; });
+  return normalizer || std::any_of(pre_tokenizers.begin(), pre_tokenizers.end(), [](const json& step) {
+           return text_or(step, "type", "") == "Metaspace" && text_or(step, "prepend_scheme", "always") != "never";
+         });
+}
+
+}  // namespace
+
+void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, GgufWriter& writer) {
+  const auto where = (dir / "tokenizer.json").string();
+  const auto tokenizer = read_json_object(dir / "tokenizer.json");
+  const auto config = std::filesystem::exists(dir / "tokenizer_config.json")
+                          ? read_json_object(dir / "tokenizer_config.json")
+                          : json::object();
+  const auto* model = find(tokenizer, "model");
+  TESSERA_CHECK(model && (text_or(*model, "type", "BPE") == "BPE"), ErrorKind::kConfig,
+                "[gguf] {}: only BPE tokenizers can be written", where);
+  const bool sentence_piece = flag_or(*model, "byte_fallback", false);
+  const auto vocabulary = read_vocabulary(tokenizer, where, vocab, sentence_piece);
+
+  writer.set("tokenizer.ggml.model", std::string(sentence_piece ? "llama" : "gpt2"));
+  writer.set("tokenizer.ggml.pre",
+             sentence_piece ? std::string("default") : std::string(match_kind(tokenizer, where).gguf_names.front()));
+  writer.set("tokenizer.ggml.tokens", GgufArray{vocabulary.tokens});
+  writer.set("tokenizer.ggml.token_type", GgufArray{vocabulary.types});
+  if (sentence_piece) {
+    writer.set("tokenizer.ggml.scores", GgufArray{scores_of(vocabulary)});
+  } else {
+    writer.set("tokenizer.ggml.merges", GgufArray{vocabulary.merges});
+  }
+  for (const auto& [key, name] :
+       {std::pair("bos", "bos_token"), {"eos", "eos_token"}, {"unknown", "unk_token"}, {"padding", "pad_token"}}) {
+    const auto found = vocabulary.ids.find(special_token(config, name));
+    if (found == vocabulary.ids.end()) continue;
+    writer.set(fmt::format("tokenizer.ggml.{}_token_id", key), static_cast<uint32_t>(found->second));
+  }
+  for (const auto& [key, name, first] :
+       {std::tuple("add_bos_token", "bos_token", true), {"add_eos_token", "eos_token", false}}) {
+    const auto token = special_token(config, name);
+    writer.set(fmt::format("tokenizer.ggml.{}", key),
+               flag_or(config, key, !token.empty() && post_processor_adds(tokenizer, token, first)));
+  }
+  writer.set("tokenizer.ggml.add_space_prefix", sentence_piece && has_prepend(tokenizer));
+  const auto chat = chat_template(dir, config);
+  if (!chat.empty()) writer.set("tokenizer.chat_template", chat);
+}
+
+}  // namespace tessera::detail

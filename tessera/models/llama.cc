@@ -1,0 +1,91 @@
+#include "tessera/models/llama.h"
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/models/rope.h"
+
+namespace tessera {
+
+LlamaDecoderLayer::LlamaDecoderLayer(const ModelConfig& config, int64_t layer, const nn::ParameterOptions& options) {
+  const nn::AttentionOptions attention{.width = config.hidden_size,
+                                       .heads = config.num_attention_heads,
+                                       .kv_heads = config.num_key_value_heads,
+                                       .head_dim = config.head_dim,
+                                       .qkv_bias = config.attention_bias,
+                                       .output_bias = config.attention_bias,
+                                       .layer = layer};
+  self_attn = register_module("self_attn", std::make_shared<nn::Attention>(attention, options));
+  mlp = register_module(
+      "mlp", std::make_shared<nn::MLP>(config.hidden_size, config.intermediate_size, config.mlp_bias, options));
+  input_layernorm = register_module(
+      "input_layernorm", std::make_shared<nn::RMSNorm>(config.hidden_size, config.rms_norm_eps, options));
+  post_attention_layernorm = register_module(
+      "post_attention_layernorm", std::make_shared<nn::RMSNorm>(config.hidden_size, config.rms_norm_eps, options));
+}
+
+at::Tensor LlamaDecoderLayer::forward(const at::Tensor& x, const nn::AttentionContext& context) {
+  const auto attended = x + (*self_attn)((*input_layernorm)(x), context);
+  return attended + (*mlp)((*post_attention_layernorm)(attended));
+}
+
+LlamaLayers::LlamaLayers(const ModelConfig& config, const nn::ParameterOptions& options) {
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    list.push_back(register_module(std::to_string(layer), std::make_shared<LlamaDecoderLayer>(config, layer, options)));
+  }
+}
+
+LlamaModel::LlamaModel(const ModelConfig& config, const nn::ParameterOptions& options) : config_(config) {
+  embed_tokens =
+      register_module("embed_tokens", std::make_shared<nn::Embedding>(config.vocab_size, config.hidden_size, options));
+  layers = register_module("layers", std::make_shared<LlamaLayers>(config, options));
+  norm = register_module("norm", std::make_shared<nn::RMSNorm>(config.hidden_size, config.rms_norm_eps, options));
+}
+
+nn::AttentionContext LlamaModel::attention_context(const ModelInputs& inputs, const at::TensorOptions& options) const {
+  const int64_t cached = inputs.cache ? inputs.cache->length() : 0, length = inputs.tokens.size(1);
+  const auto positions = inputs.positions.defined()
+                             ? inputs.positions
+                             : at::arange(cached, cached + length, inputs.tokens.options()).unsqueeze(0);
+  auto [cos, sin] = rope_table(config_, positions);
+  const nn::AttentionMaskOptions mask{.rows = inputs.tokens.size(0),
+                                      .tokens = length,
+                                      .cached = cached,
+                                      .sliding_window = config_.sliding_window};
+  return {.cos = cos,
+          .sin = sin,
+          .mask = nn::attention_mask(inputs.document_ids, mask, options),
+          .causal = true,
+          .cache = inputs.cache};
+}
+
+at::Tensor LlamaModel::forward(const ModelInputs& inputs) {
+  auto x = (*embed_tokens)(inputs.tokens);
+  const auto context = attention_context(inputs, x.options());
+  for (const auto& layer : layers->list) x = (*layer)(x, context);
+  if (inputs.cache) inputs.cache->advance(inputs.tokens.size(1));
+  return (*norm)(x);
+}
+
+LlamaForCausalLM::LlamaForCausalLM(const ModelConfig& config, const nn::ParameterOptions& options) : CausalLM(config) {
+  model = register_module("model", std::make_shared<LlamaModel>(config, options));
+  // A tied head allocates nothing: its slot shows the embedding.
+  const nn::ParameterOptions head_options{options.dtype, config.tie_word_embeddings ? at::Device(at::kMeta) : options.device};
+  lm_head = register_module(
+      "lm_head", std::make_shared<nn::Linear>(config.hidden_size, config.vocab_size, /*with_bias=*/false, head_options));
+  if (config.tie_word_embeddings) set_parameter(lm_head->own_parameters().front(), model->embed_tokens->weight);
+}
+
+at::Tensor LlamaForCausalLM::forward(const ModelInputs& inputs) {
+  TESSERA_CHECK(inputs.tokens.defined() && inputs.tokens.dim() == 2 && inputs.tokens.scalar_type() == at::kLong &&
+                    inputs.tokens.numel() > 0,
+                ErrorKind::kShape, "[models.forward] tokens: wanted int64 [B, T] with at least one token");
+  const auto hidden = (*model)(inputs);
+  if (!inputs.labels.defined()) return (*lm_head)(hidden);
+  return linear_cross_entropy(hidden.reshape({-1, config().hidden_size}), lm_head->weight, inputs.labels.reshape({-1}));
+}
+
+std::vector<std::shared_ptr<nn::Module>> LlamaForCausalLM::blocks() {
+  return {model->layers->list.begin(), model->layers->list.end()};
+}
+
+}  // namespace tessera

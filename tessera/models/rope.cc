@@ -1,0 +1,93 @@
+#include "tessera/models/rope.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace tessera {
+namespace {
+
+// theta ^ (0, 2, 4, ... / d), in fp32 as upstream computes it.
+at::Tensor powers(double theta, int64_t head_dim) {
+  const auto exponents = at::arange(0, head_dim, 2, at::kFloat).div_(static_cast<double>(head_dim));
+  return at::pow(theta, exponents);
+}
+
+// https://arxiv.org/abs/2309.00071: interpolates slow frequencies, keeps fast ones, blends between.
+RopeFrequencies yarn(const RopeConfig& rope, int64_t head_dim) {
+  const auto dim = static_cast<double>(head_dim);
+  const auto correction = [&](double rotations) {
+    const auto context = static_cast<double>(rope.original_max_position_embeddings);
+    return dim * std::log(context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(rope.theta));
+  };
+  double low = correction(rope.beta_fast), high = correction(rope.beta_slow);
+  if (rope.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  const auto ramp = at::arange(head_dim / 2, at::kFloat).sub_(low).div_(high - low).clamp_(0, 1);
+  const auto kept = 1 - ramp;
+  const auto frequencies = powers(rope.theta, head_dim);
+  const auto inverse = 1.0 / (rope.factor * frequencies) * (1 - kept) + 1.0 / frequencies * kept;
+  const auto magnitude = [&rope](double scale) {
+    return rope.factor <= 1 ? 1.0 : 0.1 * scale * std::log(rope.factor) + 1.0;
+  };
+  const bool both = rope.mscale != 0 && rope.mscale_all_dim != 0;
+  const double inferred = both ? magnitude(rope.mscale) / magnitude(rope.mscale_all_dim) : magnitude(1.0);
+  return {inverse, rope.attention_factor.value_or(inferred)};
+}
+
+// Llama 3.1: slow frequencies divided by the factor, fast ones kept, those between blended.
+at::Tensor llama3(const RopeConfig& rope, const at::Tensor& inverse) {
+  const auto context = static_cast<double>(rope.original_max_position_embeddings);
+  const double longest = context / rope.low_freq_factor, shortest = context / rope.high_freq_factor;
+  const auto wavelength = 2 * std::numbers::pi / inverse;
+  const auto scaled = at::where(wavelength > longest, inverse / rope.factor, inverse);
+  const auto smooth = (context / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor);
+  const auto blended = (1 - smooth) * scaled / rope.factor + smooth * scaled;
+  const auto between = wavelength.ge(shortest).logical_and(wavelength.le(longest));
+  return at::where(between, blended, scaled);
+}
+
+}  // namespace
+
+RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
+                                 int64_t sequence_length) {
+  switch (rope.kind) {
+    case RopeKind::kDefault:
+      return {1.0 / powers(rope.theta, head_dim)};
+    case RopeKind::kLinear:
+      return {1.0 / powers(rope.theta, head_dim) / rope.factor};
+    case RopeKind::kDynamic: {
+      const auto dim = static_cast<double>(head_dim), most = static_cast<double>(max_position_embeddings);
+      const double length = std::max(static_cast<double>(sequence_length), most);
+      const double stretch = rope.factor * length / most - (rope.factor - 1);
+      // One pair of dims has a single frequency, 1, whatever the base.
+      const double theta = head_dim > 2 ? rope.theta * std::pow(stretch, dim / (dim - 2)) : rope.theta;
+      return {1.0 / powers(theta, head_dim)};
+    }
+    case RopeKind::kYarn:
+      return yarn(rope, head_dim);
+    case RopeKind::kLlama3:
+      return {llama3(rope, 1.0 / powers(rope.theta, head_dim))};
+  }
+  return {};
+}
+
+RopeTable rope_table(const ModelConfig& config, const at::Tensor& positions) {
+  at::NoGradGuard no_grad;
+  const bool dynamic = config.rope.kind == RopeKind::kDynamic && positions.numel() > 0;
+  const int64_t length = dynamic ? positions.max().item<int64_t>() + 1 : 0;
+  const auto frequencies = rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, length);
+  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * frequencies.inverse.to(positions.device());
+  RopeTable table{angles.cos(), angles.sin()};
+  if (frequencies.scaling != 1.0) {
+    table.cos.mul_(frequencies.scaling);
+    table.sin.mul_(frequencies.scaling);
+  }
+  return table;
+}
+
+}  // namespace tessera

@@ -1,0 +1,206 @@
+#include "tessera/text/chat_template.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/parser.h"
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text {
+
+using jinja::Value;
+using Json = nlohmann::ordered_json;
+
+struct ChatTemplate::State {
+  std::string name;
+  ChatTemplateLimits limits;
+  jinja::Template tree;
+  std::optional<jinja::Template> with_tools;  // the "tool_use" template of a list
+  Json special_tokens = Json::object();
+};
+
+namespace {
+
+[[noreturn]] void raise_at(const std::string& name, int line, const std::string& message) {
+  std::string one_line = message;
+  for (char& c : one_line) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  raise(ErrorKind::kFormat, "[text.chat_template] {} line {}: {}", name, line, one_line);
+}
+
+jinja::Template parse_source(const std::string& source, const std::string& name, const ChatTemplateLimits& limits) {
+  TESSERA_CHECK(source.size() <= limits.max_template_bytes, ErrorKind::kFormat,
+                "[text.chat_template] {}: the template has {} bytes, wanted at most {}.", name, source.size(),
+                limits.max_template_bytes);
+  TESSERA_CHECK(jinja::is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.", name);
+  try {
+    return jinja::parse_template(source, limits.max_depth);
+  } catch (const jinja::SyntaxFailure& failure) {
+    raise_at(name, failure.line, failure.message);
+  }
+}
+
+Value value_of(const Json& json, int depth, int max_depth) {
+  if (depth > max_depth) jinja::fail("the given values are nested deeper than {}", max_depth);
+  switch (json.type()) {
+    case Json::value_t::boolean:
+      return Value::boolean(json.get<bool>());
+    case Json::value_t::number_integer:
+      return Value::integer(json.get<int64_t>());
+    case Json::value_t::number_unsigned:
+      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) jinja::fail("the given number {} does not fit 64 bits", json.get<uint64_t>());
+      return Value::integer(json.get<int64_t>());
+    case Json::value_t::number_float:
+      return Value::real(json.get<double>());
+    case Json::value_t::string:
+      return Value::text(json.get_ref<const std::string&>());
+    case Json::value_t::array: {
+      std::vector<Value> items;
+      items.reserve(json.size());
+      for (const auto& item : json) items.push_back(value_of(item, depth + 1, max_depth));
+      return Value::list(std::move(items));
+    }
+    case Json::value_t::object: {
+      auto dict = std::make_shared<jinja::Dict>();
+      for (const auto& [key, item] : json.items()) dict->set(Value::text(key), value_of(item, depth + 1, max_depth));
+      return Value::dict(std::move(dict));
+    }
+    default:
+      return Value::none();
+  }
+}
+
+// A message's reasoning goes by three names; transformers fills the standard one and the one of older templates.
+Json with_reasoning(const Json& message) {
+  if (!message.is_object()) return message;
+  for (const char* field : {"reasoning_content", "thinking", "reasoning"}) {
+    const auto found = message.find(field);
+    if (found == message.end() || found->is_null()) continue;
+    const Json reasoning = *found;
+    Json made = Json::object();
+    made["thinking"] = reasoning;
+    for (const auto& [key, value] : message.items()) made[key] = value;
+    made["reasoning_content"] = reasoning;
+    return made;
+  }
+  return message;
+}
+
+// bos_token and the like: a string, or an object with "content".
+Json special_tokens_of(const Json& config) {
+  Json tokens = Json::object();
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    const auto found = config.find(name);
+    if (found == config.end()) continue;
+    if (found->is_string()) tokens[name] = *found;
+    if (found->is_object() && found->contains("content") && found->at("content").is_string()) tokens[name] = found->at("content");
+  }
+  return tokens;
+}
+
+Json read_json(const std::filesystem::path& path) {
+  try {
+    return Json::parse(read_file(path, size_t{256} << 20));
+  } catch (const Json::exception& error) {
+    raise(ErrorKind::kFormat, "[text.chat_template] {}: no valid JSON: {}", path.string(), error.what());
+  }
+}
+
+}  // namespace
+
+ChatTemplate ChatTemplate::parse(std::string source, std::string name, const ChatTemplateLimits& limits) {
+  auto state = std::make_shared<State>();
+  state->tree = parse_source(source, name, limits);
+  state->name = std::move(name);
+  state->limits = limits;
+  return ChatTemplate(std::move(state));
+}
+
+std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::path& folder) {
+  auto state = std::make_shared<State>();
+  const auto config_path = folder / "tokenizer_config.json";
+  const auto file_path = folder / "chat_template.jinja";
+  const Json config = std::filesystem::exists(config_path) ? read_json(config_path) : Json::object();
+  TESSERA_CHECK(config.is_object(), ErrorKind::kFormat, "[text.chat_template] {}: found {}, wanted an object.",
+                config_path.string(), config.type_name());
+  state->special_tokens = special_tokens_of(config);
+  if (std::filesystem::exists(file_path)) {
+    state->name = file_path.string();
+    state->tree = parse_source(read_file(file_path, state->limits.max_template_bytes), state->name, state->limits);
+    return ChatTemplate(std::move(state));
+  }
+  const auto found = config.find("chat_template");
+  if (found == config.end() || found->is_null()) return std::nullopt;
+  state->name = config_path.string();
+  if (found->is_string()) {
+    state->tree = parse_source(found->get<std::string>(), state->name, state->limits);
+    return ChatTemplate(std::move(state));
+  }
+  bool has_default = false;
+  if (found->is_array()) {
+    for (const auto& entry : *found) {
+      const bool named = entry.is_object() && entry.contains("name") && entry.contains("template") &&
+                         entry["name"].is_string() && entry["template"].is_string();
+      TESSERA_CHECK(named, ErrorKind::kFormat,
+                    "[text.chat_template] {}: an entry of chat_template is no object with the strings 'name' and 'template'.",
+                    state->name);
+      const auto& name = entry["name"].get_ref<const std::string&>();
+      if (name != "default" && name != "tool_use") continue;
+      auto tree = parse_source(entry["template"].get<std::string>(), state->name + " '" + name + "'", state->limits);
+      if (name == "default") {
+        state->tree = std::move(tree);
+        has_default = true;
+      } else {
+        state->with_tools = std::move(tree);
+      }
+    }
+  }
+  TESSERA_CHECK(has_default, ErrorKind::kFormat,
+                "[text.chat_template] {}: chat_template is {}, wanted a string or a list with a template named 'default'.",
+                state->name, found->type_name());
+  return ChatTemplate(std::move(state));
+}
+
+RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prompt) const {
+  return render(messages, add_generation_prompt, Json::object());
+}
+
+RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prompt, const Json& extra) const {
+  const auto& limits = state_->limits;
+  TESSERA_CHECK(messages.is_array(), ErrorKind::kFormat, "[text.chat_template] {}: the messages are {}, wanted an array.",
+                state_->name, messages.type_name());
+  TESSERA_CHECK(extra.is_object() || extra.is_null(), ErrorKind::kFormat,
+                "[text.chat_template] {}: the extra values are {}, wanted an object.", state_->name, extra.type_name());
+  Json chat = Json::array();
+  for (const auto& message : messages) {
+    TESSERA_CHECK(message.is_object(), ErrorKind::kFormat, "[text.chat_template] {}: message {} is {}, wanted an object.",
+                  state_->name, chat.size(), message.type_name());
+    chat.push_back(with_reasoning(message));
+  }
+  jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth});
+  try {
+    evaluator.define("tools", Value::none());
+    evaluator.define("documents", Value::none());
+    for (const auto& [key, token] : state_->special_tokens.items()) evaluator.define(key, value_of(token, 0, limits.max_depth));
+    if (extra.is_object()) {
+      for (const auto& [key, value] : extra.items()) evaluator.define(key, value_of(value, 0, limits.max_depth));
+    }
+    evaluator.define("messages", value_of(chat, 0, limits.max_depth));
+    evaluator.define("add_generation_prompt", Value::boolean(add_generation_prompt));
+    const bool tools = extra.is_object() && extra.contains("tools") && !extra["tools"].is_null();
+    RenderedChat rendered;
+    rendered.text = evaluator.run(tools && state_->with_tools ? state_->with_tools->body : state_->tree.body);
+    rendered.generation_spans = evaluator.generation_spans();
+    return rendered;
+  } catch (const jinja::Failure& failure) {
+    raise_at(state_->name, evaluator.line(), failure.message);
+  }
+}
+
+bool ChatTemplate::marks_generation() const { return state_->tree.has_generation; }
+const std::string& ChatTemplate::name() const { return state_->name; }
+
+}  // namespace tessera::text

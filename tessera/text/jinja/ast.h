@@ -1,0 +1,115 @@
+// The syntax tree of a template. Chains of one operator precedence (a + b - c, a and b and c) are one node, so that depth
+// grows with nesting only; the parser limits it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/text/jinja/value.h"
+
+namespace tessera::text::jinja {
+
+struct Expression;
+struct Statement;
+using ExpressionPtr = std::unique_ptr<Expression>;
+using Body = std::vector<Statement>;
+
+enum class ExpressionKind {
+  kLiteral,      // literal
+  kName,         // text
+  kList,         // operands
+  kTuple,        // operands
+  kDict,         // operands: key, value, key, value, ...
+  kConditional,  // operands: condition, then, else (may be null)
+  kOr,           // operands
+  kAnd,          // operands
+  kNot,          // operands[0]
+  kCompare,      // operands, one operators entry between each two
+  kArithmetic,   // the same; left to right
+  kConcat,       // operands, joined by ~
+  kNegative,     // operands[0]
+  kPositive,     // operands[0]
+  kAttribute,    // operands[0], text
+  kItem,         // operands[0], operands[1]
+  kSlice,        // operands: start, stop, step, each may be null; only inside kItem
+  kCall,         // operands[0], arguments
+  kFilter,       // operands[0] (null in filter blocks), text, arguments
+  kTest,         // operands[0], text, arguments
+};
+
+enum class Operator { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower, kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
+
+struct CallArguments {
+  std::vector<ExpressionPtr> positional;
+  std::vector<std::pair<std::string, ExpressionPtr>> named;
+  ExpressionPtr unpacked_list;   // *args
+  ExpressionPtr unpacked_named;  // **kwargs
+};
+
+struct Expression {
+  ExpressionKind kind;
+  int line = 0;
+  int depth = 1;
+  std::string text;
+  Value literal;
+  std::vector<ExpressionPtr> operands;
+  std::vector<Operator> operators;
+  std::unique_ptr<CallArguments> arguments;
+};
+
+enum class StatementKind {
+  kText,        // text
+  kPrint,       // value
+  kIf,          // branches, otherwise
+  kFor,         // target, value, condition (may be null), body, otherwise, recursive
+  kSet,         // target, value
+  kSetBlock,    // target, value (a filter chain, may be null), body
+  kMacro,       // macro
+  kCallBlock,   // value (a kCall), macro (the caller)
+  kFilterBlock, // value (a filter chain over the body), body
+  kWith,        // assignments, body
+  kGeneration,  // body
+  kBreak,
+  kContinue,
+};
+
+// A name, name.attribute of a namespace (attribute not empty), or several targets.
+struct Target {
+  std::string name;
+  std::string attribute;
+  std::vector<Target> parts;
+};
+
+struct MacroDefinition {
+  std::string name;
+  std::vector<std::string> parameters;
+  std::vector<ExpressionPtr> defaults;  // of the last parameters
+  Body body;
+  bool uses_caller = false, uses_varargs = false, uses_kwargs = false;
+};
+
+struct Branch;
+
+struct Statement {
+  StatementKind kind;
+  int line = 0;
+  std::string text;
+  ExpressionPtr value;
+  ExpressionPtr condition;
+  Target target;
+  Body body;
+  Body otherwise;
+  std::vector<Branch> branches;
+  std::vector<std::pair<Target, ExpressionPtr>> assignments;
+  std::shared_ptr<const MacroDefinition> macro;
+  bool recursive = false;
+};
+
+struct Branch {
+  ExpressionPtr condition;
+  Body body;
+};
+
+}  // namespace tessera::text::jinja

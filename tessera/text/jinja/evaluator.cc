@@ -1,0 +1,336 @@
+#include "tessera/text/jinja/evaluator.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tessera::text::jinja {
+
+Value* Scope::find(std::string_view name) {
+  for (Scope* scope = this; scope; scope = scope->parent.get()) {
+    for (auto& [key, value] : scope->variables) {
+      if (key == name) return &value;
+    }
+  }
+  return nullptr;
+}
+
+// One level of recursion over the tree, over all macros that are running.
+struct Evaluator::Deeper {
+  static constexpr int kLevelsEach = 8;  // of the tree for one level of nesting that a template is allowed
+  explicit Deeper(Evaluator& evaluator) : evaluator_(evaluator) {
+    if (++evaluator_.running_depth_ > evaluator_.budget_.max_depth * kLevelsEach) {
+      --evaluator_.running_depth_;
+      fail("macros and expressions run deeper than {} levels", evaluator_.budget_.max_depth * kLevelsEach);
+    }
+  }
+  ~Deeper() { --evaluator_.running_depth_; }
+  Evaluator& evaluator_;
+};
+
+Evaluator::~Evaluator() {
+  for (auto& scope : captured_scopes_) scope->variables.clear();
+  for (auto& space : namespaces_) space->attributes = std::make_shared<Dict>();
+}
+
+void Evaluator::define(std::string name, Value value) {
+  names_.push_back(std::move(name));
+  set_variable(names_.back(), std::move(value));
+}
+
+std::string Evaluator::run(const Body& body) {
+  scope_ = inner_scope(scope_);
+  out_ = &root_out_;
+  execute(body);
+  return std::move(root_out_);
+}
+
+Value Evaluator::make_text(std::string text, bool markup) {
+  budget_.check_size(text.size());
+  budget_.charge(text.size());
+  return Value::text(std::move(text), markup);
+}
+
+Value Evaluator::make_list(std::vector<Value> items, Kind kind) {
+  budget_.check_size(items.size());
+  budget_.charge(items.size() * sizeof(Value));
+  Value made = Value::list(std::move(items), kind);
+  budget_.check_depth(made.depth());
+  return made;
+}
+
+Value Evaluator::make_dict(std::shared_ptr<const Dict> dict) {
+  budget_.charge(dict->entries.size() * 2 * sizeof(Value));
+  budget_.check_depth(dict->depth);
+  return Value::dict(std::move(dict));
+}
+
+Value Evaluator::make_namespace(std::shared_ptr<Dict> attributes) {
+  auto space = std::make_shared<Namespace>();
+  space->attributes = std::move(attributes);
+  budget_.check_depth(space->attributes->depth + 1);
+  namespaces_.push_back(space);
+  return Value::object(Kind::kNamespace, std::move(space));
+}
+
+std::shared_ptr<Scope> Evaluator::inner_scope(std::shared_ptr<Scope> parent) {
+  auto scope = std::make_shared<Scope>();
+  scope->parent = std::move(parent);
+  return scope;
+}
+
+void Evaluator::set_variable(std::string_view name, Value value) {
+  for (auto& [key, old] : scope_->variables) {
+    if (key == name) {
+      old = std::move(value);
+      return;
+    }
+  }
+  scope_->variables.emplace_back(name, std::move(value));
+}
+
+Value Evaluator::evaluate(const Expression& node) {
+  Deeper deeper(*this);
+  line_ = node.line;
+  budget_.charge(0);
+  switch (node.kind) {
+    case ExpressionKind::kLiteral:
+      return node.literal;
+    case ExpressionKind::kName:
+      return evaluate_name(node);
+    case ExpressionKind::kList:
+    case ExpressionKind::kTuple:
+    case ExpressionKind::kDict:
+      return evaluate_collection(node);
+    case ExpressionKind::kConditional:
+      if (truthy(evaluate(*node.operands[0]))) return evaluate(*node.operands[1]);
+      if (node.operands[2]) return evaluate(*node.operands[2]);
+      return Value::undefined("the inline 'if' was false and has no 'else'");
+    case ExpressionKind::kOr:
+    case ExpressionKind::kAnd: {
+      Value value;
+      for (const auto& operand : node.operands) {
+        value = evaluate(*operand);
+        if (truthy(value) == (node.kind == ExpressionKind::kOr)) break;
+      }
+      return value;
+    }
+    case ExpressionKind::kNot:
+      return Value::boolean(!truthy(evaluate(*node.operands[0])));
+    case ExpressionKind::kCompare:
+      return evaluate_comparison(node);
+    case ExpressionKind::kConcat:
+      return evaluate_concatenation(node);
+    case ExpressionKind::kArithmetic:
+    case ExpressionKind::kNegative:
+    case ExpressionKind::kPositive:
+      return evaluate_operator(node);
+    case ExpressionKind::kAttribute:
+      return attribute(evaluate(*node.operands[0]), node.text);
+    case ExpressionKind::kItem:
+      return evaluate_item(node);
+    case ExpressionKind::kCall:
+      return evaluate_call(node);
+    case ExpressionKind::kFilter:
+      return evaluate_filter(node, nullptr);
+    case ExpressionKind::kTest:
+      return evaluate_test(node);
+    case ExpressionKind::kSlice:
+      break;
+  }
+  fail("a slice stands outside of a subscript");
+}
+
+Value Evaluator::evaluate_name(const Expression& node) {
+  if (const Value* found = scope_->find(node.text)) return *found;
+  if (is_global(node.text)) return Value::object(Kind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
+  return Value::undefined(fmt::format("'{}' is undefined", node.text.substr(0, 80)));
+}
+
+Value Evaluator::evaluate_collection(const Expression& node) {
+  if (node.kind == ExpressionKind::kDict) {
+    auto dict = std::make_shared<Dict>();
+    for (size_t i = 0; i < node.operands.size(); i += 2) {
+      const Value key = evaluate(*node.operands[i]);
+      dict->set(key, evaluate(*node.operands[i + 1]));
+    }
+    return make_dict(std::move(dict));
+  }
+  std::vector<Value> items;
+  for (const auto& operand : node.operands) items.push_back(evaluate(*operand));
+  return make_list(std::move(items), node.kind == ExpressionKind::kTuple ? Kind::kTuple : Kind::kList);
+}
+
+Value Evaluator::evaluate_operator(const Expression& node) {
+  Value value = evaluate(*node.operands[0]);
+  if (node.kind == ExpressionKind::kNegative && value.is(Kind::kFloat)) return Value::real(-value.as_double());
+  if (node.kind == ExpressionKind::kNegative) return binary(Operator::kSubtract, Value::integer(0), value, budget_);
+  if (node.kind == ExpressionKind::kPositive) return binary(Operator::kAdd, Value::integer(0), value, budget_);
+  for (size_t i = 0; i < node.operators.size(); ++i) {
+    const Value right = evaluate(*node.operands[i + 1]);
+    line_ = node.line;
+    value = binary(node.operators[i], value, right, budget_);
+  }
+  return value;
+}
+
+Value Evaluator::evaluate_comparison(const Expression& node) {
+  Value left = evaluate(*node.operands[0]);
+  for (size_t i = 0; i < node.operators.size(); ++i) {
+    Value right = evaluate(*node.operands[i + 1]);
+    line_ = node.line;
+    bool holds = false;
+    switch (node.operators[i]) {
+      case Operator::kEqual:
+        holds = equal(left, right, budget_);
+        break;
+      case Operator::kNotEqual:
+        holds = !equal(left, right, budget_);
+        break;
+      case Operator::kLess:
+        holds = less(left, right, budget_);
+        break;
+      case Operator::kLessEqual:
+        holds = less(left, right, budget_) || equal(left, right, budget_);
+        break;
+      case Operator::kGreater:
+        holds = less(right, left, budget_);
+        break;
+      case Operator::kGreaterEqual:
+        holds = less(right, left, budget_) || equal(left, right, budget_);
+        break;
+      case Operator::kIn:
+        holds = contains(right, left, budget_);
+        break;
+      case Operator::kNotIn:
+        holds = !contains(right, left, budget_);
+        break;
+      default:
+        fail("an operator that compares nothing");
+    }
+    if (!holds) return Value::boolean(false);
+    left = std::move(right);
+  }
+  return Value::boolean(true);
+}
+
+Value Evaluator::evaluate_concatenation(const Expression& node) {
+  std::string joined;
+  for (const auto& operand : node.operands) {
+    joined += text_of(evaluate(*operand));
+    budget_.check_size(joined.size());
+  }
+  return make_text(std::move(joined));
+}
+
+Value Evaluator::evaluate_item(const Expression& node) {
+  const Value of = evaluate(*node.operands[0]);
+  const Expression& key = *node.operands[1];
+  if (key.kind != ExpressionKind::kSlice) return item(of, evaluate(key));
+  Value bounds[3];
+  for (size_t i = 0; i < 3; ++i) bounds[i] = key.operands[i] ? evaluate(*key.operands[i]) : Value::none();
+  line_ = node.line;
+  return slice(of, bounds[0], bounds[1], bounds[2], budget_);
+}
+
+Arguments Evaluator::evaluate_arguments(const CallArguments& node) {
+  Arguments made;
+  for (const auto& argument : node.positional) made.positional.push_back(evaluate(*argument));
+  for (const auto& [name, argument] : node.named) made.named.emplace_back(name, evaluate(*argument));
+  if (node.unpacked_list) {
+    for (auto& element : elements(evaluate(*node.unpacked_list), budget_)) made.positional.push_back(std::move(element));
+  }
+  if (node.unpacked_named) {
+    const Value named = evaluate(*node.unpacked_named);
+    if (!named.is(Kind::kDict)) fail("the argument after ** is {}, not a mapping", type_name(named));
+    for (const auto& [key, value] : named.get<Dict>().entries) {
+      if (!key.is(Kind::kString)) fail("keywords must be strings");
+      made.named.emplace_back(key.as_text(), value);
+    }
+    budget_.charge(made.named.size() * sizeof(Value));
+  }
+  return made;
+}
+
+Value Evaluator::evaluate_call(const Expression& node) {
+  const Value callee = evaluate(*node.operands[0]);
+  const Arguments arguments = evaluate_arguments(*node.arguments);
+  line_ = node.line;
+  return call(callee, arguments);
+}
+
+Value Evaluator::evaluate_filter(const Expression& node, const Value* block_input) {
+  const Expression* inner = node.operands[0].get();
+  Value input;
+  if (!inner) {
+    if (!block_input) fail("the filter '{}' has no input", node.text);
+    input = *block_input;
+  } else if (block_input && inner->kind == ExpressionKind::kFilter) {
+    input = evaluate_filter(*inner, block_input);
+  } else {
+    input = evaluate(*inner);
+  }
+  const Arguments arguments = evaluate_arguments(*node.arguments);
+  line_ = node.line;
+  return apply_filter(*this, node.text, input, arguments);
+}
+
+Value Evaluator::evaluate_test(const Expression& node) {
+  const Value input = evaluate(*node.operands[0]);
+  const Arguments arguments = evaluate_arguments(*node.arguments);
+  line_ = node.line;
+  return Value::boolean(apply_test(*this, node.text, input, arguments));
+}
+
+Value Evaluator::own_attribute(const Value& of, const std::string& name, bool& found) {
+  found = true;
+  if (of.is(Kind::kNamespace)) {
+    if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name))) return *value;
+  } else if (of.is(Kind::kLoop)) {
+    Value value = loop_attribute(of, name);
+    if (!value.is(Kind::kUndefined) || name == "previtem" || name == "nextitem") return value;
+  } else if (of.is(Kind::kMacro) && name == "name") {
+    return make_text(of.get<Macro>().tree->name);
+  } else if (has_method(of, name)) {
+    return Value::object(Kind::kFunction, std::make_shared<Function>(Function{name, of}));
+  } else if (is_forbidden_method(of, name) || name.starts_with("__")) {
+    return Value::undefined(fmt::format("'{}' of a {} is not for templates to use", name.substr(0, 80), type_name(of)));
+  }
+  found = false;
+  return Value();
+}
+
+Value Evaluator::attribute(const Value& of, const std::string& name) {
+  if (of.is(Kind::kUndefined)) fail("{}", of.hint());
+  bool found = false;
+  Value own = own_attribute(of, name, found);
+  if (found) return own;
+  if (of.is(Kind::kDict)) {
+    if (const Value* value = of.get<Dict>().find(Value::text(name))) return *value;
+  }
+  return Value::undefined(fmt::format("a {} has no attribute '{}'", type_name(of), name.substr(0, 80)));
+}
+
+Value Evaluator::item(const Value& of, const Value& key) {
+  if (of.is(Kind::kUndefined)) fail("{}", of.hint());
+  if (of.is(Kind::kDict)) {
+    const bool hashable = !key.is(Kind::kList) && !key.is(Kind::kDict);
+    if (const Value* value = hashable ? of.get<Dict>().find(key) : nullptr) return *value;
+  } else if (key.is_integral() && (of.is(Kind::kString) || of.is(Kind::kList) || of.is(Kind::kTuple) || of.is(Kind::kRange))) {
+    const int64_t length = length_of(of, budget_);
+    const int64_t at = key.as_int() < 0 ? key.as_int() + length : key.as_int();
+    if (at >= 0 && at < length) {
+      if (!of.is(Kind::kString)) return of.items()[static_cast<size_t>(at)];
+      const int64_t behind = at + 1;
+      return slice(of, Value::integer(at), Value::integer(behind), Value::none(), budget_);
+    }
+  }
+  if (key.is(Kind::kString)) {
+    bool found = false;
+    Value own = own_attribute(of, key.as_text(), found);
+    if (found) return own;
+    return Value::undefined(fmt::format("a {} has no item '{}'", type_name(of), key.as_text().substr(0, 80)));
+  }
+  return Value::undefined(fmt::format("a {} has no item of that {} index", type_name(of), type_name(key)));
+}
+
+}  // namespace tessera::text::jinja

@@ -1,0 +1,208 @@
+#include <algorithm>
+
+#include "tessera/text/jinja/evaluator.h"
+
+namespace tessera::text::jinja {
+namespace {
+
+// Puts back what a block replaces, also when it fails.
+template <class T>
+struct Restore {
+  explicit Restore(T& member) : member_(member), before_(member) {}
+  ~Restore() { member_ = std::move(before_); }
+  T& member_;
+  T before_;
+};
+
+}  // namespace
+
+void Evaluator::emit(std::string_view text) {
+  budget_.check_size(out_->size() + text.size());
+  budget_.charge(text.size());
+  out_->append(text);
+}
+
+std::string Evaluator::captured(const Body& body) {
+  Restore<std::string*> restore(out_);
+  std::string text;
+  out_ = &text;
+  execute(body);
+  return text;
+}
+
+Evaluator::Flow Evaluator::execute(const Body& body) {
+  for (const auto& statement : body) {
+    const Flow flow = execute(statement);
+    if (flow != Flow::kNormal) return flow;
+  }
+  return Flow::kNormal;
+}
+
+Evaluator::Flow Evaluator::execute(const Statement& statement) {
+  line_ = statement.line;
+  budget_.charge(0);
+  switch (statement.kind) {
+    case StatementKind::kText:
+      emit(statement.text);
+      break;
+    case StatementKind::kPrint:
+      emit(text_of(evaluate(*statement.value)));
+      break;
+    case StatementKind::kIf:
+      return execute_if(statement);
+    case StatementKind::kFor:
+      return execute_for(statement, elements(evaluate(*statement.value), budget_), 0);
+    case StatementKind::kSet:
+      assign(statement.target, evaluate(*statement.value));
+      break;
+    case StatementKind::kSetBlock:
+      execute_set_block(statement);
+      break;
+    case StatementKind::kMacro:
+      set_variable(statement.macro->name, make_macro(statement.macro));
+      break;
+    case StatementKind::kCallBlock:
+      execute_call_block(statement);
+      break;
+    case StatementKind::kFilterBlock:
+      execute_filter_block(statement);
+      break;
+    case StatementKind::kWith:
+      execute_with(statement);
+      break;
+    case StatementKind::kGeneration:
+      execute_generation(statement);
+      break;
+    case StatementKind::kBreak:
+      return Flow::kBreak;
+    case StatementKind::kContinue:
+      return Flow::kContinue;
+  }
+  return Flow::kNormal;
+}
+
+Evaluator::Flow Evaluator::execute_if(const Statement& statement) {
+  for (const auto& branch : statement.branches) {
+    if (truthy(evaluate(*branch.condition))) return execute(branch.body);
+  }
+  return execute(statement.otherwise);
+}
+
+// The next value of the loop that passes its condition.
+bool Evaluator::pull(Loop& loop, Value& value) {
+  while (loop.next_source < loop.source.size()) {
+    value = loop.source[loop.next_source++];
+    if (!loop.statement->condition) return true;
+    Restore<std::shared_ptr<Scope>> restore(scope_);
+    scope_ = inner_scope(loop.scope);
+    assign(loop.statement->target, value);
+    if (truthy(evaluate(*loop.statement->condition))) return true;
+  }
+  return false;
+}
+
+bool Evaluator::look_ahead(Loop& loop) {
+  if (!loop.pending.empty()) return true;
+  Value value;
+  if (!loop.scope || !pull(loop, value)) return false;
+  loop.pending.push_back(std::move(value));
+  return true;
+}
+
+Evaluator::Flow Evaluator::execute_for(const Statement& statement, std::vector<Value> items, int64_t depth0) {
+  Restore<std::shared_ptr<Scope>> restore(scope_);
+  const auto outside = scope_;
+  auto loop = std::make_shared<Loop>();
+  loop->statement = &statement;
+  loop->scope = outside;
+  loop->source = std::move(items);
+  loop->depth0 = depth0;
+  for (const auto& item : loop->source) loop->depth_of_items = std::max(loop->depth_of_items, item.depth() + 1);
+  budget_.check_depth(loop->depth_of_items + 1);
+  struct End {
+    Loop& loop;
+    ~End() {
+      loop.scope = nullptr;
+      loop.changed = Value();
+    }
+  } end{*loop};
+  const Value loop_value = Value::object(Kind::kLoop, loop);
+  while (look_ahead(*loop)) {
+    budget_.charge(0);
+    loop->previous = std::move(loop->current);
+    loop->current = std::move(loop->pending.front());
+    loop->pending.pop_front();
+    ++loop->index0;
+    scope_ = inner_scope(outside);
+    scope_->variables.emplace_back("loop", loop_value);
+    assign(statement.target, loop->current);
+    if (execute(statement.body) == Flow::kBreak) return Flow::kNormal;
+  }
+  if (loop->index0 >= 0) return Flow::kNormal;
+  scope_ = inner_scope(outside);
+  return execute(statement.otherwise);
+}
+
+void Evaluator::execute_set_block(const Statement& statement) {
+  Value value;
+  {
+    Restore<std::shared_ptr<Scope>> restore(scope_);
+    scope_ = inner_scope(scope_);
+    value = make_text(captured(statement.body));
+    if (statement.value) value = evaluate_filter(*statement.value, &value);
+  }
+  assign(statement.target, std::move(value));
+}
+
+void Evaluator::execute_call_block(const Statement& statement) {
+  const Value callee = evaluate(*statement.value->operands[0]);
+  Arguments arguments = evaluate_arguments(*statement.value->arguments);
+  arguments.named.emplace_back("caller", make_macro(statement.macro));
+  line_ = statement.line;
+  emit(text_of(call(callee, arguments)));
+}
+
+void Evaluator::execute_filter_block(const Statement& statement) {
+  Restore<std::shared_ptr<Scope>> restore(scope_);
+  scope_ = inner_scope(scope_);
+  const Value body = make_text(captured(statement.body));
+  emit(text_of(evaluate_filter(*statement.value, &body)));
+}
+
+void Evaluator::execute_with(const Statement& statement) {
+  std::vector<Value> values;  // all of them see the scope outside
+  for (const auto& assignment : statement.assignments) values.push_back(evaluate(*assignment.second));
+  Restore<std::shared_ptr<Scope>> restore(scope_);
+  scope_ = inner_scope(scope_);
+  for (size_t i = 0; i < values.size(); ++i) assign(statement.assignments[i].first, std::move(values[i]));
+  execute(statement.body);
+}
+
+// transformers gives the position behind what the template as a whole has printed, also inside of a macro.
+void Evaluator::execute_generation(const Statement& statement) {
+  Restore<std::shared_ptr<Scope>> restore(scope_);
+  scope_ = inner_scope(scope_);
+  const std::string text = captured(statement.body);
+  generation_spans_.emplace_back(root_out_.size(), root_out_.size() + text.size());
+  emit(text);
+}
+
+void Evaluator::assign(const Target& target, Value value) {
+  if (!target.attribute.empty()) {
+    Value* space = scope_->find(target.name);
+    if (!space || !space->is(Kind::kNamespace)) fail("cannot assign an attribute of '{}': it is no namespace", target.name);
+    if (target.attribute.starts_with('_')) fail("a namespace cannot hold '{}'", target.attribute.substr(0, 80));
+    auto& attributes = *space->get<Namespace>().attributes;
+    const int depth = value.depth();
+    budget_.check_depth(depth + 2);
+    const Value key = Value::text(target.attribute);
+    attributes.set(key, std::move(value));
+    return;
+  }
+  if (target.parts.empty()) return set_variable(target.name, std::move(value));
+  std::vector<Value> parts = elements(value, budget_);
+  if (parts.size() != target.parts.size()) fail("cannot unpack {} values into {} names", parts.size(), target.parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) assign(target.parts[i], std::move(parts[i]));
+}
+
+}  // namespace tessera::text::jinja

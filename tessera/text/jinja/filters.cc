@@ -1,0 +1,274 @@
+// The table of filters, and those that work on one value or a text.
+#include "tessera/text/jinja/filters.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <unordered_map>
+
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text::jinja {
+namespace {
+
+// The method of the same name on str(input), as soft_str does it: markup stays markup.
+Value as_text_value(Evaluator& evaluator, const Value& input) {
+  return input.is(Kind::kString) ? input : evaluator.make_text(evaluator.text_of(input));
+}
+
+template <std::string (*Map)(std::string_view)>
+Value map_text(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("the filter", arguments, {}, 0);
+  const Value text = as_text_value(evaluator, input);
+  return evaluator.make_text(Map(text.as_text()), text.is_markup());
+}
+
+// Jinja2's own title: words begin behind whitespace, '-' and opening brackets.
+std::string title_words(std::string_view text) {
+  std::string out;
+  bool begins = true;
+  for_each_code_point(text, [&](std::string_view one) {
+    out += begins ? upper(one) : lower(one);
+    const int32_t c = code_point_at(one, 0);
+    begins = is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
+  });
+  return out;
+}
+
+Value trim(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("trim", arguments, {"chars"}, 0);
+  Arguments forwarded;
+  if (bound[0]) forwarded.positional.push_back(*bound[0]);
+  return call_method(evaluator, as_text_value(evaluator, input), "strip", forwarded);
+}
+
+Value replace(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("replace", arguments, {"old", "new", "count"}, 2);
+  Arguments forwarded;
+  forwarded.positional.push_back(evaluator.make_text(evaluator.text_of(*bound[0])));
+  forwarded.positional.push_back(evaluator.make_text(evaluator.text_of(*bound[1])));
+  if (bound[2] && !bound[2]->is(Kind::kNone)) forwarded.positional.push_back(*bound[2]);
+  return call_method(evaluator, evaluator.make_text(evaluator.text_of(input)), "replace", forwarded);
+}
+
+Value center(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("center", arguments, {"width"}, 0);
+  return call_method(evaluator, as_text_value(evaluator, input), "center", {{bound[0] ? *bound[0] : Value::integer(80)}, {}});
+}
+
+Value format(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  if (!arguments.named.empty() && !arguments.positional.empty()) fail("format takes positional or keyword arguments, not both");
+  Value values = evaluator.make_list(arguments.positional, Kind::kTuple);
+  if (!arguments.named.empty()) {
+    auto named = std::make_shared<Dict>();
+    for (const auto& [name, value] : arguments.named) named->set(Value::text(name), value);
+    values = evaluator.make_dict(std::move(named));
+  }
+  return binary(Operator::kModulo, as_text_value(evaluator, input), values, evaluator.budget());
+}
+
+Value indent(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("indent", arguments, {"width", "first", "blank"}, 0);
+  if (!input.is(Kind::kString)) fail("indent wants a str, not {}", type_name(input));
+  std::string prefix(4, ' ');
+  if (bound[0] && bound[0]->is(Kind::kString)) {
+    prefix = bound[0]->as_text();
+  } else if (bound[0]) {
+    if (!bound[0]->is_integral()) fail("indent wants a width, not {}", type_name(*bound[0]));
+    const int64_t width = std::max<int64_t>(0, bound[0]->as_int());
+    evaluator.budget().check_size(static_cast<size_t>(width));
+    prefix.assign(static_cast<size_t>(width), ' ');
+  }
+  const bool first = bound[1] && truthy(*bound[1]), blank = bound[2] && truthy(*bound[2]);
+  const Value lines = call_method(evaluator, Value::text(fmt::format("{}\n", input.as_text())), "splitlines", {});
+  std::string out;
+  if (first) out = prefix;
+  for (size_t i = 0; i < lines.items().size(); ++i) {
+    const std::string& line = lines.items()[i].as_text();
+    if (i > 0) out += '\n';
+    if (i > 0 && (blank || !line.empty())) out += prefix;
+    out += line;
+    evaluator.budget().check_size(out.size());
+  }
+  return evaluator.make_text(std::move(out), input.is_markup());
+}
+
+Value to_string(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("string", arguments, {}, 0);
+  return as_text_value(evaluator, input);
+}
+
+Value safe(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("safe", arguments, {}, 0);
+  return evaluator.make_text(evaluator.text_of(input), true);
+}
+
+Value escape(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("escape", arguments, {}, 0);
+  if (input.is_markup()) return input;
+  return evaluator.make_text(html_escaped(evaluator.text_of(input)), true);
+}
+
+Value word_count(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("wordcount", arguments, {}, 0);
+  int64_t words = 0;
+  bool inside = false;
+  for_each_code_point(evaluator.text_of(input), [&](std::string_view one) {
+    const int32_t c = code_point_at(one, 0);
+    const bool part = is_letter(c) || is_digit(c) || c == '_';
+    words += part && !inside;
+    inside = part;
+  });
+  return Value::integer(words);
+}
+
+Value default_value(Evaluator&, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("default", arguments, {"default_value", "boolean"}, 0);
+  const bool boolean = bound[1] && truthy(*bound[1]);
+  if (!input.is(Kind::kUndefined) && !(boolean && !truthy(input))) return input;
+  return bound[0] ? *bound[0] : Value::text("");
+}
+
+bool parse_double(std::string_view text, double& value) {
+  std::string digits(strip(text, true, true));
+  std::erase(digits, '_');
+  if (digits.empty() || digits.size() > 400 || digits.find_first_of("xXpP(") != std::string::npos) return false;
+  char* end = nullptr;
+  value = std::strtod(digits.c_str(), &end);
+  return end == digits.c_str() + digits.size();
+}
+
+bool parse_integer(std::string_view text, int base, int64_t& value) {
+  std::string digits(strip(text, true, true));
+  std::erase(digits, '_');
+  std::string_view rest = digits;
+  const bool negative = rest.starts_with('-');
+  if (negative || rest.starts_with('+')) rest.remove_prefix(1);
+  const char letter = rest.size() > 2 && rest[0] == '0' ? static_cast<char>(rest[1] | 0x20) : ' ';
+  if ((base == 16 && letter == 'x') || (base == 8 && letter == 'o') || (base == 2 && letter == 'b')) rest.remove_prefix(2);
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value, base);
+  if (rest.empty() || rest[0] == '-' || end != rest.data() + rest.size()) return false;
+  if (error != std::errc()) fail("an integer outgrows 64 bits");
+  if (negative) value = -value;
+  return true;
+}
+
+Value to_integer(Evaluator&, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("int", arguments, {"default", "base"}, 0);
+  const int64_t base = bound[1] && bound[1]->is_integral() ? bound[1]->as_int() : 10;
+  if (base < 2 || base > 36) fail("int wants a base of 2 to 36");
+  const Value otherwise = bound[0] ? *bound[0] : Value::integer(0);
+  if (input.is(Kind::kUndefined)) fail("{}", input.hint());
+  if (input.is_integral()) return Value::integer(input.as_int());
+  double number = 0;
+  if (input.is(Kind::kString)) {
+    int64_t value = 0;
+    if (parse_integer(input.as_text(), static_cast<int>(base), value)) return Value::integer(value);
+    if (!parse_double(input.as_text(), number)) return otherwise;
+  } else if (input.is(Kind::kFloat)) {
+    number = input.as_double();
+  } else {
+    return otherwise;
+  }
+  if (!std::isfinite(number)) return otherwise;
+  if (std::fabs(number) > 9e18) fail("an integer outgrows 64 bits");
+  return Value::integer(static_cast<int64_t>(number));
+}
+
+Value to_real(Evaluator&, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("float", arguments, {"default"}, 0);
+  if (input.is(Kind::kUndefined)) fail("{}", input.hint());
+  if (input.is_number()) return Value::real(input.as_double());
+  double number = 0;
+  if (input.is(Kind::kString) && parse_double(input.as_text(), number)) return Value::real(number);
+  return bound[0] ? *bound[0] : Value::real(0);
+}
+
+Value absolute(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("abs", arguments, {}, 0);
+  if (!input.is_number()) fail("abs wants a number, not {}", type_name(input));
+  if (input.is(Kind::kFloat)) return Value::real(std::fabs(input.as_double()));
+  return input.as_int() < 0 ? binary(Operator::kSubtract, Value::integer(0), input, evaluator.budget()) : Value::integer(input.as_int());
+}
+
+Value round_number(Evaluator&, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("round", arguments, {"precision", "method"}, 0);
+  if (!input.is_number()) fail("round wants a number, not {}", type_name(input));
+  const int64_t precision = bound[0] && bound[0]->is_integral() ? bound[0]->as_int() : 0;
+  if (precision < -300 || precision > 300) fail("round wants a precision of -300 to 300");
+  const std::string method = bound[1] && bound[1]->is(Kind::kString) ? bound[1]->as_text() : "common";
+  const double scale = std::pow(10.0, static_cast<double>(precision));
+  const double number = input.as_double();
+  if (method == "ceil") return Value::real(std::ceil(number * scale) / scale);
+  if (method == "floor") return Value::real(std::floor(number * scale) / scale);
+  if (method != "common") fail("round wants the method common, ceil or floor");
+  if (input.is_integral() && precision >= 0) return Value::integer(input.as_int());
+  if (precision < 0) {
+    const double rounded = std::nearbyint(number * scale) / scale;
+    return input.is_integral() ? Value::integer(static_cast<int64_t>(rounded)) : Value::real(rounded);
+  }
+  return Value::real(std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // as Python, by the decimal digits
+}
+
+Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"}, 0);
+  JsonStyle style;
+  style.ascii = bound[0] && truthy(*bound[0]);
+  style.sort_keys = bound[3] && truthy(*bound[3]);
+  if (bound[1] && !bound[1]->is(Kind::kNone)) {
+    style.pretty = true;
+    style.item_separator.assign(1, ',');
+    if (bound[1]->is(Kind::kString)) {
+      style.indent = bound[1]->as_text();
+    } else {
+      if (!bound[1]->is_integral()) fail("tojson wants an indent, not {}", type_name(*bound[1]));
+      const int64_t width = std::max<int64_t>(0, bound[1]->as_int());
+      evaluator.budget().check_size(static_cast<size_t>(width));
+      style.indent.assign(static_cast<size_t>(width), ' ');
+    }
+  }
+  if (bound[2] && !bound[2]->is(Kind::kNone)) {
+    const auto parts = elements(*bound[2], evaluator.budget());
+    if (parts.size() != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString)) fail("tojson wants two separators");
+    style.item_separator = parts[0].as_text();
+    style.key_separator = parts[1].as_text();
+  }
+  return evaluator.make_text(to_json(input, style, evaluator.budget()));
+}
+
+const std::unordered_map<std::string_view, Filter>& filters() {
+  static const std::unordered_map<std::string_view, Filter> kTable = [] {
+    std::unordered_map<std::string_view, Filter> table = {
+        {"abs", absolute},     {"capitalize", map_text<capitalize>},
+        {"center", center},    {"d", default_value},
+        {"default", default_value}, {"e", escape},
+        {"escape", escape},    {"float", to_real},
+        {"format", format},    {"indent", indent},
+        {"int", to_integer},   {"lower", map_text<lower>},
+        {"replace", replace},  {"round", round_number},
+        {"safe", safe},        {"string", to_string},
+        {"title", map_text<title_words>}, {"tojson", json},
+        {"trim", trim},        {"upper", map_text<upper>},
+        {"wordcount", word_count},
+    };
+    for (const auto& [name, filter] : sequence_filters()) table.emplace(name, filter);
+    return table;
+  }();
+  return kTable;
+}
+
+}  // namespace
+
+bool has_filter(std::string_view name) { return filters().contains(name); }
+
+std::string missing_filter(std::string_view name) { return fmt::format("there is no filter '{}'", name.substr(0, 40)); }
+
+Value apply_filter(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments) {
+  const auto found = filters().find(name);
+  if (found == filters().end()) fail("{}", missing_filter(name));
+  evaluator.budget().charge(input.is(Kind::kString) ? input.as_text().size() : 0);
+  return found->second(evaluator, input, arguments);
+}
+
+}  // namespace tessera::text::jinja

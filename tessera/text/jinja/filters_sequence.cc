@@ -1,0 +1,242 @@
+// The filters over lists and dicts.
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "tessera/text/jinja/filters.h"
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text::jinja {
+namespace {
+
+bool flag(const Value* value) { return value && truthy(*value); }
+
+// item.a.b.0 for "a.b.0", item[n] for a number.
+Value look_up(Evaluator& evaluator, Value item, const Value& path, const Value* otherwise = nullptr) {
+  if (!path.is(Kind::kString)) return path.is(Kind::kNone) ? item : evaluator.item(item, path);
+  const std::string& text = path.as_text();
+  for (size_t at = 0; at <= text.size();) {
+    const size_t dot = std::min(text.find('.', at), text.size());
+    const std::string part = text.substr(at, dot - at);
+    const bool number = !part.empty() && part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
+    item = evaluator.item(item, number ? Value::integer(std::stoll(part)) : Value::text(part));
+    if (otherwise && !otherwise->is(Kind::kNone) && item.is(Kind::kUndefined)) item = *otherwise;
+    at = dot + 1;
+  }
+  return item;
+}
+
+Value folded(Evaluator& evaluator, const Value& value, bool case_sensitive) {
+  return !case_sensitive && value.is(Kind::kString) ? evaluator.make_text(lower(value.as_text())) : value;
+}
+
+struct Keyed {
+  Value key, value;
+};
+
+std::vector<Value> sorted(Evaluator& evaluator, std::vector<Keyed> items, bool reverse) {
+  const auto before = [&](const Keyed& a, const Keyed& b) {
+    return reverse ? less(b.key, a.key, evaluator.budget()) : less(a.key, b.key, evaluator.budget());
+  };
+  std::stable_sort(items.begin(), items.end(), before);
+  std::vector<Value> values;
+  for (auto& item : items) values.push_back(std::move(item.value));
+  return values;
+}
+
+Value length(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("length", arguments, {}, 0);
+  return Value::integer(length_of(input, evaluator.budget()));
+}
+
+Value list(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("list", arguments, {}, 0);
+  return evaluator.make_list(elements(input, evaluator.budget()));
+}
+
+Value items(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("items", arguments, {}, 0);
+  std::vector<Value> pairs;
+  if (!input.is(Kind::kUndefined)) {
+    if (!input.is(Kind::kDict)) fail("items wants a mapping, not {}", type_name(input));
+    for (const auto& [key, value] : input.get<Dict>().entries) pairs.push_back(evaluator.make_list({key, value}, Kind::kTuple));
+  }
+  return evaluator.make_list(std::move(pairs), Kind::kGenerator);
+}
+
+Value dict_sort(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("dictsort", arguments, {"case_sensitive", "by", "reverse"}, 0);
+  const std::string by = bound[1] ? evaluator.text_of(*bound[1]) : "key";
+  if (by != "key" && by != "value") fail("dictsort sorts by 'key' or 'value', not '{}'", by.substr(0, 40));
+  if (!input.is(Kind::kDict)) fail("dictsort wants a mapping, not {}", type_name(input));
+  std::vector<Keyed> pairs;
+  for (const auto& [key, value] : input.get<Dict>().entries) {
+    pairs.push_back({folded(evaluator, by == "key" ? key : value, flag(bound[0])), evaluator.make_list({key, value}, Kind::kTuple)});
+  }
+  return evaluator.make_list(sorted(evaluator, std::move(pairs), flag(bound[2])));
+}
+
+Value sort(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("sort", arguments, {"reverse", "case_sensitive", "attribute"}, 0);
+  std::vector<Value> paths;
+  if (bound[2] && bound[2]->is(Kind::kString)) {
+    std::string_view text = bound[2]->as_text();
+    for (size_t comma = 0; comma != std::string_view::npos; text = comma == std::string_view::npos ? text : text.substr(comma + 1)) {
+      comma = text.find(',');
+      paths.push_back(Value::text(std::string(text.substr(0, comma))));
+    }
+  } else {
+    paths.push_back(bound[2] ? *bound[2] : Value::none());
+  }
+  std::vector<Keyed> keyed;
+  for (auto& item : elements(input, evaluator.budget())) {
+    std::vector<Value> keys;
+    for (const auto& path : paths) keys.push_back(folded(evaluator, look_up(evaluator, item, path), flag(bound[1])));
+    keyed.push_back({keys.size() == 1 ? keys[0] : evaluator.make_list(std::move(keys)), std::move(item)});
+  }
+  return evaluator.make_list(sorted(evaluator, std::move(keyed), flag(bound[0])));
+}
+
+Value unique(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("unique", arguments, {"case_sensitive", "attribute"}, 0);
+  Dict seen;
+  std::vector<Value> kept;
+  for (auto& item : elements(input, evaluator.budget())) {
+    const Value key = folded(evaluator, look_up(evaluator, item, bound[1] ? *bound[1] : Value::none()), flag(bound[0]));
+    if (seen.find(key)) continue;
+    seen.set(key, Value::none());
+    kept.push_back(std::move(item));
+  }
+  return evaluator.make_list(std::move(kept), Kind::kGenerator);
+}
+
+template <bool kMax>
+Value extreme(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind(kMax ? "max" : "min", arguments, {"case_sensitive", "attribute"}, 0);
+  std::optional<Keyed> best;
+  for (auto& item : elements(input, evaluator.budget())) {
+    Value key = folded(evaluator, look_up(evaluator, item, bound[1] ? *bound[1] : Value::none()), flag(bound[0]));
+    const bool better = !best || (kMax ? less(best->key, key, evaluator.budget()) : less(key, best->key, evaluator.budget()));
+    if (better) best = Keyed{std::move(key), std::move(item)};
+  }
+  return best ? best->value : Value::undefined("the sequence is empty");
+}
+
+Value sum(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("sum", arguments, {"attribute", "start"}, 0);
+  Value total = bound[1] ? *bound[1] : Value::integer(0);
+  if (total.is(Kind::kString)) fail("sum does not join strings");
+  for (auto& item : elements(input, evaluator.budget())) {
+    total = binary(Operator::kAdd, total, look_up(evaluator, item, bound[0] ? *bound[0] : Value::none()), evaluator.budget());
+  }
+  return total;
+}
+
+Value join(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("join", arguments, {"d", "attribute"}, 0);
+  const std::string between = bound[0] ? evaluator.text_of(*bound[0]) : "";
+  std::string out;
+  bool first = true;
+  for (const auto& item : elements(input, evaluator.budget())) {
+    if (!first) out += between;
+    first = false;
+    out += evaluator.text_of(bound[1] ? look_up(evaluator, item, *bound[1]) : item);
+    evaluator.budget().check_size(out.size());
+  }
+  return evaluator.make_text(std::move(out));
+}
+
+Value first(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("first", arguments, {}, 0);
+  if (input.is(Kind::kGenerator)) {
+    auto& generator = input.get<List>();
+    return generator.consumed < generator.items.size() ? generator.items[generator.consumed++] : Value::undefined("there is no first item");
+  }
+  auto all = elements(input, evaluator.budget());
+  return all.empty() ? Value::undefined("there is no first item") : all.front();
+}
+
+Value last(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("last", arguments, {}, 0);
+  if (input.is(Kind::kGenerator)) fail("a generator cannot be reversed");
+  auto all = elements(input, evaluator.budget());
+  return all.empty() ? Value::undefined("there is no last item") : all.back();
+}
+
+Value reverse(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  bind("reverse", arguments, {}, 0);
+  if (input.is(Kind::kString)) return slice(input, Value::none(), Value::none(), Value::integer(-1), evaluator.budget());
+  auto all = elements(input, evaluator.budget());
+  std::reverse(all.begin(), all.end());
+  return evaluator.make_list(std::move(all), input.is(Kind::kGenerator) ? Kind::kList : Kind::kGenerator);
+}
+
+Value map(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  std::vector<Value> mapped;
+  if (arguments.positional.empty() && !arguments.named.empty()) {
+    const auto bound = bind("map", arguments, {"attribute", "default"}, 1);
+    for (auto& item : elements(input, evaluator.budget())) mapped.push_back(look_up(evaluator, std::move(item), *bound[0], bound[1]));
+  } else {
+    if (arguments.positional.empty() || !arguments.positional[0].is(Kind::kString)) fail("map wants the name of a filter");
+    const Arguments rest{{arguments.positional.begin() + 1, arguments.positional.end()}, arguments.named};
+    for (const auto& item : elements(input, evaluator.budget())) {
+      mapped.push_back(apply_filter(evaluator, arguments.positional[0].as_text(), item, rest));
+    }
+  }
+  return evaluator.make_list(std::move(mapped), Kind::kGenerator);
+}
+
+// select, reject (kAttribute false), selectattr, rejectattr.
+template <bool kKeep, bool kAttribute>
+Value select(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  constexpr size_t kTest = kAttribute ? 1 : 0;
+  const auto& given = arguments.positional;
+  if (kAttribute && given.empty()) fail("the filter wants the name of an attribute");
+  if (given.size() > kTest && !given[kTest].is(Kind::kString)) fail("the filter wants the name of a test");
+  Arguments rest;
+  if (given.size() > kTest) rest = {{given.begin() + kTest + 1, given.end()}, arguments.named};
+  std::vector<Value> kept;
+  for (auto& item : elements(input, evaluator.budget())) {
+    const Value probe = kAttribute ? look_up(evaluator, item, given[0]) : item;
+    const bool holds = given.size() > kTest ? apply_test(evaluator, given[kTest].as_text(), probe, rest) : truthy(probe);
+    if (holds == kKeep) kept.push_back(std::move(item));
+  }
+  return evaluator.make_list(std::move(kept), Kind::kGenerator);
+}
+
+Value attribute_only(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+  const auto bound = bind("attr", arguments, {"name"}, 1);
+  const std::string name = evaluator.text_of(*bound[0]);
+  if (input.is(Kind::kDict) && !has_method(input, name)) return Value::undefined(fmt::format("a dict has no attribute '{}'", name.substr(0, 80)));
+  return evaluator.attribute(input, name);
+}
+
+}  // namespace
+
+const std::vector<std::pair<std::string_view, Filter>>& sequence_filters() {
+  static const std::vector<std::pair<std::string_view, Filter>> kTable = {
+      {"attr", attribute_only},
+      {"count", length},
+      {"dictsort", dict_sort},
+      {"first", first},
+      {"items", items},
+      {"join", join},
+      {"last", last},
+      {"length", length},
+      {"list", list},
+      {"map", map},
+      {"max", extreme<true>},
+      {"min", extreme<false>},
+      {"reject", select<false, false>},
+      {"rejectattr", select<false, true>},
+      {"reverse", reverse},
+      {"select", select<true, false>},
+      {"selectattr", select<true, true>},
+      {"sort", sort},
+      {"sum", sum},
+      {"unique", unique},
+  };
+  return kTable;
+}
+
+}  // namespace tessera::text::jinja

@@ -1,0 +1,322 @@
+#include "tessera/text/jinja/lexer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text::jinja {
+namespace {
+
+bool name_start(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_' || (c & 0x80); }
+bool digit(char c) { return c >= '0' && c <= '9'; }
+bool name_part(char c) { return name_start(c) || digit(c); }
+
+// "\r\n" and "\r" become "\n", one newline at the end is dropped.
+std::string normalized(std::string_view source) {
+  std::string out;
+  out.reserve(source.size());
+  for (size_t i = 0; i < source.size(); ++i) {
+    if (source[i] != '\r') {
+      out += source[i];
+    } else {
+      out += '\n';
+      if (i + 1 < source.size() && source[i + 1] == '\n') ++i;
+    }
+  }
+  if (out.ends_with('\n')) out.pop_back();
+  return out;
+}
+
+class Lexer {
+ public:
+  explicit Lexer(std::string_view source) : source_(normalized(source)) {}
+
+  std::vector<Token> run() {
+    while (at_ < source_.size()) text_and_tag();
+    tokens_.push_back({TokenKind::kEnd, line_, ""});
+    return std::move(tokens_);
+  }
+
+ private:
+  [[noreturn]] void fail_here(const std::string& message) { throw SyntaxFailure{line_, message}; }
+  std::string_view rest() const { return std::string_view(source_).substr(at_); }
+  bool next_is(std::string_view text) const { return rest().starts_with(text); }
+
+  void advance(size_t bytes) {
+    line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
+                                         source_.begin() + static_cast<std::ptrdiff_t>(at_ + bytes), '\n'));
+    at_ += bytes;
+    if (bytes > 0) line_starting_ = source_[at_ - 1] == '\n';
+  }
+
+  size_t space_length(size_t from) const {
+    size_t at = from;
+    while (at < source_.size() && is_space(code_point_at(source_, at))) at += code_point_bytes(source_, at);
+    return at - from;
+  }
+
+  // The text before a tag, after whitespace control; `sign` is the character behind the opening of the tag.
+  void emit_text(std::string_view text, char sign, bool strips_line) {
+    std::string_view kept = text;
+    if (sign == '-') {
+      kept = strip(text, false, true);
+    } else if (sign != '+' && strips_line) {
+      const size_t newline = text.rfind('\n');
+      const size_t line_begin = newline == std::string_view::npos ? 0 : newline + 1;
+      if ((line_begin > 0 || line_starting_) && strip(text.substr(line_begin), true, true).empty()) {
+        kept = text.substr(0, line_begin);
+      }
+    }
+    if (!kept.empty()) tokens_.push_back({TokenKind::kData, line_, std::string(kept)});
+  }
+
+  static char sign_of(std::string_view tag) {
+    return tag.size() > 2 && (tag[2] == '-' || tag[2] == '+') ? tag[2] : '\0';
+  }
+
+  void text_and_tag() {
+    size_t tag = at_;
+    for (;; ++tag) {
+      tag = source_.find('{', tag);
+      if (tag == std::string::npos || tag + 1 >= source_.size()) {
+        tokens_.push_back({TokenKind::kData, line_, std::string(rest())});
+        return advance(source_.size() - at_);
+      }
+      const char kind = source_[tag + 1];
+      if (kind == '{' || kind == '%' || kind == '#') break;
+    }
+    const char kind = source_[tag + 1];
+    const char sign = sign_of(std::string_view(source_).substr(tag));
+    emit_text(rest().substr(0, tag - at_), sign, kind != '{');
+    advance(tag - at_ + 2 + (sign ? 1 : 0));
+    if (kind == '#') return comment();
+    if (kind == '%' && raw_block()) return;
+    tokens_.push_back({kind == '%' ? TokenKind::kBlockBegin : TokenKind::kPrintBegin, line_, ""});
+    inside_tag(kind == '%');
+  }
+
+  // Consumes the end of a tag: "-%}" with the whitespace behind it, "+%}", or "%}" with one newline.
+  bool tag_end(std::string_view end, bool trims) {
+    std::string with_sign = "-" + std::string(end);
+    if (next_is(with_sign)) {
+      advance(with_sign.size() + space_length(at_ + with_sign.size()));
+      return true;
+    }
+    with_sign[0] = '+';
+    if (trims && next_is(with_sign)) {
+      advance(with_sign.size());
+      return true;
+    }
+    if (!next_is(end)) return false;
+    const size_t behind = at_ + end.size();
+    advance(end.size() + (trims && behind < source_.size() && source_[behind] == '\n' ? 1 : 0));
+    return true;
+  }
+
+  void comment() {
+    const size_t end = source_.find("#}", at_);
+    if (end == std::string::npos) fail_here("a comment has no end '#}'");
+    const bool signed_end = end > at_ && (source_[end - 1] == '-' || source_[end - 1] == '+');
+    advance(end - at_ - (signed_end ? 1 : 0));
+    tag_end("#}", true);
+  }
+
+  bool raw_block() {
+    const size_t begin = at_ + space_length(at_);
+    if (!std::string_view(source_).substr(begin).starts_with("raw")) return false;
+    size_t end = begin + 3 + space_length(begin + 3);
+    if (std::string_view(source_).substr(end).starts_with("-%}")) {
+      end += 3 + space_length(end + 3);
+    } else if (std::string_view(source_).substr(end).starts_with("%}")) {
+      end += 2;
+    } else {
+      return false;
+    }
+    advance(end - at_);
+    for (size_t tag = source_.find("{%", at_); tag != std::string::npos; tag = source_.find("{%", tag + 2)) {
+      const char sign = sign_of(std::string_view(source_).substr(tag));
+      size_t word = tag + 2 + (sign ? 1 : 0);
+      word += space_length(word);
+      if (!std::string_view(source_).substr(word).starts_with("endraw")) continue;
+      word += 6;
+      word += space_length(word);
+      const auto behind = std::string_view(source_).substr(word);
+      if (!behind.starts_with("%}") && !behind.starts_with("-%}") && !behind.starts_with("+%}")) continue;
+      emit_text(rest().substr(0, tag - at_), sign, true);
+      advance(word - at_);
+      tag_end("%}", true);
+      return true;
+    }
+    fail_here("'{% raw %}' has no '{% endraw %}'");
+  }
+
+  void inside_tag(bool block) {
+    const int first_line = line_;
+    std::string open;  // the brackets that wait for their partner
+    while (at_ < source_.size()) {
+      if (open.empty() && tag_end(block ? "%}" : "}}", block)) {
+        tokens_.push_back({block ? TokenKind::kBlockEnd : TokenKind::kPrintEnd, line_, ""});
+        return;
+      }
+      if (const size_t space = space_length(at_); space > 0) {
+        advance(space);
+      } else if (digit(source_[at_])) {
+        number();
+      } else if (name_start(source_[at_])) {
+        size_t end = at_;
+        while (end < source_.size() && name_part(source_[end])) ++end;
+        tokens_.push_back({TokenKind::kName, line_, source_.substr(at_, end - at_)});
+        advance(end - at_);
+      } else if (source_[at_] == '\'' || source_[at_] == '"') {
+        string();
+      } else {
+        operator_token(open);
+      }
+    }
+    line_ = first_line;
+    fail_here(block ? "a tag has no end '%}'" : "a tag has no end '}}'");
+  }
+
+  size_t digits_from(size_t at, bool (*accepts)(char)) const {
+    size_t end = at;
+    while (end < source_.size() &&
+           (accepts(source_[end]) || (source_[end] == '_' && end > at && end + 1 < source_.size() && accepts(source_[end + 1])))) {
+      ++end;
+    }
+    return end;
+  }
+
+  void number() {
+    static const auto is_dec = [](char c) { return digit(c); };
+    static const auto is_hex = [](char c) { return std::isxdigit(static_cast<unsigned char>(c)) != 0; };
+    static const auto is_oct = [](char c) { return c >= '0' && c <= '7'; };
+    static const auto is_bin = [](char c) { return c == '0' || c == '1'; };
+    size_t end = digits_from(at_, is_dec);
+    TokenKind kind = TokenKind::kInteger;
+    if (at_ == 0 || source_[at_ - 1] != '.') {
+      if (end + 1 < source_.size() && source_[end] == '.' && digit(source_[end + 1])) {
+        kind = TokenKind::kFloat;
+        end = digits_from(end + 1, is_dec);
+      }
+      if (end < source_.size() && (source_[end] == 'e' || source_[end] == 'E')) {
+        size_t exponent = end + 1;
+        if (exponent < source_.size() && (source_[exponent] == '+' || source_[exponent] == '-')) ++exponent;
+        if (exponent < source_.size() && digit(source_[exponent])) {
+          kind = TokenKind::kFloat;
+          end = digits_from(exponent, is_dec);
+        }
+      }
+    }
+    if (kind == TokenKind::kInteger && source_[at_] == '0') {
+      const char base = at_ + 1 < source_.size() ? static_cast<char>(std::tolower(source_[at_ + 1])) : ' ';
+      const size_t digits = base == 'x'   ? digits_from(at_ + 2, is_hex)
+                            : base == 'o' ? digits_from(at_ + 2, is_oct)
+                            : base == 'b' ? digits_from(at_ + 2, is_bin)
+                                          : 0;
+      if (digits > at_ + 2) {
+        end = digits;
+      } else {
+        end = digits_from(at_, [](char c) { return c == '0'; });  // 007 is 00 and 7, as in Jinja2
+      }
+    }
+    std::string text = source_.substr(at_, end - at_);
+    std::erase(text, '_');
+    tokens_.push_back({kind, line_, std::move(text)});
+    advance(end - at_);
+  }
+
+  void string() {
+    const char quote = source_[at_];
+    size_t end = at_ + 1;
+    while (end < source_.size() && source_[end] != quote) end += source_[end] == '\\' ? 2 : 1;
+    if (end >= source_.size()) fail_here("a string has no end");
+    tokens_.push_back({TokenKind::kString, line_, unescaped(std::string_view(source_).substr(at_ + 1, end - at_ - 1))});
+    advance(end + 1 - at_);
+  }
+
+  int32_t hex_digits(std::string_view text, size_t at, size_t count) {
+    if (at + count > text.size()) fail_here("a string holds an unfinished escape");
+    int32_t value = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const char c = text[at + i];
+      if (!std::isxdigit(static_cast<unsigned char>(c))) fail_here("a string holds an unfinished escape");
+      if (value > 0x10ffff) fail_here("a string holds an escape beyond U+10FFFF");
+      value = value * 16 + (digit(c) ? c - '0' : std::tolower(c) - 'a' + 10);
+    }
+    return value;
+  }
+
+  // Python's unicode-escape. Two surrogates make one code point; one alone has no UTF-8 and is an error.
+  std::string unescaped(std::string_view text) {
+    static constexpr std::string_view kFrom = "\\'\"abfnrtv", kTo = "\\'\"\a\b\f\n\r\t\v";
+    std::string out;
+    for (size_t i = 0; i < text.size(); ++i) {
+      if (text[i] != '\\') {
+        out += text[i];
+        continue;
+      }
+      const char c = text[++i];
+      if (const size_t at = kFrom.find(c); at != std::string_view::npos) {
+        out += kTo[at];
+      } else if (c >= '0' && c <= '7') {
+        int32_t value = 0;
+        size_t end = i;
+        while (end < text.size() && end < i + 3 && text[end] >= '0' && text[end] <= '7') value = value * 8 + text[end++] - '0';
+        append_code_point(out, value);
+        i = end - 1;
+      } else if (c == 'x' || c == 'u' || c == 'U') {
+        const size_t count = c == 'x' ? 2 : c == 'u' ? 4 : 8;
+        int32_t value = hex_digits(text, i + 1, count);
+        i += count;
+        if (value >= 0xd800 && value < 0xdc00 && text.substr(i + 1).starts_with("\\u")) {
+          const int32_t low = hex_digits(text, i + 3, 4);
+          if (low >= 0xdc00 && low < 0xe000) {
+            value = 0x10000 + ((value - 0xd800) << 10) + (low - 0xdc00);
+            i += 6;
+          }
+        }
+        if (value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) fail_here("a string holds an escape that is no character");
+        append_code_point(out, value);
+      } else if (c == 'N') {
+        fail_here("character names (\\N{...}) are not supported");
+      } else if (c != '\n') {
+        out += '\\';
+        out += c;
+      }
+    }
+    return out;
+  }
+
+  void operator_token(std::string& open) {
+    static constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
+                                                                    "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
+                                                                    ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
+    const auto* found = std::find_if(kOperators.begin(), kOperators.end(), [&](std::string_view op) { return next_is(op); });
+    if (found == kOperators.end()) fail_here(fmt::format("unexpected character '{}'", rest().substr(0, code_point_bytes(source_, at_))));
+    const char c = (*found)[0];
+    if (c == '(' || c == '[' || c == '{') open += c;
+    if (c == ')' || c == ']' || c == '}') {
+      const char partner = c == ')' ? '(' : c == ']' ? '[' : '{';
+      if (open.empty() || open.back() != partner) fail_here(fmt::format("unexpected '{}'", c));
+      open.pop_back();
+    }
+    tokens_.push_back({TokenKind::kOperator, line_, std::string(*found)});
+    advance(found->size());
+  }
+
+  std::string source_;
+  size_t at_ = 0;
+  int line_ = 1;
+  bool line_starting_ = true;
+  std::vector<Token> tokens_;
+};
+
+}  // namespace
+
+std::vector<Token> tokenize(std::string_view source) { return Lexer(source).run(); }
+
+}  // namespace tessera::text::jinja

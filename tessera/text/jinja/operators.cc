@@ -1,0 +1,215 @@
+// Arithmetic and slices of values, with Python's rules. Integers are 64 bits; what overflows is a failure.
+#include <cmath>
+
+#include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text::jinja {
+namespace {
+
+const char* symbol(Operator op) {
+  static constexpr const char* kSymbols[] = {"+", "-", "*", "/", "//", "%", "**"};
+  return kSymbols[static_cast<size_t>(op)];
+}
+
+int64_t checked(bool overflowed, int64_t value) {
+  if (overflowed) fail("an integer outgrows 64 bits");
+  return value;
+}
+
+int64_t power(int64_t base, int64_t exponent) {
+  int64_t result = 1;
+  while (exponent > 0) {
+    if (exponent & 1) result = checked(__builtin_mul_overflow(result, base, &result), result);
+    exponent >>= 1;
+    if (exponent > 0) base = checked(__builtin_mul_overflow(base, base, &base), base);
+  }
+  return result;
+}
+
+Value integers(Operator op, int64_t a, int64_t b) {
+  int64_t result = 0;
+  switch (op) {
+    case Operator::kAdd:
+      return Value::integer(checked(__builtin_add_overflow(a, b, &result), result));
+    case Operator::kSubtract:
+      return Value::integer(checked(__builtin_sub_overflow(a, b, &result), result));
+    case Operator::kMultiply:
+      return Value::integer(checked(__builtin_mul_overflow(a, b, &result), result));
+    case Operator::kDivide:
+      if (b == 0) fail("division by zero");
+      return Value::real(static_cast<double>(a) / static_cast<double>(b));
+    case Operator::kFloorDivide:
+    case Operator::kModulo: {
+      if (b == 0) fail("division by zero");
+      if (b == -1) return Value::integer(op == Operator::kModulo ? 0 : checked(__builtin_sub_overflow(0, a, &result), result));
+      int64_t quotient = a / b, rest = a % b;
+      if (rest != 0 && (rest < 0) != (b < 0)) {
+        --quotient;
+        rest += b;
+      }
+      return Value::integer(op == Operator::kModulo ? rest : quotient);
+    }
+    default:
+      if (b < 0) return Value::real(std::pow(static_cast<double>(a), static_cast<double>(b)));
+      return Value::integer(power(a, b));
+  }
+}
+
+Value reals(Operator op, double a, double b) {
+  switch (op) {
+    case Operator::kAdd:
+      return Value::real(a + b);
+    case Operator::kSubtract:
+      return Value::real(a - b);
+    case Operator::kMultiply:
+      return Value::real(a * b);
+    case Operator::kPower:
+      return Value::real(std::pow(a, b));
+    default:
+      break;
+  }
+  if (b == 0) fail("division by zero");
+  if (op == Operator::kDivide) return Value::real(a / b);
+  if (op == Operator::kFloorDivide) return Value::real(std::floor(a / b));
+  const double rest = std::fmod(a, b);
+  return Value::real(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest);
+}
+
+Value text_result(std::string text, bool markup, Budget& budget) {
+  budget.check_size(text.size());
+  budget.charge(text.size());
+  return Value::text(std::move(text), markup);
+}
+
+// Markup + str escapes the other side, as markupsafe does.
+Value joined_texts(const Value& left, const Value& right, Budget& budget) {
+  const bool markup = left.is_markup() || right.is_markup();
+  const auto part = [&](const Value& value) {
+    return markup && !value.is_markup() ? html_escaped(value.as_text()) : value.as_text();
+  };
+  budget.check_size(left.as_text().size() + right.as_text().size());
+  return text_result(part(left) + part(right), markup, budget);
+}
+
+Value list_result(std::vector<Value> items, Kind kind, Budget& budget) {
+  Value made = Value::list(std::move(items), kind);
+  budget.check_depth(made.depth());
+  return made;
+}
+
+Value repeated(const Value& value, int64_t times, Budget& budget) {
+  const auto count = static_cast<size_t>(times < 0 ? 0 : times);
+  const size_t size = value.is(Kind::kString) ? value.as_text().size() : value.items().size();
+  size_t total = 0;
+  if (__builtin_mul_overflow(count, size, &total)) fail("a repeated value outgrows memory");
+  budget.check_size(total);
+  if (value.is(Kind::kString)) {
+    std::string text;
+    text.reserve(total);
+    for (size_t i = 0; size > 0 && i < count; ++i) text += value.as_text();
+    return text_result(std::move(text), value.is_markup(), budget);
+  }
+  budget.charge(total * sizeof(Value));
+  std::vector<Value> items;
+  items.reserve(total);
+  for (size_t i = 0; size > 0 && i < count; ++i) items.insert(items.end(), value.items().begin(), value.items().end());
+  return list_result(std::move(items), value.kind(), budget);
+}
+
+bool repeatable(const Value& value) { return value.is(Kind::kString) || value.is(Kind::kList) || value.is(Kind::kTuple); }
+
+// Python's slice.indices: start, stop and step for a sequence of `length`.
+struct Indices {
+  int64_t start, stop, step;
+};
+
+int64_t bound_of(const Value& value, int64_t length, int64_t missing, bool backwards) {
+  if (value.is(Kind::kNone)) return missing;
+  if (!value.is_integral()) fail("slice indices must be integers or None");
+  int64_t at = value.as_int();
+  const int64_t low = backwards ? -1 : 0;
+  const int64_t high = backwards ? length - 1 : length;
+  if (at < 0) at = at < -length ? -1 : at + length;
+  return std::clamp(at, low, high);
+}
+
+Indices indices(const Value& start, const Value& stop, const Value& step, int64_t length) {
+  if (!step.is(Kind::kNone) && !step.is_integral()) fail("slice indices must be integers or None");
+  Indices made{0, 0, step.is(Kind::kNone) ? 1 : step.as_int()};
+  if (made.step == 0) fail("slice step cannot be zero");
+  made.step = std::clamp<int64_t>(made.step, -length - 1, length + 1);
+  const bool backwards = made.step < 0;
+  made.start = bound_of(start, length, backwards ? length - 1 : 0, backwards);
+  made.stop = bound_of(stop, length, backwards ? -1 : length, backwards);
+  return made;
+}
+
+template <class Visit>
+void for_each_index(const Indices& of, Visit visit) {
+  for (int64_t i = of.start; of.step > 0 ? i < of.stop : i > of.stop; i += of.step) visit(static_cast<size_t>(i));
+}
+
+}  // namespace
+
+Value binary(Operator op, const Value& left, const Value& right, Budget& budget) {
+  if (left.is(Kind::kUndefined)) fail("{}", left.hint());
+  if (left.is_number() && right.is_number()) {
+    if (left.is_integral() && right.is_integral()) return integers(op, left.as_int(), right.as_int());
+    return reals(op, left.as_double(), right.as_double());
+  }
+  if (op == Operator::kModulo && left.is(Kind::kString)) return text_result(format_percent(left.as_text(), right, budget), left.is_markup(), budget);
+  if (right.is(Kind::kUndefined)) fail("{}", right.hint());
+  if (op == Operator::kAdd && left.kind() == right.kind()) {
+    if (left.is(Kind::kString)) return joined_texts(left, right, budget);
+    if (left.is(Kind::kList) || left.is(Kind::kTuple)) {
+      budget.check_size(left.items().size() + right.items().size());
+      budget.charge((left.items().size() + right.items().size()) * sizeof(Value));
+      std::vector<Value> items = left.items();
+      items.insert(items.end(), right.items().begin(), right.items().end());
+      return list_result(std::move(items), left.kind(), budget);
+    }
+  }
+  if (op == Operator::kMultiply) {
+    if (repeatable(left) && right.is_integral()) return repeated(left, right.as_int(), budget);
+    if (repeatable(right) && left.is_integral()) return repeated(right, left.as_int(), budget);
+  }
+  fail("unsupported operands for {}: '{}' and '{}'", symbol(op), type_name(left), type_name(right));
+}
+
+Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget) {
+  switch (of.kind()) {
+    case Kind::kUndefined:
+      fail("{}", of.hint());
+    case Kind::kString: {
+      const std::string& text = of.as_text();
+      const Indices range = indices(start, stop, step, length_of(of, budget));
+      budget.charge(text.size());
+      std::string out;
+      if (range.step == 1) {
+        if (range.start >= range.stop) return Value::text("", of.is_markup());
+        const auto first = static_cast<size_t>(range.start), count = static_cast<size_t>(range.stop - range.start);
+        if (of.is_ascii()) return text_result(text.substr(first, count), of.is_markup(), budget);
+        const size_t begin = byte_offset(text, first);
+        return text_result(text.substr(begin, byte_offset(std::string_view(text).substr(begin), count)), of.is_markup(), budget);
+      }
+      std::vector<std::string_view> points;
+      for_each_code_point(text, [&](std::string_view one) { points.push_back(one); });
+      for_each_index(range, [&](size_t i) { out += points[i]; });
+      return text_result(std::move(out), of.is_markup(), budget);
+    }
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kRange: {
+      const Indices range = indices(start, stop, step, static_cast<int64_t>(of.items().size()));
+      std::vector<Value> items;
+      for_each_index(range, [&](size_t i) { items.push_back(of.items()[i]); });
+      budget.charge(items.size() * sizeof(Value));
+      return list_result(std::move(items), of.kind(), budget);
+    }
+    default:
+      return Value::undefined(fmt::format("a {} cannot be sliced", type_name(of)));
+  }
+}
+
+}  // namespace tessera::text::jinja

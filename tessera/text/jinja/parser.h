@@ -1,0 +1,116 @@
+// Template text to syntax tree, with Jinja2's grammar. Unknown filters and tests are found here where Jinja2 finds them
+// when it compiles, that is, unless they stand in a branch that may never run.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/text/jinja/ast.h"
+#include "tessera/text/jinja/lexer.h"
+
+namespace tessera::text::jinja {
+
+struct Template {
+  Body body;
+  bool has_generation = false;
+};
+
+// Failure: SyntaxFailure.
+Template parse_template(std::string_view source, int max_depth);
+
+// The parser of one template; statements in parser.cc, expressions in parser_expression.cc.
+class Parser {
+ public:
+  Parser(std::vector<Token> tokens, int max_depth) : tokens_(std::move(tokens)), max_depth_(max_depth) {}
+  Template run();
+
+ private:
+  using EndWords = std::initializer_list<std::string_view>;
+
+  const Token& current() const { return tokens_[at_]; }
+  const Token& ahead() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
+  Token next();
+  [[noreturn]] void fail_here(const std::string& message) const;
+  [[noreturn]] void unexpected(std::string_view wanted) const;
+  bool at_operator(std::string_view text) const { return current().kind == TokenKind::kOperator && current().text == text; }
+  bool at_name(std::string_view text) const { return current().kind == TokenKind::kName && current().text == text; }
+  bool skip_operator(std::string_view text);
+  bool skip_name(std::string_view text);
+  void expect_operator(std::string_view text);
+  std::string expect_name();
+  void expect_block_end();
+
+  Body body_until(EndWords words);  // leaves the end word as the current token
+  Body body_to(std::string_view end_word);
+  void text_or_print(Body& body);
+  void statement(Body& body);
+  Statement if_statement();
+  Statement for_statement();
+  Statement set_statement();
+  Statement macro_statement();
+  Statement call_statement();
+  Statement with_statement();
+  void print_statement(Body& body);
+  void signature(MacroDefinition& macro);
+  void macro_body(MacroDefinition& macro, std::string_view end_word);
+  Target target(bool namespaces, std::string_view end_name);
+  Target one_target(bool namespaces);
+
+  ExpressionPtr expression(bool conditional = true);
+  ExpressionPtr or_expression();
+  ExpressionPtr and_expression();
+  ExpressionPtr not_expression();
+  ExpressionPtr comparison();
+  ExpressionPtr sum();
+  ExpressionPtr concatenation();
+  ExpressionPtr product();
+  ExpressionPtr power();
+  ExpressionPtr unary(bool with_filter);
+  ExpressionPtr primary();
+  ExpressionPtr postfix(ExpressionPtr of);
+  ExpressionPtr filters_and_tests(ExpressionPtr of);
+  ExpressionPtr filter_chain(ExpressionPtr of, bool starts_inline);
+  ExpressionPtr test(ExpressionPtr of);
+  ExpressionPtr subscript(ExpressionPtr of);
+  ExpressionPtr subscript_part();
+  ExpressionPtr call(ExpressionPtr of);
+  std::unique_ptr<CallArguments> call_arguments();
+  ExpressionPtr tuple(bool conditional, std::string_view end_name, bool in_parentheses);
+  bool at_tuple_end(std::string_view end_name) const;
+  ExpressionPtr number();
+  ExpressionPtr list();
+  ExpressionPtr dict();
+
+  ExpressionPtr make(ExpressionKind kind, int line) const;
+  ExpressionPtr finished(ExpressionPtr node) const;  // sets the depth, limits it
+  ExpressionPtr wrap(ExpressionKind kind, int line, ExpressionPtr operand) const;
+
+  // Counts the nesting that the parser itself recurses over.
+  struct Nested {
+    explicit Nested(Parser& parser);
+    ~Nested() { --parser_.nesting_; }
+    Parser& parser_;
+  };
+  // Sets a member for the time of a block.
+  template <class T>
+  struct Scoped {
+    Scoped(T& member, T value) : member_(member), before_(member) { member = value; }
+    ~Scoped() { member_ = before_; }
+    T& member_;
+    T before_;
+  };
+
+  std::vector<Token> tokens_;
+  int max_depth_;
+  size_t at_ = 0;
+  int nesting_ = 0;
+  int loops_ = 0;
+  bool may_not_run_ = false;         // inside a branch: unknown filters fail when they run
+  std::vector<SyntaxFailure> unknown_;  // filters and tests that surely run and do not exist
+  bool has_generation_ = false;
+  MacroDefinition* macro_ = nullptr; // the innermost macro around
+};
+
+}  // namespace tessera::text::jinja

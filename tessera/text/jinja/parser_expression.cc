@@ -1,0 +1,438 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/parser.h"
+
+namespace tessera::text::jinja {
+
+ExpressionPtr Parser::make(ExpressionKind kind, int line) const {
+  auto node = std::make_unique<Expression>();
+  node->kind = kind;
+  node->line = line;
+  return node;
+}
+
+ExpressionPtr Parser::finished(ExpressionPtr node) const {
+  const auto include = [&](const ExpressionPtr& child) {
+    if (child) node->depth = std::max(node->depth, child->depth + 1);
+  };
+  for (const auto& operand : node->operands) include(operand);
+  if (node->arguments) {
+    for (const auto& argument : node->arguments->positional) include(argument);
+    for (const auto& argument : node->arguments->named) include(argument.second);
+    include(node->arguments->unpacked_list);
+    include(node->arguments->unpacked_named);
+  }
+  if (node->depth > max_depth_) fail_here(fmt::format("an expression is nested deeper than {}", max_depth_));
+  return node;
+}
+
+ExpressionPtr Parser::wrap(ExpressionKind kind, int line, ExpressionPtr operand) const {
+  auto node = make(kind, line);
+  node->operands.push_back(std::move(operand));
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::expression(bool conditional) {
+  Nested nested(*this);
+  if (!conditional) return or_expression();
+  const int line = current().line;
+  const size_t unknown_before = unknown_.size();
+  auto value = or_expression();
+  if (at_name("if")) unknown_.resize(unknown_before);  // it may not run
+  while (skip_name("if")) {
+    Scoped<bool> soft(may_not_run_, true);
+    auto node = make(ExpressionKind::kConditional, line);
+    node->operands.push_back(or_expression());
+    node->operands.push_back(std::move(value));
+    node->operands.push_back(skip_name("else") ? expression() : nullptr);
+    value = finished(std::move(node));
+  }
+  return value;
+}
+
+ExpressionPtr Parser::or_expression() {
+  auto left = and_expression();
+  if (!at_name("or")) return left;
+  auto node = make(ExpressionKind::kOr, current().line);
+  node->operands.push_back(std::move(left));
+  while (skip_name("or")) node->operands.push_back(and_expression());
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::and_expression() {
+  auto left = not_expression();
+  if (!at_name("and")) return left;
+  auto node = make(ExpressionKind::kAnd, current().line);
+  node->operands.push_back(std::move(left));
+  while (skip_name("and")) node->operands.push_back(not_expression());
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::not_expression() {
+  if (!at_name("not")) return comparison();
+  Nested nested(*this);
+  const int line = next().line;
+  return wrap(ExpressionKind::kNot, line, not_expression());
+}
+
+ExpressionPtr Parser::comparison() {
+  static const std::pair<std::string_view, Operator> kOperators[] = {
+      {"==", Operator::kEqual}, {"!=", Operator::kNotEqual},     {"<", Operator::kLess}, {"<=", Operator::kLessEqual},
+      {">", Operator::kGreater}, {">=", Operator::kGreaterEqual}};
+  auto node = make(ExpressionKind::kCompare, current().line);
+  node->operands.push_back(sum());
+  for (;;) {
+    const auto* found = std::find_if(std::begin(kOperators), std::end(kOperators), [&](const auto& op) { return at_operator(op.first); });
+    if (found != std::end(kOperators)) {
+      next();
+      node->operators.push_back(found->second);
+    } else if (skip_name("in")) {
+      node->operators.push_back(Operator::kIn);
+    } else if (at_name("not") && ahead().kind == TokenKind::kName && ahead().text == "in") {
+      next();
+      next();
+      node->operators.push_back(Operator::kNotIn);
+    } else {
+      break;
+    }
+    node->operands.push_back(sum());
+  }
+  if (node->operators.empty()) return std::move(node->operands[0]);
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::sum() {
+  auto left = concatenation();
+  if (!at_operator("+") && !at_operator("-")) return left;
+  auto node = make(ExpressionKind::kArithmetic, current().line);
+  node->operands.push_back(std::move(left));
+  while (at_operator("+") || at_operator("-")) {
+    node->operators.push_back(next().text == "+" ? Operator::kAdd : Operator::kSubtract);
+    node->operands.push_back(concatenation());
+  }
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::concatenation() {
+  auto left = product();
+  if (!at_operator("~")) return left;
+  auto node = make(ExpressionKind::kConcat, current().line);
+  node->operands.push_back(std::move(left));
+  while (skip_operator("~")) node->operands.push_back(product());
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::product() {
+  static const std::pair<std::string_view, Operator> kOperators[] = {
+      {"*", Operator::kMultiply}, {"/", Operator::kDivide}, {"//", Operator::kFloorDivide}, {"%", Operator::kModulo}};
+  auto node = make(ExpressionKind::kArithmetic, current().line);
+  node->operands.push_back(power());
+  for (;;) {
+    const auto* found = std::find_if(std::begin(kOperators), std::end(kOperators), [&](const auto& op) { return at_operator(op.first); });
+    if (found == std::end(kOperators)) break;
+    next();
+    node->operators.push_back(found->second);
+    node->operands.push_back(power());
+  }
+  if (node->operators.empty()) return std::move(node->operands[0]);
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::power() {
+  auto left = unary(true);
+  if (!at_operator("**")) return left;
+  auto node = make(ExpressionKind::kArithmetic, current().line);
+  node->operands.push_back(std::move(left));
+  while (skip_operator("**")) {  // left to right, as Jinja2 has it
+    node->operators.push_back(Operator::kPower);
+    node->operands.push_back(unary(true));
+  }
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::unary(bool with_filter) {
+  Nested nested(*this);
+  const int line = current().line;
+  ExpressionPtr node;
+  if (skip_operator("-")) {
+    node = wrap(ExpressionKind::kNegative, line, unary(false));
+  } else if (skip_operator("+")) {
+    node = wrap(ExpressionKind::kPositive, line, unary(false));
+  } else {
+    node = primary();
+  }
+  node = postfix(std::move(node));
+  return with_filter ? filters_and_tests(std::move(node)) : std::move(node);
+}
+
+ExpressionPtr Parser::number() {
+  const Token token = next();
+  auto node = make(ExpressionKind::kLiteral, token.line);
+  if (token.kind == TokenKind::kFloat) {
+    node->literal = Value::real(std::strtod(token.text.c_str(), nullptr));
+    return node;
+  }
+  std::string_view digits = token.text;
+  int base = 10;
+  if (digits.size() > 1 && digits[0] == '0') {
+    const char letter = static_cast<char>(digits[1] | 0x20);
+    base = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 10;
+    if (base != 10) digits.remove_prefix(2);
+  }
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
+  if (error != std::errc() || end != digits.data() + digits.size()) fail_here(fmt::format("the number '{}' does not fit 64 bits", token.text.substr(0, 40)));
+  node->literal = Value::integer(value);
+  return node;
+}
+
+ExpressionPtr Parser::primary() {
+  const int line = current().line;
+  switch (current().kind) {
+    case TokenKind::kName: {
+      const std::string name = next().text;
+      auto node = make(ExpressionKind::kLiteral, line);
+      if (name == "true" || name == "True" || name == "false" || name == "False") {
+        node->literal = Value::boolean(name == "true" || name == "True");
+      } else if (name == "none" || name == "None") {
+        node->literal = Value::none();
+      } else {
+        node->kind = ExpressionKind::kName;
+        node->text = name;
+        if (macro_) {
+          macro_->uses_caller |= name == "caller";
+          macro_->uses_varargs |= name == "varargs";
+          macro_->uses_kwargs |= name == "kwargs";
+        }
+      }
+      return node;
+    }
+    case TokenKind::kString: {
+      std::string text;
+      while (current().kind == TokenKind::kString) text += next().text;
+      auto node = make(ExpressionKind::kLiteral, line);
+      node->literal = Value::text(std::move(text));
+      return node;
+    }
+    case TokenKind::kInteger:
+    case TokenKind::kFloat:
+      return number();
+    default:
+      break;
+  }
+  if (skip_operator("(")) {
+    auto node = tuple(true, "", true);
+    expect_operator(")");
+    return node;
+  }
+  if (at_operator("[")) return list();
+  if (at_operator("{")) return dict();
+  unexpected("an expression");
+}
+
+bool Parser::at_tuple_end(std::string_view end_name) const {
+  return current().kind == TokenKind::kPrintEnd || current().kind == TokenKind::kBlockEnd || at_operator(")") ||
+         (!end_name.empty() && at_name(end_name));
+}
+
+ExpressionPtr Parser::tuple(bool conditional, std::string_view end_name, bool in_parentheses) {
+  auto node = make(ExpressionKind::kTuple, current().line);
+  bool is_tuple = false;
+  for (;;) {
+    if (at_tuple_end(end_name)) break;
+    node->operands.push_back(expression(conditional));
+    if (!skip_operator(",")) break;
+    is_tuple = true;
+  }
+  if (!is_tuple) {
+    if (!node->operands.empty()) return std::move(node->operands[0]);
+    if (!in_parentheses) unexpected("an expression");
+  }
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::list() {
+  auto node = make(ExpressionKind::kList, next().line);
+  while (!at_operator("]")) {
+    if (!node->operands.empty()) expect_operator(",");
+    if (at_operator("]")) break;
+    node->operands.push_back(expression());
+  }
+  expect_operator("]");
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::dict() {
+  auto node = make(ExpressionKind::kDict, next().line);
+  while (!at_operator("}")) {
+    if (!node->operands.empty()) expect_operator(",");
+    if (at_operator("}")) break;
+    node->operands.push_back(expression());
+    expect_operator(":");
+    node->operands.push_back(expression());
+  }
+  expect_operator("}");
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::postfix(ExpressionPtr of) {
+  for (;;) {
+    if (at_operator(".") || at_operator("[")) {
+      of = subscript(std::move(of));
+    } else if (at_operator("(")) {
+      of = call(std::move(of));
+    } else {
+      return of;
+    }
+  }
+}
+
+ExpressionPtr Parser::filters_and_tests(ExpressionPtr of) {
+  for (;;) {
+    if (at_operator("|")) {
+      of = filter_chain(std::move(of), false);
+    } else if (at_name("is")) {
+      of = test(std::move(of));
+    } else if (at_operator("(")) {
+      of = call(std::move(of));
+    } else {
+      return of;
+    }
+  }
+}
+
+ExpressionPtr Parser::filter_chain(ExpressionPtr of, bool starts_inline) {
+  while (starts_inline || at_operator("|")) {
+    if (!starts_inline) next();
+    starts_inline = false;
+    auto node = make(ExpressionKind::kFilter, current().line);
+    node->text = expect_name();
+    while (skip_operator(".")) node->text += "." + expect_name();
+    if (!may_not_run_ && !has_filter(node->text)) unknown_.push_back({node->line, missing_filter(node->text)});
+    node->operands.push_back(std::move(of));
+    node->arguments = at_operator("(") ? call_arguments() : std::make_unique<CallArguments>();
+    of = finished(std::move(node));
+  }
+  return of;
+}
+
+ExpressionPtr Parser::test(ExpressionPtr of) {
+  const int line = next().line;
+  const bool negated = skip_name("not");
+  auto node = make(ExpressionKind::kTest, line);
+  node->text = expect_name();
+  while (skip_operator(".")) node->text += "." + expect_name();
+  if (!may_not_run_ && !has_test(node->text)) unknown_.push_back({node->line, missing_test(node->text)});
+  node->operands.push_back(std::move(of));
+  node->arguments = std::make_unique<CallArguments>();
+  const auto kind = current().kind;
+  const bool starts_argument = kind == TokenKind::kName || kind == TokenKind::kString || kind == TokenKind::kInteger ||
+                               kind == TokenKind::kFloat || at_operator("[") || at_operator("{");
+  if (at_operator("(")) {
+    node->arguments = call_arguments();
+  } else if (starts_argument && !at_name("else") && !at_name("or") && !at_name("and")) {
+    if (at_name("is")) fail_here("tests with 'is' cannot be chained");
+    node->arguments->positional.push_back(postfix(primary()));
+  }
+  auto made = finished(std::move(node));
+  return negated ? wrap(ExpressionKind::kNot, line, std::move(made)) : std::move(made);
+}
+
+ExpressionPtr Parser::subscript(ExpressionPtr of) {
+  const Token opening = next();
+  if (opening.text == ".") {
+    if (current().kind == TokenKind::kName) {
+      auto node = wrap(ExpressionKind::kAttribute, opening.line, std::move(of));
+      node->text = next().text;
+      return node;
+    }
+    if (current().kind != TokenKind::kInteger) unexpected("a name or a number");
+    auto node = make(ExpressionKind::kItem, opening.line);
+    node->operands.push_back(std::move(of));
+    node->operands.push_back(number());
+    return finished(std::move(node));
+  }
+  std::vector<ExpressionPtr> parts;
+  while (!at_operator("]")) {
+    if (!parts.empty()) expect_operator(",");
+    parts.push_back(subscript_part());
+  }
+  expect_operator("]");
+  auto node = make(ExpressionKind::kItem, opening.line);
+  node->operands.push_back(std::move(of));
+  if (parts.size() == 1) {
+    node->operands.push_back(std::move(parts[0]));
+  } else {
+    const bool slices = std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part->kind == ExpressionKind::kSlice; });
+    if (slices) fail_here("a slice among several subscripts");
+    auto several = make(ExpressionKind::kTuple, opening.line);
+    several->operands = std::move(parts);
+    node->operands.push_back(finished(std::move(several)));
+  }
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::subscript_part() {
+  const int line = current().line;
+  ExpressionPtr start;
+  if (!at_operator(":")) {
+    start = expression();
+    if (!at_operator(":")) return start;
+  }
+  next();
+  const auto bound = [&]() -> ExpressionPtr {
+    return at_operator(":") || at_operator("]") || at_operator(",") ? nullptr : expression();
+  };
+  auto node = make(ExpressionKind::kSlice, line);
+  node->operands.push_back(std::move(start));
+  node->operands.push_back(bound());
+  node->operands.push_back(skip_operator(":") ? bound() : nullptr);
+  return finished(std::move(node));
+}
+
+ExpressionPtr Parser::call(ExpressionPtr of) {
+  auto node = make(ExpressionKind::kCall, current().line);
+  node->operands.push_back(std::move(of));
+  node->arguments = call_arguments();
+  return finished(std::move(node));
+}
+
+std::unique_ptr<CallArguments> Parser::call_arguments() {
+  expect_operator("(");
+  auto made = std::make_unique<CallArguments>();
+  const auto ensure = [&](bool allowed) {
+    if (!allowed) fail_here("the arguments of a call are out of order");
+  };
+  bool first = true;
+  while (!at_operator(")")) {
+    if (!first) {
+      expect_operator(",");
+      if (at_operator(")")) break;
+    }
+    first = false;
+    if (skip_operator("*")) {
+      ensure(!made->unpacked_list && !made->unpacked_named);
+      made->unpacked_list = expression();
+    } else if (skip_operator("**")) {
+      ensure(!made->unpacked_named);
+      made->unpacked_named = expression();
+    } else if (current().kind == TokenKind::kName && ahead().kind == TokenKind::kOperator && ahead().text == "=") {
+      ensure(!made->unpacked_named);
+      std::string name = next().text;
+      next();
+      made->named.emplace_back(std::move(name), expression());
+    } else {
+      ensure(!made->unpacked_list && !made->unpacked_named && made->named.empty());
+      made->positional.push_back(expression());
+    }
+  }
+  expect_operator(")");
+  return made;
+}
+
+}  // namespace tessera::text::jinja

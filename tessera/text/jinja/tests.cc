@@ -1,0 +1,138 @@
+// What stands behind `is`.
+#include <unordered_map>
+
+#include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text::jinja {
+namespace {
+
+using Test = bool (*)(Evaluator&, const Value& input, const Value* argument);
+
+struct Entry {
+  Test test;
+  bool takes_argument = false;
+};
+
+bool is_sequence(const Value& value) {
+  switch (value.kind()) {
+    case Kind::kUndefined:
+    case Kind::kString:
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kRange:
+    case Kind::kDict:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_iterable(const Value& value) {
+  return is_sequence(value) || value.is(Kind::kView) || value.is(Kind::kGenerator) || value.is(Kind::kLoop);
+}
+
+bool is_callable(const Value& value) {
+  return value.is(Kind::kMacro) || value.is(Kind::kFunction) || value.is(Kind::kLoop) || value.is(Kind::kUndefined);
+}
+
+bool same(const Value& left, const Value& right) {
+  if (left.kind() != right.kind()) return false;
+  switch (left.kind()) {
+    case Kind::kNone:
+      return true;
+    case Kind::kBool:
+    case Kind::kInt:
+      return left.as_int() == right.as_int();
+    case Kind::kFloat:
+      return false;
+    default:
+      return left.identity() == right.identity();
+  }
+}
+
+template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
+bool cased(Evaluator& evaluator, const Value& input, const Value*) {
+  bool any = false, other = false;
+  for_each_code_point(evaluator.text_of(input), [&](std::string_view one) {
+    any |= Wanted(code_point_at(one, 0));
+    other |= Other(code_point_at(one, 0));
+  });
+  return any && !other;
+}
+
+bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int64_t wanted) {
+  const Value rest = binary(Operator::kModulo, input, by, evaluator.budget());
+  return equal(rest, Value::integer(wanted), evaluator.budget());
+}
+
+const std::unordered_map<std::string_view, Entry>& tests() {
+  static const Entry kEqual{[](Evaluator& e, const Value& v, const Value* a) { return equal(v, *a, e.budget()); }, true};
+  static const Entry kNotEqual{[](Evaluator& e, const Value& v, const Value* a) { return !equal(v, *a, e.budget()); }, true};
+  static const Entry kLess{[](Evaluator& e, const Value& v, const Value* a) { return less(v, *a, e.budget()); }, true};
+  static const Entry kGreater{[](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()); }, true};
+  static const Entry kLessEqual{[](Evaluator& e, const Value& v, const Value* a) { return less(v, *a, e.budget()) || equal(v, *a, e.budget()); }, true};
+  static const Entry kGreaterEqual{[](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()) || equal(v, *a, e.budget()); }, true};
+  static const std::unordered_map<std::string_view, Entry> kTable = {
+      {"defined", {[](Evaluator&, const Value& v, const Value*) { return !v.is(Kind::kUndefined); }}},
+      {"undefined", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kUndefined); }}},
+      {"none", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kNone); }}},
+      {"boolean", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool); }}},
+      {"true", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool) && v.as_int(); }}},
+      {"false", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool) && !v.as_int(); }}},
+      {"integer", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kInt); }}},
+      {"float", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kFloat); }}},
+      {"number", {[](Evaluator&, const Value& v, const Value*) { return v.is_number(); }}},
+      {"string", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString); }}},
+      {"mapping", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kDict); }}},
+      {"sequence", {[](Evaluator&, const Value& v, const Value*) { return is_sequence(v); }}},
+      {"iterable", {[](Evaluator&, const Value& v, const Value*) { return is_iterable(v); }}},
+      {"callable", {[](Evaluator&, const Value& v, const Value*) { return is_callable(v); }}},
+      {"escaped", {[](Evaluator&, const Value& v, const Value*) { return v.is_markup(); }}},
+      {"lower", {cased<is_lower, is_upper>}},
+      {"upper", {cased<is_upper, is_lower>}},
+      {"odd", {[](Evaluator& e, const Value& v, const Value*) { return remainder_is(e, v, Value::integer(2), 1); }}},
+      {"even", {[](Evaluator& e, const Value& v, const Value*) { return remainder_is(e, v, Value::integer(2), 0); }}},
+      {"divisibleby", {[](Evaluator& e, const Value& v, const Value* a) { return remainder_is(e, v, *a, 0); }, true}},
+      {"filter", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_filter(v.as_text()); }}},
+      {"test", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_test(v.as_text()); }}},
+      {"sameas", {[](Evaluator&, const Value& v, const Value* a) { return same(v, *a); }, true}},
+      {"in", {[](Evaluator& e, const Value& v, const Value* a) { return contains(*a, v, e.budget()); }, true}},
+      {"==", kEqual},
+      {"eq", kEqual},
+      {"equalto", kEqual},
+      {"!=", kNotEqual},
+      {"ne", kNotEqual},
+      {"<", kLess},
+      {"lt", kLess},
+      {"lessthan", kLess},
+      {"<=", kLessEqual},
+      {"le", kLessEqual},
+      {">", kGreater},
+      {"gt", kGreater},
+      {"greaterthan", kGreater},
+      {">=", kGreaterEqual},
+      {"ge", kGreaterEqual},
+  };
+  return kTable;
+}
+
+}  // namespace
+
+bool has_test(std::string_view name) { return tests().contains(name); }
+
+std::string missing_test(std::string_view name) { return fmt::format("there is no test '{}'", name.substr(0, 40)); }
+
+bool apply_test(Evaluator& evaluator, const std::string& name, const Value& input, const Arguments& arguments) {
+  const auto found = tests().find(name);
+  if (found == tests().end()) fail("{}", missing_test(name));
+  const Entry& entry = found->second;
+  if (!entry.takes_argument) {
+    bind(name, arguments, {}, 0);
+    return entry.test(evaluator, input, nullptr);
+  }
+  const auto bound = bind(name, arguments, {"other"}, 1);
+  return entry.test(evaluator, input, bound[0]);
+}
+
+}  // namespace tessera::text::jinja

@@ -1,0 +1,166 @@
+#include "tessera/text/jinja/unicode.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+
+namespace tessera::text::jinja {
+
+bool is_ascii_only(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
+namespace {
+// Code point and length at `at`; the byte itself, length 1, where no UTF-8 starts.
+std::pair<int32_t, size_t> decode(std::string_view text, size_t at) {
+  const auto first = static_cast<unsigned char>(text[at]);
+  if (first < 0x80) return {first, 1};
+  utf8proc_int32_t code_point = -1;
+  const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at);
+  const auto used = utf8proc_iterate(bytes, static_cast<utf8proc_ssize_t>(std::min<size_t>(4, text.size() - at)), &code_point);
+  if (used <= 0) return {first, 1};
+  return {code_point, static_cast<size_t>(used)};
+}
+}  // namespace
+
+bool is_valid_utf8(std::string_view text) {
+  for (size_t at = 0; at < text.size();) {
+    const auto [code_point, bytes] = decode(text, at);
+    if (bytes == 1 && code_point >= 0x80) return false;
+    at += bytes;
+  }
+  return true;
+}
+
+size_t code_point_bytes(std::string_view text, size_t at) { return decode(text, at).second; }
+int32_t code_point_at(std::string_view text, size_t at) { return decode(text, at).first; }
+
+void append_code_point(std::string& out, int32_t code_point) {
+  utf8proc_uint8_t bytes[4];
+  const auto size = utf8proc_encode_char(code_point, bytes);
+  out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
+}
+
+size_t count_code_points(std::string_view text) {
+  size_t count = 0;
+  for_each_code_point(text, [&](std::string_view) { ++count; });
+  return count;
+}
+
+size_t byte_offset(std::string_view text, size_t code_points) {
+  size_t at = 0;
+  for (; code_points > 0 && at < text.size(); --code_points) at += code_point_bytes(text, at);
+  return at;
+}
+
+bool is_space(int32_t c) {
+  if (c < 0x80) return c == ' ' || (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x1f);
+  return c == 0x85 || c == 0xa0 || utf8proc_category(c) == UTF8PROC_CATEGORY_ZS || c == 0x2028 || c == 0x2029;
+}
+
+bool is_printable(int32_t c) {
+  if (c < 0x80) return c >= 0x20 && c < 0x7f;
+  switch (utf8proc_category(c)) {
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+    case UTF8PROC_CATEGORY_ZS:
+      return false;
+    default:
+      return true;
+  }
+}
+
+bool is_letter(int32_t c) {
+  const auto category = utf8proc_category(c);
+  return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+}
+
+bool is_digit(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_ND; }
+bool is_upper(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LU; }
+bool is_lower(int32_t c) { return utf8proc_category(c) == UTF8PROC_CATEGORY_LL; }
+
+namespace {
+void append_upper(std::string& out, int32_t c) {
+  if (c == 0xdf) {
+    out += "SS";  // the one common letter whose upper case is two
+  } else {
+    append_code_point(out, utf8proc_toupper(c));
+  }
+}
+
+template <class Map>
+std::string mapped(std::string_view text, Map map) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const auto [code_point, bytes] = decode(text, at);
+    map(out, code_point);
+    at += bytes;
+  }
+  return out;
+}
+}  // namespace
+
+std::string upper(std::string_view text) { return mapped(text, append_upper); }
+
+std::string lower(std::string_view text) {
+  return mapped(text, [](std::string& out, int32_t c) { append_code_point(out, utf8proc_tolower(c)); });
+}
+
+std::string capitalize(std::string_view text) {
+  bool first = true;
+  return mapped(text, [&](std::string& out, int32_t c) {
+    append_code_point(out, first ? utf8proc_totitle(c) : utf8proc_tolower(c));
+    first = false;
+  });
+}
+
+std::string title(std::string_view text) {
+  bool inside = false;
+  return mapped(text, [&](std::string& out, int32_t c) {
+    const bool cased = is_upper(c) || is_lower(c);
+    append_code_point(out, inside ? utf8proc_tolower(c) : utf8proc_totitle(c));
+    inside = cased;
+  });
+}
+
+namespace {
+template <class Strips>
+std::string_view strip_if(std::string_view text, bool left, bool right, Strips strips) {
+  while (left && !text.empty()) {
+    const size_t bytes = code_point_bytes(text, 0);
+    if (!strips(text.substr(0, bytes))) break;
+    text.remove_prefix(bytes);
+  }
+  while (right && !text.empty()) {
+    size_t at = text.size() - 1;
+    while (at > 0 && text.size() - at < 4 && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
+    if (at + code_point_bytes(text, at) != text.size()) at = text.size() - 1;
+    if (!strips(text.substr(at))) break;
+    text = text.substr(0, at);
+  }
+  return text;
+}
+}  // namespace
+
+std::string_view strip(std::string_view text, bool left, bool right) {
+  return strip_if(text, left, right, [](std::string_view one) { return is_space(code_point_at(one, 0)); });
+}
+
+std::string_view strip(std::string_view text, bool left, bool right, std::string_view characters) {
+  return strip_if(text, left, right, [&](std::string_view one) {
+    for (size_t at = 0; at < characters.size();) {
+      const size_t bytes = code_point_bytes(characters, at);
+      if (characters.substr(at, bytes) == one) return true;
+      at += bytes;
+    }
+    return false;
+  });
+}
+
+}  // namespace tessera::text::jinja

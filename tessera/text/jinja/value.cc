@@ -1,0 +1,345 @@
+#include "tessera/text/jinja/value.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text::jinja {
+
+void Budget::charge(size_t bytes) {
+  const size_t steps = 1 + bytes / 64;
+  if (steps > steps_left) fail("the template takes more than the allowed number of steps. Does it loop?");
+  steps_left -= steps;
+}
+
+void Budget::check_size(size_t bytes) const {
+  if (bytes > max_bytes) fail("the template makes a value of more than {} bytes", max_bytes);
+}
+
+void Budget::check_depth(int depth) const {
+  if (depth > max_depth) fail("values are nested deeper than {}", max_depth);
+}
+
+Value Value::undefined(std::string_view hint) {
+  Value value;
+  value.object_ = std::make_shared<std::string>(hint);
+  return value;
+}
+
+Value Value::none() { return Value(Kind::kNone); }
+
+Value Value::boolean(bool flag) {
+  Value value(Kind::kBool);
+  value.integer_ = flag;
+  return value;
+}
+
+Value Value::integer(int64_t number) {
+  Value value(Kind::kInt);
+  value.integer_ = number;
+  return value;
+}
+
+Value Value::real(double number) {
+  Value value(Kind::kFloat);
+  value.real_ = number;
+  return value;
+}
+
+Value Value::text(std::string bytes, bool markup) {
+  Value value(Kind::kString);
+  value.markup_ = markup;
+  const bool ascii = is_ascii_only(bytes);
+  value.object_ = std::make_shared<Text>(Text{std::move(bytes), ascii});
+  return value;
+}
+
+Value Value::list(std::vector<Value> items, Kind kind) {
+  auto list = std::make_shared<List>();
+  list->items = std::move(items);
+  for (const auto& item : list->items) list->depth = std::max(list->depth, item.depth() + 1);
+  return object(kind, std::move(list));
+}
+
+Value Value::dict(std::shared_ptr<const Dict> dict) {
+  return object(Kind::kDict, std::const_pointer_cast<Dict>(std::move(dict)));
+}
+
+const std::string& Value::as_text() const { return get<Text>().bytes; }
+bool Value::is_ascii() const { return get<Text>().ascii; }
+
+const std::string& Value::hint() const {
+  static const std::string kUnknown = "the value is undefined";
+  return object_ ? get<std::string>() : kUnknown;
+}
+
+const std::vector<Value>& Value::items() const { return get<List>().items; }
+
+int Value::depth() const {
+  switch (kind_) {
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kRange:
+    case Kind::kView:
+    case Kind::kGenerator:
+      return get<List>().depth;
+    case Kind::kDict:
+      return get<Dict>().depth;
+    case Kind::kNamespace:
+      return get<Namespace>().attributes->depth + 1;
+    case Kind::kLoop:
+      return get<Loop>().depth_of_items + 1;
+    case Kind::kFunction:
+      return get<Function>().self.depth() + 1;
+    default:
+      return 0;
+  }
+}
+
+namespace {
+constexpr size_t kIndexedFrom = 8;  // entries; fewer are scanned
+constexpr size_t kAbsent = ~size_t{0};
+
+bool same_key(const Value& left, const Value& right) {
+  if (left.is(Kind::kString) && right.is(Kind::kString)) return left.as_text() == right.as_text();
+  Budget budget{1000, ~size_t{0}, 1000};
+  return equal(left, right, budget);
+}
+}  // namespace
+
+size_t Dict::position(const Value& key, size_t hash) const {
+  if (entries.size() < kIndexedFrom) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (same_key(entries[i].first, key)) return i;
+    }
+    return kAbsent;
+  }
+  const auto [first, last] = index_.equal_range(hash);
+  for (auto at = first; at != last; ++at) {
+    if (same_key(entries[at->second].first, key)) return at->second;
+  }
+  return kAbsent;
+}
+
+const Value* Dict::find(const Value& key) const {
+  const size_t at = position(key, hash_of(key));
+  return at == kAbsent ? nullptr : &entries[at].second;
+}
+
+void Dict::set(const Value& key, Value value) {
+  const size_t hash = hash_of(key);
+  depth = std::max({depth, key.depth() + 1, value.depth() + 1});
+  const size_t at = position(key, hash);
+  if (at != kAbsent) {
+    entries[at].second = std::move(value);
+    return;
+  }
+  entries.emplace_back(key, std::move(value));
+  if (entries.size() == kIndexedFrom) {
+    for (size_t i = 0; i < entries.size(); ++i) index_.emplace(hash_of(entries[i].first), i);
+  } else if (entries.size() > kIndexedFrom) {
+    index_.emplace(hash, entries.size() - 1);
+  }
+}
+
+const char* type_name(const Value& value) {
+  static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",      "int",         "float",     "str",
+                                           "list",      "tuple",    "range",     "dict_items",  "generator", "dict",
+                                           "Namespace", "LoopContext", "Macro",  "function"};
+  return kNames[static_cast<size_t>(value.kind())];
+}
+
+bool truthy(const Value& value) {
+  switch (value.kind()) {
+    case Kind::kUndefined:
+    case Kind::kNone:
+      return false;
+    case Kind::kBool:
+    case Kind::kInt:
+      return value.as_int() != 0;
+    case Kind::kFloat:
+      return value.as_double() != 0;
+    case Kind::kString:
+      return !value.as_text().empty();
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kRange:
+    case Kind::kView:
+      return !value.items().empty();
+    case Kind::kDict:
+      return !value.get<Dict>().entries.empty();
+    default:
+      return true;
+  }
+}
+
+namespace {
+bool equal_lists(const std::vector<Value>& left, const std::vector<Value>& right, Budget& budget) {
+  if (left.size() != right.size()) return false;
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (!equal(left[i], right[i], budget)) return false;
+  }
+  return true;
+}
+
+bool equal_dicts(const Dict& left, const Dict& right, Budget& budget) {
+  if (left.entries.size() != right.entries.size()) return false;
+  for (const auto& [key, value] : left.entries) {
+    const Value* other = right.find(key);
+    if (!other || !equal(value, *other, budget)) return false;
+  }
+  return true;
+}
+
+bool equal_numbers(const Value& left, const Value& right) {
+  if (left.is_integral() && right.is_integral()) return left.as_int() == right.as_int();
+  return left.as_double() == right.as_double();
+}
+}  // namespace
+
+bool equal(const Value& left, const Value& right, Budget& budget) {
+  budget.charge(0);
+  if (left.is_number() && right.is_number()) return equal_numbers(left, right);
+  if (left.kind() != right.kind()) return false;
+  switch (left.kind()) {
+    case Kind::kUndefined:
+    case Kind::kNone:
+      return true;
+    case Kind::kString:
+      if (left.as_text().size() != right.as_text().size()) return false;
+      budget.charge(left.as_text().size() / 8);
+      return left.as_text() == right.as_text();
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kRange:
+      return equal_lists(left.items(), right.items(), budget);
+    case Kind::kDict:
+      return equal_dicts(left.get<Dict>(), right.get<Dict>(), budget);
+    default:
+      return left.identity() == right.identity();
+  }
+}
+
+bool less(const Value& left, const Value& right, Budget& budget) {
+  budget.charge(0);
+  if (left.is_number() && right.is_number()) {
+    if (left.is_integral() && right.is_integral()) return left.as_int() < right.as_int();
+    return left.as_double() < right.as_double();
+  }
+  if (left.is(Kind::kUndefined)) fail("{}", left.hint());
+  if (right.is(Kind::kUndefined)) fail("{}", right.hint());
+  if (left.kind() == right.kind() && left.is(Kind::kString)) {
+    budget.charge(std::min(left.as_text().size(), right.as_text().size()) / 8);
+    return left.as_text() < right.as_text();
+  }
+  if (left.kind() == right.kind() && (left.is(Kind::kList) || left.is(Kind::kTuple))) {
+    const auto& a = left.items();
+    const auto& b = right.items();
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      if (!equal(a[i], b[i], budget)) return less(a[i], b[i], budget);
+    }
+    return a.size() < b.size();
+  }
+  fail("'<' not supported between '{}' and '{}'", type_name(left), type_name(right));
+}
+
+size_t hash_of(const Value& key) {
+  switch (key.kind()) {
+    case Kind::kNone:
+      return 1;
+    case Kind::kBool:
+    case Kind::kInt:
+      return std::hash<double>{}(static_cast<double>(key.as_int()));
+    case Kind::kFloat:
+      return std::hash<double>{}(key.as_double());
+    case Kind::kString:
+      return std::hash<std::string>{}(key.as_text());
+    case Kind::kTuple: {
+      size_t hash = 7;
+      for (const auto& item : key.items()) hash = hash * 1'000'003 + hash_of(item);
+      return hash;
+    }
+    case Kind::kList:
+    case Kind::kDict:
+      fail("unhashable type: '{}'", type_name(key));
+    default:
+      return std::hash<const void*>{}(key.identity());
+  }
+}
+
+bool contains(const Value& container, const Value& item, Budget& budget) {
+  switch (container.kind()) {
+    case Kind::kUndefined:
+      return false;
+    case Kind::kString:
+      if (!item.is(Kind::kString)) {
+        fail("'in <string>' requires string as left operand, not {}", type_name(item));
+      }
+      budget.charge(container.as_text().size());
+      return container.as_text().find(item.as_text()) != std::string::npos;
+    case Kind::kDict:
+      budget.charge(0);
+      return container.get<Dict>().find(item) != nullptr;
+    default:
+      for (const auto& element : elements(container, budget)) {
+        if (equal(element, item, budget)) return true;
+      }
+      return false;
+  }
+}
+
+std::vector<Value> elements(const Value& value, Budget& budget) {
+  std::vector<Value> result;
+  switch (value.kind()) {
+    case Kind::kUndefined:
+      return result;
+    case Kind::kString:
+      budget.charge(value.as_text().size() * sizeof(Value));
+      for_each_code_point(value.as_text(), [&](std::string_view one) { result.push_back(Value::text(std::string(one))); });
+      return result;
+    case Kind::kDict:
+      budget.charge(value.get<Dict>().entries.size() * sizeof(Value));
+      for (const auto& entry : value.get<Dict>().entries) result.push_back(entry.first);
+      return result;
+    case Kind::kGenerator: {
+      auto& list = value.get<List>();
+      budget.charge((list.items.size() - list.consumed) * sizeof(Value));
+      result.assign(list.items.begin() + static_cast<std::ptrdiff_t>(list.consumed), list.items.end());
+      list.consumed = list.items.size();
+      return result;
+    }
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kRange:
+    case Kind::kView:
+      budget.charge(value.items().size() * sizeof(Value));
+      return value.items();
+    default:
+      fail("'{}' object is not iterable", type_name(value));
+  }
+}
+
+int64_t length_of(const Value& value, Budget& budget) {
+  switch (value.kind()) {
+    case Kind::kUndefined:
+      return 0;
+    case Kind::kString:
+      if (value.is_ascii()) return static_cast<int64_t>(value.as_text().size());
+      budget.charge(value.as_text().size());
+      return static_cast<int64_t>(count_code_points(value.as_text()));
+    case Kind::kDict:
+      return static_cast<int64_t>(value.get<Dict>().entries.size());
+    case Kind::kList:
+    case Kind::kTuple:
+    case Kind::kRange:
+    case Kind::kView:
+      return static_cast<int64_t>(value.items().size());
+    default:
+      fail("object of type '{}' has no len()", type_name(value));
+  }
+}
+
+}  // namespace tessera::text::jinja

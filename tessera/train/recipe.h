@@ -1,0 +1,140 @@
+// The recipe: everything that one training run is told, from YAML and `section.key=value` overrides.
+//
+//   train::Recipe recipe = train::read_recipe("recipes/smollm2.yaml", {"train.steps=20"});
+//   train::RunLayout layout = train::resolve_layout(recipe, world->size());
+//   double lr = recipe.optimizer.lr;
+//
+// The fields below hold the defaults; every other fact about a key (help, unit, range, aliases, what this version can
+// do) stands once in recipe_schema.cc. Plain data: copyable, thread-safe to read.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::train {
+
+// A setting whose feature does not exist yet: only null is accepted.
+struct NotYet {};
+
+struct ModelSection {
+  std::string path;  // Hugging Face folder
+  std::string dtype = "float32";
+  std::string init = "pretrained";
+  NotYet lora;
+};
+
+struct DataSection {
+  std::vector<std::string> train;
+  std::vector<std::string> validation;
+  std::string format = "auto";
+  int64_t sequence_length = 512;
+  bool packing = true;
+  std::string overlong = "truncate";
+};
+
+struct ParallelSection {
+  int64_t dp_replicate = 1;
+  int64_t dp_shard = -1;
+  int64_t tp = 1;
+  int64_t cp = 1;
+  int64_t pp = 1;
+  int64_t ep = 1;
+  bool sequence_parallel = false;
+  std::string activation_checkpointing = "none";
+  bool cpu_offload = false;
+  std::string plan = "auto";
+};
+
+struct OptimizerSection {
+  std::string name = "adamw";
+  double lr = 1e-4;
+  std::vector<double> betas = {0.9, 0.95};
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  double max_grad_norm = 1.0;
+};
+
+struct ScheduleSection {
+  std::string name = "cosine";
+  int64_t warmup_steps = 10;
+  double min_lr_ratio = 0.1;
+};
+
+struct TrainSection {
+  std::optional<int64_t> steps = 100;  // exactly one of steps and epochs has a value
+  std::optional<int64_t> epochs;
+  int64_t global_batch_size = 8;
+  int64_t local_batch_size = 2;
+  int64_t seed = 42;
+  bool deterministic = false;
+  std::string on_nonfinite = "stop";
+  int64_t validate_every = 20;
+  int64_t sample_every = 0;
+  bool profile = false;
+};
+
+struct PrecisionSection {
+  std::string param = "float32";
+  std::string reduce = "float32";
+  std::string output = "float32";
+};
+
+struct CheckpointSection {
+  std::string dir = "runs/RECIPE-NAME";  // RECIPE-NAME stands for Recipe::name, and is replaced when the recipe is read
+  int64_t every = 50;
+  int64_t keep_last = 2;
+  int64_t keep_best = 1;
+  bool async = true;
+  std::string resume = "auto";
+  std::string export_model = "final";  // key `export`
+};
+
+struct LogSection {
+  int64_t every = 1;
+  bool tensorboard = true;
+  bool jsonl = true;
+};
+
+struct CommSection {
+  std::string backend = "auto";
+  int64_t timeout_seconds = 300;
+  std::string check = "timeout";
+};
+
+struct Recipe {
+  std::string name;  // the file's name without its extension
+  ModelSection model;
+  DataSection data;
+  ParallelSection parallel;
+  OptimizerSection optimizer;
+  ScheduleSection schedule;
+  TrainSection train;
+  PrecisionSection precision;
+  CheckpointSection checkpoint;
+  LogSection log;
+  CommSection comm;
+};
+
+// Reads, applies the overrides in order (the last wins), and checks everything that needs no world size. Errors are
+// kConfig, one line with file and line: no such file, hostile YAML, unknown key (nearest named), wrong type or range,
+// a value whose feature this version lacks, keys that contradict one another.
+Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> overrides = {});
+// The same for text; `source` names it in errors and its stem is the recipe's name.
+Recipe parse_recipe(std::string_view yaml, const std::string& source, std::span<const std::string> overrides = {});
+
+// The parallel section with every -1 replaced, and what follows from it.
+struct RunLayout {
+  int64_t dp_replicate = 1, dp_shard = 1, tp = 1, cp = 1, pp = 1, ep = 1;
+  int64_t data_parallel = 1;  // dp_replicate * dp_shard: ranks that read different sequences
+  int64_t micro_batches = 1;  // per rank and step: global_batch_size / (data_parallel * local_batch_size)
+};
+
+// Error kConfig when the dims do not multiply to world_size or the batch does not divide.
+RunLayout resolve_layout(const Recipe& recipe, int64_t world_size);
+
+}  // namespace tessera::train

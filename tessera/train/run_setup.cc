@@ -1,0 +1,106 @@
+#include "tessera/train/run_setup.h"
+
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/models/weights.h"
+#include "tessera/parallel/fully_shard.h"
+
+namespace tessera::train {
+namespace {
+
+c10::ScalarType dtype_of(const std::string& key, const std::string& name) {
+  const auto dtype = parse_dtype_name(name);
+  TESSERA_CHECK(dtype.has_value(), ErrorKind::kConfig, "[train.recipe] {}: '{}' is no dtype. Use float32, bfloat16 or float16.",
+                key, name);
+  return *dtype;
+}
+
+std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const std::vector<std::string>& paths, const RunData& run,
+                                                  bool shuffle) {
+  return data::Dataset::load({.paths = paths,
+                              .format = recipe.data.format,
+                              .sequence_length = recipe.data.sequence_length,
+                              .packing = recipe.data.packing,
+                              .overlong = recipe.data.overlong,
+                              .seed = static_cast<uint64_t>(recipe.train.seed),
+                              .shuffle = shuffle},
+                             *run.tokenizer, run.chat_template);
+}
+
+}  // namespace
+
+RunData load_run_data(const Recipe& recipe) {
+  RunData run;
+  run.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::from_folder(recipe.model.path));
+  run.chat_template = text::ChatTemplate::from_folder(recipe.model.path);
+  run.train = load_dataset(recipe, recipe.data.train, run, true);
+  if (!recipe.data.validation.empty()) run.validation = load_dataset(recipe, recipe.data.validation, run, false);
+  return run;
+}
+
+ModelConfig load_model_config(const Recipe& recipe) {
+  auto config = ModelConfig::from_folder(recipe.model.path);
+  TESSERA_CHECK(recipe.data.sequence_length <= config.max_position_embeddings, ErrorKind::kConfig,
+                "[train.recipe] data.sequence_length: {} tokens, but the model of {} has a context of {}. Lower it.",
+                recipe.data.sequence_length, recipe.model.path, config.max_position_embeddings);
+  return config;
+}
+
+MeshPtr build_mesh(const RunLayout& layout, const std::shared_ptr<comm::World>& world) {
+  if (layout.dp_replicate == 1) return init_device_mesh(world, "cpu", {layout.dp_shard}, {"dp_shard"});
+  return init_device_mesh(world, "cpu", {layout.dp_replicate, layout.dp_shard}, {"dp_replicate", "dp_shard"});
+}
+
+std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
+  auto model = make_model(config, {.dtype = dtype_of("model.dtype", recipe.model.dtype), .device = c10::Device(at::kMeta)});
+  const FullyShardOptions options{.mesh = mesh,
+                                  .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
+                                                .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
+                                                .output_dtype = dtype_of("precision.output", recipe.precision.output)}};
+  for (const auto& block : model->blocks()) fully_shard(*block, options);
+  fully_shard(*model, options);
+  if (recipe.model.init == "random") {
+    init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
+  } else {
+    load_pretrained(*model, recipe.model.path);
+  }
+  return model;
+}
+
+std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model) {
+  const auto& section = recipe.optimizer;
+  if (section.name == "sgd") return optim::make_sgd(model, {.lr = section.lr, .weight_decay = section.weight_decay});
+  return optim::make_adamw(model, {.lr = section.lr,
+                                   .beta1 = section.betas.at(0),
+                                   .beta2 = section.betas.at(1),
+                                   .eps = section.eps,
+                                   .weight_decay = section.weight_decay});
+}
+
+optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {
+  return optim::Schedule({.name = recipe.schedule.name,
+                          .lr = recipe.optimizer.lr,
+                          .warmup_steps = recipe.schedule.warmup_steps,
+                          .total_steps = steps,
+                          .min_lr_ratio = recipe.schedule.min_lr_ratio});
+}
+
+NamedTensors training_state(CausalLM& model, optim::Optimizer& optimizer) {
+  NamedTensors tensors;
+  for (const auto& named : model.named_parameters()) {
+    tensors.emplace_back(named.name, named.slot->parameter);
+    for (const auto& [state, tensor] : optimizer.state(named.name)) {
+      tensors.emplace_back("optimizer." + state + "." + named.name, tensor);
+    }
+  }
+  return tensors;
+}
+
+int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset) {
+  if (recipe.train.steps) return *recipe.train.steps;
+  const int64_t rows = recipe.train.epochs.value_or(1) * dataset.rows();
+  return (rows + recipe.train.global_batch_size - 1) / recipe.train.global_batch_size;
+}
+
+}  // namespace tessera::train

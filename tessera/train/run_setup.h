@@ -1,0 +1,52 @@
+// What a run is made of, built from its recipe: data, model, optimizer state by name.
+//
+//   RunData data = load_run_data(recipe);
+//   auto model = build_model(recipe, mesh);        // sharded, weights in place
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/data/dataset.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/models/causal_lm.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/optim/schedule.h"
+#include "tessera/text/chat_template.h"
+#include "tessera/text/tokenizer.h"
+#include "tessera/train/recipe.h"
+
+namespace tessera::train {
+
+struct RunData {
+  std::shared_ptr<const text::Tokenizer> tokenizer;
+  std::optional<text::ChatTemplate> chat_template;
+  std::shared_ptr<const data::Dataset> train;
+  std::shared_ptr<const data::Dataset> validation;  // null when the recipe names none
+};
+
+// Reads and packs all data of the run. Error kIo and kFormat name the file and line.
+RunData load_run_data(const Recipe& recipe);
+
+// The config of model.path, checked against the recipe: sequence length within the context, dtype. Error kConfig.
+ModelConfig load_model_config(const Recipe& recipe);
+
+// The data-parallel mesh of the recipe over all ranks. COLLECTIVE over the world.
+MeshPtr build_mesh(const RunLayout& layout, const std::shared_ptr<comm::World>& world);
+
+// The model of the recipe, fully sharded over the mesh, its parameters read or drawn: no rank holds all of it. No
+// communication.
+std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
+
+std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);
+optim::Schedule build_schedule(const Recipe& recipe, int64_t steps);
+
+// All tensors that a resumed run needs, by their names in a checkpoint.
+NamedTensors training_state(CausalLM& model, optim::Optimizer& optimizer);
+
+// Steps of the whole run: train.steps, or train.epochs over the rows of the data.
+int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset);
+
+}  // namespace tessera::train

@@ -1,0 +1,211 @@
+#include "tessera/train/trainer.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/data/loader.h"
+#include "tessera/models/weights.h"
+#include "tessera/train/machine_peak.h"
+#include "tessera/train/progress.h"
+#include "tessera/train/run_folder.h"
+#include "tessera/train/run_setup.h"
+#include "tessera/train/step.h"
+
+namespace tessera::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::atomic<bool> stop_signal{false};
+
+// SIGTERM and SIGUSR1 ask the run to save and end; the handlers of before come back with the object.
+class StopSignals {
+ public:
+  StopSignals() {
+    stop_signal = false;
+    struct sigaction action {};
+    action.sa_handler = [](int) { stop_signal = true; };
+    ::sigaction(SIGTERM, &action, &before_[0]);
+    ::sigaction(SIGUSR1, &action, &before_[1]);
+  }
+  ~StopSignals() {
+    ::sigaction(SIGTERM, &before_[0], nullptr);
+    ::sigaction(SIGUSR1, &before_[1], nullptr);
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  struct sigaction before_[2];
+};
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Rows [first, first + count) of a batch.
+data::Batch slice_rows(const data::Batch& batch, int64_t first, int64_t count) {
+  auto rows = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
+  return data::make_batch(rows(batch.tokens), rows(batch.labels), rows(batch.positions), rows(batch.document_ids));
+}
+
+std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows) {
+  std::vector<data::Batch> parts;
+  for (int64_t first = 0; first < batch.tokens.size(0); first += rows) {
+    parts.push_back(slice_rows(batch, first, std::min(rows, batch.tokens.size(0) - first)));
+  }
+  return parts;
+}
+
+}  // namespace
+
+struct Trainer::Impl {
+  Impl(const Recipe& recipe, std::shared_ptr<comm::World> world);
+
+  bool chief() const { return world->rank() == 0; }
+  std::filesystem::path run_path() const { return recipe.checkpoint.dir; }
+  void resume();
+  RunSummary run();
+  void train_step(int64_t step);
+  void validate(int64_t step);
+  void save(int64_t step);
+  void export_model();
+  nlohmann::json extra_state() const;
+
+  Recipe recipe;
+  std::shared_ptr<comm::World> world;
+  RunLayout layout;
+  RunData data;
+  ModelConfig config;
+  MeshPtr mesh;
+  std::unique_ptr<RunFolder> folder;      // rank 0 only
+  std::shared_ptr<CausalLM> model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<data::DataLoader> loader;
+  std::unique_ptr<CheckpointWriter> checkpoints;
+  std::unique_ptr<RunReport> report;      // rank 0 only
+  std::unique_ptr<TrainStep> step_runner;
+  std::optional<optim::Schedule> schedule;
+  std::vector<data::Batch> validation_batches;
+  std::optional<double> last_validation_loss;
+  int64_t steps = 0;
+  int64_t first_step = 0;
+  bool stop_requested = false;
+};
+
+Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
+    : recipe(given), world(std::move(given_world)), layout(resolve_layout(recipe, world->size())) {
+  config = load_model_config(recipe);
+  data = load_run_data(recipe);
+  steps = total_steps(recipe, *data.train);
+  if (chief()) folder = std::make_unique<RunFolder>(run_path());
+  mesh = build_mesh(layout, world);
+  model = build_model(recipe, config, mesh);
+  optimizer = build_optimizer(recipe, *model);
+  schedule = build_schedule(recipe, steps);
+  loader = std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true);
+  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(),
+                                            StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
+                                                        .skip_nonfinite = recipe.train.on_nonfinite == "skip"});
+  checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
+                                                                     .world = world,
+                                                                     .keep_last = recipe.checkpoint.keep_last,
+                                                                     .keep_best = recipe.checkpoint.keep_best,
+                                                                     .async = recipe.checkpoint.async});
+  if (data.validation) validation_batches = rows_of_rank(*data.validation, recipe.train.local_batch_size, *world);
+  if (recipe.checkpoint.resume != "never") resume();
+}
+
+// What a resumed run must agree on, beside the tensors.
+nlohmann::json Trainer::Impl::extra_state() const {
+  nlohmann::json extra = {{"data", loader->state()}, {"optimizer", recipe.optimizer.name}};
+  if (last_validation_loss) extra["validation_loss"] = *last_validation_loss;
+  return extra;
+}
+
+void Trainer::Impl::resume() {
+  const auto checkpoint = Checkpoint::latest(run_path() / "checkpoints");
+  if (!checkpoint) return;
+  TESSERA_CHECK(checkpoint->extra().at("optimizer") == recipe.optimizer.name, ErrorKind::kConfig,
+                "[train.resume] {}: written with optimizer.name={}, the recipe says {}. Use another checkpoint.dir to start anew.",
+                checkpoint->path().string(), checkpoint->extra().at("optimizer").dump(), recipe.optimizer.name);
+  checkpoint->load(training_state(*model, *optimizer));
+  loader->load_state(checkpoint->extra().at("data"));
+  first_step = checkpoint->step();
+  optimizer->set_step(first_step);
+  if (chief()) log_info("[train.resume] {} after step {}", checkpoint->path().string(), first_step);
+}
+
+void Trainer::Impl::train_step(int64_t step) {
+  const auto start = Clock::now();
+  const int64_t rows = recipe.train.global_batch_size / world->size();
+  const auto batch = loader->next_global_slice(recipe.train.global_batch_size, world->rank() * rows, rows);
+  const double lr = schedule->at(step);
+  const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr, stop_signal.load());
+  stop_requested = result.stop_requested;
+  if (report) report->step(step, result, lr, seconds_since(start));
+}
+
+void Trainer::Impl::validate(int64_t step) {
+  if (validation_batches.empty()) return;
+  const auto start = Clock::now();
+  last_validation_loss = validation_loss(*model, world->group(), validation_batches);
+  if (report) report->validation(step, *last_validation_loss, seconds_since(start));
+}
+
+void Trainer::Impl::save(int64_t step) {
+  checkpoints->save(step, training_state(*model, *optimizer), extra_state(), last_validation_loss);
+}
+
+// model/ is replaced by renames once the new folder is complete.
+void Trainer::Impl::export_model() {
+  const auto published = run_path() / "model";
+  const auto fresh = run_path() / "model.new";
+  if (chief()) std::filesystem::remove_all(fresh);
+  comm::barrier(*world->group());
+  save_pretrained(*model, fresh, recipe.model.path);
+  if (chief()) {
+    const auto old = run_path() / "model.old";
+    std::filesystem::remove_all(old);
+    if (std::filesystem::exists(published)) std::filesystem::rename(published, old);
+    std::filesystem::rename(fresh, published);
+    std::filesystem::remove_all(old);
+  }
+  comm::barrier(*world->group());
+}
+
+RunSummary Trainer::Impl::run() {
+  const StopSignals signals;
+  if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, world->size(), first_step, steps);
+  if (first_step == 0) validate(0);
+  int64_t step = first_step;
+  const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
+  int64_t saved_step = first_step;
+  while (step < steps && !stop_requested) {
+    train_step(++step);
+    const bool last = step == steps;
+    if (due(recipe.train.validate_every) || last) validate(step);
+    if (due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0)) {
+      save(step);
+      saved_step = step;
+      if (recipe.checkpoint.export_model == "every" && !last) export_model();
+    }
+  }
+  checkpoints->finish();
+  const bool stopped_early = step < steps;
+  if (stopped_early && saved_step < step) save(step), checkpoints->finish();
+  if (!stopped_early && recipe.checkpoint.export_model != "never") export_model();
+  if (report) report->finish(stopped_early);
+  return {first_step, step, stopped_early};
+}
+
+Trainer::Trainer(const Recipe& recipe, std::shared_ptr<comm::World> world)
+    : impl_(std::make_unique<Impl>(recipe, std::move(world))) {}
+Trainer::~Trainer() = default;
+RunSummary Trainer::run() { return impl_->run(); }
+
+}  // namespace tessera::train

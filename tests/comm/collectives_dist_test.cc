@@ -1,0 +1,340 @@
+#include "tessera/comm/collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using testing::RankMode;
+
+constexpr at::ScalarType kMoved[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
+                                     at::kShort, at::kInt,    at::kLong, at::kBool,     at::kComplexFloat};
+constexpr at::ScalarType kReduced[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                       at::kByte,  at::kChar,   at::kInt,  at::kLong};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
+
+// What rank `rank` contributes; every rank can make the data of all.
+at::Tensor data_of(int rank, at::IntArrayRef shape, at::ScalarType type) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  const auto values = (at::arange(count, at::kLong) * 7 + rank * 3).remainder(5);
+  return values.to(type).view(shape).contiguous();
+}
+
+bool same(const at::Tensor& a, const at::Tensor& b) { return a.scalar_type() == b.scalar_type() && at::equal(a, b); }
+
+at::Tensor plainly_reduced(int size, at::IntArrayRef shape, at::ScalarType type, ReduceOp op) {
+  const auto wide = at::isFloatingType(type) ? at::kDouble : at::kLong;
+  at::Tensor result = data_of(0, shape, type).to(wide);
+  for (int rank = 1; rank < size; ++rank) {
+    const at::Tensor part = data_of(rank, shape, type).to(wide);
+    if (op == ReduceOp::kSum || op == ReduceOp::kAvg) result = result + part;
+    if (op == ReduceOp::kMin) result = at::minimum(result, part);
+    if (op == ReduceOp::kMax) result = at::maximum(result, part);
+    if (op == ReduceOp::kProduct) result = result * part;
+  }
+  if (op == ReduceOp::kAvg) result = result / static_cast<double>(size);
+  return result.to(type);
+}
+
+template <class Check>
+void for_each_reduction(const Check& check) {
+  for (const auto type : kReduced) {
+    for (const auto op : kOps) {
+      if (op != ReduceOp::kAvg || at::isFloatingType(type)) check(type, op);
+    }
+  }
+}
+
+// Division happens in the carried precision: at most one rounding apart.
+bool close(const at::Tensor& found, const at::Tensor& wanted, ReduceOp op) {
+  return op == ReduceOp::kAvg ? at::allclose(found, wanted, 1e-6, 0) : same(found, wanted);
+}
+
+TESSERA_RANKS_TEST(Collectives, AllReduceEqualsPlainReduction, (1, 2, 3, 4)) {
+  for_each_reduction([&](at::ScalarType type, ReduceOp op) {
+    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {3, 5}, {0}}) {
+      at::Tensor tensor = data_of(world->rank(), shape, type);
+      all_reduce(*world->group(), tensor, op).wait();
+      EXPECT_TRUE(close(tensor, plainly_reduced(world->size(), shape, type, op), op))
+          << c10::toString(type) << " " << to_string(op) << " of " << at::IntArrayRef(shape) << "\n" << tensor;
+    }
+  });
+}
+
+TESSERA_RANKS_TEST(Collectives, ReduceScatterEqualsPlainReduction, (1, 2, 3, 4)) {
+  const int size = world->size();
+  for_each_reduction([&](at::ScalarType type, ReduceOp op) {
+    const std::vector<int64_t> whole = {size * 2, 3};
+    const at::Tensor input = data_of(world->rank(), whole, type), before = input.clone();
+    at::Tensor output = at::zeros({2, 3}, type);
+    reduce_scatter_into(*world->group(), output, input, op).wait();
+    const at::Tensor wanted = plainly_reduced(size, whole, type, op).narrow(0, world->rank() * 2, 2);
+    EXPECT_TRUE(close(output, wanted, op)) << c10::toString(type) << " " << to_string(op) << "\n" << output << "\n" << wanted;
+    EXPECT_TRUE(same(input, before));
+  });
+}
+
+TESSERA_RANKS_TEST(Collectives, ReduceScatterOfManyPiecesAddsInRankOrder, (3)) {
+  const int size = world->size();
+  const int64_t part = (1 << 17) + 1001;
+  const auto input_of = [&](int rank) {
+    return (at::arange(part * size, at::kFloat) + static_cast<float>(rank)).sin_();
+  };
+  at::Tensor output = at::empty({part}, at::kFloat);
+  for (int round = 0; round < 2; ++round) {  // the second one reuses the first one's scratch memory
+    reduce_scatter_into(*world->group(), output, input_of(world->rank()), ReduceOp::kSum).wait();
+    at::Tensor wanted = input_of(0).narrow(0, world->rank() * part, part).clone();
+    for (int rank = 1; rank < size; ++rank) wanted += input_of(rank).narrow(0, world->rank() * part, part);
+    EXPECT_TRUE(at::equal(output, wanted)) << round;
+    output.zero_();
+  }
+}
+
+TESSERA_RANKS_TEST(Collectives, HalfPrecisionIsSummedInFloat, (4)) {
+  // 256 + 1 is 256 in bfloat16: adding one by one in it would lose every one of the small terms.
+  const at::Tensor own = at::full({4}, world->rank() == 0 ? 256.0 : 1.0, at::kBFloat16);
+  at::Tensor reduced = own.clone(), part = at::empty({1}, at::kBFloat16);
+  all_reduce(*world->group(), reduced).wait();
+  reduce_scatter_into(*world->group(), part, own).wait();
+  const float wanted = at::full({}, 259.0, at::kBFloat16).item<float>();
+  ASSERT_NE(wanted, 256.0F);
+  EXPECT_EQ(reduced[0].item<float>(), wanted);
+  EXPECT_EQ(part[0].item<float>(), wanted);
+}
+
+TESSERA_RANKS_TEST(Collectives, EveryDtypeIsMoved, (1, 2, 3, 4)) {
+  const int size = world->size(), rank = world->rank(), root = size - 1;
+  Group& group = *world->group();
+  for (const auto type : kMoved) {
+    SCOPED_TRACE(c10::toString(type));
+    at::Tensor gathered = at::zeros({size, 2, 3}, type);
+    all_gather_into(group, gathered, data_of(rank, {2, 3}, type)).wait();
+    std::vector<at::Tensor> parts;
+    for (int peer = 0; peer < size; ++peer) parts.push_back(data_of(peer, {2, 3}, type));
+    EXPECT_TRUE(same(gathered, at::stack(parts)));
+
+    at::Tensor sent = data_of(rank, {5}, type);
+    broadcast(group, sent, root).wait();
+    EXPECT_TRUE(same(sent, data_of(root, {5}, type)));
+
+    at::Tensor own = at::zeros({2, 3}, type);
+    scatter(group, own, rank == root ? parts : std::vector<at::Tensor>(), root).wait();
+    EXPECT_TRUE(same(own, parts[rank]));
+
+    at::Tensor exchanged = at::zeros({size, 3}, type);
+    all_to_all_single(group, exchanged, data_of(rank, {size, 3}, type)).wait();
+    for (int peer = 0; peer < size; ++peer) {
+      EXPECT_TRUE(same(exchanged[peer], data_of(peer, {size, 3}, type)[rank]));
+    }
+  }
+}
+
+// Rank r sends (r + p) % 3 rows to rank p.
+TESSERA_RANKS_TEST(Collectives, AllToAllWithUnevenSplits, (1, 3, 4)) {
+  const int size = world->size(), rank = world->rank();
+  const auto rows = [](int from, int to) { return static_cast<int64_t>((from + to) % 3); };
+  std::vector<int64_t> out_splits, in_splits;
+  int64_t out_rows = 0, in_rows = 0;
+  std::vector<at::Tensor> wanted = {at::empty({0, 2}, at::kFloat)};
+  for (int peer = 0; peer < size; ++peer) {
+    out_splits.push_back(rows(peer, rank));
+    in_splits.push_back(rows(rank, peer));
+    out_rows += out_splits.back();
+    in_rows += in_splits.back();
+    wanted.push_back(at::full({rows(peer, rank), 2}, peer * 10.0 + rank, at::kFloat));
+  }
+  std::vector<at::Tensor> sent = {at::empty({0, 2}, at::kFloat)};
+  for (int peer = 0; peer < size; ++peer) sent.push_back(at::full({rows(rank, peer), 2}, rank * 10.0 + peer, at::kFloat));
+  at::Tensor output = at::zeros({out_rows, 2}, at::kFloat);
+  all_to_all_single(*world->group(), output, at::cat(sent), out_splits, in_splits).wait();
+  EXPECT_TRUE(at::equal(output, at::cat(wanted))) << output;
+}
+
+TESSERA_RANKS_TEST(Collectives, SendAndReceiveInARing, (2, 4)) {
+  const int size = world->size(), rank = world->rank();
+  at::Tensor received = at::zeros({7}, at::kBFloat16);
+  Pending in = recv(*world->group(), received, (rank + size - 1) % size, 5);
+  Pending out = send(*world->group(), data_of(rank, {7}, at::kBFloat16), (rank + 1) % size, 5);
+  in.wait();
+  out.wait();
+  EXPECT_TRUE(same(received, data_of((rank + size - 1) % size, {7}, at::kBFloat16)));
+}
+
+TESSERA_RANKS_TEST(Collectives, BytesOfDifferentLengths, (1, 3)) {
+  std::vector<std::string> wanted;
+  for (int rank = 0; rank < world->size(); ++rank) wanted.push_back(std::string(rank * 1000, static_cast<char>('a' + rank)));
+  EXPECT_EQ(all_gather_bytes(*world->group(), wanted[world->rank()]), wanted);
+  EXPECT_EQ(all_gather_bytes(*world->group(), ""), std::vector<std::string>(world->size()));
+  const int root = world->size() - 1;
+  EXPECT_EQ(broadcast_bytes(*world->group(), world->rank() == root ? std::string_view("a\0b", 3) : "", root),
+            std::string("a\0b", 3));
+}
+
+TESSERA_RANKS_TEST(Collectives, TwoInFlightMayBeWaitedForOutOfOrder, (2, 4)) {
+  Group& group = *world->group();
+  for (int round = 0; round < 5; ++round) {
+    at::Tensor sum = at::full({1000}, 1.0, at::kFloat), part = at::empty({10}, at::kFloat);
+    const at::Tensor input = at::full({10 * world->size()}, 2.0, at::kFloat);
+    Pending first = all_reduce(group, sum);
+    Pending second = reduce_scatter_into(group, part, input);
+    Pending third = reduce_scatter_into(group, part, input);  // no scratch memory is left over for this one
+    third.wait();
+    second.wait();
+    first.wait();
+    EXPECT_TRUE(first.done());
+    EXPECT_EQ(sum[999].item<float>(), world->size());
+    EXPECT_EQ(part[9].item<float>(), 2 * world->size());
+  }
+}
+
+TESSERA_RANKS_TEST(Collectives, BarrierHoldsEarlyRanks, (3)) {
+  using Clock = std::chrono::steady_clock;
+  world->group();
+  const auto begin = Clock::now();
+  if (world->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  barrier(*world->group());
+  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(world->rank() == 1 ? 200 : 100));
+}
+
+TESSERA_RANKS_TEST(Collectives, DestroyingAPendingWaits, (2)) {
+  at::Tensor sum = at::full({1 << 20}, 1.0, at::kFloat);
+  { Pending dropped = all_reduce(*world->group(), sum); }
+  EXPECT_EQ(sum[(1 << 20) - 1].item<float>(), 2.0F);
+}
+
+TESSERA_RANKS_TEST(Collectives, OutputVersionGoesUpOnce, (2)) {
+  at::Tensor output = at::zeros({2}, at::kFloat);
+  const auto before = output._version();
+  all_gather_into(*world->group(), output, at::ones({1}, at::kFloat)).wait();
+  EXPECT_EQ(output._version(), before + 1);
+}
+
+TESSERA_RANKS_TEST(Groups, SubsetsCommunicateAlone, (4)) {
+  const int rank = world->rank();
+  const std::vector<int> ranks = rank % 2 ? std::vector<int>{3, 1} : std::vector<int>{0, 2};  // order is the caller's
+  const auto group = world->new_group(ranks, "dp");
+  EXPECT_EQ(group->ranks()[group->rank()], rank);
+  at::Tensor gathered = at::empty({2}, at::kLong);
+  all_gather_into(*group, gathered, at::full({1}, rank, at::kLong)).wait();
+  EXPECT_EQ(gathered[0].item<int64_t>(), ranks[0]);
+  EXPECT_EQ(gathered[1].item<int64_t>(), ranks[1]);
+  if (rank < 2) {  // the other two do not call, and the name is taken again
+    const auto again = world->new_group({0, 1}, "dp"), and_again = world->new_group({0, 1}, "dp");
+    at::Tensor sum = at::ones({1}, at::kLong);
+    all_reduce(*and_again, sum).wait();
+    all_reduce(*again, sum).wait();
+    EXPECT_EQ(sum.item<int64_t>(), 4);
+  }
+  EXPECT_EQ(world->new_group({rank}, "alone")->size(), 1);
+}
+
+TESSERA_RANKS_TEST(Groups, WrongRanksAreRefused, (2)) {
+  EXPECT_THROW(world->new_group({0, 0, 1}, "x"), Error);
+  EXPECT_THROW(world->new_group({0, 1, 2}, "x"), Error);
+  EXPECT_THROW(world->new_group({1 - world->rank()}, "x"), Error);
+}
+
+TESSERA_RANKS_TEST(Collectives, WhatDoesNotFitIsAShapeErrorBeforeAnythingIsSent, (2)) {
+  Group& group = *world->group();
+  const at::Tensor two = at::ones({2}, at::kFloat), three = at::ones({3}, at::kFloat);
+  const auto refused = [](const auto& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::kShape;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused([&] { all_gather_into(group, three, two); }));
+  EXPECT_TRUE(refused([&] { reduce_scatter_into(group, two, three); }));
+  EXPECT_TRUE(refused([&] { all_gather_into(group, at::ones({4}, at::kDouble), two); }));
+  EXPECT_TRUE(refused([&] { all_reduce(group, at::ones({2, 2}).t()); }));
+  EXPECT_TRUE(refused([&] { all_reduce(group, at::ones({2}, at::kLong), ReduceOp::kAvg); }));
+  EXPECT_TRUE(refused([&] { all_reduce(group, at::ones({2}, at::kBool)); }));
+  EXPECT_TRUE(refused([&] { broadcast(group, two, 2); }));
+  EXPECT_TRUE(refused([&] { all_to_all_single(group, three, three); }));
+  EXPECT_TRUE(refused([&] { all_to_all_single(group, three, three, {1, 2}, {4, -1}); }));
+  EXPECT_TRUE(refused([&] { send(group, two, world->rank()); }));
+  at::Tensor sum = at::ones({1});
+  all_reduce(group, sum).wait();  // the group is as good as before
+  EXPECT_EQ(sum.item<float>(), 2.0F);
+}
+
+double seconds_until_error(int size, const std::function<void(const std::shared_ptr<World>&)>& body, const std::string& wanted) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    run_thread_ranks(size, body);
+    ADD_FAILURE() << "no rank failed";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos) << error.what();
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+TEST(ThreadRanks, AThrowingRankEndsTheOthers) {
+  EXPECT_LT(seconds_until_error(4, [](const auto& world) {
+    at::Tensor sum = at::ones({4});
+    all_reduce(*world->group(), sum).wait();
+    if (world->rank() == 2) throw std::runtime_error("rank 2 gives up");
+    all_reduce(*world->group(), sum).wait();
+  }, "rank 2 gives up"), 5);
+}
+
+TEST(ThreadRanks, AThrowingRankWithCollectivesInFlightEndsTheOthers) {
+  EXPECT_LT(seconds_until_error(4, [](const auto& world) {
+    const auto pair = world->new_group(world->rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}, "pair");
+    at::Tensor sum = at::ones({4}), part = at::ones({2}), other = at::ones({4});
+    Group& everyone = *world->group();
+    Pending first = all_reduce(everyone, sum);
+    if (world->rank() == 2) {
+      Pending second = reduce_scatter_into(*pair, part, other);  // rank 3 never joins in
+      Pending third = recv(*pair, sum, 1);
+      throw std::runtime_error("rank 2 gives up");
+    }
+    first.wait();
+    all_reduce(everyone, sum).wait();  // rank 2 never joins in
+  }, "rank 2 gives up"), 5);
+}
+
+TEST(ThreadRanks, ARankThatThrowsBeforeItsGroupIsMadeEndsTheOthers) {
+  EXPECT_LT(seconds_until_error(3, [](const auto& world) {
+    if (world->rank() == 0) throw std::runtime_error("rank 0 gives up");
+    world->group();
+  }, "rank 0 gives up"), 5);
+}
+
+TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
+  std::string message;
+  EXPECT_THROW(run_thread_ranks(2, [&](const auto& world) {
+    world->group();
+    if (world->rank() == 1) throw std::runtime_error("gives up");
+    at::Tensor sum = at::ones({4});
+    try {
+      all_reduce(*world->group(), sum, ReduceOp::kSum, "model.norm").wait();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kComm);
+      message = error.what();
+      throw;
+    }
+  }), std::runtime_error);
+  EXPECT_TRUE(message.starts_with("[comm.all_reduce] model.norm, group 'world' (rank 0 of 2), call 1: ")) << message;
+  EXPECT_NE(message.find("A peer has ended or broken off"), std::string::npos) << message;
+}
+
+TEST(World, SingleNeedsNoPeers) {
+  const auto world = World::single();
+  at::Tensor tensor = at::full({2}, 3.0);
+  all_reduce(*world->group(), tensor, ReduceOp::kAvg).wait();
+  EXPECT_EQ(tensor[1].item<float>(), 3.0F);
+  EXPECT_EQ(world->size(), 1);
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,116 @@
+// Chat templates against transformers' apply_chat_template code at test time: the real templates of the assets.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/text/chat_template.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::text {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::TempFolder;
+namespace fs = std::filesystem;
+
+const char* kCases = "tests/text/oracle/chat_cases.json";
+
+Json oracle(const TempFolder& folder, const std::vector<std::pair<std::string, fs::path>>& templates) {
+  std::vector<std::string> arguments = {(folder / "out.json").string(), (testing::source_folder() / kCases).string()};
+  for (const auto& [name, path] : templates) arguments.push_back(name + "=" + path.string());
+  testing::ProcessOptions options;
+  options.timeout_seconds = 400;
+  const auto run = testing::run_python("tests/text/oracle/chat_oracle.py", arguments, options);
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  return Json::parse(read_file(folder / "out.json"));
+}
+
+Json ours(const ChatTemplate& chat, const Json& given, const Json& test_case, bool prompt) {
+  Json extra = given.at("extra");
+  if (test_case.contains("tools")) extra["tools"] = given.at("tools");
+  if (test_case.contains("extra")) extra.update(test_case.at("extra"));
+  try {
+    const RenderedChat rendered = chat.render(test_case.at("messages"), prompt, extra);
+    return Json{{"text", rendered.text}, {"spans", rendered.generation_spans}};
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kFormat);
+    return Json{{"error", error.what()}};
+  }
+}
+
+// Renders every case of one template both ways; returns what differs, empty when all is equal.
+std::string difference(const std::string& source, const std::string& name, const Json& given, const Json& expected, int& errors) {
+  const Json cases = Json::parse(read_file(testing::source_folder() / kCases));
+  std::optional<ChatTemplate> chat;
+  try {
+    chat = ChatTemplate::parse(source, name);
+  } catch (const Error& error) {
+    return expected.contains("syntax_error") ? "" : std::string("does not parse: ") + error.what();
+  }
+  if (expected.contains("syntax_error")) return "parses, but Jinja2 says: " + expected["syntax_error"].get<std::string>();
+  for (const auto& test_case : cases) {
+    for (const bool prompt : {false, true}) {
+      const std::string key = test_case["name"].get<std::string>() + (prompt ? "/1" : "/0");
+      const Json& theirs = expected.at(key);
+      const Json mine = ours(*chat, given, test_case, prompt);
+      if (theirs.contains("error") && mine.contains("error")) {
+        ++errors;
+        continue;
+      }
+      if (mine != theirs) return key + "\n  theirs: " + theirs.dump() + "\n  ours:   " + mine.dump();
+    }
+  }
+  return "";
+}
+
+TEST(ChatTemplateOracle, RendersTheTemplateFilesAsJinja2Does) {
+  std::vector<std::pair<std::string, fs::path>> templates;
+  for (const auto& entry : fs::directory_iterator(testing::asset("templates"))) {
+    if (entry.path().extension() == ".jinja") templates.emplace_back(entry.path().stem().string(), entry.path());
+  }
+  std::sort(templates.begin(), templates.end());
+  ASSERT_EQ(templates.size(), 70u);
+  TempFolder folder;
+  const Json expected = oracle(folder, templates);
+  int errors = 0;
+  for (const auto& [name, path] : templates) {
+    const std::string found = difference(read_file(path), name, expected.at(""), expected.at(name), errors);
+    EXPECT_TRUE(found.empty()) << name << ": " << found;
+  }
+  EXPECT_GT(errors, 50) << "the cases should reach templates that raise";
+}
+
+// The template of a tokenizer folder, as a file for the oracle.
+fs::path write_template(const TempFolder& folder, const std::string& name, const std::string& source) {
+  std::ofstream(folder / (name + ".jinja"), std::ios::binary) << source;
+  return folder / (name + ".jinja");
+}
+
+TEST(ChatTemplateOracle, RendersTheFamiliesAsApplyChatTemplateDoes) {
+  TempFolder folder;
+  std::vector<std::pair<std::string, fs::path>> templates;
+  for (const std::string name : {"tokenizers/qwen3", "tokenizers/llama3", "tokenizers/gemma3", "smollm2"}) {
+    const Json config = Json::parse(read_file(testing::asset(name) / "tokenizer_config.json"));
+    const std::string stem = fs::path(name).filename().string();
+    const fs::path beside = testing::asset(name) / "chat_template.jinja";
+    const std::string source = fs::exists(beside) ? read_file(beside) : config.at("chat_template").get<std::string>();
+    templates.emplace_back(stem, write_template(folder, stem, source));
+    EXPECT_TRUE(ChatTemplate::from_folder(testing::asset(name)).has_value()) << name;
+  }
+  const Json expected = oracle(folder, templates);
+  int errors = 0;
+  for (const auto& [name, path] : templates) {
+    const std::string found = difference(read_file(path), name, expected.at(""), expected.at(name), errors);
+    EXPECT_TRUE(found.empty()) << name << ": " << found;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::text
