@@ -1,5 +1,6 @@
 #include <ATen/native/Resize.h>
 
+#include <cstring>
 #include <limits>
 
 #include "tessera/base/error.h"
@@ -35,16 +36,16 @@ at::Tensor plain_loss(const Tensors& in, const at::Tensor& labels) {
 TEST(Linear, MatchesAtLinearWithGradientsForEveryShape) {
   for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{64, 48, 80}, {1, 32, 32}, {17, 16, 16}, {129, 257, 33}}) {
     const Tensors inputs = {random_tensor({rows, in}), random_tensor({out, in}, 1), random_tensor({out}, 2)};
-    expect_same_with_gradients([](const Tensors& t) { return linear(t[0], t[1], t[2]); },
+    expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0], t[1], t[2]); },
                                [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); }, inputs, 1e-5);
-    expect_same_with_gradients([](const Tensors& t) { return linear(t[0], t[1]); },
+    expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0], t[1]); },
                                [](const Tensors& t) { return at::linear(t[0], t[1]); }, {inputs[0], inputs[1]}, 1e-5);
   }
 }
 
 TEST(Linear, TakesBatchedAndStridedInput) {
   const Tensors inputs = {random_tensor({4, 32, 40}), random_tensor({24, 32}, 1)};
-  expect_same_with_gradients([](const Tensors& t) { return linear(t[0].transpose(1, 2), t[1]); },
+  expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0].transpose(1, 2), t[1]); },
                              [](const Tensors& t) { return at::linear(t[0].transpose(1, 2), t[1]); }, inputs, 1e-5);
 }
 
@@ -54,7 +55,7 @@ TEST(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
   auto weight = at::empty({0}).set_(at::empty({48 * 32}).storage(), 0, {48, 32}, {32, 1});
   weight.copy_(values);
   weight.set_requires_grad(true);
-  const auto y = linear(x, weight);
+  const auto y = tessera::linear(x, weight);
   auto* storage = weight.storage().unsafeGetStorageImpl();
   at::native::resize_bytes_cpu(storage, 0);
   at::native::resize_bytes_cpu(storage, 48 * 32 * sizeof(float));
@@ -72,18 +73,18 @@ TEST(ProductNt, TakesTransposedViews) {
 
 TEST(RmsNorm, MatchesPlainOpsWithGradients) {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 5, 48}, {1, 1}, {700, 33}, {2000, 16}}) {
-    expect_same_with_gradients([](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm,
+    expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm,
                                {random_tensor(sizes), random_tensor({sizes.back()}, 1)}, 1e-5);
   }
 }
 
 TEST(RmsNorm, RoundsOnceInHalfPrecision) {
   const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
-  expect_same_with_gradients([](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm, {x, weight}, 2e-2);
+  expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm, {x, weight}, 2e-2);
   // Upstream's order: normalise in fp32, round, then multiply in bf16.
   const auto wide = x.to(at::kFloat);
   const auto upstream = weight * (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
-  EXPECT_TRUE(at::equal(rms_norm(x, weight, 1e-5), upstream));
+  EXPECT_TRUE(at::equal(tessera::rms_norm(x, weight, 1e-5), upstream));
 }
 
 TEST(Rotary, MatchesHalfRotationWithGradients) {
@@ -106,7 +107,7 @@ TEST(SwiGlu, MatchesPlainOpsWithGradients) {
 }
 
 TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsWhateverTheChunk) {
-  const auto labels = at::tensor({3, kIgnoredLabel, 0, 49, 7, kIgnoredLabel, 21, 3, 3, 48, 12}, at::kLong);
+  const auto labels = at::tensor(std::vector<int64_t>{3, kIgnoredLabel, 0, 49, 7, kIgnoredLabel, 21, 3, 3, 48, 12});
   const Tensors inputs = {random_tensor({11, 24}), random_tensor({50, 24}, 1)};
   for (const int64_t chunk_bytes : {1, 600, 1 << 20}) {
     expect_same_with_gradients(
@@ -159,7 +160,7 @@ TEST(LinearCrossEntropy, LabelOutsideTheVocabularyIsAnError) {
   const auto hidden = random_tensor({3, 16}), weight = random_tensor({32, 16});
   for (const int64_t wrong : {32, -1, -101}) {
     try {
-      linear_cross_entropy(hidden, weight, at::tensor({int64_t{1}, wrong, int64_t{2}}));
+      linear_cross_entropy(hidden, weight, at::tensor(std::vector<int64_t>{1, wrong, 2}));
       FAIL() << wrong;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kShape);

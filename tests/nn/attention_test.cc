@@ -2,6 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <limits>
 
 #include "tessera/base/error.h"
 
@@ -86,7 +90,7 @@ TEST(Attention, CacheGivesWhatTheWholeSequenceGives) {
 }
 
 TEST(AttentionMask, DocumentsAndWindowForbidWhatTheyShould) {
-  const auto ids = at::tensor({0, 0, 0, 1, 1, 2}, at::kLong).view({1, 6});
+  const auto ids = at::tensor(std::vector<int64_t>{0, 0, 0, 1, 1, 2}).view({1, 6});
   const auto mask = attention_mask(ids, {.tokens = 6, .sliding_window = 2}, at::kFloat);
   ASSERT_EQ(mask.sizes(), at::IntArrayRef({1, 1, 6, 6}));
   for (int64_t q = 0; q < 6; ++q) {
@@ -98,7 +102,7 @@ TEST(AttentionMask, DocumentsAndWindowForbidWhatTheyShould) {
 }
 
 TEST(AttentionMask, IsLeftOutWhereCausalSaysItAll) {
-  const auto one_each = at::tensor({3, 3, 5, 5}, at::kLong).view({2, 2});
+  const auto one_each = at::tensor(std::vector<int64_t>{3, 3, 5, 5}).view({2, 2});
   EXPECT_FALSE(attention_mask(one_each, {.rows = 2, .tokens = 2}, at::kFloat).defined());
   EXPECT_FALSE(attention_mask({}, {.tokens = 8, .sliding_window = 8}, at::kFloat).defined());
   EXPECT_TRUE(attention_mask({}, {.tokens = 8, .sliding_window = 7}, at::kFloat).defined());
