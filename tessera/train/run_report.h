@@ -1,40 +1,44 @@
-// Everything a run says about its steps: metrics.jsonl, TensorBoard, lines on stderr.
+// What rank 0 tells of a run: metrics.jsonl, TensorBoard events and the lines on stderr.
 //
-//   RunReport report(recipe, folder, config, world->size(), first_step, steps);   // rank 0 only
-//   report.step(7, result, lr, seconds);
-//   report.validation(20, loss, seconds);
-//   report.finish(stopped_early);
+//   RunReport report(recipe, folder, config, world_size, first_step, steps);
+//   report.step(12, result, lr, seconds);
+//   report.validation(12, 2.31, seconds);
+//   report.finish("saved runs/demo/model");
 //
-// Writes recipe.yaml at once and drops metrics after first_step. Refers to the folder, which outlives it. Not
-// thread-safe. Errors kIo (full disk) from every call.
+// Not thread-safe.
 #pragma once
 
-#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 
-namespace tessera {
-struct ModelConfig;
+#include "tessera/models/config.h"
+#include "tessera/train/outliers.h"
+#include "tessera/train/progress.h"
+#include "tessera/train/recipe.h"
+#include "tessera/train/run_folder.h"
+#include "tessera/train/step.h"
+#include "tessera/train/tensorboard.h"
 
-namespace train {
-
-struct Recipe;
-struct StepResult;
-class RunFolder;
+namespace tessera::train {
 
 class RunReport {
  public:
-  // Measures the machine's matmul peak: about 0.2 s.
+  // Writes the resolved recipe; metrics after first_step are dropped. `folder` must outlive the report.
   RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, int world_size, int64_t first_step,
-            int64_t steps);
-  ~RunReport();
+            int64_t total_steps);
   void step(int64_t step, const StepResult& result, double lr, double seconds);
   void validation(int64_t step, double loss, double seconds);
-  void finish(bool stopped_early);
+  void finish(const std::string& last_line);
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  bool jsonl_;
+  RunFolder& folder_;
+  std::optional<EventWriter> events_;
+  Progress progress_;
+  OutlierDetector losses_, norms_;
+  double flops_per_token_;
+  double peak_flops_;  // of all ranks
 };
 
-}  // namespace train
-}  // namespace tessera
+}  // namespace tessera::train

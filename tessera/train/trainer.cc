@@ -11,9 +11,8 @@
 #include "tessera/comm/collectives.h"
 #include "tessera/data/loader.h"
 #include "tessera/models/weights.h"
-#include "tessera/train/machine_peak.h"
-#include "tessera/train/progress.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/run_report.h"
 #include "tessera/train/run_setup.h"
 #include "tessera/train/step.h"
 
@@ -199,7 +198,11 @@ RunSummary Trainer::Impl::run() {
   const bool stopped_early = step < steps;
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
   if (!stopped_early && recipe.checkpoint.export_model != "never") export_model();
-  if (report) report->finish(stopped_early);
+  if (report) {
+    report->finish(stopped_early ? fmt::format("asked to stop after step {}; the same command goes on from there", step)
+                   : recipe.checkpoint.export_model == "never" ? fmt::format("done, {}", run_path().string())
+                                                               : fmt::format("done, the model is in {}", (run_path() / "model").string()));
+  }
   return {first_step, step, stopped_early};
 }
 
