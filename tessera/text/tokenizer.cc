@@ -116,7 +116,7 @@ void Tokenizer::State::fill_tokens() {
     token_flags[static_cast<size_t>(id)] = added.is_special(token) ? 3 : 1;
   };
   for (const auto& [token, id] : model.vocab().tokens()) set(token, id);
-  for (const auto& [token, id] : added.ids()) set(token, id);
+  for (const auto& [id, token] : added.strings()) set(token, id);
 }
 
 std::optional<TokenId> Tokenizer::State::find(std::string_view token) const {
@@ -212,7 +212,7 @@ void Tokenizer::State::encode(std::string_view text, const EncodeOptions& option
   const auto scratch = scratch_pool.take();
   ids.reserve(text.size() / 4 + 16);
   Run(*this, *scratch, options.parse_special, ids, offsets).whole(text);
-  post_processor.apply(options.add_special_tokens, ids, offsets, [&](TokenId id) -> const std::string& {
+  post_processor.apply(options.add_special_tokens, text, ids, offsets, [&](TokenId id) -> const std::string& {
     static const std::string none;
     const auto index = static_cast<size_t>(id);
     return index < tokens.size() ? tokens[index] : none;

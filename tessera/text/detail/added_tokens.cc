@@ -111,12 +111,12 @@ void AddedMatcher::split(std::string_view text, bool parse_special, std::vector<
     if (token.single_word && (word_before(text, begin) || word_after(text, end))) continue;
     if (token.lstrip) {
       while (begin > done && is_space(previous_char(text.data() + begin))) begin = static_cast<size_t>(previous_char(text.data() + begin) - text.data());
+      begin = std::max(begin, done);
     }
-    begin = std::max(begin, done);
     if (token.rstrip) {
       while (end < text.size() && is_space(text.data() + end)) end += utf8_length(text[end]);
     }
-    end = std::max(end, begin);
+    if (begin >= end) continue;  // a token before took all of it
     if (done < begin) part(done, begin, AddedPart::kText);
     part(begin, end, token.id);
     done = end;
@@ -148,20 +148,21 @@ AddedTokens::AddedTokens(const JsonNode& root, const TokenTable& vocab, const No
     if (!special_.contains(token.content)) plain.push_back(token);
   }
   NormalizeScratch scratch;
+  const auto normalize = [&](const std::string& content) {
+    AlignedText text;
+    text.text = content;
+    normalizer.apply(text, scratch);
+    return text.text;
+  };
+  for (const auto& [id, token] : by_id) strings_[id] = token.normalized ? normalize(token.content) : token.content;
   special.insert(special.end(), plain.begin(), plain.end());
   for (AddedToken& listed : special) {
     const int32_t id = ids_.at(listed.content);
     AddedToken token = by_id.at(id);  // flags of the last token that took the id
     token.id = id;
     token.special = special_.contains(token.content);
-    if (!listed.normalized) {
-      raw_.add(listed.content, token);
-      continue;
-    }
-    AlignedText content;
-    content.text = listed.content;
-    normalizer.apply(content, scratch);
-    normalized_.add(content.text, token);
+    if (listed.normalized) normalized_.add(normalize(listed.content), token);
+    else raw_.add(listed.content, token);
   }
   raw_.build();
   normalized_.build();

@@ -68,11 +68,14 @@ class AddedTokens {
   const AddedMatcher& raw() const { return raw_; }
   const AddedMatcher& normalized() const { return normalized_; }
   const std::unordered_map<std::string, int32_t>& ids() const { return ids_; }
+  // What an id decodes to: the content, for normalized tokens after normalization.
+  const std::unordered_map<int32_t, std::string>& strings() const { return strings_; }
   bool is_special(const std::string& token) const { return special_.contains(token); }
 
  private:
   AddedMatcher raw_, normalized_;
   std::unordered_map<std::string, int32_t> ids_;
+  std::unordered_map<int32_t, std::string> strings_;
   std::unordered_set<std::string> special_;
 };
 

@@ -13,7 +13,16 @@ constexpr uint32_t kSpelledSpace = 0x120;  // the byte-level alphabet's space
 
 bool counts_as_space(uint32_t code) { return code == kSpelledSpace || (char_class(code) & kSpace); }
 
-void trim(Offsets& offsets, const std::vector<int32_t>& ids, bool add_prefix_space,
+bool is_tail(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// Whether text[0, end) has at least `count` characters.
+bool has_chars(std::string_view text, size_t end, size_t count) {
+  for (size_t at = 0; at < end && count > 0; ++at) count -= !is_tail(text[at]);
+  return count == 0;
+}
+
+// Upstream counts offsets in characters and takes one off for each space the token shows.
+void trim(std::string_view text, Offsets& offsets, const std::vector<int32_t>& ids, bool add_prefix_space,
           const std::function<const std::string&(int32_t)>& token_of) {
   for (size_t i = 0; i < ids.size(); ++i) {
     const std::string& token = token_of(ids[i]);
@@ -27,9 +36,16 @@ void trim(Offsets& offsets, const std::vector<int32_t>& ids, bool add_prefix_spa
     if (leading > 0) {
       const bool is_first = i == 0 || begin == 0;
       if (is_first && add_prefix_space && leading == 1) leading = 0;
-      begin = std::min(begin + leading, end);
+      for (; leading > 0 && begin < end; --leading) {
+        do ++begin;
+        while (begin < end && is_tail(text[begin]));
+      }
     }
-    if (trailing > 0 && end >= trailing) end = std::max(end - trailing, begin);
+    if (trailing == 0 || !has_chars(text, end, trailing)) continue;
+    for (; trailing > 0 && end > begin; --trailing) {
+      do --end;
+      while (end > begin && is_tail(text[end]));
+    }
   }
 }
 
@@ -88,11 +104,11 @@ PostProcessor::Stage PostProcessor::read_template(const JsonNode& node) {
   return stage;
 }
 
-void PostProcessor::apply(bool add_special_tokens, std::vector<int32_t>& ids, Offsets* offsets,
+void PostProcessor::apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,
                           const std::function<const std::string&(int32_t)>& token_of) const {
   for (const Stage& stage : stages_) {
     if (stage.trims) {
-      if (offsets) trim(*offsets, ids, stage.add_prefix_space, token_of);
+      if (offsets) trim(text, *offsets, ids, stage.add_prefix_space, token_of);
       continue;
     }
     if (!add_special_tokens) continue;

@@ -1,7 +1,7 @@
 // The post-processors of tokenizer.json: TemplateProcessing (single texts), ByteLevel (trims offsets), Sequence.
 //
 //   PostProcessor post = PostProcessor::from_json(node);
-//   post.apply(add_special_tokens, ids, &offsets, token_of);
+//   post.apply(add_special_tokens, text, ids, &offsets, token_of);
 //
 // Immutable, thread-safe.
 #pragma once
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,8 @@ class PostProcessor {
   // What transformers builds from add_bos_token and add_eos_token.
   static PostProcessor around(std::vector<int32_t> before, std::vector<int32_t> after);
 
-  // `offsets` may be null. `token_of` gives the string of an id.
-  void apply(bool add_special_tokens, std::vector<int32_t>& ids, Offsets* offsets,
+  // `text` is what was encoded; `offsets` may be null. `token_of` gives the string of an id.
+  void apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,
              const std::function<const std::string&(int32_t)>& token_of) const;
 
  private:

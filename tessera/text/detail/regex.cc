@@ -93,6 +93,12 @@ class Translator {
         out_ += '\\';
         out_.append(in_.substr(at_ + 1, utf8_length(c)));
         at_ += 1 + utf8_length(c);
+        if (at_ < in_.size() && in_[at_] == '{' && std::string_view("pPxo").find(c) != std::string_view::npos) {
+          const size_t close = in_.find('}', at_);
+          if (close == std::string_view::npos) fail(std::string("'\\") + c + "{' without '}'");
+          out_.append(in_.substr(at_, close + 1 - at_));
+          at_ = close + 1;
+        }
         return;
     }
     at_ += 2;
