@@ -74,7 +74,7 @@ TEST(Progress, TerminalHasABarUnderTheLinesThatGoesAtTheEnd) {
   ASSERT_EQ(shown.writes.size(), 1u);
   EXPECT_THAT(shown.writes[0], StartsWith("\r\x1b[Kstep  5/10"));
   const std::string bar = shown.writes[0].substr(shown.writes[0].find('\n') + 1);
-  EXPECT_EQ(bar, "[##########..........]  50%  eta 0:05");
+  EXPECT_EQ(bar, "[###########...........]  50%  eta 0:05");
   EXPECT_LT(bar.size(), 40u);
   shown.progress.finish("done");
   EXPECT_EQ(shown.writes[1], "\r\x1b[Kdone\n");
