@@ -94,22 +94,24 @@ bool GradReducer::start(double divide, const std::string& subject) {
   return true;
 }
 
-void GradReducer::advance(const std::string& subject) {
-  if (stage_ != Stage::kReduceScatter || mesh_->ndim() == 1 || mesh_->size(0) == 1) return;
+bool GradReducer::advance(const std::string& subject) {
+  if (!in_flight()) return false;
   pending_.wait();
   parts_.reset();
-  pending_ = comm::all_reduce(*mesh_->group(0), output_, comm::ReduceOp::kSum, subject);
-  stage_ = Stage::kAllReduce;
-}
-
-void GradReducer::finish(const std::string& subject) {
-  if (!in_flight()) return;
-  advance(subject);
-  pending_.wait();
-  parts_.reset();
+  if (stage_ == Stage::kReduceScatter && mesh_->ndim() == 2 && mesh_->size(0) > 1) {
+    pending_ = comm::all_reduce(*mesh_->group(0), output_, comm::ReduceOp::kSum, subject);
+    stage_ = Stage::kAllReduce;
+    return true;
+  }
   set_gradients();
   output_.reset();
   stage_ = Stage::kIdle;
+  return false;
+}
+
+void GradReducer::finish(const std::string& subject) {
+  while (advance(subject)) {
+  }
 }
 
 void GradReducer::set_gradients() {

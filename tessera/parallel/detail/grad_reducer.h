@@ -36,8 +36,10 @@ class GradReducer {
                   std::vector<at::Tensor>&& gradients, const std::string& subject);
   // Returns whether there was anything to reduce. divide: what the sum over ranks is divided by.
   bool start(double divide, const std::string& subject);
-  void advance(const std::string& subject);  // COLLECTIVE over the replicate dim; the next stage, if there is one
-  void finish(const std::string& subject);   // all stages, and the gradients are in place
+  // COLLECTIVE over the replicate dim. Waits for the running stage and starts the next one; false when there was none
+  // left and the gradients are in place.
+  bool advance(const std::string& subject);
+  void finish(const std::string& subject);  // all stages
   bool in_flight() const { return stage_ == Stage::kReduceScatter || stage_ == Stage::kAllReduce; }
   bool accumulated() const { return stage_ == Stage::kAccumulated; }
   void drop();  // after an error: waits for what is in flight and forgets it

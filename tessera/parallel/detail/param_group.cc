@@ -32,9 +32,9 @@ Placements shard_placements(const DeviceMesh& mesh) {
 }  // namespace
 
 ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy)
-    : params_(std::move(params)),
+    : divide(static_cast<double>(mesh->size())),
+      params_(std::move(params)),
       mesh_(std::move(mesh)),
-      group_(mesh_->group(mesh_->ndim() - 1)),
       ranks_(mesh_->size(mesh_->ndim() - 1)),
       rank_(mesh_->local_rank(mesh_->ndim() - 1)),
       shard_layout_(ranks_),
@@ -55,6 +55,7 @@ ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const Mix
   }
   if (gathers_in_place()) whole_bytes_ = ranks_ * gather_layout_.part_bytes;
   const bool meta = params_[0].parameter.is_meta();
+  for (const auto& param : params_) originals_.emplace_back(param.parameter.getIntrusivePtr());
   for (const auto& param : params_) {
     TESSERA_CHECK(param.parameter.is_meta() == meta, ErrorKind::kShape,
                   "[fsdp.shard] {} and {}: one is on the meta device, the other is not; wanted all or none of a group.",
@@ -208,7 +209,7 @@ void ParamGroup::start_unshard() {
     input_ = pool_->empty(part, dtype, mesh_->device());
     write_input(input_);
   }
-  pending_ = comm::all_gather_into(*group_, gathered_, input_, name_);
+  pending_ = comm::all_gather_into(*mesh_->group(mesh_->ndim() - 1), gathered_, input_, name_);
   if (stats_ != nullptr) ++stats_->all_gathers;
 }
 

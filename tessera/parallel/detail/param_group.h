@@ -33,6 +33,7 @@ class ParamGroup {
   void finish_unshard();
   void reshard();
   bool sharded() const { return state_ == State::kSharded; }
+  bool gathering() const { return state_ == State::kGathering; }  // started, not finished
 
   // What the modules' forward reads: handles from whole_tensors(), or the DTensors.
   void show_whole(const std::vector<at::Tensor>& tensors);
@@ -52,6 +53,13 @@ class ParamGroup {
   GradReducer& reducer() { return reducer_; }
   const std::string& name() const { return name_; }
   void set_name(std::string name) { name_ = std::move(name); }
+  // The tensors that were sharded, to recognise other slots that are tied to them.
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  const std::vector<WeakTensor>& originals() const { return originals_; }
+
+  bool synchronize = true;  // reduce at the end of its backward; else accumulate
+  double divide;            // the sum of gradients over ranks; default: their number
+
   // Where buffers come from and what is counted; shared by the groups below one root.
   void join(std::shared_ptr<BufferPool> pool, FsdpStats* stats);
 
@@ -72,9 +80,9 @@ class ParamGroup {
   uint64_t version() const;
 
   std::string name_;
+  std::vector<WeakTensor> originals_;
   std::vector<ShardedParam> params_;
   MeshPtr mesh_;
-  std::shared_ptr<comm::Group> group_;
   int64_t ranks_;
   int64_t rank_;
   bool uniform_ = true;  // one stored dtype: shards are gathered from the flat buffer as it is
