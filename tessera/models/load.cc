@@ -71,6 +71,10 @@ std::vector<std::string> match_names(const std::vector<detail::SharedParameter>&
 
 }  // namespace
 
+void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
+  match_names(detail::shared_parameters(model), SafetensorsFolder::open(dir), dir);
+}
+
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device) {
   at::NoGradGuard no_grad;
   const auto folder = SafetensorsFolder::open(dir);

@@ -26,6 +26,9 @@ namespace tessera {
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU));
 
+// The checks of load_pretrained alone: reads headers, changes nothing.
+void check_pretrained(CausalLM& model, const std::filesystem::path& dir);
+
 // normal(0, initializer_range) for matrices, ones for norms, zeros for biases. An element's value depends on the seed, the
 // parameter's name and its global index only. No communication.
 void init_weights(CausalLM& model, uint64_t seed, c10::Device device = c10::Device(c10::DeviceType::CPU));
