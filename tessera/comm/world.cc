@@ -10,8 +10,10 @@
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/gloo_backend.h"
 #include "tessera/comm/peer_failed.h"
+#include "tessera/comm/rendezvous.h"
 
 namespace tessera::comm {
 
@@ -23,6 +25,8 @@ struct World::Impl {
   std::mutex mutex;                        // of what follows
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
+  bool serves_store = false;  // this rank's process is the one that runs the others' store
+  bool farewell = false;      // and so they tell it when they leave
 };
 
 World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend, std::chrono::milliseconds timeout)
@@ -31,7 +35,32 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string 
   impl_->backend = std::move(backend);
 }
 
-World::~World() = default;
+// Ranks that still make groups need the store, so the rank that runs it leaves last, within reason.
+World::~World() {
+  if (!impl_->farewell || impl_->aborted || std::uncaught_exceptions() > 0) return;
+  try {
+    const int64_t left = impl_->store->add("left", 1);
+    if (left == info_.size) impl_->store->set("all_left", "1");
+    if (impl_->serves_store) impl_->store->wait({"all_left"}, std::chrono::seconds(10));
+  } catch (const std::exception&) {  // a rank or the store ended before: nobody is left to wait for
+  }
+}
+
+std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
+  Meeting meeting = find_meeting(flags, process_environment());
+  if (meeting.info.size > 1) {
+    set_log_prefix(fmt::format("rank {}: ", meeting.info.rank));
+    if (meeting.info.rank > 0 && log_level() == LogLevel::kInfo) set_log_level(LogLevel::kWarning);
+  }
+  auto store = meet(meeting, flags.timeout);
+  const WorldInfo& info = meeting.info;
+  log_info("[comm.rendezvous] {} rank{}, {} on this host, from {}, met at {}", info.size, info.size == 1 ? "" : "s",
+           info.local_size, info.source, meeting.place());
+  auto world = create(info, std::move(store), flags.backend, flags.timeout);
+  world->impl_->farewell = info.size > 1 && meeting.folder.empty();
+  world->impl_->serves_store = meeting.serve;
+  return world;
+}
 
 std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend,
                                      std::chrono::milliseconds timeout) {
