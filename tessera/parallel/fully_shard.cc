@@ -7,6 +7,8 @@
 #include <set>
 #include <unordered_map>
 
+#include <fmt/ranges.h>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/parallel/detail/fsdp_state.h"

@@ -19,7 +19,7 @@ std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
 int64_t itemsize(c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
 
 // A tensor over part of a storage, with a version counter of its own.
-at::Tensor bind(const c10::Storage& storage, int64_t offset_bytes, const std::vector<int64_t>& shape,
+at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, const std::vector<int64_t>& shape,
                 c10::ScalarType dtype) {
   return at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()))
       .set_(storage, offset_bytes / itemsize(dtype), shape, contiguous_strides(shape));
@@ -76,7 +76,7 @@ void ParamGroup::create_shards(c10::Device device, bool copy_values) {
     if (device.is_meta()) {
       param.local = at::empty(shape, at::TensorOptions().dtype(param.dtype).device(device));
     } else {
-      param.local = bind(flat_shard_.storage(), entry.offset, shape, param.dtype);
+      param.local = tensor_over(flat_shard_.storage(), entry.offset, shape, param.dtype);
       if (copy_values && shape[0] > 0) {
         param.local.copy_(param.parameter.narrow(0, rank_ * entry.chunk_rows, shape[0]));
       }
@@ -153,7 +153,7 @@ void ParamGroup::fill_storage() {
 void ParamGroup::bind_whole() {
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
-    if (!param.whole.defined()) param.whole = bind(whole_storage_, whole_offsets_[i], param.shape, param.gather_dtype);
+    if (!param.whole.defined()) param.whole = tensor_over(whole_storage_, whole_offsets_[i], param.shape, param.gather_dtype);
   }
 }
 
@@ -170,13 +170,13 @@ void ParamGroup::free_storage() {
 // This rank's part, in the gathered dtype.
 void ParamGroup::write_input(const at::Tensor& target) const {
   if (flat_input()) {
-    target.copy_(bind(flat_shard_.storage(), 0, {target.numel()}, params_[0].dtype));
+    target.copy_(tensor_over(flat_shard_.storage(), 0, {target.numel()}, params_[0].dtype));
     return;
   }
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto& param = params_[i];
     const int64_t offset = target.storage_offset() * static_cast<int64_t>(target.itemsize()) + gather_layout_.entries[i].offset;
-    bind(target.storage(), offset, param.local.sizes().vec(), param.gather_dtype).copy_(param.local);
+    tensor_over(target.storage(), offset, param.local.sizes().vec(), param.gather_dtype).copy_(param.local);
   }
 }
 
@@ -196,7 +196,7 @@ void ParamGroup::start_unshard() {
   const int64_t part = gather_layout_.part_bytes / itemsize(dtype);
   if (gathers_in_place()) {
     fill_storage();
-    gathered_ = bind(whole_storage_, 0, {ranks_ * part}, dtype);
+    gathered_ = tensor_over(whole_storage_, 0, {ranks_ * part}, dtype);
   } else {
     gathered_ = pool_->empty(ranks_ * part, dtype, mesh_->device());
   }
@@ -204,7 +204,7 @@ void ParamGroup::start_unshard() {
   count(1);
   if (ranks_ == 1) return write_input(gathered_);
   if (flat_input() && !casts_) {
-    input_ = bind(flat_shard_.storage(), 0, {part}, dtype);
+    input_ = tensor_over(flat_shard_.storage(), 0, {part}, dtype);
   } else {
     input_ = pool_->empty(part, dtype, mesh_->device());
     write_input(input_);
@@ -220,7 +220,7 @@ void ParamGroup::finish_unshard() {
   if (!gathers_in_place()) {
     c10::NoGradGuard no_grad;
     fill_storage();
-    unpack_parts(gather_layout_, gathered_, bind(whole_storage_, 0, {whole_bytes_}, c10::kByte), whole_offsets_);
+    unpack_parts(gather_layout_, gathered_, tensor_over(whole_storage_, 0, {whole_bytes_}, c10::kByte), whole_offsets_);
   }
   gathered_.reset();
   state_ = State::kUnsharded;
