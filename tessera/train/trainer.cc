@@ -168,7 +168,7 @@ void Trainer::Impl::train_step(int64_t step) {
   const auto start = Clock::now();
   const int64_t rows = recipe.train.global_batch_size / world->size();
   const auto batch = loader->next_global_slice(recipe.train.global_batch_size, world->rank() * rows, rows);
-  const double lr = schedule->at(step);
+  const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr, stop_signal.load());
   stop_requested = result.stop_requested;
   if (report) report->step(step, result, lr, seconds_since(start));
