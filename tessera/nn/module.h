@@ -81,6 +81,13 @@ class Module {
   void remove_hook(int id);
   bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
 
+  // What parallel/ keeps with a module (its sharding); it lives and dies with it.
+  struct Attachment {
+    virtual ~Attachment() = default;
+  };
+  const std::shared_ptr<Attachment>& sharding() const { return sharding_; }
+  void set_sharding(std::shared_ptr<Attachment> state) { sharding_ = std::move(state); }
+
  protected:
   at::Tensor register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay = true);
   at::Tensor register_buffer(std::string name, at::Tensor& slot, at::Tensor value, bool persistent = false);
@@ -99,6 +106,7 @@ class Module {
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   std::vector<std::pair<int, ForwardPreHook>> pre_hooks_;
   std::vector<std::pair<int, ForwardHook>> post_hooks_;
+  std::shared_ptr<Attachment> sharding_;
   int next_hook_id_ = 1;
   bool training_ = true;
 };

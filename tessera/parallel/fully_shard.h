@@ -10,6 +10,7 @@
 // one rank.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -37,8 +38,13 @@ struct FullyShardOptions {
 
 // Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be on the meta
 // device: then their shards are too, until materialised (to_empty and load, or init). No communication.
-// Errors kShape: mesh of other than 1 or 2 dims, scalar or non-contiguous parameters, a module sharded twice.
+// Errors kShape: mesh of other than 1 or 2 dims, scalar or non-contiguous parameters, a module sharded twice, a
+// parameter tied to one of another group.
 void fully_shard(nn::Module& module, const FullyShardOptions& options);
+
+// Gives parameters and buffers on the meta device uninitialised memory on `device`, sharded ones their shard only. They
+// become new tensors: call it before making an optimizer. Initialise or load them next. No communication.
+void to_empty(nn::Module& module, c10::Device device);
 
 // Switches of one module and, when recurse is set, all sharded modules below it.
 // false: gradients accumulate unsharded and are reduced by the next backward with true.

@@ -1,0 +1,116 @@
+#include "tessera/optim/optimizer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <tuple>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::optim {
+namespace {
+
+at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; }
+
+}  // namespace
+
+Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
+                     const std::vector<std::string>& state_names)
+    : lr_(lr), state_names_(state_names) {
+  TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
+                "[optim.make] found lr {} and weight decay {}, wanted none below 0", lr, weight_decay);
+  c10::NoGradGuard no_grad;
+  std::unordered_map<std::string, size_t> position;
+  for (const auto& named : module.named_parameters()) {
+    const at::Tensor& parameter = named.slot->parameter;
+    TESSERA_CHECK(!parameter.is_meta(), ErrorKind::kShape,
+                  "[optim.make] {}: still on the meta device. Call to_empty(module, device) and load it first.", named.name);
+    Entry entry;
+    entry.name = named.name;
+    entry.slot = named.slot;
+    entry.parameter = parameter;
+    entry.local = local_part(parameter).detach();
+    entry.weight_decay = named.slot->decay && parameter.dim() >= 2 ? weight_decay : 0;
+    entry.step = at::zeros({}, at::kFloat);
+    if (parameter.requires_grad()) make_state(entry);
+    position[entry.name] = entries_.size();
+    entries_.push_back(std::move(entry));
+  }
+  std::unordered_map<std::string, bool> named_before;
+  for (const auto& group : groups) {
+    for (const auto& name : group.names) {
+      const auto found = position.find(name);
+      TESSERA_CHECK(found != position.end(), ErrorKind::kConfig, "[optim.make] parameter group names '{}', which the model has not",
+                    name);
+      TESSERA_CHECK(named_before.emplace(name, true).second, ErrorKind::kConfig,
+                    "[optim.make] '{}' is in two parameter groups", name);
+      entries_[found->second].lr_factor = group.lr_factor;
+      entries_[found->second].weight_decay = group.weight_decay;
+    }
+  }
+}
+
+void Optimizer::make_state(Entry& entry) const {
+  for (const auto& name : state_names_) entry.state[name] = at::zeros_like(entry.local);
+}
+
+void Optimizer::step() {
+  c10::NoGradGuard no_grad;
+  using Key = std::tuple<c10::ScalarType, c10::Device, double, double>;
+  std::vector<std::pair<Key, std::vector<Update>>> batches;  // few, in the order of the parameters
+  for (auto& entry : entries_) {
+    const at::Tensor& parameter = entry.slot->parameter;
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined() || !parameter.requires_grad()) continue;
+    TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
+                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer last.", entry.name);
+    TESSERA_CHECK(is_dtensor(gradient) == is_dtensor(parameter) &&
+                      (!is_dtensor(parameter) || placements(gradient) == placements(parameter)),
+                  ErrorKind::kShape, "[optim.step] {}: the gradient lies as {}, the parameter as {}. Redistribute it.", entry.name,
+                  is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
+                  is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
+    if (entry.state.empty()) make_state(entry);  // was frozen when the optimizer was made
+    const Key key{entry.local.scalar_type(), entry.local.device(), entry.lr_factor, entry.weight_decay};
+    auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) { return other.first == key; });
+    if (batch == batches.end()) batch = batches.insert(batches.end(), {key, {}});
+    entry.step.add_(1);
+    batch->second.push_back({&entry, local_part(gradient)});
+  }
+  for (const auto& [key, updates] : batches) apply(updates, lr_ * std::get<2>(key), std::get<3>(key));
+  ++steps_;
+}
+
+void Optimizer::zero_grad() {
+  for (auto& entry : entries_) entry.slot->parameter.mutable_grad().reset();
+}
+
+std::vector<std::string> Optimizer::parameter_names() const {
+  std::vector<std::string> names;
+  for (const auto& entry : entries_) names.push_back(entry.name);
+  return names;
+}
+
+std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter) const {
+  c10::NoGradGuard no_grad;
+  for (const auto& entry : entries_) {
+    if (entry.name != parameter) continue;
+    std::map<std::string, at::Tensor> out;
+    for (const auto& [name, local] : entry.state) {
+      out[name] = local;
+      if (is_dtensor(entry.parameter)) {
+        out[name] = from_local(local, device_mesh(entry.parameter), placements(entry.parameter),
+                               {.shape = entry.parameter.sizes().vec(), .stride = entry.parameter.strides().vec()});
+      }
+    }
+    out["step"] = entry.step;
+    return out;
+  }
+  raise(ErrorKind::kConfig, "[optim.state] no parameter is named '{}'", parameter);
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,106 @@
+// Optimizers over the parameters of a module. They work on each rank's shards; no communication.
+//
+//   auto optimizer = optim::make_adamw(*model, {.lr = 1e-4, .weight_decay = 0.1});
+//   loss.backward();
+//   optimizer->step();
+//   optimizer->zero_grad();
+//
+// Parameters without a gradient are left alone, their state too. Weight decay spares norms, biases and whatever else
+// says so in its slot (ParameterSlot::decay) or has fewer than two dims, unless groups say otherwise. An optimizer
+// holds the module by reference and belongs to the same rank; make it after fully_shard and to_empty.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/module.h"
+
+namespace tessera::optim {
+
+// Parameters that are treated alike. Factors are relative to the optimizer's own settings.
+struct ParameterGroup {
+  std::vector<std::string> names;  // as in Module::named_parameters
+  double lr_factor = 1;
+  double weight_decay = 0;
+};
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+  std::vector<ParameterGroup> groups = {};  // parameters in none: the default rule above
+};
+
+struct SgdOptions {
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;  // added to the gradient
+  bool nesterov = false;
+  std::vector<ParameterGroup> groups = {};
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  // Error kShape when a parameter's gradient does not lie as the parameter does.
+  void step();
+  void zero_grad();  // gradients become undefined
+  void set_lr(double lr) { lr_ = lr; }
+  double lr() const { return lr_; }
+  // Steps taken, for schedules; set_step is for resuming. What updates depend on is in state().
+  int64_t steps() const { return steps_; }
+  void set_step(int64_t steps) { steps_ = steps; }
+
+  // State of one parameter by name, for checkpoints: tensors shaped and placed like the parameter (DTensors when it is
+  // one), and "step", a scalar. They share memory with the optimizer: writing into them (or their local parts) loads it.
+  std::map<std::string, at::Tensor> state(const std::string& parameter) const;
+  std::vector<std::string> parameter_names() const;
+
+ protected:
+  struct Entry {
+    std::string name;
+    nn::ParameterSlot* slot = nullptr;
+    at::Tensor parameter;  // as it was when the state was made
+    at::Tensor local;
+    double lr_factor = 1;
+    double weight_decay = 0;
+    std::map<std::string, at::Tensor> state;  // local parts
+    at::Tensor step;                          // float32 scalar on the CPU
+  };
+  // An entry and this step's gradient, both local.
+  struct Update {
+    Entry* entry;
+    at::Tensor gradient;
+  };
+
+  Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
+            const std::vector<std::string>& state_names);
+  // Entries of `updates` share dtype, device, lr_factor and weight_decay; their step counts this step already.
+  virtual void apply(const std::vector<Update>& updates, double lr, double weight_decay) = 0;
+
+ private:
+  void make_state(Entry& entry) const;
+  double lr_;
+  std::vector<std::string> state_names_;
+  int64_t steps_ = 0;
+  std::vector<Entry> entries_;
+};
+
+// Adam with decoupled weight decay; states exp_avg and exp_avg_sq. The updates of torch.optim.AdamW. Error kConfig for
+// settings out of range, or groups that name unknown parameters or one twice.
+std::unique_ptr<Optimizer> make_adamw(nn::Module& module, const AdamWOptions& options);
+// State momentum_buffer when there is momentum. The updates of torch.optim.SGD.
+std::unique_ptr<Optimizer> make_sgd(nn::Module& module, const SgdOptions& options);
+
+}  // namespace tessera::optim

@@ -1,0 +1,139 @@
+#include "tessera/parallel/detail/flat_layout.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/base/error.h"
+
+namespace tessera::parallel {
+namespace {
+
+constexpr int64_t kAlignElements = 64;
+constexpr int64_t kPieceBytes = 1 << 20;
+
+int64_t align(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+struct Segment {
+  char* to;
+  const char* from;
+  int64_t bytes;
+};
+
+void add_segment(std::vector<Segment>& segments, char* to, const char* from, int64_t bytes) {
+  for (int64_t done = 0; done < bytes; done += kPieceBytes) {
+    segments.push_back({to + done, from + done, std::min(kPieceBytes, bytes - done)});
+  }
+}
+
+void copy_segments(const std::vector<Segment>& segments) {
+  at::parallel_for(0, static_cast<int64_t>(segments.size()), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      std::memcpy(segments[i].to, segments[i].from, static_cast<size_t>(segments[i].bytes));
+    }
+  });
+}
+
+char* bytes_of(const at::TensorBase& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
+
+// A byte view of a flat tensor.
+at::Tensor as_bytes(const at::TensorBase& tensor) { return at::Tensor(tensor).view(c10::kByte); }
+
+}  // namespace
+
+int64_t FlatEntry::rows_on(int64_t rank) const { return std::clamp<int64_t>(rows - rank * chunk_rows, 0, chunk_rows); }
+
+void FlatLayout::append(int64_t rows, int64_t row_numel, int64_t itemsize) {
+  FlatEntry entry{rows, (rows + ranks - 1) / ranks, row_numel, itemsize, 0};
+  entry.offset = align(part_bytes, kAlignElements * itemsize);
+  part_bytes = entry.offset + entry.chunk_bytes();
+  entries.push_back(entry);
+}
+
+int64_t FlatLayout::append_extra(int64_t numel, int64_t itemsize) {
+  const int64_t offset = align(part_bytes, kAlignElements * itemsize);
+  part_bytes = offset + numel * itemsize;
+  return offset;
+}
+
+void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
+                  const std::vector<int64_t>& whole_offsets) {
+  const bool on_cpu = gathered.device().is_cpu();
+  std::vector<Segment> segments;
+  at::Tensor from, to;
+  if (!on_cpu) {
+    from = as_bytes(gathered);
+    to = as_bytes(whole);
+  }
+  for (size_t i = 0; i < layout.entries.size(); ++i) {
+    const auto& entry = layout.entries[i];
+    for (int64_t rank = 0; rank < layout.ranks; ++rank) {
+      const int64_t bytes = entry.rows_on(rank) * entry.row_bytes();
+      if (bytes == 0) continue;
+      const int64_t source = rank * layout.part_bytes + entry.offset;
+      const int64_t target = whole_offsets[i] + rank * entry.chunk_bytes();
+      if (on_cpu) {
+        add_segment(segments, bytes_of(whole) + target, bytes_of(gathered) + source, bytes);
+      } else {
+        to.narrow(0, target, bytes).copy_(from.narrow(0, source, bytes));
+      }
+    }
+  }
+  copy_segments(segments);
+}
+
+void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
+                   bool accumulate) {
+  const auto& entry = layout.entries[index];
+  TESSERA_CHECK(gradient.numel() == entry.numel(), ErrorKind::kInternal,
+                "[fsdp.backward] gradient of {} elements for a parameter of {}", gradient.numel(), entry.numel());
+  if (entry.numel() == 0) return;
+  const at::Tensor source = gradient.contiguous();
+  if (!accumulate && parts.device().is_cpu() && source.scalar_type() == parts.scalar_type()) {
+    std::vector<Segment> segments;
+    for (int64_t rank = 0; rank < layout.ranks; ++rank) {
+      add_segment(segments, bytes_of(parts) + rank * layout.part_bytes + entry.offset,
+                  bytes_of(source) + rank * entry.chunk_bytes(), entry.rows_on(rank) * entry.row_bytes());
+    }
+    return copy_segments(segments);
+  }
+  // All full chunks in one strided copy, then the short one.
+  const auto put = [accumulate](const at::Tensor& to, const at::Tensor& from) {
+    accumulate ? to.add_(from) : to.copy_(from);
+  };
+  const int64_t full = entry.rows / entry.chunk_rows;
+  const int64_t chunk = entry.chunk_rows * entry.row_numel;
+  const int64_t part = layout.part_bytes / entry.itemsize;
+  const int64_t offset = parts.storage_offset() + entry.offset / entry.itemsize;
+  const at::Tensor flat = source.view({-1});
+  if (full > 0) put(parts.as_strided({full, chunk}, {part, 1}, offset), flat.narrow(0, 0, full * chunk).view({full, chunk}));
+  const int64_t rest = entry.numel() - full * chunk;
+  if (rest > 0) put(parts.as_strided({rest}, {1}, offset + full * part), flat.narrow(0, full * chunk, rest));
+}
+
+void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled) {
+  const at::Tensor bytes = parts.device().is_cpu() ? at::Tensor() : as_bytes(parts);
+  const auto zero = [&](int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    if (bytes.defined()) {
+      bytes.narrow(0, begin, end - begin).zero_();
+    } else {
+      std::memset(bytes_of(parts) + begin, 0, static_cast<size_t>(end - begin));
+    }
+  };
+  for (int64_t rank = 0; rank < layout.ranks; ++rank) {
+    const int64_t part = rank * layout.part_bytes;
+    int64_t cursor = 0;  // everything before it is filled or zeroed
+    for (size_t i = 0; i < layout.entries.size(); ++i) {
+      if (!filled[i]) continue;
+      const auto& entry = layout.entries[i];
+      zero(part + cursor, part + entry.offset);
+      cursor = entry.offset + entry.rows_on(rank) * entry.row_bytes();
+    }
+    zero(part + cursor, part + layout.part_bytes);
+  }
+}
+
+}  // namespace tessera::parallel

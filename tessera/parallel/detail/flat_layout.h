@@ -1,0 +1,50 @@
+// Where each parameter's padded chunk lies inside one rank's part of a flat communication buffer.
+//
+// A buffer of `ranks` parts is what an all-gather fills and a reduce-scatter reads. Part r holds, for every parameter
+// in order, rows [r*chunk_rows, (r+1)*chunk_rows) of it, padded behind the last row. Chunks start on multiples of 64
+// elements, so offsets counted in elements do not depend on the dtype. All offsets here are bytes.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace tessera::parallel {
+
+struct FlatEntry {
+  int64_t rows = 0;        // of the whole parameter
+  int64_t chunk_rows = 0;  // ceil(rows / ranks)
+  int64_t row_numel = 0;   // elements in a row
+  int64_t itemsize = 0;
+  int64_t offset = 0;      // of the chunk, inside a part
+
+  int64_t row_bytes() const { return row_numel * itemsize; }
+  int64_t chunk_bytes() const { return chunk_rows * row_bytes(); }
+  int64_t numel() const { return rows * row_numel; }
+  int64_t rows_on(int64_t rank) const;  // without padding; 0 behind the last row
+};
+
+struct FlatLayout {
+  int64_t ranks = 1;
+  int64_t part_bytes = 0;
+  std::vector<FlatEntry> entries;
+
+  explicit FlatLayout(int64_t ranks) : ranks(ranks) {}
+  void append(int64_t rows, int64_t row_numel, int64_t itemsize);
+  // Room for `numel` more elements at the end of each part; returns its offset.
+  int64_t append_extra(int64_t numel, int64_t itemsize);
+};
+
+// Writes the parameters that `gathered` (ranks * part_bytes) holds to their offsets in `whole`.
+void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
+                  const std::vector<int64_t>& whole_offsets);
+// Copies (or adds, converting) a gradient of a whole parameter to its chunks in all parts of `parts`, a flat tensor
+// of the layout's dtype.
+void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
+                   bool accumulate);
+// Zeroes padding, and the chunks of entries whose `filled` is false, in all parts.
+void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled);
+
+}  // namespace tessera::parallel

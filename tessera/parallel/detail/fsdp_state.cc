@@ -1,0 +1,136 @@
+#include "tessera/parallel/detail/fsdp_state.h"
+
+#include <c10/core/GradMode.h>
+
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/detail/group_node.h"
+
+namespace tessera::parallel {
+namespace {
+
+void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype) {
+  for (at::Tensor* tensor : tensors) {
+    if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);
+  }
+}
+
+bool enough_cores(const DeviceMesh& mesh) {
+  return static_cast<int>(std::thread::hardware_concurrency()) >= mesh.world()->info().local_size;
+}
+
+}  // namespace
+
+FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group)
+    : module_(module),
+      mesh_(options.mesh),
+      policy_(options.mp_policy),
+      reshard_after_forward_(options.reshard_after_forward),
+      group_(std::move(group)) {}
+
+void FsdpState::install_hooks() {
+  module_.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { before_forward(inputs); });
+  module_.register_forward_hook([this](nn::Module&, nn::TensorRefs& outputs) { after_forward(outputs); });
+}
+
+void FsdpState::set_prefetch(bool on) {
+  prefetch_ = on;
+  if (schedule_) schedule_->set_prefetch(on);
+}
+
+void FsdpState::settle() {
+  if (schedule_) return;
+  auto schedule = std::make_shared<Schedule>(prefetch_.value_or(enough_cores(*mesh_)));
+  std::string on_meta;
+  for (const auto& [path, module] : module_.named_modules()) {
+    FsdpState* state = fsdp_state(*module);
+    if (state == nullptr) continue;
+    TESSERA_CHECK(!state->schedule_, ErrorKind::kShape,
+                  "[fsdp.forward] '{}': its forward ran before that of the root above it. Run forward through the root "
+                  "module first.",
+                  path);
+    if (!state->group_) continue;
+    for (const auto& param : state->group_->params()) {
+      if (param.slots[0].get().parameter.is_meta()) on_meta += (on_meta.empty() ? "" : ", ") + param.name;
+    }
+  }
+  TESSERA_CHECK(on_meta.empty(), ErrorKind::kShape,
+                "[fsdp.forward] parameters are still on the meta device: {}. Call to_empty(module, device) and "
+                "initialise or load them before training.",
+                on_meta);
+  for (const auto& [path, module] : module_.named_modules()) {
+    FsdpState* state = fsdp_state(*module);
+    if (state == nullptr) continue;
+    state->schedule_ = schedule;
+    if (!state->group_) continue;
+    state->group_->set_name(path.empty() ? "root" : path);
+    schedule->add(state->group_);
+  }
+  root_ = true;
+}
+
+// What forward reads, connected to the gradients of the shards.
+std::vector<at::Tensor> FsdpState::whole_parameters() {
+  auto whole = group_->whole_tensors();
+  const auto trainable = c10::GradMode::is_enabled() ? group_->trainable() : std::vector<size_t>{};
+  if (trainable.empty()) return whole;
+  std::vector<at::Tensor> shards, inputs;
+  for (size_t index : trainable) {
+    shards.push_back(group_->params()[index].parameter);
+    inputs.push_back(whole[index]);
+  }
+  auto outputs = connect_gradients(
+      shards, std::move(inputs), [self = shared_from_this(), trainable](std::vector<at::Tensor>&& gradients) {
+        auto& group = *self->group_;
+        group.reducer().accumulate(group.params(), trainable, std::move(gradients), group.name());
+        self->schedule_->after_backward(group);
+      });
+  for (size_t i = 0; i < trainable.size(); ++i) whole[trainable[i]] = outputs[i];
+  return whole;
+}
+
+void FsdpState::before_forward(nn::TensorRefs& inputs) {
+  settle();
+  if (root_) schedule_->begin_forward();
+  if (policy_.param_dtype && policy_.cast_forward_inputs) cast_floating(inputs, *policy_.param_dtype);
+  if (!group_) return;
+  schedule_->before_forward(*group_);
+  group_->show_whole(whole_parameters());
+}
+
+void FsdpState::after_forward(nn::TensorRefs& outputs) {
+  bool backward_follows = false;
+  for (at::Tensor* output : outputs) {
+    backward_follows = backward_follows || (c10::GradMode::is_enabled() && output->defined() && output->requires_grad());
+  }
+  if (backward_follows) {
+    auto run = std::make_shared<ForwardRun>(schedule_->after_forward(group_.get()));
+    for (at::Tensor* output : outputs) {
+      if (!output->defined() || !output->requires_grad()) continue;
+      before_backward_of(*output, [self = shared_from_this(), run] {
+        self->schedule_->before_backward(self->group_.get(), *run);
+      });
+    }
+  }
+  if (group_) {
+    group_->show_shards();
+    // Without a backward to come even the root has no reason to stay.
+    const bool by_default = !root_ || !backward_follows;
+    if (!schedule_->recomputing() && reshard_after_forward_.value_or(by_default)) group_->reshard();
+  }
+  if (policy_.output_dtype) cast_floating(outputs, *policy_.output_dtype);
+  if (root_) schedule_->end_forward();
+}
+
+FsdpState* fsdp_state(const nn::Module& module) { return static_cast<FsdpState*>(module.sharding().get()); }
+
+std::vector<FsdpState*> fsdp_states(nn::Module& module) {
+  std::vector<FsdpState*> out;
+  for (const auto& [path, child] : module.named_modules()) {
+    if (auto* state = fsdp_state(*child)) out.push_back(state);
+  }
+  return out;
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,69 @@
+// The gradients of one group on their way to the shards: packed into one flat buffer, accumulated there over
+// micro-batches without synchronisation, reduce-scattered (and over replicas all-reduced), then handed to the sharded
+// parameters' grad().
+//
+//   reducer.accumulate(params, trainable, gradients);   // local
+//   reducer.start();                                    // COLLECTIVE over the mesh; returns at once
+//   ...
+//   reducer.finish();                                   // waits; gradients are DTensors of the parameters
+//
+// A parameter that no rank had a gradient for keeps its grad() as it was: each part carries a flag for every parameter,
+// reduced along with the gradients. Belongs to one rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/collectives.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/parallel/detail/buffer_pool.h"
+#include "tessera/parallel/detail/flat_layout.h"
+#include "tessera/parallel/detail/sharded_param.h"
+
+namespace tessera::parallel {
+
+class GradReducer {
+ public:
+  // mesh: 1-d (shard) or 2-d (replicate, shard).
+  GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::optional<c10::ScalarType> reduce_dtype);
+
+  // gradients[i] belongs to params[trainable[i]] and may be undefined.
+  void accumulate(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
+                  std::vector<at::Tensor>&& gradients, const std::string& subject);
+  // Returns whether there was anything to reduce. divide: what the sum over ranks is divided by.
+  bool start(double divide, const std::string& subject);
+  // COLLECTIVE over the replicate dim. Waits for the running stage and starts the next one; false when there was none
+  // left and the gradients are in place.
+  bool advance(const std::string& subject);
+  void finish(const std::string& subject);  // all stages
+  bool in_flight() const { return stage_ == Stage::kReduceScatter || stage_ == Stage::kAllReduce; }
+  bool accumulated() const { return stage_ == Stage::kAccumulated; }
+  void drop();  // after an error: waits for what is in flight and forgets it
+  void set_pool(std::shared_ptr<BufferPool> pool) { pool_ = std::move(pool); }
+
+ private:
+  enum class Stage { kIdle, kAccumulated, kReduceScatter, kAllReduce };
+  void begin(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable, c10::ScalarType dtype);
+  void set_gradients();
+
+  MeshPtr mesh_;
+  std::shared_ptr<BufferPool> pool_;
+  std::optional<c10::ScalarType> reduce_dtype_;
+  int64_t shard_dim_;
+  Stage stage_ = Stage::kIdle;
+  FlatLayout layout_{1};
+  std::vector<ShardedParam>* params_ = nullptr;
+  std::vector<size_t> trainable_;
+  std::vector<bool> filled_;
+  int64_t flags_offset_ = 0;  // elements inside a part
+  double post_scale_ = 1.0;
+  at::Tensor parts_;   // [ranks * part]
+  at::Tensor output_;  // [part]
+  comm::Pending pending_;
+};
+
+}  // namespace tessera::parallel

@@ -1,0 +1,63 @@
+// When the groups below one root are gathered, freed and reduced.
+//
+// Forward: gather a group at its forward (and start the gather of the one that followed it last time), free it after.
+// Backward: gather it when the gradient of its output is known (and start the one before it in forward), free it and
+// start its reduction once all its gradients are there; the reduction before is finished then, the last one when
+// backward ends. So at most two groups and the root are unsharded at once. An exception leaves a state that the next
+// forward of the root clears. Belongs to one rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tessera/parallel/detail/param_group.h"
+#include "tessera/parallel/fully_shard.h"
+
+namespace tessera::parallel {
+
+// One forward of one sharded module, as its backward hooks see it.
+struct ForwardRun {
+  size_t position = 0;          // in the post-forward order
+  uint64_t epoch = 0;           // of that order
+  uint64_t seen_backward = 0;   // the backward whose start this run has noticed already
+};
+
+class Schedule : public std::enable_shared_from_this<Schedule> {
+ public:
+  explicit Schedule(bool prefetch) : prefetch_(prefetch) {}
+  void add(const std::shared_ptr<ParamGroup>& group);
+
+  void begin_forward();                 // of the root
+  void end_forward();                   // of the root; frees what was gathered ahead for nothing
+  void before_forward(ParamGroup& group);
+  // Records the order for backward; the group may be null.
+  ForwardRun after_forward(ParamGroup* group);
+  void before_backward(ParamGroup* group, ForwardRun& run);
+  void after_backward(ParamGroup& group);
+  bool recomputing() const;  // a forward inside a backward
+
+  void set_prefetch(bool on) { prefetch_ = on; }
+  FsdpStats& stats() { return stats_; }
+
+ private:
+  void enter_backward();
+  void end_backward();
+  void reset();
+  void start_reduction(ParamGroup& group);
+
+  bool prefetch_;
+  std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  FsdpStats stats_;
+  std::vector<std::shared_ptr<ParamGroup>> groups_;
+  std::vector<ParamGroup*> forward_order_;       // of the forward before
+  std::vector<ParamGroup*> next_forward_order_;  // of this one, so far
+  std::vector<ParamGroup*> post_forward_order_;
+  std::vector<ParamGroup*> reducing_;  // in flight, oldest first
+  uint64_t epoch_ = 1;
+  uint64_t backward_ = 0;
+  bool in_forward_ = false;
+  bool in_backward_ = false;
+};
+
+}  // namespace tessera::parallel

@@ -1,0 +1,203 @@
+#include "tessera/parallel/fully_shard.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <set>
+#include <unordered_map>
+
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/parallel/detail/fsdp_state.h"
+
+namespace tessera {
+namespace {
+
+using parallel::FsdpState;
+using parallel::ShardedParam;
+using SlotKey = std::pair<nn::Module*, size_t>;
+
+SlotKey key_of(const nn::NamedParameter& named) {
+  return {named.owner, static_cast<size_t>(named.slot - named.owner->own_parameters().data())};
+}
+
+void check_mesh(const FullyShardOptions& options) {
+  TESSERA_CHECK(options.mesh != nullptr, ErrorKind::kShape, "[fsdp.shard] no mesh given. Make one with init_device_mesh.");
+  const auto& mesh = *options.mesh;
+  TESSERA_CHECK(mesh.ndim() == 1 || mesh.ndim() == 2, ErrorKind::kShape,
+                "[fsdp.shard] fully_shard expects a 1D or 2D DeviceMesh but got {}", mesh.to_string());
+  TESSERA_CHECK(mesh.ndim() == 1 || !mesh.dim_names().empty(), ErrorKind::kShape,
+                "[fsdp.shard] {}: a 2D mesh (replicate, shard) needs dim names. Pass them to init_device_mesh.",
+                mesh.to_string());
+  TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape, "[fsdp.shard] rank {} is not part of {}", mesh.rank(),
+                mesh.to_string());
+}
+
+void check_parameter(const std::string& name, const at::Tensor& tensor) {
+  TESSERA_CHECK(!is_dtensor(tensor), ErrorKind::kShape,
+                "[fsdp.shard] {}: already a DTensor; fully_shard takes plain parameters. Shard it with one of the two "
+                "only.",
+                name);
+  TESSERA_CHECK(tensor.dim() > 0, ErrorKind::kShape,
+                "[fsdp.shard] {}: fully_shard doesn't support scalar parameters. Change it to a 1D tensor with numel "
+                "equal to 1.",
+                name);
+  TESSERA_CHECK(tensor.is_contiguous(), ErrorKind::kShape,
+                "[fsdp.shard] {}: FSDP does not support non-contiguous parameters, found strides {} for shape {}. Call "
+                "contiguous() on it.",
+                name, fmt::join(tensor.strides(), ","), fmt::join(tensor.sizes(), "x"));
+}
+
+// The parameters below `module` that no nested call manages; a tied one once, with all its slots.
+std::vector<ShardedParam> unmanaged_parameters(nn::Module& module) {
+  std::set<SlotKey> managed;
+  std::set<const c10::TensorImpl*> managed_tensors;
+  for (auto* state : parallel::fsdp_states(module)) {
+    if (state->group() == nullptr) continue;
+    for (const auto& param : state->group()->params()) {
+      managed_tensors.insert(param.parameter.unsafeGetTensorImpl());
+      for (const auto& slot : param.slots) managed.insert({slot.owner, slot.index});
+    }
+    for (const auto& original : state->group()->originals()) {
+      if (!original.expired()) managed_tensors.insert(original._unsafe_get_target());
+    }
+  }
+  std::vector<ShardedParam> out;
+  std::unordered_map<const c10::TensorImpl*, size_t> seen;
+  for (const auto& named : module.named_parameters(true)) {
+    const SlotKey key = key_of(named);
+    if (managed.contains(key)) continue;
+    const at::Tensor& tensor = named.slot->parameter;
+    TESSERA_CHECK(!managed_tensors.contains(tensor.unsafeGetTensorImpl()), ErrorKind::kShape,
+                  "[fsdp.shard] {}: shared with a parameter already managed by another FSDP group. Shard the modules "
+                  "that share it by one call.",
+                  named.name);
+    const auto [found, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), out.size());
+    if (fresh) {
+      check_parameter(named.name, tensor);
+      out.push_back({.name = named.name,
+                     .slots = {},
+                     .shape = tensor.sizes().vec(),
+                     .dtype = tensor.scalar_type(),
+                     .gather_dtype = tensor.scalar_type(),
+                     .parameter = tensor,
+                     .local = {},
+                     .whole = {}});
+    }
+    out[found->second].slots.push_back({key.first, key.second});
+  }
+  return out;
+}
+
+std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* verb) {
+  auto states = parallel::fsdp_states(module);
+  TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[fsdp.{}] no module here is sharded. Call fully_shard first.", verb);
+  if (recurse) return states;
+  auto* own = parallel::fsdp_state(module);
+  TESSERA_CHECK(own != nullptr, ErrorKind::kShape,
+                "[fsdp.{}] this module is not sharded itself. Pass recurse, or a module that fully_shard was called on.",
+                verb);
+  return {own};
+}
+
+}  // namespace
+
+void fully_shard(nn::Module& module, const FullyShardOptions& options) {
+  check_mesh(options);
+  TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
+  auto params = unmanaged_parameters(module);
+  std::shared_ptr<parallel::ParamGroup> group;
+  if (!params.empty()) group = std::make_shared<parallel::ParamGroup>(std::move(params), options.mesh, options.mp_policy);
+  auto state = std::make_shared<FsdpState>(module, options, std::move(group));
+  module.set_sharding(state);
+  state->install_hooks();
+}
+
+void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse) {
+  for (auto* state : states_of(module, recurse, "set_requires_gradient_sync")) {
+    if (state->group() != nullptr) state->group()->synchronize = on;
+  }
+}
+
+void set_reshard_after_forward(nn::Module& module, bool on, bool recurse) {
+  for (auto* state : states_of(module, recurse, "set_reshard_after_forward")) state->set_reshard_after_forward(on);
+}
+
+void set_gradient_divide_factor(nn::Module& module, double factor) {
+  TESSERA_CHECK(factor > 0, ErrorKind::kShape, "[fsdp.set_gradient_divide_factor] found {}, wanted a positive number", factor);
+  for (auto* state : states_of(module, true, "set_gradient_divide_factor")) {
+    if (state->group() != nullptr) state->group()->divide = factor;
+  }
+}
+
+void set_prefetch(nn::Module& module, bool on) {
+  for (auto* state : states_of(module, true, "set_prefetch")) state->set_prefetch(on);
+}
+
+void unshard(nn::Module& module) {
+  auto* group = states_of(module, false, "unshard")[0]->group();
+  if (group == nullptr) return;
+  group->start_unshard();
+  group->finish_unshard();
+  group->show_whole(group->whole_tensors());
+}
+
+void reshard(nn::Module& module) {
+  auto* group = states_of(module, false, "reshard")[0]->group();
+  if (group != nullptr) group->reshard();
+}
+
+FsdpStats fsdp_stats(nn::Module& root) {
+  FsdpStats sum;
+  std::set<parallel::Schedule*> seen;
+  for (auto* state : states_of(root, true, "stats")) {
+    auto* schedule = state->schedule();
+    if (schedule == nullptr || !seen.insert(schedule).second) continue;
+    const auto& stats = schedule->stats();
+    sum.all_gathers += stats.all_gathers;
+    sum.reduce_scatters += stats.reduce_scatters;
+    sum.unsharded_groups += stats.unsharded_groups;
+    sum.peak_unsharded_groups += stats.peak_unsharded_groups;
+    sum.unsharded_bytes += stats.unsharded_bytes;
+  }
+  return sum;
+}
+
+void reset_fsdp_stats(nn::Module& root) {
+  for (auto* state : states_of(root, true, "stats")) {
+    if (state->schedule() == nullptr) continue;
+    auto& stats = state->schedule()->stats();
+    stats.all_gathers = stats.reduce_scatters = 0;
+    stats.peak_unsharded_groups = stats.unsharded_groups;
+  }
+}
+
+void to_empty(nn::Module& module, c10::Device device) {
+  for (auto* state : parallel::fsdp_states(module)) {
+    if (state->group() == nullptr) continue;
+    TESSERA_CHECK(state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
+                  "[fsdp.to_empty] parameters are sharded over {}, wanted {}", state->group()->mesh()->to_string(),
+                  device.str());
+    state->group()->materialize();
+  }
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;
+  for (const auto& named : module.named_parameters(true)) {
+    const at::Tensor old = named.slot->parameter;
+    if (!old.is_meta()) continue;
+    at::Tensor& fresh = replaced[old.unsafeGetTensorImpl()];
+    if (!fresh.defined()) fresh = at::empty_like(old, old.options().device(device)).set_requires_grad(old.requires_grad());
+    nn::Module::set_parameter(*named.slot, fresh);
+  }
+  for (const auto& [path, child] : module.named_modules()) {
+    for (auto& buffer : child->own_buffers()) {
+      if (buffer.slot->defined() && buffer.slot->is_meta()) {
+        *buffer.slot = at::empty_like(*buffer.slot, buffer.slot->options().device(device));
+      }
+    }
+  }
+}
+
+}  // namespace tessera
