@@ -34,6 +34,7 @@ class Chooser {
  public:
   Chooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
       : call_(call), proposal_(proposal), output_count_(output_count), fixed_(fixed), ndim_(call.mesh->ndim()) {
+    writes_ = std::any_of(call.inputs.begin(), call.inputs.end(), [](const TensorInput& input) { return input.mutated; });
     for (int64_t m = 0; m < ndim_; ++m) {
       per_dim_.push_back(candidates(m));
     }
@@ -119,8 +120,8 @@ class Chooser {
       if (wanted == now(i, m)) {
         continue;
       }
-      // What is written to cannot move, and nothing is cut into more parts than it has elements.
-      if (input.mutated || (wanted.is_any_shard() && input.sizes[wanted.dim] < call_.mesh->shape()[m])) {
+      // What is written to cannot move. Nothing is cut into more parts than it has elements, but to follow what is written.
+      if (input.mutated || (wanted.is_any_shard() && !writes_ && input.sizes[wanted.dim] < call_.mesh->shape()[m])) {
         return false;
       }
     }
@@ -191,7 +192,7 @@ class Chooser {
       }
     }
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
-      if (choice.inputs[i] != call_.inputs[i].placements && !cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
+      if (!writes_ && choice.inputs[i] != call_.inputs[i].placements && !cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
         return false;
       }
     }
@@ -299,6 +300,7 @@ class Chooser {
   size_t output_count_;
   const FixedOutputs& fixed_;
   int64_t ndim_;
+  bool writes_;
   std::vector<std::vector<Strategy>> per_dim_;
 };
 

@@ -1,5 +1,6 @@
 // The kernel behind every operation on DTensors: find the plan of the call, or make one, and carry it out.
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -205,6 +206,27 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
   wrap_outputs(plan, mesh, stack, kept);
 }
 
+// An operation that is written in terms of others takes itself apart on global shapes; what it calls has its own rules.
+void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
+// Finds the rule at the first miss. False when the operation decomposes instead.
+bool has_rule(const OpEntry& op) {
+  if (op.rule.load(std::memory_order_acquire) != nullptr) {
+    return true;
+  }
+  if (const Rule* rule = find_rule(op)) {
+    op.rule.store(rule, std::memory_order_release);
+    return true;
+  }
+  if (!op.in_place_view && op.handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
+    op.handler.store(decompose, std::memory_order_release);
+    return false;
+  }
+  return true;  // make_plan says what is missing
+}
+
 void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   at::AutoDispatchBelowADInplaceOrView below;
   if (const Handler handler = op.handler.load(std::memory_order_acquire)) {
@@ -215,7 +237,11 @@ void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   static thread_local CallKey key;
   const bool cacheable = key.assign(op, args);
   if (!cacheable) {
-    run_plan(op, *make_plan(op, args), stack);
+    if (has_rule(op)) {
+      run_plan(op, *make_plan(op, args), stack);
+    } else {
+      decompose(op, keys, &stack);
+    }
     return;
   }
   PlanCache& cache = PlanCache::of_this_thread();
@@ -223,6 +249,9 @@ void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   std::shared_ptr<const Plan> plan;
   if (const auto* known = cache.find(hash, key.words())) {
     plan = *known;
+  } else if (!has_rule(op)) {
+    decompose(op, keys, &stack);
+    return;
   } else {
     // Rules may run operations on meta tensors but none on DTensors, so `key` still describes this call.
     plan = make_plan(op, args);
@@ -258,6 +287,7 @@ struct Registry {
   std::mutex mutex;
   torch::Library aten{torch::Library::IMPL, "aten", kDTensorKey, __FILE__, __LINE__};
   torch::Library any{torch::Library::IMPL, "_", kDTensorKey, __FILE__, __LINE__};
+  torch::Library any_autograd{torch::Library::IMPL, "_", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__};
   std::vector<std::unique_ptr<torch::Library>> others;
   std::unordered_map<std::string, std::unique_ptr<OpEntry>> entries;
 
@@ -270,6 +300,8 @@ struct Registry {
 
   Registry() {
     any.fallback(torch::CppFunction::makeFromBoxedFunctor(std::make_unique<FallbackKernel>()));
+    // As for the other back-ends: operations without a derivative say so in backward.
+    any_autograd.fallback(torch::autograd::basicAutogradNotImplementedFallback());
     auto& dispatcher = c10::Dispatcher::singleton();
     for (const auto& name : dispatcher.getAllOpNames()) {
       if (name.getNamespace() != "aten") {

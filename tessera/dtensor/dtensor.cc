@@ -191,7 +191,8 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
   } else {
     order = Placements(placements.size(), Replicate());
   }
-  return run_steps(local, *mesh, plan_redistribute(tensor.sizes(), *mesh, order, placements), true);
+  const bool fresh = !local.is_same(tensor);
+  return run_steps(local, *mesh, plan_redistribute(tensor.sizes(), *mesh, order, placements), /*may_alias=*/fresh);
 }
 
 }  // namespace

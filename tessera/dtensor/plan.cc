@@ -350,13 +350,9 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
                 "[dtensor.dispatch] {}: changing the shape of a DTensor in place is not supported. "
                 "Use the out-of-place version.", call.describe());
   const Rule* rule = op.rule.load(std::memory_order_acquire);
-  if (rule == nullptr) {
-    rule = find_rule(op);
-    TESSERA_CHECK(rule != nullptr, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: the operation does not have a sharding rule registered. "
-                  "Add one with tessera::register_rule, or call it on to_local() or full_tensor().", call.describe());
-    op.rule.store(rule, std::memory_order_release);
-  }
+  TESSERA_CHECK(rule != nullptr, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: the operation does not have a sharding rule registered. "
+                "Add one with tessera::register_rule, or call it on to_local() or full_tensor().", call.describe());
   Proposal proposal;
   (*rule)(call, proposal);
   if (proposal.outputs.empty() && returns_new_tensors(op)) {

@@ -208,7 +208,7 @@ TEST(InPlace, WhatIsWrittenNeverMoves) {
     EXPECT_EQ(outcome([&] { return s.copy_(tensor_of({8, 8}, "P", mesh)); }), "S(0) RS");
     for (const auto& run : std::vector<std::function<void()>>{
              [&] { tensor_of({8, 8}, "P", mesh).add_(1); }, [&] { tensor_of({8, 8}, "P", mesh).relu_(); },
-             [&] { tensor_of({8, 8}, "P", mesh).mul_(tensor_of({8, 8}, "P", mesh).neg_().mul_(tensor_of({8, 8}, "S0", mesh))); },
+             [&] { tensor_of({8, 8}, "R", mesh).copy_(tensor_of({8, 8}, "R", mesh)); tensor_of({8, 8}, "P", mesh).masked_fill_(tensor_of({8, 8}, "R", mesh) > 0, 1); },
              [&] { at::_foreach_add_({tensor_of({8, 8}, "P", mesh)}, 1.0); }}) {
       EXPECT_THAT(error_of(run), StartsWith("Sharding dimension mismatch"));
     }

