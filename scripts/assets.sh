@@ -84,4 +84,5 @@ assets() {  # assets demo|all
   make_asset text/kjv-late.txt bible heb1:1 rev22:21
   make_asset templates from_llama_cpp models/templates '*.jinja' 5
   make_asset vectors from_llama_cpp models 'ggml-vocab-*.gguf.*' 4
+  make_asset vocabularies from_llama_cpp models 'ggml-vocab-*.gguf' 4
 }

@@ -8,7 +8,7 @@
 #include <tessera/base/error.h>
 #include <tessera/comm/collectives.h>
 #include <tessera/comm/rendezvous.h>
-#include <tessera/optim/adamw.h>
+#include <tessera/optim/optimizer.h>
 #include <tessera/optim/grad_norm.h>
 #include <tessera/parallel/fully_shard.h>
 

@@ -1,8 +1,93 @@
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/cli/ckpt_files.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
 
 namespace tessera::cli {
+namespace {
 
-int run_ckpt(VerbArguments args) { return not_available("ckpt", args); }
+void print(const std::string& text) {
+  TESSERA_CHECK(std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0,
+                ErrorKind::kIo, "[ckpt] the result could not be written to the standard output");
+}
+
+void print_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const auto& tensor : tensors) {
+    list.push_back({{"name", tensor.name},
+                    {"dtype", tensor.dtype},
+                    {"shape", tensor.shape},
+                    {"bytes", tensor.size_bytes},
+                    {"file", tensor.file}});
+  }
+  const nlohmann::ordered_json json = {{"tensors", list}, {"total_bytes", total_bytes}};
+  // GGUF names may be any bytes; what is no UTF-8 is shown as U+FFFD.
+  print(json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+void print_table(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
+  size_t name_width = 4;
+  for (const auto& tensor : tensors) name_width = std::max(name_width, tensor.name.size());
+  std::string text;
+  for (const auto& tensor : tensors) {
+    text += fmt::format("{:<{}}  {:<7}  {:<16}  {:>12}  {}\n", tensor.name, name_width, tensor.dtype,
+                        fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.size_bytes, tensor.file);
+  }
+  print(text + fmt::format("{} tensors, {} bytes\n", tensors.size(), total_bytes));
+}
+
+void list(const std::string& path, bool as_json) {
+  const auto tensors = list_tensors(path);
+  uint64_t total_bytes = 0;
+  for (const auto& tensor : tensors) total_bytes += tensor.size_bytes;
+  as_json ? print_json(tensors, total_bytes) : print_table(tensors, total_bytes);
+}
+
+}  // namespace
+
+int run_ckpt(VerbArguments args) {
+  auto app = make_app("ckpt");
+  app->require_subcommand(1);
+  app->fallthrough();
+  std::string path, source, destination;
+  bool json = false;
+  ConvertOptions convert;
+  auto* ls = app->add_subcommand("ls", "List the tensors of a folder, a safetensors or GGUF file, or a checkpoint");
+  ls->add_option("PATH", path, "What to list")->required();
+  ls->add_flag("--json", json, "One JSON object: name, dtype, shape, bytes and file of each tensor");
+  auto* verify =
+      app->add_subcommand("verify", "Read everything and check structure, hashes and that values are finite");
+  verify->add_option("PATH", path, "What to check")->required();
+  auto* change = app->add_subcommand("convert", "GGUF file to Hugging Face folder, or folder to GGUF file");
+  change->add_option("SRC", source, "A GGUF file or a Hugging Face folder")->required();
+  change->add_option("DST", destination, "Must not exist yet")->required();
+  change->add_option("--to", convert.to, "hf, gguf or dcp; by default the other one of hf and gguf")
+      ->type_name("FORMAT");
+  change->add_option("--dtype", convert.dtype, "float32, bfloat16, float16, and q8_0 for GGUF; by default that of SRC")
+      ->type_name("DTYPE");
+  for (const char* name : {"diff", "reshard"}) {
+    app->add_subcommand(name, "Not available in this version")->allow_extras();
+  }
+  if (const auto code = parse_flags(*app, args)) return *code;
+  if (ls->parsed()) {
+    list(path, json);
+  } else if (verify->parsed()) {
+    const auto verified = verify_checkpoint(path);
+    print(fmt::format("{}: {} tensors, {} bytes, all good\n", path, verified.tensors, verified.size_bytes));
+  } else if (change->parsed()) {
+    convert_checkpoint(source, destination, convert);
+  } else {
+    raise(ErrorKind::kConfig, "[ckpt] {} is not available in this version (ls, verify and convert are)",
+          app->get_subcommands().front()->get_name());
+  }
+  return 0;
+}
 
 }  // namespace tessera::cli

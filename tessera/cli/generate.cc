@@ -1,8 +1,134 @@
+// `tessera generate`: continues a prompt, or answers it as a chat message.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/models/generate.h"
+#include "tessera/models/weights.h"
+#include "tessera/text/chat_template.h"
+#include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {
+namespace {
 
-int run_generate(VerbArguments args) { return not_available("generate", args); }
+struct Flags {
+  std::string model, prompt, dtype;
+  bool chat = false, json = false;
+  int64_t nproc = 1;
+  // Absent: as generation_config.json says, and greedy when none of the first four is given.
+  std::optional<double> temperature, top_p;
+  std::optional<int64_t> top_k, max_new_tokens;
+  std::optional<uint64_t> seed;
+};
+
+std::optional<int> read_flags(VerbArguments args, Flags& flags) {
+  const auto app = make_app("generate");
+  app->add_option("--model", flags.model, "Hugging Face folder: config.json, safetensors, tokenizer.json")->required();
+  app->add_option("--prompt", flags.prompt, "Text to continue, or with --chat the user's message; '-' reads standard input")
+      ->required();
+  app->add_option("--max-new-tokens", flags.max_new_tokens, "Tokens to make at most (default: generation_config.json, else 128)");
+  app->add_option("--temperature", flags.temperature, "Sample at this temperature; 0: greedy (default: greedy)");
+  app->add_option("--top-k", flags.top_k, "Sample from the K likeliest tokens; 0: from all");
+  app->add_option("--top-p", flags.top_p, "Sample from the likeliest tokens that reach this probability together");
+  app->add_option("--seed", flags.seed, "Sample with this seed; the same seed gives the same text (default: 0)");
+  app->add_flag("--chat", flags.chat, "Put the prompt into the model's chat template");
+  app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
+  app->add_option("--dtype", flags.dtype, "float32, bfloat16 or float16 (default: as stored)");
+  app->add_option("--nproc", flags.nproc, "Local ranks; more than 1 is not available in this version");
+  if (const auto code = parse_flags(*app, args)) return code;
+  TESSERA_CHECK(flags.nproc == 1, ErrorKind::kConfig,
+                "[generate] --nproc: found {}; more than one rank is not available in this version. Leave it out.", flags.nproc);
+  return std::nullopt;
+}
+
+std::string read_standard_input() {
+  constexpr size_t kMaxBytes = 64 << 20;
+  std::string text;
+  char buffer[1 << 16];
+  while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
+    text.append(buffer, got);
+    TESSERA_CHECK(text.size() <= kMaxBytes, ErrorKind::kConfig, "[generate] --prompt -: more than {} bytes", kMaxBytes);
+  }
+  return text;
+}
+
+std::optional<c10::ScalarType> wanted_dtype(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  const auto dtype = parse_dtype_name(name);
+  TESSERA_CHECK(dtype, ErrorKind::kConfig, "[generate] --dtype: found '{}', wanted float32, bfloat16 or float16", name);
+  return dtype;
+}
+
+GenerationOptions generation_options(const Flags& flags, const ModelConfig& config) {
+  auto options = GenerationOptions::from_folder(flags.model, config);
+  options.sample = (flags.temperature || flags.top_k || flags.top_p || flags.seed) && flags.temperature != 0.0;
+  if (flags.temperature && options.sample) options.temperature = *flags.temperature;
+  options.top_k = flags.top_k.value_or(options.top_k);
+  options.top_p = flags.top_p.value_or(options.top_p);
+  options.seed = flags.seed.value_or(options.seed);
+  options.max_new_tokens = flags.max_new_tokens.value_or(options.max_new_tokens);
+  options.check();
+  return options;
+}
+
+// The ids that the model reads, with special tokens where the tokenizer or the template puts them.
+std::vector<int64_t> prompt_ids(const Flags& flags, const text::Tokenizer& tokenizer) {
+  auto prompt = flags.prompt == "-" ? read_standard_input() : flags.prompt;
+  text::EncodeOptions options;
+  if (flags.chat) {
+    const auto chat = text::ChatTemplate::from_folder(flags.model);
+    TESSERA_CHECK(chat, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.", flags.model);
+    const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", prompt}}};
+    prompt = chat->render(messages, /*add_generation_prompt=*/true).text;
+    options.add_special_tokens = false;
+  }
+  const auto ids = tokenizer.encode(prompt, options);
+  return {ids.begin(), ids.end()};
+}
+
+void write_piece(const std::string& piece) {
+  std::fwrite(piece.data(), 1, piece.size(), stdout);
+  std::fflush(stdout);
+}
+
+void stream_text(CausalLM& model, const text::Tokenizer& tokenizer, const std::vector<int64_t>& prompt,
+                 const GenerationOptions& options) {
+  text::StreamDecoder decoder(tokenizer);
+  generate(model, prompt, options, [&](int64_t token) {
+    write_piece(decoder.push(static_cast<text::TokenId>(token)));
+    return std::ferror(stdout) == 0;  // nobody reads any more
+  });
+  write_piece(decoder.finish() + "\n");
+}
+
+void print_json(CausalLM& model, const text::Tokenizer& tokenizer, const std::vector<int64_t>& prompt,
+                const GenerationOptions& options) {
+  const auto tokens = generate(model, prompt, options);
+  const std::vector<text::TokenId> ids(tokens.begin(), tokens.end());
+  const nlohmann::ordered_json object = {{"prompt_tokens", prompt}, {"tokens", tokens}, {"text", tokenizer.decode(ids)}};
+  std::printf("%s\n", object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+}  // namespace
+
+int run_generate(VerbArguments args) {
+  Flags flags;
+  if (const auto code = read_flags(args, flags)) return *code;
+  const auto dtype = wanted_dtype(flags.dtype);
+  // What is cheap to find wrong comes before the weights.
+  const auto config = ModelConfig::from_folder(flags.model);
+  const auto options = generation_options(flags, config);
+  const auto tokenizer = text::Tokenizer::from_folder(flags.model);
+  const auto prompt = prompt_ids(flags, tokenizer);
+  const auto model = from_pretrained(flags.model, dtype);
+  (flags.json ? print_json : stream_text)(*model, tokenizer, prompt, options);
+  return 0;
+}
 
 }  // namespace tessera::cli

@@ -1,8 +1,33 @@
+#include "tessera/comm/launcher.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
 
 namespace tessera::cli {
 
-int run_launch(VerbArguments args) { return not_available("launch", args); }
+int run_launch(VerbArguments args) {
+  const auto app = make_app("launch");
+  comm::LauncherOptions options;
+  app->add_option("--nproc", options.nproc, "Ranks on this host")->option_text("N [1]");
+  app->add_option("--nnodes", options.nnodes, "Hosts; start 'tessera launch' on each")->option_text("N [1]");
+  app->add_option("--node-rank", options.node_rank, "This host's number, from 0")->option_text("N [0]");
+  app->add_option("--master", options.master, "An address of host 0 and a free port there")->option_text("HOST:PORT");
+  app->usage("Usage: tessera launch [FLAGS] -- PROG [ARGS ...]");
+  app->footer(
+      "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,\n"
+      "as under torchrun, and OMP_NUM_THREADS = cores / N unless it is set. When one rank fails, the others are ended\n"
+      "within 5 s and its exit code is returned.");
+  const auto dashes = std::find(args.begin(), args.end(), "--");
+  if (const auto code = parse_flags(*app, args.first(static_cast<size_t>(dashes - args.begin())))) return *code;
+  TESSERA_CHECK(dashes != args.end() && dashes + 1 != args.end(), ErrorKind::kConfig,
+                "[launch] no program given. Usage: tessera launch --nproc N -- PROG [ARGS ...].");
+  return comm::launch_local_ranks(std::vector<std::string>(dashes + 1, args.end()), options);
+}
 
 }  // namespace tessera::cli

@@ -9,6 +9,7 @@
 #include "tessera/base/nearest.h"
 #include "tessera/base/version.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/comm/error_report.h"
 
 namespace tessera::cli {
 namespace {
@@ -81,7 +82,7 @@ int run_program(VerbArguments args) noexcept {
                   "[tessera] standard output: cannot be written. Is the disk full?");
   } catch (const std::exception& error) {
     std::fflush(stdout);
-    print_error(error.what());
+    if (!comm::report_error(error)) print_error(error.what());
     code = exit_code_for(error);
   } catch (...) {
     print_error("[tessera] an unknown kind of exception. This is a defect of tessera.");

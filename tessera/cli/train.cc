@@ -1,8 +1,51 @@
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
 #include "tessera/cli/flags.h"
+#include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/train/recipe.h"
+#include "tessera/train/recipe_print.h"
+#include "tessera/train/trainer.h"
 
 namespace tessera::cli {
 
-int run_train(VerbArguments args) { return not_available("train", args); }
+int run_train(VerbArguments args) {
+  const auto app = make_app("train");
+  std::string recipe_path;
+  std::vector<std::string> overrides;
+  int64_t nproc = 0;
+  bool print_config = false, check = false, recipe_docs = false;
+  app->add_option("RECIPE", recipe_path, "Recipe, a YAML file");
+  app->add_option("overrides", overrides, "Settings that replace the recipe's")->option_text("[section.key=value ...]");
+  app->add_option("--nproc", nproc, "Local ranks to start")->option_text("N");
+  app->add_flag("--print-config", print_config, "Print every setting with its value and meaning, train nothing");
+  app->add_flag("--check", check, "Check recipe, data, model and layout, train nothing");
+  app->add_flag("--recipe-docs", recipe_docs, "Print docs/recipe.md");
+  app->footer(train::recipe_help());
+  if (const auto code = parse_flags(*app, args)) return *code;
+  if (recipe_docs) {
+    std::fputs(train::recipe_docs().c_str(), stdout);
+    return 0;
+  }
+  TESSERA_CHECK(!recipe_path.empty(), ErrorKind::kConfig,
+                "[train] no recipe given. Usage: tessera train RECIPE.yaml [section.key=value ...]; see 'tessera train --help'.");
+  const auto recipe = train::read_recipe(recipe_path, overrides);
+  if (print_config) {
+    std::fputs(train::to_yaml(recipe).c_str(), stdout);
+    return 0;
+  }
+  if (check) {
+    train::check_run(recipe, std::max<int64_t>(nproc, 1));
+    return 0;
+  }
+  if (const auto code = launch_ranks("train", args, nproc)) return *code;
+  const auto world = connect_world(recipe.comm.backend, recipe.comm.timeout_seconds);
+  train::Trainer(recipe, world).run();
+  return 0;
+}
 
 }  // namespace tessera::cli

@@ -16,6 +16,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/peer_failed.h"
 
 namespace tessera::comm {
 
@@ -41,6 +42,7 @@ std::string plain_reason(const std::exception& error) {
   const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
   std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
   reason = reason.substr(0, reason.find('\n'));
+  reason = reason.substr(0, reason.find(". This is typically"));
   if (reason.starts_with('[')) {
     const size_t end = reason.find("] ");
     if (end != std::string::npos) reason.erase(0, end + 2);
@@ -51,11 +53,14 @@ std::string plain_reason(const std::exception& error) {
 
 [[noreturn]] void fail(const State& state, const std::exception& error) {
   const std::string reason = plain_reason(error);
-  const bool timed_out = reason.find("imed out") != std::string::npos;
-  raise(ErrorKind::kComm, "{}: {}. {}", state.where, reason,
-        timed_out ? "Some rank did not start this collective in time: look for the first error of the other ranks, or raise "
-                    "comm.timeout_seconds."
-                  : "A peer has ended or broken off: the first error of the other ranks says why.");
+  if (reason.find("imed out") != std::string::npos) {
+    raise(ErrorKind::kComm,
+          "{}: {}. Some rank did not start this collective in time: look for the first error of the other ranks, or raise "
+          "comm.timeout_seconds.",
+          state.where, reason);
+  }
+  throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off: the first error of the other ranks says why.",
+                               state.where, reason));
 }
 
 std::string place(const Group& group, const char* verb, std::string_view subject) {

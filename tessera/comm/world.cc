@@ -5,14 +5,15 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/gloo_backend.h"
+#include "tessera/comm/peer_failed.h"
+#include "tessera/comm/rendezvous.h"
 
 namespace tessera::comm {
 
@@ -24,6 +25,8 @@ struct World::Impl {
   std::mutex mutex;                        // of what follows
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
+  bool serves_store = false;  // this rank's process is the one that runs the others' store
+  bool farewell = false;      // and so they tell it when they leave
 };
 
 World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend, std::chrono::milliseconds timeout)
@@ -32,7 +35,32 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string 
   impl_->backend = std::move(backend);
 }
 
-World::~World() = default;
+// Ranks that still make groups need the store, so the rank that runs it leaves last, within reason.
+World::~World() {
+  if (!impl_->farewell || impl_->aborted || std::uncaught_exceptions() > 0) return;
+  try {
+    const int64_t left = impl_->store->add("left", 1);
+    if (left == info_.size) impl_->store->set("all_left", "1");
+    if (impl_->serves_store) impl_->store->wait({"all_left"}, std::chrono::seconds(10));
+  } catch (const std::exception&) {  // a rank or the store ended before: nobody is left to wait for
+  }
+}
+
+std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
+  Meeting meeting = find_meeting(flags, process_environment());
+  if (meeting.info.size > 1) {
+    set_log_prefix(fmt::format("rank {}: ", meeting.info.rank));
+    if (meeting.info.rank > 0 && log_level() == LogLevel::kInfo) set_log_level(LogLevel::kWarning);
+  }
+  auto store = meet(meeting, flags.timeout);
+  const WorldInfo& info = meeting.info;
+  log_info("[comm.rendezvous] {} rank{}, {} on this host, from {}, met at {}", info.size, info.size == 1 ? "" : "s",
+           info.local_size, info.source, meeting.place());
+  auto world = create(info, std::move(store), flags.backend, flags.timeout);
+  world->impl_->farewell = info.size > 1 && meeting.folder.empty();
+  world->impl_->serves_store = meeting.serve;
+  return world;
+}
 
 std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend,
                                      std::chrono::milliseconds timeout) {
@@ -85,8 +113,11 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   } catch (const std::exception& error) {
     const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
-    raise(ErrorKind::kComm, "[comm.new_group] group '{}' (rank {} of {}): {}. All its ranks must make it, within {} s.", name,
-          position, ranks.size(), reason.substr(0, reason.find('\n')), timeout_.count() / 1000);
+    const std::string message =
+        fmt::format("[comm.new_group] group '{}' (rank {} of {}): {}. All its ranks must make it, within {} s.", name, position,
+                    ranks.size(), reason.substr(0, reason.find('\n')), timeout_.count() / 1000);
+    if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
+    throw Error(ErrorKind::kComm, message);
   }
   auto group = std::make_shared<Group>(name, ranks, position, backend);
   const std::lock_guard lock(impl_->mutex);
@@ -127,7 +158,7 @@ class ThreadStore final : public c10d::HashStore {
     } else if (!cv_.wait_for(lock, timeout, ready)) {
       raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0], timeout.count());
     }
-    TESSERA_CHECK(!broken_, ErrorKind::kComm, "broken off because another rank failed");
+    if (broken_) throw PeerFailed("broken off because another rank failed");
   }
   std::vector<uint8_t> get(const std::string& key) override {
     wait({key}, timeout_);
@@ -154,23 +185,31 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
   }
   const int threads_before = at::get_num_threads();
   const int threads_each = std::max(1, threads_before / size);
-  std::exception_ptr first;
-  std::once_flag once;
+  std::mutex mutex;
+  std::exception_ptr cause, consequence;
+  const auto fail = [&](std::exception_ptr& slot) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!slot) slot = std::current_exception();
+    }
+    store->break_off();
+    for (const auto& world : worlds) world->abort();
+  };
   const auto run_rank = [&](int rank) {
     at::set_num_threads(threads_each);
     try {
       body(worlds[rank]);
+    } catch (const PeerFailed&) {
+      fail(consequence);
     } catch (...) {
-      std::call_once(once, [&] { first = std::current_exception(); });
-      store->break_off();
-      for (const auto& world : worlds) world->abort();
+      fail(cause);
     }
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
   for (auto& thread : threads) thread.join();
   at::set_num_threads(threads_before);  // new threads inherit the value set last anywhere
-  if (first) std::rethrow_exception(first);
+  if (cause || consequence) std::rethrow_exception(cause ? cause : consequence);
 }
 
 }  // namespace tessera::comm

@@ -71,7 +71,8 @@ class World {
 };
 
 // Runs `body` as `size` ranks in threads of this process over one in-memory store, and returns when all have
-// ended. The first exception of a rank is thrown again; the others' waits are broken off. Each rank computes
+// ended. The first exception of a rank that is not another one's consequence (PeerFailed) is thrown
+// again; the others' waits are broken off. Each rank computes
 // with its share of the cores.
 void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body);
 

@@ -78,11 +78,17 @@ std::string_view safetensors_dtype_name(c10::ScalarType dtype) {
   raise(ErrorKind::kFormat, "[safetensors] dtype {} cannot be stored in a safetensors file", c10::toString(dtype));
 }
 
-std::optional<c10::ScalarType> parse_safetensors_dtype(std::string_view name) {
+std::optional<c10::ScalarType> find_safetensors_dtype(std::string_view name) {
   for (const auto& known : kDtypes) {
     if (known.name == name) return known.dtype;
   }
   return std::nullopt;
+}
+
+c10::ScalarType parse_safetensors_dtype(std::string_view name) {
+  const auto dtype = find_safetensors_dtype(name);
+  TESSERA_CHECK(dtype, ErrorKind::kFormat, "[safetensors] dtype {} is not supported", detail::quote_name(name));
+  return *dtype;
 }
 
 std::shared_ptr<const SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path) {

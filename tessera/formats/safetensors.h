@@ -69,9 +69,10 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// "F32", "BF16", ... Error kFormat for a dtype that safetensors does not have, nothing for a name that libtorch has
-// not.
+// "F32", "BF16", ... Error kFormat for a dtype that safetensors does not have.
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
-std::optional<c10::ScalarType> parse_safetensors_dtype(std::string_view name);
+// Error kFormat, or nothing, for a name that stands for no dtype of libtorch.
+c10::ScalarType parse_safetensors_dtype(std::string_view name);
+std::optional<c10::ScalarType> find_safetensors_dtype(std::string_view name);
 
 }  // namespace tessera

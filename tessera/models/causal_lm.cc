@@ -1,12 +1,14 @@
 #include "tessera/models/causal_lm.h"
 
+#include <fmt/ranges.h>
+
 #include "tessera/base/error.h"
 #include "tessera/models/llama.h"
 
 namespace tessera {
 
 at::Tensor CausalLM::logits(ModelInputs inputs) {
-  inputs.labels = {};
+  inputs.labels.reset();
   return (*this)(std::move(inputs));
 }
 

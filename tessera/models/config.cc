@@ -1,5 +1,7 @@
 #include "tessera/models/config.h"
 
+#include <fmt/ranges.h>
+
 #include <cmath>
 #include <nlohmann/json.hpp>
 

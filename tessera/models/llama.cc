@@ -80,7 +80,11 @@ at::Tensor LlamaForCausalLM::forward(const ModelInputs& inputs) {
                     inputs.tokens.numel() > 0,
                 ErrorKind::kShape, "[models.forward] tokens: wanted int64 [B, T] with at least one token");
   const auto hidden = (*model)(inputs);
-  if (!inputs.labels.defined()) return (*lm_head)(hidden);
+  if (!inputs.labels.defined()) {
+    const int64_t length = hidden.size(1);
+    const int64_t kept = inputs.logits_to_keep > 0 ? std::min(inputs.logits_to_keep, length) : length;
+    return (*lm_head)(hidden.narrow(1, length - kept, kept));
+  }
   return linear_cross_entropy(hidden.reshape({-1, config().hidden_size}), lm_head->weight, inputs.labels.reshape({-1}));
 }
 

@@ -8,7 +8,7 @@
 //   save_pretrained(*model, "out", dir);          // COLLECTIVE over the parameters' meshes
 //
 // Parameters may be plain tensors or DTensors that are sharded or replicated, on any device; those on the meta device are
-// allocated here (on the CPU, or the device of their mesh). A model belongs to one rank.
+// allocated here (on `device`, or the device of their mesh). A model belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,15 @@ namespace tessera {
 // Fills every parameter from model.safetensors (or its shards), in the parameter's dtype: floating dtypes are converted.
 // Tied heads need not be in the file. All that is missing, unexpected or of another shape is found and reported in one
 // kFormat or kShape error before anything is changed. No communication.
-void load_pretrained(CausalLM& model, const std::filesystem::path& dir);
+void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
+                     c10::Device device = c10::Device(c10::DeviceType::CPU));
+
+// The checks of load_pretrained alone: reads headers, changes nothing.
+void check_pretrained(CausalLM& model, const std::filesystem::path& dir);
 
 // normal(0, initializer_range) for matrices, ones for norms, zeros for biases. An element's value depends on the seed, the
 // parameter's name and its global index only. No communication.
-void init_weights(CausalLM& model, uint64_t seed);
+void init_weights(CausalLM& model, uint64_t seed, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 struct SaveOptions {
   std::optional<c10::ScalarType> dtype;           // none: as the parameters are

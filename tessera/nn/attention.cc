@@ -18,7 +18,7 @@ at::Tensor attention_mask(const at::Tensor& document_ids, const AttentionMaskOpt
     TESSERA_CHECK(documents.dim() == 2 && documents.size(0) == mask.rows && documents.size(1) == mask.tokens,
                   ErrorKind::kShape, "[nn.attention] document ids have {} elements, wanted [{}, {}]", documents.numel(),
                   mask.rows, mask.tokens);
-    if (documents.eq(documents.narrow(1, 0, 1)).all().item<bool>()) documents = {};
+    if (documents.eq(documents.narrow(1, 0, 1)).all().item<bool>()) documents.reset();
   }
   const bool causal_says_all = mask.cached == 0 || mask.tokens == 1;
   if (!documents.defined() && !windowed && causal_says_all) return {};

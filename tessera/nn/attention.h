@@ -15,8 +15,8 @@
 namespace tessera::nn {
 
 struct AttentionContext {
-  at::Tensor cos, sin;       // fp32 [B or 1, T, head_dim / 2]
-  at::Tensor mask;           // added to the scores, [B or 1, 1, T, T + cached]; undefined: see causal
+  at::Tensor cos{}, sin{};   // fp32 [B or 1, T, head_dim / 2]
+  at::Tensor mask{};         // added to the scores, [B or 1, 1, T, T + cached]; undefined: see causal
   bool causal = true;        // without a mask: each token sees those before it, else all
   KvCache* cache = nullptr;  // keys and values of earlier tokens; not owned
 };

@@ -247,7 +247,7 @@ RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {
     } else {
       // Each is at most 2^24: stop before the product can overflow.
       TESSERA_CHECK(known <= std::numeric_limits<int64_t>::max() >> 25, ErrorKind::kConfig,
-                    "[train.recipe] parallel: the dims multiply to more than any world.");
+                    "[train.recipe] parallel: dims that multiply to more ranks than any world has.");
       known *= *dim;
     }
   }

@@ -11,9 +11,8 @@
 #include "tessera/comm/collectives.h"
 #include "tessera/data/loader.h"
 #include "tessera/models/weights.h"
-#include "tessera/train/machine_peak.h"
-#include "tessera/train/progress.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/run_report.h"
 #include "tessera/train/run_setup.h"
 #include "tessera/train/step.h"
 
@@ -59,6 +58,31 @@ std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows) {
     parts.push_back(slice_rows(batch, first, std::min(rows, batch.tokens.size(0) - first)));
   }
   return parts;
+}
+
+// The share of a rank in all rows, in batches of `rows`. A rank that has fewer rows than another is given rows without
+// labels, so that all take as many steps.
+std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const comm::World& world) {
+  const int64_t each = (dataset.rows() + world.size() - 1) / world.size();
+  std::vector<data::Batch> batches;
+  for (int64_t first = 0; first < each; first += rows) {
+    std::vector<int64_t> indices;
+    int64_t real = 0;
+    for (int64_t i = first; i < std::min(first + rows, each); ++i) {
+      const int64_t row = i * world.size() + world.rank();
+      indices.push_back(row < dataset.rows() ? row : 0);
+      real += row < dataset.rows();
+    }
+    auto batch = dataset.rows(indices);
+    const auto count = static_cast<int64_t>(indices.size());
+    if (real < count) {
+      auto labels = batch.labels.clone();
+      labels.narrow(0, real, count - real).fill_(kIgnoredLabel);
+      batch = data::make_batch(batch.tokens, labels, batch.positions, batch.document_ids);
+    }
+    batches.push_back(std::move(batch));
+  }
+  return batches;
 }
 
 }  // namespace
@@ -116,7 +140,7 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
                                                                      .keep_last = recipe.checkpoint.keep_last,
                                                                      .keep_best = recipe.checkpoint.keep_best,
                                                                      .async = recipe.checkpoint.async});
-  if (data.validation) validation_batches = rows_of_rank(*data.validation, recipe.train.local_batch_size, *world);
+  if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, *world);
   if (recipe.checkpoint.resume != "never") resume();
 }
 
@@ -144,7 +168,7 @@ void Trainer::Impl::train_step(int64_t step) {
   const auto start = Clock::now();
   const int64_t rows = recipe.train.global_batch_size / world->size();
   const auto batch = loader->next_global_slice(recipe.train.global_batch_size, world->rank() * rows, rows);
-  const double lr = schedule->at(step);
+  const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr, stop_signal.load());
   stop_requested = result.stop_requested;
   if (report) report->step(step, result, lr, seconds_since(start));
@@ -199,7 +223,11 @@ RunSummary Trainer::Impl::run() {
   const bool stopped_early = step < steps;
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
   if (!stopped_early && recipe.checkpoint.export_model != "never") export_model();
-  if (report) report->finish(stopped_early);
+  if (report) {
+    report->finish(stopped_early ? fmt::format("asked to stop after step {}; the same command goes on from there", step)
+                   : recipe.checkpoint.export_model == "never" ? fmt::format("done, {}", run_path().string())
+                                                               : fmt::format("done, the model is in {}", (run_path() / "model").string()));
+  }
   return {first_step, step, stopped_early};
 }
 
@@ -207,5 +235,28 @@ Trainer::Trainer(const Recipe& recipe, std::shared_ptr<comm::World> world)
     : impl_(std::make_unique<Impl>(recipe, std::move(world))) {}
 Trainer::~Trainer() = default;
 RunSummary Trainer::run() { return impl_->run(); }
+
+
+void check_run(const Recipe& recipe, int64_t world_size) {
+  const auto layout = resolve_layout(recipe, world_size);
+  const auto config = load_model_config(recipe);
+  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
+  if (recipe.model.init == "pretrained") check_pretrained(*model, recipe.model.path);
+  const auto data = load_run_data(recipe);
+  int64_t parameters = 0;
+  for (const auto& parameter : model->parameters()) parameters += parameter.numel();
+  const auto steps = total_steps(recipe, *data.train);
+  const auto& stats = data.train->stats();
+  fmt::print("model       {} of {}, {:.1f} M parameters\n", config.architecture, recipe.model.path, parameters / 1e6);
+  fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens; {} cut, {} dropped, {} without labels\n",
+             stats.documents, data.train->rows(), recipe.data.sequence_length, stats.label_tokens, stats.truncated,
+             stats.dropped, stats.unlabelled);
+  if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
+  fmt::print("layout      {} ranks: dp_replicate {} x dp_shard {}, {} micro-batches of {} a rank and step\n", world_size,
+             layout.dp_replicate, layout.dp_shard, layout.micro_batches, recipe.train.local_batch_size);
+  fmt::print("run         {} steps, {:.2f} epochs, into {}\n", steps,
+             static_cast<double>(steps * recipe.train.global_batch_size) / static_cast<double>(data.train->rows()),
+             recipe.checkpoint.dir);
+}
 
 }  // namespace tessera::train

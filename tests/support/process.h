@@ -18,8 +18,8 @@ struct ProcessResult {
 };
 
 struct ProcessOptions {
-  std::string input;                                // given on standard input
-  std::map<std::string, std::string> environment;   // added to this process's own
+  std::string input{};                              // given on standard input
+  std::map<std::string, std::string> environment{}; // added to this process's own
   double timeout_seconds = 100;                     // then SIGKILL, exit code 137
 };
 

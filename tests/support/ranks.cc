@@ -75,7 +75,8 @@ void start_process_ranks(const RankCase& which) {
   for (int rank = 0; rank < which.size; ++rank) {
     waiting.emplace_back([&, rank] {
       results[rank] = run_process({program, "--gtest_filter=" + current_test(), "--gtest_brief=1"},
-                                  {.environment = {{"TESSERA_TEST_RANK", std::to_string(rank)},
+                                  {.input = "",
+                                   .environment = {{"TESSERA_TEST_RANK", std::to_string(rank)},
                                                    {"TESSERA_TEST_FOLDER", folder.path().string()},
                                                    {"OMP_NUM_THREADS", "1"},
                                                    {"GTEST_TOTAL_SHARDS", "1"},

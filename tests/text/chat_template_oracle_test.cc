@@ -45,6 +45,12 @@ Json ours(const ChatTemplate& chat, const Json& given, const Json& test_case, bo
   }
 }
 
+std::string first_difference(const std::string& theirs, const std::string& mine) {
+  const auto at = static_cast<size_t>(std::mismatch(theirs.begin(), theirs.end(), mine.begin(), mine.end()).first - theirs.begin());
+  const size_t from = at < 150 ? 0 : at - 150;
+  return "\n  theirs: " + theirs.substr(from, 300) + "\n  ours:   " + mine.substr(std::min(from, mine.size()), 300);
+}
+
 // Renders every case of one template both ways; returns what differs, empty when all is equal.
 std::string difference(const std::string& source, const std::string& name, const Json& given, const Json& expected, int& errors) {
   const Json cases = Json::parse(read_file(testing::source_folder() / kCases));
@@ -64,7 +70,7 @@ std::string difference(const std::string& source, const std::string& name, const
         ++errors;
         continue;
       }
-      if (mine != theirs) return key + "\n  theirs: " + theirs.dump() + "\n  ours:   " + mine.dump();
+      if (mine != theirs) return key + first_difference(theirs.dump(), mine.dump());
     }
   }
   return "";
@@ -110,6 +116,33 @@ TEST(ChatTemplateOracle, RendersTheFamiliesAsApplyChatTemplateDoes) {
     const std::string found = difference(read_file(path), name, expected.at(""), expected.at(name), errors);
     EXPECT_TRUE(found.empty()) << name << ": " << found;
   }
+}
+
+TEST(ChatTemplateOracle, EvaluatesTheLanguageAsJinja2Does) {
+  TempFolder folder;
+  const fs::path snippets = testing::source_folder() / "tests/text/oracle/snippets.txt";
+  const auto run = testing::run_python("tests/text/oracle/snippet_oracle.py", {(folder / "out.json").string(), snippets.string()});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Json expected = Json::parse(read_file(folder / "out.json"));
+  const Json messages = Json::parse(R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
+  std::ifstream file(snippets);
+  size_t line = 0;
+  for (std::string source; std::getline(file, source); ++line) {
+    std::string text, error;
+    try {
+      text = ChatTemplate::parse(source, "snippet").render(messages, true).text;
+    } catch (const Error& raised) {
+      error = raised.what();
+    }
+    if (expected.at(line).contains("error")) {
+      EXPECT_FALSE(error.empty()) << "line " << line + 1 << ": " << source << "\n  gives '" << text << "', Jinja2 raises "
+                                  << expected.at(line).at("error");
+    } else {
+      EXPECT_TRUE(error.empty()) << "line " << line + 1 << ": " << source << "\n  " << error;
+      EXPECT_EQ(text, expected.at(line).at("text").get<std::string>()) << "line " << line + 1 << ": " << source;
+    }
+  }
+  EXPECT_GT(line, 100u);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ class HeaderEvents {
     }
     if (level_ != 2 || key_ != "dtype") fail("a string where none is due");
     if (dtype_) fail("key 'dtype' twice");
-    dtype_ = parse_safetensors_dtype(text);
+    dtype_ = find_safetensors_dtype(text);
     TESSERA_CHECK(
         dtype_, ErrorKind::kFormat,
         "[safetensors] {}: tensor {}: dtype {} is not supported: wanted F64, F32, F16, BF16, F8_E4M3, F8_E5M2, "

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -91,8 +92,8 @@ std::optional<bool> read_choice(const std::filesystem::path& file) {
 }  // namespace
 
 at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return linear_pointwise()->call(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt, "none", {},
-                                  "");
+  return linear_pointwise()->call(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt, "none",
+                                  c10::List<std::optional<at::Scalar>>(), "");
 }
 
 bool kept_choice(const std::filesystem::path& file, bool (*measure)()) {

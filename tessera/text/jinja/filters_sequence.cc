@@ -173,6 +173,7 @@ Value reverse(Evaluator& evaluator, const Value& input, const Arguments& argumen
 
 Value map(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   std::vector<Value> mapped;
+  if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // None too
   if (arguments.positional.empty() && !arguments.named.empty()) {
     const auto bound = bind("map", arguments, {"attribute", "default"}, 1);
     for (auto& item : elements(input, evaluator.budget())) mapped.push_back(look_up(evaluator, std::move(item), *bound[0], bound[1]));
@@ -190,6 +191,7 @@ Value map(Evaluator& evaluator, const Value& input, const Arguments& arguments) 
 template <bool kKeep, bool kAttribute>
 Value select(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   constexpr size_t kTest = kAttribute ? 1 : 0;
+  if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // None too
   const auto& given = arguments.positional;
   if (kAttribute && given.empty()) fail("the filter wants the name of an attribute");
   if (given.size() > kTest && !given[kTest].is(Kind::kString)) fail("the filter wants the name of a test");

@@ -12,37 +12,53 @@ const char* symbol(Operator op) {
   return kSymbols[static_cast<size_t>(op)];
 }
 
-int64_t checked(bool overflowed, int64_t value) {
+void check_fits(bool overflowed) {
   if (overflowed) fail("an integer outgrows 64 bits");
-  return value;
+}
+
+int64_t sum(int64_t a, int64_t b) {
+  int64_t result = 0;
+  check_fits(__builtin_add_overflow(a, b, &result));
+  return result;
+}
+
+int64_t difference(int64_t a, int64_t b) {
+  int64_t result = 0;
+  check_fits(__builtin_sub_overflow(a, b, &result));
+  return result;
+}
+
+int64_t product(int64_t a, int64_t b) {
+  int64_t result = 0;
+  check_fits(__builtin_mul_overflow(a, b, &result));
+  return result;
 }
 
 int64_t power(int64_t base, int64_t exponent) {
   int64_t result = 1;
   while (exponent > 0) {
-    if (exponent & 1) result = checked(__builtin_mul_overflow(result, base, &result), result);
+    if (exponent & 1) result = product(result, base);
     exponent >>= 1;
-    if (exponent > 0) base = checked(__builtin_mul_overflow(base, base, &base), base);
+    if (exponent > 0) base = product(base, base);
   }
   return result;
 }
 
 Value integers(Operator op, int64_t a, int64_t b) {
-  int64_t result = 0;
   switch (op) {
     case Operator::kAdd:
-      return Value::integer(checked(__builtin_add_overflow(a, b, &result), result));
+      return Value::integer(sum(a, b));
     case Operator::kSubtract:
-      return Value::integer(checked(__builtin_sub_overflow(a, b, &result), result));
+      return Value::integer(difference(a, b));
     case Operator::kMultiply:
-      return Value::integer(checked(__builtin_mul_overflow(a, b, &result), result));
+      return Value::integer(product(a, b));
     case Operator::kDivide:
       if (b == 0) fail("division by zero");
       return Value::real(static_cast<double>(a) / static_cast<double>(b));
     case Operator::kFloorDivide:
     case Operator::kModulo: {
       if (b == 0) fail("division by zero");
-      if (b == -1) return Value::integer(op == Operator::kModulo ? 0 : checked(__builtin_sub_overflow(0, a, &result), result));
+      if (b == -1) return Value::integer(op == Operator::kModulo ? 0 : difference(0, a));
       int64_t quotient = a / b, rest = a % b;
       if (rest != 0 && (rest < 0) != (b < 0)) {
         --quotient;

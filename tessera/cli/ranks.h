@@ -1,0 +1,29 @@
+// The ranks behind a verb: starting them for --nproc N, and joining their world.
+//
+//   if (const auto code = launch_ranks("train", args, nproc)) return *code;   // this process was their launcher
+//   const auto world = connect_world(recipe.comm.backend, recipe.comm.timeout_seconds);
+//
+// Call from a process with one thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "tessera/cli/verbs.h"
+
+namespace tessera::comm {
+class World;
+}
+
+namespace tessera::cli {
+
+// When --nproc asks for several ranks and nobody (our launcher, torchrun, srun, mpirun) has started this process
+// as one, runs `tessera VERB args` in each of them and returns the exit code. nproc 0: not given.
+std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc);
+
+// COLLECTIVE over all ranks. `nproc` as given, to be checked against whoever started the ranks.
+std::shared_ptr<comm::World> connect_world(const std::string& backend, double timeout_seconds, int64_t nproc = 0);
+
+}  // namespace tessera::cli

@@ -1,0 +1,44 @@
+// The processes that the launcher starts: ranks, and the guard that outlives a killed launcher. Internal to comm.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera::comm {
+
+// A process that does nothing but wait. When the launcher ends without having dismissed it, it kills the process
+// groups it was told of and removes `folder`.
+class Guard {
+ public:
+  explicit Guard(const std::filesystem::path& folder);
+  ~Guard();  // dismisses it
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  void watch(pid_t group);
+  pid_t pid() const { return pid_; }
+
+ private:
+  int pipe_ = -1;
+  pid_t pid_ = -1;
+};
+
+struct RankCommand {
+  std::vector<std::string> arguments;
+  std::map<std::string, std::string> set;  // environment
+  std::vector<std::string> unset;
+  bool own_group = true;
+};
+
+// Starts a rank, which dies with this process. Error kIo when there are too many processes.
+pid_t start_rank(const RankCommand& command);
+
+// Kills the children of this process that are not in `spared`: what ranks have left behind. The caller is a
+// subreaper (prctl(2)), so orphans come to it.
+void kill_orphans(const std::vector<pid_t>& spared);
+std::vector<pid_t> children();
+
+}  // namespace tessera::comm

@@ -1,0 +1,50 @@
+#include "tessera/models/detail/local_part.h"
+
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+
+namespace tessera::detail {
+
+std::vector<SharedParameter> shared_parameters(nn::Module& module) {
+  std::vector<SharedParameter> out;
+  std::unordered_map<const at::TensorImpl*, size_t> seen;
+  for (const auto& named : module.named_parameters(/*all=*/true)) {
+    const auto [found, fresh] = seen.emplace(named.slot->parameter.unsafeGetTensorImpl(), out.size());
+    if (fresh) out.push_back({named.slot->parameter, {}, {}});
+    out[found->second].names.push_back(named.name);
+    out[found->second].slots.push_back(named.slot);
+  }
+  return out;
+}
+
+LocalBox local_part_box(const at::Tensor& parameter) {
+  const auto shape = parameter.sizes().vec();
+  if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};
+  for (const auto& placement : placements(parameter)) {
+    TESSERA_CHECK(placement.is_replicate() || placement.is_shard(), ErrorKind::kShape,
+                  "[models.weights] a parameter lies as {}: wanted Shard or Replicate on every mesh dim",
+                  to_string(placements(parameter)));
+  }
+  return local_box(shape, *device_mesh(parameter), placements(parameter));
+}
+
+at::Tensor materialise(SharedParameter& parameter, c10::Device device) {
+  at::NoGradGuard no_grad;
+  const auto& old = parameter.tensor;
+  const bool distributed = is_dtensor(old);
+  const auto local = distributed ? to_local(old) : old;
+  if (!local.is_meta()) return local;
+  const auto where = distributed ? device_mesh(old)->device() : device;
+  const auto fresh = at::empty(local.sizes(), local.options().device(where));
+  auto value = fresh;
+  if (distributed) {
+    value = from_local(fresh, device_mesh(old), placements(old), {.shape = old.sizes().vec(), .stride = old.strides().vec()});
+  }
+  value.set_requires_grad(old.requires_grad());
+  parameter.tensor = value;
+  for (auto* slot : parameter.slots) nn::Module::set_parameter(*slot, value);
+  return fresh;
+}
+
+}  // namespace tessera::detail

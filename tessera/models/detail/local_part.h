@@ -1,0 +1,30 @@
+// The part of a parameter that this rank holds, whatever the parameter is: plain or DTensor, meta or allocated.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/nn/module.h"
+
+namespace tessera::detail {
+
+// One parameter under all its names: several where weights are tied.
+struct SharedParameter {
+  at::Tensor tensor;
+  std::vector<std::string> names;
+  std::vector<nn::ParameterSlot*> slots;
+};
+// In the order of named_parameters().
+std::vector<SharedParameter> shared_parameters(nn::Module& module);
+
+// Shape and offset of the local part in the whole. Error kShape for placements that hold no simple box.
+LocalBox local_part_box(const at::Tensor& parameter);
+
+// The tensor to write the local part into. A parameter on the meta device is first allocated, on the device of its mesh or
+// on `device`, and put into all its slots.
+at::Tensor materialise(SharedParameter& parameter, c10::Device device);
+
+}  // namespace tessera::detail

@@ -1,0 +1,197 @@
+#include "tessera/models/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/log.h"
+#include "tessera/models/philox.h"
+
+namespace tessera {
+namespace {
+
+constexpr uint64_t kSamplingStream = 0x73616d706c65;  // apart from the streams of init_weights
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// Settings that change the result in transformers and have a neutral value there.
+const std::vector<std::pair<const char*, nlohmann::json>>& unsupported_settings() {
+  static const std::vector<std::pair<const char*, nlohmann::json>> settings = {
+      {"num_beams", 1},          {"penalty_alpha", nullptr}, {"no_repeat_ngram_size", 0},    {"min_new_tokens", nullptr},
+      {"min_length", 0},         {"min_p", nullptr},         {"typical_p", 1.0},             {"epsilon_cutoff", 0.0},
+      {"eta_cutoff", 0.0},       {"bad_words_ids", nullptr}, {"suppress_tokens", nullptr},   {"begin_suppress_tokens", nullptr},
+      {"forced_bos_token_id", nullptr}, {"forced_eos_token_id", nullptr}, {"sequence_bias", nullptr}};
+  return settings;
+}
+
+class Settings {
+ public:
+  Settings(const nlohmann::json& object, std::string name) : object_(object), name_(std::move(name)) {}
+  template <class T>
+  void read(const char* key, T& into) const {
+    const auto found = object_.find(key);
+    if (found == object_.end() || found->is_null()) return;
+    const bool fits = std::is_integral_v<T> ? found->is_number_integer() : found->is_number();
+    TESSERA_CHECK(fits, ErrorKind::kConfig, "[models.generate] {}: {}: found {}, wanted a number", name_, key,
+                  found->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 60));
+    into = found->get<T>();
+  }
+  void read_ids(const char* key, std::vector<int64_t>& into) const {
+    const auto found = object_.find(key);
+    if (found == object_.end() || found->is_null()) return;
+    into.clear();
+    for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
+      TESSERA_CHECK(id.is_number_integer(), ErrorKind::kConfig,
+                    "[models.generate] {}: {}: wanted a token id or a list of them", name_, key);
+      into.push_back(id.get<int64_t>());
+    }
+  }
+  void warn_of_unsupported() const {
+    for (const auto& [key, neutral] : unsupported_settings()) {
+      const auto found = object_.find(key);
+      if (found != object_.end() && !found->is_null() && *found != neutral) {
+        log_warning("[models.generate] {}: {} is not supported and not applied", name_, key);
+      }
+    }
+  }
+
+ private:
+  const nlohmann::json& object_;
+  std::string name_;
+};
+
+struct Candidate {
+  int64_t token;
+  double weight;  // logit, then probability
+};
+
+// Most probable first, equal ones by token.
+bool before(const Candidate& a, const Candidate& b) { return a.weight != b.weight ? a.weight > b.weight : a.token < b.token; }
+
+std::vector<Candidate> likeliest(const std::vector<float>& logits, const GenerationOptions& options) {
+  std::vector<Candidate> all;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] != kNever) all.push_back({static_cast<int64_t>(i), logits[i] / options.temperature});
+  }
+  const size_t kept = options.top_k > 0 ? std::min(all.size(), static_cast<size_t>(options.top_k)) : all.size();
+  std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), all.end(), before);
+  all.resize(kept);
+  const double most = all.front().weight;
+  for (auto& candidate : all) candidate.weight = std::exp(candidate.weight - most);
+  return all;
+}
+
+int64_t sample_token(const std::vector<float>& logits, size_t position, const GenerationOptions& options) {
+  auto candidates = likeliest(logits, options);
+  const auto total_of = [&candidates] {
+    return std::accumulate(candidates.begin(), candidates.end(), 0.0, [](double sum, const auto& c) { return sum + c.weight; });
+  };
+  if (options.top_p < 1.0) {
+    // A token stays while what precedes it is below top_p; the first always does.
+    const double limit = options.top_p * total_of();
+    double sum = 0;
+    size_t kept = 0;
+    while (kept < candidates.size() && (kept == 0 || sum < limit)) sum += candidates[kept++].weight;
+    candidates.resize(kept);
+  }
+  const double point = philox_uniform(philox(options.seed, position, kSamplingStream)) * total_of();
+  double sum = 0;
+  for (const auto& candidate : candidates) {
+    sum += candidate.weight;
+    if (point <= sum) return candidate.token;
+  }
+  return candidates.back().token;
+}
+
+void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt) {
+  TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig, "[models.generate] the prompt holds no token. Give a text.");
+  TESSERA_CHECK(static_cast<int64_t>(prompt.size()) < config.max_position_embeddings, ErrorKind::kConfig,
+                "[models.generate] the prompt has {} tokens, the model's context is {}. Shorten it.", prompt.size(),
+                config.max_position_embeddings);
+  for (const int64_t token : prompt) {
+    TESSERA_CHECK(0 <= token && token < config.vocab_size, ErrorKind::kConfig,
+                  "[models.generate] token {} of the prompt: the model knows {} tokens. Do tokenizer and model belong together?",
+                  token, config.vocab_size);
+  }
+}
+
+}  // namespace
+
+GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& dir, const ModelConfig& config) {
+  GenerationOptions options;
+  options.stop_tokens = config.eos_token_ids;
+  const auto path = dir / "generation_config.json";
+  if (!std::filesystem::exists(path)) return options;
+  const auto object = nlohmann::json::parse(read_file(path, 1 << 20), nullptr, /*allow_exceptions=*/false);
+  TESSERA_CHECK(object.is_object(), ErrorKind::kFormat, "[models.generate] {}: is no JSON object", path.string());
+  const Settings settings(object, path.string());
+  settings.read_ids("eos_token_id", options.stop_tokens);
+  settings.read("max_new_tokens", options.max_new_tokens);
+  settings.read("temperature", options.temperature);
+  settings.read("top_k", options.top_k);
+  settings.read("top_p", options.top_p);
+  settings.read("repetition_penalty", options.repetition_penalty);
+  settings.warn_of_unsupported();
+  if (options.temperature == 0) options.temperature = 1.0;  // some files say greedy this way
+  options.check();
+  return options;
+}
+
+void GenerationOptions::check() const {
+  const auto wanted = [](bool holds, const char* name, auto found, const char* range) {
+    TESSERA_CHECK(holds, ErrorKind::kConfig, "[models.generate] {}: found {}, wanted {}", name, found, range);
+  };
+  wanted(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "at least 1");
+  wanted(temperature > 0 && std::isfinite(temperature), "temperature", temperature, "a number above 0");
+  wanted(top_k >= 0, "top_k", top_k, "0 or more");
+  wanted(top_p > 0 && top_p <= 1, "top_p", top_p, "a number above 0, at most 1");
+  wanted(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty, "a number above 0");
+}
+
+int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options) {
+  const auto values = logits.detach().to(at::kCPU, at::kFloat).contiguous();
+  std::vector<float> scores(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
+  TESSERA_CHECK(!scores.empty() && std::none_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); }),
+                ErrorKind::kInternal, "[models.generate] the model's logits are not numbers. Are its weights intact?");
+  if (options.repetition_penalty != 1.0) {
+    std::vector<bool> seen(scores.size());
+    for (const int64_t token : context) {
+      auto& score = scores.at(static_cast<size_t>(token));
+      if (seen[static_cast<size_t>(token)]) continue;
+      seen[static_cast<size_t>(token)] = true;
+      const auto penalty = static_cast<float>(options.repetition_penalty);
+      score = score > 0 ? score / penalty : score * penalty;
+    }
+  }
+  if (options.sample) return sample_token(scores, context.size(), options);
+  return std::max_element(scores.begin(), scores.end()) - scores.begin();
+}
+
+std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
+                              const TokenCallback& on_token) {
+  at::NoGradGuard no_grad;
+  const auto& config = model.config();
+  check_prompt(config, prompt);
+  options.check();
+  const auto given = static_cast<int64_t>(prompt.size());
+  const int64_t most = std::min(options.max_new_tokens, config.max_position_embeddings - given);
+  const auto device = model.parameters().front().device();
+  std::vector<int64_t> context(prompt.begin(), prompt.end());
+  nn::KvCache cache(config.num_hidden_layers, given + most);
+  auto pending = at::tensor(context).unsqueeze(0).to(device);
+  for (int64_t made = 0; made < most; ++made) {
+    const auto logits = model.logits({.tokens = pending, .cache = &cache, .logits_to_keep = 1});
+    const int64_t token = choose_token(logits.flatten(), context, options);
+    context.push_back(token);
+    const auto& stops = options.stop_tokens;
+    if (on_token && !on_token(token)) break;
+    if (std::find(stops.begin(), stops.end(), token) != stops.end()) break;
+    pending = at::full({1, 1}, token, pending.options());
+  }
+  return {context.begin() + given, context.end()};
+}
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// Continuing a sequence of tokens with a model.
+//
+//   auto options = GenerationOptions::from_folder(dir, model->config());
+//   options.max_new_tokens = 40;
+//   std::vector<int64_t> tokens = generate(*model, prompt, options);         // new tokens, the stop token included
+//
+// Greedy unless `sample` is set. A sampled token depends on the seed, its position and the logits only. Semantics and
+// order of the filters as transformers' generate: repetition penalty, temperature, top-k, top-p.
+// Not thread-safe per model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "tessera/models/causal_lm.h"
+
+namespace tessera {
+
+struct GenerationOptions {
+  int64_t max_new_tokens = 128;
+  bool sample = false;
+  double temperature = 1.0;
+  int64_t top_k = 50;               // 0: all tokens
+  double top_p = 1.0;               // the smallest set of tokens whose probability reaches it; 1: all
+  double repetition_penalty = 1.0;  // also when greedy
+  uint64_t seed = 0;
+  std::vector<int64_t> stop_tokens{};
+
+  // Stop tokens and defaults of generation_config.json where DIR has one, else of the model's config. `sample` stays false
+  // whatever the file says: whoever samples asks for it. Settings that are not supported are named in a warning.
+  // Error kFormat for text that is no JSON object, kConfig for values out of range.
+  static GenerationOptions from_folder(const std::filesystem::path& dir, const ModelConfig& config);
+  // Error kConfig for values out of range.
+  void check() const;
+};
+
+// Sees each new token as it is made; false ends the generation.
+using TokenCallback = std::function<bool(int64_t token)>;
+
+// Ends with a stop token, after max_new_tokens, or when the model's context is full. Error kConfig for an empty prompt, one
+// that fills the context, or ids outside the vocabulary.
+std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
+                              const TokenCallback& on_token = {});
+
+// The choice among logits [V] after `context`; for tests and other samplers.
+int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,106 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/formats/safetensors_folder.h"
+#include "tessera/models/detail/local_part.h"
+#include "tessera/models/weights.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kShownProblems = 4;
+
+bool is_weight_dtype(c10::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf || dtype == at::kDouble;
+}
+
+// Tensors that older files hold although they are computed.
+bool is_computed(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
+
+std::string text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+struct Problems {
+  std::vector<std::string> lines;
+  bool only_shapes = true;
+  void add(std::string line, bool is_shape = false) {
+    lines.push_back(std::move(line));
+    only_shapes = only_shapes && is_shape;
+  }
+  void raise_if_any(const std::filesystem::path& dir) const {
+    if (lines.empty()) return;
+    const std::vector<std::string> shown(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(std::min(kShownProblems, lines.size())));
+    const auto rest = lines.size() > shown.size() ? fmt::format("; and {} more", lines.size() - shown.size()) : "";
+    raise(only_shapes ? ErrorKind::kShape : ErrorKind::kFormat,
+          "[models.load] {}: {}{}. List the folder with 'tessera ckpt ls PATH'.", dir.string(), fmt::join(shown, "; "), rest);
+  }
+};
+
+// The name under which the folder holds each parameter.
+std::vector<std::string> match_names(const std::vector<detail::SharedParameter>& parameters, const SafetensorsFolder& folder,
+                                     const std::filesystem::path& dir) {
+  Problems problems;
+  std::vector<std::string> found;
+  std::set<std::string, std::less<>> known;
+  for (const auto& parameter : parameters) {
+    known.insert(parameter.names.begin(), parameter.names.end());
+    const auto name = std::find_if(parameter.names.begin(), parameter.names.end(),
+                                   [&](const auto& each) { return folder.contains(each); });
+    if (name == parameter.names.end()) {
+      problems.add(fmt::format("{} is missing", parameter.names.front()));
+      continue;
+    }
+    found.push_back(*name);
+    const auto& entry = folder.entry(*name);
+    if (parameter.tensor.sizes() != at::IntArrayRef(entry.shape)) {
+      problems.add(fmt::format("{}: saved {}, model wants {}", *name, text(entry.shape), text(parameter.tensor.sizes())), true);
+    }
+    if (!is_weight_dtype(entry.dtype)) {
+      problems.add(fmt::format("{}: dtype {} is not supported, wanted F32, BF16, F16 or F64", *name, c10::toString(entry.dtype)));
+    }
+  }
+  for (const auto& [name, file] : folder.files()) {
+    if (known.find(name) == known.end() && !is_computed(name)) problems.add(fmt::format("{} is unexpected", name));
+  }
+  problems.raise_if_any(dir);
+  return found;
+}
+
+}  // namespace
+
+void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
+  match_names(detail::shared_parameters(model), SafetensorsFolder::open(dir), dir);
+}
+
+void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device) {
+  at::NoGradGuard no_grad;
+  const auto folder = SafetensorsFolder::open(dir);
+  auto parameters = detail::shared_parameters(model);
+  const auto names = match_names(parameters, folder, dir);
+  int64_t bytes = 0;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto box = detail::local_part_box(parameters[i].tensor);
+    std::vector<IndexRange> ranges;
+    for (size_t dim = 0; dim < box.shape.size(); ++dim) ranges.push_back({box.offset[dim], box.offset[dim] + box.shape[dim]});
+    const auto local = detail::materialise(parameters[i], device);
+    if (local.numel() == 0) continue;
+    const auto saved = folder.read_slice(names[i], ranges);
+    local.copy_(saved);
+    bytes += static_cast<int64_t>(saved.nbytes());
+  }
+  log_info("[models.load] {}: {} parameters, {:.1f} MiB read", dir.string(), parameters.size(),
+           static_cast<double>(bytes) / (1 << 20));
+}
+
+std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& dir, std::optional<c10::ScalarType> dtype,
+                                          c10::Device device) {
+  const auto config = ModelConfig::from_folder(dir);
+  auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
+  load_pretrained(*model, dir, device);
+  return model;
+}
+
+}  // namespace tessera

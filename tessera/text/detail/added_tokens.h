@@ -1,0 +1,82 @@
+// Added tokens: strings that are found in the text before (or, when `normalized`, after) normalization and become one id.
+//
+//   AddedTokens added(file.root(), vocab, normalizer);
+//   added.raw().split(text, parse_special, parts);
+//   for (const AddedPart& part : parts) part.id == AddedPart::kText ? ... : ...
+//
+// Immutable, thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "tessera/text/detail/normalizer.h"
+#include "tessera/text/detail/token_table.h"
+
+namespace tessera::text {
+
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
+};
+
+struct AddedPart {
+  static constexpr int32_t kText = -1;
+  Span span;
+  int32_t id;
+};
+
+// Finds the leftmost, among those the longest, of a set of strings.
+class AddedMatcher {
+ public:
+  void add(std::string_view pattern, const AddedToken& token);
+  void build();
+  bool empty() const { return tokens_.empty(); }
+  // Cuts the whole text into parts; parts of text may not be empty. Replaces `parts`.
+  void split(std::string_view text, bool parse_special, std::vector<AddedPart>& parts) const;
+
+ private:
+  struct Node {
+    uint32_t first_child = 0;  // into children_
+    uint16_t child_count = 0;
+    int32_t token = -1;  // into tokens_
+  };
+  struct Child {
+    uint8_t byte;
+    uint32_t node;
+  };
+  // Length of the longest pattern at text[at], with its token; 0 when none.
+  size_t longest(std::string_view text, size_t at, int32_t& token) const;
+
+  std::vector<std::pair<std::string, int32_t>> patterns_;
+  std::vector<AddedToken> tokens_;
+  std::vector<Node> nodes_;
+  std::vector<Child> children_;
+  uint32_t root_child_[256] = {};  // node, 0: none
+};
+
+class AddedTokens {
+ public:
+  // Ids as upstream gives them: the model's for a token that is in its vocabulary, else the next free one.
+  AddedTokens(const JsonNode& root, const TokenTable& vocab, const Normalizer& normalizer);
+
+  const AddedMatcher& raw() const { return raw_; }
+  const AddedMatcher& normalized() const { return normalized_; }
+  const std::unordered_map<std::string, int32_t>& ids() const { return ids_; }
+  // What an id decodes to: the content, for normalized tokens after normalization.
+  const std::unordered_map<int32_t, std::string>& strings() const { return strings_; }
+  bool is_special(const std::string& token) const { return special_.contains(token); }
+
+ private:
+  AddedMatcher raw_, normalized_;
+  std::unordered_map<std::string, int32_t> ids_;
+  std::unordered_map<int32_t, std::string> strings_;
+  std::unordered_set<std::string> special_;
+};
+
+}  // namespace tessera::text

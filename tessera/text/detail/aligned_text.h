@@ -1,0 +1,55 @@
+// Text on its way through normalizers and pre-tokenizers, with the input bytes each byte came from.
+//
+// `origins` is empty when nobody asked for offsets; else it has one entry per byte of `text`, and all bytes of one
+// character share the same range. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::text {
+
+struct Span {
+  uint32_t begin;
+  uint32_t end;
+};
+
+constexpr size_t kMaxTextBytes = std::numeric_limits<uint32_t>::max() - 16;
+
+inline void check_text_size(size_t bytes) {
+  TESSERA_CHECK(bytes <= kMaxTextBytes, ErrorKind::kConfig,
+                "[text.encode] text: {} bytes after normalization, at most {} are encoded in one call. Split the text.", bytes,
+                kMaxTextBytes);
+}
+
+struct AlignedText {
+  std::string text;
+  std::vector<Span> origins;
+  bool tracked = false;
+
+  void clear() {
+    text.clear();
+    origins.clear();
+  }
+  // Appends `bytes`, all from `origin`.
+  void append(std::string_view bytes, Span origin) {
+    check_text_size(text.size() + bytes.size());
+    text.append(bytes);
+    if (tracked) origins.insert(origins.end(), bytes.size(), origin);
+  }
+  // Appends a part of `other` as it is.
+  void append(const AlignedText& other, size_t begin, size_t end) {
+    check_text_size(text.size() + (end - begin));
+    text.append(other.text, begin, end - begin);
+    if (tracked) origins.insert(origins.end(), other.origins.begin() + static_cast<ptrdiff_t>(begin),
+                                other.origins.begin() + static_cast<ptrdiff_t>(end));
+  }
+  Span origin(size_t byte) const { return tracked ? origins[byte] : Span{0, 0}; }
+};
+
+}  // namespace tessera::text

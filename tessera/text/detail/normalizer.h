@@ -1,0 +1,56 @@
+// The normalizers of tokenizer.json: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence.
+//
+//   Normalizer normalizer = Normalizer::from_json(file.root().at("normalizer"));
+//   normalizer.apply(aligned, regex_scratch);
+//
+// Immutable, thread-safe.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tessera/text/detail/aligned_text.h"
+#include "tessera/text/detail/regex.h"
+#include "tessera/text/detail/tokenizer_file.h"
+
+namespace tessera::text {
+
+struct NormalizeScratch {
+  RegexScratch regex;
+  AlignedText other;
+  std::vector<Span> matches;
+};
+
+class NormalizerStep {
+ public:
+  virtual ~NormalizerStep() = default;
+  virtual void apply(AlignedText& text, NormalizeScratch& scratch) const = 0;
+};
+
+class Normalizer {
+ public:
+  static Normalizer from_json(const JsonNode& node);  // null: no steps
+  bool empty() const { return steps_.empty(); }
+  void apply(AlignedText& text, NormalizeScratch& scratch) const {
+    for (const auto& step : steps_) step->apply(text, scratch);
+  }
+
+ private:
+  void add(const JsonNode& node);
+  std::vector<std::unique_ptr<NormalizerStep>> steps_;
+};
+
+// A {"String": ...} or {"Regex": ...} pattern, as Replace and Split have it.
+class TextPattern {
+ public:
+  static TextPattern from_json(const JsonNode& node);
+  // Appends all matches in order.
+  void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
+  const Regex* regex() const { return regex_.get(); }
+
+ private:
+  std::string literal_;
+  std::unique_ptr<Regex> regex_;
+};
+
+}  // namespace tessera::text

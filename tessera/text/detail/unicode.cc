@@ -1,0 +1,182 @@
+#include "tessera/text/detail/unicode.h"
+
+#include <utf8proc.h>
+
+#include <cstring>
+#include <map>
+#include <vector>
+
+namespace tessera::text {
+namespace {
+
+bool is_white_space(uint32_t c) {
+  return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+// Alphabetic beyond L, M and Nl: Other_Alphabetic is marks but for the circled and squared letters.
+bool is_other_alphabetic(uint32_t c) {
+  return (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+         (c >= 0x1F170 && c <= 0x1F189);
+}
+
+uint8_t class_of(uint32_t code) {
+  uint8_t result = is_white_space(code) ? kSpace : 0;
+  if (is_other_alphabetic(code) || code == 0x200C || code == 0x200D) result |= kWord;
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+      return result | kLetter | kWord;
+    case UTF8PROC_CATEGORY_MN:
+      return result | kNonspacing | kWord;
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+      return result | kWord;
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+      return result | kNumber | kWord;
+    case UTF8PROC_CATEGORY_NO:
+      return result | kNumber;
+    case UTF8PROC_CATEGORY_PC:
+      return result | kPunctuation | kWord;
+    case UTF8PROC_CATEGORY_PD:
+    case UTF8PROC_CATEGORY_PS:
+    case UTF8PROC_CATEGORY_PE:
+    case UTF8PROC_CATEGORY_PI:
+    case UTF8PROC_CATEGORY_PF:
+    case UTF8PROC_CATEGORY_PO:
+      return result | kPunctuation;
+    default:
+      return code > 32 && code < 127 ? result | kPunctuation : result;
+  }
+}
+
+constexpr uint32_t kCodes = 0x110000;
+
+// Marks characters that NFC changes and those that can join the character before them.
+void mark_nfc_unsafe(std::vector<uint8_t>& classes) {
+  for (uint32_t code = 0x80; code < kCodes; ++code) {
+    if (code >= 0xD800 && code < 0xE000) continue;
+    const auto* property = utf8proc_get_property(static_cast<utf8proc_int32_t>(code));
+    if (property->combining_class != 0) classes[code] |= kNfcUnsafe;
+    if (property->decomp_seqindex == UINT16_MAX || property->decomp_type != 0) continue;
+    utf8proc_int32_t parts[32];
+    int boundary = 0;
+    const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), parts, 32,
+                                               static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &boundary);
+    for (utf8proc_ssize_t i = 1; i < count; ++i) classes[static_cast<size_t>(parts[i])] |= kNfcUnsafe;
+    const auto composed = utf8proc_normalize_utf32(
+        parts, count, static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+    if (composed != 1 || parts[0] != static_cast<utf8proc_int32_t>(code)) classes[code] |= kNfcUnsafe;
+  }
+  for (uint32_t code = 0x1161; code <= 0x1175; ++code) classes[code] |= kNfcUnsafe;  // Hangul vowels
+  for (uint32_t code = 0x11A7; code <= 0x11C2; ++code) classes[code] |= kNfcUnsafe;  // Hangul finals
+}
+
+CharTable build_table() {
+  CharTable table;
+  std::vector<uint8_t> classes(kCodes, 0);
+  // Planes 4 to 13, 15 and 16 hold no characters of any class.
+  for (uint32_t code = 0; code < kCodes; ++code) {
+    if (code == 0x40000) code = 0xE0000;
+    if (code == 0xF0000) break;
+    classes[code] = class_of(code);
+  }
+  mark_nfc_unsafe(classes);
+  std::memcpy(table.ascii, classes.data(), 128);
+  std::map<std::string_view, uint16_t> known;
+  for (uint32_t page = 0; page < CharTable::kPages; ++page) {
+    const std::string_view content(reinterpret_cast<const char*>(classes.data()) + (size_t{page} << 8), 256);
+    const auto [found, added] = known.try_emplace(content, static_cast<uint16_t>(known.size()));
+    if (added) table.pages.append(content);
+    table.page_of[page] = found->second;
+  }
+  return table;
+}
+
+// Length of the valid character at the front of [p, end), or 0.
+size_t valid_char(const unsigned char* p, const unsigned char* end) {
+  const auto left = static_cast<size_t>(end - p);
+  const auto tail = [&](size_t i) { return (p[i] & 0xC0) == 0x80; };
+  if (p[0] < 0x80) return 1;
+  if (p[0] < 0xC2) return 0;
+  if (p[0] < 0xE0) return left >= 2 && tail(1) ? 2 : 0;
+  if (p[0] < 0xF0) {
+    if (left < 3 || !tail(1) || !tail(2)) return 0;
+    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] >= 0xA0)) return 0;
+    return 3;
+  }
+  if (p[0] > 0xF4 || left < 4 || !tail(1) || !tail(2) || !tail(3)) return 0;
+  if ((p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] >= 0x90)) return 0;
+  return 4;
+}
+
+}  // namespace
+
+const CharTable& char_table() {
+  static const CharTable table = build_table();
+  return table;
+}
+
+void append_utf8(uint32_t code, std::string& out) {
+  if (code < 0x80) {
+    out += static_cast<char>(code);
+  } else if (code < 0x800) {
+    out += {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
+  } else if (code < 0x10000) {
+    out += {static_cast<char>(0xE0 | code >> 12), static_cast<char>(0x80 | (code >> 6 & 0x3F)),
+            static_cast<char>(0x80 | (code & 0x3F))};
+  } else {
+    out += {static_cast<char>(0xF0 | code >> 18), static_cast<char>(0x80 | (code >> 12 & 0x3F)),
+            static_cast<char>(0x80 | (code >> 6 & 0x3F)), static_cast<char>(0x80 | (code & 0x3F))};
+  }
+}
+
+size_t valid_utf8_prefix(std::string_view text) {
+  const auto* begin = reinterpret_cast<const unsigned char*>(text.data());
+  const auto* end = begin + text.size();
+  const auto* p = begin;
+  while (p < end) {
+    while (end - p >= 8) {
+      uint64_t word;
+      std::memcpy(&word, p, 8);
+      if (word & 0x8080808080808080u) break;
+      p += 8;
+    }
+    if (p == end) break;
+    const size_t length = valid_char(p, end);
+    if (length == 0) break;
+    p += length;
+  }
+  return static_cast<size_t>(p - begin);
+}
+
+size_t invalid_utf8_length(std::string_view text) {
+  const auto* p = reinterpret_cast<const unsigned char*>(text.data());
+  const size_t left = text.size();
+  if (p[0] < 0xC2 || p[0] > 0xF4 || left < 2) return 1;
+  unsigned char low = 0x80, high = 0xBF;  // of the second byte
+  if (p[0] == 0xE0) low = 0xA0;
+  if (p[0] == 0xED) high = 0x9F;
+  if (p[0] == 0xF0) low = 0x90;
+  if (p[0] == 0xF4) high = 0x8F;
+  if (p[1] < low || p[1] > high) return 1;
+  if (p[0] < 0xF0) return 2;
+  return left > 2 && (p[2] & 0xC0) == 0x80 ? 3 : 2;
+}
+
+void append_lossy(std::string_view bytes, std::string& out) {
+  while (!bytes.empty()) {
+    const size_t good = valid_utf8_prefix(bytes);
+    out.append(bytes.substr(0, good));
+    bytes.remove_prefix(good);
+    if (bytes.empty()) return;
+    out += "\xEF\xBF\xBD";
+    bytes.remove_prefix(invalid_utf8_length(bytes));
+  }
+}
+
+}  // namespace tessera::text

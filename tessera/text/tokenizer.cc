@@ -1,0 +1,278 @@
+#include "tessera/text/tokenizer.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/text/detail/added_tokens.h"
+#include "tessera/text/detail/bpe.h"
+#include "tessera/text/detail/decoder.h"
+#include "tessera/text/detail/encode_scratch.h"
+#include "tessera/text/detail/normalizer.h"
+#include "tessera/text/detail/post_processor.h"
+#include "tessera/text/detail/pre_tokenizer.h"
+#include "tessera/text/detail/tokenizer_file.h"
+#include "tessera/text/detail/unicode.h"
+
+namespace tessera::text {
+namespace {
+
+constexpr size_t kMaxFileBytes = size_t{1} << 30;
+constexpr size_t kMaxConfigBytes = size_t{64} << 20;
+
+const nlohmann::json kNull;
+
+JsonNode optional_member(const JsonNode& root, const char* key) { return root.has(key) ? root.at(key) : JsonNode(kNull, root.path() + key); }
+
+TokenizerFile& checked_bpe(TokenizerFile& file) {
+  const JsonNode model = file.root().at("model");
+  const std::string type = model.string("type", "BPE");
+  if (type != "BPE") model.at("type").fail("\"" + type + "\"", "\"BPE\"");
+  return file;
+}
+
+// A text as valid UTF-8, each U+FFFD with the range of the bytes it replaces.
+void make_valid(std::string_view text, bool track, AlignedText& out) {
+  out.clear();
+  out.tracked = track;
+  for (size_t at = 0; at < text.size();) {
+    const size_t good = valid_utf8_prefix(text.substr(at));
+    for (const size_t end = at + good; at < end;) {
+      const size_t length = track ? utf8_length(text[at]) : end - at;
+      out.append(text.substr(at, length), {static_cast<uint32_t>(at), static_cast<uint32_t>(at + length)});
+      at += length;
+    }
+    if (at == text.size()) break;
+    const size_t bad = invalid_utf8_length(text.substr(at));
+    out.append("\xEF\xBF\xBD", {static_cast<uint32_t>(at), static_cast<uint32_t>(at + bad)});
+    at += bad;
+  }
+}
+
+}  // namespace
+
+struct Tokenizer::State {
+  explicit State(TokenizerFile file) : State(file, file.root()) {}
+  State(TokenizerFile& file, const JsonNode& root)
+      : normalizer(Normalizer::from_json(optional_member(root, "normalizer"))),
+        pre_tokenizer(PreTokenizer::from_json(optional_member(root, "pre_tokenizer"))),
+        post_processor(PostProcessor::from_json(optional_member(root, "post_processor"))),
+        decoder(Decoder::from_json(optional_member(root, "decoder"))),
+        model(checked_bpe(file), pre_tokenizer.byte_level()),
+        added(root, model.vocab(), normalizer) {
+    fill_tokens();
+    char_table();
+    track_always = pre_tokenizer.needs_origins() && !normalizer.empty();
+  }
+
+  void fill_tokens();
+  void apply_config(const std::string& text, const std::string& name);
+  void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const;
+  std::optional<TokenId> find(std::string_view token) const;
+  std::optional<TokenId> token_from_config(const JsonNode& config, const char* key) const;
+
+  Normalizer normalizer;
+  PreTokenizer pre_tokenizer;
+  PostProcessor post_processor;
+  Decoder decoder;
+  BpeModel model;
+  AddedTokens added;
+  std::vector<std::string> tokens;    // by id
+  std::vector<uint8_t> token_flags;   // by id: 1 exists, 2 special
+  std::optional<TokenId> bos, eos, pad;
+  bool track_always = false;
+  mutable ScratchPool scratch_pool;
+
+ private:
+  // One encode call: from the text to ids, part by part.
+  class Run {
+   public:
+    Run(const State& state, EncodeScratch& scratch, bool parse_special, std::vector<TokenId>& ids, Offsets* offsets)
+        : state_(state), scratch_(scratch), parse_special_(parse_special), ids_(ids), offsets_(offsets) {}
+    void whole(std::string_view text);
+
+   private:
+    void part(std::string_view text, const Span* origins, bool at_start);
+    void normalized_part(std::string_view text, const Span* origins, bool at_start);
+    void token(TokenId id, Span part, const Span* origins);
+
+    const State& state_;
+    EncodeScratch& scratch_;
+    bool parse_special_;
+    std::vector<TokenId>& ids_;
+    Offsets* offsets_;
+  };
+};
+
+void Tokenizer::State::fill_tokens() {
+  TokenId largest = -1;
+  for (const auto& [token, id] : model.vocab().tokens()) largest = std::max(largest, id);
+  for (const auto& [token, id] : added.ids()) largest = std::max(largest, id);
+  tokens.resize(static_cast<size_t>(largest) + 1);
+  token_flags.resize(tokens.size());
+  const auto set = [&](const std::string& token, TokenId id) {
+    tokens[static_cast<size_t>(id)] = token;
+    token_flags[static_cast<size_t>(id)] = added.is_special(token) ? 3 : 1;
+  };
+  for (const auto& [token, id] : model.vocab().tokens()) set(token, id);
+  for (const auto& [id, token] : added.strings()) set(token, id);
+}
+
+std::optional<TokenId> Tokenizer::State::find(std::string_view token) const {
+  if (const auto found = added.ids().find(std::string(token)); found != added.ids().end()) return found->second;
+  const int32_t id = model.vocab().find(token);
+  return id == TokenTable::kNone ? std::nullopt : std::optional<TokenId>(id);
+}
+
+std::optional<TokenId> Tokenizer::State::token_from_config(const JsonNode& config, const char* key) const {
+  if (!config.has(key)) return std::nullopt;
+  const JsonNode node = config.at(key);
+  return find(node.is_object() ? node.string("content") : node.as_string());
+}
+
+void Tokenizer::State::apply_config(const std::string& text, const std::string& name) {
+  const TokenizerFile file = parse_tokenizer_file(text, name);
+  const JsonNode config = file.root();
+  bos = token_from_config(config, "bos_token");
+  eos = token_from_config(config, "eos_token");
+  pad = token_from_config(config, "pad_token");
+  if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
+  std::vector<TokenId> before, after;
+  if (config.boolean("add_bos_token", false) && bos) before.push_back(*bos);
+  if (config.boolean("add_eos_token", false) && eos) after.push_back(*eos);
+  post_processor = PostProcessor::around(std::move(before), std::move(after));
+}
+
+void Tokenizer::State::Run::whole(std::string_view text) {
+  AlignedText& input = scratch_.input;
+  const bool track = offsets_ || state_.track_always;
+  const bool valid = is_valid_utf8(text);
+  input.clear();
+  if (!valid || track) {
+    make_valid(text, track, input);
+    text = input.text;
+  }
+  const Span* origins = track ? input.origins.data() : nullptr;
+  if (state_.added.raw().empty()) return part(text, origins, true);
+  auto& parts = scratch_.raw_parts;
+  state_.added.raw().split(text, parse_special_, parts);
+  for (const AddedPart& found : parts) {
+    const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
+    if (found.id != AddedPart::kText) token(found.id, found.span, origins);
+    else part(in, origins ? origins + found.span.begin : nullptr, found.span.begin == 0);
+  }
+}
+
+void Tokenizer::State::Run::part(std::string_view text, const Span* origins, bool at_start) {
+  if (!state_.normalizer.empty()) {
+    AlignedText& normalized = scratch_.normalized;
+    normalized.text = text;
+    normalized.tracked = origins != nullptr;
+    if (origins) normalized.origins.assign(origins, origins + text.size());
+    state_.normalizer.apply(normalized, scratch_.normalize);
+    text = normalized.text;
+    if (origins) origins = normalized.origins.data();
+  }
+  if (state_.added.normalized().empty()) return normalized_part(text, origins, at_start);
+  auto& parts = scratch_.normalized_parts;
+  state_.added.normalized().split(text, parse_special_, parts);
+  for (const AddedPart& found : parts) {
+    const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
+    if (found.id != AddedPart::kText) token(found.id, found.span, origins);
+    else normalized_part(in, origins ? origins + found.span.begin : nullptr, at_start && found.span.begin == 0);
+  }
+}
+
+void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* origins, bool at_start) {
+  PreTokens& tokens = scratch_.tokens;
+  tokens.start(text, origins, at_start);
+  state_.pre_tokenizer.apply(tokens);
+  for (const Span piece : tokens.pieces) {
+    if (!offsets_) {
+      state_.model.encode(tokens.piece(piece), tokens.text.size() - piece.begin, scratch_.bpe, ids_);
+      continue;
+    }
+    state_.model.encode_symbols(tokens.piece(piece), scratch_.bpe);
+    uint32_t at = piece.begin;
+    for (const BpeSymbol symbol : scratch_.bpe.symbols) {
+      token(symbol.id, {at, at + symbol.bytes}, tokens.origins);
+      at += symbol.bytes;
+    }
+  }
+}
+
+void Tokenizer::State::Run::token(TokenId id, Span part, const Span* origins) {
+  ids_.push_back(id);
+  if (offsets_) offsets_->emplace_back(origins[part.begin].begin, origins[part.end - 1].end);
+}
+
+void Tokenizer::State::encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const {
+  check_text_size(text.size());
+  const auto scratch = scratch_pool.take();
+  ids.reserve(text.size() / 4 + 16);
+  Run(*this, *scratch, options.parse_special, ids, offsets).whole(text);
+  post_processor.apply(options.add_special_tokens, text, ids, offsets, [&](TokenId id) -> const std::string& {
+    static const std::string none;
+    const auto index = static_cast<size_t>(id);
+    return index < tokens.size() ? tokens[index] : none;
+  });
+}
+
+Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+Tokenizer Tokenizer::from_folder(const std::filesystem::path& dir) {
+  const auto path = dir / "tokenizer.json";
+  auto state = std::make_shared<State>(parse_tokenizer_file(read_file(path, kMaxFileBytes), path.string()));
+  const auto config = dir / "tokenizer_config.json";
+  if (std::filesystem::exists(config)) state->apply_config(read_file(config, kMaxConfigBytes), config.string());
+  return Tokenizer(std::move(state));
+}
+
+Tokenizer Tokenizer::from_json(std::string_view json, std::string name) {
+  return Tokenizer(std::make_shared<State>(parse_tokenizer_file(json, std::move(name))));
+}
+
+std::vector<TokenId> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  std::vector<TokenId> ids;
+  state_->encode(text, options, ids, nullptr);
+  return ids;
+}
+
+Encoding Tokenizer::encode_with_offsets(std::string_view text, const EncodeOptions& options) const {
+  Encoding encoding;
+  state_->encode(text, options, encoding.ids, &encoding.offsets);
+  return encoding;
+}
+
+std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_tokens) const {
+  std::vector<std::string> tokens;
+  tokens.reserve(ids.size());
+  for (const TokenId id : ids) {
+    const auto index = static_cast<size_t>(id);
+    if (id < 0 || index >= state_->tokens.size() || !state_->token_flags[index]) continue;
+    if (!skip_special_tokens || state_->token_flags[index] != 3) tokens.push_back(state_->tokens[index]);
+  }
+  return state_->decoder.decode(std::move(tokens));
+}
+
+std::optional<TokenId> Tokenizer::token_to_id(std::string_view token) const { return state_->find(token); }
+
+const std::string& Tokenizer::id_to_token(TokenId id) const {
+  const auto index = static_cast<size_t>(id);
+  TESSERA_CHECK(id >= 0 && index < state_->tokens.size() && state_->token_flags[index], ErrorKind::kConfig,
+                "[text.id_to_token] id {} names no token, ids are below {}", id, state_->tokens.size());
+  return state_->tokens[index];
+}
+
+size_t Tokenizer::vocab_size() const { return state_->tokens.size(); }
+std::optional<TokenId> Tokenizer::bos_id() const { return state_->bos; }
+std::optional<TokenId> Tokenizer::eos_id() const { return state_->eos; }
+std::optional<TokenId> Tokenizer::pad_id() const { return state_->pad; }
+
+bool Tokenizer::is_special(TokenId id) const {
+  const auto index = static_cast<size_t>(id);
+  return id >= 0 && index < state_->tokens.size() && state_->token_flags[index] == 3;
+}
+
+}  // namespace tessera::text

@@ -1,0 +1,62 @@
+#include "tessera/train/machine_peak.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+
+#include "tessera/kernels/linear.h"
+#include "tessera/models/config.h"
+
+namespace tessera::train {
+namespace {
+
+double measure_peak(c10::ScalarType dtype) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int64_t kSize = 1024;
+  constexpr double kFlops = 2.0 * kSize * kSize * kSize;
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::ones({kSize, kSize}, dtype);
+  const at::Tensor weight = at::ones({kSize, kSize}, dtype);
+  tessera::linear(x, weight);  // kernels are chosen and memory is touched outside the measurement
+  const auto start = Clock::now();
+  double best_seconds = 1e9;
+  for (auto now = start; now - start < std::chrono::milliseconds(200);) {
+    tessera::linear(x, weight);
+    const auto end = Clock::now();
+    best_seconds = std::min(best_seconds, std::chrono::duration<double>(end - now).count());
+    now = end;
+  }
+  return kFlops / std::max(best_seconds, 1e-9);
+}
+
+}  // namespace
+
+double matmul_peak(c10::ScalarType dtype) {
+  static std::mutex mutex;
+  static std::map<std::pair<c10::ScalarType, int>, double> peaks;
+  const std::lock_guard lock(mutex);
+  const auto [entry, fresh] = peaks.try_emplace({dtype, at::get_num_threads()}, 0.0);
+  if (fresh) entry->second = measure_peak(dtype);
+  return entry->second;
+}
+
+double flops_per_token(const ModelConfig& config, int64_t sequence_length) {
+  const auto number = [](int64_t value) { return static_cast<double>(value); };
+  const double queries = number(config.num_attention_heads) * number(config.head_dim);
+  const double keys = number(config.num_key_value_heads) * number(config.head_dim);
+  const double hidden = number(config.hidden_size);
+  const double attention_weights = hidden * (2 * queries + 2 * keys);  // q and output, k and v
+  const double mlp_weights = 3 * hidden * number(config.intermediate_size);
+  const double layers = number(config.num_hidden_layers);
+  const double weights = layers * (attention_weights + mlp_weights) + hidden * number(config.vocab_size);
+  double attended = number(sequence_length) / 2;
+  if (config.sliding_window > 0) attended = std::min(attended, number(config.sliding_window));
+  return 6 * weights + 12 * layers * queries * attended;
+}
+
+}  // namespace tessera::train

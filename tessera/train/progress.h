@@ -1,0 +1,69 @@
+// What a run shows on stderr: one line a step, and on a terminal a bar below that moves.
+//
+//   Progress progress({.total_steps = 100, .first_step = 0, .terminal = stderr_is_terminal(), .colour = true});
+//   progress.step({.step = 1, .loss = 2.5, ...});
+//   progress.validation(20, 2.31);
+//   progress.finish("saved runs/demo");
+//
+// Lines are whole write(2)s, so ranks and logs do not cut into them. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+
+namespace tessera::train {
+
+struct StepLine {
+  int64_t step = 0;
+  double loss = 0;
+  double loss_z = std::numeric_limits<double>::quiet_NaN();  // NaN: not known yet
+  double grad_norm = 0;
+  double grad_norm_z = std::numeric_limits<double>::quiet_NaN();
+  double lr = 0;
+  double tokens_per_second = 0;
+  int64_t memory_bytes = 0;
+  double peak_share = 0;
+  double seconds = 0;
+  bool skipped = false;  // the step's loss or norm was not finite and it was left out
+};
+
+struct ProgressOptions {
+  int64_t total_steps = 0;
+  int64_t first_step = 0;  // steps a resumed run does not do again
+  int64_t every = 1;       // steps between lines; 0: none
+  bool terminal = false;   // draw the bar
+  bool colour = false;     // colours for outliers; NO_COLOR and dumb terminals say no
+  int columns = 80;        // of the terminal
+  // Where text goes; default: stderr.
+  std::function<void(std::string_view)> write = {};
+};
+
+// Options for this process's stderr: terminal, colour and columns as it has them.
+ProgressOptions progress_for_stderr();
+
+class Progress {
+ public:
+  explicit Progress(ProgressOptions options);
+  void step(const StepLine& line);
+  void validation(int64_t step, double loss);
+  // Removes the bar and prints the last line.
+  void finish(std::string_view last_line);
+
+ private:
+  void print(const std::string& line);
+  std::string bar() const;
+
+  ProgressOptions options_;
+  int64_t done_ = 0;
+  double seconds_per_step_ = 0;  // smoothed
+};
+
+// "step  12/100  loss 2.3456  norm 1.20  lr 1.0e-04  1234 tok/s  512 MiB  43% of peak  eta 1:05"
+std::string format_step(const StepLine& line, const ProgressOptions& options, double eta_seconds);
+// "0:05", "12:34", "1:02:03", "3d 04:00".
+std::string format_duration(double seconds);
+
+}  // namespace tessera::train

@@ -1,0 +1,81 @@
+#include "tessera/train/run_report.h"
+
+#include "tessera/train/machine_peak.h"
+#include "tessera/train/recipe_print.h"
+
+namespace tessera::train {
+namespace {
+
+ProgressOptions progress_options(const Recipe& recipe, int64_t first_step, int64_t total_steps) {
+  auto options = progress_for_stderr();
+  options.total_steps = total_steps;
+  options.first_step = first_step;
+  options.every = recipe.log.every;
+  return options;
+}
+
+}  // namespace
+
+RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, int world_size, int64_t first_step,
+                     int64_t total_steps)
+    : jsonl_(recipe.log.jsonl),
+      folder_(folder),
+      progress_(progress_options(recipe, first_step, total_steps)),
+      flops_per_token_(flops_per_token(config, recipe.data.sequence_length)),
+      peak_flops_(matmul_peak(recipe.precision.param == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float) *
+                  world_size) {
+  folder_.write_recipe(recipe);
+  if (jsonl_) folder_.open_metrics(first_step);
+  if (recipe.log.tensorboard) {
+    events_.emplace(folder_.path() / "tensorboard");
+    events_->start_session(first_step);
+    if (first_step == 0) events_->add_text("recipe", "```yaml\n" + to_yaml(recipe) + "```", 0);
+    events_->flush();
+  }
+}
+
+void RunReport::step(int64_t step, const StepResult& result, double lr, double seconds) {
+  StepMetrics metrics{.step = step,
+                      .loss = result.loss,
+                      .grad_norm = result.grad_norm,
+                      .lr = lr,
+                      .tokens = result.tokens,
+                      .tokens_per_second = static_cast<double>(result.tokens) / seconds,
+                      .memory_bytes = result.memory_bytes,
+                      .seconds = seconds};
+  metrics.peak_share = flops_per_token_ * metrics.tokens_per_second / peak_flops_;
+  if (jsonl_) folder_.append(metrics);
+  if (events_) {
+    events_->add_scalar("train/loss", metrics.loss, step);
+    events_->add_scalar("train/grad_norm", metrics.grad_norm, step);
+    events_->add_scalar("train/lr", metrics.lr, step);
+    events_->add_scalar("train/tokens_per_second", metrics.tokens_per_second, step);
+    events_->add_scalar("train/memory_bytes", static_cast<double>(metrics.memory_bytes), step);
+    events_->add_scalar("train/peak_share", metrics.peak_share, step);
+    events_->flush();
+  }
+  progress_.step({.step = step,
+                  .loss = metrics.loss,
+                  .loss_z = losses_.add(metrics.loss),
+                  .grad_norm = metrics.grad_norm,
+                  .grad_norm_z = norms_.add(metrics.grad_norm),
+                  .lr = lr,
+                  .tokens_per_second = metrics.tokens_per_second,
+                  .memory_bytes = metrics.memory_bytes,
+                  .peak_share = metrics.peak_share,
+                  .seconds = seconds,
+                  .skipped = result.skipped});
+}
+
+void RunReport::validation(int64_t step, double loss, double seconds) {
+  if (jsonl_) folder_.append_validation(step, loss, seconds);
+  if (events_) {
+    events_->add_scalar("validation/loss", loss, step);
+    events_->flush();
+  }
+  progress_.validation(step, loss);
+}
+
+void RunReport::finish(const std::string& last_line) { progress_.finish(last_line); }
+
+}  // namespace tessera::train

@@ -1,0 +1,295 @@
+#include "tessera/comm/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <map>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Variables = std::map<std::string, std::string>;
+
+Environment variables(Variables values) {
+  return [values](const char* name) -> std::optional<std::string> {
+    const auto found = values.find(name);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
+  };
+}
+
+// The message of the error of this kind that `call` raises.
+template <class Call>
+std::string error_of(ErrorKind kind, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+std::string config_error(const Variables& values, const RendezvousFlags& flags = {}) {
+  return error_of(ErrorKind::kConfig, [&] { find_meeting(flags, variables(values)); });
+}
+
+TEST(NodeList, ExpandsRangesAndKeepsLeadingZeros) {
+  EXPECT_THAT(expand_node_list("node[01-03,7],gpu5"), ElementsAre("node01", "node02", "node03", "node7", "gpu5"));
+  EXPECT_THAT(expand_node_list("a"), ElementsAre("a"));
+  EXPECT_THAT(expand_node_list("r[1-2]n[08-10]-ib"),
+              ElementsAre("r1n08-ib", "r1n09-ib", "r1n10-ib", "r2n08-ib", "r2n09-ib", "r2n10-ib"));
+  EXPECT_THAT(expand_node_list("c[9-10]"), ElementsAre("c9", "c10"));
+}
+
+TEST(NodeList, RefusesWhatItCannotRead) {
+  for (const char* list : {"", "a,", ",a", "a[", "a]", "a[1", "a[]", "a[1-]", "a[-1]", "a[2-1]", "a[[1]]", "a[x]", "a[1-99999999]",
+                           "a[0-999]b[0-999]", "a[0-1][0-1][0-1][0-1][0-1]", "a[1234567890]", "a[1,]"}) {
+    error_of(ErrorKind::kConfig, [&] { expand_node_list(list); });
+  }
+}
+
+TEST(TasksPerNode, ExpandsRepetitions) {
+  EXPECT_THAT(expand_tasks_per_node("4(x2),3"), ElementsAre(4, 4, 3));
+  for (const char* list : {"", "4(x2", "4(x)", "4(x0)", "x", "4(x99999999)", "-1"}) {
+    error_of(ErrorKind::kConfig, [&] { expand_tasks_per_node(list); });
+  }
+}
+
+TEST(Endpoint, HostAndPort) {
+  EXPECT_EQ(parse_endpoint("h:1", "--master"), std::pair(std::string("h"), 1));
+  EXPECT_EQ(parse_endpoint("[::1]:29500", "--master"), std::pair(std::string("::1"), 29500));
+  for (const char* text : {"h", "h:", ":1", "h:0", "h:65536", "h:1x", "::1:5"}) {
+    EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { parse_endpoint(text, "--master"); }), HasSubstr("--master"));
+  }
+}
+
+TEST(FindMeeting, NothingSetIsASingleRank) {
+  const auto meeting = find_meeting({}, variables({}));
+  EXPECT_EQ(meeting.info.source, "single");
+  EXPECT_EQ(meeting.info.size, 1);
+}
+
+const Variables kTorchrun = {{"RANK", "3"},       {"WORLD_SIZE", "4"},    {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29400"}};
+
+TEST(FindMeeting, TorchrunWithAndWithoutItsAgentsStore) {
+  Variables values = kTorchrun;
+  auto meeting = find_meeting({}, variables(values));
+  EXPECT_EQ(meeting.info.source, "torchrun");
+  EXPECT_EQ(meeting.info.rank, 3);
+  EXPECT_EQ(meeting.info.size, 4);
+  EXPECT_EQ(meeting.info.local_rank, 1);
+  EXPECT_EQ(meeting.info.local_size, 2);
+  EXPECT_EQ(meeting.place(), "h:29400");
+  values["RANK"] = "0";
+  values["LOCAL_RANK"] = "0";
+  EXPECT_TRUE(find_meeting({}, variables(values)).serve);
+  values["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_FALSE(find_meeting({}, variables(values)).serve);
+}
+
+TEST(FindMeeting, OurLauncherComesBeforeTheRestAndFilesNeedNoPort) {
+  Variables values = kTorchrun;
+  values["TESSERA_RENDEZVOUS"] = "file:/x";
+  values["OMPI_COMM_WORLD_SIZE"] = "9";
+  const auto meeting = find_meeting({}, variables(values));
+  EXPECT_EQ(meeting.info.source, "flags");
+  EXPECT_EQ(meeting.folder, "/x");
+  values["TORCHELASTIC_RUN_ID"] = "7";  // a torchrun inside one of our ranks
+  EXPECT_EQ(find_meeting({}, variables(values)).info.source, "torchrun");
+}
+
+TEST(FindMeeting, SlurmStep) {
+  const Variables values = {{"SLURM_PROCID", "4"},
+                            {"SLURM_STEP_NUM_TASKS", "5"},
+                            {"SLURM_LOCALID", "1"},
+                            {"SLURM_NODEID", "1"},
+                            {"SLURM_STEP_NODELIST", "gpu[09-10]"},
+                            {"SLURM_STEP_TASKS_PER_NODE", "3,2"},
+                            {"SLURM_JOB_ID", "77"},
+                            {"SLURM_STEP_ID", "0"}};
+  const auto meeting = find_meeting({}, variables(values));
+  EXPECT_EQ(meeting.info.source, "slurm");
+  EXPECT_EQ(meeting.info.rank, 4);
+  EXPECT_EQ(meeting.info.local_size, 2);
+  EXPECT_EQ(meeting.host, "gpu09");
+  EXPECT_GE(meeting.port, 20000);
+  EXPECT_FALSE(meeting.serve);
+  Variables other = values;
+  other["SLURM_STEP_ID"] = "1";
+  EXPECT_NE(find_meeting({}, variables(other)).port, meeting.port);
+  other["SLURM_STEP_TASKS_PER_NODE"] = "3,3";
+  EXPECT_THAT(config_error(other), HasSubstr("SLURM_STEP_TASKS_PER_NODE=3,3"));
+}
+
+TEST(FindMeeting, ABatchScriptIsNoStep) {
+  EXPECT_EQ(who_started(variables({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}})), "single");
+}
+
+TEST(FindMeeting, OpenMpiAndHydra) {
+  const auto open_mpi = find_meeting({}, variables({{"OMPI_COMM_WORLD_RANK", "1"},
+                                                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                                    {"PMIX_NAMESPACE", "123"}}));
+  EXPECT_EQ(open_mpi.info.source, "mpi");
+  EXPECT_EQ(open_mpi.host, "127.0.0.1");
+  const auto hydra = find_meeting({}, variables({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "5"}}));
+  EXPECT_TRUE(hydra.serve);
+  EXPECT_EQ(hydra.place(), "h:5");
+  EXPECT_EQ(hydra.info.local_size, 0);  // found out when they meet
+  EXPECT_THAT(config_error({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), HasSubstr("MASTER_ADDR"));
+}
+
+TEST(FindMeeting, NamesTheVariableThatIsMissingOrWrong) {
+  EXPECT_THAT(config_error({{"RANK", "0"}}), HasSubstr("WORLD_SIZE is not set"));
+  EXPECT_THAT(config_error({{"WORLD_SIZE", "2"}}), HasSubstr("RANK is not set"));
+  EXPECT_THAT(config_error({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK='x'"));
+  EXPECT_THAT(config_error({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), HasSubstr("RANK=2 and WORLD_SIZE=2"));
+  EXPECT_THAT(config_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), HasSubstr("MASTER_ADDR is not set"));
+  EXPECT_THAT(config_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}}), HasSubstr("MASTER_PORT"));
+  EXPECT_THAT(config_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
+              HasSubstr("LOCAL_RANK=2, LOCAL_WORLD_SIZE=2"));
+  EXPECT_THAT(config_error({{"TESSERA_RENDEZVOUS", "file:/x"}}), HasSubstr("RANK is not set"));
+  EXPECT_THAT(config_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TESSERA_RENDEZVOUS", "x"}}), HasSubstr("TESSERA_RENDEZVOUS='x'"));
+  EXPECT_THAT(config_error({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}), HasSubstr("SLURM_LOCALID"));
+}
+
+TEST(FindMeeting, FlagsThatContradictTheLauncherAreRefused) {
+  EXPECT_THAT(config_error(kTorchrun, {.nproc = 4}), HasSubstr("--nproc 4, but torchrun started 2"));
+  EXPECT_THAT(config_error({}, {.nproc = 2}), HasSubstr("tessera launch"));
+  EXPECT_THAT(config_error({}, {.nnodes = 2, .node_rank = 2}), HasSubstr("--node-rank 2"));
+  EXPECT_THAT(config_error({}, {.nnodes = 2, .node_rank = 1}), HasSubstr("--master"));
+  const auto meeting = find_meeting({.nnodes = 2, .node_rank = 0, .master = "h:9"}, variables({}));
+  EXPECT_TRUE(meeting.serve);
+  EXPECT_EQ(meeting.info.size, 2);
+}
+
+Meeting file_meeting(const testing::TempFolder& folder, int rank, int size) {
+  Meeting meeting;
+  meeting.info = {.rank = rank, .size = size, .local_rank = 0, .local_size = 0, .source = "flags"};
+  meeting.folder = folder.path().string();
+  return meeting;
+}
+
+// What each of these meetings says when held at the same time, one thread each: "" or its error.
+std::vector<std::string> meet_all(std::vector<Meeting>& meetings, std::chrono::milliseconds timeout) {
+  std::vector<std::string> errors(meetings.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < meetings.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        const auto store = meet(meetings[i], timeout);
+        if (meetings[i].serve) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others read their verdict
+      } catch (const std::exception& error) {
+        errors[i] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+TEST(Meet, FindsOutWhoSharesAHost) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 3), file_meeting(folder, 1, 3), file_meeting(folder, 2, 3)};
+  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(20)), ElementsAre("", "", ""));
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(meetings[rank].info.local_rank, rank);
+    EXPECT_EQ(meetings[rank].info.local_size, 3);
+  }
+}
+
+TEST(Meet, NamesTheRanksThatDoNotArrive) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 2, 4)};
+  const std::string wanted =
+      "[comm.rendezvous] rank 1, 3 of 4 did not arrive within 1 s at " + folder.path().string();
+  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(1)), ElementsAre(wanted, wanted));
+}
+
+TEST(Meet, NamesRankZeroWhenItIsTheOneThatDoesNotArrive) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 1, 2)};
+  EXPECT_THAT(meet_all(meetings, std::chrono::milliseconds(200))[0], HasSubstr("rank 0 of 2 did not arrive"));
+}
+
+TEST(Meet, RanksThatDisagreeOnTheSizeAllSaySo) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 1, 2)};
+  for (const auto& error : meet_all(meetings, std::chrono::seconds(20))) {
+    EXPECT_THAT(error, HasSubstr("rank 1 says the world has 2 ranks, rank 0 says 4"));
+  }
+}
+
+TEST(Meet, TwoProcessesOfOneRankAreFound) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 0, 2)};
+  const auto errors = meet_all(meetings, std::chrono::seconds(1));
+  EXPECT_THAT(errors[0] + errors[1], HasSubstr("two processes say that they are rank 0 of 2"));
+}
+
+class Port {
+ public:
+  Port() : descriptor_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    if (::bind(descriptor_, reinterpret_cast<sockaddr*>(&address), size) || ::listen(descriptor_, 1)) number = -1;
+    ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size);
+    if (number == 0) number = ntohs(address.sin_port);
+  }
+  ~Port() { release(); }
+  void release() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    descriptor_ = -1;
+  }
+  int number = 0;
+
+ private:
+  int descriptor_;
+};
+
+Meeting tcp_meeting(int port, int rank, int size) {
+  Meeting meeting;
+  meeting.info = {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "torchrun"};
+  meeting.host = "127.0.0.1";
+  meeting.port = port;
+  meeting.serve = rank == 0;
+  return meeting;
+}
+
+TEST(Meet, OverTcp) {
+  Port port;
+  port.release();
+  std::vector<Meeting> meetings = {tcp_meeting(port.number, 0, 2), tcp_meeting(port.number, 1, 2)};
+  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(20)), ElementsAre("", ""));
+}
+
+TEST(Meet, APortInUseIsSaid) {
+  const Port port;
+  Meeting meeting = tcp_meeting(port.number, 0, 2);
+  EXPECT_EQ(error_of(ErrorKind::kComm, [&] { meet(meeting, std::chrono::seconds(1)); }),
+            fmt::format("[comm.rendezvous] port {} of 127.0.0.1 is in use. Choose another one: --master HOST:PORT or MASTER_PORT.",
+                        port.number));
+}
+
+TEST(Meet, AnAddressOfAnotherHostCannotBeServed) {
+  Meeting meeting = tcp_meeting(2000, 0, 2);
+  meeting.host = "192.0.2.1";  // kept for documents: no host has it
+  EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { meet(meeting, std::chrono::seconds(1)); }), HasSubstr("192.0.2.1:2000"));
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,173 @@
+#include <ATen/native/Resize.h>
+
+#include <cstring>
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/linear.h"
+#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/rms_norm.h"
+#include "tessera/kernels/rotary.h"
+#include "tessera/kernels/swiglu.h"
+#include "tests/kernels/gradients.h"
+
+namespace tessera {
+namespace {
+
+using testing::expect_same_with_gradients;
+using testing::random_tensor;
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor plain_rms_norm(const Tensors& in) {
+  return in[1] * (in[0] * at::rsqrt(in[0].square().mean(-1, true) + 1e-5));
+}
+
+at::Tensor plain_rotary(const Tensors& in, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto x = in[0];
+  const auto c = at::cat({cos, cos}, -1).unsqueeze(2), s = at::cat({sin, sin}, -1).unsqueeze(2);
+  const auto halves = x.chunk(2, -1);
+  return x * c + at::cat({-halves[1], halves[0]}, -1) * s;
+}
+
+at::Tensor plain_loss(const Tensors& in, const at::Tensor& labels) {
+  return at::cross_entropy_loss(at::linear(in[0], in[1]), labels, {}, at::Reduction::Sum, kIgnoredLabel);
+}
+
+TEST(Linear, MatchesAtLinearWithGradientsForEveryShape) {
+  for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{64, 48, 80}, {1, 32, 32}, {17, 16, 16}, {129, 257, 33}}) {
+    const Tensors inputs = {random_tensor({rows, in}), random_tensor({out, in}, 1), random_tensor({out}, 2)};
+    expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0], t[1], t[2]); },
+                               [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); }, inputs, 1e-5);
+    expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0], t[1]); },
+                               [](const Tensors& t) { return at::linear(t[0], t[1]); }, {inputs[0], inputs[1]}, 1e-5);
+  }
+}
+
+TEST(Linear, TakesBatchedAndStridedInput) {
+  const Tensors inputs = {random_tensor({4, 32, 40}), random_tensor({24, 32}, 1)};
+  expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0].transpose(1, 2), t[1]); },
+                             [](const Tensors& t) { return at::linear(t[0].transpose(1, 2), t[1]); }, inputs, 1e-5);
+}
+
+TEST(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
+  const auto x = random_tensor({32, 32}).set_requires_grad(true);
+  auto values = random_tensor({48, 32}, 3);
+  auto weight = at::empty({0}).set_(at::empty({48 * 32}).storage(), 0, {48, 32}, {32, 1});
+  weight.copy_(values);
+  weight.set_requires_grad(true);
+  const auto y = tessera::linear(x, weight);
+  auto* storage = weight.storage().unsafeGetStorageImpl();
+  at::native::resize_bytes_cpu(storage, 0);
+  at::native::resize_bytes_cpu(storage, 48 * 32 * sizeof(float));
+  std::memcpy(storage->mutable_data(), values.const_data_ptr(), values.nbytes());
+  y.sum().backward();
+  EXPECT_LT(testing::relative_error(x.grad(), at::ones({32, 48}).mm(values)), 1e-5);
+  EXPECT_LT(testing::relative_error(weight.grad(), at::ones({48, 32}).mm(x.detach())), 1e-5);
+}
+
+TEST(ProductNt, TakesTransposedViews) {
+  const auto a = random_tensor({40, 70}), b = random_tensor({40, 33}, 1);
+  EXPECT_LT(testing::relative_error(product_nt(a.t(), b.t()), a.t().mm(b)), 1e-5);
+  EXPECT_LT(testing::relative_error(product_nt(a.narrow(1, 8, 24).t(), b.t()), a.narrow(1, 8, 24).t().mm(b)), 1e-5);
+}
+
+TEST(RmsNorm, MatchesPlainOpsWithGradients) {
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 5, 48}, {1, 1}, {700, 33}, {2000, 16}}) {
+    expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm,
+                               {random_tensor(sizes), random_tensor({sizes.back()}, 1)}, 1e-5);
+  }
+}
+
+TEST(RmsNorm, RoundsOnceInHalfPrecision) {
+  const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
+  expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm, {x, weight}, 2e-2);
+  // Upstream's order: normalise in fp32, round, then multiply in bf16.
+  const auto wide = x.to(at::kFloat);
+  const auto upstream = weight * (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
+  EXPECT_TRUE(at::equal(tessera::rms_norm(x, weight, 1e-5), upstream));
+}
+
+TEST(Rotary, MatchesHalfRotationWithGradients) {
+  for (const int64_t batch : {1, 3}) {
+    const auto angles = random_tensor({batch, 7, 8}, 4);
+    const auto cos = angles.cos(), sin = angles.sin();
+    expect_same_with_gradients([&](const Tensors& t) { return rotary(t[0], cos, sin); },
+                               [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
+                               {random_tensor({3, 7, 5, 16})}, 1e-5);
+    expect_same_with_gradients([&](const Tensors& t) { return rotary(t[0], cos, sin); },
+                               [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
+                               {random_tensor({3, 7, 5, 16}).to(at::kBFloat16)}, 2e-2);
+  }
+}
+
+TEST(SwiGlu, MatchesPlainOpsWithGradients) {
+  expect_same_with_gradients([](const Tensors& t) { return swiglu(t[0], t[1]); },
+                             [](const Tensors& t) { return at::silu(t[0]) * t[1]; },
+                             {random_tensor({3, 40}), random_tensor({3, 40}, 1)}, 1e-5);
+}
+
+TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsWhateverTheChunk) {
+  const auto labels = at::tensor(std::vector<int64_t>{3, kIgnoredLabel, 0, 49, 7, kIgnoredLabel, 21, 3, 3, 48, 12});
+  const Tensors inputs = {random_tensor({11, 24}), random_tensor({50, 24}, 1)};
+  for (const int64_t chunk_bytes : {1, 600, 1 << 20}) {
+    expect_same_with_gradients(
+        [&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = chunk_bytes}); },
+        [&](const Tensors& t) { return plain_loss(t, labels); }, inputs, 1e-5);
+  }
+}
+
+TEST(LinearCrossEntropy, AddsUpTheHeadsGradientOverItsBlocks) {
+  const auto labels = at::arange(0, 20000, 1000, at::kLong);
+  expect_same_with_gradients(
+      [&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = 7 * 80000}); },
+      [&](const Tensors& t) { return plain_loss(t, labels); }, {random_tensor({20, 16}), random_tensor({20000, 16}, 1)}, 1e-5);
+}
+
+TEST(LinearCrossEntropy, BackwardNeedsNeitherHiddenNorWeight) {
+  auto weight = random_tensor({32, 16}, 1), hidden = random_tensor({20, 16});
+  const auto labels = at::arange(20, at::kLong);
+  const auto wanted = [&] {
+    auto w = weight.clone().set_requires_grad(true);
+    plain_loss({hidden, w}, labels).backward();
+    return w.grad();
+  }();
+  weight.set_requires_grad(true);
+  const auto loss = linear_cross_entropy(hidden, weight, labels);
+  weight.detach().fill_(std::numeric_limits<float>::quiet_NaN());
+  loss.backward();
+  EXPECT_LT(testing::relative_error(weight.grad(), wanted), 1e-5);
+}
+
+TEST(LinearCrossEntropy, KeptGraphGivesTheSameGradientTwice) {
+  auto weight = random_tensor({32, 16}, 1).set_requires_grad(true), hidden = random_tensor({20, 16}).set_requires_grad(true);
+  const auto loss = linear_cross_entropy(hidden, weight, at::arange(20, at::kLong)) / 20;
+  loss.backward({}, /*retain_graph=*/true);
+  const auto once = weight.grad().clone();
+  loss.backward();
+  EXPECT_LT(testing::relative_error(weight.grad(), once * 2), 1e-6);
+}
+
+TEST(LinearCrossEntropy, AllIgnoredIsZeroWithZeroGradients) {
+  auto weight = random_tensor({32, 16}, 1).set_requires_grad(true), hidden = random_tensor({4, 16}).set_requires_grad(true);
+  const auto loss = linear_cross_entropy(hidden, weight, at::full({4}, kIgnoredLabel, at::kLong));
+  EXPECT_EQ(loss.item<float>(), 0.0F);
+  loss.backward();
+  EXPECT_EQ(weight.grad().abs().sum().item<float>(), 0.0F);
+  EXPECT_EQ(hidden.grad().abs().sum().item<float>(), 0.0F);
+}
+
+TEST(LinearCrossEntropy, LabelOutsideTheVocabularyIsAnError) {
+  const auto hidden = random_tensor({3, 16}), weight = random_tensor({32, 16});
+  for (const int64_t wrong : {32, -1, -101}) {
+    try {
+      linear_cross_entropy(hidden, weight, at::tensor(std::vector<int64_t>{1, wrong, 2}));
+      FAIL() << wrong;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kShape);
+      EXPECT_NE(std::string(error.what()).find(fmt::format("label 1: found {}", wrong)), std::string::npos) << error.what();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera

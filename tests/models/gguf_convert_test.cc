@@ -1,0 +1,266 @@
+#include "tessera/models/gguf_convert.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/formats/gguf_writer.h"
+#include "tessera/formats/safetensors_folder.h"
+#include "tessera/formats/safetensors_writer.h"
+#include "tessera/models/detail/gguf_llama.h"
+#include "tests/formats/file_bytes.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::ElementsAre;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::TempFolder;
+
+const detail::LlamaShape kTiny = {.layers = 2,
+                                  .hidden = 64,
+                                  .ff = 96,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 16,
+                                  .vocab = 40,
+                                  .attention_bias = true};
+
+json tiny_config() {
+  return {
+      {"model_type", "llama"},  {"hidden_size", 64},        {"intermediate_size", 96},       {"num_hidden_layers", 2},
+      {"vocab_size", 40},       {"num_attention_heads", 4}, {"num_key_value_heads", 2},      {"rms_norm_eps", 1e-5},
+      {"rope_theta", 500000.0}, {"attention_bias", true},   {"max_position_embeddings", 128}};
+}
+
+json tiny_tokenizer() {
+  json vocab = json::object();
+  for (int i = 0; i < 26; ++i) vocab[std::string(1, static_cast<char>('a' + i))] = i;
+  vocab["ab"] = 26;
+  vocab["abc"] = 27;
+  json added = json::array();
+  added.push_back({{"id", 28}, {"content", "<end>"}, {"special", true}});
+  added.push_back({{"id", 29}, {"content", "<tool>"}, {"special", false}});
+  return {{"added_tokens", added},
+          {"pre_tokenizer",
+           {{"type", "Sequence"},
+            {"pretokenizers",
+             {{{"type", "Digits"}, {"individual_digits", true}},
+              {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}}}}}},
+          {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"a b", json::array({"ab", "c"})}}}}};
+}
+
+// A whole tiny Hugging Face folder of random weights; what the test wants otherwise it writes over.
+fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat) {
+  fs::create_directories(dir);
+  publish_file(dir / "config.json", tiny_config().dump());
+  publish_file(dir / "tokenizer.json", tiny_tokenizer().dump());
+  publish_file(dir / "tokenizer_config.json",
+               json{{"eos_token", {{"content", "<end>"}}}, {"chat_template", "{{ x }}"}}.dump());
+  std::vector<TensorSpec> specs;
+  for (const auto& tensor : detail::llama_tensors(kTiny)) specs.push_back({tensor.hf_name, dtype, tensor.shape});
+  SafetensorsFolderWriter writer(dir, specs);
+  for (const auto& spec : specs) writer.write(spec.name, at::randn(spec.shape).to(dtype));
+  writer.finish();
+  return dir;
+}
+
+std::vector<std::string> names_in(const fs::path& dir) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+TEST(GgufConvert, RotaryRowsInterleaveTheHalvesOfEachHeadAndSplitBack) {
+  const auto rows = at::arange(8, at::kFloat);  // two heads of four rows, as a bias
+  EXPECT_TRUE(at::equal(detail::interleave_rotary_rows(rows, 2), at::tensor({0.F, 2.F, 1.F, 3.F, 4.F, 6.F, 5.F, 7.F})));
+  const auto weight = at::randn({24, 5});
+  const auto interleaved = detail::interleave_rotary_rows(weight, 3);
+  EXPECT_TRUE(at::equal(interleaved[1], weight[4]));   // row 1 of head 0 is row 0 of its second half
+  EXPECT_TRUE(at::equal(interleaved[10], weight[9]));  // row 2 of head 1 is row 1 of its first half
+  EXPECT_TRUE(at::equal(detail::split_rotary_rows(interleaved, 3), weight));
+}
+
+TEST(GgufConvert, Llama3ScalingIsRecoveredFromItsDivisors) {
+  for (const double factor : {8., 32., 2.5}) {
+    for (const double context : {8192., 4096., 512.}) {
+      for (const int64_t head_dim : {64, 128}) {
+        const detail::Llama3Scaling wanted{.factor = factor, .original_context = context};
+        detail::Llama3Scaling found;
+        ASSERT_TRUE(detail::recover_llama3_scaling(detail::llama3_divisors(wanted, 500000, head_dim), 500000, found));
+        EXPECT_EQ(found.factor, factor);
+        EXPECT_EQ(found.original_context, context);
+      }
+    }
+  }
+  detail::Llama3Scaling found;
+  EXPECT_FALSE(detail::recover_llama3_scaling({1, 7, 3, 8}, 10000, found));
+  EXPECT_FALSE(detail::recover_llama3_scaling({}, 10000, found));
+}
+
+TEST(GgufConvert, FolderToGgufAndBackKeepsEveryTensorBitwise) {
+  for (const auto& [type, dtype, name] :
+       {std::tuple(GgmlType::kF32, at::kFloat, "float32"), std::tuple(GgmlType::kBF16, at::kBFloat16, "bfloat16")}) {
+    TempFolder folder;
+    const auto dir = write_tiny(folder / "hf", dtype);
+    folder_to_gguf(dir, folder / "m.gguf", {.type = type});
+    gguf_to_folder(folder / "m.gguf", folder / "back");
+    EXPECT_THAT(names_in(folder / "back"),
+                ElementsAre("config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json",
+                            "tokenizer.json", "tokenizer_config.json"));
+    const auto before = SafetensorsFolder::open(dir), after = SafetensorsFolder::open(folder / "back");
+    ASSERT_EQ(before.files().size(), after.files().size());
+    for (const auto& [tensor, file] : before.files())
+      EXPECT_TRUE(at::equal(before.tensor(tensor), after.tensor(tensor))) << tensor;
+    const auto config = json::parse(read_file(folder / "back" / "config.json"));
+    for (const auto& [key, value] : tiny_config().items()) EXPECT_EQ(config.at(key), value) << key;
+    EXPECT_EQ(config.at("torch_dtype"), name);
+    EXPECT_EQ(config.at("eos_token_id"), 28);
+    EXPECT_EQ(config.at("head_dim"), 16);
+    EXPECT_EQ(config.at("tie_word_embeddings"), false);
+  }
+}
+
+TEST(GgufConvert, TheTokenizerTravelsBothWays) {
+  TempFolder folder;
+  folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf");
+  const auto file = GgufFile::open(folder / "m.gguf");
+  EXPECT_EQ(file->find_string("tokenizer.ggml.pre"), "smollm");
+  EXPECT_EQ(file->find_strings("tokenizer.ggml.tokens")->at(30), "[PAD30]");  // up to the 40 rows
+  EXPECT_EQ(file->find_ints("tokenizer.ggml.token_type")->at(28), 3);
+  EXPECT_EQ(file->find_ints("tokenizer.ggml.token_type")->at(29), 4);
+  EXPECT_EQ(file->find_uint("tokenizer.ggml.eos_token_id"), 28U);
+  gguf_to_folder(folder / "m.gguf", folder / "back");
+  const auto tokenizer = json::parse(read_file(folder / "back" / "tokenizer.json"));
+  EXPECT_EQ(tokenizer.at("model").at("vocab"), tiny_tokenizer().at("model").at("vocab"));
+  EXPECT_EQ(tokenizer.at("model").at("merges"), json::parse(R"([["a","b"],["ab","c"]])"));
+  EXPECT_EQ(tokenizer.at("added_tokens").at(1).at("content"), "<tool>");
+  EXPECT_EQ(tokenizer.at("added_tokens").at(1).at("special"), false);
+  EXPECT_EQ(tokenizer.at("pre_tokenizer"), tiny_tokenizer().at("pre_tokenizer"));
+  EXPECT_EQ(json::parse(read_file(folder / "back" / "tokenizer_config.json")).at("chat_template"), "{{ x }}");
+}
+
+TEST(GgufConvert, DtypesAreChosenAsDocumented) {
+  TempFolder folder;
+  const auto half = write_tiny(folder / "bf16", at::kBFloat16), full = write_tiny(folder / "f32");
+  folder_to_gguf(half, folder / "bf16.gguf");
+  folder_to_gguf(full, folder / "f32.gguf");
+  folder_to_gguf(full, folder / "q8.gguf", {.type = GgmlType::kQ8_0});
+  EXPECT_EQ(GgufFile::open(folder / "bf16.gguf")->tensor_info("output.weight").type_name(), "BF16");
+  EXPECT_EQ(GgufFile::open(folder / "f32.gguf")->tensor_info("output.weight").type_name(), "F16");
+  const auto quantised = GgufFile::open(folder / "q8.gguf");
+  EXPECT_EQ(quantised->tensor_info("blk.1.ffn_down.weight").type_name(), "Q8_0");
+  EXPECT_EQ(quantised->tensor_info("blk.1.attn_q.bias").type_name(), "F32");
+  gguf_to_folder(folder / "q8.gguf", folder / "a");
+  gguf_to_folder(folder / "q8.gguf", folder / "b", {.dtype = at::kHalf, .max_shard_bytes = 20000});
+  const auto a = SafetensorsFolder::open(folder / "a"), b = SafetensorsFolder::open(folder / "b");
+  EXPECT_EQ(a.entry("lm_head.weight").dtype, at::kFloat);
+  EXPECT_EQ(b.entry("lm_head.weight").dtype, at::kHalf);
+  EXPECT_TRUE(fs::exists(folder / "b" / "model.safetensors.index.json"));
+  const auto original = SafetensorsFolder::open(full).tensor("model.layers.1.self_attn.q_proj.weight");
+  const auto error = (a.tensor("model.layers.1.self_attn.q_proj.weight") - original).abs().max().item<float>();
+  EXPECT_GT(error, 0);
+  EXPECT_LT(error, original.abs().max().item<float>() / 127);
+}
+
+TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
+  const auto refuse = [](ErrorKind kind, const char* message, const std::function<void(const fs::path&)>& damage) {
+    SCOPED_TRACE(message);
+    TempFolder folder;
+    const auto dir = write_tiny(folder / "hf");
+    damage(dir);
+    EXPECT_THAT(error_of(kind, [&] { folder_to_gguf(dir, folder / "m.gguf"); }), HasSubstr(message));
+    EXPECT_THAT(names_in(folder.path()), ElementsAre("hf"));
+  };
+  const auto with_config = [](const char* key, json value) {
+    return [=](const fs::path& dir) {
+      auto config = tiny_config();
+      config[key] = value;
+      publish_file(dir / "config.json", config.dump());
+    };
+  };
+  const auto with_tokenizer = [](const char* pointer, json value) {
+    return [=](const fs::path& dir) {
+      auto tokenizer = tiny_tokenizer();
+      tokenizer[json::json_pointer(pointer)] = value;
+      publish_file(dir / "tokenizer.json", tokenizer.dump());
+    };
+  };
+  refuse(ErrorKind::kConfig, "model_type 'mamba'", with_config("model_type", "mamba"));
+  refuse(ErrorKind::kFormat, "'hidden_size' is -1", with_config("hidden_size", -1));
+  refuse(ErrorKind::kFormat, "config.json wants [40, 128]", with_config("hidden_size", 128));
+  refuse(ErrorKind::kFormat, "'num_attention_heads' is 0", with_config("num_attention_heads", 0));
+  refuse(ErrorKind::kFormat, "layers is 100000", with_config("num_hidden_layers", 100000));
+  refuse(ErrorKind::kFormat, "holds no tensor 'model.layers.2.", with_config("num_hidden_layers", 3));
+  refuse(ErrorKind::kConfig, "has no place", with_config("num_hidden_layers", 1));
+  refuse(ErrorKind::kConfig, "rope scaling 'longrope'", with_config("rope_scaling", {{"rope_type", "longrope"}}));
+  refuse(ErrorKind::kFormat, "has the id 40", with_tokenizer("/model/vocab/zz", 40));
+  refuse(ErrorKind::kFormat, "has the id -1", with_tokenizer("/model/vocab/zz", -1));
+  refuse(ErrorKind::kFormat, "have the same id", with_tokenizer("/model/vocab/zz", 3));
+  refuse(ErrorKind::kFormat, "no merge of two tokens", with_tokenizer("/model/merges/0", "ab"));
+  refuse(ErrorKind::kConfig, "no counterpart", with_tokenizer("/pre_tokenizer/pretokenizers/0/type", "Whitespace"));
+  refuse(ErrorKind::kConfig, "only BPE", with_tokenizer("/model/type", "Unigram"));
+  refuse(ErrorKind::kFormat, "is no JSON object",
+         [](const fs::path& dir) { publish_file(dir / "tokenizer.json", "[1"); });
+  refuse(ErrorKind::kIo, "cannot be opened", [](const fs::path& dir) { fs::remove(dir / "config.json"); });
+}
+
+TEST(GgufConvert, DamagedGgufFilesAreRefusedAndLeaveNoFolder) {
+  TempFolder folder;
+  folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf", {.type = GgmlType::kQ8_0});
+  const auto bytes = read_file(folder / "m.gguf");
+  const auto convert = [&](const std::string& changed) {
+    testing::write_bytes(folder / "bad.gguf", changed);
+    gguf_to_folder(folder / "bad.gguf", folder / "out");
+  };
+  const auto replaced = [&](std::string from, const std::string& to) {
+    auto changed = bytes;
+    const auto at = changed.find(from);
+    EXPECT_NE(at, std::string::npos);
+    return changed.replace(at, from.size(), to);
+  };
+  EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { convert(replaced("llama", "mambo")); }), HasSubstr("'mambo'"));
+  EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { convert(replaced("smollm", "smollx")); }), HasSubstr("'smollx'"));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(replaced("abc", "abd")); }), ::testing::Not(HasSubstr("\n")));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(replaced("blk.1.ffn_up.weight", "blk.7.ffn_up.weight")); }),
+              HasSubstr("no tensor 'blk.1.ffn_up.weight'"));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(bytes.substr(0, bytes.size() - 4096)); }),
+              HasSubstr("cut off"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("bad.gguf", "hf", "m.gguf"));
+
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  const size_t header_bytes = GgufFile::open(folder / "m.gguf")->tensor_info("token_embd.weight").begin;
+  for (int flip = 0; flip < 300; ++flip) {
+    auto changed = bytes;
+    changed[random() % header_bytes] = static_cast<char>(random());
+    try {
+      convert(changed);
+      fs::remove_all(folder / "out");
+    } catch (const Error& error) {
+      ASSERT_TRUE(error.exit_code() == 3 || error.exit_code() == 2) << error.what();
+    }
+    ASSERT_THAT(names_in(folder.path()), ElementsAre("bad.gguf", "hf", "m.gguf"));
+  }
+}
+
+TEST(GgufConvert, DestinationsThatExistAreKept) {
+  TempFolder folder;
+  const auto dir = write_tiny(folder / "hf");
+  folder_to_gguf(dir, folder / "m.gguf");
+  EXPECT_THAT(error_of(ErrorKind::kIo, [&] { folder_to_gguf(dir, folder / "m.gguf"); }), HasSubstr("exists already"));
+  const auto before = read_file(dir / "config.json");
+  EXPECT_THAT(error_of(ErrorKind::kIo, [&] { gguf_to_folder(folder / "m.gguf", dir); }), HasSubstr("exists already"));
+  EXPECT_EQ(read_file(dir / "config.json"), before);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,97 @@
+"""transformers' view of converted models.
+
+real GGUF DIR: DIR, converted by us from GGUF, holds what transformers itself decodes from GGUF, bit by bit, and answers.
+make DIR NAME: a tiny random Llama folder of the variant NAME, with a tokenizer.
+same DIR GGUF BACK: transformers reads our GGUF of DIR and our folder BACK of that GGUF with the logits of DIR.
+"""
+
+import json
+import os
+import sys
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+torch.set_num_threads(2)
+
+VARIANTS = {
+    "plain": dict(num_key_value_heads=4, tie_word_embeddings=True),
+    "biases": dict(num_key_value_heads=2, attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+    "llama3": dict(
+        num_key_value_heads=1, head_dim=32, tie_word_embeddings=False, max_position_embeddings=512,
+        rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0,
+                             high_freq_factor=4.0, original_max_position_embeddings=64)),
+    "yarn": dict(
+        num_key_value_heads=2, tie_word_embeddings=False, max_position_embeddings=512,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)),
+    "linear": dict(
+        num_key_value_heads=2, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
+}
+
+
+def by_transformers(gguf):
+    folder, name = os.path.split(gguf)
+    return AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
+
+
+def real(gguf, folder):
+    ours = AutoModelForCausalLM.from_pretrained(folder)
+    theirs = by_transformers(gguf).state_dict()
+    assert ours.dtype == torch.float32 and sorted(ours.state_dict()) == sorted(theirs)
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # The ids below are those that the model's authors publish for this chat.
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert prompt["input_ids"][0, :3].tolist() == [1, 9690, 198] and prompt["input_ids"][0, -3:].tolist() == [520, 9531, 198]
+    answer = tokenizer.decode(ours.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1]:])
+    assert answer == "The capital of France is Paris.<|im_end|>", answer
+    print(f"{len(theirs)} tensors equal")
+
+
+def make(folder, name):
+    torch.manual_seed(7)
+    vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary |= {"Ġt": 256, "he": 257, "Ġthe": 258, "<s>": 259, "</s>": 260}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("Ġ", "t"), ("h", "e"), ("Ġt", "he")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast.chat_template = "{{ messages[0]['content'] }}"
+    fast.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=272, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        bos_token_id=259, eos_token_id=260, initializer_range=0.2, **VARIANTS[name])
+    model = LlamaForCausalLM(config)
+    for parameter in model.parameters():  # norms and biases too
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+
+
+def same(folder, gguf, back):
+    ids = torch.randint(0, 272, (2, 100), generator=torch.Generator().manual_seed(3))
+    wanted = AutoModelForCausalLM.from_pretrained(folder).eval()
+    returned = AutoModelForCausalLM.from_pretrained(back).eval()
+    assert returned.dtype == torch.float32
+    with torch.no_grad():
+        logits = wanted(ids).logits
+        assert logits.std() > 0.1
+        torch.testing.assert_close(returned(ids).logits, logits, rtol=1e-5, atol=1e-5)
+    loaded = by_transformers(gguf).state_dict()
+    for name, tensor in wanted.state_dict().items():
+        if name not in loaded:  # transformers' GGUF reader knows no biases in Llama models
+            assert name.endswith(".bias"), name
+        else:
+            assert torch.equal(loaded[name], tensor), name
+    first, second = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(back)
+    text = "the theme\u00e9 </s> 12"
+    assert first(text).input_ids == second(text).input_ids and first.chat_template == second.chat_template
+    assert (second.bos_token, second.eos_token) == ("<s>", "</s>")
+    with open(back + "/config.json") as stream:
+        print(json.dumps(json.load(stream)["rope_scaling"]))
+
+
+{"real": real, "make": make, "same": same}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,39 @@
+// A tiny Llama for tests, with values that depend on the seed alone.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <string>
+
+#include "tessera/models/causal_lm.h"
+#include "tessera/models/weights.h"
+
+namespace tessera::testing {
+
+inline std::string tiny_config(const std::string& changes = "") {
+  return R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 37, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "initializer_range": 0.3, "torch_dtype": "float32", "rms_norm_eps": 1e-05,
+    "house_key": {"kept": [1, 2.5, null]}, "bos_token_id": 1, "eos_token_id": [2, 3])" +
+         (changes.empty() ? "" : ", " + changes) + "}";
+}
+
+inline std::shared_ptr<CausalLM> tiny_model(const std::string& changes = "", uint64_t seed = 5) {
+  auto model = make_model(ModelConfig::parse(tiny_config(changes), "tiny"), {.device = at::kMeta});
+  init_weights(*model, seed);
+  return model;
+}
+
+inline at::Tensor tiny_tokens(int64_t rows, int64_t length) {
+  return at::arange(rows * length, at::kLong).mul_(7919).remainder_(37).view({rows, length});
+}
+
+// The token that follows each token; the last has none.
+inline at::Tensor next_labels(const at::Tensor& tokens) {
+  auto labels = at::full_like(tokens, -100);
+  labels.narrow(1, 0, tokens.size(1) - 1).copy_(tokens.narrow(1, 1, tokens.size(1) - 1));
+  return labels;
+}
+
+}  // namespace tessera::testing

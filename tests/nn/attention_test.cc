@@ -1,0 +1,125 @@
+#include "tessera/nn/attention.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nn {
+namespace {
+
+std::shared_ptr<Attention> make_attention(int64_t heads, int64_t kv_heads, bool bias) {
+  auto attention = std::make_shared<Attention>(
+      AttentionOptions{.width = 24, .heads = heads, .kv_heads = kv_heads, .head_dim = 8, .qkv_bias = bias, .output_bias = bias},
+      ParameterOptions{});
+  at::manual_seed(11);
+  at::NoGradGuard no_grad;
+  for (const auto& parameter : attention->parameters()) parameter.normal_(0, 0.3);
+  return attention;
+}
+
+AttentionContext make_context(int64_t tokens, const at::Tensor& mask = {}) {
+  const auto angles = at::arange(tokens, at::kFloat).view({1, tokens, 1}) * at::rand({4}).view({1, 1, 4});
+  return {.cos = angles.cos(), .sin = angles.sin(), .mask = mask};
+}
+
+// softmax(q k^T / sqrt(d)) v with the key-value heads repeated, in plain ops.
+at::Tensor plain_attention(Attention& a, const at::Tensor& x, const AttentionContext& context, int64_t heads, int64_t kv_heads,
+                           const at::Tensor& allowed) {
+  const auto cos = at::cat({context.cos, context.cos}, -1).unsqueeze(1);
+  const auto sin = at::cat({context.sin, context.sin}, -1).unsqueeze(1);
+  const auto project = [&](Linear& linear, int64_t count) {
+    return at::linear(x, linear.weight, linear.bias).view({x.size(0), x.size(1), count, 8}).transpose(1, 2);
+  };
+  const auto rotate = [&](const at::Tensor& t) {
+    const auto halves = t.chunk(2, -1);
+    return t * cos + at::cat({-halves[1], halves[0]}, -1) * sin;
+  };
+  const auto q = rotate(project(*a.q_proj, heads));
+  const auto k = rotate(project(*a.k_proj, kv_heads)).repeat_interleave(heads / kv_heads, 1);
+  const auto v = project(*a.v_proj, kv_heads).repeat_interleave(heads / kv_heads, 1);
+  const auto scores = (q.matmul(k.transpose(2, 3)) / std::sqrt(8.0)).masked_fill(allowed.logical_not(), -1e30);
+  const auto y = at::softmax(scores, -1).matmul(v).transpose(1, 2).reshape({x.size(0), x.size(1), heads * 8});
+  return at::linear(y, a.o_proj->weight, a.o_proj->bias);
+}
+
+at::Tensor lower(int64_t tokens) { return at::ones({tokens, tokens}, at::kBool).tril(); }
+
+TEST(Attention, GroupedHeadsMatchPlainOpsWithGradients) {
+  for (const auto& [heads, kv_heads, bias] : std::vector<std::tuple<int64_t, int64_t, bool>>{{6, 2, false}, {3, 3, true}, {4, 1, true}}) {
+    auto attention = make_attention(heads, kv_heads, bias);
+    const auto context = make_context(9);
+    auto x = at::randn({2, 9, 24}).set_requires_grad(true), same = x.detach().clone().set_requires_grad(true);
+    const auto found = (*attention)(x, context);
+    found.square().sum().backward();
+    std::vector<at::Tensor> gradients;
+    for (const auto& parameter : attention->parameters()) gradients.push_back(parameter.grad().clone());
+    attention->zero_grad();
+    const auto wanted = plain_attention(*attention, same, context, heads, kv_heads, lower(9));
+    wanted.square().sum().backward();
+    EXPECT_TRUE(at::allclose(found, wanted, 1e-4, 1e-5));
+    EXPECT_TRUE(at::allclose(x.grad(), same.grad(), 1e-4, 1e-4));
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      EXPECT_TRUE(at::allclose(gradients[i], attention->parameters()[i].grad(), 1e-3, 1e-3)) << "parameter " << i;
+    }
+  }
+}
+
+TEST(Attention, CacheGivesWhatTheWholeSequenceGives) {
+  at::NoGradGuard no_grad;
+  auto attention = make_attention(6, 2, false);
+  const auto x = at::randn({1, 10, 24});
+  const auto whole = make_context(10);
+  const auto wanted = (*attention)(x, whole);
+  KvCache cache(1, 10);
+  int64_t begin = 0;
+  for (const int64_t step : {4, 1, 3, 2}) {
+    AttentionContext context{.cos = whole.cos.narrow(1, begin, step), .sin = whole.sin.narrow(1, begin, step), .cache = &cache};
+    context.mask = attention_mask({}, {.tokens = step, .cached = begin}, x.options());
+    EXPECT_EQ(context.mask.defined(), begin > 0 && step > 1);
+    const auto found = (*attention)(x.narrow(1, begin, step), context);
+    cache.advance(step);
+    EXPECT_TRUE(at::allclose(found, wanted.narrow(1, begin, step), 1e-4, 1e-5)) << "tokens from " << begin;
+    begin += step;
+  }
+  EXPECT_THROW(cache.append(0, at::zeros({1, 2, 1, 8}), at::zeros({1, 2, 1, 8})), Error);
+}
+
+TEST(AttentionMask, DocumentsAndWindowForbidWhatTheyShould) {
+  const auto ids = at::tensor(std::vector<int64_t>{0, 0, 0, 1, 1, 2}).view({1, 6});
+  const auto mask = attention_mask(ids, {.tokens = 6, .sliding_window = 2}, at::kFloat);
+  ASSERT_EQ(mask.sizes(), at::IntArrayRef({1, 1, 6, 6}));
+  for (int64_t q = 0; q < 6; ++q) {
+    for (int64_t k = 0; k < 6; ++k) {
+      const bool allowed = k <= q && q - k < 2 && ids[0][q].item<int64_t>() == ids[0][k].item<int64_t>();
+      EXPECT_EQ(mask[0][0][q][k].item<float>(), allowed ? 0.0F : -std::numeric_limits<float>::infinity()) << q << " " << k;
+    }
+  }
+}
+
+TEST(AttentionMask, IsLeftOutWhereCausalSaysItAll) {
+  const auto one_each = at::tensor(std::vector<int64_t>{3, 3, 5, 5}).view({2, 2});
+  EXPECT_FALSE(attention_mask(one_each, {.rows = 2, .tokens = 2}, at::kFloat).defined());
+  EXPECT_FALSE(attention_mask({}, {.tokens = 8, .sliding_window = 8}, at::kFloat).defined());
+  EXPECT_TRUE(attention_mask({}, {.tokens = 8, .sliding_window = 7}, at::kFloat).defined());
+  EXPECT_FALSE(attention_mask({}, {.tokens = 1, .cached = 5}, at::kFloat).defined());
+  EXPECT_THROW(attention_mask(one_each, {.rows = 2, .tokens = 2, .cached = 1}, at::kFloat), Error);
+}
+
+TEST(Layers, OnTheMetaDeviceNothingIsAllocated) {
+  // 2^36 elements: 256 GiB if it were real.
+  MLP mlp(1 << 18, 1 << 18, true, {.dtype = at::kBFloat16, .device = at::kMeta});
+  for (const auto& parameter : mlp.named_parameters()) {
+    EXPECT_TRUE(parameter.slot->parameter.is_meta()) << parameter.name;
+    EXPECT_EQ(parameter.slot->decay, !parameter.name.ends_with("bias")) << parameter.name;
+    EXPECT_TRUE(parameter.slot->parameter.requires_grad());
+  }
+  EXPECT_EQ(mlp.named_parameters().size(), 6U);
+}
+
+}  // namespace
+}  // namespace tessera::nn

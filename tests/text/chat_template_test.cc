@@ -1,0 +1,177 @@
+#include "tessera/text/chat_template.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::text {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing::TempFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const Json kMessages = Json::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hö"}])");
+
+std::string render(const std::string& source, const ChatTemplateLimits& limits = {}) {
+  return ChatTemplate::parse(source, "t", limits).render(kMessages, false).text;
+}
+
+// The message of the error, which must be of kind kFormat and one line.
+std::string error_of(const std::string& source, const ChatTemplateLimits& limits = {}, const Json& messages = kMessages) {
+  try {
+    const std::string text = ChatTemplate::parse(source, "t", limits).render(messages, false).text;
+    ADD_FAILURE() << source.substr(0, 200) << " gives " << text.substr(0, 200);
+    return "";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kFormat);
+    EXPECT_EQ(error.exit_code(), 3);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("[text.chat_template] t"), Not(HasSubstr("\n"))));
+    return error.what();
+  }
+}
+
+std::string repeated(const std::string& text, size_t times) {
+  std::string out;
+  for (size_t i = 0; i < times; ++i) out += text;
+  return out;
+}
+
+TEST(ChatTemplate, RendersMessagesAndGenerationPrompt) {
+  const auto chat = ChatTemplate::parse(
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}", "t");
+  EXPECT_EQ(chat.render(kMessages, true).text, "<user>Hi<assistant>Hö<assistant>");
+  EXPECT_EQ(chat.render(kMessages, false).text, "<user>Hi<assistant>Hö");
+  EXPECT_FALSE(chat.marks_generation());
+}
+
+TEST(ChatTemplate, ReportsGenerationSpansInBytes) {
+  const auto chat = ChatTemplate::parse(
+      "{% for m in messages %}é{% generation %}{{ m.content }}.{% endgeneration %}|{% endfor %}", "t");
+  const RenderedChat rendered = chat.render(kMessages, false);
+  EXPECT_EQ(rendered.text, "éHi.|éHö.|");
+  ASSERT_EQ(rendered.generation_spans.size(), 2u);
+  EXPECT_EQ(rendered.text.substr(2, 3), "Hi.");
+  EXPECT_EQ(rendered.generation_spans[0], (std::pair<size_t, size_t>{2, 5}));
+  EXPECT_EQ(rendered.generation_spans[1], (std::pair<size_t, size_t>{8, 12}));
+  EXPECT_TRUE(chat.marks_generation());
+}
+
+TEST(ChatTemplate, KeepsTheOrderOfKeysInTools) {
+  const Json extra = Json::parse(R"({"tools": [{"z": 1, "a": {"y": 2, "b": 3}}]})");
+  EXPECT_EQ(ChatTemplate::parse("{{ tools | tojson }}", "t").render(kMessages, false, extra).text,
+            R"([{"z": 1, "a": {"y": 2, "b": 3}}])");
+}
+
+TEST(ChatTemplate, RendersShareNoState) {
+  const auto chat = ChatTemplate::parse("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "t");
+  EXPECT_EQ(chat.render(kMessages, false).text, "2");
+  EXPECT_EQ(chat.render(kMessages, false).text, "2");
+}
+
+TEST(ChatTemplate, ErrorsNameTemplateAndLine) {
+  EXPECT_THAT(error_of("a\n\n{{ 1 / 0 }}"), HasSubstr("t line 3: division by zero"));
+  EXPECT_THAT(error_of("a\n{% if 1 %}"), HasSubstr("line 2: the template ends, wanted 'endif'"));
+  EXPECT_THAT(error_of("{{ raise_exception('no\nsystem') }}"), HasSubstr("refuses these messages: no system"));
+  EXPECT_THAT(error_of("{{ messages[0].nothing.more }}"), HasSubstr("no attribute 'nothing'"));
+  EXPECT_THAT(error_of("{% include 'x' %}"), HasSubstr("'include' is no tag"));
+}
+
+TEST(ChatTemplate, LoopsThatDoNotEndHitTheStepLimit) {
+  const std::string loops = repeated("{% for i in range(100000) %}", 4) + repeated("{% endfor %}", 4);
+  EXPECT_THAT(error_of(loops), HasSubstr("steps"));
+  EXPECT_THAT(error_of("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), HasSubstr("deeper"));
+  EXPECT_THAT(error_of("{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}"), HasSubstr("deeper"));
+}
+
+TEST(ChatTemplate, OutputThatGrowsHitsTheByteLimit) {
+  EXPECT_THAT(error_of("{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
+              HasSubstr("bytes"));
+  EXPECT_THAT(error_of("{{ 'ab' * 1000000000000 }}"), HasSubstr("bytes"));
+  EXPECT_THAT(error_of("{{ '%9999999d' % 1 }}"), HasSubstr("million"));
+  EXPECT_THAT(error_of("{% for i in range(1000) %}{{ 'x' * 1000 }}{% endfor %}", {.max_output_bytes = 10000}), HasSubstr("10000 bytes"));
+  EXPECT_THAT(error_of("{{ 'a\nb' | indent(999999999999) }}"), HasSubstr("bytes"));
+  EXPECT_THAT(error_of("{{ 'x' | center(999999999999) }}"), HasSubstr("bytes"));
+}
+
+TEST(ChatTemplate, DeepNestingIsAnErrorWhereverItComesFrom) {
+  EXPECT_THAT(error_of("{{ " + repeated("(", 5000) + "1" + repeated(")", 5000) + " }}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{{ " + repeated("-", 100000) + "1 }}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{{ " + repeated("not ", 100000) + "1 }}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{{ a" + repeated(".b", 100000) + " }}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of(repeated("{% if 1 %}", 5000) + repeated("{% endif %}", 5000)), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{% set " + repeated("(", 100000) + "a" + repeated(")", 100000) + " = 1 %}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{% set ns = namespace() %}{% for i in range(99999) %}{% set ns.me = ns %}{% endfor %}"), HasSubstr("nested deeper"));
+  Json deep = "x";
+  for (int i = 0; i < 1000; ++i) deep = Json::array({deep});
+  EXPECT_THAT(error_of("x", {}, Json::array({Json{{"content", deep}}})), HasSubstr("nested deeper"));
+}
+
+TEST(ChatTemplate, LongChainsOfOneOperatorAreNotDeep) {
+  EXPECT_EQ(render("{{ 1" + repeated(" + 1", 5000) + " }}"), "5001");
+  EXPECT_EQ(render("{{ ''" + repeated(" ~ 'a'", 3000) + " }}").size(), 3000u);
+}
+
+TEST(ChatTemplate, CyclesOfOwnersAreFreed) {  // seen by the leak sanitizer
+  EXPECT_EQ(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro m() %}{% endmacro %}{% set ns.m = m %}"
+                   "{% for i in [1] %}{% set ns.loop = loop %}{{ loop.changed(loop) }}{% endfor %}"),
+            "True");
+}
+
+TEST(ChatTemplate, RefusesWrongInput) {
+  EXPECT_THAT(error_of("x", {}, Json::parse(R"({"role": "user"})")), HasSubstr("wanted an array"));
+  EXPECT_THAT(error_of("x", {}, Json::parse(R"(["hi"])")), HasSubstr("message 0 is string"));
+  EXPECT_THAT(error_of("\xff"), HasSubstr("not UTF-8"));
+  EXPECT_THAT(error_of(std::string(2 << 20, 'x')), HasSubstr("wanted at most"));
+  EXPECT_THAT(error_of("x", {}, Json::parse(R"([{"n": 18446744073709551615}])")), HasSubstr("64 bits"));
+}
+
+class ChatTemplateFolder : public ::testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& content) { std::ofstream(folder_ / name) << content; }
+  std::string rendered(const Json& extra = Json::object()) { return ChatTemplate::from_folder(folder_.path())->render(kMessages, false, extra).text; }
+  TempFolder folder_;
+};
+
+TEST_F(ChatTemplateFolder, WithoutTemplateHasNone) {
+  EXPECT_FALSE(ChatTemplate::from_folder(folder_.path()).has_value());
+  write("tokenizer_config.json", R"({"bos_token": "<s>", "chat_template": null})");
+  EXPECT_FALSE(ChatTemplate::from_folder(folder_.path()).has_value());
+}
+
+TEST_F(ChatTemplateFolder, GivesTheTemplateItsSpecialTokens) {
+  write("tokenizer_config.json", R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}x{{ eos_token }}"})");
+  EXPECT_EQ(rendered(), "<s>x</s>");
+  EXPECT_EQ(rendered({{"bos_token", "B"}}), "Bx</s>");
+}
+
+TEST_F(ChatTemplateFolder, PrefersTheFileBesideTheConfig) {
+  write("tokenizer_config.json", R"({"eos_token": "E", "chat_template": "config"})");
+  write("chat_template.jinja", "file {{ eos_token }}");
+  EXPECT_EQ(rendered(), "file E");
+}
+
+TEST_F(ChatTemplateFolder, ChoosesFromAListByTools) {
+  write("tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]})");
+  EXPECT_EQ(rendered(), "plain");
+  EXPECT_EQ(rendered({{"tools", Json::array()}}), "tools");
+}
+
+TEST_F(ChatTemplateFolder, RefusesABrokenConfig) {
+  for (const char* config : {"{", "[]", R"({"chat_template": 5})", R"({"chat_template": []})", R"({"chat_template": [{"name": "default"}]})",
+                             R"({"chat_template": [{"name": "other", "template": "x"}]})", R"({"chat_template": "{{"})"}) {
+    write("tokenizer_config.json", config);
+    EXPECT_THROW(ChatTemplate::from_folder(folder_.path()), Error) << config;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::text

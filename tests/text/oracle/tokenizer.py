@@ -1,0 +1,67 @@
+"""What the `tokenizers` library makes of texts: the oracle of tokenizer_oracle_test.cc.
+
+Reads a JSON array of requests from standard input and writes one JSON array of answers:
+  request  {"file": PATH} or {"json": TEXT}; "texts": [...]; "random": {"seed", "count", "length"} adds texts made here;
+           "add_special", "parse_special": booleans
+  answer   [{"text", "ids", "offsets" (bytes of the UTF-8 text), "decoded", "decoded_all"}, ...]
+           or {"error": MESSAGE} when the library refuses the file
+Random texts hold only characters of Unicode 14, the newest that all the libraries involved know.
+"""
+import itertools
+import json
+import random
+import sys
+import unicodedata
+
+from tokenizers import Tokenizer
+
+PIECES = ["'s", "'LL", "'\u017f", " ", "  ", "\n", "\r\n", "\t", "\n\n", "12", "3456", "don't", "Hello", " world", "e\u0301",
+          "\u00e9", "\ufb01", "\u0130", "\u2581", "\u00a0", "\u3000", "\u200d", "\uac00\u11a8", "\u1100\u1161", "\u0628\u0650",
+          "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<bos>", "<eos>", "<unused7>", "<0x41>", "<x>", "<y>", "</s>", "\ufffd",
+          "\U0001f468\u200d\U0001f469", "...", "!?", "_", "\u0000", "\u0085", "\u180e", "\u2028", "\ufeff", "\uff9e", "\u0344"]
+ASSIGNED = [c for c in map(chr, range(0x30000)) if unicodedata.category(c) not in ("Cn", "Cs")]
+
+
+def random_text(rng, length):
+    parts = []
+    for _ in range(rng.randrange(1, length)):
+        kind = rng.random()
+        if kind < 0.4:
+            parts.append(rng.choice(PIECES))
+        elif kind < 0.7:
+            parts.append(chr(rng.randrange(32, 127)))
+        elif kind < 0.8:
+            parts.append(chr(rng.randrange(0xA0, 0x250)))
+        else:
+            parts.append(rng.choice(ASSIGNED))
+    return "".join(parts)
+
+
+def byte_offsets(text, offsets):
+    at = [0] + list(itertools.accumulate(len(c.encode()) for c in text))
+    return [[at[begin], at[end]] for begin, end in offsets]
+
+
+def answer(request):
+    try:
+        if "file" in request:
+            tokenizer = Tokenizer.from_file(request["file"])
+        else:
+            tokenizer = Tokenizer.from_str(request["json"])
+    except Exception as error:  # the library raises bare Exception
+        return {"error": str(error)}
+    tokenizer.encode_special_tokens = not request.get("parse_special", True)
+    texts = list(request.get("texts", []))
+    if "random" in request:
+        rng = random.Random(request["random"]["seed"])
+        texts += [random_text(rng, request["random"]["length"]) for _ in range(request["random"]["count"])]
+    rows = []
+    for text in texts:
+        encoding = tokenizer.encode(text, add_special_tokens=request.get("add_special", True))
+        rows.append({"text": text, "ids": encoding.ids, "offsets": byte_offsets(text, encoding.offsets),
+                     "decoded": tokenizer.decode(encoding.ids, skip_special_tokens=True),
+                     "decoded_all": tokenizer.decode(encoding.ids, skip_special_tokens=False)})
+    return rows
+
+
+json.dump([answer(request) for request in json.load(sys.stdin)], sys.stdout)
