@@ -25,7 +25,7 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
   const Steps steps = plan_redistribute(tensor.sizes(), *impl.mesh(), impl.placements(), to);
   at::Tensor local = run_steps(impl.local(), *impl.mesh(), steps, may_alias);
   const bool changed = !local.is_same(impl.local());
-  const Sizes strides = changed && local.is_contiguous() ? contiguous_strides(tensor.sizes())
+  const Sizes strides = changed && local.is_contiguous() ? dense_strides(tensor.sizes())
                                                          : Sizes(tensor.strides().begin(), tensor.strides().end());
   return make_dtensor(std::move(local), impl.mesh(), share(to), tensor.sizes(), strides);
 }
@@ -33,7 +33,7 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
 namespace {
 
 // What a conversion's backward needs beside tensors, in a form that AutogradContext can keep.
-struct Saved final : c10::intrusive_ptr_target {
+struct Saved final : torch::CustomClassHolder {
   MeshPtr mesh;
   Placements placements;
   Sizes sizes;
@@ -44,7 +44,7 @@ void save(AutogradContext* ctx, MeshPtr mesh, const Placements& placements, c10:
   saved->mesh = std::move(mesh);
   saved->placements = placements;
   saved->sizes.assign(sizes.begin(), sizes.end());
-  ctx->saved_data["saved"] = c10::IValue::make_capsule(std::move(saved));
+  ctx->saved_data["saved"] = c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(saved)));
   ctx->set_materialize_grads(false);
 }
 

@@ -4,6 +4,8 @@
 
 #include <sstream>
 
+#include <fmt/ranges.h>
+
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/dtensor/comm_debug.h"
@@ -226,6 +228,16 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }
+
+namespace {
+thread_local int implicit_replications = 0;
+}
+
+ImplicitReplication::ImplicitReplication() { ++implicit_replications; }
+
+ImplicitReplication::~ImplicitReplication() { --implicit_replications; }
+
+bool implicit_replication_enabled() noexcept { return implicit_replications > 0; }
 
 std::string str(const at::Tensor& tensor) {
   const DTensorImpl& impl = checked_impl("str", tensor);

@@ -65,6 +65,17 @@ struct LocalBox {
 };
 LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements);
 
+// While one lives, plain tensors beside DTensors count as replicated on this thread: the caller vouches that they are
+// alike on all ranks.
+class ImplicitReplication {
+ public:
+  ImplicitReplication();
+  ~ImplicitReplication();
+  ImplicitReplication(const ImplicitReplication&) = delete;
+  ImplicitReplication& operator=(const ImplicitReplication&) = delete;
+};
+bool implicit_replication_enabled() noexcept;
+
 // Text with global shape, placements, mesh and local values; no communication.
 std::string str(const at::Tensor& tensor);
 

@@ -41,7 +41,7 @@ Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placeme
   return sizes;
 }
 
-Sizes contiguous_strides(c10::IntArrayRef sizes) {
+Sizes dense_strides(c10::IntArrayRef sizes) {
   Sizes strides(sizes.size());
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0;) {

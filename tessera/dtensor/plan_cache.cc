@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstring>
 
+#include "tessera/dtensor/dtensor.h"
+
 namespace tessera::detail {
 
 namespace {
@@ -29,7 +31,8 @@ bool CallKey::add(const at::Tensor& tensor) {
   if (!is_dtensor_impl(impl)) {
     words_.push_back(word(Tag::kPlain, describe(tensor, impl, true)));
     words_.append(sizes.begin(), sizes.end());
-    return impl.numel() == 1;  // whether a larger one may count as replicated depends on its values
+    // Otherwise whether it may count as replicated depends on its values.
+    return impl.numel() == 1 || implicit_replication_enabled();
   }
   const auto& dtensor = static_cast<const DTensorImpl&>(impl);
   const bool contiguous = impl.is_contiguous();

@@ -82,6 +82,9 @@ struct OutputShape {
 // An argument that is passed to the operation on the parts in place of the caller's.
 using Rewrites = std::vector<std::pair<int, c10::IValue>>;
 
+// Runs on every rank of the mesh with the parts as arguments; see detail/plan.h for what it can use.
+using LocalFunction = std::function<void(const detail::LocalCall&)>;
+
 struct Proposal {
   // Legal combinations, in order of preference among equals. "All replicated" always counts and need not be listed. The
   // cheapest to reach from the present placements is taken. Strategies with shards count only when some input is sharded.
@@ -99,8 +102,8 @@ struct Proposal {
   std::vector<OutputShape> outputs;
   // Arguments that must change for the parts, given what was chosen.
   std::function<Rewrites(const OpCall&, const Choice&, const std::vector<OutputShape>&)> rewrite;
-  // What runs on the parts instead of the operation itself.
-  std::function<void(detail::LocalCall&)> local;
+  // What runs on the parts instead of the operation itself; may give nothing for the operation as it is.
+  std::function<LocalFunction(const OpCall&, const Choice&)> local;
 
   void output(c10::IntArrayRef sizes) { outputs.push_back({sizes.vec(), {}}); }
 };

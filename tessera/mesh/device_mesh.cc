@@ -6,6 +6,8 @@
 #include <mutex>
 #include <numeric>
 
+#include <fmt/ranges.h>
+
 #include "tessera/base/error.h"
 
 namespace tessera {

@@ -39,6 +39,7 @@ class DTensorImpl final : public c10::TensorImpl {
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
                                                               bool allow_tensor_metadata_change) const override;
   void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) override;
+  void release_resources() override;
 
  protected:
   const char* tensorimpl_type_name() const override { return "DTensorImpl"; }
@@ -46,7 +47,6 @@ class DTensorImpl final : public c10::TensorImpl {
  private:
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_tensor_metadata_change) const;
-  void release_resources() override;
 
   at::Tensor local_;
   MeshPtr mesh_;

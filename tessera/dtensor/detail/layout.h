@@ -15,7 +15,7 @@ using Sizes = c10::SmallVector<int64_t, 6>;
 int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement);
 // Shape of this rank's part; all zero on a rank outside the mesh.
 Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements);
-Sizes contiguous_strides(c10::IntArrayRef sizes);
+Sizes dense_strides(c10::IntArrayRef sizes);
 // Global strides with the order of dims (and gaps and broadcast dims) that the local part has.
 Sizes strides_like(c10::IntArrayRef global_sizes, c10::IntArrayRef local_sizes, c10::IntArrayRef local_strides);
 // One placement a mesh dim, dims in range (negative ones are made positive), reductions that go together.

@@ -33,8 +33,8 @@ struct OpEntry {
   std::vector<ArgInfo> args;
   std::vector<int> tensor_args;
   std::vector<int> return_alias;  // for each return: the argument it is, or -1
+  bool mutates = false;        // writes to some argument
   bool in_place_view = false;     // changes the shape of an argument
-  bool random = false;
   bool foreach = false;
   uint64_t id;                    // in cache keys
   // Looked up at the first call; atomic because ranks may be threads.
@@ -64,7 +64,7 @@ struct Plan {
   std::vector<Redistribution> redistributions;  // in the order of arguments and elements
   Rewrites rewrites;
   std::vector<OutputPlan> outputs;
-  std::function<void(LocalCall&)> local;
+  LocalFunction local;
   bool cacheable = true;
 };
 
@@ -86,13 +86,17 @@ struct LocalCall {
 
 // Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal way.
 std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
+// Outputs that must lie in a given way because they are written to an argument.
+using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
 // Of the legal combinations, the one that moves least. Error kShape when none is left.
-Choice choose(const OpCall& call, const Proposal& proposal);
+Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
 // Shapes of the results of the operation on meta tensors of the global shapes.
 std::vector<OutputShape> infer_outputs(const OpCall& call);
 
 // The tables of rules/ and what was added by register_rule.
 const Rule* find_rule(const OpEntry& op);
+// Gives operations of a namespace other than aten their kernels, so that rules for them take effect.
+void ensure_kernels_of(const std::string& name);
 Handler find_handler(const std::string& name);
 
 }  // namespace tessera::detail

@@ -1,0 +1,114 @@
+// Scaled dot product attention: batch and heads are independent, and queries of one another.
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Whether key and value heads divide as query heads do, so that a rank's queries meet their own groups of them.
+bool heads_divide(const OpCall& call, const TensorInput& query, const TensorInput& key) {
+  if (query.sizes[1] == key.sizes[1]) {
+    return true;
+  }
+  for (const int64_t k : call.mesh->shape()) {
+    if (query.sizes[1] % k != 0 || key.sizes[1] % k != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A mask broadcasts over what it has with size 1.
+Placement of_mask(const TensorInput& mask, int64_t dim) {
+  const int64_t own = dim - (4 - mask.dim());
+  return own < 0 || mask.sizes[own] == 1 ? Replicate() : Shard(own);
+}
+
+struct Roles {
+  int query;
+  int key;
+  int mask;
+  bool causal;
+};
+
+Roles roles(const OpCall& call) {
+  int mask = call.arg_named("attn_mask");
+  mask = mask < 0 ? call.arg_named("attn_bias") : mask;
+  const int causal = call.arg_named("is_causal");
+  return {call.input_at(call.arg_named("query")), call.input_at(call.arg_named("key")), mask < 0 ? -1 : call.input_at(mask),
+          causal >= 0 && call.args[causal].isBool() && call.bool_at(causal)};
+}
+
+bool uses_dropout(const OpCall& call) {
+  const int arg = call.arg_named("dropout_p");
+  return arg >= 0 && call.args[arg].toScalar().toDouble() > 0;
+}
+
+// (query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
+void propose_forward(const OpCall& call, Proposal& proposal) {
+  const Roles role = roles(call);
+  const TensorInput& query = call.inputs[role.query];
+  const TensorInput& value = call.inputs[call.input_at(call.arg_named("value"))];
+  const auto add = [&](int64_t dim, bool keys_too) {
+    Strategy strategy{{Shard(dim)}, {}};
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      if (static_cast<int>(i) == role.mask) {
+        strategy.inputs.push_back(of_mask(call.inputs[i], dim));
+      } else {
+        strategy.inputs.push_back(keys_too || static_cast<int>(i) == role.query ? Shard(dim) : Replicate());
+      }
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  if (!uses_dropout(call)) {
+    add(0, true);
+    if (heads_divide(call, query, call.inputs[role.key])) {
+      add(1, true);
+    }
+    if (!role.causal) {
+      add(2, false);
+    }
+  }
+  const auto& q = query.sizes;
+  proposal.outputs.push_back({{q[0], q[1], q[2], value.sizes[3]}, {}});
+  proposal.outputs.push_back({{q[0], q[1], q[2]}, {}});
+}
+
+// (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key, value
+void propose_backward(const OpCall& call, Proposal& proposal) {
+  const Roles role = roles(call);
+  const int value = call.input_at(call.arg_named("value"));
+  const auto add = [&](int64_t dim, bool keys_too) {
+    Strategy strategy{{Shard(dim), keys_too ? Shard(dim) : Partial(), keys_too ? Shard(dim) : Partial()}, {}};
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const auto at = static_cast<int>(i);
+      if (at == role.mask) {
+        strategy.inputs.push_back(of_mask(call.inputs[i], dim));
+      } else {
+        strategy.inputs.push_back(keys_too || (at != role.key && at != value) ? Shard(dim) : Replicate());
+      }
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  if (!uses_dropout(call)) {
+    add(0, true);
+    if (heads_divide(call, call.inputs[role.query], call.inputs[role.key])) {
+      add(1, true);
+    }
+    if (!role.causal) {
+      add(2, false);
+    }
+  }
+  for (const int input : {role.query, role.key, value}) {
+    proposal.output(call.inputs[input].sizes);
+  }
+}
+
+}  // namespace
+
+void add_attention_rules(RuleTable& table) {
+  table.add("aten::_scaled_dot_product_flash_attention_for_cpu", propose_forward);
+  table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward", propose_backward);
+}
+
+}  // namespace tessera::detail

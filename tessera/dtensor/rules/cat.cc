@@ -1,0 +1,95 @@
+// Joining tensors along a dim.
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+bool is_legacy_empty(const TensorInput& input) { return input.dim() == 1 && input.sizes[0] == 0; }
+
+// All operands lie as one of them does, which must have the joined dim whole. Candidates follow the operands in turn.
+void propose_cat(const OpCall& call, Proposal& proposal) {
+  TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
+  const TensorInput* example = &call.inputs[0];
+  for (const auto& input : call.inputs) {
+    if (!is_legacy_empty(input)) {
+      example = &input;
+      break;
+    }
+  }
+  const int64_t joined = wrap_dim(call.int_at(1), example->dim());
+  proposal.by_mesh_dim.resize(call.mesh->ndim());
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    auto& strategies = proposal.by_mesh_dim[m];
+    for (const auto& input : call.inputs) {
+      Placement followed = input.placements[m];
+      if (is_legacy_empty(input) || followed.is_replicate() || (followed.is_any_shard() && followed.dim == joined)) {
+        continue;
+      }
+      Strategy strategy{{followed}, {}};
+      for (const auto& other : call.inputs) {
+        strategy.inputs.push_back(is_legacy_empty(other) ? other.placements[m] : followed);
+      }
+      strategies.push_back(std::move(strategy));
+    }
+  }
+  std::vector<int64_t> sizes = example->sizes.vec();
+  TESSERA_CHECK(joined >= 0 && joined < static_cast<int64_t>(sizes.size()), ErrorKind::kShape,
+                "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), call.int_at(1), sizes.size());
+  sizes[joined] = 0;
+  for (const auto& input : call.inputs) {
+    if (!is_legacy_empty(input)) {
+      TESSERA_CHECK(input.dim() == example->dim(), ErrorKind::kShape,
+                    "[dtensor.dispatch] {}: found tensors of {} and {} dims, wanted the same.", call.describe(), example->dim(),
+                    input.dim());
+      sizes[joined] += input.sizes[joined];
+    }
+  }
+  proposal.strided = false;  // strided placements are followed as they are
+  proposal.output(sizes);
+}
+
+// stack: operands that are cut differently are brought together whole, as upstream does.
+void propose_stack(const OpCall& call, Proposal& proposal) {
+  TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
+  const int64_t ndim = call.inputs[0].dim();
+  const int64_t added = wrap_dim(call.int_at(1), ndim + 1);
+  Placements common;
+  Placements result;
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    Placement merged = call.inputs[0].placements[m];
+    for (const auto& input : call.inputs) {
+      const Placement& next = input.placements[m];
+      if (next == merged || next.is_replicate()) {
+        continue;
+      }
+      const bool takes_over = merged.is_replicate() || (merged.is_partial() && next.is_any_shard());
+      const bool gives_way = merged.is_any_shard() && next.is_partial();
+      if (takes_over) {
+        merged = next;
+      } else if (!gives_way) {
+        merged = Replicate();
+        break;
+      }
+    }
+    common.push_back(merged);
+    if (merged.is_any_shard() && merged.dim >= added) {
+      ++merged.dim;
+    }
+    result.push_back(merged);
+  }
+  proposal.choice = Choice{std::vector<Placements>(call.inputs.size(), common), {result}};
+  std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
+  sizes.insert(sizes.begin() + added, static_cast<int64_t>(call.inputs.size()));
+  proposal.output(sizes);
+}
+
+}  // namespace
+
+void add_cat_rules(RuleTable& table) {
+  table.add({"aten::cat", "aten::_cat", "aten::concat"}, propose_cat);
+  table.add({"aten::stack", "aten::_stack"}, propose_stack);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,233 @@
+// Operations that move, drop, add or cut dims: each dim of the input is at most one dim of the result.
+#include <ATen/ATen.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// For each dim of the first input its dim in every result, -1 when it must be whole.
+using DimMap = c10::SmallVector<int64_t, 6>;
+
+void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map) {
+  const TensorInput& self = call.inputs[0];
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (map[dim] >= 0 && is_sharded_on(self, dim)) {
+      proposal.strategies.push_back({{Shard(map[dim])}, {Shard(dim)}});
+    }
+  }
+  for (const Placement& p : partials_among(call)) {
+    proposal.strategies.push_back({{p}, {p}});
+  }
+}
+
+Rule mapped(DimMap (*map)(const OpCall&)) {
+  return [map](const OpCall& call, Proposal& proposal) { propose_mapped(call, proposal, map(call)); };
+}
+
+DimMap identity(int64_t ndim) {
+  DimMap map(ndim);
+  for (int64_t i = 0; i < ndim; ++i) {
+    map[i] = i;
+  }
+  return map;
+}
+
+int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {
+  TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape, "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.",
+                call.describe(), dim, ndim);
+  return wrap_dim(dim, ndim);
+}
+
+DimMap transposed(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim();
+  DimMap map = identity(ndim);
+  if (call.args.size() < 3) {  // t()
+    if (ndim == 2) {
+      std::swap(map[0], map[1]);
+    }
+  } else if (ndim > 0) {
+    std::swap(map[checked_dim(call, call.int_at(1), ndim)], map[checked_dim(call, call.int_at(2), ndim)]);
+  }
+  return map;
+}
+
+DimMap permuted(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim();
+  DimMap map(ndim, -1);
+  const auto dims = call.ints_at(1);
+  for (size_t i = 0; i < dims.size(); ++i) {
+    map[checked_dim(call, dims[i], ndim)] = static_cast<int64_t>(i);
+  }
+  return map;
+}
+
+DimMap unsqueezed(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim();
+  const int64_t added = checked_dim(call, call.int_at(1), ndim + 1);
+  DimMap map = identity(ndim);
+  for (auto& dim : map) {
+    dim += dim >= added;
+  }
+  return map;
+}
+
+// One dim goes away (select, unbind) or must be whole (slice, split, flip).
+DimMap without(const OpCall& call, int64_t gone, bool removed) {
+  DimMap map = identity(call.inputs[0].dim());
+  map[gone] = -1;
+  for (int64_t dim = gone + 1; removed && dim < static_cast<int64_t>(map.size()); ++dim) {
+    --map[dim];
+  }
+  return map;
+}
+
+DimMap selected(const OpCall& call) {
+  return without(call, checked_dim(call, call.int_at(1), call.inputs[0].dim()), true);
+}
+
+DimMap sliced(const OpCall& call) {
+  const TensorInput& self = call.inputs[0];
+  const int64_t dim = checked_dim(call, call.int_at(1), self.dim());
+  const bool from_start = !call.has(2) || call.int_at(2) == 0 || call.int_at(2) <= -self.sizes[dim];
+  const bool to_end = !call.has(3) || call.int_at(3) >= self.sizes[dim];
+  return from_start && to_end && call.int_at(4) == 1 ? identity(self.dim()) : without(call, dim, false);
+}
+
+DimMap split_along(const OpCall& call) {
+  return without(call, checked_dim(call, call.int_at(call.arg_named("dim")), call.inputs[0].dim()), false);
+}
+
+DimMap whole_along_dims(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim();
+  DimMap map = identity(ndim);
+  for (const int64_t dim : call.ints_at(call.arg_named("dims"))) {
+    map[checked_dim(call, dim, ndim)] = -1;
+  }
+  return map;
+}
+
+DimMap whole_last_two(const OpCall& call) {
+  DimMap map = identity(call.inputs[0].dim());
+  for (size_t i = map.size() - std::min<size_t>(map.size(), 2); i < map.size(); ++i) {
+    map[i] = -1;
+  }
+  return map;
+}
+
+void propose_unbind(const OpCall& call, Proposal& proposal) {
+  const int64_t dim = checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim());
+  propose_mapped(call, proposal, without(call, dim, true));
+  proposal.strict = true;
+  proposal.strict_reason = fmt::format("Attempted to unbind along the sharded dimension {}.", dim);
+}
+
+// squeeze looks at global sizes: a local part of size 1 stays.
+void propose_squeeze(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  std::vector<int64_t> candidates = call.ints_at(call.args.size() > 1 ? 1 : -1);
+  if (call.args.size() == 1) {
+    for (int64_t dim = 0; dim < self.dim(); ++dim) {
+      candidates.push_back(dim);
+    }
+  }
+  std::vector<int64_t> gone;
+  for (const int64_t dim : candidates) {
+    if (self.dim() > 0 && self.sizes[checked_dim(call, dim, self.dim())] == 1) {
+      gone.push_back(wrap_dim(dim, self.dim()));
+    }
+  }
+  DimMap map(self.dim(), -1);
+  int64_t next = 0;
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (std::find(gone.begin(), gone.end(), dim) == gone.end()) {
+      map[dim] = next++;
+    }
+  }
+  propose_mapped(call, proposal, map);
+  proposal.strict = true;
+  proposal.strict_reason = "Attempted to squeeze a sharded dimension.";
+  proposal.local = [gone](const OpCall&, const Choice&) -> LocalFunction {
+    return [gone](const LocalCall& local) { local.finish({at::squeeze(local.arg(0).toTensor(), gone)}); };
+  };
+}
+
+// expand(self, size): sizes of the parts in place of the global ones.
+void propose_expand(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const auto sizes = call.ints_at(1);
+  const auto added = static_cast<int64_t>(sizes.size()) - self.dim();
+  DimMap map(self.dim(), -1);
+  for (int64_t dim = 0; dim < self.dim() && added >= 0; ++dim) {
+    const bool repeated = self.sizes[dim] == 1 && sizes[dim + added] != 1 && sizes[dim + added] != -1;
+    map[dim] = repeated ? -1 : dim + added;
+  }
+  propose_mapped(call, proposal, map);
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+  };
+}
+
+// slice_backward(grad, input_sizes, dim, ...): a tensor of input_sizes, zero outside the slice.
+void propose_cut_backward(const OpCall& call, Proposal& proposal, bool removed) {
+  const auto sizes = call.ints_at(1);
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  const int64_t gone = checked_dim(call, call.int_at(2), ndim);
+  DimMap map(call.inputs[0].dim(), -1);
+  for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
+    map[dim] = removed ? dim + (dim >= gone) : (dim == gone ? -1 : dim);
+  }
+  propose_mapped(call, proposal, map);
+  proposal.output(sizes);
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+  };
+}
+
+DimMap padded(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim();
+  DimMap map = identity(ndim);
+  const auto pad = call.ints_at(1);
+  for (size_t i = 0; i < pad.size(); ++i) {
+    if (pad[i] != 0) {
+      map[ndim - 1 - static_cast<int64_t>(i / 2)] = -1;
+    }
+  }
+  return map;
+}
+
+DimMap repeated(const OpCall& call) {
+  const TensorInput& self = call.inputs[0];
+  const auto repeats = call.ints_at(1);
+  const auto added = static_cast<int64_t>(repeats.size()) - self.dim();
+  DimMap map(self.dim(), -1);
+  for (int64_t dim = 0; dim < self.dim() && added >= 0; ++dim) {
+    map[dim] = repeats[dim + added] == 1 ? dim + added : -1;
+  }
+  return map;
+}
+
+}  // namespace
+
+void add_dims_rules(RuleTable& table) {
+  table.add({"aten::t", "aten::transpose", "aten::t_copy", "aten::transpose_copy"}, mapped(transposed));
+  table.add({"aten::permute", "aten::permute_copy"}, mapped(permuted));
+  table.add({"aten::unsqueeze", "aten::unsqueeze_copy"}, mapped(unsqueezed));
+  table.add({"aten::squeeze", "aten::squeeze_copy"}, propose_squeeze);
+  table.add({"aten::select", "aten::select_copy"}, mapped(selected));
+  table.add({"aten::slice", "aten::slice_copy"}, mapped(sliced));
+  table.add({"aten::split", "aten::split_with_sizes", "aten::split_copy", "aten::split_with_sizes_copy",
+             "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::chunk"}, mapped(split_along));
+  table.add({"aten::unbind", "aten::unbind_copy"}, propose_unbind);
+  table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
+  table.add({"aten::flip", "aten::roll"}, mapped(whole_along_dims));
+  table.add({"aten::tril", "aten::triu"}, mapped(whole_last_two));
+  table.add({"aten::constant_pad_nd"}, mapped(padded));
+  table.add({"aten::repeat"}, mapped(repeated));
+  table.add("aten::select_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, true); });
+  table.add("aten::slice_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, false); });
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,93 @@
+// Negative log likelihood over shards of the batch.
+#include <ATen/ATen.h>
+#include <ATen/core/Reduction.h>
+
+#include "tessera/comm/collectives.h"
+#include "tessera/dtensor/comm_debug.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// The mean divides by the weights of the whole batch, so that ignored and weighted targets count as on one device. (Averaging
+// the means of the parts, as upstream does, does not.)
+LocalFunction mean_over(c10::SmallVector<int64_t, 4> mesh_dims) {
+  return [mesh_dims = std::move(mesh_dims)](const LocalCall& local) {
+    local.arg(3) = static_cast<int64_t>(at::Reduction::Sum);
+    local.call();
+    const at::Tensor total_weight = torch::jit::pop(local.stack).toTensor().clone();
+    const at::Tensor sum = torch::jit::pop(local.stack).toTensor();
+    for (const int64_t dim : mesh_dims) {
+      CommDebugMode::record(CommKind::kAllReduce);
+      comm::all_reduce(*local.mesh.group(dim), total_weight, ReduceOp::kSum, "nll_loss").wait();
+    }
+    local.stack.emplace_back(sum / total_weight);
+    local.stack.emplace_back(total_weight);
+  };
+}
+
+// nll_loss_forward(self, target, weight?, reduction, ignore_index) -> (output, total_weight)
+void propose_nll_loss(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const int64_t reduction = call.int_at(3);
+  const bool none = reduction == at::Reduction::None;
+  const bool mean = reduction == at::Reduction::Mean;
+  // Dim 1 holds the classes; of [C] inputs dim 0.
+  for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
+    if (dim == 1) {
+      continue;
+    }
+    const int64_t target_dim = dim == 0 ? 0 : dim - 1;
+    Strategy strategy{{none ? Shard(target_dim) : Partial(), none || mean ? Replicate() : Partial()},
+                      {Shard(dim), Shard(target_dim)}};
+    strategy.inputs.resize(call.inputs.size(), Replicate());
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  proposal.output(none ? call.inputs[1].sizes : c10::IntArrayRef{});
+  proposal.outputs.push_back({});
+  if (mean) {
+    proposal.local = [](const OpCall&, const Choice& choice) -> LocalFunction {
+      c10::SmallVector<int64_t, 4> dims;
+      for (size_t m = 0; m < choice.inputs[0].size(); ++m) {
+        if (choice.inputs[0][m].is_any_shard()) {
+          dims.push_back(static_cast<int64_t>(m));
+        }
+      }
+      return dims.empty() ? LocalFunction() : mean_over(std::move(dims));
+    };
+  }
+}
+
+// nll_loss_backward(grad, self, target, weight?, reduction, ignore_index, total_weight)
+void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
+  const size_t count = call.inputs.size();
+  const bool none = call.int_at(4) == at::Reduction::None;
+  const bool sum = call.int_at(4) == at::Reduction::Sum;
+  const TensorInput& self = call.inputs[1];
+  for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
+    if (dim == 1) {
+      continue;
+    }
+    const int64_t target_dim = dim == 0 ? 0 : dim - 1;
+    Strategy strategy{{Shard(dim)}, c10::SmallVector<Placement, 4>(count, Replicate())};
+    strategy.inputs[0] = none ? Shard(target_dim) : Replicate();
+    strategy.inputs[1] = Shard(dim);
+    strategy.inputs[2] = Shard(target_dim);
+    proposal.strategies.push_back(strategy);
+    if (sum) {  // which does not read the weight's total
+      strategy.inputs[count - 1] = Partial();
+      proposal.strategies.push_back(strategy);
+    }
+  }
+  proposal.output(self.sizes);
+}
+
+}  // namespace
+
+void add_loss_rules(RuleTable& table) {
+  table.add({"aten::nll_loss_forward", "aten::nll_loss2d_forward"}, propose_nll_loss);
+  table.add({"aten::nll_loss_backward", "aten::nll_loss2d_backward"}, propose_nll_loss_backward);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,122 @@
+// Products of matrices, in einsum notation.
+#include <string_view>
+
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+std::vector<std::string_view> operands_of(std::string_view equation) {
+  std::vector<std::string_view> operands;
+  while (!equation.empty()) {
+    const size_t comma = equation.find(',');
+    operands.push_back(equation.substr(0, comma));
+    equation = comma == std::string_view::npos ? std::string_view() : equation.substr(comma + 1);
+  }
+  return operands;
+}
+
+Placement at_label(std::string_view operand, char label) {
+  const size_t at = operand.find(label);
+  return at == std::string_view::npos ? Replicate() : Shard(static_cast<int64_t>(at));
+}
+
+// One strategy a label: those of the output shard it, the others sum over it. Then the product is linear in each operand.
+std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equation) {
+  const size_t arrow = equation.find("->");
+  const auto operands = operands_of(equation.substr(0, arrow));
+  const std::string_view result = equation.substr(arrow + 2);
+  std::string summed;
+  for (const auto& operand : operands) {
+    for (const char label : operand) {
+      if (result.find(label) == std::string_view::npos && summed.find(label) == std::string::npos) {
+        summed += label;
+      }
+    }
+  }
+  std::vector<Strategy> strategies;
+  const auto add = [&](char label, const Placement& output) {
+    Strategy strategy{{output}, {}};
+    for (const auto& operand : operands) {
+      strategy.inputs.push_back(at_label(operand, label));
+    }
+    strategies.push_back(std::move(strategy));
+  };
+  for (const char label : result) {
+    add(label, at_label(result, label));
+  }
+  for (const char label : summed) {
+    add(label, Partial());
+  }
+  for (const Placement& p : partials_among(call)) {
+    if (!p.is_partial(ReduceOp::kSum) && !p.is_partial(ReduceOp::kAvg)) {
+      continue;
+    }
+    for (size_t i = 0; i < operands.size(); ++i) {
+      Strategy strategy{{p}, c10::SmallVector<Placement, 4>(operands.size(), Replicate())};
+      strategy.inputs[i] = p;
+      strategies.push_back(std::move(strategy));
+    }
+  }
+  return strategies;
+}
+
+std::vector<int64_t> result_sizes(const OpCall& call, std::string_view equation, size_t first) {
+  const size_t arrow = equation.find("->");
+  const auto operands = operands_of(equation.substr(0, arrow));
+  std::vector<int64_t> sizes;
+  for (const char label : equation.substr(arrow + 2)) {
+    for (size_t i = 0; i < operands.size(); ++i) {
+      const size_t at = operands[i].find(label);
+      if (at != std::string_view::npos && at < call.inputs[first + i].sizes.size()) {
+        sizes.push_back(call.inputs[first + i].sizes[at]);
+        break;
+      }
+    }
+  }
+  return sizes;
+}
+
+Rule einsum(const char* equation) {
+  return [equation](const OpCall& call, Proposal& proposal) {
+    proposal.strategies = einsum_strategies(call, equation);
+    proposal.output(result_sizes(call, equation, 0));
+  };
+}
+
+// addmm(self, a, b): self lies as the output does, broadcast dims whole. Of a partial output every rank adds its part.
+Rule einsum_plus(const char* equation) {
+  return [equation](const OpCall& call, Proposal& proposal) {
+    const auto sizes = result_sizes(call, equation, 1);
+    const TensorInput& self = call.inputs[0];
+    const auto ndim = static_cast<int64_t>(sizes.size());
+    proposal.strategies = einsum_strategies(call, equation);
+    for (auto& strategy : proposal.strategies) {
+      Placement placement = strategy.outputs[0];
+      if (placement.is_shard()) {
+        const int64_t own = placement.dim - (ndim - self.dim());
+        placement = own < 0 || (self.sizes[own] == 1 && sizes[placement.dim] != 1) ? Replicate() : Shard(own);
+      }
+      strategy.inputs.insert(strategy.inputs.begin(), placement);
+    }
+    proposal.output(sizes);
+  };
+}
+
+}  // namespace
+
+void add_matmul_rules(RuleTable& table) {
+  table.add("aten::mm", einsum("mk,kn->mn"));
+  table.add("aten::bmm", einsum("bmk,bkn->bmn"));
+  table.add("aten::mv", einsum("mk,k->m"));
+  table.add("aten::dot", einsum("k,k->"));
+  table.add("aten::vdot", einsum("k,k->"));
+  table.add("aten::addmm", einsum_plus("mk,kn->mn"));
+  table.add("aten::addmv", einsum_plus("mk,k->m"));
+  table.add("aten::addr", einsum_plus("m,n->mn"));
+  table.add("aten::baddbmm", einsum_plus("bmk,bkn->bmn"));
+  table.add("aten::addbmm", einsum_plus("bmk,bkn->mn"));
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,148 @@
+// Sums, means, extremes and norms.
+#include <cmath>
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+struct Reduction {
+  std::vector<bool> reduced;      // one a dim of self
+  std::vector<int64_t> position;  // of each kept dim in the output
+  std::vector<int64_t> sizes;     // of the output
+};
+
+Reduction read_reduction(const OpCall& call) {
+  const TensorInput& self = call.inputs[0];
+  const int dim_arg = call.arg_named("dim");
+  const std::vector<int64_t> dims = call.ints_at(dim_arg);
+  const int keepdim_arg = call.arg_named("keepdim");
+  const bool keepdim = keepdim_arg >= 0 && call.bool_at(keepdim_arg);
+  Reduction result{std::vector<bool>(self.dim(), dims.empty()), std::vector<int64_t>(self.dim(), -1), {}};
+  for (const int64_t dim : dims) {
+    TESSERA_CHECK(dim >= -std::max<int64_t>(self.dim(), 1) && dim < std::max<int64_t>(self.dim(), 1), ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), dim, self.dim());
+    if (self.dim() > 0) {
+      result.reduced[wrap_dim(dim, self.dim())] = true;
+    }
+  }
+  for (int64_t i = 0; i < self.dim(); ++i) {
+    if (result.reduced[i] && !keepdim) {
+      continue;
+    }
+    result.position[i] = static_cast<int64_t>(result.sizes.size());
+    result.sizes.push_back(result.reduced[i] ? 1 : self.sizes[i]);
+  }
+  return result;
+}
+
+// Every rank of every mesh dim has something of dim to reduce.
+bool no_part_is_empty(const OpCall& call, int64_t dim) {
+  int64_t n = call.inputs[0].sizes[dim];
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    const Placement& placement = call.inputs[0].placements[m];
+    if (placement.is_any_shard() && placement.dim == dim) {
+      n = local_extent(n, call.mesh->shape()[m], call.mesh->shape()[m] - 1, placement);
+    }
+  }
+  return n > 0;
+}
+
+bool all_parts_are_equal(const OpCall& call, int64_t dim) {
+  int64_t parts = 1;
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    const Placement& placement = call.inputs[0].placements[m];
+    parts *= placement.is_any_shard() && placement.dim == dim ? call.mesh->shape()[m] : 1;
+  }
+  return call.inputs[0].sizes[dim] % parts == 0;
+}
+
+enum class Needs { kNothing, kNonEmpty, kEqual };
+
+struct ReductionKind {
+  std::optional<Placement> over_shards;  // what reducing a sharded dim gives; none: it cannot be sharded
+  Needs needs = Needs::kNothing;
+  bool (*keeps)(const Placement&) = nullptr;  // partials of the input that pass
+};
+
+void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) {
+  const Reduction reduction = read_reduction(call);
+  const TensorInput& self = call.inputs[0];
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (!is_sharded_on(self, dim)) {
+      continue;
+    }
+    if (!reduction.reduced[dim]) {
+      proposal.strategies.push_back({{Shard(reduction.position[dim])}, {Shard(dim)}});
+      continue;
+    }
+    const bool can = kind.over_shards && (kind.needs == Needs::kNothing ||
+                                          (kind.needs == Needs::kNonEmpty && no_part_is_empty(call, dim)) ||
+                                          (kind.needs == Needs::kEqual && all_parts_are_equal(call, dim)));
+    if (can) {
+      proposal.strategies.push_back({{*kind.over_shards}, {Shard(dim)}});
+    }
+  }
+  for (const Placement& p : partials_among(call)) {
+    if (kind.keeps != nullptr && kind.keeps(p)) {
+      proposal.strategies.push_back({{p}, {p}});
+    }
+  }
+  const size_t outputs = call.op.handle.schema().returns().size();
+  proposal.outputs.assign(outputs, OutputShape{reduction.sizes, {}});
+}
+
+Rule reduction(ReductionKind kind) {
+  return [kind](const OpCall& call, Proposal& proposal) { propose(call, proposal, kind); };
+}
+
+bool is_additive(const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); }
+bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
+bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
+
+// norm(self, p, dim): parts of a norm combine as (sum of x^p)^(1/p).
+void propose_norm(const OpCall& call, Proposal& proposal) {
+  int order_arg = call.arg_named("ord");
+  order_arg = order_arg < 0 ? call.arg_named("p") : order_arg;
+  const double order = call.has(order_arg) ? call.args[order_arg].toScalar().toDouble() : 2.0;
+  ReductionKind kind;
+  if (order == std::numeric_limits<double>::infinity()) {
+    kind = {Partial(ReduceOp::kMax), Needs::kNonEmpty, nullptr};
+  } else if (order == -std::numeric_limits<double>::infinity()) {
+    kind = {Partial(ReduceOp::kMin), Needs::kNonEmpty, nullptr};
+  } else if (order == 0) {
+    kind = {Partial(ReduceOp::kSum), Needs::kNothing, nullptr};
+  } else if (order > 0) {
+    kind = {NormPartial(static_cast<float>(order)), Needs::kNothing, nullptr};
+  }
+  propose(call, proposal, kind);
+  // A norm of parts of norms of the same order is a part of the norm.
+  for (const Placement& p : partials_among(call)) {
+    if (kind.over_shards && p == *kind.over_shards && p.kind == Placement::Kind::kNormPartial) {
+      proposal.strategies.push_back({{p}, {p}});
+    }
+  }
+}
+
+}  // namespace
+
+void add_reduction_rules(RuleTable& table) {
+  table.add({"aten::sum", "aten::nansum"}, reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
+  table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, nullptr}));
+  table.add({"aten::prod"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
+  table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
+  table.add({"aten::any"}, reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));
+  table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), Needs::kNonEmpty, is_max}));
+  table.add({"aten::amin", "aten::min"}, reduction({Partial(ReduceOp::kMin), Needs::kNonEmpty, is_min}));
+  // With positions, or with more than one pass over the whole dim.
+  table.add({"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::argmax", "aten::argmin",
+             "aten::var", "aten::std", "aten::var_mean", "aten::std_mean", "aten::logsumexp", "aten::median.dim",
+             "aten::mode", "aten::kthvalue", "aten::nanmedian.dim"}, reduction({}));
+  table.add({"aten::linalg_vector_norm", "aten::norm"}, propose_norm);
+  table.add("aten::_foreach_norm", zip_rule(propose_norm));
+}
+
+}  // namespace tessera::detail

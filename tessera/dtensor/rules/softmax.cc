@@ -1,0 +1,32 @@
+// Operations that need one dim whole and treat the others independently: softmax, scans, sorts.
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// All inputs and outputs have one shape and are cut alike along any dim but `dim`.
+Rule along_dim(size_t outputs) {
+  return [outputs](const OpCall& call, Proposal& proposal) {
+    const auto& sizes = call.inputs[0].sizes;
+    const int64_t ndim = call.inputs[0].dim();
+    const int dim_arg = call.arg_named("dim");
+    const int64_t whole = wrap_dim(call.has(dim_arg) ? call.int_at(dim_arg) : -1, ndim);
+    for (int64_t dim = 0; dim < ndim; ++dim) {
+      if (dim != whole) {
+        proposal.strategies.push_back({{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Shard(dim))});
+      }
+    }
+    proposal.outputs.assign(outputs, OutputShape{sizes.vec(), {}});
+  };
+}
+
+}  // namespace
+
+void add_softmax_rules(RuleTable& table) {
+  table.add({"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
+             "aten::_safe_softmax", "aten::cumsum", "aten::cumprod", "aten::logcumsumexp"}, along_dim(1));
+  table.add({"aten::sort", "aten::sort.stable", "aten::cummax", "aten::cummin"}, along_dim(2));
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,191 @@
+#include "tessera/dtensor/rules/table.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+namespace detail {
+
+void RuleTable::add(const std::string& name, Rule rule) {
+  const bool fresh = rules_.emplace(name, std::move(rule)).second;
+  TESSERA_CHECK(fresh, ErrorKind::kInternal, "[dtensor.register_rule] {}: there is a rule of that name already.", name);
+}
+
+void RuleTable::add(std::initializer_list<const char*> names, const Rule& rule) {
+  for (const char* name : names) {
+    add(name, rule);
+  }
+}
+
+const Rule* RuleTable::find(const std::string& name) const {
+  const auto found = rules_.find(name);
+  return found == rules_.end() ? nullptr : &found->second;
+}
+
+namespace {
+
+struct Rules {
+  std::mutex mutex;
+  RuleTable table;
+
+  Rules() {
+    add_pointwise_rules(table);
+    add_copy_rules(table);
+    add_matmul_rules(table);
+    add_reduction_rules(table);
+    add_softmax_rules(table);
+    add_view_rules(table);
+    add_dims_rules(table);
+    add_cat_rules(table);
+    add_embedding_rules(table);
+    add_loss_rules(table);
+    add_norm_layer_rules(table);
+    add_attention_rules(table);
+    add_optimizer_rules(table);
+    add_random_rules(table);
+  }
+
+  const Rule* find(const std::string& full_name) {
+    if (const Rule* rule = table.find(full_name)) {
+      return rule;
+    }
+    std::string name = full_name.substr(0, full_name.find('.'));
+    if (const Rule* rule = table.find(name)) {
+      return rule;
+    }
+    if (name.ends_with('_') && !name.ends_with("__")) {
+      name.pop_back();
+      if (const Rule* rule = table.find(name)) {
+        return rule;
+      }
+    }
+    constexpr std::string_view kForeach = "::_foreach_";
+    if (const auto at = name.find(kForeach); at != std::string::npos) {
+      if (const Rule* single = table.find(name.substr(0, at) + "::" + name.substr(at + kForeach.size()))) {
+        table.add(full_name, zip_rule(*single));
+        return table.find(full_name);
+      }
+    }
+    return nullptr;
+  }
+};
+
+Rules& rules() {
+  static Rules* const made = new Rules();  // never destroyed: operations keep pointers to its rules
+  return *made;
+}
+
+}  // namespace
+
+const Rule* find_rule(const OpEntry& op) {
+  Rules& all = rules();
+  std::lock_guard lock(all.mutex);
+  return all.find(op.name);
+}
+
+Handler find_handler(const std::string& name) { return find_builtin_handler(name); }
+
+Rule zip_rule(Rule rule) {
+  return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
+    size_t length = 0;
+    for (const auto& input : call.inputs) {
+      length = std::max(length, static_cast<size_t>(input.element + 1));
+    }
+    Choice whole;
+    whole.inputs.resize(call.inputs.size());
+    for (size_t position = 0; position < length; ++position) {
+      std::vector<TensorInput> inputs;
+      std::vector<size_t> indices;
+      FixedOutputs fixed;
+      for (size_t i = 0; i < call.inputs.size(); ++i) {
+        const auto& input = call.inputs[i];
+        if (input.element == static_cast<int>(position) || input.element < 0) {
+          if (input.mutated && fixed.empty()) {
+            fixed.emplace_back(0, input.placements);
+          }
+          inputs.push_back(input);
+          indices.push_back(i);
+        }
+      }
+      const OpCall one(call.op, call.args, call.mesh, std::move(inputs));
+      Proposal of_one;
+      rule(one, of_one);
+      const Choice choice = choose(one, of_one, 1, fixed);
+      for (size_t i = 0; i < indices.size(); ++i) {
+        auto& placements = whole.inputs[indices[i]];
+        TESSERA_CHECK(placements.empty() || placements == choice.inputs[i], ErrorKind::kShape,
+                      "[dtensor.dispatch] {}: a tensor beside the lists would have to lie as {} and as {}. Replicate it.",
+                      call.describe(), to_string(placements), to_string(choice.inputs[i]));
+        placements = choice.inputs[i];
+      }
+      whole.outputs.push_back(choice.outputs[0]);
+      if (!of_one.outputs.empty()) {
+        proposal.outputs.push_back(of_one.outputs[0]);
+      }
+    }
+    proposal.choice = std::move(whole);
+  };
+}
+
+void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted) {
+  raise(ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are not "
+        "supported. '{}' is written and has placement {}, wanted {}. Use the out-of-place version, or redistribute first.",
+        call.describe(), call.op.args[input.arg].name, to_string(input.placements), to_string(wanted));
+}
+
+Sizes broadcast_sizes(const OpCall& call) {
+  Sizes sizes;
+  for (const auto& input : call.inputs) {
+    if (input.dim() > static_cast<int64_t>(sizes.size())) {
+      sizes.insert(sizes.begin(), input.dim() - sizes.size(), 1);
+    }
+    const size_t shift = sizes.size() - input.sizes.size();
+    for (size_t i = 0; i < input.sizes.size(); ++i) {
+      int64_t& size = sizes[i + shift];
+      TESSERA_CHECK(size == input.sizes[i] || size == 1 || input.sizes[i] == 1, ErrorKind::kShape,
+                    "[dtensor.dispatch] {}: the shapes do not broadcast: found {} and {} on dim {} from the left.",
+                    call.describe(), size, input.sizes[i], i + shift);
+      size = size == 1 ? input.sizes[i] : size;
+    }
+  }
+  return sizes;
+}
+
+c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
+  c10::SmallVector<Placement, 2> found;
+  for (const auto& input : call.inputs) {
+    for (const auto& placement : input.placements) {
+      if (placement.is_partial() && std::find(found.begin(), found.end(), placement) == found.end()) {
+        found.push_back(placement);
+      }
+    }
+  }
+  return found;
+}
+
+bool is_sharded_on(const TensorInput& input, int64_t dim) {
+  return std::any_of(input.placements.begin(), input.placements.end(),
+                     [&](const Placement& p) { return p.is_any_shard() && p.dim == dim; });
+}
+
+c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements) {
+  const Sizes local = local_sizes(sizes, *call.mesh, placements);
+  return c10::List<int64_t>(c10::IntArrayRef(local));
+}
+
+}  // namespace detail
+
+void register_rule(const std::string& name, Rule rule) {
+  {
+    auto& all = detail::rules();
+    std::lock_guard lock(all.mutex);
+    all.table.add(name, std::move(rule));
+  }
+  detail::ensure_kernels_of(name);
+}
+
+}  // namespace tessera

@@ -1,0 +1,58 @@
+// The tables of sharding rules, one function an operation family. find_rule fills them in at first use.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+
+#include "tessera/dtensor/detail/plan.h"
+#include "tessera/dtensor/rule.h"
+
+namespace tessera::detail {
+
+class RuleTable {
+ public:
+  // "aten::add" covers every overload, add_, add.out and _foreach_add; "aten::max.dim" one overload.
+  void add(const std::string& name, Rule rule);
+  void add(std::initializer_list<const char*> names, const Rule& rule);
+  const Rule* find(const std::string& name) const;
+
+ private:
+  std::unordered_map<std::string, Rule> rules_;
+};
+
+void add_pointwise_rules(RuleTable& table);
+void add_copy_rules(RuleTable& table);
+void add_matmul_rules(RuleTable& table);
+void add_reduction_rules(RuleTable& table);
+void add_softmax_rules(RuleTable& table);
+void add_view_rules(RuleTable& table);
+void add_dims_rules(RuleTable& table);
+void add_cat_rules(RuleTable& table);
+void add_embedding_rules(RuleTable& table);
+void add_loss_rules(RuleTable& table);
+void add_norm_layer_rules(RuleTable& table);
+void add_attention_rules(RuleTable& table);
+void add_optimizer_rules(RuleTable& table);
+void add_random_rules(RuleTable& table);
+
+// Applies a rule for one tensor to each position of lists of tensors; single tensors among the arguments stay whole.
+Rule zip_rule(Rule rule);
+
+// Handlers take over a call that has no sharding of its own: item(), equal(), refusals.
+Handler find_builtin_handler(const std::string& name);
+
+// Error kShape: an argument that is written would have to move.
+[[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted);
+
+// Shape of the operands broadcast together.
+Sizes broadcast_sizes(const OpCall& call);
+// The reductions that occur among the inputs' placements, each once.
+c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
+// Whether some input is cut along its dim `dim` on any mesh dim.
+bool is_sharded_on(const TensorInput& input, int64_t dim);
+// A dim that may be negative, in range.
+inline int64_t wrap_dim(int64_t dim, int64_t ndim) { return dim < 0 ? dim + std::max<int64_t>(ndim, 1) : dim; }
+// Local sizes of an output under what was chosen for it, as an argument.
+c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements);
+
+}  // namespace tessera::detail

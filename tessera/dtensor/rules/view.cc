@@ -1,0 +1,257 @@
+// Reshapes: which dims of the result hold a sharded dim of the input. Dims are matched in groups of equal product, as
+// upstream's view rules do.
+#include <ATen/ATen.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/InferSize.h>
+
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Consecutive input dims that become consecutive output dims. Dims of size 1 are left out of mixed groups.
+struct DimGroup {
+  c10::SmallVector<int64_t, 4> from;
+  c10::SmallVector<int64_t, 4> to;
+};
+
+class ViewMap {
+ public:
+  ViewMap(c10::IntArrayRef from, c10::IntArrayRef to) : from_(from), to_(to) {
+    size_t first = 0;
+    while (first < from.size() && first < to.size() && from[first] == to[first]) {
+      groups_.push_back({{static_cast<int64_t>(first)}, {static_cast<int64_t>(first)}});
+      ++first;
+    }
+    size_t from_end = from.size();
+    size_t to_end = to.size();
+    while (from_end > first && to_end > first && from[from_end - 1] == to[to_end - 1]) {
+      --from_end;
+      --to_end;
+      groups_.push_back({{static_cast<int64_t>(from_end)}, {static_cast<int64_t>(to_end)}});
+    }
+    match(first, from_end, first, to_end);
+  }
+
+  const DimGroup* group_of(int64_t dim) const {
+    for (const auto& group : groups_) {
+      if (std::find(group.from.begin(), group.from.end(), dim) != group.from.end()) {
+        return &group;
+      }
+    }
+    return nullptr;
+  }
+
+ private:
+  void match(size_t i, size_t i_end, size_t j, size_t j_end) {
+    while (i < i_end || j < j_end) {
+      DimGroup group;
+      int64_t a = 1;
+      int64_t b = 1;
+      const auto take = [](c10::IntArrayRef sizes, size_t& at, int64_t& product, auto& dims) {
+        product *= sizes[at];
+        if (sizes[at] != 1) {
+          dims.push_back(static_cast<int64_t>(at));
+        }
+        ++at;
+      };
+      do {
+        if (i < i_end && (a <= b || j == j_end)) {
+          take(from_, i, a, group.from);
+        } else if (j < j_end) {
+          take(to_, j, b, group.to);
+        }
+      } while (a != b && (i < i_end || j < j_end));
+      while (group.to.empty() && j < j_end && to_[j] == 1) {
+        ++j;
+      }
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  c10::IntArrayRef from_;
+  c10::IntArrayRef to_;
+  c10::SmallVector<DimGroup, 6> groups_;
+};
+
+// Product of the sizes of dims of a group before `dim`.
+int64_t before(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims, int64_t dim) {
+  int64_t product = 1;
+  for (const int64_t d : dims) {
+    if (d == dim) {
+      break;
+    }
+    product *= sizes[d];
+  }
+  return product;
+}
+
+class ViewPlacements {
+ public:
+  ViewPlacements(const OpCall& call, c10::IntArrayRef to)
+      : call_(call), from_(call.inputs[0].sizes), to_(to), now_(call.inputs[0].placements), map_(from_, to) {}
+
+  // Placements of the result; an error where the input would have to move.
+  Placements result() const {
+    Placements placements;
+    for (size_t m = 0; m < now_.size(); ++m) {
+      placements.push_back(now_[m].is_any_shard() ? moved(static_cast<int64_t>(m)) : now_[m]);
+    }
+    return placements;
+  }
+
+ private:
+  // How many parts the mesh dims before `until` make of the given dims.
+  int64_t parts_of(c10::ArrayRef<int64_t> dims, int64_t until) const {
+    int64_t parts = 1;
+    for (int64_t m = 0; m < until; ++m) {
+      const Placement& p = now_[m];
+      if (p.is_any_shard() && std::find(dims.begin(), dims.end(), p.dim) != dims.end()) {
+        parts *= call_.mesh->shape()[m];
+      }
+    }
+    return parts;
+  }
+
+  Placement moved(int64_t m) const {
+    const Placement& placement = now_[m];
+    const int64_t dim = placement.dim;
+    const DimGroup* group = map_.group_of(dim);
+    if (group == nullptr || group->to.empty()) {
+      fail_flatten(m);  // a dim of size 1 that goes away
+    }
+    if (group->from.size() == 1 && group->to.size() == 1) {
+      Placement same = placement;
+      same.dim = static_cast<int32_t>(group->to[0]);
+      return same;
+    }
+    const int64_t all_parts = parts_of({dim}, call_.mesh->ndim());
+    const bool flattens = group->to.size() == 1;
+    if (placement.is_strided_shard()) {
+      return flattens && dim == group->from[0] ? flattened_strided(m, *group, all_parts) : unflattened_strided(m, *group);
+    }
+    if (dim == group->from[0]) {
+      if (from_[dim] % all_parts != 0) {
+        fail_flatten(m);
+      }
+      if (to_[group->to[0]] % all_parts != 0) {
+        fail_unflatten(m, group->to[0]);
+      }
+      return Shard(group->to[0]);
+    }
+    if (!flattens) {
+      fail_unflatten(m, group->to[0]);
+    }
+    // An inner dim becomes one piece for each index of the dims before it.
+    if (dim != group->from.back() && from_[dim] % all_parts != 0) {
+      fail_flatten(m);
+    }
+    c10::SmallVector<int64_t, 4> outer;
+    for (const int64_t d : group->from) {
+      if (d == dim) {
+        break;
+      }
+      outer.push_back(d);
+    }
+    const int64_t pieces = before(from_, group->from, dim);
+    const int64_t outer_parts = parts_of(outer, m);
+    if (pieces % outer_parts != 0) {
+      fail_flatten(m);
+    }
+    return StridedShard(group->to[0], pieces / outer_parts);
+  }
+
+  Placement flattened_strided(int64_t m, const DimGroup& group, int64_t all_parts) const {
+    const int64_t factor = now_[m].split_factor;
+    if (from_[now_[m].dim] % (factor * all_parts) != 0) {
+      fail_flatten(m);
+    }
+    return StridedShard(group.to[0], factor);
+  }
+
+  // Pieces that are the indices of leading output dims turn back into a shard of the dim after those.
+  Placement unflattened_strided(int64_t m, const DimGroup& group) const {
+    const int64_t factor = now_[m].split_factor;
+    const int64_t outer_parts = parts_of({now_[m].dim}, m);
+    if (group.from.size() == 1) {
+      int64_t pieces = 1;
+      for (size_t i = 0; i < group.to.size(); ++i) {
+        const int64_t dim = group.to[i];
+        if (pieces == factor * outer_parts) {
+          const bool last = i + 1 == group.to.size();
+          if (!last && to_[dim] % call_.mesh->shape()[m] != 0) {
+            fail_unflatten(m, dim);
+          }
+          return Shard(dim);
+        }
+        pieces *= to_[dim];
+      }
+    }
+    fail_unflatten(m, group.to[0]);
+  }
+
+  [[noreturn]] void fail_flatten(int64_t m) const {
+    raise(ErrorKind::kShape,
+          "[dtensor.dispatch] {} to [{}]: Cannot flatten unevenly sharded tensor: dimension {} (size {}) is not evenly "
+          "divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
+          call_.describe(), fmt::join(to_, ", "), now_[m].dim, from_[now_[m].dim], m, call_.mesh->shape()[m]);
+  }
+
+  [[noreturn]] void fail_unflatten(int64_t m, int64_t dim) const {
+    raise(ErrorKind::kShape,
+          "[dtensor.dispatch] {} to [{}]: Cannot unflatten unevenly sharded tensor: output dimension {} (size {}) is not "
+          "evenly divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
+          call_.describe(), fmt::join(to_, ", "), dim, to_[dim], m, call_.mesh->shape()[m]);
+  }
+
+  const OpCall& call_;
+  c10::IntArrayRef from_;
+  c10::IntArrayRef to_;
+  const Placements& now_;
+  ViewMap map_;
+};
+
+// view(self, size): aliases, so nothing may move.
+void propose_view(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(self.sizes));
+  OutputShape shape{sizes, {}};
+  if (!self.tensor->is_contiguous()) {
+    const auto strides = at::detail::computeStride(self.sizes, self.tensor->strides(), sizes);
+    TESSERA_CHECK(strides.has_value(), ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: strides [{}] cannot be viewed as [{}]. Use reshape.", call.describe(),
+                  fmt::join(self.tensor->strides(), ", "), fmt::join(sizes, ", "));
+    shape.strides = *strides;
+  }
+  proposal.choice = Choice{{self.placements}, {ViewPlacements(call, sizes).result()}};
+  proposal.outputs.push_back(std::move(shape));
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+  };
+}
+
+// _reshape_alias(self, size, stride): a view whose strides the caller worked out for the whole.
+void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
+  propose_view(call, proposal);
+  proposal.local = [](const OpCall&, const Choice&) {
+    return [](const LocalCall& local) {
+      local.finish({at::_reshape_alias(local.arg(0).toTensor(), local.arg(1).toIntVector(),
+                                       *at::detail::computeStride(local.arg(0).toTensor().sizes(),
+                                                                  local.arg(0).toTensor().strides(),
+                                                                  local.arg(1).toIntVector()))});
+    };
+  };
+}
+
+}  // namespace
+
+void add_view_rules(RuleTable& table) {
+  table.add({"aten::view", "aten::_unsafe_view", "aten::view_copy"}, propose_view);
+  table.add({"aten::_reshape_alias", "aten::_reshape_alias_copy"}, propose_reshape_alias);
+}
+
+}  // namespace tessera::detail
