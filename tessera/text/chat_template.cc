@@ -74,17 +74,16 @@ Value value_of(const Json& json, int depth, int max_depth) {
 }
 
 // A message's reasoning goes by three names; transformers fills the standard one and the one of older templates.
-Json with_reasoning(const Json& message) {
-  if (!message.is_object()) return message;
-  for (const char* field : {"reasoning_content", "thinking", "reasoning"}) {
-    const auto found = message.find(field);
-    if (found == message.end() || found->is_null()) continue;
-    const Json reasoning = *found;
-    Json made = Json::object();
-    made["thinking"] = reasoning;
-    for (const auto& [key, value] : message.items()) made[key] = value;
-    made["reasoning_content"] = reasoning;
-    return made;
+Value with_reasoning(const Value& message) {
+  const auto& fields = message.get<jinja::Dict>();
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    const Value* reasoning = fields.find(Value::text(name));
+    if (!reasoning || reasoning->is(jinja::Kind::kNone)) continue;
+    auto made = std::make_shared<jinja::Dict>();
+    made->set(Value::text("thinking"), *reasoning);
+    for (const auto& [key, value] : fields.entries) made->set(key, value);
+    made->set(Value::text("reasoning_content"), *reasoning);
+    return Value::dict(std::move(made));
   }
   return message;
 }
@@ -174,11 +173,9 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
                 state_->name, messages.type_name());
   TESSERA_CHECK(extra.is_object() || extra.is_null(), ErrorKind::kFormat,
                 "[text.chat_template] {}: the extra values are {}, wanted an object.", state_->name, extra.type_name());
-  Json chat = Json::array();
-  for (const auto& message : messages) {
-    TESSERA_CHECK(message.is_object(), ErrorKind::kFormat, "[text.chat_template] {}: message {} is {}, wanted an object.",
-                  state_->name, chat.size(), message.type_name());
-    chat.push_back(with_reasoning(message));
+  for (size_t i = 0; i < messages.size(); ++i) {
+    TESSERA_CHECK(messages[i].is_object(), ErrorKind::kFormat, "[text.chat_template] {}: message {} is {}, wanted an object.",
+                  state_->name, i, messages[i].type_name());
   }
   jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth});
   try {
@@ -188,7 +185,9 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
     if (extra.is_object()) {
       for (const auto& [key, value] : extra.items()) evaluator.define(key, value_of(value, 0, limits.max_depth));
     }
-    evaluator.define("messages", value_of(chat, 0, limits.max_depth));
+    std::vector<Value> chat;
+    for (const auto& message : messages) chat.push_back(with_reasoning(value_of(message, 1, limits.max_depth)));
+    evaluator.define("messages", Value::list(std::move(chat)));
     evaluator.define("add_generation_prompt", Value::boolean(add_generation_prompt));
     const bool tools = extra.is_object() && extra.contains("tools") && !extra["tools"].is_null();
     RenderedChat rendered;
