@@ -11,9 +11,11 @@ namespace tessera::data {
 
 Batch make_batch(at::Tensor tokens, at::Tensor labels, at::Tensor positions, at::Tensor document_ids) {
   for (const auto* tensor : {&tokens, &labels, &positions, &document_ids}) {
-    TESSERA_CHECK(tensor->dim() == 2 && tensor->sizes() == tokens.sizes() && tensor->scalar_type() == at::kLong, ErrorKind::kShape,
-                  "[data.batch] found {} [{}], wanted int64 [{}] of two dimensions for tokens, labels, positions and documents.",
-                  at::toString(tensor->scalar_type()), fmt::join(tensor->sizes(), ", "), fmt::join(tokens.sizes(), ", "));
+    TESSERA_CHECK(
+        tensor->dim() == 2 && tensor->sizes() == tokens.sizes() && tensor->scalar_type() == at::kLong,
+        ErrorKind::kShape,
+        "[data.batch] found {} [{}], wanted int64 [{}] of two dimensions for tokens, labels, positions and documents.",
+        at::toString(tensor->scalar_type()), fmt::join(tensor->sizes(), ", "), fmt::join(tokens.sizes(), ", "));
   }
   Batch batch;
   batch.label_tokens = labels.ne(-100).sum().item<int64_t>();

@@ -1,7 +1,8 @@
 // Rows of token ids, ready for a model.
 //
 //   Batch batch = make_batch(tokens, labels, positions, document_ids);     // int64 [rows, T] each
-//   loss = model({.tokens = batch.tokens, .positions = batch.positions, .document_ids = batch.document_ids, .labels = batch.labels});
+//   loss = model({.tokens = batch.tokens, .positions = batch.positions, .document_ids = batch.document_ids, .labels =
+//   batch.labels});
 //
 // A plain value; the tensors are shared on copy.
 #pragma once

@@ -61,7 +61,8 @@ void Dataset::Builder::add(const Record& record, const SampleMaker& maker) {
   }
   if (size > limit) {
     TESSERA_CHECK(set.options_.overlong != "error", ErrorKind::kFormat,
-                  "[data.load] {}: {} tokens, but a row has {}. Raise data.sequence_length, or set data.overlong to truncate or drop.",
+                  "[data.load] {}: {} tokens, but a row has {}. Raise data.sequence_length, or set data.overlong to "
+                  "truncate or drop.",
                   record.where, size, limit);
     if (set.options_.overlong == "drop") {
       ++set.stats_.dropped;
@@ -100,7 +101,8 @@ void Dataset::Builder::pack() {
   std::deque<Row> rows;
   size_t first_open = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const auto sample = static_cast<size_t>(set.options_.shuffle ? permuted(i, count, set.options_.seed, kPackingEpoch) : i);
+    const auto sample =
+        static_cast<size_t>(set.options_.shuffle ? permuted(i, count, set.options_.seed, kPackingEpoch) : i);
     size_t at = set.options_.packing ? first_open : rows.size();
     while (at < rows.size() && rows[at].used + length(sample) > limit) ++at;
     if (at == rows.size()) rows.emplace_back();
@@ -117,8 +119,10 @@ void Dataset::Builder::pack() {
 
 void Dataset::Builder::finish() {
   TESSERA_CHECK(set.stats_.documents > 0, ErrorKind::kFormat,
-                "[data.load] {}{}: the data set is empty ({} samples are too long, {} hold nothing to learn). Give it other files.",
-                set.options_.paths.front(), set.options_.paths.size() > 1 ? ", ..." : "", set.stats_.dropped, set.stats_.unlabelled);
+                "[data.load] {}{}: the data set is empty ({} samples are too long, {} hold nothing to learn). Give it "
+                "other files.",
+                set.options_.paths.front(), set.options_.paths.size() > 1 ? ", ..." : "", set.stats_.dropped,
+                set.stats_.unlabelled);
   pack();
   XXH64_hash_t hash = XXH3_64bits(set.tokens_.data(), set.tokens_.size() * sizeof(int32_t));
   const auto include = [&](const void* data, size_t bytes) { hash = XXH3_64bits_withSeed(data, bytes, hash); };

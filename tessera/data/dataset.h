@@ -3,11 +3,11 @@
 //   auto dataset = Dataset::load({.paths = {"dialogues.jsonl"}, .sequence_length = 512}, tokenizer, chat_template);
 //   Batch batch = dataset->rows({{0, 7}});                       // int64 [2, 512]
 //
-// A record is a sample (see samples.h for what is learnt); a text file is one stream, cut into pieces of sequence_length.
-// Packing puts samples into rows first-fit, in an order that depends on the data, the seed and the sequence length alone;
-// a sample is never split over rows. Positions restart with each sample, its document id bounds attention, and its last
-// token predicts nothing. A sample longer than a row is cut, left out or refused, as `overlong` says; samples without
-// anything to learn are left out. Immutable after load; thread-safe.
+// A record is a sample (see samples.h for what is learnt); a text file is one stream, cut into pieces of
+// sequence_length. Packing puts samples into rows first-fit, in an order that depends on the data, the seed and the
+// sequence length alone; a sample is never split over rows. Positions restart with each sample, its document id bounds
+// attention, and its last token predicts nothing. A sample longer than a row is cut, left out or refused, as `overlong`
+// says; samples without anything to learn are left out. Immutable after load; thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ namespace tessera::data {
 
 struct DataOptions {
   std::vector<std::string> paths;
-  std::string format = "auto";         // auto | text | jsonl | chat, see sources.h
-  int64_t sequence_length = 512;       // tokens in a row
-  bool packing = true;                 // false: one sample a row
-  std::string overlong = "truncate";   // truncate | drop | error
+  std::string format = "auto";        // auto | text | jsonl | chat, see sources.h
+  int64_t sequence_length = 512;      // tokens in a row
+  bool packing = true;                // false: one sample a row
+  std::string overlong = "truncate";  // truncate | drop | error
   uint64_t seed = 42;
-  bool shuffle = true;                 // of the samples before they are packed; false keeps the order of the files
+  bool shuffle = true;  // of the samples before they are packed; false keeps the order of the files
 };
 
 struct DataStats {
@@ -63,11 +63,11 @@ class Dataset {
 
   DataOptions options_;
   int64_t padding_token_ = 0;
-  std::vector<int32_t> tokens_;        // of all samples
-  std::vector<uint8_t> learnt_;        // one for each token
-  std::vector<size_t> sample_begin_;   // into tokens_, one more than samples
-  std::vector<size_t> row_begin_;      // into row_samples_, one more than rows
-  std::vector<size_t> row_samples_;    // samples in row order
+  std::vector<int32_t> tokens_;       // of all samples
+  std::vector<uint8_t> learnt_;       // one for each token
+  std::vector<size_t> sample_begin_;  // into tokens_, one more than samples
+  std::vector<size_t> row_begin_;     // into row_samples_, one more than rows
+  std::vector<size_t> row_samples_;   // samples in row order
   DataStats stats_;
   std::string fingerprint_;
 };

@@ -20,9 +20,10 @@ int64_t DataLoader::row_of(int64_t sample) const {
 }
 
 Batch DataLoader::next_global_slice(int64_t global_batch, int64_t first_row, int64_t row_count) {
-  TESSERA_CHECK(first_row >= 0 && row_count >= 1 && first_row + row_count <= global_batch, ErrorKind::kConfig,
-                "[data.loader] rows {} to {} of a global batch of {}. The global batch must be shared out among the ranks.",
-                first_row, first_row + row_count, global_batch);
+  TESSERA_CHECK(
+      first_row >= 0 && row_count >= 1 && first_row + row_count <= global_batch, ErrorKind::kConfig,
+      "[data.loader] rows {} to {} of a global batch of {}. The global batch must be shared out among the ranks.",
+      first_row, first_row + row_count, global_batch);
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < row_count; ++i) rows.push_back(row_of(next_sample_ + first_row + i));
   advance(global_batch);
@@ -32,7 +33,11 @@ Batch DataLoader::next_global_slice(int64_t global_batch, int64_t first_row, int
 void DataLoader::advance(int64_t global_batch) { next_sample_ += global_batch; }
 
 nlohmann::json DataLoader::state() const {
-  return {{"next_sample", next_sample_}, {"seed", seed_}, {"shuffle", shuffle_}, {"rows", dataset_->rows()}, {"data", dataset_->fingerprint()}};
+  return {{"next_sample", next_sample_},
+          {"seed", seed_},
+          {"shuffle", shuffle_},
+          {"rows", dataset_->rows()},
+          {"data", dataset_->fingerprint()}};
 }
 
 void DataLoader::load_state(const nlohmann::json& state) {
@@ -47,7 +52,8 @@ void DataLoader::load_state(const nlohmann::json& state) {
   TESSERA_CHECK(next >= 0, ErrorKind::kFormat, "[data.resume] the saved data position is {}, wanted 0 or more.", next);
   const nlohmann::json own = this->state();
   TESSERA_CHECK(other == own, ErrorKind::kConfig,
-                "[data.resume] the data are not those of the checkpoint: saved {}, found {}. Resume with the same files, seed and "
+                "[data.resume] the data are not those of the checkpoint: saved {}, found {}. Resume with the same "
+                "files, seed and "
                 "data settings, or start anew in another checkpoint.dir.",
                 other.dump(), own.dump());
   next_sample_ = next;

@@ -6,7 +6,8 @@
 // Global sample g is row permutation_e(g mod rows) of epoch e = g / rows: a function of seed and g alone, so the order
 // does not depend on how many ranks share it, and a resumed run goes on exactly, on another number of ranks too. Epochs
 // follow each other without a gap: a batch may hold the last rows of one epoch and the first of the next, each row is
-// seen once an epoch, and nothing is dropped or repeated. Not thread-safe; each rank has its own and takes the same steps.
+// seen once an epoch, and nothing is dropped or repeated. Not thread-safe; each rank has its own and takes the same
+// steps.
 #pragma once
 
 #include <cstdint>

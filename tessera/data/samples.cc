@@ -33,7 +33,8 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
   Sample sample;
   sample.tokens = tokenizer_.encode(prompt);
   const auto eos = tokenizer_.eos_id();
-  if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos) sample.tokens.pop_back();  // one that the tokenizer adds
+  if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos)
+    sample.tokens.pop_back();  // one that the tokenizer adds
   sample.learnt.assign(sample.tokens.size(), 0);
   const auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
   sample.tokens.insert(sample.tokens.end(), answer.begin(), answer.end());
@@ -44,7 +45,8 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
 
 namespace {
 
-text::RenderedChat render(const text::ChatTemplate& chat, const Json& messages, const Json& extra, const std::string& where) {
+text::RenderedChat render(const text::ChatTemplate& chat, const Json& messages, const Json& extra,
+                          const std::string& where) {
   try {
     return chat.render(messages, false, extra);
   } catch (const Error& error) {
@@ -55,8 +57,8 @@ text::RenderedChat render(const text::ChatTemplate& chat, const Json& messages, 
 bool is_assistant(const Json& message) { return message.at("role") == "assistant"; }
 
 // The text around a message's content, found by putting another content in its place.
-std::optional<std::pair<size_t, size_t>> content_between(const text::ChatTemplate& chat, const Json& messages, size_t index,
-                                                         const Json& extra, const std::string& text) {
+std::optional<std::pair<size_t, size_t>> content_between(const text::ChatTemplate& chat, const Json& messages,
+                                                         size_t index, const Json& extra, const std::string& text) {
   static const std::string kMark = "\u2402assistant content\u2403";
   Json marked = messages;
   marked[index]["content"] = kMark;
@@ -68,14 +70,16 @@ std::optional<std::pair<size_t, size_t>> content_between(const text::ChatTemplat
   }
   const size_t at = other.find(kMark);
   if (at == std::string::npos || other.find(kMark, at + 1) != std::string::npos) return std::nullopt;
-  const std::string_view before = std::string_view(other).substr(0, at), behind = std::string_view(other).substr(at + kMark.size());
-  if (before.size() + behind.size() > text.size() || !text.starts_with(before) || !text.ends_with(behind)) return std::nullopt;
+  const std::string_view before = std::string_view(other).substr(0, at),
+                         behind = std::string_view(other).substr(at + kMark.size());
+  if (before.size() + behind.size() > text.size() || !text.starts_with(before) || !text.ends_with(behind))
+    return std::nullopt;
   return std::pair{before.size(), text.size() - behind.size()};
 }
 
 // Where the turn of a message begins and ends when the conversation up to it is a prefix of the whole.
-std::optional<std::pair<size_t, size_t>> turn_between(const text::ChatTemplate& chat, const Json& messages, size_t index,
-                                                      const Json& extra, const std::string& text) {
+std::optional<std::pair<size_t, size_t>> turn_between(const text::ChatTemplate& chat, const Json& messages,
+                                                      size_t index, const Json& extra, const std::string& text) {
   Json before = Json::array();
   for (size_t i = 0; i < index; ++i) before.push_back(messages[i]);
   try {
@@ -91,7 +95,8 @@ std::optional<std::pair<size_t, size_t>> turn_between(const text::ChatTemplate& 
 
 }  // namespace
 
-std::vector<SampleMaker::Turn> SampleMaker::spoken_by_assistant(const Json& messages, const Json& extra, const std::string& text,
+std::vector<SampleMaker::Turn> SampleMaker::spoken_by_assistant(const Json& messages, const Json& extra,
+                                                                const std::string& text,
                                                                 const std::string& where) const {
   std::vector<Turn> turns;
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -104,7 +109,8 @@ std::vector<SampleMaker::Turn> SampleMaker::spoken_by_assistant(const Json& mess
                   "Mark it with {{% generation %}} in the template.",
                   where, i, chat_template_->name());
     if (!turn) {  // only whitespace may stand before the end-of-turn token
-      turns.push_back({content->first, content->second, std::min(text.size(), text.find_first_not_of(" \n", content->second)) + 1, false});
+      turns.push_back({content->first, content->second,
+                       std::min(text.size(), text.find_first_not_of(" \n", content->second)) + 1, false});
     } else if (calls || !content || content->second < turn->first || content->second > turn->second) {
       turns.push_back({turn->first, turn->second, turn->second, true});
     } else {
@@ -117,7 +123,9 @@ std::vector<SampleMaker::Turn> SampleMaker::spoken_by_assistant(const Json& mess
 void SampleMaker::learn_turn(const Turn& turn, const text::Encoding& encoding, Sample& sample) const {
   const auto& offsets = encoding.offsets;
   const auto begin_of = [&](size_t byte) {
-    return static_cast<size_t>(std::lower_bound(offsets.begin(), offsets.end(), byte, [](const auto& offset, size_t at) { return offset.first < at; }) - offsets.begin());
+    return static_cast<size_t>(std::lower_bound(offsets.begin(), offsets.end(), byte,
+                                                [](const auto& offset, size_t at) { return offset.first < at; }) -
+                               offsets.begin());
   };
   const size_t first = begin_of(turn.first), limit = begin_of(turn.limit);
   size_t last = begin_of(turn.last);
@@ -135,10 +143,11 @@ void SampleMaker::learn_turn(const Turn& turn, const text::Encoding& encoding, S
 }
 
 Sample SampleMaker::from_chat(const Record& record) const {
-  TESSERA_CHECK(chat_template_.has_value(), ErrorKind::kConfig,
-                "[data.read] {}: the record is a chat, but the model's folder has no chat template. Use a model with one, or "
-                "records with 'prompt' and 'completion'.",
-                record.where);
+  TESSERA_CHECK(
+      chat_template_.has_value(), ErrorKind::kConfig,
+      "[data.read] {}: the record is a chat, but the model's folder has no chat template. Use a model with one, or "
+      "records with 'prompt' and 'completion'.",
+      record.where);
   const Json& messages = record.json->at("messages");
   Json extra = Json::object();
   if (record.json->contains("tools")) extra["tools"] = record.json->at("tools");
@@ -148,7 +157,8 @@ Sample SampleMaker::from_chat(const Record& record) const {
   sample.tokens = encoding.ids;
   sample.learnt.assign(sample.tokens.size(), 0);
   if (!chat_template_->marks_generation()) {
-    for (const auto& turn : spoken_by_assistant(messages, extra, rendered.text, record.where)) learn_turn(turn, encoding, sample);
+    for (const auto& turn : spoken_by_assistant(messages, extra, rendered.text, record.where))
+      learn_turn(turn, encoding, sample);
     return sample;
   }
   size_t token = 0;

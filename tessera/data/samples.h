@@ -3,10 +3,10 @@
 //   SampleMaker maker(tokenizer, chat_template);
 //   Sample sample = maker.make(record);
 //
-// Text is learnt whole and ends with the tokenizer's EOS. Of prompt and completion, the completion and the EOS behind it
-// are learnt; both are tokenized on their own, as they are when the model generates. Of a chat, what the assistant says
-// is learnt, its end-of-turn token included: the {% generation %} blocks of the template where it has them, else what
-// the template prints for the assistant's messages. Thread-safe; borrows tokenizer and template.
+// Text is learnt whole and ends with the tokenizer's EOS. Of prompt and completion, the completion and the EOS behind
+// it are learnt; both are tokenized on their own, as they are when the model generates. Of a chat, what the assistant
+// says is learnt, its end-of-turn token included: the {% generation %} blocks of the template where it has them, else
+// what the template prints for the assistant's messages. Thread-safe; borrows tokenizer and template.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ class SampleMaker {
   Sample make(const Record& record) const;
 
  private:
-  // What the assistant says, as byte ranges of the rendered text: [first, last) is learnt, and behind it everything up to
-  // the end-of-turn token, the first special one before `limit`.
+  // What the assistant says, as byte ranges of the rendered text: [first, last) is learnt, and behind it everything up
+  // to the end-of-turn token, the first special one before `limit`.
   struct Turn {
     size_t first = 0, last = 0, limit = 0;
     bool to_last_special = false;  // a turn that holds special tokens of its own, as tool calls do

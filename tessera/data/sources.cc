@@ -25,7 +25,8 @@ Json parse_line(std::string_view line, const std::string& where) {
       return true;
     });
   } catch (const Json::parse_error& error) {
-    raise(ErrorKind::kFormat, "[data.read] {} byte {}: the line is no JSON object. Correct or remove it.", where, error.byte);
+    raise(ErrorKind::kFormat, "[data.read] {} byte {}: the line is no JSON object. Correct or remove it.", where,
+          error.byte);
   } catch (const Json::exception& error) {
     raise(ErrorKind::kFormat, "[data.read] {}: the line is no JSON object: {}", where, error.what());
   } catch (const TooDeep&) {
@@ -35,7 +36,8 @@ Json parse_line(std::string_view line, const std::string& where) {
 
 std::string text_field(const Json& json, const char* key, const std::string& where) {
   const Json& value = json.at(key);
-  TESSERA_CHECK(value.is_string(), ErrorKind::kFormat, "[data.read] {}: '{}' is {}, wanted a string.", where, key, value.type_name());
+  TESSERA_CHECK(value.is_string(), ErrorKind::kFormat, "[data.read] {}: '{}' is {}, wanted a string.", where, key,
+                value.type_name());
   return value.get<std::string>();
 }
 
@@ -51,7 +53,8 @@ void check_messages(const Json& json, const std::string& where) {
 }
 
 Record record_of(const Json& json, bool only_chat, std::string where) {
-  TESSERA_CHECK(json.is_object(), ErrorKind::kFormat, "[data.read] {}: the line is {}, wanted a JSON object.", where, json.type_name());
+  TESSERA_CHECK(json.is_object(), ErrorKind::kFormat, "[data.read] {}: the line is {}, wanted a JSON object.", where,
+                json.type_name());
   Record record{};
   if (json.contains("messages")) {
     check_messages(json, where);
@@ -68,7 +71,8 @@ Record record_of(const Json& json, bool only_chat, std::string where) {
     std::vector<std::string> keys;
     for (const auto& [key, value] : json.items()) keys.push_back("'" + key.substr(0, 40) + "'");
     keys.resize(std::min<size_t>(keys.size(), 8));
-    raise(ErrorKind::kFormat, "[data.read] {}: found the keys {}, wanted {}.", where, keys.empty() ? "(none)" : fmt::format("{}", fmt::join(keys, ", ")),
+    raise(ErrorKind::kFormat, "[data.read] {}: found the keys {}, wanted {}.", where,
+          keys.empty() ? "(none)" : fmt::format("{}", fmt::join(keys, ", ")),
           only_chat ? "'messages'" : "'messages', 'prompt' and 'completion', or 'text'");
   }
   record.where = std::move(where);
@@ -87,13 +91,18 @@ bool looks_like_jsonl(const std::filesystem::path& path, std::string_view conten
 
 }  // namespace
 
-void read_records(const std::filesystem::path& path, const std::string& format, const std::function<void(const Record&)>& visit) {
+void read_records(const std::filesystem::path& path, const std::string& format,
+                  const std::function<void(const Record&)>& visit) {
   const auto file = MappedFile::open(path);
   std::string_view content(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
   if (content.starts_with("\xef\xbb\xbf")) content.remove_prefix(3);
   if (format == "text" || (format == "auto" && !looks_like_jsonl(path, content))) {
     if (is_blank(content)) return;
-    return visit({.kind = RecordKind::kStream, .text = std::string(content), .completion = {}, .json = nullptr, .where = path.string()});
+    return visit({.kind = RecordKind::kStream,
+                  .text = std::string(content),
+                  .completion = {},
+                  .json = nullptr,
+                  .where = path.string()});
   }
   size_t number = 0;
   for (size_t at = 0; at < content.size();) {

@@ -19,12 +19,13 @@ enum class RecordKind { kStream, kText, kCompletion, kChat };
 
 struct Record {
   RecordKind kind;
-  std::string text;                            // of kStream and kText, the prompt of kCompletion
-  std::string completion;                      // of kCompletion
+  std::string text;                              // of kStream and kText, the prompt of kCompletion
+  std::string completion;                        // of kCompletion
   const nlohmann::ordered_json* json = nullptr;  // of kChat: the whole record
-  std::string where;                           // "FILE line N", for messages
+  std::string where;                             // "FILE line N", for messages
 };
 
-void read_records(const std::filesystem::path& path, const std::string& format, const std::function<void(const Record&)>& visit);
+void read_records(const std::filesystem::path& path, const std::string& format,
+                  const std::function<void(const Record&)>& visit);
 
 }  // namespace tessera::data

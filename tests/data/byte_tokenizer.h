@@ -34,11 +34,24 @@ inline text::Tokenizer make_byte_tokenizer(const std::filesystem::path& folder) 
   }
   auto added = nlohmann::json::array();
   for (const auto& [id, content] : {std::pair{kTurnStart, "<|im_start|>"}, {kTurnEnd, "<|im_end|>"}, {kEos, "<eos>"}}) {
-    added.push_back({{"id", id}, {"content", content}, {"special", true}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}});
+    added.push_back({{"id", id},
+                     {"content", content},
+                     {"special", true},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false}});
   }
-  const nlohmann::json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  const nlohmann::json json = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added}, {"normalizer", nullptr},
-                               {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level},
+  const nlohmann::json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  const nlohmann::json json = {{"version", "1.0"},
+                               {"truncation", nullptr},
+                               {"padding", nullptr},
+                               {"added_tokens", added},
+                               {"normalizer", nullptr},
+                               {"pre_tokenizer", byte_level},
+                               {"post_processor", nullptr},
+                               {"decoder", byte_level},
                                {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
   std::ofstream(folder / "tokenizer.json") << json;
   std::ofstream(folder / "tokenizer_config.json") << R"({"eos_token": "<eos>"})";

@@ -17,10 +17,10 @@ namespace tessera::data {
 
 namespace {
 
+using tessera::testing::TempFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using tessera::testing::TempFolder;
 
 const char* kChatMl =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -33,9 +33,12 @@ class DatasetTest : public ::testing::Test {
     return (folder_ / name).string();
   }
 
-  std::shared_ptr<const Dataset> load(DataOptions options) { return Dataset::load(options, tokenizer_, chat_template_); }
+  std::shared_ptr<const Dataset> load(DataOptions options) {
+    return Dataset::load(options, tokenizer_, chat_template_);
+  }
 
-  std::shared_ptr<const Dataset> load(const std::string& name, const std::string& content, int64_t length, bool packing = true) {
+  std::shared_ptr<const Dataset> load(const std::string& name, const std::string& content, int64_t length,
+                                      bool packing = true) {
     return load({.paths = {write(name, content)}, .sequence_length = length, .packing = packing, .shuffle = false});
   }
 
@@ -104,7 +107,8 @@ TEST_F(DatasetTest, TextFileIsOneStreamCutIntoRows) {
 }
 
 TEST_F(DatasetTest, PackedRowsKeepDocumentsApart) {
-  const auto set = load("a.jsonl", "{\"text\": \"abc\"}\n\n{\"text\": \"de\"}\n{\"text\": \"fghij\"}\n{\"text\": \"k\"}\n", 8);
+  const auto set =
+      load("a.jsonl", "{\"text\": \"abc\"}\n\n{\"text\": \"de\"}\n{\"text\": \"fghij\"}\n{\"text\": \"k\"}\n", 8);
   ASSERT_EQ(set->rows(), 2);  // abc+de+. is 7, fghij. is 6 and takes k. behind it: first-fit finds no place in row 0
   const Batch batch = set->rows(all_rows(*set));
   EXPECT_EQ(row(batch.tokens, 0), (std::vector<int64_t>{'a', 'b', 'c', kEos, 'd', 'e', kEos, kEos}));
@@ -136,7 +140,8 @@ TEST_F(DatasetTest, PackingNeverCrossesDocumentsAndLosesNothing) {
   const Batch batch = set->rows(all_rows(*set));
   std::multiset<std::string> found;
   for (int64_t r = 0; r < set->rows(); ++r) {
-    const auto tokens = row(batch.tokens, r), labels = row(batch.labels, r), positions = row(batch.positions, r), documents = row(batch.document_ids, r);
+    const auto tokens = row(batch.tokens, r), labels = row(batch.labels, r), positions = row(batch.positions, r),
+               documents = row(batch.document_ids, r);
     std::string text;
     for (size_t i = 0; i < tokens.size(); ++i) {
       if (documents[i] == kPadding) {
@@ -154,12 +159,14 @@ TEST_F(DatasetTest, PackingNeverCrossesDocumentsAndLosesNothing) {
   }
   EXPECT_EQ(found, wanted);
   EXPECT_EQ(batch.label_tokens, set->stats().label_tokens);
-  EXPECT_GT(static_cast<double>(set->stats().tokens), 0.9 * static_cast<double>(set->rows() * 32)) << "first-fit leaves little padding";
+  EXPECT_GT(static_cast<double>(set->stats().tokens), 0.9 * static_cast<double>(set->rows() * 32))
+      << "first-fit leaves little padding";
 }
 
 TEST_F(DatasetTest, PackingIsAFunctionOfDataSeedAndLength) {
   std::string lines;
-  for (int i = 0; i < 100; ++i) lines += "{\"text\": \"" + std::string(static_cast<size_t>(1 + i % 9), 'a') + std::to_string(i) + "\"}\n";
+  for (int i = 0; i < 100; ++i)
+    lines += "{\"text\": \"" + std::string(static_cast<size_t>(1 + i % 9), 'a') + std::to_string(i) + "\"}\n";
   const DataOptions options{.paths = {write("a.jsonl", lines)}, .sequence_length = 32, .seed = 1};
   DataOptions other_seed = options, other_length = options;
   other_seed.seed = 2;
@@ -175,35 +182,53 @@ TEST_F(DatasetTest, CompletionIsLearntAndPromptIsNot) {
 }
 
 TEST_F(DatasetTest, AssistantIsLearntWithItsEndOfTurn) {
-  EXPECT_EQ(learnt(R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, )"
-                   R"({"role": "assistant", "content": "A"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "Bö"}]})"),
-            "A<e>Bö<e>");
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, )"
+          R"({"role": "assistant", "content": "A"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "Bö"}]})"),
+      "A<e>Bö<e>");
 }
 
 TEST_F(DatasetTest, SameContentOfUserAndAssistantIsToldApart) {
-  EXPECT_EQ(learnt(R"({"messages": [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "yes"}]})"), "yes<e>");
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "yes"}]})"),
+      "yes<e>");
 }
 
 TEST_F(DatasetTest, GenerationBlocksSayWhatIsLearnt) {
-  use_template("{% for m in messages %}{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}!{% endgeneration %}]{% else %}{{ m.content }}{% endif %}{% endfor %}");
-  EXPECT_EQ(learnt(R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "assistant", "content": "B"}]})"), "A!B!");
+  use_template(
+      "{% for m in messages %}{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}!{% endgeneration %}]{% "
+      "else %}{{ m.content }}{% endif %}{% endfor %}");
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "assistant", "content": "B"}]})"),
+      "A!B!");
 }
 
 TEST_F(DatasetTest, TemplatesThatPrintTheLastTurnDifferentlyAreUnderstood) {  // as Qwen3 and Llama 3 do
   use_template(
-      "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}<t></t>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}<t></t>{% endif "
+      "%}{{ m.content }}<|im_end|>\n{% endfor %}"
       "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
-  const std::string record = R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "B"}]})";
+  const std::string record =
+      R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "B"}]})";
   EXPECT_EQ(learnt(record), "A<e><t></t>B<e>");
-  use_template("{% for m in messages %}<|im_start|>{{ m.role }}|{{ m.content | trim }}<|im_end|>{% endfor %}<|im_start|>assistant|");
+  use_template(
+      "{% for m in messages %}<|im_start|>{{ m.role }}|{{ m.content | trim }}<|im_end|>{% endfor "
+      "%}<|im_start|>assistant|");
   EXPECT_EQ(learnt(record), "A<e>B<e>");
 }
 
 TEST_F(DatasetTest, ToolCallsOfTheAssistantAreLearnt) {
   use_template(
-      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<c>{{ c.name }}</c>{% endfor %}<|im_end|>\n{% endfor %}"
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<c>{{ "
+      "c.name }}</c>{% endfor %}<|im_end|>\n{% endfor %}"
       "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
-  EXPECT_EQ(learnt(R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "R"}]})"), "A<c>f</c><e>");
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "R"}]})"),
+      "A<c>f</c><e>");
 }
 
 TEST_F(DatasetTest, OverlongSamplesAreCutDroppedOrRefused) {
@@ -218,12 +243,15 @@ TEST_F(DatasetTest, OverlongSamplesAreCutDroppedOrRefused) {
   EXPECT_EQ(dropped->stats().dropped, 1);
   EXPECT_EQ(dropped->rows(), 1);
   options.overlong = "error";
-  EXPECT_THAT(error_of(options, ErrorKind::kFormat), AllOf(HasSubstr("a.jsonl line 1"), HasSubstr("9 tokens"), HasSubstr("a row has 6")));
+  EXPECT_THAT(error_of(options, ErrorKind::kFormat),
+              AllOf(HasSubstr("a.jsonl line 1"), HasSubstr("9 tokens"), HasSubstr("a row has 6")));
 }
 
 TEST_F(DatasetTest, SamplesWithNothingToLearnAreCountedAndLeftOut) {
-  const auto set = load("a.jsonl", R"({"messages": [{"role": "user", "content": "Q"}]})"
-                                   "\n{\"text\": \"ab\"}\n", 64);
+  const auto set = load("a.jsonl",
+                        R"({"messages": [{"role": "user", "content": "Q"}]})"
+                        "\n{\"text\": \"ab\"}\n",
+                        64);
   EXPECT_EQ(set->stats().unlabelled, 1);
   EXPECT_EQ(set->stats().documents, 1);
 }
@@ -245,7 +273,8 @@ TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
   EXPECT_THAT(error("{\"text\": \"a\"} trailing\n"), HasSubstr("line 1 byte"));
   EXPECT_THAT(error("{\"text\": \"\xff\"}\n"), HasSubstr("line 1 byte"));
   EXPECT_THAT(error("[1]\n"), HasSubstr("wanted a JSON object"));
-  EXPECT_THAT(error("{\"txt\": \"a\"}\n"), AllOf(HasSubstr("'txt'"), HasSubstr("'messages', 'prompt' and 'completion', or 'text'")));
+  EXPECT_THAT(error("{\"txt\": \"a\"}\n"),
+              AllOf(HasSubstr("'txt'"), HasSubstr("'messages', 'prompt' and 'completion', or 'text'")));
   EXPECT_THAT(error("{\"text\": 5}\n"), HasSubstr("'text' is number"));
   EXPECT_THAT(error("{\"prompt\": \"a\", \"completion\": null}\n"), HasSubstr("'completion' is null"));
   EXPECT_THAT(error("{\"messages\": []}\n"), HasSubstr("empty"));
@@ -257,15 +286,18 @@ TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
 TEST_F(DatasetTest, RefusesWhatCannotBe) {
   const std::string path = write("a.txt", "abc");
   EXPECT_THAT(error_of({}, ErrorKind::kConfig), HasSubstr("no files"));
-  EXPECT_THAT(error_of({.paths = {path}, .format = "csv"}, ErrorKind::kConfig), HasSubstr("auto | text | jsonl | chat"));
+  EXPECT_THAT(error_of({.paths = {path}, .format = "csv"}, ErrorKind::kConfig),
+              HasSubstr("auto | text | jsonl | chat"));
   EXPECT_THAT(error_of({.paths = {path}, .overlong = "cut"}, ErrorKind::kConfig), HasSubstr("truncate | drop | error"));
   EXPECT_THAT(error_of({.paths = {path}, .sequence_length = 1}, ErrorKind::kConfig), HasSubstr("sequence_length"));
   EXPECT_THAT(error_of({.paths = {path + "x"}}, ErrorKind::kIo), HasSubstr("a.txtx"));
   EXPECT_THAT(error_of({.paths = {write("empty.txt", " \n")}}, ErrorKind::kFormat), HasSubstr("empty"));
   EXPECT_THAT(error_of({.paths = {write("empty.jsonl", "")}}, ErrorKind::kFormat), HasSubstr("empty"));
-  const std::string chat = write("chat.jsonl", R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})");
+  const std::string chat =
+      write("chat.jsonl", R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})");
   use_template("{{ raise_exception('never') }}");
-  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kFormat), AllOf(HasSubstr("chat.jsonl line 1"), HasSubstr("never")));
+  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kFormat),
+              AllOf(HasSubstr("chat.jsonl line 1"), HasSubstr("never")));
   use_template("{{ messages | length }}");
   EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kFormat), HasSubstr("{% generation %}"));
   chat_template_.reset();

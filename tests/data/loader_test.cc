@@ -51,11 +51,14 @@ class LoaderTest : public ::testing::Test {
     for (int i = 0; i < rows; ++i) file << "{\"text\": \"" << i << "\"}\n";
     file.close();
     const auto tokenizer = make_byte_tokenizer(folder_.path());
-    return Dataset::load({.paths = {(folder_ / "data.jsonl").string()}, .sequence_length = length, .packing = false, .shuffle = false}, tokenizer, std::nullopt);
+    return Dataset::load(
+        {.paths = {(folder_ / "data.jsonl").string()}, .sequence_length = length, .packing = false, .shuffle = false},
+        tokenizer, std::nullopt);
   }
 
   // The tokens of the next `steps` global batches, put together from the slices of `ranks` loaders.
-  static std::vector<at::Tensor> batches(const std::shared_ptr<const Dataset>& set, int ranks, int steps, int64_t global_batch, const nlohmann::json& state = {}) {
+  static std::vector<at::Tensor> batches(const std::shared_ptr<const Dataset>& set, int ranks, int steps,
+                                         int64_t global_batch, const nlohmann::json& state = {}) {
     std::vector<DataLoader> loaders;
     for (int rank = 0; rank < ranks; ++rank) {
       loaders.emplace_back(set, 42, true);
@@ -65,7 +68,8 @@ class LoaderTest : public ::testing::Test {
     for (int step = 0; step < steps; ++step) {
       std::vector<at::Tensor> parts;
       const int64_t rows = global_batch / ranks;
-      for (int rank = 0; rank < ranks; ++rank) parts.push_back(loaders[static_cast<size_t>(rank)].next_global_slice(global_batch, rank * rows, rows).tokens);
+      for (int rank = 0; rank < ranks; ++rank)
+        parts.push_back(loaders[static_cast<size_t>(rank)].next_global_slice(global_batch, rank * rows, rows).tokens);
       result.push_back(at::cat(parts));
     }
     return result;
@@ -93,7 +97,8 @@ TEST_F(LoaderTest, EpochsFollowWithoutGapAndEachHoldsEveryRowOnce) {
   for (int epoch = 0; epoch < 3; ++epoch) {
     EXPECT_EQ(std::set<int64_t>(order.begin() + epoch * 10, order.begin() + (epoch + 1) * 10).size(), 10u);
   }
-  EXPECT_NE(std::vector<int64_t>(order.begin(), order.begin() + 10), std::vector<int64_t>(order.begin() + 10, order.begin() + 20));
+  EXPECT_NE(std::vector<int64_t>(order.begin(), order.begin() + 10),
+            std::vector<int64_t>(order.begin() + 10, order.begin() + 20));
   for (int step = 0; step < 7; ++step) {  // batches of 4 over rows of 10: the third spans two epochs
     const auto tokens = loader.next_global_slice(4, 0, 4).tokens;
     for (int64_t i = 0; i < 4; ++i) {
@@ -140,15 +145,18 @@ TEST_F(LoaderTest, RefusesTheStateOfOtherData) {
     ADD_FAILURE() << "no error for " << given;
     return "";
   };
-  EXPECT_THAT(error(DataLoader(make(6), 42, true), state, ErrorKind::kConfig), HasSubstr("not those of the checkpoint"));
-  EXPECT_THAT(error(DataLoader(make(5, 9), 42, true), state, ErrorKind::kConfig), HasSubstr("not those of the checkpoint"));
+  EXPECT_THAT(error(DataLoader(make(6), 42, true), state, ErrorKind::kConfig),
+              HasSubstr("not those of the checkpoint"));
+  EXPECT_THAT(error(DataLoader(make(5, 9), 42, true), state, ErrorKind::kConfig),
+              HasSubstr("not those of the checkpoint"));
   EXPECT_THAT(error(DataLoader(set, 43, true), state, ErrorKind::kConfig), HasSubstr("seed"));
   EXPECT_THAT(error(DataLoader(set, 42, false), state, ErrorKind::kConfig), HasSubstr("shuffle"));
   nlohmann::json damaged = state;
   damaged["next_sample"] = -4;
   EXPECT_THAT(error(DataLoader(set, 42, true), damaged, ErrorKind::kFormat), HasSubstr("-4"));
   for (const char* text : {"{}", "[]", "5", R"({"next_sample": "x"})"}) {
-    EXPECT_THAT(error(DataLoader(set, 42, true), nlohmann::json::parse(text), ErrorKind::kFormat), HasSubstr("damaged"));
+    EXPECT_THAT(error(DataLoader(set, 42, true), nlohmann::json::parse(text), ErrorKind::kFormat),
+                HasSubstr("damaged"));
   }
 }
 
