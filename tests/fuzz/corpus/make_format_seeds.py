@@ -8,7 +8,7 @@ ROOT = "tests/fuzz/corpus/"
 
 safetensors.numpy.save_file({}, ROOT + "safetensors/empty")
 safetensors.numpy.save_file(
-    {"a": np.ones((2, 3), np.float32), "b": np.zeros(3, np.bool_), "c": np.float16(1).reshape(())},
+    {"a": np.ones((2, 3), np.float32), "b": np.zeros(3, np.bool_), "c": np.full((), 1, np.float16)},
     ROOT + "safetensors/three", metadata={"format": "pt"})
 
 writer = gguf.GGUFWriter(ROOT + "gguf/typed", "llama")
