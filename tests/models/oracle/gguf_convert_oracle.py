@@ -73,7 +73,7 @@ def make(parent, name):
     model.save_pretrained(folder)
 
 
-def same(parent, name):
+def same(parent, variant):
     folder, gguf, back = parent + "/hf", parent + "/model.gguf", parent + "/back"
     ids = torch.randint(0, 272, (2, 100), generator=torch.Generator().manual_seed(3))
     wanted = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -95,7 +95,7 @@ def same(parent, name):
     assert (second.bos_token, second.eos_token) == ("<s>", "</s>")
     with open(back + "/config.json") as stream:
         scaling = json.load(stream)["rope_scaling"]
-    print(name, scaling and scaling["rope_type"])
+    print(variant, scaling and scaling["rope_type"])
 
 
 def each_variant(check):
