@@ -14,6 +14,7 @@
 #include "tessera/comm/collectives.h"
 #include "tessera/comm/rendezvous.h"
 #include "tessera/data/batch.h"
+#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/fully_shard.h"

@@ -48,7 +48,7 @@ TEST(RunReport, WritesRecipeMetricsAndEvents) {
     RunReport report(recipe, folder, small_config(), 2, 0, 2);
     report.step(1, result_of(3.5, 1000), 1e-3, 0.5);
     report.validation(1, 3.25, 0.125);
-    report.finish(false);
+    report.finish("done");
   }
   EXPECT_EQ(read_recipe(temp / "run" / "recipe.yaml").data.sequence_length, 32);
   std::ifstream metrics(temp / "run" / "metrics.jsonl");
@@ -69,7 +69,7 @@ TEST(RunReport, WhatTheRecipeSwitchesOffIsNotWritten) {
   RunReport report(recipe_with({"log.tensorboard=false", "log.jsonl=false"}), folder, small_config(), 1, 0, 1);
   report.step(1, result_of(3.5, 10), 1e-3, 0.5);
   report.validation(1, 3.25, 0.125);
-  report.finish(true);
+  report.finish("done");
   EXPECT_FALSE(std::filesystem::exists(temp / "run" / "metrics.jsonl"));
   EXPECT_FALSE(std::filesystem::exists(temp / "run" / "tensorboard"));
 }
