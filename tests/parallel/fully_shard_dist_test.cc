@@ -22,9 +22,10 @@ void sharded_backward(SmallModel& model, const comm::World& world, int64_t step,
   backward(model, rows_of_rank(tokens_of(step, rows), world.rank(), world.size()), rows);
 }
 
-// Steps of AdamW with uneven rows per rank; gradients and parameters are compared after every step.
+// Steps of AdamW with uneven rows per rank; gradients and parameters are compared after every step. In float64, for
+// Adam magnifies the rounding of gradients that are close to zero.
 void train_beside_plain(const std::shared_ptr<comm::World>& world, const FullyShardOptions& options, int steps = 3) {
-  SmallModel plain, sharded;
+  SmallModel plain(3, at::kDouble), sharded(3, at::kDouble);
   shard(sharded, options);
   set_gradient_divide_factor(sharded, 1);
   auto plain_optimizer = optim::make_adamw(plain, {.lr = 1e-2, .weight_decay = 0.1});
@@ -33,11 +34,10 @@ void train_beside_plain(const std::shared_ptr<comm::World>& world, const FullySh
     const int64_t rows = 11 + step;
     plain_backward(plain, step, rows);
     sharded_backward(sharded, *world, step, rows);
-    ASSERT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance) << "gradients of step " << step;
+    ASSERT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), 1e-10) << "gradients of step " << step;
     plain_optimizer->step();
     optimizer->step();
-    // Where a gradient is close to zero Adam magnifies its rounding.
-    ASSERT_LT(distance(whole_parameters(sharded), whole_parameters(plain)), 20 * kTolerance) << "after step " << step;
+    ASSERT_LT(distance(whole_parameters(sharded), whole_parameters(plain)), 1e-10) << "after step " << step;
     plain_optimizer->zero_grad();
     optimizer->zero_grad();
   }

@@ -86,8 +86,9 @@ inline at::Tensor rows_of_rank(const at::Tensor& rows, int rank, int size) {
 }
 // Sum of the loss of predicting each next token.
 inline at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& tokens) {
-  const auto predicted = logits.narrow(1, 0, 4).flatten(0, 1).to(at::kFloat);
-  return at::nll_loss(at::log_softmax(predicted, -1), tokens.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum);
+  const auto predicted = logits.narrow(1, 0, 4).flatten(0, 1);
+  const auto dtype = predicted.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::nll_loss(at::log_softmax(predicted, -1, dtype), tokens.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum);
 }
 
 inline at::Tensor whole(const at::Tensor& tensor) {
