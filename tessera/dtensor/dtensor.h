@@ -31,8 +31,8 @@ const Placements& placements(const at::TensorBase& tensor);
 
 struct FromLocalOptions {
   // The global shape and strides where they are not local x mesh size (uneven shards): both or neither.
-  std::optional<std::vector<int64_t>> shape;
-  std::optional<std::vector<int64_t>> stride;
+  std::optional<std::vector<int64_t>> shape = std::nullopt;
+  std::optional<std::vector<int64_t>> stride = std::nullopt;
   bool run_check = false;  // COLLECTIVE over the mesh: compare shapes, dtypes, broadcast replicas
 };
 // Wraps this rank's part. No communication unless run_check. Differentiable.

@@ -11,7 +11,8 @@ namespace {
 using MeshDims = c10::SmallVector<int64_t, 4>;
 
 // Whether the shard on mesh dim i was made after those of later mesh dims: _S(d, f) with f the product of the sizes of the
-// later mesh dims that shard d. FSDP over TP gives such tensors. Nested so, it is an ordinary shard of what they hold.
+// later mesh dims that shard d, which are ordinary shards or nested so themselves. FSDP over TP gives such tensors. What
+// lies on a rank is then an ordinary shard of what the later ones hold.
 bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t i) {
   if (!placements[i].is_strided_shard()) {
     return false;
@@ -20,6 +21,9 @@ bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t
   bool any = false;
   for (size_t j = i + 1; j < placements.size(); ++j) {
     if (placements[j].is_any_shard() && placements[j].dim == placements[i].dim) {
+      if (placements[j].is_strided_shard() && !is_nested_last(mesh, placements, j)) {
+        return false;
+      }
       later *= mesh.shape()[j];
       any = true;
     }

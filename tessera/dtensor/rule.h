@@ -92,7 +92,7 @@ struct Proposal {
   // For a rule whose strategies differ between mesh dims: one list each, instead of `strategies`.
   std::vector<std::vector<Strategy>> by_mesh_dim;
   // For a rule that decides over the whole mesh itself, instead of strategies.
-  std::optional<Choice> choice;
+  std::optional<Choice> choice = std::nullopt;
   // A rule for inputs cut in several pieces too: every Shard in `strategies` may as well be a StridedShard.
   bool strided = true;
   // An error instead of a redistribution of inputs (views must alias).

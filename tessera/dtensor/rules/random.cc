@@ -6,7 +6,7 @@ namespace tessera::detail {
 
 namespace {
 
-void propose_random(const OpCall& call, Proposal& proposal) {
+void propose_random(const OpCall& call, Proposal&) {
   for (const auto& input : call.inputs) {
     for (const auto& placement : input.placements) {
       TESSERA_CHECK(placement.is_replicate(), ErrorKind::kShape,

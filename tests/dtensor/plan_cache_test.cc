@@ -1,0 +1,102 @@
+#include "tessera/dtensor/detail/plan_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "tests/dtensor/support.h"
+
+namespace tessera {
+namespace {
+
+using detail::Plan;
+using detail::PlanCache;
+
+class PlanCacheOfDispatch : public ::testing::Test {
+ protected:
+  void SetUp() override { PlanCache::of_this_thread().clear(); }
+
+  // Misses that the calls cause.
+  template <class Calls>
+  uint64_t misses(Calls calls) {
+    const uint64_t before = PlanCache::of_this_thread().misses;
+    calls();
+    return PlanCache::of_this_thread().misses - before;
+  }
+
+  at::Tensor tensor(at::IntArrayRef sizes, const Placement& placement = Shard(0)) {
+    return distribute_tensor(at::ones(sizes), mesh_, {placement}, std::nullopt);
+  }
+
+  at::NoGradGuard no_grad_;
+  MeshPtr mesh_ = init_device_mesh(comm::World::single(), "cpu", {1});
+};
+
+TEST(PlanCache, ComparesWholeKeysNotHashes) {
+  PlanCache cache;
+  const auto a = std::make_shared<const Plan>();
+  const auto b = std::make_shared<const Plan>();
+  cache.insert(7, {1, 2, 3}, a);
+  cache.insert(7, {1, 2, 4}, b);
+  EXPECT_EQ(*cache.find(7, {1, 2, 3}), a);
+  EXPECT_EQ(*cache.find(7, {1, 2, 4}), b);
+  EXPECT_EQ(cache.find(7, {1, 2}), nullptr);
+  EXPECT_EQ(cache.find(7, {1, 2, 3, 0}), nullptr);
+}
+
+TEST(PlanCache, StaysBoundedAndKeepsWhatIsUsed) {
+  PlanCache cache;
+  const auto kept = std::make_shared<const Plan>();
+  cache.insert(0, {0}, kept);
+  for (uint64_t i = 1; i <= 10 * PlanCache::kMaxPlans; ++i) {
+    cache.insert(i, {i}, std::make_shared<const Plan>());
+    ASSERT_LE(cache.size(), PlanCache::kMaxPlans);
+    if (i % 1000 == 0) {
+      ASSERT_NE(cache.find(0, {uint64_t{0}}), nullptr) << i;
+    }
+  }
+  EXPECT_EQ(cache.find(1, {uint64_t{1}}), nullptr);
+}
+
+TEST_F(PlanCacheOfDispatch, TheSameCallHits) {
+  const auto x = tensor({4, 4});
+  EXPECT_EQ(misses([&] { at::relu(x); }), 1);
+  EXPECT_EQ(misses([&] { at::relu(x); at::relu(tensor({4, 4})); }), 0);
+}
+
+TEST_F(PlanCacheOfDispatch, EveryArgumentIsPartOfTheKey) {
+  const auto x = tensor({4, 4});
+  at::add(x, x, 1);
+  EXPECT_EQ(misses([&] { at::add(x, x, 2); }), 1) << "alpha";
+  EXPECT_EQ(misses([&] { at::add(x, x, 1.0); }), 1) << "an integer and a double are different arguments";
+  EXPECT_EQ(misses([&] { at::add(tensor({5, 4}), tensor({5, 4})); }), 1) << "sizes";
+  EXPECT_EQ(misses([&] { at::add(tensor({4, 4}, Shard(1)), x); }), 1) << "placements";
+  EXPECT_EQ(misses([&] { at::add(tensor({4, 4}, StridedShard(0, 2)), x); }), 1) << "split factor";
+  EXPECT_EQ(misses([&] { at::add(x.to(at::kDouble), x); }), 2) << "dtype, and the conversion";
+  EXPECT_EQ(misses([&] { at::add(x.t(), x); }), 2) << "strides, and t";
+  EXPECT_EQ(misses([&] { x.sum({0}); x.sum({1}); x.sum({0}, true); }), 3) << "lists and flags";
+  EXPECT_EQ(misses([&] { at::cat({x, x}); at::cat({x, x, x}); at::cat({x, x}); }), 2) << "length of lists";
+  EXPECT_EQ(misses([&] { at::div(x, x, "floor"); at::div(x, x, "trunc"); at::div(x, x, "floor"); }), 2) << "strings";
+  const auto other = init_device_mesh(mesh_->world(), "cpu", {1});
+  EXPECT_EQ(misses([&] { at::relu(x); at::relu(distribute_tensor(at::ones({4, 4}), other, {Shard(0)}, std::nullopt)); }), 2);
+}
+
+TEST_F(PlanCacheOfDispatch, NewShapesLeaveItBounded) {
+  for (int64_t rows = 1; rows <= static_cast<int64_t>(PlanCache::kMaxPlans) + 2000; ++rows) {
+    at::relu(tensor({rows, 1}));
+  }
+  EXPECT_LE(PlanCache::of_this_thread().size(), PlanCache::kMaxPlans);
+}
+
+TEST_F(PlanCacheOfDispatch, KeepsNoMeshAlive) {
+  std::weak_ptr<const DeviceMesh> gone;
+  {
+    const auto mesh = init_device_mesh(mesh_->world(), "cpu", {1});
+    gone = mesh;
+    at::relu(distribute_tensor(at::ones({4}), mesh, {Shard(0)}, std::nullopt));
+  }
+  EXPECT_TRUE(gone.expired());
+}
+
+}  // namespace
+}  // namespace tessera
