@@ -280,6 +280,7 @@ struct Registry {
         add(aten, *op);
       }
     }
+    register_composites();
   }
 };
 

@@ -115,7 +115,10 @@ class Planner {
     }
     const int64_t dim = plain_now_[m].dim;
     const bool strided = plain_now_[m].is_strided_shard() && plain_now_[m] != plain_to_[m];
-    if (!strided && outside(now_order_[dim], m) == outside(to_order_[dim], m)) {
+    const MeshDims holders = outside(now_order_[dim], m);
+    const bool held_alike = holders == outside(to_order_[dim], m) &&
+                            std::all_of(holders.begin(), holders.end(), [&](int64_t i) { return done(static_cast<size_t>(i)); });
+    if (!strided && held_alike) {
       return;
     }
     // What is nested inside comes off first, whatever its mesh dim.

@@ -33,7 +33,7 @@ std::vector<OpCase> pointwise_cases(int64_t rows) {
       {"maximum", {a, a}, [](const Tensors& t) { return at::maximum(t[0], t[1]); }},
       {"masked_fill", {a, a}, [](const Tensors& t) { return t[0].masked_fill(t[1] > 0, 4.0); }},
       {"clone detach cast", {a}, [](const Tensors& t) { return t[0].clone().to(at::kFloat).to(at::kDouble) + t[0].detach(); },
-       false, true, false, 1e-6},
+       false, true, false, false, 1e-6},
       {"lerp addcmul", {a, a}, [](const Tensors& t) { return at::lerp(t[0], t[1], 0.3) + at::addcmul(t[0], t[0], t[1], 2); }},
       {"clamp", {a}, [](const Tensors& t) { return t[0].clamp(-0.5, 0.5); }},
   };
@@ -83,7 +83,7 @@ std::vector<OpCase> reduction_cases(int64_t rows) {
   std::vector<OpCase> cases = {
       {"sum", {a}, [](const Tensors& t) { return t[0].sum(); }},
       {"sum dims", {a}, [](const Tensors& t) { return t[0].sum({0, -1}) + t[0].sum({0, 2}, true).view({6}); }},
-      {"linalg_vector_norm", {a}, [](const Tensors& t) { return at::linalg_vector_norm(t[0], 2, {at::IntArrayRef{1}}, true); }, true},
+      {"linalg_vector_norm", {a}, [](const Tensors& t) { return at::linalg_vector_norm(t[0], 2, {at::IntArrayRef{1}}, true); }, true, true, false, true},
       {"norm 1 and 3", {a}, [](const Tensors& t) { return at::linalg_vector_norm(t[0], 1) + at::linalg_vector_norm(t[0], 3); }, true},
   };
   if (rows > 0) {

@@ -95,6 +95,8 @@ std::vector<OutputShape> infer_outputs(const OpCall& call);
 
 // The tables of rules/ and what was added by register_rule.
 const Rule* find_rule(const OpEntry& op);
+// Kernels of composite operations that are replaced for DTensors.
+void register_composites();
 // Gives operations of a namespace other than aten their kernels, so that rules for them take effect.
 void ensure_kernels_of(const std::string& name);
 Handler find_handler(const std::string& name);

@@ -11,7 +11,10 @@ namespace {
 // For each dim of the first input its dim in every result, -1 when it must be whole.
 using DimMap = c10::SmallVector<int64_t, 6>;
 
-void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map) {
+// Which partials pass: all where values only move, sums where zeros are filled in.
+enum class Passes { kAll, kSums, kNone };
+
+void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map, Passes passes = Passes::kAll) {
   const TensorInput& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (map[dim] >= 0 && is_sharded_on(self, dim)) {
@@ -19,12 +22,23 @@ void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map) {
     }
   }
   for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{p}, {p}});
+    const bool sums = p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg);
+    if (passes == Passes::kAll || (passes == Passes::kSums && sums)) {
+      proposal.strategies.push_back({{p}, {p}});
+    }
   }
 }
 
 Rule mapped(DimMap (*map)(const OpCall&)) {
   return [map](const OpCall& call, Proposal& proposal) { propose_mapped(call, proposal, map(call)); };
+}
+
+// The result has the shape of the input.
+Rule mapped_in_place(DimMap (*map)(const OpCall&), Passes passes) {
+  return [map, passes](const OpCall& call, Proposal& proposal) {
+    propose_mapped(call, proposal, map(call), passes);
+    proposal.output(call.inputs[0].sizes);
+  };
 }
 
 DimMap identity(int64_t ndim) {
@@ -103,6 +117,9 @@ DimMap split_along(const OpCall& call) {
 DimMap whole_along_dims(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim();
   DimMap map = identity(ndim);
+  if (call.ints_at(call.arg_named("dims")).empty() && call.arg_named("shifts") >= 0) {
+    return DimMap(ndim, -1);  // roll without dims rolls the flattened tensor
+  }
   for (const int64_t dim : call.ints_at(call.arg_named("dims"))) {
     map[checked_dim(call, dim, ndim)] = -1;
   }
@@ -179,7 +196,7 @@ void propose_cut_backward(const OpCall& call, Proposal& proposal, bool removed) 
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     map[dim] = removed ? dim + (dim >= gone) : (dim == gone ? -1 : dim);
   }
-  propose_mapped(call, proposal, map);
+  propose_mapped(call, proposal, map, Passes::kSums);
   proposal.output(sizes);
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
@@ -222,9 +239,12 @@ void add_dims_rules(RuleTable& table) {
              "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::chunk"}, mapped(split_along));
   table.add({"aten::unbind", "aten::unbind_copy"}, propose_unbind);
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
-  table.add({"aten::flip", "aten::roll"}, mapped(whole_along_dims));
-  table.add({"aten::tril", "aten::triu"}, mapped(whole_last_two));
-  table.add({"aten::constant_pad_nd"}, mapped(padded));
+  table.add({"aten::flip", "aten::roll"}, mapped_in_place(whole_along_dims, Passes::kAll));
+  table.add({"aten::tril", "aten::triu"}, mapped_in_place(whole_last_two, Passes::kSums));
+  table.add({"aten::constant_pad_nd"}, [](const OpCall& call, Proposal& proposal) {
+    const bool zeros = call.args[2].toScalar().toDouble() == 0;
+    propose_mapped(call, proposal, padded(call), zeros ? Passes::kSums : Passes::kNone);
+  });
   table.add({"aten::repeat"}, mapped(repeated));
   table.add("aten::select_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, true); });
   table.add("aten::slice_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, false); });

@@ -117,14 +117,21 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
 // index_select(self, dim, index)
 void propose_index_select(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
+  const TensorInput& index = call.inputs[1];
   const int64_t selected = wrap_dim(call.int_at(1), self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    proposal.strategies.push_back(dim == selected ? Strategy{{Shard(dim)}, {Replicate(), Shard(0)}}
-                                                  : Strategy{{Shard(dim)}, {Shard(dim), Replicate()}});
+    if (dim == selected && index.dim() == 1) {
+      proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(0)}});
+    } else if (dim != selected) {
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Replicate()}});
+    }
   }
   for (const Placement& p : partials_among(call)) {
     proposal.strategies.push_back({{p}, {p, Replicate()}});
   }
+  std::vector<int64_t> sizes = self.sizes.vec();
+  sizes[selected] = c10::multiply_integers(index.sizes);
+  proposal.output(sizes);
 }
 
 // index(self, indices?): dims of self that are not indexed keep their shards, indexed ones must be whole.
