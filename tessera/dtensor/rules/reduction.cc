@@ -39,27 +39,6 @@ Reduction read_reduction(const OpCall& call) {
   return result;
 }
 
-// Every rank of every mesh dim has something of dim to reduce.
-bool no_part_is_empty(const OpCall& call, int64_t dim) {
-  int64_t n = call.inputs[0].sizes[dim];
-  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
-    const Placement& placement = call.inputs[0].placements[m];
-    if (placement.is_any_shard() && placement.dim == dim) {
-      n = local_extent(n, call.mesh->shape()[m], call.mesh->shape()[m] - 1, placement);
-    }
-  }
-  return n > 0;
-}
-
-bool all_parts_are_equal(const OpCall& call, int64_t dim) {
-  int64_t parts = 1;
-  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
-    const Placement& placement = call.inputs[0].placements[m];
-    parts *= placement.is_any_shard() && placement.dim == dim ? call.mesh->shape()[m] : 1;
-  }
-  return call.inputs[0].sizes[dim] % parts == 0;
-}
-
 enum class Needs { kNothing, kNonEmpty, kEqual };
 
 struct ReductionKind {
@@ -68,27 +47,75 @@ struct ReductionKind {
   bool (*keeps)(const Placement&) = nullptr;  // partials of the input that pass
 };
 
+// Whether parts of `dim` over the given mesh dims meet what the reduction needs.
+bool parts_suit(const OpCall& call, int64_t dim, Needs needs, const std::vector<int64_t>& mesh_dims) {
+  int64_t n = call.inputs[0].sizes[dim];
+  int64_t parts = 1;
+  for (const int64_t m : mesh_dims) {
+    const int64_t k = call.mesh->shape()[m];
+    const Placement& now = call.inputs[0].placements[m];
+    n = local_extent(n, k, k - 1, now.is_strided_shard() ? now : Shard(dim));
+    parts *= k;
+  }
+  switch (needs) {
+    case Needs::kNothing:
+      return true;
+    case Needs::kNonEmpty:
+      return n > 0;
+    case Needs::kEqual:
+      return call.inputs[0].sizes[dim] % parts == 0;
+  }
+  return false;
+}
+
+// The mesh dims over which `dim` may be sharded when it is reduced. Those that shard it now, if they suit; the others too only
+// if they all suit together, since any of them may be chosen.
+std::vector<bool> suitable_mesh_dims(const OpCall& call, int64_t dim, Needs needs) {
+  std::vector<int64_t> all;
+  std::vector<int64_t> present;
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    all.push_back(m);
+    const Placement& now = call.inputs[0].placements[m];
+    if (now.is_any_shard() && now.dim == dim) {
+      present.push_back(m);
+    }
+  }
+  std::vector<bool> suitable(all.size(), parts_suit(call, dim, needs, all));
+  if (parts_suit(call, dim, needs, present)) {
+    for (const int64_t m : present) {
+      suitable[m] = true;
+    }
+  }
+  return suitable;
+}
+
 void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) {
   const Reduction reduction = read_reduction(call);
   const TensorInput& self = call.inputs[0];
+  proposal.by_mesh_dim.resize(call.mesh->ndim());
+  const auto add_everywhere = [&](const Strategy& strategy) {
+    for (auto& strategies : proposal.by_mesh_dim) {
+      strategies.push_back(strategy);
+    }
+  };
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (!is_sharded_on(self, dim)) {
       continue;
     }
     if (!reduction.reduced[dim]) {
-      proposal.strategies.push_back({{Shard(reduction.position[dim])}, {Shard(dim)}});
-      continue;
-    }
-    const bool can = kind.over_shards && (kind.needs == Needs::kNothing ||
-                                          (kind.needs == Needs::kNonEmpty && no_part_is_empty(call, dim)) ||
-                                          (kind.needs == Needs::kEqual && all_parts_are_equal(call, dim)));
-    if (can) {
-      proposal.strategies.push_back({{*kind.over_shards}, {Shard(dim)}});
+      add_everywhere({{Shard(reduction.position[dim])}, {Shard(dim)}});
+    } else if (kind.over_shards) {
+      const auto suitable = suitable_mesh_dims(call, dim, kind.needs);
+      for (size_t m = 0; m < suitable.size(); ++m) {
+        if (suitable[m]) {
+          proposal.by_mesh_dim[m].push_back({{*kind.over_shards}, {Shard(dim)}});
+        }
+      }
     }
   }
   for (const Placement& p : partials_among(call)) {
     if (kind.keeps != nullptr && kind.keeps(p)) {
-      proposal.strategies.push_back({{p}, {p}});
+      add_everywhere({{p}, {p}});
     }
   }
   const size_t outputs = call.op.handle.schema().returns().size();
@@ -122,7 +149,9 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
   // A norm of parts of norms of the same order is a part of the norm.
   for (const Placement& p : partials_among(call)) {
     if (kind.over_shards && p == *kind.over_shards && p.kind == Placement::Kind::kNormPartial) {
-      proposal.strategies.push_back({{p}, {p}});
+      for (auto& strategies : proposal.by_mesh_dim) {
+        strategies.push_back({{p}, {p}});
+      }
     }
   }
 }
