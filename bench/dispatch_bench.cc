@@ -1,5 +1,6 @@
 // Time that a DTensor adds to an operation, beside torch.distributed.tensor: a call seen before (hit), and a shape met for the
 // first time (miss). One rank, so nothing communicates; 4x4 tensors, so that only dispatch counts.
+#include <ATen/Parallel.h>
 #include <ATen/ATen.h>
 
 #include <functional>

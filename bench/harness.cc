@@ -84,11 +84,17 @@ std::string machine() {
   return model + ", " + std::to_string(cores) + " cores";
 }
 
-Peer::Peer(const std::string& script, const std::vector<std::string>& arguments,
-           const std::vector<std::pair<std::string, std::string>>& environment) {
+static std::vector<std::string> python_command(const std::string& script, const std::vector<std::string>& arguments) {
   const char* python = std::getenv("TESSERA_PYTHON");
   std::vector<std::string> words = {python ? python : source_folder() + "/.venv/bin/python", source_folder() + "/bench/peers/" + script};
   words.insert(words.end(), arguments.begin(), arguments.end());
+  return words;
+}
+
+Peer::Peer(const std::string& script, const std::vector<std::string>& arguments, const Environment& environment)
+    : Peer(python_command(script, arguments), environment) {}
+
+Peer::Peer(std::vector<std::string> words, const Environment& environment) {
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);

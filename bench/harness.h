@@ -27,11 +27,14 @@ namespace tessera::bench {
 
 using Json = nlohmann::json;
 
-// A Python script of bench/peers that lives as long as this object and answers one JSON line for each JSON line.
+// A program that lives as long as this object and answers one JSON line for each JSON line.
 class Peer {
  public:
-  // Runs with the interpreter in TESSERA_PYTHON, or .venv/bin/python of the source tree. Throws when it cannot start.
-  Peer(const std::string& script, const std::vector<std::string>& arguments, const std::vector<std::pair<std::string, std::string>>& environment = {});
+  using Environment = std::vector<std::pair<std::string, std::string>>;
+  // Runs words[0], found on PATH, with the rest.
+  explicit Peer(std::vector<std::string> words, const Environment& environment = {});
+  // A Python script of bench/peers. Runs with the interpreter in TESSERA_PYTHON, or .venv/bin/python of the source tree. Throws when it cannot start.
+  Peer(const std::string& script, const std::vector<std::string>& arguments, const Environment& environment = {});
   ~Peer();
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;

@@ -71,6 +71,8 @@ from_llama_cpp() {  # from_llama_cpp OUT FOLDER PATTERN
   mkdir -p "$1" && tar -xzf $RAW/llama_cpp_python-0.3.36.tar.gz -C "$1" --strip-components="$4" --wildcards "llama_cpp_python-0.3.36/vendor/llama.cpp/$2/$3"
 }
 
+small_llama() { .venv/bin/python bench/peers/small_llama.py "$1"; }  # of the benchmarks
+
 assets() {  # assets demo|all
   mkdir -p $RAW
   make_asset smollm2 smollm2

@@ -31,7 +31,8 @@ Kind kind_of(const fs::path& path) {
 
 std::vector<ListedTensor> list_gguf(const fs::path& path) {
   std::vector<ListedTensor> result;
-  for (const auto& [name, info] : GgufFile::open(path)->tensors()) {
+  const auto file = GgufFile::open(path);
+  for (const auto& [name, info] : file->tensors()) {
     result.push_back({name, std::string(info.type_name()), info.shape, info.end - info.begin, path.filename()});
   }
   return result;
@@ -102,9 +103,9 @@ std::vector<ListedTensor> list_tensors(const fs::path& path) {
 }
 
 void convert_checkpoint(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  TESSERA_CHECK(options.to != "dcp", ErrorKind::kConfig, "[ckpt.convert] --to dcp is not available in this version");
   const auto kind = kind_of(source);
   const auto to = !options.to.empty() ? options.to : kind == Kind::kGguf ? "hf" : "gguf";
-  TESSERA_CHECK(to != "dcp", ErrorKind::kConfig, "[ckpt.convert] --to dcp is not available in this version");
   TESSERA_CHECK(to == "hf" || to == "gguf", ErrorKind::kConfig, "[ckpt.convert] --to {}: wanted hf, gguf or dcp", to);
   const bool possible = to == "hf" ? kind == Kind::kGguf : kind == Kind::kSafetensors && fs::is_directory(source);
   TESSERA_CHECK(possible, ErrorKind::kConfig,

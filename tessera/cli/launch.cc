@@ -18,8 +18,8 @@ int run_launch(VerbArguments args) {
   app->add_option("--nnodes", options.nnodes, "Hosts; start 'tessera launch' on each")->option_text("N [1]");
   app->add_option("--node-rank", options.node_rank, "This host's number, from 0")->option_text("N [0]");
   app->add_option("--master", options.master, "An address of host 0 and a free port there")->option_text("HOST:PORT");
-  app->usage("Usage: tessera launch [FLAGS] -- PROG [ARGS ...]");
   app->footer(
+      "The program follows after --: tessera launch [FLAGS] -- PROG [ARGS ...]\n"
       "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,\n"
       "as under torchrun, and OMP_NUM_THREADS = cores / N unless it is set. When one rank fails, the others are ended\n"
       "within 5 s and its exit code is returned.");

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"

@@ -22,6 +22,24 @@ namespace {
 // Written by a launcher that ends as it should.
 constexpr pid_t kDismissed = 0;
 
+// Kills every process whose environment names `folder`: a rank, or what one has started, wherever it went.
+void kill_heirs(const std::filesystem::path& folder) {
+  const std::string mark = folder.string() + "/";
+  bool found = true;
+  for (int round = 0; found && round < 100; ++round) {  // one may be starting another
+    found = false;
+    std::error_code failed;
+    for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end; entry.increment(failed)) {
+      const pid_t pid = std::atoi(entry->path().filename().c_str());
+      if (pid <= 0) continue;
+      std::ifstream file(entry->path() / "environ", std::ios::binary);
+      const std::string environment((std::istreambuf_iterator<char>(file)), {});
+      if (environment.find(mark) == environment.npos) continue;
+      found = ::kill(pid, SIGKILL) == 0 || found;
+    }
+  }
+}
+
 [[noreturn]] void run_guard(int pipe, const std::filesystem::path& folder) {
   ::setsid();  // out of reach of the terminal's signals
   ::prctl(PR_SET_NAME, "tessera-guard");
@@ -44,6 +62,7 @@ constexpr pid_t kDismissed = 0;
     groups.push_back(told);
   }
   for (const pid_t group : groups) ::kill(-group, SIGKILL);
+  kill_heirs(folder);
   std::error_code ignored;
   std::filesystem::remove_all(folder, ignored);
   ::_exit(0);

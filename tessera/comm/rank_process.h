@@ -11,7 +11,7 @@
 namespace tessera::comm {
 
 // A process that does nothing but wait. When the launcher ends without having dismissed it, it kills the process
-// groups it was told of and removes `folder`.
+// groups it was told of and every process that has a path in `folder` in its environment, and removes `folder`.
 class Guard {
  public:
   explicit Guard(const std::filesystem::path& folder);

@@ -1,6 +1,7 @@
 #include "tessera/comm/world.h"
 
 #include <ATen/Parallel.h>
+#include <signal.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -62,6 +63,17 @@ std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
   return world;
 }
 
+namespace {
+
+// Gloo writes to sockets whose other end may be gone. That is to be its error, not the end of this process; a handler of
+// the program's own stays.
+void survive_broken_sockets() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
 std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend,
                                      std::chrono::milliseconds timeout) {
   TESSERA_CHECK(info.size >= 1 && info.rank >= 0 && info.rank < info.size, ErrorKind::kConfig,
@@ -70,6 +82,7 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
                 "[comm.world] backend '{}' is not available in this build. Use auto or gloo.", backend);
   TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
   store->setTimeout(timeout);
+  if (info.size > 1) survive_broken_sockets();
   return std::shared_ptr<World>(new World(std::move(info), std::move(store), std::move(backend), timeout));
 }
 

@@ -19,13 +19,14 @@ bool is_plain_cpu_float(const at::Tensor& tensor) {
 // y = x weight^T + bias through a node that keeps x and weight alone.
 struct OneDnnLinear : torch::autograd::Function<OneDnnLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const at::Tensor& bias) {
+                            const std::optional<at::Tensor>& bias) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({x, weight});
+    ctx->saved_data["has_bias"] = bias.has_value();
     const auto rows = x.reshape({-1, weight.size(1)});
     auto sizes = x.sizes().vec();
     sizes.back() = weight.size(0);
-    return detail::onednn_product(rows, weight, bias).view(sizes);
+    return detail::onednn_product(rows, weight, bias.value_or(at::Tensor())).view(sizes);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -36,7 +37,7 @@ struct OneDnnLinear : torch::autograd::Function<OneDnnLinear> {
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = product_nt(grad, weight.t()).view(x.sizes());
     if (ctx->needs_input_grad(1)) grad_weight = product_nt(grad.t(), x.reshape({-1, weight.size(1)}).t());
-    if (ctx->needs_input_grad(2)) grad_bias = grad.sum(0);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = grad.sum(0);
     return {grad_x, grad_weight, grad_bias};
   }
 };
@@ -59,8 +60,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                     x.size(-1) == weight.size(1) && (!bias.defined() || is_plain_cpu_float(bias)) &&
                     x.numel() >= kMinRows * weight.size(1) && weight.size(0) >= kMinRows && weight.size(1) >= kMinRows &&
                     detail::onednn_is_faster();
-  if (ours) return OneDnnLinear::apply(x, weight, bias);
-  return at::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  const auto given_bias = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
+  return ours ? OneDnnLinear::apply(x, weight, given_bias) : at::linear(x, weight, given_bias);
 }
 
 }  // namespace tessera

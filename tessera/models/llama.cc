@@ -36,7 +36,8 @@ LlamaLayers::LlamaLayers(const ModelConfig& config, const nn::ParameterOptions& 
 
 LlamaModel::LlamaModel(const ModelConfig& config, const nn::ParameterOptions& options) : config_(config) {
   embed_tokens =
-      register_module("embed_tokens", std::make_shared<nn::Embedding>(config.vocab_size, config.hidden_size, options));
+      register_module("embed_tokens", std::make_shared<nn::Embedding>(config.vocab_size, config.hidden_size, options,
+                                                      config.pad_token_id.value_or(-1)));
   layers = register_module("layers", std::make_shared<LlamaLayers>(config, options));
   norm = register_module("norm", std::make_shared<nn::RMSNorm>(config.hidden_size, config.rms_norm_eps, options));
 }

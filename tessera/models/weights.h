@@ -34,7 +34,7 @@ void check_pretrained(CausalLM& model, const std::filesystem::path& dir);
 void init_weights(CausalLM& model, uint64_t seed, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 struct SaveOptions {
-  std::optional<c10::ScalarType> dtype;           // none: as the parameters are
+  std::optional<c10::ScalarType> dtype = std::nullopt;  // none: as the parameters are
   uint64_t max_shard_bytes = 5'000'000'000;
 };
 // Writes a folder that transformers loads: config.json with unknown keys kept, model.safetensors (in shards where larger

@@ -13,11 +13,12 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& 
 
 at::Tensor Linear::forward(const at::Tensor& x) { return linear(x, weight, bias); }
 
-Embedding::Embedding(int64_t rows, int64_t width, const ParameterOptions& options) {
+Embedding::Embedding(int64_t rows, int64_t width, const ParameterOptions& options, int64_t padding_id)
+    : padding_id_(padding_id) {
   register_parameter("weight", weight, at::empty({rows, width}, options.tensor_options()));
 }
 
-at::Tensor Embedding::forward(const at::Tensor& ids) { return at::embedding(weight, ids); }
+at::Tensor Embedding::forward(const at::Tensor& ids) { return at::embedding(weight, ids, padding_id_); }
 
 RMSNorm::RMSNorm(int64_t width, double eps, const ParameterOptions& options) : eps_(eps) {
   register_parameter("weight", weight, at::empty({width}, options.tensor_options()), /*decay=*/false);

@@ -21,8 +21,12 @@ struct Linear : Callable<Linear> {
 // weight [rows, width]; ids int64 of any shape, each below rows (not checked here).
 struct Embedding : Callable<Embedding> {
   at::Tensor weight;
-  Embedding(int64_t rows, int64_t width, const ParameterOptions& options);
+  // The row of padding_id learns nothing from being looked up, as in torch.nn.Embedding(padding_idx); -1: all rows learn.
+  Embedding(int64_t rows, int64_t width, const ParameterOptions& options, int64_t padding_id = -1);
   at::Tensor forward(const at::Tensor& ids);
+
+ private:
+  int64_t padding_id_;
 };
 
 // weight [width], without weight decay.

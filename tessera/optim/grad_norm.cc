@@ -20,11 +20,13 @@ namespace {
 constexpr int64_t kPiece = 1 << 16;
 constexpr int kLanes = 8;
 
-// What is gathered per tensor: sum of |x|^p, or max of |x| for the infinite norm (a NaN stays).
+double larger(double a, double b) { return a >= b || a != a ? a : b; }  // a NaN stays
+
+// What is gathered per tensor: sum of |x|^p, or max of |x| for the infinite norm.
 struct Norm {
   double p;
   bool infinite() const { return std::isinf(p); }
-  double add(double a, double b) const { return infinite() ? (b <= a ? a : b) : a + b; }
+  double add(double a, double b) const { return infinite() ? larger(a, b) : a + b; }
 };
 
 template <class T, class Term, class Add>
@@ -46,7 +48,7 @@ double reduce_piece(const T* data, int64_t n, const Norm& norm) {
   if (norm.p == 2) return reduce_piece(data, n, [](double x) { return x * x; }, plus);
   if (norm.p == 1) return reduce_piece(data, n, [](double x) { return std::fabs(x); }, plus);
   if (norm.infinite()) {
-    return reduce_piece(data, n, [](double x) { return std::fabs(x); }, [](double a, double b) { return b <= a ? a : b; });
+    return reduce_piece(data, n, [](double x) { return std::fabs(x); }, larger);
   }
   return reduce_piece(data, n, [p = norm.p](double x) { return std::pow(std::fabs(x), p); }, plus);
 }

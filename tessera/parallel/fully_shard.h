@@ -24,16 +24,16 @@
 namespace tessera {
 
 struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype;   // gather and compute in it; none: as stored
-  std::optional<c10::ScalarType> reduce_dtype;  // reduce gradients in it; none: as the gradient
-  std::optional<c10::ScalarType> output_dtype;  // cast floating outputs of forward
+  std::optional<c10::ScalarType> param_dtype = {};   // gather and compute in it; none: as stored
+  std::optional<c10::ScalarType> reduce_dtype = {};  // reduce gradients in it; none: as the gradient
+  std::optional<c10::ScalarType> output_dtype = {};  // cast floating outputs of forward
   bool cast_forward_inputs = true;
 };
 
 struct FullyShardOptions {
-  MeshPtr mesh;                               // 1-d (shard), or 2-d (replicate, shard) with names
-  std::optional<bool> reshard_after_forward;  // default: true, but false for the root
-  MixedPrecisionPolicy mp_policy;
+  MeshPtr mesh = {};                               // 1-d (shard), or 2-d (replicate, shard) with names
+  std::optional<bool> reshard_after_forward = {};  // default: true, but false for the root
+  MixedPrecisionPolicy mp_policy = {};
 };
 
 // Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be on the meta

@@ -35,7 +35,8 @@ jinja::Template parse_source(const std::string& source, const std::string& name,
   TESSERA_CHECK(source.size() <= limits.max_template_bytes, ErrorKind::kFormat,
                 "[text.chat_template] {}: the template has {} bytes, wanted at most {}.", name, source.size(),
                 limits.max_template_bytes);
-  TESSERA_CHECK(jinja::is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.", name);
+  TESSERA_CHECK(jinja::is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.",
+                name);
   try {
     return jinja::parse_template(source, limits.max_depth);
   } catch (const jinja::SyntaxFailure& failure) {
@@ -51,7 +52,8 @@ Value value_of(const Json& json, int depth, int max_depth) {
     case Json::value_t::number_integer:
       return Value::integer(json.get<int64_t>());
     case Json::value_t::number_unsigned:
-      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) jinja::fail("the given number {} does not fit 64 bits", json.get<uint64_t>());
+      if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+        jinja::fail("the given number {} does not fit 64 bits", json.get<uint64_t>());
       return Value::integer(json.get<int64_t>());
     case Json::value_t::number_float:
       return Value::real(json.get<double>());
@@ -74,17 +76,16 @@ Value value_of(const Json& json, int depth, int max_depth) {
 }
 
 // A message's reasoning goes by three names; transformers fills the standard one and the one of older templates.
-Json with_reasoning(const Json& message) {
-  if (!message.is_object()) return message;
-  for (const char* field : {"reasoning_content", "thinking", "reasoning"}) {
-    const auto found = message.find(field);
-    if (found == message.end() || found->is_null()) continue;
-    const Json reasoning = *found;
-    Json made = Json::object();
-    made["thinking"] = reasoning;
-    for (const auto& [key, value] : message.items()) made[key] = value;
-    made["reasoning_content"] = reasoning;
-    return made;
+Value with_reasoning(const Value& message) {
+  const auto& fields = message.get<jinja::Dict>();
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    const Value* reasoning = fields.find(Value::text(name));
+    if (!reasoning || reasoning->is(jinja::Kind::kNone)) continue;
+    auto made = std::make_shared<jinja::Dict>();
+    made->set(Value::text("thinking"), *reasoning);
+    for (const auto& [key, value] : fields.entries) made->set(key, value);
+    made->set(Value::text("reasoning_content"), *reasoning);
+    return Value::dict(std::move(made));
   }
   return message;
 }
@@ -92,11 +93,13 @@ Json with_reasoning(const Json& message) {
 // bos_token and the like: a string, or an object with "content".
 Json special_tokens_of(const Json& config) {
   Json tokens = Json::object();
-  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+  for (const char* name :
+       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
     const auto found = config.find(name);
     if (found == config.end()) continue;
     if (found->is_string()) tokens[name] = *found;
-    if (found->is_object() && found->contains("content") && found->at("content").is_string()) tokens[name] = found->at("content");
+    if (found->is_object() && found->contains("content") && found->at("content").is_string())
+      tokens[name] = found->at("content");
   }
   return tokens;
 }
@@ -144,9 +147,10 @@ std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::pat
     for (const auto& entry : *found) {
       const bool named = entry.is_object() && entry.contains("name") && entry.contains("template") &&
                          entry["name"].is_string() && entry["template"].is_string();
-      TESSERA_CHECK(named, ErrorKind::kFormat,
-                    "[text.chat_template] {}: an entry of chat_template is no object with the strings 'name' and 'template'.",
-                    state->name);
+      TESSERA_CHECK(
+          named, ErrorKind::kFormat,
+          "[text.chat_template] {}: an entry of chat_template is no object with the strings 'name' and 'template'.",
+          state->name);
       const auto& name = entry["name"].get_ref<const std::string&>();
       if (name != "default" && name != "tool_use") continue;
       auto tree = parse_source(entry["template"].get<std::string>(), state->name + " '" + name + "'", state->limits);
@@ -158,9 +162,10 @@ std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::pat
       }
     }
   }
-  TESSERA_CHECK(has_default, ErrorKind::kFormat,
-                "[text.chat_template] {}: chat_template is {}, wanted a string or a list with a template named 'default'.",
-                state->name, found->type_name());
+  TESSERA_CHECK(
+      has_default, ErrorKind::kFormat,
+      "[text.chat_template] {}: chat_template is {}, wanted a string or a list with a template named 'default'.",
+      state->name, found->type_name());
   return ChatTemplate(std::move(state));
 }
 
@@ -170,25 +175,27 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
 
 RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prompt, const Json& extra) const {
   const auto& limits = state_->limits;
-  TESSERA_CHECK(messages.is_array(), ErrorKind::kFormat, "[text.chat_template] {}: the messages are {}, wanted an array.",
-                state_->name, messages.type_name());
+  TESSERA_CHECK(messages.is_array(), ErrorKind::kFormat,
+                "[text.chat_template] {}: the messages are {}, wanted an array.", state_->name, messages.type_name());
   TESSERA_CHECK(extra.is_object() || extra.is_null(), ErrorKind::kFormat,
                 "[text.chat_template] {}: the extra values are {}, wanted an object.", state_->name, extra.type_name());
-  Json chat = Json::array();
-  for (const auto& message : messages) {
-    TESSERA_CHECK(message.is_object(), ErrorKind::kFormat, "[text.chat_template] {}: message {} is {}, wanted an object.",
-                  state_->name, chat.size(), message.type_name());
-    chat.push_back(with_reasoning(message));
+  for (size_t i = 0; i < messages.size(); ++i) {
+    TESSERA_CHECK(messages[i].is_object(), ErrorKind::kFormat,
+                  "[text.chat_template] {}: message {} is {}, wanted an object.", state_->name, i,
+                  messages[i].type_name());
   }
   jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth});
   try {
     evaluator.define("tools", Value::none());
     evaluator.define("documents", Value::none());
-    for (const auto& [key, token] : state_->special_tokens.items()) evaluator.define(key, value_of(token, 0, limits.max_depth));
+    for (const auto& [key, token] : state_->special_tokens.items())
+      evaluator.define(key, value_of(token, 0, limits.max_depth));
     if (extra.is_object()) {
       for (const auto& [key, value] : extra.items()) evaluator.define(key, value_of(value, 0, limits.max_depth));
     }
-    evaluator.define("messages", value_of(chat, 0, limits.max_depth));
+    std::vector<Value> chat;
+    for (const auto& message : messages) chat.push_back(with_reasoning(value_of(message, 1, limits.max_depth)));
+    evaluator.define("messages", Value::list(std::move(chat)));
     evaluator.define("add_generation_prompt", Value::boolean(add_generation_prompt));
     const bool tools = extra.is_object() && extra.contains("tools") && !extra["tools"].is_null();
     RenderedChat rendered;

@@ -44,8 +44,8 @@ class ChatTemplate {
   // that every render of it sees.
   static std::optional<ChatTemplate> from_folder(const std::filesystem::path& folder);
 
-  // Renders a list of messages, each an object with "role" and mostly "content". `extra` is an object of further values:
-  // tools, documents, bos_token, enable_thinking, ... Keys keep their order (tools are printed as JSON), which
+  // Renders a list of messages, each an object with "role" and mostly "content". `extra` is an object of further
+  // values: tools, documents, bos_token, enable_thinking, ... Keys keep their order (tools are printed as JSON), which
   // nlohmann::json does not: give an ordered_json where it matters.
   RenderedChat render(const nlohmann::ordered_json& messages, bool add_generation_prompt) const;
   RenderedChat render(const nlohmann::ordered_json& messages, bool add_generation_prompt,

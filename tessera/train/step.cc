@@ -39,8 +39,8 @@ int64_t status_bytes(const std::string& field) {
   return 0;
 }
 
-at::Tensor loss_sum(models::CausalLM& model, const data::Batch& batch) {
-  return model({.tokens = batch.tokens, .positions = batch.positions, .document_ids = batch.document_ids, .labels = batch.labels});
+at::Tensor loss_sum(CausalLM& model, const data::Batch& batch) {
+  return model.loss_sum({.tokens = batch.tokens, .positions = batch.positions, .document_ids = batch.document_ids}, batch.labels);
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ at::Tensor loss_sum(models::CausalLM& model, const data::Batch& batch) {
 int64_t resident_bytes() { return status_bytes("VmRSS"); }
 int64_t peak_resident_bytes() { return status_bytes("VmHWM"); }
 
-TrainStep::TrainStep(models::CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group,
+TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group,
                      StepOptions options)
     : model_(model), optimizer_(optimizer), group_(std::move(group)), options_(options) {
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
@@ -96,7 +96,7 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   return result;
 }
 
-double validation_loss(models::CausalLM& model, const std::shared_ptr<comm::Group>& group,
+double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
                        const std::vector<data::Batch>& batches) {
   const at::NoGradGuard no_grad;
   const bool was_training = model.training();

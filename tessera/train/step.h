@@ -16,9 +16,7 @@
 
 namespace tessera {
 
-namespace models {
 class CausalLM;
-}
 namespace optim {
 class Optimizer;
 }
@@ -43,13 +41,13 @@ struct StepResult {
 class TrainStep {
  public:
   // `group`: the ranks that share the global batch.
-  TrainStep(models::CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
+  TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
   // `micro_batches`: this rank's part, as many on every rank. `stop`: this rank was asked to stop. COLLECTIVE over the
   // group. Error kInternal when the loss is not finite and such steps are not skipped; the model is then unchanged.
   StepResult run(const std::vector<data::Batch>& micro_batches, double lr, bool stop = false);
 
  private:
-  models::CausalLM& model_;
+  CausalLM& model_;
   optim::Optimizer& optimizer_;
   std::shared_ptr<comm::Group> group_;
   StepOptions options_;
@@ -57,7 +55,7 @@ class TrainStep {
 
 // Mean loss over the label tokens of all rows of `batches`; each rank passes its own, as many on every rank.
 // No gradients. COLLECTIVE over the group.
-double validation_loss(models::CausalLM& model, const std::shared_ptr<comm::Group>& group,
+double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
                        const std::vector<data::Batch>& batches);
 
 // The resident set of this process in bytes, now and at its largest.

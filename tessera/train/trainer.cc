@@ -10,6 +10,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/data/loader.h"
+#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/weights.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_report.h"

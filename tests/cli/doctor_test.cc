@@ -40,11 +40,17 @@ TEST(Doctor, LinesHoldWhatTheJsonHolds) {
   EXPECT_THAT(run.out, HasSubstr(report["cpu"]["model"].get<std::string>()));
 }
 
+testing::ProcessResult run_with(const std::string& variable, const std::string& value) {
+  testing::ProcessOptions options;
+  options.environment[variable] = value;
+  return run_process({program(), "doctor"}, options);
+}
+
 TEST(Doctor, WarnsOfMoreThreadsThanCoresAndOfAnUnusableTemporaryFolder) {
-  const auto threads = run_process({program(), "doctor"}, {.environment = {{"OMP_NUM_THREADS", "999"}}});
+  const auto threads = run_with("OMP_NUM_THREADS", "999");
   EXPECT_EQ(threads.exit_code, 0);
   EXPECT_THAT(threads.out, HasSubstr("warning: 999 threads on"));
-  const auto folder = run_process({program(), "doctor"}, {.environment = {{"TMPDIR", "/proc"}}});
+  const auto folder = run_with("TMPDIR", "/proc");
   EXPECT_THAT(folder.out, HasSubstr("warning: the temporary folder"));
 }
 

@@ -120,7 +120,8 @@ TEST(GgufConvert, FolderToGgufAndBackKeepsEveryTensorBitwise) {
     for (const auto& [tensor, file] : before.files())
       EXPECT_TRUE(at::equal(before.tensor(tensor), after.tensor(tensor))) << tensor;
     const auto config = json::parse(read_file(folder / "back" / "config.json"));
-    for (const auto& [key, value] : tiny_config().items()) EXPECT_EQ(config.at(key), value) << key;
+    const auto wanted = tiny_config();
+    for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config.at(key), value) << key;
     EXPECT_EQ(config.at("torch_dtype"), name);
     EXPECT_EQ(config.at("eos_token_id"), 28);
     EXPECT_EQ(config.at("head_dim"), 16);
@@ -228,7 +229,7 @@ TEST(GgufConvert, DamagedGgufFilesAreRefusedAndLeaveNoFolder) {
   };
   EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { convert(replaced("llama", "mambo")); }), HasSubstr("'mambo'"));
   EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { convert(replaced("smollm", "smollx")); }), HasSubstr("'smollx'"));
-  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(replaced("abc", "abd")); }), ::testing::Not(HasSubstr("\n")));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(replaced("abc", "abd")); }), HasSubstr("merge 'ab c'"));
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(replaced("blk.1.ffn_up.weight", "blk.7.ffn_up.weight")); }),
               HasSubstr("no tensor 'blk.1.ffn_up.weight'"));
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(bytes.substr(0, bytes.size() - 4096)); }),
@@ -239,7 +240,7 @@ TEST(GgufConvert, DamagedGgufFilesAreRefusedAndLeaveNoFolder) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
   const size_t header_bytes = GgufFile::open(folder / "m.gguf")->tensor_info("token_embd.weight").begin;
-  for (int flip = 0; flip < 300; ++flip) {
+  for (int flip = 0; flip < 100; ++flip) {
     auto changed = bytes;
     changed[random() % header_bytes] = static_cast<char>(random());
     try {

@@ -46,13 +46,15 @@ Json ours(const ChatTemplate& chat, const Json& given, const Json& test_case, bo
 }
 
 std::string first_difference(const std::string& theirs, const std::string& mine) {
-  const auto at = static_cast<size_t>(std::mismatch(theirs.begin(), theirs.end(), mine.begin(), mine.end()).first - theirs.begin());
+  const auto at =
+      static_cast<size_t>(std::mismatch(theirs.begin(), theirs.end(), mine.begin(), mine.end()).first - theirs.begin());
   const size_t from = at < 150 ? 0 : at - 150;
   return "\n  theirs: " + theirs.substr(from, 300) + "\n  ours:   " + mine.substr(std::min(from, mine.size()), 300);
 }
 
 // Renders every case of one template both ways; returns what differs, empty when all is equal.
-std::string difference(const std::string& source, const std::string& name, const Json& given, const Json& expected, int& errors) {
+std::string difference(const std::string& source, const std::string& name, const Json& given, const Json& expected,
+                       int& errors) {
   const Json cases = Json::parse(read_file(testing::source_folder() / kCases));
   std::optional<ChatTemplate> chat;
   try {
@@ -60,7 +62,8 @@ std::string difference(const std::string& source, const std::string& name, const
   } catch (const Error& error) {
     return expected.contains("syntax_error") ? "" : std::string("does not parse: ") + error.what();
   }
-  if (expected.contains("syntax_error")) return "parses, but Jinja2 says: " + expected["syntax_error"].get<std::string>();
+  if (expected.contains("syntax_error"))
+    return "parses, but Jinja2 says: " + expected["syntax_error"].get<std::string>();
   for (const auto& test_case : cases) {
     for (const bool prompt : {false, true}) {
       const std::string key = test_case["name"].get<std::string>() + (prompt ? "/1" : "/0");
@@ -121,10 +124,12 @@ TEST(ChatTemplateOracle, RendersTheFamiliesAsApplyChatTemplateDoes) {
 TEST(ChatTemplateOracle, EvaluatesTheLanguageAsJinja2Does) {
   TempFolder folder;
   const fs::path snippets = testing::source_folder() / "tests/text/oracle/snippets.txt";
-  const auto run = testing::run_python("tests/text/oracle/snippet_oracle.py", {(folder / "out.json").string(), snippets.string()});
+  const auto run =
+      testing::run_python("tests/text/oracle/snippet_oracle.py", {(folder / "out.json").string(), snippets.string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const Json expected = Json::parse(read_file(folder / "out.json"));
-  const Json messages = Json::parse(R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
+  const Json messages =
+      Json::parse(R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
   std::ifstream file(snippets);
   size_t line = 0;
   for (std::string source; std::getline(file, source); ++line) {
@@ -135,8 +140,8 @@ TEST(ChatTemplateOracle, EvaluatesTheLanguageAsJinja2Does) {
       error = raised.what();
     }
     if (expected.at(line).contains("error")) {
-      EXPECT_FALSE(error.empty()) << "line " << line + 1 << ": " << source << "\n  gives '" << text << "', Jinja2 raises "
-                                  << expected.at(line).at("error");
+      EXPECT_FALSE(error.empty()) << "line " << line + 1 << ": " << source << "\n  gives '" << text
+                                  << "', Jinja2 raises " << expected.at(line).at("error");
     } else {
       EXPECT_TRUE(error.empty()) << "line " << line + 1 << ": " << source << "\n  " << error;
       EXPECT_EQ(text, expected.at(line).at("text").get<std::string>()) << "line " << line + 1 << ": " << source;

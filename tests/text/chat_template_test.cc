@@ -13,10 +13,10 @@ namespace tessera::text {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using testing::TempFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using testing::TempFolder;
 
 const Json kMessages = Json::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hö"}])");
 
@@ -25,7 +25,8 @@ std::string render(const std::string& source, const ChatTemplateLimits& limits =
 }
 
 // The message of the error, which must be of kind kFormat and one line.
-std::string error_of(const std::string& source, const ChatTemplateLimits& limits = {}, const Json& messages = kMessages) {
+std::string error_of(const std::string& source, const ChatTemplateLimits& limits = {},
+                     const Json& messages = kMessages) {
   try {
     const std::string text = ChatTemplate::parse(source, "t", limits).render(messages, false).text;
     ADD_FAILURE() << source.substr(0, 200) << " gives " << text.substr(0, 200);
@@ -46,7 +47,9 @@ std::string repeated(const std::string& text, size_t times) {
 
 TEST(ChatTemplate, RendersMessagesAndGenerationPrompt) {
   const auto chat = ChatTemplate::parse(
-      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}", "t");
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% "
+      "endif %}",
+      "t");
   EXPECT_EQ(chat.render(kMessages, true).text, "<user>Hi<assistant>Hö<assistant>");
   EXPECT_EQ(chat.render(kMessages, false).text, "<user>Hi<assistant>Hö");
   EXPECT_FALSE(chat.marks_generation());
@@ -71,7 +74,8 @@ TEST(ChatTemplate, KeepsTheOrderOfKeysInTools) {
 }
 
 TEST(ChatTemplate, RendersShareNoState) {
-  const auto chat = ChatTemplate::parse("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "t");
+  const auto chat = ChatTemplate::parse(
+      "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "t");
   EXPECT_EQ(chat.render(kMessages, false).text, "2");
   EXPECT_EQ(chat.render(kMessages, false).text, "2");
 }
@@ -92,11 +96,13 @@ TEST(ChatTemplate, LoopsThatDoNotEndHitTheStepLimit) {
 }
 
 TEST(ChatTemplate, OutputThatGrowsHitsTheByteLimit) {
-  EXPECT_THAT(error_of("{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
-              HasSubstr("bytes"));
+  EXPECT_THAT(
+      error_of("{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
+      HasSubstr("bytes"));
   EXPECT_THAT(error_of("{{ 'ab' * 1000000000000 }}"), HasSubstr("bytes"));
   EXPECT_THAT(error_of("{{ '%9999999d' % 1 }}"), HasSubstr("million"));
-  EXPECT_THAT(error_of("{% for i in range(1000) %}{{ 'x' * 1000 }}{% endfor %}", {.max_output_bytes = 10000}), HasSubstr("10000 bytes"));
+  EXPECT_THAT(error_of("{% for i in range(1000) %}{{ 'x' * 1000 }}{% endfor %}", {.max_output_bytes = 10000}),
+              HasSubstr("10000 bytes"));
   EXPECT_THAT(error_of("{{ 'a\nb' | indent(999999999999) }}"), HasSubstr("bytes"));
   EXPECT_THAT(error_of("{{ 'x' | center(999999999999) }}"), HasSubstr("bytes"));
 }
@@ -107,9 +113,12 @@ TEST(ChatTemplate, DeepNestingIsAnErrorWhereverItComesFrom) {
   EXPECT_THAT(error_of("{{ " + repeated("not ", 100000) + "1 }}"), HasSubstr("nested deeper"));
   EXPECT_THAT(error_of("{{ a" + repeated(".b", 100000) + " }}"), HasSubstr("nested deeper"));
   EXPECT_THAT(error_of(repeated("{% if 1 %}", 5000) + repeated("{% endif %}", 5000)), HasSubstr("nested deeper"));
-  EXPECT_THAT(error_of("{% set " + repeated("(", 100000) + "a" + repeated(")", 100000) + " = 1 %}"), HasSubstr("nested deeper"));
-  EXPECT_THAT(error_of("{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}"), HasSubstr("nested deeper"));
-  EXPECT_THAT(error_of("{% set ns = namespace() %}{% for i in range(99999) %}{% set ns.me = ns %}{% endfor %}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{% set " + repeated("(", 100000) + "a" + repeated(")", 100000) + " = 1 %}"),
+              HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% set ns.l = [ns.l] %}{% endfor %}"),
+              HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{% set ns = namespace() %}{% for i in range(99999) %}{% set ns.me = ns %}{% endfor %}"),
+              HasSubstr("nested deeper"));
   Json deep = "x";
   for (int i = 0; i < 1000; ++i) deep = Json::array({deep});
   EXPECT_THAT(error_of("x", {}, Json::array({Json{{"content", deep}}})), HasSubstr("nested deeper"));
@@ -137,7 +146,9 @@ TEST(ChatTemplate, RefusesWrongInput) {
 class ChatTemplateFolder : public ::testing::Test {
  protected:
   void write(const std::string& name, const std::string& content) { std::ofstream(folder_ / name) << content; }
-  std::string rendered(const Json& extra = Json::object()) { return ChatTemplate::from_folder(folder_.path())->render(kMessages, false, extra).text; }
+  std::string rendered(const Json& extra = Json::object()) {
+    return ChatTemplate::from_folder(folder_.path())->render(kMessages, false, extra).text;
+  }
   TempFolder folder_;
 };
 
@@ -148,7 +159,9 @@ TEST_F(ChatTemplateFolder, WithoutTemplateHasNone) {
 }
 
 TEST_F(ChatTemplateFolder, GivesTheTemplateItsSpecialTokens) {
-  write("tokenizer_config.json", R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}x{{ eos_token }}"})");
+  write(
+      "tokenizer_config.json",
+      R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ bos_token }}x{{ eos_token }}"})");
   EXPECT_EQ(rendered(), "<s>x</s>");
   EXPECT_EQ(rendered({{"bos_token", "B"}}), "Bx</s>");
 }
@@ -160,14 +173,16 @@ TEST_F(ChatTemplateFolder, PrefersTheFileBesideTheConfig) {
 }
 
 TEST_F(ChatTemplateFolder, ChoosesFromAListByTools) {
-  write("tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]})");
+  write("tokenizer_config.json",
+        R"({"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]})");
   EXPECT_EQ(rendered(), "plain");
   EXPECT_EQ(rendered({{"tools", Json::array()}}), "tools");
 }
 
 TEST_F(ChatTemplateFolder, RefusesABrokenConfig) {
-  for (const char* config : {"{", "[]", R"({"chat_template": 5})", R"({"chat_template": []})", R"({"chat_template": [{"name": "default"}]})",
-                             R"({"chat_template": [{"name": "other", "template": "x"}]})", R"({"chat_template": "{{"})"}) {
+  for (const char* config :
+       {"{", "[]", R"({"chat_template": 5})", R"({"chat_template": []})", R"({"chat_template": [{"name": "default"}]})",
+        R"({"chat_template": [{"name": "other", "template": "x"}]})", R"({"chat_template": "{{"})"}) {
     write("tokenizer_config.json", config);
     EXPECT_THROW(ChatTemplate::from_folder(folder_.path()), Error) << config;
   }

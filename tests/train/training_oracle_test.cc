@@ -27,6 +27,7 @@ struct RunOptions {
   int64_t steps = 20;
   int64_t global_batch_size = 12;
   int64_t sequence_length = 96;
+  double lr = 1e-3;
 };
 
 std::filesystem::path write_recipe(const TempFolder& folder, const RunOptions& options) {
@@ -34,13 +35,13 @@ std::filesystem::path write_recipe(const TempFolder& folder, const RunOptions& o
   std::ofstream(path) << fmt::format(R"(
 model: {{path: {}}}
 data: {{train: [{}], format: chat, sequence_length: {}}}
-optimizer: {{lr: 1.0e-3, weight_decay: 0.1, max_grad_norm: 1.0}}
+optimizer: {{lr: {}, weight_decay: 0.1, max_grad_norm: 1.0}}
 schedule: {{name: cosine, warmup_steps: 2}}
 train: {{steps: {}, global_batch_size: {}, local_batch_size: 1, validate_every: 0}}
 checkpoint: {{every: 0, export: final}}
 log: {{tensorboard: false}}
 )",
-                                     options.model.string(), asset("text/dialogues.jsonl").string(), options.sequence_length,
+                                     options.model.string(), asset("text/dialogues.jsonl").string(), options.sequence_length, options.lr,
                                      options.steps, options.global_batch_size);
   return path;
 }
@@ -134,7 +135,7 @@ TEST(Training, TwentyStepsOfATinyLlamaAgreeOnOneToFourRanksAndWithPyTorch) {
 
 TEST(Training, TwoStepsOfSmolLM2AgreeOnTwoRanksAndWithPyTorch) {
   TempFolder folder;
-  const auto recipe = write_recipe(folder, {.model = asset("smollm2"), .steps = 2, .global_batch_size = 2, .sequence_length = 128});
+  const auto recipe = write_recipe(folder, {.model = asset("smollm2"), .steps = 2, .global_batch_size = 2, .sequence_length = 128, .lr = 2e-5});
   const auto two = run_tessera(recipe, folder / "two", 2, {"schedule.warmup_steps=0"});
   ASSERT_EQ(two.size(), 2u);
   expect_close(two, run_pytorch(folder, recipe, two), "2 ranks against PyTorch");

@@ -56,11 +56,13 @@ void read_merges(const GgufFile& file, GgufVocabulary& vocabulary) {
   for (const auto& merge : *merges) {
     // The space that separates is never the first byte; a byte-level token holds none.
     const auto space = merge.find(' ', 1);
-    const bool two = space != std::string::npos && space + 1 < merge.size();
-    TESSERA_CHECK(two && vocabulary.ids.contains(std::string_view(merge).substr(0, space)) &&
-                      vocabulary.ids.contains(std::string_view(merge).substr(space + 1)),
-                  ErrorKind::kFormat, "[gguf] {}: the merge {} is not two tokens", vocabulary.where, quote_name(merge));
-    vocabulary.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
+    const auto left = merge.substr(0, space);
+    const auto right = space == std::string::npos ? std::string() : merge.substr(space + 1);
+    const auto& ids = vocabulary.ids;
+    TESSERA_CHECK(!right.empty() && ids.contains(left) && ids.contains(right) && ids.contains(left + right),
+                  ErrorKind::kFormat, "[gguf] {}: the merge {} is not of two tokens into a third", vocabulary.where,
+                  quote_name(merge));
+    vocabulary.merges.emplace_back(left, right);
   }
 }
 

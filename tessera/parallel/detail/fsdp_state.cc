@@ -52,7 +52,7 @@ void FsdpState::settle() {
                   path);
     if (!state->group_) continue;
     for (const auto& param : state->group_->params()) {
-      if (param.slots[0].get().parameter.is_meta()) on_meta += (on_meta.empty() ? "" : ", ") + param.name;
+      if (param.slots[0].get().parameter.is_meta()) on_meta += (on_meta.empty() ? "" : ", ") + (path.empty() ? "" : path + ".") + param.name;
     }
   }
   TESSERA_CHECK(on_meta.empty(), ErrorKind::kShape,
@@ -90,11 +90,30 @@ std::vector<at::Tensor> FsdpState::whole_parameters() {
   return whole;
 }
 
+// A group without trainable parameters has no gradients to tell when its backward is over: those of its inputs do.
+void FsdpState::watch_inputs(const nn::TensorRefs& inputs) {
+  if (!c10::GradMode::is_enabled() || !group_->trainable().empty()) return;
+  std::vector<at::Tensor*> watched;
+  for (at::Tensor* input : inputs) {
+    if (input->defined() && input->requires_grad()) watched.push_back(input);
+  }
+  auto missing = std::make_shared<size_t>(watched.size());
+  for (at::Tensor* input : watched) {
+    *input = input->view_as(*input);  // a node of its own, that runs before the hooks of what made the input
+    before_backward_of(*input, [self = shared_from_this(), missing, count = watched.size()] {
+      if (--*missing > 0) return;
+      *missing = count;
+      self->schedule_->after_backward(*self->group_);
+    });
+  }
+}
+
 void FsdpState::before_forward(nn::TensorRefs& inputs) {
   settle();
   if (root_) schedule_->begin_forward();
   if (policy_.param_dtype && policy_.cast_forward_inputs) cast_floating(inputs, *policy_.param_dtype);
   if (!group_) return;
+  watch_inputs(inputs);
   schedule_->before_forward(*group_);
   group_->show_whole(whole_parameters());
 }

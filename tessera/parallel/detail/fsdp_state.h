@@ -29,6 +29,7 @@ class FsdpState : public nn::Module::Attachment, public std::enable_shared_from_
  private:
   void before_forward(nn::TensorRefs& inputs);
   void after_forward(nn::TensorRefs& outputs);
+  void watch_inputs(const nn::TensorRefs& inputs);
   std::vector<at::Tensor> whole_parameters();
 
   nn::Module& module_;

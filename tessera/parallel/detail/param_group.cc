@@ -159,8 +159,7 @@ void ParamGroup::bind_whole() {
 
 void ParamGroup::free_storage() {
   auto* storage = whole_storage_.unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, mesh_->device()));
-  storage->set_nbytes(static_cast<size_t>(0));
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, mesh_->device()));  // its size stays: views are made of it
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
       "[fsdp.backward] " + name_ +
       ": its parameters are freed. A tensor computed from them reached backward without passing an output of the "

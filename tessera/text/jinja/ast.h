@@ -1,5 +1,5 @@
-// The syntax tree of a template. Chains of one operator precedence (a + b - c, a and b and c) are one node, so that depth
-// grows with nesting only; the parser limits it.
+// The syntax tree of a template. Chains of one operator precedence (a + b - c, a and b and c) are one node, so that
+// depth grows with nesting only; the parser limits it.
 #pragma once
 
 #include <memory>
@@ -39,7 +39,23 @@ enum class ExpressionKind {
   kTest,         // operands[0], text, arguments
 };
 
-enum class Operator { kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower, kEqual, kNotEqual, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn };
+enum class Operator {
+  kAdd,
+  kSubtract,
+  kMultiply,
+  kDivide,
+  kFloorDivide,
+  kModulo,
+  kPower,
+  kEqual,
+  kNotEqual,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kIn,
+  kNotIn
+};
 
 struct CallArguments {
   std::vector<ExpressionPtr> positional;
@@ -60,17 +76,17 @@ struct Expression {
 };
 
 enum class StatementKind {
-  kText,        // text
-  kPrint,       // value
-  kIf,          // branches, otherwise
-  kFor,         // target, value, condition (may be null), body, otherwise, recursive
-  kSet,         // target, value
-  kSetBlock,    // target, value (a filter chain, may be null), body
-  kMacro,       // macro
-  kCallBlock,   // value (a kCall), macro (the caller)
-  kFilterBlock, // value (a filter chain over the body), body
-  kWith,        // assignments, body
-  kGeneration,  // body
+  kText,         // text
+  kPrint,        // value
+  kIf,           // branches, otherwise
+  kFor,          // target, value, condition (may be null), body, otherwise, recursive
+  kSet,          // target, value
+  kSetBlock,     // target, value (a filter chain, may be null), body
+  kMacro,        // macro
+  kCallBlock,    // value (a kCall), macro (the caller)
+  kFilterBlock,  // value (a filter chain over the body), body
+  kWith,         // assignments, body
+  kGeneration,   // body
   kBreak,
   kContinue,
 };

@@ -142,7 +142,8 @@ Value Evaluator::evaluate(const Expression& node) {
 
 Value Evaluator::evaluate_name(const Expression& node) {
   if (const Value* found = scope_->find(node.text)) return *found;
-  if (is_global(node.text)) return Value::object(Kind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
+  if (is_global(node.text))
+    return Value::object(Kind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
   return Value::undefined(fmt::format("'{}' is undefined", node.text.substr(0, 80)));
 }
 
@@ -237,7 +238,8 @@ Arguments Evaluator::evaluate_arguments(const CallArguments& node) {
   for (const auto& argument : node.positional) made.positional.push_back(evaluate(*argument));
   for (const auto& [name, argument] : node.named) made.named.emplace_back(name, evaluate(*argument));
   if (node.unpacked_list) {
-    for (auto& element : elements(evaluate(*node.unpacked_list), budget_)) made.positional.push_back(std::move(element));
+    for (auto& element : elements(evaluate(*node.unpacked_list), budget_))
+      made.positional.push_back(std::move(element));
   }
   if (node.unpacked_named) {
     const Value named = evaluate(*node.unpacked_named);
@@ -315,7 +317,8 @@ Value Evaluator::item(const Value& of, const Value& key) {
   if (of.is(Kind::kDict)) {
     const bool hashable = !key.is(Kind::kList) && !key.is(Kind::kDict);
     if (const Value* value = hashable ? of.get<Dict>().find(key) : nullptr) return *value;
-  } else if (key.is_integral() && (of.is(Kind::kString) || of.is(Kind::kList) || of.is(Kind::kTuple) || of.is(Kind::kRange))) {
+  } else if (key.is_integral() &&
+             (of.is(Kind::kString) || of.is(Kind::kList) || of.is(Kind::kTuple) || of.is(Kind::kRange))) {
     const int64_t length = length_of(of, budget_);
     const int64_t at = key.as_int() < 0 ? key.as_int() + length : key.as_int();
     if (at >= 0 && at < length) {

@@ -1,7 +1,8 @@
 // Runs a syntax tree: a tree walker over scopes, with Jinja2's scoping (loops, macros, calls and block-sets have scopes
 // of their own, `if` has none) and its sandbox (no private attributes, nothing that changes a list or a dict).
 //
-// One Evaluator serves one render on one thread. Statements are in evaluator_statements.cc, calls in evaluator_calls.cc.
+// One Evaluator serves one render on one thread. Statements are in evaluator_statements.cc, calls in
+// evaluator_calls.cc.
 #pragma once
 
 #include <deque>
@@ -44,8 +45,9 @@ bool is_global(std::string_view name);
 
 Value binary(Operator op, const Value& left, const Value& right, Budget& budget);
 Value slice(const Value& of, const Value& start, const Value& stop, const Value& step, Budget& budget);
-std::string format_new_style(Evaluator& evaluator, const std::string& format, const Arguments& arguments);  // str.format
-std::string format_percent(const std::string& format, const Value& values, Budget& budget);                 // str % x
+std::string format_new_style(Evaluator& evaluator, const std::string& format,
+                             const Arguments& arguments);                                    // str.format
+std::string format_percent(const std::string& format, const Value& values, Budget& budget);  // str % x
 std::string html_escaped(std::string_view text);
 
 struct Scope {

@@ -101,7 +101,8 @@ void Evaluator::bind_parameters(const MacroDefinition& tree, const Arguments& ar
     } else if (i >= first_default) {
       set_variable(tree.parameters[i], evaluate(*tree.defaults[i - first_default]));
     } else {
-      set_variable(tree.parameters[i], Value::undefined(fmt::format("parameter '{}' was not provided", tree.parameters[i].substr(0, 80))));
+      set_variable(tree.parameters[i],
+                   Value::undefined(fmt::format("parameter '{}' was not provided", tree.parameters[i].substr(0, 80))));
     }
   }
 }

@@ -54,11 +54,13 @@ Value replace(Evaluator& evaluator, const Value& input, const Arguments& argumen
 
 Value center(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   const auto bound = bind("center", arguments, {"width"}, 0);
-  return call_method(evaluator, as_text_value(evaluator, input), "center", {{bound[0] ? *bound[0] : Value::integer(80)}, {}});
+  return call_method(evaluator, as_text_value(evaluator, input), "center",
+                     {{bound[0] ? *bound[0] : Value::integer(80)}, {}});
 }
 
 Value format(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
-  if (!arguments.named.empty() && !arguments.positional.empty()) fail("format takes positional or keyword arguments, not both");
+  if (!arguments.named.empty() && !arguments.positional.empty())
+    fail("format takes positional or keyword arguments, not both");
   Value values = evaluator.make_list(arguments.positional, Kind::kTuple);
   if (!arguments.named.empty()) {
     auto named = std::make_shared<Dict>();
@@ -146,7 +148,8 @@ bool parse_integer(std::string_view text, int base, int64_t& value) {
   const bool negative = rest.starts_with('-');
   if (negative || rest.starts_with('+')) rest.remove_prefix(1);
   const char letter = rest.size() > 2 && rest[0] == '0' ? static_cast<char>(rest[1] | 0x20) : ' ';
-  if ((base == 16 && letter == 'x') || (base == 8 && letter == 'o') || (base == 2 && letter == 'b')) rest.remove_prefix(2);
+  if ((base == 16 && letter == 'x') || (base == 8 && letter == 'o') || (base == 2 && letter == 'b'))
+    rest.remove_prefix(2);
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), value, base);
   if (rest.empty() || rest[0] == '-' || end != rest.data() + rest.size()) return false;
   if (error != std::errc()) fail("an integer outgrows 64 bits");
@@ -189,7 +192,8 @@ Value absolute(Evaluator& evaluator, const Value& input, const Arguments& argume
   bind("abs", arguments, {}, 0);
   if (!input.is_number()) fail("abs wants a number, not {}", type_name(input));
   if (input.is(Kind::kFloat)) return Value::real(std::fabs(input.as_double()));
-  return input.as_int() < 0 ? binary(Operator::kSubtract, Value::integer(0), input, evaluator.budget()) : Value::integer(input.as_int());
+  return input.as_int() < 0 ? binary(Operator::kSubtract, Value::integer(0), input, evaluator.budget())
+                            : Value::integer(input.as_int());
 }
 
 Value round_number(Evaluator&, const Value& input, const Arguments& arguments) {
@@ -208,7 +212,8 @@ Value round_number(Evaluator&, const Value& input, const Arguments& arguments) {
     const double rounded = std::nearbyint(number * scale) / scale;
     return input.is_integral() ? Value::integer(static_cast<int64_t>(rounded)) : Value::real(rounded);
   }
-  return Value::real(std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // as Python, by the decimal digits
+  return Value::real(
+      std::strtod(fmt::format("{:.{}f}", number, precision).c_str(), nullptr));  // as Python, by the decimal digits
 }
 
 Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
@@ -230,7 +235,8 @@ Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments)
   }
   if (bound[2] && !bound[2]->is(Kind::kNone)) {
     const auto parts = elements(*bound[2], evaluator.budget());
-    if (parts.size() != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString)) fail("tojson wants two separators");
+    if (parts.size() != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString))
+      fail("tojson wants two separators");
     style.item_separator = parts[0].as_text();
     style.key_separator = parts[1].as_text();
   }
@@ -240,16 +246,26 @@ Value json(Evaluator& evaluator, const Value& input, const Arguments& arguments)
 const std::unordered_map<std::string_view, Filter>& filters() {
   static const std::unordered_map<std::string_view, Filter> kTable = [] {
     std::unordered_map<std::string_view, Filter> table = {
-        {"abs", absolute},     {"capitalize", map_text<capitalize>},
-        {"center", center},    {"d", default_value},
-        {"default", default_value}, {"e", escape},
-        {"escape", escape},    {"float", to_real},
-        {"format", format},    {"indent", indent},
-        {"int", to_integer},   {"lower", map_text<lower>},
-        {"replace", replace},  {"round", round_number},
-        {"safe", safe},        {"string", to_string},
-        {"title", map_text<title_words>}, {"tojson", json},
-        {"trim", trim},        {"upper", map_text<upper>},
+        {"abs", absolute},
+        {"capitalize", map_text<capitalize>},
+        {"center", center},
+        {"d", default_value},
+        {"default", default_value},
+        {"e", escape},
+        {"escape", escape},
+        {"float", to_real},
+        {"format", format},
+        {"indent", indent},
+        {"int", to_integer},
+        {"lower", map_text<lower>},
+        {"replace", replace},
+        {"round", round_number},
+        {"safe", safe},
+        {"string", to_string},
+        {"title", map_text<title_words>},
+        {"tojson", json},
+        {"trim", trim},
+        {"upper", map_text<upper>},
         {"wordcount", word_count},
     };
     for (const auto& [name, filter] : sequence_filters()) table.emplace(name, filter);

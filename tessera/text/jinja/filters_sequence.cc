@@ -59,7 +59,8 @@ Value items(Evaluator& evaluator, const Value& input, const Arguments& arguments
   std::vector<Value> pairs;
   if (!input.is(Kind::kUndefined)) {
     if (!input.is(Kind::kDict)) fail("items wants a mapping, not {}", type_name(input));
-    for (const auto& [key, value] : input.get<Dict>().entries) pairs.push_back(evaluator.make_list({key, value}, Kind::kTuple));
+    for (const auto& [key, value] : input.get<Dict>().entries)
+      pairs.push_back(evaluator.make_list({key, value}, Kind::kTuple));
   }
   return evaluator.make_list(std::move(pairs), Kind::kGenerator);
 }
@@ -71,7 +72,8 @@ Value dict_sort(Evaluator& evaluator, const Value& input, const Arguments& argum
   if (!input.is(Kind::kDict)) fail("dictsort wants a mapping, not {}", type_name(input));
   std::vector<Keyed> pairs;
   for (const auto& [key, value] : input.get<Dict>().entries) {
-    pairs.push_back({folded(evaluator, by == "key" ? key : value, flag(bound[0])), evaluator.make_list({key, value}, Kind::kTuple)});
+    pairs.push_back({folded(evaluator, by == "key" ? key : value, flag(bound[0])),
+                     evaluator.make_list({key, value}, Kind::kTuple)});
   }
   return evaluator.make_list(sorted(evaluator, std::move(pairs), flag(bound[2])));
 }
@@ -81,7 +83,8 @@ Value sort(Evaluator& evaluator, const Value& input, const Arguments& arguments)
   std::vector<Value> paths;
   if (bound[2] && bound[2]->is(Kind::kString)) {
     std::string_view text = bound[2]->as_text();
-    for (size_t comma = 0; comma != std::string_view::npos; text = comma == std::string_view::npos ? text : text.substr(comma + 1)) {
+    for (size_t comma = 0; comma != std::string_view::npos;
+         text = comma == std::string_view::npos ? text : text.substr(comma + 1)) {
       comma = text.find(',');
       paths.push_back(Value::text(std::string(text.substr(0, comma))));
     }
@@ -116,7 +119,8 @@ Value extreme(Evaluator& evaluator, const Value& input, const Arguments& argumen
   std::optional<Keyed> best;
   for (auto& item : elements(input, evaluator.budget())) {
     Value key = folded(evaluator, look_up(evaluator, item, bound[1] ? *bound[1] : Value::none()), flag(bound[0]));
-    const bool better = !best || (kMax ? less(best->key, key, evaluator.budget()) : less(key, best->key, evaluator.budget()));
+    const bool better =
+        !best || (kMax ? less(best->key, key, evaluator.budget()) : less(key, best->key, evaluator.budget()));
     if (better) best = Keyed{std::move(key), std::move(item)};
   }
   return best ? best->value : Value::undefined("the sequence is empty");
@@ -127,7 +131,8 @@ Value sum(Evaluator& evaluator, const Value& input, const Arguments& arguments) 
   Value total = bound[1] ? *bound[1] : Value::integer(0);
   if (total.is(Kind::kString)) fail("sum does not join strings");
   for (auto& item : elements(input, evaluator.budget())) {
-    total = binary(Operator::kAdd, total, look_up(evaluator, item, bound[0] ? *bound[0] : Value::none()), evaluator.budget());
+    total = binary(Operator::kAdd, total, look_up(evaluator, item, bound[0] ? *bound[0] : Value::none()),
+                   evaluator.budget());
   }
   return total;
 }
@@ -150,7 +155,8 @@ Value first(Evaluator& evaluator, const Value& input, const Arguments& arguments
   bind("first", arguments, {}, 0);
   if (input.is(Kind::kGenerator)) {
     auto& generator = input.get<List>();
-    return generator.consumed < generator.items.size() ? generator.items[generator.consumed++] : Value::undefined("there is no first item");
+    return generator.consumed < generator.items.size() ? generator.items[generator.consumed++]
+                                                       : Value::undefined("there is no first item");
   }
   auto all = elements(input, evaluator.budget());
   return all.empty() ? Value::undefined("there is no first item") : all.front();
@@ -165,7 +171,8 @@ Value last(Evaluator& evaluator, const Value& input, const Arguments& arguments)
 
 Value reverse(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   bind("reverse", arguments, {}, 0);
-  if (input.is(Kind::kString)) return slice(input, Value::none(), Value::none(), Value::integer(-1), evaluator.budget());
+  if (input.is(Kind::kString))
+    return slice(input, Value::none(), Value::none(), Value::integer(-1), evaluator.budget());
   auto all = elements(input, evaluator.budget());
   std::reverse(all.begin(), all.end());
   return evaluator.make_list(std::move(all), input.is(Kind::kGenerator) ? Kind::kList : Kind::kGenerator);
@@ -176,9 +183,11 @@ Value map(Evaluator& evaluator, const Value& input, const Arguments& arguments) 
   if (!truthy(input)) return evaluator.make_list({}, Kind::kGenerator);  // None too
   if (arguments.positional.empty() && !arguments.named.empty()) {
     const auto bound = bind("map", arguments, {"attribute", "default"}, 1);
-    for (auto& item : elements(input, evaluator.budget())) mapped.push_back(look_up(evaluator, std::move(item), *bound[0], bound[1]));
+    for (auto& item : elements(input, evaluator.budget()))
+      mapped.push_back(look_up(evaluator, std::move(item), *bound[0], bound[1]));
   } else {
-    if (arguments.positional.empty() || !arguments.positional[0].is(Kind::kString)) fail("map wants the name of a filter");
+    if (arguments.positional.empty() || !arguments.positional[0].is(Kind::kString))
+      fail("map wants the name of a filter");
     const Arguments rest{{arguments.positional.begin() + 1, arguments.positional.end()}, arguments.named};
     for (const auto& item : elements(input, evaluator.budget())) {
       mapped.push_back(apply_filter(evaluator, arguments.positional[0].as_text(), item, rest));
@@ -200,7 +209,8 @@ Value select(Evaluator& evaluator, const Value& input, const Arguments& argument
   std::vector<Value> kept;
   for (auto& item : elements(input, evaluator.budget())) {
     const Value probe = kAttribute ? look_up(evaluator, item, given[0]) : item;
-    const bool holds = given.size() > kTest ? apply_test(evaluator, given[kTest].as_text(), probe, rest) : truthy(probe);
+    const bool holds =
+        given.size() > kTest ? apply_test(evaluator, given[kTest].as_text(), probe, rest) : truthy(probe);
     if (holds == kKeep) kept.push_back(std::move(item));
   }
   return evaluator.make_list(std::move(kept), Kind::kGenerator);
@@ -209,7 +219,8 @@ Value select(Evaluator& evaluator, const Value& input, const Arguments& argument
 Value attribute_only(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   const auto bound = bind("attr", arguments, {"name"}, 1);
   const std::string name = evaluator.text_of(*bound[0]);
-  if (input.is(Kind::kDict) && !has_method(input, name)) return Value::undefined(fmt::format("a dict has no attribute '{}'", name.substr(0, 80)));
+  if (input.is(Kind::kDict) && !has_method(input, name))
+    return Value::undefined(fmt::format("a dict has no attribute '{}'", name.substr(0, 80)));
   return evaluator.attribute(input, name);
 }
 

@@ -43,7 +43,9 @@ Specification parse_specification(std::string_view text) {
     made.align = text[0];
     at = 1;
   }
-  const auto accept = [&](std::string_view options) { return at < text.size() && options.find(text[at]) != std::string_view::npos ? text[at++] : '\0'; };
+  const auto accept = [&](std::string_view options) {
+    return at < text.size() && options.find(text[at]) != std::string_view::npos ? text[at++] : '\0';
+  };
   if (const char sign = accept("+- ")) made.sign = sign;
   made.alternate = accept("#");
   if (accept("0") && !made.align) {
@@ -86,7 +88,9 @@ std::string padded(std::string_view sign, std::string body, const Specification&
   return out;
 }
 
-std::string sign_of(bool negative, const Specification& spec) { return negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign); }
+std::string sign_of(bool negative, const Specification& spec) {
+  return negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
+}
 
 std::string formatted_integer(int64_t value, const Specification& spec) {
   if (spec.precision) fail("an integer has no precision");
@@ -112,8 +116,10 @@ std::string formatted_integer(int64_t value, const Specification& spec) {
     default:
       digits = fmt::format("{}", size);
   }
-  if (spec.grouping) digits = grouped(std::move(digits), spec.grouping, spec.type && spec.type != 'd' && spec.type != 'n' ? 4 : 3);
-  if (spec.alternate && spec.type && std::string_view("boxX").find(spec.type) != std::string_view::npos) (sign += '0') += spec.type;
+  if (spec.grouping)
+    digits = grouped(std::move(digits), spec.grouping, spec.type && spec.type != 'd' && spec.type != 'n' ? 4 : 3);
+  if (spec.alternate && spec.type && std::string_view("boxX").find(spec.type) != std::string_view::npos)
+    (sign += '0') += spec.type;
   return padded(sign, std::move(digits), spec, '>');
 }
 
@@ -264,7 +270,8 @@ class Formatter {
     if (name.find_first_not_of("0123456789") == std::string_view::npos) {
       size_t at = 0;
       const size_t index = name.empty() ? automatic_++ : number_at(name, at);
-      if (index >= arguments_.positional.size()) fail("a format wants argument {}, {} are given", index, arguments_.positional.size());
+      if (index >= arguments_.positional.size())
+        fail("a format wants argument {}, {} are given", index, arguments_.positional.size());
       return arguments_.positional[index];
     }
     for (const auto& [key, value] : arguments_.named) {
@@ -368,7 +375,8 @@ std::string format_percent(const std::string& format, const Value& values, Budge
       out += percent_field(has_name ? named : next_value(), format[at], spec, budget);
     }
   }
-  const bool all_used = values.is(Kind::kTuple) ? next == values.items().size() : next == 1 || used_names || values.is(Kind::kDict);
+  const bool all_used =
+      values.is(Kind::kTuple) ? next == values.items().size() : next == 1 || used_names || values.is(Kind::kDict);
   if (!all_used) fail("not all values are used by the format");
   return out;
 }

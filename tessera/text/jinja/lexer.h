@@ -7,7 +7,19 @@
 
 namespace tessera::text::jinja {
 
-enum class TokenKind { kData, kBlockBegin, kBlockEnd, kPrintBegin, kPrintEnd, kName, kString, kInteger, kFloat, kOperator, kEnd };
+enum class TokenKind {
+  kData,
+  kBlockBegin,
+  kBlockEnd,
+  kPrintBegin,
+  kPrintEnd,
+  kName,
+  kString,
+  kInteger,
+  kFloat,
+  kOperator,
+  kEnd
+};
 
 struct Token {
   TokenKind kind;

@@ -133,7 +133,9 @@ Value repeated(const Value& value, int64_t times, Budget& budget) {
   return list_result(std::move(items), value.kind(), budget);
 }
 
-bool repeatable(const Value& value) { return value.is(Kind::kString) || value.is(Kind::kList) || value.is(Kind::kTuple); }
+bool repeatable(const Value& value) {
+  return value.is(Kind::kString) || value.is(Kind::kList) || value.is(Kind::kTuple);
+}
 
 // Python's slice.indices: start, stop and step for a sequence of `length`.
 struct Indices {
@@ -174,7 +176,8 @@ Value binary(Operator op, const Value& left, const Value& right, Budget& budget)
     if (left.is_integral() && right.is_integral()) return integers(op, left.as_int(), right.as_int());
     return reals(op, left.as_double(), right.as_double());
   }
-  if (op == Operator::kModulo && left.is(Kind::kString)) return text_result(format_percent(left.as_text(), right, budget), left.is_markup(), budget);
+  if (op == Operator::kModulo && left.is(Kind::kString))
+    return text_result(format_percent(left.as_text(), right, budget), left.is_markup(), budget);
   if (right.is(Kind::kUndefined)) fail("{}", right.hint());
   if (op == Operator::kAdd && left.kind() == right.kind()) {
     if (left.is(Kind::kString)) return joined_texts(left, right, budget);
@@ -207,7 +210,8 @@ Value slice(const Value& of, const Value& start, const Value& stop, const Value&
         const auto first = static_cast<size_t>(range.start), count = static_cast<size_t>(range.stop - range.start);
         if (of.is_ascii()) return text_result(text.substr(first, count), of.is_markup(), budget);
         const size_t begin = byte_offset(text, first);
-        return text_result(text.substr(begin, byte_offset(std::string_view(text).substr(begin), count)), of.is_markup(), budget);
+        return text_result(text.substr(begin, byte_offset(std::string_view(text).substr(begin), count)), of.is_markup(),
+                           budget);
       }
       std::vector<std::string_view> points;
       for_each_code_point(text, [&](std::string_view one) { points.push_back(one); });

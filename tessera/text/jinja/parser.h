@@ -20,7 +20,7 @@ struct Template {
 // Failure: SyntaxFailure.
 Template parse_template(std::string_view source, int max_depth);
 
-// The parser of one template; statements in parser.cc, expressions in parser_expression.cc.
+// The parser of one template; statements in parser.cc, expressions in parser_expression.cc and parser_postfix.cc.
 class Parser {
  public:
   Parser(std::vector<Token> tokens, int max_depth) : tokens_(std::move(tokens)), max_depth_(max_depth) {}
@@ -34,7 +34,9 @@ class Parser {
   Token next();
   [[noreturn]] void fail_here(const std::string& message) const;
   [[noreturn]] void unexpected(std::string_view wanted) const;
-  bool at_operator(std::string_view text) const { return current().kind == TokenKind::kOperator && current().text == text; }
+  bool at_operator(std::string_view text) const {
+    return current().kind == TokenKind::kOperator && current().text == text;
+  }
   bool at_name(std::string_view text) const { return current().kind == TokenKind::kName && current().text == text; }
   bool skip_operator(std::string_view text);
   bool skip_name(std::string_view text);
@@ -107,10 +109,10 @@ class Parser {
   size_t at_ = 0;
   int nesting_ = 0;
   int loops_ = 0;
-  bool may_not_run_ = false;         // inside a branch: unknown filters fail when they run
+  bool may_not_run_ = false;            // inside a branch: unknown filters fail when they run
   std::vector<SyntaxFailure> unknown_;  // filters and tests that surely run and do not exist
   bool has_generation_ = false;
-  MacroDefinition* macro_ = nullptr; // the innermost macro around
+  MacroDefinition* macro_ = nullptr;  // the innermost macro around
 };
 
 }  // namespace tessera::text::jinja

@@ -67,12 +67,19 @@ bool remainder_is(Evaluator& evaluator, const Value& input, const Value& by, int
 }
 
 const std::unordered_map<std::string_view, Entry>& tests() {
-  static const Entry kEqual{[](Evaluator& e, const Value& v, const Value* a) { return equal(v, *a, e.budget()); }, true};
-  static const Entry kNotEqual{[](Evaluator& e, const Value& v, const Value* a) { return !equal(v, *a, e.budget()); }, true};
+  static const Entry kEqual{[](Evaluator& e, const Value& v, const Value* a) { return equal(v, *a, e.budget()); },
+                            true};
+  static const Entry kNotEqual{[](Evaluator& e, const Value& v, const Value* a) { return !equal(v, *a, e.budget()); },
+                               true};
   static const Entry kLess{[](Evaluator& e, const Value& v, const Value* a) { return less(v, *a, e.budget()); }, true};
-  static const Entry kGreater{[](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()); }, true};
-  static const Entry kLessEqual{[](Evaluator& e, const Value& v, const Value* a) { return less(v, *a, e.budget()) || equal(v, *a, e.budget()); }, true};
-  static const Entry kGreaterEqual{[](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()) || equal(v, *a, e.budget()); }, true};
+  static const Entry kGreater{[](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()); },
+                              true};
+  static const Entry kLessEqual{
+      [](Evaluator& e, const Value& v, const Value* a) { return less(v, *a, e.budget()) || equal(v, *a, e.budget()); },
+      true};
+  static const Entry kGreaterEqual{
+      [](Evaluator& e, const Value& v, const Value* a) { return less(*a, v, e.budget()) || equal(v, *a, e.budget()); },
+      true};
   static const std::unordered_map<std::string_view, Entry> kTable = {
       {"defined", {[](Evaluator&, const Value& v, const Value*) { return !v.is(Kind::kUndefined); }}},
       {"undefined", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kUndefined); }}},
@@ -94,7 +101,8 @@ const std::unordered_map<std::string_view, Entry>& tests() {
       {"odd", {[](Evaluator& e, const Value& v, const Value*) { return remainder_is(e, v, Value::integer(2), 1); }}},
       {"even", {[](Evaluator& e, const Value& v, const Value*) { return remainder_is(e, v, Value::integer(2), 0); }}},
       {"divisibleby", {[](Evaluator& e, const Value& v, const Value* a) { return remainder_is(e, v, *a, 0); }, true}},
-      {"filter", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_filter(v.as_text()); }}},
+      {"filter",
+       {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_filter(v.as_text()); }}},
       {"test", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString) && has_test(v.as_text()); }}},
       {"sameas", {[](Evaluator&, const Value& v, const Value* a) { return same(v, *a); }, true}},
       {"in", {[](Evaluator& e, const Value& v, const Value* a) { return contains(*a, v, e.budget()); }, true}},

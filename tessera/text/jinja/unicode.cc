@@ -17,7 +17,8 @@ std::pair<int32_t, size_t> decode(std::string_view text, size_t at) {
   if (first < 0x80) return {first, 1};
   utf8proc_int32_t code_point = -1;
   const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at);
-  const auto used = utf8proc_iterate(bytes, static_cast<utf8proc_ssize_t>(std::min<size_t>(4, text.size() - at)), &code_point);
+  const auto used =
+      utf8proc_iterate(bytes, static_cast<utf8proc_ssize_t>(std::min<size_t>(4, text.size() - at)), &code_point);
   if (used <= 0) return {first, 1};
   return {code_point, static_cast<size_t>(used)};
 }

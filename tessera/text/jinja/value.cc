@@ -146,9 +146,9 @@ void Dict::set(const Value& key, Value value) {
 }
 
 const char* type_name(const Value& value) {
-  static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool",      "int",         "float",     "str",
-                                           "list",      "tuple",    "range",     "dict_items",  "generator", "dict",
-                                           "Namespace", "LoopContext", "Macro",  "function"};
+  static constexpr const char* kNames[] = {"Undefined", "NoneType",    "bool",  "int",        "float",     "str",
+                                           "list",      "tuple",       "range", "dict_items", "generator", "dict",
+                                           "Namespace", "LoopContext", "Macro", "function"};
   return kNames[static_cast<size_t>(value.kind())];
 }
 
@@ -298,7 +298,8 @@ std::vector<Value> elements(const Value& value, Budget& budget) {
       return result;
     case Kind::kString:
       budget.charge(value.as_text().size() * sizeof(Value));
-      for_each_code_point(value.as_text(), [&](std::string_view one) { result.push_back(Value::text(std::string(one))); });
+      for_each_code_point(value.as_text(),
+                          [&](std::string_view one) { result.push_back(Value::text(std::string(one))); });
       return result;
     case Kind::kDict:
       budget.charge(value.get<Dict>().entries.size() * sizeof(Value));

@@ -36,9 +36,9 @@ struct Budget {
   size_t max_bytes = 0;
   int max_depth = 0;
 
-  void charge(size_t bytes);             // one step for each 64 bytes, and one
-  void check_size(size_t bytes) const;   // of one string or list
-  void check_depth(int depth) const;     // of one value
+  void charge(size_t bytes);            // one step for each 64 bytes, and one
+  void check_size(size_t bytes) const;  // of one string or list
+  void check_depth(int depth) const;    // of one value
 };
 
 enum class Kind : uint8_t {
@@ -70,7 +70,7 @@ struct Function;
 
 class Value {
  public:
-  Value() = default;  // undefined
+  Value() = default;                              // undefined
   static Value undefined(std::string_view hint);  // the hint says in errors what was not defined
   static Value none();
   static Value boolean(bool value);

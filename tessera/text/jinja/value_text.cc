@@ -129,7 +129,9 @@ class Writer {
       } else if (is_printable(c)) {
         out_ += one;
       } else {
-        out_ += c < 0x100 ? fmt::format("\\x{:02x}", c) : c < 0x10000 ? fmt::format("\\u{:04x}", c) : fmt::format("\\U{:08x}", c);
+        out_ += c < 0x100     ? fmt::format("\\x{:02x}", c)
+                : c < 0x10000 ? fmt::format("\\u{:04x}", c)
+                              : fmt::format("\\U{:08x}", c);
       }
     });
     out_ += mark;
@@ -174,7 +176,8 @@ class Writer {
     for_each_code_point(text, [&](std::string_view one) {
       static constexpr std::string_view kFrom = "\"\\\n\r\t\f\b", kTo = "\"\\nrtfb";
       const int32_t c = code_point_at(one, 0);
-      if (const size_t at = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos; at != std::string_view::npos) {
+      if (const size_t at = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos;
+          at != std::string_view::npos) {
         (out_ += '\\') += kTo[at];
       } else if (c < 0x20 || (style_->ascii && c >= 0x7f)) {
         if (c == 0x7f) {
@@ -221,7 +224,8 @@ class Writer {
     std::vector<const std::pair<Value, Value>*> entries;
     for (const auto& entry : dict.entries) entries.push_back(&entry);
     if (style_->sort_keys) {
-      std::stable_sort(entries.begin(), entries.end(), [&](const auto* a, const auto* b) { return less(a->first, b->first, budget_); });
+      std::stable_sort(entries.begin(), entries.end(),
+                       [&](const auto* a, const auto* b) { return less(a->first, b->first, budget_); });
     }
     out_ += '{';
     for (size_t i = 0; i < entries.size(); ++i) {

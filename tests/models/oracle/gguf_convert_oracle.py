@@ -1,8 +1,9 @@
 """transformers' view of converted models.
 
 real GGUF DIR: DIR, converted by us from GGUF, holds what transformers itself decodes from GGUF, bit by bit, and answers.
-make DIR NAME: a tiny random Llama folder of the variant NAME, with a tokenizer.
-same DIR GGUF BACK: transformers reads our GGUF of DIR and our folder BACK of that GGUF with the logits of DIR.
+make DIR: DIR/VARIANT/hf for each variant, a tiny random Llama folder with a tokenizer.
+same DIR: transformers reads DIR/VARIANT/model.gguf, converted by us, and DIR/VARIANT/back, converted back, with the
+          logits of DIR/VARIANT/hf. Prints the rope_scaling of each folder that came back.
 """
 
 import json
@@ -52,7 +53,8 @@ def real(gguf, folder):
     print(f"{len(theirs)} tensors equal")
 
 
-def make(folder, name):
+def make(parent, name):
+    folder = parent + "/hf"
     torch.manual_seed(7)
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary |= {"Ġt": 256, "he": 257, "Ġthe": 258, "<s>": 259, "</s>": 260}
@@ -71,7 +73,8 @@ def make(folder, name):
     model.save_pretrained(folder)
 
 
-def same(folder, gguf, back):
+def same(parent, variant):
+    folder, gguf, back = parent + "/hf", parent + "/model.gguf", parent + "/back"
     ids = torch.randint(0, 272, (2, 100), generator=torch.Generator().manual_seed(3))
     wanted = AutoModelForCausalLM.from_pretrained(folder).eval()
     returned = AutoModelForCausalLM.from_pretrained(back).eval()
@@ -91,7 +94,16 @@ def same(folder, gguf, back):
     assert first(text).input_ids == second(text).input_ids and first.chat_template == second.chat_template
     assert (second.bos_token, second.eos_token) == ("<s>", "</s>")
     with open(back + "/config.json") as stream:
-        print(json.dumps(json.load(stream)["rope_scaling"]))
+        scaling = json.load(stream)["rope_scaling"]
+    print(variant, scaling and scaling["rope_type"])
 
 
-{"real": real, "make": make, "same": same}[sys.argv[1]](*sys.argv[2:])
+def each_variant(check):
+    def run(folder):
+        for name in VARIANTS:
+            check(folder + "/" + name, name)
+
+    return run
+
+
+{"real": real, "make": each_variant(make), "same": each_variant(same)}[sys.argv[1]](*sys.argv[2:])

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+# initializer_range: at 0.2 the fp32 logits of transformers are themselves up to 1.5e-5 off its fp64 ones, which leaves no room
+# for a comparison within 1e-5; at 0.1 rounding is well below it and every variant still differs from its neighbours.
 BASE = dict(vocab_size=67, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
-            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, tie_word_embeddings=False)
+            num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, tie_word_embeddings=False)
 
 
 def rope(kind, **values):

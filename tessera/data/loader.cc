@@ -1,0 +1,62 @@
+#include "tessera/data/loader.h"
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/data/shuffle.h"
+
+namespace tessera::data {
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, uint64_t seed, bool shuffle)
+    : dataset_(std::move(dataset)), seed_(seed), shuffle_(shuffle) {}
+
+int64_t DataLoader::epoch() const { return next_sample_ / dataset_->rows(); }
+
+int64_t DataLoader::row_of(int64_t sample) const {
+  const int64_t rows = dataset_->rows();
+  const int64_t index = sample % rows;
+  return shuffle_ ? permuted(index, rows, seed_, static_cast<uint64_t>(sample / rows)) : index;
+}
+
+Batch DataLoader::next_global_slice(int64_t global_batch, int64_t first_row, int64_t row_count) {
+  TESSERA_CHECK(
+      first_row >= 0 && row_count >= 1 && first_row + row_count <= global_batch, ErrorKind::kConfig,
+      "[data.loader] rows {} to {} of a global batch of {}. The global batch must be shared out among the ranks.",
+      first_row, first_row + row_count, global_batch);
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < row_count; ++i) rows.push_back(row_of(next_sample_ + first_row + i));
+  advance(global_batch);
+  return dataset_->rows(rows);
+}
+
+void DataLoader::advance(int64_t global_batch) { next_sample_ += global_batch; }
+
+nlohmann::json DataLoader::state() const {
+  return {{"next_sample", next_sample_},
+          {"seed", seed_},
+          {"shuffle", shuffle_},
+          {"rows", dataset_->rows()},
+          {"data", dataset_->fingerprint()}};
+}
+
+void DataLoader::load_state(const nlohmann::json& state) {
+  int64_t next = 0;
+  nlohmann::json other = state;
+  try {
+    next = state.at("next_sample").get<int64_t>();
+    other["next_sample"] = next_sample_;
+  } catch (const nlohmann::json::exception& error) {
+    raise(ErrorKind::kFormat, "[data.resume] the saved data position is damaged: {}", error.what());
+  }
+  TESSERA_CHECK(next >= 0, ErrorKind::kFormat, "[data.resume] the saved data position is {}, wanted 0 or more.", next);
+  const nlohmann::json own = this->state();
+  TESSERA_CHECK(other == own, ErrorKind::kConfig,
+                "[data.resume] the data are not those of the checkpoint: saved {}, found {}. Resume with the same "
+                "files, seed and "
+                "data settings, or start anew in another checkpoint.dir.",
+                other.dump(), own.dump());
+  next_sample_ = next;
+}
+
+}  // namespace tessera::data

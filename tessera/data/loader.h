@@ -1,0 +1,47 @@
+// The order in which a data set is trained on.
+//
+//   DataLoader loader(dataset, /*seed=*/42, /*shuffle=*/true);
+//   Batch mine = loader.next_global_slice(/*global_batch=*/8, /*first_row=*/rank * 4, /*row_count=*/4);
+//
+// Global sample g is row permutation_e(g mod rows) of epoch e = g / rows: a function of seed and g alone, so the order
+// does not depend on how many ranks share it, and a resumed run goes on exactly, on another number of ranks too. Epochs
+// follow each other without a gap: a batch may hold the last rows of one epoch and the first of the next, each row is
+// seen once an epoch, and nothing is dropped or repeated. Not thread-safe; each rank has its own and takes the same
+// steps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+
+#include "tessera/data/batch.h"
+#include "tessera/data/dataset.h"
+
+namespace tessera::data {
+
+class DataLoader {
+ public:
+  DataLoader(std::shared_ptr<const Dataset> dataset, uint64_t seed, bool shuffle);
+
+  // Rows [first_row, first_row + row_count) of the next global batch, and moves on by global_batch. Error kConfig for a
+  // slice outside of the batch.
+  Batch next_global_slice(int64_t global_batch, int64_t first_row, int64_t row_count);
+  // Moves on without reading.
+  void advance(int64_t global_batch);
+
+  int64_t next_sample() const { return next_sample_; }  // global index, over all epochs
+  int64_t epoch() const;                                // of the next sample
+  int64_t row_of(int64_t sample) const;                 // the row of a global sample
+
+  nlohmann::json state() const;
+  // Error kConfig when the state is of other data, another seed or another order; kFormat when it is none.
+  void load_state(const nlohmann::json& state);
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  uint64_t seed_;
+  bool shuffle_;
+  int64_t next_sample_ = 0;
+};
+
+}  // namespace tessera::data

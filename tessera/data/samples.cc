@@ -1,0 +1,172 @@
+#include "tessera/data/samples.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+
+using Json = nlohmann::ordered_json;
+
+Sample SampleMaker::make(const Record& record) const {
+  switch (record.kind) {
+    case RecordKind::kCompletion:
+      return from_completion(record.text, record.completion);
+    case RecordKind::kChat:
+      return from_chat(record);
+    default:
+      return from_text(record.text);
+  }
+}
+
+Sample SampleMaker::from_text(const std::string& text) const {
+  Sample sample;
+  sample.tokens = tokenizer_.encode(text);
+  const auto eos = tokenizer_.eos_id();
+  if (eos && (sample.tokens.empty() || sample.tokens.back() != *eos)) sample.tokens.push_back(*eos);
+  sample.learnt.assign(sample.tokens.size(), 1);
+  return sample;
+}
+
+Sample SampleMaker::from_completion(const std::string& prompt, const std::string& completion) const {
+  Sample sample;
+  sample.tokens = tokenizer_.encode(prompt);
+  const auto eos = tokenizer_.eos_id();
+  if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos)
+    sample.tokens.pop_back();  // one that the tokenizer adds
+  sample.learnt.assign(sample.tokens.size(), 0);
+  const auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
+  sample.tokens.insert(sample.tokens.end(), answer.begin(), answer.end());
+  if (eos && sample.tokens.back() != *eos) sample.tokens.push_back(*eos);
+  sample.learnt.resize(sample.tokens.size(), 1);
+  return sample;
+}
+
+namespace {
+
+text::RenderedChat render(const text::ChatTemplate& chat, const Json& messages, const Json& extra,
+                          const std::string& where) {
+  try {
+    return chat.render(messages, false, extra);
+  } catch (const Error& error) {
+    raise(error.kind(), "[data.read] {}: {}", where, error.what());
+  }
+}
+
+bool is_assistant(const Json& message) { return message.at("role") == "assistant"; }
+
+// The text around a message's content, found by putting another content in its place.
+std::optional<std::pair<size_t, size_t>> content_between(const text::ChatTemplate& chat, const Json& messages,
+                                                         size_t index, const Json& extra, const std::string& text) {
+  static const std::string kMark = "\u2402assistant content\u2403";
+  Json marked = messages;
+  marked[index]["content"] = kMark;
+  std::string other;
+  try {
+    other = chat.render(marked, false, extra).text;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  const size_t at = other.find(kMark);
+  if (at == std::string::npos || other.find(kMark, at + 1) != std::string::npos) return std::nullopt;
+  const std::string_view before = std::string_view(other).substr(0, at),
+                         behind = std::string_view(other).substr(at + kMark.size());
+  if (before.size() + behind.size() > text.size() || !text.starts_with(before) || !text.ends_with(behind))
+    return std::nullopt;
+  return std::pair{before.size(), text.size() - behind.size()};
+}
+
+// Where the turn of a message begins and ends when the conversation up to it is a prefix of the whole.
+std::optional<std::pair<size_t, size_t>> turn_between(const text::ChatTemplate& chat, const Json& messages,
+                                                      size_t index, const Json& extra, const std::string& text) {
+  Json before = Json::array();
+  for (size_t i = 0; i < index; ++i) before.push_back(messages[i]);
+  try {
+    const std::string prompt = chat.render(before, true, extra).text;
+    before.push_back(messages[index]);
+    const std::string turn = chat.render(before, false, extra).text;
+    if (turn.size() <= prompt.size() || !turn.starts_with(prompt) || !text.starts_with(turn)) return std::nullopt;
+    return std::pair{prompt.size(), turn.size()};
+  } catch (const Error&) {
+    return std::nullopt;  // a template that refuses half a conversation
+  }
+}
+
+}  // namespace
+
+std::vector<SampleMaker::Turn> SampleMaker::spoken_by_assistant(const Json& messages, const Json& extra,
+                                                                const std::string& text,
+                                                                const std::string& where) const {
+  std::vector<Turn> turns;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (!is_assistant(messages[i])) continue;
+    const auto content = content_between(*chat_template_, messages, i, extra, text);
+    const auto turn = turn_between(*chat_template_, messages, i, extra, text);
+    const bool calls = messages[i].contains("tool_calls") && !messages[i]["tool_calls"].empty();
+    TESSERA_CHECK(turn || (content && !calls), ErrorKind::kFormat,
+                  "[data.read] {}: message {} of the assistant cannot be told from what {} prints around it. "
+                  "Mark it with {{% generation %}} in the template.",
+                  where, i, chat_template_->name());
+    if (!turn) {  // only whitespace may stand before the end-of-turn token
+      turns.push_back({content->first, content->second,
+                       std::min(text.size(), text.find_first_not_of(" \n", content->second)) + 1, false});
+    } else if (calls || !content || content->second < turn->first || content->second > turn->second) {
+      turns.push_back({turn->first, turn->second, turn->second, true});
+    } else {
+      turns.push_back({turn->first, content->second, turn->second, false});
+    }
+  }
+  return turns;
+}
+
+void SampleMaker::learn_turn(const Turn& turn, const text::Encoding& encoding, Sample& sample) const {
+  const auto& offsets = encoding.offsets;
+  const auto begin_of = [&](size_t byte) {
+    return static_cast<size_t>(std::lower_bound(offsets.begin(), offsets.end(), byte,
+                                                [](const auto& offset, size_t at) { return offset.first < at; }) -
+                               offsets.begin());
+  };
+  const size_t first = begin_of(turn.first), limit = begin_of(turn.limit);
+  size_t last = begin_of(turn.last);
+  const auto special = [&](size_t token) { return tokenizer_.is_special(encoding.ids[token]); };
+  if (turn.to_last_special) {
+    size_t end = last;
+    while (end > first && !special(end - 1)) --end;
+    if (end > first) last = end;
+  } else {
+    size_t end = last;
+    while (end < limit && !special(end)) ++end;
+    if (end < limit) last = end + 1;
+  }
+  for (size_t token = first; token < last; ++token) sample.learnt[token] = 1;
+}
+
+Sample SampleMaker::from_chat(const Record& record) const {
+  TESSERA_CHECK(
+      chat_template_.has_value(), ErrorKind::kConfig,
+      "[data.read] {}: the record is a chat, but the model's folder has no chat template. Use a model with one, or "
+      "records with 'prompt' and 'completion'.",
+      record.where);
+  const Json& messages = record.json->at("messages");
+  Json extra = Json::object();
+  if (record.json->contains("tools")) extra["tools"] = record.json->at("tools");
+  const text::RenderedChat rendered = render(*chat_template_, messages, extra, record.where);
+  const auto encoding = tokenizer_.encode_with_offsets(rendered.text, {.add_special_tokens = false});
+  Sample sample;
+  sample.tokens = encoding.ids;
+  sample.learnt.assign(sample.tokens.size(), 0);
+  if (!chat_template_->marks_generation()) {
+    for (const auto& turn : spoken_by_assistant(messages, extra, rendered.text, record.where))
+      learn_turn(turn, encoding, sample);
+    return sample;
+  }
+  size_t token = 0;
+  for (const auto& [first, last] : rendered.generation_spans) {
+    while (token < encoding.ids.size() && encoding.offsets[token].first < first) ++token;
+    for (; token < encoding.ids.size() && encoding.offsets[token].first < last; ++token) sample.learnt[token] = 1;
+  }
+  return sample;
+}
+
+}  // namespace tessera::data

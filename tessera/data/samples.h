@@ -1,0 +1,58 @@
+// Records to token ids with a mask of what is learnt.
+//
+//   SampleMaker maker(tokenizer, chat_template);
+//   Sample sample = maker.make(record);
+//
+// Text is learnt whole and ends with the tokenizer's EOS. Of prompt and completion, the completion and the EOS behind
+// it are learnt; both are tokenized on their own, as they are when the model generates. Of a chat, what the assistant
+// says is learnt, its end-of-turn token included: the {% generation %} blocks of the template where it has them, else
+// what the template prints for the assistant's messages. Thread-safe; borrows tokenizer and template.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/data/sources.h"
+#include "tessera/text/chat_template.h"
+#include "tessera/text/tokenizer.h"
+
+namespace tessera::data {
+
+struct Sample {
+  std::vector<int32_t> tokens;
+  std::vector<uint8_t> learnt;  // 1: the model learns to predict this token
+};
+
+class SampleMaker {
+ public:
+  SampleMaker(const text::Tokenizer& tokenizer, const std::optional<text::ChatTemplate>& chat_template)
+      : tokenizer_(tokenizer), chat_template_(chat_template) {}
+
+  // Error kConfig for a chat without template; kFormat when the template refuses the messages, or when what it prints
+  // does not show where the assistant speaks.
+  Sample make(const Record& record) const;
+
+ private:
+  // What the assistant says, as byte ranges of the rendered text: [first, last) is learnt, and behind it everything up
+  // to the end-of-turn token, the first special one before `limit`.
+  struct Turn {
+    size_t first = 0, last = 0, limit = 0;
+    bool to_last_special = false;  // a turn that holds special tokens of its own, as tool calls do
+  };
+
+  Sample from_text(const std::string& text) const;
+  Sample from_completion(const std::string& prompt, const std::string& completion) const;
+  Sample from_chat(const Record& record) const;
+  std::vector<Turn> spoken_by_assistant(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& extra,
+                                        const std::string& text, const std::string& where) const;
+  void learn_turn(const Turn& turn, const text::Encoding& encoding, Sample& sample) const;
+
+  const text::Tokenizer& tokenizer_;
+  const std::optional<text::ChatTemplate>& chat_template_;
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,340 @@
+// The methods of strings.
+#include <algorithm>
+
+#include "tessera/text/jinja/methods.h"
+#include "tessera/text/jinja/unicode.h"
+
+namespace tessera::text::jinja {
+
+const std::string& text_argument(const Value& value, std::string_view what) {
+  if (!value.is(Kind::kString)) fail("{} wants a str, not {}", what, type_name(value));
+  return value.as_text();
+}
+
+int64_t integer_argument(const Value& value, std::string_view what) {
+  if (!value.is_integral()) fail("{} wants an int, not {}", what, type_name(value));
+  return value.as_int();
+}
+
+namespace {
+
+Value like(Evaluator& evaluator, const Value& self, std::string_view text) {
+  return evaluator.make_text(std::string(text), self.is_markup());
+}
+
+template <std::string (*Map)(std::string_view)>
+Value map_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  bind("the method", arguments, {}, 0);
+  return like(evaluator, self, Map(self.as_text()));
+}
+
+template <bool kLeft, bool kRight>
+Value strip_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("strip", arguments, {"chars"}, 0);
+  if (!bound[0] || bound[0]->is(Kind::kNone)) return like(evaluator, self, strip(self.as_text(), kLeft, kRight));
+  const std::string& characters = text_argument(*bound[0], "strip");
+  evaluator.budget().charge(self.as_text().size() / 8 * std::min<size_t>(characters.size(), 64));
+  return like(evaluator, self, strip(self.as_text(), kLeft, kRight, characters));
+}
+
+// Pieces between whitespace; what is left after `limit` splits stays whole.
+std::vector<std::string_view> split_space(std::string_view text, int64_t limit, bool from_right) {
+  std::vector<std::string_view> pieces;
+  text = strip(text, true, true);
+  while (!text.empty() && limit != 0) {
+    size_t at = from_right ? text.size() : 0;
+    const auto space_at = [&](size_t i) { return is_space(code_point_at(text, i)); };
+    if (from_right) {
+      size_t cut = text.size();
+      for (size_t i = text.size(); i-- > 0;) {
+        if ((static_cast<unsigned char>(text[i]) & 0xc0) != 0x80 && space_at(i)) {
+          cut = i + code_point_bytes(text, i);
+          break;
+        }
+        if (i == 0) cut = 0;
+      }
+      pieces.push_back(text.substr(cut));
+      text = strip(text.substr(0, cut), false, true);
+    } else {
+      while (at < text.size() && !space_at(at)) at += code_point_bytes(text, at);
+      pieces.push_back(text.substr(0, at));
+      text = strip(text.substr(at), true, false);
+    }
+    if (limit > 0) --limit;
+  }
+  if (!text.empty()) pieces.push_back(text);
+  if (from_right) std::reverse(pieces.begin(), pieces.end());
+  return pieces;
+}
+
+std::vector<std::string_view> split_at(std::string_view text, std::string_view separator, int64_t limit,
+                                       bool from_right) {
+  std::vector<std::string_view> pieces;
+  for (; limit != 0; limit -= limit > 0) {
+    const size_t at = from_right ? text.rfind(separator) : text.find(separator);
+    if (at == std::string_view::npos) break;
+    pieces.push_back(from_right ? text.substr(at + separator.size()) : text.substr(0, at));
+    text = from_right ? text.substr(0, at) : text.substr(at + separator.size());
+  }
+  pieces.push_back(text);
+  if (from_right) std::reverse(pieces.begin(), pieces.end());
+  return pieces;
+}
+
+Value text_list(Evaluator& evaluator, const Value& self, const std::vector<std::string_view>& pieces,
+                Kind kind = Kind::kList) {
+  std::vector<Value> items;
+  evaluator.budget().charge(pieces.size() * 96 + self.as_text().size());
+  items.reserve(pieces.size());
+  for (const auto piece : pieces) items.push_back(Value::text(std::string(piece), self.is_markup()));
+  return evaluator.make_list(std::move(items), kind);
+}
+
+template <bool kFromRight>
+Value split_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("split", arguments, {"sep", "maxsplit"}, 0);
+  const int64_t limit = bound[1] ? integer_argument(*bound[1], "split") : -1;
+  if (!bound[0] || bound[0]->is(Kind::kNone))
+    return text_list(evaluator, self, split_space(self.as_text(), limit, kFromRight));
+  const std::string& separator = text_argument(*bound[0], "split");
+  if (separator.empty()) fail("split wants a separator that is not empty");
+  return text_list(evaluator, self, split_at(self.as_text(), separator, limit, kFromRight));
+}
+
+Value split_lines(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("splitlines", arguments, {"keepends"}, 0);
+  const bool keep = bound[0] && truthy(*bound[0]);
+  const std::string_view text = self.as_text();
+  std::vector<std::string_view> lines;
+  for (size_t at = 0, begin = 0; begin < text.size();) {
+    size_t end = at;
+    if (at < text.size()) {
+      const int32_t c = code_point_at(text, at);
+      end = at + code_point_bytes(text, at);
+      const bool breaks =
+          (c >= 0x0a && c <= 0x0d) || (c >= 0x1c && c <= 0x1e) || c == 0x85 || c == 0x2028 || c == 0x2029;
+      if (!breaks) {
+        at = end;
+        continue;
+      }
+      if (c == '\r' && end < text.size() && text[end] == '\n') ++end;
+    }
+    lines.push_back(text.substr(begin, (keep ? end : at) - begin));
+    begin = at = end;
+  }
+  return text_list(evaluator, self, lines);
+}
+
+template <bool kFromRight>
+Value partition(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("partition", arguments, {"sep"}, 1);
+  const std::string& separator = text_argument(*bound[0], "partition");
+  if (separator.empty()) fail("partition wants a separator that is not empty");
+  const std::string_view text = self.as_text();
+  const size_t at = kFromRight ? text.rfind(separator) : text.find(separator);
+  if (at == std::string_view::npos) {
+    return kFromRight ? text_list(evaluator, self, {"", "", text}, Kind::kTuple)
+                      : text_list(evaluator, self, {text, "", ""}, Kind::kTuple);
+  }
+  return text_list(evaluator, self, {text.substr(0, at), separator, text.substr(at + separator.size())}, Kind::kTuple);
+}
+
+// self[start:end] for the methods that take a range; `first` is where it starts.
+std::string_view ranged(Evaluator& evaluator, const Value& self, const Value* start, const Value* end, size_t& first) {
+  first = 0;
+  const std::string_view text = self.as_text();
+  if (!start && !end) return text;
+  evaluator.budget().charge(text.size());
+  const auto length = static_cast<int64_t>(count_code_points(text));
+  const auto bounded = [&](const Value* value, int64_t missing) {
+    if (!value || value->is(Kind::kNone)) return missing;
+    const int64_t at = integer_argument(*value, "the range");
+    return std::clamp<int64_t>(at < 0 ? at + length : at, 0, length);
+  };
+  const int64_t from = bounded(start, 0), to = bounded(end, length);
+  first = static_cast<size_t>(from);
+  if (from >= to) return {};
+  const size_t begin = byte_offset(text, static_cast<size_t>(from));
+  return text.substr(begin, byte_offset(text.substr(begin), static_cast<size_t>(to - from)));
+}
+
+template <bool kEnd>
+Value has_affix(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind(kEnd ? "endswith" : "startswith", arguments, {"affix", "start", "end"}, 1);
+  size_t first = 0;
+  const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
+  const auto matches = [&](const Value& affix) {
+    const std::string& wanted = text_argument(affix, kEnd ? "endswith" : "startswith");
+    return kEnd ? text.ends_with(wanted) : text.starts_with(wanted);
+  };
+  if (!bound[0]->is(Kind::kTuple)) return Value::boolean(matches(*bound[0]));
+  const auto& affixes = bound[0]->items();
+  return Value::boolean(std::any_of(affixes.begin(), affixes.end(), matches));
+}
+
+template <bool kFromRight, bool kMustBeThere>
+Value find_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("find", arguments, {"sub", "start", "end"}, 1);
+  size_t first = 0;
+  const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
+  const std::string& wanted = text_argument(*bound[0], "find");
+  const size_t at = kFromRight ? text.rfind(wanted) : text.find(wanted);
+  if (at != std::string_view::npos)
+    return Value::integer(static_cast<int64_t>(first + count_code_points(text.substr(0, at))));
+  if (kMustBeThere) fail("the substring is not there");
+  return Value::integer(-1);
+}
+
+Value count_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("count", arguments, {"sub", "start", "end"}, 1);
+  size_t first = 0;
+  const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
+  const std::string& wanted = text_argument(*bound[0], "count");
+  if (wanted.empty()) return Value::integer(static_cast<int64_t>(count_code_points(text)) + 1);
+  int64_t count = 0;
+  for (size_t at = text.find(wanted); at != std::string_view::npos; at = text.find(wanted, at + wanted.size())) ++count;
+  return Value::integer(count);
+}
+
+Value replace_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("replace", arguments, {"old", "new", "count"}, 2);
+  const std::string& from = text_argument(*bound[0], "replace");
+  const std::string& to = text_argument(*bound[1], "replace");
+  int64_t left = bound[2] && !bound[2]->is(Kind::kNone) ? integer_argument(*bound[2], "replace") : -1;
+  const std::string_view text = self.as_text();
+  std::string out;
+  size_t at = 0;
+  for (; left != 0; left -= left > 0) {
+    const size_t found = text.find(from, at);
+    if (found == std::string_view::npos) break;
+    out.append(text, at, found - at).append(to);
+    evaluator.budget().check_size(out.size());
+    at = found + from.size();
+    if (!from.empty()) continue;
+    if (at >= text.size()) return like(evaluator, self, out);
+    const size_t bytes = code_point_bytes(text, at);  // an empty `old` matches before each code point
+    out.append(text, at, bytes);
+    at += bytes;
+  }
+  out.append(text, at);
+  return like(evaluator, self, out);
+}
+
+Value join_texts(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("join", arguments, {"iterable"}, 1);
+  std::string out;
+  bool first = true;
+  for (const auto& element : elements(*bound[0], evaluator.budget())) {
+    if (!first) out += self.as_text();
+    first = false;
+    out += text_argument(element, "join");
+    evaluator.budget().check_size(out.size());
+  }
+  return like(evaluator, self, out);
+}
+
+template <bool kSuffix>
+Value remove_affix(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind(kSuffix ? "removesuffix" : "removeprefix", arguments, {"affix"}, 1);
+  const std::string& affix = text_argument(*bound[0], "remove");
+  std::string_view text = self.as_text();
+  if (kSuffix && text.ends_with(affix)) text.remove_suffix(affix.size());
+  if (!kSuffix && text.starts_with(affix)) text.remove_prefix(affix.size());
+  return like(evaluator, self, text);
+}
+
+// kSide: -1 ljust, 0 center, 1 rjust, 2 zfill.
+template <int kSide>
+Value pad_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  const auto bound = bind("the padding", arguments, {"width", "fillchar"}, 1);
+  std::string_view fill = kSide == 2 ? "0" : bound[1] ? std::string_view(text_argument(*bound[1], "the padding")) : " ";
+  if (count_code_points(fill) != 1) fail("the fill character must be one character");
+  const int64_t missing = integer_argument(*bound[0], "the padding") - length_of(self, evaluator.budget());
+  if (missing <= 0) return self;
+  evaluator.budget().check_size(static_cast<size_t>(missing));
+  const int64_t width = missing + length_of(self, evaluator.budget());
+  const int64_t left = kSide == -1 ? 0 : kSide == 0 ? missing / 2 + (missing & width & 1) : missing;
+  std::string_view text = self.as_text();
+  std::string out;
+  if (kSide == 2 && (text.starts_with('-') || text.starts_with('+'))) {
+    out += text[0];
+    text.remove_prefix(1);
+  }
+  for (int64_t i = 0; i < left; ++i) out += fill;
+  out += text;
+  for (int64_t i = left; i < missing; ++i) out += fill;
+  return like(evaluator, self, out);
+}
+
+template <bool (*Accepts)(int32_t)>
+Value all_are(Evaluator&, const Value& self, const Arguments& arguments) {
+  bind("the method", arguments, {}, 0);
+  bool all = !self.as_text().empty();
+  for_each_code_point(self.as_text(), [&](std::string_view one) { all = all && Accepts(code_point_at(one, 0)); });
+  return Value::boolean(all);
+}
+
+bool letter_or_digit(int32_t c) { return is_letter(c) || is_digit(c); }
+
+// islower and isupper: at least one cased letter, and none of the other case.
+template <bool (*Wanted)(int32_t), bool (*Other)(int32_t)>
+Value all_cased(Evaluator&, const Value& self, const Arguments& arguments) {
+  bind("the method", arguments, {}, 0);
+  bool any = false, other = false;
+  for_each_code_point(self.as_text(), [&](std::string_view one) {
+    any |= Wanted(code_point_at(one, 0));
+    other |= Other(code_point_at(one, 0));
+  });
+  return Value::boolean(any && !other);
+}
+
+Value format_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
+  return like(evaluator, self, format_new_style(evaluator, self.as_text(), arguments));
+}
+
+}  // namespace
+
+const MethodTable& text_methods() {
+  static const MethodTable kTable = {
+      {"upper", map_text<upper>},
+      {"lower", map_text<lower>},
+      {"casefold", map_text<lower>},
+      {"capitalize", map_text<capitalize>},
+      {"title", map_text<title>},
+      {"strip", strip_text<true, true>},
+      {"lstrip", strip_text<true, false>},
+      {"rstrip", strip_text<false, true>},
+      {"split", split_text<false>},
+      {"rsplit", split_text<true>},
+      {"splitlines", split_lines},
+      {"partition", partition<false>},
+      {"rpartition", partition<true>},
+      {"startswith", has_affix<false>},
+      {"endswith", has_affix<true>},
+      {"find", find_text<false, false>},
+      {"rfind", find_text<true, false>},
+      {"index", find_text<false, true>},
+      {"rindex", find_text<true, true>},
+      {"count", count_text},
+      {"replace", replace_text},
+      {"join", join_texts},
+      {"removeprefix", remove_affix<false>},
+      {"removesuffix", remove_affix<true>},
+      {"ljust", pad_text<-1>},
+      {"center", pad_text<0>},
+      {"rjust", pad_text<1>},
+      {"zfill", pad_text<2>},
+      {"isspace", all_are<is_space>},
+      {"isalpha", all_are<is_letter>},
+      {"isdigit", all_are<is_digit>},
+      {"isdecimal", all_are<is_digit>},
+      {"isnumeric", all_are<is_digit>},
+      {"isalnum", all_are<letter_or_digit>},
+      {"islower", all_cased<is_lower, is_upper>},
+      {"isupper", all_cased<is_upper, is_lower>},
+      {"format", format_text},
+  };
+  return kTable;
+}
+
+}  // namespace tessera::text::jinja

@@ -1,0 +1,92 @@
+// `tessera ckpt` on small files made here; the conversions themselves are tested in tests/models.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tessera/formats/gguf_writer.h"
+#include "tessera/formats/safetensors_writer.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using testing::program;
+using testing::run_process;
+using testing::TempFolder;
+
+void write_safetensors(const std::filesystem::path& dir, const at::Tensor& second) {
+  SafetensorsFolderWriter writer(dir, {{"a", at::kBFloat16, {2, 3}}, {"b", at::kFloat, {4}}}, {.max_shard_bytes = 12});
+  writer.write("a", at::ones({2, 3}, at::kBFloat16));
+  writer.write("b", second);
+  writer.finish();
+}
+
+TEST(Ckpt, ListsEveryTensorOfAFolderAndOfAGgufFile) {
+  TempFolder folder;
+  write_safetensors(folder.path(), at::ones({4}));
+  GgufWriter writer(folder / "m.gguf");
+  writer.announce("w", GgmlType::kQ8_0, {2, 32});
+  writer.write("w", at::ones({2, 32}));
+  writer.finish();
+  const auto text = run_process({program(), "ckpt", "ls", folder.path().string()});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("2 tensors, 28 bytes\n"));
+  const auto shards = run_process({program(), "ckpt", "ls", folder.path().string(), "--json"});
+  EXPECT_EQ(json::parse(shards.out), json::parse(R"({"tensors": [
+              {"name": "a", "dtype": "BF16", "shape": [2, 3], "bytes": 12, "file": "model-00001-of-00002.safetensors"},
+              {"name": "b", "dtype": "F32", "shape": [4], "bytes": 16, "file": "model-00002-of-00002.safetensors"}],
+              "total_bytes": 28})"));
+  const auto gguf = run_process({program(), "ckpt", "ls", (folder / "m.gguf").string(), "--json"});
+  EXPECT_EQ(json::parse(gguf.out), json::parse(R"({"tensors": [
+              {"name": "w", "dtype": "Q8_0", "shape": [2, 32], "bytes": 68, "file": "m.gguf"}], "total_bytes": 68})"));
+}
+
+TEST(Ckpt, VerifyAcceptsGoodFilesAndNamesTheTensorThatIsNotFinite) {
+  TempFolder good, bad;
+  write_safetensors(good.path(), at::ones({4}));
+  write_safetensors(bad.path(), at::full({4}, std::numeric_limits<float>::quiet_NaN()));
+  const auto fine = run_process({program(), "ckpt", "verify", good.path().string()});
+  EXPECT_EQ(fine.exit_code, 0) << fine.err;
+  EXPECT_THAT(fine.out, HasSubstr("2 tensors, 28 bytes, all good"));
+  const auto broken = run_process({program(), "ckpt", "verify", bad.path().string()});
+  EXPECT_EQ(broken.exit_code, 3);
+  EXPECT_THAT(broken.err, HasSubstr("tensor 'b' holds values that are not finite"));
+}
+
+TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
+  TempFolder folder;
+  write_safetensors(folder.path(), at::ones({4}));
+  const auto dir = folder.path().string();
+  const struct {
+    std::vector<std::string> arguments;
+    int exit_code;
+    const char* message;
+  } cases[] = {
+      {{"convert", dir, dir + "/x", "--to", "dcp"}, 2, "--to dcp is not available in this version"},
+      {{"convert", dir, dir + "/x", "--to", "onnx"}, 2, "wanted hf, gguf or dcp"},
+      {{"convert", dir, dir + "/x", "--to", "hf"}, 2, "is not available in this version"},
+      {{"convert", dir, dir + "/x", "--dtype", "q4_k"}, 2, "--dtype q4_k"},
+      {{"diff", "a", "b"}, 2, "diff is not available in this version"},
+      {{"ls"}, 2, "PATH"},
+      {{"ls", dir + "/missing"}, 3, "does not exist"},
+      {{"convert", dir, dir + "/x"}, 3, "config.json"},
+  };
+  for (const auto& [arguments, exit_code, message] : cases) {
+    SCOPED_TRACE(message);
+    std::vector<std::string> all = {program(), "ckpt"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const auto run = run_process(all);
+    EXPECT_EQ(run.exit_code, exit_code) << run.err;
+    EXPECT_THAT(run.err, HasSubstr(message));
+    EXPECT_FALSE(std::filesystem::exists(folder / "x"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,62 @@
+// The launch verb and --nproc, through the real program. tests/comm/launcher_dist_test.cc has the faults.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using testing::program;
+using testing::run_process;
+
+TEST(Launch, RanksInheritOutputAndTheirFailureIsTheResult) {
+  const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit $((RANK * 9))"});
+  EXPECT_EQ(run.exit_code, 9);
+  EXPECT_THAT(run.out, HasSubstr("rank 0 of 2\n"));
+  EXPECT_THAT(run.out, HasSubstr("rank 1 of 2\n"));
+  EXPECT_EQ(run.err, "tessera: error: rank 1 of 2: ended with exit code 9\n");
+}
+
+TEST(Launch, AVerbsOwnErrorInARankIsPrintedOnce) {
+  const auto run = run_process({program(), "launch", "--nproc", "2", "--", program(), "doctor", "--no-such-flag"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_THAT(run.err, StartsWith("tessera: error: rank "));
+  EXPECT_THAT(run.err, HasSubstr("--no-such-flag"));
+  EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+}
+
+TEST(Launch, WhatFollowsTheDashesIsTheProgramsOwn) {
+  const auto run = run_process({program(), "launch", "--", "printf", "%s,", "--nproc", "--", "--help"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(run.out, "--nproc,--,--help,");
+}
+
+TEST(Launch, WrongUseIsExitTwo) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--nproc", "2"}, {"--nproc", "2", "--"},
+                                                   {"--nproc", "0", "--", "true"}, {"--nproc", "x", "--", "true"},
+                                                   {"--nnodes", "2", "--", "true"}, {"--", "/no/such/program"}}) {
+    std::vector<std::string> all = {program(), "launch"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const auto run = run_process(all);
+    EXPECT_EQ(run.exit_code, 2) << ::testing::PrintToString(arguments);
+    EXPECT_THAT(run.err, StartsWith("tessera: error: ["));
+  }
+}
+
+TEST(Launch, LeavesNoFiles) {
+  const testing::TempFolder folder;
+  const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c", "exit 1"},
+                               {.input = "", .environment = {{"TMPDIR", folder.path().string()}}});
+  EXPECT_EQ(run.exit_code, 1);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+}  // namespace
+}  // namespace tessera

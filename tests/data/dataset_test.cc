@@ -1,0 +1,308 @@
+#include "tessera/data/dataset.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tests/data/byte_tokenizer.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::data {
+
+namespace {
+
+using tessera::testing::TempFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const char* kChatMl =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+class DatasetTest : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::string& content) {
+    std::ofstream(folder_ / name, std::ios::binary) << content;
+    return (folder_ / name).string();
+  }
+
+  std::shared_ptr<const Dataset> load(DataOptions options) {
+    return Dataset::load(options, tokenizer_, chat_template_);
+  }
+
+  std::shared_ptr<const Dataset> load(const std::string& name, const std::string& content, int64_t length,
+                                      bool packing = true) {
+    return load({.paths = {write(name, content)}, .sequence_length = length, .packing = packing, .shuffle = false});
+  }
+
+  // The tokens that the single row of a record predicts, as text; <s>, <e> and <eos> for the special ones.
+  std::string learnt(const std::string& record) {
+    const auto set = load("record.jsonl", record + "\n", 1000);
+    EXPECT_EQ(set->rows(), 1);
+    const int64_t index = 0;
+    const Batch batch = set->rows({&index, 1});
+    EXPECT_EQ(batch.label_tokens, set->stats().label_tokens);
+    std::string text;
+    const auto* labels = batch.labels.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < 1000; ++i) {
+      if (labels[i] == kTurnStart) text += "<s>";
+      if (labels[i] == kTurnEnd) text += "<e>";
+      if (labels[i] == kEos) text += "<eos>";
+      if (labels[i] >= 0 && labels[i] < 256) text += static_cast<char>(labels[i]);
+    }
+    return text;
+  }
+
+  void use_template(const std::string& source) { chat_template_ = text::ChatTemplate::parse(source, "test.jinja"); }
+
+  std::string error_of(const DataOptions& options, ErrorKind kind) {
+    try {
+      load(options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), kind) << error.what();
+      EXPECT_THAT(error.what(), Not(HasSubstr("\n")));
+      return error.what();
+    }
+    ADD_FAILURE() << "no error";
+    return "";
+  }
+
+  TempFolder folder_;
+  text::Tokenizer tokenizer_ = make_byte_tokenizer(folder_.path());
+  std::optional<text::ChatTemplate> chat_template_ = text::ChatTemplate::parse(kChatMl, "test.jinja");
+};
+
+std::vector<int64_t> all_rows(const Dataset& set) {
+  std::vector<int64_t> indices(static_cast<size_t>(set.rows()));
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
+std::vector<int64_t> row(const at::Tensor& tensor, int64_t index) {
+  const auto* data = tensor.const_data_ptr<int64_t>() + index * tensor.size(1);
+  return {data, data + tensor.size(1)};
+}
+
+TEST_F(DatasetTest, TextFileIsOneStreamCutIntoRows) {
+  const auto set = load("a.txt", "abcdefghij", 4);  // and EOS: 11 tokens
+  EXPECT_EQ(set->rows(), 3);
+  EXPECT_EQ(set->stats().tokens, 11);
+  EXPECT_EQ(set->stats().label_tokens, 3 + 3 + 2);
+  EXPECT_EQ(set->stats().truncated, 0);
+  const Batch batch = set->rows(all_rows(*set));
+  EXPECT_EQ(row(batch.tokens, 1), (std::vector<int64_t>{'e', 'f', 'g', 'h'}));
+  EXPECT_EQ(row(batch.labels, 1), (std::vector<int64_t>{'f', 'g', 'h', -100}));
+  EXPECT_EQ(row(batch.tokens, 2), (std::vector<int64_t>{'i', 'j', kEos, kEos}));
+  EXPECT_EQ(row(batch.labels, 2), (std::vector<int64_t>{'j', kEos, -100, -100}));
+  EXPECT_EQ(row(batch.document_ids, 2), (std::vector<int64_t>{0, 0, 0, kPadding}));
+  EXPECT_EQ(batch.tokens_used, 11);
+  EXPECT_EQ(batch.label_tokens, 8);
+}
+
+TEST_F(DatasetTest, PackedRowsKeepDocumentsApart) {
+  const auto set =
+      load("a.jsonl", "{\"text\": \"abc\"}\n\n{\"text\": \"de\"}\n{\"text\": \"fghij\"}\n{\"text\": \"k\"}\n", 8);
+  ASSERT_EQ(set->rows(), 2);  // abc+de+. is 7, fghij. is 6 and takes k. behind it: first-fit finds no place in row 0
+  const Batch batch = set->rows(all_rows(*set));
+  EXPECT_EQ(row(batch.tokens, 0), (std::vector<int64_t>{'a', 'b', 'c', kEos, 'd', 'e', kEos, kEos}));
+  EXPECT_EQ(row(batch.labels, 0), (std::vector<int64_t>{'b', 'c', kEos, -100, 'e', kEos, -100, -100}));
+  EXPECT_EQ(row(batch.positions, 0), (std::vector<int64_t>{0, 1, 2, 3, 0, 1, 2, 0}));
+  EXPECT_EQ(row(batch.document_ids, 0), (std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, kPadding}));
+  EXPECT_EQ(row(batch.document_ids, 1), (std::vector<int64_t>{0, 0, 0, 0, 0, 0, 1, 1}));
+  EXPECT_EQ(set->stats().documents, 4);
+}
+
+TEST_F(DatasetTest, WithoutPackingEachSampleHasARow) {
+  const auto set = load("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"de\"}\n", 8, /*packing=*/false);
+  EXPECT_EQ(set->rows(), 2);
+}
+
+// Over many samples of random lengths: no document crosses a row, every label is the next token of its document, every
+// sample is there once.
+TEST_F(DatasetTest, PackingNeverCrossesDocumentsAndLosesNothing) {
+  std::string lines;
+  std::multiset<std::string> wanted;
+  uint32_t random = 7;
+  for (int i = 0; i < 500; ++i) {
+    random = random * 1664525 + 1013904223;
+    const std::string text = std::to_string(i) + std::string(1 + (random >> 16) % 24, 'x');
+    lines += "{\"text\": \"" + text + "\"}\n";
+    wanted.insert(text);
+  }
+  const auto set = load({.paths = {write("a.jsonl", lines)}, .sequence_length = 32});
+  const Batch batch = set->rows(all_rows(*set));
+  std::multiset<std::string> found;
+  for (int64_t r = 0; r < set->rows(); ++r) {
+    const auto tokens = row(batch.tokens, r), labels = row(batch.labels, r), positions = row(batch.positions, r),
+               documents = row(batch.document_ids, r);
+    std::string text;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (documents[i] == kPadding) {
+        EXPECT_EQ(labels[i], -100);
+        continue;
+      }
+      const bool ends = i + 1 == tokens.size() || documents[i + 1] != documents[i];
+      const bool begins = i == 0 || documents[i - 1] != documents[i];
+      EXPECT_EQ(positions[i], begins ? 0 : positions[i - 1] + 1);
+      EXPECT_EQ(labels[i], ends ? -100 : tokens[i + 1]);
+      EXPECT_EQ(ends, tokens[i] == kEos);
+      if (!ends) text += static_cast<char>(tokens[i]);
+      if (ends) found.insert(std::exchange(text, ""));
+    }
+  }
+  EXPECT_EQ(found, wanted);
+  EXPECT_EQ(batch.label_tokens, set->stats().label_tokens);
+  EXPECT_GT(static_cast<double>(set->stats().tokens), 0.9 * static_cast<double>(set->rows() * 32))
+      << "first-fit leaves little padding";
+}
+
+TEST_F(DatasetTest, PackingIsAFunctionOfDataSeedAndLength) {
+  std::string lines;
+  for (int i = 0; i < 100; ++i)
+    lines += "{\"text\": \"" + std::string(static_cast<size_t>(1 + i % 9), 'a') + std::to_string(i) + "\"}\n";
+  const DataOptions options{.paths = {write("a.jsonl", lines)}, .sequence_length = 32, .seed = 1};
+  DataOptions other_seed = options, other_length = options;
+  other_seed.seed = 2;
+  other_length.sequence_length = 31;
+  EXPECT_EQ(load(options)->fingerprint(), load(options)->fingerprint());
+  EXPECT_NE(load(options)->fingerprint(), load(other_seed)->fingerprint());
+  EXPECT_NE(load(options)->fingerprint(), load(other_length)->fingerprint());
+}
+
+TEST_F(DatasetTest, CompletionIsLearntAndPromptIsNot) {
+  EXPECT_EQ(learnt(R"({"prompt": "What? ", "completion": "That."})"), "That.<eos>");
+  EXPECT_EQ(learnt(R"({"prompt": "", "completion": "That."})"), "hat.<eos>");  // nothing predicts a first token
+}
+
+TEST_F(DatasetTest, AssistantIsLearntWithItsEndOfTurn) {
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}, )"
+          R"({"role": "assistant", "content": "A"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "Bö"}]})"),
+      "A<e>Bö<e>");
+}
+
+TEST_F(DatasetTest, SameContentOfUserAndAssistantIsToldApart) {
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "user", "content": "yes"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "yes"}]})"),
+      "yes<e>");
+}
+
+TEST_F(DatasetTest, GenerationBlocksSayWhatIsLearnt) {
+  use_template(
+      "{% for m in messages %}{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}!{% endgeneration %}]{% "
+      "else %}{{ m.content }}{% endif %}{% endfor %}");
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "assistant", "content": "B"}]})"),
+      "A!B!");
+}
+
+TEST_F(DatasetTest, TemplatesThatPrintTheLastTurnDifferentlyAreUnderstood) {  // as Qwen3 and Llama 3 do
+  use_template(
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if loop.last and m.role == 'assistant' %}<t></t>{% endif "
+      "%}{{ m.content }}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+  const std::string record =
+      R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "B"}]})";
+  EXPECT_EQ(learnt(record), "A<e><t></t>B<e>");
+  use_template(
+      "{% for m in messages %}<|im_start|>{{ m.role }}|{{ m.content | trim }}<|im_end|>{% endfor "
+      "%}<|im_start|>assistant|");
+  EXPECT_EQ(learnt(record), "A<e>B<e>");
+}
+
+TEST_F(DatasetTest, ToolCallsOfTheAssistantAreLearnt) {
+  use_template(
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<c>{{ "
+      "c.name }}</c>{% endfor %}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
+  EXPECT_EQ(
+      learnt(
+          R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "R"}]})"),
+      "A<c>f</c><e>");
+}
+
+TEST_F(DatasetTest, OverlongSamplesAreCutDroppedOrRefused) {
+  const std::string path = write("a.jsonl", "{\"text\": \"abcdefgh\"}\n{\"text\": \"abc\"}\n");
+  DataOptions options{.paths = {path}, .sequence_length = 6, .packing = false, .shuffle = false};
+  const auto cut = load(options);
+  EXPECT_EQ(cut->stats().truncated, 1);
+  EXPECT_EQ(cut->stats().documents, 2);
+  EXPECT_EQ(cut->stats().label_tokens, 5 + 3);
+  options.overlong = "drop";
+  const auto dropped = load(options);
+  EXPECT_EQ(dropped->stats().dropped, 1);
+  EXPECT_EQ(dropped->rows(), 1);
+  options.overlong = "error";
+  EXPECT_THAT(error_of(options, ErrorKind::kFormat),
+              AllOf(HasSubstr("a.jsonl line 1"), HasSubstr("9 tokens"), HasSubstr("a row has 6")));
+}
+
+TEST_F(DatasetTest, SamplesWithNothingToLearnAreCountedAndLeftOut) {
+  const auto set = load("a.jsonl",
+                        R"({"messages": [{"role": "user", "content": "Q"}]})"
+                        "\n{\"text\": \"ab\"}\n",
+                        64);
+  EXPECT_EQ(set->stats().unlabelled, 1);
+  EXPECT_EQ(set->stats().documents, 1);
+}
+
+TEST_F(DatasetTest, FormatIsChosenByNameOrFirstCharacter) {
+  const std::string line = "{\"text\": \"ab\"}\n";
+  EXPECT_EQ(load({.paths = {write("a.jsonl", line)}, .sequence_length = 64})->stats().tokens, 3);
+  EXPECT_EQ(load({.paths = {write("a.txt", line)}, .sequence_length = 64})->stats().tokens, 16);
+  EXPECT_EQ(load({.paths = {write("a.data", line)}, .sequence_length = 64})->stats().tokens, 3);
+  EXPECT_EQ(load({.paths = {write("b.data", "plain")}, .sequence_length = 64})->stats().tokens, 6);
+  EXPECT_EQ(load({.paths = {write("a.jsonl", line)}, .format = "text", .sequence_length = 64})->stats().tokens, 16);
+}
+
+TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
+  const auto error = [&](const std::string& content, const std::string& format = "auto") {
+    return error_of({.paths = {write("bad.jsonl", content)}, .format = format}, ErrorKind::kFormat);
+  };
+  EXPECT_THAT(error("{\"text\": \"a\"}\n{\"text\": oops}\n"), HasSubstr("bad.jsonl line 2 byte 10"));
+  EXPECT_THAT(error("{\"text\": \"a\"} trailing\n"), HasSubstr("line 1 byte"));
+  EXPECT_THAT(error("{\"text\": \"\xff\"}\n"), HasSubstr("line 1 byte"));
+  EXPECT_THAT(error("[1]\n"), HasSubstr("wanted a JSON object"));
+  EXPECT_THAT(error("{\"txt\": \"a\"}\n"),
+              AllOf(HasSubstr("'txt'"), HasSubstr("'messages', 'prompt' and 'completion', or 'text'")));
+  EXPECT_THAT(error("{\"text\": 5}\n"), HasSubstr("'text' is number"));
+  EXPECT_THAT(error("{\"prompt\": \"a\", \"completion\": null}\n"), HasSubstr("'completion' is null"));
+  EXPECT_THAT(error("{\"messages\": []}\n"), HasSubstr("empty"));
+  EXPECT_THAT(error("{\"messages\": [{\"content\": \"a\"}]}\n"), HasSubstr("'role'"));
+  EXPECT_THAT(error("{\"text\": \"a\"}\n", "chat"), HasSubstr("wanted 'messages'"));
+  EXPECT_THAT(error("{\"text\": " + std::string(100000, '[') + "\n"), HasSubstr("nested deeper"));
+}
+
+TEST_F(DatasetTest, RefusesWhatCannotBe) {
+  const std::string path = write("a.txt", "abc");
+  EXPECT_THAT(error_of({}, ErrorKind::kConfig), HasSubstr("no files"));
+  EXPECT_THAT(error_of({.paths = {path}, .format = "csv"}, ErrorKind::kConfig),
+              HasSubstr("auto | text | jsonl | chat"));
+  EXPECT_THAT(error_of({.paths = {path}, .overlong = "cut"}, ErrorKind::kConfig), HasSubstr("truncate | drop | error"));
+  EXPECT_THAT(error_of({.paths = {path}, .sequence_length = 1}, ErrorKind::kConfig), HasSubstr("sequence_length"));
+  EXPECT_THAT(error_of({.paths = {path + "x"}}, ErrorKind::kIo), HasSubstr("a.txtx"));
+  EXPECT_THAT(error_of({.paths = {write("empty.txt", " \n")}}, ErrorKind::kFormat), HasSubstr("empty"));
+  EXPECT_THAT(error_of({.paths = {write("empty.jsonl", "")}}, ErrorKind::kFormat), HasSubstr("empty"));
+  const std::string chat =
+      write("chat.jsonl", R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})");
+  use_template("{{ raise_exception('never') }}");
+  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kFormat),
+              AllOf(HasSubstr("chat.jsonl line 1"), HasSubstr("never")));
+  use_template("{{ messages | length }}");
+  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kFormat), HasSubstr("{% generation %}"));
+  chat_template_.reset();
+  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kConfig), HasSubstr("no chat template"));
+}
+
+}  // namespace
+}  // namespace tessera::data

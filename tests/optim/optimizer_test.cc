@@ -1,0 +1,126 @@
+#include "tessera/optim/optimizer.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <gmock/gmock.h>
+
+#include "tessera/base/error.h"
+#include "tessera/optim/schedule.h"
+
+namespace tessera::optim {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Model : nn::Callable<Model> {
+  at::Tensor weight, spared, norm;
+  Model() {
+    register_parameter("weight", weight, at::ones({4, 4}));
+    register_parameter("spared", spared, at::ones({4, 4}), /*decay=*/false);
+    register_parameter("norm", norm, at::ones({4}));
+  }
+};
+
+void set_gradients(Model& model, double value) {
+  for (const auto& parameter : model.parameters()) parameter.mutable_grad() = at::full_like(parameter.detach(), value);
+}
+
+template <class Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Optimizer, DecaysMatricesOnlyUnlessTheirSlotSaysNo) {
+  Model model;
+  const auto optimizer = make_adamw(model, {.lr = 0.1, .weight_decay = 0.5});
+  set_gradients(model, 0);
+  optimizer->step();
+  EXPECT_TRUE(model.weight.allclose(at::full({4, 4}, 0.95)));
+  EXPECT_TRUE(model.spared.equal(at::ones({4, 4})));
+  EXPECT_TRUE(model.norm.equal(at::ones({4})));
+}
+
+TEST(Optimizer, GroupsOverrideDecayAndRate) {
+  Model model;
+  const auto optimizer = make_sgd(model, {.lr = 0.1, .weight_decay = 0.5, .groups = {{.names = {"norm"}, .lr_factor = 2, .weight_decay = 1}}});
+  set_gradients(model, 0);
+  optimizer->step();
+  EXPECT_TRUE(model.weight.allclose(at::full({4, 4}, 0.95)));
+  EXPECT_TRUE(model.norm.allclose(at::full({4}, 0.8)));
+  EXPECT_THAT(error_of([&] { make_sgd(model, {.groups = {{.names = {"nrom"}}}}); }), HasSubstr("names 'nrom'"));
+  EXPECT_THAT(error_of([&] { make_sgd(model, {.groups = {{.names = {"norm", "norm"}}}}); }), HasSubstr("in two parameter groups"));
+}
+
+TEST(Optimizer, ContinuesFromItsState) {
+  Model straight, resumed;
+  const auto whole = make_adamw(straight, {.lr = 0.1});
+  for (int step = 0; step < 2; ++step) {
+    set_gradients(straight, 0.3 + step);
+    whole->step();
+  }
+  const auto second = make_adamw(resumed, {.lr = 0.1});
+  {
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < 3; ++i) resumed.parameters()[i].copy_(straight.parameters()[i]);
+  }
+  for (const auto& name : whole->parameter_names()) {
+    auto to = second->state(name);
+    for (const auto& [key, value] : whole->state(name)) to.at(key).copy_(value);
+  }
+  for (auto* model : {&straight, &resumed}) set_gradients(*model, 0.7);
+  whole->step();
+  second->step();
+  EXPECT_TRUE(straight.weight.equal(resumed.weight));
+  EXPECT_EQ(second->state("weight").at("step").item<float>(), 3);
+}
+
+TEST(Optimizer, TakesOverParametersThatWereFrozen) {
+  Model model;
+  model.parameters()[0].set_requires_grad(false);
+  const auto optimizer = make_adamw(model, {.lr = 0.1, .weight_decay = 0});
+  EXPECT_EQ(optimizer->state("weight").count("exp_avg"), 0u);
+  set_gradients(model, 1);
+  optimizer->step();
+  EXPECT_TRUE(model.weight.equal(at::ones({4, 4})));
+  model.parameters()[0].set_requires_grad(true);
+  set_gradients(model, 1);
+  optimizer->step();
+  EXPECT_TRUE(model.weight.detach().allclose(at::full({4, 4}, 0.9)));
+}
+
+TEST(Optimizer, RefusesSettingsOutOfRange) {
+  Model model;
+  EXPECT_THAT(error_of([&] { make_adamw(model, {.lr = -1}); }), HasSubstr("found lr -1"));
+  EXPECT_THAT(error_of([&] { make_adamw(model, {.beta2 = 1}); }), HasSubstr("found betas (0.9, 1)"));
+  EXPECT_THAT(error_of([&] { make_sgd(model, {.momentum = -0.1}); }), HasSubstr("found momentum -0.1"));
+  EXPECT_THAT(error_of([&] { make_sgd(model, {.nesterov = true}); }), HasSubstr("nesterov wants momentum"));
+  const auto optimizer = make_adamw(model, {});
+  EXPECT_THAT(error_of([&] { optimizer->state("other"); }), HasSubstr("no parameter is named 'other'"));
+  nn::Module::set_parameter(model.own_parameters()[0], at::ones({4, 4}).set_requires_grad(true));
+  set_gradients(model, 1);
+  EXPECT_THAT(error_of([&] { optimizer->step(); }), HasSubstr("weight: the parameter was replaced"));
+}
+
+TEST(Schedule, WarmsUpFromTheFirstStepAndEndsOnTheFloor) {
+  const Schedule schedule({.name = "linear", .lr = 2, .warmup_steps = 4, .total_steps = 14, .min_lr_ratio = 0.1});
+  EXPECT_DOUBLE_EQ(schedule.at(0), 0.5);
+  EXPECT_DOUBLE_EQ(schedule.at(3), 2);
+  EXPECT_DOUBLE_EQ(schedule.at(4), 2);
+  EXPECT_DOUBLE_EQ(schedule.at(9), 2 * (0.1 + 0.9 * 0.5));
+  EXPECT_DOUBLE_EQ(schedule.at(14), 0.2);
+  EXPECT_DOUBLE_EQ(schedule.at(1000), 0.2);
+  EXPECT_DOUBLE_EQ(Schedule({.name = "cosine", .lr = 3, .total_steps = 10}).at(0), 3);
+  EXPECT_DOUBLE_EQ(Schedule({.name = "constant", .lr = 3}).at(7), 3);
+  EXPECT_DOUBLE_EQ(Schedule({.name = "cosine", .lr = 3, .warmup_steps = 2, .total_steps = 2}).at(2), 3);
+  EXPECT_THAT(error_of([] { Schedule({.name = "step"}); }), HasSubstr("found 'step', wanted cosine, linear or constant"));
+  EXPECT_THAT(error_of([] { Schedule({.min_lr_ratio = 2}); }), HasSubstr("min_lr_ratio: found 2"));
+  EXPECT_THAT(error_of([] { Schedule({.warmup_steps = -1}); }), HasSubstr("found -1 warm-up steps"));
+}
+
+}  // namespace
+}  // namespace tessera::optim

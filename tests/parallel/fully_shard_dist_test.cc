@@ -1,0 +1,518 @@
+#include <gmock/gmock.h>
+
+#include "tessera/base/error.h"
+#include "tessera/optim/optimizer.h"
+#include "tests/parallel/small_model.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kTolerance = 1e-6;  // relative, in float32
+
+// One step of a model over the rows of this rank; the gradient is that of the mean over all rows.
+void backward(SmallModel& model, const at::Tensor& tokens, int64_t total_rows) {
+  (loss_sum(model(tokens), tokens) / static_cast<double>(total_rows * 4)).backward();
+}
+
+void plain_backward(SmallModel& model, int64_t step, int64_t rows = 12) { backward(model, tokens_of(step, rows), rows); }
+
+void sharded_backward(SmallModel& model, const comm::World& world, int64_t step, int64_t rows = 12) {
+  backward(model, rows_of_rank(tokens_of(step, rows), world.rank(), world.size()), rows);
+}
+
+// Steps of AdamW with uneven rows per rank; gradients and parameters are compared after every step. In float64, for
+// Adam magnifies the rounding of gradients that are close to zero.
+void train_beside_plain(const std::shared_ptr<comm::World>& world, const FullyShardOptions& options, int steps = 3) {
+  SmallModel plain(3, at::kDouble), sharded(3, at::kDouble);
+  shard(sharded, options);
+  set_gradient_divide_factor(sharded, 1);
+  auto plain_optimizer = optim::make_adamw(plain, {.lr = 1e-2, .weight_decay = 0.1});
+  auto optimizer = optim::make_adamw(sharded, {.lr = 1e-2, .weight_decay = 0.1});
+  for (int step = 0; step < steps; ++step) {
+    const int64_t rows = 11 + step;
+    plain_backward(plain, step, rows);
+    sharded_backward(sharded, *world, step, rows);
+    ASSERT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), 1e-10) << "gradients of step " << step;
+    plain_optimizer->step();
+    optimizer->step();
+    ASSERT_LT(distance(whole_parameters(sharded), whole_parameters(plain)), 1e-10) << "after step " << step;
+    plain_optimizer->zero_grad();
+    optimizer->zero_grad();
+  }
+}
+
+TESSERA_RANKS_TEST(FullyShard, TrainsLikeOneProcess, (1, 2, 3, 4)) { train_beside_plain(world, {.mesh = line(world)}); }
+
+TEST(FullyShard, KeepsShardsOfTorchChunkSizes) {
+  on_threads(4, [](const WorldPtr& world) {
+    SmallModel model;
+    shard(model, {.mesh = line(world)});
+    // 11 rows over 4 ranks: 3, 3, 3, 2; 6 rows: 2, 2, 2, 0.
+    EXPECT_EQ(to_local(model.embedding).size(0), world->rank() < 3 ? 3 : 2);
+    EXPECT_EQ(to_local(model.norm).size(0), world->rank() < 3 ? 2 : 0);
+    EXPECT_EQ(model.norm.sizes(), at::IntArrayRef({6}));
+    EXPECT_TRUE(same_bits(whole_parameters(model), whole_parameters(*std::make_shared<SmallModel>())));
+  });
+}
+
+TEST(FullyShard, LeavesShardsInTheModuleBetweenForwards) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel model;
+    shard(model, {.mesh = line(world)});
+    const auto before = model.parameters();
+    sharded_backward(model, *world, 0);
+    EXPECT_TRUE(is_dtensor(model.layers[0]->up));
+    EXPECT_TRUE(is_dtensor(model.head));
+    EXPECT_TRUE(model.head.is_same(model.embedding));
+    const auto after = model.parameters();
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(before[i].is_same(after[i]));
+    EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+    EXPECT_EQ(fsdp_stats(model).unsharded_bytes, 0);
+  });
+}
+
+struct TwoLayers : nn::Callable<TwoLayers> {
+  std::shared_ptr<Layer> first, second;
+  TwoLayers() {
+    Values values(3);
+    first = register_module("0", std::make_shared<Layer>(values, 6, 10));
+    second = register_module("1", std::make_shared<Layer>(values, 6, 10));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
+};
+
+TEST(FullyShard, CommunicatesPerStepAsFsdp2) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const bool keep : {false, true}) {
+      TwoLayers model;
+      const FullyShardOptions options = {.mesh = line(world), .reshard_after_forward = keep ? std::optional(false) : std::nullopt};
+      fully_shard(*model.first, options);
+      fully_shard(*model.second, options);
+      fully_shard(model, {.mesh = options.mesh});
+      for (int step = 0; step < 2; ++step) {
+        model(at::ones({3, 6})).sum().backward();
+        EXPECT_EQ(fsdp_stats(model).all_gathers, keep ? 2 : 4);
+        EXPECT_EQ(fsdp_stats(model).reduce_scatters, 2);
+        EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+        EXPECT_LE(fsdp_stats(model).peak_unsharded_groups, 2);
+        reset_fsdp_stats(model);
+      }
+    }
+  });
+}
+
+TEST(FullyShard, HoldsAtMostTwoGroupsAndTheRoot) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const bool prefetch : {false, true}) {
+      SmallModel model(6);
+      shard(model, {.mesh = line(world)});
+      set_prefetch(model, prefetch);
+      for (int step = 0; step < 3; ++step) sharded_backward(model, *world, step);
+      EXPECT_EQ(fsdp_stats(model).peak_unsharded_groups, prefetch ? 3 : 2);
+      EXPECT_EQ(fsdp_stats(model).all_gathers, 3 * (6 + 6 + 1));
+      EXPECT_EQ(fsdp_stats(model).reduce_scatters, 3 * 7);
+    }
+  });
+}
+
+std::vector<at::Tensor> parameters_after_training(const std::shared_ptr<comm::World>& world, bool prefetch,
+                                                  const FullyShardOptions& options) {
+  SmallModel model;
+  shard(model, options);
+  set_prefetch(model, prefetch);
+  auto optimizer = optim::make_adamw(model, {.lr = 1e-2});
+  for (int step = 0; step < 3; ++step) {
+    sharded_backward(model, *world, step);
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+  return whole_parameters(model);
+}
+
+TEST(FullyShard, GivesTheSameBitsAgainAndWithoutPrefetch) {
+  on_threads(3, [](const WorldPtr& world) {
+    const auto mesh = line(world);
+    const auto first = parameters_after_training(world, true, {.mesh = mesh});
+    EXPECT_TRUE(same_bits(first, parameters_after_training(world, true, {.mesh = mesh})));
+    EXPECT_TRUE(same_bits(first, parameters_after_training(world, false, {.mesh = mesh})));
+    EXPECT_TRUE(same_bits(first, parameters_after_training(world, true, {.mesh = mesh, .reshard_after_forward = false})));
+  });
+}
+
+TEST(FullyShard, DividesByTheDataParallelSizeUnlessTold) {
+  on_threads(3, [](const WorldPtr& world) {
+    SmallModel summed, averaged;
+    shard(summed, {.mesh = line(world)});
+    shard(averaged, {.mesh = line(world)});
+    set_gradient_divide_factor(summed, 1);
+    sharded_backward(summed, *world, 0);
+    sharded_backward(averaged, *world, 0);
+    auto expected = whole_gradients(summed);
+    for (auto& gradient : expected) gradient.div_(3);
+    EXPECT_LT(distance(whole_gradients(averaged), expected), kTolerance);
+  });
+}
+
+// Every choice of when micro-batches synchronise gives the gradient of the whole batch.
+TEST(FullyShard, AccumulatesWithAndWithoutSynchronisation) {
+  on_threads(3, [](const WorldPtr& world) {
+    const int micro_batches = 3;
+    for (int mask = 0; mask < 4; ++mask) {
+      for (const bool keep : {false, true}) {
+        SmallModel plain, sharded;
+        shard(sharded, {.mesh = line(world), .reshard_after_forward = !keep});
+        set_gradient_divide_factor(sharded, 1);
+        for (int i = 0; i < micro_batches; ++i) {
+          plain_backward(plain, i);
+          const bool synchronise = i + 1 == micro_batches || (mask >> i & 1) != 0;
+          set_requires_gradient_sync(sharded, synchronise);
+          const auto before = fsdp_stats(sharded).reduce_scatters;
+          sharded_backward(sharded, *world, i);
+          EXPECT_EQ(fsdp_stats(sharded).reduce_scatters - before, synchronise ? 4 : 0);
+          EXPECT_TRUE(mask != 0 || synchronise || !sharded.parameters()[0].grad().defined());
+        }
+        EXPECT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance) << "mask " << mask;
+      }
+    }
+  });
+}
+
+TEST(FullyShard, AddsGradientsOfSeveralForwards) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const bool together : {true, false}) {
+      SmallModel plain, sharded;
+      shard(sharded, {.mesh = line(world)});
+      set_gradient_divide_factor(sharded, 1);
+      set_prefetch(sharded, true);
+      std::vector<at::Tensor> losses;
+      for (int i = 0; i < 2; ++i) {
+        plain_backward(plain, i);
+        const auto rows = rows_of_rank(tokens_of(i), world->rank(), world->size());
+        losses.push_back(loss_sum(sharded(rows), rows) / 48.0);
+      }
+      if (together) {
+        (losses[0] + losses[1]).backward();
+      } else {
+        losses[0].backward();
+        losses[1].backward();
+      }
+      EXPECT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance);
+      EXPECT_EQ(fsdp_stats(sharded).unsharded_groups, 0);
+    }
+  });
+}
+
+struct Siamese : nn::Callable<Siamese> {
+  std::shared_ptr<Layer> layer;
+  Siamese() {
+    Values values(5);
+    layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*layer)((*layer)(x)) * (*layer)(x * 2); }
+};
+
+TEST(FullyShard, AllowsAModuleToRunSeveralTimesInOneForward) {
+  on_threads(2, [](const WorldPtr& world) {
+    Siamese plain, sharded;
+    fully_shard(*sharded.layer, {.mesh = line(world)});
+    fully_shard(sharded, {.mesh = line(world)});
+    set_prefetch(sharded, true);
+    const auto input = Values(9)({4, 6});
+    for (int step = 0; step < 2; ++step) {
+      plain(input).sum().backward();
+      sharded(input).sum().backward();
+    }
+    EXPECT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance);
+  });
+}
+
+struct Branches : nn::Callable<Branches> {
+  at::Tensor always, sometimes, never;
+  Branches() {
+    Values values(2);
+    register_parameter("always", always, values({5, 4}));
+    register_parameter("sometimes", sometimes, values({3, 4}));
+    register_parameter("never", never, values({7, 4}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = at::linear(x, always).sum();
+    return x.size(0) > 2 ? y + at::linear(x, sometimes).sum() : y;
+  }
+};
+
+TEST(FullyShard, GivesUnusedParametersNoGradientUnlessSomeRankUsedThem) {
+  on_threads(3, [](const WorldPtr& world) {
+    Branches plain, sharded;
+    fully_shard(sharded, {.mesh = line(world)});
+    set_gradient_divide_factor(sharded, 1);
+    const std::vector<int64_t> rows = {2, 3, 1};
+    for (const int64_t n : rows) plain(at::full({n, 4}, 0.5 * n)).backward();
+    const int64_t n = rows[static_cast<size_t>(world->rank())];
+    sharded(at::full({n, 4}, 0.5 * n)).backward();
+    EXPECT_FALSE(sharded.parameters()[2].grad().defined());
+    EXPECT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance);
+    // Nobody uses it now: the gradient stays as it is.
+    const auto before = whole(sharded.parameters()[1].grad()).clone();
+    sharded(at::ones({1, 4})).backward();
+    EXPECT_TRUE(whole(sharded.parameters()[1].grad()).equal(before));
+  });
+}
+
+TEST(FullyShard, LeavesFrozenParametersWithoutGradients) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel plain, sharded;
+    for (auto* model : {&plain, &sharded}) {
+      model->layers[1]->set_requires_grad(false);
+      model->layers[0]->parameters()[1].set_requires_grad(false);
+    }
+    shard(sharded, {.mesh = line(world)});
+    set_gradient_divide_factor(sharded, 1);
+    plain_backward(plain, 0);
+    sharded_backward(sharded, *world, 0);
+    EXPECT_FALSE(sharded.layers[1]->parameters()[0].grad().defined());
+    EXPECT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance);
+    EXPECT_EQ(fsdp_stats(sharded).reduce_scatters, 3);
+  });
+}
+
+TEST(FullyShard, FreesFrozenGroupsInBackwardToo) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel model(6);
+    for (auto& layer : model.layers) layer->set_requires_grad(false);
+    shard(model, {.mesh = line(world)});
+    set_prefetch(model, false);
+    for (int step = 0; step < 2; ++step) sharded_backward(model, *world, step);
+    EXPECT_EQ(fsdp_stats(model).peak_unsharded_groups, 2);
+    EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+    EXPECT_EQ(fsdp_stats(model).reduce_scatters, 2);
+  });
+}
+
+TEST(FullyShard, EvaluatesBetweenStepsWithTheNewestParameters) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel plain, sharded;
+    shard(sharded, {.mesh = line(world)});
+    set_gradient_divide_factor(sharded, 1);
+    auto plain_optimizer = optim::make_sgd(plain, {.lr = 0.5});
+    auto optimizer = optim::make_sgd(sharded, {.lr = 0.5});
+    for (int step = 0; step < 3; ++step) {
+      plain_backward(plain, step);
+      sharded_backward(sharded, *world, step);
+      const auto evaluate = [&](SmallModel& model) {
+        at::NoGradGuard no_grad;
+        return model(tokens_of(50));
+      };
+      EXPECT_LT(distance({evaluate(sharded)}, {evaluate(plain)}), 5 * kTolerance);
+      EXPECT_EQ(fsdp_stats(sharded).unsharded_groups, 0);
+      plain_optimizer->step();
+      optimizer->step();
+      EXPECT_LT(distance({evaluate(sharded)}, {evaluate(plain)}), 5 * kTolerance);
+      plain.zero_grad();
+      sharded.zero_grad();
+    }
+  });
+}
+
+TEST(FullyShard, GathersAnewWhenShardsChangedWhileUnsharded) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel model;
+    shard(model, {.mesh = line(world), .reshard_after_forward = false});
+    at::NoGradGuard no_grad;
+    const auto before = model(tokens_of(0));
+    EXPECT_EQ(fsdp_stats(model).unsharded_groups, 4);
+    for (auto& parameter : model.parameters()) to_local(parameter).mul_(0.5);
+    const auto after = model(tokens_of(0));
+    SmallModel plain;
+    for (auto& parameter : plain.parameters()) parameter.mul_(0.5);
+    EXPECT_FALSE(after.equal(before));
+    EXPECT_LT(distance({after}, {plain(tokens_of(0))}), kTolerance);
+  });
+}
+
+TEST(FullyShard, UnshardsAndReshardsByHand) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel plain, model;
+    shard(model, {.mesh = line(world)});
+    unshard(*model.layers[0]);
+    EXPECT_FALSE(is_dtensor(model.layers[0]->up));
+    EXPECT_TRUE(model.layers[0]->up.equal(plain.layers[0]->up));
+    EXPECT_TRUE(is_dtensor(model.layers[0]->parameters()[1]));
+    reshard(*model.layers[0]);
+    EXPECT_TRUE(is_dtensor(model.layers[0]->up));
+    unshard(*model.layers[0]);
+    sharded_backward(model, *world, 0);
+    EXPECT_EQ(fsdp_stats(model).all_gathers, 7 - 1);
+    EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+  });
+}
+
+TEST(FullyShard, ReplicatesOverTheFirstDimOfA2dMesh) {
+  for (const auto& shape : {std::vector<int64_t>{2, 2}, {1, 4}, {4, 1}}) {
+    on_threads(4, [&](const WorldPtr& world) {
+      const auto mesh = init_device_mesh(world, "cpu", shape, {"replicate", "shard"});
+      train_beside_plain(world, {.mesh = mesh});
+      SmallModel model;
+      shard(model, {.mesh = mesh});
+      EXPECT_EQ(to_string(placements(model.norm)), "(R, S(0))");
+    });
+  }
+}
+
+TEST(FullyShard, WaitsForAMetaModelToBeMaterialised) {
+  on_threads(3, [](const WorldPtr& world) {
+    SmallModel plain, sharded(3, at::TensorOptions(at::kFloat).device(at::kMeta));
+    shard(sharded, {.mesh = line(world)});
+    EXPECT_TRUE(to_local(sharded.embedding).is_meta());
+    EXPECT_THAT(error_of([&] { sharded(tokens_of(0)); }), HasSubstr("still on the meta device: embedding, norm, layers.0.norm, layers.0.up"));
+    EXPECT_THAT(error_of([&] { optim::make_adamw(sharded, {}); }), HasSubstr("still on the meta device"));
+    to_empty(sharded, at::kCPU);
+    EXPECT_TRUE(sharded.head.is_same(sharded.embedding));
+    EXPECT_TRUE(sharded.parameters()[0].requires_grad());
+    {
+      at::NoGradGuard no_grad;
+      const auto from = plain.parameters(), to = sharded.parameters();
+      for (size_t i = 0; i < to.size(); ++i) {
+        const auto box = local_box(to[i].sizes().vec(), *device_mesh(to[i]), placements(to[i]));
+        if (box.shape[0] > 0) to_local(to[i]).copy_(from[i].narrow(0, box.offset[0], box.shape[0]));
+      }
+    }
+    set_gradient_divide_factor(sharded, 1);
+    plain_backward(plain, 0);
+    sharded_backward(sharded, *world, 0);
+    EXPECT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance);
+  });
+}
+
+TEST(FullyShard, TakesOverParametersThatALoadReplaced) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel plain, sharded(3, at::kFloat, /*seed=*/99);
+    shard(sharded, {.mesh = line(world)});
+    const auto from = plain.named_parameters(true), to = sharded.named_parameters(true);
+    for (size_t i = 0; i < to.size(); ++i) {
+      auto value = distribute_tensor(from[i].slot->parameter.detach(), line(world), {Shard(0)}, std::nullopt);
+      if (to[i].name == "head") value = to[0].slot->parameter;  // tied to what came before
+      nn::Module::set_parameter(*to[i].slot, value.set_requires_grad(true));
+    }
+    set_gradient_divide_factor(sharded, 1);
+    plain_backward(plain, 0);
+    sharded_backward(sharded, *world, 0);
+    EXPECT_LT(distance(whole_gradients(sharded), whole_gradients(plain)), kTolerance);
+    nn::Module::set_parameter(*to[2].slot, at::ones({6}).set_requires_grad(true));
+    EXPECT_THAT(error_of([&] { sharded(tokens_of(0)); }), HasSubstr("norm: the parameter was replaced by one that is not sharded"));
+  });
+}
+
+TEST(FullyShard, StartsAfreshAfterAnExceptionInBackward) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto mesh = line(world);
+    SmallModel clean, model;
+    for (auto* each : {&clean, &model}) shard(*each, {.mesh = mesh});
+    set_prefetch(model, true);
+    sharded_backward(model, *world, 0);
+    model.zero_grad();
+    const auto failing = model.layers[0]->register_forward_hook([](nn::Module&, nn::TensorRefs& outputs) {
+      outputs[0]->register_hook([](const at::Tensor&) { throw std::runtime_error("hook failed"); });
+    });
+    EXPECT_THAT(error_of([&] { sharded_backward(model, *world, 1); }), HasSubstr("hook failed"));
+    model.layers[0]->remove_hook(failing);
+    model.zero_grad();
+    sharded_backward(model, *world, 2);
+    sharded_backward(clean, *world, 2);
+    EXPECT_TRUE(same_bits(whole_gradients(model), whole_gradients(clean)));
+    EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+  });
+}
+
+TEST(FullyShard, StartsAfreshAfterAnExceptionInForward) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel clean, model;
+    for (auto* each : {&clean, &model}) shard(*each, {.mesh = line(world)});
+    EXPECT_NE(error_of([&] { model(at::full({1, 5}, 1000, at::kLong)); }), "");  // tokens outside the vocabulary
+    sharded_backward(model, *world, 2);
+    sharded_backward(clean, *world, 2);
+    EXPECT_TRUE(same_bits(whole_gradients(model), whole_gradients(clean)));
+    EXPECT_TRUE(is_dtensor(model.embedding));
+  });
+}
+
+struct Leaky : nn::Callable<Leaky> {
+  std::shared_ptr<Layer> layer;
+  Leaky() {
+    Values values(5);
+    layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*layer)(x); }
+};
+
+TEST(FullyShard, NamesTheModuleWhoseFreedParametersBackwardReads) {
+  on_threads(2, [](const WorldPtr& world) {
+    Leaky model;
+    fully_shard(*model.layer, {.mesh = line(world)});
+    fully_shard(model, {.mesh = line(world)});
+    at::Tensor leaked;
+    // After the pre-hook of fully_shard, so it sees the whole parameters.
+    model.layer->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
+      leaked = at::linear(*inputs[0], model.layer->up).sum();
+    });
+    const auto input = at::ones({2, 6}).set_requires_grad(true);
+    model(input);
+    EXPECT_THAT(error_of([&] { leaked.backward(); }), HasSubstr("layer: its parameters are freed"));
+  });
+}
+
+TEST(FullyShard, RefusesWhatItCannotShard) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto mesh = line(world);
+    const auto shard_one = [&](at::Tensor value) {
+      struct One : nn::Callable<One> {
+        at::Tensor weight;
+      };
+      struct Holder : One {
+        explicit Holder(at::Tensor value) { register_parameter("weight", weight, std::move(value)); }
+      } holder(std::move(value));
+      return error_of([&] { fully_shard(holder, {.mesh = mesh}); });
+    };
+    EXPECT_THAT(shard_one(at::ones({})), HasSubstr("weight: fully_shard doesn't support scalar parameters"));
+    EXPECT_THAT(shard_one(at::ones({4, 3}).t()), HasSubstr("weight: FSDP does not support non-contiguous parameters"));
+    EXPECT_EQ(shard_one(at::ones({4, 3})), "");
+    SmallModel model;
+    EXPECT_THAT(error_of([&] { fully_shard(model, {}); }), HasSubstr("no mesh given"));
+    EXPECT_THAT(error_of([&] { set_prefetch(model, true); }), HasSubstr("Call fully_shard first"));
+    fully_shard(*model.layers[0], {.mesh = mesh});
+    EXPECT_THAT(error_of([&] { fully_shard(*model.layers[0], {.mesh = mesh}); }), HasSubstr("on this module already"));
+    EXPECT_THAT(error_of([&] { unshard(model); }), HasSubstr("not sharded itself"));
+    const auto unnamed = init_device_mesh(world, "cpu", {1, 2});
+    EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = unnamed}); }), HasSubstr("needs dim names"));
+    const auto cube = init_device_mesh(world, "cpu", {1, 1, 2}, {"a", "b", "c"});
+    EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = cube}); }), HasSubstr("expects a 1D or 2D DeviceMesh but got DeviceMesh("));
+  });
+}
+
+TEST(FullyShard, RefusesTiesAcrossGroupsAndChildrenBeforeTheRoot) {
+  on_threads(2, [](const WorldPtr& world) {
+    struct Tied : nn::Callable<Tied> {
+      at::Tensor copy;
+      std::shared_ptr<Layer> layer;
+      Tied() {
+        Values values(5);
+        layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
+        register_parameter("copy", copy, layer->up);
+      }
+      at::Tensor forward(const at::Tensor& x) { return (*layer)(x); }
+    } tied;
+    const auto mesh = line(world);
+    fully_shard(*tied.layer, {.mesh = mesh});
+    EXPECT_THAT(error_of([&] { fully_shard(tied, {.mesh = mesh}); }),
+                HasSubstr("copy: shared with a parameter already managed by another FSDP group"));
+    SmallModel model;
+    shard(model, {.mesh = mesh});
+    (*model.layers[1])(at::ones({2, 6}));
+    EXPECT_THAT(error_of([&] { model(tokens_of(0)); }),
+                HasSubstr("'layers.1': its forward ran before that of the root above it. Run forward through the root module first"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing

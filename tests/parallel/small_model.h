@@ -1,0 +1,148 @@
+// A small model with everything that sharding has to get right: rows that divide by no number of ranks, a vector
+// shorter than the ranks, a weight tied between embedding and head.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/nll_loss.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/nn/module.h"
+#include "tessera/parallel/fully_shard.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::testing {
+
+struct Values {
+  at::Generator generator;
+  at::TensorOptions options;
+  explicit Values(uint64_t seed, at::TensorOptions options = at::kFloat)
+      : generator(at::detail::createCPUGenerator(seed)), options(options) {}
+  at::Tensor operator()(std::vector<int64_t> shape, double scale = 0.3) {
+    auto values = at::randn(shape, generator, at::TensorOptions(at::kFloat)) * scale;
+    return options.device().is_meta() ? at::empty(shape, options) : values.to(options.dtype());
+  }
+};
+
+struct Layer : nn::Callable<Layer> {
+  at::Tensor norm, up, down, bias;
+  Layer(Values& values, int64_t width, int64_t hidden) {
+    register_parameter("norm", norm, values({width}) + 1);
+    register_parameter("up", up, values({hidden, width}));
+    register_parameter("down", down, values({width, hidden}));
+    register_parameter("bias", bias, values({width}), /*decay=*/false);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = at::layer_norm(x, {x.size(-1)}, norm.to(x.scalar_type()));
+    return x + at::linear(at::gelu(at::linear(y, up)), down, bias);
+  }
+};
+
+struct SmallModel : nn::Callable<SmallModel> {
+  static constexpr int64_t kVocab = 11, kWidth = 6, kHidden = 10;
+  at::Tensor embedding, head, norm;
+  std::vector<std::shared_ptr<Layer>> layers;
+
+  explicit SmallModel(int count = 3, at::TensorOptions options = at::kFloat, uint64_t seed = 7) {
+    Values values(seed, options);
+    auto table = register_parameter("embedding", embedding, values({kVocab, kWidth}));
+    register_parameter("head", head, table);  // tied
+    register_parameter("norm", norm, values({kWidth}) + 1);
+    for (int i = 0; i < count; ++i) {
+      layers.push_back(register_module("layers." + std::to_string(i), std::make_shared<Layer>(values, kWidth, kHidden)));
+    }
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    auto x = at::embedding(embedding, tokens);
+    for (auto& layer : layers) x = (*layer)(x);
+    return at::linear(at::layer_norm(x, {kWidth}, norm), head);
+  }
+};
+
+// Shards every layer, then the root.
+inline void shard(SmallModel& model, const FullyShardOptions& options) {
+  for (auto& layer : model.layers) fully_shard(*layer, options);
+  fully_shard(model, options);
+}
+
+// Tokens [rows, 5] of step `step`, the same on every rank.
+inline at::Tensor tokens_of(int64_t step, int64_t rows = 12) {
+  auto generator = at::detail::createCPUGenerator(100 + static_cast<uint64_t>(step));
+  return at::randint(0, SmallModel::kVocab, {rows, 5}, generator, at::kLong);
+}
+inline at::Tensor rows_of_rank(const at::Tensor& rows, int rank, int size) {
+  return rows.tensor_split(size, 0)[static_cast<size_t>(rank)];
+}
+// Sum of the loss of predicting each next token.
+inline at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& tokens) {
+  const auto predicted = logits.narrow(1, 0, 4).flatten(0, 1);
+  const auto dtype = predicted.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::nll_loss(at::log_softmax(predicted, -1, dtype), tokens.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum);
+}
+
+inline at::Tensor whole(const at::Tensor& tensor) {
+  at::NoGradGuard no_grad;
+  return is_dtensor(tensor) ? full_tensor(tensor) : tensor;
+}
+
+inline std::vector<at::Tensor> whole_parameters(nn::Module& module) {
+  std::vector<at::Tensor> out;
+  for (const auto& parameter : module.parameters()) out.push_back(whole(parameter).clone());
+  return out;
+}
+// Undefined where a parameter has none.
+inline std::vector<at::Tensor> whole_gradients(nn::Module& module) {
+  std::vector<at::Tensor> out;
+  for (const auto& parameter : module.parameters()) {
+    out.push_back(parameter.grad().defined() ? whole(parameter.grad()).clone() : at::Tensor());
+  }
+  return out;
+}
+
+// Largest relative distance |a - b| / |b| over pairs; 1 where only one is defined.
+inline double distance(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  double worst = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (a[i].defined() != b[i].defined() || (a[i].defined() && a[i].sizes() != b[i].sizes())) return 1;
+    if (!a[i].defined()) continue;
+    const auto difference = (a[i].to(at::kDouble) - b[i].to(at::kDouble)).norm().item<double>();
+    worst = std::max(worst, difference / std::max(b[i].to(at::kDouble).norm().item<double>(), 1e-30));
+  }
+  return worst;
+}
+inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() != b[i].defined() || (a[i].defined() && !a[i].equal(b[i]))) return false;
+  }
+  return a.size() == b.size();
+}
+
+using WorldPtr = std::shared_ptr<comm::World>;
+
+inline MeshPtr line(const WorldPtr& world) {
+  return init_device_mesh(world, "cpu", {world->size()}, {"dp"});
+}
+inline void on_threads(int size, const RankBody& body) { run_ranks({.size = size, .mode = RankMode::kThreads}, body); }
+
+// The kind and message of the Error that `call` throws; empty when it throws none.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace tessera::testing
