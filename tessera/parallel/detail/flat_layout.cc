@@ -59,7 +59,7 @@ int64_t FlatLayout::append_extra(int64_t numel, int64_t itemsize) {
 }
 
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
-                  const std::vector<int64_t>& whole_offsets) {
+                  const std::vector<int64_t>& whole_offsets, size_t first) {
   const bool on_cpu = gathered.device().is_cpu();
   std::vector<Segment> segments;
   at::Tensor from, to;
@@ -67,7 +67,7 @@ void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, cons
     from = as_bytes(gathered);
     to = as_bytes(whole);
   }
-  for (size_t i = 0; i < layout.entries.size(); ++i) {
+  for (size_t i = first; i < layout.entries.size(); ++i) {
     const auto& entry = layout.entries[i];
     for (int64_t rank = 0; rank < layout.ranks; ++rank) {
       const int64_t bytes = entry.rows_on(rank) * entry.row_bytes();
@@ -82,6 +82,15 @@ void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, cons
     }
   }
   copy_segments(segments);
+}
+
+void compact_first(const FlatLayout& layout, const at::TensorBase& gathered) {
+  const auto& entry = layout.entries[0];
+  char* data = bytes_of(gathered);
+  for (int64_t rank = 1; rank < layout.ranks; ++rank) {  // each moves down, over chunks that have moved already
+    std::memmove(data + rank * entry.chunk_bytes(), data + rank * layout.part_bytes,
+                 static_cast<size_t>(entry.rows_on(rank) * entry.row_bytes()));
+  }
 }
 
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,

@@ -37,9 +37,11 @@ struct FlatLayout {
   int64_t append_extra(int64_t numel, int64_t itemsize);
 };
 
-// Writes the parameters that `gathered` (ranks * part_bytes) holds to their offsets in `whole`.
+// Writes the parameters that `gathered` (ranks * part_bytes) holds, from number `first` on, to their offsets in `whole`.
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
-                  const std::vector<int64_t>& whole_offsets);
+                  const std::vector<int64_t>& whole_offsets, size_t first = 0);
+// Moves the chunks of the first parameter together at the start of `gathered`, over what lies between. CPU only.
+void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
 // Copies (or adds, converting) a gradient of a whole parameter to its chunks in all parts of `parts`, a flat tensor
 // of the layout's dtype.
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,

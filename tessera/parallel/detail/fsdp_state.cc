@@ -75,18 +75,16 @@ std::vector<at::Tensor> FsdpState::whole_parameters() {
   auto whole = group_->whole_tensors();
   const auto trainable = c10::GradMode::is_enabled() ? group_->trainable() : std::vector<size_t>{};
   if (trainable.empty()) return whole;
-  std::vector<at::Tensor> shards, inputs;
+  std::vector<at::Tensor> shards, outputs;
   for (size_t index : trainable) {
     shards.push_back(group_->params()[index].parameter);
-    inputs.push_back(whole[index]);
+    outputs.push_back(whole[index]);
   }
-  auto outputs = connect_gradients(
-      shards, std::move(inputs), [self = shared_from_this(), trainable](std::vector<at::Tensor>&& gradients) {
-        auto& group = *self->group_;
-        group.reducer().accumulate(group.params(), trainable, std::move(gradients), group.name());
-        self->schedule_->after_backward(group);
-      });
-  for (size_t i = 0; i < trainable.size(); ++i) whole[trainable[i]] = outputs[i];
+  connect_gradients(shards, outputs, [self = shared_from_this(), trainable](std::vector<at::Tensor>&& gradients) {
+    auto& group = *self->group_;
+    group.reducer().accumulate(group.params(), trainable, std::move(gradients), group.name());
+    self->schedule_->after_backward(group);
+  });
   return whole;
 }
 

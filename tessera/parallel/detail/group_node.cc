@@ -1,42 +1,52 @@
 #include "tessera/parallel/detail/group_node.h"
 
-#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
+
+#include <type_traits>
 
 namespace tessera::parallel {
 namespace {
 
-using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+// shared_ptr or intrusive_ptr, by the version of libtorch.
+using NodePtr = std::remove_cvref_t<decltype(std::declval<torch::autograd::Edge>().function)>;
 
-struct Sink : torch::CustomClassHolder {
-  GradientSink take;
-  variable_list whole;  // only until forward returns them
+// A node rather than a torch::autograd::Function: it owns the gradients that it is called with, so the sink can free each
+// as soon as it has been packed.
+struct GatheredParameters : torch::autograd::Node {
+  GradientSink sink;
+
+  variable_list apply(variable_list&& gradients) override {
+    sink(std::move(gradients));
+    return variable_list(num_outputs());
+  }
+  std::string name() const override { return "GatheredParameters"; }
 };
 
-struct GatheredParameters : torch::autograd::Function<GatheredParameters> {
-  static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Sink>& sink, at::TensorList shards) {
-    context->set_materialize_grads(false);
-    context->saved_data["sink"] = c10::IValue::make_capsule(sink);
-    context->saved_data["inputs"] = static_cast<int64_t>(shards.size());
-    return std::move(sink->whole);
-  }
-  static variable_list backward(AutogradContext* context, variable_list gradients) {
-    auto sink = c10::static_intrusive_pointer_cast<Sink>(context->saved_data["sink"].toCapsule());
-    sink->take(std::move(gradients));
-    return variable_list(static_cast<size_t>(context->saved_data["inputs"].toInt()) + 1);
-  }
-};
+template <class Pointer>
+std::pair<Pointer, GatheredParameters*> make_node() {
+  auto node = [] {
+    if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
+      return std::make_shared<GatheredParameters>();
+    } else {
+      return c10::make_intrusive<GatheredParameters>();
+    }
+  }();
+  auto* plain = node.get();
+  return {Pointer(std::move(node)), plain};
+}
 
 }  // namespace
 
-std::vector<at::Tensor> connect_gradients(const std::vector<at::Tensor>& shards, std::vector<at::Tensor> whole,
-                                          GradientSink sink) {
-  auto holder = c10::make_intrusive<Sink>();
-  holder->take = std::move(sink);
-  holder->whole = std::move(whole);
-  return GatheredParameters::apply(holder, at::TensorList(shards));
+void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole, GradientSink sink) {
+  auto [pointer, node] = make_node<NodePtr>();
+  node->sink = std::move(sink);
+  node->set_next_edges(torch::autograd::collect_next_edges(shards));
+  torch::autograd::set_history(whole, pointer);
 }
 
 void before_backward_of(const at::Tensor& output, std::function<void()> hook) {

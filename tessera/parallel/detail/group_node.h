@@ -11,10 +11,9 @@ namespace tessera::parallel {
 // Gets the gradients of the unsharded parameters, undefined where there was none.
 using GradientSink = std::function<void(std::vector<at::Tensor>&& gradients)>;
 
-// `whole` as results of a graph node that depends on `shards`. Backward hands all its gradients to `sink` at once and
+// Makes `whole` results of a graph node that depends on `shards`. Backward hands all its gradients to `sink` at once and
 // passes nothing on: the sink sets the shards' gradients itself.
-std::vector<at::Tensor> connect_gradients(const std::vector<at::Tensor>& shards, std::vector<at::Tensor> whole,
-                                          GradientSink sink);
+void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole, GradientSink sink);
 
 // Calls `hook` when the gradient of `output` is known and its graph is about to run backward.
 void before_backward_of(const at::Tensor& output, std::function<void()> hook);

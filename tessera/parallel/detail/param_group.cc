@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -42,6 +44,7 @@ ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const Mix
       pool_(std::make_shared<BufferPool>()),
       reducer_(mesh_, pool_, policy.reduce_dtype) {
   name_ = params_[0].name;
+  lead_with_largest();
   for (auto& param : params_) {
     const bool floating = c10::isFloatingType(param.dtype);
     param.gather_dtype = floating ? policy.param_dtype.value_or(param.dtype) : param.dtype;
@@ -49,11 +52,8 @@ ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const Mix
     uniform_ = uniform_ && param.dtype == params_[0].dtype && param.gather_dtype == params_[0].gather_dtype;
     shard_layout_.append(param.rows(), param.row_numel(), itemsize(param.dtype));
     gather_layout_.append(param.rows(), param.row_numel(), itemsize(param.gather_dtype));
-    const int64_t unit = 64 * itemsize(param.gather_dtype);
-    whole_offsets_.push_back((whole_bytes_ + unit - 1) / unit * unit);
-    whole_bytes_ = whole_offsets_.back() + gather_layout_.entries.back().numel() * itemsize(param.gather_dtype);
   }
-  if (gathers_in_place()) whole_bytes_ = ranks_ * gather_layout_.part_bytes;
+  lay_out_whole();
   const bool meta = params_[0].parameter.is_meta();
   for (const auto& param : params_) originals_.emplace_back(param.parameter.getIntrusivePtr());
   for (const auto& param : params_) {
@@ -62,6 +62,29 @@ ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const Mix
                   params_[0].name, param.name);
   }
   create_shards(meta ? c10::Device(c10::kMeta) : mesh_->device(), !meta);
+}
+
+void ParamGroup::lead_with_largest() {
+  const auto elements = [](const ShardedParam& param) { return param.rows() * param.row_numel(); };
+  const auto largest = std::max_element(params_.begin(), params_.end(), [&](const auto& a, const auto& b) { return elements(a) < elements(b); });
+  int64_t all = 0;
+  for (const auto& param : params_) all += elements(param);
+  compacts_ = !gathers_in_place() && mesh_->device().is_cpu() && all > 0 && 4 * elements(*largest) >= 3 * all;
+  if (compacts_) std::rotate(params_.begin(), largest, largest + 1);
+}
+
+void ParamGroup::lay_out_whole() {
+  if (gathers_in_place()) {
+    for (const auto& entry : gather_layout_.entries) whole_offsets_.push_back(entry.offset);
+    whole_bytes_ = ranks_ * gather_layout_.part_bytes;
+    return;
+  }
+  for (const auto& entry : gather_layout_.entries) {
+    const int64_t unit = 64 * entry.itemsize;
+    whole_offsets_.push_back((whole_bytes_ + unit - 1) / unit * unit);
+    whole_bytes_ = whole_offsets_.back() + entry.numel() * entry.itemsize;
+  }
+  if (compacts_) whole_bytes_ = std::max(whole_bytes_, ranks_ * gather_layout_.part_bytes);
 }
 
 // Replaces the parameters by DTensors over a new flat buffer, with this rank's rows of them when asked.
@@ -193,7 +216,7 @@ void ParamGroup::start_unshard() {
   }
   const c10::ScalarType dtype = wire_dtype();
   const int64_t part = gather_layout_.part_bytes / itemsize(dtype);
-  if (gathers_in_place()) {
+  if (gathers_in_place() || compacts_) {
     fill_storage();
     gathered_ = tensor_over(whole_storage_, 0, {ranks_ * part}, dtype);
   } else {
@@ -216,13 +239,25 @@ void ParamGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
   pending_.wait();
   input_.reset();
-  if (!gathers_in_place()) {
-    c10::NoGradGuard no_grad;
-    fill_storage();
-    unpack_parts(gather_layout_, gathered_, tensor_over(whole_storage_, 0, {whole_bytes_}, c10::kByte), whole_offsets_);
-  }
+  unpack();
   gathered_.reset();
   state_ = State::kUnsharded;
+}
+
+void ParamGroup::unpack() {
+  if (gathers_in_place()) return;
+  c10::NoGradGuard no_grad;
+  if (!compacts_) {
+    fill_storage();
+    return unpack_parts(gather_layout_, gathered_, tensor_over(whole_storage_, 0, {whole_bytes_}, c10::kByte), whole_offsets_);
+  }
+  const int64_t rest = whole_offsets_[1];
+  std::vector<int64_t> offsets = whole_offsets_;
+  for (auto& offset : offsets) offset -= rest;
+  const at::Tensor others = pool_->empty(whole_bytes_ - rest, c10::kByte, mesh_->device());
+  unpack_parts(gather_layout_, gathered_, others, offsets, 1);
+  compact_first(gather_layout_, gathered_);
+  tensor_over(whole_storage_, rest, {whole_bytes_ - rest}, c10::kByte).copy_(others);
 }
 
 void ParamGroup::reshard() {

@@ -70,6 +70,9 @@ class ParamGroup {
   bool aliases_shards() const { return ranks_ == 1 && !casts_; }
   // The gathered buffer is laid out like the unsharded storage: nothing to unpack.
   bool gathers_in_place() const { return ranks_ == 1 || params_.size() == 1; }
+  void lead_with_largest();
+  void lay_out_whole();
+  void unpack();
   bool flat_input() const { return uniform_ && !replaced_; }
   c10::ScalarType wire_dtype() const { return uniform_ ? params_[0].gather_dtype : c10::kByte; }
   void write_input(const at::Tensor& target) const;
@@ -88,6 +91,9 @@ class ParamGroup {
   bool uniform_ = true;  // one stored dtype: shards are gathered from the flat buffer as it is
   bool casts_ = false;   // some parameter is gathered in another dtype than stored
   bool replaced_ = false;  // some shard no longer lies in flat_shard_
+  // One parameter (an embedding) is nearly all of the group: it is gathered into the unsharded storage and put together
+  // there, the others move behind it. Saves a buffer of the group's size.
+  bool compacts_ = false;
   FlatLayout shard_layout_;   // stored dtypes
   FlatLayout gather_layout_;  // gathered dtypes; same offsets in elements when uniform
   std::vector<int64_t> whole_offsets_;  // bytes in the unsharded storage
