@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -72,8 +74,9 @@ int run_ckpt(VerbArguments args) {
       ->type_name("FORMAT");
   change->add_option("--dtype", convert.dtype, "float32, bfloat16, float16, and q8_0 for GGUF; by default that of SRC")
       ->type_name("DTYPE");
+  std::vector<std::string> ignored;
   for (const char* name : {"diff", "reshard"}) {
-    app->add_subcommand(name, "Not available in this version")->allow_extras();
+    app->add_subcommand(name, "Not available in this version")->add_option("PATH", ignored);
   }
   if (const auto code = parse_flags(*app, args)) return *code;
   if (ls->parsed()) {

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/version.h"
@@ -86,9 +87,12 @@ Json report_warnings(const MachineFacts& facts) {
     warnings.push_back(fmt::format("the temporary folder '{}' cannot be written: set TMPDIR", facts.temp_folder));
   }
   if (!facts.memfd) warnings.push_back("memfd_create is refused: local ranks cannot share memory");
-  if (at::get_num_threads() > facts.cores_allowed) {
+  // MKL bounds what libtorch starts, but not what other OpenMP code in the process does.
+  const char* asked = std::getenv("OMP_NUM_THREADS");
+  const int threads = std::max(at::get_num_threads(), asked ? std::atoi(asked) : 0);
+  if (threads > facts.cores_allowed) {
     warnings.push_back(
-        fmt::format("{} threads on {} cores: set OMP_NUM_THREADS", at::get_num_threads(), facts.cores_allowed));
+        fmt::format("{} threads on {} cores: set OMP_NUM_THREADS", threads, facts.cores_allowed));
   }
   if (facts.open_files_limit > 0 && facts.open_files_limit < 1024) {
     warnings.push_back(fmt::format("only {} open files are allowed: raise 'ulimit -n'", facts.open_files_limit));

@@ -17,7 +17,7 @@ using testing::program;
 using testing::run_process;
 
 TEST(Launch, RanksInheritOutputAndTheirFailureIsTheResult) {
-  const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; exit $((RANK * 9))"});
+  const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; sleep $RANK; exit $((RANK * 9))"});
   EXPECT_EQ(run.exit_code, 9);
   EXPECT_THAT(run.out, HasSubstr("rank 0 of 2\n"));
   EXPECT_THAT(run.out, HasSubstr("rank 1 of 2\n"));
