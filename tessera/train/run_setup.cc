@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/models/weights.h"
-#include "tessera/parallel/fully_shard.h"
+#include "tessera/parallel/parallelize_model.h"
 
 namespace tessera::train {
 namespace {
@@ -58,8 +58,9 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
                                   .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
                                                 .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
                                                 .output_dtype = dtype_of("precision.output", recipe.precision.output)}};
-  for (const auto& block : model->blocks()) fully_shard(*block, options);
-  fully_shard(*model, options);
+  std::vector<nn::Module*> blocks;
+  for (const auto& block : model->blocks()) blocks.push_back(block.get());
+  fully_shard_blocks(*model, blocks, options);
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
   } else {
