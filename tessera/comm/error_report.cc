@@ -14,13 +14,15 @@ bool report_error(const std::exception& error) noexcept {
   const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
   if (!path || !*path) return false;
   try {
-    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    // torchrun takes the earliest report as the root cause, in whole seconds: a consequence counts as later.
+    const bool consequence = dynamic_cast<const PeerFailed*>(&error) != nullptr;
+    const auto time = std::chrono::system_clock::now().time_since_epoch() + std::chrono::seconds(consequence ? 5 : 0);
     std::string message = error.what();
     message.resize(std::min(message.find('\n'), message.size()));
     const nlohmann::json extra = {
         {"py_callstack", message},
-        {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count())},
-        {"consequence", dynamic_cast<const PeerFailed*>(&error) != nullptr}};
+        {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count())},
+        {"consequence", consequence}};
     const nlohmann::json report = {{"message", {{"message", message}, {"extraInfo", extra}}}};
     publish_file(path, report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   } catch (...) {  // the message then has to go to stderr

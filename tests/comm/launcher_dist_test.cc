@@ -91,6 +91,11 @@ void run_rank(const std::string& mode) {
     note(fmt::format("sum-{}", rank), std::to_string(sum[0].item<float>()));
     return;
   }
+  if (mode == "fail") {
+    barrier(*world->group());
+    TESSERA_CHECK(rank != 1, ErrorKind::kFormat, "[test] rank 1 gives up");
+    all_reduce(*world->group(), sum).wait();
+  }
   const pid_t grandchild = ::fork();
   if (grandchild == 0) {
     ::setsid();  // even out of its group
@@ -238,6 +243,26 @@ TEST(Launcher, RanksWhatTheyStartedAndFilesEndWithAKilledLauncher) {
   const Launched run("kill_launcher");
   EXPECT_EQ(run.result.exit_code, 137);
   EXPECT_TRUE(eventually(5, [&] { return run.all_gone(); }));
+}
+
+TEST(Torchrun, IsJoinedAndShowsTheMessageOfTheRankAtFault) {
+  const TempFolder folder;
+  for (const char* mode : {"ok", "fail"}) {
+    const auto run = run_process({std::getenv("TESSERA_PYTHON"), "-m", "torch.distributed.run", "--no-python", "--standalone",
+                                  "--nproc-per-node", "2", fs::read_symlink("/proc/self/exe").string(),
+                                  "--gtest_also_run_disabled_tests", "--gtest_filter=DISABLED_Role.Main", "--gtest_brief=1"},
+                                 {.input = "",
+                                  .environment = {{"TESSERA_TEST_ROLE", "rank"},
+                                                  {"TESSERA_TEST_MODE", mode},
+                                                  {"TESSERA_TEST_NOTES", folder.path().string()}}});
+    EXPECT_THAT(run.err, HasSubstr("2 ranks, 2 on this host, from torchrun, met at "));
+    EXPECT_EQ(run.exit_code == 0, std::string(mode) == "ok") << run.err;
+    if (run.exit_code == 0) continue;
+    const size_t cause = run.err.find("Root Cause");
+    ASSERT_NE(cause, std::string::npos) << run.err;
+    EXPECT_THAT(run.err.substr(cause), HasSubstr("[test] rank 1 gives up"));
+  }
+  EXPECT_EQ(std::stof(read_file(folder / "sum-1")), 2.0F);
 }
 
 TEST(Launcher, ReturnsTheCodeOfAnyProgramAndGivesItTorchrunsVariables) {

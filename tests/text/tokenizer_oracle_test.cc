@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::json;
 
 Json ask_oracle(const Json& requests) {
-  const auto run = testing::run_python("tests/text/oracle/tokenizer.py", {}, {.input = requests.dump(), .environment = {}, .timeout_seconds = 300});
+  const auto run = testing::run_python("tests/text/oracle/tokenizer.py", {}, {.input = requests.dump(), .environment = {}, .timeout_seconds = 550});
   if (run.exit_code != 0) throw std::runtime_error("the oracle failed: " + run.err);
   return Json::parse(run.out);
 }

@@ -231,7 +231,7 @@ class StripAccents : public NormalizerStep {
     out.tracked = text.tracked;
     for (size_t at = 0; at < text.text.size();) {
       const auto c = decode_utf8(text.text.data() + at);
-      if (!(char_class(c.code) & kNonspacing)) out.append(text, at, at + c.length);
+      if (!(char_class(c.code) & kMark)) out.append(text, at, at + c.length);
       at += c.length;
     }
     std::swap(text, out);

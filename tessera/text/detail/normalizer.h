@@ -3,7 +3,8 @@
 //   Normalizer normalizer = Normalizer::from_json(file.root().at("normalizer"));
 //   normalizer.apply(aligned, regex_scratch);
 //
-// Immutable, thread-safe.
+// The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters that
+// came after Unicode 9. Immutable, thread-safe.
 #pragma once
 
 #include <memory>

@@ -31,10 +31,9 @@ uint8_t class_of(uint32_t code) {
     case UTF8PROC_CATEGORY_LO:
       return result | kLetter | kWord;
     case UTF8PROC_CATEGORY_MN:
-      return result | kNonspacing | kWord;
     case UTF8PROC_CATEGORY_MC:
     case UTF8PROC_CATEGORY_ME:
-      return result | kWord;
+      return result | kMark | kWord;
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
       return result | kNumber | kWord;

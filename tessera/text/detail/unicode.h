@@ -17,7 +17,7 @@ enum CharClass : uint8_t {
   kNumber = 2,        // category N*
   kSpace = 4,         // White_Space
   kPunctuation = 8,   // category P*, and every ASCII sign
-  kNonspacing = 16,   // category Mn
+  kMark = 16,         // category M*
   kWord = 32,         // Rust's \w: Alphabetic, M, Nd, Pc, Join_Control
   kNfcUnsafe = 64,    // changes under NFC, or may combine with what stands before it
 };
