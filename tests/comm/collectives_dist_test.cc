@@ -313,11 +313,7 @@ TEST(ThreadRanks, ARankThatThrowsBeforeItsGroupIsMadeEndsTheOthers) {
 TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
   std::string message;
   EXPECT_THROW(run_thread_ranks(2, [&](const auto& world) {
-<<<<<<< .merge_file_k4C6is
     barrier(*world->group());  // connected before one leaves
-=======
-    barrier(*world->group());  // both have made it
->>>>>>> .merge_file_BygOcJ
     if (world->rank() == 1) throw std::runtime_error("gives up");
     at::Tensor sum = at::ones({4});
     try {

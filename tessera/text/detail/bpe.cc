@@ -15,7 +15,7 @@
 namespace tessera::text {
 namespace {
 
-constexpr std::string_view kMark = "\xE2\x96\x81";  // U+2581, SentencePiece's space
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, SentencePiece's space
 constexpr size_t kMaxJoined = 64;
 constexpr size_t kShortWord = 40;  // units; above, a heap beats scanning
 
@@ -112,7 +112,7 @@ void BpeModel::build_unit_tables() {
 // SentencePiece-style files have no pre-tokenizer: a whole line is one word. Where no merge can reach across the front of
 // a U+2581, the parts on both sides merge independently, and cutting there changes nothing but lets the cache work.
 void BpeModel::find_cut_points(const TokenizerFile& file) {
-  const int32_t mark_id = vocab_->find(kMark);
+  const int32_t mark_id = vocab_->find(kSpaceMark);
   if (mark_id == TokenTable::kNone) return;
   std::unordered_set<int32_t> uncharted = {unk_id_};  // tokens that stand for text other than their own spelling
   uncharted.insert(std::begin(fallback_ids_), std::end(fallback_ids_));
@@ -121,7 +121,7 @@ void BpeModel::find_cut_points(const TokenizerFile& file) {
   for (const auto& [left, right] : file.merges) {
     if (uncharted.contains(vocab_->find(left)) || uncharted.contains(vocab_->find(right))) return;
     const std::string product = left + right;
-    for (size_t at = product.find(kMark, 1); at != std::string::npos; at = product.find(kMark, at + 1)) {
+    for (size_t at = product.find(kSpaceMark, 1); at != std::string::npos; at = product.find(kSpaceMark, at + 1)) {
       joined.insert(decode_utf8(previous_char(product.data() + at)).code);
     }
     if (joined.size() > kMaxJoined) return;
@@ -134,10 +134,10 @@ void BpeModel::find_cut_points(const TokenizerFile& file) {
 size_t BpeModel::segment_end(std::string_view word, size_t begin) const {
   if (!cuts_) return word.size();
   for (size_t at = begin + 1;; ++at) {
-    const void* found = at < word.size() ? std::memchr(word.data() + at, kMark[0], word.size() - at) : nullptr;
+    const void* found = at < word.size() ? std::memchr(word.data() + at, kSpaceMark[0], word.size() - at) : nullptr;
     if (!found) return word.size();
     at = static_cast<size_t>(static_cast<const char*>(found) - word.data());
-    if (word.substr(at, kMark.size()) != kMark) continue;
+    if (word.substr(at, kSpaceMark.size()) != kSpaceMark) continue;
     const uint32_t before = decode_utf8(previous_char(word.data() + at)).code;
     if (!std::binary_search(joined_before_mark_.begin(), joined_before_mark_.end(), before)) return at;
   }
