@@ -43,7 +43,7 @@ int train() {
 
   double first = 0, loss_value = 0;
   for (int step = 0; step < 100; ++step) {
-    const auto x = at::linspace(-3, 3, 240).view({-1, 1});
+    const auto x = at::linspace(-1, 4, 240).view({-1, 1});
     const auto mine = x.chunk(world->size()).at(world->rank());
     const auto loss = (net(mine) - at::sin(mine)).pow(2).mean();
     loss.backward();
