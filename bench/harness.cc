@@ -1,6 +1,7 @@
 #include "bench/harness.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/times.h>
@@ -12,7 +13,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 
@@ -30,37 +33,57 @@ double busy_ticks() {
   return user + nice + system + irq + softirq;
 }
 
-double ticks_of(pid_t process) {
-  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(stat)), {});
-  const size_t after_name = text.rfind(')');
-  if (after_name == std::string::npos) return 0;
-  std::istringstream rest(text.substr(after_name + 1));
-  std::string skipped;
-  for (int field = 3; field < 14; ++field) rest >> skipped;
-  double user = 0, system = 0, child_user = 0, child_system = 0;
-  rest >> user >> system >> child_user >> child_system;
-  return user + system + child_user + child_system;
+struct ProcessTicks {
+  pid_t parent = 0;
+  double ticks = 0;  // its own, and those of its children that ended
+};
+
+std::map<pid_t, ProcessTicks> all_processes() {
+  std::map<pid_t, ProcessTicks> all;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const pid_t process = std::atoi(entry.path().filename().c_str());
+    if (process == 0) continue;
+    std::ifstream stat(entry.path() / "stat");
+    const std::string text((std::istreambuf_iterator<char>(stat)), {});
+    const size_t after_name = text.rfind(')');
+    if (after_name == std::string::npos) continue;  // it has ended
+    std::istringstream rest(text.substr(after_name + 1));
+    std::string state, skipped;
+    ProcessTicks found;
+    rest >> state >> found.parent;
+    for (int field = 5; field < 14; ++field) rest >> skipped;
+    double user = 0, system = 0, child_user = 0, child_system = 0;
+    rest >> user >> system >> child_user >> child_system;
+    found.ticks = user + system + child_user + child_system;
+    all[process] = found;
+  }
+  return all;
+}
+
+// Of this process and all that it started, directly or not.
+double own_ticks() {
+  const auto all = all_processes();
+  const pid_t self = ::getpid();
+  double sum = 0;
+  for (const auto& [process, found] : all) {
+    pid_t at = process;
+    while (at > 1 && at != self && all.contains(at)) at = all.at(at).parent;
+    if (at == self) sum += found.ticks;
+  }
+  return sum;
 }
 
 // Processor time that went to others while it lived.
 class Disturbance {
  public:
-  explicit Disturbance(const std::vector<const Peer*>& peers) : peers_(peers), others_(others()), begin_(std::chrono::steady_clock::now()) {}
   double share_of_core() const {
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    return (others() - others_) / static_cast<double>(::sysconf(_SC_CLK_TCK)) / seconds;
+    return (busy_ticks() - own_ticks() - others_) / static_cast<double>(::sysconf(_SC_CLK_TCK)) / seconds;
   }
 
  private:
-  double others() const {
-    double ticks = busy_ticks() - ticks_of(::getpid());
-    for (const Peer* peer : peers_) ticks -= ticks_of(peer->process());
-    return ticks;
-  }
-  const std::vector<const Peer*>& peers_;
-  double others_;
-  std::chrono::steady_clock::time_point begin_;
+  double others_ = busy_ticks() - own_ticks();
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace
@@ -172,38 +195,52 @@ Harness::Harness(std::string bench, int argc, char** argv) : bench_(std::move(be
 
 bool Harness::wants(const std::string& name) const { return name.find(only_) != std::string::npos; }
 
-void Harness::run(const Case& what, const std::vector<const Peer*>& peers) {
+void Harness::run(const Case& what) {
   if (!wants(what.name)) return;
-  std::vector<double> ours, theirs, ratios;
+  std::vector<double> ours, theirs, tuned, ratios, tuned_ratios;
   int disturbed = 0, repeats_left = rounds_;
-  what.ours();  // warm both up
+  what.ours();  // warm all up
   what.peer();
+  if (what.tuned_peer) what.tuned_peer();
+  const auto ratio_of = [&](double our, double peer) { return what.higher_is_better ? our / peer : peer / our; };
   while (static_cast<int>(ratios.size()) < rounds_) {
-    const Disturbance others(peers);
+    const Disturbance others;
     // Neither half always goes first.
     const bool peer_first = ratios.size() % 2 == 1;
     double peer = peer_first ? what.peer() : 0;
     const double our = what.ours();
     if (!peer_first) peer = what.peer();
+    const double second = what.tuned_peer ? what.tuned_peer() : 0;
     if (others.share_of_core() > kMostOthers) {
       if (repeats_left-- > 0) continue;
       ++disturbed;
     }
     ours.push_back(our);
     theirs.push_back(peer);
-    ratios.push_back(what.higher_is_better ? our / peer : peer / our);
+    ratios.push_back(ratio_of(our, peer));
+    if (what.tuned_peer) {
+      tuned.push_back(second);
+      tuned_ratios.push_back(ratio_of(our, second));
+    }
   }
   const Summary our = summarize(ours), peer = summarize(theirs), ratio = summarize(ratios);
   Json line = {{"bench", bench_}, {"case", what.name}, {"ours", our.median}, {"peer", peer.median}, {"unit", what.unit},
                {"ratio", ratio.median}, {"ratio_10", ratio.low}, {"ratio_90", ratio.high}, {"at_least", what.at_least},
-               {"verified", what.verified}, {"rounds", rounds_}, {"disturbed_rounds", disturbed}, {"machine", machine()},
-               {"threads", threads}, {"command", command_}};
+               {"at_most", what.at_most}, {"verified", what.verified()}, {"rounds", rounds_}, {"disturbed_rounds", disturbed},
+               {"machine", machine()}, {"threads", threads}, {"command", command_}};
+  std::string beside;
+  if (what.tuned_peer) {
+    const Summary second = summarize(tuned), second_ratio = summarize(tuned_ratios);
+    line.update({{"tuned_peer", second.median}, {"tuned_ratio", second_ratio.median}});
+    beside = fmt::format("  tuned peer {:.3f} ratio {:.2f}", second.median, second_ratio.median);
+  }
   line.update(what.extra);
-  const bool good = what.verified && ratio.median >= what.at_least;
+  const bool good = line["verified"] && ratio.median >= what.at_least && (what.at_most == 0 || our.median <= what.at_most);
   failed_ |= !good;
-  std::printf("%-12s %-28s ours %10.3f  peer %10.3f %-8s ratio %6.2f [%.2f, %.2f] wanted %.1f %s%s\n", bench_.c_str(), what.name.c_str(),
-              our.median, peer.median, what.unit.c_str(), ratio.median, ratio.low, ratio.high, what.at_least, what.verified ? "verified" : "NOT VERIFIED",
-              good ? "" : "  MISSED");
+  const std::string limit = what.at_most > 0 ? fmt::format(", at most {:g} {}", what.at_most, what.unit) : "";
+  fmt::print("{:<10} {:<36} ours {:>10.3f}  peer {:>10.3f} {:<8} ratio {:>6.2f} [{:.2f}, {:.2f}]{}  wanted {:g}{}  {}{}\n", bench_, what.name,
+             our.median, peer.median, what.unit, ratio.median, ratio.low, ratio.high, beside, what.at_least, limit,
+             line["verified"] ? "verified" : "NOT VERIFIED", good ? "" : "  MISSED");
   std::fflush(stdout);
   if (!json_file_.empty()) std::ofstream(json_file_, std::ios::app) << line.dump() << "\n";
 }

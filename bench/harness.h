@@ -3,9 +3,9 @@
 //   int main(int argc, char** argv) {
 //     Harness harness("tokenizer", argc, argv);
 //     Peer peer("tokenizer.py", {"tokenizer.json"});
-//     harness.run({.name = "lines", .unit = "MB/s", .at_least = 3, .verified = same_ids,
+//     harness.run({.name = "lines", .unit = "MB/s", .at_least = 3, .verified = [&] { return same_ids; },
 //                  .ours = [&] { return megabytes / seconds_of([&] { encode(); }); },
-//                  .peer = [&] { return megabytes / peer.ask({{"lines", true}})["seconds"].get<double>(); }}, {&peer});
+//                  .peer = [&] { return megabytes / peer.ask({{"lines", true}})["seconds"].get<double>(); }});
 //     return harness.exit_code();
 //   }
 //
@@ -52,10 +52,12 @@ struct Case {
   std::string name;
   std::string unit;
   double at_least = 0;           // the wanted ratio; 0: none
+  double at_most = 0;            // the wanted limit of our own figure, in `unit`; 0: none
   bool higher_is_better = true;  // of the values below
-  bool verified = false;         // whether both halves were seen to give the same result
+  std::function<bool()> verified;  // whether both halves were seen to give the same result; asked after the rounds
   std::function<double()> ours;  // one measurement, in `unit`
   std::function<double()> peer;
+  std::function<double()> tuned_peer = nullptr;  // with settings that few users know (allocator, threads); none: no such column
   Json extra = Json::object();   // further fields of the line
 };
 
@@ -76,8 +78,8 @@ class Harness {
   Harness(std::string bench, int argc, char** argv);
   // Whether --case asks for it; checks that cost much may be skipped when not.
   bool wants(const std::string& name) const;
-  // Measures, prints and appends the line. `peers` are not counted as other processes.
-  void run(const Case& what, const std::vector<const Peer*>& peers);
+  // Measures, prints and appends the line. What this process started is not counted as others.
+  void run(const Case& what);
   int threads = 1;  // what the line says
   // 0, or 1 when a case was not verified or missed its ratio.
   int exit_code() const { return failed_ ? 1 : 0; }

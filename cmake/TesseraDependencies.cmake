@@ -35,6 +35,13 @@ if(TESSERA_GOMP)
   target_link_libraries(tessera_torch INTERFACE $<BUILD_INTERFACE:${TESSERA_GOMP}>)
 endif()
 
+# The allocator of programs (docs/design/allocator.md). Sanitizers bring their own.
+add_library(tessera_allocator INTERFACE)
+if(NOT TESSERA_SANITIZE AND NOT TESSERA_FUZZ)
+  pkg_check_modules(TCMALLOC REQUIRED libtcmalloc_minimal)
+  target_link_options(tessera_allocator INTERFACE LINKER:--no-as-needed ${TCMALLOC_LINK_LIBRARIES} LINKER:--as-needed)
+endif()
+
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   find_program(TESSERA_MOLD mold)
   if(TESSERA_MOLD)

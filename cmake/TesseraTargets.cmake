@@ -80,7 +80,7 @@ function(tessera_program)
   if(EXISTS ${CMAKE_SOURCE_DIR}/tessera/cli/main.cc)
     add_executable(tessera ${CMAKE_SOURCE_DIR}/tessera/cli/main.cc)
     tessera_options(tessera)
-    target_link_libraries(tessera PRIVATE tessera_cli)
+    target_link_libraries(tessera PRIVATE tessera_cli tessera_allocator)
     set_target_properties(tessera PROPERTIES INSTALL_RPATH "${TESSERA_TORCH}/lib")  # libtorch stays where it is
     install(TARGETS tessera RUNTIME DESTINATION bin)
   endif()
