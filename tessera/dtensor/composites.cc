@@ -40,8 +40,9 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
 }  // namespace
 
 void register_composites() {
-  // Never destroyed: the dispatcher keeps calling the kernels.
-  static auto* const libraries = [] {
+  // Never destroyed: the dispatcher keeps calling the kernels. Volatile, or the pointer would be optimised away and the
+  // leak checker would find nobody who holds them.
+  static auto* volatile libraries = [] {
     auto* made = new std::vector<std::unique_ptr<torch::Library>>();
     for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradPrivateUse3}) {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));

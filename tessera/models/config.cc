@@ -205,6 +205,9 @@ std::string dtype_name(c10::ScalarType dtype) {
 
 ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "config.json";
+  TESSERA_CHECK(std::filesystem::exists(path), ErrorKind::kIo,
+                "[models.config] {}: holds no config.json, wanted a Hugging Face model folder. For a GGUF file run 'tessera ckpt convert FILE DIR' first.",
+                dir.string());
   return parse(read_file(path, kMaxConfigBytes), path.string());
 }
 
