@@ -1,117 +1,191 @@
-// Time that a DTensor adds to an operation, beside torch.distributed.tensor: a call seen before (hit), and a shape met for the
-// first time (miss). One rank, so nothing communicates; 4x4 tensors, so that only dispatch counts.
-#include <ATen/Parallel.h>
+// Time that a DTensor adds to an operation, beside torch.distributed.tensor, for a call seen before (hit) and for a shape met for
+// the first time (miss), an operation of each family, on one rank and on two. Rows are sharded and nothing communicates; tensors are
+// tiny, so that only dispatch counts.
+//
+//   bench_dispatch              the harness; each half is a long-lived set of ranks that answers requests
+//   bench_dispatch --rank       one of our ranks, started by `tessera launch`
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/util/irange.h>
+#include <fmt/format.h>
 
+#include <cmath>
 #include <functional>
+#include <iostream>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "bench/harness.h"
-#include "tessera/comm/world.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/comm/rendezvous.h"
 #include "tessera/dtensor/dtensor.h"
 
 namespace tessera::bench {
 namespace {
 
-constexpr int kCalls = 20000;
-constexpr int kMissCalls = 200;  // a miss of the peer takes milliseconds
+using Tensors = std::vector<at::Tensor>;
 
-using Op = std::function<at::Tensor(at::Tensor&, at::Tensor&)>;
+// The same operations stand in peers/dispatch.py. `whole` of the inputs after the first are replicated, the rest lie as rows.
+struct Row {
+  std::string name;
+  double hit_ratio, hit_us;  // wanted
+  std::function<Tensors(int64_t rows)> inputs;
+  std::vector<bool> whole;
+  std::function<at::Tensor(const Tensors&)> run;
+  bool gradients = false;
+};
 
-double microseconds_a_call(const Op& op, at::Tensor& a, at::Tensor& b, int calls) {
-  return seconds_of([&] {
-           for (int i = 0; i < calls; ++i) {
-             op(a, b);
-           }
-         }) * 1e6 / calls;
+// Values that both halves make alike.
+at::Tensor values(std::vector<int64_t> sizes) {
+  const int64_t count = c10::multiply_integers(sizes);
+  return at::arange(count, at::kLong).mul_(7).remainder_(16).sub_(8).to(at::kFloat).div_(4).view(sizes);
 }
 
-// Added by the DTensor; blocks of plain and DTensor calls alternate so that both see the same machine.
-double added(const Op& op, at::Tensor& a, at::Tensor& b, at::Tensor& plain_a, at::Tensor& plain_b) {
+std::vector<Row> all_rows() {
+  const auto one = [](int64_t rows) { return Tensors{values({rows, 4})}; };
+  const auto two = [](int64_t rows) { return Tensors{values({rows, 4}), values({rows, 4}) + 1}; };
+  const auto product = [](int64_t rows) { return Tensors{values({rows, 4}), values({4, 4}) + 1}; };
+  const auto layer = [](int64_t rows) { return Tensors{values({rows, 4}), values({4}), values({4})}; };
+  const auto lookup = [](int64_t rows) { return Tensors{at::arange(rows, at::kLong) % 4, values({4, 4})}; };
+  const auto columns = [](int64_t rows) { return Tensors{values({rows, 4}), at::arange(2, at::kLong)}; };
+  return {
+      {"add", 12, 0.4, two, {false, false}, [](const Tensors& t) { return at::add(t[0], t[1]); }},
+      {"relu", 12, 0.4, one, {false}, [](const Tensors& t) { return at::relu(t[0]); }},
+      {"mm", 12, 0.4, product, {false, true}, [](const Tensors& t) { return at::mm(t[0], t[1]); }},
+      {"view", 20, 0.6, one, {false}, [](const Tensors& t) { return t[0].view({t[0].size(0) * 4}); }},
+      {"relu_ in place", 20, 0.6, one, {false}, [](const Tensors& t) { return at::relu_(const_cast<at::Tensor&>(t[0])); }},
+      {"transpose", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].transpose(0, 1); }},
+      {"narrow", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].narrow(1, 1, 2); }},
+      {"sum", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].sum(1); }},
+      {"softmax", 8, 0.6, one, {false}, [](const Tensors& t) { return at::_softmax(t[0], 1, false); }},
+      {"cat", 8, 0.6, two, {false, false}, [](const Tensors& t) { return at::cat({t[0], t[1]}, 1); }},
+      {"layer_norm", 8, 0.6, layer, {false, true, true},
+       [](const Tensors& t) { return std::get<0>(at::native_layer_norm(t[0], {4}, t[1], t[2], 1e-5)); }},
+      {"embedding", 8, 0.6, lookup, {false, true}, [](const Tensors& t) { return at::embedding(t[1], t[0]); }},
+      {"index_select", 8, 0.6, columns, {false, true}, [](const Tensors& t) { return at::index_select(t[0], 1, t[1]); }},
+      {"_foreach_add", 8, 0.6, two, {false, false}, [](const Tensors& t) { return at::_foreach_add(t, 1.0)[1]; }},
+      {"(a@b).relu().sum() and backward", 10, 0, product, {false, true},
+       [](const Tensors& t) {
+         for (const auto& tensor : t) tensor.mutable_grad() = at::Tensor();
+         at::mm(t[0], t[1]).relu().sum().backward();
+         return t[0].grad();
+       },
+       true},
+  };
+}
+
+Tensors plain(const Row& row, int64_t rows) {
+  Tensors all = row.inputs(rows);
+  for (auto& tensor : all) tensor.requires_grad_(row.gradients && tensor.is_floating_point());
+  return all;
+}
+
+Tensors spread(const Row& row, int64_t rows, const MeshPtr& mesh) {
+  Tensors all = row.inputs(rows);
+  for (const size_t i : c10::irange(all.size())) {
+    all[i] = distribute_tensor(all[i].requires_grad_(row.gradients && all[i].is_floating_point()), mesh,
+                               {row.whole[i] ? Replicate() : Shard(0)}, std::nullopt);
+  }
+  return all;
+}
+
+// Microseconds that one call adds: blocks of plain and DTensor calls alternate, so that both see the same machine; the median
+// difference counts.
+double added_on_hits(const Row& row, const MeshPtr& mesh, int calls) {
+  const int64_t rows = 2 * mesh->size();
+  const Tensors part = spread(row, rows, mesh), whole = plain(row, rows / mesh->size());
   constexpr int kBlocks = 20;
-  double difference = 0;
+  const auto time = [&](const Tensors& inputs) {
+    return seconds_of([&] {
+      for (int i = 0; i < calls / kBlocks; ++i) row.run(inputs);
+    });
+  };
+  row.run(part);
+  std::vector<double> differences;
   for (int block = 0; block < kBlocks; ++block) {
-    difference += microseconds_a_call(op, a, b, kCalls / kBlocks) - microseconds_a_call(op, plain_a, plain_b, kCalls / kBlocks);
+    const double with = time(part);
+    differences.push_back(with - time(whole));
   }
-  return difference / kBlocks;
+  return summarize(differences).median * 1e6 / (calls / kBlocks);
 }
 
-void compare_hits(Harness& harness, const MeshPtr& mesh) {
-  struct Row {
-    const char* name;
-    double at_least;
-    double at_most;  // us
-    Op op;
-  };
-  const std::vector<Row> rows = {
-      {"add", 12, 0.4, [](at::Tensor& a, at::Tensor& b) { return at::add(a, b); }},
-      {"mm", 12, 0.4, [](at::Tensor& a, at::Tensor& b) { return at::mm(a, b); }},
-      {"relu", 12, 0.4, [](at::Tensor& a, at::Tensor&) { return at::relu(a); }},
-      {"view", 20, 0.6, [](at::Tensor& a, at::Tensor&) { return a.view({16}); }},
-      {"add_", 20, 0.6, [](at::Tensor& a, at::Tensor& b) { return a.add_(b); }},
-  };
-  Peer peer("dispatch.py", {});
-  for (const auto& row : rows) {
-    const bool product = std::string(row.name) == "mm";
-    at::Tensor plain_a = at::arange(-8, 8, at::kFloat).view({4, 4});
-    at::Tensor plain_b = at::arange(16, at::kFloat).view({4, 4});
-    at::Tensor a = distribute_tensor(plain_a.clone(), mesh, {Shard(0)}, std::nullopt);
-    at::Tensor b = distribute_tensor(plain_b.clone(), mesh, {product ? Replicate() : Shard(0)}, std::nullopt);
-    const bool same = at::equal(full_tensor(row.op(a, b)), row.op(plain_a, plain_b));
-    const auto ask = [&](bool plain) {
-      return peer.ask({{"op", row.name}, {"calls", kCalls}, {"plain", plain}})["seconds"].get<double>() * 1e6 / kCalls;
-    };
-    harness.run({.name = std::string("hit ") + row.name, .unit = "us", .at_least = row.at_least, .at_most = row.at_most,
-                 .higher_is_better = false,
-                 .verified = [&] { return same; },
-                 .ours = [&] { return added(row.op, a, b, plain_a, plain_b); },
-                 .peer = [&] { return ask(false) - ask(true); }});
+// The same for calls of which each brings a shape that was not seen before: the median call of each kind counts.
+double added_on_misses(const Row& row, const MeshPtr& mesh, int calls, int64_t& rows) {
+  std::vector<double> with, without;
+  for (int i = 0; i < calls; ++i) {
+    rows += mesh->size();
+    const Tensors part = spread(row, rows, mesh), whole = plain(row, rows / mesh->size());
+    with.push_back(seconds_of([&] { row.run(part); }));
+    without.push_back(seconds_of([&] { row.run(whole); }));
   }
+  return (summarize(with).median - summarize(without).median) * 1e6;
 }
 
-// relu of kMissCalls tensors of which none has a shape seen before.
-void compare_misses(Harness& harness, const MeshPtr& mesh) {
-  Peer peer("dispatch.py", {});
-  int64_t rows = 4;
-  bool same = false;
-  const auto ours = [&] {
-    std::vector<at::Tensor> whole;
-    std::vector<at::Tensor> parts;
-    for (int i = 0; i < kMissCalls; ++i) {
-      whole.push_back(at::randn({++rows, 4}));
-      parts.push_back(distribute_tensor(whole.back(), mesh, {Shard(0)}, std::nullopt));
-    }
-    const auto run = [](const std::vector<at::Tensor>& tensors) {
-      return seconds_of([&] {
-        for (const auto& tensor : tensors) {
-          at::relu(tensor);
-        }
-      });
-    };
-    const double seconds = run(parts) - run(whole);
-    same = at::equal(full_tensor(at::relu(parts.back())), at::relu(whole.back()));
-    return seconds * 1e6 / kMissCalls;
-  };
-  const auto ask = [&](bool plain) {
-    return peer.ask({{"op", "relu"}, {"calls", kMissCalls}, {"plain", plain}, {"miss", true}})["seconds"].get<double>() * 1e6 /
-           kMissCalls;
-  };
-  harness.run({.name = "miss relu", .unit = "us", .at_least = 100, .at_most = 10, .higher_is_better = false, 
-               .verified = [&] { return same; }, .ours = ours, .peer = [&] { return ask(false) - ask(true); }});
-}
-
-int run(int argc, char** argv) {
-  Harness harness("dispatch", argc, argv);
+// One of our ranks: rank 0 reads requests on its stdin and answers there.
+int rank_main() {
+  const auto world = comm::World::connect({});
   at::set_num_threads(1);
-  at::NoGradGuard no_grad;
-  const auto mesh = init_device_mesh(comm::World::single(), "cpu", {1});
-  compare_hits(harness, mesh);
-  compare_misses(harness, mesh);
-  return harness.exit_code();
+  const auto mesh = init_device_mesh(world, "cpu", {world->size()});
+  const auto rows = all_rows();
+  std::map<std::string, int64_t> next_rows;  // of each operation, so that shapes stay small
+  while (true) {
+    std::string line;
+    if (world->rank() == 0 && !std::getline(std::cin, line)) line = "{}";
+    const Json request = Json::parse(comm::broadcast_bytes(*world->group(), line));
+    if (request.empty()) return 0;
+    const auto& row = *std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.name == request["op"]; });
+    at::AutoGradMode gradients(row.gradients);
+    comm::barrier(*world->group());
+    const int calls = request["calls"];
+    const double us = request["miss"] ? added_on_misses(row, mesh, calls, next_rows.try_emplace(row.name, 64).first->second) : added_on_hits(row, mesh, calls);
+    const at::Tensor result = full_tensor(row.run(spread(row, 2 * mesh->size(), mesh)));
+    const auto weights = at::arange(1, result.numel() + 1, at::kDouble);
+    const double check = result.detach().to(at::kDouble).flatten().dot(weights).item<double>();
+    if (world->rank() == 0) std::cout << Json{{"us", us}, {"check", check}}.dump() << std::endl;
+  }
+}
+
+void measure(Harness& harness, const std::string& self, const std::string& program, int ranks) {
+  Peer ours({program, "launch", "--nproc", std::to_string(ranks), "--", self, "--rank"});
+  Peer peer("dispatch.py", {std::to_string(ranks)});
+  harness.threads = ranks;
+  for (const bool miss : {false, true}) {
+    for (const auto& row : all_rows()) {
+      const std::string name = fmt::format("{} {}, {} rank{}", miss ? "miss" : "hit", row.name, ranks, ranks == 1 ? "" : "s");
+      if (!harness.wants(name)) continue;
+      const auto ask = [&](Peer& half, int calls, Json& answer) {
+        answer = half.ask({{"op", row.name}, {"calls", calls}, {"miss", miss}});
+        return answer["us"].get<double>();
+      };
+      Json our_answer, peer_answer;
+      // A miss of the peer takes milliseconds; what ours takes is lost in the noise unless it does more of them.
+      harness.run({.name = name,
+                   .unit = "us",
+                   .at_least = miss && !row.gradients ? 100 : row.hit_ratio,
+                   .at_most = miss ? (row.gradients ? 0 : 10) : row.hit_us,
+                   .higher_is_better = false,
+                   .verified = [&] { return std::abs(our_answer["check"].get<double>() - peer_answer["check"].get<double>()) < 1e-3; },
+                   .ours = [&] { return ask(ours, miss ? 100 : 20000, our_answer); },
+                   .peer = [&] { return ask(peer, miss ? 20 : 20000, peer_answer); }});
+    }
+  }
 }
 
 }  // namespace
 }  // namespace tessera::bench
 
-int main(int argc, char** argv) { return tessera::bench::run(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace tessera::bench;
+  try {
+    if (argc == 2 && std::string(argv[1]) == "--rank") return rank_main();
+    Harness harness("dispatch", argc, argv);
+    const char* program = std::getenv("TESSERA_PROGRAM");
+    for (const int ranks : {1, 2}) measure(harness, argv[0], program ? program : source_folder() + "/build/tessera", ranks);
+    return harness.exit_code();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_dispatch: %s\n", error.what());
+    return tessera::exit_code_for(error);
+  }
+}

@@ -1,63 +1,158 @@
 """torch.distributed.tensor on the same operations: the peer of bench/dispatch_bench.cc.
 
-    dispatch.py
+    dispatch.py RANKS
 
-One rank, gloo, no gradients. Answers each request line {"op": NAME, "calls": N, "plain": BOOL, "miss": BOOL} with
-{"seconds": S} for N calls, on DTensors or on plain tensors. "miss" gives every call a shape that was not seen before.
+Gloo. Answers each request line {"op": NAME, "calls": N, "miss": BOOL} with {"us": U, "check": C}: the microseconds that a DTensor
+adds to one call, and a weighted sum of the result. "miss" gives every call a shape that was not seen before.
 """
 
 import json
 import os
 import sys
+import tempfile
 import time
+from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+import torch.multiprocessing as mp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+
+def values(*sizes):
+    count = 1
+    for size in sizes:
+        count *= size
+    return ((torch.arange(count) * 7 % 16 - 8).float() / 4).view(sizes)
+
+
+def one(rows):
+    return [values(rows, 4)]
+
+
+def two(rows):
+    return [values(rows, 4), values(rows, 4) + 1]
+
+
+def product(rows):
+    return [values(rows, 4), values(4, 4) + 1]
+
+
+def layer(rows):
+    return [values(rows, 4), values(4), values(4)]
+
+
+def lookup(rows):
+    return [torch.arange(rows) % 4, values(4, 4)]
+
+
+def columns(rows):
+    return [values(rows, 4), torch.arange(2)]
+
+
+def forward_backward(a, b):
+    a.grad = b.grad = None
+    (a @ b).relu().sum().backward()
+    return a.grad
+
+
+# name: inputs, which of them are replicated, the operation, whether it takes gradients
 OPS = {
-    "add": lambda a, b: torch.add(a, b),
-    "mm": lambda a, b: torch.mm(a, b),
-    "relu": lambda a, b: torch.relu(a),
-    "view": lambda a, b: a.view(16),
-    "add_": lambda a, b: a.add_(b),
+    "add": (two, (False, False), lambda a, b: torch.add(a, b), False),
+    "relu": (one, (False,), lambda a: torch.relu(a), False),
+    "mm": (product, (False, True), lambda a, b: torch.mm(a, b), False),
+    "view": (one, (False,), lambda a: a.view(a.size(0) * 4), False),
+    "relu_ in place": (one, (False,), lambda a: torch.relu_(a), False),
+    "transpose": (one, (False,), lambda a: a.transpose(0, 1), False),
+    "narrow": (one, (False,), lambda a: a.narrow(1, 1, 2), False),
+    "sum": (one, (False,), lambda a: a.sum(1), False),
+    "softmax": (one, (False,), lambda a: torch._softmax(a, 1, False), False),
+    "cat": (two, (False, False), lambda a, b: torch.cat([a, b], 1), False),
+    "layer_norm": (layer, (False, True, True), lambda x, w, b: torch.native_layer_norm(x, [4], w, b, 1e-5)[0], False),
+    "embedding": (lookup, (False, True), lambda i, w: torch.embedding(w, i), False),
+    "index_select": (columns, (False, True), lambda a, i: torch.index_select(a, 1, i), False),
+    "_foreach_add": (two, (False, False), lambda a, b: torch._foreach_add([a, b], 1.0)[1], False),
+    "(a@b).relu().sum() and backward": (product, (False, True), forward_backward, True),
 }
 
 
-def main():
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+def plain(op, rows):
+    inputs, _, _, gradients = OPS[op]
+    return [x.requires_grad_(gradients and x.is_floating_point()) for x in inputs(rows)]
+
+
+def spread(op, rows, mesh):
+    placements = [Replicate() if whole else Shard(0) for whole in OPS[op][1]]
+    return [distribute_tensor(x, mesh, [p], src_data_rank=None) for x, p in zip(plain(op, rows), placements)]
+
+
+def seconds_of(run, inputs, calls=1):
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run(*inputs)
+    return time.perf_counter() - begin
+
+
+def added_on_hits(op, mesh, calls):
+    blocks, rows, run = 20, 2 * mesh.size(), OPS[op][2]
+    part, whole = spread(op, rows, mesh), plain(op, rows // mesh.size())
+    run(*part)
+    each = calls // blocks
+    return median(seconds_of(run, part, each) - seconds_of(run, whole, each) for _ in range(blocks)) * 1e6 / each
+
+
+def added_on_misses(op, mesh, calls, first):
+    with_dtensor, without = [], []
+    for i in range(calls):
+        rows = first + (i + 1) * mesh.size()
+        part, whole = spread(op, rows, mesh), plain(op, rows // mesh.size())
+        with_dtensor.append(seconds_of(OPS[op][2], part))
+        without.append(seconds_of(OPS[op][2], whole))
+    return (median(with_dtensor) - median(without)) * 1e6
+
+
+def rank_main(rank, ranks, store, requests, answers):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh("cpu", (1,))
-    rows = 4  # of the next shape not seen before
-    with torch.no_grad():
-        for request in map(json.loads, sys.stdin):
-            op = OPS[request["op"]]
-            calls = request["calls"]
-            if request.get("miss"):
-                inputs = []
-                for _ in range(calls):
-                    rows += 1
-                    a = torch.zeros(rows, 4)
-                    inputs.append(a if request["plain"] else distribute_tensor(a, mesh, [Shard(0)], src_data_rank=None))
-                begin = time.perf_counter()
-                for a in inputs:
-                    torch.relu(a)
-                seconds = time.perf_counter() - begin
+    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    next_rows = {}  # of each operation, so that shapes stay small
+    while True:
+        request = requests.get()
+        if request is None:
+            break
+        op, calls = request["op"], request["calls"]
+        with torch.set_grad_enabled(OPS[op][3]):
+            dist.barrier()
+            if request["miss"]:
+                rows = next_rows.setdefault(op, 64)
+                us = added_on_misses(op, mesh, calls, rows)
+                next_rows[op] = rows + calls * ranks
             else:
-                a, b = torch.zeros(4, 4), torch.zeros(4, 4)
-                if not request["plain"]:
-                    second = Replicate() if request["op"] == "mm" else Shard(0)
-                    a = distribute_tensor(a, mesh, [Shard(0)], src_data_rank=None)
-                    b = distribute_tensor(b, mesh, [second], src_data_rank=None)
-                op(a, b)
-                begin = time.perf_counter()
-                for _ in range(calls):
-                    op(a, b)
-                seconds = time.perf_counter() - begin
-            print(json.dumps({"seconds": seconds}), flush=True)
+                us = added_on_hits(op, mesh, calls)
+            result = OPS[op][2](*spread(op, 2 * ranks, mesh)).full_tensor().detach().double().flatten()
+            answers.put((rank, us, result.dot(torch.arange(1, result.numel() + 1, dtype=torch.float64)).item()))
     dist.destroy_process_group()
+
+
+def main():
+    ranks = int(sys.argv[1])
+    context = mp.get_context("spawn")
+    requests, answers = [context.Queue() for _ in range(ranks)], context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=rank_main, daemon=True, args=(r, ranks, folder + "/store", requests[r], answers))
+                     for r in range(ranks)]
+        for process in processes:
+            process.start()
+        for line in sys.stdin:
+            for queue in requests:
+                queue.put(json.loads(line))
+            first = sorted(answers.get() for _ in range(ranks))[0]
+            print(json.dumps({"us": first[1], "check": first[2]}), flush=True)
+        for queue in requests:
+            queue.put(None)
+        for process in processes:
+            process.join(10)
 
 
 if __name__ == "__main__":
