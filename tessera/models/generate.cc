@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
-#include "tessera/models/philox.h"
+#include "tessera/base/philox.h"
 
 namespace tessera {
 namespace {
@@ -19,11 +19,21 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // Settings that change the result in transformers and have a neutral value there.
 const std::vector<std::pair<const char*, nlohmann::json>>& unsupported_settings() {
-  static const std::vector<std::pair<const char*, nlohmann::json>> settings = {
-      {"num_beams", 1},          {"penalty_alpha", nullptr}, {"no_repeat_ngram_size", 0},    {"min_new_tokens", nullptr},
-      {"min_length", 0},         {"min_p", nullptr},         {"typical_p", 1.0},             {"epsilon_cutoff", 0.0},
-      {"eta_cutoff", 0.0},       {"bad_words_ids", nullptr}, {"suppress_tokens", nullptr},   {"begin_suppress_tokens", nullptr},
-      {"forced_bos_token_id", nullptr}, {"forced_eos_token_id", nullptr}, {"sequence_bias", nullptr}};
+  static const std::vector<std::pair<const char*, nlohmann::json>> settings = {{"num_beams", 1},
+                                                                               {"penalty_alpha", nullptr},
+                                                                               {"no_repeat_ngram_size", 0},
+                                                                               {"min_new_tokens", nullptr},
+                                                                               {"min_length", 0},
+                                                                               {"min_p", nullptr},
+                                                                               {"typical_p", 1.0},
+                                                                               {"epsilon_cutoff", 0.0},
+                                                                               {"eta_cutoff", 0.0},
+                                                                               {"bad_words_ids", nullptr},
+                                                                               {"suppress_tokens", nullptr},
+                                                                               {"begin_suppress_tokens", nullptr},
+                                                                               {"forced_bos_token_id", nullptr},
+                                                                               {"forced_eos_token_id", nullptr},
+                                                                               {"sequence_bias", nullptr}};
   return settings;
 }
 
@@ -69,7 +79,9 @@ struct Candidate {
 };
 
 // Most probable first, equal ones by token.
-bool before(const Candidate& a, const Candidate& b) { return a.weight != b.weight ? a.weight > b.weight : a.token < b.token; }
+bool before(const Candidate& a, const Candidate& b) {
+  return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+}
 
 std::vector<Candidate> likeliest(const std::vector<float>& logits, const GenerationOptions& options) {
   std::vector<Candidate> all;
@@ -87,7 +99,8 @@ std::vector<Candidate> likeliest(const std::vector<float>& logits, const Generat
 int64_t sample_token(const std::vector<float>& logits, size_t position, const GenerationOptions& options) {
   auto candidates = likeliest(logits, options);
   const auto total_of = [&candidates] {
-    return std::accumulate(candidates.begin(), candidates.end(), 0.0, [](double sum, const auto& c) { return sum + c.weight; });
+    return std::accumulate(candidates.begin(), candidates.end(), 0.0,
+                           [](double sum, const auto& c) { return sum + c.weight; });
   };
   if (options.top_p < 1.0) {
     // A token stays while what precedes it is below top_p; the first always does.
@@ -112,9 +125,10 @@ void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt) {
                 "[models.generate] the prompt has {} tokens, the model's context is {}. Shorten it.", prompt.size(),
                 config.max_position_embeddings);
   for (const int64_t token : prompt) {
-    TESSERA_CHECK(0 <= token && token < config.vocab_size, ErrorKind::kConfig,
-                  "[models.generate] token {} of the prompt: the model knows {} tokens. Do tokenizer and model belong together?",
-                  token, config.vocab_size);
+    TESSERA_CHECK(
+        0 <= token && token < config.vocab_size, ErrorKind::kConfig,
+        "[models.generate] token {} of the prompt: the model knows {} tokens. Do tokenizer and model belong together?",
+        token, config.vocab_size);
   }
 }
 
@@ -148,7 +162,8 @@ void GenerationOptions::check() const {
   wanted(temperature > 0 && std::isfinite(temperature), "temperature", temperature, "a number above 0");
   wanted(top_k >= 0, "top_k", top_k, "0 or more");
   wanted(top_p > 0 && top_p <= 1, "top_p", top_p, "a number above 0, at most 1");
-  wanted(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty, "a number above 0");
+  wanted(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty,
+         "a number above 0");
 }
 
 int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options) {

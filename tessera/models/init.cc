@@ -3,8 +3,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "tessera/base/philox.h"
 #include "tessera/models/detail/local_part.h"
-#include "tessera/models/philox.h"
 #include "tessera/models/weights.h"
 
 namespace tessera {
