@@ -6,6 +6,13 @@ namespace {
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD: perhaps a character whose bytes are not all there yet
 constexpr size_t kMaxHeldTokens = 64;
 
+// `text` from byte `begin` on. A token may change how those before it decode (bytes that turn out to be no UTF-8): then `begin` can
+// lie inside a character, which is left out.
+std::string from(const std::string& text, size_t begin) {
+  while (begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) ++begin;
+  return begin < text.size() ? text.substr(begin) : std::string();
+}
+
 }  // namespace
 
 StreamDecoder::StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens)
@@ -18,7 +25,7 @@ std::string StreamDecoder::push(TokenId id) {
   std::string text = tokenizer_.decode(window_, skip_special_tokens_);
   if (text.size() <= emitted_bytes_) return {};
   if (text.ends_with(kReplacement) && window_.size() - context_ < kMaxHeldTokens) return {};
-  std::string fresh = text.substr(emitted_bytes_);
+  std::string fresh = from(text, emitted_bytes_);
   window_.erase(window_.begin(), window_.begin() + static_cast<ptrdiff_t>(context_));
   context_ = window_.size();
   emitted_bytes_ = tokenizer_.decode(window_, skip_special_tokens_).size();
@@ -26,8 +33,7 @@ std::string StreamDecoder::push(TokenId id) {
 }
 
 std::string StreamDecoder::finish() {
-  const std::string text = tokenizer_.decode(window_, skip_special_tokens_);
-  std::string rest = text.size() > emitted_bytes_ ? text.substr(emitted_bytes_) : std::string();
+  std::string rest = from(tokenizer_.decode(window_, skip_special_tokens_), emitted_bytes_);
   window_.clear();
   context_ = 0;
   emitted_bytes_ = 0;

@@ -71,7 +71,7 @@ class Tokenizer {
   std::shared_ptr<const State> state_;
 };
 
-// Decodes one token at a time. The pieces, joined, are what decode() gives for all ids at once; each piece is complete
+// Decodes one token at a time. The pieces, joined, are what decode() gives for all ids of well-formed text; each piece is complete
 // UTF-8, so a character whose bytes are spread over several tokens comes with the last of them. Not thread-safe; keeps a copy
 // of the tokenizer.
 class StreamDecoder {
