@@ -185,6 +185,7 @@ TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCulprit) {
       {"string id", [](Json& f) { f["model"]["vocab"]["a"] = "1"; }, "model.vocab"},
       {"nested id", [](Json& f) { f["model"]["vocab"]["a"] = {{"b", 1}}; }, "model.vocab"},
       {"huge id", [](Json& f) { f["model"]["vocab"]["a"] = 4'000'000'000u; }, "4000000000"},
+      {"one id for two tokens", [](Json& f) { f["model"]["vocab"]["a"] = f["model"]["vocab"]["b"]; }, "both have id"},
       {"merge outside the vocabulary", [](Json& f) { f["model"]["merges"] = {"a z"}; }, "\"z\""},
       {"product outside the vocabulary", [](Json& f) { f["model"]["merges"] = {"b a"}; }, "\"ba\""},
       {"merge of three", [](Json& f) { f["model"]["merges"] = {"a b c"}; }, "merges[0]"},

@@ -19,8 +19,8 @@ constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, SentencePiec
 constexpr size_t kMaxJoined = 64;
 constexpr size_t kShortWord = 40;  // units; above, a heap beats scanning
 
+// Ids index tables, so a file must not make them huge with one entry; merges go by id, so an id must say which token it is.
 std::vector<std::pair<std::string, int32_t>> checked_vocab(TokenizerFile& file) {
-  // Ids index tables, so a file must not make them huge with one entry.
   const uint64_t limit = std::max<uint64_t>(1 << 20, file.vocab.size() * 8);
   std::vector<std::pair<std::string, int32_t>> tokens;
   tokens.reserve(file.vocab.size());
@@ -30,6 +30,16 @@ std::vector<std::pair<std::string, int32_t>> checked_vocab(TokenizerFile& file) 
     tokens.emplace_back(std::move(token), static_cast<int32_t>(id));
   }
   file.vocab = {};
+  std::vector<uint32_t> owners;  // of each id, index + 1 into tokens
+  for (uint32_t i = 0; i < tokens.size(); ++i) {
+    const auto& [token, id] = tokens[i];
+    if (static_cast<size_t>(id) >= owners.size()) owners.resize(std::max<size_t>(id + 1, tokens.size()));
+    const uint32_t owner = owners[id];
+    TESSERA_CHECK(owner == 0 || tokens[owner - 1].first == token, ErrorKind::kFormat,
+                  "[text.load] {}: model.vocab: \"{}\" and \"{}\" both have id {}, wanted an id for each token", file.name,
+                  tokens[owner - 1].first.substr(0, 60), token.substr(0, 60), id);
+    owners[id] = i + 1;
+  }
   return tokens;
 }
 
