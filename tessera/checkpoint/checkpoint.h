@@ -37,6 +37,7 @@ struct CheckpointOptions {
 
 class CheckpointWriter {
  public:
+  // All ranks of a world make their writers in the same order. No communication beyond the store.
   explicit CheckpointWriter(CheckpointOptions options);
   ~CheckpointWriter();  // waits for this rank's own writing; errors are logged
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -50,7 +51,8 @@ class CheckpointWriter {
             std::optional<double> validation_loss = std::nullopt);
   // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.
   void finish();
-  // Whether the save under way has failed, as far as this rank knows. No communication beyond the store.
+  // Whether the save under way has failed, as far as this rank knows: rank 0 knows of all, another of its own part. Then
+  // finish() throws on every rank. No communication.
   bool failed() const;
 
  private:

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -112,13 +113,15 @@ void add_rank(Manifest& manifest, const nlohmann::json& report) {
 
 struct CheckpointWriter::Impl {
   CheckpointOptions options;
-  int64_t saves = 0;  // counted alike on all ranks; part of the store keys
+  int64_t serial = 0;  // of this writer in its world
+  int64_t saves = 0;   // counted alike on all ranks; both are part of the store keys
+  std::atomic<bool> failed{false};
   std::thread thread;
   bool under_way = false;
 
   int rank() const { return options.world->rank(); }
   int size() const { return options.world->size(); }
-  std::string key(const std::string& what) const { return fmt::format("checkpoint/{}/{}", saves, what); }
+  std::string key(const std::string& what) const { return fmt::format("checkpoint/{}/{}/{}", serial, saves, what); }
 
   void put(const std::string& key, const std::string& value) {
     options.world->store().set(key, std::vector<uint8_t>(value.begin(), value.end()));
@@ -181,8 +184,10 @@ void CheckpointWriter::Impl::run(const Share& share, Manifest manifest) {
   if (rank() == 0) {
     const auto problem = publish(std::move(manifest), report);
     put(key("verdict"), problem.empty() ? "ok" : problem);
+    failed = !problem.empty();
   } else {
     put(key(fmt::format("rank{}", rank())), report.dump());
+    failed = report.contains("error");
   }
 }
 
@@ -218,6 +223,7 @@ void CheckpointWriter::Impl::join_and_check() {
   if (!under_way) return;
   under_way = false;
   if (thread.joinable()) thread.join();
+  failed = false;
   const auto verdict = await(key("verdict"));
   TESSERA_CHECK(verdict == "ok", ErrorKind::kIo, "[checkpoint.save] {}: not saved: {}. Earlier checkpoints are untouched.",
                 options.folder.string(), verdict);
@@ -225,6 +231,7 @@ void CheckpointWriter::Impl::join_and_check() {
 
 CheckpointWriter::CheckpointWriter(CheckpointOptions options) : impl_(std::make_unique<Impl>()) {
   impl_->options = std::move(options);
+  impl_->serial = impl_->options.world->store().add(fmt::format("checkpoint/writers/{}", impl_->rank()), 1);
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -265,13 +272,6 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
 
 void CheckpointWriter::finish() { impl_->join_and_check(); }
 
-bool CheckpointWriter::failed() const {
-  if (!impl_->under_way) return false;
-  auto& store = impl_->options.world->store();
-  const auto key = impl_->key("verdict");
-  if (!store.check({key})) return false;
-  const auto bytes = store.get(key);
-  return std::string(bytes.begin(), bytes.end()) != "ok";
-}
+bool CheckpointWriter::failed() const { return impl_->failed; }
 
 }  // namespace tessera

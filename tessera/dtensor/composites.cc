@@ -2,11 +2,14 @@
 // registered at the autograd key too, so that their gradients come from what they are made of.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/cross_entropy_loss_native.h>
 #include <torch/library.h>
 
 #include <limits>
 
 #include "tessera/dtensor/detail/plan.h"
+#include "tessera/dtensor/dtensor.h"
 
 namespace tessera::detail {
 
@@ -37,6 +40,55 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
   return weight && weight->defined() ? normal * *weight : normal;
 }
 
+at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
+  if (is_dtensor(tensor)) {
+    return tensor;
+  }
+  const MeshPtr& mesh = device_mesh(like);
+  return from_local(tensor, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
+}
+
+// What label smoothing adds: the negative log-probabilities of all classes. Upstream masks a sum over classes, which may be
+// partial, in place, and takes the mean of a selection, whose shape depends on data.
+at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& target, const at::Tensor& weight, int64_t reduction,
+                       int64_t ignored_index) {
+  const int64_t class_dim = log_probabilities.dim() == 1 ? 0 : 1;
+  at::Tensor terms = log_probabilities;
+  if (weight.defined()) {
+    std::vector<int64_t> shape(static_cast<size_t>(terms.dim()), 1);
+    shape[static_cast<size_t>(class_dim)] = weight.size(0);
+    terms = terms * weight.view(shape);
+  }
+  const at::Tensor ignored = target.eq(ignored_index);
+  const at::Tensor rows = (-terms.sum(class_dim)).masked_fill(ignored, 0);
+  if (reduction == at::Reduction::None) {
+    return rows;
+  }
+  if (reduction == at::Reduction::Sum) {
+    return rows.sum();
+  }
+  at::Tensor total = ignored.logical_not().sum().to(rows.scalar_type());
+  if (weight.defined()) {
+    total = weight.gather(0, target.masked_fill(ignored, 0).flatten()).masked_fill(ignored.flatten(), 0).sum();
+  }
+  return rows.sum() / total;
+}
+
+at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight,
+                              int64_t reduction, c10::SymInt ignore_index, double label_smoothing) {
+  const bool of_classes = self.sizes() != target.sizes();  // not of probabilities
+  if (label_smoothing <= 0 || label_smoothing > 1 || !of_classes || !is_dtensor(self)) {
+    return at::native::cross_entropy_loss_symint(self, target, weight, reduction, std::move(ignore_index), label_smoothing);
+  }
+  const int64_t class_dim = self.dim() == 1 ? 0 : 1;
+  const int64_t ignored = ignore_index.expect_int();
+  const at::Tensor log_probabilities = at::log_softmax(self, class_dim, self.scalar_type());
+  const at::Tensor loss = at::nll_loss_nd(log_probabilities, target, weight, reduction, ignored);
+  const at::Tensor weights = weight && weight->defined() ? replicated_like(*weight, self) : at::Tensor();
+  const at::Tensor smooth = smooth_loss(log_probabilities, replicated_like(target, self), weights, reduction, ignored);
+  return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
+}
+
 }  // namespace
 
 void register_composites() {
@@ -48,6 +100,7 @@ void register_composites() {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
+      made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
     }
     return made;
   }();

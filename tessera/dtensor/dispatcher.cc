@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/plan.h"
 #include "tessera/dtensor/detail/plan_cache.h"
 
@@ -233,6 +234,12 @@ void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
     handler(op, keys, &stack);
     return;
   }
+  dispatch_by_rule(op, keys, stack);
+}
+
+}  // namespace
+
+void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   const c10::ArrayRef<c10::IValue> args(stack.data() + stack.size() - op.args.size(), op.args.size());
   static thread_local CallKey key;
   const bool cacheable = key.assign(op, args);
@@ -261,6 +268,8 @@ void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   }
   run_plan(op, *plan, stack);
 }
+
+namespace {
 
 struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OpEntry* entry) : entry(entry) {}

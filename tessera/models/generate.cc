@@ -10,6 +10,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/philox.h"
+#include "tessera/comm/collectives.h"
 
 namespace tessera {
 namespace {
@@ -119,6 +120,27 @@ int64_t sample_token(const std::vector<float>& logits, size_t position, const Ge
   return candidates.back().token;
 }
 
+struct Next {
+  int64_t token;
+  bool last;
+};
+
+// Rounding may differ between ranks, so one of them decides for all.
+Next next_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
+                const TokenCallback& on_token, comm::Group* group) {
+  const bool decides = group == nullptr || group->rank() == 0;
+  Next next{0, false};
+  if (decides) {
+    const auto& stops = options.stop_tokens;
+    next.token = choose_token(logits, context, options);
+    next.last = (on_token && !on_token(next.token)) || std::find(stops.begin(), stops.end(), next.token) != stops.end();
+  }
+  if (group == nullptr || group->size() == 1) return next;
+  const auto both = at::tensor({next.token, static_cast<int64_t>(next.last)}, at::kLong).to(logits.device());
+  comm::broadcast(*group, both, 0, "next token").wait();
+  return {both[0].item<int64_t>(), both[1].item<int64_t>() != 0};
+}
+
 void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt) {
   TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig, "[models.generate] the prompt holds no token. Give a text.");
   TESSERA_CHECK(static_cast<int64_t>(prompt.size()) < config.max_position_embeddings, ErrorKind::kConfig,
@@ -186,7 +208,7 @@ int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context,
 }
 
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
-                              const TokenCallback& on_token) {
+                              const TokenCallback& on_token, comm::Group* group) {
   at::NoGradGuard no_grad;
   const auto& config = model.config();
   check_prompt(config, prompt);
@@ -199,11 +221,9 @@ std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, 
   auto pending = at::tensor(context).unsqueeze(0).to(device);
   for (int64_t made = 0; made < most; ++made) {
     const auto logits = model.logits({.tokens = pending, .cache = &cache, .logits_to_keep = 1});
-    const int64_t token = choose_token(logits.flatten(), context, options);
+    const auto [token, last] = next_token(logits.flatten(), context, options, on_token, group);
     context.push_back(token);
-    const auto& stops = options.stop_tokens;
-    if (on_token && !on_token(token)) break;
-    if (std::find(stops.begin(), stops.end(), token) != stops.end()) break;
+    if (last) break;
     pending = at::full({1, 1}, token, pending.options());
   }
   return {context.begin() + given, context.end()};

@@ -17,6 +17,10 @@
 
 #include "tessera/models/causal_lm.h"
 
+namespace tessera::comm {
+class Group;
+}
+
 namespace tessera {
 
 struct GenerationOptions {
@@ -41,9 +45,10 @@ struct GenerationOptions {
 using TokenCallback = std::function<bool(int64_t token)>;
 
 // Ends with a stop token, after max_new_tokens, or when the model's context is full. Error kConfig for an empty prompt, one
-// that fills the context, or ids outside the vocabulary.
+// that fills the context, or ids outside the vocabulary. Of a sharded model all ranks generate the same: give their `group`,
+// whose first rank makes the choices (and whose callback decides); COLLECTIVE over it then.
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
-                              const TokenCallback& on_token = {});
+                              const TokenCallback& on_token = {}, comm::Group* group = nullptr);
 
 // The choice among logits [V] after `context`; for tests and other samplers.
 int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options);

@@ -3,11 +3,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <fmt/ranges.h>
 
 #include <set>
 #include <unordered_map>
-
-#include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
@@ -25,7 +24,8 @@ SlotKey key_of(const nn::NamedParameter& named) {
 }
 
 void check_mesh(const FullyShardOptions& options) {
-  TESSERA_CHECK(options.mesh != nullptr, ErrorKind::kShape, "[fsdp.shard] no mesh given. Make one with init_device_mesh.");
+  TESSERA_CHECK(options.mesh != nullptr, ErrorKind::kShape,
+                "[fsdp.shard] no mesh given. Make one with init_device_mesh.");
   const auto& mesh = *options.mesh;
   TESSERA_CHECK(mesh.ndim() == 1 || mesh.ndim() == 2, ErrorKind::kShape,
                 "[fsdp.shard] fully_shard expects a 1D or 2D DeviceMesh but got {}", mesh.to_string());
@@ -94,12 +94,13 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module) {
 
 std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* verb) {
   auto states = parallel::fsdp_states(module);
-  TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[fsdp.{}] no module here is sharded. Call fully_shard first.", verb);
+  TESSERA_CHECK(!states.empty(), ErrorKind::kShape, "[fsdp.{}] no module here is sharded. Call fully_shard first.",
+                verb);
   if (recurse) return states;
   auto* own = parallel::fsdp_state(module);
-  TESSERA_CHECK(own != nullptr, ErrorKind::kShape,
-                "[fsdp.{}] this module is not sharded itself. Pass recurse, or a module that fully_shard was called on.",
-                verb);
+  TESSERA_CHECK(
+      own != nullptr, ErrorKind::kShape,
+      "[fsdp.{}] this module is not sharded itself. Pass recurse, or a module that fully_shard was called on.", verb);
   return {own};
 }
 
@@ -108,29 +109,19 @@ std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* 
 void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   check_mesh(options);
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
+  TESSERA_CHECK(parallel::data_parallel_states(module).size() == parallel::fsdp_states(module).size(),
+                ErrorKind::kShape, "[fsdp.shard] replicate was called on a module below this one. Use one of the two.");
   auto params = unmanaged_parameters(module);
   std::shared_ptr<parallel::ParamGroup> group;
-  if (!params.empty()) group = std::make_shared<parallel::ParamGroup>(std::move(params), options.mesh, options.mp_policy);
+  if (!params.empty())
+    group = std::make_shared<parallel::ParamGroup>(std::move(params), options.mesh, options.mp_policy);
   auto state = std::make_shared<FsdpState>(module, options, std::move(group));
   module.set_sharding(state);
   state->install_hooks();
 }
 
-void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse) {
-  for (auto* state : states_of(module, recurse, "set_requires_gradient_sync")) {
-    if (state->group() != nullptr) state->group()->synchronize = on;
-  }
-}
-
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse) {
   for (auto* state : states_of(module, recurse, "set_reshard_after_forward")) state->set_reshard_after_forward(on);
-}
-
-void set_gradient_divide_factor(nn::Module& module, double factor) {
-  TESSERA_CHECK(factor > 0, ErrorKind::kShape, "[fsdp.set_gradient_divide_factor] found {}, wanted a positive number", factor);
-  for (auto* state : states_of(module, true, "set_gradient_divide_factor")) {
-    if (state->group() != nullptr) state->group()->divide = factor;
-  }
 }
 
 void set_prefetch(nn::Module& module, bool on) {
@@ -188,7 +179,8 @@ void to_empty(nn::Module& module, c10::Device device) {
     const at::Tensor old = named.slot->parameter;
     if (!old.is_meta()) continue;
     at::Tensor& fresh = replaced[old.unsafeGetTensorImpl()];
-    if (!fresh.defined()) fresh = at::empty_like(old, old.options().device(device)).set_requires_grad(old.requires_grad());
+    if (!fresh.defined())
+      fresh = at::empty_like(old, old.options().device(device)).set_requires_grad(old.requires_grad());
     nn::Module::set_parameter(*named.slot, fresh);
   }
   for (const auto& [path, child] : module.named_modules()) {

@@ -11,24 +11,16 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
-#include <vector>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
+#include "tessera/parallel/gradient_sync.h"
+#include "tessera/parallel/mixed_precision.h"
 
 namespace tessera {
-
-struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype = {};   // gather and compute in it; none: as stored
-  std::optional<c10::ScalarType> reduce_dtype = {};  // reduce gradients in it; none: as the gradient
-  std::optional<c10::ScalarType> output_dtype = {};  // cast floating outputs of forward
-  bool cast_forward_inputs = true;
-};
 
 struct FullyShardOptions {
   MeshPtr mesh = {};                               // 1-d (shard), or 2-d (replicate, shard) with names
@@ -46,15 +38,12 @@ void fully_shard(nn::Module& module, const FullyShardOptions& options);
 // become new tensors: call it before making an optimizer. Initialise or load them next. No communication.
 void to_empty(nn::Module& module, c10::Device device);
 
-// Switches of one module and, when recurse is set, all sharded modules below it.
-// false: gradients accumulate unsharded and are reduced by the next backward with true.
-void set_requires_gradient_sync(nn::Module& module, bool on, bool recurse = true);
+// A switch of one module and, when recurse is set, all sharded modules below it. Those for gradients are in
+// gradient_sync.h; without synchronisation gradients accumulate unsharded.
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse = true);
 // Gathers or frees by hand; unshard is COLLECTIVE over the mesh.
 void unshard(nn::Module& module);
 void reshard(nn::Module& module);
-// Divides gradients by `factor` instead of the data-parallel size (1: sums them), recursively.
-void set_gradient_divide_factor(nn::Module& module, double factor);
 // Turns prefetch (gather of the next group while this one computes) on or off; default: on when there are at least as
 // many cores as ranks on this host.
 void set_prefetch(nn::Module& module, bool on);

@@ -87,6 +87,11 @@ void Progress::validation(int64_t step, double loss) {
   print(fmt::format("step {:>{}}/{}  validation loss {:.4f}", step, width, options_.total_steps, loss));
 }
 
+void Progress::sample(int64_t step, std::string_view prompt, std::string_view text) {
+  const auto width = std::to_string(options_.total_steps).size();
+  print(fmt::format("step {:>{}}/{}  sample {} -> {}", step, width, options_.total_steps, prompt, text));
+}
+
 void Progress::finish(std::string_view last_line) {
   std::string text(options_.terminal ? kEraseLine : "");
   if (!last_line.empty()) text += fmt::format("{}\n", last_line);

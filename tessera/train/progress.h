@@ -49,6 +49,7 @@ class Progress {
   explicit Progress(ProgressOptions options);
   void step(const StepLine& line);
   void validation(int64_t step, double loss);
+  void sample(int64_t step, std::string_view prompt, std::string_view text);  // each without line breaks
   // Removes the bar and prints the last line.
   void finish(std::string_view last_line);
 

@@ -1,5 +1,7 @@
 #include "tessera/train/run_report.h"
 
+#include <nlohmann/json.hpp>
+
 #include "tessera/train/machine_peak.h"
 #include "tessera/train/recipe_print.h"
 
@@ -74,6 +76,17 @@ void RunReport::validation(int64_t step, double loss, double seconds) {
     events_->flush();
   }
   progress_.validation(step, loss);
+}
+
+void RunReport::sample(int64_t step, const std::string& prompt, const std::string& text) {
+  if (events_) {
+    events_->add_text("sample", "> " + prompt + "\n\n" + text, step);
+    events_->flush();
+  }
+  const auto quoted = [](const std::string& raw) {
+    return nlohmann::json(raw).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  };
+  progress_.sample(step, quoted(prompt), quoted(text));
 }
 
 void RunReport::finish(const std::string& last_line) { progress_.finish(last_line); }

@@ -29,6 +29,7 @@ class RunReport {
             int64_t total_steps);
   void step(int64_t step, const StepResult& result, double lr, double seconds);
   void validation(int64_t step, double loss, double seconds);
+  void sample(int64_t step, const std::string& prompt, const std::string& text);
   void finish(const std::string& last_line);
 
  private:

@@ -11,13 +11,13 @@ namespace {
 
 c10::ScalarType dtype_of(const std::string& key, const std::string& name) {
   const auto dtype = parse_dtype_name(name);
-  TESSERA_CHECK(dtype.has_value(), ErrorKind::kConfig, "[train.recipe] {}: '{}' is no dtype. Use float32, bfloat16 or float16.",
-                key, name);
+  TESSERA_CHECK(dtype.has_value(), ErrorKind::kConfig,
+                "[train.recipe] {}: '{}' is no dtype. Use float32, bfloat16 or float16.", key, name);
   return *dtype;
 }
 
-std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const std::vector<std::string>& paths, const RunData& run,
-                                                  bool shuffle) {
+std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const std::vector<std::string>& paths,
+                                                  const RunData& run, bool shuffle) {
   return data::Dataset::load({.paths = paths,
                               .format = recipe.data.format,
                               .sequence_length = recipe.data.sequence_length,
@@ -53,14 +53,17 @@ MeshPtr build_mesh(const RunLayout& layout, const std::shared_ptr<comm::World>& 
 }
 
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
-  auto model = make_model(config, {.dtype = dtype_of("model.dtype", recipe.model.dtype), .device = c10::Device(at::kMeta)});
-  const FullyShardOptions options{.mesh = mesh,
-                                  .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
-                                                .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
-                                                .output_dtype = dtype_of("precision.output", recipe.precision.output)}};
+  auto model =
+      make_model(config, {.dtype = dtype_of("model.dtype", recipe.model.dtype), .device = c10::Device(at::kMeta)});
   std::vector<nn::Module*> blocks;
   for (const auto& block : model->blocks()) blocks.push_back(block.get());
-  fully_shard_blocks(*model, blocks, options);
+  // All ranks read or draw the same values, and our models register parameters in the order of use.
+  data_parallel(*model, blocks,
+                {.mesh = mesh,
+                 .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
+                               .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
+                               .output_dtype = dtype_of("precision.output", recipe.precision.output)},
+                 .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
   } else {

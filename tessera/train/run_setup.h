@@ -36,8 +36,8 @@ ModelConfig load_model_config(const Recipe& recipe);
 // The data-parallel mesh of the recipe over all ranks. COLLECTIVE over the world.
 MeshPtr build_mesh(const RunLayout& layout, const std::shared_ptr<comm::World>& world);
 
-// The model of the recipe, fully sharded over the mesh, its parameters read or drawn: no rank holds all of it. No
-// communication.
+// The model of the recipe, sharded or replicated over the mesh, its parameters read or drawn: unless replicated no rank
+// holds all of it. No communication.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);

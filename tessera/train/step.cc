@@ -13,7 +13,7 @@
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/parallel/fully_shard.h"
+#include "tessera/parallel/gradient_sync.h"
 
 namespace tessera::train {
 namespace {
@@ -54,9 +54,9 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
 }
 
-StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, bool stop) {
+StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   StepResult result;
-  std::vector<double> counts = {0, 0, stop ? 1.0 : 0.0};
+  std::vector<double> counts = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0};
   for (const auto& batch : micro_batches) {
     counts[0] += static_cast<double>(batch.label_tokens);
     counts[1] += static_cast<double>(batch.tokens_used);
@@ -65,7 +65,9 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
     result.label_tokens += static_cast<int64_t>(row[0]);
     result.tokens += static_cast<int64_t>(row[1]);
     result.stop_requested = result.stop_requested || row[2] > 0;
+    result.failed = result.failed || row[3] > 0;
   }
+  if (result.failed) return result;
   const double divisor = static_cast<double>(std::max<int64_t>(result.label_tokens, 1));
   double own_loss = 0;
   for (size_t i = 0; i < micro_batches.size(); ++i) {

@@ -36,15 +36,22 @@ struct StepResult {
   int64_t memory_bytes = 0;      // the largest resident set of a rank
   bool skipped = false;
   bool stop_requested = false;   // some rank was asked to stop
+  bool failed = false;           // some rank cannot go on; the step was not taken
+};
+
+// What a rank tells the others at the start of a step.
+struct StepSignals {
+  bool stop = false;    // it was asked to stop
+  bool failed = false;  // it cannot go on
 };
 
 class TrainStep {
  public:
   // `group`: the ranks that share the global batch.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
-  // `micro_batches`: this rank's part, as many on every rank. `stop`: this rank was asked to stop. COLLECTIVE over the
-  // group. Error kInternal when the loss is not finite and such steps are not skipped; the model is then unchanged.
-  StepResult run(const std::vector<data::Batch>& micro_batches, double lr, bool stop = false);
+  // `micro_batches`: this rank's part, as many on every rank. COLLECTIVE over the group. Error kInternal when the loss is
+  // not finite and such steps are not skipped; the model is then unchanged.
+  StepResult run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
 
  private:
   CausalLM& model_;

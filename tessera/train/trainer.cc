@@ -10,7 +10,9 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/data/loader.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_report.h"
@@ -61,6 +63,19 @@ std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows) {
   return parts;
 }
 
+// The tokens up to the first that is learnt; where everything is (plain text), the first few.
+std::vector<int64_t> sample_prompt(const data::Batch& row) {
+  constexpr int64_t kMostOfText = 16;
+  const auto* tokens = row.tokens.const_data_ptr<int64_t>();
+  const auto* labels = row.labels.const_data_ptr<int64_t>();
+  const auto* documents = row.document_ids.const_data_ptr<int64_t>();
+  int64_t length = 1, document = 1;
+  while (document < row.tokens.size(1) && documents[document] == documents[0]) ++document;
+  while (length < document && labels[length - 1] == kIgnoredLabel) ++length;
+  if (length == 1) length = std::max<int64_t>(1, std::min(kMostOfText, document / 2));
+  return {tokens, tokens + length};
+}
+
 // The share of a rank in all rows, in batches of `rows`. A rank that has fewer rows than another is given rows without
 // labels, so that all take as many steps.
 std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const comm::World& world) {
@@ -97,6 +112,7 @@ struct Trainer::Impl {
   RunSummary run();
   void train_step(int64_t step);
   void validate(int64_t step);
+  void sample(int64_t step);
   void save(int64_t step);
   void export_model();
   nlohmann::json extra_state() const;
@@ -170,7 +186,9 @@ void Trainer::Impl::train_step(int64_t step) {
   const int64_t rows = recipe.train.global_batch_size / world->size();
   const auto batch = loader->next_global_slice(recipe.train.global_batch_size, world->rank() * rows, rows);
   const double lr = schedule->at(step - 1);
-  const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr, stop_signal.load());
+  const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
+                                       {.stop = stop_signal.load(), .failed = checkpoints->failed()});
+  if (result.failed) checkpoints->finish();  // throws, on every rank
   stop_requested = result.stop_requested;
   if (report) report->step(step, result, lr, seconds_since(start));
 }
@@ -180,6 +198,23 @@ void Trainer::Impl::validate(int64_t step) {
   const auto start = Clock::now();
   last_validation_loss = validation_loss(*model, world->group(), validation_batches);
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
+}
+
+// What the model makes of the start of the first held-out row, or of the first training row.
+void Trainer::Impl::sample(int64_t step) {
+  constexpr int64_t kNewTokens = 48;
+  const int64_t first_row[] = {0};
+  const auto prompt = sample_prompt((data.validation ? *data.validation : *data.train).rows(first_row));
+  auto options = GenerationOptions::from_folder(recipe.model.path, config);
+  options.max_new_tokens = kNewTokens;
+  const bool was_training = model->training();
+  model->train(false);
+  const auto tokens = generate(*model, prompt, options, {}, world->group().get());
+  model->train(was_training);
+  const auto text_of = [&](const std::vector<int64_t>& ids) {
+    return data.tokenizer->decode(std::vector<text::TokenId>(ids.begin(), ids.end()));
+  };
+  if (report) report->sample(step, text_of(prompt), text_of(tokens));
 }
 
 void Trainer::Impl::save(int64_t step) {
@@ -192,7 +227,8 @@ void Trainer::Impl::export_model() {
   const auto fresh = run_path() / "model.new";
   if (chief()) std::filesystem::remove_all(fresh);
   comm::barrier(*world->group());
-  save_pretrained(*model, fresh, recipe.model.path);
+  // COLLECTIVE where the model is sharded; of a replicated one rank 0 has all.
+  if (chief() || is_dtensor(model->parameters().front())) save_pretrained(*model, fresh, recipe.model.path);
   if (chief()) {
     const auto old = run_path() / "model.old";
     std::filesystem::remove_all(old);
@@ -214,6 +250,7 @@ RunSummary Trainer::Impl::run() {
     train_step(++step);
     const bool last = step == steps;
     if (due(recipe.train.validate_every) || last) validate(step);
+    if (due(recipe.train.sample_every)) sample(step);
     if (due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0)) {
       save(step);
       saved_step = step;

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -105,6 +107,66 @@ TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
   EXPECT_FALSE(std::filesystem::exists(folder / "step-00000006"));
   EXPECT_FALSE(std::filesystem::exists(folder / "step-00000006.tmp"));
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 5);
+}
+
+TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
+  TempFolder folder;
+  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    CheckpointWriter writer({.folder = folder.path(), .world = world, .async = true});
+    writer.save(1, sharded(world, 1), {});
+    auto tensors = sharded(world, 2);
+    // Only rank 1 has something that cannot be written: a part of no safetensors dtype.
+    const auto mesh = init_device_mesh(world, "cpu", {2});
+    const auto part = at::ones({1}, world->rank() == 0 ? at::kFloat : at::kComplexFloat);
+    tensors.emplace_back("odd", from_local(part, mesh, {Shard(0)}));
+    EXPECT_FALSE(writer.failed());
+    try {
+      writer.save(2, tensors, {});
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+      return;
+    }
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!writer.failed() && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_TRUE(writer.failed());
+    try {
+      writer.finish();
+      ADD_FAILURE() << "no error on rank " << world->rank();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("not saved: rank"), std::string::npos) << error.what();
+    }
+    EXPECT_FALSE(writer.failed());
+    writer.save(3, sharded(world, 3), {});
+    writer.finish();
+  });
+  EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 3);
+}
+
+TEST(Checkpoint, TwoWritersOfOneWorldKeepApart) {
+  TempFolder good, bad;
+  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    CheckpointWriter first({.folder = good.path(), .world = world, .async = true});
+    CheckpointWriter second({.folder = bad.path(), .world = world, .async = true});
+    first.save(1, sharded(world, 1), {});
+    first.finish();
+    auto tensors = sharded(world, 2);
+    tensors.emplace_back("odd", at::ones({1}, at::kComplexFloat));  // no safetensors dtype
+    second.save(1, tensors, {});
+    EXPECT_THROW(second.finish(), Error);  // not what the first one was told
+    first.save(2, sharded(world, 2), {});
+    second.save(2, sharded(world, 4), {});
+    second.finish();
+    first.finish();
+  });
+  for (const auto& [folder, scale] : {std::pair(&good, 2.0), std::pair(&bad, 4.0)}) {
+    const auto checkpoint = Checkpoint::latest(folder->path());
+    ASSERT_TRUE(checkpoint);
+    EXPECT_EQ(checkpoint->step(), 2);
+    auto weight = at::zeros({7, 3});
+    checkpoint->load({{"weight", weight}});
+    EXPECT_TRUE(at::equal(weight, full_weight() * scale));
+  }
 }
 
 TEST(Checkpoint, NoLatestMeansNone) {

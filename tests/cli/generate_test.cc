@@ -69,6 +69,21 @@ TEST_F(Generate, SeedRepeatsAndTemperatureZeroIsGreedy) {
   EXPECT_EQ(run({"--prompt", "a", "--temperature", "0"}).out, run({"--prompt", "a"}).out);
 }
 
+TEST_F(Generate, ShardedOverRanksItGivesTheSameTextOnce) {
+  const auto one = run({"--prompt", "the cat", "--max-new-tokens", "9", "--json"});
+  for (const char* ranks : {"2", "3"}) {
+    const auto several = run({"--prompt", "the cat", "--max-new-tokens", "9", "--json", "--nproc", ranks});
+    ASSERT_EQ(several.exit_code, 0) << several.err;
+    EXPECT_EQ(several.out, one.out);
+  }
+  const auto text = nlohmann::json::parse(one.out)["text"].get<std::string>();
+  EXPECT_EQ(run({"--prompt", "-", "--max-new-tokens", "9", "--nproc", "2"}).out, text + "\n");
+  const std::vector<std::string> sample = {"--prompt", "a", "--temperature", "1.5", "--seed", "4"};
+  auto on_two = sample;
+  on_two.insert(on_two.end(), {"--nproc", "2"});
+  EXPECT_EQ(run(on_two).out, run(sample).out);
+}
+
 TEST_F(Generate, ChatPutsThePromptIntoTheTemplate) {
   publish_file(dir() / "chat_template.jinja",
                "{% for m in messages %}({{ m.role }}) {{ m.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}");
@@ -83,7 +98,8 @@ TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {
     EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
     EXPECT_EQ(result.out, "");
   };
-  expect(run({"--prompt", "a", "--nproc", "2"}), 2, "not available in this version");
+  expect(run({"--prompt", "a", "--nproc", "-1"}), 2, "wanted 1 to 4096");
+  expect(run({"--prompt", "", "--nproc", "2"}), 2, "holds no token");
   expect(run({"--prompt", "a", "--top-p", "2"}), 2, "top_p");
   expect(run({"--prompt", ""}), 2, "holds no token");
   expect(run({"--prompt", "a", "--chat"}), 2, "no chat template");

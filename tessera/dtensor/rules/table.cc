@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/dispatch.h"
 
 namespace tessera {
 
@@ -86,7 +87,10 @@ const Rule* find_rule(const OpEntry& op) {
   return all.find(op.name);
 }
 
-Handler find_handler(const std::string& name) { return find_builtin_handler(name); }
+Handler find_handler(const std::string& name) {
+  const Handler builtin = find_builtin_handler(name);
+  return builtin != nullptr ? builtin : find_loss_parallel_handler(name);
+}
 
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {

@@ -10,12 +10,6 @@
 namespace tessera::parallel {
 namespace {
 
-void cast_floating(const nn::TensorRefs& tensors, c10::ScalarType dtype) {
-  for (at::Tensor* tensor : tensors) {
-    if (tensor->defined() && tensor->is_floating_point() && tensor->scalar_type() != dtype) *tensor = tensor->to(dtype);
-  }
-}
-
 bool enough_cores(const DeviceMesh& mesh) {
   return static_cast<int>(std::thread::hardware_concurrency()) >= mesh.world()->info().local_size;
 }
@@ -37,6 +31,14 @@ void FsdpState::install_hooks() {
 void FsdpState::set_prefetch(bool on) {
   prefetch_ = on;
   if (schedule_) schedule_->set_prefetch(on);
+}
+
+void FsdpState::set_synchronize(bool on) {
+  if (group_) group_->synchronize = on;
+}
+
+void FsdpState::set_divide(double factor) {
+  if (group_) group_->divide = factor;
 }
 
 void FsdpState::settle() {
@@ -140,7 +142,7 @@ void FsdpState::after_forward(nn::TensorRefs& outputs) {
   if (root_) schedule_->end_forward();
 }
 
-FsdpState* fsdp_state(const nn::Module& module) { return static_cast<FsdpState*>(module.sharding().get()); }
+FsdpState* fsdp_state(const nn::Module& module) { return dynamic_cast<FsdpState*>(module.sharding().get()); }
 
 std::vector<FsdpState*> fsdp_states(nn::Module& module) {
   std::vector<FsdpState*> out;

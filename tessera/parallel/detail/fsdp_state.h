@@ -7,13 +7,14 @@
 #include <vector>
 
 #include "tessera/nn/module.h"
+#include "tessera/parallel/detail/data_parallel_state.h"
 #include "tessera/parallel/detail/param_group.h"
 #include "tessera/parallel/detail/schedule.h"
 #include "tessera/parallel/fully_shard.h"
 
 namespace tessera::parallel {
 
-class FsdpState : public nn::Module::Attachment, public std::enable_shared_from_this<FsdpState> {
+class FsdpState : public DataParallelState, public std::enable_shared_from_this<FsdpState> {
  public:
   // The group is null when nested calls have all parameters.
   FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group);
@@ -23,6 +24,9 @@ class FsdpState : public nn::Module::Attachment, public std::enable_shared_from_
   Schedule* schedule() const { return schedule_.get(); }
   void set_reshard_after_forward(bool on) { reshard_after_forward_ = on; }
   void set_prefetch(bool on);
+  bool synchronizes() const override { return !group_ || group_->synchronize; }
+  void set_synchronize(bool on) override;
+  void set_divide(double factor) override;
   // Makes this module the root of all sharded modules below it, if it has no root yet.
   void settle();
 

@@ -3,10 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
-#include <cmath>
-
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/parallel/detail/data_parallel_state.h"
 
 namespace tessera::parallel {
 namespace {
@@ -15,14 +14,6 @@ std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(shape[d], 1);
   return strides;
-}
-
-// For fp16: the largest power of two below about the square root of the divisor, so that neither the sum before nor
-// the quotient after leaves the range (FSDP2's rule).
-double fp16_pre_divisor(double divide) {
-  double factor = 1;
-  while (std::fmod(divide, factor) == 0 && divide / factor > factor) factor *= 2;
-  return factor;
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
-// The autograd node of a group: one for each forward, sharded parameters in, unsharded parameters out.
+// The autograd nodes behind data parallelism: one for each forward of a sharded group, and ends of the graph that take
+// the place of leaves.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
+#include <unordered_set>
 #include <vector>
 
 namespace tessera::parallel {
@@ -11,9 +14,29 @@ namespace tessera::parallel {
 // Gets the gradients of the unsharded parameters, undefined where there was none.
 using GradientSink = std::function<void(std::vector<at::Tensor>&& gradients)>;
 
-// Makes `whole` results of a graph node that depends on `shards`. Backward hands all its gradients to `sink` at once and
-// passes nothing on: the sink sets the shards' gradients itself.
+// Makes `whole` results of a graph node that depends on `shards`. Backward hands all its gradients to `sink` at once
+// and passes nothing on: the sink sets the shards' gradients itself.
 void connect_gradients(const std::vector<at::Tensor>& shards, const std::vector<at::Tensor>& whole, GradientSink sink);
+
+// An end of the graph in place of several leaves: forward reads tensors connected to it, each backward hands it all
+// their gradients at once, however many forwards came before. It runs as soon as they are complete, as leaves do, and
+// like them once for each graph inside reentrant checkpoints.
+class GraphEnd {
+ public:
+  GraphEnd(const std::vector<at::Tensor>& like, GradientSink sink);
+  ~GraphEnd();
+  GraphEnd(GraphEnd&&) noexcept;
+  // `tensor`, which depends on nothing, becomes an input of the end: number `index` of those it was made for.
+  void connect(const at::Tensor& tensor, size_t index) const;
+  const void* identity() const;  // as reachable_nodes() has it
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// All nodes of the graph behind `outputs`.
+std::unordered_set<const void*> reachable_nodes(const std::vector<at::Tensor>& outputs);
 
 // Calls `hook` when the gradient of `output` is known and its graph is about to run backward.
 void before_backward_of(const at::Tensor& output, std::function<void()> hook);

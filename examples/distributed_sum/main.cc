@@ -1,0 +1,47 @@
+// The sum and the mean of a vector whose elements are spread over the ranks that start it:
+//
+//   tessera launch --nproc 4 -- build/distributed_sum/distributed_sum
+//
+// Each rank holds a shard; sum() adds up what is there and leaves a Partial, full_tensor() adds those with one
+// all-reduce. Exits 1 unless the results are those of one process.
+#include <ATen/ATen.h>
+#include <tessera/base/error.h>
+#include <tessera/comm/rendezvous.h>
+#include <tessera/dtensor/dtensor.h>
+
+#include <cstdio>
+
+using namespace tessera;
+
+int sum() {
+  const auto world = comm::World::connect({});
+  const auto mesh = init_device_mesh(world, "cpu", {world->size()});
+
+  const int64_t count = 1'000'003;  // no multiple of any number of ranks
+  const auto numbers = at::arange(1, count + 1, at::kDouble);
+  const auto spread = distribute_tensor(numbers, mesh, {Shard(0)});
+
+  const auto partial = spread.sum();
+  const auto total = full_tensor(partial).item<double>();
+  const auto mean = full_tensor(spread.mean()).item<double>();
+  const auto largest = full_tensor(spread.amax()).item<double>();
+
+  std::printf("rank %d holds %ld numbers, which add up to %.0f\n", world->rank(),
+              static_cast<long>(to_local(spread).numel()), to_local(partial).item<double>());
+  const double expected = 0.5 * static_cast<double>(count) * static_cast<double>(count + 1);
+  if (world->rank() == 0)
+    std::printf("sum %.0f  mean %.1f  largest %.0f  placements of the sum %s\n", total, mean, largest,
+                to_string(placements(partial)).c_str());
+  return total == expected && mean == expected / static_cast<double>(count) && largest == static_cast<double>(count)
+             ? 0
+             : 1;
+}
+
+int main() {
+  try {
+    return sum();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "distributed_sum: %s\n", error.what());
+    return exit_code_for(error);
+  }
+}

@@ -1,0 +1,69 @@
+// Training of a linear layer whose weight is spread over the ranks that start it, each holding some output features:
+//
+//   tessera launch --nproc 4 -- build/sharded_linear/sharded_linear
+//
+// The loop is the one of a single process: weight and bias are DTensors, autograd and the update work on them as they
+// are. Prints the loss as it falls; exits 1 unless layer and losses are those of one process.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <tessera/base/error.h>
+#include <tessera/comm/rendezvous.h>
+#include <tessera/dtensor/dtensor.h>
+
+#include <cmath>
+#include <cstdio>
+
+using namespace tessera;
+
+// Gradient descent on the mean squared error; the losses before each step.
+std::vector<double> train(at::Tensor& weight, at::Tensor& bias, const at::Tensor& x, const at::Tensor& y) {
+  std::vector<double> losses;
+  for (int step = 0; step < 60; ++step) {
+    const auto loss = (at::linear(x, weight, bias) - y).pow(2).mean();
+    loss.backward();
+    losses.push_back(loss.item<double>());
+    const at::NoGradGuard no_grad;
+    for (auto* parameter : {&weight, &bias}) {
+      parameter->sub_(parameter->grad(), 3.0);
+      parameter->mutable_grad().reset();
+    }
+  }
+  return losses;
+}
+
+int run() {
+  const auto world = comm::World::connect({});
+  const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {"tp"});
+  const auto random = at::make_generator<at::CPUGeneratorImpl>(1);  // the same values on every rank
+  const auto x = at::randn({64, 12}, random), truth = at::randn({10, 12}, random);
+  const auto y = at::linear(x, truth) + 0.5;
+
+  auto plain_weight = at::zeros({10, 12}).set_requires_grad(true), plain_bias = at::zeros({10}).set_requires_grad(true);
+  const auto expected = train(plain_weight, plain_bias, x, y);
+
+  auto weight = distribute_tensor(at::zeros({10, 12}), mesh, {Shard(0)}).set_requires_grad(true);
+  auto bias = distribute_tensor(at::zeros({10}), mesh, {Shard(0)}).set_requires_grad(true);
+  const auto losses =
+      train(weight, bias, distribute_tensor(x, mesh, {Replicate()}), distribute_tensor(y, mesh, {Replicate()}));
+
+  double worst = 0;
+  for (size_t i = 0; i < losses.size(); ++i)
+    worst = std::max(worst, std::abs(losses[i] - expected[i]) / (expected[i] + 1e-6));
+  const double distance = (full_tensor(weight.detach()) - plain_weight.detach()).abs().max().item<double>();
+  if (world->rank() == 0) {
+    for (size_t i = 0; i < losses.size(); i += 20) std::printf("step %2zu  loss %.6f\n", i, losses[i]);
+    std::printf("step %2zu  loss %.6f  weight %s, %ld of 10 rows on rank 0, %.1e from one process\n", losses.size(),
+                losses.back(), to_string(placements(weight)).c_str(),
+                static_cast<long>(to_local(weight.detach()).size(0)), distance);
+  }
+  return losses.back() < 0.01 * losses.front() && worst < 1e-3 && distance < 1e-4 ? 0 : 1;
+}
+
+int main() {
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "sharded_linear: %s\n", error.what());
+    return exit_code_for(error);
+  }
+}

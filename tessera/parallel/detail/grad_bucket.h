@@ -1,0 +1,72 @@
+// Gradients of some replicated parameters on their way through one all-reduce.
+//
+//   bucket.add(position, gradient);    // local; adds where there is one from a backward without synchronisation
+//   bucket.start(group, divide);       // COLLECTIVE over the group; returns at once
+//   ...
+//   bucket.finish();                   // waits; the parameters' grad() are views of the bucket
+//
+// A parameter that no rank had a gradient for keeps its grad() as it was: the buffer ends with a flag for every
+// parameter, reduced along with the gradients. Belongs to one rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/collectives.h"
+#include "tessera/nn/module.h"
+#include "tessera/parallel/detail/buffer_pool.h"
+#include "tessera/parallel/detail/flat_layout.h"
+#include "tessera/parallel/detail/sharded_param.h"
+
+namespace tessera::parallel {
+
+struct ReplicatedParam {
+  std::string name;
+  std::vector<SlotRef> slots;     // more than one: tied
+  at::Tensor parameter;           // plain, or a DTensor of another mesh
+  c10::ScalarType compute_dtype;  // of what forward reads, and so of its gradient
+};
+
+class GradBucket {
+ public:
+  // `params` stay in place while the bucket lives.
+  GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
+             std::string name);
+  ~GradBucket();
+  GradBucket(GradBucket&&) = default;
+
+  // COLLECTIVE over the parameter's own mesh when its gradient is a DTensor that lies otherwise.
+  void add(size_t position, const at::Tensor& gradient);
+  // Lets grad() show what has accumulated, where it shows nothing else.
+  void show_accumulated();
+  void start(comm::Group& group, double divide);
+  void finish();
+  void drop();  // after an error: waits for what is in flight and forgets it
+  bool started() const { return started_; }
+  bool accumulated() const { return buffer_.defined() && !started_; }
+  size_t size() const { return params_.size(); }
+
+ private:
+  void begin();
+  void forget_dropped();
+  at::Tensor view_of(const at::Tensor& values, size_t position) const;
+  void set_gradient(size_t position, const at::Tensor& values);
+
+  std::vector<ReplicatedParam*> params_;
+  c10::ScalarType dtype_;  // travels
+  std::shared_ptr<BufferPool> pool_;
+  std::string name_;
+  FlatLayout layout_{1};
+  int64_t flags_offset_ = 0;  // elements
+  std::vector<bool> filled_;
+  std::vector<bool> shown_;  // grad() shows what has accumulated here
+  at::Tensor buffer_;
+  double post_scale_ = 1;
+  bool started_ = false;
+  comm::Pending pending_;
+};
+
+}  // namespace tessera::parallel

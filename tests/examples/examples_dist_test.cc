@@ -1,0 +1,65 @@
+// The examples, built as a user builds them: against the installed library, then run on several ranks.
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// The loss on the last line, "step 100  loss 0.00365".
+double last_loss(const std::string& text) { return std::stod(text.substr(text.rfind("loss ") + 5)); }
+
+class Installed {
+ public:
+  // Installs once and builds all examples.
+  Installed() {
+    const auto build = std::filesystem::path(program()).parent_path().string();
+    require(run_process({"cmake", "--install", build, "--prefix", prefix()}));
+    require(
+        run_process({"cmake", "-G", "Ninja", "-S", (source_folder() / "examples").string(), "-B",
+                     (folder_ / "examples").string(), "-DCMAKE_PREFIX_PATH=" + prefix(), "-DCMAKE_BUILD_TYPE=Release",
+                     std::string("-DTESSERA_TORCH=") + std::getenv("TESSERA_TORCH")}));
+    require(run_process({"cmake", "--build", (folder_ / "examples").string()}, {.timeout_seconds = 600}));
+  }
+  ProcessResult run(const std::string& example, int ranks) const {
+    const auto path = (folder_ / "examples" / example / example).string();
+    if (ranks == 1) return run_process({path});
+    return run_process({prefix() + "/bin/tessera", "launch", "--nproc", std::to_string(ranks), "--", path});
+  }
+
+ private:
+  static void require(const ProcessResult& run) {
+    if (run.exit_code != 0) throw std::runtime_error(run.out + run.err);
+  }
+  std::string prefix() const { return (folder_ / "prefix").string(); }
+  TempFolder folder_;
+};
+
+TEST(Examples, BuildAgainstTheInstalledLibraryAndRunOnOneToFourRanks) {
+  const Installed installed;
+  for (const char* example : {"matrix_product", "distributed_sum", "sharded_linear"}) {
+    for (const int ranks : {1, 2, 4}) {
+      const auto run = installed.run(example, ranks);  // they check their own results
+      EXPECT_EQ(run.exit_code, 0) << example << " on " << ranks << " ranks\n" << run.out << run.err;
+    }
+  }
+  EXPECT_THAT(installed.run("matrix_product", 4).out, HasSubstr("A (S(1)), B (S(0)): AB (P(sum))"));
+  EXPECT_THAT(installed.run("distributed_sum", 4).out, HasSubstr("sum 500003500006"));
+  EXPECT_THAT(installed.run("distributed_sum", 4).out, HasSubstr("rank 3 holds 250000 numbers"));
+  EXPECT_THAT(installed.run("sharded_linear", 4).out, HasSubstr("weight (S(0)), 3 of 10 rows on rank 0"));
+
+  const auto one = installed.run("custom_loop", 1), two = installed.run("custom_loop", 2);
+  ASSERT_EQ(one.exit_code, 0) << one.out << one.err;
+  ASSERT_EQ(two.exit_code, 0) << two.out << two.err;
+  EXPECT_NEAR(last_loss(one.out), last_loss(two.out), 0.01 * last_loss(one.out)) << one.out << two.out;
+}
+
+}  // namespace
+}  // namespace tessera::testing

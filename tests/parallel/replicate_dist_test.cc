@@ -1,0 +1,713 @@
+#include <gmock/gmock.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/detail/bucket_plan.h"
+#include "tessera/parallel/parallelize_model.h"
+#include "tessera/parallel/replicate.h"
+#include "tests/parallel/small_model.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kTolerance = 1e-6;  // relative, in float32
+
+// Small enough that SmallModel fills several.
+ReplicateOptions small_buckets(const WorldPtr& world, int64_t bytes = 600) {
+  return {.mesh = line(world), .bucket_bytes = bytes, .first_bucket_bytes = 100};
+}
+
+// The gradient of the mean loss over all rows.
+void backward(SmallModel& model, const at::Tensor& tokens, int64_t total_rows) {
+  (loss_sum(model(tokens), tokens) / static_cast<double>(total_rows * 4)).backward();
+}
+void plain_backward(SmallModel& model, int64_t step, int64_t rows = 12) {
+  backward(model, tokens_of(step, rows), rows);
+}
+void replica_backward(SmallModel& model, const comm::World& world, int64_t step, int64_t rows = 12) {
+  backward(model, rows_of_rank(tokens_of(step, rows), world.rank(), world.size()), rows);
+}
+
+void train_beside_plain(const WorldPtr& world, const ReplicateOptions& options) {
+  SmallModel plain(3, at::kDouble), replica(3, at::kDouble);
+  replicate(replica, options);
+  set_gradient_divide_factor(replica, 1);
+  auto plain_optimizer = optim::make_adamw(plain, {.lr = 1e-2, .weight_decay = 0.1});
+  auto optimizer = optim::make_adamw(replica, {.lr = 1e-2, .weight_decay = 0.1});
+  for (int step = 0; step < 3; ++step) {
+    const int64_t rows = 11 + step;
+    plain_backward(plain, step, rows);
+    replica_backward(replica, *world, step, rows);
+    ASSERT_LT(distance(whole_gradients(replica), whole_gradients(plain)), 1e-10) << "gradients of step " << step;
+    plain_optimizer->step();
+    optimizer->step();
+    ASSERT_LT(distance(whole_parameters(replica), whole_parameters(plain)), 1e-10) << "after step " << step;
+    plain_optimizer->zero_grad();
+    optimizer->zero_grad();
+  }
+}
+
+TESSERA_RANKS_TEST(Replicate, TrainsLikeOneProcess, (1, 2, 3)) { train_beside_plain(world, small_buckets(world)); }
+
+TEST(Replicate, TrainsLikeOneProcessWithEachWayToFindUnusedParameters) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const int which : {0, 1, 2, 3}) {
+      auto options = small_buckets(world);
+      options.find_unused_parameters = which == 1;
+      options.static_graph = which == 2;
+      options.learn_order = which != 3;
+      train_beside_plain(world, options);
+    }
+  });
+}
+
+TEST(Replicate, AveragesOverTheRanksUnlessTold) {
+  on_threads(3, [](const WorldPtr& world) {
+    SmallModel summed, averaged;
+    for (auto* model : {&summed, &averaged}) replicate(*model, small_buckets(world));
+    set_gradient_divide_factor(summed, 1);
+    for (auto* model : {&summed, &averaged}) replica_backward(*model, *world, 0);
+    auto expected = whole_gradients(summed);
+    for (auto& gradient : expected) gradient.div_(3);
+    EXPECT_LT(distance(whole_gradients(averaged), expected), kTolerance);
+    for (const auto& parameter : averaged.parameters()) EXPECT_FALSE(is_dtensor(parameter));
+  });
+}
+
+// ---- buckets ----
+
+TEST(BucketPlan, ClosesABucketThatHoldsItsLimit) {
+  using parallel::assign_buckets;
+  using Plan = std::vector<std::vector<size_t>>;
+  EXPECT_EQ(assign_buckets({{10, at::kFloat}, {10, at::kFloat}, {30, at::kFloat}, {5, at::kFloat}}, 10, 40),
+            (Plan{{0}, {1, 2}, {3}}));
+  EXPECT_EQ(assign_buckets({{10, at::kFloat}, {10, at::kHalf}, {30, at::kFloat}, {5, at::kHalf}}, 1000, 1000),
+            (Plan{{0, 2}, {1, 3}}));
+  EXPECT_EQ(assign_buckets({}, 10, 40), Plan{});
+}
+
+TEST(Replicate, ReducesOncePerBucket) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel model;  // 13 parameters: embedding 264 bytes, norm 24, a layer 24 + 240 + 240 + 24
+    replicate(model, small_buckets(world, 500));
+    for (int step = 0; step < 3; ++step) {
+      replica_backward(model, *world, step);
+      // Reverse order of registration, and of use: the last layer's bias and down close the first bucket; up and norm
+      // with bias and down of the layer before reach 500 bytes, twice; what is left goes with norm and the embedding.
+      EXPECT_EQ(replicate_stats(model).buckets, 4);
+      EXPECT_EQ(replicate_stats(model).all_reduces, 4);
+      reset_replicate_stats(model);
+    }
+    SmallModel one;
+    replicate(one, {.mesh = line(world)});
+    replica_backward(one, *world, 0);
+    EXPECT_EQ(replicate_stats(one).all_reduces, 1);
+  });
+}
+
+// How many buckets were under way when backward had reached the input of the first layer, in each of three steps.
+std::vector<int64_t> reductions_at_first_layer(const WorldPtr& world, SmallModel& model) {
+  int64_t seen = 0;
+  const auto hook = model.layers[0]->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
+    if (inputs[0]->requires_grad())
+      inputs[0]->register_hook([&](const at::Tensor&) { seen = replicate_stats(model).all_reduces; });
+  });
+  std::vector<int64_t> counts;
+  for (int step = 0; step < 3; ++step) {
+    seen = 0;
+    reset_replicate_stats(model);
+    replica_backward(model, *world, step);
+    counts.push_back(seen);
+    EXPECT_GE(replicate_stats(model).overlapped, seen);
+    EXPECT_EQ(replicate_stats(model).all_reduces, replicate_stats(model).buckets);
+  }
+  model.layers[0]->remove_hook(hook);
+  return counts;
+}
+
+TEST(Replicate, StartsReductionsBeforeBackwardEnds) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel model;
+    replicate(model, small_buckets(world, 500));
+    EXPECT_EQ(reductions_at_first_layer(world, model), (std::vector<int64_t>{3, 3, 3}));  // all but the embedding's
+    EXPECT_EQ(replicate_stats(model).overlapped, 4);
+  });
+}
+
+struct BackToFront : nn::Callable<BackToFront> {
+  std::shared_ptr<Layer> first, second, third;  // registered in the reverse order of use
+  explicit BackToFront(at::TensorOptions options = at::kFloat) {
+    Values values(3, options);
+    third = register_module("third", std::make_shared<Layer>(values, 6, 10));
+    second = register_module("second", std::make_shared<Layer>(values, 6, 10));
+    first = register_module("first", std::make_shared<Layer>(values, 6, 10));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*third)((*second)((*first)(x))); }
+};
+
+TEST(Replicate, LearnsTheOrderOfUse) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const bool learn : {true, false}) {
+      BackToFront plain(at::kDouble), model(at::kDouble);
+      auto options = small_buckets(world, 1000);
+      options.learn_order = learn;
+      replicate(model, options);
+      std::vector<int64_t> before_first;
+      for (int step = 0; step < 2; ++step) {
+        reset_replicate_stats(model);
+        const auto input = Values(20 + static_cast<uint64_t>(step), at::kDouble)({4, 6});
+        plain(input).sum().backward();
+        const auto id = model.first->register_forward_hook([&](nn::Module&, nn::TensorRefs& outputs) {
+          outputs[0]->register_hook(
+              [&](const at::Tensor&) { before_first.push_back(replicate_stats(model).all_reduces); });
+        });
+        model(input).sum().backward();
+        model.first->remove_hook(id);
+      }
+      EXPECT_EQ(before_first[0], 0);
+      EXPECT_EQ(before_first[1] > 0, learn);
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), 1e-12);
+    }
+  });
+}
+
+TEST(Replicate, TakesGradientsOfAForwardFromBeforeTheBucketsChanged) {
+  on_threads(2, [](const WorldPtr& world) {
+    BackToFront plain, model;
+    replicate(model, small_buckets(world, 1000));
+    const auto input = Values(9)({4, 6});
+    const auto first = model(input).sum(), second = model(input * 2).sum();
+    first.backward();   // learns another order
+    second.backward();  // of the graph with the order before
+    plain(input).sum().backward();
+    plain(input * 2).sum().backward();
+    EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
+  });
+}
+
+TEST(Replicate, GivesTheSameBitsInEveryRun) {
+  on_threads(3, [](const WorldPtr& world) {
+    const auto train = [&](const ReplicateOptions& options) {
+      SmallModel model;
+      replicate(model, options);
+      auto optimizer = optim::make_adamw(model, {.lr = 1e-2});
+      for (int step = 0; step < 3; ++step) {
+        replica_backward(model, *world, step);
+        optimizer->step();
+        optimizer->zero_grad();
+      }
+      return whole_parameters(model);
+    };
+    const auto first = train(small_buckets(world));
+    EXPECT_TRUE(same_bits(first, train(small_buckets(world))));
+    // And on every rank.
+    for (const auto& parameter : first) {
+      auto other = parameter.clone();
+      comm::broadcast(*world->group(), other).wait();
+      EXPECT_TRUE(other.equal(parameter));
+    }
+  });
+}
+
+// ---- accumulation ----
+
+// Every choice of when micro-batches synchronise gives the gradient of the whole batch.
+TEST(Replicate, AccumulatesWithAndWithoutSynchronisation) {
+  on_threads(3, [](const WorldPtr& world) {
+    for (int mask = 0; mask < 4; ++mask) {
+      for (const bool find_unused : {false, true}) {
+        SmallModel plain, model;
+        auto options = small_buckets(world);
+        options.find_unused_parameters = find_unused;
+        replicate(model, options);
+        set_gradient_divide_factor(model, 1);
+        for (int i = 0; i < 3; ++i) {
+          plain_backward(plain, i);
+          const bool synchronise = i == 2 || (mask >> i & 1) != 0;
+          std::optional<NoSync> local;
+          if (!synchronise) local.emplace(model);
+          reset_replicate_stats(model);
+          replica_backward(model, *world, i);
+          EXPECT_EQ(replicate_stats(model).all_reduces, synchronise ? replicate_stats(model).buckets : 0);
+        }
+        EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance) << "mask " << mask;
+      }
+    }
+  });
+}
+
+TEST(Replicate, ShowsAndForgetsWhatAccumulatesAsLeavesDo) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel plain, alone, model;
+    replicate(model, small_buckets(world));
+    {
+      NoSync local(model);
+      replica_backward(model, *world, 0);
+      replica_backward(alone, *world, 0);
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(alone)), kTolerance);  // of this rank only
+      replica_backward(model, *world, 1);
+      replica_backward(alone, *world, 1);
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(alone)), kTolerance);
+      model.zero_grad();
+    }
+    set_gradient_divide_factor(model, 1);
+    replica_backward(model, *world, 2);
+    plain_backward(plain, 2);
+    EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
+  });
+}
+
+TEST(Replicate, AddsGradientsOfSeveralForwards) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const bool together : {true, false}) {
+      SmallModel plain, model;
+      replicate(model, small_buckets(world));
+      set_gradient_divide_factor(model, 1);
+      for (int step = 0; step < 2; ++step) {
+        std::vector<at::Tensor> losses;
+        for (int i = 0; i < 2; ++i) {
+          plain_backward(plain, i);
+          const auto rows = rows_of_rank(tokens_of(i), world->rank(), world->size());
+          losses.push_back(loss_sum(model(rows), rows) / 48.0);
+        }
+        if (together) {
+          (losses[0] + losses[1]).backward();
+        } else {
+          losses[0].backward();
+          losses[1].backward();
+        }
+      }
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
+    }
+  });
+}
+
+// ---- parameters that are not used ----
+
+struct Branches : nn::Callable<Branches> {
+  at::Tensor always, sometimes, never;
+  Branches() {
+    Values values(2);
+    register_parameter("always", always, values({5, 4}));
+    register_parameter("sometimes", sometimes, values({3, 4}));
+    register_parameter("never", never, values({7, 4}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    auto y = at::linear(x, always).sum();
+    return x.size(0) > 2 ? y + at::linear(x, sometimes).sum() : y;
+  }
+};
+
+TEST(Replicate, GivesUnusedParametersNoGradientUnlessSomeRankUsedThem) {
+  on_threads(3, [](const WorldPtr& world) {
+    for (const bool find_unused : {false, true}) {
+      Branches plain, model;
+      replicate(
+          model,
+          {.mesh = line(world), .bucket_bytes = 1, .first_bucket_bytes = 1, .find_unused_parameters = find_unused});
+      set_gradient_divide_factor(model, 1);
+      const std::vector<int64_t> rows = {2, 3, 1};
+      const int64_t n = rows[static_cast<size_t>(world->rank())];
+      for (int step = 0; step < 2; ++step) {
+        for (const int64_t each : rows) plain(at::full({each, 4}, 0.5 * each)).backward();
+        model(at::full({n, 4}, 0.5 * n)).backward();
+        EXPECT_FALSE(model.parameters()[2].grad().defined());
+        EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
+      }
+      // Nobody uses it now: the gradient stays as it is.
+      const auto before = model.parameters()[1].grad().clone();
+      model(at::ones({1, 4})).backward();
+      EXPECT_TRUE(model.parameters()[1].grad().equal(before));
+    }
+  });
+}
+
+// The first buckets belong to a layer that forward leaves out: what is known of it decides when the others may start.
+struct Skipping : nn::Callable<Skipping> {
+  std::shared_ptr<Layer> first, second, skipped;
+  Skipping() {
+    Values values(4);
+    first = register_module("first", std::make_shared<Layer>(values, 6, 10));
+    second = register_module("second", std::make_shared<Layer>(values, 6, 10));
+    skipped = register_module("skipped", std::make_shared<Layer>(values, 6, 10));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*second)((*first)(x)); }
+};
+
+TEST(Replicate, OverlapsBehindUnusedParametersWhenItKnowsThem) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto overlapped = [&](bool find_unused, bool static_graph) {
+      Skipping model;
+      replicate(model, {.mesh = line(world),
+                        .bucket_bytes = 500,
+                        .first_bucket_bytes = 100,
+                        .find_unused_parameters = find_unused,
+                        .static_graph = static_graph,
+                        .learn_order = false});
+      std::vector<int64_t> counts;
+      for (int step = 0; step < 2; ++step) {
+        reset_replicate_stats(model);
+        model(at::ones({2, 6})).sum().backward();
+        counts.push_back(replicate_stats(model).overlapped);
+        EXPECT_FALSE(model.skipped->parameters()[0].grad().defined());
+      }
+      EXPECT_EQ(replicate_stats(model).buckets, 4);
+      return counts;
+    };
+    EXPECT_EQ(overlapped(false, false), (std::vector<int64_t>{0, 0}));
+    EXPECT_EQ(overlapped(true, false), (std::vector<int64_t>{4, 4}));
+    EXPECT_EQ(overlapped(false, true), (std::vector<int64_t>{0, 4}));
+  });
+}
+
+TEST(Replicate, LeavesFrozenParametersWithoutGradientsAndSeesThemThaw) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel plain, model;
+    replicate(model, small_buckets(world));
+    set_gradient_divide_factor(model, 1);
+    for (const bool frozen : {true, false, true}) {
+      for (auto* each : {&plain, &model}) {
+        each->layers[1]->set_requires_grad(!frozen);
+        each->zero_grad();
+      }
+      plain_backward(plain, 0);
+      replica_backward(model, *world, 0);
+      EXPECT_EQ(model.layers[1]->parameters()[0].grad().defined(), !frozen);
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
+    }
+  });
+}
+
+// ---- recomputation inside backward ----
+
+struct Recompute : torch::autograd::Function<Recompute> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, Layer* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<int64_t>(layer);
+    return (*layer)(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    at::AutoGradMode on(true);
+    const auto input = context->get_saved_variables()[0].detach().set_requires_grad(true);
+    auto output = (*reinterpret_cast<Layer*>(context->saved_data["layer"].toInt()))(input);
+    output.backward(gradients[0]);
+    return {input.grad(), {}};
+  }
+};
+
+struct Checkpointed : nn::Callable<Checkpointed> {
+  std::vector<std::shared_ptr<Layer>> layers;
+  bool recompute;
+  explicit Checkpointed(bool recompute) : recompute(recompute) {
+    Values values(3);
+    for (const auto* name : {"0", "1", "2"})
+      layers.push_back(register_module(name, std::make_shared<Layer>(values, 6, 10)));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = recompute ? Recompute::apply(x, layer.get()) : (*layer)(x);
+    return x;
+  }
+};
+
+TEST(Replicate, TakesGradientsFromReentrantCheckpointsOfAStaticGraph) {
+  on_threads(2, [](const WorldPtr& world) {
+    Checkpointed plain(false), model(true);
+    replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .static_graph = true});
+    set_gradient_divide_factor(model, 1);
+    for (int step = 0; step < 4; ++step) {
+      reset_replicate_stats(model);
+      for (int rank = 0; rank < 2; ++rank) {
+        const auto input = Values(static_cast<uint64_t>(10 * step + rank))({4, 6}).set_requires_grad(true);
+        plain(input).sum().backward();
+        if (rank == world->rank()) model(input).sum().backward();
+      }
+      ASSERT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance) << "step " << step;
+    }
+    EXPECT_GT(replicate_stats(model).overlapped, 0);  // learned
+  });
+}
+
+TEST(Replicate, NamesAParameterWhoseGradientComesTooLate) {
+  on_threads(2, [](const WorldPtr& world) {
+    Checkpointed model(true);
+    // One bucket across two layers: each checkpoint hands in a part of it.
+    replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .learn_order = false});
+    const auto run = [&] { model(Values(1)({4, 6}).set_requires_grad(true)).sum().backward(); };
+    EXPECT_THAT(error_of(run), HasSubstr("a gradient came after its bucket had been reduced. Set static_graph"));
+  });
+}
+
+// ---- dtypes ----
+
+struct Mixed : nn::Callable<Mixed> {
+  at::Tensor a, b, c, scale;
+  Mixed() {
+    Values values(6);
+    register_parameter("a", a, values({4, 5}));
+    register_parameter("b", b, values({3, 4}).to(at::kDouble));
+    register_parameter("c", c, values({5, 4}).t());  // not contiguous
+    register_parameter("scale", scale, at::full({}, 0.7));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = at::linear(x, a) + at::linear(x, c);
+    return at::linear(y.to(at::kDouble), b).sum() * scale;
+  }
+};
+
+TEST(Replicate, ReducesEachDtypeInItsOwnBuckets) {
+  on_threads(3, [](const WorldPtr& world) {
+    Mixed plain, model;
+    replicate(model, {.mesh = line(world)});
+    set_gradient_divide_factor(model, 1);
+    for (int step = 0; step < 2; ++step) {
+      for (int rank = 0; rank < 3; ++rank) {
+        const auto input = Values(static_cast<uint64_t>(rank))({2, 5});
+        plain(input).backward();
+        if (rank == world->rank()) model(input).backward();
+      }
+    }
+    EXPECT_EQ(replicate_stats(model).buckets, 2);
+    EXPECT_EQ(model.parameters()[1].grad().scalar_type(), at::kDouble);
+    EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
+  });
+}
+
+TEST(Replicate, ComputesAndReducesAsThePolicySays) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const bool wide : {true, false}) {
+      SmallModel low(3, at::kBFloat16), model;
+      {
+        const at::NoGradGuard no_grad;
+        const auto from = model.parameters(), to = low.parameters();
+        for (size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+      }
+      auto options = small_buckets(world);
+      options.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kFloat};
+      if (wide) options.mp_policy.reduce_dtype = at::kFloat;
+      replicate(model, options);
+      const auto rows = tokens_of(0);  // the same on both ranks: their mean is the gradient of one
+      const auto logits = model(rows);
+      EXPECT_EQ(logits.scalar_type(), at::kFloat);
+      loss_sum(logits, rows).backward();
+      loss_sum(low(rows), rows).backward();
+      for (const auto& parameter : model.parameters()) EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(low)), 1e-6);
+      const at::NoGradGuard no_grad;
+      EXPECT_LT(distance({model(rows)}, {low(rows).to(at::kFloat)}), 1e-6);
+      EXPECT_EQ(model.norm.scalar_type(), at::kFloat);  // between forwards
+    }
+  });
+}
+
+TEST(Replicate, DividesHalfPrecisionBeforeItOverflows) {
+  on_threads(4, [](const WorldPtr& world) {
+    struct One : nn::Callable<One> {
+      at::Tensor weight;
+      One() { register_parameter("weight", weight, at::ones({8}, at::kHalf)); }
+      at::Tensor forward(const at::Tensor& x) { return (weight * x).sum(); }
+    } model;
+    replicate(model, {.mesh = line(world)});
+    model(at::full({8}, 20000, at::kHalf)).backward();  // 80000 is beyond float16
+    EXPECT_TRUE(model.weight.grad().equal(at::full({8}, 20000, at::kHalf)));
+  });
+}
+
+// ---- start, changes, errors ----
+
+TEST(Replicate, StartsFromTheFirstRank) {
+  on_threads(3, [](const WorldPtr& world) {
+    struct WithBuffer : nn::Callable<WithBuffer> {
+      at::Tensor weight, seen;
+      explicit WithBuffer(double value) {
+        register_parameter("weight", weight, at::full({2, 2}, value));
+        register_buffer("seen", seen, at::full({3}, value));
+      }
+      at::Tensor forward(const at::Tensor& x) { return (x * weight).sum() + seen.sum(); }
+    } model(world->rank() + 1.0);
+    replicate(model, {.mesh = line(world)});
+    model(at::ones({2, 2})).backward();
+    EXPECT_TRUE(model.weight.detach().equal(at::ones({2, 2})));
+    EXPECT_TRUE(model.seen.equal(at::ones({3})));
+    model.seen.fill_(world->rank() + 5.0);
+    {
+      NoSync local(model);
+      model(at::ones({2, 2}));
+    }
+    EXPECT_EQ(model.seen[0].item<double>(), world->rank() + 5.0);
+    model(at::ones({2, 2}));
+    EXPECT_EQ(model.seen[0].item<double>(), 5.0);
+
+    WithBuffer own(world->rank() + 1.0);
+    replicate(own, {.mesh = line(world), .init_sync = false, .broadcast_buffers = false});
+    own(at::ones({2, 2}));
+    EXPECT_EQ(own.weight[0][0].item<double>(), world->rank() + 1.0);
+    EXPECT_EQ(own.seen[0].item<double>(), world->rank() + 1.0);
+  });
+}
+
+TEST(Replicate, ShowsParametersBetweenForwardsAndKeepsThem) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel model;
+    const auto before = model.parameters();
+    replicate(model, small_buckets(world));
+    for (int step = 0; step < 2; ++step) {
+      const auto loss = loss_sum(model(tokens_of(step)), tokens_of(step));
+      EXPECT_TRUE(model.embedding.is_same(before[0]));
+      loss.backward();
+      EXPECT_TRUE(model.head.is_same(before[0]));
+      EXPECT_TRUE(model.layers[2]->up.is_leaf());
+    }
+    const auto after = model.parameters();
+    for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(before[i].is_same(after[i]));
+  });
+}
+
+TEST(Replicate, TakesOverParametersThatALoadReplaced) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel plain, model(3, at::kFloat, /*seed=*/99);
+    replicate(model, small_buckets(world));
+    replica_backward(model, *world, 0);
+    const auto from = plain.named_parameters(true), to = model.named_parameters(true);
+    for (size_t i = 0; i < to.size(); ++i) {
+      const auto value = to[i].name == "head" ? to[0].slot->parameter
+                                              : from[i].slot->parameter.detach().clone().set_requires_grad(true);
+      nn::Module::set_parameter(*to[i].slot, value);
+    }
+    set_gradient_divide_factor(model, 1);
+    plain_backward(plain, 1);
+    replica_backward(model, *world, 1);
+    EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
+  });
+}
+
+TEST(Replicate, StartsAfreshAfterAnException) {
+  on_threads(2, [](const WorldPtr& world) {
+    SmallModel clean, model;
+    for (auto* each : {&clean, &model}) replicate(*each, small_buckets(world, 300));
+    replica_backward(model, *world, 0);
+    model.zero_grad();
+    const auto failing = model.layers[0]->register_forward_hook([](nn::Module&, nn::TensorRefs& outputs) {
+      outputs[0]->register_hook([](const at::Tensor&) { throw std::runtime_error("hook failed"); });
+    });
+    EXPECT_THAT(error_of([&] { replica_backward(model, *world, 1); }),
+                HasSubstr("hook failed"));  // some buckets are under way
+    model.layers[0]->remove_hook(failing);
+    EXPECT_NE(error_of([&] { model(at::full({1, 5}, 1000, at::kLong)); }), "");  // tokens outside the vocabulary
+    replica_backward(clean, *world, 0);
+    clean.zero_grad();
+    for (auto* each : {&clean, &model}) replica_backward(*each, *world, 2);
+    EXPECT_TRUE(same_bits(whole_gradients(model), whole_gradients(clean)));
+    EXPECT_TRUE(model.embedding.is_leaf());
+  });
+}
+
+TEST(Replicate, SaysWhichParameterDiffersBetweenRanks) {
+  on_threads(2, [](const WorldPtr& world) {
+    struct Sized : nn::Callable<Sized> {
+      at::Tensor first, weight;
+      explicit Sized(int64_t rows) {
+        register_parameter("first", first, at::ones({2}));
+        register_parameter("weight", weight, at::ones({rows, 3}));
+      }
+      at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight).sum() + first.sum(); }
+    } model(world->rank() + 4);
+    replicate(model, {.mesh = line(world)});
+    EXPECT_THAT(error_of([&] {
+                  model(at::ones({1, 3}));
+                }),
+                HasSubstr("rank 1 of the mesh has 'weight [5, 3] Float' where rank 0 has 'weight [4, 3] Float'"));
+  });
+}
+
+TEST(Replicate, RefusesWhatItCannotReplicate) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto mesh = line(world);
+    SmallModel model, sharded, unfilled(1, at::TensorOptions(at::kFloat).device(at::kMeta));
+    EXPECT_THAT(error_of([&] { replicate(model, {}); }), HasSubstr("no mesh given"));
+    const auto square = init_device_mesh(world, "cpu", {1, 2}, {"a", "b"});
+    EXPECT_THAT(error_of([&] { replicate(model, {.mesh = square}); }),
+                HasSubstr("wanted a 1-d mesh of the replicas, found DeviceMesh("));
+    EXPECT_THAT(error_of([&] { replicate(model, {.mesh = mesh, .bucket_bytes = 0}); }),
+                HasSubstr("wanted positive sizes"));
+    fully_shard(*sharded.layers[0], {.mesh = mesh});
+    EXPECT_THAT(error_of([&] { replicate(sharded, {.mesh = mesh}); }), HasSubstr("Use one of the two"));
+    replicate(*model.layers[0], {.mesh = mesh});
+    EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = mesh}); }), HasSubstr("Use one of the two"));
+    EXPECT_THAT(error_of([&] { set_prefetch(model, true); }), HasSubstr("Call fully_shard first"));
+    EXPECT_THAT(error_of([&] { replicate_stats(model); }), HasSubstr("is no replica"));
+    EXPECT_THAT(error_of([&] { NoSync none(unfilled); }), HasSubstr("Call fully_shard or replicate first"));
+    replicate(unfilled, {.mesh = mesh});
+    EXPECT_THAT(error_of([&] { unfilled(tokens_of(0)); }), HasSubstr("embedding: still on the meta device"));
+  });
+}
+
+// ---- with other ways to be parallel ----
+
+TEST(Replicate, ReplicatesTensorParallelParametersOverTheOtherMeshDim) {
+  on_threads(4, [](const WorldPtr& world) {
+    struct Mlp : nn::Callable<Mlp> {
+      at::Tensor up, down, gain;
+      Mlp() {
+        Values values(8, at::kDouble);
+        register_parameter("up", up, values({6, 4}));
+        register_parameter("down", down, values({4, 6}));
+        register_parameter("gain", gain, values({4}));
+      }
+      at::Tensor forward(const at::Tensor& x) { return at::linear(at::gelu(at::linear(x * gain, up)), down); }
+    } plain, model;
+    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp_replicate", "tp"});
+    const auto tp = mesh->slice({"tp"});
+    const std::vector<Placements> wanted = {{Shard(0)}, {Shard(1)}, {Replicate()}};
+    const auto slots = model.named_parameters();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const auto value = distribute_tensor(slots[i].slot->parameter.detach(), tp, wanted[i]);
+      nn::Module::set_parameter(*slots[i].slot, value.set_requires_grad(true));
+    }
+    data_parallel(model, {}, {.mesh = mesh, .replicate = {.bucket_bytes = 64, .first_bucket_bytes = 64}});
+    set_gradient_divide_factor(model, 1);
+    for (int step = 0; step < 2; ++step) {
+      const auto rows = Values(static_cast<uint64_t>(step), at::kDouble)({6, 4});
+      plain(rows).square().sum().backward();
+      const auto own = rows_of_rank(rows, static_cast<int>(mesh->local_rank(0)), 2);
+      full_tensor(model(from_local(own, tp, {Replicate()}))).square().sum().backward();
+    }
+    for (size_t i = 0; i < slots.size(); ++i) EXPECT_EQ(placements(model.parameters()[i].grad()), wanted[i]);
+    EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), 1e-12);
+  });
+}
+
+TEST(DataParallel, FollowsTheMesh) {
+  on_threads(4, [](const WorldPtr& world) {
+    struct Case {
+      std::vector<int64_t> shape;
+      std::vector<std::string> names;
+      bool sharded;
+    };
+    for (const auto& [shape, names, sharded] :
+         {Case{{4, 1}, {"dp_replicate", "dp_shard"}, false}, Case{{1, 4}, {"dp_replicate", "dp_shard"}, true},
+          Case{{2, 2}, {"dp_replicate", "dp_shard"}, true}, Case{{4}, {"dp_replicate"}, false},
+          Case{{4}, {"dp_shard"}, true}}) {
+      const auto mesh = init_device_mesh(world, "cpu", shape, names);
+      SmallModel plain, model;
+      std::vector<nn::Module*> blocks;
+      for (auto& layer : model.layers) blocks.push_back(layer.get());
+      data_parallel(model, blocks, {.mesh = mesh});
+      set_gradient_divide_factor(model, 1);
+      EXPECT_EQ(is_dtensor(model.parameters()[0]), sharded) << mesh->to_string();
+      plain_backward(plain, 0);
+      replica_backward(model, *world, 0);
+      EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance) << mesh->to_string();
+    }
+    SmallModel model;
+    EXPECT_THAT(error_of([&] { data_parallel(model, {}, {.mesh = line(world)}); }),
+                HasSubstr("neither a dim dp_replicate nor dp_shard"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
