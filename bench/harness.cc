@@ -12,7 +12,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 
@@ -43,6 +46,26 @@ double ticks_of(pid_t process) {
   return user + system + child_user + child_system;
 }
 
+// With the processes that it started, and they.
+double ticks_of_tree(pid_t root) {
+  std::multimap<pid_t, pid_t> children;
+  std::error_code gone;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", gone)) {
+    std::ifstream status(entry.path() / "status");
+    const pid_t process = std::atoi(entry.path().filename().c_str());
+    for (std::string line; process > 0 && std::getline(status, line);) {
+      if (line.starts_with("PPid:")) children.emplace(std::atoi(line.c_str() + 5), process);
+    }
+  }
+  const std::function<double(pid_t)> sum = [&](pid_t process) {
+    double ticks = ticks_of(process);
+    const auto [begin, end] = children.equal_range(process);
+    for (auto child = begin; child != end; ++child) ticks += sum(child->second);
+    return ticks;
+  };
+  return sum(root);
+}
+
 // Processor time that went to others while it lived.
 class Disturbance {
  public:
@@ -55,7 +78,7 @@ class Disturbance {
  private:
   double others() const {
     double ticks = busy_ticks() - ticks_of(::getpid());
-    for (const Peer* peer : peers_) ticks -= ticks_of(peer->process());
+    for (const Peer* peer : peers_) ticks -= ticks_of_tree(peer->process());
     return ticks;
   }
   const std::vector<const Peer*>& peers_;
