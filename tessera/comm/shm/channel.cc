@@ -20,7 +20,10 @@ using std::chrono::nanoseconds;
 
 // How long looking again pays. A sleep and a wake cost 5 us and more on each side, pieces of large messages some 50 us.
 constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
-constexpr int kYields = 20;  // with more ranks than cores the core is what the peer waits for
+// With more ranks than cores the core is what the peer waits for. When others than the peers want it too, a sleeper
+// gets it back sooner than one that yields.
+constexpr int kYields = 20;
+constexpr microseconds kLongYield{50};
 constexpr nanoseconds kSlice = milliseconds(100);
 
 void pause() {
@@ -61,7 +64,9 @@ Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
   }
 }
 
-Channel::~Channel() {
+Channel::~Channel() { leave(); }
+
+void Channel::leave() noexcept {
   words(rank()).left.store(1);
   head().rounds.bell.ring_always();
   for (int peer = 0; peer < size(); ++peer) words(peer).doorbell.ring_always();
@@ -91,15 +96,19 @@ void Channel::break_off(const std::string& reason) noexcept {
 
 void Channel::throw_broken() const { throw GroupFailed(head().reason); }
 
+void Channel::fail(const std::string& reason) {
+  break_off(reason);
+  if (is_broken()) throw_broken();  // a rank that ends for a reason is a reason for the next one: the first one counts
+  throw GroupFailed(reason);
+}
+
 void Channel::check_processes() {
   for (const auto& [peer, watch] : watched_) {
     pollfd state{.fd = watch.get(), .events = POLLIN, .revents = 0};
     const bool ended =
         watch.get() >= 0 ? ::poll(&state, 1, 0) > 0 : ::kill(options_.processes[peer], 0) != 0 && errno == ESRCH;
     if (!ended) continue;
-    const std::string reason = fmt::format("{} (process {}) has ended", name_of(peer), options_.processes[peer]);
-    break_off(reason);
-    throw GroupFailed(reason);
+    fail(fmt::format("{} (process {}) has ended", name_of(peer), options_.processes[peer]));
   }
 }
 
@@ -140,8 +149,9 @@ std::string Channel::who_is_missing() const {
 bool Waiter::spin() {
   if (channel_.crowded()) {
     if (++looked_ > kYields) return false;
-    if (looked_ > 2) ::sched_yield();
-    return true;
+    const auto before = Clock::now();
+    ::sched_yield();
+    return Clock::now() - before < kLongYield;
   }
   pause();
   if (++looked_ % 16 != 0) return true;
@@ -155,16 +165,10 @@ void Waiter::sleep(Native::Word32& word, uint32_t seen) {
   const nanoseconds left = deadline_ - before;
   if (left <= nanoseconds(0)) {
     const std::string missing = channel_.who_is_missing();
-    const std::string reason = fmt::format("timed out: {} did not arrive", missing.empty() ? "nobody" : missing);
-    channel_.break_off(reason);
-    throw GroupFailed(reason);
+    channel_.fail(fmt::format("timed out: {} did not arrive", missing.empty() ? "nobody" : missing));
   }
   const std::string gone = channel_.who_left();
-  if (!gone.empty()) {
-    const std::string reason = gone + " has left the group";
-    channel_.break_off(reason);
-    throw GroupFailed(reason);
-  }
+  if (!gone.empty()) channel_.fail(gone + " has left the group");
   const nanoseconds slice = std::min(left, kSlice);
   Native::sleep(word, seen, slice);
   if (Clock::now() - before >= slice) channel_.check_processes();

@@ -45,7 +45,7 @@ struct Slot {
 class Channel {
  public:
   Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options);
-  ~Channel();  // tells the peers
+  ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -67,8 +67,12 @@ class Channel {
   PairWords& pair(int from, int to) { return *at<PairWords>(layout_.pair(from, to)); }
   std::byte* chunk(int from, int to, uint64_t number) { return memory_->data() + layout_.chunk(from, to, number); }
 
+  // Tells the peers that this rank takes part no longer.
+  void leave() noexcept;
   // Ends everybody's waits with GroupFailed(reason). The first reason stays.
   void break_off(const std::string& reason) noexcept;
+  // Breaks off and throws GroupFailed with the first reason.
+  [[noreturn]] void fail(const std::string& reason);
   bool is_broken() const { return head().rounds.broken.load() != 0; }
   [[noreturn]] void throw_broken() const;
   // Throws GroupFailed, after break_off(), when the process of another rank has ended.

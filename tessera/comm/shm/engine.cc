@@ -99,7 +99,6 @@ void Engine::post_front() {
     try {
       if (channel_->is_broken()) channel_->throw_broken();
       work.operation_->post(*channel_);
-      work.posted_ = true;
       return;
     } catch (...) {
       end_front(std::current_exception());

@@ -46,7 +46,7 @@ class CollectiveWork final : public c10d::Work {
   std::unique_ptr<Operation> operation_;
   Clock::time_point deadline_;
   std::vector<at::Tensor> tensors_, results_;
-  bool small_ = false, posted_ = false, ended_ = false;  // ended_: under the engine's mutex, unlike completed_
+  bool small_ = false, ended_ = false;  // ended_: under the engine's mutex, unlike completed_
 };
 
 class Engine {

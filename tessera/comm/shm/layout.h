@@ -48,9 +48,10 @@ struct SlotHead {
   uint64_t direct;      // 1: messages are read where they are
 };
 
-// What rank r sends to rank d: entry d of the table behind r's head.
+// What rank r sends to rank d, and wants from it: entry d of the table behind r's head.
 struct Message {
   uint64_t bytes;
+  uint64_t wanted;
   uint64_t address;
 };
 

@@ -95,27 +95,36 @@ class Exchange final : public Operation {
     slot.head->longest = longest_;
     slot.head->direct = channel.same_process() && longest_ > region(channel);
     for (int to = 0; to < size_; ++to) {
-      slot.table[to] = {.bytes = out_[to].bytes, .address = reinterpret_cast<uint64_t>(out_[to].data)};
+      slot.table[to] = {
+          .bytes = out_[to].bytes, .wanted = in_[to].bytes, .address = reinterpret_cast<uint64_t>(out_[to].data)};
     }
     if (!slot.head->direct) write_piece(channel, slot, 0);
   }
 
   void run(Channel& channel, const Waiting& waiting) override {
-    const int rank = channel.rank();
+    if (call_.kind == CallKind::kAllToAll) compare_sizes(channel);
     size_t longest = 0;
     bool direct = false;
     for (int from = 0; from < size_; ++from) {
-      const Slot slot = channel.slot(from);
-      const uint64_t sent = slot.table[rank].bytes;
-      TESSERA_CHECK(sent == in_[from].bytes, ErrorKind::kComm, "{}: {} sends {} bytes to {}, which wants {}",
-                    verb(call_.kind), channel.name_of(from), sent, channel.name_of(rank), in_[from].bytes);
-      longest = std::max<size_t>(longest, slot.head->longest);
-      direct = direct || slot.head->direct;
+      const SlotHead& head = *channel.slot(from).head;
+      longest = std::max<size_t>(longest, head.longest);
+      direct = direct || head.direct;
     }
     if (direct) {
       read_directly(channel, waiting);
     } else {
       read_pieces(channel, waiting, longest);
+    }
+  }
+
+  // Of all pairs, so that every rank gets the same error.
+  void compare_sizes(Channel& channel) const {
+    for (int from = 0; from < size_; ++from) {
+      for (int to = 0; to < size_; ++to) {
+        const uint64_t sent = channel.slot(from).table[to].bytes, wanted = channel.slot(to).table[from].wanted;
+        TESSERA_CHECK(sent == wanted, ErrorKind::kComm, "{} sends {} bytes to {}, which wants {}",
+                      channel.name_of(from), sent, channel.name_of(to), wanted);
+      }
     }
   }
 
@@ -157,7 +166,7 @@ class Exchange final : public Operation {
   size_t longest_ = 0, received_ = 0;
 };
 
-// Names the first two ranks that differ: on every rank the same two.
+// Names the first two ranks that differ, the same two on every rank.
 void compare_calls(Channel& channel, int size) {
   const Slot first = channel.slot(0);
   for (int rank = 1; rank < size; ++rank) {
