@@ -14,6 +14,7 @@
 #include "tessera/base/version.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/machine_facts.h"
+#include "tessera/comm/shm/handshake.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::cli {
@@ -65,7 +66,8 @@ Json report_backends() {
 #else
   const char* nccl = "no, not in this build";
 #endif
-  return {{"gloo", "yes"}, {"nccl", nccl}, {"shm", "no, not in this version"}};
+  const std::string reason = comm::shm::why_unavailable();
+  return {{"gloo", "yes"}, {"nccl", nccl}, {"shm", reason.empty() ? "yes" : "no, " + reason}};
 }
 
 Json report_kernels() {

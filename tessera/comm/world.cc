@@ -12,7 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/comm/gloo_backend.h"
+#include "tessera/comm/backend_choice.h"
 #include "tessera/comm/peer_failed.h"
 #include "tessera/comm/rendezvous.h"
 
@@ -78,8 +78,8 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
                                      std::chrono::milliseconds timeout) {
   TESSERA_CHECK(info.size >= 1 && info.rank >= 0 && info.rank < info.size, ErrorKind::kConfig,
                 "[comm.world] rank {} of {}: wanted 0 <= rank < size", info.rank, info.size);
-  TESSERA_CHECK(backend == "auto" || backend == "gloo", ErrorKind::kConfig,
-                "[comm.world] backend '{}' is not available in this build. Use auto or gloo.", backend);
+  TESSERA_CHECK(is_backend(backend), ErrorKind::kConfig,
+                "[comm.world] backend '{}' is not available in this build. Use auto, shm or gloo.", backend);
   TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
   store->setTimeout(timeout);
   if (info.size > 1) survive_broken_sockets();
@@ -119,11 +119,17 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   auto store = c10::make_intrusive<c10d::PrefixStore>(key, impl_->store);
   c10::intrusive_ptr<c10d::Backend> backend;
   try {
-    backend = make_gloo_backend(store, {.rank = position,
-                                        .size = static_cast<int>(ranks.size()),
-                                        .loopback = info_.local_size == info_.size,
-                                        .timeout = timeout_});
+    backend = choose_backend(store, {.wanted = impl_->backend,
+                                     .group = name,
+                                     .rank = position,
+                                     .size = static_cast<int>(ranks.size()),
+                                     .ranks = ranks,
+                                     .ranks_on_host = info_.local_size,
+                                     .one_host = info_.local_size == info_.size,
+                                     .timeout = timeout_});
   } catch (const std::exception& error) {
+    const auto* own = dynamic_cast<const Error*>(&error);
+    if (own && own->kind() == ErrorKind::kConfig) throw;
     const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
     const std::string message =

@@ -40,7 +40,8 @@ class World {
   // returns once all are there. COLLECTIVE over all ranks. Error kComm after the timeout, kConfig for
   // settings that contradict one another.
   static std::shared_ptr<World> connect(const RendezvousFlags& flags);
-  // A world of this rank over a given store; how thread ranks and connect() make theirs. backend: "auto", "gloo".
+  // A world of this rank over a given store; how thread ranks and connect() make theirs. backend: "auto", "shm", "gloo"
+  // (backend_choice.h).
   static std::shared_ptr<World> create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend = "auto",
                                        std::chrono::milliseconds timeout = std::chrono::minutes(5));
   // One rank, no communication.

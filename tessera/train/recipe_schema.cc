@@ -397,7 +397,7 @@ std::vector<RecipeKey> make_run_keys() {
        .field = kComm<&CommSection::backend>,
        .help = "What carries collectives; auto chooses by host and device",
        .allowed = {"auto", "shm", "gloo", "nccl"},
-       .available = {"auto", "gloo"},
+       .available = {"auto", "shm", "gloo"},
        .aliases = {"dist_env.backend"}},
       {.section = "comm",
        .name = "timeout_seconds",

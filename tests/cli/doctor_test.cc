@@ -24,7 +24,7 @@ TEST(Doctor, JsonNamesVersionsMachineBackendsAndKernels) {
   EXPECT_EQ(report["cpu"]["cores_online"].get<unsigned>(), std::thread::hardware_concurrency());
   EXPECT_GE(report["cpu"]["threads"].get<int>(), 1);
   EXPECT_EQ(report["backends"]["gloo"], "yes");
-  EXPECT_EQ(report["backends"]["shm"], "no, not in this version");
+  EXPECT_EQ(report["backends"]["shm"], "yes");
   EXPECT_THAT(report["kernels"]["fp32_matmul"].get<std::string>(), ::testing::AnyOf("onednn", "aten"));
   EXPECT_TRUE(report["files"]["temp_folder_writable"].get<bool>());
 }

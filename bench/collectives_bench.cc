@@ -1,0 +1,218 @@
+// Collectives between ranks of one host, over shared memory, beside PyTorch over Gloo: time of a call for small
+// messages, bandwidth for large ones, and the share of what the machine's memory allows. Both halves check their
+// results.
+//
+//   bench_collectives                the harness; each half is a long-lived set of ranks
+//   bench_collectives --ranks N      launches our N ranks
+//   bench_collectives --rank         one of them
+#include <ATen/Parallel.h>
+
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+
+#include "bench/harness.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/comm/launcher.h"
+#include "tessera/comm/rendezvous.h"
+
+namespace tessera::bench {
+namespace {
+
+// Message of `count` floats: of the tensor in all_reduce, of a rank's part in the others.
+struct Buffers {
+  Buffers(int64_t count, int ranks) : part(at::full({count}, 1.0F)), all(at::full({count * ranks}, 1.0F)) {}
+  at::Tensor part, all;
+};
+
+void call(comm::Group& group, const std::string& op, const Buffers& buffers) {
+  if (op == "all_reduce") return comm::all_reduce(group, buffers.part, comm::ReduceOp::kMax).wait();
+  if (op == "all_gather") return comm::all_gather_into(group, buffers.all, buffers.part).wait();
+  if (op == "reduce_scatter")
+    return comm::reduce_scatter_into(group, buffers.part, buffers.all, comm::ReduceOp::kMax).wait();
+  if (op != "copy") throw std::runtime_error("unknown operation " + op);
+  std::memcpy(buffers.all.mutable_data_ptr(), buffers.part.const_data_ptr(), buffers.part.nbytes());
+}
+
+// Whether a call gives what it must, for values that differ by rank and place.
+bool verify(comm::Group& group, const std::string& op, int64_t count) {
+  const int size = group.size(), rank = group.rank();
+  const auto values = [&](int of, int64_t length) { return at::arange(length, at::kFloat).remainder(1000) + of; };
+  const int top = size - 1;
+  Buffers buffers(count, size);
+  buffers.part.copy_(values(rank, count));
+  if (op == "all_reduce") {
+    call(group, op, buffers);
+    return at::equal(buffers.part, values(top, count));
+  }
+  if (op == "all_gather") {
+    call(group, op, buffers);
+    bool same = true;
+    for (int of = 0; of < size; ++of)
+      same = same && at::equal(buffers.all.narrow(0, of * count, count), values(of, count));
+    return same;
+  }
+  if (op == "reduce_scatter") {
+    buffers.all.copy_(values(rank, count * size));
+    call(group, op, buffers);
+    return at::equal(buffers.part, values(top, count * size).narrow(0, rank * count, count));
+  }
+  return true;
+}
+
+double slowest(comm::Group& group, double own) {
+  at::Tensor seconds = at::full({1}, own, at::kDouble);
+  comm::all_reduce(group, seconds, comm::ReduceOp::kMax).wait();
+  return seconds.item<double>();
+}
+
+// One of our ranks: reads requests on rank 0's stdin, answers there.
+int rank_main() {
+  at::set_num_threads(1);
+  const auto world = comm::World::connect({.timeout = std::chrono::hours(1)});
+  comm::Group& group = *world->group();
+  for (;;) {
+    std::string line;
+    if (world->rank() == 0 && !std::getline(std::cin, line)) line = R"({"op": ""})";
+    const Json request = Json::parse(comm::broadcast_bytes(group, line));
+    const std::string op = request.at("op");
+    if (op.empty()) return 0;
+    const int64_t count = request.at("count"), calls = request.at("calls");
+    Json answer;
+    if (request.value("verify", false)) {
+      at::Tensor right = at::full({1}, verify(group, op, count) ? 1.0 : 0.0);
+      comm::all_reduce(group, right, comm::ReduceOp::kMin).wait();
+      answer["right"] = right.item<double>() == 1;
+    } else {
+      const Buffers buffers(count, world->size());
+      for (int i = 0; i < 2; ++i) call(group, op, buffers);
+      comm::barrier(group);
+      const double seconds = seconds_of([&] {
+        for (int64_t i = 0; i < calls; ++i) call(group, op, buffers);
+      });
+      answer["seconds"] = slowest(group, seconds / static_cast<double>(calls));
+    }
+    if (world->rank() == 0) std::cout << answer.dump() << std::endl;
+  }
+}
+
+// Bytes that all ranks together must read and write when each reduces, or fetches, its part directly.
+double bytes_needed(const std::string& op, double bytes, double ranks) {
+  if (op == "all_reduce") return ranks * (bytes + bytes / ranks + 2 * bytes * (ranks - 1) / ranks);
+  if (op == "all_gather") return ranks * 2 * ranks * bytes;
+  return ranks * (ranks * bytes + bytes);
+}
+
+std::string size_name(int64_t bytes) {
+  if (bytes >= 1 << 20) return std::to_string(bytes >> 20) + " MiB";
+  if (bytes >= 1 << 10) return std::to_string(bytes >> 10) + " KiB";
+  return std::to_string(bytes) + " B";
+}
+
+struct Setting {
+  std::string op;
+  int64_t bytes, calls, peer_calls;
+  double at_least;
+};
+
+class Contest {
+ public:
+  Contest(Harness& harness, const std::string& self, int ranks)
+      : harness_(harness),
+        ranks_(ranks),
+        ours_({self, "--ranks", std::to_string(ranks)}),
+        peer_("collectives.py", {std::to_string(ranks)}) {
+    harness.threads = ranks;
+  }
+
+  void latency(const Setting& what) {
+    const std::string name = name_of(what);
+    if (!harness_.wants(name)) return;
+    harness_.run({.name = name,
+                  .unit = "us",
+                  .at_least = what.at_least,
+                  .higher_is_better = false,
+                  .verified = [&] { return right(what); },
+                  .ours = [&] { return 1e6 * seconds(ours_, what.op, what.bytes, what.calls); },
+                  .peer = [&] { return 1e6 * seconds(peer_, what.op, what.bytes, what.peer_calls); }});
+  }
+
+  void bandwidth(const Setting& what) {
+    const std::string name = name_of(what);
+    if (!harness_.wants(name)) return;
+    const auto gigabytes = [&](Peer& half, int64_t calls) {
+      return static_cast<double>(what.bytes) / seconds(half, what.op, what.bytes, calls) / 1e9;
+    };
+    const bool verified = right(what);
+    harness_.run({.name = name,
+                  .unit = "GB/s",
+                  .at_least = what.at_least,
+                  .verified = [&] { return verified; },
+                  .ours = [&] { return gigabytes(ours_, what.calls); },
+                  .peer = [&] { return gigabytes(peer_, what.peer_calls); }});
+    // The limit: what must move, at the speed at which all ranks copy as much at once.
+    const double needed = bytes_needed(what.op, static_cast<double>(what.bytes), ranks_);
+    harness_.run(
+        {.name = name + " of limit",
+         .unit = "GB/s",
+         .at_least = 0.6,
+         .verified = [&] { return verified; },
+         .ours = [&] { return needed / seconds(ours_, what.op, what.bytes, what.calls) / 1e9; },
+         .peer = [&] { return 2.0 * ranks_ * what.bytes / seconds(ours_, "copy", what.bytes, what.calls) / 1e9; }});
+  }
+
+ private:
+  std::string name_of(const Setting& what) const {
+    return fmt::format("{} {} x {}", what.op, size_name(what.bytes), ranks_);
+  }
+  static double seconds(Peer& half, const std::string& op, int64_t bytes, int64_t calls) {
+    return half.ask({{"op", op}, {"count", bytes / 4}, {"calls", calls}})["seconds"].get<double>();
+  }
+  bool right(const Setting& what) {
+    const Json request = {{"op", what.op}, {"count", what.bytes / 4}, {"calls", 1}, {"verify", true}};
+    return ours_.ask(request)["right"].get<bool>() && peer_.ask(request)["right"].get<bool>();
+  }
+
+  Harness& harness_;
+  int ranks_;
+  Peer ours_, peer_;
+};
+
+int run(Harness& harness, const std::string& self) {
+  constexpr int64_t kMiB = 1 << 20;
+  {
+    Contest two(harness, self, 2);
+    two.latency({"all_reduce", 4, 20'000, 500, 20});
+    two.latency({"all_reduce", 4096, 20'000, 200, 40});
+    for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"}) {
+      two.bandwidth({op, 4 * kMiB, 40, 10, 3});
+      two.bandwidth({op, 64 * kMiB, 3, 1, 3});
+    }
+  }
+  Contest four(harness, self, 4);
+  four.latency({"all_reduce", 4, 5'000, 50, 10});
+  four.latency({"all_reduce", 1024, 5'000, 50, 10});
+  four.latency({"all_gather", 4096, 5'000, 50, 10});
+  four.latency({"reduce_scatter", 64 * 1024, 500, 20, 10});
+  four.latency({"all_reduce", 4 * kMiB, 10, 5, 0});
+  return harness.exit_code();
+}
+
+}  // namespace
+}  // namespace tessera::bench
+
+int main(int argc, char** argv) {
+  using namespace tessera::bench;
+  try {
+    if (argc == 2 && std::string(argv[1]) == "--rank") return rank_main();
+    if (argc == 3 && std::string(argv[1]) == "--ranks") {
+      return tessera::comm::launch_local_ranks({argv[0], "--rank"}, {.nproc = std::stoi(argv[2])});
+    }
+    Harness harness("collectives", argc, argv);
+    return run(harness, argv[0]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_collectives: %s\n", error.what());
+    return tessera::exit_code_for(error);
+  }
+}

@@ -1,0 +1,40 @@
+// Which back-end carries the collectives of a new group.
+//
+//   auto backend = choose_backend(store, {.wanted = "auto", .group = "dp", .rank = 0, .size = 2, .ranks = {0, 1}});
+//
+// "auto": shared memory when all ranks of the group can share it, else Gloo, and one line says why when the ranks are
+// on one host. "shm": shared memory, or Error kConfig with the reason. "gloo": Gloo.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace tessera::comm {
+
+struct BackendRequest {
+  std::string wanted = "auto";
+  std::string group;
+  int rank = 0;  // in the group
+  int size = 1;
+  std::vector<int> ranks;  // global numbers
+  int ranks_on_host = 1;   // of the world
+  bool one_host = true;    // the whole world is on this host
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+};
+
+bool is_backend(std::string_view name);  // "auto", "shm", "gloo"
+
+// COLLECTIVE over the ranks that share `store` (which no other group uses). Throws libtorch's errors too.
+c10::intrusive_ptr<c10d::Backend> choose_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const BackendRequest& request);
+
+}  // namespace tessera::comm

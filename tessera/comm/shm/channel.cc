@@ -1,0 +1,177 @@
+#include "tessera/comm/shm/channel.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// How long looking again pays. A sleep and a wake cost 5 us and more on each side, pieces of large messages some 50 us.
+constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
+// With more ranks than cores the core is what the peer waits for. When others than the peers want it too, a sleeper
+// gets it back sooner than one that yields.
+constexpr int kYields = 20;
+constexpr microseconds kLongYield{50};
+constexpr nanoseconds kSlice = milliseconds(100);
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+void initialize(SharedMemory& memory, int size) {
+  const Layout layout(size);
+  TESSERA_CHECK(memory.bytes() == layout.bytes(), ErrorKind::kInternal, "[comm.shm] {} bytes for {} ranks, wanted {}",
+                memory.bytes(), size, layout.bytes());
+  new (memory.data()) Head;
+  for (int rank = 0; rank < size; ++rank) {
+    new (memory.data() + layout.words(rank)) RankWords;
+    for (int to = 0; to < size; ++to) new (memory.data() + layout.pair(rank, to)) PairWords;
+  }
+}
+
+Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
+    : memory_(std::move(memory)),
+      options_(std::move(options)),
+      layout_(options_.size),
+      rounds_(head().rounds, options_.size) {
+  TESSERA_CHECK(memory_->bytes() == layout_.bytes() && head().version == kVersion, ErrorKind::kInternal,
+                "[comm.shm] shared memory of {} bytes, version {}: wanted {}, {}", memory_->bytes(), head().version,
+                layout_.bytes(), kVersion);
+  const auto& processes = options_.processes;
+  same_process_ =
+      std::all_of(processes.begin(), processes.end(), [&](pid_t process) { return process == processes[0]; });
+  for (int peer = 0; peer < size(); ++peer) {
+    if (same_process(peer)) continue;
+    watched_.emplace_back(peer, Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, processes[peer], 0))));
+  }
+}
+
+Channel::~Channel() { leave(); }
+
+void Channel::leave() noexcept {
+  words(rank()).left.store(1);
+  head().rounds.bell.ring_always();
+  for (int peer = 0; peer < size(); ++peer) words(peer).doorbell.ring_always();
+}
+
+std::string Channel::name_of(int rank) const {
+  return fmt::format("rank {}", options_.ranks.empty() ? rank : options_.ranks[rank]);
+}
+
+void Channel::arrive() {
+  words(rank()).arrived.store(rounds_.next());
+  rounds_.arrive();
+}
+
+void Channel::wait(Patience patience, Clock::time_point deadline) {
+  if (rounds_.complete()) return;
+  Waiter waiter(*this, patience, deadline);
+  rounds_.wait(waiter);
+}
+
+void Channel::break_off(const std::string& reason) noexcept {
+  if (head().breaking.fetch_add(1) != 0) return;
+  std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);
+  rounds_.break_off();
+  for (int peer = 0; peer < size(); ++peer) words(peer).doorbell.ring_always();
+}
+
+void Channel::throw_broken() const { throw GroupFailed(head().reason); }
+
+void Channel::fail(const std::string& reason) {
+  break_off(reason);
+  if (is_broken()) throw_broken();  // a rank that ends for a reason is a reason for the next one: the first one counts
+  throw GroupFailed(reason);
+}
+
+void Channel::check_processes() {
+  for (const auto& [peer, watch] : watched_) {
+    pollfd state{.fd = watch.get(), .events = POLLIN, .revents = 0};
+    const bool ended =
+        watch.get() >= 0 ? ::poll(&state, 1, 0) > 0 : ::kill(options_.processes[peer], 0) != 0 && errno == ESRCH;
+    if (!ended) continue;
+    fail(fmt::format("{} (process {}) has ended", name_of(peer), options_.processes[peer]));
+  }
+}
+
+void Channel::await_readers() {
+  if (!same_process_) return;
+  for (int peer = 0; peer < size(); ++peer) {
+    while (words(peer).reading.load() != 0) ::sched_yield();
+  }
+}
+
+Reading::Reading(Channel& channel) : readers_(channel.words(channel.rank()).reading) {
+  readers_.fetch_add(1);
+  if (!channel.is_broken()) return;
+  readers_.fetch_add(static_cast<uint32_t>(-1));
+  channel.throw_broken();
+}
+
+Reading::~Reading() { readers_.fetch_add(static_cast<uint32_t>(-1)); }
+
+std::string Channel::who_left() const {
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto* words = at<RankWords>(layout_.words(peer));
+    if (words->left.load() != 0 && words->arrived.load() < rounds_.round()) return name_of(peer);
+  }
+  return "";
+}
+
+std::string Channel::who_is_missing() const {
+  std::string missing;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (at<RankWords>(layout_.words(peer))->arrived.load() < rounds_.round()) {
+      missing += (missing.empty() ? "" : ", ") + name_of(peer);
+    }
+  }
+  return missing;
+}
+
+bool Waiter::spin() {
+  if (channel_.crowded()) {
+    if (++looked_ > kYields) return false;
+    const auto before = Clock::now();
+    ::sched_yield();
+    return Clock::now() - before < kLongYield;
+  }
+  pause();
+  if (++looked_ % 16 != 0) return true;
+  const auto now = Clock::now();
+  if (began_ == Clock::time_point{}) began_ = now;
+  return now - began_ < (patience_ == Patience::kCaller ? kCallerSpin : kWorkerSpin);
+}
+
+void Waiter::sleep(Native::Word32& word, uint32_t seen) {
+  const auto before = Clock::now();
+  const nanoseconds left = deadline_ - before;
+  if (left <= nanoseconds(0)) {
+    const std::string missing = channel_.who_is_missing();
+    channel_.fail(fmt::format("timed out: {} did not arrive", missing.empty() ? "nobody" : missing));
+  }
+  const std::string gone = channel_.who_left();
+  if (!gone.empty()) channel_.fail(gone + " has left the group");
+  const nanoseconds slice = std::min(left, kSlice);
+  Native::sleep(word, seen, slice);
+  if (Clock::now() - before >= slice) channel_.check_processes();
+}
+
+}  // namespace tessera::comm::shm

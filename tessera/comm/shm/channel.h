@@ -1,0 +1,139 @@
+// One rank's end of a shared-memory group: its slots, the rounds, and what waiting means.
+//
+//   Slot slot = channel.own_slot();   // fill in
+//   channel.arrive();
+//   channel.wait(Patience::kCaller);  // throws when the group is broken off, a peer has ended, or time is up
+//   channel.slot(2).data;             // what rank 2 wrote
+//
+// Used by one thread at a time, but break_off(), broken() and the p2p words by any.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/shm/layout.h"
+#include "tessera/comm/shm/segment.h"
+
+namespace tessera::comm::shm {
+
+struct ChannelOptions {
+  int rank = 0;
+  int size = 1;
+  std::vector<int> ranks;        // global, for messages; empty: those of the group
+  std::vector<pid_t> processes;  // of each rank
+  bool crowded = false;          // more ranks than cores on this host
+};
+
+// The group cannot go on, through no fault of this call.
+class GroupFailed : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+enum class Patience { kCaller, kWorker };  // the worker leaves the core to whoever computes
+
+struct Slot {
+  SlotHead* head;
+  Message* table;
+  std::byte* data;
+};
+
+class Channel {
+ public:
+  Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options);
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  int rank() const { return options_.rank; }
+  int size() const { return options_.size; }
+  const Layout& layout() const { return layout_; }
+  bool same_process() const { return same_process_; }  // all ranks are threads of this process
+  bool same_process(int rank) const { return options_.processes[rank] == options_.processes[options_.rank]; }
+  bool crowded() const { return options_.crowded; }
+  std::string name_of(int rank) const;  // "rank 3"
+
+  Slot own_slot() { return slot_at(rank(), rounds_.next()); }
+  Slot slot(int rank) { return slot_at(rank, rounds_.round()); }
+  void arrive();
+  bool complete() const { return rounds_.complete(); }
+  void wait(Patience patience, Clock::time_point deadline);
+
+  RankWords& words(int rank) { return *at<RankWords>(layout_.words(rank)); }
+  PairWords& pair(int from, int to) { return *at<PairWords>(layout_.pair(from, to)); }
+  std::byte* chunk(int from, int to, uint64_t number) { return memory_->data() + layout_.chunk(from, to, number); }
+
+  // Tells the peers that this rank takes part no longer.
+  void leave() noexcept;
+  // Ends everybody's waits with GroupFailed(reason). The first reason stays.
+  void break_off(const std::string& reason) noexcept;
+  // Breaks off and throws GroupFailed with the first reason.
+  [[noreturn]] void fail(const std::string& reason);
+  bool is_broken() const { return head().rounds.broken.load() != 0; }
+  [[noreturn]] void throw_broken() const;
+  // Throws GroupFailed, after break_off(), when the process of another rank has ended.
+  void check_processes();
+  // After a failure: until nobody reads this rank's memory in place any more.
+  void await_readers();
+  // The ranks whose leaving makes the present round impossible; "" when there is none.
+  std::string who_left() const;
+  std::string who_is_missing() const;  // "rank 1, rank 2": not yet in the round
+
+ private:
+  template <class T>
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(memory_->data() + offset);
+  }
+  Head& head() const { return *at<Head>(0); }
+  Slot slot_at(int rank, uint64_t round) const {
+    std::byte* slot = memory_->data() + layout_.slot(rank, round);
+    return {reinterpret_cast<SlotHead*>(slot), reinterpret_cast<Message*>(slot + layout_.table()),
+            slot + layout_.slot_head()};
+  }
+
+  std::shared_ptr<SharedMemory> memory_;
+  ChannelOptions options_;
+  Layout layout_;
+  Rounds<Native> rounds_;
+  bool same_process_;
+  std::vector<std::pair<int, Descriptor>> watched_;  // rank and pidfd of each other process
+};
+
+// Held while other ranks' memory is read in place. Throws when the group is broken off: a rank that fails frees its
+// memory once it has seen, after break_off(), that nobody reads. Whoever is not seen finds the group broken.
+class Reading {
+ public:
+  explicit Reading(Channel& channel);
+  ~Reading();
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  Native::Word32& readers_;
+};
+
+// Lays the words out in fresh memory.
+void initialize(SharedMemory& memory, int size);
+
+// How a thread waits: looks again for a while, gives the core away for a while, then sleeps. Every 100 ms of sleep it
+// looks for peers that ended, and at the clock.
+class Waiter {
+ public:
+  Waiter(Channel& channel, Patience patience, Clock::time_point deadline)
+      : channel_(channel), patience_(patience), deadline_(deadline) {}
+  bool spin();
+  void sleep(Native::Word32& word, uint32_t seen);
+  [[noreturn]] void broken() { channel_.throw_broken(); }
+
+ private:
+  Channel& channel_;
+  Patience patience_;
+  Clock::time_point deadline_, began_{};
+  int looked_ = 0;
+};
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,250 @@
+#include "tessera/comm/shm/handshake.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/comm/shm/backend.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+// The memory that ranks of this process have mapped, by the address of its door: threads share one mapping.
+class Registry {
+ public:
+  static Registry& instance() {
+    static Registry registry;
+    return registry;
+  }
+  void put(const std::string& address, const std::shared_ptr<SharedMemory>& memory) {
+    const auto entry = entry_of(address);
+    const std::lock_guard lock(entry->mutex);
+    entry->memory = memory;
+  }
+  // What put() or an earlier make() left there, else make().
+  template <class Make>
+  std::shared_ptr<SharedMemory> get(const std::string& address, const Make& make) {
+    const auto entry = entry_of(address);
+    const std::lock_guard lock(entry->mutex);  // of this group's memory alone
+    auto memory = entry->memory.lock();
+    if (!memory) entry->memory = memory = make();
+    return memory;
+  }
+
+ private:
+  struct Entry {
+    std::mutex mutex;
+    std::weak_ptr<SharedMemory> memory;
+  };
+  std::shared_ptr<Entry> entry_of(const std::string& address) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_,
+                  [](const auto& item) { return item.second.use_count() == 1 && item.second->memory.expired(); });
+    auto& entry = entries_[address];
+    if (!entry) entry = std::make_shared<Entry>();
+    return entry;
+  }
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Entry>> entries_;
+};
+
+std::string text_of(c10d::Store& store, const std::string& key) {
+  const auto bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string key_of(const char* what, int rank) { return fmt::format("shm/{}/{}", what, rank); }
+
+// Equal for processes that can share memory and see one another.
+std::string host_identity() {
+  std::string identity = read_file("/proc/sys/kernel/random/boot_id", 4096);
+  for (const char* space : {"pid", "net", "user"}) {
+    identity += std::filesystem::read_symlink(std::string("/proc/self/ns/") + space).string() + " ";
+  }
+  identity += fmt::format("user {}", ::geteuid());
+  std::replace(identity.begin(), identity.end(), '\n', ' ');
+  return identity;
+}
+
+// What a rank says of itself: a line of identity, or "cannot: why", and its process.
+std::string introduction() {
+  std::string identity;
+  try {
+    identity = host_identity();
+  } catch (const std::exception& error) {
+    identity = fmt::format("cannot: {}", error.what());
+  }
+  return fmt::format("{}\n{}", identity, ::getpid());
+}
+
+struct Guest {
+  std::string identity;
+  pid_t process = 0;
+};
+
+Guest parse(const std::string& text) {
+  const size_t line = text.find('\n');
+  TESSERA_CHECK(line != text.npos, ErrorKind::kInternal, "[comm.shm] introduction '{}'", text);
+  return {text.substr(0, line), static_cast<pid_t>(std::stol(text.substr(line + 1)))};
+}
+
+bool crowded(int ranks_on_host) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return true;
+  return ranks_on_host > CPU_COUNT(&cores);
+}
+
+// Answers of rank 0 start with one of these.
+constexpr const char* kYes = "yes\n";
+constexpr const char* kElsewhere = "elsewhere\n";
+constexpr const char* kNo = "no\n";
+
+class Handshake {
+ public:
+  Handshake(c10d::Store& store, const HandshakeOptions& options)
+      : store_(store), options_(options), deadline_(Clock::now() + options.timeout) {}
+
+  Met run() {
+    store_.set(key_of("is", options_.rank), introduction());
+    if (options_.rank == 0) host();
+    const std::string offer = text_of(store_, "shm/offer");
+    if (!offer.starts_with(kYes)) return refused(offer);
+    if (options_.rank != 0) fetch(offer);
+    if (options_.rank == 0) store_.set("shm/verdict", settle());
+    const std::string verdict = text_of(store_, "shm/verdict");
+    if (!verdict.starts_with(kYes)) return refused(verdict);
+    ChannelOptions channel{.rank = options_.rank,
+                           .size = options_.size,
+                           .ranks = options_.ranks,
+                           .processes = processes_of(offer),
+                           .crowded = crowded(options_.ranks_on_host)};
+    return {.backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = ""};
+  }
+
+ private:
+  static Met refused(const std::string& answer) {
+    return {.backend = nullptr,
+            .refusal = answer.substr(answer.find('\n') + 1),
+            .same_host = !answer.starts_with(kElsewhere)};
+  }
+  static std::vector<pid_t> processes_of(const std::string& offer) {
+    std::istringstream words(offer.substr(std::string(kYes).size()));
+    std::string address;
+    words >> address;
+    std::vector<pid_t> processes;
+    for (pid_t process; words >> process;) processes.push_back(process);
+    return processes;
+  }
+  static std::string address_of(const std::string& offer) {
+    const size_t begin = std::string(kYes).size();
+    return offer.substr(begin, offer.find(' ') - begin);
+  }
+
+  // Rank 0: looks at all guests, makes the memory, and says where to fetch it.
+  void host() {
+    std::vector<Guest> guests;
+    for (int rank = 0; rank < options_.size; ++rank) guests.push_back(parse(text_of(store_, key_of("is", rank))));
+    const std::string& own = guests[0].identity;
+    if (options_.size > kMaxRanks)
+      return store_.set("shm/offer", fmt::format("{}{} ranks, {} at most", kNo, options_.size, kMaxRanks));
+    for (int rank = 0; rank < options_.size; ++rank) {
+      const std::string& identity = guests[rank].identity;
+      if (identity.starts_with("cannot"))
+        return store_.set("shm/offer", fmt::format("{}rank {} {}", kNo, rank, identity));
+      if (identity != own) {
+        return store_.set("shm/offer",
+                          fmt::format("{}ranks 0 and {} are on different hosts, in different containers or of "
+                                      "different users",
+                                      kElsewhere, rank));
+      }
+    }
+    std::string offer;
+    try {
+      memory_ = SharedMemory::create(Layout(options_.size).bytes());
+      initialize(*memory_, options_.size);
+      door_.emplace();
+      offer = kYes + door_->address();
+    } catch (const Error& error) {
+      return store_.set("shm/offer", kNo + std::string(error.what()));
+    }
+    for (const auto& guest : guests) {
+      offer += fmt::format(" {}", guest.process);
+      if (guest.process != guests[0].process) others_.insert(guest.process);
+    }
+    Registry::instance().put(door_->address(), memory_);
+    store_.set("shm/offer", offer);
+  }
+
+  void fetch(const std::string& offer) {
+    const std::string address = address_of(offer);
+    std::string outcome = kYes;
+    try {
+      memory_ = Registry::instance().get(address, [&] {
+        return std::shared_ptr<SharedMemory>(SharedMemory::receive(address, Layout(options_.size).bytes(), deadline_));
+      });
+    } catch (const std::exception& error) {
+      outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());
+      store_.set("shm/refused", outcome);  // so that rank 0 does not wait for it at the door
+    }
+    store_.set(key_of("took", options_.rank), outcome);
+  }
+
+  // Rank 0: hands the memory out and hears who got it.
+  std::string settle() {
+    std::string trouble;
+    try {
+      door_->hand_out(*memory_, static_cast<int>(others_.size()), deadline_, [&] {
+        if (store_.check({"shm/refused"})) raise(ErrorKind::kIo, "refused");
+        check_processes();
+      });
+    } catch (const Error& error) {
+      trouble = error.what();
+    }
+    door_.reset();  // who still waits there hears that it is closed
+    for (int rank = 1; rank < options_.size; ++rank) {
+      const std::string outcome = text_of(store_, key_of("took", rank));
+      if (!outcome.starts_with(kYes)) return outcome;
+    }
+    return trouble.empty() ? kYes : kNo + trouble;
+  }
+
+  void check_processes() const {
+    for (const pid_t process : others_) {
+      if (::kill(process, 0) != 0 && errno == ESRCH) throw GroupFailed(fmt::format("process {} has ended", process));
+    }
+  }
+
+  c10d::Store& store_;
+  const HandshakeOptions& options_;
+  Clock::time_point deadline_;
+  std::shared_ptr<SharedMemory> memory_;
+  std::optional<Door> door_;
+  std::set<pid_t> others_;
+};
+
+}  // namespace
+
+Met shake_hands(c10d::Store& store, const HandshakeOptions& options) { return Handshake(store, options).run(); }
+
+std::string why_unavailable() {
+  try {
+    host_identity();
+    const auto memory = SharedMemory::create(Layout(2).bytes());
+    const Door door;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace tessera::comm::shm

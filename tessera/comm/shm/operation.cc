@@ -1,0 +1,219 @@
+#include "tessera/comm/shm/operation.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+const char* verb(CallKind kind) {
+  switch (kind) {
+    case CallKind::kNone:
+      break;
+    case CallKind::kAllReduce:
+      return "all_reduce";
+    case CallKind::kAllGather:
+      return "all_gather";
+    case CallKind::kReduceScatter:
+      return "reduce_scatter";
+    case CallKind::kBroadcast:
+      return "broadcast";
+    case CallKind::kReduce:
+      return "reduce";
+    case CallKind::kScatter:
+      return "scatter";
+    case CallKind::kGather:
+      return "gather";
+    case CallKind::kAllToAll:
+      return "all_to_all";
+    case CallKind::kBarrier:
+      return "barrier";
+  }
+  return "nothing";
+}
+
+bool reduces(CallKind kind) {
+  return kind == CallKind::kAllReduce || kind == CallKind::kReduceScatter || kind == CallKind::kReduce;
+}
+
+std::string describe(const Call& call) {
+  std::string text = verb(call.kind);
+  if (reduces(call.kind)) text += fmt::format("({})", name_of(static_cast<RedOp>(call.reduce)));
+  if (call.root >= 0) text += fmt::format("(root {})", call.root);
+  if (call.elements > 0) {
+    text += call.dtype >= 0
+                ? fmt::format(" of {} {}", call.elements, c10::toString(static_cast<c10::ScalarType>(call.dtype)))
+                : fmt::format(" of {} bytes", call.elements);
+  }
+  return text;
+}
+
+// Messages between each pair of ranks.
+class Exchange final : public Operation {
+ public:
+  Exchange(const Call& call, std::vector<Outgoing> out, std::vector<Incoming> in, bool uniform)
+      : Operation(call, static_cast<int>(out.size())), out_(std::move(out)), in_(std::move(in)), uniform_(uniform) {
+    for (const auto& message : out_) longest_ = std::max(longest_, message.bytes);
+    for (const auto& message : in_) received_ += message.bytes;
+  }
+
+  bool is_small(const Channel& channel) const override {
+    return longest_ <= region(channel) && received_ <= 256 * 1024;
+  }
+
+ private:
+  // Of a slot, for the messages to one rank.
+  size_t region(const Channel& channel) const {
+    const size_t slot = channel.layout().slot_data();
+    return uniform_ ? slot : slot / size_ / 64 * 64;
+  }
+
+  void write_piece(const Channel& channel, const Slot& slot, size_t piece) const {
+    const size_t region_bytes = region(channel), begin = piece * region_bytes;
+    for (int to = 0; to < size_; ++to) {
+      if (to == channel.rank() || begin >= out_[to].bytes) continue;
+      const size_t bytes = std::min(region_bytes, out_[to].bytes - begin);
+      std::memcpy(slot.data + (uniform_ ? 0 : to * region_bytes), out_[to].data + begin, bytes);
+      if (uniform_) return;
+    }
+  }
+
+  void read_piece(Channel& channel, size_t piece) const {
+    const int rank = channel.rank();
+    const size_t region_bytes = region(channel), begin = piece * region_bytes;
+    for (int step = 1; step < size_; ++step) {
+      const int from = (rank + step) % size_;
+      if (begin >= in_[from].bytes) continue;
+      const size_t bytes = std::min(region_bytes, in_[from].bytes - begin);
+      std::memcpy(in_[from].data + begin, channel.slot(from).data + (uniform_ ? 0 : rank * region_bytes), bytes);
+    }
+  }
+
+  void write_first(Channel& channel, const Slot& slot) override {
+    slot.head->longest = longest_;
+    slot.head->direct = channel.same_process() && longest_ > region(channel);
+    for (int to = 0; to < size_; ++to) {
+      slot.table[to] = {
+          .bytes = out_[to].bytes, .wanted = in_[to].bytes, .address = reinterpret_cast<uint64_t>(out_[to].data)};
+    }
+    if (!slot.head->direct) write_piece(channel, slot, 0);
+  }
+
+  void run(Channel& channel, const Waiting& waiting) override {
+    if (call_.kind == CallKind::kAllToAll) compare_sizes(channel);
+    size_t longest = 0;
+    bool direct = false;
+    for (int from = 0; from < size_; ++from) {
+      const SlotHead& head = *channel.slot(from).head;
+      longest = std::max<size_t>(longest, head.longest);
+      direct = direct || head.direct;
+    }
+    if (direct) {
+      read_directly(channel, waiting);
+    } else {
+      read_pieces(channel, waiting, longest);
+    }
+  }
+
+  // Of all pairs, so that every rank gets the same error.
+  void compare_sizes(Channel& channel) const {
+    for (int from = 0; from < size_; ++from) {
+      for (int to = 0; to < size_; ++to) {
+        const uint64_t sent = channel.slot(from).table[to].bytes, wanted = channel.slot(to).table[from].wanted;
+        TESSERA_CHECK(sent == wanted, ErrorKind::kComm, "{} sends {} bytes to {}, which wants {}",
+                      channel.name_of(from), sent, channel.name_of(to), wanted);
+      }
+    }
+  }
+
+  void read_pieces(Channel& channel, const Waiting& waiting, size_t longest) const {
+    const size_t region_bytes = region(channel);
+    const int rank = channel.rank();
+    for (size_t piece = 0;; ++piece) {
+      read_piece(channel, piece);
+      const size_t begin = piece * region_bytes;
+      if (begin < in_[rank].bytes && in_[rank].data != out_[rank].data) {  // piece by piece, while it is in the cache
+        std::memcpy(in_[rank].data + begin, out_[rank].data + begin, std::min(region_bytes, in_[rank].bytes - begin));
+      }
+      if ((piece + 1) * region_bytes >= longest) return;
+      write_piece(channel, channel.own_slot(), piece + 1);
+      meet(channel, waiting);
+    }
+  }
+
+  void read_directly(Channel& channel, const Waiting& waiting) const {
+    const int rank = channel.rank();
+    {
+      const Reading reading(channel);
+      for (int step = 0; step < size_; ++step) {
+        const int from = (rank + step) % size_;
+        const Slot slot = channel.slot(from);
+        if (in_[from].bytes == 0) continue;
+        const auto* source = slot.head->direct ? reinterpret_cast<const std::byte*>(slot.table[rank].address)
+                             : from == rank    ? out_[rank].data
+                                               : slot.data + (uniform_ ? 0 : rank * region(channel));
+        if (source != in_[from].data) std::memcpy(in_[from].data, source, in_[from].bytes);
+      }
+    }
+    meet(channel, waiting);  // all have read
+  }
+
+  std::vector<Outgoing> out_;
+  std::vector<Incoming> in_;
+  bool uniform_;
+  size_t longest_ = 0, received_ = 0;
+};
+
+// Names the first two ranks that differ, the same two on every rank.
+void compare_calls(Channel& channel, int size) {
+  const Slot first = channel.slot(0);
+  for (int rank = 1; rank < size; ++rank) {
+    const Slot other = channel.slot(rank);
+    TESSERA_CHECK(other.head->call == first.head->call, ErrorKind::kComm,
+                  "{} calls {}, {} calls {}. All ranks of a group must make the same calls in the same order.",
+                  channel.name_of(0), describe(first.head->call), channel.name_of(rank), describe(other.head->call));
+  }
+}
+
+}  // namespace
+
+void Operation::post(Channel& channel) {
+  const Slot slot = channel.own_slot();
+  slot.head->call = call_;
+  slot.head->signature = signature_;
+  slot.head->longest = 0;
+  slot.head->direct = 0;
+  write_first(channel, slot);
+  channel.arrive();
+}
+
+void Operation::compare(Channel& channel) const {
+  bool announced = true, differ = false;
+  for (int rank = 0; rank < size_; ++rank) {
+    const SlotHead& head = *channel.slot(rank).head;
+    announced = announced && head.signature.hash != 0;
+    differ = differ || head.signature.hash != signature_.hash;
+  }
+  if (announced && differ) {
+    std::vector<SignedBy> calls;
+    for (int rank = 0; rank < size_; ++rank) calls.emplace_back(rank, channel.slot(rank).head->signature);
+    raise_disagreement(signature_.group, calls);
+  }
+  compare_calls(channel, size_);
+}
+
+void Operation::finish(Channel& channel, Patience patience, Clock::time_point deadline) {
+  const Waiting waiting{patience, deadline};
+  channel.wait(patience, deadline);
+  compare(channel);
+  run(channel, waiting);
+}
+
+std::unique_ptr<Operation> make_exchange(const Call& call, std::vector<Outgoing> out, std::vector<Incoming> in,
+                                         bool uniform) {
+  return std::make_unique<Exchange>(call, std::move(out), std::move(in), uniform);
+}
+
+}  // namespace tessera::comm::shm

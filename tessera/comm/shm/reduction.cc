@@ -1,0 +1,222 @@
+// The operations that compute.
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/shm/operation.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+constexpr size_t kAlone = 128 * 1024;  // bytes read in all up to which each rank reduces everything itself
+
+class Reduction : public Operation {
+ public:
+  Reduction(const Call& call, int size, size_t count)
+      : Operation(call, size),
+        type_(static_cast<c10::ScalarType>(call.dtype)),
+        op_(static_cast<RedOp>(call.reduce)),
+        element_(c10::elementSize(type_)),
+        count_(count),
+        bytes_(count * element_) {}
+
+ protected:
+  // Elements of rank `part` when `count` are divided among the ranks, in whole cache lines.
+  struct Range {
+    size_t begin, count;
+  };
+  Range part_of(size_t count, int part) const {
+    const size_t line = 64 / element_;
+    const size_t each = (count / size_ + line - 1) / line * line;
+    const size_t begin = std::min(count, each * part);
+    return {begin, part == size_ - 1 ? count - begin : std::min(count, begin + each) - begin};
+  }
+  void write_address(Channel& channel, const Slot& slot, const void* data) const {
+    slot.head->direct = 1;
+    slot.table[channel.rank()].address = reinterpret_cast<uint64_t>(data);
+  }
+  static const std::byte* address_of(Channel& channel, int rank) {
+    return reinterpret_cast<const std::byte*>(channel.slot(rank).table[rank].address);
+  }
+  void reduce_into(void* out, const std::vector<const void*>& sources, size_t count) const {
+    reduce(out, sources, count, type_, op_);
+  }
+
+  c10::ScalarType type_;
+  RedOp op_;
+  size_t element_, count_, bytes_;
+};
+
+// Also the reduction to a root: there only the root computes and keeps the result.
+class AllReduce final : public Reduction {
+ public:
+  AllReduce(const Call& call, int size, void* data, size_t count, bool keeps, bool to_root)
+      : Reduction(call, size, count), data_(static_cast<std::byte*>(data)), keeps_(keeps), to_root_(to_root) {}
+
+  bool is_small(const Channel& channel) const override {
+    return bytes_ <= channel.layout().slot_data() && bytes_ * size_ <= 2 * kAlone;
+  }
+
+ private:
+  bool direct(const Channel& channel) const { return channel.same_process() && bytes_ > channel.layout().slot_data(); }
+  size_t piece(const Channel& channel) const { return channel.layout().slot_data() / element_; }
+
+  void write_first(Channel& channel, const Slot& slot) override {
+    if (direct(channel)) {
+      write_address(channel, slot, data_);
+    } else {
+      std::memcpy(slot.data, data_, std::min(count_, piece(channel)) * element_);
+    }
+  }
+
+  void run(Channel& channel, const Waiting& waiting) override {
+    if (direct(channel)) return to_root_ ? run_root_directly(channel, waiting) : run_directly(channel, waiting);
+    const bool shared = !to_root_ && size_ > 2 && bytes_ * size_ > kAlone;
+    for (size_t begin = 0; begin < count_; begin += piece(channel)) {
+      const size_t count = std::min(piece(channel), count_ - begin);
+      if (begin > 0) {
+        std::memcpy(channel.own_slot().data, data_ + begin * element_, count * element_);
+        meet(channel, waiting);
+      }
+      if (shared) {
+        run_piece_together(channel, waiting, begin, count);
+      } else if (keeps_) {
+        std::vector<const void*> sources;
+        for (int rank = 0; rank < size_; ++rank) sources.push_back(channel.slot(rank).data);
+        reduce_into(data_ + begin * element_, sources, count);
+      }
+    }
+  }
+
+  // Each rank reduces its part of the piece and passes it on in the next round.
+  void run_piece_together(Channel& channel, const Waiting& waiting, size_t begin, size_t count) const {
+    const Range own = part_of(count, channel.rank());
+    std::vector<const void*> sources;
+    for (int rank = 0; rank < size_; ++rank) sources.push_back(channel.slot(rank).data + own.begin * element_);
+    reduce_into(channel.own_slot().data, sources, own.count);
+    meet(channel, waiting);
+    for (int step = 0; step < size_; ++step) {
+      const int rank = (channel.rank() + step) % size_;
+      const Range part = part_of(count, rank);
+      if (part.count > 0) {
+        std::memcpy(data_ + (begin + part.begin) * element_, channel.slot(rank).data, part.count * element_);
+      }
+    }
+  }
+
+  // In place: rank r writes part r of its own tensor, which nobody else reads until all have.
+  void run_directly(Channel& channel, const Waiting& waiting) const {
+    std::vector<const std::byte*> tensors;  // the slots change with the rounds
+    for (int rank = 0; rank < size_; ++rank) tensors.push_back(address_of(channel, rank));
+    const Range own = part_of(count_, channel.rank());
+    std::vector<const void*> sources;
+    for (const auto* tensor : tensors) sources.push_back(tensor + own.begin * element_);
+    {
+      const Reading reading(channel);
+      reduce_into(data_ + own.begin * element_, sources, own.count);
+    }
+    meet(channel, waiting);
+    {
+      const Reading reading(channel);
+      for (int step = 1; step < size_; ++step) {
+        const int rank = (channel.rank() + step) % size_;
+        const Range part = part_of(count_, rank);
+        const size_t offset = part.begin * element_;
+        if (part.count > 0) std::memcpy(data_ + offset, tensors[rank] + offset, part.count * element_);
+      }
+    }
+    meet(channel, waiting);
+  }
+
+  void run_root_directly(Channel& channel, const Waiting& waiting) const {
+    if (keeps_) {
+      std::vector<const void*> sources;
+      for (int rank = 0; rank < size_; ++rank) sources.push_back(address_of(channel, rank));
+      const Reading reading(channel);
+      reduce_into(data_, sources, count_);
+    }
+    meet(channel, waiting);
+  }
+
+  std::byte* data_;
+  bool keeps_, to_root_;
+};
+
+class ReduceScatter final : public Reduction {
+ public:
+  ReduceScatter(const Call& call, void* output, std::vector<const void*> parts, size_t count)
+      : Reduction(call, static_cast<int>(parts.size()), count), output_(static_cast<std::byte*>(output)) {
+    for (const void* part : parts) parts_.push_back(static_cast<const std::byte*>(part));
+  }
+
+  bool is_small(const Channel& channel) const override {
+    return count_ <= region(channel) && bytes_ * size_ <= 2 * kAlone;
+  }
+
+ private:
+  // Elements of a slot for one rank.
+  size_t region(const Channel& channel) const { return channel.layout().slot_data() / size_ / 64 * 64 / element_; }
+  bool direct(const Channel& channel) const { return channel.same_process() && count_ > region(channel); }
+
+  void write_piece(const Channel& channel, const Slot& slot, size_t begin) const {
+    const size_t elements = region(channel), count = std::min(elements, count_ - begin);
+    for (int to = 0; to < size_; ++to) {
+      if (to == channel.rank()) continue;
+      std::memcpy(slot.data + to * elements * element_, parts_[to] + begin * element_, count * element_);
+    }
+  }
+
+  void write_first(Channel& channel, const Slot& slot) override {
+    if (!direct(channel)) return write_piece(channel, slot, 0);
+    slot.head->direct = 1;
+    for (int to = 0; to < size_; ++to) slot.table[to].address = reinterpret_cast<uint64_t>(parts_[to]);
+  }
+
+  void run(Channel& channel, const Waiting& waiting) override {
+    const int own = channel.rank();
+    if (direct(channel)) {
+      std::vector<const void*> sources;
+      for (int rank = 0; rank < size_; ++rank) {
+        sources.push_back(reinterpret_cast<const void*>(channel.slot(rank).table[own].address));
+      }
+      {
+        const Reading reading(channel);
+        reduce_into(output_, sources, count_);
+      }
+      return meet(channel, waiting);
+    }
+    const size_t elements = region(channel);
+    for (size_t begin = 0; begin < count_; begin += elements) {
+      if (begin > 0) {
+        write_piece(channel, channel.own_slot(), begin);
+        meet(channel, waiting);
+      }
+      std::vector<const void*> sources;
+      for (int rank = 0; rank < size_; ++rank) {
+        sources.push_back(rank == own ? parts_[own] + begin * element_
+                                      : channel.slot(rank).data + own * elements * element_);
+      }
+      reduce_into(output_ + begin * element_, sources, std::min(elements, count_ - begin));
+    }
+  }
+
+  std::byte* output_;
+  std::vector<const std::byte*> parts_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_all_reduce(const Call& call, int size, void* data, size_t count) {
+  return std::make_unique<AllReduce>(call, size, data, count, true, false);
+}
+
+std::unique_ptr<Operation> make_reduce(const Call& call, int size, int rank, void* data, size_t count) {
+  return std::make_unique<AllReduce>(call, size, data, count, rank == call.root, true);
+}
+
+std::unique_ptr<Operation> make_reduce_scatter(const Call& call, void* output, std::vector<const void*> parts,
+                                               size_t count) {
+  return std::make_unique<ReduceScatter>(call, output, std::move(parts), count);
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,228 @@
+// What a shared-memory group does when something goes wrong: killed, stopped and leaving ranks, calls that do not fit
+// together, no memory.
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <fstream>
+#include <sstream>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tessera/comm/shm/handshake.h"
+#include "tessera/comm/shm/segment.h"
+#include "tests/comm/shm_faults.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using testing_faults::run_forked;
+
+TEST(ShmFault, AKilledRankIsNamedByTheOthersWhereverItDies) {
+  for (uint32_t seed = 0; seed < 20; ++seed) testing_faults::kill_at_random(seed);
+}
+
+TEST(ShmFault, ARankThatIsKilledWhileAllOthersSleepIsNoticed) {
+  const auto ends = run_forked(4, 60s, [](const std::shared_ptr<World>& world) {
+    barrier(*world->group());
+    if (world->rank() == 2) {
+      std::this_thread::sleep_for(300ms);
+      ::kill(::getpid(), SIGKILL);
+    }
+    barrier(*world->group());
+  });
+  for (const int rank : {0, 1, 3}) {
+    EXPECT_EQ(ends[rank].exit_code, 4);
+    EXPECT_NE(ends[rank].message.find("rank 2 (process "), std::string::npos) << ends[rank].message;
+    EXPECT_LT(ends[rank].seconds, 5);
+  }
+}
+
+TEST(ShmFault, AStoppedRankIsNamedAtTheTimeout) {
+  const auto ends = run_forked(
+      3, 1000ms,
+      [](const std::shared_ptr<World>& world) {
+        barrier(*world->group());
+        if (world->rank() == 1) ::raise(SIGSTOP);
+        all_reduce(*world->group(), at::ones({4}), ReduceOp::kSum, "model.norm").wait();
+      },
+      "shm", 4s);
+  EXPECT_EQ(ends[1].exit_code, 137);  // by the harness, which gave up on it
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(ends[rank].exit_code, 4);
+    EXPECT_NE(ends[rank].message.find("timed out: rank 1 did not arrive"), std::string::npos) << ends[rank].message;
+    EXPECT_NE(ends[rank].message.find("model.norm"), std::string::npos) << ends[rank].message;
+    EXPECT_LT(ends[rank].seconds, 3.5);
+  }
+}
+
+TEST(ShmFault, ARankThatLeavesIsNoticed) {
+  const auto ends = run_forked(3, 60s, [](const std::shared_ptr<World>& world) {
+    barrier(*world->group());
+    if (world->rank() == 1) return;
+    barrier(*world->group());
+  });
+  EXPECT_EQ(ends[1].exit_code, 0);
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(ends[rank].exit_code, 4);
+    EXPECT_NE(ends[rank].message.find("rank 1 "), std::string::npos) << ends[rank].message;
+    EXPECT_LT(ends[rank].seconds, 5);
+  }
+}
+
+TEST(ShmFault, AnAbortWakesTheOthers) {
+  const auto ends = run_forked(3, 60s, [](const std::shared_ptr<World>& world) {
+    barrier(*world->group());
+    if (world->rank() == 0) {
+      std::this_thread::sleep_for(200ms);
+      world->abort();
+      std::this_thread::sleep_for(1500ms);  // so that it is the abort that is noticed, not the end
+      return;
+    }
+    barrier(*world->group());
+  });
+  for (const int rank : {1, 2}) {
+    EXPECT_EQ(ends[rank].exit_code, 4);
+    EXPECT_NE(ends[rank].message.find("rank 0 broke off"), std::string::npos) << ends[rank].message;
+    EXPECT_LT(ends[rank].seconds, 1.2);
+  }
+}
+
+// The message of the error that `call` ends with.
+template <class Call>
+std::string error_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kComm);
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+void expect_both(const std::string& message, const std::string& one, const std::string& other) {
+  EXPECT_NE(message.find(one), std::string::npos) << message;
+  EXPECT_NE(message.find(other), std::string::npos) << message;
+}
+
+TESSERA_RANKS_TEST(ShmDisagreement, OfOperationsIsNamedOnEveryRank, (2, 3)) {
+  at::Tensor tensor = at::ones({4}), all = at::empty({4 * world->size()});
+  Group& group = *world->group();
+  const bool odd = world->rank() == 1;
+  expect_both(error_of([&] { (odd ? all_gather_into(group, all, tensor) : all_reduce(group, tensor)).wait(); }),
+              "all_reduce", "all_gather");
+  EXPECT_EQ(tensor.sum().item<float>(), 4.0F);  // nothing moved
+}
+
+TESSERA_RANKS_TEST(ShmDisagreement, OfSizesIsNamedOnEveryRank, (2, 3)) {
+  at::Tensor tensor = at::ones({world->rank() == 1 ? 300'000 : 299'999});
+  error_of([&] { all_reduce(*world->group(), tensor).wait(); });
+  error_of([&] { all_reduce(*world->group(), at::ones({1})).wait(); });  // nor does anything after it
+}
+
+TESSERA_RANKS_TEST(ShmDisagreement, OfReductionsAndTypesIsNamedOnEveryRank, (2)) {
+  const auto first = world->new_group({0, 1}, "first"), second = world->new_group({0, 1}, "second");
+  const bool odd = world->rank() == 1;
+  at::Tensor tensor = at::ones({4});
+  expect_both(error_of([&] { all_reduce(*first, tensor, odd ? ReduceOp::kMax : ReduceOp::kSum).wait(); }), "sum",
+              "max");
+  error_of([&] { all_reduce(*second, odd ? tensor.to(at::kInt) : tensor).wait(); });
+}
+
+TESSERA_RANKS_TEST(ShmDisagreement, OfUnevenPartsIsNamed, (2)) {
+  const bool odd = world->rank() == 1;
+  at::Tensor input = at::ones({10}), output = at::empty({odd ? 9 : 10});
+  const std::vector<int64_t> sent = {5, 5}, received = odd ? std::vector<int64_t>{4, 5} : sent;
+  const std::string message =
+      error_of([&] { all_to_all_single(*world->group(), output, input, received, sent).wait(); });
+  expect_both(message, "rank 0 sends 20 bytes", "rank 1, which wants 16");
+}
+
+TESSERA_RANKS_TEST(ShmDisagreement, OfMessageSizesIsNamed, (2)) {
+  Group& group = *world->group();
+  const bool sends = world->rank() == 0;
+  const std::string message = error_of([&] {
+    (sends ? send(group, at::ones({300'000}), 1) : recv(group, at::empty({3}), 0)).wait();
+    barrier(group);  // a sender may be done before the receiver sees the size
+  });
+  EXPECT_NE(message.find("sends 1200000 bytes with tag 0 to rank 1, which wants 12"), std::string::npos) << message;
+}
+
+TEST(ShmMemory, IsRefusedInOneLineAndGlooIsUsed) {
+  const tessera::testing::TempFolder folder;
+  const std::string log = (folder.path() / "stderr").string();
+  const auto ends = run_forked(
+      2, 20s,
+      [&](const std::shared_ptr<World>& world) {
+        if (world->rank() == 0) {
+          if (!std::freopen(log.c_str(), "w", stderr)) throw std::runtime_error("freopen");
+          const rlimit limit{.rlim_cur = 64 * 1024, .rlim_max = 64 * 1024};
+          ::setrlimit(RLIMIT_FSIZE, &limit);
+        }
+        at::Tensor tensor = at::ones({4});
+        all_reduce(*world->group(), tensor).wait();
+        if (world->group()->backend().getBackendName() != "gloo") throw std::runtime_error("not gloo");
+        if (tensor[0].item<float>() != 2) throw std::runtime_error("wrong sum");
+      },
+      "auto");
+  EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
+  EXPECT_EQ(ends[1].exit_code, 0) << ends[1].message;
+  const std::string said = read_file(log, 1 << 16);
+  EXPECT_NE(said.find("has no shared memory: "), std::string::npos) << said;
+  EXPECT_NE(said.find("File too large"), std::string::npos) << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+}
+
+TEST(ShmMemory, ThatIsAskedForAndRefusedIsAnErrorOfTheSettings) {
+  const auto ends = run_forked(2, 20s, [&](const std::shared_ptr<World>& world) {
+    const rlimit limit{.rlim_cur = 64 * 1024, .rlim_max = 64 * 1024};
+    if (world->rank() == 0) ::setrlimit(RLIMIT_FSIZE, &limit);
+    world->group();
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.exit_code, 2);
+    EXPECT_NE(end.message.find("Use comm.backend=auto or gloo"), std::string::npos) << end.message;
+  }
+}
+
+TEST(ShmMemory, ARankThatCannotMapItRefusesForAll) {
+  const auto ends = run_forked(3, 20s, [&](const std::shared_ptr<World>& world) {
+    rlimit before{};
+    ::getrlimit(RLIMIT_AS, &before);
+    if (world->rank() == 2) {
+      std::ifstream statm("/proc/self/statm");
+      uint64_t pages = 0;
+      statm >> pages;
+      const rlimit limit{.rlim_cur = pages * 4096 + (1 << 20), .rlim_max = before.rlim_max};
+      ::setrlimit(RLIMIT_AS, &limit);
+    }
+    const auto met =
+        shm::shake_hands(world->store(), {.rank = world->rank(), .size = 3, .ranks = {0, 1, 2}, .timeout = 10s});
+    ::setrlimit(RLIMIT_AS, &before);
+    if (met.backend) throw std::runtime_error("met");
+    throw std::runtime_error(met.refusal);
+  });
+  for (const auto& end : ends) {
+    EXPECT_NE(end.message.find("rank 2: mapping shared memory: Cannot allocate memory"), std::string::npos)
+        << end.message;
+  }
+}
+
+TEST(ShmMemory, HasNoNameAndIsTheOwnersAlone) {
+  const auto memory = shm::SharedMemory::create(1 << 16);
+  struct stat status {};
+  ASSERT_EQ(::fstat(memory->descriptor(), &status), 0);
+  EXPECT_EQ(status.st_nlink, 0U);
+  EXPECT_EQ(status.st_mode & 0777, 0600U);
+  EXPECT_EQ(status.st_blocks * 512, 1 << 16);  // allocated in full
+  EXPECT_NE(::ftruncate(memory->descriptor(), 100), 0);
+}
+
+TESSERA_RANKS_TEST(ShmChoice, IsMadeByTheSettings, (2)) {
+  EXPECT_EQ(world->group()->backend().getBackendName(), "shm");
+  EXPECT_THROW(World::create(world->info(), c10::make_intrusive<c10d::HashStore>(), "carrier-pigeon"), Error);
+}
+
+}  // namespace
+}  // namespace tessera::comm

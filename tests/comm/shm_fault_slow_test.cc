@@ -1,0 +1,12 @@
+// The random kills of shm_fault_dist_test.cc, 200 of them.
+#include "tests/comm/shm_faults.h"
+
+namespace tessera::comm {
+namespace {
+
+TEST(ShmFaultSlow, AKilledRankIsNamedByTheOthersWhereverItDies) {
+  for (uint32_t seed = 1000; seed < 1200; ++seed) testing_faults::kill_at_random(seed);
+}
+
+}  // namespace
+}  // namespace tessera::comm

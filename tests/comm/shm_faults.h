@@ -1,0 +1,174 @@
+// Ranks as forked processes that may be killed, and the random kills that the fault tests share.
+//
+//   const auto ends = run_forked(3, 5s, [](const std::shared_ptr<World>& world) { ... });
+//   EXPECT_EQ(ends[1].exit_code, 137);
+//
+// Forked, not started anew: a rank is up in milliseconds. The body runs with one thread for computing.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/comm/world.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::comm::testing_faults {
+
+using SteadyClock = std::chrono::steady_clock;
+using Body = std::function<void(const std::shared_ptr<World>&)>;
+
+struct End {
+  int exit_code = -1;   // 128 + n after signal n
+  std::string message;  // of the error that ended it
+  double seconds = 0;   // when it ended, from the start of all
+};
+
+struct Forked {
+  pid_t process;
+  int pipe;
+};
+
+inline Forked fork_rank(int rank, int size, const std::string& store, std::chrono::milliseconds timeout,
+                        const std::string& backend, const Body& body) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+  const pid_t process = ::fork();
+  if (process != 0) {
+    ::close(ends[1]);
+    return {process, ends[0]};
+  }
+  int code = 0;
+  std::string message;
+  try {
+    at::set_num_threads(1);
+    const auto world =
+        World::create({.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "flags"},
+                      c10::make_intrusive<c10d::FileStore>(store, size), backend, timeout);
+    body(world);
+  } catch (const std::exception& error) {
+    code = exit_code_for(error);
+    message = error.what();
+  }
+  if (::write(ends[1], message.data(), message.size()) < 0) code = 99;
+  ::_exit(code);
+}
+
+// Ranks that have not ended `limit` after the start are killed.
+inline std::vector<End> run_forked(int size, std::chrono::milliseconds timeout, const Body& body,
+                                   const std::string& backend = "shm",
+                                   std::chrono::seconds limit = std::chrono::seconds(20)) {
+  const tessera::testing::TempFolder folder;
+  std::fflush(nullptr);
+  const auto begin = SteadyClock::now();
+  std::vector<Forked> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.push_back(fork_rank(rank, size, (folder.path() / "store").string(), timeout, backend, body));
+  }
+  std::vector<End> ends(size);
+  for (int left = size; left > 0;) {
+    const bool late = SteadyClock::now() - begin > limit;
+    for (int rank = 0; rank < size; ++rank) {
+      int status = 0;
+      if (ends[rank].exit_code >= 0) continue;
+      if (late) ::kill(ranks[rank].process, SIGKILL);
+      if (::waitpid(ranks[rank].process, &status, late ? 0 : WNOHANG) == 0) continue;
+      ends[rank].exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+      ends[rank].seconds = std::chrono::duration<double>(SteadyClock::now() - begin).count();
+      --left;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  for (int rank = 0; rank < size; ++rank) {
+    char text[4096];
+    const ssize_t count = ::read(ranks[rank].pipe, text, sizeof text);
+    ends[rank].message.assign(text, count > 0 ? count : 0);
+    ::close(ranks[rank].pipe);
+  }
+  return ends;
+}
+
+// Collectives and messages of random sizes, the same on every rank, until something fails.
+inline void communicate_forever(Group& group, uint32_t seed) {
+  std::mt19937 random(seed);
+  const int size = group.size(), rank = group.rank();
+  for (;;) {
+    const int64_t count = int64_t{1} << (random() % 19);
+    at::Tensor one = at::ones({count}), all = at::empty({count * size});
+    switch (random() % 6) {
+      case 0:
+        all_reduce(group, one).wait();
+        break;
+      case 1:
+        all_gather_into(group, all, one).wait();
+        break;
+      case 2:
+        reduce_scatter_into(group, one, all).wait();
+        break;
+      case 3:
+        broadcast(group, one, static_cast<int>(random() % size)).wait();
+        break;
+      case 4:
+        all_to_all_single(group, at::empty_like(all), all).wait();
+        break;
+      default: {
+        Pending sent = send(group, one, (rank + 1) % size);
+        Pending received = recv(group, at::empty({count}), (rank + size - 1) % size);
+        received.wait();
+        sent.wait();
+      }
+    }
+  }
+}
+
+inline std::set<std::string> shared_memory_files() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path().filename());
+  return names;
+}
+
+// Kills one of three ranks at a random time; the others must say so and end.
+inline void kill_at_random(uint32_t seed) {
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  const int victim = static_cast<int>(seed % 3);
+  std::mt19937 random(seed);
+  const auto delay = std::chrono::microseconds(random() % 40'000);
+  const auto files = shared_memory_files();
+  const auto ends = run_forked(3, std::chrono::seconds(60), [&](const std::shared_ptr<World>& world) {
+    const auto group = world->group();
+    std::thread killer;
+    if (world->rank() == victim) {
+      killer = std::thread([delay] {
+        std::this_thread::sleep_for(delay);
+        ::kill(::getpid(), SIGKILL);
+      });
+    }
+    communicate_forever(*group, seed);
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(ends[rank].exit_code, rank == victim ? 137 : 4) << ends[rank].message;
+    if (rank == victim) continue;
+    EXPECT_NE(ends[rank].message.find("rank " + std::to_string(victim) + " (process "), std::string::npos)
+        << ends[rank].message;
+    EXPECT_LT(ends[rank].seconds - ends[victim].seconds, 5);
+  }
+  EXPECT_EQ(shared_memory_files(), files);
+}
+
+}  // namespace tessera::comm::testing_faults
