@@ -16,11 +16,10 @@ void put(char (&field)[size], std::string_view text) {
   std::memcpy(field, text.data(), std::min(text.size(), size - 1));
 }
 
-bool is_message(Op op) { return op == Op::kSend || op == Op::kRecv; }
 bool reduces(Op op) { return op == Op::kAllReduce || op == Op::kReduceScatter; }
 
 std::string said_by(const SignedBy& call, const char* verb) {
-  return fmt::format("rank {} of the group {}{} (call {})", call.first, verb, to_string(call.second), call.second.sequence);
+  return fmt::format("rank {} of the group {}{}", call.first, verb, to_string(call.second));
 }
 
 }  // namespace
@@ -92,14 +91,15 @@ std::string disagreement(const std::vector<SignedBy>& calls) {
   const auto other = std::find_if(calls.begin(), calls.end(),
                                   [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });
   if (other == calls.end()) return "all ranks make the same call";
-  return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order: compare how they got there",
+  return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order",
                      said_by(calls.front(), "calls "), said_by(*other, ""));
 }
 
 void raise_disagreement(std::string_view group, const std::vector<SignedBy>& calls) {
   TESSERA_CHECK(calls.size() >= 2, ErrorKind::kInternal, "[comm.check] {} signatures: wanted at least 2", calls.size());
   const Signature& first = calls.front().second;
-  raise(ErrorKind::kComm, "[comm.{}] group '{}', call {}: {}.", to_string(first.op), group, first.sequence, disagreement(calls));
+  throw Disagreement(
+      fmt::format("[comm.{}] group '{}', call {}: {}.", to_string(first.op), group, first.sequence, disagreement(calls)));
 }
 
 }  // namespace tessera::comm

@@ -2,6 +2,10 @@
 
 #include <ATen/Parallel.h>
 #include <signal.h>
+#include <xxhash.h>
+
+#include <cstdlib>
+#include <filesystem>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -13,14 +17,17 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/gloo_backend.h"
+#include "tessera/comm/monitor.h"
 #include "tessera/comm/peer_failed.h"
 #include "tessera/comm/rendezvous.h"
+#include "tessera/comm/thread_peers.h"
+#include "tessera/comm/watchdog.h"
 
 namespace tessera::comm {
 
 struct World::Impl {
   c10::intrusive_ptr<c10d::Store> store;
-  std::string backend;
+  std::shared_ptr<Monitor> monitor;
   std::shared_ptr<Group> everyone;
   std::map<std::string, int> groups_made;  // by name and ranks
   std::mutex mutex;                        // of what follows
@@ -30,15 +37,28 @@ struct World::Impl {
   bool farewell = false;      // and so they tell it when they leave
 };
 
-World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend, std::chrono::milliseconds timeout)
-    : info_(std::move(info)), timeout_(timeout), impl_(std::make_unique<Impl>()) {
+World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options)
+    : info_(std::move(info)), options_(std::move(options)), impl_(std::make_unique<Impl>()) {
   impl_->store = std::move(store);
-  impl_->backend = std::move(backend);
+  const char* folder = std::getenv("TESSERA_TRACE_DIR");
+  impl_->monitor = std::make_shared<Monitor>(MonitorOptions{.rank = info_.rank,
+                                                            .size = info_.size,
+                                                            .check = parse_check_mode(options_.check),
+                                                            .timeout = options_.timeout,
+                                                            .trace_folder = folder && *folder ? folder : options_.trace_folder,
+                                                            .ends_process = options_.ends_process});
 }
 
 // Ranks that still make groups need the store, so the rank that runs it leaves last, within reason.
 World::~World() {
-  if (!impl_->farewell || impl_->aborted || std::uncaught_exceptions() > 0) return;
+  const bool failed = std::uncaught_exceptions() > 0;
+  if (failed) impl_->monitor->give_up();
+  leave_store(failed);
+  impl_->monitor->leave(failed);
+}
+
+void World::leave_store(bool failed) noexcept {
+  if (failed || !impl_->farewell || impl_->aborted) return;
   try {
     const int64_t left = impl_->store->add("left", 1);
     if (left == info_.size) impl_->store->set("all_left", "1");
@@ -57,7 +77,14 @@ std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
   const WorldInfo& info = meeting.info;
   log_info("[comm.rendezvous] {} rank{}, {} on this host, from {}, met at {}", info.size, info.size == 1 ? "" : "s",
            info.local_size, info.source, meeting.place());
-  auto world = create(info, std::move(store), flags.backend, flags.timeout);
+  const bool one_host = info.local_size == info.size;
+  auto world = create(info, std::move(store),
+                      {.backend = flags.backend,
+                       .timeout = flags.timeout,
+                       .check = flags.check,
+                       .trace_folder = flags.trace_folder,
+                       .watch_address = one_host ? "" : meeting.host,
+                       .ends_process = true});
   world->impl_->farewell = info.size > 1 && meeting.folder.empty();
   world->impl_->serves_store = meeting.serve;
   return world;
@@ -72,19 +99,68 @@ void survive_broken_sockets() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
+// How long a rank may be silent before it counts as dead; 0: for ever, as under a debugger.
+std::chrono::milliseconds silence_from_environment() {
+  const char* text = std::getenv("TESSERA_SILENCE_SECONDS");
+  if (!text || !*text) return std::chrono::seconds(4);
+  char* end = nullptr;
+  const long seconds = std::strtol(text, &end, 10);
+  TESSERA_CHECK(*end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
+                "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank is never given up", text);
+  return std::chrono::seconds(seconds);
+}
+
+// Records of an earlier run go to the folder's previous/, so that those of one run lie together.
+void put_aside_records(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  bool first = true;
+  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with("flight-") || !name.ends_with(".json")) continue;
+    if (std::exchange(first, false)) std::filesystem::remove_all(folder / "previous", ignored);
+    std::filesystem::create_directory(folder / "previous", ignored);
+    std::filesystem::rename(entry->path(), folder / "previous" / name, ignored);
+  }
+}
+
 }  // namespace
 
-std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend,
-                                     std::chrono::milliseconds timeout) {
+std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options) {
   TESSERA_CHECK(info.size >= 1 && info.rank >= 0 && info.rank < info.size, ErrorKind::kConfig,
                 "[comm.world] rank {} of {}: wanted 0 <= rank < size", info.rank, info.size);
-  TESSERA_CHECK(backend == "auto" || backend == "gloo", ErrorKind::kConfig,
-                "[comm.world] backend '{}' is not available in this build. Use auto or gloo.", backend);
+  TESSERA_CHECK(options.backend == "auto" || options.backend == "gloo", ErrorKind::kConfig,
+                "[comm.world] backend '{}' is not available in this build. Use auto or gloo.", options.backend);
   TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
-  store->setTimeout(timeout);
+  store->setTimeout(options.timeout);
   if (info.size > 1) survive_broken_sockets();
-  return std::shared_ptr<World>(new World(std::move(info), std::move(store), std::move(backend), timeout));
+  std::shared_ptr<World> world(new World(std::move(info), std::move(store), std::move(options)));
+  if (world->size() > 1) world->start_watch();
+  return world;
 }
+
+void World::start_watch() {
+  Monitor& monitor = *impl_->monitor;
+  monitor.on_verdict([this] { abort(); });
+  if (options_.threads) {
+    monitor.attend(std::make_unique<ThreadPeers>(options_.threads, info_.rank, monitor));
+    return;
+  }
+  write_records_on_signal();
+  if (info_.rank == 0) put_aside_records(monitor.options().trace_folder);
+  const bool one_host = info_.local_size == info_.size;
+  if (!one_host && options_.watch_address.empty()) return;
+  c10d::PrefixStore store("watch", impl_->store);
+  monitor.attend(Watchdog::start(store,
+                                 {.rank = info_.rank,
+                                  .size = info_.size,
+                                  .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
+                                  .timeout = options_.timeout,
+                                  .silence = silence_from_environment(),
+                                  .compare = monitor.options().check != CheckMode::kOff},
+                                 monitor));
+}
+
+Monitor& World::monitor() const { return *impl_->monitor; }
 
 std::shared_ptr<World> World::single() { return create({}, c10::make_intrusive<c10d::HashStore>()); }
 
@@ -122,17 +198,19 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
     backend = make_gloo_backend(store, {.rank = position,
                                         .size = static_cast<int>(ranks.size()),
                                         .loopback = info_.local_size == info_.size,
-                                        .timeout = timeout_});
+                                        .timeout = options_.timeout});
   } catch (const std::exception& error) {
     const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
     const std::string message =
         fmt::format("[comm.new_group] group '{}' (rank {} of {}): {}. All its ranks must make it, within {} s.", name, position,
-                    ranks.size(), reason.substr(0, reason.find('\n')), timeout_.count() / 1000);
+                    ranks.size(), reason.substr(0, reason.find('\n')), options_.timeout.count() / 1000);
     if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
     throw Error(ErrorKind::kComm, message);
   }
-  auto group = std::make_shared<Group>(name, ranks, position, backend);
+  const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
+  auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, id});
+  impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
   const std::lock_guard lock(impl_->mutex);
   if (impl_->aborted) group->abort();
   std::erase_if(impl_->backends, [](const auto& weak) { return weak.expired(); });
@@ -191,10 +269,12 @@ class ThreadStore final : public c10d::HashStore {
 void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body) {
   TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
   const auto store = c10::make_intrusive<ThreadStore>();
+  const auto room = std::make_shared<ThreadRoom>();
   std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
   for (int rank = 0; rank < size; ++rank) {
     worlds.push_back(World::create(
-        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store));
+        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store,
+        {.threads = room}));
   }
   const int threads_before = at::get_num_threads();
   const int threads_each = std::max(1, threads_before / size);

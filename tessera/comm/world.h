@@ -33,6 +33,19 @@ struct WorldInfo {
 };
 
 struct RendezvousFlags;  // tessera/comm/rendezvous.h
+class Monitor;
+class ThreadRoom;
+
+struct WorldOptions {
+  std::string backend = "auto";  // auto, gloo, nccl
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of every collective
+  std::string check = "timeout";     // when ranks compare what they called: off, timeout, always
+  std::string trace_folder = "";     // of flight records; TESSERA_TRACE_DIR comes first; both empty: none are written
+  std::string watch_address = "";    // of rank 0's host, where its watchdog listens; empty: 127.0.0.1 on one host, else none
+  // A rank that is in no collective to hear that the world broke is ended with exit code 4, 3 s later.
+  bool ends_process = false;
+  std::shared_ptr<ThreadRoom> threads = nullptr;  // the ranks are threads of this process
+};
 
 class World {
  public:
@@ -40,9 +53,9 @@ class World {
   // returns once all are there. COLLECTIVE over all ranks. Error kComm after the timeout, kConfig for
   // settings that contradict one another.
   static std::shared_ptr<World> connect(const RendezvousFlags& flags);
-  // A world of this rank over a given store; how thread ranks and connect() make theirs. backend: "auto", "gloo".
-  static std::shared_ptr<World> create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend = "auto",
-                                       std::chrono::milliseconds timeout = std::chrono::minutes(5));
+  // A world of this rank over a given store; how thread ranks and connect() make theirs. COLLECTIVE over all ranks,
+  // unless they are threads.
+  static std::shared_ptr<World> create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options = {});
   // One rank, no communication.
   static std::shared_ptr<World> single();
   ~World();
@@ -51,7 +64,8 @@ class World {
   int size() const { return info_.size; }
   const WorldInfo& info() const { return info_; }
   c10d::Store& store() const;
-  std::chrono::milliseconds timeout() const { return timeout_; }
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  Monitor& monitor() const;  // flight recorder and watchdog of this rank
 
   // The group of all ranks, made at first use. COLLECTIVE over all ranks at that first use.
   std::shared_ptr<Group> group();
@@ -63,10 +77,12 @@ class World {
   void abort() noexcept;
 
  private:
-  World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend, std::chrono::milliseconds timeout);
+  World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options);
+  void start_watch();
+  void leave_store(bool failed) noexcept;
   struct Impl;
   WorldInfo info_;
-  std::chrono::milliseconds timeout_;
+  WorldOptions options_;
   std::unique_ptr<Impl> impl_;
 };
 
