@@ -74,6 +74,7 @@ std::string where(const State& state) {
     if (state.monitor) state.monitor->fail_with(state.ticket, reason);
     throw Disagreement(reason);
   }
+  if (own && own->kind() != ErrorKind::kComm) throw Error(own->kind(), reason);  // the call does not fit its back-end
   const bool timed_out = reason.find("imed out") != std::string::npos;
   std::optional<Verdict> verdict;
   if (state.monitor) {
@@ -124,6 +125,7 @@ class Launch {
   // Without its own version counter a tensor would be bumped from the back-end's threads.
   at::Tensor keep(const at::Tensor& tensor) {
     at::Tensor alias = tensor.variable_data();
+    device_ = tensor.device().type();
     state_->buffers.push_back(alias);
     return alias;
   }
@@ -172,7 +174,7 @@ class Launch {
   template <class Begin>
   Pending start(Begin begin) {
     try {
-      state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend());
+      state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
       if (ComparesSignatures* comparing = group_.comparing_backend()) {
         comparing->announce(state_->signature);
       } else if (compares_first()) {
@@ -220,6 +222,7 @@ class Launch {
   Group& group_;
   const Op op_;
   const std::string_view subject_;
+  c10::DeviceType device_ = c10::DeviceType::CPU;  // of the tensors
   std::unique_ptr<State> state_;
 };
 

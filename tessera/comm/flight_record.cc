@@ -31,7 +31,7 @@ json json_of(const FlightCall& call) {
                  {"sequence", signature.sequence},
                  {"op", to_string(signature.op)},
                  {"reduce", to_string(signature.reduce)},
-                 {"dtype", signature.dtype < 0 ? "" : c10::toString(static_cast<c10::ScalarType>(signature.dtype))},
+                 {"dtype", dtype_name(signature.dtype)},
                  {"dims", signature.dims},
                  {"sizes", std::vector<int64_t>(signature.sizes, signature.sizes + std::min<int>(signature.dims, Signature::kMaxSizes))},
                  {"root", signature.root},
@@ -57,7 +57,7 @@ Value named(const Value (&values)[size], const std::string& name) {
 int dtype_named(const std::string& name) {
   if (name.empty()) return -1;
   for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); ++type) {
-    if (name == c10::toString(static_cast<c10::ScalarType>(type))) return type;
+    if (name == dtype_name(type)) return type;
   }
   throw std::invalid_argument(fmt::format("unknown dtype '{}'", name.substr(0, 40)));
 }

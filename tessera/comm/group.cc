@@ -27,10 +27,16 @@ c10d::Backend& Group::backend() const {
   return *backend_;
 }
 
+c10d::Backend& Group::backend(c10::DeviceType device) const {
+  return device == c10::DeviceType::CUDA && context_.cuda ? *context_.cuda : backend();
+}
+
 void Group::abort() noexcept {
-  try {
-    if (backend_) backend_->abort();
-  } catch (...) {  // the connections were gone already
+  for (const auto* backend : {&backend_, &context_.cuda}) {
+    try {
+      if (*backend) (*backend)->abort();
+    } catch (...) {  // the connections were gone already
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ATen/core/TensorBase.h>
+#include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -31,6 +32,7 @@ class Monitor;
 struct GroupContext {
   std::shared_ptr<Monitor> monitor;        // null: nobody records and compares its collectives
   c10::intrusive_ptr<c10d::Store> store;   // of the group alone
+  c10::intrusive_ptr<c10d::Backend> cuda;  // carries CUDA tensors; null: the back-end of the group does
   uint32_t id = 0;                         // tells groups of one name apart; the same on all its ranks
 };
 
@@ -49,6 +51,7 @@ class Group {
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }  // global rank of each member
   c10d::Backend& backend() const;                           // Error kInternal when the group has one rank
+  c10d::Backend& backend(c10::DeviceType device) const;     // that carries tensors of this device
   const GroupContext& context() const { return context_; }
   ComparesSignatures* comparing_backend() const { return comparing_; }  // null: it does not compare by itself
   uint64_t sequence() const { return sequence_; }           // number of the last collective, from 1

@@ -56,8 +56,9 @@ void Monitor::leave(bool failed) noexcept {
   {
     const std::lock_guard lock(mutex_);
     peers = std::move(peers_);
+    failed |= verdict_.has_value();
   }
-  if (peers) peers->leave(failed || verdict_);
+  if (peers) peers->leave(failed);
 }
 
 void Monitor::carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work) {
@@ -78,12 +79,12 @@ void Monitor::finish(uint64_t ticket) {
 std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
   release(ticket);
   std::unique_lock lock(mutex_);
-  if (!verdict_ && peers_) {
+  if (!verdict_ && !thrown_ && peers_) {
     Peers& peers = *peers_;  // this thread is the one that ends it
     lock.unlock();           // the answer may come before the call returns
-    peers.report_trouble(trouble);
+    const bool answer_follows = peers.report_trouble(trouble);
     lock.lock();
-    heard_.wait_for(lock, kVerdictDelay, [&] { return verdict_.has_value(); });
+    if (answer_follows) heard_.wait_for(lock, kVerdictDelay, [&] { return verdict_.has_value(); });
   }
   thrown_ = true;
   const auto verdict = verdict_;

@@ -150,6 +150,13 @@ bool PeerSocket::receive(std::vector<Frame>& frames) {
   return !ended;
 }
 
+std::vector<Frame> PeerSocket::await(PeerDeadline deadline) {
+  std::vector<Frame> frames;
+  while (frames.empty() && wait_for(descriptor_, POLLIN, deadline) && receive(frames)) {
+  }
+  return frames;
+}
+
 std::pair<PeerSocket, std::string> listen_for_peers(const std::string& address) {
   const Addresses addresses = resolve(address, 0, AI_PASSIVE);
   for (const addrinfo* one = addresses.get(); one; one = one->ai_next) {
@@ -167,10 +174,7 @@ std::pair<PeerSocket, std::vector<Frame>> accept_peer(PeerSocket& listener, Peer
     PeerSocket socket(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!socket.open()) continue;
     make_prompt(socket.descriptor());
-    std::vector<Frame> frames;
-    const auto patience = std::min(deadline, Clock::now() + std::chrono::seconds(5));
-    while (frames.empty() && wait_for(socket.descriptor(), POLLIN, patience) && socket.receive(frames)) {
-    }
+    auto frames = socket.await(std::min(deadline, Clock::now() + std::chrono::seconds(5)));
     if (!frames.empty()) return {std::move(socket), std::move(frames)};
   }
   return std::pair<PeerSocket, std::vector<Frame>>();

@@ -38,6 +38,8 @@ class PeerSocket {
   void finish(std::chrono::steady_clock::time_point deadline) noexcept;
   // Waits at most 200 ms for room. False: the other end is gone, or does not read.
   bool send(const Frame& frame) noexcept;
+  // The next frames, at least one; none when the deadline passes or the other end goes first.
+  std::vector<Frame> await(std::chrono::steady_clock::time_point deadline);
   // Appends what has arrived; does not block. False: the other end is gone, or what it sent are no frames.
   bool receive(std::vector<Frame>& frames);
 

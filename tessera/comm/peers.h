@@ -43,8 +43,8 @@ class PeerListener {
 class Peers {
  public:
   virtual ~Peers() = default;
-  // Both return at once. The verdict follows within 3 s: the first one reached is the one.
-  virtual void report_trouble(const Trouble& trouble) = 0;
+  // Both return at once. The verdict follows within 3 s: the first one reached is the one. False: none will.
+  virtual bool report_trouble(const Trouble& trouble) = 0;
   virtual void report_failure(const std::string& text) = 0;
   // Ends the watch over this rank: its listener is not called after it. Not after a failure: without error.
   virtual void leave(bool failed) noexcept = 0;

@@ -40,6 +40,24 @@ const char* to_string(Op op) noexcept {
   return "?";
 }
 
+const char* dtype_name(int dtype) noexcept {
+  switch (static_cast<c10::ScalarType>(dtype)) {
+    case c10::ScalarType::Byte: return "uint8";
+    case c10::ScalarType::Char: return "int8";
+    case c10::ScalarType::Short: return "int16";
+    case c10::ScalarType::Int: return "int32";
+    case c10::ScalarType::Long: return "int64";
+    case c10::ScalarType::Half: return "float16";
+    case c10::ScalarType::Float: return "float32";
+    case c10::ScalarType::Double: return "float64";
+    case c10::ScalarType::ComplexFloat: return "complex64";
+    case c10::ScalarType::ComplexDouble: return "complex128";
+    case c10::ScalarType::Bool: return "bool";
+    case c10::ScalarType::BFloat16: return "bfloat16";
+    default: return dtype < 0 ? "" : c10::toString(static_cast<c10::ScalarType>(dtype));
+  }
+}
+
 Signature sign(const SignatureFields& fields) noexcept {
   Signature result;
   result.sequence = fields.sequence;
@@ -80,7 +98,7 @@ std::string to_string(const Signature& signature) {
   if (signature.dtype >= 0) {
     const int dims = std::min<int>(signature.dims, Signature::kMaxSizes);
     text += fmt::format(" of {}{} [{}{}]", signature.op == Op::kAllToAll ? "rows of " : "",
-                        c10::toString(static_cast<c10::ScalarType>(signature.dtype)),
+                        dtype_name(signature.dtype),
                         fmt::join(signature.sizes, signature.sizes + dims, ", "), dims < signature.dims ? ", ..." : "");
   }
   if (signature.subject[0] && !is_message(signature.op)) text += fmt::format(" for {}", signature.subject);

@@ -60,6 +60,8 @@ struct SignatureFields {
 };
 Signature sign(const SignatureFields& fields) noexcept;
 
+// Of Signature::dtype: "float32"; types that PyTorch has no name for keep c10's; "" for none.
+const char* dtype_name(int dtype) noexcept;
 // "all_reduce(sum) of float32 [4, 8] for model.norm"; no group, no number.
 std::string to_string(const Signature& signature);
 

@@ -23,7 +23,7 @@ Signature signature_of(const uint8_t* bytes) {
   return result;
 }
 
-std::vector<Signature> gather_through_backend(Group& group, const Signature& mine) {
+std::vector<Signature> gather(Group& group, const Signature& mine) {
   at::Tensor own = at::from_blob(const_cast<Signature*>(&mine), {sizeof mine}, at::kByte);
   at::Tensor all = at::empty({group.size() * static_cast<int64_t>(sizeof mine)}, at::kByte);
   TESSERA_CHECK(group.backend()._allgather_base(all, own)->wait(), ErrorKind::kComm, "broken off");
@@ -34,23 +34,11 @@ std::vector<Signature> gather_through_backend(Group& group, const Signature& min
   return result;
 }
 
-std::string key_of(uint64_t sequence, int rank) { return fmt::format("signature/{}/{}", sequence, rank); }
-
 Signature read_signature(c10d::Store& store, const std::string& key) {
   const auto bytes = store.get(key);
   TESSERA_CHECK(bytes.size() == sizeof(Signature), ErrorKind::kComm, "{} holds {} bytes, wanted {}. Do all ranks run the same build?",
                 key, bytes.size(), sizeof(Signature));
   return signature_of(bytes.data());
-}
-
-std::vector<Signature> gather_over_store(Group& group, const Signature& mine) {
-  c10d::Store& store = *group.context().store;
-  store.set(key_of(mine.sequence, group.rank()), bytes_of(mine));
-  std::vector<Signature> result;
-  for (int rank = 0; rank < group.size(); ++rank) result.push_back(read_signature(store, key_of(mine.sequence, rank)));
-  // Who is here has read all signatures of the call before the last one, by now on every rank.
-  if (mine.sequence > 2) store.deleteKey(key_of(mine.sequence - 2, group.rank()));
-  return result;
 }
 
 // What identifies a message is the same at both ends.
@@ -61,8 +49,7 @@ std::string message_key(const Signature& message, int from, int to) {
 }  // namespace
 
 void compare_signatures(Group& group, const Signature& mine) {
-  const bool through_backend = group.backend().getBackendName() != "nccl";
-  const auto all = through_backend ? gather_through_backend(group, mine) : gather_over_store(group, mine);
+  const auto all = gather(group, mine);
   std::vector<SignedBy> calls;
   bool agree = true;
   for (int rank = 0; rank < group.size(); ++rank) {

@@ -11,7 +11,7 @@
 
 namespace tessera::comm {
 
-// COLLECTIVE over `group`: through its back-end, or over its store when that carries no CPU tensors.
+// COLLECTIVE over `group`, through its back-end for CPU tensors.
 void compare_signatures(Group& group, const Signature& mine);
 void announce_message(Group& group, const Signature& mine);
 void await_announced_message(Group& group, const Signature& mine);

@@ -13,21 +13,23 @@ void ThreadRoom::leave(int rank) {
 }
 
 // A connection that broke is that of a thread which throws: its exception says why, not we.
-void ThreadRoom::report_trouble(int rank, const Trouble& trouble) {
+bool ThreadRoom::report_trouble(int rank, const Trouble& trouble) {
   const std::lock_guard lock(mutex_);
-  if (settled_ || !trouble.timed_out) return;
+  if (settled_) return true;
+  if (!trouble.timed_out) return false;
   settled_ = true;
   std::vector<FlightRecord> records;
   for (const auto& [peer, listener] : present_) records.push_back(listener->where(trouble.group, trouble.sequence));
   const Verdict verdict = judge(records, left_, trouble, rank);
   for (const auto& [peer, listener] : present_) listener->hear(verdict);
+  return true;
 }
 
 ThreadPeers::ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListener& listener) : room_(std::move(room)), rank_(rank) {
   room_->enter(rank_, listener);
 }
 
-void ThreadPeers::report_trouble(const Trouble& trouble) { room_->report_trouble(rank_, trouble); }
+bool ThreadPeers::report_trouble(const Trouble& trouble) { return room_->report_trouble(rank_, trouble); }
 
 void ThreadPeers::leave(bool) noexcept {
   if (room_) room_->leave(rank_);

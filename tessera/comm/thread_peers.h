@@ -20,7 +20,7 @@ class ThreadRoom {
  public:
   void enter(int rank, PeerListener& listener);
   void leave(int rank);
-  void report_trouble(int rank, const Trouble& trouble);
+  bool report_trouble(int rank, const Trouble& trouble);
 
  private:
   std::mutex mutex_;  // held while listeners are called, so that leave() waits for them
@@ -33,7 +33,7 @@ class ThreadPeers final : public Peers {
  public:
   ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListener& listener);
   ~ThreadPeers() override { leave(false); }
-  void report_trouble(const Trouble& trouble) override;
+  bool report_trouble(const Trouble& trouble) override;
   void report_failure(const std::string&) override {}  // whoever started the threads breaks them off
   void leave(bool failed) noexcept override;
 

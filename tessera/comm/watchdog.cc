@@ -175,7 +175,7 @@ class Watchdog::Loop {
   void check_silence() {
     const auto now = Clock::now();
     if (now - last_tick_ > 3 * kTick) {
-      for (auto& [rank, peer] : peers_) peer.heard += now - last_tick_;
+      for (auto& [rank, peer] : peers_) peer.heard = std::min(now, peer.heard + (now - last_tick_));
     }
     last_tick_ = now;
     if (options_.silence == milliseconds(0)) return;
@@ -214,8 +214,12 @@ Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
 
 class Watchdog::Spoke final : public Watchdog::Loop {
  public:
-  Spoke(const WatchdogOptions& options, PeerListener& listener, PeerSocket hub, const std::string& token) : Loop(options, listener) {
+  // Waits until the hub has all ranks: only then will it be heard of every second.
+  Spoke(const WatchdogOptions& options, PeerListener& listener, PeerSocket hub, const std::string& token, PeerDeadline deadline)
+      : Loop(options, listener) {
     hub.send({FrameKind::kHello, options.rank, token});
+    early_ = hub.await(deadline);
+    TESSERA_CHECK(!early_.empty(), ErrorKind::kComm, "[comm.watchdog] rank 0 gave no sign in time: a rank has not come this far");
     peers_.emplace(0, Peer{std::move(hub)});
   }
 
@@ -232,6 +236,11 @@ class Watchdog::Spoke final : public Watchdog::Loop {
     }
   }
   void lose(int, bool silent) override { announce(verdict_on_lost(0, silent, options_.silence)); }
+  void on_tick() override {
+    for (const Frame& frame : std::exchange(early_, {})) receive(0, frame);
+  }
+
+  std::vector<Frame> early_;
 };
 
 class Watchdog::Hub final : public Watchdog::Loop {
@@ -241,6 +250,7 @@ class Watchdog::Hub final : public Watchdog::Loop {
     peers_.emplace(rank, Peer{std::move(socket)});
     for (size_t i = 1; i < frames.size(); ++i) early_.emplace_back(rank, std::move(frames[i]));
   }
+  void welcome_all() { tell_all({FrameKind::kHello, 0}); }
 
  private:
   struct Inquiry {
@@ -356,6 +366,7 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
     await_ranks(socket, options.size, token, deadline, [&](int rank, PeerSocket peer, std::vector<Frame> frames) {
       hub->admit(rank, std::move(peer), std::move(frames));
     });
+    hub->welcome_all();
     loop = std::move(hub);
   } else {
     const auto bytes = store.get(kKey);
@@ -363,7 +374,8 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
     if (said == kNoWatch) return nullptr;
     const size_t space = said.find(' ');
     TESSERA_CHECK(space != said.npos, ErrorKind::kComm, "[comm.watchdog] rank 0 left no address");
-    loop = std::make_unique<Spoke>(options, listener, connect_to(said.substr(0, space), deadline), said.substr(space + 1));
+    loop = std::make_unique<Spoke>(options, listener, connect_to(said.substr(0, space), deadline), said.substr(space + 1),
+                                   deadline);
   }
   loop->begin();
   return std::unique_ptr<Watchdog>(new Watchdog(std::move(loop)));
@@ -372,7 +384,10 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
 Watchdog::Watchdog(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
 Watchdog::~Watchdog() { leave(false); }
 
-void Watchdog::report_trouble(const Trouble& trouble) { loop_->post(FrameKind::kTrouble, to_text(trouble)); }
+bool Watchdog::report_trouble(const Trouble& trouble) {
+  loop_->post(FrameKind::kTrouble, to_text(trouble));
+  return true;
+}
 void Watchdog::report_failure(const std::string& text) { loop_->post(FrameKind::kFailed, text.substr(0, 4000)); }
 
 void Watchdog::leave(bool failed) noexcept {

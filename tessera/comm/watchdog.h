@@ -38,7 +38,7 @@ class Watchdog final : public Peers {
   static std::unique_ptr<Watchdog> start(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener);
   ~Watchdog() override;  // leaves, if that was not done
 
-  void report_trouble(const Trouble& trouble) override;
+  bool report_trouble(const Trouble& trouble) override;
   void report_failure(const std::string& text) override;
   void leave(bool failed) noexcept override;
 

@@ -16,8 +16,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/fake_backend.h"
 #include "tessera/comm/gloo_backend.h"
 #include "tessera/comm/monitor.h"
+#include "tessera/comm/nccl_backend.h"
 #include "tessera/comm/peer_failed.h"
 #include "tessera/comm/rendezvous.h"
 #include "tessera/comm/thread_peers.h"
@@ -28,12 +30,14 @@ namespace tessera::comm {
 struct World::Impl {
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<Monitor> monitor;
-  std::shared_ptr<Group> everyone;
+  std::map<c10::DeviceType, std::shared_ptr<Group>> everyone;
+  std::shared_ptr<FakeAccount> account;  // of a fake world
   std::map<std::string, int> groups_made;  // by name and ranks
   std::mutex mutex;                        // of what follows
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
   bool serves_store = false;  // this rank's process is the one that runs the others' store
+  int fake_local_size = 1;
   bool farewell = false;      // and so they tell it when they leave
 };
 
@@ -128,8 +132,8 @@ void put_aside_records(const std::filesystem::path& folder) {
 std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options) {
   TESSERA_CHECK(info.size >= 1 && info.rank >= 0 && info.rank < info.size, ErrorKind::kConfig,
                 "[comm.world] rank {} of {}: wanted 0 <= rank < size", info.rank, info.size);
-  TESSERA_CHECK(options.backend == "auto" || options.backend == "gloo", ErrorKind::kConfig,
-                "[comm.world] backend '{}' is not available in this build. Use auto or gloo.", options.backend);
+  TESSERA_CHECK(options.backend == "auto" || options.backend == "gloo" || options.backend == "nccl", ErrorKind::kConfig,
+                "[comm.world] backend '{}' is not available in this build. Use auto, gloo or nccl.", options.backend);
   TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
   store->setTimeout(options.timeout);
   if (info.size > 1) survive_broken_sockets();
@@ -166,16 +170,55 @@ std::shared_ptr<World> World::single() { return create({}, c10::make_intrusive<c
 
 c10d::Store& World::store() const { return *impl_->store; }
 
-std::shared_ptr<Group> World::group() {
-  if (!impl_->everyone) {
-    std::vector<int> ranks(info_.size);
-    for (int rank = 0; rank < info_.size; ++rank) ranks[rank] = rank;
-    impl_->everyone = new_group(ranks, "world");
-  }
-  return impl_->everyone;
+std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<FakeAccount> account, int local_size) {
+  TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size && local_size >= 1, ErrorKind::kConfig,
+                "[comm.world] fake rank {} of {}, {} a host: wanted 0 <= rank < size", rank, size, local_size);
+  TESSERA_CHECK(account, ErrorKind::kInternal, "[comm.world] a fake world without an account");
+  const WorldInfo info{.rank = rank,
+                       .size = size,
+                       .local_rank = rank % local_size,
+                       .local_size = std::min(local_size, size - rank / local_size * local_size),
+                       .source = "fake"};
+  std::shared_ptr<World> world(new World(info, c10::make_intrusive<c10d::HashStore>(), {}));
+  world->impl_->account = std::move(account);
+  world->impl_->fake_local_size = local_size;
+  return world;
 }
 
-std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name) {
+std::shared_ptr<Group> World::group(c10::DeviceType device) {
+  std::shared_ptr<Group>& everyone = impl_->everyone[device];
+  if (!everyone) {
+    std::vector<int> ranks(info_.size);
+    for (int rank = 0; rank < info_.size; ++rank) ranks[rank] = rank;
+    everyone = new_group(ranks, "world", device);
+  }
+  return everyone;
+}
+
+c10::intrusive_ptr<c10d::Backend> World::make_backend(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                                      int position) const {
+  const int size = static_cast<int>(ranks.size());
+  if (impl_->account) {
+    const auto host = [&](int rank) { return rank / impl_->fake_local_size; };
+    const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return host(rank) == host(ranks[0]); });
+    return make_fake_backend(position, size, one_host, impl_->account);
+  }
+  return make_gloo_backend(
+      store, {.rank = position, .size = size, .loopback = info_.local_size == info_.size, .timeout = options_.timeout});
+}
+
+// Null: CUDA tensors go through the group's own back-end.
+c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                           const std::vector<int>& ranks, int position) const {
+  if (impl_->account || options_.backend == "gloo") return nullptr;
+  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), {.rank = position,
+                                                                                   .size = static_cast<int>(ranks.size()),
+                                                                                   .device = info_.local_rank,
+                                                                                   .ranks_on_host = info_.local_size,
+                                                                                   .timeout = options_.timeout});
+}
+
+std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device) {
   int position = -1;
   std::string key = name + "/";
   std::vector<bool> seen(info_.size);
@@ -193,13 +236,13 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
 
   key = fmt::format("group/{}/{}", key, impl_->groups_made[key]++);
   auto store = c10::make_intrusive<c10d::PrefixStore>(key, impl_->store);
-  c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<c10d::Backend> backend, cuda;
   try {
-    backend = make_gloo_backend(store, {.rank = position,
-                                        .size = static_cast<int>(ranks.size()),
-                                        .loopback = info_.local_size == info_.size,
-                                        .timeout = options_.timeout});
+    if (device == c10::DeviceType::CUDA || options_.backend == "nccl") cuda = make_cuda_backend(store, ranks, position);
+    backend = make_backend(store, ranks, position);
   } catch (const std::exception& error) {
+    const auto* own = dynamic_cast<const Error*>(&error);
+    if (own && own->kind() == ErrorKind::kConfig) throw;
     const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
     const std::string message =
@@ -209,12 +252,13 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
     throw Error(ErrorKind::kComm, message);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
-  auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, id});
+  auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id});
   impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
   const std::lock_guard lock(impl_->mutex);
   if (impl_->aborted) group->abort();
   std::erase_if(impl_->backends, [](const auto& weak) { return weak.expired(); });
   impl_->backends.emplace_back(backend);
+  if (cuda) impl_->backends.emplace_back(cuda);
   return group;
 }
 
@@ -266,15 +310,15 @@ class ThreadStore final : public c10d::HashStore {
 
 }  // namespace
 
-void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body) {
+void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options) {
   TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
   const auto store = c10::make_intrusive<ThreadStore>();
-  const auto room = std::make_shared<ThreadRoom>();
+  options.threads = std::make_shared<ThreadRoom>();
   std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
   for (int rank = 0; rank < size; ++rank) {
     worlds.push_back(World::create(
         {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store,
-        {.threads = room}));
+        options));
   }
   const int threads_before = at::get_num_threads();
   const int threads_each = std::max(1, threads_before / size);

@@ -197,7 +197,7 @@ TEST(Recipe, FeaturesThatAreNotBuiltAreRefusedNotIgnored) {
   for (const char* setting : {"parallel.tp=2", "parallel.tp=-1", "parallel.cp=2", "parallel.pp=2", "parallel.ep=2",
                               "parallel.sequence_parallel=true", "parallel.activation_checkpointing=full",
                               "parallel.cpu_offload=true", "parallel.plan=my-plan.yaml", "model.lora={rank: 8}",
-                              "model.lora=8", "comm.backend=shm", "comm.backend=nccl"}) {
+                              "model.lora=8", "comm.backend=shm"}) {
     EXPECT_THAT(error_of(kMinimal, {setting}), HasSubstr("not available in this version")) << setting;
   }
   EXPECT_THAT(error_with("parallel: {tp: 2}"),
