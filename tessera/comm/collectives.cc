@@ -175,8 +175,9 @@ class Launch {
   Pending start(Begin begin) {
     try {
       state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
-      if (ComparesSignatures* comparing = group_.comparing_backend()) {
-        comparing->announce(state_->signature);
+      const bool compares_itself = state_->backend.get() == &group_.backend() && group_.comparing_backend();
+      if (compares_itself) {
+        group_.comparing_backend()->announce(state_->signature);
       } else if (compares_first()) {
         if (op_ == Op::kRecv) {  // the sender's signature may be long in coming
           state_->begin = [&group = group_, signature = state_->signature, backend = state_->backend, begin]() mutable {

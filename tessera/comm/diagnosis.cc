@@ -9,7 +9,9 @@
 namespace tessera::comm {
 namespace {
 
-bool under_way(const FlightCall& call) { return call.state == CallState::kStarted || call.state == CallState::kWaiting; }
+bool under_way(const FlightCall& call) {
+  return call.state == CallState::kStarted || call.state == CallState::kWaiting;
+}
 
 std::string name_of(const FlightCall& call) {
   const Signature& signature = call.signature;
@@ -30,7 +32,8 @@ double seconds_before(const FlightRecord& record, int64_t moment_us) {
   return static_cast<double>(record.written_us - moment_us) / 1e6;
 }
 
-// The call that holds a rank up: what it is blocked in, else (it failed in it, or computes meanwhile) the oldest open one.
+// The call that holds a rank up: what it is blocked in, else (it failed in it, or computes meanwhile) the oldest open
+// one.
 const FlightCall* open_call(const FlightRecord& record) {
   const FlightCall* found = nullptr;
   for (const FlightCall& call : record.calls) {
@@ -46,6 +49,9 @@ class Investigation {
     for (const FlightRecord& record : records) {
       records_[record.rank] = &record;
       for (const FlightGroup& group : record.groups) groups_.emplace(group.id, &group);
+      for (const FlightCall& call : record.calls) {
+        if (!is_message(call.signature.op)) last_[{record.rank, call.signature.members}] = &call;
+      }
     }
   }
 
@@ -67,12 +73,14 @@ class Investigation {
   }
 
  private:
-  // The calls of each group by number, and who made them; the first number at which two differ, the earliest of all groups.
+  // The calls of each group by number, and who made them; the first number at which two differ, the earliest of all
+  // groups.
   std::optional<Diagnosis> disagreement_of_any_group() const {
     std::map<std::pair<uint32_t, uint64_t>, std::vector<std::pair<int, const FlightCall*>>> made;
     for (const auto& [rank, record] : records_) {
       for (const FlightCall& call : record->calls) {
-        if (!is_message(call.signature.op)) made[{call.signature.members, call.signature.sequence}].emplace_back(rank, &call);
+        if (!is_message(call.signature.op))
+          made[{call.signature.members, call.signature.sequence}].emplace_back(rank, &call);
       }
     }
     const std::pair<int, const FlightCall*>*first = nullptr, *other = nullptr;
@@ -86,18 +94,16 @@ class Investigation {
     }
     if (!first) return std::nullopt;
     const Signature &one = first->second->signature, &two = other->second->signature;
-    return Diagnosis{.fault = Fault::kDisagreement,
-                     .culprit = -1,
-                     .text = fmt::format("the ranks disagree on call {} of group '{}': rank {} calls {}, rank {} {}", one.sequence,
-                                         one.group, first->first, to_string(one), other->first, to_string(two))};
+    return Diagnosis{
+        .fault = Fault::kDisagreement,
+        .culprit = -1,
+        .text = fmt::format("the ranks disagree on call {} of group '{}': rank {} calls {}, rank {} {}", one.sequence,
+                            one.group, first->first, to_string(one), other->first, to_string(two))};
   }
 
   const FlightCall* last_collective(int rank, uint32_t group) const {
-    const auto& calls = records_.at(rank)->calls;
-    const auto found = std::find_if(calls.rbegin(), calls.rend(), [&](const FlightCall& call) {
-      return call.signature.members == group && !is_message(call.signature.op);
-    });
-    return found == calls.rend() ? nullptr : &*found;
+    const auto found = last_.find({rank, group});
+    return found == last_.end() ? nullptr : found->second;
   }
 
   bool has_made(int rank, const Signature& wanted) const {
@@ -117,30 +123,38 @@ class Investigation {
     const auto group = call ? groups_.find(call->signature.members) : groups_.end();
     if (group == groups_.end()) return {};
     std::vector<int> members = group->second->ranks;
-    if (is_message(call->signature.op)) members = {members.at(static_cast<size_t>(call->signature.root) % members.size())};
+    if (is_message(call->signature.op))
+      members = {members.at(static_cast<size_t>(call->signature.root) % members.size())};
     std::vector<int> silent, behind;
     for (const int member : members) {
       if (member == rank) continue;
-      if (!records_.contains(member)) silent.push_back(member);
-      else if (!has_made(member, call->signature)) behind.push_back(member);
+      if (!records_.contains(member))
+        silent.push_back(member);
+      else if (!has_made(member, call->signature))
+        behind.push_back(member);
     }
     silent.insert(silent.end(), behind.begin(), behind.end());
     return silent;
   }
 
-  // From a rank that waits to the one that is waited for by it, and so on, until one that waits for nobody, or a circle.
+  // Who is waited for by `start`, by those it waits for, and so on: one of them waits for nobody, or they are a circle.
   std::optional<Diagnosis> follow(int start) const {
+    std::vector<int> found = {start};
+    std::set<int> seen = {start};
+    for (size_t i = 0; i < found.size(); ++i) {
+      for (const int next : awaited(found[i])) {
+        if (!seen.insert(next).second) continue;
+        if (!records_.contains(next) || awaited(next).empty()) return absent(next, found[i]);
+        found.push_back(next);
+      }
+    }
+    if (found.size() == 1) return std::nullopt;
     std::vector<int> path = {start};
     for (;;) {
-      const int rank = path.back();
-      const auto next = awaited(rank);
-      if (next.empty()) return std::nullopt;
-      const int culprit = next.front();
-      if (!records_.contains(culprit)) return absent(culprit, rank);
-      const auto seen = std::find(path.begin(), path.end(), culprit);
-      if (seen != path.end()) return deadlock({seen, path.end()});
-      if (awaited(culprit).empty()) return absent(culprit, rank);
-      path.push_back(culprit);
+      const int next = awaited(path.back()).front();
+      const auto again = std::find(path.begin(), path.end(), next);
+      if (again != path.end()) return deadlock({again, path.end()});
+      path.push_back(next);
     }
   }
 
@@ -160,15 +174,17 @@ class Investigation {
     if (!records_.contains(culprit)) {
       return {.fault = Fault::kSilent,
               .culprit = culprit,
-              .text = fmt::format("rank {} left no word: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
-                                  culprit, who, name_of(call))};
+              .text = fmt::format(
+                  "rank {} left no word: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
+                  culprit, who, name_of(call))};
     }
     const FlightRecord& record = *records_.at(culprit);
     const FlightCall* last = last_collective(culprit, call.signature.members);
     std::string history = "it made none there";
     if (last) {
-      history = fmt::format("its last one there is {}, {} {:.1f} s ago", name_of(*last), under_way(*last) ? "begun" : "ended",
-                            seconds_before(record, under_way(*last) ? last->started_us : last->finished_us));
+      history =
+          fmt::format("its last one there is {}, {} {:.1f} s ago", name_of(*last), under_way(*last) ? "begun" : "ended",
+                      seconds_before(record, under_way(*last) ? last->started_us : last->finished_us));
     }
     return {.fault = Fault::kAbsent,
             .culprit = culprit,
@@ -186,6 +202,7 @@ class Investigation {
   const std::set<int>& left_;
   std::map<int, const FlightRecord*> records_;
   std::map<uint32_t, const FlightGroup*> groups_;
+  std::map<std::pair<int, uint32_t>, const FlightCall*> last_;  // collective of a rank in a group
 };
 
 }  // namespace
@@ -205,8 +222,9 @@ std::string where_is(const FlightRecord& record) {
   const char* what = call->state == CallState::kWaiting  ? "waits"
                      : call->state == CallState::kFailed ? "failed"
                                                          : "computes beside";
-  return fmt::format("rank {} {}{} {}, begun {:.1f} s before", record.rank, what, call->state == CallState::kStarted ? "" : " in",
-                     name_of(*call), seconds_before(record, call->started_us));
+  return fmt::format("rank {} {}{} {}, begun {:.1f} s before", record.rank, what,
+                     call->state == CallState::kStarted ? "" : " in", name_of(*call),
+                     seconds_before(record, call->started_us));
 }
 
 }  // namespace tessera::comm

@@ -23,7 +23,8 @@ class DoneWork final : public c10d::Work {
 // Bytes of the tensor whose size the signature holds.
 double own_bytes(const Signature& call) {
   if (call.dtype < 0) return 0;
-  return static_cast<double>(call.elements) * static_cast<double>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
+  return static_cast<double>(call.elements) *
+         static_cast<double>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
 }
 
 class FakeBackend final : public c10d::Backend, public ComparesSignatures {
@@ -131,7 +132,9 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
   double steps = hops, bytes = 0, extra = 0;
   switch (call.op) {
     case Op::kAllGather:
-    case Op::kReduceScatter: bytes = own * hops; break;  // `own` is the part of one rank
+    case Op::kReduceScatter:
+      bytes = own * hops;
+      break;  // `own` is the part of one rank
     case Op::kAllReduce:
       steps = 2 * hops;
       bytes = own * 2 * hops / size;
@@ -144,14 +147,19 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
       steps = std::ceil(std::log2(size));
       bytes = own;
       break;
-    case Op::kScatter: bytes = rank == call.root ? own * hops : own; break;
+    case Op::kScatter:
+      bytes = rank == call.root ? own * hops : own;
+      break;
     case Op::kSend:
     case Op::kRecv:
       steps = 1;
       bytes = own;
       break;
-    case Op::kBarrier: steps = 2 * hops; break;
-    case Op::kNone: break;
+    case Op::kBarrier:
+      steps = 2 * hops;
+      break;
+    case Op::kNone:
+      break;
   }
   const double latency = one_host ? model.latency_us : model.remote_latency_us;
   const double bandwidth = model.gigabytes_per_second * (one_host ? 1.0 : model.remote_share);
@@ -160,7 +168,8 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
           .microseconds = model.base_us + steps * latency + bytes / kBytesPerGigabyte / bandwidth * 1e6 + extra};
 }
 
-c10::intrusive_ptr<c10d::Backend> make_fake_backend(int rank, int size, bool one_host, std::shared_ptr<FakeAccount> account) {
+c10::intrusive_ptr<c10d::Backend> make_fake_backend(int rank, int size, bool one_host,
+                                                    std::shared_ptr<FakeAccount> account) {
   return c10::make_intrusive<FakeBackend>(rank, size, one_host, std::move(account));
 }
 

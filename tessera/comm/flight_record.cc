@@ -33,7 +33,8 @@ json json_of(const FlightCall& call) {
                  {"reduce", to_string(signature.reduce)},
                  {"dtype", dtype_name(signature.dtype)},
                  {"dims", signature.dims},
-                 {"sizes", std::vector<int64_t>(signature.sizes, signature.sizes + std::min<int>(signature.dims, Signature::kMaxSizes))},
+                 {"sizes", std::vector<int64_t>(signature.sizes,
+                                                signature.sizes + std::min<int>(signature.dims, Signature::kMaxSizes))},
                  {"root", signature.root},
                  {"tag", signature.tag},
                  {"subject", signature.subject},
@@ -77,7 +78,8 @@ FlightCall call_of(const json& entry, const std::vector<FlightGroup>& groups) {
   signature.dtype = static_cast<int8_t>(dtype_named(entry.at("dtype").get<std::string>()));
   signature.dims = entry.at("dims").get<uint8_t>();
   const auto sizes = entry.at("sizes").get<std::vector<int64_t>>();
-  if (sizes.size() != std::min<size_t>(signature.dims, Signature::kMaxSizes)) throw std::invalid_argument("sizes do not fit dims");
+  if (sizes.size() != std::min<size_t>(signature.dims, Signature::kMaxSizes))
+    throw std::invalid_argument("sizes do not fit dims");
   std::copy(sizes.begin(), sizes.end(), signature.sizes);
   signature.root = entry.at("root").get<int32_t>();
   signature.tag = entry.at("tag").get<int32_t>();
@@ -90,7 +92,8 @@ FlightCall call_of(const json& entry, const std::vector<FlightGroup>& groups) {
   call.started_us = entry.at("started_us").get<int64_t>();
   call.waiting_us = entry.at("waiting_us").get<int64_t>();
   call.finished_us = entry.at("finished_us").get<int64_t>();
-  const auto group = std::find_if(groups.begin(), groups.end(), [&](const FlightGroup& one) { return one.id == signature.members; });
+  const auto group =
+      std::find_if(groups.begin(), groups.end(), [&](const FlightGroup& one) { return one.id == signature.members; });
   if (group == groups.end()) throw std::invalid_argument("a call in a group that is not listed");
   put(signature.group, group->name);
   return call;
@@ -98,7 +101,8 @@ FlightCall call_of(const json& entry, const std::vector<FlightGroup>& groups) {
 
 FlightRecord record_of(const json& document) {
   if (!document.is_object() || document.value("format", "") != kFormat) throw std::invalid_argument("no flight record");
-  if (document.at("version") != kVersion) throw std::invalid_argument("version " + document.at("version").dump() + ", wanted 1");
+  if (document.at("version") != kVersion)
+    throw std::invalid_argument("version " + document.at("version").dump() + ", wanted 1");
   FlightRecord record;
   record.rank = document.at("rank").get<int>();
   record.world_size = document.at("world_size").get<int>();
@@ -112,8 +116,10 @@ FlightRecord record_of(const json& document) {
   record.written_us = document.at("written_us").get<int64_t>();
   record.calls_made = document.at("calls_made").get<uint64_t>();
   for (const json& entry : document.at("groups")) {
-    FlightGroup group{entry.at("id").get<uint32_t>(), entry.at("name").get<std::string>(), entry.at("ranks").get<std::vector<int>>()};
-    if (!std::all_of(group.ranks.begin(), group.ranks.end(), is_rank)) throw std::invalid_argument("a group with foreign ranks");
+    FlightGroup group{entry.at("id").get<uint32_t>(), entry.at("name").get<std::string>(),
+                      entry.at("ranks").get<std::vector<int>>()};
+    if (!std::all_of(group.ranks.begin(), group.ranks.end(), is_rank))
+      throw std::invalid_argument("a group with foreign ranks");
     record.groups.push_back(std::move(group));
   }
   for (const json& entry : document.at("calls")) record.calls.push_back(call_of(entry, record.groups));
@@ -124,17 +130,22 @@ FlightRecord record_of(const json& document) {
 
 const char* to_string(CallState state) noexcept {
   switch (state) {
-    case CallState::kStarted: return "started";
-    case CallState::kWaiting: return "waiting";
-    case CallState::kFinished: return "finished";
-    case CallState::kFailed: return "failed";
+    case CallState::kStarted:
+      return "started";
+    case CallState::kWaiting:
+      return "waiting";
+    case CallState::kFinished:
+      return "finished";
+    case CallState::kFailed:
+      return "failed";
   }
   return "?";
 }
 
 std::string to_json(const FlightRecord& record) {
   json groups = json::array(), calls = json::array();
-  for (const FlightGroup& group : record.groups) groups.push_back({{"id", group.id}, {"name", group.name}, {"ranks", group.ranks}});
+  for (const FlightGroup& group : record.groups)
+    groups.push_back({{"id", group.id}, {"name", group.name}, {"ranks", group.ranks}});
   for (const FlightCall& call : record.calls) calls.push_back(json_of(call));
   const json document = {{"format", kFormat},
                          {"version", kVersion},
@@ -154,10 +165,12 @@ FlightRecord parse_flight_record(std::string_view text, const std::string& sourc
   try {
     return record_of(json::parse(text));
   } catch (const json::parse_error& error) {
-    raise(ErrorKind::kFormat, "[comm.flight_record] {}: broken JSON at byte {} of {}. Was the rank killed while it wrote?", source,
+    raise(ErrorKind::kFormat,
+          "[comm.flight_record] {}: broken JSON at byte {} of {}. Was the rank killed while it wrote?", source,
           error.byte, text.size());
   } catch (const std::exception& error) {  // json's type errors, invalid_argument, stoull's
-    raise(ErrorKind::kFormat, "[comm.flight_record] {}: {}. Wanted a file that Tessera wrote (docs/format/flight-record.md).", source,
+    raise(ErrorKind::kFormat,
+          "[comm.flight_record] {}: {}. Wanted a file that Tessera wrote (docs/format/flight-record.md).", source,
           error.what());
   }
 }
@@ -174,7 +187,8 @@ std::vector<FlightRecord> read_flight_records(const fs::path& folder) {
   TESSERA_CHECK(!failed, ErrorKind::kIo, "[comm.flight_record] {}: {}", folder.string(), failed.message());
   TESSERA_CHECK(!paths.empty(), ErrorKind::kFormat,
                 "[comm.flight_record] {}: no flight-RANK.json in it. A run leaves them in its folder's trace/, or in "
-                "TESSERA_TRACE_DIR.", folder.string());
+                "TESSERA_TRACE_DIR.",
+                folder.string());
   std::sort(paths.begin(), paths.end());
   std::vector<FlightRecord> records;
   for (const auto& path : paths) {
@@ -182,8 +196,8 @@ std::vector<FlightRecord> read_flight_records(const fs::path& folder) {
     TESSERA_CHECK(path.filename() == flight_record_name(record.rank), ErrorKind::kFormat,
                   "[comm.flight_record] {}: holds the record of rank {}. Was it renamed?", path.string(), record.rank);
     TESSERA_CHECK(records.empty() || records.front().world_size == record.world_size, ErrorKind::kFormat,
-                  "[comm.flight_record] {}: of a run of {} ranks, the others of {}. Remove the files of the other run.", path.string(),
-                  record.world_size, records.front().world_size);
+                  "[comm.flight_record] {}: of a run of {} ranks, the others of {}. Remove the files of the other run.",
+                  path.string(), record.world_size, records.front().world_size);
     records.push_back(std::move(record));
   }
   std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });

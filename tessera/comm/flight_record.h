@@ -51,8 +51,8 @@ std::string to_json(const FlightRecord& record);
 FlightRecord parse_flight_record(std::string_view json, const std::string& source);
 
 std::string flight_record_name(int rank);  // "flight-00003.json"
-// The records of a folder by rank; of each there is one, though some may be missing. Error kIo: no folder; kFormat: none
-// in it, a file that is none, or of another run.
+// The records of a folder by rank; of each there is one, though some may be missing. Error kIo: no folder; kFormat:
+// none in it, a file that is none, or of another run.
 std::vector<FlightRecord> read_flight_records(const std::filesystem::path& folder);
 
 }  // namespace tessera::comm

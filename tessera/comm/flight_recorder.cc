@@ -71,7 +71,8 @@ FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep)
         {entry.signature, entry.state, moment(entry.started), moment(entry.waiting), moment(entry.finished)});
   }
   for (const FlightGroup& group : groups_) {
-    if (std::any_of(result.calls.begin(), result.calls.end(), [&](const auto& call) { return call.signature.members == group.id; })) {
+    if (std::any_of(result.calls.begin(), result.calls.end(),
+                    [&](const auto& call) { return call.signature.members == group.id; })) {
       result.groups.push_back(group);
     }
   }

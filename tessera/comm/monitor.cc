@@ -140,8 +140,11 @@ void Monitor::hear(const Verdict& verdict) {
 void Monitor::tick() {
   if (const uint64_t seen = signals.load(); seen != signals_seen_) {
     signals_seen_ = seen;
-    if (options_.trace_folder.empty()) log_warning("[comm.flight_record] SIGUSR2: no folder to write to. Set TESSERA_TRACE_DIR.");
-    write_record("SIGUSR2");
+    if (options_.trace_folder.empty())
+      log_warning("[comm.flight_record] SIGUSR2: no folder to write to. Set TESSERA_TRACE_DIR.");
+    if (!asked_record_.valid() || asked_record_.wait_for(milliseconds(0)) == std::future_status::ready) {
+      asked_record_ = std::async(std::launch::async, [this] { write_record("SIGUSR2"); });
+    }
   }
   report_overdue();
   end_process_when_due();
@@ -173,8 +176,9 @@ void Monitor::end_process_when_due() {
   {
     const std::lock_guard lock(mutex_);
     if (!options_.ends_process || !verdict_ || thrown_ || Clock::now() - heard_at_ < kGrace) return;
-    text = fmt::format("[comm.watchdog] {}. This rank has made no collective since that could have told it, and is ended.",
-                       verdict_->text);
+    text =
+        fmt::format("[comm.watchdog] {}. This rank has made no collective since that could have told it, and is ended.",
+                    verdict_->text);
     consequence = verdict_->consequence;
   }
   const std::unique_ptr<Error> error = consequence ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))
@@ -182,6 +186,7 @@ void Monitor::end_process_when_due() {
   if (!report_error(*error)) {
     const std::string line = fmt::format("tessera: error: rank {}: {}\n", options_.rank, text);
     std::fputs(line.c_str(), stderr);
+    std::fflush(stderr);  // a program may have given it a buffer
   }
   std::_Exit(error->exit_code());
 }

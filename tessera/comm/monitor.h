@@ -5,9 +5,9 @@
 //   monitor->wait(ticket);  ...  monitor->finish(ticket);
 //
 // Once a verdict is there (a peer died, ranks disagree, a collective timed out) the world is broken: its groups are
-// broken off, so that whatever this rank waits for ends, and flight records are written. A rank that is in no collective
-// hears of it at its next one; if there is none within kGrace, and the options say so, its process is ended with exit
-// code 4. Thread-safe.
+// broken off, so that whatever this rank waits for ends, and flight records are written. A rank that is in no
+// collective hears of it at its next one; if there is none within kGrace, and the options say so, its process is ended
+// with exit code 4. Thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -16,6 +16,7 @@
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -64,7 +65,8 @@ class Monitor final : public PeerListener {
   void carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
-  // A call ended badly. The verdict, for which it waits up to 4 s; nothing when nobody can say. Writes the flight record.
+  // A call ended badly. The verdict, for which it waits up to 4 s; nothing when nobody can say. Writes the flight
+  // record.
   std::optional<Verdict> fail(uint64_t ticket, const Trouble& trouble);
   // The same when the reason is known here: the others hear it.
   void fail_with(uint64_t ticket, const std::string& message);
@@ -106,7 +108,8 @@ class Monitor final : public PeerListener {
   Clock::time_point heard_at_{};
   bool thrown_ = false;  // this rank's own thread knows
   std::mutex writing_;
-  bool written_ = false;  // the record of the failure
+  bool written_ = false;             // the record of the failure
+  std::future<void> asked_record_;  // SIGUSR2's: a slow disk must not silence the watchdog
 };
 
 // From now on SIGUSR2 writes the flight records of this process's ranks, unless the program handles it itself.

@@ -11,7 +11,8 @@ namespace tessera::comm {
 std::string why_no_nccl(int) {
   std::error_code ignored;
   const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", ignored);
-  return fmt::format("libtorch has no NCCL (it is a build for CPUs){}", driver ? "" : ", and this machine has no NVIDIA driver");
+  return fmt::format("libtorch has no NCCL (it is a build for CPUs){}",
+                     driver ? "" : ", and this machine has no NVIDIA driver");
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Store>, const NcclOptions& options) {

@@ -107,7 +107,8 @@ void PeerSocket::finish(PeerDeadline deadline) noexcept {
 
 bool PeerSocket::send(const Frame& frame) noexcept {
   if (!open()) return false;
-  const Header header{.kind = frame.kind, .rank = frame.rank, .length = std::min<uint32_t>(frame.text.size(), kMaxText)};
+  const Header header{
+      .kind = frame.kind, .rank = frame.rank, .length = std::min<uint32_t>(frame.text.size(), kMaxText)};
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
   bytes.append(frame.text, 0, header.length);
   const auto deadline = Clock::now() + milliseconds(200);

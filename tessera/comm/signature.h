@@ -1,7 +1,7 @@
 // What a collective is, in a fixed number of bytes: ranks compare it before data moves, the flight recorder keeps it.
 //
-//   const Signature mine = sign({.group = "dp", .sequence = 7, .op = Op::kAllReduce, .dtype = at::kFloat, .sizes = {4}});
-//   if (theirs.hash != mine.hash) raise_disagreement("dp", {{0, mine}, {1, theirs}});
+//   const Signature mine = sign({.group = "dp", .sequence = 7, .op = Op::kAllReduce, .dtype = at::kFloat, .sizes =
+//   {4}}); if (theirs.hash != mine.hash) raise_disagreement("dp", {{0, mine}, {1, theirs}});
 //
 // A Signature may be copied byte by byte between the processes of one build. Everything here is thread-safe.
 #pragma once
@@ -21,7 +21,18 @@
 
 namespace tessera::comm {
 
-enum class Op : uint8_t { kNone, kAllReduce, kAllGather, kReduceScatter, kBroadcast, kScatter, kAllToAll, kSend, kRecv, kBarrier };
+enum class Op : uint8_t {
+  kNone,
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kBroadcast,
+  kScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
+  kBarrier
+};
 const char* to_string(Op op) noexcept;  // "all_reduce", ...; the verb of the error messages
 inline bool is_message(Op op) noexcept { return op == Op::kSend || op == Op::kRecv; }
 
@@ -43,7 +54,8 @@ struct Signature {
   char group[64] = {};               // names, cut to fit, zeros behind
   char subject[96] = {};
 };
-static_assert(std::is_trivially_copyable_v<Signature> && std::has_unique_object_representations_v<Signature>);  // no padding
+static_assert(std::is_trivially_copyable_v<Signature> &&
+              std::has_unique_object_representations_v<Signature>);  // no padding
 
 struct SignatureFields {
   std::string_view group;

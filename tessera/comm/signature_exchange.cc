@@ -36,8 +36,8 @@ std::vector<Signature> gather(Group& group, const Signature& mine) {
 
 Signature read_signature(c10d::Store& store, const std::string& key) {
   const auto bytes = store.get(key);
-  TESSERA_CHECK(bytes.size() == sizeof(Signature), ErrorKind::kComm, "{} holds {} bytes, wanted {}. Do all ranks run the same build?",
-                key, bytes.size(), sizeof(Signature));
+  TESSERA_CHECK(bytes.size() == sizeof(Signature), ErrorKind::kComm,
+                "{} holds {} bytes, wanted {}. Do all ranks run the same build?", key, bytes.size(), sizeof(Signature));
   return signature_of(bytes.data());
 }
 

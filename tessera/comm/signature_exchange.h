@@ -3,7 +3,8 @@
 //   compare_signatures(group, signature);      // COLLECTIVE over the group, before the collective itself
 //
 // A message is compared by its receiver, which waits for what the sender announced: a send must not wait for its
-// receive. Disagreement is thrown on all ranks that take part; Error kComm after the timeout. As thread-safe as the group.
+// receive. Disagreement is thrown on all ranks that take part; Error kComm after the timeout. As thread-safe as the
+// group.
 #pragma once
 
 #include "tessera/comm/group.h"

@@ -25,7 +25,8 @@ bool ThreadRoom::report_trouble(int rank, const Trouble& trouble) {
   return true;
 }
 
-ThreadPeers::ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListener& listener) : room_(std::move(room)), rank_(rank) {
+ThreadPeers::ThreadPeers(std::shared_ptr<ThreadRoom> room, int rank, PeerListener& listener)
+    : room_(std::move(room)), rank_(rank) {
   room_->enter(rank_, listener);
 }
 

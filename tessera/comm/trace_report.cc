@@ -17,8 +17,10 @@ std::string reasons(const std::vector<FlightRecord>& records) {
   for (const FlightRecord& record : records) said[record.reason].push_back(record.rank);
   std::string text;
   for (const auto& [reason, ranks] : said) {
-    const std::vector<int> shown(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(std::min<size_t>(ranks.size(), 8)));
-    text += fmt::format("  rank {}{}: {}\n", fmt::join(shown, ", "), ranks.size() > shown.size() ? ", ..." : "", reason);
+    const std::vector<int> shown(ranks.begin(),
+                                 ranks.begin() + static_cast<std::ptrdiff_t>(std::min<size_t>(ranks.size(), 8)));
+    text +=
+        fmt::format("  rank {}{}: {}\n", fmt::join(shown, ", "), ranks.size() > shown.size() ? ", ..." : "", reason);
   }
   return text;
 }
@@ -30,16 +32,20 @@ TraceReport explain(const std::vector<FlightRecord>& records) {
   const int size = records.front().world_size;
   size_t next = 0;
   for (int rank = 0; rank < size; ++rank) {
-    if (next < records.size() && records[next].rank == rank) ++next;
-    else report.missing.push_back(rank);
+    if (next < records.size() && records[next].rank == rank)
+      ++next;
+    else
+      report.missing.push_back(rank);
   }
   const Diagnosis diagnosis = diagnose(records);
   report.text = fmt::format("culprit: {}\nfinding: {}\nwritten because:\n{}where each rank is:\n",
-                            diagnosis.culprit < 0 ? "none alone" : fmt::format("rank {}", diagnosis.culprit), diagnosis.text,
-                            reasons(records));
-  for (size_t i = 0; i < std::min(records.size(), kShownRanks); ++i) report.text += fmt::format("  {}\n", where_is(records[i]));
+                            diagnosis.culprit < 0 ? "none alone" : fmt::format("rank {}", diagnosis.culprit),
+                            diagnosis.text, reasons(records));
+  for (size_t i = 0; i < std::min(records.size(), kShownRanks); ++i)
+    report.text += fmt::format("  {}\n", where_is(records[i]));
   if (records.size() > kShownRanks) report.text += fmt::format("  and {} more\n", records.size() - kShownRanks);
-  if (!report.missing.empty()) report.text += fmt::format("without a record: rank {}\n", fmt::join(report.missing, ", "));
+  if (!report.missing.empty())
+    report.text += fmt::format("without a record: rank {}\n", fmt::join(report.missing, ", "));
   return report;
 }
 

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr milliseconds kTick{500}, kPing{1000};
-constexpr milliseconds kAnswers{2000};  // for all ranks to say where they are
+constexpr milliseconds kAnswers{2000};    // for all ranks to say where they are
 constexpr milliseconds kLastWords{1000};  // for a rank that broke a connection to be seen to end
 
 std::string random_token() {
@@ -37,11 +37,17 @@ std::string random_token() {
 std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
 std::string to_text(const Trouble& trouble) {
-  return text_of({{"group", trouble.group}, {"sequence", trouble.sequence}, {"text", trouble.text}, {"timed_out", trouble.timed_out}});
+  return text_of({{"group", trouble.group},
+                  {"sequence", trouble.sequence},
+                  {"text", trouble.text},
+                  {"timed_out", trouble.timed_out}});
 }
 Trouble trouble_of(const std::string& text) {
   const json value = json::parse(text);
-  return {.group = value.at("group"), .sequence = value.at("sequence"), .text = value.at("text"), .timed_out = value.at("timed_out")};
+  return {.group = value.at("group"),
+          .sequence = value.at("sequence"),
+          .text = value.at("text"),
+          .timed_out = value.at("timed_out")};
 }
 
 std::string to_text(const Verdict& verdict) {
@@ -159,7 +165,8 @@ class Watchdog::Loop {
     }
     ::poll(polled.data(), polled.size(), static_cast<int>(kTick.count()));
     uint64_t count = 0;
-    if (polled[0].revents) [[maybe_unused]] const ssize_t got = ::read(wake_.descriptor(), &count, sizeof count);
+    if (polled[0].revents) [[maybe_unused]]
+      const ssize_t got = ::read(wake_.descriptor(), &count, sizeof count);
     for (size_t i = 1; i < polled.size(); ++i) {
       const auto peer = peers_.find(ranks[i]);
       if (!polled[i].revents || peer == peers_.end()) continue;
@@ -202,12 +209,15 @@ namespace {
 
 Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
   if (!silent) {
-    return {.text = fmt::format("rank {} has ended without a word: it was killed or it crashed", rank), .culprit = rank, .consequence = true};
+    return {.text = fmt::format("rank {} has ended without a word: it was killed or it crashed", rank),
+            .culprit = rank,
+            .consequence = true};
   }
-  return {.text = fmt::format("rank {} has not been heard of for {} s: it is stopped, or its host is down or unreachable", rank,
-                              silence.count() / 1000),
-          .culprit = rank,
-          .consequence = true};
+  return {
+      .text = fmt::format("rank {} has not been heard of for {} s: it is stopped, or its host is down or unreachable",
+                          rank, silence.count() / 1000),
+      .culprit = rank,
+      .consequence = true};
 }
 
 }  // namespace
@@ -215,11 +225,13 @@ Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
 class Watchdog::Spoke final : public Watchdog::Loop {
  public:
   // Waits until the hub has all ranks: only then will it be heard of every second.
-  Spoke(const WatchdogOptions& options, PeerListener& listener, PeerSocket hub, const std::string& token, PeerDeadline deadline)
+  Spoke(const WatchdogOptions& options, PeerListener& listener, PeerSocket hub, const std::string& token,
+        PeerDeadline deadline)
       : Loop(options, listener) {
     hub.send({FrameKind::kHello, options.rank, token});
     early_ = hub.await(deadline);
-    TESSERA_CHECK(!early_.empty(), ErrorKind::kComm, "[comm.watchdog] rank 0 gave no sign in time: a rank has not come this far");
+    TESSERA_CHECK(!early_.empty(), ErrorKind::kComm,
+                  "[comm.watchdog] rank 0 gave no sign in time: a rank has not come this far");
     peers_.emplace(0, Peer{std::move(hub)});
   }
 
@@ -272,11 +284,15 @@ class Watchdog::Hub final : public Watchdog::Loop {
       case FrameKind::kFailed:
         settle({.text = fmt::format("rank {} failed: {}", from, frame.text), .culprit = from, .consequence = true});
         break;
-      case FrameKind::kTrouble: inquire(from, trouble_of(frame.text)); break;
-      case FrameKind::kStatus:
-        if (inquiry_) inquiry_->answers[from] = parse_flight_record(frame.text, fmt::format("the answer of rank {}", from));
+      case FrameKind::kTrouble:
+        inquire(from, trouble_of(frame.text));
         break;
-      default: break;
+      case FrameKind::kStatus:
+        if (inquiry_)
+          inquiry_->answers[from] = parse_flight_record(frame.text, fmt::format("the answer of rank {}", from));
+        break;
+      default:
+        break;
     }
   }
 
@@ -329,7 +345,9 @@ namespace {
 constexpr const char* kKey = "watchdog";
 constexpr const char* kNoWatch = "none";
 
-void set_text(c10d::Store& store, const std::string& text) { store.set(kKey, std::vector<uint8_t>(text.begin(), text.end())); }
+void set_text(c10d::Store& store, const std::string& text) {
+  store.set(kKey, std::vector<uint8_t>(text.begin(), text.end()));
+}
 
 // Collects the connections of all other ranks; those who do not know the token are none.
 template <class Admit>
@@ -338,7 +356,8 @@ void await_ranks(PeerSocket& listener, int size, const std::string& token, PeerD
   for (int rank = 1; rank < size; ++rank) missing.insert(rank);
   while (!missing.empty()) {
     auto [socket, frames] = accept_peer(listener, deadline);
-    TESSERA_CHECK(socket.open(), ErrorKind::kComm, "[comm.watchdog] rank {} of {} did not connect in time", *missing.begin(), size);
+    TESSERA_CHECK(socket.open(), ErrorKind::kComm, "[comm.watchdog] rank {} of {} did not connect in time",
+                  *missing.begin(), size);
     const Frame& hello = frames.front();
     if (hello.kind != FrameKind::kHello || hello.text != token || !missing.erase(hello.rank)) continue;
     admit(hello.rank, std::move(socket), std::move(frames));
@@ -357,7 +376,8 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
     try {
       std::tie(socket, endpoint) = listen_for_peers(options.address);
     } catch (const Error& error) {
-      log_warning("{}. Ranks that die are noticed by the ends of their connections and at timeouts only.", error.what());
+      log_warning("{}. Ranks that die are noticed by the ends of their connections and at timeouts only.",
+                  error.what());
       set_text(store, kNoWatch);
       return nullptr;
     }
@@ -374,8 +394,8 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
     if (said == kNoWatch) return nullptr;
     const size_t space = said.find(' ');
     TESSERA_CHECK(space != said.npos, ErrorKind::kComm, "[comm.watchdog] rank 0 left no address");
-    loop = std::make_unique<Spoke>(options, listener, connect_to(said.substr(0, space), deadline), said.substr(space + 1),
-                                   deadline);
+    loop = std::make_unique<Spoke>(options, listener, connect_to(said.substr(0, space), deadline),
+                                   said.substr(space + 1), deadline);
   }
   loop->begin();
   return std::unique_ptr<Watchdog>(new Watchdog(std::move(loop)));

@@ -25,7 +25,7 @@ namespace tessera::comm {
 struct WatchdogOptions {
   int rank = 0;
   int size = 1;
-  std::string address = "127.0.0.1";  // of rank 0's host, where the hub listens
+  std::string address = "127.0.0.1";                            // of rank 0's host, where the hub listens
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // until all ranks are connected
   std::chrono::milliseconds silence = std::chrono::seconds(4);  // 0: a silent rank is not a dead one
   bool compare = true;                                          // ask the ranks where they are when one reports trouble

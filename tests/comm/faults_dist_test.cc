@@ -1,4 +1,5 @@
-// What goes wrong in a world that nobody supervises, over Gloo: every survivor ends with exit code 4, in time, and says why.
+// What goes wrong in a world that nobody supervises, over Gloo: every survivor ends with exit code 4, in time, and says
+// why.
 #include "tessera/comm/diagnosis.h"
 #include "tessera/comm/monitor.h"
 #include "tests/comm/killed_ranks.h"
@@ -6,14 +7,15 @@
 namespace tessera::comm {
 namespace {
 
+using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using std::chrono::seconds;
 
 // Runs `body` in three ranks and expects all to end with code 4, within `limit` seconds from the moment all are ready,
 // and each with all of `wanted` in its message.
-void expect_all_fail(const RendezvousFlags& flags, double limit, const std::vector<std::string>& wanted, const Fleet::Body& body) {
+void expect_all_fail(const RendezvousFlags& flags, double limit, const std::vector<std::string>& wanted,
+                     const Fleet::Body& body) {
   Fleet fleet(3, flags, [&](const auto& world) {
     barrier(*world->group());
     Fleet::ready();
@@ -29,7 +31,9 @@ void expect_all_fail(const RendezvousFlags& flags, double limit, const std::vect
   }
 }
 
-TEST(Faults, KilledRanksAreNamedByEverySurvivorWithinFiveSeconds) { expect_survivors_to_notice(20, std::random_device()()); }
+TEST(Faults, KilledRanksAreNamedByEverySurvivorWithinFiveSeconds) {
+  expect_survivors_to_notice(20, std::random_device()());
+}
 
 TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
   Fleet fleet(3, {}, [](const auto& world) {
@@ -44,7 +48,9 @@ TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << end.text;
     EXPECT_LT(end.time - killed, 5);
-    EXPECT_THAT(end.text, AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("has made no collective since"))) << rank;
+    EXPECT_THAT(end.text,
+                AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("has made no collective since")))
+        << rank;
   }
 }
 
@@ -88,17 +94,23 @@ TEST(Faults, MismatchedCallsAreRefusedBeforeDataMoves) {
   };
   const auto floats = [](int64_t count) { return at::ones({count}); };
   const std::vector<Case> cases = {
-      {"op", {"all_reduce(sum) of float32 [4]", "broadcast(root 0) of float32 [4]"},
+      {"op",
+       {"all_reduce(sum) of float32 [4]", "broadcast(root 0) of float32 [4]"},
        [&](Group& group, bool odd) { odd ? broadcast(group, floats(4)).wait() : all_reduce(group, floats(4)).wait(); }},
-      {"size", {"all_reduce(sum) of float32 [4]", "all_reduce(sum) of float32 [5]"},
+      {"size",
+       {"all_reduce(sum) of float32 [4]", "all_reduce(sum) of float32 [5]"},
        [&](Group& group, bool odd) { all_reduce(group, floats(odd ? 5 : 4)).wait(); }},
-      {"nothing at all", {"all_reduce(sum) of float32 [4]", "all_reduce(sum) of float32 [0]"},
+      {"nothing at all",
+       {"all_reduce(sum) of float32 [4]", "all_reduce(sum) of float32 [0]"},
        [&](Group& group, bool odd) { all_reduce(group, floats(odd ? 0 : 4)).wait(); }},
-      {"dtype", {"all_reduce(sum) of float32 [4]", "all_reduce(sum) of int32 [4]"},
+      {"dtype",
+       {"all_reduce(sum) of float32 [4]", "all_reduce(sum) of int32 [4]"},
        [&](Group& group, bool odd) { all_reduce(group, odd ? at::ones({4}, at::kInt) : floats(4)).wait(); }},
-      {"reduction", {"all_reduce(sum) of float32 [4]", "all_reduce(max) of float32 [4]"},
+      {"reduction",
+       {"all_reduce(sum) of float32 [4]", "all_reduce(max) of float32 [4]"},
        [&](Group& group, bool odd) { all_reduce(group, floats(4), odd ? ReduceOp::kMax : ReduceOp::kSum).wait(); }},
-      {"root", {"broadcast(root 0)", "broadcast(root 2)"},
+      {"root",
+       {"broadcast(root 0)", "broadcast(root 2)"},
        [&](Group& group, bool odd) { broadcast(group, floats(4), odd ? 2 : 0).wait(); }},
       {"order", {"for model.a", "for model.b"}, [&](Group& group, bool odd) {
          const at::Tensor a = floats(4), b = floats(4);
@@ -126,13 +138,15 @@ TEST(Faults, AMismatchedMessageIsRefusedByItsReceiver) {
     }
   });
   EXPECT_EQ(fleet.end_of(1).code, 4);
-  EXPECT_THAT(fleet.end_of(1).text, AllOf(HasSubstr("send(to 1, tag 0) of float32 [4]"), HasSubstr("recv(from 0, tag 0) of float32 [5]")));
+  EXPECT_THAT(fleet.end_of(1).text,
+              AllOf(HasSubstr("send(to 1, tag 0) of float32 [4]"), HasSubstr("recv(from 0, tag 0) of float32 [5]")));
 }
 
 TEST(Faults, AtATimeoutTheRanksThatDisagreeAreNamed) {
   const testing::TempFolder folder;
   expect_all_fail({.timeout = seconds(2), .trace_folder = folder.path().string()}, 8,
-                  {"the ranks disagree on call 2 of group 'world'", "rank 0 calls barrier", "rank 1 all_reduce(sum) of float32 [3] for odd"},
+                  {"the ranks disagree on call 2 of group 'world'", "rank 0 calls barrier",
+                   "rank 1 all_reduce(sum) of float32 [3] for odd"},
                   [](const auto& world) {
                     Group& group = *world->group();
                     if (world->rank() == 1) {
@@ -151,8 +165,8 @@ TEST(Faults, AtATimeoutTheRanksThatDisagreeAreNamed) {
 TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
   const testing::TempFolder folder;
   expect_all_fail({.timeout = seconds(2), .trace_folder = folder.path().string()}, 11,
-                  {"rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 3 of group 'world')", "ranks 0, 2 wait",
-                   "its last one there is barrier"},
+                  {"rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 3 of group 'world')",
+                   "ranks 0, 2 wait", "its last one there is barrier"},
                   [](const auto& world) {
                     Group& group = *world->group();
                     barrier(group);
@@ -165,11 +179,12 @@ TEST(Faults, ARankThatSkipsACallIsNamedAndEnded) {
 }
 
 TEST(Faults, RanksThatWaitForOneAnotherInTwoGroupsAreADeadlock) {
-  expect_all_fail({.timeout = seconds(2)}, 8, {"wait for one another", "of group 'a'", "of group 'b'"}, [](const auto& world) {
-    const auto a = world->new_group({0, 1, 2}, "a"), b = world->new_group({0, 1, 2}, "b");
-    barrier(world->rank() == 1 ? *b : *a);
-    barrier(world->rank() == 1 ? *a : *b);
-  });
+  expect_all_fail({.timeout = seconds(2)}, 8, {"wait for one another", "of group 'a'", "of group 'b'"},
+                  [](const auto& world) {
+                    const auto a = world->new_group({0, 1, 2}, "a"), b = world->new_group({0, 1, 2}, "b");
+                    barrier(world->rank() == 1 ? *b : *a);
+                    barrier(world->rank() == 1 ? *a : *b);
+                  });
 }
 
 TEST(Faults, WithoutCheckATimeoutIsAnErrorOnAllRanksAllTheSame) {
@@ -232,18 +247,18 @@ TEST(Faults, ASignalWritesTheFlightRecordAndTheRunGoesOn) {
 
 TEST(Faults, ThreadRanksThatDisagreeAreNamedAtATimeout) {
   try {
-    run_thread_ranks(
-        2,
-        [](const auto& world) {
-          at::Tensor sum = at::ones({4});
-          barrier(*world->group());
-          if (world->rank() == 0) all_reduce(*world->group(), sum).wait();
-        },
-        {.timeout = seconds(2)});
+    run_thread_ranks(2,
+                     [](const auto& world) {
+                       at::Tensor sum = at::ones({4});
+                       barrier(*world->group());
+                       if (world->rank() == 0) all_reduce(*world->group(), sum).wait();
+                     },
+                     {.timeout = seconds(2)});
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kComm);
-    EXPECT_THAT(error.what(), HasSubstr("rank 1 has not made all_reduce(sum) of float32 [4] (call 2 of group 'world')"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("rank 1 has not made all_reduce(sum) of float32 [4] (call 2 of group 'world')"));
   }
 }
 

@@ -8,8 +8,8 @@
 // Forking is right because the parent has one thread: ctest runs every test in a process of its own.
 #pragma once
 
-#include <arpa/inet.h>
 #include <ATen/Parallel.h>
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -60,13 +60,15 @@ class Fleet {
   };
 
   // `before` runs in a rank before it connects.
-  Fleet(int size, const RendezvousFlags& flags, const Body& body, int port = free_port(),
-        const std::function<void(int rank)>& before = [](int) {})
+  Fleet(
+      int size, const RendezvousFlags& flags, const Body& body, int port = free_port(),
+      const std::function<void(int rank)>& before = [](int) {})
       : ends_(static_cast<size_t>(size)) {
     int ends[2] = {-1, -1};
     TESSERA_CHECK(::pipe2(ends, O_CLOEXEC) == 0, ErrorKind::kIo, "[test] pipe");
     ready_ = ends[0];
     ready_end() = ends[1];
+    std::fflush(nullptr);  // or children would write it again
     for (int rank = 0; rank < size; ++rank) {
       const pid_t pid = ::fork();
       if (pid == 0) run_rank(rank, size, port, flags, body, before);
@@ -104,12 +106,17 @@ class Fleet {
     return true;
   }
   void send(int rank, int signal) const { ::kill(pids_.at(static_cast<size_t>(rank)), signal); }
-  // Waits for the end of a rank, 60 s at most; code -1 then.
+  // Waits for the end of a rank; after 60 s it is killed.
   const End& end_of(int rank) {
     const double limit = clock_seconds() + 60;
     while (ends_.at(static_cast<size_t>(rank)).code < 0 && clock_seconds() < limit) {
       reap();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    if (ends_[static_cast<size_t>(rank)].code < 0) {
+      send(rank, SIGKILL);
+      std::fprintf(stderr, "rank %d was still running after 60 s\n", rank);
+      return end_of(rank);
     }
     return ends_[static_cast<size_t>(rank)];
   }

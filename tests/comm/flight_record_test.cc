@@ -21,11 +21,18 @@ using testing::TempFolder;
 constexpr uint32_t kWorld = 11, kOther = 12;
 
 Signature barrier_of(uint32_t group, uint64_t sequence) {
-  return sign({.group = group == kWorld ? "world" : "other", .members = group, .sequence = sequence, .op = Op::kBarrier});
+  return sign(
+      {.group = group == kWorld ? "world" : "other", .members = group, .sequence = sequence, .op = Op::kBarrier});
 }
 Signature sum_of(uint64_t sequence, std::string_view subject = "loss") {
   static const std::vector<int64_t> sizes = {4};
-  return sign({.group = "world", .members = kWorld, .sequence = sequence, .op = Op::kAllReduce, .dtype = 6, .sizes = sizes, .subject = subject});
+  return sign({.group = "world",
+               .members = kWorld,
+               .sequence = sequence,
+               .op = Op::kAllReduce,
+               .dtype = 6,
+               .sizes = sizes,
+               .subject = subject});
 }
 Signature message(Op op, int rank, int peer) {
   return sign({.group = "world", .members = kWorld, .sequence = 1, .op = op, .root = peer, .tag = 3, .rank = rank});
@@ -48,7 +55,8 @@ TEST(FlightRecorder, KeepsTheLastCallsWithTimesAndState) {
   FlightRecorder recorder(1, 4, 3);
   recorder.add_group({.id = kWorld, .name = "world", .ranks = {0, 1, 2, 3}});
   std::vector<uint64_t> tickets;
-  for (uint64_t sequence = 1; sequence <= 5; ++sequence) tickets.push_back(recorder.start(barrier_of(kWorld, sequence)));
+  for (uint64_t sequence = 1; sequence <= 5; ++sequence)
+    tickets.push_back(recorder.start(barrier_of(kWorld, sequence)));
   recorder.mark(tickets[0], CallState::kFinished);  // gone
   recorder.mark(tickets[2], CallState::kWaiting);
   recorder.mark(tickets[2], CallState::kFinished);
@@ -148,25 +156,29 @@ TEST(FlightRecord, AFolderHoldsTheRecordsOfOneRun) {
 }
 
 TEST(Diagnosis, NamesTheFirstCallOnWhichRanksDisagree) {
-  const auto found = diagnose({rank_in(0, {sum_of(1), sum_of(2, "a"), sum_of(3)}), rank_in(1, {sum_of(1), sum_of(2, "a"), sum_of(3)}),
-                               rank_in(2, {sum_of(1), sum_of(2, "b"), sum_of(3)})});
+  const auto found =
+      diagnose({rank_in(0, {sum_of(1), sum_of(2, "a"), sum_of(3)}), rank_in(1, {sum_of(1), sum_of(2, "a"), sum_of(3)}),
+                rank_in(2, {sum_of(1), sum_of(2, "b"), sum_of(3)})});
   EXPECT_EQ(found.fault, Fault::kDisagreement);
-  EXPECT_EQ(found.text, "the ranks disagree on call 2 of group 'world': rank 0 calls all_reduce(sum) of float32 [4] for a, rank 2 "
-                        "all_reduce(sum) of float32 [4] for b");
+  EXPECT_EQ(found.text,
+            "the ranks disagree on call 2 of group 'world': rank 0 calls all_reduce(sum) of float32 [4] for a, rank 2 "
+            "all_reduce(sum) of float32 [4] for b");
 }
 
 TEST(Diagnosis, NamesTheRankThatHasNotMadeTheCall) {
-  const auto found = diagnose({rank_in(0, {sum_of(1), sum_of(2)}), rank_in(1, {sum_of(1)}, false), rank_in(2, {sum_of(1), sum_of(2)})});
+  const auto found = diagnose(
+      {rank_in(0, {sum_of(1), sum_of(2)}), rank_in(1, {sum_of(1)}, false), rank_in(2, {sum_of(1), sum_of(2)})});
   EXPECT_EQ(found.fault, Fault::kAbsent);
   EXPECT_EQ(found.culprit, 1);
-  EXPECT_THAT(found.text, HasSubstr("rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 2 of group 'world'), in which "
-                                    "ranks 0, 2 wait"));
+  EXPECT_THAT(
+      found.text,
+      HasSubstr("rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 2 of group 'world'), in which "
+                "ranks 0, 2 wait"));
 }
 
 // 0 waits for 1 in one group, 1 for 2 in another, and 2 for nobody.
 TEST(Diagnosis, FollowsTheWaitsToTheirEnd) {
-  const auto found =
-      diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {}, false)});
+  const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {}, false)});
   EXPECT_EQ(found.fault, Fault::kAbsent);
   EXPECT_EQ(found.culprit, 2);
   EXPECT_THAT(found.text, HasSubstr("it made none there"));
@@ -186,7 +198,8 @@ TEST(Diagnosis, ARankWithoutARecordIsSilentUnlessItLeft) {
 }
 
 TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
-  const auto found = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}), rank_in(2, {sum_of(1)}, false)});
+  const auto found = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
+                               rank_in(2, {sum_of(1)}, false)});
   EXPECT_EQ(found.fault, Fault::kAbsent);
   EXPECT_EQ(found.culprit, 2);
   const auto sent = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
@@ -196,13 +209,17 @@ TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
 
 TEST(Diagnosis, SaysWhenNothingIsWrong) {
   EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}, false)}).fault, Fault::kNone);
-  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)}), rank_in(2, {sum_of(1)})}).fault, Fault::kAllInside);
+  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)}), rank_in(2, {sum_of(1)})}).fault,
+            Fault::kAllInside);
 }
 
 TEST(TraceReport, PutsTheCulpritFirst) {
-  const auto report = explain({rank_in(0, {sum_of(1), sum_of(2)}), rank_in(1, {sum_of(1)}, false), rank_in(2, {sum_of(1), sum_of(2)})});
+  const auto report =
+      explain({rank_in(0, {sum_of(1), sum_of(2)}), rank_in(1, {sum_of(1)}, false), rank_in(2, {sum_of(1), sum_of(2)})});
   EXPECT_TRUE(report.text.starts_with("culprit: rank 1\nfinding: rank 1 has not made ")) << report.text;
-  EXPECT_THAT(report.text, HasSubstr("\n  rank 2 waits in all_reduce(sum) of float32 [4] for loss (call 2 of group 'world'), begun 0.0 s"));
+  EXPECT_THAT(
+      report.text,
+      HasSubstr("\n  rank 2 waits in all_reduce(sum) of float32 [4] for loss (call 2 of group 'world'), begun 0.0 s"));
   EXPECT_THAT(report.text, HasSubstr("\n  rank 0, 1, 2: test\n"));
   EXPECT_TRUE(report.missing.empty());
 }

@@ -9,7 +9,14 @@ namespace {
 using ::testing::HasSubstr;
 
 SignatureFields call() {
-  return {.group = "dp", .members = 7, .sequence = 3, .op = Op::kAllReduce, .dtype = static_cast<int>(at::kFloat), .sizes = {4, 8}, .subject = "model.norm"};
+  static const std::vector<int64_t> sizes = {4, 8};
+  return {.group = "dp",
+          .members = 7,
+          .sequence = 3,
+          .op = Op::kAllReduce,
+          .dtype = static_cast<int>(at::kFloat),
+          .sizes = sizes,
+          .subject = "model.norm"};
 }
 
 TEST(Signature, SaysWhatTheCallIs) {
@@ -22,7 +29,7 @@ TEST(Signature, SaysWhatTheCallIs) {
 }
 
 TEST(Signature, HashTellsEverythingApartThatMustAgree) {
-  const std::vector<int64_t> other_sizes = {8, 4};
+  static const std::vector<int64_t> other_sizes = {8, 4};
   const auto differs = [](const auto& change) {
     auto fields = call();
     change(fields);
@@ -42,9 +49,12 @@ TEST(Signature, HashTellsEverythingApartThatMustAgree) {
 
 TEST(Signature, ASendAndItsReceiveAreOneMessage) {
   const std::vector<int64_t> sizes = {4};
-  const auto send = sign({.group = "pp", .sequence = 1, .op = Op::kSend, .dtype = 6, .sizes = sizes, .root = 2, .tag = 5, .rank = 0});
-  const auto recv = sign({.group = "pp", .sequence = 1, .op = Op::kRecv, .dtype = 6, .sizes = sizes, .root = 0, .tag = 5, .rank = 2});
-  const auto other = sign({.group = "pp", .sequence = 1, .op = Op::kRecv, .dtype = 6, .sizes = sizes, .root = 0, .tag = 5, .rank = 1});
+  const auto send =
+      sign({.group = "pp", .sequence = 1, .op = Op::kSend, .dtype = 6, .sizes = sizes, .root = 2, .tag = 5, .rank = 0});
+  const auto recv =
+      sign({.group = "pp", .sequence = 1, .op = Op::kRecv, .dtype = 6, .sizes = sizes, .root = 0, .tag = 5, .rank = 2});
+  const auto other =
+      sign({.group = "pp", .sequence = 1, .op = Op::kRecv, .dtype = 6, .sizes = sizes, .root = 0, .tag = 5, .rank = 1});
   EXPECT_EQ(send.hash, recv.hash);
   EXPECT_NE(send.hash, other.hash);
 }
@@ -69,7 +79,8 @@ TEST(Signature, ADisagreementNamesBothSides) {
     raise_disagreement("dp", calls);
   } catch (const Disagreement& error) {
     EXPECT_EQ(error.exit_code(), 4);
-    EXPECT_THAT(error.what(), HasSubstr("[comm.all_reduce] group 'dp', call 3: rank 0 of the group calls all_reduce(sum)"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("[comm.all_reduce] group 'dp', call 3: rank 0 of the group calls all_reduce(sum)"));
     EXPECT_THAT(error.what(), HasSubstr("rank 2 of the group barrier"));
   }
 }

@@ -1,9 +1,8 @@
 // DTensors in a world that exists only as one of its ranks.
-#include "tessera/comm/fake_backend.h"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tessera/comm/fake_backend.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {
