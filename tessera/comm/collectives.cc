@@ -230,14 +230,17 @@ class Launch {
 // Data that is only moved travels as bytes, so that every dtype does.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
 
+// Gloo neither divides nor adds half precision in float32.
+bool reduces_by_itself(const c10d::Backend& backend) { return backend.getBackendName() == "fake"; }
+
 int dtype_of(const at::Tensor& tensor) { return static_cast<int>(tensor.scalar_type()); }
 
 bool is_half(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg: return c10d::ReduceOp::SUM;  // the division follows
+    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg: return c10d::ReduceOp::AVG;
     case ReduceOp::kMin: return c10d::ReduceOp::MIN;
     case ReduceOp::kMax: return c10d::ReduceOp::MAX;
     case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
@@ -356,8 +359,12 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .reduce = op});
   if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
   at::Tensor target = launch.keep_output(tensor).view({-1});
-  at::Tensor carried = is_half(target.scalar_type()) ? target.to(at::kFloat) : target;
-  if (op == ReduceOp::kAvg || !carried.is_same(target)) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = carried_op(op);
+  at::Tensor carried = target;
+  if (!reduces_by_itself(group.backend())) {
+    if (is_half(target.scalar_type())) carried = target.to(at::kFloat);
+    if (op == ReduceOp::kAvg) options.reduceOp = c10d::ReduceOp::SUM;
     launch.on_finish([target, carried, op, size = group.size()]() mutable {
       if (op == ReduceOp::kAvg) carried.div_(size);
       if (!carried.is_same(target)) target.copy_(carried);
@@ -365,8 +372,6 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   }
   return launch.start([&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors = {carried};
-    c10d::AllreduceOptions options;
-    options.reduceOp = carried_op(op);
     return backend.allreduce(tensors, options);
   });
 }
@@ -389,7 +394,7 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
   return launch.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
 }
 
-// Each rank sends every other rank its part and adds what it receives itself: half the traffic of Gloo's
+// Over Gloo each rank sends every other rank its part and adds what it receives itself: half the traffic of Gloo's
 // all-reduce, a fixed order of additions, and half precision travels as it is yet is summed in float32.
 Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                             std::string_view subject) {
@@ -407,6 +412,14 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   if (group.size() == 1) {
     if (output.data_ptr() != input.data_ptr()) out.copy_(input.view({-1}));
     return launch.finished();
+  }
+  if (reduces_by_itself(group.backend())) {
+    return launch.start([&](c10d::Backend& backend) {
+      at::Tensor parts = input.variable_data().view({-1});
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = carried_op(op);
+      return backend._reduce_scatter_base(out, parts, options);
+    });
   }
   at::Tensor scratch = take_scratch(group, in.numel(), input.device());
   at::Tensor received = scratch.narrow(0, 0, in.numel());

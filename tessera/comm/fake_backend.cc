@@ -37,11 +37,12 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures {
   void abort() override {}
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    const at::NoGradGuard guard;
-    for (at::Tensor& tensor : tensors) {
-      if (options.reduceOp == c10d::ReduceOp::SUM) tensor.mul_(getSize());
-      if (options.reduceOp == c10d::ReduceOp::PRODUCT) tensor.pow_(getSize());
-    }
+    for (at::Tensor& tensor : tensors) reduce(tensor, options.reduceOp);
+    return count();
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    output.copy_(input.view({getSize(), -1})[getRank()].view_as(output));
+    reduce(output, options.reduceOp);
     return count();
   }
   WorkPtr broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override { return count(); }
@@ -90,6 +91,12 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures {
   WorkPtr barrier(const c10d::BarrierOptions&) override { return count(); }
 
  private:
+  // Of as many equal tensors as there are ranks.
+  void reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const {
+    const at::NoGradGuard guard;
+    if (op == c10d::ReduceOp::SUM) tensor.mul_(getSize());
+    if (op == c10d::ReduceOp::PRODUCT) tensor.pow_(getSize());
+  }
   WorkPtr count() {
     account_->add(call_.op, modelled_cost(account_->model(), call_, getRank(), getSize(), one_host_));
     return c10::make_intrusive<DoneWork>();

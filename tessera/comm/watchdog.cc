@@ -349,6 +349,16 @@ void set_text(c10d::Store& store, const std::string& text) {
   store.set(kKey, std::vector<uint8_t>(text.begin(), text.end()));
 }
 
+std::string get_text(c10d::Store& store) {
+  try {
+    const auto bytes = store.get(kKey);
+    return {bytes.begin(), bytes.end()};
+  } catch (const c10::Error& error) {
+    const std::string reason = error.what_without_backtrace();
+    raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", reason.substr(0, reason.find('\n')));
+  }
+}
+
 // Collects the connections of all other ranks; those who do not know the token are none.
 template <class Admit>
 void await_ranks(PeerSocket& listener, int size, const std::string& token, PeerDeadline deadline, const Admit& admit) {
@@ -389,8 +399,7 @@ std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOpti
     hub->welcome_all();
     loop = std::move(hub);
   } else {
-    const auto bytes = store.get(kKey);
-    const std::string said(bytes.begin(), bytes.end());
+    const std::string said = get_text(store);
     if (said == kNoWatch) return nullptr;
     const size_t space = said.find(' ');
     TESSERA_CHECK(space != said.npos, ErrorKind::kComm, "[comm.watchdog] rank 0 left no address");
