@@ -158,7 +158,7 @@ int run_generate(VerbArguments args) {
   const auto options = generation_options(flags, config);
   if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
   const bool alone = comm::who_started(comm::process_environment()) == "single";
-  const auto world = alone ? comm::World::single() : connect_world("auto", 300, flags.nproc);
+  const auto world = alone ? comm::World::single() : connect_world({.nproc = flags.nproc});
   const auto tokenizer = text::Tokenizer::from_folder(flags.model);
   const auto prompt = prompt_ids(flags, tokenizer, prompt_text(flags, *world));
   const auto model = load_model(flags, config, dtype, world);

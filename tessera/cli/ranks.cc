@@ -17,10 +17,12 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
   return comm::launch_local_ranks(arguments, {.nproc = static_cast<int>(nproc)});
 }
 
-std::shared_ptr<comm::World> connect_world(const std::string& backend, double timeout_seconds, int64_t nproc) {
-  return comm::World::connect({.nproc = static_cast<int>(nproc),
-                               .backend = backend,
-                               .timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds * 1000))});
+std::shared_ptr<comm::World> connect_world(const WorldSettings& settings) {
+  return comm::World::connect({.nproc = static_cast<int>(settings.nproc),
+                               .backend = settings.backend,
+                               .timeout = std::chrono::milliseconds(static_cast<int64_t>(settings.timeout_seconds * 1000)),
+                               .check = settings.check,
+                               .trace_folder = settings.trace_folder});
 }
 
 }  // namespace tessera::cli

@@ -1,7 +1,7 @@
 // The ranks behind a verb: starting them for --nproc N, and joining their world.
 //
 //   if (const auto code = launch_ranks("train", args, nproc)) return *code;   // this process was their launcher
-//   const auto world = connect_world(recipe.comm.backend, recipe.comm.timeout_seconds);
+//   const auto world = connect_world({.backend = recipe.comm.backend, .check = recipe.comm.check});
 //
 // Call from a process with one thread.
 #pragma once
@@ -23,7 +23,15 @@ namespace tessera::cli {
 // as one, runs `tessera VERB args` in each of them and returns the exit code. nproc 0: not given.
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc);
 
-// COLLECTIVE over all ranks. `nproc` as given, to be checked against whoever started the ranks.
-std::shared_ptr<comm::World> connect_world(const std::string& backend, double timeout_seconds, int64_t nproc = 0);
+struct WorldSettings {
+  std::string backend = "auto";
+  double timeout_seconds = 300;
+  std::string check = "timeout";
+  std::string trace_folder = "";  // of flight records
+  int64_t nproc = 0;              // as given, to be checked against whoever started the ranks
+};
+
+// COLLECTIVE over all ranks.
+std::shared_ptr<comm::World> connect_world(const WorldSettings& settings);
 
 }  // namespace tessera::cli

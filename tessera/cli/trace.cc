@@ -1,8 +1,31 @@
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/comm/trace_report.h"
 
 namespace tessera::cli {
 
-int run_trace(VerbArguments args) { return not_available("trace", args); }
+int run_trace(VerbArguments args) {
+  const auto app = make_app("trace");
+  std::string folder;
+  app->add_option("DIR", folder, "Folder of flight-RANK.json files")->option_text(" ");
+  app->footer(
+      "A run whose ranks die, disagree or time out leaves flight records in its folder's trace/, or in "
+      "TESSERA_TRACE_DIR;\n"
+      "SIGUSR2 makes a running one write them. Printed are the rank or the calls at fault and where each rank is.\n"
+      "When ranks have left no record (they were killed), what the others say is printed and the exit code is 3.");
+  if (const auto code = parse_flags(*app, args)) return *code;
+  TESSERA_CHECK(!folder.empty(), ErrorKind::kConfig, "[trace] no folder given. Usage: tessera trace DIR.");
+  const auto report = comm::explain(comm::read_flight_records(folder));
+  std::fputs(report.text.c_str(), stdout);
+  TESSERA_CHECK(report.missing.empty(), ErrorKind::kFormat,
+                "[trace] {}: {} of the ranks left no record, the first is rank {}. Was it killed?", folder,
+                report.missing.size(), report.missing.front());
+  return 0;
+}
 
 }  // namespace tessera::cli

@@ -44,7 +44,10 @@ int run_train(VerbArguments args) {
     return 0;
   }
   if (const auto code = launch_ranks("train", args, nproc)) return *code;
-  const auto world = connect_world(recipe.comm.backend, recipe.comm.timeout_seconds);
+  const auto world = connect_world({.backend = recipe.comm.backend,
+                                    .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
+                                    .check = recipe.comm.check,
+                                    .trace_folder = recipe.checkpoint.dir + "/trace"});
   train::Trainer(recipe, world).run();
   return 0;
 }

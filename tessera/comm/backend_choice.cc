@@ -10,7 +10,7 @@
 
 namespace tessera::comm {
 
-bool is_backend(std::string_view name) { return name == "auto" || name == "shm" || name == "gloo"; }
+bool is_backend(std::string_view name) { return name == "auto" || name == "shm" || name == "gloo" || name == "nccl"; }
 
 c10::intrusive_ptr<c10d::Backend> choose_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const BackendRequest& request) {

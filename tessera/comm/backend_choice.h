@@ -3,7 +3,7 @@
 //   auto backend = choose_backend(store, {.wanted = "auto", .group = "dp", .rank = 0, .size = 2, .ranks = {0, 1}});
 //
 // "auto": shared memory when all ranks of the group can share it, else Gloo, and one line says why when the ranks are
-// on one host. "shm": shared memory, or Error kConfig with the reason. "gloo": Gloo.
+// on one host. "shm": shared memory, or Error kConfig with the reason. "gloo": Gloo. "nccl": as "auto", for what lies on the CPU.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -31,7 +31,7 @@ struct BackendRequest {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-bool is_backend(std::string_view name);  // "auto", "shm", "gloo"
+bool is_backend(std::string_view name);  // "auto", "shm", "gloo", "nccl"
 
 // COLLECTIVE over the ranks that share `store` (which no other group uses). Throws libtorch's errors too.
 c10::intrusive_ptr<c10d::Backend> choose_backend(const c10::intrusive_ptr<c10d::Store>& store,

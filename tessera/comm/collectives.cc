@@ -16,21 +16,24 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/monitor.h"
 #include "tessera/comm/peer_failed.h"
+#include "tessera/comm/signature.h"
+#include "tessera/comm/signature_exchange.h"
 
 namespace tessera::comm {
 
 struct Pending::State {
-  Group* group = nullptr;
-  const char* verb = "";
-  std::string subject;
-  uint64_t sequence = 0;
+  Signature signature;
+  int rank = 0, size = 1;  // of the group
+  std::shared_ptr<Monitor> monitor;
+  uint64_t ticket = 0;                        // the monitor's
   c10::intrusive_ptr<c10d::Backend> backend;  // outlives the work
   c10::intrusive_ptr<c10d::Work> work;
+  std::function<c10::intrusive_ptr<c10d::Work>()> begin;  // what wait() has to start first
   std::vector<at::Tensor> buffers;  // kept alive until the work has ended
   std::function<void()> finish;     // runs on the waiting thread after the work
   int unwinding = std::uncaught_exceptions();
-  std::string where;
 };
 
 namespace {
@@ -51,37 +54,63 @@ std::string plain_reason(const std::exception& error) {
   return reason;
 }
 
+std::string place(std::string_view verb, std::string_view group, int rank, int size, std::string_view subject, uint64_t sequence) {
+  return fmt::format("[comm.{}] {}{}group '{}' (rank {} of {}), call {}", verb, subject, subject.empty() ? "" : ", ", group, rank,
+                     size, sequence);
+}
+
+std::string where(const State& state) {
+  const Signature& call = state.signature;
+  std::string subject = call.subject;
+  if (is_message(call.op)) subject = fmt::format("{} {}, tag {}", call.op == Op::kSend ? "to" : "from", call.root, call.tag);
+  return place(to_string(call.op), call.group, state.rank, state.size, subject, call.sequence);
+}
+
+// What a call that ended badly throws: the verdict of all ranks when there is one, else what this rank saw.
 [[noreturn]] void fail(const State& state, const std::exception& error) {
-  // The ranks do not fit together: the fault of this call, on every rank.
   const auto* own = dynamic_cast<const Error*>(&error);
-  if (own && std::string_view(own->what()).starts_with('[')) throw Error(own->kind(), own->what());
-  if (own) raise(own->kind(), "{}: {}", state.where, own->what());
-  const std::string reason = plain_reason(error);
-  if (reason.find("imed out") != std::string::npos) {
+  const std::string reason = own ? own->what() : plain_reason(error);
+  if (dynamic_cast<const Disagreement*>(&error)) {
+    if (state.monitor) state.monitor->fail_with(state.ticket, reason);
+    throw Disagreement(reason);
+  }
+  if (own && own->kind() != ErrorKind::kComm) {  // the call does not fit its back-end, or the ranks do not fit together
+    throw Error(own->kind(), reason.starts_with('[') ? reason : fmt::format("{}: {}", where(state), reason));
+  }
+  const bool timed_out = reason.find("imed out") != std::string::npos;
+  std::optional<Verdict> verdict;
+  if (state.monitor) {
+    const std::string seen = timed_out ? fmt::format("timed out after {} s", state.monitor->options().timeout.count() / 1000)
+                                       : fmt::format("{}: {}", where(state), reason);
+    verdict = state.monitor->fail(state.ticket, {.group = state.signature.members,
+                                                 .sequence = state.signature.sequence,
+                                                 .text = seen,
+                                                 .timed_out = timed_out});
+  }
+  if (verdict) {
+    const std::string message = fmt::format("{}: {}{}.", where(state), timed_out ? "timed out. " : "", verdict->text);
+    if (verdict->consequence) throw PeerFailed(message);
+    throw Error(ErrorKind::kComm, message);
+  }
+  if (timed_out) {
     raise(ErrorKind::kComm,
           "{}: {}. Some rank did not start this collective in time: look for the first error of the other ranks, or raise "
           "comm.timeout_seconds.",
-          state.where, reason);
+          where(state), reason);
   }
   throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off: the first error of the other ranks says why.",
-                               state.where, reason));
+                               where(state), reason));
 }
 
-std::string place(const Group& group, const char* verb, std::string_view subject) {
-  return fmt::format("[comm.{}] {}{}group '{}' (rank {} of {})", verb, subject, subject.empty() ? "" : ", ", group.name(),
-                     group.rank(), group.size());
-}
-
-// The collective under construction: checks, then start().
+// The collective under construction: checks, then sign(), then start() or finished().
 class Launch {
  public:
-  Launch(Group& group, const char* verb, std::string_view subject) : group_(group), state_(std::make_unique<State>()) {
-    state_->sequence = group.next_sequence();
-    state_->where = fmt::format("{}, call {}", place(group, verb, subject), state_->sequence);
-  }
+  Launch(Group& group, Op op, std::string_view subject)
+      : group_(group), op_(op), subject_(subject), state_(std::make_unique<State>()) {}
 
   void require(bool condition, const std::string& what) const {
-    TESSERA_CHECK(condition, ErrorKind::kShape, "{}: {}", state_->where, what);
+    TESSERA_CHECK(condition, ErrorKind::kShape, "{}: {}",
+                  place(to_string(op_), group_.name(), group_.rank(), group_.size(), subject_, group_.sequence() + 1), what);
   }
   void require_plain(const at::Tensor& tensor, const char* name) const {
     require(tensor.defined(), fmt::format("{} is undefined", name));
@@ -98,6 +127,7 @@ class Launch {
   // Without its own version counter a tensor would be bumped from the back-end's threads.
   at::Tensor keep(const at::Tensor& tensor) {
     at::Tensor alias = tensor.variable_data();
+    device_ = tensor.device().type();
     state_->buffers.push_back(alias);
     return alias;
   }
@@ -108,32 +138,107 @@ class Launch {
 
   void on_finish(std::function<void()> finish) { state_->finish = std::move(finish); }
 
+  // All checks are passed: the call counts. `tensor`: whose size and dtype must agree on all ranks.
+  struct Terms {
+    c10::IntArrayRef sizes = {};
+    int dtype = -1;
+    ReduceOp reduce = ReduceOp::kSum;
+    int root = -1;
+    int tag = 0;
+  };
+  void sign(const Terms& terms) {
+    if (group_.size() == 1) return;
+    uint64_t sequence = 0;
+    if (is_message(op_)) {
+      const bool sends = op_ == Op::kSend;
+      sequence = group_.next_message(sends ? group_.rank() : terms.root, sends ? terms.root : group_.rank(), terms.tag);
+    } else {
+      sequence = group_.next_sequence();
+    }
+    state_->signature = comm::sign({.group = group_.name(),
+                                    .members = group_.context().id,
+                                    .sequence = sequence,
+                                    .op = op_,
+                                    .reduce = terms.reduce,
+                                    .dtype = terms.dtype,
+                                    .sizes = terms.sizes,
+                                    .root = terms.root,
+                                    .tag = terms.tag,
+                                    .rank = group_.rank(),
+                                    .subject = subject_});
+    state_->rank = group_.rank();
+    state_->size = group_.size();
+    state_->monitor = group_.context().monitor;
+    if (state_->monitor) state_->ticket = state_->monitor->start(state_->signature);
+  }
+
   // begin(backend) returns the work; it may be empty when there is nothing to carry.
   template <class Begin>
-  Pending start(const Begin& begin) {
+  Pending start(Begin begin) {
     try {
-      state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend());
+      state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
+      const bool compares_itself = state_->backend.get() == &group_.backend() && group_.comparing_backend();
+      if (compares_itself) {
+        group_.comparing_backend()->announce(state_->signature);
+      } else if (compares_first()) {
+        if (op_ == Op::kRecv) {  // the sender's signature may be long in coming
+          state_->begin = [&group = group_, signature = state_->signature, backend = state_->backend, begin]() mutable {
+            await_announced_message(group, signature);
+            return begin(*backend);
+          };
+          return Pending(std::move(state_));
+        }
+        compare();
+      }
       state_->work = begin(*state_->backend);
     } catch (const std::exception& error) {
       fail(*state_, error);
     }
+    if (state_->monitor && state_->work) state_->monitor->carry(state_->ticket, state_->signature, state_->work);
     return Pending(std::move(state_));
   }
+  // There is nothing to move.
   Pending finished() {
+    if (group_.size() > 1 && !group_.comparing_backend() && compares_first() && op_ != Op::kRecv) {
+      try {
+        compare();
+      } catch (const std::exception& error) {
+        fail(*state_, error);
+      }
+    }
+    if (state_->monitor) state_->monitor->finish(state_->ticket);
     if (state_->finish) state_->finish();
     return Pending();
   }
 
  private:
+  bool compares_first() const { return state_->monitor && state_->monitor->options().check == CheckMode::kAlways; }
+  void compare() {
+    state_->monitor->wait(state_->ticket);
+    if (op_ == Op::kSend) {
+      announce_message(group_, state_->signature);
+    } else {
+      compare_signatures(group_, state_->signature);
+    }
+  }
+
   Group& group_;
+  const Op op_;
+  const std::string_view subject_;
+  c10::DeviceType device_ = c10::DeviceType::CPU;  // of the tensors
   std::unique_ptr<State> state_;
 };
 
 // Data that is only moved travels as bytes, so that every dtype does.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
 
-// Our shared-memory back-end divides, and adds half precision in float32, itself; Gloo does neither.
-bool reduces_by_itself(const c10d::Backend& backend) { return backend.getBackendName() == "shm"; }
+// Gloo neither divides nor adds half precision in float32; shared memory and the fake back-end do.
+bool reduces_by_itself(const c10d::Backend& backend) {
+  const auto name = backend.getBackendName();
+  return name == "shm" || name == "fake";
+}
+
+int dtype_of(const at::Tensor& tensor) { return static_cast<int>(tensor.scalar_type()); }
 
 bool is_half(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
@@ -223,6 +328,7 @@ Pending::~Pending() {
   if (!state_) return;
   const bool unwinding = std::uncaught_exceptions() > state_->unwinding;
   if (unwinding) {
+    if (state_->monitor) state_->monitor->give_up();
     try {
       state_->backend->abort();
     } catch (...) {  // the connections were gone already
@@ -238,23 +344,25 @@ Pending::~Pending() {
 void Pending::wait() {
   if (!state_) return;
   const auto state = std::move(state_);
-  if (state->work) {
-    try {
-      TESSERA_CHECK(state->work->wait(), ErrorKind::kComm, "broken off");
-    } catch (const std::exception& error) {
-      fail(*state, error);
-    }
+  try {
+    if (state->monitor) state->monitor->wait(state->ticket);
+    if (state->begin) state->work = state->begin();
+    if (state->work) TESSERA_CHECK(state->work->wait(), ErrorKind::kComm, "broken off");
+  } catch (const std::exception& error) {
+    fail(*state, error);
   }
+  if (state->monitor) state->monitor->finish(state->ticket);
   if (state->finish) state->finish();
 }
 
-bool Pending::done() const { return !state_ || !state_->work || state_->work->isCompleted(); }
+bool Pending::done() const { return !state_ || (!state_->begin && (!state_->work || state_->work->isCompleted())); }
 
 Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
-  Launch launch(group, "all_reduce", subject);
+  Launch launch(group, Op::kAllReduce, subject);
   launch.require_plain(tensor, "tensor");
   require_reducible(launch, tensor.scalar_type(), op);
-  if (group.size() == 1 || tensor.numel() == 0) return Pending();
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .reduce = op});
+  if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
   at::Tensor target = launch.keep_output(tensor).view({-1});
   c10d::AllreduceOptions options;
   options.reduceOp = carried_op(op);
@@ -274,14 +382,15 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
 }
 
 Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input, std::string_view subject) {
-  Launch launch(group, "all_gather", subject);
+  Launch launch(group, Op::kAllGather, subject);
   launch.require_plain(output, "output");
   launch.require_plain(input, "input");
   launch.require_same_dtype(output, input);
   launch.require(output.numel() == input.numel() * group.size(),
                  fmt::format("output {} holds {} elements, wanted {} times input's {}", output.sizes(), output.numel(),
                              group.size(), input.numel()));
-  if (input.numel() == 0) return Pending();
+  launch.sign({.sizes = input.sizes(), .dtype = dtype_of(input)});
+  if (input.numel() == 0) return launch.finished();
   at::Tensor out = bytes_of(launch.keep_output(output)), in = bytes_of(launch.keep(input));
   if (group.size() == 1) {
     if (out.data_ptr() != in.data_ptr()) out.copy_(in);
@@ -294,7 +403,7 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
 // all-reduce, a fixed order of additions, and half precision travels as it is yet is summed in float32.
 Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                             std::string_view subject) {
-  Launch launch(group, "reduce_scatter", subject);
+  Launch launch(group, Op::kReduceScatter, subject);
   launch.require_plain(output, "output");
   launch.require_plain(input, "input");
   launch.require_same_dtype(output, input);
@@ -302,7 +411,8 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
                  fmt::format("input {} holds {} elements, wanted {} times output's {}", input.sizes(), input.numel(),
                              group.size(), output.numel()));
   require_reducible(launch, input.scalar_type(), op);
-  if (input.numel() == 0) return Pending();
+  launch.sign({.sizes = output.sizes(), .dtype = dtype_of(input), .reduce = op});
+  if (input.numel() == 0) return launch.finished();
   at::Tensor out = launch.keep_output(output).view({-1}), in = bytes_of(launch.keep(input));
   if (group.size() == 1) {
     if (output.data_ptr() != input.data_ptr()) out.copy_(input.view({-1}));
@@ -329,10 +439,11 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
 }
 
 Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_view subject) {
-  Launch launch(group, "broadcast", subject);
+  Launch launch(group, Op::kBroadcast, subject);
   launch.require_plain(tensor, "tensor");
   launch.require_position(root, "root");
-  if (group.size() == 1 || tensor.numel() == 0) return Pending();
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = root});
+  if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
   return launch.start([&](c10d::Backend& backend) {
     c10d::BroadcastOptions options;
@@ -343,7 +454,7 @@ Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_
 
 Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
                 std::string_view subject) {
-  Launch launch(group, "scatter", subject);
+  Launch launch(group, Op::kScatter, subject);
   launch.require_plain(output, "output");
   launch.require_position(root, "root");
   std::vector<std::vector<at::Tensor>> sent;
@@ -359,7 +470,8 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
       sent[0].push_back(bytes_of(launch.keep(input)));
     }
   }
-  if (output.numel() == 0) return Pending();
+  launch.sign({.sizes = output.sizes(), .dtype = dtype_of(output), .root = root});
+  if (output.numel() == 0) return launch.finished();
   std::vector<at::Tensor> outputs = {bytes_of(launch.keep_output(output))};
   if (group.size() == 1) {
     outputs[0].copy_(sent[0][0]);
@@ -375,7 +487,7 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
 Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tensor& input,
                           const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
                           std::string_view subject) {
-  Launch launch(group, "all_to_all", subject);
+  Launch launch(group, Op::kAllToAll, subject);
   launch.require_plain(output, "output");
   launch.require_plain(input, "input");
   launch.require_same_dtype(output, input);
@@ -397,6 +509,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
   };
   std::vector<int64_t> out_bytes = byte_counts(output, output_splits, "output");
   std::vector<int64_t> in_bytes = byte_counts(input, input_splits, "input");
+  launch.sign({.sizes = input.sizes().slice(1), .dtype = dtype_of(input)});
   at::Tensor out = bytes_of(launch.keep_output(output)), in = bytes_of(launch.keep(input));
   if (group.size() == 1) {
     launch.require(out_bytes == in_bytes, fmt::format("output {} and input {} differ", output.sizes(), input.sizes()));
@@ -407,28 +520,31 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
 }
 
 Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
-  Launch launch(group, "send", fmt::format("to {}, tag {}", destination, tag));
+  Launch launch(group, Op::kSend, "");
   launch.require_plain(tensor, "tensor");
   launch.require_position(destination, "destination");
   launch.require(destination != group.rank(), "a rank cannot send to itself");
-  if (tensor.numel() == 0) return Pending();
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = destination, .tag = tag});
+  if (tensor.numel() == 0) return launch.finished();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep(tensor))};
   return launch.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
 }
 
 Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
-  Launch launch(group, "recv", fmt::format("from {}, tag {}", source, tag));
+  Launch launch(group, Op::kRecv, "");
   launch.require_plain(tensor, "tensor");
   launch.require_position(source, "source");
   launch.require(source != group.rank(), "a rank cannot receive from itself");
-  if (tensor.numel() == 0) return Pending();
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = source, .tag = tag});
+  if (tensor.numel() == 0) return launch.finished();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
-  return launch.start([&](c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
+  return launch.start([tensors, source, tag](c10d::Backend& backend) mutable { return backend.recv(tensors, source, tag); });
 }
 
 void barrier(Group& group) {
   if (group.size() == 1) return;
-  Launch launch(group, "barrier", "");
+  Launch launch(group, Op::kBarrier, "");
+  launch.sign({});
   launch.start([](c10d::Backend& backend) { return backend.barrier(); }).wait();
 }
 

@@ -8,24 +8,40 @@
 #pragma once
 
 #include <ATen/core/TensorBase.h>
+#include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace c10d {
 class Backend;
-}
+class Store;
+}  // namespace c10d
 
 namespace tessera::comm {
+
+class ComparesSignatures;
+class Monitor;
+
+// What a group has from its world.
+struct GroupContext {
+  std::shared_ptr<Monitor> monitor;        // null: nobody records and compares its collectives
+  c10::intrusive_ptr<c10d::Store> store;   // of the group alone
+  c10::intrusive_ptr<c10d::Backend> cuda;  // carries CUDA tensors; null: the back-end of the group does
+  uint32_t id = 0;                         // tells groups of one name apart; the same on all its ranks
+};
 
 class Group {
  public:
   // Use World::new_group. `ranks` are global, `rank` is this rank's position in them. A group of one
   // rank needs no back-end: its collectives are copies.
-  Group(std::string name, std::vector<int> ranks, int rank, c10::intrusive_ptr<c10d::Backend> backend);
+  Group(std::string name, std::vector<int> ranks, int rank, c10::intrusive_ptr<c10d::Backend> backend,
+        GroupContext context = {});
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -35,7 +51,13 @@ class Group {
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }  // global rank of each member
   c10d::Backend& backend() const;                           // Error kInternal when the group has one rank
-  uint64_t next_sequence() { return ++sequence_; }          // number of the next collective, from 1
+  c10d::Backend& backend(c10::DeviceType device) const;     // that carries tensors of this device
+  const GroupContext& context() const { return context_; }
+  ComparesSignatures* comparing_backend() const { return comparing_; }  // null: it does not compare by itself
+  uint64_t sequence() const { return sequence_; }           // number of the last collective, from 1
+  uint64_t next_sequence() { return ++sequence_; }
+  // The same of messages, of each sender, receiver and tag.
+  uint64_t next_message(int from, int to, int tag) { return ++messages_[{from, to, tag}]; }
   // Breaks off what is in flight: here and on the peers those collectives, and all later ones, end with Error
   // kComm. From any thread.
   void abort() noexcept;
@@ -47,7 +69,10 @@ class Group {
   std::vector<int> ranks_;
   int rank_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  GroupContext context_;
+  ComparesSignatures* comparing_ = nullptr;  // the back-end
   uint64_t sequence_ = 0;
+  std::map<std::tuple<int, int, int>, uint64_t> messages_;
   at::TensorBase scratch_;
 };
 

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -43,6 +45,23 @@ int listen_on(const std::string& host, int port) {
         std::strerror(reason));
 }
 
+// A client of c10d waits for ever for the answer of a program that is no store and says nothing: its thread is left behind.
+c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, const c10d::TCPStoreOptions& options) {
+  const auto result = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
+  auto future = result->get_future();
+  std::thread([result, host, options] {
+    try {
+      result->set_value(c10::make_intrusive<c10d::TCPStore>(host, options));
+    } catch (...) {
+      result->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (future.wait_for(options.timeout + std::chrono::seconds(2)) != std::future_status::ready) {
+    throw std::runtime_error("what listens there does not answer");
+  }
+  return future.get();
+}
+
 c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, milliseconds timeout) {
   const WorldInfo& info = meeting.info;
   if (!meeting.folder.empty()) {
@@ -57,9 +76,10 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, milliseconds 
   options.useLibUV = false;  // of use to the server alone; this one is in every build of libtorch
   if (meeting.serve) options.masterListenFd = listen_on(meeting.host, meeting.port);
   try {
-    return c10::make_intrusive<c10d::TCPStore>(meeting.host, options);
-  } catch (const c10::Error& error) {
-    const std::string reason = error.what_without_backtrace();
+    return connect_store(meeting.host, options);
+  } catch (const std::exception& error) {
+    const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+    const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
     raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} found no one at {} within {} s ({}). Is rank 0 running there?",
           info.rank, info.size, meeting.place(), timeout.count() / 1000, reason.substr(0, reason.find('\n')));
   }
@@ -134,6 +154,36 @@ void settle_local(WorldInfo& info, std::string_view verdict) {
   }
 }
 
+// The rank that runs the store ends with the same error: not before the others have read it, or 2 s have passed.
+void let_others_hear(c10d::Store& store, const WorldInfo& info) {
+  if (info.rank > 0) {
+    store.add("heard", 1);
+    return;
+  }
+  int64_t present = 0;
+  for (int rank = 1; rank < info.size; ++rank) present += store.check({arrival(rank)}) ? 1 : 0;
+  const auto deadline = Clock::now() + std::chrono::seconds(2);
+  while (store.add("heard", 0) < present && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(10));
+}
+
+// What rank 0 says once all ranks are there or the time is over.
+std::string hear_verdict(c10d::Store& store, const Meeting& meeting, Clock::time_point deadline, milliseconds timeout) {
+  const WorldInfo& info = meeting.info;
+  TESSERA_CHECK(store.add(fmt::format("seat/{}", info.rank), 1) == 1, ErrorKind::kConfig,
+                "[comm.rendezvous] two processes say that they are rank {} of {} at {}", info.rank, info.size, meeting.place());
+  store.set(arrival(info.rank), fmt::format("{}\n{}", info.size, host_identity()));
+  if (info.rank == 0) {
+    store.set("verdict", judge(store, meeting, deadline, timeout));
+  } else {
+    TESSERA_CHECK(wait_for(store, "verdict", deadline + std::chrono::seconds(2)), ErrorKind::kComm,
+                  "[comm.rendezvous] rank 0 of {} did not arrive within {} s at {}", info.size, timeout.count() / 1000,
+                  meeting.place());
+  }
+  std::string verdict = text_of(store, "verdict");
+  if (!verdict.starts_with("ok")) let_others_hear(store, info);
+  return verdict;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
@@ -145,17 +195,14 @@ c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
   }
   const auto deadline = Clock::now() + timeout;
   auto store = c10::make_intrusive<c10d::PrefixStore>("tessera/" + meeting.prefix, open_store(meeting, timeout));
-  TESSERA_CHECK(store->add(fmt::format("seat/{}", info.rank), 1) == 1, ErrorKind::kConfig,
-                "[comm.rendezvous] two processes say that they are rank {} of {} at {}", info.rank, info.size, meeting.place());
-  store->set(arrival(info.rank), fmt::format("{}\n{}", info.size, host_identity()));
-  if (info.rank == 0) {
-    store->set("verdict", judge(*store, meeting, deadline, timeout));
-  } else {
-    TESSERA_CHECK(wait_for(*store, "verdict", deadline + std::chrono::seconds(2)), ErrorKind::kComm,
-                  "[comm.rendezvous] rank 0 of {} did not arrive within {} s at {}", info.size, timeout.count() / 1000,
-                  meeting.place());
+  std::string verdict;
+  try {
+    verdict = hear_verdict(*store, meeting, deadline, timeout);
+  } catch (const c10::Error& error) {
+    const std::string reason = error.what_without_backtrace();
+    raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} lost the store at {}: {}. Did rank 0 end?", info.rank, info.size,
+          meeting.place(), reason.substr(0, reason.find('\n')));
   }
-  const std::string verdict = text_of(*store, "verdict");
   if (!verdict.starts_with("ok")) {
     throw Error(verdict.starts_with("config") ? ErrorKind::kConfig : ErrorKind::kComm, verdict.substr(6));
   }

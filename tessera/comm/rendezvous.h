@@ -32,6 +32,8 @@ struct RendezvousFlags {
   std::string master = "";   // HOST:PORT of the first host
   std::string backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting and of every collective
+  std::string check = "timeout";  // see WorldOptions
+  std::string trace_folder = "";
 };
 
 // Reads one environment variable.

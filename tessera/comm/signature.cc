@@ -16,29 +16,69 @@ void put(char (&field)[size], std::string_view text) {
   std::memcpy(field, text.data(), std::min(text.size(), size - 1));
 }
 
-bool is_message(Op op) { return op == Op::kSend || op == Op::kRecv; }
 bool reduces(Op op) { return op == Op::kAllReduce || op == Op::kReduceScatter; }
 
 std::string said_by(const SignedBy& call, const char* verb) {
-  return fmt::format("rank {} of the group {}{} (call {})", call.first, verb, to_string(call.second), call.second.sequence);
+  return fmt::format("rank {} of the group {}{}", call.first, verb, to_string(call.second));
 }
 
 }  // namespace
 
 const char* to_string(Op op) noexcept {
   switch (op) {
-    case Op::kNone: return "no call";
-    case Op::kAllReduce: return "all_reduce";
-    case Op::kAllGather: return "all_gather";
-    case Op::kReduceScatter: return "reduce_scatter";
-    case Op::kBroadcast: return "broadcast";
-    case Op::kScatter: return "scatter";
-    case Op::kAllToAll: return "all_to_all";
-    case Op::kSend: return "send";
-    case Op::kRecv: return "recv";
-    case Op::kBarrier: return "barrier";
+    case Op::kNone:
+      return "no call";
+    case Op::kAllReduce:
+      return "all_reduce";
+    case Op::kAllGather:
+      return "all_gather";
+    case Op::kReduceScatter:
+      return "reduce_scatter";
+    case Op::kBroadcast:
+      return "broadcast";
+    case Op::kScatter:
+      return "scatter";
+    case Op::kAllToAll:
+      return "all_to_all";
+    case Op::kSend:
+      return "send";
+    case Op::kRecv:
+      return "recv";
+    case Op::kBarrier:
+      return "barrier";
   }
   return "?";
+}
+
+const char* dtype_name(int dtype) noexcept {
+  switch (static_cast<c10::ScalarType>(dtype)) {
+    case c10::ScalarType::Byte:
+      return "uint8";
+    case c10::ScalarType::Char:
+      return "int8";
+    case c10::ScalarType::Short:
+      return "int16";
+    case c10::ScalarType::Int:
+      return "int32";
+    case c10::ScalarType::Long:
+      return "int64";
+    case c10::ScalarType::Half:
+      return "float16";
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::Double:
+      return "float64";
+    case c10::ScalarType::ComplexFloat:
+      return "complex64";
+    case c10::ScalarType::ComplexDouble:
+      return "complex128";
+    case c10::ScalarType::Bool:
+      return "bool";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    default:
+      return dtype < 0 ? "" : c10::toString(static_cast<c10::ScalarType>(dtype));
+  }
 }
 
 Signature sign(const SignatureFields& fields) noexcept {
@@ -63,7 +103,7 @@ Signature sign(const SignatureFields& fields) noexcept {
   if (is_message(fields.op)) {
     const bool sends = fields.op == Op::kSend;
     hashed.op = Op::kSend;
-    hashed.root = sends ? fields.rank : fields.root;     // from
+    hashed.root = sends ? fields.rank : fields.root;                                                // from
     hashed.hash = static_cast<uint64_t>(static_cast<uint32_t>(sends ? fields.root : fields.rank));  // to
     std::memset(hashed.subject, 0, sizeof hashed.subject);
   }
@@ -80,8 +120,7 @@ std::string to_string(const Signature& signature) {
   }
   if (signature.dtype >= 0) {
     const int dims = std::min<int>(signature.dims, Signature::kMaxSizes);
-    text += fmt::format(" of {}{} [{}{}]", signature.op == Op::kAllToAll ? "rows of " : "",
-                        c10::toString(static_cast<c10::ScalarType>(signature.dtype)),
+    text += fmt::format(" of {}{} [{}{}]", signature.op == Op::kAllToAll ? "rows of " : "", dtype_name(signature.dtype),
                         fmt::join(signature.sizes, signature.sizes + dims, ", "), dims < signature.dims ? ", ..." : "");
   }
   if (signature.subject[0] && !is_message(signature.op)) text += fmt::format(" for {}", signature.subject);
@@ -92,14 +131,15 @@ std::string disagreement(const std::vector<SignedBy>& calls) {
   const auto other = std::find_if(calls.begin(), calls.end(),
                                   [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });
   if (other == calls.end()) return "all ranks make the same call";
-  return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order: compare how they got there",
+  return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order",
                      said_by(calls.front(), "calls "), said_by(*other, ""));
 }
 
 void raise_disagreement(std::string_view group, const std::vector<SignedBy>& calls) {
   TESSERA_CHECK(calls.size() >= 2, ErrorKind::kInternal, "[comm.check] {} signatures: wanted at least 2", calls.size());
   const Signature& first = calls.front().second;
-  raise(ErrorKind::kComm, "[comm.{}] group '{}', call {}: {}.", to_string(first.op), group, first.sequence, disagreement(calls));
+  throw Disagreement(fmt::format("[comm.{}] group '{}', call {}: {}.", to_string(first.op), group, first.sequence,
+                                 disagreement(calls)));
 }
 
 }  // namespace tessera::comm

@@ -2,6 +2,10 @@
 
 #include <ATen/Parallel.h>
 #include <signal.h>
+#include <xxhash.h>
+
+#include <cstdlib>
+#include <filesystem>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -13,32 +17,52 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backend_choice.h"
+#include "tessera/comm/fake_backend.h"
+#include "tessera/comm/monitor.h"
+#include "tessera/comm/nccl_backend.h"
 #include "tessera/comm/peer_failed.h"
 #include "tessera/comm/rendezvous.h"
+#include "tessera/comm/thread_peers.h"
+#include "tessera/comm/watchdog.h"
 
 namespace tessera::comm {
 
 struct World::Impl {
   c10::intrusive_ptr<c10d::Store> store;
-  std::string backend;
-  std::shared_ptr<Group> everyone;
+  std::shared_ptr<Monitor> monitor;
+  std::map<c10::DeviceType, std::shared_ptr<Group>> everyone;
+  std::shared_ptr<FakeAccount> account;  // of a fake world
   std::map<std::string, int> groups_made;  // by name and ranks
   std::mutex mutex;                        // of what follows
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
   bool serves_store = false;  // this rank's process is the one that runs the others' store
+  int fake_local_size = 1;
   bool farewell = false;      // and so they tell it when they leave
 };
 
-World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend, std::chrono::milliseconds timeout)
-    : info_(std::move(info)), timeout_(timeout), impl_(std::make_unique<Impl>()) {
+World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options)
+    : info_(std::move(info)), options_(std::move(options)), impl_(std::make_unique<Impl>()) {
   impl_->store = std::move(store);
-  impl_->backend = std::move(backend);
+  const char* folder = std::getenv("TESSERA_TRACE_DIR");
+  impl_->monitor = std::make_shared<Monitor>(MonitorOptions{.rank = info_.rank,
+                                                            .size = info_.size,
+                                                            .check = parse_check_mode(options_.check),
+                                                            .timeout = options_.timeout,
+                                                            .trace_folder = folder && *folder ? folder : options_.trace_folder,
+                                                            .ends_process = options_.ends_process});
 }
 
 // Ranks that still make groups need the store, so the rank that runs it leaves last, within reason.
 World::~World() {
-  if (!impl_->farewell || impl_->aborted || std::uncaught_exceptions() > 0) return;
+  const bool failed = std::uncaught_exceptions() > 0;
+  if (failed) impl_->monitor->give_up();
+  leave_store(failed);
+  impl_->monitor->leave(failed);
+}
+
+void World::leave_store(bool failed) noexcept {
+  if (failed || !impl_->farewell || impl_->aborted) return;
   try {
     const int64_t left = impl_->store->add("left", 1);
     if (left == info_.size) impl_->store->set("all_left", "1");
@@ -57,7 +81,14 @@ std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
   const WorldInfo& info = meeting.info;
   log_info("[comm.rendezvous] {} rank{}, {} on this host, from {}, met at {}", info.size, info.size == 1 ? "" : "s",
            info.local_size, info.source, meeting.place());
-  auto world = create(info, std::move(store), flags.backend, flags.timeout);
+  const bool one_host = info.local_size == info.size;
+  auto world = create(info, std::move(store),
+                      {.backend = flags.backend,
+                       .timeout = flags.timeout,
+                       .check = flags.check,
+                       .trace_folder = flags.trace_folder,
+                       .watch_address = one_host ? "" : meeting.host,
+                       .ends_process = true});
   world->impl_->farewell = info.size > 1 && meeting.folder.empty();
   world->impl_->serves_store = meeting.serve;
   return world;
@@ -72,34 +103,128 @@ void survive_broken_sockets() {
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
+// How long a rank may be silent before it counts as dead; 0: for ever, as under a debugger.
+std::chrono::milliseconds silence_from_environment() {
+  const char* text = std::getenv("TESSERA_SILENCE_SECONDS");
+  if (!text || !*text) return std::chrono::seconds(4);
+  char* end = nullptr;
+  const long seconds = std::strtol(text, &end, 10);
+  TESSERA_CHECK(*end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
+                "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank is never given up", text);
+  return std::chrono::seconds(seconds);
+}
+
+// Records of an earlier run go to the folder's previous/, so that those of one run lie together.
+void put_aside_records(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  bool first = true;
+  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with("flight-") || !name.ends_with(".json")) continue;
+    if (std::exchange(first, false)) std::filesystem::remove_all(folder / "previous", ignored);
+    std::filesystem::create_directory(folder / "previous", ignored);
+    std::filesystem::rename(entry->path(), folder / "previous" / name, ignored);
+  }
+}
+
 }  // namespace
 
-std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, std::string backend,
-                                     std::chrono::milliseconds timeout) {
+std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options) {
   TESSERA_CHECK(info.size >= 1 && info.rank >= 0 && info.rank < info.size, ErrorKind::kConfig,
                 "[comm.world] rank {} of {}: wanted 0 <= rank < size", info.rank, info.size);
-  TESSERA_CHECK(is_backend(backend), ErrorKind::kConfig,
-                "[comm.world] backend '{}' is not available in this build. Use auto, shm or gloo.", backend);
+  TESSERA_CHECK(is_backend(options.backend), ErrorKind::kConfig,
+                "[comm.world] backend '{}' is unknown. Use auto, shm, gloo or nccl.", options.backend);
   TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
-  store->setTimeout(timeout);
+  store->setTimeout(options.timeout);
   if (info.size > 1) survive_broken_sockets();
-  return std::shared_ptr<World>(new World(std::move(info), std::move(store), std::move(backend), timeout));
+  std::shared_ptr<World> world(new World(std::move(info), std::move(store), std::move(options)));
+  if (world->size() > 1) world->start_watch();
+  return world;
 }
+
+void World::start_watch() {
+  Monitor& monitor = *impl_->monitor;
+  monitor.on_verdict([this] { abort(); });
+  if (options_.threads) {
+    monitor.attend(std::make_unique<ThreadPeers>(options_.threads, info_.rank, monitor));
+    return;
+  }
+  write_records_on_signal();
+  if (info_.rank == 0) put_aside_records(monitor.options().trace_folder);
+  const bool one_host = info_.local_size == info_.size;
+  if (!one_host && options_.watch_address.empty()) return;
+  c10d::PrefixStore store("watch", impl_->store);
+  monitor.attend(Watchdog::start(store,
+                                 {.rank = info_.rank,
+                                  .size = info_.size,
+                                  .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
+                                  .timeout = options_.timeout,
+                                  .silence = silence_from_environment(),
+                                  .compare = monitor.options().check != CheckMode::kOff},
+                                 monitor));
+}
+
+Monitor& World::monitor() const { return *impl_->monitor; }
 
 std::shared_ptr<World> World::single() { return create({}, c10::make_intrusive<c10d::HashStore>()); }
 
 c10d::Store& World::store() const { return *impl_->store; }
 
-std::shared_ptr<Group> World::group() {
-  if (!impl_->everyone) {
-    std::vector<int> ranks(info_.size);
-    for (int rank = 0; rank < info_.size; ++rank) ranks[rank] = rank;
-    impl_->everyone = new_group(ranks, "world");
-  }
-  return impl_->everyone;
+std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<FakeAccount> account, int local_size) {
+  TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size && local_size >= 1, ErrorKind::kConfig,
+                "[comm.world] fake rank {} of {}, {} a host: wanted 0 <= rank < size", rank, size, local_size);
+  TESSERA_CHECK(account, ErrorKind::kInternal, "[comm.world] a fake world without an account");
+  const WorldInfo info{.rank = rank,
+                       .size = size,
+                       .local_rank = rank % local_size,
+                       .local_size = std::min(local_size, size - rank / local_size * local_size),
+                       .source = "fake"};
+  std::shared_ptr<World> world(new World(info, c10::make_intrusive<c10d::HashStore>(), {}));
+  world->impl_->account = std::move(account);
+  world->impl_->fake_local_size = local_size;
+  return world;
 }
 
-std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name) {
+std::shared_ptr<Group> World::group(c10::DeviceType device) {
+  std::shared_ptr<Group>& everyone = impl_->everyone[device];
+  if (!everyone) {
+    std::vector<int> ranks(info_.size);
+    for (int rank = 0; rank < info_.size; ++rank) ranks[rank] = rank;
+    everyone = new_group(ranks, "world", device);
+  }
+  return everyone;
+}
+
+c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name, const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks, int position) const {
+  const int size = static_cast<int>(ranks.size());
+  if (impl_->account) {
+    const auto host = [&](int rank) { return rank / impl_->fake_local_size; };
+    const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return host(rank) == host(ranks[0]); });
+    return make_fake_backend(position, size, one_host, impl_->account);
+  }
+  return choose_backend(store, {.wanted = options_.backend,
+                                .group = name,
+                                .rank = position,
+                                .size = size,
+                                .ranks = ranks,
+                                .ranks_on_host = info_.local_size,
+                                .one_host = info_.local_size == info_.size,
+                                .timeout = options_.timeout});
+}
+
+// Null: CUDA tensors go through the group's own back-end.
+c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                           const std::vector<int>& ranks, int position) const {
+  if (impl_->account || options_.backend == "gloo") return nullptr;
+  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), {.rank = position,
+                                                                                   .size = static_cast<int>(ranks.size()),
+                                                                                   .device = info_.local_rank,
+                                                                                   .ranks_on_host = info_.local_size,
+                                                                                   .timeout = options_.timeout});
+}
+
+std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device) {
   int position = -1;
   std::string key = name + "/";
   std::vector<bool> seen(info_.size);
@@ -117,16 +242,10 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
 
   key = fmt::format("group/{}/{}", key, impl_->groups_made[key]++);
   auto store = c10::make_intrusive<c10d::PrefixStore>(key, impl_->store);
-  c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<c10d::Backend> backend, cuda;
   try {
-    backend = choose_backend(store, {.wanted = impl_->backend,
-                                     .group = name,
-                                     .rank = position,
-                                     .size = static_cast<int>(ranks.size()),
-                                     .ranks = ranks,
-                                     .ranks_on_host = info_.local_size,
-                                     .one_host = info_.local_size == info_.size,
-                                     .timeout = timeout_});
+    if (device == c10::DeviceType::CUDA || options_.backend == "nccl") cuda = make_cuda_backend(store, ranks, position);
+    backend = make_backend(name, store, ranks, position);
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && own->kind() == ErrorKind::kConfig) throw;
@@ -134,15 +253,18 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
     const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
     const std::string message =
         fmt::format("[comm.new_group] group '{}' (rank {} of {}): {}. All its ranks must make it, within {} s.", name, position,
-                    ranks.size(), reason.substr(0, reason.find('\n')), timeout_.count() / 1000);
+                    ranks.size(), reason.substr(0, reason.find('\n')), options_.timeout.count() / 1000);
     if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
     throw Error(ErrorKind::kComm, message);
   }
-  auto group = std::make_shared<Group>(name, ranks, position, backend);
+  const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
+  auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id});
+  impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
   const std::lock_guard lock(impl_->mutex);
   if (impl_->aborted) group->abort();
   std::erase_if(impl_->backends, [](const auto& weak) { return weak.expired(); });
   impl_->backends.emplace_back(backend);
+  if (cuda) impl_->backends.emplace_back(cuda);
   return group;
 }
 
@@ -194,13 +316,15 @@ class ThreadStore final : public c10d::HashStore {
 
 }  // namespace
 
-void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body) {
+void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options) {
   TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
   const auto store = c10::make_intrusive<ThreadStore>();
+  options.threads = std::make_shared<ThreadRoom>();
   std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
   for (int rank = 0; rank < size; ++rank) {
     worlds.push_back(World::create(
-        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store));
+        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store,
+        options));
   }
   const int threads_before = at::get_num_threads();
   const int threads_each = std::max(1, threads_before / size);

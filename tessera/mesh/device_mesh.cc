@@ -231,7 +231,7 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(int64_t dim) const {
     for (size_t i = 0; whole_world && i < slot.ranks.size(); ++i) {
       whole_world = slot.ranks[i] == static_cast<int>(i);
     }
-    slot.group = whole_world ? world_->group() : world_->new_group(slot.ranks, slot.name);
+    slot.group = whole_world ? world_->group(device_type_) : world_->new_group(slot.ranks, slot.name, device_type_);
   }
   return slot.group;
 }

@@ -397,7 +397,6 @@ std::vector<RecipeKey> make_run_keys() {
        .field = kComm<&CommSection::backend>,
        .help = "What carries collectives; auto chooses by host and device",
        .allowed = {"auto", "shm", "gloo", "nccl"},
-       .available = {"auto", "shm", "gloo"},
        .aliases = {"dist_env.backend"}},
       {.section = "comm",
        .name = "timeout_seconds",
@@ -409,8 +408,8 @@ std::vector<RecipeKey> make_run_keys() {
       {.section = "comm",
        .name = "check",
        .field = kComm<&CommSection::check>,
-       .help = "When ranks compare what they called: at a timeout",
-       .allowed = {"timeout"}},
+       .help = "When ranks compare what they called: never, at a timeout, or before each collective",
+       .allowed = {"off", "timeout", "always"}},
   };
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/nccl_backend.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 
@@ -28,6 +29,14 @@ std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const st
                              *run.tokenizer, run.chat_template);
 }
 
+// NCCL moves nothing but CUDA tensors, so asking for it is asking for GPUs; the others run on the CPU.
+std::string mesh_device(const Recipe& recipe, const comm::World& world) {
+  if (recipe.comm.backend != "nccl") return "cpu";
+  const std::string reason = comm::why_no_nccl(world.info().local_size);
+  TESSERA_CHECK(reason.empty(), ErrorKind::kConfig, "[train.mesh] comm.backend=nccl: {}. Use comm.backend=gloo.", reason);
+  return "cuda";
+}
+
 }  // namespace
 
 RunData load_run_data(const Recipe& recipe) {
@@ -47,9 +56,10 @@ ModelConfig load_model_config(const Recipe& recipe) {
   return config;
 }
 
-MeshPtr build_mesh(const RunLayout& layout, const std::shared_ptr<comm::World>& world) {
-  if (layout.dp_replicate == 1) return init_device_mesh(world, "cpu", {layout.dp_shard}, {"dp_shard"});
-  return init_device_mesh(world, "cpu", {layout.dp_replicate, layout.dp_shard}, {"dp_replicate", "dp_shard"});
+MeshPtr build_mesh(const Recipe& recipe, const RunLayout& layout, const std::shared_ptr<comm::World>& world) {
+  const std::string device = mesh_device(recipe, *world);
+  if (layout.dp_replicate == 1) return init_device_mesh(world, device, {layout.dp_shard}, {"dp_shard"});
+  return init_device_mesh(world, device, {layout.dp_replicate, layout.dp_shard}, {"dp_replicate", "dp_shard"});
 }
 
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {

@@ -33,8 +33,9 @@ RunData load_run_data(const Recipe& recipe);
 // The config of model.path, checked against the recipe: sequence length within the context, dtype. Error kConfig.
 ModelConfig load_model_config(const Recipe& recipe);
 
-// The data-parallel mesh of the recipe over all ranks. COLLECTIVE over the world.
-MeshPtr build_mesh(const RunLayout& layout, const std::shared_ptr<comm::World>& world);
+// The data-parallel mesh of the recipe over all ranks: of GPUs when comm.backend is nccl, else of CPUs. COLLECTIVE over the
+// world. Error kConfig when there are no GPUs.
+MeshPtr build_mesh(const Recipe& recipe, const RunLayout& layout, const std::shared_ptr<comm::World>& world);
 
 // The model of the recipe, sharded or replicated over the mesh, its parameters read or drawn: unless replicated no rank
 // holds all of it. No communication.

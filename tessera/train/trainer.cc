@@ -144,7 +144,7 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   data = load_run_data(recipe);
   steps = total_steps(recipe, *data.train);
   if (chief()) folder = std::make_unique<RunFolder>(run_path());
-  mesh = build_mesh(layout, world);
+  mesh = build_mesh(recipe, layout, world);
   model = build_model(recipe, config, mesh);
   optimizer = build_optimizer(recipe, *model);
   schedule = build_schedule(recipe, steps);

@@ -62,7 +62,7 @@ TEST(Program, EveryVerbPrintsItsHelp) {
 }
 
 TEST(Program, VerbsThatAreNotBuiltSaySo) {
-  for (const char* verb : {"score", "plan", "trace"}) {
+  for (const char* verb : {"score", "plan"}) {
     const auto run = run_process({program(), verb, "--world", "8"});
     expect_one_line_error(run, 2);
     EXPECT_THAT(run.err, HasSubstr("not available in this version")) << verb;

@@ -221,7 +221,7 @@ TEST(ShmMemory, HasNoNameAndIsTheOwnersAlone) {
 
 TESSERA_RANKS_TEST(ShmChoice, IsMadeByTheSettings, (2)) {
   EXPECT_EQ(world->group()->backend().getBackendName(), "shm");
-  EXPECT_THROW(World::create(world->info(), c10::make_intrusive<c10d::HashStore>(), "carrier-pigeon"), Error);
+  EXPECT_THROW(World::create(world->info(), c10::make_intrusive<c10d::HashStore>(), {.backend = "carrier-pigeon"}), Error);
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ inline Forked fork_rank(int rank, int size, const std::string& store, std::chron
     at::set_num_threads(1);
     const auto world =
         World::create({.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "flags"},
-                      c10::make_intrusive<c10d::FileStore>(store, size), backend, timeout);
+                      c10::make_intrusive<c10d::FileStore>(store, size), {.backend = backend, .timeout = timeout});
     body(world);
   } catch (const std::exception& error) {
     code = exit_code_for(error);

@@ -28,7 +28,7 @@ std::shared_ptr<Group> group_over(const std::shared_ptr<World>& world, const std
                                   std::vector<std::shared_ptr<World>>& keep) {
   auto store = c10::make_intrusive<c10d::PrefixStore>("over-" + backend,
                                                       c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
-  keep.push_back(World::create(world->info(), store, backend, std::chrono::seconds(60)));
+  keep.push_back(World::create(world->info(), store, {.backend = backend, .timeout = std::chrono::seconds(60)}));
   auto group = keep.back()->group();
   EXPECT_EQ(group->backend().getBackendName(), backend);
   return group;

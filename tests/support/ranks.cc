@@ -63,7 +63,7 @@ void run_as_process_rank(const RankCase& which, const RankBody& body, int rank, 
   at::set_num_threads(1);
   const auto store = c10::make_intrusive<c10d::FileStore>((folder / "store").string(), which.size);
   run_body(body, comm::World::create({.rank = rank, .size = which.size, .local_rank = rank, .local_size = which.size,
-                                      .source = "flags"}, store, "auto", std::chrono::seconds(60)));
+                                      .source = "flags"}, store, {.timeout = std::chrono::seconds(60)}));
   if (!::testing::Test::HasFailure()) std::ofstream(marker(folder, rank)) << "passed\n";
 }
 

@@ -194,10 +194,10 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
 }
 
 TEST(Recipe, FeaturesThatAreNotBuiltAreRefusedNotIgnored) {
-  for (const char* setting : {"parallel.tp=2", "parallel.tp=-1", "parallel.cp=2", "parallel.pp=2", "parallel.ep=2",
-                              "parallel.sequence_parallel=true", "parallel.activation_checkpointing=full",
-                              "parallel.cpu_offload=true", "parallel.plan=my-plan.yaml", "model.lora={rank: 8}",
-                              "model.lora=8", "comm.backend=nccl"}) {
+  for (const char* setting :
+       {"parallel.tp=2", "parallel.tp=-1", "parallel.cp=2", "parallel.pp=2", "parallel.ep=2",
+        "parallel.sequence_parallel=true", "parallel.activation_checkpointing=full", "parallel.cpu_offload=true",
+        "parallel.plan=my-plan.yaml", "model.lora={rank: 8}", "model.lora=8"}) {
     EXPECT_THAT(error_of(kMinimal, {setting}), HasSubstr("not available in this version")) << setting;
   }
   EXPECT_THAT(error_with("parallel: {tp: 2}"),
@@ -259,7 +259,8 @@ TEST(RecipeLayout, WorldThatDoesNotFitIsAConfigError) {
   };
   EXPECT_THAT(error({"parallel.dp_replicate=2"}, 3), HasSubstr("does not fit a world of 3 ranks"));
   EXPECT_THAT(error({"parallel.dp_shard=4"}, 2), HasSubstr("dp_shard 4"));
-  EXPECT_THAT(error({"parallel.dp_replicate=16777216", "parallel.dp_shard=16777216"}, 2), HasSubstr("more ranks than any world"));
+  EXPECT_THAT(error({"parallel.dp_replicate=16777216", "parallel.dp_shard=16777216"}, 2),
+              HasSubstr("more ranks than any world"));
   EXPECT_THAT(error({}, 3), HasSubstr("train.global_batch_size: found 8, wanted a multiple of 6"));
 }
 

@@ -1,0 +1,11 @@
+#include "tests/comm/killed_ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+TEST(Faults, TwoHundredKilledRanksAreNamedByEverySurvivorWithinFiveSeconds) {
+  expect_survivors_to_notice(200, std::random_device()());
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,228 @@
+#include "tessera/comm/flight_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/comm/diagnosis.h"
+#include "tessera/comm/flight_recorder.h"
+#include "tessera/comm/trace_report.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TempFolder;
+
+constexpr uint32_t kWorld = 11, kOther = 12;
+
+Signature barrier_of(uint32_t group, uint64_t sequence) {
+  return sign(
+      {.group = group == kWorld ? "world" : "other", .members = group, .sequence = sequence, .op = Op::kBarrier});
+}
+Signature sum_of(uint64_t sequence, std::string_view subject = "loss") {
+  static const std::vector<int64_t> sizes = {4};
+  return sign({.group = "world",
+               .members = kWorld,
+               .sequence = sequence,
+               .op = Op::kAllReduce,
+               .dtype = 6,
+               .sizes = sizes,
+               .subject = subject});
+}
+Signature message(Op op, int rank, int peer) {
+  return sign({.group = "world", .members = kWorld, .sequence = 1, .op = op, .root = peer, .tag = 3, .rank = rank});
+}
+
+// A rank of three, in the middle of things: calls before the last have ended, the last is waited for.
+FlightRecord rank_in(int rank, const std::vector<Signature>& calls, bool waits = true) {
+  FlightRecorder recorder(rank, 3);
+  recorder.add_group({.id = kWorld, .name = "world", .ranks = {0, 1, 2}});
+  recorder.add_group({.id = kOther, .name = "other", .ranks = {0, 1, 2}});
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const uint64_t ticket = recorder.start(calls[i]);
+    recorder.mark(ticket, CallState::kWaiting);
+    if (i + 1 < calls.size() || !waits) recorder.mark(ticket, CallState::kFinished);
+  }
+  return recorder.record("test");
+}
+
+TEST(FlightRecorder, KeepsTheLastCallsWithTimesAndState) {
+  FlightRecorder recorder(1, 4, 3);
+  recorder.add_group({.id = kWorld, .name = "world", .ranks = {0, 1, 2, 3}});
+  std::vector<uint64_t> tickets;
+  for (uint64_t sequence = 1; sequence <= 5; ++sequence)
+    tickets.push_back(recorder.start(barrier_of(kWorld, sequence)));
+  recorder.mark(tickets[0], CallState::kFinished);  // gone
+  recorder.mark(tickets[2], CallState::kWaiting);
+  recorder.mark(tickets[2], CallState::kFinished);
+  recorder.mark(tickets[4], CallState::kWaiting);
+  const auto record = recorder.record("why");
+  EXPECT_EQ(record.calls_made, 5U);
+  ASSERT_EQ(record.calls.size(), 3U);
+  EXPECT_EQ(record.calls[0].signature.sequence, 3U);
+  EXPECT_EQ(record.calls[0].state, CallState::kFinished);
+  EXPECT_GE(record.calls[0].finished_us, record.calls[0].started_us);
+  EXPECT_EQ(record.calls[1].state, CallState::kStarted);
+  EXPECT_EQ(record.calls[1].finished_us, 0);
+  EXPECT_EQ(record.calls[2].state, CallState::kWaiting);
+  EXPECT_LE(record.calls[2].waiting_us, record.written_us);
+}
+
+TEST(FlightRecorder, SummaryHoldsTheCallAskedForAndStaysSmall) {
+  FlightRecorder recorder(0, 3);
+  recorder.add_group({.id = kWorld, .name = "world", .ranks = {0, 1, 2}});
+  recorder.add_group({.id = kOther, .name = "other", .ranks = {0, 1, 2}});
+  for (uint64_t sequence = 1; sequence <= 900; ++sequence) {
+    recorder.start(sum_of(sequence));
+    recorder.start(barrier_of(kOther, sequence));
+  }
+  const auto summary = recorder.summary(kWorld, 450);
+  EXPECT_LE(summary.calls.size(), 16U);
+  const auto has = [&](uint64_t sequence) {
+    return std::any_of(summary.calls.begin(), summary.calls.end(), [&](const FlightCall& call) {
+      return call.signature.members == kWorld && call.signature.sequence == sequence;
+    });
+  };
+  EXPECT_TRUE(has(450));
+  EXPECT_TRUE(has(900));
+}
+
+TEST(FlightRecord, ReadsBackWhatItWrites) {
+  const auto written = rank_in(2, {barrier_of(kWorld, 1), sum_of(2, "model.\"norm\"\n"), message(Op::kRecv, 2, 1)});
+  const auto read = parse_flight_record(to_json(written), "x");
+  EXPECT_EQ(to_json(read), to_json(written));
+  ASSERT_EQ(read.calls.size(), 3U);
+  EXPECT_EQ(read.calls[1].signature.hash, sum_of(2, "model.\"norm\"\n").hash);
+  EXPECT_EQ(to_string(read.calls[2].signature), "recv(from 1, tag 3)");
+}
+
+TEST(FlightRecord, WhatIsCutOrChangedIsAFormatError) {
+  const std::string good = to_json(rank_in(1, {barrier_of(kWorld, 1), sum_of(2)}));
+  const auto refused = [](const std::string& text) {
+    try {
+      parse_flight_record(text, "flight-00001.json");
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("flight-00001.json"));
+      return error.kind() == ErrorKind::kFormat;
+    }
+    return false;
+  };
+  for (size_t length = 0; length < good.size(); length += 7) EXPECT_TRUE(refused(good.substr(0, length))) << length;
+  const auto changed = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const size_t at = text.find(from);
+    EXPECT_NE(at, text.npos) << from;
+    return text.replace(at, from.size(), to);
+  };
+  EXPECT_TRUE(refused(changed("\"version\":1", "\"version\":2")));
+  EXPECT_TRUE(refused(changed("\"rank\":1", "\"rank\":3")));
+  EXPECT_TRUE(refused(changed("\"rank\":1", "\"rank\":\"1\"")));
+  EXPECT_TRUE(refused(changed("\"world_size\":3", "\"world_size\":-1")));
+  EXPECT_TRUE(refused(changed("\"op\":\"barrier\"", "\"op\":\"dance\"")));
+  EXPECT_TRUE(refused(changed("\"dtype\":\"float32\"", "\"dtype\":\"float33\"")));
+  EXPECT_TRUE(refused(changed("\"ranks\":[0,1,2]", "\"ranks\":[0,1,7]")));
+  EXPECT_TRUE(refused("[]"));
+}
+
+TEST(FlightRecord, AFolderHoldsTheRecordsOfOneRun) {
+  const TempFolder folder;
+  const auto refused = [&](ErrorKind kind, const std::filesystem::path& path) {
+    try {
+      read_flight_records(path);
+    } catch (const Error& error) {
+      return error.kind() == kind;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused(ErrorKind::kIo, folder / "none"));
+  EXPECT_TRUE(refused(ErrorKind::kFormat, folder.path()));
+  publish_file(folder / flight_record_name(1), to_json(rank_in(1, {sum_of(1)})));
+  publish_file(folder / flight_record_name(0), to_json(rank_in(0, {sum_of(1)})));
+  const auto records = read_flight_records(folder.path());
+  ASSERT_EQ(records.size(), 2U);
+  EXPECT_EQ(records[0].rank, 0);
+  EXPECT_EQ(explain(records).missing, std::vector<int>{2});
+  publish_file(folder / flight_record_name(2), to_json(rank_in(1, {sum_of(1)})));
+  EXPECT_TRUE(refused(ErrorKind::kFormat, folder.path()));  // renamed
+  FlightRecord other = rank_in(2, {sum_of(1)});
+  other.world_size = 8;
+  publish_file(folder / flight_record_name(2), to_json(other));
+  EXPECT_TRUE(refused(ErrorKind::kFormat, folder.path()));
+}
+
+TEST(Diagnosis, NamesTheFirstCallOnWhichRanksDisagree) {
+  const auto found =
+      diagnose({rank_in(0, {sum_of(1), sum_of(2, "a"), sum_of(3)}), rank_in(1, {sum_of(1), sum_of(2, "a"), sum_of(3)}),
+                rank_in(2, {sum_of(1), sum_of(2, "b"), sum_of(3)})});
+  EXPECT_EQ(found.fault, Fault::kDisagreement);
+  EXPECT_EQ(found.text,
+            "the ranks disagree on call 2 of group 'world': rank 0 calls all_reduce(sum) of float32 [4] for a, rank 2 "
+            "all_reduce(sum) of float32 [4] for b");
+}
+
+TEST(Diagnosis, NamesTheRankThatHasNotMadeTheCall) {
+  const auto found = diagnose(
+      {rank_in(0, {sum_of(1), sum_of(2)}), rank_in(1, {sum_of(1)}, false), rank_in(2, {sum_of(1), sum_of(2)})});
+  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.culprit, 1);
+  EXPECT_THAT(
+      found.text,
+      HasSubstr("rank 1 has not made all_reduce(sum) of float32 [4] for loss (call 2 of group 'world'), in which "
+                "ranks 0, 2 wait"));
+}
+
+// 0 waits for 1 in one group, 1 for 2 in another, and 2 for nobody.
+TEST(Diagnosis, FollowsTheWaitsToTheirEnd) {
+  const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {}, false)});
+  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.culprit, 2);
+  EXPECT_THAT(found.text, HasSubstr("it made none there"));
+}
+
+TEST(Diagnosis, FindsACircle) {
+  const auto found = diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {barrier_of(kOther, 1)}), rank_in(2, {sum_of(1)})});
+  EXPECT_EQ(found.fault, Fault::kDeadlock);
+  EXPECT_THAT(found.text, HasSubstr("ranks 0, 1 wait for one another"));
+}
+
+TEST(Diagnosis, ARankWithoutARecordIsSilentUnlessItLeft) {
+  const std::vector<FlightRecord> records = {rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)})};
+  EXPECT_EQ(diagnose(records).fault, Fault::kSilent);
+  EXPECT_EQ(diagnose(records).culprit, 2);
+  EXPECT_EQ(diagnose(records, {2}).fault, Fault::kLeft);
+}
+
+TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
+  const auto found = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
+                               rank_in(2, {sum_of(1)}, false)});
+  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.culprit, 2);
+  const auto sent = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
+                              rank_in(2, {sum_of(1), message(Op::kSend, 2, 1)}, false)});
+  EXPECT_EQ(sent.fault, Fault::kAllInside);
+}
+
+TEST(Diagnosis, SaysWhenNothingIsWrong) {
+  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}, false)}).fault, Fault::kNone);
+  EXPECT_EQ(diagnose({rank_in(0, {sum_of(1)}), rank_in(1, {sum_of(1)}), rank_in(2, {sum_of(1)})}).fault,
+            Fault::kAllInside);
+}
+
+TEST(TraceReport, PutsTheCulpritFirst) {
+  const auto report =
+      explain({rank_in(0, {sum_of(1), sum_of(2)}), rank_in(1, {sum_of(1)}, false), rank_in(2, {sum_of(1), sum_of(2)})});
+  EXPECT_TRUE(report.text.starts_with("culprit: rank 1\nfinding: rank 1 has not made ")) << report.text;
+  EXPECT_THAT(
+      report.text,
+      HasSubstr("\n  rank 2 waits in all_reduce(sum) of float32 [4] for loss (call 2 of group 'world'), begun 0.0 s"));
+  EXPECT_THAT(report.text, HasSubstr("\n  rank 0, 1, 2: test\n"));
+  EXPECT_TRUE(report.missing.empty());
+}
+
+}  // namespace
+}  // namespace tessera::comm

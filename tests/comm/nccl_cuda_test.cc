@@ -1,0 +1,41 @@
+// NCCL groups, on machines with GPUs: CUDA tensors go through NCCL, CPU tensors of the same group through Gloo.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/comm/collectives.h"
+#include "tessera/comm/nccl_backend.h"
+#include "tests/comm/fleet.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr int kRanks = 2;
+
+TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
+  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;
+  Fleet fleet(kRanks, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(world->rank()));
+    Group& group = *world->group(c10::DeviceType::CUDA);
+    const auto require_equal = [](const at::Tensor& found, const at::Tensor& wanted) {
+      TESSERA_CHECK(at::equal(found.cpu(), wanted), ErrorKind::kInternal, "[test] wrong result");
+    };
+    const at::Tensor own = at::full({4}, world->rank() + 1.0).to(device);
+    at::Tensor sum = own.to(at::kBFloat16), all = at::empty({8}, own.options()), part = at::empty({2}, own.options());
+    all_reduce(group, sum, ReduceOp::kAvg).wait();
+    require_equal(sum, at::full({4}, 1.5, at::kBFloat16));
+    all_gather_into(group, all, own).wait();
+    require_equal(all, at::cat({at::full({4}, 1.0), at::full({4}, 2.0)}));
+    reduce_scatter_into(group, part, own).wait();
+    require_equal(part, at::full({2}, 3.0));
+    broadcast(group, part.fill_(world->rank()), 1).wait();
+    require_equal(part, at::ones({2}));
+    at::Tensor on_cpu = at::ones({3});
+    all_reduce(group, on_cpu).wait();
+    require_equal(on_cpu, at::full({3}, 2.0));
+    barrier(group);
+  });
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,39 @@
+// DTensors in a world that exists only as one of its ranks.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/comm/fake_backend.h"
+#include "tests/dtensor/support.h"
+
+namespace tessera {
+namespace {
+
+TEST(FakeWorld, SixteenThousandRanksMakeAMeshAndMultiply) {
+  constexpr int kRank = 12345, kSize = 16384;
+  const auto account = std::make_shared<comm::FakeAccount>();
+  const auto world = comm::World::create_fake(kRank, kSize, account);
+  const auto mesh = init_device_mesh(world, "cpu", {kSize / 8, 8}, {"dp", "tp"});
+  EXPECT_EQ(mesh->size(), kSize);
+  EXPECT_EQ((*mesh->coordinate())[0], kRank / 8);
+  EXPECT_EQ((*mesh->coordinate())[1], kRank % 8);
+
+  const at::NoGradGuard no_grad;
+  const auto tp = mesh->slice({"tp"});
+  const at::Tensor x = distribute_tensor(at::ones({4, 64}), tp, {Shard(1)}, std::nullopt);
+  const at::Tensor w = distribute_tensor(at::ones({64, 16}), tp, {Shard(0)}, std::nullopt);
+  EXPECT_EQ(account->total().calls, 0U);
+  const at::Tensor y = redistribute(at::mm(x, w), {Replicate()});  // 8 sums of 8 ones each
+  EXPECT_TRUE(at::equal(to_local(y), at::full({4, 16}, 64.0F)));
+  const auto cost = account->of(comm::Op::kAllReduce);
+  EXPECT_EQ(cost.calls, 1U);
+  EXPECT_EQ(cost.bytes, 4U * 16 * 4 * 2 * 7 / 8);
+  EXPECT_GT(cost.microseconds, 6.6 + 14 * 0.6);
+  EXPECT_EQ(account->total().calls, 1U);
+
+  at::Tensor gradient = at::ones({3});
+  comm::all_reduce(*mesh->group("dp"), gradient).wait();
+  EXPECT_EQ(gradient[0].item<float>(), kSize / 8);
+}
+
+}  // namespace
+}  // namespace tessera
