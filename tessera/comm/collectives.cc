@@ -16,6 +16,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/observer.h"
 #include "tessera/comm/peer_failed.h"
 
 namespace tessera::comm {
@@ -102,11 +103,17 @@ class Launch {
     return keep(tensor);
   }
 
+  // What observers are told at the start.
+  void count(CommKind kind, int64_t bytes) {
+    kind_ = kind;
+    bytes_ = bytes;
+  }
   void on_finish(std::function<void()> finish) { state_->finish = std::move(finish); }
 
   // begin(backend) returns the work; it may be empty when there is nothing to carry.
   template <class Begin>
   Pending start(const Begin& begin) {
+    if (kind_ != CommKind::kCount) CollectiveObserver::notify(kind_, bytes_, group_);
     try {
       state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend());
       state_->work = begin(*state_->backend);
@@ -123,7 +130,11 @@ class Launch {
  private:
   Group& group_;
   std::unique_ptr<State> state_;
+  CommKind kind_ = CommKind::kCount;
+  int64_t bytes_ = 0;
 };
+
+int64_t size_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 // Data that is only moved travels as bytes, so that every dtype does.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
@@ -256,6 +267,7 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
       if (!carried.is_same(target)) target.copy_(carried);
     });
   }
+  launch.count(CommKind::kAllReduce, 2 * size_of(tensor) * (group.size() - 1) / group.size());
   return launch.start([&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors = {carried};
     c10d::AllreduceOptions options;
@@ -278,6 +290,7 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
     if (out.data_ptr() != in.data_ptr()) out.copy_(in);
     return launch.finished();
   }
+  launch.count(CommKind::kAllGather, size_of(input) * (group.size() - 1));
   return launch.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
 }
 
@@ -305,6 +318,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
     reduce_parts(out, received.view(out.scalar_type()).view({group.size(), out.numel()}), op);
     if (!group.scratch().defined() || group.scratch().numel() < scratch.numel()) group.scratch() = scratch;
   });
+  launch.count(CommKind::kReduceScatter, size_of(output) * (group.size() - 1));
   return launch.start([&](c10d::Backend& backend) {
     std::vector<int64_t> equal_out, equal_in;
     return backend.alltoall_base(received, in, equal_out, equal_in);
@@ -317,6 +331,7 @@ Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_
   launch.require_position(root, "root");
   if (group.size() == 1 || tensor.numel() == 0) return Pending();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
+  launch.count(CommKind::kBroadcast, size_of(tensor));
   return launch.start([&](c10d::Backend& backend) {
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -348,6 +363,7 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
     outputs[0].copy_(sent[0][0]);
     return launch.finished();
   }
+  launch.count(CommKind::kScatter, size_of(output));
   return launch.start([&](c10d::Backend& backend) {
     c10d::ScatterOptions options;
     options.rootRank = root;
@@ -386,6 +402,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
     out.copy_(in);
     return launch.finished();
   }
+  launch.count(CommKind::kAllToAll, size_of(output) - out_bytes[group.rank()]);
   return launch.start([&](c10d::Backend& backend) { return backend.alltoall_base(out, in, out_bytes, in_bytes); });
 }
 
@@ -396,6 +413,7 @@ Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
   launch.require(destination != group.rank(), "a rank cannot send to itself");
   if (tensor.numel() == 0) return Pending();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep(tensor))};
+  launch.count(CommKind::kSend, 0);
   return launch.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
 }
 
@@ -406,6 +424,7 @@ Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
   launch.require(source != group.rank(), "a rank cannot receive from itself");
   if (tensor.numel() == 0) return Pending();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
+  launch.count(CommKind::kRecv, size_of(tensor));
   return launch.start([&](c10d::Backend& backend) { return backend.recv(tensors, source, tag); });
 }
 

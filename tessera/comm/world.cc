@@ -1,5 +1,6 @@
 #include "tessera/comm/world.h"
 
+#include <algorithm>
 #include <ATen/Parallel.h>
 #include <signal.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -97,6 +98,12 @@ std::shared_ptr<Group> World::group() {
     impl_->everyone = new_group(ranks, "world");
   }
   return impl_->everyone;
+}
+
+int World::open_groups() const {
+  const std::lock_guard lock(impl_->mutex);
+  return static_cast<int>(std::count_if(impl_->backends.begin(), impl_->backends.end(),
+                                        [](const auto& weak) { return !weak.expired(); }));
 }
 
 std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name) {

@@ -59,6 +59,8 @@ class World {
   // not call. `name` must be the same on all of them; groups of equal name are told apart by their ranks
   // and by how many came before.
   std::shared_ptr<Group> new_group(const std::vector<int>& ranks, const std::string& name);
+  // Groups with connections to other ranks that are alive here.
+  int open_groups() const;
   // Breaks off every group of this rank, here and on the peers; see Group::abort. From any thread.
   void abort() noexcept;
 
