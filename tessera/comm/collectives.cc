@@ -17,6 +17,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/monitor.h"
+#include "tessera/comm/observer.h"
 #include "tessera/comm/peer_failed.h"
 #include "tessera/comm/signature.h"
 #include "tessera/comm/signature_exchange.h"
@@ -136,6 +137,11 @@ class Launch {
     return keep(tensor);
   }
 
+  // What observers are told at the start.
+  void count(CommKind kind, int64_t bytes) {
+    kind_ = kind;
+    bytes_ = bytes;
+  }
   void on_finish(std::function<void()> finish) { state_->finish = std::move(finish); }
 
   // All checks are passed: the call counts. `tensor`: whose size and dtype must agree on all ranks.
@@ -175,6 +181,7 @@ class Launch {
   // begin(backend) returns the work; it may be empty when there is nothing to carry.
   template <class Begin>
   Pending start(Begin begin) {
+    if (kind_ != CommKind::kCount) CollectiveObserver::notify(kind_, bytes_, group_);
     try {
       state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
       const bool compares_itself = state_->backend.get() == &group_.backend() && group_.comparing_backend();
@@ -227,7 +234,11 @@ class Launch {
   const std::string_view subject_;
   c10::DeviceType device_ = c10::DeviceType::CPU;  // of the tensors
   std::unique_ptr<State> state_;
+  CommKind kind_ = CommKind::kCount;
+  int64_t bytes_ = 0;
 };
+
+int64_t size_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 // Data that is only moved travels as bytes, so that every dtype does.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
@@ -375,6 +386,7 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
       if (!carried.is_same(target)) target.copy_(carried);
     });
   }
+  launch.count(CommKind::kAllReduce, 2 * size_of(tensor) * (group.size() - 1) / group.size());
   return launch.start([&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors = {carried};
     return backend.allreduce(tensors, options);
@@ -396,6 +408,7 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
     if (out.data_ptr() != in.data_ptr()) out.copy_(in);
     return launch.finished();
   }
+  launch.count(CommKind::kAllGather, size_of(input) * (group.size() - 1));
   return launch.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
 }
 
@@ -418,6 +431,7 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
     if (output.data_ptr() != input.data_ptr()) out.copy_(input.view({-1}));
     return launch.finished();
   }
+  launch.count(CommKind::kReduceScatter, size_of(output) * (group.size() - 1));
   if (reduces_by_itself(group.backend())) {
     return launch.start([&](c10d::Backend& backend) {
       at::Tensor parts = input.variable_data().view({-1});
@@ -445,6 +459,7 @@ Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_
   launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = root});
   if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
+  launch.count(CommKind::kBroadcast, size_of(tensor));
   return launch.start([&](c10d::Backend& backend) {
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -477,6 +492,7 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
     outputs[0].copy_(sent[0][0]);
     return launch.finished();
   }
+  launch.count(CommKind::kScatter, size_of(output));
   return launch.start([&](c10d::Backend& backend) {
     c10d::ScatterOptions options;
     options.rootRank = root;
@@ -516,6 +532,7 @@ Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tens
     out.copy_(in);
     return launch.finished();
   }
+  launch.count(CommKind::kAllToAll, size_of(output) - out_bytes[group.rank()]);
   return launch.start([&](c10d::Backend& backend) { return backend.alltoall_base(out, in, out_bytes, in_bytes); });
 }
 
@@ -527,6 +544,7 @@ Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
   launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = destination, .tag = tag});
   if (tensor.numel() == 0) return launch.finished();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep(tensor))};
+  launch.count(CommKind::kSend, 0);
   return launch.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
 }
 
@@ -538,6 +556,7 @@ Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
   launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = source, .tag = tag});
   if (tensor.numel() == 0) return launch.finished();
   std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
+  launch.count(CommKind::kRecv, size_of(tensor));
   return launch.start([tensors, source, tag](c10d::Backend& backend) mutable { return backend.recv(tensors, source, tag); });
 }
 

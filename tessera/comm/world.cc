@@ -1,5 +1,6 @@
 #include "tessera/comm/world.h"
 
+#include <algorithm>
 #include <ATen/Parallel.h>
 #include <signal.h>
 #include <xxhash.h>
@@ -222,6 +223,12 @@ c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_
                                                                                    .device = info_.local_rank,
                                                                                    .ranks_on_host = info_.local_size,
                                                                                    .timeout = options_.timeout});
+}
+
+int World::open_groups() const {
+  const std::lock_guard lock(impl_->mutex);
+  return static_cast<int>(std::count_if(impl_->backends.begin(), impl_->backends.end(),
+                                        [](const auto& weak) { return !weak.expired(); }));
 }
 
 std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device) {

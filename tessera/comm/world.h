@@ -84,6 +84,8 @@ class World {
   // A group for CUDA carries CPU tensors too. Error kConfig when it needs NCCL and there is none.
   std::shared_ptr<Group> new_group(const std::vector<int>& ranks, const std::string& name,
                                    c10::DeviceType device = c10::DeviceType::CPU);
+  // Groups with connections to other ranks that are alive here.
+  int open_groups() const;
   // Breaks off every group of this rank, here and on the peers; see Group::abort. From any thread.
   void abort() noexcept;
 

@@ -10,6 +10,8 @@
 #include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/plan.h"
 #include "tessera/dtensor/detail/plan_cache.h"
+#include "tessera/dtensor/detail/random.h"
+#include "tessera/dtensor/detail/redistribution_scope.h"
 
 namespace tessera::detail {
 
@@ -18,8 +20,8 @@ namespace {
 // Replaces DTensors on the stack by their local parts, redistributed where the plan says so.
 class Localizer {
  public:
-  Localizer(const Plan& plan, const DeviceMesh& mesh)
-      : mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()) {}
+  Localizer(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh)
+      : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()) {}
 
   void replace(c10::IValue& slot, int arg) {
     if (slot.isTensor()) {
@@ -41,7 +43,13 @@ class Localizer {
   at::Tensor local_of(const at::Tensor& tensor, int arg, int element) {
     at::Tensor local = is_dtensor_impl(*tensor.unsafeGetTensorImpl()) ? impl_of(tensor)->local() : tensor;
     if (next_ != end_ && next_->arg == arg && next_->element == element) {
-      local = run_steps(local, mesh_, (next_++)->steps, /*may_alias=*/true);
+      const Plan::Redistribution& move = *next_++;
+      std::string name = op_.args[arg].name;
+      if (element >= 0) {
+        name += '[' + std::to_string(element) + ']';
+      }
+      const RedistributionScope scope({op_.name.c_str(), std::move(name), tensor, move.to->values, move.steps, false});
+      local = run_steps(local, mesh_, move.steps, /*may_alias=*/true);
     }
     keys_ = keys_ | local.key_set();
     if (!mesh_.coordinate()) [[unlikely]] {
@@ -73,6 +81,7 @@ class Localizer {
     return locals;
   }
 
+  const OpEntry& op_;
   const DeviceMesh& mesh_;
   std::vector<Plan::Redistribution>::const_iterator next_;
   std::vector<Plan::Redistribution>::const_iterator end_;
@@ -142,7 +151,7 @@ void push_empty_results(const OpEntry& op, const Plan& plan, Stack& stack, c10::
   for (const OutputPlan& output : plan.outputs) {
     c10::List<at::Tensor> parts;
     for (const auto& spec : output.tensors) {
-      parts.push_back(at::empty(Sizes(spec.sizes.size(), 0), example.options()));
+      parts.push_back(at::zeros(Sizes(spec.sizes.size(), 0), example.options()));  // 0 for a scalar
     }
     if (output.kind == OutputPlan::Kind::kTensor) {
       stack.emplace_back(parts.get(0));
@@ -185,11 +194,14 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
   }
   const c10::ArrayRef<c10::IValue> args(stack.data() + base, op.args.size());
   const MeshPtr mesh = mesh_of(args, op);
-  Localizer localizer(plan, *mesh);
+  Localizer localizer(op, plan, *mesh);
   for (const int arg : op.tensor_args) {
     localizer.replace(stack[base + arg], arg);
   }
   if (!mesh->coordinate()) [[unlikely]] {
+    if (plan.random) {
+      skip_random_operation(*mesh);
+    }
     push_empty_results(op, plan, stack, kept, localizer.example());
   } else {
     for (const auto& [arg, value] : plan.rewrites) {
@@ -273,7 +285,9 @@ namespace {
 
 struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OpEntry* entry) : entry(entry) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) { dispatch(*entry, keys, *stack); }
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) {
+    dispatch(*entry, keys, *stack);
+  }
   const OpEntry* entry;
 };
 
@@ -345,13 +359,12 @@ void ensure_kernels_of(const std::string& name) {
   }
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& known : dispatcher.getAllOpNames()) {
-    const bool wanted = dot == std::string::npos ? known.name == name
-                                                 : known.name == name.substr(0, dot) &&
-                                                       known.overload_name == name.substr(dot + 1);
+    const bool wanted = dot == std::string::npos
+                            ? known.name == name
+                            : known.name == name.substr(0, dot) && known.overload_name == name.substr(dot + 1);
     const auto op = wanted ? dispatcher.findSchema(known) : std::nullopt;
     if (op && !all.entries.contains(toString(known)) && !is_composite(*op)) {
-      all.others.push_back(
-          std::make_unique<torch::Library>(torch::Library::IMPL, ns, kDTensorKey, __FILE__, __LINE__));
+      all.others.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, ns, kDTensorKey, __FILE__, __LINE__));
       all.add(*all.others.back(), *op);
     }
   }

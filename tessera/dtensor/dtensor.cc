@@ -1,14 +1,13 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/ATen.h>
-
-#include <sstream>
-
 #include <fmt/ranges.h>
+
+#include <set>
+#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
-#include "tessera/dtensor/comm_debug.h"
 #include "tessera/dtensor/detail/autograd.h"
 #include "tessera/dtensor/detail/dtensor_impl.h"
 
@@ -46,17 +45,40 @@ void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placeme
   }
 }
 
-void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh) {
-  std::ostringstream text;
-  text << local.sizes() << ' ' << local.strides() << ' ' << local.dtype() << ' ' << local.requires_grad();
+// What this rank found, to all ranks of the mesh; dim by dim, so that in the end each rank knows what all others said.
+std::set<std::string> gather_from_mesh(const std::string& own, const DeviceMesh& mesh) {
+  std::set<std::string> all = {own};
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
-    for (const auto& other : comm::all_gather_bytes(*mesh.group(dim), text.str())) {
-      TESSERA_CHECK(other == text.str(), ErrorKind::kShape,
-                    "[dtensor.from_local] local tensor: found sizes, strides, dtype, requires_grad '{}' on rank {}, '{}' "
-                    "on another rank of {}. Give shape and stride, or make the local tensors alike.",
-                    text.str(), mesh.rank(), other, mesh.to_string());
+    const std::string known = fmt::format("{}", fmt::join(all, "\n"));
+    for (const auto& others : comm::all_gather_bytes(*mesh.group(dim), known)) {
+      for (size_t begin = 0; begin <= others.size();) {
+        const size_t end = std::min(others.find('\n', begin), others.size());
+        all.insert(others.substr(begin, end - begin));
+        begin = end + 1;
+      }
     }
   }
+  return all;
+}
+
+// All ranks learn of a difference, wherever in the mesh it is. `problem`: what is wrong here, if anything.
+void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool compare_shape,
+                           const std::string& problem) {
+  std::ostringstream text;
+  if (!problem.empty()) {
+    text << "rank " << mesh.rank() << ": " << problem;
+  } else {
+    if (compare_shape) {
+      text << "shape " << local.sizes() << ", stride " << local.strides() << ", ";
+    }
+    text << "dtype " << local.dtype() << ", requires_grad " << local.requires_grad();
+  }
+  const auto all = gather_from_mesh(text.str(), mesh);
+  TESSERA_CHECK(
+      problem.empty() && all.size() == 1, ErrorKind::kShape,
+      "[dtensor.from_local] Inconsistent tensor metadata (including shape and stride) across ranks. Rank {} of {} has "
+      "{}; in all there are: {}. Make the local tensors alike, or give shape and stride.",
+      mesh.rank(), mesh.to_string(), text.str(), fmt::join(all, " | "));
 }
 
 }  // namespace
@@ -64,34 +86,39 @@ void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh) {
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
   TESSERA_CHECK(local.defined() && !is_dtensor(local), ErrorKind::kShape,
-                "[dtensor.from_local] found {}, wanted a plain tensor.", local.defined() ? "a DTensor" : "an undefined tensor");
-  TESSERA_CHECK(options.shape.has_value() == options.stride.has_value(), ErrorKind::kShape,
-                "[dtensor.from_local] found only one of shape and stride. Please pass both shape and stride at the same time.");
+                "[dtensor.from_local] found {}, wanted a plain tensor.",
+                local.defined() ? "a DTensor" : "an undefined tensor");
+  TESSERA_CHECK(
+      options.shape.has_value() == options.stride.has_value(), ErrorKind::kShape,
+      "[dtensor.from_local] found only one of shape and stride. Please pass both shape and stride at the same time.");
   Placements checked = placements;
-  check_placements("from_local", *mesh, checked, options.shape ? static_cast<int64_t>(options.shape->size()) : local.dim());
+  check_placements("from_local", *mesh, checked,
+                   options.shape ? static_cast<int64_t>(options.shape->size()) : local.dim());
   const at::Tensor here = local.device() == mesh->device() || local.is_meta() ? local : local.to(mesh->device());
   Sizes sizes;
   Sizes strides;
+  std::string problem;
   if (options.shape) {
     sizes.assign(options.shape->begin(), options.shape->end());
     strides.assign(options.stride->begin(), options.stride->end());
     TESSERA_CHECK(sizes.size() == strides.size(), ErrorKind::kShape,
                   "[dtensor.from_local] found {} sizes and {} strides, wanted as many.", sizes.size(), strides.size());
     const Sizes wanted = local_sizes(sizes, *mesh, checked);
-    TESSERA_CHECK(!mesh->coordinate() || c10::IntArrayRef(wanted) == here.sizes(), ErrorKind::kShape,
-                  "[dtensor.from_local] local tensor: found shape [{}], wanted [{}] for global shape [{}] and {} on rank {}.",
-                  fmt::join(here.sizes(), ", "), fmt::join(wanted, ", "), fmt::join(sizes, ", "), to_string(checked),
-                  mesh->rank());
+    if (mesh->coordinate() && c10::IntArrayRef(wanted) != here.sizes()) {
+      problem = fmt::format("local tensor: found shape [{}], wanted [{}] for global shape [{}] and {} on rank {}",
+                            fmt::join(here.sizes(), ", "), fmt::join(wanted, ", "), fmt::join(sizes, ", "),
+                            to_string(checked), mesh->rank());
+      TESSERA_CHECK(options.run_check, ErrorKind::kShape, "[dtensor.from_local] {}.", problem);
+    }
   } else {
     infer_global(here, *mesh, checked, sizes, strides);
   }
   if (options.run_check && mesh->coordinate()) {
-    check_same_everywhere(here, *mesh);
+    check_same_everywhere(here, *mesh, !options.shape, problem);
     at::NoGradGuard no_grad;
     for (size_t i = 0; i < checked.size(); ++i) {
       if (checked[i].is_replicate()) {
         at::Tensor values = here.detach().contiguous();
-        CommDebugMode::record(CommKind::kBroadcast);
         comm::broadcast(*mesh->group(static_cast<int64_t>(i)), values, 0, "from_local").wait();
         if (!values.is_alias_of(here)) {
           here.detach().copy_(values);
@@ -99,7 +126,13 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
       }
     }
   }
-  return from_local_with_gradient(here, mesh, checked, sizes, strides);
+  Placements back = options.grad_placements.value_or(checked);
+  if (options.grad_placements) {
+    check_placements("from_local", *mesh, back, static_cast<int64_t>(sizes.size()));
+  } else {
+    partial_to_replicated(back);
+  }
+  return from_local_with_gradient(here, mesh, checked, sizes, strides, back);
 }
 
 at::Tensor to_local(const at::Tensor& tensor, const std::optional<Placements>& grad_placements) {
@@ -116,22 +149,28 @@ at::Tensor to_local(const at::Tensor& tensor, const std::optional<Placements>& g
   return to_local_with_gradient(tensor, back);
 }
 
-at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements) {
+bool is_pending(const at::TensorBase& tensor) { return checked_impl("is_pending", tensor).is_pending(); }
+
+at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options) {
   const DTensorImpl& impl = checked_impl("redistribute", tensor);
   Placements to = placements;
   check_placements("redistribute", *impl.mesh(), to, tensor.dim());
   for (size_t i = 0; i < to.size(); ++i) {
-    TESSERA_CHECK(!to[i].is_partial() || to[i] == impl.placements()[i], ErrorKind::kShape,
-                  "[dtensor.redistribute] Can not redistribute from {} to {}, redistributing to Partial is for internal use "
-                  "only! Found placements {}, wanted {}.",
-                  to_string(impl.placements()[i]), to_string(to[i]), to_string(impl.placements()), to_string(to));
+    TESSERA_CHECK(
+        !to[i].is_partial() || to[i] == impl.placements()[i], ErrorKind::kShape,
+        "[dtensor.redistribute] Can not redistribute from {} to {}, redistributing to Partial is for internal use "
+        "only! Found placements {}, wanted {}.",
+        to_string(impl.placements()[i]), to_string(to[i]), to_string(impl.placements()), to_string(to));
   }
-  return to == impl.placements() ? tensor : redistribute_with_gradient(tensor, to);
+  const bool same = to == impl.placements() &&
+                    options.forward_dtype.value_or(tensor.scalar_type()) == tensor.scalar_type() &&
+                    !options.backward_dtype;
+  return same ? tensor : redistribute_with_gradient(tensor, to, options);
 }
 
-at::Tensor full_tensor(const at::Tensor& tensor) {
+at::Tensor full_tensor(const at::Tensor& tensor, const std::optional<Placements>& grad_placements) {
   const DTensorImpl& impl = checked_impl("full_tensor", tensor);
-  return to_local(redistribute(tensor, Placements(impl.placements().size(), Replicate())));
+  return to_local(redistribute(tensor, Placements(impl.placements().size(), Replicate())), grad_placements);
 }
 
 namespace {
@@ -157,7 +196,6 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
     }
   }
   at::Tensor received = at::empty(sizes, tensor.options());
-  CommDebugMode::record(CommKind::kScatter);
   comm::scatter(group, received, parts, root, "distribute_tensor").wait();
   return received.narrow(placement.dim, 0, local_extent(n, k, group.rank(), placement)).contiguous();
 }
@@ -181,7 +219,6 @@ at::Tensor spread(const at::Tensor& tensor, const MeshPtr& mesh, const Placement
         local = scatter_shards(local, group, placements[i], *src);
       } else {
         local = local.is_same(tensor) ? local.clone(at::MemoryFormat::Contiguous) : local;
-        CommDebugMode::record(CommKind::kBroadcast);
         comm::broadcast(group, local, *src, "distribute_tensor").wait();
       }
     }
@@ -207,12 +244,14 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
   check_placements("distribute_tensor", *mesh, checked, tensor.dim());
   if (is_dtensor(tensor)) {
     const DTensorImpl& impl = *impl_of(tensor);
-    TESSERA_CHECK(*impl.mesh() == *mesh, ErrorKind::kShape,
-                  "[dtensor.distribute_tensor] found a DTensor on {}, cannot distribute it to a different device mesh {}.",
-                  impl.mesh()->to_string(), mesh->to_string());
+    TESSERA_CHECK(
+        *impl.mesh() == *mesh, ErrorKind::kShape,
+        "[dtensor.distribute_tensor] found a DTensor on {}, cannot distribute it to a different device mesh {}.",
+        impl.mesh()->to_string(), mesh->to_string());
     TESSERA_CHECK(impl.placements() == checked, ErrorKind::kShape,
                   "[dtensor.distribute_tensor] found a DTensor with placements {}, cannot distribute it to different "
-                  "placements {}. Use redistribute.", to_string(impl.placements()), to_string(checked));
+                  "placements {}. Use redistribute.",
+                  to_string(impl.placements()), to_string(checked));
     return tensor;
   }
   at::Tensor local;
@@ -243,9 +282,9 @@ bool implicit_replication_enabled() noexcept { return implicit_replications > 0;
 std::string str(const at::Tensor& tensor) {
   const DTensorImpl& impl = checked_impl("str", tensor);
   std::ostringstream text;
-  text << "DTensor(shape=" << tensor.sizes() << ", dtype=" << tensor.dtype() << ", placements=" << to_string(impl.placements())
-       << ", mesh=" << impl.mesh()->to_string() << (tensor.requires_grad() ? ", requires_grad" : "")
-       << ", local on rank " << impl.mesh()->rank() << "=\n"
+  text << "DTensor(shape=" << tensor.sizes() << ", dtype=" << tensor.dtype()
+       << ", placements=" << to_string(impl.placements()) << ", mesh=" << impl.mesh()->to_string()
+       << (tensor.requires_grad() ? ", requires_grad" : "") << ", local on rank " << impl.mesh()->rank() << "=\n"
        << impl.local().detach() << ")";
   return text.str();
 }

@@ -49,7 +49,14 @@ c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool al
   auto impl = c10::make_intrusive<DTensorImpl>(local_, mesh_, placements_, sizes(), strides());
   copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), allow_tensor_metadata_change);
   impl->refresh_numel();
+  impl->pending_ = pending_;
   return impl;
+}
+
+void DTensorImpl::settle() const {
+  const auto pending = pending_;  // stays, should the wait throw
+  local_ = pending->wait();
+  pending_.reset();
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -69,12 +76,14 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& i
   const auto& other = static_cast<const DTensorImpl&>(*impl);
   copy_tensor_metadata(&other, this, version_counter(), allow_tensor_metadata_change());
   local_ = other.local_;
+  pending_ = other.pending_;
   mesh_ = other.mesh_;
   placements_ = other.placements_;
   refresh_numel();
 }
 
 void DTensorImpl::release_resources() {
+  pending_.reset();
   local_.reset();
   c10::TensorImpl::release_resources();
 }

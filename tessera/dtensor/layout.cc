@@ -1,8 +1,9 @@
 // Which part of a tensor lies on this rank.
+#include "tessera/dtensor/detail/layout.h"
+
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/detail/layout.h"
 #include "tessera/dtensor/dtensor.h"
 
 namespace tessera {
@@ -27,16 +28,102 @@ int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& 
   return n / piece * local_range(piece, k, coordinate).size + local_range(n % piece, k, coordinate).size;
 }
 
+bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t i) {
+  if (!placements[i].is_strided_shard()) {
+    return false;
+  }
+  int64_t later = 1;
+  bool any = false;
+  for (size_t j = i + 1; j < placements.size(); ++j) {
+    if (placements[j].is_any_shard() && placements[j].dim == placements[i].dim) {
+      if (placements[j].is_strided_shard() && !is_nested_last(mesh, placements, j)) {
+        return false;
+      }
+      later *= mesh.shape()[j];
+      any = true;
+    }
+  }
+  return any && later == placements[i].split_factor;
+}
+
+Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements) {
+  Cuts cuts;
+  Cuts last;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (!placements[i].is_any_shard()) {
+      continue;
+    }
+    if (is_nested_last(mesh, placements, i)) {
+      last.insert(last.begin(), {static_cast<int64_t>(i), placements[i].dim, 1});
+    } else {
+      cuts.push_back({static_cast<int64_t>(i), placements[i].dim, placements[i].split_factor});
+    }
+  }
+  cuts.append(last.begin(), last.end());
+  return cuts;
+}
+
+int64_t length(const Runs& runs) {
+  int64_t total = 0;
+  for (const Run& run : runs) {
+    total += run.size;
+  }
+  return total;
+}
+
+namespace {
+
+// Appends the elements at positions offset..offset+size of `from`.
+void append_part(const Runs& from, int64_t offset, int64_t size, Runs& to) {
+  for (const Run& run : from) {
+    const int64_t skipped = std::min(offset, run.size);
+    const int64_t taken = std::min(size, run.size - skipped);
+    offset -= skipped;
+    if (taken > 0) {
+      const int64_t start = run.start + skipped;
+      if (!to.empty() && to.back().start + to.back().size == start) {
+        to.back().size += taken;
+      } else {
+        to.push_back({start, taken});
+      }
+      size -= taken;
+    }
+  }
+}
+
+}  // namespace
+
+Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate) {
+  Runs runs;
+  if (n > 0) {
+    runs.push_back({0, n});
+  }
+  for (const Cut& cut : cuts) {
+    if (cut.dim != dim) {
+      continue;
+    }
+    const int64_t whole = length(runs);
+    const int64_t piece = std::max<int64_t>((whole + cut.pieces - 1) / cut.pieces, 1);
+    Runs kept;
+    for (int64_t start = 0; start < whole; start += piece) {
+      const LocalRange range =
+          local_range(std::min(piece, whole - start), mesh.shape()[cut.mesh_dim], coordinate[cut.mesh_dim]);
+      append_part(runs, start + range.offset, range.size, kept);
+    }
+    runs = std::move(kept);
+  }
+  return runs;
+}
+
 Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements) {
   Sizes sizes(global.begin(), global.end());
   if (!mesh.coordinate()) {
     return Sizes(global.size(), 0);
   }
-  for (size_t i = 0; i < placements.size(); ++i) {
-    if (placements[i].is_any_shard()) {
-      int64_t& extent = sizes[placements[i].dim];
-      extent = local_extent(extent, mesh.shape()[i], (*mesh.coordinate())[i], placements[i]);
-    }
+  for (const Cut& cut : cuts_of(mesh, placements)) {
+    int64_t& extent = sizes[cut.dim];
+    const Placement placement = cut.pieces > 1 ? StridedShard(cut.dim, cut.pieces) : Shard(cut.dim);
+    extent = local_extent(extent, mesh.shape()[cut.mesh_dim], (*mesh.coordinate())[cut.mesh_dim], placement);
   }
   return sizes;
 }
@@ -98,7 +185,8 @@ void check_placements(const char* verb, const DeviceMesh& mesh, Placements& plac
     } else if (placement.is_partial()) {
       TESSERA_CHECK(!partial || *partial == placement || can_mix(*partial, placement), ErrorKind::kShape,
                     "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one. "
-                    "Redistribute the tensor before this.", verb, to_string(placements));
+                    "Redistribute the tensor before this.",
+                    verb, to_string(placements));
       partial = placement;
     }
   }
@@ -117,21 +205,14 @@ LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& m
   LocalBox box{global_shape, std::vector<int64_t>(global_shape.size(), 0)};
   TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape,
                 "[dtensor.local_box] {}: rank {} is not part of the mesh.", mesh.to_string(), mesh.rank());
-  for (size_t i = 0; i < checked.size(); ++i) {
-    if (!checked[i].is_any_shard()) {
-      continue;
-    }
-    const auto dim = static_cast<size_t>(checked[i].dim);
-    const int64_t coordinate = (*mesh.coordinate())[i];
-    if (checked[i].is_shard()) {
-      box.offset[dim] += local_range(box.shape[dim], mesh.shape()[i], coordinate).offset;
-    }
-    box.shape[dim] = detail::local_extent(box.shape[dim], mesh.shape()[i], coordinate, checked[i]);
-  }
+  const detail::Cuts cuts = detail::cuts_of(mesh, checked);
   for (size_t dim = 0; dim < box.shape.size(); ++dim) {
-    if (box.shape[dim] == 0) {
-      box.offset[dim] = global_shape[dim];
-    }
+    const detail::Runs runs =
+        detail::runs_of(global_shape[dim], static_cast<int64_t>(dim), mesh, cuts, *mesh.coordinate());
+    const bool cut =
+        std::any_of(cuts.begin(), cuts.end(), [&](const auto& c) { return c.dim == static_cast<int64_t>(dim); });
+    box.shape[dim] = detail::length(runs);
+    box.offset[dim] = !runs.empty() ? runs[0].start : cut ? global_shape[dim] : 0;
   }
   return box;
 }

@@ -1,9 +1,8 @@
 #include "tessera/dtensor/detail/plan.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
@@ -53,7 +52,8 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     return_alias.push_back(alias);
   }
   in_place_view = op.hasTag(at::Tag::inplace_view);
-  foreach = name.find("::_foreach_") != std::string::npos;
+  foreach
+    = name.find("::_foreach_") != std::string::npos;
 }
 
 }  // namespace tessera::detail
@@ -164,13 +164,14 @@ class CallReader {
 
   // A plain tensor counts as replicated only where that cannot be wrong.
   void check_plain(int arg, int element, const at::Tensor& tensor) const {
-    const bool may = !op_.args[arg].mutated && (tensor.numel() == 1 || implicit_replication_enabled() || is_engine_zero(tensor));
-    TESSERA_CHECK(may, ErrorKind::kShape,
-                  "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
-                  "need to convert all torch.Tensor to DTensor before calling distributed operators! "
-                  "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
-                  op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element),
-                  fmt::join(tensor.sizes(), ", "));
+    const bool may =
+        !op_.args[arg].mutated && (tensor.numel() == 1 || implicit_replication_enabled() || is_engine_zero(tensor));
+    TESSERA_CHECK(
+        may, ErrorKind::kShape,
+        "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
+        "need to convert all torch.Tensor to DTensor before calling distributed operators! "
+        "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
+        op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
   }
 
   // The autograd engine writes plain zeros for gradients that nobody gave.
@@ -211,7 +212,8 @@ c10::IValue to_meta(const c10::IValue& value) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& element : value.toListRef()) {
       list.push_back(element.isTensor() && element.toTensor().defined()
-                         ? std::optional<at::Tensor>(to_meta(element.toTensor())) : std::nullopt);
+                         ? std::optional<at::Tensor>(to_meta(element.toTensor()))
+                         : std::nullopt);
     }
     return list;
   }
@@ -269,10 +271,13 @@ void check_outs(const OpCall& call, const std::vector<TensorInput>& outs, const 
   for (size_t i = 0; i < outs.size() && i < choice.outputs.size(); ++i) {
     TESSERA_CHECK(outs[i].placements == choice.outputs[i], ErrorKind::kShape,
                   "Sharding dimension mismatch: [dtensor.dispatch] {}: out has placements {}, the result {}. "
-                  "Use the version without out.", call.describe(), to_string(outs[i].placements), to_string(choice.outputs[i]));
-    TESSERA_CHECK(i >= shapes.size() || outs[i].sizes == c10::IntArrayRef(shapes[i].sizes), ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: out has shape [{}], the result [{}]. A DTensor is not resized: use the version "
-                  "without out.", call.describe(), fmt::join(outs[i].sizes, ", "), fmt::join(shapes[i].sizes, ", "));
+                  "Use the version without out.",
+                  call.describe(), to_string(outs[i].placements), to_string(choice.outputs[i]));
+    TESSERA_CHECK(
+        i >= shapes.size() || outs[i].sizes == c10::IntArrayRef(shapes[i].sizes), ErrorKind::kShape,
+        "[dtensor.dispatch] {}: out has shape [{}], the result [{}]. A DTensor is not resized: use the version "
+        "without out.",
+        call.describe(), fmt::join(outs[i].sizes, ", "), fmt::join(shapes[i].sizes, ", "));
   }
 }
 
@@ -315,8 +320,10 @@ std::vector<OutputShape> infer_outputs(const OpCall& call) {
   try {
     call.op.handle.callBoxed(stack);
   } catch (const c10::NotImplementedError& error) {
-    raise(ErrorKind::kInternal, "[dtensor.rule] {}: the rule gives no output shapes and the operation has no meta kernel. "
-          "Give Proposal::outputs. {}", call.name(), error.what_without_backtrace());
+    raise(ErrorKind::kInternal,
+          "[dtensor.rule] {}: the rule gives no output shapes and the operation has no meta kernel. "
+          "Give Proposal::outputs. {}",
+          call.name(), error.what_without_backtrace());
   }
   std::vector<OutputShape> shapes;
   const auto& returns = call.op.handle.schema().returns();
@@ -348,31 +355,36 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   const OpCall call = reader.call();
   TESSERA_CHECK(!op.in_place_view, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: changing the shape of a DTensor in place is not supported. "
-                "Use the out-of-place version.", call.describe());
+                "Use the out-of-place version.",
+                call.describe());
   const Rule* rule = op.rule.load(std::memory_order_acquire);
   TESSERA_CHECK(rule != nullptr, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: the operation does not have a sharding rule registered. "
-                "Add one with tessera::register_rule, or call it on to_local() or full_tensor().", call.describe());
+                "Add one with tessera::register_rule, or call it on to_local() or full_tensor().",
+                call.describe());
   Proposal proposal;
   (*rule)(call, proposal);
   if (proposal.outputs.empty() && returns_new_tensors(op)) {
     proposal.outputs = infer_outputs(call);
   }
-  const Choice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call, reader.outs()));
+  const Choice choice =
+      choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call, reader.outs()));
   check_strict(call, proposal, choice);
   check_outs(call, reader.outs(), choice, proposal.outputs);
   auto plan = std::make_shared<Plan>();
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
     if (choice.inputs[i] != input.placements) {
-      plan->redistributions.push_back(
-          {input.arg, input.element, plan_redistribute(input.sizes, *call.mesh, input.placements, choice.inputs[i])});
+      plan->redistributions.push_back({input.arg, input.element,
+                                       plan_redistribute(input.sizes, *call.mesh, input.placements, choice.inputs[i]),
+                                       share(choice.inputs[i])});
     }
   }
   if (proposal.rewrite) {
     plan->rewrites = proposal.rewrite(call, choice, proposal.outputs);
   }
   plan->outputs = plan_outputs(call, choice, proposal.outputs);
+  plan->random = proposal.random;
   if (proposal.local) {
     plan->local = proposal.local(call, choice);
   }

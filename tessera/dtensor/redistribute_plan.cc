@@ -10,27 +10,6 @@ namespace {
 
 using MeshDims = c10::SmallVector<int64_t, 4>;
 
-// Whether the shard on mesh dim i was made after those of later mesh dims: _S(d, f) with f the product of the sizes of the
-// later mesh dims that shard d, which are ordinary shards or nested so themselves. FSDP over TP gives such tensors. What
-// lies on a rank is then an ordinary shard of what the later ones hold.
-bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t i) {
-  if (!placements[i].is_strided_shard()) {
-    return false;
-  }
-  int64_t later = 1;
-  bool any = false;
-  for (size_t j = i + 1; j < placements.size(); ++j) {
-    if (placements[j].is_any_shard() && placements[j].dim == placements[i].dim) {
-      if (placements[j].is_strided_shard() && !is_nested_last(mesh, placements, j)) {
-        return false;
-      }
-      later *= mesh.shape()[j];
-      any = true;
-    }
-  }
-  return any && later == placements[i].split_factor;
-}
-
 // The mesh dims that shard tensor dim `dim`, outermost first.
 MeshDims nesting(const DeviceMesh& mesh, const Placements& placements, int64_t dim) {
   MeshDims order;
@@ -47,7 +26,8 @@ MeshDims nesting(const DeviceMesh& mesh, const Placements& placements, int64_t d
   return order;
 }
 
-// Shards that hold mesh dim m's shard of `dim`: those outside it. For an m that does not shard `dim`, the earlier mesh dims.
+// Shards that hold mesh dim m's shard of `dim`: those outside it. For an m that does not shard `dim`, the earlier mesh
+// dims.
 MeshDims outside(const MeshDims& order, int64_t m) {
   const auto found = std::find(order.begin(), order.end(), m);
   if (found != order.end()) {
@@ -116,8 +96,9 @@ class Planner {
     const int64_t dim = plain_now_[m].dim;
     const bool strided = plain_now_[m].is_strided_shard() && plain_now_[m] != plain_to_[m];
     const MeshDims holders = outside(now_order_[dim], m);
-    const bool held_alike = holders == outside(to_order_[dim], m) &&
-                            std::all_of(holders.begin(), holders.end(), [&](int64_t i) { return done(static_cast<size_t>(i)); });
+    const bool held_alike =
+        holders == outside(to_order_[dim], m) &&
+        std::all_of(holders.begin(), holders.end(), [&](int64_t i) { return done(static_cast<size_t>(i)); });
     if (!strided && held_alike) {
       return;
     }
@@ -146,8 +127,7 @@ class Planner {
     }
     // A shard becomes partial, and a strided shard anything, by way of the whole.
     const bool strided = source.is_strided_shard() || target.is_strided_shard();
-    if (!source.is_replicate() && !target.is_replicate() &&
-        (strided || target.is_partial())) {
+    if (!source.is_replicate() && !target.is_replicate() && (strided || target.is_partial())) {
       change(m, Replicate());
       change(m, target);
       return;
@@ -193,9 +173,74 @@ LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
 }
 
+double parts_of(const Cuts& cuts, const DeviceMesh& mesh) {
+  double parts = 1;
+  for (const Cut& cut : cuts) {
+    parts *= static_cast<double>(mesh.shape()[cut.mesh_dim]);
+  }
+  return parts;
+}
+
+// Of one collective over several mesh dims: the slowest link decides. `whole`: GB of the global tensor.
+double price(const WideStep& step, double whole, const DeviceMesh& mesh) {
+  if (step.kind == WideStep::Kind::kCut) {
+    return 0;
+  }
+  double k = 1;
+  for (const int64_t dim : step.mesh_dims) {
+    k *= static_cast<double>(mesh.shape()[dim]);
+  }
+  const auto [latency, bandwidth] = link_cost(mesh, step.mesh_dims.front());
+  double received = 0;
+  double hops = k - 1;
+  switch (step.kind) {
+    case WideStep::Kind::kReduce:
+      received = 2 * whole / parts_of(step.from, mesh) * (k - 1) / k;
+      hops *= 2;
+      break;
+    case WideStep::Kind::kReduceScatter:
+      received = whole / parts_of(step.from, mesh) * (k - 1) / k;
+      break;
+    case WideStep::Kind::kGather:
+      received = whole / parts_of(step.to, mesh) * (k - 1) / k;
+      break;
+    default: {  // of what this rank shall hold, a share as large as its share of the tensor is here already
+      double cut = 1;
+      for (const Cut& c : step.from) {
+        const bool moves = std::find(step.mesh_dims.begin(), step.mesh_dims.end(), c.mesh_dim) != step.mesh_dims.end();
+        cut *= moves ? static_cast<double>(mesh.shape()[c.mesh_dim]) : 1;
+      }
+      received = whole / parts_of(step.to, mesh) * (1 - 1 / cut);
+    }
+  }
+  return 6.6 + hops * latency + received / bandwidth * 1e6;
+}
+
 }  // namespace
 
-Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from, const Placements& to) {
+bool communicates(const Step& step, const DeviceMesh& mesh) {
+  if (step.wide) {
+    return step.wide->kind != WideStep::Kind::kCut;
+  }
+  return !step.from.is_replicate() && mesh.shape()[step.mesh_dim] > 1;
+}
+
+Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
+                        const Placements& to) {
+  Steps steps = plan_greedily(global_sizes, mesh, from, to);
+  if (steps.size() < 2 ||
+      std::none_of(steps.begin(), steps.end(), [&](const Step& s) { return communicates(s, mesh); })) {
+    return steps;
+  }
+  constexpr int64_t kItemBytes = 4;  // plans must not depend on more than shapes and placements
+  auto wide = plan_widely(global_sizes, mesh, from, to);
+  const bool pays = wide && cost_of(*wide, global_sizes, kItemBytes, mesh, from) <
+                                cost_of(steps, global_sizes, kItemBytes, mesh, from);
+  return pays ? *std::move(wide) : steps;
+}
+
+Steps plan_greedily(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
+                    const Placements& to) {
   if (from == to || !mesh.coordinate()) {
     return {};
   }
@@ -207,8 +252,8 @@ Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, c
   return Planner(global_sizes, mesh, from, to).plan();
 }
 
-double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh, const Placements& from,
-                         const Placements& to) {
+double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
+                         const Placements& from, const Placements& to) {
   if (from == to || std::all_of(from.begin(), from.end(), [](const auto& p) { return p.is_replicate(); })) {
     return 0;
   }
@@ -217,17 +262,28 @@ double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, cons
       return std::numeric_limits<double>::infinity();
     }
   }
+  return cost_of(plan_greedily(global_sizes, mesh, from, to), global_sizes, item_bytes, mesh, from);
+}
+
+double cost_of(const Steps& steps, c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
+               const Placements& from) {
   double gigabytes = static_cast<double>(item_bytes) / (1 << 30);
   for (const int64_t size : global_sizes) {
     gigabytes *= static_cast<double>(size);
   }
+  const double whole = gigabytes;
   for (size_t i = 0; i < from.size(); ++i) {
     if (from[i].is_any_shard()) {
       gigabytes /= static_cast<double>(mesh.shape()[i]);
     }
   }
   double total = 0;
-  for (const Step& step : plan_redistribute(global_sizes, mesh, from, to)) {
+  for (const Step& step : steps) {
+    if (step.wide) {
+      total += price(*step.wide, whole, mesh);
+      gigabytes = whole / parts_of(step.wide->to, mesh);
+      continue;
+    }
     const auto k = static_cast<double>(mesh.shape()[step.mesh_dim]);
     const double hops = k - 1;
     const auto [latency, bandwidth] = link_cost(mesh, step.mesh_dim);

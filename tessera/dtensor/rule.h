@@ -35,8 +35,8 @@ struct TensorInput {
   int element;               // position in the list; -1 for a tensor of its own
   const at::Tensor* tensor;  // the DTensor, or a plain tensor that counts as replicated
   Placements placements;
-  c10::IntArrayRef sizes;    // global
-  bool mutated;              // the operation writes to it
+  c10::IntArrayRef sizes;  // global
+  bool mutated;            // the operation writes to it
   int64_t dim() const { return static_cast<int64_t>(sizes.size()); }
 };
 
@@ -87,7 +87,8 @@ using LocalFunction = std::function<void(const detail::LocalCall&)>;
 
 struct Proposal {
   // Legal combinations, in order of preference among equals. "All replicated" always counts and need not be listed. The
-  // cheapest to reach from the present placements is taken. Strategies with shards count only when some input is sharded.
+  // cheapest to reach from the present placements is taken. Strategies with shards count only when some input is
+  // sharded.
   std::vector<Strategy> strategies;
   // For a rule whose strategies differ between mesh dims: one list each, instead of `strategies`.
   std::vector<std::vector<Strategy>> by_mesh_dim;
@@ -104,6 +105,9 @@ struct Proposal {
   std::function<Rewrites(const OpCall&, const Choice&, const std::vector<OutputShape>&)> rewrite;
   // What runs on the parts instead of the operation itself; may give nothing for the operation as it is.
   std::function<LocalFunction(const OpCall&, const Choice&)> local;
+
+  // The operation takes one stream of random numbers (detail/random.h) on every rank, also outside the mesh.
+  bool random = false;
 
   void output(c10::IntArrayRef sizes) { outputs.push_back({sizes.vec(), {}}); }
 };

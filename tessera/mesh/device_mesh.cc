@@ -1,12 +1,12 @@
 #include "tessera/mesh/device_mesh.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
-
-#include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
 
@@ -20,10 +20,23 @@ struct DeviceMesh::GroupSlot {
   std::shared_ptr<comm::Group> group;
 };
 
-// The groups of meshes made by flatten(), by name. Meshes own this, so it must not own meshes.
+// The groups over several dims of a root and its submeshes; those of flatten() also by name. Meshes own this, so it
+// must not own meshes.
 struct DeviceMesh::FlattenedMeshes {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<GroupSlot>> by_name;
+  std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;  // groups over several dims
+
+  // One slot for the same ranks, however they were asked for. The mutex must be held.
+  std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
+    auto& slot = by_ranks[ranks];
+    if (!slot) {
+      slot = std::make_shared<GroupSlot>();
+      slot->ranks = ranks;
+      slot->name = name;
+    }
+    return slot;
+  }
 };
 
 namespace {
@@ -80,6 +93,30 @@ struct DeviceMeshBuilder {
     return mesh;
   }
 
+  // The ranks that differ from this one on the given dims only, row-major. On a rank outside the mesh: at the origin of
+  // the other dims.
+  static std::vector<int> ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+    int64_t count = 1;
+    for (const int64_t dim : dims) {
+      count *= mesh.shape_[dim];
+    }
+    std::vector<int> ranks(count);
+    std::vector<int64_t> at = mesh.coordinate_ ? *mesh.coordinate_ : std::vector<int64_t>(mesh.ndim(), 0);
+    for (int64_t flat = 0; flat < count; ++flat) {
+      int64_t rest = flat;
+      for (size_t i = dims.size(); i-- > 0;) {
+        at[dims[i]] = rest % mesh.shape_[dims[i]];
+        rest /= mesh.shape_[dims[i]];
+      }
+      int64_t index = 0;
+      for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+        index = index * mesh.shape_[dim] + at[dim];
+      }
+      ranks[flat] = mesh.ranks_[index];
+    }
+    return ranks;
+  }
+
   // Slots along each dim for the row that holds this rank.
   static void add_slots(DeviceMesh& mesh) {
     mesh.slots_.resize(mesh.shape_.size());
@@ -88,19 +125,7 @@ struct DeviceMeshBuilder {
     }
     for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
       auto slot = std::make_shared<DeviceMesh::GroupSlot>();
-      int64_t stride = 1;
-      for (int64_t inner = dim + 1; inner < mesh.ndim(); ++inner) {
-        stride *= mesh.shape_[inner];
-      }
-      int64_t start = 0;
-      int64_t inner_stride = 1;
-      for (int64_t other = mesh.ndim() - 1; other >= 0; --other) {
-        start += other == dim ? 0 : (*mesh.coordinate_)[other] * inner_stride;
-        inner_stride *= mesh.shape_[other];
-      }
-      for (int64_t i = 0; i < mesh.shape_[dim]; ++i) {
-        slot->ranks.push_back(mesh.ranks_[start + i * stride]);
-      }
+      slot->ranks = ranks_over(mesh, {dim});
       slot->name = "mesh_" + (mesh.dim_names_.empty() ? "dim_" + std::to_string(dim) : mesh.dim_names_[dim]);
       mesh.slots_[dim] = std::move(slot);
     }
@@ -110,17 +135,19 @@ struct DeviceMeshBuilder {
     auto mesh = make(from->world_, from->device_type_, {from->size()}, {name}, from->ranks_);
     add_slots(*mesh);
     mesh->flattened_ = from->flattened_;
-    std::lock_guard lock(from->flattened_->mutex);
-    auto& slot = from->flattened_->by_name[name];
     if (!mesh->coordinate_) {
       return mesh;
     }
+    std::lock_guard lock(from->flattened_->mutex);
+    auto& slot = from->flattened_->by_name[name];
     if (!slot) {
-      slot = mesh->slots_[0];
+      slot = from->flattened_->slot_of(mesh->ranks_, mesh->slots_[0]->name);
+      mesh->slots_[0] = slot;
     } else {
       TESSERA_CHECK(slot->ranks == from->ranks_, ErrorKind::kShape,
                     "[mesh.flatten] '{}': the name already belongs to a flattened mesh of other ranks. "
-                    "Give this one another name.", name);
+                    "Give this one another name.",
+                    name);
       mesh->slots_[0] = slot;
     }
     return mesh;
@@ -150,23 +177,7 @@ struct DeviceMeshBuilder {
       shape.push_back(from->shape_[dim]);
       names.push_back(from->dim_names_[dim]);
     }
-    const int64_t count = std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-    std::vector<int> ranks(count);
-    for (int64_t flat = 0; flat < count; ++flat) {
-      // A rank outside the mesh sees the submesh at the origin of the other dims.
-      std::vector<int64_t> at = from->coordinate_ ? *from->coordinate_ : std::vector<int64_t>(from->ndim(), 0);
-      int64_t rest = flat;
-      for (size_t i = dims.size(); i-- > 0;) {
-        at[dims[i]] = rest % shape[i];
-        rest /= shape[i];
-      }
-      int64_t index = 0;
-      for (int64_t dim = 0; dim < from->ndim(); ++dim) {
-        index = index * from->shape_[dim] + at[dim];
-      }
-      ranks[flat] = from->ranks_[index];
-    }
-    auto mesh = make(from->world_, from->device_type_, std::move(shape), std::move(names), std::move(ranks));
+    auto mesh = make(from->world_, from->device_type_, std::move(shape), std::move(names), ranks_over(*from, dims));
     for (const int64_t dim : dims) {
       mesh->slots_.push_back(from->slots_[dim]);
     }
@@ -174,14 +185,56 @@ struct DeviceMeshBuilder {
     return mesh;
   }
 
-  static MeshPtr root(const std::shared_ptr<comm::World>& world, c10::DeviceType type, const std::vector<int64_t>& shape,
-                      const std::vector<std::string>& names, int64_t count) {
-    std::vector<int> ranks(count);
-    std::iota(ranks.begin(), ranks.end(), 0);
+  static std::shared_ptr<DeviceMesh> root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
+                                          const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                                          std::vector<int> ranks) {
     auto mesh = make(world, type, shape, names, std::move(ranks));
     add_slots(*mesh);
     mesh->flattened_ = std::make_shared<DeviceMesh::FlattenedMeshes>();
     return mesh;
+  }
+
+  static MeshPtr unflatten(const DeviceMesh& from, int64_t dim, const std::vector<int64_t>& sizes,
+                           const std::vector<std::string>& names) {
+    auto shape = from.shape_;
+    shape.erase(shape.begin() + dim);
+    shape.insert(shape.begin() + dim, sizes.begin(), sizes.end());
+    auto all_names = from.dim_names_;
+    if (!all_names.empty()) {
+      all_names.erase(all_names.begin() + dim);
+      all_names.insert(all_names.begin() + dim, names.begin(), names.end());
+    }
+    auto mesh = make(from.world_, from.device_type_, shape, all_names, from.ranks_);
+    add_slots(*mesh);
+    mesh->flattened_ = from.flattened_;
+    for (int64_t i = 0; i < mesh->ndim() && mesh->coordinate_; ++i) {
+      const auto inner = static_cast<int64_t>(sizes.size());
+      if (i < dim || i >= dim + inner) {
+        mesh->slots_[i] = from.slots_[i < dim ? i : i - inner + 1];
+      }
+    }
+    return mesh;
+  }
+
+  static void use_group(DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group) {
+    TESSERA_CHECK(group->ranks() == mesh.slots_[dim]->ranks, ErrorKind::kShape,
+                  "[mesh.from_groups] group '{}' for dim {}: found ranks [{}], wanted this rank's row [{}] of {}.",
+                  group->name(), dim, fmt::join(group->ranks(), ", "), fmt::join(mesh.slots_[dim]->ranks, ", "),
+                  mesh.to_string());
+    mesh.slots_[dim]->group = group;
+  }
+
+  static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh, DeviceMesh::GroupSlot& slot) {
+    std::lock_guard lock(slot.mutex);
+    if (!slot.group) {
+      bool whole_world = static_cast<int>(slot.ranks.size()) == mesh.world_->size();
+      for (size_t i = 0; whole_world && i < slot.ranks.size(); ++i) {
+        whole_world = slot.ranks[i] == static_cast<int>(i);
+      }
+      slot.group = whole_world ? mesh.world_->group(mesh.device_type_)
+                              : mesh.world_->new_group(slot.ranks, slot.name, mesh.device_type_);
+    }
+    return slot.group;
   }
 };
 
@@ -197,8 +250,10 @@ c10::Device DeviceMesh::device() const {
 }
 
 int64_t DeviceMesh::local_rank(int64_t dim) const {
-  TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape, "[mesh.local_rank] {}: rank {} is not part of the mesh. "
-                "Ask for coordinate() first.", to_string(), rank());
+  TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
+                "[mesh.local_rank] {}: rank {} is not part of the mesh. "
+                "Ask for coordinate() first.",
+                to_string(), rank());
   TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.local_rank] {}: found dim {}, wanted 0..{}.",
                 to_string(), dim, ndim() - 1);
   return (*coordinate_)[dim];
@@ -209,13 +264,15 @@ bool DeviceMesh::has_dim(const std::string& name) const {
 }
 
 int64_t DeviceMesh::dim_of(const std::string& name) const {
-  TESSERA_CHECK(!dim_names_.empty(), ErrorKind::kShape,
-                "[mesh.dim] {}: asked for dim '{}' of a mesh without names. Give dim_names to init_device_mesh.",
-                to_string(), name);
+  TESSERA_CHECK(
+      !dim_names_.empty(), ErrorKind::kShape,
+      "[mesh.slice] {}: asked for dim '{}'. Cannot slice a DeviceMesh without mesh_dim_names! Give dim_names to "
+      "init_device_mesh.",
+      to_string(), name);
   const auto found = std::find(dim_names_.begin(), dim_names_.end(), name);
   TESSERA_CHECK(found != dim_names_.end(), ErrorKind::kShape,
-                "[mesh.dim] {}: found no dim '{}', wanted one of {}. Check the name.", to_string(), name,
-                join(dim_names_));
+                "[mesh.slice] {}: Invalid mesh_dim_names ('{}') specified. Valid mesh_dim_names are ({}).", to_string(),
+                name, join(dim_names_));
   return found - dim_names_.begin();
 }
 
@@ -224,16 +281,26 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(int64_t dim) const {
                 to_string(), dim, ndim() - 1);
   TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
                 "[mesh.group] {}: rank {} is not part of the mesh and has no group on it.", to_string(), rank());
-  GroupSlot& slot = *slots_[dim];
-  std::lock_guard lock(slot.mutex);
-  if (!slot.group) {
-    bool whole_world = static_cast<int>(slot.ranks.size()) == world_->size();
-    for (size_t i = 0; whole_world && i < slot.ranks.size(); ++i) {
-      whole_world = slot.ranks[i] == static_cast<int>(i);
-    }
-    slot.group = whole_world ? world_->group(device_type_) : world_->new_group(slot.ranks, slot.name, device_type_);
+  return DeviceMeshBuilder::group_of(*this, *slots_[dim]);
+}
+
+const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>& dims) const {
+  if (dims.size() == 1) {
+    return group(dims[0]);
   }
-  return slot.group;
+  TESSERA_CHECK(!dims.empty() && std::is_sorted(dims.begin(), dims.end(), std::less_equal<>()) && dims.front() >= 0 &&
+                    dims.back() < ndim(),
+                ErrorKind::kShape, "[mesh.group] {}: found dims [{}], wanted some of 0..{} in ascending order.",
+                to_string(), fmt::join(dims, ", "), ndim() - 1);
+  TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,
+                "[mesh.group] {}: rank {} is not part of the mesh and has no group on it.", to_string(), rank());
+  std::shared_ptr<GroupSlot> slot;
+  {
+    std::lock_guard lock(flattened_->mutex);
+    slot = flattened_->slot_of(DeviceMeshBuilder::ranks_over(*this, dims),
+                               fmt::format("mesh_dims_{}", fmt::join(dims, "_")));
+  }
+  return DeviceMeshBuilder::group_of(*this, *slot);  // the slot lives as long as the root's table
 }
 
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
@@ -247,9 +314,10 @@ MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   std::vector<int64_t> dims;
   for (const auto& name : names) {
     dims.push_back(dim_of(name));
-    TESSERA_CHECK(dims.size() < 2 || dims[dims.size() - 2] < dims.back(), ErrorKind::kShape,
-                  "[mesh.slice] {}: found dims {}, wanted them in the order of the mesh, each once. Reorder them.",
-                  to_string(), join(names));
+    TESSERA_CHECK(
+        dims.size() < 2 || dims[dims.size() - 2] < dims.back(), ErrorKind::kShape,
+        "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending order.",
+        to_string(), join(names));
   }
   const auto self = shared_from_this();
   return static_cast<int64_t>(dims.size()) == ndim() ? self : DeviceMeshBuilder::slice(self, dims);
@@ -283,29 +351,127 @@ bool DeviceMesh::operator==(const DeviceMesh& other) const {
                             shape_ == other.shape_ && ranks_ == other.ranks_ && dim_names_ == other.dim_names_);
 }
 
-MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
-                         const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {
+MeshPtr DeviceMesh::unflatten(int64_t dim, const std::vector<int64_t>& sizes,
+                              const std::vector<std::string>& names) const {
+  TESSERA_CHECK(dim >= 0 && dim < ndim(), ErrorKind::kShape, "[mesh.unflatten] {}: found dim {}, wanted 0..{}.",
+                to_string(), dim, ndim() - 1);
+  int64_t product = 1;
+  for (const int64_t size : sizes) {
+    TESSERA_CHECK(size > 0, ErrorKind::kShape, "[mesh.unflatten] {}: found size {}, wanted positive sizes.",
+                  to_string(), size);
+    product *= size;
+  }
+  TESSERA_CHECK(!sizes.empty() && product == shape_[dim], ErrorKind::kShape,
+                "[mesh.unflatten] {}: found sizes [{}] for dim {}, wanted sizes whose product is {}.", to_string(),
+                fmt::join(sizes, ", "), dim, shape_[dim]);
+  TESSERA_CHECK(names.size() == (dim_names_.empty() ? 0 : sizes.size()), ErrorKind::kShape,
+                "[mesh.unflatten] {}: found {} names for {} sizes, wanted {}.", to_string(), names.size(), sizes.size(),
+                dim_names_.empty() ? "none, as the mesh has none" : "one for each");
+  for (const auto& name : names) {
+    const bool own = !dim_names_.empty() && dim_names_[dim] == name;
+    TESSERA_CHECK(std::count(names.begin(), names.end(), name) == 1 && (own || !has_dim(name)), ErrorKind::kShape,
+                  "[mesh.unflatten] {}: Each mesh_dim_name must be unique. Found '{}' more than once.", to_string(),
+                  name);
+  }
+  return DeviceMeshBuilder::unflatten(*this, dim, sizes, names);
+}
+
+namespace {
+
+c10::DeviceType checked_type(const std::string& device_type) {
+  TESSERA_CHECK(
+      device_type.find(':') == std::string::npos, ErrorKind::kShape,
+      "[mesh.init] Device type with index is not supported but got {}. Each rank uses the device of its local rank.",
+      device_type);
   TESSERA_CHECK(device_type == "cpu" || device_type == "cuda", ErrorKind::kShape,
-                "[mesh.init] device type: found '{}', wanted 'cpu' or 'cuda' without an index. Each rank uses the "
-                "device of its local rank.", device_type);
+                "[mesh.init] device type: found '{}', wanted 'cpu' or 'cuda'.", device_type);
+  return device_type == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+}
+
+// Number of ranks.
+int64_t checked_shape(const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names, int64_t most) {
   TESSERA_CHECK(!shape.empty(), ErrorKind::kShape, "[mesh.init] shape: found no dims, wanted at least one.");
   TESSERA_CHECK(dim_names.empty() || dim_names.size() == shape.size(), ErrorKind::kShape,
-                "[mesh.init] dim names: found {} names for {} dims. Give one name for each dim.", dim_names.size(),
-                shape.size());
-  for (size_t i = 0; i < dim_names.size(); ++i) {
-    TESSERA_CHECK(std::count(dim_names.begin(), dim_names.end(), dim_names[i]) == 1, ErrorKind::kShape,
-                  "[mesh.init] dim names: found '{}' more than once, wanted unique names.", dim_names[i]);
+                "[mesh.init] mesh_shape and mesh_dim_names should have same length! Found {} names for {} dims.",
+                dim_names.size(), shape.size());
+  for (const auto& name : dim_names) {
+    TESSERA_CHECK(std::count(dim_names.begin(), dim_names.end(), name) == 1, ErrorKind::kShape,
+                  "[mesh.init] Each mesh_dim_name must be unique. Found '{}' more than once in {}.", name,
+                  join(dim_names));
   }
   int64_t count = 1;
   for (const int64_t extent : shape) {
     TESSERA_CHECK(extent > 0, ErrorKind::kShape, "[mesh.init] shape: found {}, wanted positive sizes.", extent);
-    TESSERA_CHECK(count <= world->size() / extent, ErrorKind::kShape,
-                  "[mesh.init] shape {}: wants more ranks than the world's {}. Start more ranks or shrink the mesh.",
-                  fmt::join(shape, "x"), world->size());
+    TESSERA_CHECK(
+        count <= most / extent, ErrorKind::kShape,
+        "[mesh.init] Mesh should not be bigger than default world size {}, but found shape {}. Start more ranks or "
+        "shrink the mesh.",
+        most, fmt::join(shape, "x"));
     count *= extent;
   }
-  const auto type = device_type == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
-  return DeviceMeshBuilder::root(world, type, shape, dim_names, count);
+  return count;
+}
+
+}  // namespace
+
+MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                         const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {
+  const auto type = checked_type(device_type);
+  std::vector<int> ranks(checked_shape(shape, dim_names, world->size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return DeviceMeshBuilder::root(world, type, shape, dim_names, std::move(ranks));
+}
+
+namespace {
+
+std::shared_ptr<DeviceMesh> arrange(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                                    const std::vector<int>& ranks, const std::vector<int64_t>& shape,
+                                    const std::vector<std::string>& dim_names) {
+  const auto type = checked_type(device_type);
+  const int64_t count = checked_shape(shape, dim_names, world->size());
+  TESSERA_CHECK(count == static_cast<int64_t>(ranks.size()), ErrorKind::kShape,
+                "[mesh.init] ranks: found {} of them for shape {}, wanted {}.", ranks.size(), fmt::join(shape, "x"),
+                count);
+  std::vector<bool> seen(world->size(), false);
+  for (const int rank : ranks) {
+    TESSERA_CHECK(rank >= 0 && rank < world->size(), ErrorKind::kShape,
+                  "[mesh.init] ranks: found {}, wanted ranks of the world, 0..{}.", rank, world->size() - 1);
+    TESSERA_CHECK(!seen[rank], ErrorKind::kShape, "[mesh.init] ranks: found {} more than once, wanted each rank once.",
+                  rank);
+    seen[rank] = true;
+  }
+  return DeviceMeshBuilder::root(world, type, shape, dim_names, ranks);
+}
+
+}  // namespace
+
+MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                         const std::vector<int>& ranks, const std::vector<int64_t>& shape,
+                         const std::vector<std::string>& dim_names) {
+  return arrange(world, device_type, ranks, shape, dim_names);
+}
+
+MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                         const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks,
+                         const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names) {
+  TESSERA_CHECK(
+      !groups.empty() && std::none_of(groups.begin(), groups.end(), [](const auto& g) { return g == nullptr; }),
+      ErrorKind::kShape, "[mesh.from_groups] groups: found none, or an empty one, wanted one for each mesh dim.");
+  TESSERA_CHECK(
+      groups.size() == 1 || (!ranks.empty() && shape.size() == groups.size()), ErrorKind::kShape,
+      "[mesh.from_groups] found {} groups and a shape of {} dims: Must pass mesh if passing multiple ProcessGroups. "
+      "Give ranks and a shape with one dim for each group.",
+      groups.size(), shape.size());
+  const bool one = groups.size() == 1 && ranks.empty();
+  const auto mesh = arrange(world, device_type, one ? groups[0]->ranks() : ranks,
+                            one ? std::vector<int64_t>{groups[0]->size()} : shape, dim_names);
+  TESSERA_CHECK(mesh->coordinate().has_value(), ErrorKind::kShape,
+                "[mesh.from_groups] {}: rank {} is not part of the mesh and can have no group of it.",
+                mesh->to_string(), world->rank());
+  for (size_t dim = 0; dim < groups.size(); ++dim) {
+    DeviceMeshBuilder::use_group(*mesh, static_cast<int64_t>(dim), groups[dim]);
+  }
+  return mesh;
 }
 
 }  // namespace tessera

@@ -4,6 +4,9 @@
 //   auto dp = mesh->slice({"dp"});                                     // this rank's 1-d submesh
 //   comm::all_reduce(*mesh->group("dp"), tensor).wait();
 //
+// Making, slicing, flattening or unflattening a mesh communicates nothing: a group is made when it is first used, and
+// then by its own ranks only, so a rank never has more groups than it uses.
+//
 // Immutable after creation and shared by shared_ptr (MeshPtr); belongs to one rank.
 #pragma once
 
@@ -26,27 +29,37 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
  public:
   int64_t ndim() const { return static_cast<int64_t>(shape_.size()); }
   const std::vector<int64_t>& shape() const { return shape_; }
-  int64_t size() const;                       // number of ranks
+  int64_t size() const;  // number of ranks
   int64_t size(int64_t dim) const { return shape_.at(static_cast<size_t>(dim)); }
   const std::vector<std::string>& dim_names() const { return dim_names_; }  // empty: unnamed
   c10::DeviceType device_type() const { return device_type_; }
-  c10::Device device() const;                 // this rank's device: cpu, or cuda:local_rank
-  const std::vector<int>& ranks() const { return ranks_; }                  // global ranks, row-major
-  int rank() const;                           // this rank, global
+  c10::Device device() const;                               // this rank's device: cpu, or cuda:local_rank
+  const std::vector<int>& ranks() const { return ranks_; }  // global ranks, row-major
+  int rank() const;                                         // this rank, global
   // This rank's position on each dim; nullopt when it is not part of the mesh.
   const std::optional<std::vector<int64_t>>& coordinate() const { return coordinate_; }
-  int64_t local_rank(int64_t dim) const;      // coordinate on one dim
+  int64_t local_rank(int64_t dim) const;  // coordinate on one dim
 
-  int64_t dim_of(const std::string& name) const;                            // Error kShape names the valid ones
+  int64_t dim_of(const std::string& name) const;  // Error kShape names the valid ones
   bool has_dim(const std::string& name) const;
   // The group along dim that holds this rank. COLLECTIVE over it at its first use; a dim that spans the world shares
   // the world's group.
   const std::shared_ptr<comm::Group>& group(int64_t dim) const;
   const std::shared_ptr<comm::Group>& group(const std::string& name) const { return group(dim_of(name)); }
+  // The group over several dims (ascending): the ranks that agree with this one on all others. Like group(dim); shared
+  // by all meshes of one root.
+  const std::shared_ptr<comm::Group>& group(const std::vector<int64_t>& dims) const;
   // The submesh over some dims (in mesh order) that holds this rank; groups are shared with this mesh.
   MeshPtr slice(const std::vector<std::string>& names) const;
   // All dims as one. Its group is kept at the root under the name, so a second call shares it; slice({name}) finds it.
   MeshPtr flatten(const std::string& name = "") const;
+  // Dim `dim` as several, of which the last varies fastest: flatten's inverse. Other dims keep their groups. Errors
+  // kShape: sizes whose product is not the dim's, names that are taken or missing.
+  MeshPtr unflatten(int64_t dim, const std::vector<int64_t>& sizes, const std::vector<std::string>& names = {}) const;
+  MeshPtr unflatten(const std::string& dim, const std::vector<int64_t>& sizes,
+                    const std::vector<std::string>& names) const {
+    return unflatten(dim_of(dim), sizes, names);
+  }
   const std::shared_ptr<comm::World>& world() const { return world_; }
 
   // "DeviceMesh((dp=2, tp=4), 'cpu')"
@@ -74,10 +87,22 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   uint64_t id_ = 0;
 };
 
-// Ranks 0..product-1 of the world in row-major order. COLLECTIVE over all ranks of the world. device_type: "cpu"
-// or "cuda". Errors kShape: device type with an index, names that are not unique or do not match the shape, mesh
-// larger than the world.
+// Ranks 0..product-1 of the world in row-major order; to be called alike on all ranks. device_type: "cpu" or "cuda".
+// Errors kShape: device type with an index, names that are not unique or do not match the shape, mesh larger than the
+// world.
 MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names = {});
+
+// Any arrangement: `ranks` (global, row-major, each once) in the given shape. Ranks that are not among them have no
+// coordinate. As torch's DeviceMesh(type, tensor).
+MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                         const std::vector<int>& ranks, const std::vector<int64_t>& shape,
+                         const std::vector<std::string>& dim_names = {});
+// Over groups that exist already, one a dim; they are shared, not made again. A comm::Group holds any c10d back-end.
+// With one group the mesh is 1-d over its ranks. With several, `ranks` and `shape` say how all ranks lie, and each
+// group must be this rank's row along its dim. Errors kShape where they are not.
+MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::string& device_type,
+                         const std::vector<std::shared_ptr<comm::Group>>& groups, const std::vector<int>& ranks = {},
+                         const std::vector<int64_t>& shape = {}, const std::vector<std::string>& dim_names = {});
 
 }  // namespace tessera

@@ -87,6 +87,8 @@ class Module {
   };
   const std::shared_ptr<Attachment>& sharding() const { return sharding_; }
   void set_sharding(std::shared_ptr<Attachment> state) { sharding_ = std::move(state); }
+  // True the first time only; parallel/distribute_module asks.
+  bool mark_distributed() { return !std::exchange(distributed_, true); }
 
  protected:
   at::Tensor register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay = true);
@@ -109,6 +111,7 @@ class Module {
   std::shared_ptr<Attachment> sharding_;
   int next_hook_id_ = 1;
   bool training_ = true;
+  bool distributed_ = false;
 };
 
 // Collects the tensors in a value: a tensor, or a struct with `void visit_tensors(F)` that hands over each member.

@@ -1,8 +1,10 @@
 #include "tessera/dtensor/detail/plan_cache.h"
 
-#include <gtest/gtest.h>
-
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
 
 #include "tests/dtensor/support.h"
 
@@ -61,7 +63,11 @@ TEST(PlanCache, StaysBoundedAndKeepsWhatIsUsed) {
 TEST_F(PlanCacheOfDispatch, TheSameCallHits) {
   const auto x = tensor({4, 4});
   EXPECT_EQ(misses([&] { at::relu(x); }), 1);
-  EXPECT_EQ(misses([&] { at::relu(x); at::relu(tensor({4, 4})); }), 0);
+  EXPECT_EQ(misses([&] {
+              at::relu(x);
+              at::relu(tensor({4, 4}));
+            }),
+            0);
 }
 
 TEST_F(PlanCacheOfDispatch, EveryArgumentIsPartOfTheKey) {
@@ -74,11 +80,33 @@ TEST_F(PlanCacheOfDispatch, EveryArgumentIsPartOfTheKey) {
   EXPECT_EQ(misses([&] { at::add(tensor({4, 4}, StridedShard(0, 2)), x); }), 1) << "split factor";
   EXPECT_EQ(misses([&] { at::add(x.to(at::kDouble), x); }), 2) << "dtype, and the conversion";
   EXPECT_EQ(misses([&] { at::add(x.t(), x); }), 2) << "strides, and t";
-  EXPECT_EQ(misses([&] { x.sum({0}); x.sum({1}); x.sum({0}, true); }), 3) << "lists and flags";
-  EXPECT_EQ(misses([&] { at::cat({x, x}); at::cat({x, x, x}); at::cat({x, x}); }), 2) << "length of lists";
-  EXPECT_EQ(misses([&] { at::div(x, x, "floor"); at::div(x, x, "trunc"); at::div(x, x, "floor"); }), 2) << "strings";
+  EXPECT_EQ(misses([&] {
+              x.sum({0});
+              x.sum({1});
+              x.sum({0}, true);
+            }),
+            3)
+      << "lists and flags";
+  EXPECT_EQ(misses([&] {
+              at::cat({x, x});
+              at::cat({x, x, x});
+              at::cat({x, x});
+            }),
+            2)
+      << "length of lists";
+  EXPECT_EQ(misses([&] {
+              at::div(x, x, "floor");
+              at::div(x, x, "trunc");
+              at::div(x, x, "floor");
+            }),
+            2)
+      << "strings";
   const auto other = init_device_mesh(mesh_->world(), "cpu", {1});
-  EXPECT_EQ(misses([&] { at::relu(x); at::relu(distribute_tensor(at::ones({4, 4}), other, {Shard(0)}, std::nullopt)); }), 2);
+  EXPECT_EQ(misses([&] {
+              at::relu(x);
+              at::relu(distribute_tensor(at::ones({4, 4}), other, {Shard(0)}, std::nullopt));
+            }),
+            2);
 }
 
 TEST_F(PlanCacheOfDispatch, NewShapesLeaveItBounded) {
@@ -86,6 +114,29 @@ TEST_F(PlanCacheOfDispatch, NewShapesLeaveItBounded) {
     at::relu(tensor({rows, 1}));
   }
   EXPECT_LE(PlanCache::of_this_thread().size(), PlanCache::kMaxPlans);
+}
+
+int64_t resident_bytes() {
+  int64_t total = 0;
+  int64_t resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+TEST_F(PlanCacheOfDispatch, AMillionNewShapesLeaveMemoryFlat) {
+  PlanCache& cache = PlanCache::of_this_thread();
+  const auto run = [&](int64_t first, int64_t last) {
+    for (int64_t rows = first; rows < last; ++rows) {
+      for (int64_t columns = 1; columns <= 1000; ++columns) {
+        at::neg(from_local(at::empty({rows, columns}, at::kMeta), mesh_, {Shard(0)}));
+      }
+    }
+  };
+  run(1, 41);  // both halves of the cache, and the allocator, reach their size
+  const int64_t before = resident_bytes();
+  EXPECT_EQ(misses([&] { run(41, 1001); }), 960000);
+  EXPECT_LE(cache.size(), PlanCache::kMaxPlans);
+  EXPECT_LT(resident_bytes() - before, 4 << 20) << "a leak of five bytes a shape would show";
 }
 
 TEST_F(PlanCacheOfDispatch, KeepsNoMeshAlive) {

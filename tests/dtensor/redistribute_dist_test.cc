@@ -79,7 +79,7 @@ TEST(FromLocal, ComputesGlobalShapeAndStridesAndChecksGivenOnes) {
     EXPECT_THAT(error_of([&] { from_local(at::ones({2, 3}), mesh, {Shard(0)}, {.shape = std::vector<int64_t>{4, 3}}); }),
                 HasSubstr("pass both shape and stride"));
     EXPECT_THAT(error_of([&] { from_local(at::ones({2 + mesh->rank(), 3}), mesh, {Shard(1)}, {.run_check = true}); }),
-                HasSubstr("another rank"));
+                HasSubstr("across ranks"));
     const auto checked = from_local(at::full({2}, mesh->rank() + 1.0), mesh, {Replicate()}, {.run_check = true});
     EXPECT_TRUE(at::equal(to_local(checked), at::ones({2})));
   });
@@ -190,7 +190,7 @@ TEST(Redistribute, FsdpOverTensorParallelGathersTheInnerShardFirst) {
       EXPECT_TRUE(at::equal(full_tensor(t), whole)) << n;
       CommDebugMode count;
       const auto unsharded = redistribute(t, {Replicate(), Shard(0)});
-      EXPECT_EQ(count.total(), 1);
+      EXPECT_EQ(count.total(), tp.size > 0 ? 1 : 0);
       EXPECT_TRUE(at::equal(to_local(unsharded), whole.narrow(0, std::min(n, tp.offset), tp.size)));
       EXPECT_TRUE(at::equal(to_local(distribute_tensor(whole, mesh, {StridedShard(0, 2), Shard(0)})), mine)) << n;
     }

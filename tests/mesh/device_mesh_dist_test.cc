@@ -1,12 +1,12 @@
-#include "tessera/mesh/device_mesh.h"
-
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
+#include "tessera/mesh/device_mesh.h"
 #include "tests/support/ranks.h"
 
 namespace tessera {
@@ -52,7 +52,10 @@ TEST(DeviceMesh, FlattenMakesOneGroupThatSliceFindsAgain) {
     EXPECT_EQ(flat->group(0), world->group());  // spans the world
     EXPECT_EQ(mesh->slice({"dp_cp"})->group(0), flat->group(0));
     EXPECT_EQ(*mesh->slice({"dp_cp"}), *flat);
-    EXPECT_THAT(error_of([&] { mesh->slice({"dp"})->flatten("dp_cp")->slice({"dp_cp"}); mesh->slice({"cp"})->flatten("dp_cp"); }),
+    EXPECT_THAT(error_of([&] {
+                  mesh->slice({"dp"})->flatten("dp_cp")->slice({"dp_cp"});
+                  mesh->slice({"cp"})->flatten("dp_cp");
+                }),
                 HasSubstr("another name"));
   });
 }
@@ -80,17 +83,122 @@ TEST(DeviceMesh, EqualMeshesCompareEqualAndKeepTheirOwnIds) {
 
 TEST(DeviceMesh, WrongUseIsNamed) {
   const auto world = comm::World::single();
-  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cuda:0", {1}); }), HasSubstr("without an index"));
-  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {1, 1}, {"a", "a"}); }), HasSubstr("more than once"));
-  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {1, 1}, {"a"}); }), HasSubstr("1 names for 2 dims"));
-  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {2}); }), HasSubstr("more ranks than the world's 1"));
-  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {int64_t{1} << 40, int64_t{1} << 40}); }),
-              HasSubstr("more ranks than"));
+  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cuda:0", {1}); }),
+              HasSubstr("Device type with index is not supported but got cuda:0"));
+  EXPECT_THAT(error_of([&] {
+                init_device_mesh(world, "cpu", {1, 1}, {"a", "a"});
+              }),
+              HasSubstr("Each mesh_dim_name must be unique. Found 'a' more than once"));
+  EXPECT_THAT(error_of([&] {
+                init_device_mesh(world, "cpu", {1, 1}, {"a"});
+              }),
+              HasSubstr("mesh_shape and mesh_dim_names should have same length! Found 1 names for 2 dims"));
+  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {2}); }),
+              HasSubstr("Mesh should not be bigger than default world size 1"));
+  EXPECT_THAT(error_of([&] {
+                init_device_mesh(world, "cpu", {int64_t{1} << 40, int64_t{1} << 40});
+              }),
+              HasSubstr("bigger than default world size"));
   EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {0}); }), HasSubstr("positive"));
   const auto mesh = init_device_mesh(world, "cpu", {1, 1}, {"dp", "tp"});
-  EXPECT_THAT(error_of([&] { mesh->slice({"pp"}); }), HasSubstr("'pp', wanted one of 'dp', 'tp'"));
-  EXPECT_THAT(error_of([&] { mesh->slice({"tp", "dp"}); }), HasSubstr("in the order of the mesh"));
-  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {1})->slice({"dp"}); }), HasSubstr("without names"));
+  EXPECT_THAT(error_of([&] { mesh->slice({"pp"}); }),
+              HasSubstr("Invalid mesh_dim_names ('pp') specified. Valid mesh_dim_names are ('dp', 'tp')"));
+  EXPECT_THAT(error_of([&] {
+                mesh->slice({"tp", "dp"});
+              }),
+              HasSubstr("Mesh dim indices should be in ascending order."));
+  EXPECT_THAT(error_of([&] { init_device_mesh(world, "cpu", {1})->slice({"dp"}); }),
+              HasSubstr("Cannot slice a DeviceMesh without mesh_dim_names!"));
+}
+
+TEST(DeviceMesh, UnflattenSplitsADimAndKeepsTheOthersGroups) {
+  comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
+    const auto flat = init_device_mesh(world, "cpu", {4}, {"dp"});
+    const auto mesh = flat->unflatten("dp", {2, 2}, {"replicate", "shard"});
+    EXPECT_THAT(mesh->shape(), ElementsAre(2, 2));
+    EXPECT_THAT(*mesh->coordinate(), ElementsAre(world->rank() / 2, world->rank() % 2));
+    EXPECT_EQ(mesh->slice({"replicate", "shard"})->flatten("dp")->group(0), world->group());
+    const auto wide = init_device_mesh(world, "cpu", {2, 2}, {"pp", "dp"});
+    const auto deep = wide->unflatten("dp", {1, 2}, {"dp", "cp"});
+    EXPECT_EQ(deep->to_string(), "DeviceMesh((pp=2, dp=1, cp=2), 'cpu')");
+    EXPECT_EQ(deep->group("pp"), wide->group("pp"));
+    EXPECT_THAT(deep->group("cp")->ranks(), ElementsAre(world->rank() / 2 * 2, world->rank() / 2 * 2 + 1));
+    EXPECT_THAT(error_of([&] { flat->unflatten("dp", {2, 3}, {"a", "b"}); }), HasSubstr("whose product is 4"));
+    EXPECT_THAT(error_of([&] { flat->unflatten("dp", {2, 2}, {"a"}); }), HasSubstr("1 names for 2 sizes"));
+    EXPECT_THAT(error_of([&] { wide->unflatten("dp", {1, 2}, {"pp", "b"}); }), HasSubstr("must be unique"));
+    EXPECT_THAT(error_of([&] { flat->unflatten(1, {2, 2}); }), HasSubstr("found dim 1, wanted 0..0"));
+  });
+}
+
+TEST(DeviceMesh, AnyArrangementOfRanksWillDo) {
+  comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = make_device_mesh(world, "cpu", {3, 1, 2, 0}, {2, 2}, {"dp", "tp"});
+    const std::vector<std::vector<int64_t>> places = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
+    EXPECT_EQ(*mesh->coordinate(), places[world->rank()]);
+    const bool first_row = world->rank() == 3 || world->rank() == 1;
+    EXPECT_EQ(mesh->group("tp")->ranks(), first_row ? (std::vector<int>{3, 1}) : (std::vector<int>{2, 0}));
+    at::Tensor sum = at::full({1}, world->rank());
+    comm::all_reduce(*mesh->group("dp"), sum).wait();
+    EXPECT_EQ(sum.item<int64_t>(), world->rank() == 3 || world->rank() == 2 ? 5 : 1);
+    const auto flat = mesh->flatten("all");
+    EXPECT_THAT(flat->group(0)->ranks(), ElementsAre(3, 1, 2, 0)) << "the order of the mesh, not of the world";
+    EXPECT_EQ(mesh->group(std::vector<int64_t>{0, 1}), flat->group(0)) << "one group for the same ranks";
+    EXPECT_THAT(error_of([&] { make_device_mesh(world, "cpu", {0, 0}, {2}); }), HasSubstr("found 0 more than once"));
+    EXPECT_THAT(error_of([&] {
+                  make_device_mesh(world, "cpu", {0, 4}, {2});
+                }),
+                HasSubstr("found 4, wanted ranks of the world"));
+    EXPECT_THAT(error_of([&] { make_device_mesh(world, "cpu", {0, 1, 2}, {2}); }), HasSubstr("found 3 of them"));
+  });
+}
+
+TEST(DeviceMesh, UsesGroupsThatExist) {
+  comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
+    const int rank = world->rank();
+    const auto pair = world->new_group({rank / 2 * 2, rank / 2 * 2 + 1}, "pair");
+    const auto one = mesh_from_groups(world, "cpu", {pair}, {}, {}, {"tp"});
+    EXPECT_EQ(one->group("tp"), pair);
+    EXPECT_THAT(*one->coordinate(), ElementsAre(rank % 2));
+    const auto across = world->new_group({rank % 2, rank % 2 + 2}, "across");
+    const auto two = mesh_from_groups(world, "cpu", {across, pair}, {0, 1, 2, 3}, {2, 2}, {"dp", "tp"});
+    EXPECT_EQ(two->group("dp"), across);
+    EXPECT_EQ(two->slice({"tp"})->group(0), pair);
+    EXPECT_THAT(error_of([&] {
+                  mesh_from_groups(world, "cpu", {across, pair});
+                }),
+                HasSubstr("Must pass mesh if passing multiple ProcessGroups"));
+    EXPECT_THAT(error_of([&] {
+                  mesh_from_groups(world, "cpu", {pair, across}, {0, 1, 2, 3}, {2, 2});
+                }),
+                HasSubstr("wanted this rank's row"));
+  });
+}
+
+TEST(DeviceMesh, LargeWorldsCostNoGroupsUntilTheyAreUsed) {
+  // No rank but this one exists, so any communication would hang.
+  const auto world = comm::World::create({.rank = 4097, .size = 16384}, c10::make_intrusive<c10d::HashStore>());
+  const auto mesh = init_device_mesh(world, "cpu", {8, 16, 16, 8}, {"pp", "dp", "cp", "tp"});
+  const auto dp_cp = mesh->slice({"dp", "cp"})->flatten("dp_cp");
+  const auto split = mesh->unflatten("dp", {2, 8}, {"replicate", "shard"});
+  EXPECT_EQ(dp_cp->size(), 256);
+  EXPECT_EQ(mesh->slice({"dp_cp"})->ranks(), dp_cp->ranks());
+  EXPECT_EQ(split->slice({"replicate", "shard", "cp"})->size(), 256);
+  EXPECT_EQ(world->open_groups(), 0);
+}
+
+TEST(DeviceMesh, ARankHasTheGroupsItUsesOnceEach) {
+  comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
+    EXPECT_EQ(world->open_groups(), 0);
+    for (int round = 0; round < 3; ++round) {
+      mesh->slice({"tp"})->group(0);
+      mesh->group("tp");
+      mesh->flatten("all")->group(0);
+      mesh->group(std::vector<int64_t>{0, 1});
+      mesh->slice({"all"})->group(0);
+    }
+    EXPECT_EQ(world->open_groups(), 2) << "tp and the world's; dp was not used";
+  });
 }
 
 }  // namespace

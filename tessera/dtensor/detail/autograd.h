@@ -5,17 +5,28 @@
 
 #include "tessera/dtensor/detail/layout.h"
 #include "tessera/dtensor/detail/redistribute.h"
+#include "tessera/dtensor/dtensor.h"
 
 namespace tessera::detail {
 
 // A gradient need not be kept in parts: Partial becomes Replicate.
 void partial_to_replicated(Placements& placements);
+// grad_placements: how the gradient of the local tensor shall lie.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
-                                    c10::IntArrayRef sizes, c10::IntArrayRef strides);
+                                    c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                                    const Placements& grad_placements);
 at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& grad_placements);
-at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to);
-// Without gradient. The result may share memory with the tensor only when may_alias is set.
-at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias);
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to,
+                                      const RedistributeOptions& options);
+// Without gradient. The result may share memory with the tensor only when may_alias is set; with async_op its local
+// part may still be under way. asked_for: by the user, not by an operation (ExplicitRedistribution).
+struct RedistributeHow {
+  bool async_op = false;
+  bool asked_for = false;
+  const char* cause = "the value of a tensor";
+};
+at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias,
+                               const RedistributeHow& how = {});
 // The i-th of k shards of a whole tensor.
 at::Tensor cut_shard(const at::Tensor& tensor, const Step& step, int64_t k, int64_t i);
 

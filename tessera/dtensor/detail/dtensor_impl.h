@@ -25,11 +25,28 @@ using PlacementsPtr = c10::intrusive_ptr<SharedPlacements>;
 PlacementsPtr share(const Placements& placements);
 uint64_t to_word(const Placement& placement);
 
+// A local part that a collective is still making; shared by the DTensors that show it.
+class PendingLocal {
+ public:
+  virtual ~PendingLocal() = default;
+  virtual const at::Tensor& wait() = 0;  // COLLECTIVE work ends; then the part itself, contiguous
+};
+
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes, c10::IntArrayRef strides);
+  DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
+              c10::IntArrayRef strides);
 
-  const at::Tensor& local() const { return local_; }
+  // Waits for a part that is still being made.
+  const at::Tensor& local() const {
+    if (pending_) [[unlikely]] {
+      settle();
+    }
+    return local_;
+  }
+  bool is_pending() const { return pending_ != nullptr; }
+  // `local_` is then only an example of dtype and device.
+  void set_pending(std::shared_ptr<PendingLocal> pending) { pending_ = std::move(pending); }
   const MeshPtr& mesh() const { return mesh_; }
   const PlacementsPtr& shared_placements() const { return placements_; }
   const Placements& placements() const { return placements_->values; }
@@ -48,13 +65,20 @@ class DTensorImpl final : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool allow_tensor_metadata_change) const;
 
-  at::Tensor local_;
+  void settle() const;
+
+  mutable at::Tensor local_;
+  mutable std::shared_ptr<PendingLocal> pending_;
   MeshPtr mesh_;
   PlacementsPtr placements_;
 };
 
-inline bool is_dtensor_impl(const c10::TensorImpl& impl) { return impl.key_set().has_backend(c10::BackendComponent::PrivateUse3Bit); }
-inline DTensorImpl* impl_of(const at::TensorBase& tensor) { return static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl()); }
+inline bool is_dtensor_impl(const c10::TensorImpl& impl) {
+  return impl.key_set().has_backend(c10::BackendComponent::PrivateUse3Bit);
+}
+inline DTensorImpl* impl_of(const at::TensorBase& tensor) {
+  return static_cast<DTensorImpl*>(tensor.unsafeGetTensorImpl());
+}
 // The impl of a DTensor; Error kShape for a plain tensor.
 DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor);
 

@@ -11,6 +11,33 @@ namespace tessera::detail {
 
 using Sizes = c10::SmallVector<int64_t, 6>;
 
+// One division of tensor dim `dim` over mesh dim `mesh_dim`; pieces > 1: of each piece one chunk (StridedShard).
+struct Cut {
+  int64_t mesh_dim;
+  int64_t dim;
+  int32_t pieces;
+  bool operator==(const Cut&) const = default;
+};
+// Outermost first. A strided shard that stands for "after the later mesh dims" (FSDP over tensor parallel) is an
+// ordinary cut at its place.
+using Cuts = c10::SmallVector<Cut, 4>;
+Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements);
+// Whether the shard on mesh dim i was made after those of later mesh dims: _S(d, f) with f the product of the sizes of
+// the later mesh dims that shard d, which are ordinary shards or nested so themselves. FSDP over TP gives such tensors.
+// What lies on a rank is then an ordinary shard of what the later ones hold.
+bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t i);
+
+// Global indices along one dim that lie on a rank, in the order of its memory.
+struct Run {
+  int64_t start;
+  int64_t size;
+  bool operator==(const Run&) const = default;
+};
+using Runs = c10::SmallVector<Run, 2>;
+int64_t length(const Runs& runs);
+// Those of dim `dim` of n elements that the rank at `coordinate` of the mesh holds. No runs: none.
+Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate);
+
 // Elements of a dim of n that one rank of k holds under a shard.
 int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement);
 // Shape of this rank's part; all zero on a rank outside the mesh.

@@ -29,14 +29,14 @@ struct ArgInfo {
 struct OpEntry {
   explicit OpEntry(const c10::OperatorHandle& op);
   c10::OperatorHandle handle;
-  std::string name;    // "aten::add_.Tensor"
+  std::string name;  // "aten::add_.Tensor"
   std::vector<ArgInfo> args;
   std::vector<int> tensor_args;
   std::vector<int> return_alias;  // for each return: the argument it is, or -1
-  bool mutates = false;        // writes to some argument
+  bool mutates = false;           // writes to some argument
   bool in_place_view = false;     // changes the shape of an argument
   bool foreach = false;
-  uint64_t id;                    // in cache keys
+  uint64_t id;  // in cache keys
   // Looked up at the first call; atomic because ranks may be threads.
   mutable std::atomic<const Rule*> rule{nullptr};
   mutable std::atomic<Handler> handler{nullptr};
@@ -51,7 +51,7 @@ struct TensorSpec {
 struct OutputPlan {
   enum class Kind : uint8_t { kTensor, kList, kArgument, kOther };
   Kind kind = Kind::kOther;
-  int argument = -1;               // kArgument
+  int argument = -1;  // kArgument
   std::vector<TensorSpec> tensors;
 };
 
@@ -60,12 +60,14 @@ struct Plan {
     int arg;
     int element;
     Steps steps;
+    PlacementsPtr to;
   };
   std::vector<Redistribution> redistributions;  // in the order of arguments and elements
   Rewrites rewrites;
   std::vector<OutputPlan> outputs;
   LocalFunction local;
   bool cacheable = true;
+  bool random = false;
 };
 
 // What a rule's own local function works on: the stack ends with the operation's arguments, tensors already local, and

@@ -10,8 +10,8 @@ namespace tessera::detail {
 
 namespace {
 
-// The mean divides by the weights of the whole batch, so that ignored and weighted targets count as on one device. (Averaging
-// the means of the parts, as upstream does, does not.)
+// The mean divides by the weights of the whole batch, so that ignored and weighted targets count as on one device.
+// (Averaging the means of the parts, as upstream does, does not.)
 LocalFunction mean_over(c10::SmallVector<int64_t, 4> mesh_dims) {
   return [mesh_dims = std::move(mesh_dims)](const LocalCall& local) {
     local.arg(3) = static_cast<int64_t>(at::Reduction::Sum);
@@ -19,7 +19,6 @@ LocalFunction mean_over(c10::SmallVector<int64_t, 4> mesh_dims) {
     const at::Tensor total_weight = torch::jit::pop(local.stack).toTensor().clone();
     const at::Tensor sum = torch::jit::pop(local.stack).toTensor();
     for (const int64_t dim : mesh_dims) {
-      CommDebugMode::record(CommKind::kAllReduce);
       comm::all_reduce(*local.mesh.group(dim), total_weight, ReduceOp::kSum, "nll_loss").wait();
     }
     local.stack.emplace_back(sum / total_weight);

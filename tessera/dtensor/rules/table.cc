@@ -120,9 +120,10 @@ Rule zip_rule(Rule rule) {
       const Choice choice = choose(one, of_one, 1, fixed);
       for (size_t i = 0; i < indices.size(); ++i) {
         auto& placements = whole.inputs[indices[i]];
-        TESSERA_CHECK(placements.empty() || placements == choice.inputs[i], ErrorKind::kShape,
-                      "[dtensor.dispatch] {}: a tensor beside the lists would have to lie as {} and as {}. Replicate it.",
-                      call.describe(), to_string(placements), to_string(choice.inputs[i]));
+        TESSERA_CHECK(
+            placements.empty() || placements == choice.inputs[i], ErrorKind::kShape,
+            "[dtensor.dispatch] {}: a tensor beside the lists would have to lie as {} and as {}. Replicate it.",
+            call.describe(), to_string(placements), to_string(choice.inputs[i]));
         placements = choice.inputs[i];
       }
       whole.outputs.push_back(choice.outputs[0]);
@@ -135,10 +136,12 @@ Rule zip_rule(Rule rule) {
 }
 
 void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted) {
-  raise(ErrorKind::kShape,
-        "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are not "
-        "supported. '{}' is written and has placement {}, wanted {}. Use the out-of-place version, or redistribute first.",
-        call.describe(), call.op.args[input.arg].name, to_string(input.placements), to_string(wanted));
+  raise(
+      ErrorKind::kShape,
+      "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are not "
+      "supported. '{}' is written and has placement {}, wanted {}. Use the out-of-place version, or redistribute "
+      "first.",
+      call.describe(), call.op.args[input.arg].name, to_string(input.placements), to_string(wanted));
 }
 
 Sizes broadcast_sizes(const OpCall& call) {
@@ -179,6 +182,15 @@ bool is_sharded_on(const TensorInput& input, int64_t dim) {
 c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const Placements& placements) {
   const Sizes local = local_sizes(sizes, *call.mesh, placements);
   return c10::List<int64_t>(c10::IntArrayRef(local));
+}
+
+void replace_rule(const std::string& name, Rule rule) {
+  {
+    auto& all = rules();
+    std::lock_guard lock(all.mutex);
+    all.table.replace(name, std::move(rule));
+  }
+  ensure_kernels_of(name);
 }
 
 }  // namespace detail

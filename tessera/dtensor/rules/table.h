@@ -14,6 +14,7 @@ class RuleTable {
   // "aten::add" covers every overload, add_, add.out and _foreach_add; "aten::max.dim" one overload.
   void add(const std::string& name, Rule rule);
   void add(std::initializer_list<const char*> names, const Rule& rule);
+  void replace(const std::string& name, Rule rule) { rules_.insert_or_assign(name, std::move(rule)); }
   const Rule* find(const std::string& name) const;
 
  private:
@@ -34,6 +35,9 @@ void add_norm_layer_rules(RuleTable& table);
 void add_attention_rules(RuleTable& table);
 void add_optimizer_rules(RuleTable& table);
 void add_random_rules(RuleTable& table);
+
+// register_rule for a name that may be taken.
+void replace_rule(const std::string& name, Rule rule);
 
 // Applies a rule for one tensor to each position of lists of tensors; single tensors among the arguments stay whole.
 Rule zip_rule(Rule rule);

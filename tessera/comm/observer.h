@@ -1,0 +1,48 @@
+// Sees every collective that this thread starts on groups of more than one rank.
+//
+//   struct Counter : comm::CollectiveObserver {
+//     void on_collective(comm::CommKind kind, int64_t bytes, const comm::Group& group) override { ++count; }
+//     int count = 0;
+//   } counter;                                   // watches until it is destroyed
+//
+// Observers belong to the thread that made them and end in the reverse order; all of them are told.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::comm {
+
+class Group;
+
+enum class CommKind : uint8_t {
+  kAllGather,
+  kAllReduce,
+  kReduceScatter,
+  kAllToAll,
+  kBroadcast,
+  kScatter,
+  kSend,
+  kRecv,
+  kCount
+};
+const char* to_string(CommKind kind) noexcept;  // "all_gather", "all_reduce", ...
+
+class CollectiveObserver {
+ public:
+  CollectiveObserver();
+  virtual ~CollectiveObserver();
+  CollectiveObserver(const CollectiveObserver&) = delete;
+  CollectiveObserver& operator=(const CollectiveObserver&) = delete;
+
+  // bytes: what the best algorithm brings to this rank from the others. all_gather (k-1) inputs, reduce_scatter (k-1)
+  // outputs, all_reduce 2 (k-1)/k of the tensor, all_to_all the output without the own part, broadcast and scatter what
+  // is received, also on the root; send 0.
+  virtual void on_collective(CommKind kind, int64_t bytes, const Group& group) = 0;
+
+  static void notify(CommKind kind, int64_t bytes, const Group& group);
+
+ private:
+  CollectiveObserver* outer_;
+};
+
+}  // namespace tessera::comm

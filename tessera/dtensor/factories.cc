@@ -1,0 +1,136 @@
+#include "tessera/dtensor/factories.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/detail/dtensor_impl.h"
+#include "tessera/dtensor/detail/random.h"
+
+namespace tessera::dtensor {
+
+using namespace detail;
+
+namespace {
+
+// What a part of a tensor that is still to be reduced holds, when another rank of the mesh dim has the values.
+enum class Share { kValues, kZeros, kOnes };
+
+Share share_of(const char* verb, const DeviceMesh& mesh, const Placements& placements) {
+  Share share = Share::kValues;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    TESSERA_CHECK(placements[i].kind != Placement::Kind::kNormPartial, ErrorKind::kShape,
+                  "[dtensor.{}] placements {}: a norm partial comes from norm operations only.", verb,
+                  to_string(placements));
+    if (!placements[i].is_partial() || !mesh.coordinate() || (*mesh.coordinate())[i] == 0) {
+      continue;
+    }
+    if (placements[i].reduce_op == ReduceOp::kSum) {
+      share = Share::kZeros;
+    } else if (placements[i].reduce_op == ReduceOp::kProduct) {
+      share = Share::kOnes;
+    }
+  }
+  return share;
+}
+
+template <class Fill>
+at::Tensor make(const char* verb, const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
+                const FactoryOptions& options, c10::ScalarType default_type, Fill fill) {
+  if (placements.empty()) {
+    placements.assign(mesh->ndim(), Replicate());
+  }
+  for (const int64_t extent : size) {
+    TESSERA_CHECK(extent >= 0, ErrorKind::kShape, "[dtensor.{}] size: found {}, wanted 0 or more.", verb, extent);
+  }
+  check_placements(verb, *mesh, placements, static_cast<int64_t>(size.size()));
+  const auto plain = at::TensorOptions(mesh->device()).dtype(options.dtype.value_or(default_type));
+  at::Tensor local;
+  {
+    at::NoGradGuard no_grad;
+    local = at::empty(local_sizes(size, *mesh, placements), plain);
+    if (mesh->coordinate()) {
+      const Share share = share_of(verb, *mesh, placements);
+      fill(local, placements, share == Share::kValues);
+      if (share != Share::kValues) {
+        local.fill_(share == Share::kZeros ? 0 : 1);
+      }
+    } else {
+      fill(local, placements, false);
+    }
+  }
+  at::Tensor made = make_dtensor(local, mesh, share(placements), size);
+  return made.set_requires_grad(options.requires_grad);
+}
+
+at::Tensor make_filled(const char* verb, const std::vector<int64_t>& size, const c10::Scalar& value,
+                       const MeshPtr& mesh, Placements placements, const FactoryOptions& options,
+                       c10::ScalarType default_type) {
+  return make(verb, size, mesh, std::move(placements), options, default_type,
+              [&](const at::Tensor& local, const Placements&, bool) { local.fill_(value); });
+}
+
+at::Tensor make_random(const char* verb, const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
+                       const FactoryOptions& options, c10::ScalarType default_type, const Distribution& distribution) {
+  return make(verb, size, mesh, std::move(placements), options, default_type,
+              [&](const at::Tensor& local, const Placements& checked, bool counts) {
+                if (!mesh->coordinate()) {
+                  skip_random_operation(*mesh);
+                  return;
+                }
+                const RandomKey key = next_random_key(*mesh, std::nullopt);  // in step also where zeros go
+                if (counts) {
+                  fill_random(local, Region(size, *mesh, checked), key, distribution);
+                }
+              });
+}
+
+c10::ScalarType default_type() { return c10::get_default_dtype_as_scalartype(); }
+
+}  // namespace
+
+at::Tensor empty(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
+                 const FactoryOptions& options) {
+  return make("empty", size, mesh, std::move(placements), options, default_type(),
+              [](const at::Tensor&, const Placements&, bool) {});
+}
+
+at::Tensor zeros(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
+                 const FactoryOptions& options) {
+  // The product of ones on the other ranks with the zeros of the first is right for Partial(product) too.
+  return make_filled("zeros", size, 0, mesh, std::move(placements), options, default_type());
+}
+
+at::Tensor ones(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
+                const FactoryOptions& options) {
+  return make_filled("ones", size, 1, mesh, std::move(placements), options, default_type());
+}
+
+at::Tensor full(const std::vector<int64_t>& size, const c10::Scalar& value, const MeshPtr& mesh, Placements placements,
+                const FactoryOptions& options) {
+  const auto kind = value.isBoolean()                         ? at::kBool
+                    : value.isIntegral(/*includeBool=*/false) ? at::kLong
+                    : value.isComplex()                       ? c10::toComplexType(default_type())
+                                                              : default_type();
+  return make_filled("full", size, value, mesh, std::move(placements), options, kind);
+}
+
+at::Tensor rand(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
+                const FactoryOptions& options) {
+  return make_random("rand", size, mesh, std::move(placements), options, default_type(), {Law::kUniform, 0, 1});
+}
+
+at::Tensor randn(const std::vector<int64_t>& size, const MeshPtr& mesh, Placements placements,
+                 const FactoryOptions& options) {
+  return make_random("randn", size, mesh, std::move(placements), options, default_type(), {Law::kNormal, 0, 1});
+}
+
+at::Tensor randint(int64_t low, int64_t high, const std::vector<int64_t>& size, const MeshPtr& mesh,
+                   Placements placements, const FactoryOptions& options) {
+  TESSERA_CHECK(low < high, ErrorKind::kShape, "[dtensor.randint] found integers from {} to {}, wanted a range.", low,
+                high);
+  const Distribution integers{
+      .law = Law::kInteger, .low = low, .range = static_cast<uint64_t>(high) - static_cast<uint64_t>(low)};
+  return make_random("randint", size, mesh, std::move(placements), options, at::kLong, integers);
+}
+
+}  // namespace tessera::dtensor

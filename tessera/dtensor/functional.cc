@@ -1,0 +1,196 @@
+#include "tessera/dtensor/functional.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::functional {
+
+using comm::ReduceOp;
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+namespace {
+
+struct SavedAlong final : torch::CustomClassHolder {
+  explicit SavedAlong(Along a) : along(std::move(a)) {}
+  Along along;
+};
+
+void save(AutogradContext* ctx, const Along& along) {
+  ctx->saved_data["along"] =
+      c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(c10::make_intrusive<SavedAlong>(along)));
+}
+
+const Along& along_of(AutogradContext* ctx) {
+  return static_cast<const SavedAlong&>(*ctx->saved_data["along"].toCapsule()).along;
+}
+
+comm::Group& checked_group(const char* verb, const at::Tensor& tensor, const Along& along) {
+  TESSERA_CHECK(tensor.defined() && !is_dtensor(tensor), ErrorKind::kShape,
+                "[functional.{}] found {}, wanted a plain tensor. Use redistribute for DTensors.", verb,
+                tensor.defined() ? "a DTensor" : "an undefined tensor");
+  TESSERA_CHECK(along.mesh != nullptr, ErrorKind::kShape, "[functional.{}] found no mesh.", verb);
+  return *along.mesh->group(along.mesh_dim);
+}
+
+int64_t checked_dim(const char* verb, const at::Tensor& tensor, int64_t dim) {
+  const int64_t ndim = tensor.dim();
+  TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape, "[functional.{}] found dim {} for a tensor of {} dims.",
+                verb, dim, ndim);
+  return dim < 0 ? dim + ndim : dim;
+}
+
+// Gradient of a reduction: what each rank's gradient is multiplied with after it was summed.
+double weight_of(const char* verb, ReduceOp op, int64_t ranks) {
+  TESSERA_CHECK(op == ReduceOp::kSum || op == ReduceOp::kAvg, ErrorKind::kShape,
+                "[functional.{}] backward only supports 'sum' and 'avg' reductions, got '{}'.", verb,
+                comm::to_string(op));
+  return op == ReduceOp::kAvg ? 1.0 / static_cast<double>(ranks) : 1.0;
+}
+
+at::Tensor scaled(const at::Tensor& tensor, double weight) { return weight == 1.0 ? tensor : tensor * weight; }
+
+struct AllReduce : Function<AllReduce> {
+  static Variable forward(AutogradContext* ctx, const Variable& tensor, const Along& along, ReduceOp op) {
+    save(ctx, along);
+    ctx->saved_data["op"] = static_cast<int64_t>(op);
+    at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    comm::all_reduce(checked_group("all_reduce", tensor, along), result, op, "functional").wait();
+    return result;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    const Along& along = along_of(ctx);
+    const auto op = static_cast<ReduceOp>(ctx->saved_data["op"].toInt());
+    const double weight = weight_of("all_reduce", op, along.mesh->size(along.mesh_dim));
+    return {scaled(all_reduce(gradients[0], along), weight), {}, {}};
+  }
+};
+
+struct AllGather : Function<AllGather> {
+  static Variable forward(AutogradContext* ctx, const Variable& tensor, const Along& along, int64_t dim) {
+    save(ctx, along);
+    ctx->saved_data["dim"] = dim;
+    comm::Group& group = checked_group("all_gather", tensor, along);
+    std::vector<int64_t> sizes = tensor.sizes().vec();
+    sizes.insert(sizes.begin(), group.size());
+    const at::Tensor all = at::empty(sizes, tensor.options().requires_grad(false));
+    comm::all_gather_into(group, all, tensor.detach().contiguous(), "functional").wait();
+    sizes.erase(sizes.begin());
+    sizes[dim] *= group.size();
+    return dim == 0 ? all.view(sizes) : all.movedim(0, dim).reshape(sizes);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    return {reduce_scatter(gradients[0], along_of(ctx), ctx->saved_data["dim"].toInt()), {}, {}};
+  }
+};
+
+struct ReduceScatter : Function<ReduceScatter> {
+  static Variable forward(AutogradContext* ctx, const Variable& tensor, const Along& along, int64_t dim, ReduceOp op) {
+    save(ctx, along);
+    ctx->saved_data["dim"] = dim;
+    ctx->saved_data["op"] = static_cast<int64_t>(op);
+    comm::Group& group = checked_group("reduce_scatter", tensor, along);
+    std::vector<int64_t> sizes = tensor.sizes().vec();
+    sizes[dim] /= group.size();
+    at::Tensor input = tensor.detach();
+    if (dim != 0) {
+      std::vector<int64_t> split = tensor.sizes().vec();
+      split[dim] /= group.size();
+      split.insert(split.begin() + dim, group.size());
+      input = input.reshape(split).movedim(dim, 0);
+    }
+    at::Tensor output = at::empty(sizes, tensor.options().requires_grad(false));
+    comm::reduce_scatter_into(group, output, input.contiguous(), op, "functional").wait();
+    return output;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    const Along& along = along_of(ctx);
+    const auto op = static_cast<ReduceOp>(ctx->saved_data["op"].toInt());
+    const double weight = weight_of("reduce_scatter", op, along.mesh->size(along.mesh_dim));
+    return {scaled(all_gather(gradients[0], along, ctx->saved_data["dim"].toInt()), weight), {}, {}, {}};
+  }
+};
+
+struct AllToAll : Function<AllToAll> {
+  static Variable forward(AutogradContext* ctx, const Variable& tensor, const Along& along,
+                          const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits) {
+    save(ctx, along);
+    ctx->saved_data["output_splits"] = output_splits;
+    ctx->saved_data["input_splits"] = input_splits;
+    std::vector<int64_t> sizes = tensor.sizes().vec();
+    if (!output_splits.empty()) {
+      sizes[0] = std::accumulate(output_splits.begin(), output_splits.end(), int64_t{0});
+    }
+    at::Tensor output = at::empty(sizes, tensor.options().requires_grad(false));
+    comm::all_to_all_single(checked_group("all_to_all", tensor, along), output, tensor.detach().contiguous(),
+                            output_splits, input_splits, "functional")
+        .wait();
+    return output;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    return {all_to_all(gradients[0], along_of(ctx), ctx->saved_data["input_splits"].toIntVector(),
+                       ctx->saved_data["output_splits"].toIntVector()),
+            {},
+            {},
+            {}};
+  }
+};
+
+struct Broadcast : Function<Broadcast> {
+  static Variable forward(AutogradContext* ctx, const Variable& tensor, const Along& along, int64_t root) {
+    save(ctx, along);
+    ctx->saved_data["root"] = root;
+    at::Tensor result = tensor.detach().clone(at::MemoryFormat::Contiguous);
+    comm::broadcast(checked_group("broadcast", tensor, along), result, static_cast<int>(root), "functional").wait();
+    return result;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    const Along& along = along_of(ctx);
+    const at::Tensor sum = all_reduce(gradients[0], along);
+    const bool is_root = along.mesh->local_rank(along.mesh_dim) == ctx->saved_data["root"].toInt();
+    return {is_root ? sum : sum * 0, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor all_reduce(const at::Tensor& tensor, const Along& along, ReduceOp op) {
+  checked_group("all_reduce", tensor, along);
+  return AllReduce::apply(tensor, along, op);
+}
+
+at::Tensor all_gather(const at::Tensor& tensor, const Along& along, int64_t dim) {
+  checked_group("all_gather", tensor, along);
+  return AllGather::apply(tensor, along, checked_dim("all_gather", tensor, dim));
+}
+
+at::Tensor reduce_scatter(const at::Tensor& tensor, const Along& along, int64_t dim, ReduceOp op) {
+  const comm::Group& group = checked_group("reduce_scatter", tensor, along);
+  const int64_t at = checked_dim("reduce_scatter", tensor, dim);
+  TESSERA_CHECK(
+      tensor.size(at) % group.size() == 0, ErrorKind::kShape,
+      "[functional.reduce_scatter] dim {}: found {} elements, wanted a multiple of the {} ranks. Pad the tensor.", at,
+      tensor.size(at), group.size());
+  return ReduceScatter::apply(tensor, along, at, op);
+}
+
+at::Tensor all_to_all(const at::Tensor& tensor, const Along& along, const std::vector<int64_t>& output_splits,
+                      const std::vector<int64_t>& input_splits) {
+  checked_group("all_to_all", tensor, along);
+  checked_dim("all_to_all", tensor, 0);
+  return AllToAll::apply(tensor, along, output_splits, input_splits);
+}
+
+at::Tensor broadcast(const at::Tensor& tensor, const Along& along, int root) {
+  checked_group("broadcast", tensor, along);
+  return Broadcast::apply(tensor, along, static_cast<int64_t>(root));
+}
+
+}  // namespace tessera::functional
