@@ -20,17 +20,16 @@
 namespace tessera::bench {
 namespace {
 
-// Message of `count` floats: of the tensor in all_reduce, of a rank's part in the others.
+// Message of `count` floats: of the tensor in all_reduce, of a rank's part in the others. Zeros stay zeros when summed.
 struct Buffers {
-  Buffers(int64_t count, int ranks) : part(at::full({count}, 1.0F)), all(at::full({count * ranks}, 1.0F)) {}
+  Buffers(int64_t count, int ranks) : part(at::zeros({count})), all(at::zeros({count * ranks})) {}
   at::Tensor part, all;
 };
 
 void call(comm::Group& group, const std::string& op, const Buffers& buffers) {
-  if (op == "all_reduce") return comm::all_reduce(group, buffers.part, comm::ReduceOp::kMax).wait();
+  if (op == "all_reduce") return comm::all_reduce(group, buffers.part).wait();
   if (op == "all_gather") return comm::all_gather_into(group, buffers.all, buffers.part).wait();
-  if (op == "reduce_scatter")
-    return comm::reduce_scatter_into(group, buffers.part, buffers.all, comm::ReduceOp::kMax).wait();
+  if (op == "reduce_scatter") return comm::reduce_scatter_into(group, buffers.part, buffers.all).wait();
   if (op != "copy") throw std::runtime_error("unknown operation " + op);
   std::memcpy(buffers.all.mutable_data_ptr(), buffers.part.const_data_ptr(), buffers.part.nbytes());
 }
@@ -39,12 +38,16 @@ void call(comm::Group& group, const std::string& op, const Buffers& buffers) {
 bool verify(comm::Group& group, const std::string& op, int64_t count) {
   const int size = group.size(), rank = group.rank();
   const auto values = [&](int of, int64_t length) { return at::arange(length, at::kFloat).remainder(1000) + of; };
-  const int top = size - 1;
+  const auto sum_of = [&](int64_t length) {
+    at::Tensor sum = values(0, length);
+    for (int of = 1; of < size; ++of) sum += values(of, length);
+    return sum;
+  };
   Buffers buffers(count, size);
   buffers.part.copy_(values(rank, count));
   if (op == "all_reduce") {
     call(group, op, buffers);
-    return at::equal(buffers.part, values(top, count));
+    return at::equal(buffers.part, sum_of(count));
   }
   if (op == "all_gather") {
     call(group, op, buffers);
@@ -56,7 +59,7 @@ bool verify(comm::Group& group, const std::string& op, int64_t count) {
   if (op == "reduce_scatter") {
     buffers.all.copy_(values(rank, count * size));
     call(group, op, buffers);
-    return at::equal(buffers.part, values(top, count * size).narrow(0, rank * count, count));
+    return at::equal(buffers.part, sum_of(count * size).narrow(0, rank * count, count));
   }
   return true;
 }
@@ -151,7 +154,7 @@ class Contest {
                   .verified = [&] { return verified; },
                   .ours = [&] { return gigabytes(ours_, what.calls); },
                   .peer = [&] { return gigabytes(peer_, what.peer_calls); }});
-    // The limit: what must move, at the speed at which all ranks copy as much at once.
+    // The limit: what must move, at the speed at which all ranks copy as many bytes at once.
     const double needed = bytes_needed(what.op, static_cast<double>(what.bytes), ranks_);
     harness_.run(
         {.name = name + " of limit",

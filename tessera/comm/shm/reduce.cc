@@ -10,9 +10,10 @@
 
 #include "tessera/base/error.h"
 
-// These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length.
+// These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that could
+// trap.
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("O3")
+#pragma GCC optimize("O3", "no-trapping-math")
 #endif
 #define TESSERA_INLINE inline __attribute__((always_inline))
 
@@ -88,13 +89,13 @@ struct Product {
 struct Min {
   template <class T>
   static TESSERA_INLINE T apply(T a, T b) {
-    return a < b || a != a ? a : b;  // b when it is a NaN: no comparison with it holds
+    return (a < b) | (a != a) ? a : b;  // b when it is a NaN: no comparison with it holds
   }
 };
 struct Max {
   template <class T>
   static TESSERA_INLINE T apply(T a, T b) {
-    return a > b || a != a ? a : b;
+    return (a > b) | (a != a) ? a : b;
   }
 };
 struct And {
