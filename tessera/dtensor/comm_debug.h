@@ -26,12 +26,15 @@ class CommDebugMode {
   int64_t reduce_scatters() const { return count(CommKind::kReduceScatter); }
   int64_t all_to_alls() const { return count(CommKind::kAllToAll); }
   int64_t total() const;
+  // What the best algorithm brings to this rank from the others.
+  int64_t total_bytes() const { return bytes_; }
 
   // Called for every collective that is started.
-  static void record(CommKind kind);
+  static void record(CommKind kind, int64_t bytes = 0);
 
  private:
   int64_t counts_[static_cast<int>(CommKind::kCount)] = {};
+  int64_t bytes_ = 0;
   CommDebugMode* outer_;
 };
 

@@ -38,7 +38,7 @@ at::Tensor gather_stacked(const at::Tensor& part, comm::Group& group) {
   Sizes sizes{group.size()};
   sizes.append(part.sizes().begin(), part.sizes().end());
   at::Tensor all = at::empty(sizes, part.options());
-  CommDebugMode::record(CommKind::kAllGather);
+  CommDebugMode::record(CommKind::kAllGather, (group.size() - 1) * static_cast<int64_t>(part.nbytes()));
   comm::all_gather_into(group, all, part, "redistribute").wait();
   return all;
 }
@@ -120,7 +120,7 @@ at::Tensor shard_to_shard(const at::Tensor& local, comm::Group& group, const Ste
     total += count;
   }
   at::Tensor output = at::empty({total}, local.options());
-  CommDebugMode::record(CommKind::kAllToAll);
+  CommDebugMode::record(CommKind::kAllToAll, static_cast<int64_t>(output.nbytes()) * (group.size() - 1) / group.size());
   comm::all_to_all_single(group, output, input, output_splits, input_splits, "redistribute").wait();
   std::vector<at::Tensor> parts;
   int64_t offset = 0;
@@ -137,7 +137,7 @@ ReduceOp byte_op(ReduceOp op) {
 }
 
 at::Tensor partial_to_replicate(const at::Tensor& local, comm::Group& group, ReduceOp op) {
-  CommDebugMode::record(CommKind::kAllReduce);
+  CommDebugMode::record(CommKind::kAllReduce, 2 * static_cast<int64_t>(local.nbytes()) * (group.size() - 1) / group.size());
   if (local.scalar_type() == at::kBool) {
     at::Tensor bytes = local.to(at::kByte);
     comm::all_reduce(group, bytes, byte_op(op), "redistribute").wait();
@@ -171,7 +171,7 @@ at::Tensor partial_to_shard(const at::Tensor& local, comm::Group& group, ReduceO
     }
   }
   at::Tensor output = at::empty(part, local.options());
-  CommDebugMode::record(CommKind::kReduceScatter);
+  CommDebugMode::record(CommKind::kReduceScatter, static_cast<int64_t>(output.nbytes()) * (group.size() - 1));
   comm::reduce_scatter_into(group, output, input, op, "redistribute").wait();
   return output.narrow(dim, 0, local_range(n, k, group.rank()).size).contiguous();
 }
