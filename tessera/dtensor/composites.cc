@@ -2,10 +2,13 @@
 // registered at the autograd key too, so that their gradients come from what they are made of.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <ATen/ops/pad_native.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include <limits>
 
+#include "tessera/base/error.h"
 #include "tessera/dtensor/detail/plan.h"
 
 namespace tessera::detail {
@@ -22,8 +25,8 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_
 }
 
 // Upstream adds eps in place to the mean, which over a sharded hidden dim is partial.
-at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape, const std::optional<at::Tensor>& weight,
-                    std::optional<double> eps) {
+at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                    const std::optional<at::Tensor>& weight, std::optional<double> eps) {
   const auto type = input.scalar_type();
   const at::Tensor x = input.to(at::toOpMathType(type));
   std::vector<int64_t> dims;
@@ -37,6 +40,58 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
   return weight && weight->defined() ? normal * *weight : normal;
 }
 
+// Upstream copies slices into at::empty(), which would be a plain tensor.
+at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
+  const auto pad = C10_AS_INTARRAYREF_SLOW(symbolic);
+  at::Tensor padded = self;
+  for (size_t i = 0; i + 1 < pad.size(); i += 2) {
+    const int64_t dim = self.dim() - 1 - static_cast<int64_t>(i / 2);
+    const int64_t left = pad[i];
+    const int64_t right = pad[i + 1];
+    const int64_t size = self.size(dim) + std::min<int64_t>(left, 0) + std::min<int64_t>(right, 0);
+    TESSERA_CHECK(
+        size > 0 && left <= self.size(dim) && right <= self.size(dim), ErrorKind::kShape,
+        "[dtensor.pad] circular padding [{}] of shape [{}]: found {} and {} for size {}, wanted at most that size "
+        "and something left. Pad less.",
+        fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
+    const at::Tensor body = size == self.size(dim) ? padded : padded.narrow(dim, std::max<int64_t>(-left, 0), size);
+    std::vector<at::Tensor> parts;
+    if (left > 0) {
+      parts.push_back(body.narrow(dim, size - left, left));
+    }
+    parts.push_back(body);
+    if (right > 0) {
+      parts.push_back(body.narrow(dim, 0, right));
+    }
+    padded = parts.size() == 1 ? body : at::cat(parts, dim);
+  }
+  return padded.is_same(self) ? self.clone() : padded;
+}
+
+at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
+  const bool known = mode == "constant" || mode == "reflect" || mode == "replicate" || mode == "circular";
+  TESSERA_CHECK(
+      known, ErrorKind::kShape,
+      "[dtensor.pad] Unrecognized padding mode {}: wanted constant, reflect, replicate or circular. Use one of "
+      "these.",
+      mode);
+  return at::native::pad_symint(self, pad, mode, value);
+}
+
+// To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.
+at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                      std::optional<c10::SymInt> offset) {
+  const bool same = self.sizes() == C10_AS_INTARRAYREF_SLOW(sizes) &&
+                    self.strides() == C10_AS_INTARRAYREF_SLOW(strides) && (!offset || *offset == 0);
+  TESSERA_CHECK(
+      same, ErrorKind::kShape,
+      "Sharding dimension mismatch: [dtensor.dispatch] aten::as_strided(self: [{}]): as_strided not supported with "
+      "DTensor, except to the shape and strides that it has. Use view, transpose, slice or unfold, or work on "
+      "to_local().",
+      fmt::join(self.sizes(), ", "));
+  return at::alias(self);
+}
+
 }  // namespace
 
 void register_composites() {
@@ -47,7 +102,10 @@ void register_composites() {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
+      made->back()->impl("pad", TORCH_FN(pad));
+      made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
+    made->back()->impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
     return made;
   }();
   (void)libraries;

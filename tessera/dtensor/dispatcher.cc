@@ -206,11 +206,6 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
   wrap_outputs(plan, mesh, stack, kept);
 }
 
-// An operation that is written in terms of others takes itself apart on global shapes; what it calls has its own rules.
-void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
-  op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
-}
-
 // Finds the rule at the first miss. False when the operation decomposes instead.
 bool has_rule(const OpEntry& op) {
   if (op.rule.load(std::memory_order_acquire) != nullptr) {
@@ -264,17 +259,17 @@ void dispatch(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
 
 struct Kernel final : c10::OperatorKernel {
   explicit Kernel(const OpEntry* entry) : entry(entry) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) { dispatch(*entry, keys, *stack); }
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet keys, Stack* stack) {
+    dispatch(*entry, keys, *stack);
+  }
   const OpEntry* entry;
 };
 
 // For operations of other libraries that are no composites and were never registered with us.
 struct FallbackKernel final : c10::OperatorKernel {
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack*) {
-    raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {}: the operation has no sharding rule and was called on a DTensor. "
-          "Add one with tessera::register_rule, or call it on to_local().",
-          toString(handle.operator_name()));
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
+    const OpEntry entry(handle);  // has no rule, which make_plan says
+    make_plan(entry, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - entry.args.size(), entry.args.size()));
   }
 };
 
@@ -323,6 +318,10 @@ Registry& registry() {
 
 }  // namespace
 
+void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
+
 void ensure_registered() { registry(); }
 
 void ensure_kernels_of(const std::string& name) {
@@ -336,13 +335,12 @@ void ensure_kernels_of(const std::string& name) {
   }
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& known : dispatcher.getAllOpNames()) {
-    const bool wanted = dot == std::string::npos ? known.name == name
-                                                 : known.name == name.substr(0, dot) &&
-                                                       known.overload_name == name.substr(dot + 1);
+    const bool wanted = dot == std::string::npos
+                            ? known.name == name
+                            : known.name == name.substr(0, dot) && known.overload_name == name.substr(dot + 1);
     const auto op = wanted ? dispatcher.findSchema(known) : std::nullopt;
     if (op && !all.entries.contains(toString(known)) && !is_composite(*op)) {
-      all.others.push_back(
-          std::make_unique<torch::Library>(torch::Library::IMPL, ns, kDTensorKey, __FILE__, __LINE__));
+      all.others.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, ns, kDTensorKey, __FILE__, __LINE__));
       all.add(*all.others.back(), *op);
     }
   }

@@ -1,9 +1,8 @@
 #include "tessera/dtensor/detail/plan.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
@@ -52,8 +51,19 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
     }
     return_alias.push_back(alias);
   }
+  // Their schemas do not say that training moves the statistics.
+  if (name.starts_with("aten::native_batch_norm") || name.starts_with("aten::cudnn_batch_norm") ||
+      name.starts_with("aten::miopen_batch_norm")) {
+    unwritten_unless = -1;
+    for (size_t i = 0; i < args.size() && name.find("backward") == std::string::npos; ++i) {
+      unwritten_unless = args[i].name == "training" ? static_cast<int>(i) : unwritten_unless;
+      args[i].mutated = args[i].mutated || args[i].name.starts_with("running_");
+      mutates = mutates || args[i].mutated;
+    }
+  }
   in_place_view = op.hasTag(at::Tag::inplace_view);
-  foreach = name.find("::_foreach_") != std::string::npos;
+  foreach
+    = name.find("::_foreach_") != std::string::npos;
 }
 
 }  // namespace tessera::detail
@@ -119,8 +129,7 @@ class CallReader {
     for_each([&](int arg, int element, const at::Tensor& tensor) { add(arg, element, tensor); });
   }
 
-  OpCall call() { return OpCall(op_, args_, mesh_, std::move(inputs_)); }
-  const std::vector<TensorInput>& outs() const { return outs_; }
+  OpCall call() { return OpCall(op_, args_, mesh_, std::move(inputs_), std::move(outs_)); }
 
  private:
   template <class Visit>
@@ -152,7 +161,8 @@ class CallReader {
   }
 
   void add(int arg, int element, const at::Tensor& tensor) {
-    TensorInput input{arg, element, &tensor, {}, tensor.sizes(), op_.args[arg].mutated};
+    const bool written = op_.args[arg].mutated && (op_.unwritten_unless < 0 || args_[op_.unwritten_unless].toBool());
+    TensorInput input{arg, element, &tensor, {}, tensor.sizes(), written};
     if (is_dtensor(tensor)) {
       input.placements = impl_of(tensor)->placements();
     } else {
@@ -164,13 +174,14 @@ class CallReader {
 
   // A plain tensor counts as replicated only where that cannot be wrong.
   void check_plain(int arg, int element, const at::Tensor& tensor) const {
-    const bool may = !op_.args[arg].mutated && (tensor.numel() == 1 || implicit_replication_enabled() || is_engine_zero(tensor));
-    TESSERA_CHECK(may, ErrorKind::kShape,
-                  "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
-                  "need to convert all torch.Tensor to DTensor before calling distributed operators! "
-                  "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
-                  op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element),
-                  fmt::join(tensor.sizes(), ", "));
+    const bool may =
+        !op_.args[arg].mutated && (tensor.numel() == 1 || implicit_replication_enabled() || is_engine_zero(tensor));
+    TESSERA_CHECK(
+        may, ErrorKind::kShape,
+        "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
+        "need to convert all torch.Tensor to DTensor before calling distributed operators! "
+        "Wrap it with distribute_tensor or from_local, or hold an ImplicitReplication where it is alike on all ranks.",
+        op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
   }
 
   // The autograd engine writes plain zeros for gradients that nobody gave.
@@ -211,7 +222,8 @@ c10::IValue to_meta(const c10::IValue& value) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& element : value.toListRef()) {
       list.push_back(element.isTensor() && element.toTensor().defined()
-                         ? std::optional<at::Tensor>(to_meta(element.toTensor())) : std::nullopt);
+                         ? std::optional<at::Tensor>(to_meta(element.toTensor()))
+                         : std::nullopt);
     }
     return list;
   }
@@ -237,14 +249,14 @@ bool returns_new_tensors(const OpEntry& op) {
 }
 
 // In-place and out= forms: the returned tensors that are arguments keep the placements those have.
-FixedOutputs fixed_outputs(const OpCall& call, const std::vector<TensorInput>& outs) {
+FixedOutputs fixed_outputs(const OpCall& call) {
   FixedOutputs fixed;
   for (size_t i = 0; i < call.op.return_alias.size(); ++i) {
     const int arg = call.op.return_alias[i];
     if (arg < 0) {
       continue;
     }
-    for (const auto* list : {&call.inputs, &outs}) {
+    for (const auto* list : {&call.inputs, &call.outs}) {
       for (const auto& input : *list) {
         if (input.arg == arg) {
           fixed.emplace_back(i, input.placements);
@@ -257,23 +269,49 @@ FixedOutputs fixed_outputs(const OpCall& call, const std::vector<TensorInput>& o
 
 void check_strict(const OpCall& call, const Proposal& proposal, const Choice& choice) {
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
-    TESSERA_CHECK(!proposal.strict || choice.inputs[i] == call.inputs[i].placements, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: {} It cannot be performed without redistribution, which is disallowed by the "
-                  "current operator. Please redistribute the tensor to {} before this operation.",
-                  call.describe(), proposal.strict_reason, to_string(choice.inputs[i]));
+    TESSERA_CHECK(
+        !proposal.strict || choice.inputs[i] == call.inputs[i].placements, ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}: {} It cannot be performed without redistribution, "
+        "which is disallowed by the "
+        "current operator. Please redistribute the tensor to {} before this operation.",
+        call.describe(), proposal.strict_reason, to_string(choice.inputs[i]));
   }
 }
 
-void check_outs(const OpCall& call, const std::vector<TensorInput>& outs, const Choice& choice,
-                const std::vector<OutputShape>& shapes) {
+void check_outs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  const auto& outs = call.outs;
   for (size_t i = 0; i < outs.size() && i < choice.outputs.size(); ++i) {
     TESSERA_CHECK(outs[i].placements == choice.outputs[i], ErrorKind::kShape,
                   "Sharding dimension mismatch: [dtensor.dispatch] {}: out has placements {}, the result {}. "
-                  "Use the version without out.", call.describe(), to_string(outs[i].placements), to_string(choice.outputs[i]));
-    TESSERA_CHECK(i >= shapes.size() || outs[i].sizes == c10::IntArrayRef(shapes[i].sizes), ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: out has shape [{}], the result [{}]. A DTensor is not resized: use the version "
-                  "without out.", call.describe(), fmt::join(outs[i].sizes, ", "), fmt::join(shapes[i].sizes, ", "));
+                  "Use the version without out.",
+                  call.describe(), to_string(outs[i].placements), to_string(choice.outputs[i]));
+    TESSERA_CHECK(
+        i >= shapes.size() || outs[i].sizes == c10::IntArrayRef(shapes[i].sizes), ErrorKind::kShape,
+        "[dtensor.dispatch] {}: out has shape [{}], the result [{}]. A DTensor is not resized: use the version "
+        "without out.",
+        call.describe(), fmt::join(outs[i].sizes, ", "), fmt::join(shapes[i].sizes, ", "));
   }
+}
+
+// A local function gives new tensors; those of an out= call belong in the caller's.
+LocalFunction into_outs(const OpCall& call, LocalFunction local) {
+  c10::SmallVector<int, 4> positions;
+  for (const auto& out : call.outs) {
+    positions.push_back(out.arg);
+  }
+  return [positions, local = std::move(local)](const LocalCall& of) {
+    c10::SmallVector<at::Tensor, 4> outs;
+    for (const int position : positions) {
+      outs.push_back(of.arg(position).toTensor());
+    }
+    local(of);
+    const size_t base = of.stack.size() - outs.size();
+    for (size_t i = 0; i < outs.size(); ++i) {
+      if (!of.stack[base + i].toTensor().is_same(outs[i])) {
+        outs[i].copy_(of.stack[base + i].toTensor());
+      }
+    }
+  };
 }
 
 std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
@@ -315,8 +353,10 @@ std::vector<OutputShape> infer_outputs(const OpCall& call) {
   try {
     call.op.handle.callBoxed(stack);
   } catch (const c10::NotImplementedError& error) {
-    raise(ErrorKind::kInternal, "[dtensor.rule] {}: the rule gives no output shapes and the operation has no meta kernel. "
-          "Give Proposal::outputs. {}", call.name(), error.what_without_backtrace());
+    raise(ErrorKind::kInternal,
+          "[dtensor.rule] {}: the rule gives no output shapes and the operation has no meta kernel. "
+          "Give Proposal::outputs. {}",
+          call.name(), error.what_without_backtrace());
   }
   std::vector<OutputShape> shapes;
   const auto& returns = call.op.handle.schema().returns();
@@ -348,19 +388,21 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   const OpCall call = reader.call();
   TESSERA_CHECK(!op.in_place_view, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: changing the shape of a DTensor in place is not supported. "
-                "Use the out-of-place version.", call.describe());
+                "Use the out-of-place version.",
+                call.describe());
   const Rule* rule = op.rule.load(std::memory_order_acquire);
   TESSERA_CHECK(rule != nullptr, ErrorKind::kShape,
                 "[dtensor.dispatch] {}: the operation does not have a sharding rule registered. "
-                "Add one with tessera::register_rule, or call it on to_local() or full_tensor().", call.describe());
+                "Add one with tessera::register_rule, or call it on to_local() or full_tensor().",
+                call.describe());
   Proposal proposal;
   (*rule)(call, proposal);
   if (proposal.outputs.empty() && returns_new_tensors(op)) {
     proposal.outputs = infer_outputs(call);
   }
-  const Choice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call, reader.outs()));
+  const Choice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call));
   check_strict(call, proposal, choice);
-  check_outs(call, reader.outs(), choice, proposal.outputs);
+  check_outs(call, choice, proposal.outputs);
   auto plan = std::make_shared<Plan>();
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
@@ -375,6 +417,9 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   plan->outputs = plan_outputs(call, choice, proposal.outputs);
   if (proposal.local) {
     plan->local = proposal.local(call, choice);
+    if (plan->local && !call.outs.empty()) {
+      plan->local = into_outs(call, std::move(plan->local));
+    }
   }
   return plan;
 }

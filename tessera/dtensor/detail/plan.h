@@ -34,6 +34,7 @@ struct OpEntry {
   std::vector<int> tensor_args;
   std::vector<int> return_alias;  // for each return: the argument it is, or -1
   bool mutates = false;        // writes to some argument
+  int unwritten_unless = -1;      // the argument that says whether it does, -1 for always
   bool in_place_view = false;     // changes the shape of an argument
   bool foreach = false;
   uint64_t id;                    // in cache keys
@@ -92,6 +93,9 @@ using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
 Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
 // Shapes of the results of the operation on meta tensors of the global shapes.
 std::vector<OutputShape> infer_outputs(const OpCall& call);
+
+// Takes an operation apart that is written in terms of others: on global shapes, what it calls has its own rules.
+void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 
 // The tables of rules/ and what was added by register_rule.
 const Rule* find_rule(const OpEntry& op);

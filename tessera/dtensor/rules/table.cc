@@ -46,6 +46,20 @@ struct Rules {
     add_attention_rules(table);
     add_optimizer_rules(table);
     add_random_rules(table);
+    add_elementwise_loss_rules(table);
+    add_arg_extreme_rules(table);
+    add_index_rules(table);
+    add_index_write_rules(table);
+    add_pad_rules(table);
+    add_spatial_rules(table);
+    add_convolution_rules(table);
+    add_batch_norm_rules(table);
+    add_linalg_rules(table);
+    add_fft_rules(table);
+    add_grouped_matmul_rules(table);
+    add_fused_attention_rules(table);
+    add_reinterpreting_view_rules(table);
+    add_factory_rules(table);
   }
 
   const Rule* find(const std::string& full_name) {
@@ -116,9 +130,10 @@ Rule zip_rule(Rule rule) {
       const Choice choice = choose(one, of_one, 1, fixed);
       for (size_t i = 0; i < indices.size(); ++i) {
         auto& placements = whole.inputs[indices[i]];
-        TESSERA_CHECK(placements.empty() || placements == choice.inputs[i], ErrorKind::kShape,
-                      "[dtensor.dispatch] {}: a tensor beside the lists would have to lie as {} and as {}. Replicate it.",
-                      call.describe(), to_string(placements), to_string(choice.inputs[i]));
+        TESSERA_CHECK(
+            placements.empty() || placements == choice.inputs[i], ErrorKind::kShape,
+            "[dtensor.dispatch] {}: a tensor beside the lists would have to lie as {} and as {}. Replicate it.",
+            call.describe(), to_string(placements), to_string(choice.inputs[i]));
         placements = choice.inputs[i];
       }
       whole.outputs.push_back(choice.outputs[0]);
@@ -131,10 +146,12 @@ Rule zip_rule(Rule rule) {
 }
 
 void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted) {
-  raise(ErrorKind::kShape,
-        "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are not "
-        "supported. '{}' is written and has placement {}, wanted {}. Use the out-of-place version, or redistribute first.",
-        call.describe(), call.op.args[input.arg].name, to_string(input.placements), to_string(wanted));
+  raise(
+      ErrorKind::kShape,
+      "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are not "
+      "supported. '{}' is written and has placement {}, wanted {}. Use the out-of-place version, or redistribute "
+      "first.",
+      call.describe(), call.op.args[input.arg].name, to_string(input.placements), to_string(wanted));
 }
 
 Sizes broadcast_sizes(const OpCall& call) {
@@ -165,6 +182,27 @@ c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
     }
   }
   return found;
+}
+
+void add_linear(const OpCall& call, Proposal& proposal, int input) {
+  for (const Placement& p : partials_among(call)) {
+    if (is_additive(p)) {
+      Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
+      strategy.inputs[input] = p;
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+}
+
+int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim) {
+  const int64_t own = dim - (static_cast<int64_t>(broadcast.size()) - input.dim());
+  return own < 0 || (input.sizes[own] == 1 && broadcast[dim] != 1) ? -1 : own;
+}
+
+int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {
+  TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), dim, ndim);
+  return wrap_dim(dim, ndim);
 }
 
 bool is_sharded_on(const TensorInput& input, int64_t dim) {

@@ -1,9 +1,8 @@
 // Reshapes: which dims of the result hold a sharded dim of the input. Dims are matched in groups of equal product, as
 // upstream's view rules do.
 #include <ATen/ATen.h>
-#include <ATen/TensorUtils.h>
 #include <ATen/InferSize.h>
-
+#include <ATen/TensorUtils.h>
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -132,7 +131,8 @@ class ViewPlacements {
     const int64_t all_parts = parts_of({dim}, call_.mesh->ndim());
     const bool flattens = group->to.size() == 1;
     if (placement.is_strided_shard()) {
-      return flattens && dim == group->from[0] ? flattened_strided(m, *group, all_parts) : unflattened_strided(m, *group);
+      return flattens && dim == group->from[0] ? flattened_strided(m, *group, all_parts)
+                                               : unflattened_strided(m, *group);
     }
     if (dim == group->from[0]) {
       if (from_[dim] % all_parts != 0) {
@@ -196,14 +196,16 @@ class ViewPlacements {
 
   [[noreturn]] void fail_flatten(int64_t m) const {
     raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {} to [{}]: Cannot flatten unevenly sharded tensor: dimension {} (size {}) is not evenly "
+          "Sharding dimension mismatch: [dtensor.dispatch] {} to [{}]: Cannot flatten unevenly sharded tensor: "
+          "dimension {} (size {}) is not evenly "
           "divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
           call_.describe(), fmt::join(to_, ", "), now_[m].dim, from_[now_[m].dim], m, call_.mesh->shape()[m]);
   }
 
   [[noreturn]] void fail_unflatten(int64_t m, int64_t dim) const {
     raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {} to [{}]: Cannot unflatten unevenly sharded tensor: output dimension {} (size {}) is not "
+          "Sharding dimension mismatch: [dtensor.dispatch] {} to [{}]: Cannot unflatten unevenly sharded tensor: "
+          "output dimension {} (size {}) is not "
           "evenly divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
           call_.describe(), fmt::join(to_, ", "), dim, to_[dim], m, call_.mesh->shape()[m]);
   }
@@ -239,10 +241,10 @@ void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal);
   proposal.local = [](const OpCall&, const Choice&) {
     return [](const LocalCall& local) {
-      local.finish({at::_reshape_alias(local.arg(0).toTensor(), local.arg(1).toIntVector(),
-                                       *at::detail::computeStride(local.arg(0).toTensor().sizes(),
-                                                                  local.arg(0).toTensor().strides(),
-                                                                  local.arg(1).toIntVector()))});
+      local.finish({at::_reshape_alias(
+          local.arg(0).toTensor(), local.arg(1).toIntVector(),
+          *at::detail::computeStride(local.arg(0).toTensor().sizes(), local.arg(0).toTensor().strides(),
+                                     local.arg(1).toIntVector()))});
     };
   };
 }
