@@ -282,6 +282,11 @@ class Chooser {
       }
     }
     TESSERA_CHECK(
+        !best.inputs.empty() || !writes_, ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}: nothing brings the other operands to where what is written "
+        "lies. Use the out-of-place version, or redistribute first.",
+        call_.describe());
+    TESSERA_CHECK(
         !best.inputs.empty(), ErrorKind::kShape,
         "[dtensor.dispatch] {}: found no placements that the operation can work on. Redistribute its inputs to "
         "Replicate first.",

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <limits>
+#include <numbers>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/plan.h"
@@ -24,9 +25,26 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_
   return values.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).scatter(dim, where, values);
 }
 
+// Upstream writes into at::zeros(sizes, options) here too.
+at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& indices,
+                              int64_t dim) {
+  return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
+}
+
+// Upstream's derivative adds a plain at::arange(p).
+at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
+  at::Tensor sum = self.lgamma();
+  for (int64_t j = 1; j < p; ++j) {
+    sum = sum + (self - static_cast<double>(j) / 2).lgamma();
+  }
+  return sum + static_cast<double>(p * (p - 1)) / 4 * std::log(std::numbers::pi);
+}
+
+at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(mvlgamma(self.clone(), p)); }
+
 // Upstream adds eps in place to the mean, which over a sharded hidden dim is partial.
-at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
-                    const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::IntArrayRef normalized_shape,
+                                                  const std::optional<at::Tensor>& weight, std::optional<double> eps) {
   const auto type = input.scalar_type();
   const at::Tensor x = input.to(at::toOpMathType(type));
   std::vector<int64_t> dims;
@@ -37,7 +55,12 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
                                               : static_cast<double>(std::numeric_limits<float>::epsilon());
   const at::Tensor scale = x.pow(2).mean(dims, /*keepdim=*/true).add(eps.value_or(smallest)).rsqrt();
   const at::Tensor normal = (x * scale).to(type);
-  return weight && weight->defined() ? normal * *weight : normal;
+  return {weight && weight->defined() ? normal * *weight : normal, scale};
+}
+
+at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                    const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  return std::get<0>(fused_rms_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight, eps));
 }
 
 // Upstream copies slices into at::empty(), which would be a plain tensor.
@@ -101,10 +124,14 @@ void register_composites() {
     for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradPrivateUse3}) {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
+      made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
+      made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
       made->back()->impl("pad", TORCH_FN(pad));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
+    made->back()->impl("mvlgamma", TORCH_FN(mvlgamma));
+    made->back()->impl("mvlgamma_", TORCH_FN(mvlgamma_));
     made->back()->impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
     return made;
   }();

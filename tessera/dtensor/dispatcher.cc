@@ -200,7 +200,7 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});
     } else {
-      op.handle.redispatchBoxed(localizer.keys(), &stack);
+      call_local(op, localizer.keys(), stack);
     }
   }
   wrap_outputs(plan, mesh, stack, kept);

@@ -136,7 +136,15 @@ ReduceOp byte_op(ReduceOp op) {
   return op == ReduceOp::kProduct || op == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
 }
 
+// Sums of complex numbers go by their parts.
+bool by_parts(const at::Tensor& local, ReduceOp op) {
+  return local.is_complex() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
+}
+
 at::Tensor partial_to_replicate(const at::Tensor& local, comm::Group& group, ReduceOp op) {
+  if (by_parts(local, op)) {
+    return at::view_as_complex(partial_to_replicate(at::view_as_real(local), group, op));
+  }
   CommDebugMode::record(CommKind::kAllReduce, 2 * static_cast<int64_t>(local.nbytes()) * (group.size() - 1) / group.size());
   if (local.scalar_type() == at::kBool) {
     at::Tensor bytes = local.to(at::kByte);
@@ -149,6 +157,9 @@ at::Tensor partial_to_replicate(const at::Tensor& local, comm::Group& group, Red
 }
 
 at::Tensor partial_to_shard(const at::Tensor& local, comm::Group& group, ReduceOp op, int64_t dim, int64_t n) {
+  if (by_parts(local, op)) {
+    return at::view_as_complex(partial_to_shard(at::view_as_real(local), group, op, dim, n));
+  }
   if (local.scalar_type() == at::kBool) {
     const at::Tensor whole = partial_to_replicate(local, group, op);
     return replicate_to_shard(whole, Shard(dim), n, group.size(), group.rank(), false);
@@ -194,7 +205,8 @@ at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, in
   }
 }
 
-at::Tensor run_step(const at::Tensor& local, const DeviceMesh& mesh, const Step& step, bool may_alias) {
+at::Tensor run_step(const at::Tensor& given, const DeviceMesh& mesh, const Step& step, bool may_alias) {
+  const at::Tensor local = given.is_conj() || given.is_neg() ? given.resolve_conj().resolve_neg() : given;
   const int64_t k = mesh.shape()[step.mesh_dim];
   const int64_t coordinate = (*mesh.coordinate())[step.mesh_dim];
   if (k == 1) {

@@ -39,7 +39,8 @@ int64_t step_bytes(const Placement& from, const Placement& to, int64_t local_byt
 }
 
 // Of an operation that no kernel here runs: what its rule plans.
-Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const std::vector<c10::IValue>& args, const Tensors& placed) {
+Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const std::vector<c10::IValue>& args,
+                  const Tensors& placed) {
   const detail::OpEntry entry(sample.op);
   entry.rule = detail::find_rule(entry);
   const auto plan = detail::make_plan(entry, args);
@@ -62,26 +63,6 @@ Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const st
   return behaviour;
 }
 
-// Arguments with out= tensors that lie as the result of the form without out.
-void add_outs(const Reference& reference, const MeshPtr& mesh, std::vector<c10::IValue>& args) {
-  const auto& arguments = reference.sample.op.schema().arguments();
-  std::vector<c10::IValue> others;
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (!arguments[i].is_out()) {
-      others.push_back(args[i]);
-    }
-  }
-  const Outcome without = call(*reference.functional, {}, others);
-  size_t next = 0;
-  for (size_t i = 0; i < args.size(); ++i) {
-    if (arguments[i].is_out()) {
-      const at::Tensor& result = without.tensors.at(next++);
-      args[i] = from_local(at::zeros_like(to_local(result)), mesh, placements(result),
-                           {.shape = result.sizes().vec(), .stride = result.strides().vec()});
-    }
-  }
-}
-
 Observed observe(const SharedSample& shared, const Combination& combination, const MeshPtr& mesh) {
   const Reference& reference = *shared.reference;
   Observed seen{.op = shared.name(), .inputs = joined(combination), .behaviour = {}, .error = {}};
@@ -96,7 +77,13 @@ Observed observe(const SharedSample& shared, const Combination& combination, con
       return seen;
     }
     if (reference.functional) {
-      add_outs(reference, mesh, args);
+      const auto outs = outs_like(reference, shared.slots, placed);
+      size_t next = 0;
+      for (size_t i = 0; i < args.size(); ++i) {
+        if (reference.sample.op.schema().arguments()[i].is_out()) {
+          args[i] = outs.at(next++);
+        }
+      }
     }
     CommDebugMode count;
     const Outcome outcome = call(reference.sample, {}, args);

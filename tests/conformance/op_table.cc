@@ -21,15 +21,20 @@ std::string trimmed(const std::string& text) {
 
 const char* name_of(DifferenceKind kind) {
   switch (kind) {
-    case DifferenceKind::kPlacement: return "placement";
-    case DifferenceKind::kMore: return "more";
-    default: return "refuses";
+    case DifferenceKind::kPlacement:
+      return "placement";
+    case DifferenceKind::kMore:
+      return "more";
+    default:
+      return "refuses";
   }
 }
 
 }  // namespace
 
-std::string Behaviour::to_string() const { return error ? "error" : fmt::format("{} {}", fmt::join(outputs, " "), bytes); }
+std::string Behaviour::to_string() const {
+  return error ? "error" : fmt::format("{} {}", fmt::join(outputs, " "), bytes);
+}
 
 Behaviour parse_behaviour(const std::string& text) {
   Behaviour behaviour;

@@ -1,10 +1,10 @@
-// Placements and bytes of every operation against what PyTorch 2.13 does (op_table.txt, made by oracle/make_op_table.py):
-// an operation that gathers where PyTorch does not fails, as does any difference that op_differences.txt does not list.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+// Placements and bytes of every operation against what PyTorch 2.13 does (op_table.txt, made by
+// oracle/make_op_table.py): an operation that gathers where PyTorch does not fails, as does any difference that
+// op_differences.txt does not list.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <iostream>
 #include <map>

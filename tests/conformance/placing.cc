@@ -61,7 +61,9 @@ std::vector<Placement> plain_kinds(const Slot& slot) {
   for (int64_t dim = 0; dim < slot.plain.dim(); ++dim) {
     kinds.push_back(Shard(dim));
   }
-  if (slot.plain.scalar_type() != at::kBool) {
+  const auto type = slot.plain.scalar_type();  // sums of the narrow types are too coarse to compare
+  if (type == at::kDouble || type == at::kFloat || type == at::kLong || type == at::kInt ||
+      type == at::kComplexDouble) {
     kinds.push_back(Partial());
   }
   return kinds;

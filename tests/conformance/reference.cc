@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace tessera::testing {
@@ -73,34 +74,40 @@ Tensors gradients_of(const Outcome& outcome, const Tensors& leaves, const Tensor
 
 namespace {
 
-// The overload without out=, with the same other arguments.
-std::optional<Sample> functional_of(const Sample& sample) {
-  const auto& schema = sample.op.schema();
-  Sample without{.op = sample.op, .label = sample.label, .whole = sample.whole};
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    if (!schema.arguments()[i].is_out()) {
-      without.args.push_back(sample.args[i]);
+// The arguments of an out= form for the form without, which may have more, with defaults; none when they do not fit.
+std::optional<std::vector<c10::IValue>> functional_args(const c10::FunctionSchema& functional,
+                                                        const c10::FunctionSchema& schema,
+                                                        const std::vector<c10::IValue>& args) {
+  std::vector<c10::IValue> found;
+  size_t used = 0;
+  for (const auto& argument : functional.arguments()) {
+    const auto at = schema.argumentIndexWithName(argument.name());
+    if (at && !schema.arguments()[*at].is_out() && *schema.arguments()[*at].type() == *argument.type()) {
+      found.push_back(args[*at]);
+      ++used;
+    } else if (argument.default_value()) {
+      found.push_back(*argument.default_value());
+    } else {
+      return std::nullopt;
     }
   }
+  const auto given = std::count_if(schema.arguments().begin(), schema.arguments().end(),
+                                   [](const auto& one) { return !one.is_out(); });
+  return used == static_cast<size_t>(given) ? std::optional(found) : std::nullopt;
+}
+
+// The overload without out=.
+std::optional<Sample> functional_of(const Sample& sample) {
+  const auto& schema = sample.op.schema();
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name != schema.name()) {
+    if (name.name != schema.name() && name.name != schema.name() + "_functional") {
       continue;
     }
     const auto op = dispatcher.findSchema(name);
-    if (!op || op->schema().arguments().size() != without.args.size() || op->schema().is_mutable()) {
-      continue;
-    }
-    bool same = true;
-    for (size_t i = 0, j = 0; i < schema.arguments().size(); ++i) {
-      if (!schema.arguments()[i].is_out()) {
-        const auto& theirs = op->schema().arguments()[j++];
-        same = same && theirs.name() == schema.arguments()[i].name() && *theirs.type() == *schema.arguments()[i].type();
-      }
-    }
-    if (same) {
-      without.op = *op;
-      return without;
+    const auto args = op ? functional_args(op->schema(), schema, sample.args) : std::nullopt;
+    if (args) {
+      return Sample{.op = *op, .label = sample.label, .args = *args, .whole = sample.whole};
     }
   }
   return std::nullopt;
@@ -113,7 +120,13 @@ void make_outs(Reference& reference) {
   if (!reference.functional) {
     throw std::runtime_error(reference.sample.label + ": no overload without out: give out in the sample");
   }
-  const Outcome outcome = call(*reference.functional, {}, reference.functional->args);
+  const auto slots = slots_of(*reference.functional);
+  Tensors plain;
+  for (const auto& slot : slots) {
+    plain.push_back(slot.plain);
+  }
+  const Outcome outcome =
+      call(*reference.functional, {}, with_tensors(*reference.functional, slots, writable(slots, plain)));
   size_t next = 0;
   for (size_t i = 0; i < args.size(); ++i) {
     if (arguments[i].is_out()) {
@@ -133,6 +146,7 @@ void classify(Reference& reference) {
       reference.writes = reference.writes || written;
     }
   }
+  reference.is_view = schema.name() == "aten::_unsafe_view";
   for (const auto& returned : schema.returns()) {
     reference.is_view = reference.is_view || (returned.alias_info() != nullptr && !returned.alias_info()->isWrite());
   }
@@ -149,7 +163,8 @@ void add_gradients(Reference& reference) {
                                  with_tensors(reference.sample, reference.slots, writable(reference.slots, leaves)));
     auto generator = at::detail::createCPUGenerator(7);
     for (const auto& tensor : outcome.tensors) {
-      reference.flows.push_back(tensor.defined() && takes_gradient(tensor)
+      const bool flows = reference.flows.size() < reference.sample.flowing;
+      reference.flows.push_back(flows && tensor.defined() && takes_gradient(tensor)
                                     ? at::randn(tensor.sizes(), generator, tensor.options().requires_grad(false))
                                     : at::Tensor());
     }
@@ -160,6 +175,17 @@ void add_gradients(Reference& reference) {
 }
 
 }  // namespace
+
+std::vector<at::Tensor> outs_like(const Reference& reference, const std::vector<Slot>& slots, const Tensors& tensors) {
+  const auto args = with_tensors(reference.sample, slots, writable(slots, tensors));
+  const auto others = functional_args(reference.functional->op.schema(), reference.sample.op.schema(), args);
+  std::vector<at::Tensor> outs;
+  for (const auto& result : call(*reference.functional, {}, *others).tensors) {
+    outs.push_back(from_local(at::zeros_like(to_local(result)), device_mesh(result), placements(result),
+                              {.shape = result.sizes().vec(), .stride = result.strides().vec()}));
+  }
+  return outs;
+}
 
 Reference make_reference(const Sample& sample) {
   Reference reference{.sample = sample};

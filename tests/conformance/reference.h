@@ -36,6 +36,9 @@ struct Reference {
 // Throws when the plain operation fails on the sample.
 Reference make_reference(const Sample& sample);
 
+// Zeros that lie as the results of the form without out= do on these tensors.
+std::vector<at::Tensor> outs_like(const Reference& reference, const std::vector<Slot>& slots, const Tensors& tensors);
+
 // Leaves of autograd, where they can be.
 bool takes_gradient(const at::Tensor& tensor);
 // Gradients of all slots that take one; undefined where nothing flows.

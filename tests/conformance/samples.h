@@ -31,6 +31,8 @@ struct Sample {
   bool gradient = true;           // false: no gradients although the operation has them
   bool random = false;            // values are drawn: only shapes and placements are compared
   bool undefined_values = false;  // empty(): likewise
+  bool may_refuse = false;        // is made of an operation that writes: it may refuse as those may
+  size_t flowing = 99;            // gradients flow into the first results only: the others are statistics
   bool plan_only = false;         // has no kernel for CPU: only what its rule says is compared
   // Arguments that stay replicated, by name: learning rates, counters.
   std::vector<std::string> whole{};

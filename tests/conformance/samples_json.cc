@@ -109,11 +109,19 @@ SharedSample shared(size_t index, const Sample& sample) {
 std::vector<SharedSample> golden_samples() {
   constexpr size_t kEach = 2;
   std::vector<SharedSample> all;
+  std::string failed;
   for (const auto& op : listed_ops()) {
-    const auto samples = sample_table().samples(op.name, 8, 8);
-    for (size_t i = 0; i < std::min(samples.size(), kEach); ++i) {
-      all.push_back(shared(i, samples[i]));
+    try {
+      const auto samples = sample_table().samples(op.name, 8, 8);
+      for (size_t i = 0; i < std::min(samples.size(), kEach); ++i) {
+        all.push_back(shared(i, samples[i]));
+      }
+    } catch (const std::exception& error) {
+      failed += op.name + ": " + std::string(error.what()).substr(0, 300) + "\n";
     }
+  }
+  if (!failed.empty()) {
+    throw std::runtime_error("samples that fail: " + failed);
   }
   return all;
 }

@@ -69,6 +69,17 @@ struct Plan {
   bool cacheable = true;
 };
 
+// Calls the operation on local tensors, which have these keys.
+inline void call_local(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
+  // Most operations have no kernel for these, which redispatching does not skip.
+  constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  if (keys.has_any(kLazy)) [[unlikely]] {
+    op.handle.callBoxed(stack);
+  } else {
+    op.handle.redispatchBoxed(keys, &stack);
+  }
+}
+
 // What a rule's own local function works on: the stack ends with the operation's arguments, tensors already local, and
 // must end with its results instead.
 struct LocalCall {
@@ -76,7 +87,7 @@ struct LocalCall {
   Stack& stack;
   const DeviceMesh& mesh;
   c10::DispatchKeySet keys;  // of the local tensors
-  void call() const { op.handle.redispatchBoxed(keys, &stack); }
+  void call() const { call_local(op, keys, stack); }
   c10::IValue& arg(size_t i) const { return stack[stack.size() - op.args.size() + i]; }
   // Drops the arguments and pushes the results.
   void finish(std::initializer_list<c10::IValue> results) const {

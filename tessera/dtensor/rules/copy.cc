@@ -5,14 +5,14 @@ namespace tessera::detail {
 
 namespace {
 
-// zeros_like and its like read no values: what is partial becomes whole for free. empty_like is about to be written.
-void propose_like(const OpCall& call, Proposal& proposal, bool keep_partial) {
+// They read no values: what is partial becomes whole for free.
+void propose_like(const OpCall& call, Proposal& proposal) {
   const auto& self = call.inputs[0];
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
   for (const Placement& p : partials_among(call)) {
-    proposal.strategies.push_back({{keep_partial ? p : Replicate()}, {p}});
+    proposal.strategies.push_back({{Replicate()}, {p}});
   }
   proposal.output(self.sizes);
 }
@@ -44,9 +44,7 @@ void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
 }  // namespace
 
 void add_copy_rules(RuleTable& table) {
-  table.add({"aten::zeros_like", "aten::ones_like", "aten::full_like"},
-            [](const OpCall& call, Proposal& proposal) { propose_like(call, proposal, false); });
-  table.add("aten::empty_like", [](const OpCall& call, Proposal& proposal) { propose_like(call, proposal, true); });
+  table.add({"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like"}, propose_like);
   table.add({"aten::new_zeros", "aten::new_ones", "aten::new_full"},
             [](const OpCall& call, Proposal& proposal) { propose_new(call, proposal, false); });
   table.add({"aten::new_empty", "aten::new_empty_strided"},

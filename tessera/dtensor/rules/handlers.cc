@@ -51,6 +51,26 @@ void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   op.handle.callBoxed(*stack);
 }
 
+// Operations whose results have shapes that depend on values: on whole tensors, on every rank.
+void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  MeshPtr mesh;
+  for (const int arg : op.tensor_args) {
+    c10::IValue& slot = (*stack)[base + arg];
+    if (slot.isTensor() && is_dtensor(slot.toTensor())) {
+      mesh = device_mesh(slot.toTensor());
+      slot = whole(slot.toTensor());
+    }
+  }
+  op.handle.callBoxed(*stack);
+  for (size_t i = base; i < stack->size(); ++i) {
+    if ((*stack)[i].isTensor() && (*stack)[i].toTensor().defined()) {
+      const at::Tensor local = (*stack)[i].toTensor();
+      (*stack)[i] = from_local(local, mesh, Placements(mesh->ndim(), Replicate()));
+    }
+  }
+}
+
 void refuse(const OpEntry& op, c10::DispatchKeySet, Stack*) {
   raise(ErrorKind::kShape,
         "[dtensor.dispatch] {}: a DTensor has no storage of its own to point elsewhere or to resize. Make a new "
@@ -135,6 +155,9 @@ Handler find_builtin_handler(const std::string& name) {
       {"aten::equal", handle_equal},
       {"aten::is_same_size", handle_is_same_size},
       {"aten::is_pinned", handle_locally},
+      {"aten::nonzero", handle_replicated},
+      {"aten::_unique", handle_replicated},
+      {"aten::_unique2", handle_replicated},
       {"aten::record_stream", handle_locally},
       {"aten::_amp_foreach_non_finite_check_and_unscale_", handle_unscale},
       {"aten::squeeze_", handle_in_place_view},

@@ -130,7 +130,6 @@ void add_other_names(RuleTable& table) {
              "aten::logical_xor",
              "aten::logit",
              "aten::lt",
-             "aten::masked_fill",
              "aten::mish",
              "aten::mvlgamma",
              "aten::ne",
@@ -176,6 +175,18 @@ void add_other_names(RuleTable& table) {
              "aten::i0",
              "aten::rrelu_with_noise"},
             pointwise(Linearity::kNone));
+  // Zero where masked: linear in self.
+  table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
+    propose_pointwise(call, proposal, Linearity::kNone);
+    const auto& value = call.args[2];
+    if (value.isScalar() && value.toScalar().toComplexDouble() == 0.0) {
+      for (const Placement& p : partials_among(call)) {
+        if (p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg)) {
+          proposal.strategies.push_back({{p}, {p, Replicate()}});
+        }
+      }
+    }
+  });
   // Backward formulas that are themselves pointwise in the gradient and what was saved.
   table.add({"aten::threshold_backward", "aten::silu_backward", "aten::sigmoid_backward", "aten::tanh_backward",
              "aten::gelu_backward", "aten::leaky_relu_backward", "aten::elu_backward", "aten::hardtanh_backward",

@@ -102,46 +102,74 @@ const Rule* find_rule(const OpEntry& op) {
 
 Handler find_handler(const std::string& name) { return find_builtin_handler(name); }
 
+namespace {
+
+// Applies a rule to each position of the lists; none when a tensor beside them would have to lie in two ways. With
+// `whole_singles` those are replicated first.
+std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool whole_singles,
+                                    std::vector<OutputShape>& shapes) {
+  size_t length = 0;
+  for (const auto& input : call.inputs) {
+    length = std::max(length, static_cast<size_t>(input.element + 1));
+  }
+  const Placements replicated(call.mesh->ndim(), Replicate());
+  Choice whole;
+  whole.inputs.resize(call.inputs.size());
+  for (size_t position = 0; position < length; ++position) {
+    std::vector<TensorInput> inputs;
+    std::vector<size_t> indices;
+    FixedOutputs fixed;
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const auto& input = call.inputs[i];
+      if (input.element < 0 && input.dim() > 0) {  // a number for each position
+        whole.inputs[i] = replicated;
+        continue;
+      }
+      if (input.element >= 0 && input.element != static_cast<int>(position)) {
+        continue;
+      }
+      if (input.mutated && fixed.empty()) {
+        fixed.emplace_back(0, input.placements);
+      }
+      inputs.push_back(input);
+      indices.push_back(i);
+      if (input.element < 0 && whole_singles) {
+        inputs.back().placements = replicated;
+        inputs.back().mutated = true;  // does not move
+      }
+    }
+    const OpCall one(call.op, call.args, call.mesh, std::move(inputs));
+    Proposal of_one;
+    rule(one, of_one);
+    const Choice choice = choose(one, of_one, 1, fixed);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      auto& placements = whole.inputs[indices[i]];
+      if (!placements.empty() && placements != choice.inputs[i]) {
+        return std::nullopt;
+      }
+      placements = choice.inputs[i];
+    }
+    whole.outputs.push_back(choice.outputs[0]);
+    if (!of_one.outputs.empty()) {
+      shapes.push_back(of_one.outputs[0]);
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
-    size_t length = 0;
-    for (const auto& input : call.inputs) {
-      length = std::max(length, static_cast<size_t>(input.element + 1));
+    proposal.choice = zip_positions(rule, call, /*whole_singles=*/false, proposal.outputs);
+    if (!proposal.choice) {
+      proposal.outputs.clear();
+      proposal.choice = zip_positions(rule, call, /*whole_singles=*/true, proposal.outputs);
     }
-    Choice whole;
-    whole.inputs.resize(call.inputs.size());
-    for (size_t position = 0; position < length; ++position) {
-      std::vector<TensorInput> inputs;
-      std::vector<size_t> indices;
-      FixedOutputs fixed;
-      for (size_t i = 0; i < call.inputs.size(); ++i) {
-        const auto& input = call.inputs[i];
-        if (input.element == static_cast<int>(position) || input.element < 0) {
-          if (input.mutated && fixed.empty()) {
-            fixed.emplace_back(0, input.placements);
-          }
-          inputs.push_back(input);
-          indices.push_back(i);
-        }
-      }
-      const OpCall one(call.op, call.args, call.mesh, std::move(inputs));
-      Proposal of_one;
-      rule(one, of_one);
-      const Choice choice = choose(one, of_one, 1, fixed);
-      for (size_t i = 0; i < indices.size(); ++i) {
-        auto& placements = whole.inputs[indices[i]];
-        TESSERA_CHECK(
-            placements.empty() || placements == choice.inputs[i], ErrorKind::kShape,
-            "[dtensor.dispatch] {}: a tensor beside the lists would have to lie as {} and as {}. Replicate it.",
-            call.describe(), to_string(placements), to_string(choice.inputs[i]));
-        placements = choice.inputs[i];
-      }
-      whole.outputs.push_back(choice.outputs[0]);
-      if (!of_one.outputs.empty()) {
-        proposal.outputs.push_back(of_one.outputs[0]);
-      }
-    }
-    proposal.choice = std::move(whole);
+    TESSERA_CHECK(
+        proposal.choice.has_value(), ErrorKind::kInternal,
+        "[dtensor.rule] {}: a tensor beside the lists lies in two ways though it was not to move. Mend the rule.",
+        call.describe());
   };
 }
 

@@ -91,8 +91,8 @@ int64_t before(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims, int64_t dim)
 
 class ViewPlacements {
  public:
-  ViewPlacements(const OpCall& call, c10::IntArrayRef to)
-      : call_(call), from_(call.inputs[0].sizes), to_(to), now_(call.inputs[0].placements), map_(from_, to) {}
+  ViewPlacements(const OpCall& call, c10::IntArrayRef to, const Placements& now)
+      : call_(call), from_(call.inputs[0].sizes), to_(to), now_(now), map_(from_, to) {}
 
   // Placements of the result; an error where the input would have to move.
   Placements result() const {
@@ -229,8 +229,31 @@ void propose_view(const OpCall& call, Proposal& proposal) {
                   fmt::join(self.tensor->strides(), ", "), fmt::join(sizes, ", "));
     shape.strides = *strides;
   }
-  proposal.choice = Choice{{self.placements}, {ViewPlacements(call, sizes).result()}};
+  proposal.choice = Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
   proposal.outputs.push_back(std::move(shape));
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+  };
+}
+
+// view_copy(self, size): what the view would have to move is gathered.
+void propose_view_copy(const OpCall& call, Proposal& proposal) {
+  const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(call.inputs[0].sizes));
+  Placements now = call.inputs[0].placements;
+  Placements result;
+  while (result.empty()) {
+    try {
+      result = ViewPlacements(call, sizes, now).result();
+    } catch (const Error&) {
+      const auto last = std::find_if(now.rbegin(), now.rend(), [](const Placement& p) { return p.is_any_shard(); });
+      if (last == now.rend()) {
+        throw;
+      }
+      *last = Replicate();
+    }
+  }
+  proposal.choice = Choice{{now}, {result}};
+  proposal.outputs.push_back({sizes, {}});
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
   };
@@ -252,7 +275,8 @@ void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void add_view_rules(RuleTable& table) {
-  table.add({"aten::view", "aten::_unsafe_view", "aten::view_copy"}, propose_view);
+  table.add({"aten::view", "aten::_unsafe_view"}, propose_view);
+  table.add("aten::view_copy", propose_view_copy);
   table.add({"aten::_reshape_alias", "aten::_reshape_alias_copy"}, propose_reshape_alias);
 }
 

@@ -46,7 +46,7 @@ def place_empty(described, mesh, placement):
     strides = torch.empty(shape, device="meta").stride()
     cut = Replicate() if placement.is_partial() else placement
     local_shape, _ = compute_local_shape_and_global_offset(shape, mesh, [cut])
-    local = torch.empty(local_shape, dtype=DTYPES[described["dtype"]])
+    local = torch.zeros(local_shape, dtype=DTYPES[described["dtype"]])
     return DTensor.from_local(local, mesh, [placement], run_check=False, shape=shape, stride=strides)
 
 

@@ -63,6 +63,7 @@ void make_fused_adam(SampleMaker& make) {
                              {"maximize", false}});
   sample.whole = {"state_steps", "lr"};
   sample.gradient = false;
+  sample.may_refuse = true;
 }
 
 }  // namespace

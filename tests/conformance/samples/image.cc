@@ -136,7 +136,7 @@ void add_grid_samplers(SampleTable& table) {
                 arguments.emplace_back("output_mask", c10::List<bool>({true, true}));
               }
               if (make.n > 0) {
-                make.add(arguments);
+                make.add(arguments).gradient = !make.has("grad_output");  // of the gradient: by views that may refuse
               }
             });
 }

@@ -100,7 +100,7 @@ void add_solvers(SampleTable& table) {
     make.add({{"LD", ld}, {"pivots", pivots}, {"B", make.normal({make.n, make.k, 2})}});
   });
   table.add("aten::linalg_cross", [](SampleMaker& make) {
-    make.add({{"self", make.normal({make.n, make.k})}, {"other", make.normal({make.n, make.k})}});
+    make.add({{"self", make.normal({make.n, 3})}, {"other", make.normal({make.n, 3})}});
   });
   table.add("aten::_linalg_check_errors", [](SampleMaker& make) {
     make.add({{"info", at::zeros({make.n}, at::kInt)}, {"api_name", "linalg.cholesky"}, {"is_matrix", false}});

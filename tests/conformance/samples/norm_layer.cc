@@ -21,20 +21,26 @@ NamedArguments channels(SampleMaker& make, bool statistics) {
   return arguments;
 }
 
+void add_batch_norm(SampleMaker& make, const NamedArguments& arguments) {
+  Sample& sample = make.add(arguments);
+  sample.flowing = 1;
+  sample.may_refuse = make.has("running_mean");  // which some of them write to without their schema saying so
+}
+
 void make_batch_norm(SampleMaker& make) {
   if (make.n == 0) {
     return;
   }
   const bool statistics = make.has("running_mean");
   if (!make.has("training")) {
-    make.add(channels(make, statistics));
+    add_batch_norm(make, channels(make, statistics));
     return;
   }
   for (const bool training : {true, false}) {
     if (training || statistics) {
       NamedArguments arguments = channels(make, statistics);
       arguments.emplace_back("training", training);
-      make.add(arguments);
+      add_batch_norm(make, arguments);
     }
   }
 }
@@ -45,9 +51,12 @@ void add_layer_norms(SampleTable& table) {
               {"normalized_shape", Ints{make.m}},
               {"weight", make.uniform(0.5, 1.5, {make.m})},
               {"bias", make.normal({make.m})},
-              {"eps", kEps}});
-    make.add(
-        {{"input", make.normal({make.n, make.k, make.m})}, {"normalized_shape", Ints{make.k, make.m}}, {"eps", kEps}});
+              {"eps", kEps}})
+        .flowing = 1;
+    make.add({{"input", make.normal({make.n, make.k, make.m})},
+              {"normalized_shape", Ints{make.k, make.m}},
+              {"eps", kEps}})
+        .flowing = 1;
   });
   table.add("aten::native_layer_norm_backward", [](SampleMaker& make) {
     const at::Tensor input = make.normal({make.n, make.k, make.m});
@@ -88,7 +97,8 @@ void add_layer_norms(SampleTable& table) {
               {"C", 4},
               {"HxW", make.k},
               {"group", 2},
-              {"eps", kEps}});
+              {"eps", kEps}})
+        .flowing = 1;
   });
 }
 

@@ -41,7 +41,8 @@ void add_random_samples(SampleTable& table) {
     make.add({{"grad_output", make.normal({make.n, make.m})}, {"mask", make.flags({make.n, make.m})}, {"scale", 1.25}});
   });
   table.add({"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"}, [](SampleMaker& make) {
-    make.add({{"self", make.normal({make.n, make.m})}, {"noise", at::zeros({make.n, make.m}, at::kDouble)}});
+    make.add({{"self", make.normal({make.n, make.m})}, {"noise", at::zeros({make.n, make.m}, at::kDouble)}})
+        .may_refuse = true;
   });
 }
 

@@ -89,7 +89,7 @@ void add_sorts(SampleTable& table) {
     make.add({{"self", make.normal({make.n, make.m})}, {"bins", 5}, {"min", -2}, {"max", 2}});
   });
   table.add("aten::equal", [](SampleMaker& make) {
-    const at::Tensor x = make.normal({make.n, make.m});
+    const at::Tensor x = make.integers(-9, 9, {make.n, make.m}).to(at::kDouble);  // whose shares add up exactly
     make.add({{"self", x}, {"other", x.clone()}});
     make.add({{"self", x}, {"other", make.normal({make.n, make.m})}});
   });
