@@ -2,7 +2,9 @@
 // registered at the autograd key too, so that their gradients come from what they are made of.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/pad_native.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
@@ -101,6 +103,26 @@ at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view
   return at::native::pad_symint(self, pad, mode, value);
 }
 
+// Upstream's derivative copies blocks into at::zeros(). Theirs too: the corner of the exponential of [[A^H, G], [0, A^H]].
+struct MatrixExp : torch::autograd::Function<MatrixExp> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
+    ctx->save_for_backward({self});
+    at::AutoDispatchBelowADInplaceOrView below;
+    return at::linalg_matrix_exp(self);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list gradients) {
+    const at::Tensor transposed = ctx->get_saved_variables()[0].mH();
+    const at::Tensor& gradient = gradients[0];
+    const int64_t size = transposed.size(-1);
+    const at::Tensor above = at::cat({transposed, gradient}, -1);
+    const at::Tensor below = at::cat({at::zeros_like(gradient), transposed}, -1);
+    return {at::linalg_matrix_exp(at::cat({above, below}, -2)).narrow(-2, 0, size).narrow(-1, size, size)};
+  }
+};
+
+at::Tensor matrix_exp(const at::Tensor& self) { return MatrixExp::apply(self); }
+
 // To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
                       std::optional<c10::SymInt> offset) {
@@ -132,6 +154,7 @@ void register_composites() {
     }
     made->back()->impl("mvlgamma", TORCH_FN(mvlgamma));
     made->back()->impl("mvlgamma_", TORCH_FN(mvlgamma_));
+    made->back()->impl("linalg_matrix_exp", TORCH_FN(matrix_exp));
     made->back()->impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
     return made;
   }();

@@ -98,11 +98,16 @@ MeshPtr mesh_of(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
   return nullptr;
 }
 
-at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
-  return at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
+at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec, bool copied_view) {
+  at::Tensor tensor =
+      at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
+  if (copied_view) [[unlikely]] {
+    impl_of(tensor)->mark_copied_view();
+  }
+  return tensor;
 }
 
-void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::ArrayRef<c10::IValue> kept) {
+void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::ArrayRef<c10::IValue> kept, bool copied_view) {
   const size_t base = stack.size() - plan.outputs.size();
   size_t next_kept = 0;
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
@@ -111,7 +116,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
     switch (output.kind) {
       case OutputPlan::Kind::kTensor: {
         at::Tensor local = std::move(slot).toTensor();
-        slot = local.defined() ? wrap(std::move(local), mesh, output.tensors[0]) : at::Tensor();
+        slot = local.defined() ? wrap(std::move(local), mesh, output.tensors[0], copied_view) : at::Tensor();
         break;
       }
       case OutputPlan::Kind::kList: {
@@ -119,7 +124,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
         const auto locals = slot.toTensorVector();
         wrapped.reserve(locals.size());
         for (size_t j = 0; j < locals.size(); ++j) {
-          wrapped.push_back(wrap(locals[j], mesh, output.tensors[j]));
+          wrapped.push_back(wrap(locals[j], mesh, output.tensors[j], copied_view));
         }
         slot = std::move(wrapped);
         break;
@@ -149,6 +154,23 @@ void push_empty_results(const OpEntry& op, const Plan& plan, Stack& stack, c10::
       stack.emplace_back(std::move(parts));
     } else {
       stack.emplace_back(output.kind == OutputPlan::Kind::kArgument ? kept[next_kept++] : c10::IValue(0));
+    }
+  }
+}
+
+bool is_copied_view(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl()) &&
+         impl_of(value.toTensor())->copied_view();
+}
+
+// A write that would be lost must not pass for one.
+void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+  for (const int arg : op.tensor_args) {
+    if (op.args[arg].mutated && is_copied_view(args[arg])) [[unlikely]] {
+      raise(ErrorKind::kShape,
+            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a gathered "
+            "copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before taking the view.",
+            op.name, op.args[arg].name);
     }
   }
 }
@@ -184,6 +206,10 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
   }
   const c10::ArrayRef<c10::IValue> args(stack.data() + base, op.args.size());
   const MeshPtr mesh = mesh_of(args, op);
+  if (op.mutates) {
+    refuse_copied_views(op, args);
+  }
+  const bool copied_view = op.view_of >= 0 && (plan.copies_view || is_copied_view(args[op.view_of]));
   Localizer localizer(plan, *mesh);
   for (const int arg : op.tensor_args) {
     localizer.replace(stack[base + arg], arg);
@@ -203,7 +229,7 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
       call_local(op, localizer.keys(), stack);
     }
   }
-  wrap_outputs(plan, mesh, stack, kept);
+  wrap_outputs(plan, mesh, stack, kept, copied_view);
 }
 
 // Finds the rule at the first miss. False when the operation decomposes instead.

@@ -41,6 +41,13 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
   }
   for (const auto& returned : schema.returns()) {
     int alias = -1;
+    const auto* viewed = returned.alias_info();
+    for (const int arg : tensor_args) {
+      const auto* info = schema.arguments()[arg].alias_info();
+      if (viewed != nullptr && !viewed->isWrite() && info != nullptr && !info->isWrite()) {
+        view_of = arg;
+      }
+    }
     if (returned.alias_info() != nullptr && returned.alias_info()->isWrite()) {
       for (size_t i = 0; i < args.size(); ++i) {
         const auto* info = schema.arguments()[i].alias_info();
@@ -411,6 +418,8 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
           {input.arg, input.element, plan_redistribute(input.sizes, *call.mesh, input.placements, choice.inputs[i])});
     }
   }
+  plan->copies_view = std::any_of(plan->redistributions.begin(), plan->redistributions.end(),
+                                  [&](const Plan::Redistribution& each) { return each.arg == op.view_of; });
   if (proposal.rewrite) {
     plan->rewrites = proposal.rewrite(call, choice, proposal.outputs);
   }

@@ -34,6 +34,7 @@ struct OpEntry {
   std::vector<int> tensor_args;
   std::vector<int> return_alias;  // for each return: the argument it is, or -1
   bool mutates = false;        // writes to some argument
+  int view_of = -1;            // the argument that a result is a view of, or -1
   int unwritten_unless = -1;      // the argument that says whether it does, -1 for always
   bool in_place_view = false;     // changes the shape of an argument
   bool foreach = false;
@@ -67,6 +68,7 @@ struct Plan {
   std::vector<OutputPlan> outputs;
   LocalFunction local;
   bool cacheable = true;
+  bool copies_view = false;  // results are views by their schema, but of a gathered copy
 };
 
 // Calls the operation on local tensors, which have these keys.

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {
@@ -162,14 +163,6 @@ DimMap whole_along_dims(const OpCall& call) {
   return map;
 }
 
-DimMap whole_last_two(const OpCall& call) {
-  DimMap map = identity(call.inputs[0].dim());
-  for (size_t i = map.size() - std::min<size_t>(map.size(), 2); i < map.size(); ++i) {
-    map[i] = -1;
-  }
-  return map;
-}
-
 void propose_unbind(const OpCall& call, Proposal& proposal) {
   const int64_t dim = checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim());
   propose_mapped(call, proposal, without(call, dim, true));
@@ -282,6 +275,21 @@ DimMap repeated(const OpCall& call) {
   return map;
 }
 
+// tril(self, diagonal): the diagonal of the whole runs through a part as one that is moved by the part's place.
+void propose_triangle(const OpCall& call, Proposal& proposal) {
+  propose_mapped(call, proposal, identity(call.inputs[0].dim()), Passes::kSums);
+  proposal.output(call.inputs[0].sizes);
+  proposal.strided = false;
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    const auto ndim = static_cast<int64_t>(shapes[0].sizes.size());
+    if (!of.mesh->coordinate() || ndim < 2) {
+      return Rewrites{};
+    }
+    const LocalBox box = local_box(shapes[0].sizes, *of.mesh, choice.inputs[0]);
+    return Rewrites{{1, of.int_at(1) + box.offset[ndim - 2] - box.offset[ndim - 1]}};
+  };
+}
+
 }  // namespace
 
 void add_dims_rules(RuleTable& table) {
@@ -297,7 +305,7 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::unbind", "aten::unbind_copy"}, propose_unbind);
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
   table.add({"aten::flip", "aten::roll"}, mapped_in_place(whole_along_dims, Passes::kAll));
-  table.add({"aten::tril", "aten::triu"}, mapped_in_place(whole_last_two, Passes::kSums));
+  table.add({"aten::tril", "aten::triu"}, propose_triangle);
   table.add({"aten::repeat"}, mapped(repeated));
   table.add("aten::unfold", mapped(unfolded));
   table.add("aten::unfold_backward", propose_unfold_backward);

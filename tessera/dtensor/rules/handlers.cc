@@ -147,6 +147,62 @@ void handle_unscale(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   }
 }
 
+// A tensor moved to other placements; nothing happens where it has them.
+at::Tensor moved(const at::Tensor& tensor, const Placements& to) {
+  return !is_dtensor(tensor) || impl_of(tensor)->placements() == to ? tensor : redistribute_values(tensor, to, true);
+}
+
+Placements reduced(const at::Tensor& tensor) {
+  Placements placements = impl_of(tensor)->placements();
+  partial_to_replicated(placements);
+  return placements;
+}
+
+// _fused_adam(self[], grads[], exp_avgs[], ...): works on copies, so states may come as their parameters lie.
+void handle_fused_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  const auto parameters = (*stack)[base].toTensorVector();
+  constexpr int kLists = 5;  // self to max_exp_avg_sqs
+  for (int arg = 0; arg < kLists; ++arg) {
+    std::vector<at::Tensor> tensors = (*stack)[base + arg].toTensorVector();
+    for (size_t i = 0; i < tensors.size() && i < parameters.size(); ++i) {
+      tensors[i] = is_dtensor(parameters[i]) ? moved(tensors[i], reduced(parameters[i])) : tensors[i];
+    }
+    (*stack)[base + arg] = std::move(tensors);
+  }
+  decompose(op, keys, stack);
+}
+
+// _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): both statistics lie alike.
+void handle_batch_norm_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  c10::IValue& mean = (*stack)[base + 3];
+  c10::IValue& variance = (*stack)[base + 4];
+  if (is_dtensor(mean.toTensor()) && is_dtensor(variance.toTensor())) {
+    Placements common = reduced(mean.toTensor());
+    const Placements other = reduced(variance.toTensor());
+    for (size_t m = 0; m < common.size(); ++m) {
+      common[m] = common[m] == other[m] ? common[m] : Replicate();
+    }
+    mean = moved(mean.toTensor(), common);
+    variance = moved(variance.toTensor(), common);
+  }
+  decompose(op, keys, stack);
+}
+
+// rrelu_with_noise_functional(self, noise, ...): the noise lies as what it goes with.
+void handle_rrelu_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  c10::IValue& self = (*stack)[base];
+  c10::IValue& noise = (*stack)[base + 1];
+  if (is_dtensor(self.toTensor()) && is_dtensor(noise.toTensor())) {
+    const Placements common = reduced(self.toTensor());
+    self = moved(self.toTensor(), common);
+    noise = moved(noise.toTensor(), common);
+  }
+  decompose(op, keys, stack);
+}
+
 }  // namespace
 
 Handler find_builtin_handler(const std::string& name) {
@@ -176,13 +232,13 @@ Handler find_builtin_handler(const std::string& name) {
       {"aten::resize_", refuse},
       {"aten::resize_as_", refuse},
       // Copies of what the in-place operation writes, which is then done on them.
-      {"aten::_fused_adam", decompose},
-      {"aten::_fused_adam.tensor_lr", decompose},
-      {"aten::_fused_adamw", decompose},
-      {"aten::_fused_adamw.tensor_lr", decompose},
-      {"aten::_native_batch_norm_legit_functional", decompose},
-      {"aten::_batch_norm_with_update_functional", decompose},
-      {"aten::rrelu_with_noise_functional", decompose},
+      {"aten::_fused_adam", handle_fused_functional},
+      {"aten::_fused_adam.tensor_lr", handle_fused_functional},
+      {"aten::_fused_adamw", handle_fused_functional},
+      {"aten::_fused_adamw.tensor_lr", handle_fused_functional},
+      {"aten::_native_batch_norm_legit_functional", handle_batch_norm_functional},
+      {"aten::_batch_norm_with_update_functional", handle_batch_norm_functional},
+      {"aten::rrelu_with_noise_functional", handle_rrelu_functional},
       {"aten::normal_functional", decompose},
   };
   const auto found = handlers.find(name);
