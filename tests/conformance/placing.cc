@@ -70,7 +70,7 @@ std::vector<Placement> plain_kinds(const Slot& slot) {
 }
 
 std::vector<Placement> other_partials(const Slot& slot) {
-  if (slot.whole || !slot.plain.is_floating_point()) {
+  if (slot.whole || (slot.plain.scalar_type() != at::kDouble && slot.plain.scalar_type() != at::kFloat)) {
     return {};
   }
   return {Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin)};
