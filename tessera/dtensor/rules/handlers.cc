@@ -4,7 +4,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
-#include "tessera/dtensor/comm_debug.h"
 #include "tessera/dtensor/detail/autograd.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/rules/table.h"
@@ -189,19 +188,6 @@ void handle_batch_norm_functional(const OpEntry& op, c10::DispatchKeySet keys, S
   decompose(op, keys, stack);
 }
 
-// rrelu_with_noise_functional(self, noise, ...): the noise lies as what it goes with.
-void handle_rrelu_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
-  const size_t base = stack->size() - op.args.size();
-  c10::IValue& self = (*stack)[base];
-  c10::IValue& noise = (*stack)[base + 1];
-  if (is_dtensor(self.toTensor()) && is_dtensor(noise.toTensor())) {
-    const Placements common = reduced(self.toTensor());
-    self = moved(self.toTensor(), common);
-    noise = moved(noise.toTensor(), common);
-  }
-  decompose(op, keys, stack);
-}
-
 }  // namespace
 
 Handler find_builtin_handler(const std::string& name) {
@@ -237,7 +223,6 @@ Handler find_builtin_handler(const std::string& name) {
       {"aten::_fused_adamw.tensor_lr", handle_fused_functional},
       {"aten::_native_batch_norm_legit_functional", handle_batch_norm_functional},
       {"aten::_batch_norm_with_update_functional", handle_batch_norm_functional},
-      {"aten::rrelu_with_noise_functional", handle_rrelu_functional},
       {"aten::normal_functional", decompose},
   };
   const auto found = handlers.find(name);

@@ -172,8 +172,7 @@ void add_other_names(RuleTable& table) {
              "aten::float_power",
              "aten::prelu_kernel",
              "aten::_prelu_kernel",
-             "aten::i0",
-             "aten::rrelu_with_noise"},
+             "aten::i0"},
             pointwise(Linearity::kNone));
   // Zero where masked: linear in self.
   table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
