@@ -1,5 +1,5 @@
-// Which of a rule's strategies a call uses. Semantics of upstream's single-dim strategies: all combinations over the mesh
-// dims, of which the cheapest to reach is taken.
+// Which of a rule's strategies a call uses. Semantics of upstream's single-dim strategies: all combinations over the
+// mesh dims, of which the cheapest to reach is taken.
 #include <algorithm>
 #include <limits>
 
@@ -34,7 +34,8 @@ class Chooser {
  public:
   Chooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
       : call_(call), proposal_(proposal), output_count_(output_count), fixed_(fixed), ndim_(call.mesh->ndim()) {
-    writes_ = std::any_of(call.inputs.begin(), call.inputs.end(), [](const TensorInput& input) { return input.mutated; });
+    writes_ =
+        std::any_of(call.inputs.begin(), call.inputs.end(), [](const TensorInput& input) { return input.mutated; });
     for (int64_t m = 0; m < ndim_; ++m) {
       per_dim_.push_back(candidates(m));
     }
@@ -48,7 +49,10 @@ class Chooser {
     }
     Picks picks(ndim_);
     if (exact(picks)) {
-      return combine(picks);
+      Choice choice = combine(picks);
+      if (proposal_.empty_parts || !has_empty_part(choice)) {
+        return choice;
+      }
     }
     size_t combinations = 1;
     for (const auto& list : per_dim_) {
@@ -79,11 +83,14 @@ class Chooser {
     }
     bool any_plain = false;
     c10::SmallVector<int32_t, 2> splits;
-    for (const auto& input : call_.inputs) {
-      for (const auto& placement : input.placements) {
-        any_plain = any_plain || placement.is_shard();
-        if (placement.is_strided_shard() && std::find(splits.begin(), splits.end(), placement.split_factor) == splits.end()) {
-          splits.push_back(placement.split_factor);
+    for (const auto* list : {&call_.inputs, &call_.outs}) {
+      for (const auto& input : *list) {
+        for (const auto& placement : input.placements) {
+          any_plain = any_plain || placement.is_shard();
+          if (placement.is_strided_shard() &&
+              std::find(splits.begin(), splits.end(), placement.split_factor) == splits.end()) {
+            splits.push_back(placement.split_factor);
+          }
         }
       }
     }
@@ -120,7 +127,8 @@ class Chooser {
       if (wanted == now(i, m)) {
         continue;
       }
-      // What is written to cannot move. Nothing is cut into more parts than it has elements, but to follow what is written.
+      // What is written to cannot move. Nothing is cut into more parts than it has elements, but to follow what is
+      // written.
       if (input.mutated || (wanted.is_any_shard() && !writes_ && input.sizes[wanted.dim] < call_.mesh->shape()[m])) {
         return false;
       }
@@ -136,7 +144,8 @@ class Chooser {
       fixed += (fixed.empty() ? "" : ", ") + to_string(placements);
     }
     raise(ErrorKind::kShape,
-          "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are not "
+          "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are "
+          "not "
           "supported. What is written has placement {}, but no valid strategy preserves it on mesh dim {}. "
           "Use the out-of-place version, or redistribute first.",
           call_.describe(), fixed.empty() ? "of its own" : fixed, m);
@@ -192,11 +201,30 @@ class Chooser {
       }
     }
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
-      if (!writes_ && choice.inputs[i] != call_.inputs[i].placements && !cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
+      if (!writes_ && choice.inputs[i] != call_.inputs[i].placements &&
+          !cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
         return false;
       }
     }
-    return true;
+    return proposal_.empty_parts || !has_empty_part(choice);
+  }
+
+  // Whether some rank would have no element of an input that has some.
+  bool has_empty_part(const Choice& choice) const {
+    for (size_t i = 0; i < choice.inputs.size(); ++i) {
+      Sizes least(call_.inputs[i].sizes.begin(), call_.inputs[i].sizes.end());
+      for (int64_t m = 0; m < ndim_; ++m) {
+        const Placement& p = choice.inputs[i][m];
+        if (p.is_any_shard()) {
+          const int64_t k = call_.mesh->shape()[m];
+          least[p.dim] = local_extent(least[p.dim], k, k - 1, p);
+          if (least[p.dim] == 0 && call_.inputs[i].sizes[p.dim] > 0) {
+            return true;
+          }
+        }
+      }
+    }
+    return false;
   }
 
   static bool mixes(const Placements& list) {
@@ -253,9 +281,16 @@ class Chooser {
         }
       }
     }
-    TESSERA_CHECK(!best.inputs.empty(), ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: found no placements that the operation can work on. Redistribute its inputs to "
-                  "Replicate first.", call_.describe());
+    TESSERA_CHECK(
+        !best.inputs.empty() || !writes_, ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}: nothing brings the other operands to where what is written "
+        "lies. Use the out-of-place version, or redistribute first.",
+        call_.describe());
+    TESSERA_CHECK(
+        !best.inputs.empty(), ErrorKind::kShape,
+        "[dtensor.dispatch] {}: found no placements that the operation can work on. Redistribute its inputs to "
+        "Replicate first.",
+        call_.describe());
     return best;
   }
 
@@ -281,8 +316,9 @@ class Chooser {
         for (size_t i = 0; i < call_.inputs.size(); ++i) {
           Placements target = call_.inputs[i].placements;
           target[m] = list[s].inputs[i];
-          total += redistribute_cost(call_.inputs[i].sizes, static_cast<int64_t>(call_.inputs[i].tensor->element_size()),
-                                     *call_.mesh, call_.inputs[i].placements, target);
+          total +=
+              redistribute_cost(call_.inputs[i].sizes, static_cast<int64_t>(call_.inputs[i].tensor->element_size()),
+                                *call_.mesh, call_.inputs[i].placements, target);
         }
         order.emplace_back(total, s);
       }

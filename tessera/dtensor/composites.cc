@@ -4,10 +4,16 @@
 #include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/pad_native.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include <limits>
+#include <numbers>
 
+#include "tessera/base/error.h"
 #include "tessera/dtensor/detail/plan.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -24,9 +30,26 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_
   return values.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).scatter(dim, where, values);
 }
 
+// Upstream writes into at::zeros(sizes, options) here too.
+at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& indices,
+                              int64_t dim) {
+  return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
+}
+
+// Upstream's derivative adds a plain at::arange(p).
+at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
+  at::Tensor sum = self.lgamma();
+  for (int64_t j = 1; j < p; ++j) {
+    sum = sum + (self - static_cast<double>(j) / 2).lgamma();
+  }
+  return sum + static_cast<double>(p * (p - 1)) / 4 * std::log(std::numbers::pi);
+}
+
+at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(mvlgamma(self.clone(), p)); }
+
 // Upstream adds eps in place to the mean, which over a sharded hidden dim is partial.
-at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape, const std::optional<at::Tensor>& weight,
-                    std::optional<double> eps) {
+std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::IntArrayRef normalized_shape,
+                                                  const std::optional<at::Tensor>& weight, std::optional<double> eps) {
   const auto type = input.scalar_type();
   const at::Tensor x = input.to(at::toOpMathType(type));
   std::vector<int64_t> dims;
@@ -37,7 +60,84 @@ at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shap
                                               : static_cast<double>(std::numeric_limits<float>::epsilon());
   const at::Tensor scale = x.pow(2).mean(dims, /*keepdim=*/true).add(eps.value_or(smallest)).rsqrt();
   const at::Tensor normal = (x * scale).to(type);
-  return weight && weight->defined() ? normal * *weight : normal;
+  return {weight && weight->defined() ? normal * *weight : normal, scale};
+}
+
+at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                    const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  return std::get<0>(fused_rms_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight, eps));
+}
+
+// Upstream copies slices into at::empty(), which would be a plain tensor.
+at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
+  const auto pad = C10_AS_INTARRAYREF_SLOW(symbolic);
+  at::Tensor padded = self;
+  for (size_t i = 0; i + 1 < pad.size(); i += 2) {
+    const int64_t dim = self.dim() - 1 - static_cast<int64_t>(i / 2);
+    const int64_t left = pad[i];
+    const int64_t right = pad[i + 1];
+    const int64_t size = self.size(dim) + std::min<int64_t>(left, 0) + std::min<int64_t>(right, 0);
+    TESSERA_CHECK(
+        size > 0 && left <= self.size(dim) && right <= self.size(dim), ErrorKind::kShape,
+        "[dtensor.pad] circular padding [{}] of shape [{}]: found {} and {} for size {}, wanted at most that size "
+        "and something left. Pad less.",
+        fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
+    const at::Tensor body = size == self.size(dim) ? padded : padded.narrow(dim, std::max<int64_t>(-left, 0), size);
+    std::vector<at::Tensor> parts;
+    if (left > 0) {
+      parts.push_back(body.narrow(dim, size - left, left));
+    }
+    parts.push_back(body);
+    if (right > 0) {
+      parts.push_back(body.narrow(dim, 0, right));
+    }
+    padded = parts.size() == 1 ? body : at::cat(parts, dim);
+  }
+  return padded.is_same(self) ? self.clone() : padded;
+}
+
+at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
+  const bool known = mode == "constant" || mode == "reflect" || mode == "replicate" || mode == "circular";
+  TESSERA_CHECK(
+      known, ErrorKind::kShape,
+      "[dtensor.pad] Unrecognized padding mode {}: wanted constant, reflect, replicate or circular. Use one of "
+      "these.",
+      mode);
+  return at::native::pad_symint(self, pad, mode, value);
+}
+
+// Upstream's derivative copies blocks into at::zeros(). Theirs too: the corner of the exponential of [[A^H, G], [0, A^H]].
+struct MatrixExp : torch::autograd::Function<MatrixExp> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
+    ctx->save_for_backward({self});
+    at::AutoDispatchBelowADInplaceOrView below;
+    return at::linalg_matrix_exp(self);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list gradients) {
+    const at::Tensor transposed = ctx->get_saved_variables()[0].mH();
+    const at::Tensor& gradient = gradients[0];
+    const int64_t size = transposed.size(-1);
+    const at::Tensor above = at::cat({transposed, gradient}, -1);
+    const at::Tensor below = at::cat({at::zeros_like(gradient), transposed}, -1);
+    return {at::linalg_matrix_exp(at::cat({above, below}, -2)).narrow(-2, 0, size).narrow(-1, size, size)};
+  }
+};
+
+at::Tensor matrix_exp(const at::Tensor& self) { return MatrixExp::apply(self); }
+
+// To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.
+at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                      std::optional<c10::SymInt> offset) {
+  const bool same = self.sizes() == C10_AS_INTARRAYREF_SLOW(sizes) &&
+                    self.strides() == C10_AS_INTARRAYREF_SLOW(strides) && (!offset || *offset == 0);
+  TESSERA_CHECK(
+      same, ErrorKind::kShape,
+      "Sharding dimension mismatch: [dtensor.dispatch] aten::as_strided(self: [{}]): as_strided not supported with "
+      "DTensor, except to the shape and strides that it has. Use view, transpose, slice or unfold, or work on "
+      "to_local().",
+      fmt::join(self.sizes(), ", "));
+  return at::alias(self);
 }
 
 at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
@@ -99,9 +199,17 @@ void register_composites() {
     for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradPrivateUse3}) {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
+      made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
       made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
+      made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
+      made->back()->impl("pad", TORCH_FN(pad));
+      made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
+    made->back()->impl("mvlgamma", TORCH_FN(mvlgamma));
+    made->back()->impl("mvlgamma_", TORCH_FN(mvlgamma_));
+    made->back()->impl("linalg_matrix_exp", TORCH_FN(matrix_exp));
+    made->back()->impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
     return made;
   }();
   (void)libraries;

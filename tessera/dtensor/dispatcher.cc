@@ -108,11 +108,16 @@ MeshPtr mesh_of(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
   return nullptr;
 }
 
-at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
-  return at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
+at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec, bool copied_view) {
+  at::Tensor tensor =
+      at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
+  if (copied_view) [[unlikely]] {
+    impl_of(tensor)->mark_copied_view();
+  }
+  return tensor;
 }
 
-void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::ArrayRef<c10::IValue> kept) {
+void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::ArrayRef<c10::IValue> kept, bool copied_view) {
   const size_t base = stack.size() - plan.outputs.size();
   size_t next_kept = 0;
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
@@ -121,7 +126,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
     switch (output.kind) {
       case OutputPlan::Kind::kTensor: {
         at::Tensor local = std::move(slot).toTensor();
-        slot = local.defined() ? wrap(std::move(local), mesh, output.tensors[0]) : at::Tensor();
+        slot = local.defined() ? wrap(std::move(local), mesh, output.tensors[0], copied_view) : at::Tensor();
         break;
       }
       case OutputPlan::Kind::kList: {
@@ -129,7 +134,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
         const auto locals = slot.toTensorVector();
         wrapped.reserve(locals.size());
         for (size_t j = 0; j < locals.size(); ++j) {
-          wrapped.push_back(wrap(locals[j], mesh, output.tensors[j]));
+          wrapped.push_back(wrap(locals[j], mesh, output.tensors[j], copied_view));
         }
         slot = std::move(wrapped);
         break;
@@ -159,6 +164,23 @@ void push_empty_results(const OpEntry& op, const Plan& plan, Stack& stack, c10::
       stack.emplace_back(std::move(parts));
     } else {
       stack.emplace_back(output.kind == OutputPlan::Kind::kArgument ? kept[next_kept++] : c10::IValue(0));
+    }
+  }
+}
+
+bool is_copied_view(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl()) &&
+         impl_of(value.toTensor())->copied_view();
+}
+
+// A write that would be lost must not pass for one.
+void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
+  for (const int arg : op.tensor_args) {
+    if (op.args[arg].mutated && is_copied_view(args[arg])) [[unlikely]] {
+      raise(ErrorKind::kShape,
+            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a gathered "
+            "copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before taking the view.",
+            op.name, op.args[arg].name);
     }
   }
 }
@@ -194,6 +216,10 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
   }
   const c10::ArrayRef<c10::IValue> args(stack.data() + base, op.args.size());
   const MeshPtr mesh = mesh_of(args, op);
+  if (op.mutates) {
+    refuse_copied_views(op, args);
+  }
+  const bool copied_view = op.view_of >= 0 && (plan.copies_view || is_copied_view(args[op.view_of]));
   Localizer localizer(op, plan, *mesh);
   for (const int arg : op.tensor_args) {
     localizer.replace(stack[base + arg], arg);
@@ -213,15 +239,10 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
     if (plan.local) {
       plan.local(LocalCall{op, stack, *mesh, localizer.keys()});
     } else {
-      op.handle.redispatchBoxed(localizer.keys(), &stack);
+      call_local(op, localizer.keys(), stack);
     }
   }
-  wrap_outputs(plan, mesh, stack, kept);
-}
-
-// An operation that is written in terms of others takes itself apart on global shapes; what it calls has its own rules.
-void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
-  op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+  wrap_outputs(plan, mesh, stack, kept, copied_view);
 }
 
 // Finds the rule at the first miss. False when the operation decomposes instead.
@@ -293,11 +314,9 @@ struct Kernel final : c10::OperatorKernel {
 
 // For operations of other libraries that are no composites and were never registered with us.
 struct FallbackKernel final : c10::OperatorKernel {
-  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack*) {
-    raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {}: the operation has no sharding rule and was called on a DTensor. "
-          "Add one with tessera::register_rule, or call it on to_local().",
-          toString(handle.operator_name()));
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, Stack* stack) {
+    const OpEntry entry(handle);  // has no rule, which make_plan says
+    make_plan(entry, c10::ArrayRef<c10::IValue>(stack->data() + stack->size() - entry.args.size(), entry.args.size()));
   }
 };
 
@@ -345,6 +364,10 @@ Registry& registry() {
 }
 
 }  // namespace
+
+void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+}
 
 void ensure_registered() { registry(); }
 

@@ -48,6 +48,7 @@ template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_tensor_metadata_change) const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, mesh_, placements_, sizes(), strides());
   copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), allow_tensor_metadata_change);
+  impl->copied_view_ = copied_view_;
   impl->refresh_numel();
   impl->pending_ = pending_;
   return impl;
@@ -79,6 +80,7 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& i
   pending_ = other.pending_;
   mesh_ = other.mesh_;
   placements_ = other.placements_;
+  copied_view_ = other.copied_view_;
   refresh_numel();
 }
 

@@ -41,6 +41,13 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
   }
   for (const auto& returned : schema.returns()) {
     int alias = -1;
+    const auto* viewed = returned.alias_info();
+    for (const int arg : tensor_args) {
+      const auto* info = schema.arguments()[arg].alias_info();
+      if (viewed != nullptr && !viewed->isWrite() && info != nullptr && !info->isWrite()) {
+        view_of = arg;
+      }
+    }
     if (returned.alias_info() != nullptr && returned.alias_info()->isWrite()) {
       for (size_t i = 0; i < args.size(); ++i) {
         const auto* info = schema.arguments()[i].alias_info();
@@ -50,6 +57,16 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
       }
     }
     return_alias.push_back(alias);
+  }
+  // Their schemas do not say that training moves the statistics.
+  if (name.starts_with("aten::native_batch_norm") || name.starts_with("aten::cudnn_batch_norm") ||
+      name.starts_with("aten::miopen_batch_norm")) {
+    unwritten_unless = -1;
+    for (size_t i = 0; i < args.size() && name.find("backward") == std::string::npos; ++i) {
+      unwritten_unless = args[i].name == "training" ? static_cast<int>(i) : unwritten_unless;
+      args[i].mutated = args[i].mutated || args[i].name.starts_with("running_");
+      mutates = mutates || args[i].mutated;
+    }
   }
   in_place_view = op.hasTag(at::Tag::inplace_view);
   foreach
@@ -119,8 +136,7 @@ class CallReader {
     for_each([&](int arg, int element, const at::Tensor& tensor) { add(arg, element, tensor); });
   }
 
-  OpCall call() { return OpCall(op_, args_, mesh_, std::move(inputs_)); }
-  const std::vector<TensorInput>& outs() const { return outs_; }
+  OpCall call() { return OpCall(op_, args_, mesh_, std::move(inputs_), std::move(outs_)); }
 
  private:
   template <class Visit>
@@ -152,7 +168,8 @@ class CallReader {
   }
 
   void add(int arg, int element, const at::Tensor& tensor) {
-    TensorInput input{arg, element, &tensor, {}, tensor.sizes(), op_.args[arg].mutated};
+    const bool written = op_.args[arg].mutated && (op_.unwritten_unless < 0 || args_[op_.unwritten_unless].toBool());
+    TensorInput input{arg, element, &tensor, {}, tensor.sizes(), written};
     if (is_dtensor(tensor)) {
       input.placements = impl_of(tensor)->placements();
     } else {
@@ -239,14 +256,14 @@ bool returns_new_tensors(const OpEntry& op) {
 }
 
 // In-place and out= forms: the returned tensors that are arguments keep the placements those have.
-FixedOutputs fixed_outputs(const OpCall& call, const std::vector<TensorInput>& outs) {
+FixedOutputs fixed_outputs(const OpCall& call) {
   FixedOutputs fixed;
   for (size_t i = 0; i < call.op.return_alias.size(); ++i) {
     const int arg = call.op.return_alias[i];
     if (arg < 0) {
       continue;
     }
-    for (const auto* list : {&call.inputs, &outs}) {
+    for (const auto* list : {&call.inputs, &call.outs}) {
       for (const auto& input : *list) {
         if (input.arg == arg) {
           fixed.emplace_back(i, input.placements);
@@ -259,15 +276,17 @@ FixedOutputs fixed_outputs(const OpCall& call, const std::vector<TensorInput>& o
 
 void check_strict(const OpCall& call, const Proposal& proposal, const Choice& choice) {
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
-    TESSERA_CHECK(!proposal.strict || choice.inputs[i] == call.inputs[i].placements, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: {} It cannot be performed without redistribution, which is disallowed by the "
-                  "current operator. Please redistribute the tensor to {} before this operation.",
-                  call.describe(), proposal.strict_reason, to_string(choice.inputs[i]));
+    TESSERA_CHECK(
+        !proposal.strict || choice.inputs[i] == call.inputs[i].placements, ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}: {} It cannot be performed without redistribution, "
+        "which is disallowed by the "
+        "current operator. Please redistribute the tensor to {} before this operation.",
+        call.describe(), proposal.strict_reason, to_string(choice.inputs[i]));
   }
 }
 
-void check_outs(const OpCall& call, const std::vector<TensorInput>& outs, const Choice& choice,
-                const std::vector<OutputShape>& shapes) {
+void check_outs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  const auto& outs = call.outs;
   for (size_t i = 0; i < outs.size() && i < choice.outputs.size(); ++i) {
     TESSERA_CHECK(outs[i].placements == choice.outputs[i], ErrorKind::kShape,
                   "Sharding dimension mismatch: [dtensor.dispatch] {}: out has placements {}, the result {}. "
@@ -279,6 +298,27 @@ void check_outs(const OpCall& call, const std::vector<TensorInput>& outs, const 
         "without out.",
         call.describe(), fmt::join(outs[i].sizes, ", "), fmt::join(shapes[i].sizes, ", "));
   }
+}
+
+// A local function gives new tensors; those of an out= call belong in the caller's.
+LocalFunction into_outs(const OpCall& call, LocalFunction local) {
+  c10::SmallVector<int, 4> positions;
+  for (const auto& out : call.outs) {
+    positions.push_back(out.arg);
+  }
+  return [positions, local = std::move(local)](const LocalCall& of) {
+    c10::SmallVector<at::Tensor, 4> outs;
+    for (const int position : positions) {
+      outs.push_back(of.arg(position).toTensor());
+    }
+    local(of);
+    const size_t base = of.stack.size() - outs.size();
+    for (size_t i = 0; i < outs.size(); ++i) {
+      if (!of.stack[base + i].toTensor().is_same(outs[i])) {
+        outs[i].copy_(of.stack[base + i].toTensor());
+      }
+    }
+  };
 }
 
 std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
@@ -367,10 +407,9 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   if (proposal.outputs.empty() && returns_new_tensors(op)) {
     proposal.outputs = infer_outputs(call);
   }
-  const Choice choice =
-      choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call, reader.outs()));
+  const Choice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call));
   check_strict(call, proposal, choice);
-  check_outs(call, reader.outs(), choice, proposal.outputs);
+  check_outs(call, choice, proposal.outputs);
   auto plan = std::make_shared<Plan>();
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];
@@ -380,6 +419,8 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
                                        share(choice.inputs[i])});
     }
   }
+  plan->copies_view = std::any_of(plan->redistributions.begin(), plan->redistributions.end(),
+                                  [&](const Plan::Redistribution& each) { return each.arg == op.view_of; });
   if (proposal.rewrite) {
     plan->rewrites = proposal.rewrite(call, choice, proposal.outputs);
   }
@@ -387,6 +428,9 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   plan->random = proposal.random;
   if (proposal.local) {
     plan->local = proposal.local(call, choice);
+    if (plan->local && !call.outs.empty()) {
+      plan->local = into_outs(call, std::move(plan->local));
+    }
   }
   return plan;
 }

@@ -43,13 +43,15 @@ struct TensorInput {
 // One call of an operation, as rules see it.
 class OpCall {
  public:
-  OpCall(const detail::OpEntry& op, c10::ArrayRef<c10::IValue> args, MeshPtr mesh, std::vector<TensorInput> inputs)
-      : op(op), args(args), mesh(std::move(mesh)), inputs(std::move(inputs)) {}
+  OpCall(const detail::OpEntry& op, c10::ArrayRef<c10::IValue> args, MeshPtr mesh, std::vector<TensorInput> inputs,
+         std::vector<TensorInput> outs = {})
+      : op(op), args(args), mesh(std::move(mesh)), inputs(std::move(inputs)), outs(std::move(outs)) {}
 
   const detail::OpEntry& op;
   c10::ArrayRef<c10::IValue> args;
   MeshPtr mesh;
   std::vector<TensorInput> inputs;
+  std::vector<TensorInput> outs;  // the out= arguments, in the order of the results
 
   const std::string& name() const;            // "aten::add.Tensor"
   int input_at(int arg) const;                // index into inputs of the tensor at a schema position; -1 when undefined
@@ -96,6 +98,8 @@ struct Proposal {
   std::optional<Choice> choice = std::nullopt;
   // A rule for inputs cut in several pieces too: every Shard in `strategies` may as well be a StridedShard.
   bool strided = true;
+  // False: the operation cannot work on a part without elements, so nothing is cut into more parts than have some.
+  bool empty_parts = true;
   // An error instead of a redistribution of inputs (views must alias).
   bool strict = false;
   std::string strict_reason;  // why, for the message

@@ -51,6 +51,10 @@ class DTensorImpl final : public c10::TensorImpl {
   const PlacementsPtr& shared_placements() const { return placements_; }
   const Placements& placements() const { return placements_->values; }
 
+  // A view of a dim that had to be gathered holds a copy: what is written to it would not reach the tensor it was taken of.
+  bool copied_view() const { return copied_view_; }
+  void mark_copied_view() { copied_view_ = true; }
+
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
                                                               bool allow_tensor_metadata_change) const override;
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version_counter,
@@ -71,6 +75,7 @@ class DTensorImpl final : public c10::TensorImpl {
   mutable std::shared_ptr<PendingLocal> pending_;
   MeshPtr mesh_;
   PlacementsPtr placements_;
+  bool copied_view_ = false;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl& impl) {

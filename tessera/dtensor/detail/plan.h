@@ -33,7 +33,9 @@ struct OpEntry {
   std::vector<ArgInfo> args;
   std::vector<int> tensor_args;
   std::vector<int> return_alias;  // for each return: the argument it is, or -1
-  bool mutates = false;           // writes to some argument
+  bool mutates = false;        // writes to some argument
+  int view_of = -1;            // the argument that a result is a view of, or -1
+  int unwritten_unless = -1;      // the argument that says whether it does, -1 for always
   bool in_place_view = false;     // changes the shape of an argument
   bool foreach = false;
   uint64_t id;  // in cache keys
@@ -68,7 +70,19 @@ struct Plan {
   LocalFunction local;
   bool cacheable = true;
   bool random = false;
+  bool copies_view = false;  // results are views by their schema, but of a gathered copy
 };
+
+// Calls the operation on local tensors, which have these keys.
+inline void call_local(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
+  // Most operations have no kernel for these, which redispatching does not skip.
+  constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  if (keys.has_any(kLazy)) [[unlikely]] {
+    op.handle.callBoxed(stack);
+  } else {
+    op.handle.redispatchBoxed(keys, &stack);
+  }
+}
 
 // What a rule's own local function works on: the stack ends with the operation's arguments, tensors already local, and
 // must end with its results instead.
@@ -77,7 +91,7 @@ struct LocalCall {
   Stack& stack;
   const DeviceMesh& mesh;
   c10::DispatchKeySet keys;  // of the local tensors
-  void call() const { op.handle.redispatchBoxed(keys, &stack); }
+  void call() const { call_local(op, keys, stack); }
   c10::IValue& arg(size_t i) const { return stack[stack.size() - op.args.size() + i]; }
   // Drops the arguments and pushes the results.
   void finish(std::initializer_list<c10::IValue> results) const {
@@ -94,6 +108,9 @@ using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
 Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
 // Shapes of the results of the operation on meta tensors of the global shapes.
 std::vector<OutputShape> infer_outputs(const OpCall& call);
+
+// Takes an operation apart that is written in terms of others: on global shapes, what it calls has its own rules.
+void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 
 // The tables of rules/ and what was added by register_rule.
 const Rule* find_rule(const OpEntry& op);

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {
@@ -12,7 +13,7 @@ namespace {
 using DimMap = c10::SmallVector<int64_t, 6>;
 
 // Which partials pass: all where values only move, sums where zeros are filled in.
-enum class Passes { kAll, kSums, kNone };
+enum class Passes { kAll, kSums };
 
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map, Passes passes = Passes::kAll) {
   const TensorInput& self = call.inputs[0];
@@ -47,12 +48,6 @@ DimMap identity(int64_t ndim) {
     map[i] = i;
   }
   return map;
-}
-
-int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {
-  TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape, "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.",
-                call.describe(), dim, ndim);
-  return wrap_dim(dim, ndim);
 }
 
 DimMap transposed(const OpCall& call) {
@@ -98,8 +93,52 @@ DimMap without(const OpCall& call, int64_t gone, bool removed) {
   return map;
 }
 
-DimMap selected(const OpCall& call) {
-  return without(call, checked_dim(call, call.int_at(1), call.inputs[0].dim()), true);
+DimMap selected(const OpCall& call, int dim_arg) {
+  return without(call, checked_dim(call, call.int_at(dim_arg), call.inputs[0].dim()), true);
+}
+DimMap selected(const OpCall& call) { return selected(call, 1); }
+
+DimMap along(const OpCall& call, int dim_arg) {
+  return without(call, checked_dim(call, call.int_at(dim_arg), call.inputs[0].dim()), false);
+}
+
+// unfold(self, dim, size, step): the windows become a new last dim.
+DimMap unfolded(const OpCall& call) { return call.inputs[0].dim() == 0 ? DimMap() : along(call, 1); }
+
+// Which dims lie in the diagonal's plane.
+std::pair<int64_t, int64_t> plane(const OpCall& call, int64_t ndim) {
+  return {checked_dim(call, call.int_at(call.arg_named("dim1")), ndim),
+          checked_dim(call, call.int_at(call.arg_named("dim2")), ndim)};
+}
+
+// Of a tensor of ndim dims its place in the diagonal's: dims of the plane go, the diagonal comes last.
+DimMap beside(const std::pair<int64_t, int64_t>& plane, int64_t ndim) {
+  DimMap map(ndim, -1);
+  int64_t next = 0;
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    if (dim != plane.first && dim != plane.second) {
+      map[dim] = next++;
+    }
+  }
+  return map;
+}
+
+DimMap diagonal(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim();
+  return beside(plane(call, ndim), ndim);
+}
+
+// The way back: dims of the diagonal in the whole.
+DimMap embedded(const OpCall& call) {
+  const int64_t ndim = call.inputs[0].dim() + 1;
+  const DimMap there = beside(plane(call, ndim), ndim);
+  DimMap back(call.inputs[0].dim(), -1);
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    if (there[dim] >= 0) {
+      back[there[dim]] = dim;
+    }
+  }
+  return back;
 }
 
 DimMap sliced(const OpCall& call) {
@@ -110,9 +149,7 @@ DimMap sliced(const OpCall& call) {
   return from_start && to_end && call.int_at(4) == 1 ? identity(self.dim()) : without(call, dim, false);
 }
 
-DimMap split_along(const OpCall& call) {
-  return without(call, checked_dim(call, call.int_at(call.arg_named("dim")), call.inputs[0].dim()), false);
-}
+DimMap split_along(const OpCall& call) { return along(call, call.arg_named("dim")); }
 
 DimMap whole_along_dims(const OpCall& call) {
   const int64_t ndim = call.inputs[0].dim();
@@ -122,14 +159,6 @@ DimMap whole_along_dims(const OpCall& call) {
   }
   for (const int64_t dim : call.ints_at(call.arg_named("dims"))) {
     map[checked_dim(call, dim, ndim)] = -1;
-  }
-  return map;
-}
-
-DimMap whole_last_two(const OpCall& call) {
-  DimMap map = identity(call.inputs[0].dim());
-  for (size_t i = map.size() - std::min<size_t>(map.size(), 2); i < map.size(); ++i) {
-    map[i] = -1;
   }
   return map;
 }
@@ -171,6 +200,10 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
   };
 }
 
+Rewrites local_input_sizes(const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+  return {{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+}
+
 // expand(self, size): sizes of the parts in place of the global ones.
 void propose_expand(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
@@ -182,9 +215,7 @@ void propose_expand(const OpCall& call, Proposal& proposal) {
     map[dim] = repeated ? -1 : dim + added;
   }
   propose_mapped(call, proposal, map);
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
-    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
-  };
+  proposal.rewrite = local_input_sizes;
 }
 
 // slice_backward(grad, input_sizes, dim, ...): a tensor of input_sizes, zero outside the slice.
@@ -198,21 +229,39 @@ void propose_cut_backward(const OpCall& call, Proposal& proposal, bool removed) 
   }
   propose_mapped(call, proposal, map, Passes::kSums);
   proposal.output(sizes);
-  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
-    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
-  };
+  proposal.rewrite = local_input_sizes;
 }
 
-DimMap padded(const OpCall& call) {
-  const int64_t ndim = call.inputs[0].dim();
-  DimMap map = identity(ndim);
-  const auto pad = call.ints_at(1);
-  for (size_t i = 0; i < pad.size(); ++i) {
-    if (pad[i] != 0) {
-      map[ndim - 1 - static_cast<int64_t>(i / 2)] = -1;
+// unfold_backward(grad, input_sizes, dim, size, step)
+void propose_unfold_backward(const OpCall& call, Proposal& proposal) {
+  const auto sizes = call.ints_at(1);
+  DimMap map(call.inputs[0].dim(), -1);
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    map[dim] = static_cast<int64_t>(dim) == wrap_dim(call.int_at(2), static_cast<int64_t>(sizes.size()))
+                   ? -1
+                   : static_cast<int64_t>(dim);
+  }
+  propose_mapped(call, proposal, map, Passes::kSums);
+  proposal.output(sizes);
+  proposal.rewrite = local_input_sizes;
+}
+
+// diagonal_backward(grad, input_sizes, offset, dim1, dim2)
+void propose_diagonal_backward(const OpCall& call, Proposal& proposal) {
+  propose_mapped(call, proposal, embedded(call), Passes::kSums);
+  proposal.output(call.ints_at(1));
+  proposal.rewrite = local_input_sizes;
+}
+
+// select_scatter(self, src, ...) and its like: src lies in self as a view of it would.
+void propose_scattered(const OpCall& call, Proposal& proposal, const DimMap& map) {
+  const TensorInput& self = call.inputs[0];
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (map[dim] >= 0) {
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(map[dim])}});
     }
   }
-  return map;
+  proposal.output(self.sizes);
 }
 
 DimMap repeated(const OpCall& call) {
@@ -226,6 +275,21 @@ DimMap repeated(const OpCall& call) {
   return map;
 }
 
+// tril(self, diagonal): the diagonal of the whole runs through a part as one that is moved by the part's place.
+void propose_triangle(const OpCall& call, Proposal& proposal) {
+  propose_mapped(call, proposal, identity(call.inputs[0].dim()), Passes::kSums);
+  proposal.output(call.inputs[0].sizes);
+  proposal.strided = false;
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    const auto ndim = static_cast<int64_t>(shapes[0].sizes.size());
+    if (!of.mesh->coordinate() || ndim < 2) {
+      return Rewrites{};
+    }
+    const LocalBox box = local_box(shapes[0].sizes, *of.mesh, choice.inputs[0]);
+    return Rewrites{{1, of.int_at(1) + box.offset[ndim - 2] - box.offset[ndim - 1]}};
+  };
+}
+
 }  // namespace
 
 void add_dims_rules(RuleTable& table) {
@@ -236,16 +300,21 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::select", "aten::select_copy"}, mapped(selected));
   table.add({"aten::slice", "aten::slice_copy"}, mapped(sliced));
   table.add({"aten::split", "aten::split_with_sizes", "aten::split_copy", "aten::split_with_sizes_copy",
-             "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::chunk"}, mapped(split_along));
+             "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::chunk"},
+            mapped(split_along));
   table.add({"aten::unbind", "aten::unbind_copy"}, propose_unbind);
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
   table.add({"aten::flip", "aten::roll"}, mapped_in_place(whole_along_dims, Passes::kAll));
-  table.add({"aten::tril", "aten::triu"}, mapped_in_place(whole_last_two, Passes::kSums));
-  table.add({"aten::constant_pad_nd"}, [](const OpCall& call, Proposal& proposal) {
-    const bool zeros = call.args[2].toScalar().toDouble() == 0;
-    propose_mapped(call, proposal, padded(call), zeros ? Passes::kSums : Passes::kNone);
-  });
+  table.add({"aten::tril", "aten::triu"}, propose_triangle);
   table.add({"aten::repeat"}, mapped(repeated));
+  table.add("aten::unfold", mapped(unfolded));
+  table.add("aten::unfold_backward", propose_unfold_backward);
+  table.add({"aten::diagonal", "aten::diagonal_copy"}, mapped(diagonal));
+  table.add("aten::diag_embed", [](const OpCall& c, Proposal& p) { propose_mapped(c, p, embedded(c), Passes::kSums); });
+  table.add("aten::diagonal_backward", propose_diagonal_backward);
+  table.add("aten::select_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, selected(c, 2)); });
+  table.add("aten::slice_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, along(c, 2)); });
+  table.add("aten::diagonal_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, diagonal(c)); });
   table.add("aten::select_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, true); });
   table.add("aten::slice_backward", [](const OpCall& c, Proposal& p) { propose_cut_backward(c, p, false); });
 }

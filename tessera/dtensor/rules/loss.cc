@@ -3,7 +3,6 @@
 #include <ATen/core/Reduction.h>
 
 #include "tessera/comm/collectives.h"
-#include "tessera/dtensor/comm_debug.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {

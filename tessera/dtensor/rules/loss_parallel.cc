@@ -10,7 +10,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
-#include "tessera/dtensor/comm_debug.h"
 #include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/rules/table.h"
@@ -81,7 +80,6 @@ ClassShards checked_class_shards(const at::Tensor& logits, int64_t class_dim) {
 
 at::Tensor reduce(const ClassShards& shards, const at::Tensor& values, ReduceOp op, const char* subject) {
   at::Tensor target = values.contiguous();
-  CommDebugMode::record(CommKind::kAllReduce);
   comm::all_reduce(shards.group(), target, op, subject).wait();
   return target;
 }
@@ -248,7 +246,6 @@ at::Tensor total_weight(const ClassShards& shards, at::Tensor own) {
   for (size_t i = 0; i < sums.size(); ++i) {
     if (sums[i].is_partial()) {
       own = own.contiguous();
-      CommDebugMode::record(CommKind::kAllReduce);
       comm::all_reduce(*shards.mesh->group(static_cast<int64_t>(i)), own, ReduceOp::kSum, "nll_loss, weights").wait();
     }
   }

@@ -68,8 +68,8 @@ bool parts_suit(const OpCall& call, int64_t dim, Needs needs, const std::vector<
   return false;
 }
 
-// The mesh dims over which `dim` may be sharded when it is reduced. Those that shard it now, if they suit; the others too only
-// if they all suit together, since any of them may be chosen.
+// The mesh dims over which `dim` may be sharded when it is reduced. Those that shard it now, if they suit; the others
+// too only if they all suit together, since any of them may be chosen.
 std::vector<bool> suitable_mesh_dims(const OpCall& call, int64_t dim, Needs needs) {
   std::vector<int64_t> all;
   std::vector<int64_t> present;
@@ -126,7 +126,6 @@ Rule reduction(ReductionKind kind) {
   return [kind](const OpCall& call, Proposal& proposal) { propose(call, proposal, kind); };
 }
 
-bool is_additive(const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); }
 bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
 bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 
@@ -156,6 +155,16 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
   }
 }
 
+// histc(self, bins, min, max): the counts of the parts add up, given bounds that do not come from the data.
+void propose_histogram(const OpCall& call, Proposal& proposal) {
+  if (call.args[2].toScalar().toDouble() != call.args[3].toScalar().toDouble()) {
+    for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
+      proposal.strategies.push_back({{Partial()}, {Shard(dim)}});
+    }
+  }
+  proposal.output({call.int_at(1)});
+}
+
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
@@ -167,11 +176,17 @@ void add_reduction_rules(RuleTable& table) {
   table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), Needs::kNonEmpty, is_max}));
   table.add({"aten::amin", "aten::min"}, reduction({Partial(ReduceOp::kMin), Needs::kNonEmpty, is_min}));
   // With positions, or with more than one pass over the whole dim.
-  table.add({"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::argmax", "aten::argmin",
-             "aten::var", "aten::std", "aten::var_mean", "aten::std_mean", "aten::logsumexp", "aten::median.dim",
-             "aten::mode", "aten::kthvalue", "aten::nanmedian.dim"}, reduction({}));
+  table.add({"aten::max.dim", "aten::max.dim_max", "aten::min.dim", "aten::min.dim_min", "aten::var", "aten::std",
+             "aten::var_mean", "aten::std_mean", "aten::logsumexp", "aten::median", "aten::mode", "aten::kthvalue",
+             "aten::nanmedian"},
+            reduction({}));
   table.add({"aten::linalg_vector_norm", "aten::norm"}, propose_norm);
   table.add("aten::_foreach_norm", zip_rule(propose_norm));
+  // The sum of powers of which a norm is the root.
+  const Rule powers = reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr});
+  table.add("aten::linalg__powsum", powers);
+  table.add("aten::_foreach_powsum", zip_rule(powers));
+  table.add("aten::histc", propose_histogram);
 }
 
 }  // namespace tessera::detail

@@ -25,8 +25,17 @@ Rule along_dim(size_t outputs) {
 
 void add_softmax_rules(RuleTable& table) {
   table.add({"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
-             "aten::_safe_softmax", "aten::cumsum", "aten::cumprod", "aten::logcumsumexp"}, along_dim(1));
+             "aten::_safe_softmax", "aten::cumsum", "aten::cumprod", "aten::logcumsumexp"},
+            along_dim(1));
   table.add({"aten::sort", "aten::sort.stable", "aten::cummax", "aten::cummin"}, along_dim(2));
+  table.add("aten::topk", [sorted = along_dim(2)](const OpCall& call, Proposal& proposal) {
+    sorted(call, proposal);
+    if (call.inputs[0].dim() > 0) {
+      for (auto& output : proposal.outputs) {
+        output.sizes[wrap_dim(call.int_at(2), call.inputs[0].dim())] = call.int_at(1);
+      }
+    }
+  });
 }
 
 }  // namespace tessera::detail

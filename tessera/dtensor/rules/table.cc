@@ -47,6 +47,20 @@ struct Rules {
     add_attention_rules(table);
     add_optimizer_rules(table);
     add_random_rules(table);
+    add_elementwise_loss_rules(table);
+    add_arg_extreme_rules(table);
+    add_index_rules(table);
+    add_index_write_rules(table);
+    add_pad_rules(table);
+    add_spatial_rules(table);
+    add_convolution_rules(table);
+    add_batch_norm_rules(table);
+    add_linalg_rules(table);
+    add_fft_rules(table);
+    add_grouped_matmul_rules(table);
+    add_fused_attention_rules(table);
+    add_reinterpreting_view_rules(table);
+    add_factory_rules(table);
   }
 
   const Rule* find(const std::string& full_name) {
@@ -92,46 +106,74 @@ Handler find_handler(const std::string& name) {
   return builtin != nullptr ? builtin : find_loss_parallel_handler(name);
 }
 
+namespace {
+
+// Applies a rule to each position of the lists; none when a tensor beside them would have to lie in two ways. With
+// `whole_singles` those are replicated first.
+std::optional<Choice> zip_positions(const Rule& rule, const OpCall& call, bool whole_singles,
+                                    std::vector<OutputShape>& shapes) {
+  size_t length = 0;
+  for (const auto& input : call.inputs) {
+    length = std::max(length, static_cast<size_t>(input.element + 1));
+  }
+  const Placements replicated(call.mesh->ndim(), Replicate());
+  Choice whole;
+  whole.inputs.resize(call.inputs.size());
+  for (size_t position = 0; position < length; ++position) {
+    std::vector<TensorInput> inputs;
+    std::vector<size_t> indices;
+    FixedOutputs fixed;
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const auto& input = call.inputs[i];
+      if (input.element < 0 && input.dim() > 0) {  // a number for each position
+        whole.inputs[i] = replicated;
+        continue;
+      }
+      if (input.element >= 0 && input.element != static_cast<int>(position)) {
+        continue;
+      }
+      if (input.mutated && fixed.empty()) {
+        fixed.emplace_back(0, input.placements);
+      }
+      inputs.push_back(input);
+      indices.push_back(i);
+      if (input.element < 0 && whole_singles) {
+        inputs.back().placements = replicated;
+        inputs.back().mutated = true;  // does not move
+      }
+    }
+    const OpCall one(call.op, call.args, call.mesh, std::move(inputs));
+    Proposal of_one;
+    rule(one, of_one);
+    const Choice choice = choose(one, of_one, 1, fixed);
+    for (size_t i = 0; i < indices.size(); ++i) {
+      auto& placements = whole.inputs[indices[i]];
+      if (!placements.empty() && placements != choice.inputs[i]) {
+        return std::nullopt;
+      }
+      placements = choice.inputs[i];
+    }
+    whole.outputs.push_back(choice.outputs[0]);
+    if (!of_one.outputs.empty()) {
+      shapes.push_back(of_one.outputs[0]);
+    }
+  }
+  return whole;
+}
+
+}  // namespace
+
 Rule zip_rule(Rule rule) {
   return [rule = std::move(rule)](const OpCall& call, Proposal& proposal) {
-    size_t length = 0;
-    for (const auto& input : call.inputs) {
-      length = std::max(length, static_cast<size_t>(input.element + 1));
+    proposal.choice = zip_positions(rule, call, /*whole_singles=*/false, proposal.outputs);
+    if (!proposal.choice) {
+      proposal.outputs.clear();
+      proposal.choice = zip_positions(rule, call, /*whole_singles=*/true, proposal.outputs);
     }
-    Choice whole;
-    whole.inputs.resize(call.inputs.size());
-    for (size_t position = 0; position < length; ++position) {
-      std::vector<TensorInput> inputs;
-      std::vector<size_t> indices;
-      FixedOutputs fixed;
-      for (size_t i = 0; i < call.inputs.size(); ++i) {
-        const auto& input = call.inputs[i];
-        if (input.element == static_cast<int>(position) || input.element < 0) {
-          if (input.mutated && fixed.empty()) {
-            fixed.emplace_back(0, input.placements);
-          }
-          inputs.push_back(input);
-          indices.push_back(i);
-        }
-      }
-      const OpCall one(call.op, call.args, call.mesh, std::move(inputs));
-      Proposal of_one;
-      rule(one, of_one);
-      const Choice choice = choose(one, of_one, 1, fixed);
-      for (size_t i = 0; i < indices.size(); ++i) {
-        auto& placements = whole.inputs[indices[i]];
-        TESSERA_CHECK(
-            placements.empty() || placements == choice.inputs[i], ErrorKind::kShape,
-            "[dtensor.dispatch] {}: a tensor beside the lists would have to lie as {} and as {}. Replicate it.",
-            call.describe(), to_string(placements), to_string(choice.inputs[i]));
-        placements = choice.inputs[i];
-      }
-      whole.outputs.push_back(choice.outputs[0]);
-      if (!of_one.outputs.empty()) {
-        proposal.outputs.push_back(of_one.outputs[0]);
-      }
-    }
-    proposal.choice = std::move(whole);
+    TESSERA_CHECK(
+        proposal.choice.has_value(), ErrorKind::kInternal,
+        "[dtensor.rule] {}: a tensor beside the lists lies in two ways though it was not to move. Mend the rule.",
+        call.describe());
   };
 }
 
@@ -172,6 +214,27 @@ c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
     }
   }
   return found;
+}
+
+void add_linear(const OpCall& call, Proposal& proposal, int input) {
+  for (const Placement& p : partials_among(call)) {
+    if (is_additive(p)) {
+      Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
+      strategy.inputs[input] = p;
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+}
+
+int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim) {
+  const int64_t own = dim - (static_cast<int64_t>(broadcast.size()) - input.dim());
+  return own < 0 || (input.sizes[own] == 1 && broadcast[dim] != 1) ? -1 : own;
+}
+
+int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {
+  TESSERA_CHECK(dim >= -ndim && dim < ndim, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), dim, ndim);
+  return wrap_dim(dim, ndim);
 }
 
 bool is_sharded_on(const TensorInput& input, int64_t dim) {

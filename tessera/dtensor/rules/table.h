@@ -35,6 +35,20 @@ void add_norm_layer_rules(RuleTable& table);
 void add_attention_rules(RuleTable& table);
 void add_optimizer_rules(RuleTable& table);
 void add_random_rules(RuleTable& table);
+void add_elementwise_loss_rules(RuleTable& table);
+void add_arg_extreme_rules(RuleTable& table);
+void add_index_rules(RuleTable& table);
+void add_index_write_rules(RuleTable& table);
+void add_pad_rules(RuleTable& table);
+void add_spatial_rules(RuleTable& table);
+void add_convolution_rules(RuleTable& table);
+void add_batch_norm_rules(RuleTable& table);
+void add_linalg_rules(RuleTable& table);
+void add_fft_rules(RuleTable& table);
+void add_grouped_matmul_rules(RuleTable& table);
+void add_fused_attention_rules(RuleTable& table);
+void add_reinterpreting_view_rules(RuleTable& table);
+void add_factory_rules(RuleTable& table);
 
 // register_rule for a name that may be taken.
 void replace_rule(const std::string& name, Rule rule);
@@ -54,6 +68,19 @@ Sizes broadcast_sizes(const OpCall& call);
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 // Whether some input is cut along its dim `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
+// Sums pass through what is linear.
+inline bool is_additive(const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); }
+inline bool is_extreme(const Placement& p) { return p.is_partial(ReduceOp::kMax) || p.is_partial(ReduceOp::kMin); }
+// Every input and every output lies as p.
+inline Strategy alike(const OpCall& call, const Placement& p) {
+  return {{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), p)};
+}
+// The result is linear in one input while the others are whole: additive partials of it pass.
+void add_linear(const OpCall& call, Proposal& proposal, int input);
+// The dim in an operand of a dim of the shape that operands broadcast to; -1 where it is missing or repeated.
+int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
+// A dim in range; Error kShape otherwise.
+int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
 // A dim that may be negative, in range.
 inline int64_t wrap_dim(int64_t dim, int64_t ndim) { return dim < 0 ? dim + std::max<int64_t>(ndim, 1) : dim; }
 // Local sizes of an output under what was chosen for it, as an argument.

@@ -1,9 +1,8 @@
 // Reshapes: which dims of the result hold a sharded dim of the input. Dims are matched in groups of equal product, as
 // upstream's view rules do.
 #include <ATen/ATen.h>
-#include <ATen/TensorUtils.h>
 #include <ATen/InferSize.h>
-
+#include <ATen/TensorUtils.h>
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -92,8 +91,8 @@ int64_t before(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims, int64_t dim)
 
 class ViewPlacements {
  public:
-  ViewPlacements(const OpCall& call, c10::IntArrayRef to)
-      : call_(call), from_(call.inputs[0].sizes), to_(to), now_(call.inputs[0].placements), map_(from_, to) {}
+  ViewPlacements(const OpCall& call, c10::IntArrayRef to, const Placements& now)
+      : call_(call), from_(call.inputs[0].sizes), to_(to), now_(now), map_(from_, to) {}
 
   // Placements of the result; an error where the input would have to move.
   Placements result() const {
@@ -132,7 +131,8 @@ class ViewPlacements {
     const int64_t all_parts = parts_of({dim}, call_.mesh->ndim());
     const bool flattens = group->to.size() == 1;
     if (placement.is_strided_shard()) {
-      return flattens && dim == group->from[0] ? flattened_strided(m, *group, all_parts) : unflattened_strided(m, *group);
+      return flattens && dim == group->from[0] ? flattened_strided(m, *group, all_parts)
+                                               : unflattened_strided(m, *group);
     }
     if (dim == group->from[0]) {
       if (from_[dim] % all_parts != 0) {
@@ -196,14 +196,16 @@ class ViewPlacements {
 
   [[noreturn]] void fail_flatten(int64_t m) const {
     raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {} to [{}]: Cannot flatten unevenly sharded tensor: dimension {} (size {}) is not evenly "
+          "Sharding dimension mismatch: [dtensor.dispatch] {} to [{}]: Cannot flatten unevenly sharded tensor: "
+          "dimension {} (size {}) is not evenly "
           "divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
           call_.describe(), fmt::join(to_, ", "), now_[m].dim, from_[now_[m].dim], m, call_.mesh->shape()[m]);
   }
 
   [[noreturn]] void fail_unflatten(int64_t m, int64_t dim) const {
     raise(ErrorKind::kShape,
-          "[dtensor.dispatch] {} to [{}]: Cannot unflatten unevenly sharded tensor: output dimension {} (size {}) is not "
+          "Sharding dimension mismatch: [dtensor.dispatch] {} to [{}]: Cannot unflatten unevenly sharded tensor: "
+          "output dimension {} (size {}) is not "
           "evenly divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
           call_.describe(), fmt::join(to_, ", "), dim, to_[dim], m, call_.mesh->shape()[m]);
   }
@@ -227,8 +229,31 @@ void propose_view(const OpCall& call, Proposal& proposal) {
                   fmt::join(self.tensor->strides(), ", "), fmt::join(sizes, ", "));
     shape.strides = *strides;
   }
-  proposal.choice = Choice{{self.placements}, {ViewPlacements(call, sizes).result()}};
+  proposal.choice = Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
   proposal.outputs.push_back(std::move(shape));
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+  };
+}
+
+// view_copy(self, size): what the view would have to move is gathered.
+void propose_view_copy(const OpCall& call, Proposal& proposal) {
+  const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(call.inputs[0].sizes));
+  Placements now = call.inputs[0].placements;
+  Placements result;
+  while (result.empty()) {
+    try {
+      result = ViewPlacements(call, sizes, now).result();
+    } catch (const Error&) {
+      const auto last = std::find_if(now.rbegin(), now.rend(), [](const Placement& p) { return p.is_any_shard(); });
+      if (last == now.rend()) {
+        throw;
+      }
+      *last = Replicate();
+    }
+  }
+  proposal.choice = Choice{{now}, {result}};
+  proposal.outputs.push_back({sizes, {}});
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
   };
@@ -239,10 +264,10 @@ void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal);
   proposal.local = [](const OpCall&, const Choice&) {
     return [](const LocalCall& local) {
-      local.finish({at::_reshape_alias(local.arg(0).toTensor(), local.arg(1).toIntVector(),
-                                       *at::detail::computeStride(local.arg(0).toTensor().sizes(),
-                                                                  local.arg(0).toTensor().strides(),
-                                                                  local.arg(1).toIntVector()))});
+      local.finish({at::_reshape_alias(
+          local.arg(0).toTensor(), local.arg(1).toIntVector(),
+          *at::detail::computeStride(local.arg(0).toTensor().sizes(), local.arg(0).toTensor().strides(),
+                                     local.arg(1).toIntVector()))});
     };
   };
 }
@@ -250,7 +275,8 @@ void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void add_view_rules(RuleTable& table) {
-  table.add({"aten::view", "aten::_unsafe_view", "aten::view_copy"}, propose_view);
+  table.add({"aten::view", "aten::_unsafe_view"}, propose_view);
+  table.add("aten::view_copy", propose_view_copy);
   table.add({"aten::_reshape_alias", "aten::_reshape_alias_copy"}, propose_reshape_alias);
 }
 

@@ -1,0 +1,132 @@
+// Batch norm: channels are independent. Over samples it would need their mean over all ranks, so those are gathered,
+// except where the statistics are given. Group norm: samples are independent.
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+bool is_training(const OpCall& call) {
+  for (const char* name : {"training", "train", "update"}) {
+    if (const int arg = call.arg_named(name); arg >= 0) {
+      return call.bool_at(arg);
+    }
+  }
+  return call.name().find("no_training") == std::string::npos && call.name().find("no_update") == std::string::npos;
+}
+
+bool has_channels(const TensorInput& input) { return input.dim() != 1; }
+
+// A tensor of one element a channel; what eval mode leaves empty stays as it is.
+Placement of_channels(const TensorInput& input) {
+  return input.sizes[0] == 0 && !is_sharded_on(input, 0) ? Replicate() : Shard(0);
+}
+
+Strategy over_channels(const OpCall& call, size_t images, size_t statistics) {
+  Strategy strategy;
+  strategy.outputs.assign(images, Shard(1));
+  strategy.outputs.resize(images + statistics, Shard(0));
+  for (const auto& input : call.inputs) {
+    strategy.inputs.push_back(has_channels(input) ? Shard(1) : of_channels(input));
+  }
+  return strategy;
+}
+
+// With given statistics every element stands alone.
+void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& of_statistics, size_t outputs) {
+  for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
+    if (dim != 1) {
+      Strategy strategy{{Shard(dim)}, {}};
+      strategy.outputs.resize(outputs, of_statistics);
+      for (const auto& input : call.inputs) {
+        strategy.inputs.push_back(has_channels(input) ? Shard(dim) : Replicate());
+      }
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+}
+
+// native_batch_norm(input, weight?, bias?, running_mean?, running_var?, ...) -> (output, save_mean, save_invstd), some
+// with a workspace besides
+Rule forward(size_t outputs) {
+  return [outputs](const OpCall& call, Proposal& proposal) {
+    const bool training = is_training(call);
+    Strategy channels = over_channels(call, 1, 2);
+    channels.outputs.resize(outputs, Replicate());
+    proposal.strategies.push_back(std::move(channels));
+    if (!training) {
+      add_over_elements(call, proposal, Replicate(), outputs);
+    }
+    proposal.empty_parts = false;
+    const auto& sizes = call.inputs[0].sizes;
+    proposal.output(sizes);
+    proposal.outputs.resize(3, OutputShape{{training ? sizes[1] : 0}, {}});
+    proposal.outputs.resize(outputs, OutputShape{{0}, {}});
+  };
+}
+
+// native_batch_norm_backward(grad, input, weight?, ...) -> gradients of input, weight and bias
+void propose_backward(const OpCall& call, Proposal& proposal) {
+  proposal.strategies.push_back(over_channels(call, 1, 2));
+  if (!is_training(call)) {
+    add_over_elements(call, proposal, Partial(), 3);
+  }
+  proposal.empty_parts = false;
+  const auto& sizes = call.inputs[1].sizes;
+  proposal.output(sizes);
+  proposal.output({sizes[1]});
+  proposal.output({sizes[1]});
+}
+
+// The workspace of a fused kernel is a tensor of bytes, on each rank its own.
+void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
+  propose_backward(call, proposal);
+  const int reserve = call.input_at(call.arg_named("reserveSpace"));
+  for (auto& strategy : proposal.strategies) {
+    if (reserve >= 0) {
+      strategy.inputs[reserve] = Replicate();
+    }
+  }
+}
+
+// native_group_norm(input, weight?, bias?, N, C, HxW, group, eps) -> (output, mean, rstd)
+void propose_group_norm(const OpCall& call, Proposal& proposal) {
+  Strategy strategy{{Shard(0)}, {Shard(0)}};
+  strategy.inputs.resize(call.inputs.size(), Replicate());
+  proposal.strategies.push_back(std::move(strategy));
+  proposal.empty_parts = false;
+  proposal.output(call.inputs[0].sizes);
+  proposal.outputs.resize(3, OutputShape{{call.int_at(3), call.int_at(6)}, {}});
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{3, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0])[0]}};
+  };
+}
+
+// native_group_norm_backward(grad, input, mean, rstd, weight?, N, C, HxW, group, mask) -> gradients of input, weight,
+// bias
+void propose_group_norm_backward(const OpCall& call, Proposal& proposal) {
+  Strategy strategy{{Shard(0), Partial(), Partial()}, {Shard(0), Shard(0), Shard(0), Shard(0)}};
+  strategy.inputs.resize(call.inputs.size(), Replicate());
+  proposal.strategies.push_back(std::move(strategy));
+  proposal.empty_parts = false;
+  proposal.output(call.inputs[1].sizes);
+  proposal.outputs.resize(3, OutputShape{{call.int_at(6)}, {}});
+  proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+    return Rewrites{{5, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0])[0]}};
+  };
+}
+
+}  // namespace
+
+void add_batch_norm_rules(RuleTable& table) {
+  table.add({"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training",
+             "aten::miopen_batch_norm"},
+            forward(3));
+  table.add({"aten::_batch_norm_with_update", "aten::_batch_norm_no_update", "aten::cudnn_batch_norm"}, forward(4));
+  table.add({"aten::native_batch_norm_backward"}, propose_backward);
+  table.add({"aten::cudnn_batch_norm_backward", "aten::batch_norm_backward"}, propose_cudnn_backward);
+  table.add("aten::native_group_norm", propose_group_norm);
+  table.add("aten::native_group_norm_backward", propose_group_norm_backward);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,53 @@
+// Tensors made from nothing, into a DTensor that is there.
+#include <ATen/ATen.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// The part at these offsets of a matrix with ones on the diagonal.
+LocalFunction ones_on_diagonal(int64_t row, int64_t column) {
+  return [row, column](const LocalCall& local) {
+    const at::Tensor out = local.arg(local.op.args.size() - 1).toTensor();
+    out.zero_();
+    const int64_t offset = row - column;  // element (i, j) is (i + row, j + column) of the whole
+    if (offset < out.size(1) && -offset < out.size(0)) {
+      out.diagonal(offset).fill_(1);
+    }
+    local.finish({out});
+  };
+}
+
+// eye(n, out), eye(n, m, out): each rank writes its part of out, wherever that is.
+void propose_eye(const OpCall& call, Proposal& proposal) {
+  const TensorInput& out = call.outs.at(0);
+  const int64_t n = call.int_at(0);
+  const int m_arg = call.arg_named("m");
+  const int64_t m = m_arg < 0 ? n : call.int_at(m_arg);
+  for (const auto& placement : out.placements) {
+    TESSERA_CHECK(
+        placement.is_replicate() || placement.is_shard(), ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}: out has placements {}, wanted shards and replicas. "
+        "Redistribute it first.",
+        call.describe(), to_string(out.placements));
+  }
+  proposal.output({n, m});
+  proposal.choice = Choice{{}, {out.placements}};
+  proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+    if (!of.mesh->coordinate()) {
+      return nullptr;
+    }
+    const LocalBox box = local_box(of.outs[0].sizes.vec(), *of.mesh, choice.outputs[0]);
+    return ones_on_diagonal(box.offset[0], box.offset[1]);
+  };
+}
+
+}  // namespace
+
+void add_factory_rules(RuleTable& table) { table.add({"aten::eye.out", "aten::eye.m_out"}, propose_eye); }
+
+}  // namespace tessera::detail

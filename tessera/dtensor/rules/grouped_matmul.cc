@@ -1,0 +1,114 @@
+// Products of scaled matrices, and of groups of matrices that lie one after another.
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Scales of a whole matrix, of its rows or columns ([m, 1], [1, n]), or of blocks in one list.
+std::optional<Placement> of_scale(const TensorInput& scale, const Placement& data, int64_t summed_dim) {
+  if (c10::multiply_integers(scale.sizes) == 1 || !data.is_any_shard()) {
+    return Replicate();
+  }
+  if (scale.dim() == 1) {
+    return data.dim == summed_dim ? std::nullopt : std::optional<Placement>(Shard(0));
+  }
+  return scale.sizes[data.dim] == 1 ? Replicate() : data;
+}
+
+// _scaled_mm(self [m, k], mat2 [k, n], scale_a, scale_b, bias?, scale_result?, ...)
+void propose_scaled(const OpCall& call, Proposal& proposal) {
+  const bool has_bias = call.has(4) && call.input_at(4) >= 0;
+  const auto add = [&](const Placement& output, const Placement& self, const Placement& other, const Placement& bias) {
+    const auto scale_a = of_scale(call.inputs[2], self, 1);
+    const auto scale_b = of_scale(call.inputs[3], other, 0);
+    if (!scale_a || !scale_b || (has_bias && output.is_partial())) {
+      return;
+    }
+    Strategy strategy{{output}, {self, other, *scale_a, *scale_b}};
+    if (has_bias) {
+      strategy.inputs.push_back(bias);
+    }
+    strategy.inputs.resize(call.inputs.size(), Replicate());
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  add(Shard(0), Shard(0), Replicate(), Replicate());
+  add(Shard(1), Replicate(), Shard(1), Shard(0));
+  add(Partial(), Shard(1), Shard(0), Replicate());
+  for (const Placement& p : partials_among(call)) {
+    if (is_additive(p)) {
+      add(p, p, Replicate(), Replicate());
+      add(p, Replicate(), p, Replicate());
+    }
+  }
+  proposal.empty_parts = false;
+  proposal.output({call.inputs[0].sizes[0], call.inputs[1].sizes[1]});
+}
+
+// The kernel reads rows (or columns) in pieces of 16 bytes, which cutting the dim they run along must leave whole.
+bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placement& placement) {
+  if (!placement.is_any_shard() || input.tensor->strides()[placement.dim] != 1) {
+    return true;
+  }
+  int64_t ranks = 1;
+  for (const int64_t k : call.mesh->shape()) {
+    ranks *= k;
+  }
+  const int64_t n = input.sizes[placement.dim];
+  return n % ranks == 0 && n / ranks * static_cast<int64_t>(input.tensor->element_size()) % 16 == 0;
+}
+
+// _grouped_mm(self, mat2, offs?, bias?): 2-d operands hold the groups one after another up to offs, 3-d ones in a dim.
+void propose_grouped(const OpCall& call, Proposal& proposal) {
+  const TensorInput& a = call.inputs[0];
+  const TensorInput& b = call.inputs[1];
+  const bool has_bias = call.has(3) && call.input_at(3) >= 0;
+  const auto add = [&](const Placement& output, const Placement& left, const Placement& right) {
+    if (!keeps_alignment(call, a, left) || !keeps_alignment(call, b, right) || has_bias) {
+      return;
+    }
+    Strategy strategy{{output}, {left, right}};
+    strategy.inputs.resize(call.inputs.size(), Replicate());
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  for (const Placement& p : partials_among(call)) {
+    if (p.is_partial(ReduceOp::kSum)) {
+      add(p, p, Replicate());
+      add(p, Replicate(), p);
+    }
+  }
+  const int64_t columns = b.dim() - 1;
+  if (a.dim() == 2 && b.dim() == 3) {
+    add(Shard(1), Replicate(), Shard(2));
+    add(Partial(), Shard(1), Shard(1));
+    proposal.output({a.sizes[0], b.sizes[columns]});
+  } else if (a.dim() == 3 && b.dim() == 2) {
+    add(Partial(), Shard(2), Shard(0));
+    add(Shard(0), Shard(1), Replicate());
+    proposal.output({a.sizes[1], b.sizes[columns]});
+  } else if (a.dim() == 2) {
+    add(Shard(2), Replicate(), Shard(1));
+    add(Shard(1), Shard(0), Replicate());
+    const int offsets = call.input_at(2);
+    TESSERA_CHECK(offsets >= 0, ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: found no offs, wanted the end of each group.", call.describe());
+    proposal.output({call.inputs[offsets].sizes[0], a.sizes[0], b.sizes[columns]});
+  } else {
+    add(Shard(2), Replicate(), Shard(2));
+    add(Shard(1), Shard(1), Replicate());
+    add(Partial(), Shard(2), Shard(1));
+    add(Shard(0), Shard(0), Shard(0));
+    proposal.output({a.sizes[0], a.sizes[1], b.sizes[columns]});
+  }
+  proposal.empty_parts = false;
+}
+
+}  // namespace
+
+void add_grouped_matmul_rules(RuleTable& table) {
+  table.add("aten::_scaled_mm", propose_scaled);
+  table.add("aten::_grouped_mm", propose_grouped);
+}
+
+}  // namespace tessera::detail

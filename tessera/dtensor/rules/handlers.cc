@@ -1,0 +1,232 @@
+// Calls that need no rule: item(), equal(), views in place, operations made of others, refusals.
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/dtensor/detail/autograd.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+at::Tensor whole(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) {
+    return tensor;
+  }
+  const DTensorImpl& impl = *impl_of(tensor);
+  return impl_of(redistribute_values(tensor, Placements(impl.placements().size(), Replicate()), true))->local();
+}
+
+// Reduces first: the value of a Partial is not that of its local part.
+void handle_item(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
+  const at::Tensor local = whole(torch::jit::pop(*stack).toTensor());
+  stack->emplace_back(local.numel() == 0 ? at::Scalar(0) : local.item());
+}
+
+void handle_equal(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
+  const at::Tensor b = torch::jit::pop(*stack).toTensor();
+  const at::Tensor a = torch::jit::pop(*stack).toTensor();
+  stack->emplace_back(a.sizes() == b.sizes() && at::equal(whole(a), whole(b)));
+}
+
+void handle_is_same_size(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
+  const at::Tensor b = torch::jit::pop(*stack).toTensor();
+  const at::Tensor a = torch::jit::pop(*stack).toTensor();
+  stack->emplace_back(a.sizes() == b.sizes());
+}
+
+// Asks or tells the local tensor something that is the same for the whole.
+void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  for (const int arg : op.tensor_args) {
+    c10::IValue& slot = (*stack)[base + arg];
+    if (slot.isTensor() && is_dtensor(slot.toTensor())) {
+      slot = impl_of(slot.toTensor())->local();
+    }
+  }
+  op.handle.callBoxed(*stack);
+}
+
+// Operations whose results have shapes that depend on values: on whole tensors, on every rank.
+void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  MeshPtr mesh;
+  for (const int arg : op.tensor_args) {
+    c10::IValue& slot = (*stack)[base + arg];
+    if (slot.isTensor() && is_dtensor(slot.toTensor())) {
+      mesh = device_mesh(slot.toTensor());
+      slot = whole(slot.toTensor());
+    }
+  }
+  op.handle.callBoxed(*stack);
+  for (size_t i = base; i < stack->size(); ++i) {
+    if ((*stack)[i].isTensor() && (*stack)[i].toTensor().defined()) {
+      const at::Tensor local = (*stack)[i].toTensor();
+      (*stack)[i] = from_local(local, mesh, Placements(mesh->ndim(), Replicate()));
+    }
+  }
+}
+
+void refuse(const OpEntry& op, c10::DispatchKeySet, Stack*) {
+  raise(ErrorKind::kShape,
+        "[dtensor.dispatch] {}: a DTensor has no storage of its own to point elsewhere or to resize. Make a new "
+        "tensor, or "
+        "work on to_local().",
+        op.name);
+}
+
+// squeeze_() and its like: the view out of place takes the place of what it was taken of.
+void handle_in_place_view(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  const at::Tensor self = (*stack)[base].toTensor();
+  std::string name = op.name.substr(0, op.name.find('.'));
+  name.pop_back();
+  const std::string overload = op.name.find('.') == std::string::npos ? "" : op.name.substr(op.name.find('.') + 1);
+  c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()).callBoxed(stack);
+  const at::Tensor view = torch::jit::pop(*stack).toTensor();
+  self.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  stack->emplace_back(self);
+}
+
+void refuse_as_strided(const OpEntry& op, const at::Tensor& self) {
+  raise(ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}(self: [{}]): as_strided not supported with DTensor, except "
+        "to the "
+        "shape and strides that it has. Use view, transpose, slice or unfold, or work on to_local().",
+        op.name, fmt::join(self.sizes(), ", "));
+}
+
+// as_strided(self, size, stride, storage_offset) to what self is already.
+void handle_as_strided(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  const at::Tensor self = (*stack)[base].toTensor();
+  const bool same = self.sizes() == c10::IntArrayRef((*stack)[base + 1].toIntVector()) &&
+                    self.strides() == c10::IntArrayRef((*stack)[base + 2].toIntVector()) &&
+                    ((*stack)[base + 3].isNone() || (*stack)[base + 3].toInt() == 0);
+  if (!same) {
+    refuse_as_strided(op, self);
+  }
+  torch::jit::drop(*stack, op.args.size());
+  stack->emplace_back(op.name.find("strided_") == std::string::npos ? at::alias(self) : self);
+}
+
+// _amp_foreach_non_finite_check_and_unscale_(self[], found_inf, inv_scale): found_inf may be a plain tensor, one a
+// rank. All ranks learn of what any of them found.
+void handle_unscale(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  const at::Tensor inv_scale = whole(torch::jit::pop(*stack).toTensor());
+  const at::Tensor found_inf = torch::jit::pop(*stack).toTensor();
+  const auto gradients = torch::jit::pop(*stack).toTensorVector();
+  at::Tensor local_found = is_dtensor(found_inf) ? impl_of(found_inf)->local() : found_inf;
+  std::vector<at::Tensor> locals;
+  std::vector<comm::Group*> groups;
+  for (const auto& gradient : gradients) {
+    const DTensorImpl& impl = checked_impl("unscale", gradient);
+    locals.push_back(impl.local());
+    for (size_t m = 0; m < impl.placements().size(); ++m) {
+      TESSERA_CHECK(
+          !impl.placements()[m].is_partial(), ErrorKind::kShape,
+          "Sharding dimension mismatch: [dtensor.dispatch] {}: a gradient of shape [{}] has placements {}, wanted "
+          "reduced ones. Redistribute it first.",
+          op.name, fmt::join(gradient.sizes(), ", "), to_string(impl.placements()));
+      comm::Group* group = impl.mesh()->coordinate() && impl.placements()[m].is_any_shard()
+                               ? impl.mesh()->group(static_cast<int64_t>(m)).get()
+                               : nullptr;
+      if (group != nullptr && std::find(groups.begin(), groups.end(), group) == groups.end()) {
+        groups.push_back(group);
+      }
+    }
+  }
+  at::_amp_foreach_non_finite_check_and_unscale_(locals, local_found, inv_scale);
+  for (comm::Group* group : groups) {
+    comm::all_reduce(*group, local_found, ReduceOp::kMax, "found_inf").wait();
+  }
+}
+
+// A tensor moved to other placements; nothing happens where it has them.
+at::Tensor moved(const at::Tensor& tensor, const Placements& to) {
+  return !is_dtensor(tensor) || impl_of(tensor)->placements() == to ? tensor : redistribute_values(tensor, to, true);
+}
+
+Placements reduced(const at::Tensor& tensor) {
+  Placements placements = impl_of(tensor)->placements();
+  partial_to_replicated(placements);
+  return placements;
+}
+
+// _fused_adam(self[], grads[], exp_avgs[], ...): works on copies, so states may come as their parameters lie.
+void handle_fused_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  const auto parameters = (*stack)[base].toTensorVector();
+  constexpr int kLists = 5;  // self to max_exp_avg_sqs
+  for (int arg = 0; arg < kLists; ++arg) {
+    std::vector<at::Tensor> tensors = (*stack)[base + arg].toTensorVector();
+    for (size_t i = 0; i < tensors.size() && i < parameters.size(); ++i) {
+      tensors[i] = is_dtensor(parameters[i]) ? moved(tensors[i], reduced(parameters[i])) : tensors[i];
+    }
+    (*stack)[base + arg] = std::move(tensors);
+  }
+  decompose(op, keys, stack);
+}
+
+// _native_batch_norm_legit_functional(input, weight, bias, running_mean, running_var, ...): both statistics lie alike.
+void handle_batch_norm_functional(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  c10::IValue& mean = (*stack)[base + 3];
+  c10::IValue& variance = (*stack)[base + 4];
+  if (is_dtensor(mean.toTensor()) && is_dtensor(variance.toTensor())) {
+    Placements common = reduced(mean.toTensor());
+    const Placements other = reduced(variance.toTensor());
+    for (size_t m = 0; m < common.size(); ++m) {
+      common[m] = common[m] == other[m] ? common[m] : Replicate();
+    }
+    mean = moved(mean.toTensor(), common);
+    variance = moved(variance.toTensor(), common);
+  }
+  decompose(op, keys, stack);
+}
+
+}  // namespace
+
+Handler find_builtin_handler(const std::string& name) {
+  static const std::unordered_map<std::string, Handler> handlers = {
+      {"aten::_local_scalar_dense", handle_item},
+      {"aten::equal", handle_equal},
+      {"aten::is_same_size", handle_is_same_size},
+      {"aten::is_pinned", handle_locally},
+      {"aten::nonzero", handle_replicated},
+      {"aten::_unique", handle_replicated},
+      {"aten::_unique2", handle_replicated},
+      {"aten::record_stream", handle_locally},
+      {"aten::_amp_foreach_non_finite_check_and_unscale_", handle_unscale},
+      {"aten::squeeze_", handle_in_place_view},
+      {"aten::squeeze_.dim", handle_in_place_view},
+      {"aten::squeeze_.dims", handle_in_place_view},
+      {"aten::unsqueeze_", handle_in_place_view},
+      {"aten::transpose_", handle_in_place_view},
+      {"aten::t_", handle_in_place_view},
+      {"aten::detach_", handle_in_place_view},
+      {"aten::as_strided", handle_as_strided},
+      {"aten::as_strided_", handle_as_strided},
+      {"aten::set_", refuse},
+      {"aten::set_.source_Tensor", refuse},
+      {"aten::set_.source_Storage", refuse},
+      {"aten::set_.source_Storage_storage_offset", refuse},
+      {"aten::resize_", refuse},
+      {"aten::resize_as_", refuse},
+      // Copies of what the in-place operation writes, which is then done on them.
+      {"aten::_fused_adam", handle_fused_functional},
+      {"aten::_fused_adam.tensor_lr", handle_fused_functional},
+      {"aten::_fused_adamw", handle_fused_functional},
+      {"aten::_fused_adamw.tensor_lr", handle_fused_functional},
+      {"aten::_native_batch_norm_legit_functional", handle_batch_norm_functional},
+      {"aten::_batch_norm_with_update_functional", handle_batch_norm_functional},
+      {"aten::normal_functional", decompose},
+  };
+  const auto found = handlers.find(name);
+  return found == handlers.end() ? nullptr : found->second;
+}
+
+}  // namespace tessera::detail

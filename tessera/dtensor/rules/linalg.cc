@@ -1,0 +1,198 @@
+// Decompositions and solvers: each matrix of a batch stands alone and must be whole.
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+constexpr int kBroadcast = -1;  // a result over the batch dims of all operands together
+
+struct Result {
+  int core;                // dims that are no batch
+  int batch = kBroadcast;  // or the operand whose batch dims it has
+};
+
+struct Signature {
+  std::vector<int> cores;  // dims of each tensor argument that are no batch
+  std::vector<Result> results;
+  int linear_in = -1;                                           // the operand in which the first result is linear
+  std::vector<OutputShape> (*shapes)(const OpCall&) = nullptr;  // none: from the meta kernel
+};
+
+c10::IntArrayRef batch_of(const TensorInput& input, int core) {
+  return input.sizes.slice(0, std::max<int64_t>(input.dim() - core, 0));
+}
+
+// Dims of each input, since arguments may be left out.
+std::vector<int> cores_of(const OpCall& call, const Signature& signature) {
+  std::vector<int> cores;
+  for (const auto& input : call.inputs) {
+    const auto& args = call.op.tensor_args;
+    cores.push_back(signature.cores.at(std::find(args.begin(), args.end(), input.arg) - args.begin()));
+  }
+  return cores;
+}
+
+Sizes broadcast_batch(const OpCall& call, const std::vector<int>& cores) {
+  Sizes batch;
+  for (size_t i = 0; i < cores.size(); ++i) {
+    const auto own = batch_of(call.inputs[i], cores[i]);
+    if (own.size() > batch.size()) {
+      batch.insert(batch.begin(), own.size() - batch.size(), 1);
+    }
+    for (size_t d = 0; d < own.size(); ++d) {
+      int64_t& size = batch[batch.size() - own.size() + d];
+      size = size == 1 ? own[d] : size;
+    }
+  }
+  return batch;
+}
+
+Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
+  const size_t missing = batch.size() - own.size();
+  return dim < missing || (own[dim - missing] == 1 && batch[dim] != 1) ? Replicate() : Shard(dim - missing);
+}
+
+void propose(const OpCall& call, Proposal& proposal, const Signature& signature) {
+  const auto cores = cores_of(call, signature);
+  const Sizes batch = broadcast_batch(call, cores);
+  if (call.op.return_alias.empty() || call.op.return_alias[0] < 0) {
+    proposal.outputs = signature.results.empty()     ? std::vector<OutputShape>()
+                       : signature.shapes != nullptr ? signature.shapes(call)
+                                                     : infer_outputs(call);
+  }
+  for (size_t dim = 0; dim < batch.size(); ++dim) {
+    Strategy strategy;
+    for (size_t i = 0; i < cores.size(); ++i) {
+      strategy.inputs.push_back(over_batch(batch_of(call.inputs[i], cores[i]), batch, dim));
+    }
+    for (size_t i = 0; i < signature.results.size(); ++i) {
+      const Result& result = signature.results[i];
+      Placement placement = result.batch == kBroadcast ? Shard(dim) : strategy.inputs[result.batch];
+      if (i < proposal.outputs.size()) {  // what was not asked for is an empty tensor
+        const bool there = proposal.outputs[i].sizes.size() >= static_cast<size_t>(result.core) + 1;
+        placement = placement.is_any_shard() && !there ? Replicate() : placement;
+      }
+      strategy.outputs.push_back(placement);
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  for (const Placement& p : partials_among(call)) {
+    if (signature.linear_in >= 0 && is_additive(p)) {
+      Strategy strategy;
+      strategy.outputs.resize(signature.results.size(), Replicate());
+      strategy.inputs.resize(call.inputs.size(), Replicate());
+      strategy.outputs[0] = p;
+      strategy.inputs[signature.linear_in] = p;
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+  proposal.empty_parts = false;
+}
+
+Rule matrices(Signature signature) {
+  return [signature](const OpCall& call, Proposal& proposal) { propose(call, proposal, signature); };
+}
+
+std::vector<int64_t> joined(c10::IntArrayRef batch, std::initializer_list<int64_t> core) {
+  std::vector<int64_t> sizes = batch.vec();
+  sizes.insert(sizes.end(), core);
+  return sizes;
+}
+
+std::vector<OutputShape> like_first(const OpCall& call) { return {{call.inputs[0].sizes.vec(), {}}}; }
+
+// A result of operand i's core over the batch dims of all.
+template <int i>
+std::vector<OutputShape> like_operand(const OpCall& call) {
+  std::vector<int> cores;
+  for (const auto& input : call.inputs) {
+    cores.push_back(input.tensor->scalar_type() == at::kInt ? 1 : 2);  // pivots are a list a matrix
+  }
+  const auto& core = call.inputs[i].sizes;
+  return {{joined(broadcast_batch(call, cores), {core[core.size() - 2], core.back()}), {}}};
+}
+
+std::vector<OutputShape> factored(const OpCall& call) {
+  const auto& sizes = call.inputs[0].sizes;
+  const int64_t least = std::min(sizes[sizes.size() - 2], sizes.back());
+  return {{sizes.vec(), {}}, {joined(sizes.slice(0, sizes.size() - 2), {least}), {}}};
+}
+
+std::vector<OutputShape> eigen(const OpCall& call) {
+  const auto& sizes = call.inputs[0].sizes;
+  return {{joined(sizes.slice(0, sizes.size() - 1), {}), {}}, {sizes.vec(), {}}};
+}
+
+std::vector<OutputShape> pseudo_inverse(const OpCall& call) {
+  const auto& sizes = call.inputs[0].sizes;
+  return {{joined(sizes.slice(0, sizes.size() - 2), {sizes.back(), sizes[sizes.size() - 2]}), {}}};
+}
+
+// _linalg_solve_ex(A, B): B is a batch of vectors where its shape is that of A less the last dim.
+void propose_solve(const OpCall& call, Proposal& proposal) {
+  const auto& a = call.inputs[0].sizes;
+  const auto& b = call.inputs[1].sizes;
+  const int core = b.size() == 1 || (b.size() + 1 == a.size() && b == a.slice(0, a.size() - 1)) ? 1 : 2;
+  propose(call, proposal, {{2, core}, {{core}, {2, 0}, {1, 0}, {0, 0}}, 1});
+}
+
+// linalg_cross(self, other, dim): independent but along dim.
+void propose_cross(const OpCall& call, Proposal& proposal) {
+  const Sizes sizes = broadcast_sizes(call);
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  const int64_t crossed = checked_dim(call, call.int_at(2), ndim);
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    if (dim != crossed) {
+      Strategy strategy{{Shard(dim)}, {}};
+      for (const auto& input : call.inputs) {
+        const int64_t own = own_dim(input, sizes, dim);
+        strategy.inputs.push_back(own < 0 ? Replicate() : Shard(own));
+      }
+      proposal.strategies.push_back(std::move(strategy));
+    }
+  }
+  add_linear(call, proposal, 0);
+  add_linear(call, proposal, 1);
+  proposal.output(sizes);
+}
+
+void add_solver_rules(RuleTable& table) {
+  table.add("aten::cholesky_solve", matrices({{2, 2}, {{2}}, 0, like_operand<0>}));
+  table.add("aten::linalg_solve_triangular", matrices({{2, 2}, {{2}}, 1, like_operand<1>}));
+  table.add("aten::linalg_ldl_solve", matrices({{2, 1, 2}, {{2}}, 2}));
+  table.add("aten::linalg_lu_solve", matrices({{2, 1, 2}, {{2}}, 2}));
+  table.add("aten::ormqr", matrices({{2, 1, 2}, {{2}}, 2, [](const OpCall& call) {
+                                       return std::vector<OutputShape>{{call.inputs[2].sizes.vec(), {}}};
+                                     }}));
+  table.add("aten::triangular_solve", matrices({{2, 2}, {{2}, {2}}}));
+  table.add("aten::_linalg_solve_ex", propose_solve);
+}
+
+}  // namespace
+
+void add_linalg_rules(RuleTable& table) {
+  add_solver_rules(table);
+  table.add({"aten::cholesky", "aten::cholesky_inverse", "aten::linalg_matrix_exp"},
+            matrices({{2}, {{2}}, -1, like_first}));
+  table.add("aten::linalg_householder_product", matrices({{2, 1}, {{2}}, -1, like_first}));
+  table.add("aten::geqrf", matrices({{2}, {{2}, {1}}, -1, factored}));
+  table.add("aten::linalg_eig", matrices({{2}, {{1}, {2}}, -1, eigen}));
+  table.add("aten::_linalg_eigvals",
+            matrices({{2}, {{1}}, -1, [](const OpCall& call) { return std::vector<OutputShape>{eigen(call)[0]}; }}));
+  table.add("aten::linalg_pinv", matrices({{2, 0, 0}, {{2}}, -1, pseudo_inverse}));
+  table.add({"aten::linalg_cholesky_ex", "aten::linalg_inv_ex"}, matrices({{2}, {{2}, {0}}}));
+  table.add("aten::_linalg_det", matrices({{2}, {{0}, {2}, {1}}}));
+  table.add("aten::_linalg_slogdet", matrices({{2}, {{0}, {0}, {2}, {1}}}));
+  table.add({"aten::linalg_ldl_factor_ex", "aten::linalg_lu_factor_ex"}, matrices({{2}, {{2}, {1}, {0}}}));
+  table.add("aten::linalg_lu", matrices({{2}, {{2}, {2}, {2}}}));
+  table.add("aten::lu_unpack", matrices({{2, 1}, {{2}, {2}, {2}}}));
+  table.add("aten::linalg_qr", matrices({{2}, {{2}, {2}}}));
+  table.add("aten::_linalg_svd", matrices({{2}, {{2}, {1}, {2}}}));
+  table.add("aten::_linalg_eigh", matrices({{2}, {{1}, {2}}}));
+  table.add("aten::_linalg_check_errors", matrices({{0}, {}}));
+  table.add("aten::linalg_cross", propose_cross);
+}
+
+}  // namespace tessera::detail

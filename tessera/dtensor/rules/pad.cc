@@ -1,0 +1,93 @@
+// Padding: dims that grow must be whole, the others are independent.
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Which dims the pad list changes: pairs from the last dim on.
+std::vector<bool> padded_dims(const OpCall& call, int pad_arg, int64_t ndim) {
+  const auto pad = call.ints_at(pad_arg);
+  TESSERA_CHECK(static_cast<int64_t>(pad.size()) <= 2 * ndim, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: found {} numbers in the padding, wanted at most {}, two a dim.",
+                call.describe(), pad.size(), 2 * ndim);
+  std::vector<bool> padded(ndim, false);
+  for (size_t i = 0; i < pad.size(); ++i) {
+    if (pad[i] != 0) {
+      padded[ndim - 1 - static_cast<int64_t>(i / 2)] = true;
+    }
+  }
+  return padded;
+}
+
+std::vector<int64_t> padded_sizes(const OpCall& call, int pad_arg) {
+  std::vector<int64_t> sizes = call.inputs[0].sizes.vec();
+  const auto pad = call.ints_at(pad_arg);
+  for (size_t i = 0; i < pad.size(); ++i) {
+    sizes[sizes.size() - 1 - i / 2] += pad[i];
+  }
+  return sizes;
+}
+
+// constant_pad_nd(self, pad, value): what all ranks fill in must reduce to itself.
+void propose_constant(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const auto padded = padded_dims(call, 1, self.dim());
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (!padded[dim]) {
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+    }
+  }
+  const bool unchanged = std::find(padded.begin(), padded.end(), true) == padded.end();
+  const auto value = call.args[2].toScalar();
+  const bool zero = !value.isComplex() && value.toDouble() == 0;
+  for (const Placement& p : partials_among(call)) {
+    const bool idempotent = p.is_partial(ReduceOp::kAvg) || is_extreme(p);
+    if (unchanged || idempotent || (zero && p.is_partial(ReduceOp::kSum))) {
+      proposal.strategies.push_back({{p}, {p}});
+    }
+  }
+  proposal.output(padded_sizes(call, 1));
+}
+
+// reflection_pad2d(self, padding) and its like copy values: any partial passes.
+void propose_copying(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(1).size() / 2);
+  for (int64_t dim = 0; dim < outer; ++dim) {
+    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+  }
+  for (const Placement& p : partials_among(call)) {
+    proposal.strategies.push_back({{p}, {p}});
+  }
+  proposal.empty_parts = false;
+  proposal.output(padded_sizes(call, 1));
+}
+
+// reflection_pad2d_backward(grad, self, padding)
+void propose_copying_backward(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[1];
+  const int64_t outer = self.dim() - static_cast<int64_t>(call.ints_at(2).size() / 2);
+  for (int64_t dim = 0; dim < outer; ++dim) {
+    proposal.strategies.push_back(alike(call, Shard(dim)));
+  }
+  add_linear(call, proposal, 0);
+  proposal.empty_parts = false;
+  proposal.output(self.sizes);
+}
+
+}  // namespace
+
+void add_pad_rules(RuleTable& table) {
+  table.add("aten::constant_pad_nd", propose_constant);
+  table.add({"aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d", "aten::replication_pad1d",
+             "aten::replication_pad2d", "aten::replication_pad3d"},
+            propose_copying);
+  table.add(
+      {"aten::reflection_pad1d_backward", "aten::reflection_pad2d_backward", "aten::reflection_pad3d_backward",
+       "aten::replication_pad1d_backward", "aten::replication_pad2d_backward", "aten::replication_pad3d_backward"},
+      propose_copying_backward);
+}
+
+}  // namespace tessera::detail

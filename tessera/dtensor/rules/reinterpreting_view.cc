@@ -1,0 +1,61 @@
+// Views of the same bytes as another type.
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// view_as_real(self [...]) -> [..., 2]: both parts of a sum are sums.
+void propose_as_real(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+  }
+  for (const Placement& p : partials_among(call)) {
+    proposal.strategies.push_back({{p}, {p}});
+  }
+}
+
+// view_as_complex(self [..., 2]) -> [...]
+void propose_as_complex(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  for (int64_t dim = 0; dim + 1 < self.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+  }
+  add_linear(call, proposal, 0);
+}
+
+// view(self, dtype): the last dim grows or shrinks with the size of an element, so parts of it must be whole elements
+// of both types and even. What is partial must be reduced before its bytes mean something else.
+void propose_view_dtype(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  const auto from = static_cast<int64_t>(self.tensor->element_size());
+  const auto to = static_cast<int64_t>(c10::elementSize(static_cast<at::ScalarType>(call.int_at(1))));
+  int64_t ranks = 1;
+  for (const int64_t k : call.mesh->shape()) {
+    ranks *= k;
+  }
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    const bool even = self.sizes[dim] % (ranks * std::max<int64_t>(to / from, 1)) == 0;
+    if (from == to || dim + 1 < self.dim() || even) {
+      proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
+    }
+  }
+  proposal.strided = from == to;
+  if (from == to && call.inputs[0].tensor->scalar_type() == static_cast<at::ScalarType>(call.int_at(1))) {
+    for (const Placement& p : partials_among(call)) {
+      proposal.strategies.push_back({{p}, {p}});
+    }
+  }
+}
+
+}  // namespace
+
+void add_reinterpreting_view_rules(RuleTable& table) {
+  table.add({"aten::view_as_real", "aten::_view_as_real_physical", "aten::view_as_real_copy"}, propose_as_real);
+  table.add({"aten::view_as_complex", "aten::view_as_complex_copy"}, propose_as_complex);
+  table.add({"aten::view.dtype", "aten::view_copy.dtype"}, propose_view_dtype);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,74 @@
+// Every operation of ops.txt on DTensors against the plain operation: results and gradients for all placements of its
+// tensors on meshes of 2 and 4, with 0, 1, k - 1, k + 1 and 2k + 1 rows, and at random on a mesh of 2 x 2.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tests/conformance/suite.h"
+
+namespace tessera::testing {
+namespace {
+
+const char* const kGroups[] = {"pointwise",     "pointwise_inplace",
+                               "pointwise_out", "foreach",
+                               "fused",         "view",
+                               "tensor",        "reduction",
+                               "matmul",        "loss",
+                               "norm_layer",    "attention",
+                               "linalg",        "fft",
+                               "pooling",       "upsample",
+                               "convolution",   "random"};
+
+TEST(Conformance, EveryListedOperationHasSamplesAndAGroup) {
+  EXPECT_THAT(op_groups(), ::testing::UnorderedElementsAreArray(kGroups));
+  EXPECT_EQ(listed_ops().size(), 1128U);
+  for (const auto& op : listed_ops()) {
+    EXPECT_FALSE(sample_table().samples(op.name, 9, 6).empty())
+        << op.name << " has no sample: see tests/conformance/samples.h";
+  }
+}
+
+TEST(Conformance, KnownToBeMissingAreListedOperations) {
+  std::vector<std::string> names;
+  for (const auto& op : listed_ops()) {
+    names.push_back(op.name);
+  }
+  for (const auto& name : missing_ops()) {
+    EXPECT_THAT(names, ::testing::Contains(name));
+  }
+}
+
+class OnMesh : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};
+
+TEST_P(OnMesh, EqualsThePlainOperationForAllPlacements) {
+  const auto& [group, k] = GetParam();
+  Conformance run({.mesh = {k}});
+  add_group(group, row_counts(k), [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
+  run.check();
+  expect_conforming(run.report(), group);
+}
+
+INSTANTIATE_TEST_SUITE_P(, OnMesh, ::testing::Combine(::testing::ValuesIn(kGroups), ::testing::Values(2, 4)),
+                         [](const auto& info) {
+                           return fmt::format("{}{}", std::get<0>(info.param), std::get<1>(info.param));
+                         });
+
+class OnTwoMeshDims : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(OnTwoMeshDims, EqualsThePlainOperationForRandomPlacements) {
+  const unsigned seed = random_seed();
+  std::mt19937 random(seed);
+  Conformance run({.mesh = {2, 2}});
+  add_group(GetParam(), {5},
+            [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 3, random); });
+  run.check();
+  expect_conforming(run.report(), GetParam(), /*at_random=*/true);
+}
+
+INSTANTIATE_TEST_SUITE_P(, OnTwoMeshDims, ::testing::ValuesIn(kGroups),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,40 @@
+// The conformance tests at length: through full_tensor too, on more ranks and mesh shapes, many random placements.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tests/conformance/suite.h"
+
+namespace tessera::testing {
+namespace {
+
+class AtLength : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(AtLength, EqualsThePlainOperation) {
+  for (const int64_t k : {2, 3, 4}) {
+    Conformance run({.mesh = {k}, .full = true});
+    add_group(GetParam(), {2 * k + 1, 2 * k, k + 1, k, k - 1, 1, 0},
+              [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
+    run.check();
+    expect_conforming(run.report(), GetParam());
+  }
+}
+
+TEST_P(AtLength, EqualsThePlainOperationForRandomPlacementsOnSeveralMeshDims) {
+  std::mt19937 random(random_seed());
+  for (const std::vector<int64_t>& mesh : {std::vector<int64_t>{2, 2}, {2, 3}, {2, 1, 2}}) {
+    Conformance run({.mesh = mesh, .full = true});
+    add_group(GetParam(), {9, 5, 1},
+              [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 12, random); });
+    run.check();
+    expect_conforming(run.report(), GetParam(), /*at_random=*/true);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, AtLength,
+                         ::testing::Values("pointwise", "pointwise_inplace", "pointwise_out", "foreach", "fused",
+                                           "view", "tensor", "reduction", "matmul", "loss", "norm_layer", "attention",
+                                           "linalg", "fft", "pooling", "upsample", "convolution", "random"),
+                         [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace tessera::testing

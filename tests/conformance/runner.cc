@@ -1,0 +1,394 @@
+#include "tests/conformance/runner.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "tessera/dtensor/detail/plan.h"
+#include "tests/dtensor/support.h"
+
+namespace tessera::testing {
+
+std::string Case::describe() const { return reference->sample.label + " (" + testing::describe(placements) + ")"; }
+
+namespace {
+
+// Where the ranks tell one another how a step went, without the collectives that may just have failed.
+class Meeting {
+ public:
+  explicit Meeting(int size) : words_(size), size_(size) {}
+
+  // What every rank said. Throws when one does not come: it waits for the others in a collective.
+  std::vector<std::string> tell(int rank, std::string word) {
+    std::unique_lock lock(mutex_);
+    words_[rank] = std::move(word);
+    const int64_t round = round_;
+    if (++arrived_ == size_) {
+      heard_ = words_;
+      arrived_ = 0;
+      ++round_;
+      arrive_.notify_all();
+      return heard_;
+    }
+    // Slices, so that a machine that stood still for a while counts as one.
+    for (int slice = 0; round_ == round; ++slice) {
+      if (broken_ || slice == kSlices) {
+        broken_ = true;
+        arrive_.notify_all();
+        std::string said;
+        for (const auto& one : words_) {
+          said += one.empty() ? "" : one + "; ";
+        }
+        throw std::runtime_error("the ranks went different ways: " + said);
+      }
+      arrive_.wait_for(lock, std::chrono::milliseconds(50));
+    }
+    return heard_;
+  }
+
+ private:
+  static constexpr int kSlices = 300;
+  std::mutex mutex_;
+  std::condition_variable arrive_;
+  std::vector<std::string> words_, heard_;
+  int size_;
+  int arrived_ = 0;
+  int64_t round_ = 0;
+  bool broken_ = false;
+};
+
+bool says(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+class Checker {
+ public:
+  Checker(const ConformanceOptions& options, const MeshPtr& mesh, int rank, Meeting& meeting)
+      : options_(options), mesh_(mesh), rank_(rank), meeting_(meeting) {}
+
+  // What went wrong on any rank; empty when nothing did.
+  std::string check(const Case& one, bool replicated_flow) {
+    case_ = &one;
+    reference_ = one.reference.get();
+    refused = differentiated = false;
+    wrong_.clear();
+    outcome_ = {};
+    leaves_.clear();
+    if (step([&] { forward(); }) && step([&] { compare_outcome(); }) && gradients_wanted() &&
+        step([&] { backward(replicated_flow); })) {
+      differentiated = true;
+      step([&] { compare_gradients(); });
+    }
+    return wrong_;
+  }
+
+  bool refused = false;
+  bool differentiated = false;
+
+ private:
+  // Runs it on all ranks; false when one failed.
+  template <class Body>
+  bool step(Body body) {
+    std::string error;
+    try {
+      body();
+    } catch (const std::exception& caught) {
+      error = caught.what();
+      error = error.empty() ? "an exception without text" : error;
+    }
+    const auto errors = meeting_.tell(rank_, error);
+    const auto first = std::find_if(errors.begin(), errors.end(), [](const std::string& e) { return !e.empty(); });
+    if (first == errors.end()) {
+      return true;
+    }
+    const bool all = std::none_of(errors.begin(), errors.end(), [](const std::string& e) { return e.empty(); });
+    refused = all && may_refuse(*first);
+    if (!refused) {
+      wrong_ = (all ? "" : fmt::format("on rank {}: ", first - errors.begin())) + *first;
+    }
+    return false;
+  }
+
+  bool may_refuse(const std::string& error) const {
+    if ((reference_->writes || reference_->is_out || reference_->sample.may_refuse) &&
+        says(error, "Sharding dimension mismatch")) {
+      return true;
+    }
+    return reference_->is_view &&
+           (says(error, "unevenly sharded tensor") || says(error, "cannot be performed without redistribution"));
+  }
+
+  bool gradients_wanted() const {
+    if (!reference_->differentiable()) {
+      return false;
+    }
+    for (size_t i = 0; i < reference_->slots.size(); ++i) {
+      const auto& placements = case_->placements[i];
+      if (reference_->slots[i].mutated &&
+          std::any_of(placements.begin(), placements.end(), [](auto& p) { return p.is_partial(); })) {
+        return false;  // its copy is reduced
+      }
+    }
+    return true;
+  }
+
+  void forward() {
+    const Sample& sample = reference_->sample;
+    for (size_t i = 0; i < reference_->slots.size(); ++i) {
+      const auto& slot = reference_->slots[i];
+      at::Tensor leaf = place(slot.plain, mesh_, case_->placements[i]);
+      leaf.set_requires_grad(reference_->differentiable() && takes_gradient(slot.plain) && !slot.whole);
+      leaves_.push_back(leaf);
+    }
+    if (sample.plan_only) {
+      const detail::OpEntry entry(sample.op);
+      entry.rule = detail::find_rule(entry);
+      detail::make_plan(entry, with_tensors(sample, reference_->slots, leaves_));
+      return;
+    }
+    if (reference_->functional) {
+      forward_out();
+      return;
+    }
+    const Tensors tensors = gradients_wanted() ? writable(reference_->slots, leaves_) : leaves_;
+    const at::AutoGradMode mode(gradients_wanted());
+    outcome_ = call(sample, reference_->slots, with_tensors(sample, reference_->slots, tensors));
+  }
+
+  // The out= arguments lie as the result of the form without out does.
+  void forward_out() {
+    const at::NoGradGuard no_grad;
+    const Sample& sample = reference_->sample;
+    const auto& arguments = sample.op.schema().arguments();
+    auto args = with_tensors(sample, reference_->slots, leaves_);
+    const auto outs = outs_like(*reference_, reference_->slots, leaves_);
+    size_t next = 0;
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (arguments[i].is_out()) {
+        args[i] = outs.at(next++);
+      }
+    }
+    outcome_ = call(sample, reference_->slots, args);
+  }
+
+  void compare_outcome() {
+    const Outcome& wanted = reference_->outcome;
+    if (outcome_.tensors.size() != wanted.tensors.size()) {
+      throw std::runtime_error(fmt::format("{} tensors, wanted {}", outcome_.tensors.size(), wanted.tensors.size()));
+    }
+    if (reference_->sample.canonical) {
+      compare_canonical();
+      return;
+    }
+    for (size_t i = 0; i < wanted.tensors.size(); ++i) {
+      compare(outcome_.tensors[i], wanted.tensors[i], fmt::format("result {}", i), shapes_only());
+    }
+    for (size_t i = 0; i < wanted.others.size(); ++i) {
+      const auto& found = outcome_.others.at(i);
+      const bool same = wanted.others[i].isDouble() ? std::abs(found.toDouble() - wanted.others[i].toDouble()) < 1e-9
+                                                    : found == wanted.others[i];
+      if (!shapes_only() && !same) {
+        throw std::runtime_error("another value than the plain operation gives");
+      }
+    }
+  }
+
+  bool shapes_only() const { return reference_->sample.random || reference_->sample.undefined_values; }
+
+  void compare_canonical() {
+    const at::NoGradGuard no_grad;
+    Tensors whole;
+    for (const auto& tensor : outcome_.tensors) {
+      whole.push_back(tensor.defined() ? full_tensor(tensor.detach()) : tensor);
+    }
+    const auto& sample = reference_->sample;
+    const Tensors found = sample.canonical(sample.args, whole);
+    const Tensors wanted = sample.canonical(sample.args, reference_->outcome.tensors);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      require_close(found.at(i), wanted[i], fmt::format("canonical result {}", i));
+    }
+  }
+
+  // may_be_plain: the autograd engine and its formulas write plain zeros where nothing flows.
+  void compare(const at::Tensor& found, const at::Tensor& wanted, const std::string& what, bool shape_only,
+               bool may_be_plain = false) {
+    const at::NoGradGuard no_grad;
+    const auto require = [&](bool holds, const std::string& difference) {
+      if (!holds) {
+        throw std::runtime_error(what + " " + difference);
+      }
+    };
+    require(found.defined() == wanted.defined(), found.defined() ? "is defined" : "is undefined");
+    if (!found.defined()) {
+      return;
+    }
+    if (may_be_plain && !is_dtensor(found)) {
+      require(!at::any(found).item<bool>() && found.sizes() == wanted.sizes(), "is a plain tensor, and not of zeros");
+      require_close(found, wanted, what);
+      return;
+    }
+    require(is_dtensor(found), "is a plain tensor");
+    require(found.sizes() == wanted.sizes(), fmt::format("has shape [{}], wanted [{}]", fmt::join(found.sizes(), ", "),
+                                                         fmt::join(wanted.sizes(), ", ")));
+    require(found.scalar_type() == wanted.scalar_type(),
+            fmt::format("has type {}, wanted {}", toString(found.scalar_type()), toString(wanted.scalar_type())));
+    const auto& placements = tessera::placements(found);
+    const std::string where = what + " as " + to_string(placements);
+    const bool partial =
+        std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+    if (!partial) {
+      const at::Tensor part = to_local(distribute_tensor(wanted.detach(), mesh_, placements, std::nullopt));
+      const at::Tensor local = to_local(found.detach());
+      require(local.sizes() == part.sizes(),
+              fmt::format("as {}: the part has shape [{}], wanted [{}]", to_string(placements),
+                          fmt::join(local.sizes(), ", "), fmt::join(part.sizes(), ", ")));
+      if (!shape_only) {
+        require_close(local, part, where);
+      }
+    }
+    if (!shape_only && (partial || options_.full)) {
+      require_close(full_tensor(found.detach()), wanted, where + ", whole");
+    }
+  }
+
+  void require_close(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) const {
+    const double tolerance = reference_->sample.tolerance;
+    const at::Tensor a = found.resolve_conj().resolve_neg();
+    const at::Tensor b = wanted.detach().resolve_conj().resolve_neg();
+    if (a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+        at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) {
+      return;
+    }
+    std::ostringstream text;
+    text << what << ": found " << a << "\nwanted " << b;
+    throw std::runtime_error(text.str());
+  }
+
+  void backward(bool replicated_flow) {
+    Tensors flows;
+    for (size_t i = 0; i < reference_->flows.size(); ++i) {
+      if (!reference_->flows[i].defined() || !outcome_.tensors[i].defined()) {
+        flows.emplace_back();
+        continue;
+      }
+      Placements how = tessera::placements(outcome_.tensors[i]);
+      for (auto& placement : how) {
+        if (replicated_flow || placement.is_partial()) {
+          placement = Replicate();
+        }
+      }
+      flows.push_back(distribute_tensor(reference_->flows[i], mesh_, how, std::nullopt));
+    }
+    gradients_ = gradients_of(outcome_, leaves_, flows);
+  }
+
+  void compare_gradients() {
+    for (size_t i = 0; i < reference_->gradients.size(); ++i) {
+      const at::Tensor found = i < gradients_.size() ? gradients_[i] : at::Tensor();
+      compare(found, reference_->gradients[i], fmt::format("gradient {}", i), /*shape_only=*/false,
+              /*may_be_plain=*/true);
+    }
+  }
+
+  const ConformanceOptions& options_;
+  const MeshPtr& mesh_;
+  int rank_;
+  Meeting& meeting_;
+  const Case* case_ = nullptr;
+  const Reference* reference_ = nullptr;
+  Outcome outcome_;
+  Tensors leaves_;
+  Tensors gradients_;
+  std::string wrong_;
+};
+
+}  // namespace
+
+void Conformance::add(std::shared_ptr<const Reference> reference, std::vector<Placements> placements) {
+  cases_.push_back({std::move(reference), std::move(placements)});
+}
+
+namespace {
+// Without those of out= arguments, which lie as the result does.
+std::vector<Slot> free_slots(const Reference& reference) {
+  std::vector<Slot> slots;
+  for (const auto& slot : reference.slots) {
+    const bool out = reference.is_out && reference.sample.op.schema().arguments()[slot.arg].is_out();
+    slots.push_back(slot);
+    slots.back().whole = slot.whole || out;
+  }
+  return slots;
+}
+}  // namespace
+
+void Conformance::add_all(const std::shared_ptr<const Reference>& reference) {
+  for (const auto& combination : combinations(free_slots(*reference))) {
+    std::vector<Placements> placements;
+    for (const auto& one : combination) {
+      placements.push_back({one});
+    }
+    add(reference, std::move(placements));
+  }
+}
+
+void Conformance::add_random(const std::shared_ptr<const Reference>& reference, int count, std::mt19937& random) {
+  const auto slots = free_slots(*reference);
+  for (int i = 0; i < count; ++i) {
+    add(reference, random_placements(slots, static_cast<int64_t>(options_.mesh.size()), random));
+  }
+}
+
+void Conformance::check() {
+  const int size = static_cast<int>(c10::multiply_integers(options_.mesh));
+  std::atomic<size_t> position{0};
+  const auto record = [&](const Case& one, const std::string& wrong) {
+    const std::string name = toString(one.reference->sample.op.operator_name());
+    ++report_.failed_cases[name];
+    if (report_.failures[name].size() < 3) {
+      report_.failures[name].push_back(one.describe() + ": " + wrong.substr(0, 1500));
+    }
+  };
+  const auto count = [&](const Case& one, const Checker& checker, bool wrong) {
+    ++report_.cases;
+    report_.refused += checker.refused;
+    report_.gradients += checker.differentiated;
+    report_.placements.insert(describe(one.placements));
+    const bool spread = std::any_of(one.placements.begin(), one.placements.end(), [](const Placements& placements) {
+      return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return !p.is_replicate(); });
+    });
+    report_.worked[toString(one.reference->sample.op.operator_name())] += spread && !wrong && !checker.refused;
+  };
+  while (position < cases_.size()) {
+    const size_t first = position;
+    Meeting meeting(size);
+    try {
+      on_ranks(size, options_.mesh, [&](const MeshPtr& mesh) {
+        int64_t rank = 0;
+        for (int64_t m = 0; m < mesh->ndim(); ++m) {
+          rank = rank * mesh->shape()[m] + (*mesh->coordinate())[m];
+        }
+        Checker checker(options_, mesh, static_cast<int>(rank), meeting);
+        for (size_t i = first; i < cases_.size(); ++i) {
+          const std::string wrong = checker.check(cases_[i], i % 2 == 0);
+          if (rank == 0) {
+            count(cases_[i], checker, !wrong.empty());
+            if (!wrong.empty()) {
+              record(cases_[i], wrong);
+            }
+            position = i + 1;
+          }
+        }
+      });
+    } catch (const std::exception& error) {  // the ranks were in different places: go on with new ones
+      if (position < cases_.size()) {
+        record(cases_[position], error.what());
+      }
+      ++position;
+    }
+  }
+}
+
+}  // namespace tessera::testing

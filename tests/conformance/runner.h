@@ -1,0 +1,62 @@
+// Runs samples on DTensors over thread ranks and compares with the plain operation.
+//
+//   Conformance run({.mesh = {4}});
+//   for (const auto& sample : samples) run.add(make_reference(sample));
+//   run.check();                       // one session of ranks for all cases
+//   run.report().failures              // operation -> what went wrong
+//
+// A case is one sample with placements for its tensors. What must hold: the results, and the gradients, equal the plain
+// ones; an operation that writes to an argument may refuse with "Sharding dimension mismatch", a view with the errors
+// of the view rules.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/reference.h"
+
+namespace tessera::testing {
+
+struct Case {
+  std::shared_ptr<const Reference> reference;
+  std::vector<Placements> placements;  // one a slot; of out= arguments as the result has them
+  std::string describe() const;
+};
+
+struct Report {
+  int64_t cases = 0;
+  int64_t refused = 0;    // with an error that the operation may give
+  int64_t gradients = 0;  // cases whose gradients were compared
+  std::set<std::string> placements;
+  std::map<std::string, std::vector<std::string>> failures;  // by operation
+  std::map<std::string, int64_t> failed_cases;
+  std::map<std::string, int64_t> worked;  // cases with a tensor not replicated that gave a result
+};
+
+struct ConformanceOptions {
+  std::vector<int64_t> mesh;
+  bool full = false;  // also through full_tensor, where comparing the parts would do
+};
+
+class Conformance {
+ public:
+  explicit Conformance(ConformanceOptions options) : options_(std::move(options)) {}
+  void add(std::shared_ptr<const Reference> reference, std::vector<Placements> placements);
+  // Every combination on a mesh of one dim.
+  void add_all(const std::shared_ptr<const Reference>& reference);
+  // This many, drawn at random.
+  void add_random(const std::shared_ptr<const Reference>& reference, int count, std::mt19937& random);
+  void check();
+  const Report& report() const { return report_; }
+
+ private:
+  ConformanceOptions options_;
+  std::vector<Case> cases_;
+  Report report_;
+};
+
+}  // namespace tessera::testing

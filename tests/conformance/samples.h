@@ -1,0 +1,121 @@
+// Arguments for every operation of ops.txt, on plain CPU tensors: what the conformance tests call them with.
+//
+//   table.add("aten::mm", [](SampleMaker& make) {                       // in samples/matmul.cc
+//     make.add({{"self", make.normal({make.n, 6})}, {"mat2", make.normal({6, make.m})}});
+//   });
+//
+// To add one: write it into the family's file in samples/. A sample covers all overloads of a name, its in-place and
+// its out= forms, unless one is listed under its full name ("aten::sum.dim_IntList"). Arguments are set by the schema's
+// names; the others take their defaults, an out= argument is made from the result. Pointwise operations need no entry:
+// theirs come from the schema (samples/pointwise.cc).
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tessera::testing {
+
+using Tensors = std::vector<at::Tensor>;
+
+struct Sample {
+  c10::OperatorHandle op;
+  std::string label;                // "aten::mm n=9 m=6 #0"
+  std::vector<c10::IValue> args{};  // one an argument of the schema; those of out= are none
+  double tolerance = 1e-9;
+  bool gradient = true;           // false: no gradients although the operation has them
+  bool random = false;            // values are drawn: only shapes and placements are compared
+  bool undefined_values = false;  // empty(): likewise
+  bool may_refuse = false;        // is made of an operation that writes: it may refuse as those may
+  size_t flowing = 99;            // gradients flow into the first results only: the others are statistics
+  bool plan_only = false;         // has no kernel for CPU: only what its rule says is compared
+  // Arguments that stay replicated, by name: learning rates, counters.
+  std::vector<std::string> whole{};
+  // What of the results is compared, where they are not unique: U diag(S) V instead of U, S, V.
+  std::function<Tensors(const std::vector<c10::IValue>& args, const Tensors& results)> canonical{};
+};
+
+using NamedArguments = std::vector<std::pair<std::string, c10::IValue>>;
+
+class SampleMaker {
+ public:
+  // n: rows, the size that varies: 0, 1, k - 1, k + 1, 2k + 1 for k ranks. m: another size.
+  SampleMaker(c10::OperatorHandle op, int64_t n, int64_t m);
+
+  const int64_t n;
+  const int64_t m;
+  const int64_t k;  // a small one: 4 where m is a multiple of 4 and all sizes shall be, else 3
+  const c10::FunctionSchema& schema() const { return op_.schema(); }
+  const std::string& overload() const { return op_.operator_name().overload_name; }
+  bool has(const std::string& argument) const;
+
+  // Adds a sample. Throws when the schema has no such argument, or one without default is missing.
+  Sample& add(const NamedArguments& arguments);
+
+  // Tensors of doubles, the same at every run.
+  at::Tensor normal(at::IntArrayRef shape);
+  at::Tensor uniform(double low, double high, at::IntArrayRef shape);
+  at::Tensor integers(int64_t low, int64_t high, at::IntArrayRef shape);  // high is not among them
+  at::Tensor flags(at::IntArrayRef shape);
+  at::Tensor complex(at::IntArrayRef shape);
+  at::Tensor distinct(at::IntArrayRef shape);          // no two alike: for sort, max, median
+  at::Tensor well_conditioned(at::IntArrayRef shape);  // square matrices, diagonally dominant
+  at::Tensor positive_definite(at::IntArrayRef shape);
+
+  std::vector<Sample> take() { return std::move(samples_); }
+
+ private:
+  c10::OperatorHandle op_;
+  std::vector<Sample> samples_;
+  uint64_t seed_;
+  at::Generator next_generator();
+};
+
+using SampleBuilder = std::function<void(SampleMaker&)>;
+
+class SampleTable {
+ public:
+  SampleTable();
+  void add(const std::string& name, SampleBuilder builder);
+  void add(std::initializer_list<const char*> names, const SampleBuilder& builder);
+  bool contains(const std::string& name) const;  // a builder that serves this operation
+  // The samples of "aten::add_.Tensor"; none when nobody wrote any.
+  std::vector<Sample> samples(const std::string& name, int64_t n, int64_t m) const;
+
+ private:
+  const SampleBuilder* find(const c10::OperatorName& name) const;
+  std::unordered_map<std::string, SampleBuilder> builders_;
+};
+
+const SampleTable& sample_table();
+
+// One line of ops.txt.
+struct ListedOp {
+  std::string name;
+  std::string group;
+};
+const std::vector<ListedOp>& listed_ops();
+std::vector<std::string> op_groups();
+
+// Of samples/.
+void add_matmul_samples(SampleTable& table);
+void add_reduction_samples(SampleTable& table);
+void add_view_samples(SampleTable& table);
+void add_tensor_samples(SampleTable& table);
+void add_index_samples(SampleTable& table);
+void add_pointwise_samples(SampleTable& table);
+void add_foreach_samples(SampleTable& table);
+void add_linalg_samples(SampleTable& table);
+void add_fft_samples(SampleTable& table);
+void add_image_samples(SampleTable& table);
+void add_norm_layer_samples(SampleTable& table);
+void add_loss_samples(SampleTable& table);
+void add_attention_samples(SampleTable& table);
+void add_random_samples(SampleTable& table);
+
+}  // namespace tessera::testing

@@ -1,0 +1,28 @@
+// What the conformance tests share: the operations of a group as cases, and what a report must say.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/runner.h"
+
+namespace tessera::testing {
+
+// Rows to try on k ranks: uneven, and fewer than ranks.
+std::vector<int64_t> row_counts(int64_t k);
+// missing_ops.txt: operations that fail for now. An entry that works fails its test.
+const std::vector<std::string>& missing_ops();
+// Of TESSERA_SEED when that is set; printed.
+unsigned random_seed();
+
+// Gives `add` a reference for every sample of every operation of the group. Fails the test for an operation without.
+// With TESSERA_OP set, only for operations whose name contains it.
+void add_group(const std::string& group, const std::vector<int64_t>& rows,
+               const std::function<void(const std::shared_ptr<const Reference>&)>& add);
+// Fails the test for every operation that went wrong and is not known to be missing, for every one known to be missing
+// that did not (unless the cases were drawn at random), and for one that never took a tensor that was not replicated.
+void expect_conforming(const Report& report, const std::string& group, bool at_random = false);
+
+}  // namespace tessera::testing

@@ -1,0 +1,55 @@
+// The operations that upstream can shard (op_list.txt, one overload a line) all have a rule here, or a handler, or are
+// composites that take themselves apart before any rule is asked.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tessera/dtensor/detail/plan.h"
+#include "tests/support/process.h"
+
+namespace tessera {
+namespace {
+
+std::vector<std::string> listed_operations() {
+  std::ifstream file(testing::source_folder() / "tests/dtensor/op_list.txt");
+  std::vector<std::string> names;
+  for (std::string line; std::getline(file, line);) {
+    names.push_back(line);
+  }
+  return names;
+}
+
+TEST(OpList, EveryOperationHasARule) {
+  detail::ensure_registered();
+  const auto names = listed_operations();
+  EXPECT_EQ(names.size(), 1128U);
+  EXPECT_EQ(std::set(names.begin(), names.end()).size(), names.size());
+  size_t rules = 0;
+  size_t handlers = 0;
+  size_t composites = 0;
+  for (const auto& name : names) {
+    const auto dot = name.find('.');
+    const auto op = c10::Dispatcher::singleton().findSchema(
+        {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+    ASSERT_TRUE(op.has_value()) << name << ": libtorch has no such operation";
+    const detail::OpEntry entry(*op);
+    if (detail::find_handler(name) != nullptr) {
+      ++handlers;
+    } else if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      ++composites;
+    } else if (detail::find_rule(entry) != nullptr) {
+      ++rules;
+    } else {
+      ADD_FAILURE() << name << " has no sharding rule";
+    }
+  }
+  std::cout << names.size() << " operations: " << rules << " with a rule, " << handlers << " with a handler, "
+            << composites << " composites\n";
+}
+
+}  // namespace
+}  // namespace tessera
