@@ -37,7 +37,7 @@ at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& inpu
 }
 
 // Upstream's derivative adds a plain at::arange(p).
-at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
+at::Tensor log_multigamma(const at::Tensor& self, int64_t p) {
   at::Tensor sum = self.lgamma();
   for (int64_t j = 1; j < p; ++j) {
     sum = sum + (self - static_cast<double>(j) / 2).lgamma();
@@ -45,7 +45,7 @@ at::Tensor mvlgamma(const at::Tensor& self, int64_t p) {
   return sum + static_cast<double>(p * (p - 1)) / 4 * std::log(std::numbers::pi);
 }
 
-at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(mvlgamma(self.clone(), p)); }
+at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(log_multigamma(self.clone(), p)); }
 
 // Upstream adds eps in place to the mean, which over a sharded hidden dim is partial.
 std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::IntArrayRef normalized_shape,
@@ -206,7 +206,7 @@ void register_composites() {
       made->back()->impl("pad", TORCH_FN(pad));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
-    made->back()->impl("mvlgamma", TORCH_FN(mvlgamma));
+    made->back()->impl("mvlgamma", TORCH_FN(log_multigamma));
     made->back()->impl("mvlgamma_", TORCH_FN(mvlgamma_));
     made->back()->impl("linalg_matrix_exp", TORCH_FN(matrix_exp));
     made->back()->impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
