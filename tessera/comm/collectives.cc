@@ -243,6 +243,11 @@ int64_t size_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.n
 // Data that is only moved travels as bytes, so that every dtype does.
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
 
+// Complex numbers add up part by part.
+bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
+  return tensor.is_complex() && !tensor.is_conj() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
+}
+
 // Gloo neither divides nor adds half precision in float32; shared memory and the fake back-end do.
 bool reduces_by_itself(const c10d::Backend& backend) {
   const auto name = backend.getBackendName();
@@ -369,6 +374,7 @@ void Pending::wait() {
 bool Pending::done() const { return !state_ || (!state_->begin && (!state_->work || state_->work->isCompleted())); }
 
 Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
+  if (sums_by_parts(tensor, op)) return all_reduce(group, at::view_as_real(tensor), op, subject);
   Launch launch(group, Op::kAllReduce, subject);
   launch.require_plain(tensor, "tensor");
   require_reducible(launch, tensor.scalar_type(), op);
@@ -416,6 +422,9 @@ Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor
 // all-reduce, a fixed order of additions, and half precision travels as it is yet is summed in float32.
 Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
                             std::string_view subject) {
+  if (sums_by_parts(input, op) && output.is_complex()) {
+    return reduce_scatter_into(group, at::view_as_real(output), at::view_as_real(input), op, subject);
+  }
   Launch launch(group, Op::kReduceScatter, subject);
   launch.require_plain(output, "output");
   launch.require_plain(input, "input");

@@ -28,6 +28,7 @@ using nlohmann::json;
 constexpr milliseconds kTick{500}, kPing{1000};
 constexpr milliseconds kAnswers{2000};    // for all ranks to say where they are
 constexpr milliseconds kLastWords{1000};  // for a rank that broke a connection to be seen to end
+constexpr milliseconds kFarewell{5000};   // for peers that are busy to hear that this rank leaves
 
 std::string random_token() {
   std::random_device device;
@@ -89,7 +90,7 @@ class Watchdog::Loop {
       wake();
     }
     thread_.join();
-    const auto deadline = Clock::now() + milliseconds(500);
+    const auto deadline = Clock::now() + kFarewell;
     for (auto& [rank, peer] : peers_) peer.socket.finish(deadline);
     peers_.clear();
   }
@@ -247,12 +248,19 @@ class Watchdog::Spoke final : public Watchdog::Loop {
       send_own({FrameKind::kStatus, options_.rank, to_json(listener_.where(trouble.group, trouble.sequence))});
     }
   }
-  void lose(int, bool silent) override { announce(verdict_on_lost(0, silent, options_.silence)); }
+  // What is under way may still end well when rank 0 is the first to leave and its bye is lost: only then is it a death.
+  void lose(int, bool silent) override {
+    lost_ = verdict_on_lost(0, silent, options_.silence);
+    lost_at_ = Clock::now();
+  }
   void on_tick() override {
     for (const Frame& frame : std::exchange(early_, {})) receive(0, frame);
+    if (lost_ && Clock::now() - lost_at_ > kLastWords) announce(*std::exchange(lost_, std::nullopt));
   }
 
   std::vector<Frame> early_;
+  std::optional<Verdict> lost_;
+  Clock::time_point lost_at_{};
 };
 
 class Watchdog::Hub final : public Watchdog::Loop {

@@ -136,19 +136,7 @@ InFlight shard_to_shard(const at::Tensor& local, comm::Group& group, const Step&
               });
 }
 
-// Sums of complex numbers go by their parts.
-bool by_parts(const at::Tensor& local, ReduceOp op) {
-  return local.is_complex() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
-}
-
-InFlight as_complex(InFlight parts) {
-  return with(std::move(parts), [](const at::Tensor& pairs) { return at::view_as_complex(pairs); });
-}
-
 InFlight partial_to_replicate(const at::Tensor& local, comm::Group& group, ReduceOp op) {
-  if (by_parts(local, op)) {
-    return as_complex(partial_to_replicate(at::view_as_real(local), group, op));
-  }
   const bool boolean = local.scalar_type() == at::kBool;
   at::Tensor sum = boolean ? local.to(at::kByte, false, false, at::MemoryFormat::Contiguous)
                            : local.clone(at::MemoryFormat::Contiguous);
@@ -159,9 +147,6 @@ InFlight partial_to_replicate(const at::Tensor& local, comm::Group& group, Reduc
 }
 
 InFlight partial_to_shard(const at::Tensor& local, comm::Group& group, ReduceOp op, int64_t dim, int64_t n) {
-  if (by_parts(local, op)) {
-    return as_complex(partial_to_shard(at::view_as_real(local), group, op, dim, n));
-  }
   if (local.scalar_type() == at::kBool) {
     return with(partial_to_replicate(local, group, op),
                 [=, k = group.size(), r = group.rank()](const at::Tensor& whole) {

@@ -49,7 +49,7 @@ TEST(Trace, AMissingRankIsAnErrorButWhatTheOthersSayIsPrinted) {
 TEST(Trace, BadInputIsAnErrorOfOneLine) {
   const TempFolder folder;
   EXPECT_EQ(run_process({program(), "trace"}).exit_code, 2);
-  EXPECT_EQ(trace((folder / "none").string()).exit_code, 1);
+  EXPECT_EQ(trace((folder / "none").string()).exit_code, 3);
   EXPECT_EQ(trace(folder.path().string()).exit_code, 3);
   const std::string whole = record_of(0);
   publish_file(folder / comm::flight_record_name(0), whole.substr(0, whole.size() / 2));

@@ -141,7 +141,9 @@ class Fleet {
     int code = 0;
     before(rank);
     try {
-      body(World::connect(flags));
+      RendezvousFlags over = flags;
+      if (over.backend == "auto") over.backend = "gloo";  // shared memory has its own table of faults, shm_faults.h
+      body(World::connect(over));
     } catch (const std::exception& error) {
       std::fprintf(stderr, "%s\n", error.what());
       code = exit_code_for(error);

@@ -34,7 +34,7 @@ TEST(ShmFault, ARankThatIsKilledWhileAllOthersSleepIsNoticed) {
   });
   for (const int rank : {0, 1, 3}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
-    EXPECT_NE(ends[rank].message.find("rank 2 (process "), std::string::npos) << ends[rank].message;
+    EXPECT_TRUE(testing_faults::names_as_dead(ends[rank].message, 2)) << ends[rank].message;
     EXPECT_LT(ends[rank].seconds, 5);
   }
 }
@@ -51,9 +51,10 @@ TEST(ShmFault, AStoppedRankIsNamedAtTheTimeout) {
   EXPECT_EQ(ends[1].exit_code, 137);  // by the harness, which gave up on it
   for (const int rank : {0, 2}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
-    EXPECT_NE(ends[rank].message.find("timed out: rank 1 did not arrive"), std::string::npos) << ends[rank].message;
+    EXPECT_NE(ends[rank].message.find("timed out"), std::string::npos) << ends[rank].message;
+    EXPECT_NE(ends[rank].message.find("rank 1 left no word"), std::string::npos) << ends[rank].message;  // the watchdog's verdict
     EXPECT_NE(ends[rank].message.find("model.norm"), std::string::npos) << ends[rank].message;
-    EXPECT_LT(ends[rank].seconds, 3.5);
+    EXPECT_LT(ends[rank].seconds, 5);
   }
 }
 
@@ -77,7 +78,7 @@ TEST(ShmFault, AnAbortWakesTheOthers) {
     if (world->rank() == 0) {
       std::this_thread::sleep_for(200ms);
       world->abort();
-      std::this_thread::sleep_for(1500ms);  // so that it is the abort that is noticed, not the end
+      std::this_thread::sleep_for(3s);  // so that it is the abort that is noticed, not the end
       return;
     }
     barrier(*world->group());
@@ -85,7 +86,7 @@ TEST(ShmFault, AnAbortWakesTheOthers) {
   for (const int rank : {1, 2}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
     EXPECT_NE(ends[rank].message.find("rank 0 broke off"), std::string::npos) << ends[rank].message;
-    EXPECT_LT(ends[rank].seconds, 1.2);
+    EXPECT_LT(ends[rank].seconds, ends[0].seconds - 1);
   }
 }
 

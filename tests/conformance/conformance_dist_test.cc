@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(, OnMesh, ::testing::Combine(::testing::ValuesIn(kGroup
 class OnTwoMeshDims : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnTwoMeshDims, EqualsThePlainOperationForRandomPlacements) {
-  const unsigned seed = random_seed();
+  const unsigned seed = random_seed(20261121);  // the tests at length draw a new one each time
   std::mt19937 random(seed);
   Conformance run({.mesh = {2, 2}});
   add_group(GetParam(), {5},

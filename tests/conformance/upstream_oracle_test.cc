@@ -109,8 +109,12 @@ TEST(PyTorchDTensor, GivesTheSameValues) {
   std::cout << alike << " pairs of operation and placements alike, " << not_there << " that PyTorch does not do, "
             << not_here << " that are refused here\n";
   EXPECT_GE(alike, 120);
-  // Where the plain operation, to which the conformance tests compare, is right and PyTorch's DTensor is not.
-  EXPECT_THAT(different, ::testing::Each(::testing::StartsWith("aten::nll_loss")));
+  // Where ours is that of the plain operation, to which the conformance tests compare, and PyTorch's DTensor gives another.
+  using ::testing::StartsWith;
+  EXPECT_THAT(different, ::testing::Each(::testing::AnyOf(
+                             StartsWith("aten::nll_loss"), StartsWith("aten::cumsum"), StartsWith("aten::cumprod"),
+                             StartsWith("aten::logcumsumexp"), StartsWith("aten::native_layer_norm_backward"),
+                             StartsWith("aten::view.dtype"))));
 }
 
 }  // namespace

@@ -114,7 +114,8 @@ void propose(const OpCall& call, Proposal& proposal, bool maximum) {
         search.mesh_dims.push_back(static_cast<int64_t>(m));
       }
     }
-    if (search.mesh_dims.empty() || !of.mesh->coordinate() || c10::multiply_integers(search.sizes) == 0) {
+    const bool nothing = searched == kFlattened ? c10::multiply_integers(search.sizes) == 0 : search.sizes[searched] == 0;
+    if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) {  // the operation says itself what it wants
       return nullptr;
     }
     search.box = local_box(search.sizes, *of.mesh, choice.inputs[0]);

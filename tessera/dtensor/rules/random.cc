@@ -246,14 +246,15 @@ void native_dropout(Draw& draw) {
   draw.call().finish({output, mask});
 }
 
-// Leaky where negative, with a slope that is drawn in training; `noise` receives the slopes.
+// Leaky where negative, with a slope that is drawn in training, when `noise` receives the slopes.
 void rrelu_with_noise(Draw& draw) {
   const at::Tensor self = draw.tensor("self");
   const double lower = draw.number("lower", 0.125);
   const double upper = draw.number("upper", 1.0 / 3);
   at::Tensor noise = draw.tensor("noise");
   at::Tensor slopes;
-  if (draw.has("training") && draw.value("training").toBool()) {
+  const bool training = draw.has("training") && draw.value("training").toBool();
+  if (training) {
     const at::Tensor drawn = at::empty(draw.region().sizes, self.options());
     draw.fill(drawn, {Law::kUniform, lower, upper});
     slopes = at::where(self.le(0), drawn, at::ones({}, self.options()));
@@ -262,10 +263,12 @@ void rrelu_with_noise(Draw& draw) {
   }
   const at::Tensor values = self * slopes;
   if (draw.call().op.name == "aten::rrelu_with_noise_functional") {
-    draw.call().finish({values, slopes});
+    draw.call().finish({values, training ? slopes : noise});
     return;
   }
-  noise.copy_(slopes);
+  if (training) {
+    noise.copy_(slopes);
+  }
   const bool writes = draw.has("out") || draw.call().op.return_alias[0] >= 0;
   draw.finish(writes ? draw.target(self).copy_(values) : values);
 }

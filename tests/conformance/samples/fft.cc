@@ -2,26 +2,34 @@
 
 namespace tessera::testing {
 
+// Without rows MKL refuses some of the plain operations, so there is nothing to compare with.
 void add_fft_samples(SampleTable& table) {
   table.add("aten::_fft_c2c", [](SampleMaker& make) {
+    if (make.n == 0) {
+      return;
+    }
     make.add({{"self", make.complex({make.n, make.m})},
               {"dim", std::vector<int64_t>{1}},
               {"normalization", 0},
               {"forward", true}});
-    if (make.n > 0) {
-      make.add({{"self", make.complex({make.n, make.m, make.k})},
-                {"dim", std::vector<int64_t>{0, 2}},
-                {"normalization", 1},
-                {"forward", false}});
-    }
+    make.add({{"self", make.complex({make.n, make.m, make.k})},
+              {"dim", std::vector<int64_t>{0, 2}},
+              {"normalization", 1},
+              {"forward", false}});
   });
   table.add("aten::_fft_r2c", [](SampleMaker& make) {
+    if (make.n == 0) {
+      return;
+    }
     make.add({{"self", make.normal({make.n, make.m})},
               {"dim", std::vector<int64_t>{1}},
               {"normalization", 0},
               {"onesided", true}});
   });
   table.add("aten::_fft_c2r", [](SampleMaker& make) {
+    if (make.n == 0) {
+      return;
+    }
     make.add({{"self", make.complex({make.n, 4})},
               {"dim", std::vector<int64_t>{1}},
               {"normalization", 2},
