@@ -28,7 +28,7 @@ using nlohmann::json;
 constexpr milliseconds kTick{500}, kPing{1000};
 constexpr milliseconds kAnswers{2000};    // for all ranks to say where they are
 constexpr milliseconds kLastWords{1000};  // for a rank that broke a connection to be seen to end
-constexpr milliseconds kFarewell{5000};   // for peers that are busy to hear that this rank leaves
+constexpr milliseconds kFarewell{500};     // for peers to hear that this rank leaves
 
 std::string random_token() {
   std::random_device device;
