@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "tessera/base/error.h"
+#include "tessera/base/philox.h"
 #include "tessera/dtensor/detail/random.h"
 
 namespace tessera::detail {

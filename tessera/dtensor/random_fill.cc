@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "tessera/base/error.h"
+#include "tessera/base/philox.h"
 #include "tessera/dtensor/detail/random.h"
 
 namespace tessera::detail {
@@ -93,7 +94,7 @@ void fill(T* out, const Region& region, const RandomKey& key, Make make) {
       const int64_t last = global + count;
       while (global < last) {
         T values[W];
-        make(philox(key, static_cast<uint64_t>(global / W)), values);
+        make(philox(key.seed, static_cast<uint64_t>(global / W), key.operation), values);
         for (auto lane = global % W; lane < W && global < last; ++lane, ++global) {
           *to++ = values[lane];
         }

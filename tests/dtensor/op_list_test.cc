@@ -1,4 +1,4 @@
-// The operations that upstream can shard (op_list.txt, one overload a line) all have a rule here, or a handler, or are
+// The operations that upstream can shard (tests/conformance/ops.txt) all have a rule here, or a handler, or are
 // composites that take themselves apart before any rule is asked.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
@@ -15,10 +15,12 @@ namespace tessera {
 namespace {
 
 std::vector<std::string> listed_operations() {
-  std::ifstream file(testing::source_folder() / "tests/dtensor/op_list.txt");
+  std::ifstream file(testing::source_folder() / "tests/conformance/ops.txt");
   std::vector<std::string> names;
   for (std::string line; std::getline(file, line);) {
-    names.push_back(line);
+    if (!line.empty() && !line.starts_with('#')) {
+      names.push_back(line.substr(0, line.find(' ')));
+    }
   }
   return names;
 }

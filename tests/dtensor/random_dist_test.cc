@@ -6,6 +6,7 @@
 
 #include <mutex>
 
+#include "tessera/base/philox.h"
 #include "tessera/dtensor/detail/random.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
@@ -20,9 +21,9 @@ using testing::on_ranks;
 
 TEST(Philox, GivesTheNumbersOfItsAuthors) {
   // Known answers of Random123's kat_vectors for philox4x32, 10 rounds.
-  EXPECT_EQ(detail::philox({0, 0}, 0), (detail::PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(detail::philox({~uint64_t{0}, ~uint64_t{0}}, ~uint64_t{0}),
-            (detail::PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox(0, 0, 0), (PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}),
+            (PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }
 
 using Draw = std::function<at::Tensor(const at::Tensor& like)>;

@@ -4,12 +4,18 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 
 #include "tessera/dtensor/detail/layout.h"
-#include "tessera/dtensor/detail/philox.h"
 
 namespace tessera::detail {
+
+// Names one stream of numbers: element i of an operation's result is a function of (seed, operation, i).
+struct RandomKey {
+  uint64_t seed = 0;
+  uint64_t operation = 0;
+};
 
 // The part of a global tensor that lies on this rank, as global indices.
 struct Region {
