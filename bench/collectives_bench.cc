@@ -207,15 +207,12 @@ int run(Harness& harness, const std::string& self) {
 
 int main(int argc, char** argv) {
   using namespace tessera::bench;
-  try {
+  return bench_main("collectives", [&] {
     if (argc == 2 && std::string(argv[1]) == "--rank") return rank_main();
     if (argc == 3 && std::string(argv[1]) == "--ranks") {
       return tessera::comm::launch_local_ranks({argv[0], "--rank"}, {.nproc = std::stoi(argv[2])});
     }
     Harness harness("collectives", argc, argv);
     return run(harness, argv[0]);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_collectives: %s\n", error.what());
-    return tessera::exit_code_for(error);
-  }
+  });
 }

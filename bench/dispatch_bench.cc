@@ -1,6 +1,6 @@
-// Time that a DTensor adds to an operation, beside torch.distributed.tensor, for a call seen before (hit) and for a shape met for
-// the first time (miss), an operation of each family, on one rank and on two. Rows are sharded and nothing communicates; tensors are
-// tiny, so that only dispatch counts.
+// Time that a DTensor adds to an operation, beside torch.distributed.tensor, for a call seen before (hit) and for a
+// shape met for the first time (miss), an operation of each family, on one rank and on two. Rows are sharded and
+// nothing communicates; tensors are tiny, so that only dispatch counts.
 //
 //   bench_dispatch              the harness; each half is a long-lived set of ranks that answers requests
 //   bench_dispatch --rank       one of our ranks, started by `tessera launch`
@@ -27,7 +27,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// The same operations stand in peers/dispatch.py. `whole` of the inputs after the first are replicated, the rest lie as rows.
+// The same operations stand in peers/dispatch.py. `whole` of the inputs after the first are replicated, the rest lie as
+// rows.
 struct Row {
   std::string name;
   double hit_ratio, hit_us;  // wanted
@@ -55,18 +56,43 @@ std::vector<Row> all_rows() {
       {"relu", 12, 0.4, one, {false}, [](const Tensors& t) { return at::relu(t[0]); }},
       {"mm", 12, 0.4, product, {false, true}, [](const Tensors& t) { return at::mm(t[0], t[1]); }},
       {"view", 20, 0.6, one, {false}, [](const Tensors& t) { return t[0].view({t[0].size(0) * 4}); }},
-      {"relu_ in place", 20, 0.6, one, {false}, [](const Tensors& t) { return at::relu_(const_cast<at::Tensor&>(t[0])); }},
+      {"relu_ in place",
+       20,
+       0.6,
+       one,
+       {false},
+       [](const Tensors& t) { return at::relu_(const_cast<at::Tensor&>(t[0])); }},
       {"transpose", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].transpose(0, 1); }},
       {"narrow", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].narrow(1, 1, 2); }},
       {"sum", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].sum(1); }},
       {"softmax", 8, 0.6, one, {false}, [](const Tensors& t) { return at::_softmax(t[0], 1, false); }},
-      {"cat", 8, 0.6, two, {false, false}, [](const Tensors& t) { return at::cat({t[0], t[1]}, 1); }},
-      {"layer_norm", 8, 0.6, layer, {false, true, true},
+      {"cat",
+       8,
+       0.6,
+       two,
+       {false, false},
+       [](const Tensors& t) {
+         return at::cat({t[0], t[1]}, 1);
+       }},
+      {"layer_norm",
+       8,
+       0.6,
+       layer,
+       {false, true, true},
        [](const Tensors& t) { return std::get<0>(at::native_layer_norm(t[0], {4}, t[1], t[2], 1e-5)); }},
       {"embedding", 8, 0.6, lookup, {false, true}, [](const Tensors& t) { return at::embedding(t[1], t[0]); }},
-      {"index_select", 8, 0.6, columns, {false, true}, [](const Tensors& t) { return at::index_select(t[0], 1, t[1]); }},
+      {"index_select",
+       8,
+       0.6,
+       columns,
+       {false, true},
+       [](const Tensors& t) { return at::index_select(t[0], 1, t[1]); }},
       {"_foreach_add", 8, 0.6, two, {false, false}, [](const Tensors& t) { return at::_foreach_add(t, 1.0)[1]; }},
-      {"(a@b).relu().sum() and backward", 10, 0, product, {false, true},
+      {"(a@b).relu().sum() and backward",
+       10,
+       0,
+       product,
+       {false, true},
        [](const Tensors& t) {
          for (const auto& tensor : t) tensor.mutable_grad() = at::Tensor();
          at::mm(t[0], t[1]).relu().sum().backward();
@@ -91,8 +117,8 @@ Tensors spread(const Row& row, int64_t rows, const MeshPtr& mesh) {
   return all;
 }
 
-// Microseconds that one call adds: blocks of plain and DTensor calls alternate, so that both see the same machine; the median
-// difference counts.
+// Microseconds that one call adds: blocks of plain and DTensor calls alternate, so that both see the same machine; the
+// median difference counts.
 double added_on_hits(const Row& row, const MeshPtr& mesh, int calls) {
   const int64_t rows = 2 * mesh->size();
   const Tensors part = spread(row, rows, mesh), whole = plain(row, rows / mesh->size());
@@ -135,11 +161,14 @@ int rank_main() {
     if (world->rank() == 0 && !std::getline(std::cin, line)) line = "{}";
     const Json request = Json::parse(comm::broadcast_bytes(*world->group(), line));
     if (request.empty()) return 0;
-    const auto& row = *std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.name == request["op"]; });
+    const auto& row =
+        *std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.name == request["op"]; });
     at::AutoGradMode gradients(row.gradients);
     comm::barrier(*world->group());
     const int calls = request["calls"];
-    const double us = request["miss"] ? added_on_misses(row, mesh, calls, next_rows.try_emplace(row.name, 64).first->second) : added_on_hits(row, mesh, calls);
+    const double us = request["miss"]
+                          ? added_on_misses(row, mesh, calls, next_rows.try_emplace(row.name, 64).first->second)
+                          : added_on_hits(row, mesh, calls);
     const at::Tensor result = full_tensor(row.run(spread(row, 2 * mesh->size(), mesh)));
     const auto weights = at::arange(1, result.numel() + 1, at::kDouble);
     const double check = result.detach().to(at::kDouble).flatten().dot(weights).item<double>();
@@ -153,7 +182,8 @@ void measure(Harness& harness, const std::string& self, const std::string& progr
   harness.threads = ranks;
   for (const bool miss : {false, true}) {
     for (const auto& row : all_rows()) {
-      const std::string name = fmt::format("{} {}, {} rank{}", miss ? "miss" : "hit", row.name, ranks, ranks == 1 ? "" : "s");
+      const std::string name =
+          fmt::format("{} {}, {} rank{}", miss ? "miss" : "hit", row.name, ranks, ranks == 1 ? "" : "s");
       if (!harness.wants(name)) continue;
       const auto ask = [&](Peer& half, int calls, Json& answer) {
         answer = half.ask({{"op", row.name}, {"calls", calls}, {"miss", miss}});
@@ -161,14 +191,16 @@ void measure(Harness& harness, const std::string& self, const std::string& progr
       };
       Json our_answer, peer_answer;
       // A miss of the peer takes milliseconds; what ours takes is lost in the noise unless it does more of them.
-      harness.run({.name = name,
-                   .unit = "us",
-                   .at_least = miss && !row.gradients ? 100 : row.hit_ratio,
-                   .at_most = miss ? (row.gradients ? 0 : 10) : row.hit_us,
-                   .higher_is_better = false,
-                   .verified = [&] { return std::abs(our_answer["check"].get<double>() - peer_answer["check"].get<double>()) < 1e-3; },
-                   .ours = [&] { return ask(ours, miss ? 100 : 20000, our_answer); },
-                   .peer = [&] { return ask(peer, miss ? 20 : 20000, peer_answer); }});
+      harness.run(
+          {.name = name,
+           .unit = "us",
+           .at_least = miss && !row.gradients ? 100 : row.hit_ratio,
+           .at_most = miss ? (row.gradients ? 0 : 10) : row.hit_us,
+           .higher_is_better = false,
+           .verified =
+               [&] { return std::abs(our_answer["check"].get<double>() - peer_answer["check"].get<double>()) < 1e-3; },
+           .ours = [&] { return ask(ours, miss ? 100 : 20000, our_answer); },
+           .peer = [&] { return ask(peer, miss ? 20 : 20000, peer_answer); }});
     }
   }
 }
@@ -178,14 +210,12 @@ void measure(Harness& harness, const std::string& self, const std::string& progr
 
 int main(int argc, char** argv) {
   using namespace tessera::bench;
-  try {
+  return bench_main("dispatch", [&] {
     if (argc == 2 && std::string(argv[1]) == "--rank") return rank_main();
     Harness harness("dispatch", argc, argv);
     const char* program = std::getenv("TESSERA_PROGRAM");
-    for (const int ranks : {1, 2}) measure(harness, argv[0], program ? program : source_folder() + "/build/tessera", ranks);
+    for (const int ranks : {1, 2})
+      measure(harness, argv[0], program ? program : source_folder() + "/build/tessera", ranks);
     return harness.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_dispatch: %s\n", error.what());
-    return tessera::exit_code_for(error);
-  }
+  });
 }

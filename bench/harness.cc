@@ -19,6 +19,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "tessera/base/error.h"
+
 namespace tessera::bench {
 namespace {
 
@@ -109,7 +111,8 @@ std::string machine() {
 
 static std::vector<std::string> python_command(const std::string& script, const std::vector<std::string>& arguments) {
   const char* python = std::getenv("TESSERA_PYTHON");
-  std::vector<std::string> words = {python ? python : source_folder() + "/.venv/bin/python", source_folder() + "/bench/peers/" + script};
+  std::vector<std::string> words = {python ? python : source_folder() + "/.venv/bin/python",
+                                    source_folder() + "/bench/peers/" + script};
   words.insert(words.end(), arguments.begin(), arguments.end());
   return words;
 }
@@ -184,7 +187,8 @@ Harness::Harness(std::string bench, int argc, char** argv) : bench_(std::move(be
   for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
     if (i + 1 == argc || (flag != "--json" && flag != "--rounds" && flag != "--case")) {
-      std::fprintf(stderr, "bench_%s: unknown '%s'. Usage: bench_%s [--json FILE] [--rounds N] [--case PART]\n", bench_.c_str(), argv[i], bench_.c_str());
+      std::fprintf(stderr, "bench_%s: unknown '%s'. Usage: bench_%s [--json FILE] [--rounds N] [--case PART]\n",
+                   bench_.c_str(), argv[i], bench_.c_str());
       std::exit(2);
     }
     if (flag == "--json") json_file_ = argv[i + 1];
@@ -224,10 +228,22 @@ void Harness::run(const Case& what) {
     }
   }
   const Summary our = summarize(ours), peer = summarize(theirs), ratio = summarize(ratios);
-  Json line = {{"bench", bench_}, {"case", what.name}, {"ours", our.median}, {"peer", peer.median}, {"unit", what.unit},
-               {"ratio", ratio.median}, {"ratio_10", ratio.low}, {"ratio_90", ratio.high}, {"at_least", what.at_least},
-               {"at_most", what.at_most}, {"verified", what.verified()}, {"rounds", rounds_}, {"disturbed_rounds", disturbed},
-               {"machine", machine()}, {"threads", threads}, {"command", command_}};
+  Json line = {{"bench", bench_},
+               {"case", what.name},
+               {"ours", our.median},
+               {"peer", peer.median},
+               {"unit", what.unit},
+               {"ratio", ratio.median},
+               {"ratio_10", ratio.low},
+               {"ratio_90", ratio.high},
+               {"at_least", what.at_least},
+               {"at_most", what.at_most},
+               {"verified", what.verified()},
+               {"rounds", rounds_},
+               {"disturbed_rounds", disturbed},
+               {"machine", machine()},
+               {"threads", threads},
+               {"command", command_}};
   std::string beside;
   if (what.tuned_peer) {
     const Summary second = summarize(tuned), second_ratio = summarize(tuned_ratios);
@@ -235,14 +251,25 @@ void Harness::run(const Case& what) {
     beside = fmt::format("  tuned peer {:.3f} ratio {:.2f}", second.median, second_ratio.median);
   }
   line.update(what.extra);
-  const bool good = line["verified"] && ratio.median >= what.at_least && (what.at_most == 0 || our.median <= what.at_most);
+  const bool good =
+      line["verified"] && ratio.median >= what.at_least && (what.at_most == 0 || our.median <= what.at_most);
   failed_ |= !good;
   const std::string limit = what.at_most > 0 ? fmt::format(", at most {:g} {}", what.at_most, what.unit) : "";
-  fmt::print("{:<10} {:<36} ours {:>10.3f}  peer {:>10.3f} {:<8} ratio {:>6.2f} [{:.2f}, {:.2f}]{}  wanted {:g}{}  {}{}\n", bench_, what.name,
-             our.median, peer.median, what.unit, ratio.median, ratio.low, ratio.high, beside, what.at_least, limit,
-             line["verified"] ? "verified" : "NOT VERIFIED", good ? "" : "  MISSED");
+  fmt::print(
+      "{:<10} {:<36} ours {:>10.3f}  peer {:>10.3f} {:<8} ratio {:>6.2f} [{:.2f}, {:.2f}]{}  wanted {:g}{}  {}{}\n",
+      bench_, what.name, our.median, peer.median, what.unit, ratio.median, ratio.low, ratio.high, beside, what.at_least,
+      limit, line["verified"] ? "verified" : "NOT VERIFIED", good ? "" : "  MISSED");
   std::fflush(stdout);
   if (!json_file_.empty()) std::ofstream(json_file_, std::ios::app) << line.dump() << "\n";
+}
+
+int bench_main(const char* bench, const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_%s: %s\n", bench, error.what());
+    return exit_code_for(error);
+  }
 }
 
 }  // namespace tessera::bench

@@ -1,18 +1,20 @@
 // What every benchmark shares: rounds that alternate between our code and its peer, and one JSON line per case.
 //
 //   int main(int argc, char** argv) {
-//     Harness harness("tokenizer", argc, argv);
-//     Peer peer("tokenizer.py", {"tokenizer.json"});
-//     harness.run({.name = "lines", .unit = "MB/s", .at_least = 3, .verified = [&] { return same_ids; },
-//                  .ours = [&] { return megabytes / seconds_of([&] { encode(); }); },
-//                  .peer = [&] { return megabytes / peer.ask({{"lines", true}})["seconds"].get<double>(); }});
-//     return harness.exit_code();
+//     return bench_main("tokenizer", [&] {
+//       Harness harness("tokenizer", argc, argv);
+//       Peer peer("tokenizer.py", {"tokenizer.json"});
+//       harness.run({.name = "lines", .unit = "MB/s", .at_least = 3, .verified = [&] { return same_ids; },
+//                    .ours = [&] { return megabytes / seconds_of([&] { encode(); }); },
+//                    .peer = [&] { return megabytes / peer.ask({{"lines", true}})["seconds"].get<double>(); }});
+//       return harness.exit_code();
+//     });
 //   }
 //
-// Flags of each benchmark: --json FILE (append the lines there), --rounds N (7), --case PART (only cases whose name holds
-// it). The ratio is always how many times better ours is; each figure is the median over rounds. A round in which other
-// processes took more than 5 % of a core is done again, for as many rounds as were asked for; what stays disturbed is counted.
-// Not thread-safe.
+// Flags of each benchmark: --json FILE (append the lines there), --rounds N (7), --case PART (only cases whose name
+// holds it). The ratio is always how many times better ours is; each figure is the median over rounds. A round in which
+// other processes took more than 5 % of a core is done again, for as many rounds as were asked for; what stays
+// disturbed is counted. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -33,7 +35,8 @@ class Peer {
   using Environment = std::vector<std::pair<std::string, std::string>>;
   // Runs words[0], found on PATH, with the rest.
   explicit Peer(std::vector<std::string> words, const Environment& environment = {});
-  // A Python script of bench/peers. Runs with the interpreter in TESSERA_PYTHON, or .venv/bin/python of the source tree. Throws when it cannot start.
+  // A Python script of bench/peers. Runs with the interpreter in TESSERA_PYTHON, or .venv/bin/python of the source
+  // tree. Throws when it cannot start.
   Peer(const std::string& script, const std::vector<std::string>& arguments, const Environment& environment = {});
   ~Peer();
   Peer(const Peer&) = delete;
@@ -51,14 +54,15 @@ class Peer {
 struct Case {
   std::string name;
   std::string unit;
-  double at_least = 0;           // the wanted ratio; 0: none
-  double at_most = 0;            // the wanted limit of our own figure, in `unit`; 0: none
-  bool higher_is_better = true;  // of the values below
+  double at_least = 0;             // the wanted ratio; 0: none
+  double at_most = 0;              // the wanted limit of our own figure, in `unit`; 0: none
+  bool higher_is_better = true;    // of the values below
   std::function<bool()> verified;  // whether both halves were seen to give the same result; asked after the rounds
-  std::function<double()> ours;  // one measurement, in `unit`
+  std::function<double()> ours;    // one measurement, in `unit`
   std::function<double()> peer;
-  std::function<double()> tuned_peer = nullptr;  // with settings that few users know (allocator, threads); none: no such column
-  Json extra = Json::object();   // further fields of the line
+  std::function<double()> tuned_peer =
+      nullptr;                  // with settings that few users know (allocator, threads); none: no such column
+  Json extra = Json::object();  // further fields of the line
 };
 
 struct Summary {
@@ -89,6 +93,9 @@ class Harness {
   int rounds_ = 7;
   bool failed_ = false;
 };
+
+// What `body` returns; after an exception, printed with the bench's name, the exit code that belongs to it.
+int bench_main(const char* bench, const std::function<int()>& body);
 
 // Processor model and number of usable cores.
 std::string machine();

@@ -1,5 +1,5 @@
-// From the start of a process to its first result: `tessera doctor` beside importing torch, and 2 ranks that load a model, shard
-// it with FSDP and train one step (bench_train --rank) beside the same in PyTorch.
+// From the start of a process to its first result: `tessera doctor` beside importing torch, and 2 ranks that load a
+// model, shard it with FSDP and train one step (bench_train --rank) beside the same in PyTorch.
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -28,13 +28,14 @@ void measure_doctor(Harness& harness, const std::string& program) {
   const char* python = std::getenv("TESSERA_PYTHON");
   const std::string interpreter = python ? python : source_folder() + "/.venv/bin/python";
   bool ours = false, theirs = false;
-  harness.run({.name = "doctor with libtorch loaded, beside import torch",
-               .unit = "s",
-               .at_most = 0.6,
-               .higher_is_better = false,
-               .verified = [&] { return ours && theirs; },
-               .ours = [&] { return run_to_end(program + " doctor", ours); },
-               .peer = [&] { return run_to_end(interpreter + " -c 'import torch; torch.__config__.show()'", theirs); }});
+  harness.run(
+      {.name = "doctor with libtorch loaded, beside import torch",
+       .unit = "s",
+       .at_most = 0.6,
+       .higher_is_better = false,
+       .verified = [&] { return ours && theirs; },
+       .ours = [&] { return run_to_end(program + " doctor", ours); },
+       .peer = [&] { return run_to_end(interpreter + " -c 'import torch; torch.__config__.show()'", theirs); }});
 }
 
 void measure_first_step(Harness& harness, const std::string& program, const std::string& self, const std::string& name,
@@ -44,21 +45,29 @@ void measure_first_step(Harness& harness, const std::string& program, const std:
   const std::string bench_train = std::filesystem::path(self).parent_path() / "bench_train";
   Json ours, theirs;
   harness.threads = 2;
-  harness.run({.name = "first step of " + name,
-               .unit = "s",
-               .at_least = 1,
-               .higher_is_better = false,
-               .verified = [&] { return std::abs(ours["loss"].get<double>() / theirs["loss"].get<double>() - 1) < 1e-3; },
-               .ours = [&] {
-                 return first_answer([&](auto& ranks) {
-                   ranks.emplace(std::vector<std::string>{program, "launch", "--nproc", kRanks, "--", bench_train, "--rank", model, rows, kLength});
-                 }, ours);
-               },
-               .peer = [&] {
-                 return first_answer([&](auto& ranks) {
+  harness.run(
+      {.name = "first step of " + name,
+       .unit = "s",
+       .at_least = 1,
+       .higher_is_better = false,
+       .verified = [&] { return std::abs(ours["loss"].get<double>() / theirs["loss"].get<double>() - 1) < 1e-3; },
+       .ours =
+           [&] {
+             return first_answer(
+                 [&](auto& ranks) {
+                   ranks.emplace(std::vector<std::string>{program, "launch", "--nproc", kRanks, "--", bench_train,
+                                                          "--rank", model, rows, kLength});
+                 },
+                 ours);
+           },
+       .peer =
+           [&] {
+             return first_answer(
+                 [&](auto& ranks) {
                    ranks.emplace("train_step.py", std::vector<std::string>{model, kRanks, rows, kLength});
-                 }, theirs);
-               }});
+                 },
+                 theirs);
+           }});
 }
 
 }  // namespace
@@ -66,12 +75,14 @@ void measure_first_step(Harness& harness, const std::string& program, const std:
 
 int main(int argc, char** argv) {
   using namespace tessera::bench;
-  Harness harness("startup", argc, argv);
-  const char* set = std::getenv("TESSERA_PROGRAM");
-  const std::string program = set ? set : source_folder() + "/build/tessera";
-  const std::string assets = source_folder() + "/build/assets";
-  measure_doctor(harness, program);
-  measure_first_step(harness, program, argv[0], "the small Llama", assets + "/small_llama", "4");
-  measure_first_step(harness, program, argv[0], "SmolLM2-135M", assets + "/smollm2", "2");
-  return harness.exit_code();
+  return bench_main("startup", [&] {
+    Harness harness("startup", argc, argv);
+    const char* set = std::getenv("TESSERA_PROGRAM");
+    const std::string program = set ? set : source_folder() + "/build/tessera";
+    const std::string assets = source_folder() + "/build/assets";
+    measure_doctor(harness, program);
+    measure_first_step(harness, program, argv[0], "the small Llama", assets + "/small_llama", "4");
+    measure_first_step(harness, program, argv[0], "SmolLM2-135M", assets + "/smollm2", "2");
+    return harness.exit_code();
+  });
 }

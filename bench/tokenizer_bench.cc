@@ -36,7 +36,8 @@ struct IdHash {
   }
 };
 
-void compare(Harness& harness, const std::string& name, const std::filesystem::path& folder, const std::filesystem::path& text_file) {
+void compare(Harness& harness, const std::string& name, const std::filesystem::path& folder,
+             const std::filesystem::path& text_file) {
   if (!harness.wants(name + " one string") && !harness.wants(name + " lines")) return;
   const auto file = folder / "tokenizer.json";
   const Tokenizer tokenizer = Tokenizer::from_json(read_file(file), file.string());
@@ -71,9 +72,16 @@ void compare(Harness& harness, const std::string& name, const std::filesystem::p
     harness.run({.name = name + (by_lines ? " lines" : " one string"),
                  .unit = "MB/s",
                  .at_least = 3,
-                 .verified = [&] { return theirs["hash"].get<uint64_t>() == ours.value && theirs["tokens"].get<uint64_t>() == ours.tokens; },
+                 .verified =
+                     [&] {
+                       return theirs["hash"].get<uint64_t>() == ours.value &&
+                              theirs["tokens"].get<uint64_t>() == ours.tokens;
+                     },
                  .ours = measure,
-                 .peer = [&] { return megabytes / peer.ask({{"lines", by_lines}})["seconds"].get<double>(); },
+                 .peer =
+                     [&] {
+                       return megabytes / peer.ask({{"lines", by_lines}})["seconds"].get<double>();
+                     },
                  .extra = {{"tokens", ours.tokens}}});
   }
 }
@@ -83,9 +91,12 @@ void compare(Harness& harness, const std::string& name, const std::filesystem::p
 
 int main(int argc, char** argv) {
   using namespace tessera::bench;
-  Harness harness("tokenizer", argc, argv);
-  const std::filesystem::path assets = source_folder() + "/build/assets";
-  for (const char* name : {"qwen3", "llama3", "gemma3"}) compare(harness, name, assets / "tokenizers" / name, assets / "text/kjv.txt");
-  compare(harness, "smollm2", assets / "smollm2", assets / "text/kjv.txt");
-  return harness.exit_code();
+  return bench_main("tokenizer", [&] {
+    Harness harness("tokenizer", argc, argv);
+    const std::filesystem::path assets = source_folder() + "/build/assets";
+    for (const char* name : {"qwen3", "llama3", "gemma3"})
+      compare(harness, name, assets / "tokenizers" / name, assets / "text/kjv.txt");
+    compare(harness, "smollm2", assets / "smollm2", assets / "text/kjv.txt");
+    return harness.exit_code();
+  });
 }

@@ -27,7 +27,8 @@ constexpr int kRanks = 2;
 
 // Row of consecutive values of (7919 * index) modulo the vocabulary, as in the peer.
 data::Batch make_rows(int64_t first, int64_t rows, int64_t length, int64_t vocabulary) {
-  const auto tokens = at::arange(first, first + rows * length, at::kLong).mul_(7919).remainder_(vocabulary).view({rows, length});
+  const auto tokens =
+      at::arange(first, first + rows * length, at::kLong).mul_(7919).remainder_(vocabulary).view({rows, length});
   const auto labels = at::full_like(tokens, kIgnoredLabel);
   labels.narrow(1, 0, length - 1).copy_(tokens.narrow(1, 1, length - 1));
   const auto positions = at::arange(length, at::kLong).expand({rows, length}).contiguous();
@@ -63,7 +64,8 @@ int rank_main(const std::string& dir, int64_t rows, int64_t length) {
     for (const auto& each : comm::all_gather_bytes(*world->group(), std::to_string(train::peak_resident_bytes()))) {
       peaks.push_back(std::stoll(each));
     }
-    if (world->rank() == 0) std::cout << Json{{"seconds", seconds}, {"loss", loss}, {"peak_bytes", peaks}}.dump() << std::endl;
+    if (world->rank() == 0)
+      std::cout << Json{{"seconds", seconds}, {"loss", loss}, {"peak_bytes", peaks}}.dump() << std::endl;
   }
 }
 
@@ -83,13 +85,15 @@ void measure(Harness& harness, const std::string& self, const Setting& setting) 
   if (!harness.wants(setting.name)) return;
   const std::vector<std::string> sizes = {std::to_string(setting.rows), std::to_string(setting.length)};
   const char* program = std::getenv("TESSERA_PROGRAM");
-  Peer ours({program ? program : source_folder() + "/build/tessera", "launch", "--nproc", std::to_string(kRanks), "--", self,
-             "--rank", setting.model, sizes[0], sizes[1]});
+  Peer ours({program ? program : source_folder() + "/build/tessera", "launch", "--nproc", std::to_string(kRanks), "--",
+             self, "--rank", setting.model, sizes[0], sizes[1]});
   const std::vector<std::string> peer_arguments = {setting.model, std::to_string(kRanks), sizes[0], sizes[1]};
   Peer peer("train_step.py", peer_arguments);
-  Peer tuned("train_step.py", peer_arguments, {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});  // the allocator that ours links
+  Peer tuned("train_step.py", peer_arguments,
+             {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});  // the allocator that ours links
   const Json request = {{"steps", setting.steps}};
-  Json last_ours = ours.ask(request), last_peer = peer.ask(request), last_tuned = tuned.ask(request);  // warm-up; the same steps on both sides from here on
+  Json last_ours = ours.ask(request), last_peer = peer.ask(request),
+       last_tuned = tuned.ask(request);  // warm-up; the same steps on both sides from here on
   const auto agree = [&] {
     return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < 1e-3;
   };
@@ -117,16 +121,14 @@ void measure(Harness& harness, const std::string& self, const Setting& setting) 
 
 int main(int argc, char** argv) {
   using namespace tessera::bench;
-  try {
-    if (argc == 5 && std::string(argv[1]) == "--rank") return rank_main(argv[2], std::stoll(argv[3]), std::stoll(argv[4]));
+  return bench_main("train", [&] {
+    if (argc == 5 && std::string(argv[1]) == "--rank")
+      return rank_main(argv[2], std::stoll(argv[3]), std::stoll(argv[4]));
     Harness harness("train", argc, argv);
     const char* assets = std::getenv("TESSERA_ASSETS");
     const std::string folder = assets ? assets : source_folder() + "/build/assets";
     measure(harness, argv[0], {"small Llama", folder + "/small_llama", 4, 256, 8, 0.5});
     measure(harness, argv[0], {"SmolLM2-135M", folder + "/smollm2", 2, 256, 1, 0.75});
     return harness.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_train: %s\n", error.what());
-    return tessera::exit_code_for(error);
-  }
+  });
 }

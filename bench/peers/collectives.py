@@ -6,16 +6,14 @@ Answers each request line {"op": NAME, "count": FLOATS, "calls": N} with {"secon
 slowest rank, and with "verify": true with {"right": BOOL}. op is all_reduce, all_gather or reduce_scatter.
 """
 
-import json
-import os
 import sys
-import tempfile
 import time
-import warnings
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+import local_ranks
+
 
 def call(op, part, whole):
     if op == "all_reduce":
@@ -51,39 +49,17 @@ def measure(op, ranks, count, calls):
     return (time.perf_counter() - begin) / calls
 
 
-def rank_main(rank, ranks, store, requests, answers):
-    warnings.simplefilter("ignore")
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    while (request := requests.get()) is not None:
+def make_worker(rank, ranks):
+    def work(request):
         op, count = request["op"], request["count"]
-        if request.get("verify"):
-            answers.put(verify(op, rank, ranks, count))
-        else:
-            answers.put(measure(op, ranks, count, request["calls"]))
-    dist.destroy_process_group()
+        return verify(op, rank, ranks, count) if request.get("verify") else measure(op, ranks, count, request["calls"])
+
+    return work
 
 
-def main():
-    ranks = int(sys.argv[1])
-    context = mp.get_context("spawn")
-    requests, answers = [context.Queue() for _ in range(ranks)], context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=rank_main, args=(r, ranks, folder + "/store", requests[r], answers), daemon=True)
-                     for r in range(ranks)]
-        for process in processes:
-            process.start()
-        for request in map(json.loads, sys.stdin):
-            for queue in requests:
-                queue.put(request)
-            results = [answers.get() for _ in range(ranks)]
-            print(json.dumps({"right": all(results)} if request.get("verify") else {"seconds": max(results)}), flush=True)
-        for queue in requests:
-            queue.put(None)
-        for process in processes:
-            process.join(10)
+def joined(request, results):
+    return {"right": all(results)} if request.get("verify") else {"seconds": max(results)}
 
 
 if __name__ == "__main__":
-    main()
+    local_ranks.serve(int(sys.argv[1]), make_worker, (), joined)

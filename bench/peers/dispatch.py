@@ -6,17 +6,15 @@ Gloo. Answers each request line {"op": NAME, "calls": N, "miss": BOOL} with {"us
 adds to one call, and a weighted sum of the result. "miss" gives every call a shape that was not seen before.
 """
 
-import json
-import os
 import sys
-import tempfile
 import time
 from statistics import median
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import local_ranks
 
 
 def values(*sizes):
@@ -111,16 +109,11 @@ def added_on_misses(op, mesh, calls, first):
     return (median(with_dtensor) - median(without)) * 1e6
 
 
-def rank_main(rank, ranks, store, requests, answers):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
+def make_worker(_, ranks):
     mesh = dist.init_device_mesh("cpu", (ranks,))
     next_rows = {}  # of each operation, so that shapes stay small
-    while True:
-        request = requests.get()
-        if request is None:
-            break
+
+    def work(request):
         op, calls = request["op"], request["calls"]
         with torch.set_grad_enabled(OPS[op][3]):
             dist.barrier()
@@ -131,29 +124,15 @@ def rank_main(rank, ranks, store, requests, answers):
             else:
                 us = added_on_hits(op, mesh, calls)
             result = OPS[op][2](*spread(op, 2 * ranks, mesh)).full_tensor().detach().double().flatten()
-            answers.put((rank, us, result.dot(torch.arange(1, result.numel() + 1, dtype=torch.float64)).item()))
-    dist.destroy_process_group()
+        return us, result.dot(torch.arange(1, result.numel() + 1, dtype=torch.float64)).item()
+
+    return work
 
 
-def main():
-    ranks = int(sys.argv[1])
-    context = mp.get_context("spawn")
-    requests, answers = [context.Queue() for _ in range(ranks)], context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=rank_main, daemon=True, args=(r, ranks, folder + "/store", requests[r], answers))
-                     for r in range(ranks)]
-        for process in processes:
-            process.start()
-        for line in sys.stdin:
-            for queue in requests:
-                queue.put(json.loads(line))
-            first = sorted(answers.get() for _ in range(ranks))[0]
-            print(json.dumps({"us": first[1], "check": first[2]}), flush=True)
-        for queue in requests:
-            queue.put(None)
-        for process in processes:
-            process.join(10)
+def joined(_, results):
+    us, check = results[0]
+    return {"us": us, "check": check}
 
 
 if __name__ == "__main__":
-    main()
+    local_ranks.serve(int(sys.argv[1]), make_worker, (), joined)

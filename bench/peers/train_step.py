@@ -7,15 +7,14 @@ Each rank trains on ROWS x LENGTH tokens a step with AdamW (fused), clipping at 
 with as many cores as ranks. Tokens are (7919 * index) modulo the vocabulary, as in the other half.
 """
 
-import json
 import os
 import sys
-import tempfile
 import time
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+import local_ranks
 
 
 def peak_bytes():
@@ -35,22 +34,18 @@ def build(model_dir, mesh):
     return model
 
 
-def rank_main(rank, model_dir, ranks, rows, length, store, requests, answers):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def make_worker(rank, ranks, model_dir, rows, length):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-    dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    mesh = dist.init_device_mesh("cpu", (ranks,))
-    model = build(model_dir, mesh)
+    model = build(model_dir, dist.init_device_mesh("cpu", (ranks,)))
     vocab = model.config.vocab_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step = 0
-    while True:
-        steps = requests.get()
-        if steps is None:
-            break
+
+    def work(request):
+        nonlocal step
         dist.barrier()
         start = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(request["steps"]):
             first = (step * ranks + rank) * rows * length
             tokens = ((torch.arange(first, first + rows * length) * 7919) % vocab).view(rows, length)
             labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
@@ -63,31 +58,16 @@ def rank_main(rank, model_dir, ranks, rows, length, store, requests, answers):
             step += 1
         mean = loss.detach().clone()
         dist.all_reduce(mean)
-        answers.put((rank, time.perf_counter() - start, mean.item() / ranks, peak_bytes()))
-    dist.destroy_process_group()
+        return time.perf_counter() - start, mean.item() / ranks, peak_bytes()
+
+    return work
 
 
-def main():
-    model_dir, ranks, rows, length = sys.argv[1], *map(int, sys.argv[2:5])
-    context = mp.get_context("spawn")
-    requests, answers = [context.Queue() for _ in range(ranks)], context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [context.Process(target=rank_main, daemon=True,
-                                     args=(r, model_dir, ranks, rows, length, folder + "/store", requests[r], answers))
-                     for r in range(ranks)]
-        for process in processes:
-            process.start()
-        for line in sys.stdin:
-            for queue in requests:
-                queue.put(json.loads(line)["steps"])
-            results = sorted(answers.get() for _ in range(ranks))
-            print(json.dumps({"seconds": max(r[1] for r in results), "loss": results[0][2],
-                              "peak_bytes": [r[3] for r in results]}), flush=True)
-        for queue in requests:
-            queue.put(None)
-        for process in processes:
-            process.join(10)
+def joined(_, results):
+    return {"seconds": max(seconds for seconds, _, _ in results), "loss": results[0][1],
+            "peak_bytes": [peak for _, _, peak in results]}
 
 
 if __name__ == "__main__":
-    main()
+    model_dir, ranks, rows, length = sys.argv[1], *map(int, sys.argv[2:5])
+    local_ranks.serve(ranks, make_worker, (model_dir, rows, length), joined)

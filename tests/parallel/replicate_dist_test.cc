@@ -5,7 +5,6 @@
 #include "tessera/comm/collectives.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/detail/bucket_plan.h"
-#include "tessera/parallel/parallelize_model.h"
 #include "tessera/parallel/replicate.h"
 #include "tests/parallel/small_model.h"
 
@@ -14,68 +13,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kTolerance = 1e-6;  // relative, in float32
-
 // Small enough that SmallModel fills several.
 ReplicateOptions small_buckets(const WorldPtr& world, int64_t bytes = 600) {
   return {.mesh = line(world), .bucket_bytes = bytes, .first_bucket_bytes = 100};
-}
-
-// The gradient of the mean loss over all rows.
-void backward(SmallModel& model, const at::Tensor& tokens, int64_t total_rows) {
-  (loss_sum(model(tokens), tokens) / static_cast<double>(total_rows * 4)).backward();
-}
-void plain_backward(SmallModel& model, int64_t step, int64_t rows = 12) {
-  backward(model, tokens_of(step, rows), rows);
-}
-void replica_backward(SmallModel& model, const comm::World& world, int64_t step, int64_t rows = 12) {
-  backward(model, rows_of_rank(tokens_of(step, rows), world.rank(), world.size()), rows);
-}
-
-void train_beside_plain(const WorldPtr& world, const ReplicateOptions& options) {
-  SmallModel plain(3, at::kDouble), replica(3, at::kDouble);
-  replicate(replica, options);
-  set_gradient_divide_factor(replica, 1);
-  auto plain_optimizer = optim::make_adamw(plain, {.lr = 1e-2, .weight_decay = 0.1});
-  auto optimizer = optim::make_adamw(replica, {.lr = 1e-2, .weight_decay = 0.1});
-  for (int step = 0; step < 3; ++step) {
-    const int64_t rows = 11 + step;
-    plain_backward(plain, step, rows);
-    replica_backward(replica, *world, step, rows);
-    ASSERT_LT(distance(whole_gradients(replica), whole_gradients(plain)), 1e-10) << "gradients of step " << step;
-    plain_optimizer->step();
-    optimizer->step();
-    ASSERT_LT(distance(whole_parameters(replica), whole_parameters(plain)), 1e-10) << "after step " << step;
-    plain_optimizer->zero_grad();
-    optimizer->zero_grad();
-  }
-}
-
-TESSERA_RANKS_TEST(Replicate, TrainsLikeOneProcess, (1, 2, 3)) { train_beside_plain(world, small_buckets(world)); }
-
-TEST(Replicate, TrainsLikeOneProcessWithEachWayToFindUnusedParameters) {
-  on_threads(2, [](const WorldPtr& world) {
-    for (const int which : {0, 1, 2, 3}) {
-      auto options = small_buckets(world);
-      options.find_unused_parameters = which == 1;
-      options.static_graph = which == 2;
-      options.learn_order = which != 3;
-      train_beside_plain(world, options);
-    }
-  });
-}
-
-TEST(Replicate, AveragesOverTheRanksUnlessTold) {
-  on_threads(3, [](const WorldPtr& world) {
-    SmallModel summed, averaged;
-    for (auto* model : {&summed, &averaged}) replicate(*model, small_buckets(world));
-    set_gradient_divide_factor(summed, 1);
-    for (auto* model : {&summed, &averaged}) replica_backward(*model, *world, 0);
-    auto expected = whole_gradients(summed);
-    for (auto& gradient : expected) gradient.div_(3);
-    EXPECT_LT(distance(whole_gradients(averaged), expected), kTolerance);
-    for (const auto& parameter : averaged.parameters()) EXPECT_FALSE(is_dtensor(parameter));
-  });
 }
 
 // ---- buckets ----
@@ -95,7 +35,7 @@ TEST(Replicate, ReducesOncePerBucket) {
     SmallModel model;  // 13 parameters: embedding 264 bytes, norm 24, a layer 24 + 240 + 240 + 24
     replicate(model, small_buckets(world, 500));
     for (int step = 0; step < 3; ++step) {
-      replica_backward(model, *world, step);
+      rank_backward(model, *world, step);
       // Reverse order of registration, and of use: the last layer's bias and down close the first bucket; up and norm
       // with bias and down of the layer before reach 500 bytes, twice; what is left goes with norm and the embedding.
       EXPECT_EQ(replicate_stats(model).buckets, 4);
@@ -104,7 +44,7 @@ TEST(Replicate, ReducesOncePerBucket) {
     }
     SmallModel one;
     replicate(one, {.mesh = line(world)});
-    replica_backward(one, *world, 0);
+    rank_backward(one, *world, 0);
     EXPECT_EQ(replicate_stats(one).all_reduces, 1);
   });
 }
@@ -120,7 +60,7 @@ std::vector<int64_t> reductions_at_first_layer(const WorldPtr& world, SmallModel
   for (int step = 0; step < 3; ++step) {
     seen = 0;
     reset_replicate_stats(model);
-    replica_backward(model, *world, step);
+    rank_backward(model, *world, step);
     counts.push_back(seen);
     EXPECT_GE(replicate_stats(model).overlapped, seen);
     EXPECT_EQ(replicate_stats(model).all_reduces, replicate_stats(model).buckets);
@@ -196,7 +136,7 @@ TEST(Replicate, GivesTheSameBitsInEveryRun) {
       replicate(model, options);
       auto optimizer = optim::make_adamw(model, {.lr = 1e-2});
       for (int step = 0; step < 3; ++step) {
-        replica_backward(model, *world, step);
+        rank_backward(model, *world, step);
         optimizer->step();
         optimizer->zero_grad();
       }
@@ -231,7 +171,7 @@ TEST(Replicate, AccumulatesWithAndWithoutSynchronisation) {
           std::optional<NoSync> local;
           if (!synchronise) local.emplace(model);
           reset_replicate_stats(model);
-          replica_backward(model, *world, i);
+          rank_backward(model, *world, i);
           EXPECT_EQ(replicate_stats(model).all_reduces, synchronise ? replicate_stats(model).buckets : 0);
         }
         EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance) << "mask " << mask;
@@ -246,85 +186,22 @@ TEST(Replicate, ShowsAndForgetsWhatAccumulatesAsLeavesDo) {
     replicate(model, small_buckets(world));
     {
       NoSync local(model);
-      replica_backward(model, *world, 0);
-      replica_backward(alone, *world, 0);
+      rank_backward(model, *world, 0);
+      rank_backward(alone, *world, 0);
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(alone)), kTolerance);  // of this rank only
-      replica_backward(model, *world, 1);
-      replica_backward(alone, *world, 1);
+      rank_backward(model, *world, 1);
+      rank_backward(alone, *world, 1);
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(alone)), kTolerance);
       model.zero_grad();
     }
     set_gradient_divide_factor(model, 1);
-    replica_backward(model, *world, 2);
+    rank_backward(model, *world, 2);
     plain_backward(plain, 2);
     EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
   });
 }
 
-TEST(Replicate, AddsGradientsOfSeveralForwards) {
-  on_threads(2, [](const WorldPtr& world) {
-    for (const bool together : {true, false}) {
-      SmallModel plain, model;
-      replicate(model, small_buckets(world));
-      set_gradient_divide_factor(model, 1);
-      for (int step = 0; step < 2; ++step) {
-        std::vector<at::Tensor> losses;
-        for (int i = 0; i < 2; ++i) {
-          plain_backward(plain, i);
-          const auto rows = rows_of_rank(tokens_of(i), world->rank(), world->size());
-          losses.push_back(loss_sum(model(rows), rows) / 48.0);
-        }
-        if (together) {
-          (losses[0] + losses[1]).backward();
-        } else {
-          losses[0].backward();
-          losses[1].backward();
-        }
-      }
-      EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
-    }
-  });
-}
-
 // ---- parameters that are not used ----
-
-struct Branches : nn::Callable<Branches> {
-  at::Tensor always, sometimes, never;
-  Branches() {
-    Values values(2);
-    register_parameter("always", always, values({5, 4}));
-    register_parameter("sometimes", sometimes, values({3, 4}));
-    register_parameter("never", never, values({7, 4}));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    auto y = at::linear(x, always).sum();
-    return x.size(0) > 2 ? y + at::linear(x, sometimes).sum() : y;
-  }
-};
-
-TEST(Replicate, GivesUnusedParametersNoGradientUnlessSomeRankUsedThem) {
-  on_threads(3, [](const WorldPtr& world) {
-    for (const bool find_unused : {false, true}) {
-      Branches plain, model;
-      replicate(
-          model,
-          {.mesh = line(world), .bucket_bytes = 1, .first_bucket_bytes = 1, .find_unused_parameters = find_unused});
-      set_gradient_divide_factor(model, 1);
-      const std::vector<int64_t> rows = {2, 3, 1};
-      const int64_t n = rows[static_cast<size_t>(world->rank())];
-      for (int step = 0; step < 2; ++step) {
-        for (const int64_t each : rows) plain(at::full({each, 4}, 0.5 * each)).backward();
-        model(at::full({n, 4}, 0.5 * n)).backward();
-        EXPECT_FALSE(model.parameters()[2].grad().defined());
-        EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
-      }
-      // Nobody uses it now: the gradient stays as it is.
-      const auto before = model.parameters()[1].grad().clone();
-      model(at::ones({1, 4})).backward();
-      EXPECT_TRUE(model.parameters()[1].grad().equal(before));
-    }
-  });
-}
 
 // The first buckets belong to a layer that forward leaves out: what is known of it decides when the others may start.
 struct Skipping : nn::Callable<Skipping> {
@@ -375,7 +252,7 @@ TEST(Replicate, LeavesFrozenParametersWithoutGradientsAndSeesThemThaw) {
         each->zero_grad();
       }
       plain_backward(plain, 0);
-      replica_backward(model, *world, 0);
+      rank_backward(model, *world, 0);
       EXPECT_EQ(model.layers[1]->parameters()[0].grad().defined(), !frozen);
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
     }
@@ -567,45 +444,6 @@ TEST(Replicate, ShowsParametersBetweenForwardsAndKeepsThem) {
   });
 }
 
-TEST(Replicate, TakesOverParametersThatALoadReplaced) {
-  on_threads(2, [](const WorldPtr& world) {
-    SmallModel plain, model(3, at::kFloat, /*seed=*/99);
-    replicate(model, small_buckets(world));
-    replica_backward(model, *world, 0);
-    const auto from = plain.named_parameters(true), to = model.named_parameters(true);
-    for (size_t i = 0; i < to.size(); ++i) {
-      const auto value = to[i].name == "head" ? to[0].slot->parameter
-                                              : from[i].slot->parameter.detach().clone().set_requires_grad(true);
-      nn::Module::set_parameter(*to[i].slot, value);
-    }
-    set_gradient_divide_factor(model, 1);
-    plain_backward(plain, 1);
-    replica_backward(model, *world, 1);
-    EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
-  });
-}
-
-TEST(Replicate, StartsAfreshAfterAnException) {
-  on_threads(2, [](const WorldPtr& world) {
-    SmallModel clean, model;
-    for (auto* each : {&clean, &model}) replicate(*each, small_buckets(world, 300));
-    replica_backward(model, *world, 0);
-    model.zero_grad();
-    const auto failing = model.layers[0]->register_forward_hook([](nn::Module&, nn::TensorRefs& outputs) {
-      outputs[0]->register_hook([](const at::Tensor&) { throw std::runtime_error("hook failed"); });
-    });
-    EXPECT_THAT(error_of([&] { replica_backward(model, *world, 1); }),
-                HasSubstr("hook failed"));  // some buckets are under way
-    model.layers[0]->remove_hook(failing);
-    EXPECT_NE(error_of([&] { model(at::full({1, 5}, 1000, at::kLong)); }), "");  // tokens outside the vocabulary
-    replica_backward(clean, *world, 0);
-    clean.zero_grad();
-    for (auto* each : {&clean, &model}) replica_backward(*each, *world, 2);
-    EXPECT_TRUE(same_bits(whole_gradients(model), whole_gradients(clean)));
-    EXPECT_TRUE(model.embedding.is_leaf());
-  });
-}
-
 TEST(Replicate, SaysWhichParameterDiffersBetweenRanks) {
   on_threads(2, [](const WorldPtr& world) {
     struct Sized : nn::Callable<Sized> {
@@ -643,69 +481,6 @@ TEST(Replicate, RefusesWhatItCannotReplicate) {
     EXPECT_THAT(error_of([&] { NoSync none(unfilled); }), HasSubstr("Call fully_shard or replicate first"));
     replicate(unfilled, {.mesh = mesh});
     EXPECT_THAT(error_of([&] { unfilled(tokens_of(0)); }), HasSubstr("embedding: still on the meta device"));
-  });
-}
-
-// ---- with other ways to be parallel ----
-
-TEST(Replicate, ReplicatesTensorParallelParametersOverTheOtherMeshDim) {
-  on_threads(4, [](const WorldPtr& world) {
-    struct Mlp : nn::Callable<Mlp> {
-      at::Tensor up, down, gain;
-      Mlp() {
-        Values values(8, at::kDouble);
-        register_parameter("up", up, values({6, 4}));
-        register_parameter("down", down, values({4, 6}));
-        register_parameter("gain", gain, values({4}));
-      }
-      at::Tensor forward(const at::Tensor& x) { return at::linear(at::gelu(at::linear(x * gain, up)), down); }
-    } plain, model;
-    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp_replicate", "tp"});
-    const auto tp = mesh->slice({"tp"});
-    const std::vector<Placements> wanted = {{Shard(0)}, {Shard(1)}, {Replicate()}};
-    const auto slots = model.named_parameters();
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const auto value = distribute_tensor(slots[i].slot->parameter.detach(), tp, wanted[i]);
-      nn::Module::set_parameter(*slots[i].slot, value.set_requires_grad(true));
-    }
-    data_parallel(model, {}, {.mesh = mesh, .replicate = {.bucket_bytes = 64, .first_bucket_bytes = 64}});
-    set_gradient_divide_factor(model, 1);
-    for (int step = 0; step < 2; ++step) {
-      const auto rows = Values(static_cast<uint64_t>(step), at::kDouble)({6, 4});
-      plain(rows).square().sum().backward();
-      const auto own = rows_of_rank(rows, static_cast<int>(mesh->local_rank(0)), 2);
-      full_tensor(model(from_local(own, tp, {Replicate()}))).square().sum().backward();
-    }
-    for (size_t i = 0; i < slots.size(); ++i) EXPECT_EQ(placements(model.parameters()[i].grad()), wanted[i]);
-    EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), 1e-12);
-  });
-}
-
-TEST(DataParallel, FollowsTheMesh) {
-  on_threads(4, [](const WorldPtr& world) {
-    struct Case {
-      std::vector<int64_t> shape;
-      std::vector<std::string> names;
-      bool sharded;
-    };
-    for (const auto& [shape, names, sharded] :
-         {Case{{4, 1}, {"dp_replicate", "dp_shard"}, false}, Case{{1, 4}, {"dp_replicate", "dp_shard"}, true},
-          Case{{2, 2}, {"dp_replicate", "dp_shard"}, true}, Case{{4}, {"dp_replicate"}, false},
-          Case{{4}, {"dp_shard"}, true}}) {
-      const auto mesh = init_device_mesh(world, "cpu", shape, names);
-      SmallModel plain, model;
-      std::vector<nn::Module*> blocks;
-      for (auto& layer : model.layers) blocks.push_back(layer.get());
-      data_parallel(model, blocks, {.mesh = mesh});
-      set_gradient_divide_factor(model, 1);
-      EXPECT_EQ(is_dtensor(model.parameters()[0]), sharded) << mesh->to_string();
-      plain_backward(plain, 0);
-      replica_backward(model, *world, 0);
-      EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance) << mesh->to_string();
-    }
-    SmallModel model;
-    EXPECT_THAT(error_of([&] { data_parallel(model, {}, {.mesh = line(world)}); }),
-                HasSubstr("neither a dim dp_replicate nor dp_shard"));
   });
 }
 

@@ -60,7 +60,8 @@ struct SmallModel : nn::Callable<SmallModel> {
     register_parameter("head", head, table);  // tied
     register_parameter("norm", norm, values({kWidth}) + 1);
     for (int i = 0; i < count; ++i) {
-      layers.push_back(register_module("layers." + std::to_string(i), std::make_shared<Layer>(values, kWidth, kHidden)));
+      layers.push_back(
+          register_module("layers." + std::to_string(i), std::make_shared<Layer>(values, kWidth, kHidden)));
     }
   }
   at::Tensor forward(const at::Tensor& tokens) {
@@ -70,9 +71,14 @@ struct SmallModel : nn::Callable<SmallModel> {
   }
 };
 
+inline std::vector<nn::Module*> blocks_of(const SmallModel& model) {
+  std::vector<nn::Module*> blocks;
+  for (const auto& layer : model.layers) blocks.push_back(layer.get());
+  return blocks;
+}
 // Shards every layer, then the root.
 inline void shard(SmallModel& model, const FullyShardOptions& options) {
-  for (auto& layer : model.layers) fully_shard(*layer, options);
+  for (auto* layer : blocks_of(model)) fully_shard(*layer, options);
   fully_shard(model, options);
 }
 
@@ -89,6 +95,19 @@ inline at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& tokens) {
   const auto predicted = logits.narrow(1, 0, 4).flatten(0, 1);
   const auto dtype = predicted.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return at::nll_loss(at::log_softmax(predicted, -1, dtype), tokens.narrow(1, 1, 4).flatten(), {}, at::Reduction::Sum);
+}
+
+// Backward of the mean loss over `total_rows` rows, of which `tokens` are some.
+inline void backward(SmallModel& model, const at::Tensor& tokens, int64_t total_rows) {
+  (loss_sum(model(tokens), tokens) / static_cast<double>(total_rows * 4)).backward();
+}
+// Over all rows of step `step`.
+inline void plain_backward(SmallModel& model, int64_t step, int64_t rows = 12) {
+  backward(model, tokens_of(step, rows), rows);
+}
+// Over this rank's rows of step `step`.
+inline void rank_backward(SmallModel& model, const comm::World& world, int64_t step, int64_t rows = 12) {
+  backward(model, rows_of_rank(tokens_of(step, rows), world.rank(), world.size()), rows);
 }
 
 inline at::Tensor whole(const at::Tensor& tensor) {
@@ -128,11 +147,11 @@ inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Te
   return a.size() == b.size();
 }
 
+inline constexpr double kTolerance = 1e-6;  // relative, in float32
+
 using WorldPtr = std::shared_ptr<comm::World>;
 
-inline MeshPtr line(const WorldPtr& world) {
-  return init_device_mesh(world, "cpu", {world->size()}, {"dp"});
-}
+inline MeshPtr line(const WorldPtr& world) { return init_device_mesh(world, "cpu", {world->size()}, {"dp"}); }
 inline void on_threads(int size, const RankBody& body) { run_ranks({.size = size, .mode = RankMode::kThreads}, body); }
 
 // The kind and message of the Error that `call` throws; empty when it throws none.

@@ -253,15 +253,39 @@ void ReplicateState::after_forward(nn::TensorRefs& outputs) {
   }
   if (roots.empty()) stand_ins_.clear();
   if (!recomputing()) {
+    const auto reach = options_.find_unused_parameters && !roots.empty() ? reach_of(roots) : nullptr;
     for (const auto& root : roots) {
-      if (root.grad_fn()) before_backward_of(root, [self = shared_from_this()] { self->enter_backward(); });
-    }
-    if (options_.find_unused_parameters && !roots.empty()) {
-      const auto reachable = reachable_nodes(roots);
-      for (auto& source : sources_) source.reachable = source.reachable || reachable.contains(source.end->identity());
+      if (!root.grad_fn()) continue;
+      before_backward_of(root, [self = shared_from_this(), reach] {
+        self->enter_backward();
+        if (reach) reach->consumed = true;
+      });
     }
   }
   if (options_.mp_policy.output_dtype) cast_floating(outputs, *options_.mp_policy.output_dtype);
+}
+
+std::shared_ptr<ReplicateState::Reach> ReplicateState::reach_of(const std::vector<at::Tensor>& roots) {
+  const auto nodes = reachable_nodes(roots);
+  auto reach = std::make_shared<Reach>(Reach{.sources = {}, .generation = buckets_generation_});
+  for (const auto& source : sources_) reach->sources.push_back(nodes.contains(source.end->identity()));
+  std::erase_if(reaches_, [](const auto& each) { return each.expired(); });
+  reaches_.push_back(reach);
+  return reach;
+}
+
+// The sources that no forward reaches whose backward is still to come, this one's among them; none when that is
+// unknown.
+std::vector<bool> ReplicateState::unused_sources() const {
+  std::vector<bool> unused;
+  for (const auto& weak : reaches_) {
+    const auto reach = weak.lock();
+    if (!reach || reach->consumed) continue;
+    if (reach->generation != buckets_generation_) return {};
+    if (unused.empty()) unused.assign(sources_.size(), true);
+    for (size_t i = 0; i < unused.size(); ++i) unused[i] = unused[i] && !reach->sources[i];
+  }
+  return unused;
 }
 
 // ---- backward ----
@@ -271,8 +295,9 @@ void ReplicateState::enter_backward() {
   in_backward_ = true;
   at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
   show_stand_ins();
-  for (auto& source : sources_) {
-    if (source.learned_runs == 0 || (options_.find_unused_parameters && !source.reachable)) finish_source(source);
+  const auto unused = unused_sources();
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].learned_runs == 0 || (!unused.empty() && unused[i])) finish_source(sources_[i]);
   }
   start_ready(false);
 }
@@ -336,7 +361,7 @@ void ReplicateState::end_backward() {
   for (auto& source : sources_) {
     if (learn && source.learned_runs < 0) source.learned_runs = source.runs;
     source.runs = 0;
-    source.reachable = source.done = false;
+    source.done = false;
     ++missing_[source.bucket];
   }
   next_bucket_ = 0;
@@ -350,7 +375,7 @@ void ReplicateState::reset() {
   std::fill(missing_.begin(), missing_.end(), 0);
   for (auto& source : sources_) {
     source.runs = 0;
-    source.reachable = source.done = false;
+    source.done = false;
     ++missing_[source.bucket];
   }
   arrival_.clear();

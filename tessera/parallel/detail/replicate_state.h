@@ -34,10 +34,15 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
     size_t bucket;
     std::vector<size_t> params;  // indices into params_
     std::optional<GraphEnd> end;
-    int runs = 0;            // in this backward
-    int learned_runs = -1;   // with static_graph; -1: not known yet
-    bool reachable = false;  // with find_unused_parameters, from some forward since the last backward
+    int runs = 0;           // in this backward
+    int learned_runs = -1;  // with static_graph; -1: not known yet
     bool done = false;
+  };
+  // Which sources the graph of one forward reaches, with find_unused_parameters. Lives as long as that graph.
+  struct Reach {
+    std::vector<bool> sources;
+    uint64_t generation;    // of the buckets
+    bool consumed = false;  // backward has been through
   };
 
   void before_forward(nn::TensorRefs& inputs);
@@ -54,6 +59,8 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   void show_stand_ins();
   void show_parameters();
 
+  std::shared_ptr<Reach> reach_of(const std::vector<at::Tensor>& roots);
+  std::vector<bool> unused_sources() const;
   void enter_backward();
   void take(size_t source, std::vector<at::Tensor>&& gradients);
   void take_late(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients);
@@ -79,6 +86,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   std::vector<at::Tensor> stand_ins_;  // of params_, of the last forward; empty when there is nothing to show
   std::vector<GradBucket> buckets_;
   std::vector<Source> sources_;
+  std::vector<std::weak_ptr<Reach>> reaches_;
   std::vector<std::pair<size_t, size_t>> places_;  // of params_: bucket and position in it
   uint64_t params_generation_ = 0, buckets_generation_ = 0;
   std::vector<int> missing_;     // sources that each bucket waits for
