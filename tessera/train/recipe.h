@@ -5,7 +5,7 @@
 //   double lr = recipe.optimizer.lr;
 //
 // The fields below hold the defaults; every other fact about a key (help, unit, range, aliases, what this version can
-// do) stands once in recipe_schema.cc. Plain data: copyable, thread-safe to read.
+// do) stands once in recipe_keys.cc. Plain data: copyable, thread-safe to read.
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,7 @@ Keys that are left out have their defaults. `tessera train RECIPE.yaml --print-c
   write them; the last column lists them.
 - A recipe is at most 1 MB and 16 levels deep; anchors and aliases work within a bound, tags and repeated keys are refused.
 
-This page is written by `tessera train --recipe-docs` from the table in `tessera/train/recipe_schema.cc`.
+This page is written by `tessera train --recipe-docs` from the table in `tessera/train/recipe_keys.cc`.
 )";
 
 }  // namespace

@@ -1,0 +1,443 @@
+// Every section and key of a recipe: what it is, what it takes, what it is by default.
+#include <array>
+
+#include "tessera/train/recipe_schema.h"
+
+namespace tessera::train {
+namespace {
+
+template <auto Section, auto Member>
+FieldRef field(Recipe& recipe) {
+  return &((recipe.*Section).*Member);
+}
+
+template <auto Member>
+constexpr auto kModel = &field<&Recipe::model, Member>;
+template <auto Member>
+constexpr auto kData = &field<&Recipe::data, Member>;
+template <auto Member>
+constexpr auto kParallel = &field<&Recipe::parallel, Member>;
+template <auto Member>
+constexpr auto kOptimizer = &field<&Recipe::optimizer, Member>;
+template <auto Member>
+constexpr auto kSchedule = &field<&Recipe::schedule, Member>;
+template <auto Member>
+constexpr auto kTrain = &field<&Recipe::train, Member>;
+template <auto Member>
+constexpr auto kPrecision = &field<&Recipe::precision, Member>;
+template <auto Member>
+constexpr auto kCheckpoint = &field<&Recipe::checkpoint, Member>;
+template <auto Member>
+constexpr auto kLog = &field<&Recipe::log, Member>;
+template <auto Member>
+constexpr auto kComm = &field<&Recipe::comm, Member>;
+
+constexpr Range kFromZero{.minimum = 0, .maximum = 1e15};
+constexpr Range kFromOne{.minimum = 1, .maximum = 1e15};
+constexpr Range kDimension{.minimum = -1, .maximum = 1 << 24, .without_zero = true};
+const std::vector<const char*> kDtypes{"float32", "bfloat16"};
+
+std::vector<RecipeKey> make_model_and_data_keys() {
+  return {
+      {.section = "model",
+       .name = "path",
+       .field = kModel<&ModelSection::path>,
+       .help = "Hugging Face folder: config.json, safetensors, tokenizer.json",
+       .required = true,
+       .aliases = {"model.hf_assets_path", "model.pretrained_model_name_or_path", "policy.model_name"}},
+      {.section = "model",
+       .name = "dtype",
+       .field = kModel<&ModelSection::dtype>,
+       .help = "Stored dtype of the parameters and of the exported model",
+       .allowed = kDtypes,
+       .aliases = {"training.dtype", "model.torch_dtype"}},
+      {.section = "model",
+       .name = "init",
+       .field = kModel<&ModelSection::init>,
+       .help = "pretrained reads the weights; random needs config.json only",
+       .allowed = {"pretrained", "random"}},
+      {.section = "model",
+       .name = "lora",
+       .field = kModel<&ModelSection::lora>,
+       .help = "Low-rank adapters",
+       .aliases = {"peft"}},
+
+      {.section = "data",
+       .name = "train",
+       .field = kData<&DataSection::train>,
+       .help = "Files to train on, one path or a list",
+       .required = true,
+       .aliases = {"training.dataset_path", "dataset.path_or_dataset_id"}},
+      {.section = "data",
+       .name = "validation",
+       .field = kData<&DataSection::validation>,
+       .help = "Held-out files; empty: no validation",
+       .aliases = {"validation.dataset_path", "validation_dataset.path_or_dataset_id"}},
+      {.section = "data",
+       .name = "format",
+       .field = kData<&DataSection::format>,
+       .help = "auto looks at the files; jsonl: text, or prompt and completion; chat: messages",
+       .allowed = {"auto", "text", "jsonl", "chat"}},
+      {.section = "data",
+       .name = "sequence_length",
+       .field = kData<&DataSection::sequence_length>,
+       .help = "Length of one sequence",
+       .unit = "tokens",
+       .range = {.minimum = 2, .maximum = 1 << 24},
+       .aliases = {"training.seq_len", "dataset.seq_length", "packed_sequence.packed_sequence_size",
+                   "policy.max_total_sequence_length"}},
+      {.section = "data",
+       .name = "packing",
+       .field = kData<&DataSection::packing>,
+       .help = "Several documents in one sequence, each seeing only itself",
+       .aliases = {"policy.sequence_packing.enabled"}},
+      {.section = "data",
+       .name = "overlong",
+       .field = kData<&DataSection::overlong>,
+       .help = "What becomes of a sample longer than sequence_length",
+       .allowed = {"truncate", "drop", "error"}},
+  };
+}
+
+std::vector<RecipeKey> make_parallel_keys() {
+  return {
+      {.section = "parallel",
+       .name = "dp_replicate",
+       .field = kParallel<&ParallelSection::dp_replicate>,
+       .help = "Replicas of the sharded model, or with dp_shard 1 of the whole one (DDP); -1: what is left",
+       .unit = "ranks",
+       .range = kDimension,
+       .aliases = {"parallelism.data_parallel_replicate_degree", "distributed.dp_replicate_size"}},
+      {.section = "parallel",
+       .name = "dp_shard",
+       .field = kParallel<&ParallelSection::dp_shard>,
+       .help = "FSDP: ranks that share one copy of parameters and optimizer; -1: what is left",
+       .unit = "ranks",
+       .range = kDimension,
+       .aliases = {"parallelism.data_parallel_shard_degree"}},
+      {.section = "parallel",
+       .name = "tp",
+       .field = kParallel<&ParallelSection::tp>,
+       .help = "Tensor parallelism",
+       .unit = "ranks",
+       .range = kDimension,
+       .available = {"1"},
+       .aliases = {"parallelism.tensor_parallel_degree", "distributed.tp_size",
+                   "policy.dtensor_cfg.tensor_parallel_size"}},
+      {.section = "parallel",
+       .name = "cp",
+       .field = kParallel<&ParallelSection::cp>,
+       .help = "Context parallelism",
+       .unit = "ranks",
+       .range = kDimension,
+       .available = {"1"},
+       .aliases = {"parallelism.context_parallel_degree", "distributed.cp_size",
+                   "policy.dtensor_cfg.context_parallel_size"}},
+      {.section = "parallel",
+       .name = "pp",
+       .field = kParallel<&ParallelSection::pp>,
+       .help = "Pipeline stages",
+       .unit = "ranks",
+       .range = kDimension,
+       .available = {"1"},
+       .aliases = {"parallelism.pipeline_parallel_degree", "distributed.pp_size"}},
+      {.section = "parallel",
+       .name = "ep",
+       .field = kParallel<&ParallelSection::ep>,
+       .help = "Expert parallelism; takes no ranks of its own, divides dp x cp x tp",
+       .unit = "ranks",
+       .range = {.minimum = 1, .maximum = 1 << 24},
+       .available = {"1"},
+       .aliases = {"parallelism.expert_parallel_degree", "distributed.ep_size"}},
+      {.section = "parallel",
+       .name = "sequence_parallel",
+       .field = kParallel<&ParallelSection::sequence_parallel>,
+       .help = "Shard activations between tensor-parallel blocks along the sequence",
+       .available = {"false"},
+       .aliases = {"distributed.sequence_parallel", "policy.dtensor_cfg.sequence_parallel"}},
+      {.section = "parallel",
+       .name = "activation_checkpointing",
+       .field = kParallel<&ParallelSection::activation_checkpointing>,
+       .help = "Compute activations again in backward instead of keeping them",
+       .allowed = {"none", "selective", "full"},
+       .available = {"none"},
+       .aliases = {"activation_checkpoint.mode"}},
+      {.section = "parallel",
+       .name = "cpu_offload",
+       .field = kParallel<&ParallelSection::cpu_offload>,
+       .help = "Keep shards and optimizer state in host memory",
+       .available = {"false"},
+       .aliases = {"training.enable_cpu_offload", "policy.dtensor_cfg.cpu_offload"}},
+      {.section = "parallel",
+       .name = "plan",
+       .field = kParallel<&ParallelSection::plan>,
+       .help = "auto: the model family's own plan, else a plan file",
+       .available = {"auto"},
+       .aliases = {"policy.dtensor_cfg.custom_parallel_plan"}},
+  };
+}
+
+std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
+  return {
+      {.section = "optimizer",
+       .name = "name",
+       .field = kOptimizer<&OptimizerSection::name>,
+       .help = "Which optimizer",
+       .allowed = {"adamw", "sgd"}},
+      {.section = "optimizer",
+       .name = "lr",
+       .field = kOptimizer<&OptimizerSection::lr>,
+       .help = "Learning rate after the warm-up",
+       .range = {.minimum = 0},
+       .aliases = {"policy.optimizer.kwargs.lr"}},
+      {.section = "optimizer",
+       .name = "betas",
+       .field = kOptimizer<&OptimizerSection::betas>,
+       .help = "AdamW's decay of first and second moment",
+       .range = {.minimum = 0, .maximum = 1, .below_maximum = true},
+       .count = 2,
+       .aliases = {"policy.optimizer.kwargs.betas"}},
+      {.section = "optimizer",
+       .name = "eps",
+       .field = kOptimizer<&OptimizerSection::eps>,
+       .help = "AdamW's epsilon",
+       .range = {.minimum = 0, .above_minimum = true},
+       .aliases = {"policy.optimizer.kwargs.eps"}},
+      {.section = "optimizer",
+       .name = "weight_decay",
+       .field = kOptimizer<&OptimizerSection::weight_decay>,
+       .help = "Decoupled decay; norms and biases have none",
+       .range = {.minimum = 0},
+       .aliases = {"policy.optimizer.kwargs.weight_decay"}},
+      {.section = "optimizer",
+       .name = "max_grad_norm",
+       .field = kOptimizer<&OptimizerSection::max_grad_norm>,
+       .help = "Gradients are scaled down to this norm; 0: never",
+       .range = {.minimum = 0},
+       .aliases = {"training.max_norm", "clip_grad_norm.max_norm", "policy.max_grad_norm"}},
+
+      {.section = "schedule",
+       .name = "name",
+       .field = kSchedule<&ScheduleSection::name>,
+       .help = "How the learning rate falls after the warm-up",
+       .allowed = {"cosine", "linear", "constant"},
+       .aliases = {"lr_scheduler.decay_type", "lr_scheduler.lr_decay_style"}},
+      {.section = "schedule",
+       .name = "warmup_steps",
+       .field = kSchedule<&ScheduleSection::warmup_steps>,
+       .help = "Linear rise from 0, at most train.steps",
+       .unit = "steps",
+       .range = kFromZero,
+       .aliases = {"lr_scheduler.warmup_steps", "lr_scheduler.lr_warmup_steps"}},
+      {.section = "schedule",
+       .name = "min_lr_ratio",
+       .field = kSchedule<&ScheduleSection::min_lr_ratio>,
+       .help = "Last learning rate over the highest",
+       .range = {.minimum = 0, .maximum = 1},
+       .aliases = {"lr_scheduler.min_lr_factor"}},
+  };
+}
+
+std::vector<RecipeKey> make_train_and_precision_keys() {
+  return {
+      {.section = "train",
+       .name = "steps",
+       .field = kTrain<&TrainSection::steps>,
+       .help = "Optimizer steps; null with epochs",
+       .unit = "steps",
+       .range = kFromOne,
+       .aliases = {"training.steps", "step_scheduler.max_steps", "sft.max_num_steps"}},
+      {.section = "train",
+       .name = "epochs",
+       .field = kTrain<&TrainSection::epochs>,
+       .help = "Passes over data.train, instead of steps",
+       .unit = "epochs",
+       .range = kFromOne,
+       .aliases = {"step_scheduler.num_epochs", "sft.max_num_epochs"}},
+      {.section = "train",
+       .name = "global_batch_size",
+       .field = kTrain<&TrainSection::global_batch_size>,
+       .help = "Sequences of one optimizer step, over all ranks",
+       .unit = "sequences",
+       .range = {.minimum = 1, .maximum = 1 << 30},
+       .aliases = {"training.global_batch_size", "step_scheduler.global_batch_size", "policy.train_global_batch_size"}},
+      {.section = "train",
+       .name = "local_batch_size",
+       .field = kTrain<&TrainSection::local_batch_size>,
+       .help = "Sequences of one forward pass on a rank; under pp a micro-batch",
+       .unit = "sequences",
+       .range = {.minimum = 1, .maximum = 1 << 30},
+       .aliases = {"training.local_batch_size", "training.batch_size", "step_scheduler.local_batch_size",
+                   "policy.train_micro_batch_size"}},
+      {.section = "train",
+       .name = "seed",
+       .field = kTrain<&TrainSection::seed>,
+       .help = "Of data order, initialisation and dropout",
+       .range = kFromZero,
+       .aliases = {"training.seed", "debug.seed", "rng.seed", "sft.seed"}},
+      {.section = "train",
+       .name = "deterministic",
+       .field = kTrain<&TrainSection::deterministic>,
+       .help = "The same bits for any data-parallel size",
+       .available = {"false"},
+       .aliases = {"training.deterministic", "debug.deterministic"}},
+      {.section = "train",
+       .name = "on_nonfinite",
+       .field = kTrain<&TrainSection::on_nonfinite>,
+       .help = "Loss or gradient norm is NaN or infinite: stop the run or skip the step",
+       .allowed = {"stop", "skip"}},
+      {.section = "train",
+       .name = "validate_every",
+       .field = kTrain<&TrainSection::validate_every>,
+       .help = "Held-out loss; 0: never",
+       .unit = "steps",
+       .range = kFromZero,
+       .aliases = {"validation.freq", "step_scheduler.val_every_steps", "sft.val_period"}},
+      {.section = "train",
+       .name = "sample_every",
+       .field = kTrain<&TrainSection::sample_every>,
+       .help = "Print a greedy generation from the start of the first held-out (else training) row; 0: never",
+       .unit = "steps",
+       .range = kFromZero},
+      {.section = "train",
+       .name = "profile",
+       .field = kTrain<&TrainSection::profile>,
+       .help = "Write a trace of some steps",
+       .available = {"false"},
+       .aliases = {"profiling.enable_profiling"}},
+
+      {.section = "precision",
+       .name = "param",
+       .field = kPrecision<&PrecisionSection::param>,
+       .help = "Compute dtype: parameters are gathered in it",
+       .allowed = kDtypes,
+       .aliases = {"training.mixed_precision_param"}},
+      {.section = "precision",
+       .name = "reduce",
+       .field = kPrecision<&PrecisionSection::reduce>,
+       .help = "Gradients are reduced in it",
+       .allowed = kDtypes,
+       .aliases = {"training.mixed_precision_reduce"}},
+      {.section = "precision",
+       .name = "output",
+       .field = kPrecision<&PrecisionSection::output>,
+       .help = "Logits are cast to it",
+       .allowed = kDtypes},
+  };
+}
+
+std::vector<RecipeKey> make_run_keys() {
+  return {
+      {.section = "checkpoint",
+       .name = "dir",
+       .field = kCheckpoint<&CheckpointSection::dir>,
+       .help = "The run's folder; RECIPE-NAME stands for the recipe file's name",
+       .required = true,
+       .aliases = {"checkpoint.folder", "checkpoint.checkpoint_dir", "checkpointing.checkpoint_dir"}},
+      {.section = "checkpoint",
+       .name = "every",
+       .field = kCheckpoint<&CheckpointSection::every>,
+       .help = "0: only at the end",
+       .unit = "steps",
+       .range = kFromZero,
+       .aliases = {"checkpoint.interval", "step_scheduler.ckpt_every_steps", "checkpointing.save_period"}},
+      {.section = "checkpoint",
+       .name = "keep_last",
+       .field = kCheckpoint<&CheckpointSection::keep_last>,
+       .help = "Newest checkpoints that stay",
+       .unit = "checkpoints",
+       .range = {.minimum = 1, .maximum = 1e6},
+       .aliases = {"checkpoint.keep_latest_k", "checkpoint.max_recent_checkpoints"}},
+      {.section = "checkpoint",
+       .name = "keep_best",
+       .field = kCheckpoint<&CheckpointSection::keep_best>,
+       .help = "Checkpoints with the lowest validation loss that stay",
+       .unit = "checkpoints",
+       .range = {.minimum = 0, .maximum = 1e6},
+       .aliases = {"checkpointing.keep_top_k"}},
+      {.section = "checkpoint",
+       .name = "async",
+       .field = kCheckpoint<&CheckpointSection::async>,
+       .help = "Training may go on while a checkpoint is written",
+       .aliases = {"checkpoint.is_async"}},
+      {.section = "checkpoint",
+       .name = "resume",
+       .field = kCheckpoint<&CheckpointSection::resume>,
+       .help = "auto: from the newest checkpoint in dir, if there is one",
+       .allowed = {"auto", "never"}},
+      {.section = "checkpoint",
+       .name = "export",
+       .field = kCheckpoint<&CheckpointSection::export_model>,
+       .help = "When to write a Hugging Face folder",
+       .allowed = {"final", "every", "never"},
+       .aliases = {"checkpoint.save_consolidated"}},
+
+      {.section = "log",
+       .name = "every",
+       .field = kLog<&LogSection::every>,
+       .help = "Line on stderr; 0: never",
+       .unit = "steps",
+       .range = kFromZero,
+       .aliases = {"metrics.log_freq"}},
+      {.section = "log",
+       .name = "tensorboard",
+       .field = kLog<&LogSection::tensorboard>,
+       .help = "Event files in dir/tensorboard",
+       .aliases = {"metrics.enable_tensorboard", "logger.tensorboard_enabled"}},
+      {.section = "log",
+       .name = "jsonl",
+       .field = kLog<&LogSection::jsonl>,
+       .help = "One JSON object a step in dir/metrics.jsonl"},
+
+      {.section = "comm",
+       .name = "backend",
+       .field = kComm<&CommSection::backend>,
+       .help = "What carries collectives; auto chooses by host and device",
+       .allowed = {"auto", "shm", "gloo", "nccl"},
+       .aliases = {"dist_env.backend"}},
+      {.section = "comm",
+       .name = "timeout_seconds",
+       .field = kComm<&CommSection::timeout_seconds>,
+       .help = "A collective that takes longer fails",
+       .unit = "seconds",
+       .range = {.minimum = 1, .maximum = 604800},
+       .aliases = {"comm.train_timeout_seconds", "comm.init_timeout_seconds"}},
+      {.section = "comm",
+       .name = "check",
+       .field = kComm<&CommSection::check>,
+       .help = "When ranks compare what they called: never, at a timeout, or before each collective",
+       .allowed = {"off", "timeout", "always"}},
+  };
+}
+
+}  // namespace
+
+std::span<const RecipeSectionInfo> recipe_sections() {
+  static constexpr std::array kSections{
+      RecipeSectionInfo{"model", "What is trained"},
+      RecipeSectionInfo{"data", "What it is trained on"},
+      RecipeSectionInfo{"parallel", "How it is spread over ranks"},
+      RecipeSectionInfo{"optimizer", "How parameters move"},
+      RecipeSectionInfo{"schedule", "The learning rate over time"},
+      RecipeSectionInfo{"train", "How long, in which batches"},
+      RecipeSectionInfo{"precision", "Dtypes of compute and communication"},
+      RecipeSectionInfo{"checkpoint", "What is saved, where, how often"},
+      RecipeSectionInfo{"log", "What is reported"},
+      RecipeSectionInfo{"comm", "How ranks talk"},
+  };
+  return kSections;
+}
+
+std::span<const RecipeKey> recipe_keys() {
+  static const std::vector<RecipeKey> kKeys = [] {
+    std::vector<RecipeKey> keys;
+    for (auto make : {&make_model_and_data_keys, &make_parallel_keys, &make_optimizer_and_schedule_keys,
+                      &make_train_and_precision_keys, &make_run_keys}) {
+      for (auto& key : make()) keys.push_back(std::move(key));
+    }
+    return keys;
+  }();
+  return kKeys;
+}
+
+}  // namespace tessera::train
