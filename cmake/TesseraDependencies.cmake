@@ -29,13 +29,17 @@ target_compile_definitions(tessera_torch INTERFACE AT_PER_OPERATOR_HEADERS USE_C
 if(NOT TESSERA_SANITIZE MATCHES thread)
   target_compile_options(tessera_torch INTERFACE -fopenmp)
 endif()
-# NCCL groups need a libtorch for CUDA and NCCL's header, which the wheels keep beside torch.
+# NCCL groups need a libtorch for CUDA, NCCL's header and those of the CUDA libraries that c10d's header includes. The wheels
+# keep them beside torch; a toolkit of one's own may hold only the compiler.
 if(TARGET torch_cuda AND EXISTS "${TESSERA_TORCH}/include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp")
+  file(GLOB wheel_includes ${TESSERA_TORCH}/../nvidia/cu*/include ${TESSERA_TORCH}/../nvidia/cusparse/include)
   find_path(TESSERA_NCCL_INCLUDE nccl.h HINTS ${CUDA_INCLUDE_DIRS} ${TESSERA_TORCH}/../nvidia/nccl/include)
-  if(TESSERA_NCCL_INCLUDE)
+  find_path(TESSERA_CUDA_LIBRARIES_INCLUDE cusparse.h HINTS ${CUDA_INCLUDE_DIRS} ${wheel_includes})
+  if(TESSERA_NCCL_INCLUDE AND TESSERA_CUDA_LIBRARIES_INCLUDE)
     set(TESSERA_WITH_NCCL ON)
     target_compile_definitions(tessera_torch INTERFACE USE_C10D_NCCL)
-    target_include_directories(tessera_torch SYSTEM INTERFACE $<BUILD_INTERFACE:${TESSERA_NCCL_INCLUDE}>)
+    target_include_directories(tessera_torch SYSTEM INTERFACE
+      $<BUILD_INTERFACE:${TESSERA_NCCL_INCLUDE}> $<BUILD_INTERFACE:${TESSERA_CUDA_LIBRARIES_INCLUDE}>)
   endif()
 endif()
 file(GLOB TESSERA_GOMP ${TESSERA_TORCH}/lib/libgomp*.so*)

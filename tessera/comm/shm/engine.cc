@@ -5,6 +5,12 @@
 #include <algorithm>
 
 namespace tessera::comm::shm {
+namespace {
+
+// A caller that waits within this time runs its call itself, which spares both a change of threads.
+constexpr auto kGrace = std::chrono::microseconds(30);
+
+}  // namespace
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
                                std::unique_ptr<Operation> operation, std::chrono::milliseconds timeout,
@@ -54,7 +60,7 @@ void Engine::shut_down() {
     }
     stop_ = true;
   }
-  changed_.notify_all();
+  alarm_.set({});
   if (worker_.joinable()) worker_.join();
 }
 
@@ -67,7 +73,7 @@ void Engine::start(const c10::intrusive_ptr<CollectiveWork>& work) {
   if (!busy_ && queue_.size() == 1) post_front();
   if (!worker_wanted()) return;
   if (!worker_.joinable()) worker_ = std::thread([this] { this->work(); });
-  changed_.notify_all();
+  if (!busy_) alarm_.set(kGrace);
 }
 
 void Engine::wait(CollectiveWork& work) {
@@ -115,6 +121,7 @@ void Engine::run_front(Lock& lock, Patience patience) {
     deadline = work->deadline_;
   }
   lock.unlock();
+  if (patience == Patience::kCaller && !work->small_) alarm_.call_off();
   std::exception_ptr failure;
   try {
     work->operation_->finish(*channel_, patience, deadline);
@@ -127,6 +134,7 @@ void Engine::run_front(Lock& lock, Patience patience) {
   busy_ = false;
   end_front(failure);
   post_front();
+  if (patience == Patience::kCaller && worker_wanted()) alarm_.set(kGrace);
   changed_.notify_all();
 }
 
@@ -141,11 +149,12 @@ void Engine::end_front(std::exception_ptr failure) {
 
 void Engine::work() {
   ::pthread_setname_np(::pthread_self(), "tessera shm");
-  Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return stop_ || (!busy_ && worker_wanted()); });
+    alarm_.wait();
+    Lock lock(mutex_);
+    // Whoever is busy sets the alarm again if he leaves work behind.
+    while (!stop_ && !busy_ && worker_wanted()) run_front(lock, Patience::kWorker);
     if (stop_) return;
-    run_front(lock, Patience::kWorker);
   }
 }
 

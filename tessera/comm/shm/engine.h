@@ -4,8 +4,8 @@
 //   engine->start(work);      // writes the first slot if the group is idle, so peers need not wait for this rank
 //   work->wait();             // finishes it here, unless the worker thread has
 //
-// Small collectives that are waited for at once so never change threads. Large ones, and those that queue up, are
-// given to a worker thread, made at first need, so that they go on while the caller computes. The first failure
+// Collectives that are waited for at once so never change threads. Large ones that are not, and those that queue up,
+// are run by a worker thread, made at first need, so that they go on while the caller computes. The first failure
 // breaks the group off, and everything that was or is started fails with its reason. Thread-safe.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "tessera/comm/shm/alarm.h"
 #include "tessera/comm/shm/operation.h"
 
 namespace tessera::comm::shm {
@@ -80,6 +81,7 @@ class Engine {
   std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;
   bool busy_ = false, stop_ = false;
   std::thread worker_;
+  Alarm alarm_;  // for the worker
 };
 
 }  // namespace tessera::comm::shm

@@ -10,12 +10,17 @@
 
 #include "tessera/base/error.h"
 
-// These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that could
-// trap.
+// These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that
+// could trap.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("O3", "no-trapping-math")
 #endif
 #define TESSERA_INLINE inline __attribute__((always_inline))
+#if defined(__clang__)
+#define TESSERA_INDEPENDENT_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define TESSERA_INDEPENDENT_LOOP _Pragma("GCC ivdep")
+#endif
 
 namespace tessera::comm::shm {
 namespace {
@@ -125,28 +130,50 @@ struct Arguments {
   bool average;
 };
 
-template <class T, class Op>
+// out[i] = what becomes of a[i] and b[i]. Results may lie where a source is, at the same index and nowhere else.
+template <class T, class Op, bool average, class First>
+TESSERA_INLINE void combine(T* out, const First* a, const T* b, size_t count,
+                            typename Element<T>::Accumulator divisor) {
+  using E = Element<T>;
+  using A = typename E::Accumulator;
+  TESSERA_INDEPENDENT_LOOP
+  for (size_t i = 0; i < count; ++i) {
+    A value;
+    if constexpr (std::is_same_v<First, T>) {
+      value = Op::template apply<A>(E::load(a[i]), E::load(b[i]));
+    } else {
+      value = Op::template apply<A>(a[i], E::load(b[i]));
+    }
+    if constexpr (average) value = value / divisor;
+    out[i] = E::store(value);
+  }
+}
+
+template <class T, class Op, bool average>
 TESSERA_INLINE void run(const Arguments& arguments) {
   using E = Element<T>;
   using A = typename E::Accumulator;
   T* const out = static_cast<T*>(arguments.out);
+  const auto source = [&](size_t index) { return static_cast<const T*>(arguments.sources[index]); };
+  const size_t last = arguments.sources_count - 1;
   const A divisor = static_cast<A>(arguments.sources_count);
+  if (last == 1) return combine<T, Op, average>(out, source(0), source(1), arguments.count, divisor);
   A sum[kBlock];
   for (size_t begin = 0; begin < arguments.count; begin += kBlock) {
     const size_t count = std::min(kBlock, arguments.count - begin);
-    const T* first = static_cast<const T*>(arguments.sources[0]) + begin;
-    const T* second = static_cast<const T*>(arguments.sources[1]) + begin;
+    const T *first = source(0) + begin, *second = source(1) + begin;
     for (size_t i = 0; i < count; ++i) sum[i] = Op::template apply<A>(E::load(first[i]), E::load(second[i]));
-    for (size_t source = 2; source < arguments.sources_count; ++source) {
-      const T* next = static_cast<const T*>(arguments.sources[source]) + begin;
+    for (size_t index = 2; index < last; ++index) {
+      const T* next = source(index) + begin;
       for (size_t i = 0; i < count; ++i) sum[i] = Op::template apply<A>(sum[i], E::load(next[i]));
     }
-    if (arguments.average) {
-      for (size_t i = 0; i < count; ++i) sum[i] = sum[i] / divisor;
-    }
-    T* target = out + begin;
-    for (size_t i = 0; i < count; ++i) target[i] = E::store(sum[i]);
+    combine<T, Op, average, A>(out + begin, sum, source(last) + begin, count, divisor);
   }
+}
+
+template <class T, class Op>
+TESSERA_INLINE void run(const Arguments& arguments) {
+  arguments.average ? run<T, Op, true>(arguments) : run<T, Op, false>(arguments);
 }
 
 // The same loops for the vector units that this processor may have.

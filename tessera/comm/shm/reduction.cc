@@ -65,37 +65,61 @@ class AllReduce final : public Reduction {
     if (direct(channel)) {
       write_address(channel, slot, data_);
     } else {
-      std::memcpy(slot.data, data_, std::min(count_, piece(channel)) * element_);
+      write_piece(channel, slot, 0);
     }
   }
 
   void run(Channel& channel, const Waiting& waiting) override {
     if (direct(channel)) return to_root_ ? run_root_directly(channel, waiting) : run_directly(channel, waiting);
-    const bool shared = !to_root_ && size_ > 2 && bytes_ * size_ > kAlone;
+    const bool shared = this->shared();
     for (size_t begin = 0; begin < count_; begin += piece(channel)) {
       const size_t count = std::min(piece(channel), count_ - begin);
       if (begin > 0) {
-        std::memcpy(channel.own_slot().data, data_ + begin * element_, count * element_);
+        write_piece(channel, channel.own_slot(), begin);
         meet(channel, waiting);
       }
       if (shared) {
         run_piece_together(channel, waiting, begin, count);
       } else if (keeps_) {
-        std::vector<const void*> sources;
-        for (int rank = 0; rank < size_; ++rank) sources.push_back(channel.slot(rank).data);
-        reduce_into(data_ + begin * element_, sources, count);
+        reduce_into(data_ + begin * element_, contributions(channel, begin, 0), count);
       }
     }
+  }
+
+  // Each rank reduces its part of a piece, rather than everything that it needs.
+  bool shared() const { return !to_root_ && bytes_ * size_ > kAlone; }
+
+  // What others read of the piece at `begin`.
+  void write_piece(const Channel& channel, const Slot& slot, size_t begin) const {
+    if (to_root_ && keeps_) return;
+    const size_t count = std::min(piece(channel), count_ - begin);
+    const Range own = shared() ? part_of(count, channel.rank()) : Range{count, 0};
+    const size_t behind = own.begin + own.count;
+    const auto write = [&](size_t from, size_t to) {
+      std::memcpy(slot.data + from * element_, data_ + (begin + from) * element_, (to - from) * element_);
+    };
+    write(0, own.begin);
+    write(behind, count);
+  }
+
+  // Of each rank, `offset` elements into the piece at `begin`; the own one where it is.
+  std::vector<const void*> contributions(Channel& channel, size_t begin, size_t offset) const {
+    std::vector<const void*> sources;
+    for (int rank = 0; rank < size_; ++rank) {
+      sources.push_back(rank == channel.rank() ? data_ + (begin + offset) * element_
+                                               : channel.slot(rank).data + offset * element_);
+    }
+    return sources;
   }
 
   // Each rank reduces its part of the piece and passes it on in the next round.
   void run_piece_together(Channel& channel, const Waiting& waiting, size_t begin, size_t count) const {
     const Range own = part_of(count, channel.rank());
-    std::vector<const void*> sources;
-    for (int rank = 0; rank < size_; ++rank) sources.push_back(channel.slot(rank).data + own.begin * element_);
-    reduce_into(channel.own_slot().data, sources, own.count);
+    std::byte* const result = data_ + (begin + own.begin) * element_;
+    reduce_into(result, contributions(channel, begin, own.begin), own.count);
+    std::memcpy(channel.own_slot().data, result, own.count * element_);
     meet(channel, waiting);
-    for (int step = 0; step < size_; ++step) {
+    for (int step = 1; step < size_; ++step) {
       const int rank = (channel.rank() + step) % size_;
       const Range part = part_of(count, rank);
       if (part.count > 0) {
@@ -154,15 +178,20 @@ class ReduceScatter final : public Reduction {
   }
 
  private:
-  // Elements of a slot for one rank.
-  size_t region(const Channel& channel) const { return channel.layout().slot_data() / size_ / 64 * 64 / element_; }
+  // Elements of a slot for one of the other ranks.
+  size_t region(const Channel& channel) const {
+    return channel.layout().slot_data() / std::max(1, size_ - 1) / 64 * 64 / element_;
+  }
+  // Which region of the slot of `from` is for `to`.
+  int place(int from, int to) const { return (to - from - 1 + size_) % size_; }
   bool direct(const Channel& channel) const { return channel.same_process() && count_ > region(channel); }
 
   void write_piece(const Channel& channel, const Slot& slot, size_t begin) const {
     const size_t elements = region(channel), count = std::min(elements, count_ - begin);
     for (int to = 0; to < size_; ++to) {
       if (to == channel.rank()) continue;
-      std::memcpy(slot.data + to * elements * element_, parts_[to] + begin * element_, count * element_);
+      std::memcpy(slot.data + place(channel.rank(), to) * elements * element_, parts_[to] + begin * element_,
+                  count * element_);
     }
   }
 
@@ -194,7 +223,7 @@ class ReduceScatter final : public Reduction {
       std::vector<const void*> sources;
       for (int rank = 0; rank < size_; ++rank) {
         sources.push_back(rank == own ? parts_[own] + begin * element_
-                                      : channel.slot(rank).data + own * elements * element_);
+                                      : channel.slot(rank).data + place(rank, own) * elements * element_);
       }
       reduce_into(output_ + begin * element_, sources, std::min(elements, count_ - begin));
     }
