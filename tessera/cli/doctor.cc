@@ -56,7 +56,7 @@ Json report_memory(const MachineFacts& facts) {
 Json report_devices() {
   const bool cuda_built = at::hasCUDA();
   return {{"cpu", true},
-          {"cuda_in_this_libtorch", at::detail::getCUDAHooks().hasCUDA()},
+          {"cuda_in_this_libtorch", at::CUDAHooksRegistry()->Has("CUDAHooks")},
           {"cuda_devices", cuda_built ? static_cast<int64_t>(at::detail::getCUDAHooks().deviceCount()) : 0}};
 }
 

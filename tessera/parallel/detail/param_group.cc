@@ -31,6 +31,19 @@ Placements shard_placements(const DeviceMesh& mesh) {
   return mesh.ndim() == 2 ? Placements{Replicate(), Shard(0)} : Placements{Shard(0)};
 }
 
+// Access to freed memory raises `why`, which allow_access takes back. libtorch 2.11 cannot take it back: there such an
+// access meets a null pointer.
+template <class Storage>
+void forbid_access(Storage& storage, std::string why) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(why));
+  }
+}
+template <class Storage>
+void allow_access(Storage& storage) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) storage.clear_data_ptr_access_error_msg_();
+}
+
 }  // namespace
 
 ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy)
@@ -167,7 +180,7 @@ void ParamGroup::fill_storage() {
     whole_storage_ = c10::Storage(c10::Storage::use_byte_size_t{}, 0, c10::DataPtr(nullptr, mesh_->device()), nullptr, false);
   }
   auto* storage = whole_storage_.unsafeGetStorageImpl();
-  storage->clear_data_ptr_access_error_msg_();
+  allow_access(*storage);
   storage->set_data_ptr_noswap(pool_->allocate(static_cast<size_t>(whole_bytes_), mesh_->device()));
   storage->set_nbytes(static_cast<size_t>(whole_bytes_));
   bind_whole();
@@ -183,10 +196,9 @@ void ParamGroup::bind_whole() {
 void ParamGroup::free_storage() {
   auto* storage = whole_storage_.unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, mesh_->device()));  // its size stays: views are made of it
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "[fsdp.backward] " + name_ +
-      ": its parameters are freed. A tensor computed from them reached backward without passing an output of the "
-      "module's forward; return it from forward.");
+  forbid_access(*storage, "[fsdp.backward] " + name_ +
+                              ": its parameters are freed. A tensor computed from them reached backward without passing "
+                              "an output of the module's forward; return it from forward.");
 }
 
 // This rank's part, in the gathered dtype.
