@@ -30,7 +30,11 @@ c10::intrusive_ptr<c10d::Backend> choose_backend(const c10::intrusive_ptr<c10d::
     }
   }
   return make_gloo_backend(
-      store, {.rank = request.rank, .size = request.size, .loopback = request.one_host, .timeout = request.timeout});
+      store, {.rank = request.rank,
+              .size = request.size,
+              .loopback = request.one_host,
+              .master = request.master,
+              .timeout = request.timeout});
 }
 
 }  // namespace tessera::comm

@@ -28,6 +28,7 @@ struct BackendRequest {
   std::vector<int> ranks;  // global numbers
   int ranks_on_host = 1;   // of the world
   bool one_host = true;    // the whole world is on this host
+  std::string master = "";  // where the ranks of several hosts met; "": not known
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

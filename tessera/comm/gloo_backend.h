@@ -8,6 +8,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <string>
 
 namespace c10d {
 class Backend;
@@ -19,7 +20,8 @@ namespace tessera::comm {
 struct GlooOptions {
   int rank = 0;
   int size = 1;
-  bool loopback = true;  // all ranks on this host: bind to 127.0.0.1; else GLOO_SOCKET_IFNAME, or the host's own address
+  bool loopback = true;      // all ranks on this host: bind to 127.0.0.1
+  std::string master = "";   // else to GLOO_SOCKET_IFNAME, or the address from which this host reaches `master`
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

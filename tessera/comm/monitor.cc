@@ -94,6 +94,13 @@ std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
   return verdict;
 }
 
+std::optional<Verdict> Monitor::await_verdict(milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (peers_ && peers_->hears_of_ends()) heard_.wait_for(lock, limit, [&] { return verdict_.has_value(); });
+  if (verdict_) thrown_ = true;
+  return verdict_;
+}
+
 void Monitor::fail_with(uint64_t ticket, const std::string& message) {
   release(ticket);
   recorder_.mark(ticket, CallState::kFailed);

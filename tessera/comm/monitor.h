@@ -68,7 +68,10 @@ class Monitor final : public PeerListener {
   // A call ended badly. The verdict, for which it waits up to 4 s; nothing when nobody can say. Writes the flight
   // record.
   std::optional<Verdict> fail(uint64_t ticket, const Trouble& trouble);
-  // The same when the reason is known here: the others hear it.
+  // What ended a rank, if that is heard of within `limit`; for a failure that is no collective's own, which it may
+  // explain.
+  std::optional<Verdict> await_verdict(std::chrono::milliseconds limit);
+  // The same as fail() when the reason is known here: the others hear it.
   void fail_with(uint64_t ticket, const std::string& message);
   // This rank is about to break off what it has in flight, because it failed on its own account.
   void give_up();

@@ -46,6 +46,8 @@ class Peers {
   // Both return at once. The verdict follows within 3 s: the first one reached is the one. False: none will.
   virtual bool report_trouble(const Trouble& trouble) = 0;
   virtual void report_failure(const std::string& text) = 0;
+  // Whether a verdict comes by itself when a rank has ended.
+  virtual bool hears_of_ends() const = 0;
   // Ends the watch over this rank: its listener is not called after it. Not after a failure: without error.
   virtual void leave(bool failed) noexcept = 0;
 };

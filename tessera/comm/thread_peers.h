@@ -35,6 +35,7 @@ class ThreadPeers final : public Peers {
   ~ThreadPeers() override { leave(false); }
   bool report_trouble(const Trouble& trouble) override;
   void report_failure(const std::string&) override {}  // whoever started the threads breaks them off
+  bool hears_of_ends() const override { return false; }
   void leave(bool failed) noexcept override;
 
  private:

@@ -28,7 +28,7 @@ using nlohmann::json;
 constexpr milliseconds kTick{500}, kPing{1000};
 constexpr milliseconds kAnswers{2000};    // for all ranks to say where they are
 constexpr milliseconds kLastWords{1000};  // for a rank that broke a connection to be seen to end
-constexpr milliseconds kFarewell{500};     // for peers to hear that this rank leaves
+constexpr milliseconds kFarewell{500};    // for peers to hear that this rank leaves
 
 std::string random_token() {
   std::random_device device;
@@ -80,12 +80,13 @@ class Watchdog::Loop {
     outbox_.push_back({kind, options_.rank, std::move(text)});
     wake();
   }
-  // Says farewell unless `failed`, and ends the thread.
+  // Says farewell unless `failed`, and ends the thread. The bye is the last thing it does: peers close their end when
+  // they read it, and a loop that still served them would take that for their death.
   void end(bool failed) {
     if (!thread_.joinable()) return;
-    if (!failed) post(FrameKind::kBye);
     {
       const std::lock_guard lock(mutex_);
+      if (!failed) outbox_.push_back({FrameKind::kBye, options_.rank});
       stop_ = true;
       wake();
     }
@@ -101,6 +102,8 @@ class Watchdog::Loop {
     Clock::time_point heard{};
   };
 
+  // What came with the connections, before anything else is read from them.
+  virtual void receive_early() = 0;
   // From this rank's own threads, from a peer, and when a peer's connection has ended or fallen silent.
   virtual void send_own(const Frame& frame) = 0;
   virtual void receive(int from, const Frame& frame) = 0;
@@ -124,6 +127,7 @@ class Watchdog::Loop {
   }
 
   void run() {
+    guarded([&] { receive_early(); });
     auto next_ping = Clock::now();
     for (;;) {
       std::vector<Frame> own;
@@ -248,19 +252,12 @@ class Watchdog::Spoke final : public Watchdog::Loop {
       send_own({FrameKind::kStatus, options_.rank, to_json(listener_.where(trouble.group, trouble.sequence))});
     }
   }
-  // What is under way may still end well when rank 0 is the first to leave and its bye is lost: only then is it a death.
-  void lose(int, bool silent) override {
-    lost_ = verdict_on_lost(0, silent, options_.silence);
-    lost_at_ = Clock::now();
-  }
-  void on_tick() override {
+  void lose(int, bool silent) override { announce(verdict_on_lost(0, silent, options_.silence)); }
+  void receive_early() override {
     for (const Frame& frame : std::exchange(early_, {})) receive(0, frame);
-    if (lost_ && Clock::now() - lost_at_ > kLastWords) announce(*std::exchange(lost_, std::nullopt));
   }
 
   std::vector<Frame> early_;
-  std::optional<Verdict> lost_;
-  Clock::time_point lost_at_{};
 };
 
 class Watchdog::Hub final : public Watchdog::Loop {
@@ -318,8 +315,11 @@ class Watchdog::Hub final : public Watchdog::Loop {
     tell_all({FrameKind::kAsk, 0, to_text(inquiry_->trouble)});
   }
 
-  void on_tick() override {
+  void receive_early() override {
     for (const auto& [rank, frame] : std::exchange(early_, {})) receive(rank, frame);
+  }
+
+  void on_tick() override {
     if (!inquiry_ || verdict_) return;
     const auto waited = Clock::now() - inquiry_->begun;
     const bool complete = !options_.compare || inquiry_->answers.size() == peers_.size() + 1;

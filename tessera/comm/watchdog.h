@@ -40,6 +40,7 @@ class Watchdog final : public Peers {
 
   bool report_trouble(const Trouble& trouble) override;
   void report_failure(const std::string& text) override;
+  bool hears_of_ends() const override { return true; }
   void leave(bool failed) noexcept override;
 
  private:

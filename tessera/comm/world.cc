@@ -211,6 +211,7 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name, c
                                 .ranks = ranks,
                                 .ranks_on_host = info_.local_size,
                                 .one_host = info_.local_size == info_.size,
+                                .master = options_.watch_address,
                                 .timeout = options_.timeout});
 }
 
@@ -230,6 +231,26 @@ int World::open_groups() const {
   return static_cast<int>(std::count_if(impl_->backends.begin(), impl_->backends.end(),
                                         [](const auto& weak) { return !weak.expired(); }));
 }
+
+namespace {
+
+// Store and back-end see that a connection broke; whose end it was, the watchdog says.
+[[noreturn]] void throw_group_not_made(const std::string& which, const std::exception& error, Monitor& monitor) {
+  constexpr std::chrono::milliseconds kSoon{2000};
+  if (const auto verdict = monitor.await_verdict(kSoon)) {
+    const std::string message = fmt::format("{}: {}.", which, verdict->text);
+    if (verdict->consequence) throw PeerFailed(message);
+    throw Error(ErrorKind::kComm, message);
+  }
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
+  const std::string message = fmt::format("{}: {}. All its ranks must make it, within {} s.", which,
+                                          reason.substr(0, reason.find('\n')), monitor.options().timeout.count() / 1000);
+  if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
+  throw Error(ErrorKind::kComm, message);
+}
+
+}  // namespace
 
 std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device) {
   int position = -1;
@@ -256,13 +277,8 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && own->kind() == ErrorKind::kConfig) throw;
-    const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-    const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
-    const std::string message =
-        fmt::format("[comm.new_group] group '{}' (rank {} of {}): {}. All its ranks must make it, within {} s.", name, position,
-                    ranks.size(), reason.substr(0, reason.find('\n')), options_.timeout.count() / 1000);
-    if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
-    throw Error(ErrorKind::kComm, message);
+    throw_group_not_made(fmt::format("[comm.new_group] group '{}' (rank {} of {})", name, position, ranks.size()), error,
+                         *impl_->monitor);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
   auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id});

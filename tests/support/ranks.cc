@@ -50,9 +50,15 @@ class TimeLimit {
   std::thread thread_;
 };
 
-// An ASSERT only returns from the body; the exception is what ends the other ranks.
+// An ASSERT only returns from the body; the exception is what ends the other ranks. Each rank's error is printed: the
+// one that the test ends with may be a consequence.
 void run_body(const RankBody& body, const std::shared_ptr<comm::World>& world) {
-  body(world);
+  try {
+    body(world);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d of %d: %s\n", world->rank(), world->size(), error.what());
+    throw;
+  }
   if (::testing::Test::HasFatalFailure()) throw std::runtime_error("a rank failed an assertion");
 }
 

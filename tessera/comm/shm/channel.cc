@@ -87,14 +87,22 @@ void Channel::wait(Patience patience, Clock::time_point deadline) {
   rounds_.wait(waiter);
 }
 
-void Channel::break_off(const std::string& reason) noexcept {
+void Channel::break_off(const std::exception& error) noexcept {
+  break_off(error.what(), dynamic_cast<const Disagreement*>(&error) != nullptr);
+}
+
+void Channel::break_off(const std::string& reason, bool disagreement) noexcept {
   if (head().breaking.fetch_add(1) != 0) return;
   std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);
+  head().disagreement = disagreement;
   rounds_.break_off();
   for (int peer = 0; peer < size(); ++peer) words(peer).doorbell.ring_always();
 }
 
-void Channel::throw_broken() const { throw GroupFailed(head().reason); }
+void Channel::throw_broken() const {
+  if (head().disagreement) throw Disagreement(head().reason);
+  throw GroupFailed(head().reason);
+}
 
 void Channel::fail(const std::string& reason) {
   break_off(reason);
@@ -102,14 +110,16 @@ void Channel::fail(const std::string& reason) {
   throw GroupFailed(reason);
 }
 
-void Channel::check_processes() {
+std::string Channel::who_died() const {
   for (const auto& [peer, watch] : watched_) {
     pollfd state{.fd = watch.get(), .events = POLLIN, .revents = 0};
     const bool ended =
         watch.get() >= 0 ? ::poll(&state, 1, 0) > 0 : ::kill(options_.processes[peer], 0) != 0 && errno == ESRCH;
-    if (!ended) continue;
-    fail(fmt::format("{} (process {}) has ended", name_of(peer), options_.processes[peer]));
+    if (ended && !has_left(peer)) {
+      return fmt::format("{} (process {}) has ended", name_of(peer), options_.processes[peer]);
+    }
   }
+  return "";
 }
 
 void Channel::await_readers() {
@@ -130,8 +140,7 @@ Reading::~Reading() { readers_.fetch_add(static_cast<uint32_t>(-1)); }
 
 std::string Channel::who_left() const {
   for (int peer = 0; peer < size(); ++peer) {
-    const auto* words = at<RankWords>(layout_.words(peer));
-    if (words->left.load() != 0 && words->arrived.load() < rounds_.round()) return name_of(peer);
+    if (has_left(peer) && at<RankWords>(layout_.words(peer))->arrived.load() < rounds_.round()) return name_of(peer);
   }
   return "";
 }
@@ -165,13 +174,16 @@ void Waiter::sleep(Native::Word32& word, uint32_t seen) {
   const nanoseconds left = deadline_ - before;
   if (left <= nanoseconds(0)) {
     const std::string missing = channel_.who_is_missing();
-    channel_.fail(fmt::format("timed out: {} did not arrive", missing.empty() ? "nobody" : missing));
+    if (missing.empty()) return;  // the last one has just come
+    channel_.fail(fmt::format("timed out: {} did not arrive", missing));
   }
   const std::string gone = channel_.who_left();
   if (!gone.empty()) channel_.fail(gone + " has left the group");
   const nanoseconds slice = std::min(left, kSlice);
   Native::sleep(word, seen, slice);
-  if (Clock::now() - before >= slice) channel_.check_processes();
+  if (Clock::now() - before < slice) return;
+  const std::string dead = channel_.who_died();
+  if (!dead.empty() && !channel_.complete()) channel_.fail(dead);  // a rank may end after its part in the round
 }
 
 }  // namespace tessera::comm::shm

@@ -11,10 +11,10 @@
 #include <chrono>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/peer_failed.h"
 #include "tessera/comm/shm/layout.h"
 #include "tessera/comm/shm/segment.h"
 
@@ -29,9 +29,9 @@ struct ChannelOptions {
 };
 
 // The group cannot go on, through no fault of this call.
-class GroupFailed : public std::runtime_error {
+class GroupFailed final : public PeerFailed {
  public:
-  using std::runtime_error::runtime_error;
+  using PeerFailed::PeerFailed;
 };
 
 enum class Patience { kCaller, kWorker };  // the worker leaves the core to whoever computes
@@ -69,14 +69,18 @@ class Channel {
 
   // Tells the peers that this rank takes part no longer.
   void leave() noexcept;
-  // Ends everybody's waits with GroupFailed(reason). The first reason stays.
-  void break_off(const std::string& reason) noexcept;
-  // Breaks off and throws GroupFailed with the first reason.
+  // Ends everybody's waits, with Disagreement(reason) when `error` is one, else GroupFailed(reason). The first reason
+  // stays.
+  void break_off(const std::string& reason) noexcept { break_off(reason, false); }
+  void break_off(const std::exception& error) noexcept;
+  // Breaks off and throws the first reason.
   [[noreturn]] void fail(const std::string& reason);
   bool is_broken() const { return head().rounds.broken.load() != 0; }
   [[noreturn]] void throw_broken() const;
-  // Throws GroupFailed, after break_off(), when the process of another rank has ended.
-  void check_processes();
+  bool has_left(int rank) const { return at<RankWords>(layout_.words(rank))->left.load() != 0; }
+  // "rank 3 (process 4711) has ended": the process of a rank that has not left before; "" when there is none. What it
+  // did before its end is to be looked at after this.
+  std::string who_died() const;
   // After a failure: until nobody reads this rank's memory in place any more.
   void await_readers();
   // The ranks whose leaving makes the present round impossible; "" when there is none.
@@ -89,6 +93,7 @@ class Channel {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
   Head& head() const { return *at<Head>(0); }
+  void break_off(const std::string& reason, bool disagreement) noexcept;
   Slot slot_at(int rank, uint64_t round) const {
     std::byte* slot = memory_->data() + layout_.slot(rank, round);
     return {reinterpret_cast<SlotHead*>(slot), reinterpret_cast<Message*>(slot + layout_.table()),

@@ -127,7 +127,7 @@ void Engine::run_front(Lock& lock, Patience patience) {
     work->operation_->finish(*channel_, patience, deadline);
   } catch (const std::exception& error) {
     failure = std::current_exception();
-    channel_->break_off(error.what());
+    channel_->break_off(error);
     channel_->await_readers();
   }
   lock.lock();

@@ -14,7 +14,7 @@
 
 namespace tessera::comm::shm {
 
-inline constexpr uint64_t kVersion = 1;
+inline constexpr uint64_t kVersion = 2;
 inline constexpr size_t kReasonBytes = 400;
 
 enum class CallKind : uint8_t {
@@ -80,7 +80,8 @@ inline constexpr uint64_t kChunksInFlight = 2;
 struct Head {
   uint64_t version = kVersion;
   RoundWords<Native> rounds;
-  Native::Word32 breaking{};  // 1: someone writes the reason
+  Native::Word32 breaking{};  // 1: someone writes what follows, which is read when rounds.broken is set
+  bool disagreement = false;  // the reason is that ranks made different calls
   char reason[kReasonBytes] = {};
 };
 

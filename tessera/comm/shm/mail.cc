@@ -82,9 +82,9 @@ void PostOffice::work() {
       try {
         if (stop_ && !idle()) throw GroupFailed(channel_->name_of(channel_->rank()) + " has left the group");
         if (!failure_) moved = move_all();
-        if (!moved && !failure_) check_ends();
+        if (!moved && !failure_) moved = check_ends();
       } catch (const std::exception& error) {
-        channel_->break_off(error.what());
+        channel_->break_off(error);
         channel_->await_readers();
         fail_all(std::current_exception());
       }
@@ -97,29 +97,30 @@ void PostOffice::work() {
   }
 }
 
-// What no bell announces. Called when nothing moves: every 100 ms, or after a ring.
-void PostOffice::check_ends() {
-  if (idle()) return;
+// What no bell announces. Called when nothing moves: every 100 ms, or after a ring. Who has ended may have done its part
+// before: only what does not move after the end was seen never will. True: something moved.
+bool PostOffice::check_ends() {
+  if (idle()) return false;
   if (channel_->is_broken()) channel_->throw_broken();
-  channel_->check_processes();
+  const std::string dead = channel_->who_died();
+  std::vector<bool> left(channel_->size());
+  for (int peer = 0; peer < channel_->size(); ++peer) left[peer] = channel_->has_left(peer);
+  if (move_all()) return true;
+  if (!dead.empty()) channel_->fail(dead);
   const auto now = Clock::now();
   const auto check = [&](const Letter& letter) {
     const bool sends = letter->opType_ == c10d::OpType::SEND;
     const std::string peer = letter->peer_ < 0 ? "any rank" : channel_->name_of(letter->peer_);
     const auto what = [&] { return fmt::format("{} {}, tag {}", sends ? "send to" : "recv from", peer, letter->tag_); };
     if (now >= letter->deadline_) throw GroupFailed(fmt::format("timed out: {}: the other side did not come", what()));
-    if (letter->peer_ >= 0 && channel_->words(letter->peer_).left.load() != 0) {
-      const int own = channel_->rank();
-      const PairWords& pair = sends ? channel_->pair(own, letter->peer_) : channel_->pair(letter->peer_, own);
-      const bool coming = !sends && pair.filled.load() != pair.emptied.load();
-      if (!coming) throw GroupFailed(fmt::format("{}: it has left the group", what()));
-    }
+    if (letter->peer_ >= 0 && left[letter->peer_]) throw GroupFailed(fmt::format("{}: it has left the group", what()));
   };
   for (const auto& letter : receives_) check(letter);
   for (const auto& letters : sends_) std::for_each(letters.begin(), letters.end(), check);
   for (const auto& arriving : arriving_) {
     if (arriving.letter) check(arriving.letter);
   }
+  return false;
 }
 
 void PostOffice::fail_all(std::exception_ptr reason) {
@@ -197,6 +198,12 @@ bool PostOffice::empty(int from) {
   return moved;
 }
 
+void PostOffice::require_fit(int from, size_t bytes, const MailWork& letter) const {
+  if (letter.bytes_ == bytes) return;
+  throw Disagreement(fmt::format("{} sends {} bytes with tag {} to {}, which wants {}", channel_->name_of(from), bytes,
+                                 letter.tag_, channel_->name_of(channel_->rank()), letter.bytes_));
+}
+
 // Finds who takes the message. False: nobody wants anything from this rank, so it stays where it is.
 bool PostOffice::begin_message(int from, const ChunkHead& head) {
   deliver_set_aside();  // nothing overtakes these
@@ -205,9 +212,7 @@ bool PostOffice::begin_message(int from, const ChunkHead& head) {
                                   [&](const Letter& letter) { return from_here(letter) && letter->tag_ == head.tag; });
   if (match != receives_.end()) {
     const Letter letter = *match;
-    TESSERA_CHECK(letter->bytes_ == head.message_bytes, ErrorKind::kComm,
-                  "{} sends {} bytes with tag {} to {}, which wants {}", channel_->name_of(from), head.message_bytes,
-                  head.tag, channel_->name_of(channel_->rank()), letter->bytes_);
+    require_fit(from, head.message_bytes, *letter);
     letter->source_ = from;
     arriving_[from].letter = letter;
     receives_.erase(match);
@@ -247,9 +252,7 @@ bool PostOffice::deliver_set_aside() {
       continue;
     }
     const Letter letter = *match;
-    TESSERA_CHECK(letter->bytes_ == message.data.size(), ErrorKind::kComm,
-                  "{} sent {} bytes with tag {} to {}, which wants {}", channel_->name_of(message.from),
-                  message.data.size(), message.tag, channel_->name_of(channel_->rank()), letter->bytes_);
+    require_fit(message.from, message.data.size(), *letter);
     receives_.erase(match);
     std::copy(message.data.begin(), message.data.end(), letter->data_);
     letter->source_ = message.from;

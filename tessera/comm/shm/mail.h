@@ -79,7 +79,9 @@ class PostOffice {
   bool begin_message(int from, const ChunkHead& head);
   void take_chunk(int from, const ChunkHead& head, const std::byte* data);
   bool deliver_set_aside();
-  void check_ends();
+  bool check_ends();
+  // Disagreement when the message from a rank is not of the size that its receiver wants.
+  void require_fit(int from, size_t bytes, const MailWork& letter) const;
   void fail_all(std::exception_ptr reason);
   bool idle() const { return receives_.empty() && sends_left_ == 0 && arriving_letters() == 0; }
   size_t arriving_letters() const;

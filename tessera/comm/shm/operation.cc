@@ -122,8 +122,9 @@ class Exchange final : public Operation {
     for (int from = 0; from < size_; ++from) {
       for (int to = 0; to < size_; ++to) {
         const uint64_t sent = channel.slot(from).table[to].bytes, wanted = channel.slot(to).table[from].wanted;
-        TESSERA_CHECK(sent == wanted, ErrorKind::kComm, "{} sends {} bytes to {}, which wants {}",
-                      channel.name_of(from), sent, channel.name_of(to), wanted);
+        if (sent == wanted) continue;
+        throw Disagreement(fmt::format("{} sends {} bytes to {}, which wants {}. The splits of all ranks must fit together",
+                                       channel.name_of(from), sent, channel.name_of(to), wanted));
       }
     }
   }
@@ -171,9 +172,10 @@ void compare_calls(Channel& channel, int size) {
   const Slot first = channel.slot(0);
   for (int rank = 1; rank < size; ++rank) {
     const Slot other = channel.slot(rank);
-    TESSERA_CHECK(other.head->call == first.head->call, ErrorKind::kComm,
-                  "{} calls {}, {} calls {}. All ranks of a group must make the same calls in the same order.",
-                  channel.name_of(0), describe(first.head->call), channel.name_of(rank), describe(other.head->call));
+    if (other.head->call == first.head->call) continue;
+    throw Disagreement(fmt::format("{} calls {}, {} calls {}. All ranks of a group must make the same calls in the same order",
+                                   channel.name_of(0), describe(first.head->call), channel.name_of(rank),
+                                   describe(other.head->call)));
   }
 }
 

@@ -1,0 +1,14 @@
+// Every collective x dtype x operation, of few elements, and one type of many: over shared memory and over Gloo.
+// collective_table_slow_test.cc runs the whole table.
+#include "tests/comm/collective_table.h"
+
+namespace tessera::comm {
+namespace {
+
+TESSERA_RANKS_TEST(CollectiveTable, EqualsAPlainComputation, (1, 2, 3, 4, 8)) {
+  table::check_table(world, "shm", {.sizes = {0, 1, 5}, .large_types = {at::kFloat}});
+  table::check_table(world, "gloo", {.sizes = {0, 1, 5}});
+}
+
+}  // namespace
+}  // namespace tessera::comm
