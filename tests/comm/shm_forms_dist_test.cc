@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -118,6 +119,27 @@ TESSERA_RANKS_TEST(ShmForms, ReceivesFromAnyone, (3)) {
     total += got[0][0].item<double>();
   }
   EXPECT_EQ(total, 3);
+}
+
+// A rank that is done and leaves has done its part: nobody who still waits for the end of the same call may fail.
+TESSERA_RANKS_TEST(ShmForms, AGroupMayEndRightAfterItsLastCall, (2, 4)) {
+  const int rank = world->rank(), size = world->size();
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (int round = 0; round < 60; ++round) {
+    const auto group = world->new_group(ranks, "short-lived");
+    const int64_t count = round % 2 == 0 ? 3 : 100'000;
+    at::Tensor tensor = at::full({count}, static_cast<float>(rank));
+    if (round % 3 == 0) {
+      all_reduce(*group, tensor).wait();
+      ASSERT_EQ(tensor[count - 1].item<float>(), static_cast<float>(size * (size - 1) / 2));
+    } else if (rank == round % size) {
+      send(*group, tensor, (rank + 1) % size).wait();
+    } else if (rank == (round + 1) % size) {
+      recv(*group, tensor, (rank + size - 1) % size).wait();
+      ASSERT_EQ(tensor[count - 1].item<float>(), static_cast<float>(round % size));
+    }
+  }
 }
 
 TESSERA_RANKS_TEST(ShmForms, ManyGroupsAtOnce, (4)) {
