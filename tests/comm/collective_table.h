@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -384,6 +385,7 @@ inline void check_own(Group& group, const std::string& backend, const Extent& ex
 }
 
 inline void check_table(const std::shared_ptr<World>& world, const std::string& backend, const Extent& extent) {
+  at::set_num_threads(1);  // ranks and their peers have the cores
   auto store = c10::make_intrusive<c10d::PrefixStore>("over-" + backend,
                                                       c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
   const auto over = World::create(world->info(), store, {.backend = backend, .timeout = std::chrono::seconds(60)});

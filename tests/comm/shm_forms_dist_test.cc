@@ -126,7 +126,7 @@ TESSERA_RANKS_TEST(ShmForms, AGroupMayEndRightAfterItsLastCall, (2, 4)) {
   const int rank = world->rank(), size = world->size();
   std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 24; ++round) {
     const auto group = world->new_group(ranks, "short-lived");
     const int64_t count = round % 2 == 0 ? 3 : 100'000;
     at::Tensor tensor = at::full({count}, static_cast<float>(rank));
