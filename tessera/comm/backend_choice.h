@@ -2,8 +2,10 @@
 //
 //   auto backend = choose_backend(store, {.wanted = "auto", .group = "dp", .rank = 0, .size = 2, .ranks = {0, 1}});
 //
-// "auto": shared memory when all ranks of the group can share it, else Gloo, and one line says why when the ranks are
-// on one host. "shm": shared memory, or Error kConfig with the reason. "gloo": Gloo. "nccl": as "auto", for what lies on the CPU.
+// "auto": shared memory when all ranks of the group can share it; shared memory inside each host and Gloo between them
+// when there are several hosts with equally many ranks (mixed_backend.h); else Gloo, and one line says why when the
+// ranks are on one host. "shm": shared memory, or Error kConfig with the reason. "gloo": Gloo. "nccl": as "auto", for
+// what lies on the CPU.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -25,10 +27,11 @@ struct BackendRequest {
   std::string group;
   int rank = 0;  // in the group
   int size = 1;
-  std::vector<int> ranks;  // global numbers
-  int ranks_on_host = 1;   // of the world
-  bool one_host = true;    // the whole world is on this host
+  std::vector<int> ranks;   // global numbers
+  int ranks_on_host = 1;    // of the world
+  bool one_host = true;     // the whole world is on this host
   std::string master = "";  // where the ranks of several hosts met; "": not known
+  std::string host = "";    // tells apart what would be one host; for tests
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

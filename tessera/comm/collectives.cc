@@ -105,13 +105,24 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
     return launch.finished();
   }
   launch.count(CommKind::kReduceScatter, size_of(output) * (group.size() - 1));
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = carried_op(op);
   if (reduces_by_itself(group.backend())) {
     return launch.start([&](c10d::Backend& backend) {
       at::Tensor parts = input.variable_data().view({-1});
-      c10d::ReduceScatterOptions options;
-      options.reduceOp = carried_op(op);
       return backend._reduce_scatter_base(out, parts, options);
     });
+  }
+  if (scatters_sums(group.backend())) {
+    const bool half = is_half(out.scalar_type());
+    at::Tensor parts = input.variable_data().view({-1}), sum = out;
+    if (half) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
+    if (op == ReduceOp::kAvg) options.reduceOp = c10d::ReduceOp::SUM;
+    launch.on_finish([out, sum, op, size = group.size()]() mutable {
+      if (op == ReduceOp::kAvg) sum.div_(size);
+      if (!sum.is_same(out)) out.copy_(sum);
+    });
+    return launch.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
   }
   at::Tensor scratch = take_scratch(group, in.numel(), input.device());
   at::Tensor received = scratch.narrow(0, 0, in.numel());

@@ -73,6 +73,8 @@ bool reduces_by_itself(const c10d::Backend& backend) {
   return name == "shm" || name == "fake";
 }
 
+bool scatters_sums(const c10d::Backend& backend) { return backend.getBackendName() == "mixed"; }
+
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:

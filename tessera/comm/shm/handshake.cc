@@ -1,9 +1,11 @@
 #include "tessera/comm/shm/handshake.h"
 
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -76,10 +78,10 @@ std::string host_identity() {
 }
 
 // What a rank says of itself: a line of identity, or "cannot: why", and its process.
-std::string introduction() {
+std::string introduction(const std::string& host) {
   std::string identity;
   try {
-    identity = host_identity();
+    identity = host_identity() + host;
   } catch (const std::exception& error) {
     identity = fmt::format("cannot: {}", error.what());
   }
@@ -95,6 +97,16 @@ Guest parse(const std::string& text) {
   const size_t line = text.find('\n');
   TESSERA_CHECK(line != text.npos, ErrorKind::kInternal, "[comm.shm] introduction '{}'", text);
   return {text.substr(0, line), static_cast<pid_t>(std::stol(text.substr(line + 1)))};
+}
+
+// Numbered from 0 in the order in which they first appear.
+std::vector<int> hosts_of(const std::vector<Guest>& guests) {
+  std::map<std::string, int> numbers;
+  std::vector<int> hosts;
+  for (const auto& guest : guests) {
+    hosts.push_back(numbers.try_emplace(guest.identity, static_cast<int>(numbers.size())).first->second);
+  }
+  return hosts;
 }
 
 bool crowded(int ranks_on_host) {
@@ -115,7 +127,7 @@ class Handshake {
       : store_(store), options_(options), deadline_(Clock::now() + options.timeout) {}
 
   Met run() {
-    store_.set(key_of("is", options_.rank), introduction());
+    store_.set(key_of("is", options_.rank), introduction(options_.host));
     if (options_.rank == 0) host();
     const std::string offer = text_of(store_, "shm/offer");
     if (!offer.starts_with(kYes)) return refused(offer);
@@ -128,14 +140,19 @@ class Handshake {
                            .ranks = options_.ranks,
                            .processes = processes_of(offer),
                            .crowded = crowded(options_.ranks_on_host)};
-    return {.backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = ""};
+    return {.backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = "", .host_of = {}};
   }
 
  private:
+  // "no\nREASON" or "elsewhere\nREASON\n0 0 1 1", with the host of each rank.
   static Met refused(const std::string& answer) {
-    return {.backend = nullptr,
-            .refusal = answer.substr(answer.find('\n') + 1),
-            .same_host = !answer.starts_with(kElsewhere)};
+    std::istringstream lines(answer.substr(answer.find('\n') + 1));
+    Met met;
+    std::getline(lines, met.refusal);
+    if (answer.starts_with(kElsewhere)) {
+      for (int host = 0; lines >> host;) met.host_of.push_back(host);
+    }
+    return met;
   }
   static std::vector<pid_t> processes_of(const std::string& offer) {
     std::istringstream words(offer.substr(std::string(kYes).size()));
@@ -155,19 +172,21 @@ class Handshake {
     std::vector<Guest> guests;
     for (int rank = 0; rank < options_.size; ++rank) guests.push_back(parse(text_of(store_, key_of("is", rank))));
     const std::string& own = guests[0].identity;
-    if (options_.size > kMaxRanks)
-      return store_.set("shm/offer", fmt::format("{}{} ranks, {} at most", kNo, options_.size, kMaxRanks));
     for (int rank = 0; rank < options_.size; ++rank) {
       const std::string& identity = guests[rank].identity;
       if (identity.starts_with("cannot"))
         return store_.set("shm/offer", fmt::format("{}rank {} {}", kNo, rank, identity));
-      if (identity != own) {
-        return store_.set("shm/offer",
-                          fmt::format("{}ranks 0 and {} are on different hosts, in different containers or of "
-                                      "different users",
-                                      kElsewhere, rank));
-      }
     }
+    const auto stranger =
+        std::find_if(guests.begin(), guests.end(), [&](const Guest& guest) { return guest.identity != own; });
+    if (stranger != guests.end()) {
+      return store_.set("shm/offer",
+                        fmt::format("{}ranks 0 and {} are on different hosts, in different containers or of "
+                                    "different users\n{}",
+                                    kElsewhere, stranger - guests.begin(), fmt::join(hosts_of(guests), " ")));
+    }
+    if (options_.size > kMaxRanks)
+      return store_.set("shm/offer", fmt::format("{}{} ranks, {} at most", kNo, options_.size, kMaxRanks));
     std::string offer;
     try {
       memory_ = SharedMemory::create(Layout(options_.size).bytes());

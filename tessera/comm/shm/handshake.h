@@ -27,13 +27,14 @@ struct HandshakeOptions {
   int size = 1;
   std::vector<int> ranks;  // global number of each member
   int ranks_on_host = 1;   // of the world, not of the group
+  std::string host = "";   // tells apart what would be one host; for tests
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
 struct Met {
   c10::intrusive_ptr<c10d::Backend> backend;  // null when refused
   std::string refusal;                        // the same on every rank
-  bool same_host = true;                      // the refusal is none of several hosts
+  std::vector<int> host_of;                   // of each rank, from 0, when they are on several hosts; else empty
 };
 
 // COLLECTIVE over the ranks that share `store` (which no other group uses). Throws what the store throws, and

@@ -1,0 +1,95 @@
+// The back-end of a group with several ranks on each of several hosts: shared memory inside a host, Gloo between them.
+//
+//   auto backend = c10::make_intrusive<MixedBackend>(rank, hosts, MixedParts{inner, rail, whole});
+//
+// Every host has the same number of ranks, L. The ranks with the same place on their hosts form a rail, a Gloo group.
+// An all-reduce adds up inside each host, then rail i adds part i of L over the hosts, then the parts are handed round
+// inside the hosts; reduce-scatter, all-gather and broadcast likewise. So each byte crosses the network once for a host
+// and not once for a rank. Sums add up the ranks of a host in order, and then the hosts: fixed, but not the order of a
+// group on one host. What is left (scatter, all-to-all, send, recv, barrier, ...) goes over `whole`, a Gloo group of
+// all.
+//
+// As Gloo, it does not divide, and rounds half precision after every sum: callers carry float32. Those four are run in
+// order by one thread; the first failure aborts all parts, and later calls fail. abort() may come from any thread, the
+// rest from one at a time.
+#pragma once
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+namespace tessera::comm {
+
+// Which ranks of a group are on which host.
+class HostMap {
+ public:
+  // host_of: of each rank; hosts are numbered from 0 in the order of their first rank.
+  explicit HostMap(const std::vector<int>& host_of);
+  int hosts() const { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members(int host) const { return members_[host]; }  // ranks, in order
+  int host_of(int rank) const { return host_of_[rank]; }
+  int place_of(int rank) const { return place_of_[rank]; }  // on its host
+  // Several hosts, with the same number of ranks, of at least two.
+  bool is_even() const;
+
+ private:
+  std::vector<int> host_of_, place_of_;
+  std::vector<std::vector<int>> members_;
+};
+
+struct MixedParts {
+  c10::intrusive_ptr<c10d::Backend> inner;  // the ranks of this host, by place
+  c10::intrusive_ptr<c10d::Backend> rail;   // the ranks of this place, by host
+  c10::intrusive_ptr<c10d::Backend> whole;  // all
+};
+
+class MixedBackend final : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<Tensors>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  MixedBackend(int rank, const HostMap& hosts, MixedParts parts);
+  ~MixedBackend() override;
+
+  const std::string getBackendName() const override { return "mixed"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override { return parts_.whole->getBackendOptions(); }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void abort() override;
+  void shutdown() override;
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  // Of sums, minima, maxima and products of types that Gloo adds up.
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
+
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+ private:
+  class Conductor;
+  WorkPtr start(c10d::OpType type, Tensors results, std::function<void()> stages);
+  at::Tensor scratch(int which, int64_t count, const at::Tensor& like);
+
+  HostMap hosts_;
+  MixedParts parts_;
+  std::shared_ptr<Conductor> conductor_;
+  at::Tensor scratch_[2];  // of the stages
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace tessera::comm
