@@ -16,8 +16,10 @@ namespace {
 
 int64_t size_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// Data that is only moved travels as bytes, so that every dtype does.
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view({-1}).view(at::kByte); }
+// Data that is only moved travels as bytes, so that every dtype does. One element may have any stride.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.view({-1}).as_strided({tensor.numel()}, {1}).view(at::kByte);
+}
 
 int dtype_of(const at::Tensor& tensor) { return static_cast<int>(tensor.scalar_type()); }
 

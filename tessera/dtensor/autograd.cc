@@ -84,9 +84,10 @@ void save(AutogradContext* ctx, MeshPtr mesh, const Placements& placements, c10:
 
 const Saved& saved(AutogradContext* ctx) { return static_cast<const Saved&>(*ctx->saved_data["saved"].toCapsule()); }
 
-// A gradient in the wanted placements. Differentiable where backward is recorded.
+}  // namespace
+
 at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Placements& wanted,
-                       const RedistributeOptions& options = {}) {
+                       const RedistributeOptions& options) {
   if (checked_impl(verb, gradient).placements() == wanted) {
     return gradient;
   }
@@ -95,6 +96,8 @@ at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Place
   }
   return redistribute_values(gradient, wanted, true, {options.async_op, /*asked_for=*/true, verb});
 }
+
+namespace {
 
 struct FromLocal : Function<FromLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& local, const MeshPtr& mesh,
@@ -141,7 +144,7 @@ struct ToLocal : Function<ToLocal> {
 
 struct Redistributed : Function<Redistributed> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& to,
-                          const RedistributeOptions& options) {
+                          const RedistributeOptions& options, const char* cause) {
     const DTensorImpl& impl = *impl_of(tensor);
     Placements back = impl.placements();
     partial_to_replicated(back);
@@ -153,11 +156,13 @@ struct Redistributed : Function<Redistributed> {
     at::AutoDispatchBelowADInplaceOrView below;
     const bool cast = options.forward_dtype && *options.forward_dtype != tensor.scalar_type();
     const at::Tensor from = cast ? tensor.to(*options.forward_dtype) : tensor;
-    return redistribute_values(from, to, /*may_alias=*/cast, {options.async_op, /*asked_for=*/true, "redistribute"});
+    const bool asked_for = cause == nullptr;
+    return redistribute_values(from, to, /*may_alias=*/cast,
+                               {options.async_op, asked_for, asked_for ? "redistribute" : cause});
   }
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
     if (!gradients[0].defined()) {
-      return variable_list(3);
+      return variable_list(4);
     }
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
     const auto travel = static_cast<at::ScalarType>(ctx->saved_data["backward_dtype"].toInt());
@@ -165,7 +170,7 @@ struct Redistributed : Function<Redistributed> {
     options.async_op = ctx->saved_data["async"].toBool();
     const at::Tensor given = travel == at::ScalarType::Undefined ? gradients[0] : gradients[0].to(travel);
     const at::Tensor gradient = gradient_in("redistribute.backward", given, saved(ctx).placements, options);
-    return {gradient.scalar_type() == dtype ? gradient : gradient.to(dtype), {}, {}};
+    return {gradient.scalar_type() == dtype ? gradient : gradient.to(dtype), {}, {}, {}};
   }
 };
 
@@ -185,8 +190,8 @@ at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& gr
 }
 
 at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to,
-                                      const RedistributeOptions& options) {
-  return Redistributed::apply(tensor, to, options);
+                                      const RedistributeOptions& options, const char* cause) {
+  return Redistributed::apply(tensor, to, options, cause);
 }
 
 }  // namespace tessera::detail

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/pad_native.h>
@@ -189,6 +190,23 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
   return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
 }
 
+// Upstream makes the causal mask with at::ones(options), which would be a plain tensor.
+std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                                  const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                                                  const std::optional<at::Tensor>& dropout_mask, std::optional<double> scale,
+                                                  bool grouped) {
+  const bool masked = mask && mask->defined();  // which does not go with causal: upstream's error
+  if (!causal || masked || !is_dtensor(query)) {
+    return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
+                                                          grouped);
+  }
+  const auto options = at::TensorOptions().dtype(query.scalar_type()).device(query.device());
+  const double never = -std::numeric_limits<double>::infinity();
+  const at::Tensor after = replicated_like(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
+  return at::native::_scaled_dot_product_attention_math(query, key, value, after, dropout, false, dropout_mask, scale,
+                                                        grouped);
+}
+
 }  // namespace
 
 void register_composites() {
@@ -202,6 +220,7 @@ void register_composites() {
       made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
       made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
+      made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
       made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
       made->back()->impl("pad", TORCH_FN(pad));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));

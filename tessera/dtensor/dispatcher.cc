@@ -355,6 +355,7 @@ struct Registry {
       }
     }
     register_composites();
+    register_operand_layouts();
   }
 };
 

@@ -426,6 +426,7 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   }
   plan->outputs = plan_outputs(call, choice, proposal.outputs);
   plan->random = proposal.random;
+  plan->cacheable = proposal.cacheable;
   if (proposal.local) {
     plan->local = proposal.local(call, choice);
     if (plan->local && !call.outs.empty()) {

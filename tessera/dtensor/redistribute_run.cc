@@ -207,7 +207,7 @@ at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, in
       if (at::isFloatingType(local.scalar_type()) || at::isComplexType(local.scalar_type())) {
         return local / static_cast<double>(k);
       }
-      return coordinate == 0 || local.scalar_type() == at::kBool ? local : at::zeros_like(local);
+      return coordinate == 0 ? local : at::zeros_like(local);
     case ReduceOp::kProduct:
       raise(ErrorKind::kShape,
             "[dtensor.redistribute] Replicate to {}: no such conversion. Reduce the other operand first.",

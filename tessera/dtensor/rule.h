@@ -107,6 +107,8 @@ struct Proposal {
   std::vector<OutputShape> outputs;
   // Arguments that must change for the parts, given what was chosen.
   std::function<Rewrites(const OpCall&, const Choice&, const std::vector<OutputShape>&)> rewrite;
+  // False: the answer holds for this call only, as it depends on more than arguments.
+  bool cacheable = true;
   // What runs on the parts instead of the operation itself; may give nothing for the operation as it is.
   std::function<LocalFunction(const OpCall&, const Choice&)> local;
 

@@ -97,6 +97,13 @@ TESSERA_RANKS_TEST(Collectives, ReduceScatterOfManyPiecesAddsInRankOrder, (3)) {
   }
 }
 
+TESSERA_RANKS_TEST(Collectives, OneElementMayHaveAnyStride, (2)) {
+  const at::Tensor own = at::full({1, 1}, world->rank() + 1.0, at::kDouble).as_strided({1, 1}, {3, 3});
+  at::Tensor all = at::empty({2, 1}, at::kDouble);
+  all_gather_into(*world->group(), all, own).wait();
+  EXPECT_TRUE(at::equal(all, at::arange(1, 3).to(at::kDouble).view({2, 1}))) << all;
+}
+
 TESSERA_RANKS_TEST(Collectives, HalfPrecisionIsSummedInFloat, (4)) {
   // 256 + 1 is 256 in bfloat16: adding one by one in it would lose every one of the small terms.
   const at::Tensor own = at::full({4}, world->rank() == 0 ? 256.0 : 1.0, at::kBFloat16);

@@ -116,6 +116,8 @@ void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 const Rule* find_rule(const OpEntry& op);
 // Kernels of composite operations that are replaced for DTensors.
 void register_composites();
+// Operations whose operands are laid out before autograd saves them: operand_layout.cc.
+void register_operand_layouts();
 // Gives operations of a namespace other than aten their kernels, so that rules for them take effect.
 void ensure_kernels_of(const std::string& name);
 Handler find_handler(const std::string& name);

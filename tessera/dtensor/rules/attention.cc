@@ -1,22 +1,26 @@
 // Scaled dot product attention: batch and heads are independent, and queries of one another.
-#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/rules/attention.h"
 
 namespace tessera::detail {
 
-namespace {
-
-// Whether key and value heads divide as query heads do, so that a rank's queries meet their own groups of them.
-bool heads_divide(const OpCall& call, const TensorInput& query, const TensorInput& key) {
-  if (query.sizes[1] == key.sizes[1]) {
-    return true;
+std::vector<bool> head_cuts(const OpCall& call) {
+  const TensorInput& query = call.inputs[call.input_at(call.arg_named("query"))];
+  const TensorInput& key = call.inputs[call.input_at(call.arg_named("key"))];
+  int64_t ranks = 1;
+  std::vector<bool> cuts;
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    const bool cut_now = std::any_of(call.inputs.begin(), call.inputs.end(), [&](const TensorInput& input) {
+      return input.dim() > 2 && input.placements[m].is_any_shard() && input.placements[m].dim == 1;
+    });
+    const int64_t with_this = ranks * call.mesh->shape()[m];
+    const bool divides = query.sizes[1] % with_this == 0 && key.sizes[1] % with_this == 0;
+    cuts.push_back(query.sizes[1] == key.sizes[1] || (cut_now && divides));
+    ranks = cuts.back() ? with_this : ranks;
   }
-  for (const int64_t k : call.mesh->shape()) {
-    if (query.sizes[1] % k != 0 || key.sizes[1] % k != 0) {
-      return false;
-    }
-  }
-  return true;
+  return cuts;
 }
+
+namespace {
 
 // A mask broadcasts over what it has with size 1.
 Placement of_mask(const TensorInput& mask, int64_t dim) {
@@ -44,6 +48,17 @@ bool uses_dropout(const OpCall& call) {
   return arg >= 0 && call.args[arg].toScalar().toDouble() > 0;
 }
 
+// Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.
+template <class Add>
+void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, const Add& add) {
+  if (uses_dropout(call)) {
+    return;
+  }
+  proposal.strided = call.inputs[role.query].sizes[1] == call.inputs[role.key].sizes[1];
+  const int64_t dims[] = {0, 1, 2};
+  propose_cuts(call, proposal, {dims, role.causal ? 2U : 3U}, [&](int64_t dim) { add(dim, /*keys_too=*/dim != 2); });
+}
+
 // (query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
 void propose_forward(const OpCall& call, Proposal& proposal) {
   const Roles role = roles(call);
@@ -60,15 +75,7 @@ void propose_forward(const OpCall& call, Proposal& proposal) {
     }
     proposal.strategies.push_back(std::move(strategy));
   };
-  if (!uses_dropout(call)) {
-    add(0, true);
-    if (heads_divide(call, query, call.inputs[role.key])) {
-      add(1, true);
-    }
-    if (!role.causal) {
-      add(2, false);
-    }
-  }
+  propose_cuts_of(call, proposal, role, add);
   const auto& q = query.sizes;
   proposal.outputs.push_back({{q[0], q[1], q[2], value.sizes[3]}, {}});
   proposal.outputs.push_back({{q[0], q[1], q[2]}, {}});
@@ -90,15 +97,7 @@ void propose_backward(const OpCall& call, Proposal& proposal) {
     }
     proposal.strategies.push_back(std::move(strategy));
   };
-  if (!uses_dropout(call)) {
-    add(0, true);
-    if (heads_divide(call, call.inputs[role.query], call.inputs[role.key])) {
-      add(1, true);
-    }
-    if (!role.causal) {
-      add(2, false);
-    }
-  }
+  propose_cuts_of(call, proposal, role, add);
   for (const int input : {role.query, role.key, value}) {
     proposal.output(call.inputs[input].sizes);
   }

@@ -1,5 +1,6 @@
 // Batch norm: channels are independent. Over samples it would need their mean over all ranks, so those are gathered,
-// except where the statistics are given. Group norm: samples are independent.
+// except where the statistics are given. Statistics that are written stay where they are: the parts that an operation
+// works on are read from them before and written back after. Group norm: samples are independent.
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {
@@ -46,6 +47,64 @@ void add_over_elements(const OpCall& call, Proposal& proposal, const Placement& 
   }
 }
 
+// Statistics that are written lie as they lie on each mesh dim, whatever the strategy.
+void keep_written(const OpCall& call, Proposal& proposal) {
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    std::vector<Strategy> strategies = proposal.strategies;
+    strategies.insert(strategies.begin(), Strategy{{Replicate()}, {}});
+    strategies[0].inputs.assign(call.inputs.size(), Replicate());
+    for (auto& strategy : strategies) {
+      for (size_t i = 0; i < call.inputs.size(); ++i) {
+        if (call.inputs[i].mutated && !call.inputs[i].placements[m].is_partial()) {
+          strategy.inputs[i] = call.inputs[i].placements[m];
+        }
+      }
+    }
+    proposal.by_mesh_dim.push_back(std::move(strategies));
+  }
+}
+
+struct MovedStatistic {
+  int arg;
+  Steps there;
+  Steps back;
+};
+
+// The operation on statistics that lie as the channels of the images do.
+LocalFunction with_moved_statistics(const OpCall& call, const Choice& choice) {
+  Placements wanted = choice.inputs[0];
+  for (auto& placement : wanted) {
+    if (placement.is_any_shard() && placement.dim == 1) {
+      placement.dim = 0;
+    } else {
+      placement = Replicate();
+    }
+  }
+  std::vector<MovedStatistic> moved;
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    const TensorInput& input = call.inputs[i];
+    if (input.mutated && choice.inputs[i] != wanted) {
+      moved.push_back({input.arg, plan_redistribute(input.sizes, *call.mesh, choice.inputs[i], wanted),
+                       plan_redistribute(input.sizes, *call.mesh, wanted, choice.inputs[i])});
+    }
+  }
+  if (moved.empty()) {
+    return nullptr;
+  }
+  return [moved = std::move(moved)](const LocalCall& local) {
+    std::vector<std::pair<at::Tensor, at::Tensor>> statistics;  // where they are kept, and what is worked on
+    for (const auto& each : moved) {
+      const at::Tensor kept = local.arg(each.arg).toTensor();
+      statistics.emplace_back(kept, run_steps(kept, local.mesh, each.there, /*may_alias=*/true));
+      local.arg(each.arg) = statistics.back().second;
+    }
+    local.call();
+    for (size_t i = 0; i < moved.size(); ++i) {
+      statistics[i].first.copy_(run_steps(statistics[i].second, local.mesh, moved[i].back, /*may_alias=*/true));
+    }
+  };
+}
+
 // native_batch_norm(input, weight?, bias?, running_mean?, running_var?, ...) -> (output, save_mean, save_invstd), some
 // with a workspace besides
 Rule forward(size_t outputs) {
@@ -56,6 +115,10 @@ Rule forward(size_t outputs) {
     proposal.strategies.push_back(std::move(channels));
     if (!training) {
       add_over_elements(call, proposal, Replicate(), outputs);
+    }
+    if (std::any_of(call.inputs.begin(), call.inputs.end(), [](const TensorInput& input) { return input.mutated; })) {
+      keep_written(call, proposal);
+      proposal.local = with_moved_statistics;
     }
     proposal.empty_parts = false;
     const auto& sizes = call.inputs[0].sizes;

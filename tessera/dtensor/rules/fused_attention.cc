@@ -1,5 +1,5 @@
 // The attention kernels of accelerators: samples and heads are independent.
-#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/rules/attention.h"
 
 namespace tessera::detail {
 
@@ -7,19 +7,9 @@ namespace {
 
 int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-bool may_cut(const OpCall& call, int64_t dim) {
+bool uses_dropout(const OpCall& call) {
   const int dropout = call.arg_named("dropout_p");
-  if (dropout >= 0 && call.args[dropout].toDouble() > 0) {
-    return false;  // parts would drop the same elements
-  }
-  // Heads of keys and values may be fewer: each rank needs those of its queries.
-  const int64_t query = call.inputs[call.input_at(call.arg_named("query"))].sizes[dim];
-  const int64_t key = call.inputs[call.input_at(call.arg_named("key"))].sizes[dim];
-  int64_t ranks = 1;
-  for (const int64_t k : call.mesh->shape()) {
-    ranks *= k;
-  }
-  return query == key || (query % ranks == 0 && key % ranks == 0);
+  return dropout >= 0 && call.args[dropout].toDouble() > 0;
 }
 
 bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
@@ -41,10 +31,12 @@ Placement of_operand(const OpCall& call, const TensorInput& input, int64_t dim) 
 }
 
 void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t outputs) {
-  for (const int64_t dim : {1, 0}) {
-    if (!may_cut(call, dim)) {
-      continue;
-    }
+  proposal.strided = false;
+  proposal.empty_parts = false;
+  if (uses_dropout(call)) {
+    return;  // parts would drop the same elements
+  }
+  propose_cuts(call, proposal, {1, 0}, [&](int64_t dim) {
     Strategy strategy;
     strategy.outputs.assign(cut_outputs, Shard(dim));
     strategy.outputs.resize(outputs, Replicate());
@@ -52,9 +44,7 @@ void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t
       strategy.inputs.push_back(of_operand(call, input, dim));
     }
     proposal.strategies.push_back(std::move(strategy));
-  }
-  proposal.strided = false;
-  proposal.empty_parts = false;
+  });
 }
 
 std::vector<int64_t> output_sizes(const OpCall& call) {
@@ -105,9 +95,11 @@ Rule backward(bool of_bias) {
     }
     const int bias = call.input_at(call.arg_named("attn_bias"));
     proposal.outputs.push_back({bias < 0 ? std::vector<int64_t>() : call.inputs[bias].sizes.vec(), {}});
-    for (auto& strategy : proposal.strategies) {  // what was repeated is summed
-      const bool repeated = bias >= 0 && strategy.inputs[bias].is_replicate();
-      strategy.outputs.push_back(bias < 0 ? Replicate() : repeated ? Partial() : strategy.inputs[bias]);
+    for (auto& strategies : proposal.by_mesh_dim) {
+      for (auto& strategy : strategies) {  // what was repeated is summed
+        const bool repeated = bias >= 0 && strategy.inputs[bias].is_replicate();
+        strategy.outputs.push_back(bias < 0 ? Replicate() : repeated ? Partial() : strategy.inputs[bias]);
+      }
     }
   };
 }

@@ -1,4 +1,6 @@
 // Products of scaled matrices, and of groups of matrices that lie one after another.
+#include <ATen/ATen.h>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -59,6 +61,31 @@ bool keeps_alignment(const OpCall& call, const TensorInput& input, const Placeme
   return n % ranks == 0 && n / ranks * static_cast<int64_t>(input.tensor->element_size()) % 16 == 0;
 }
 
+// A part as the kernel reads it: one of the last two dims dense, the other's stride in pieces of 16 bytes. Where what
+// was moved or cut lies otherwise, its rows are copied to such places.
+at::Tensor aligned(const at::Tensor& part) {
+  const int64_t piece = 16 / static_cast<int64_t>(part.element_size());
+  const int64_t columns = part.size(-1);
+  const bool by_columns = part.stride(-2) == 1 && part.stride(-1) >= std::max<int64_t>(part.size(-2), 1);
+  const bool by_rows = part.stride(-1) == 1 && part.stride(-2) >= std::max<int64_t>(columns, 1);
+  if (by_columns ? part.stride(-1) % piece == 0 : by_rows && part.stride(-2) % piece == 0) {
+    return part;
+  }
+  Sizes sizes(part.sizes().begin(), part.sizes().end());
+  sizes.back() = (std::max<int64_t>(columns, 1) + piece - 1) / piece * piece;
+  at::Tensor rows = at::empty(sizes, part.options()).narrow(-1, 0, columns);
+  return rows.copy_(part);
+}
+
+LocalFunction with_aligned_parts(const OpCall&, const Choice&) {
+  return [](const LocalCall& local) {
+    for (const size_t operand : {0, 1}) {
+      local.arg(operand) = aligned(local.arg(operand).toTensor());
+    }
+    local.call();
+  };
+}
+
 // _grouped_mm(self, mat2, offs?, bias?): 2-d operands hold the groups one after another up to offs, 3-d ones in a dim.
 void propose_grouped(const OpCall& call, Proposal& proposal) {
   const TensorInput& a = call.inputs[0];
@@ -101,6 +128,7 @@ void propose_grouped(const OpCall& call, Proposal& proposal) {
     add(Shard(0), Shard(0), Shard(0));
     proposal.output({a.sizes[0], a.sizes[1], b.sizes[columns]});
   }
+  proposal.local = with_aligned_parts;
   proposal.empty_parts = false;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
@@ -176,14 +177,14 @@ class ViewPlacements {
   // Pieces that are the indices of leading output dims turn back into a shard of the dim after those.
   Placement unflattened_strided(int64_t m, const DimGroup& group) const {
     const int64_t factor = now_[m].split_factor;
-    const int64_t outer_parts = parts_of({now_[m].dim}, m);
     if (group.from.size() == 1) {
       int64_t pieces = 1;
       for (size_t i = 0; i < group.to.size(); ++i) {
         const int64_t dim = group.to[i];
-        if (pieces == factor * outer_parts) {
+        if (pieces == factor * parts_before(m, group, i)) {
           const bool last = i + 1 == group.to.size();
-          if (!last && to_[dim] % call_.mesh->shape()[m] != 0) {
+          const int64_t parts = parts_before(m, group, i + 1) / parts_before(m, group, i) * call_.mesh->shape()[m];
+          if (!last && to_[dim] % parts != 0) {
             fail_unflatten(m, dim);
           }
           return Shard(dim);
@@ -192,6 +193,18 @@ class ViewPlacements {
       }
     }
     fail_unflatten(m, group.to[0]);
+  }
+
+  // How many parts the mesh dims before `until` make of the first `count` output dims of the group.
+  int64_t parts_before(int64_t until, const DimGroup& group, size_t count) const {
+    int64_t parts = 1;
+    for (int64_t m = 0; m < until; ++m) {
+      if (now_[m].is_any_shard() && now_[m].dim == group.from[0]) {
+        const auto end = group.to.begin() + static_cast<int64_t>(count);
+        parts *= std::find(group.to.begin(), end, moved(m).dim) != end ? call_.mesh->shape()[m] : 1;
+      }
+    }
+    return parts;
   }
 
   [[noreturn]] void fail_flatten(int64_t m) const {
@@ -217,7 +230,27 @@ class ViewPlacements {
   ViewMap map_;
 };
 
-// view(self, size): aliases, so nothing may move.
+// As it lies but for the shards that the view would have to move, which are gathered.
+Choice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
+  Placements now = call.inputs[0].placements;
+  for (;;) {
+    try {
+      return {{now}, {ViewPlacements(call, sizes, now).result()}};
+    } catch (const Error&) {
+      const auto last = std::find_if(now.rbegin(), now.rend(), [](const Placement& p) { return p.is_any_shard(); });
+      if (last == now.rend()) {
+        throw;
+      }
+      *last = Replicate();
+    }
+  }
+}
+
+// A derivative's formula may flatten what is cut unevenly, and nobody can redistribute it there: its views may be of
+// gathered copies, which refuse to be written to.
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// view(self, size): aliases, so nothing may move, except in backward.
 void propose_view(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(self.sizes));
@@ -229,7 +262,12 @@ void propose_view(const OpCall& call, Proposal& proposal) {
                   fmt::join(self.tensor->strides(), ", "), fmt::join(sizes, ", "));
     shape.strides = *strides;
   }
-  proposal.choice = Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
+  proposal.choice = in_backward() ? gathered_view(call, sizes)
+                                  : Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
+  if (proposal.choice->inputs[0] != self.placements) {
+    proposal.cacheable = false;
+    shape.strides.clear();
+  }
   proposal.outputs.push_back(std::move(shape));
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
@@ -239,20 +277,7 @@ void propose_view(const OpCall& call, Proposal& proposal) {
 // view_copy(self, size): what the view would have to move is gathered.
 void propose_view_copy(const OpCall& call, Proposal& proposal) {
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(call.inputs[0].sizes));
-  Placements now = call.inputs[0].placements;
-  Placements result;
-  while (result.empty()) {
-    try {
-      result = ViewPlacements(call, sizes, now).result();
-    } catch (const Error&) {
-      const auto last = std::find_if(now.rbegin(), now.rend(), [](const Placement& p) { return p.is_any_shard(); });
-      if (last == now.rend()) {
-        throw;
-      }
-      *last = Replicate();
-    }
-  }
-  proposal.choice = Choice{{now}, {result}};
+  proposal.choice = gathered_view(call, sizes);
   proposal.outputs.push_back({sizes, {}});
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
