@@ -3,16 +3,19 @@
 // results.
 //
 //   bench_collectives                the harness; each half is a long-lived set of ranks
-//   bench_collectives --ranks N      launches our N ranks
-//   bench_collectives --rank         one of them
+//   bench_collectives --ranks N H    launches our N ranks, on H pretended hosts
+//   bench_collectives --rank H       one of them
 #include <ATen/Parallel.h>
 
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/backend_choice.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/comm/launcher.h"
 #include "tessera/comm/rendezvous.h"
@@ -70,11 +73,29 @@ double slowest(comm::Group& group, double own) {
   return seconds.item<double>();
 }
 
+// All ranks; on as many pretended hosts, in turns, when there are several.
+std::shared_ptr<comm::Group> group_of(comm::World& world, int hosts) {
+  if (hosts == 1) return world.group();
+  std::vector<int> ranks(world.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto store =
+      c10::make_intrusive<c10d::PrefixStore>("hosts", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world.store()));
+  auto backend = comm::choose_backend(store, {.group = "hosts",
+                                              .rank = world.rank(),
+                                              .size = world.size(),
+                                              .ranks = ranks,
+                                              .ranks_on_host = world.size(),
+                                              .host = std::to_string(world.rank() % hosts),
+                                              .timeout = std::chrono::hours(1)});
+  return std::make_shared<comm::Group>("hosts", ranks, world.rank(), std::move(backend));
+}
+
 // One of our ranks: reads requests on rank 0's stdin, answers there.
-int rank_main() {
+int rank_main(int hosts) {
   at::set_num_threads(1);
   const auto world = comm::World::connect({.timeout = std::chrono::hours(1)});
-  comm::Group& group = *world->group();
+  const auto everyone = group_of(*world, hosts);
+  comm::Group& group = *everyone;
   for (;;) {
     std::string line;
     if (world->rank() == 0 && !std::getline(std::cin, line)) line = R"({"op": ""})";
@@ -121,10 +142,11 @@ struct Setting {
 
 class Contest {
  public:
-  Contest(Harness& harness, const std::string& self, int ranks)
+  Contest(Harness& harness, const std::string& self, int ranks, int hosts = 1)
       : harness_(harness),
         ranks_(ranks),
-        ours_({self, "--ranks", std::to_string(ranks)}),
+        hosts_(hosts),
+        ours_({self, "--ranks", std::to_string(ranks), std::to_string(hosts)}),
         peer_("collectives.py", {std::to_string(ranks)}) {
     harness.threads = ranks;
   }
@@ -167,7 +189,8 @@ class Contest {
 
  private:
   std::string name_of(const Setting& what) const {
-    return fmt::format("{} {} x {}", what.op, size_name(what.bytes), ranks_);
+    const std::string name = fmt::format("{} {} x {}", what.op, size_name(what.bytes), ranks_);
+    return hosts_ == 1 ? name : fmt::format("{} on {} pretended hosts", name, hosts_);
   }
   static double seconds(Peer& half, const std::string& op, int64_t bytes, int64_t calls) {
     return half.ask({{"op", op}, {"count", bytes / 4}, {"calls", calls}})["seconds"].get<double>();
@@ -178,7 +201,7 @@ class Contest {
   }
 
   Harness& harness_;
-  int ranks_;
+  int ranks_, hosts_;
   Peer ours_, peer_;
 };
 
@@ -191,6 +214,13 @@ int run(Harness& harness, const std::string& self) {
     for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"}) {
       two.bandwidth({op, 4 * kMiB, 40, 10, 3});
       two.bandwidth({op, 64 * kMiB, 3, 1, 3});
+    }
+  }
+  {
+    Contest hosts(harness, self, 4, 2);
+    for (const int64_t bytes : {int64_t{4}, int64_t{64 * 1024}, 4 * kMiB}) {
+      for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"})
+        hosts.latency({op, bytes, bytes < kMiB ? 200 : 5, bytes < kMiB ? 50 : 5, 1});
     }
   }
   Contest four(harness, self, 4);
@@ -208,9 +238,9 @@ int run(Harness& harness, const std::string& self) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("collectives", [&] {
-    if (argc == 2 && std::string(argv[1]) == "--rank") return rank_main();
-    if (argc == 3 && std::string(argv[1]) == "--ranks") {
-      return tessera::comm::launch_local_ranks({argv[0], "--rank"}, {.nproc = std::stoi(argv[2])});
+    if (argc == 3 && std::string(argv[1]) == "--rank") return rank_main(std::stoi(argv[2]));
+    if (argc == 4 && std::string(argv[1]) == "--ranks") {
+      return tessera::comm::launch_local_ranks({argv[0], "--rank", argv[3]}, {.nproc = std::stoi(argv[2])});
     }
     Harness harness("collectives", argc, argv);
     return run(harness, argv[0]);

@@ -49,7 +49,8 @@ void run_rank(const std::string& mode) {
   const auto neighbours = world->new_group({first, first + 1}, "host");
   at::Tensor near = at::full({3}, world->rank() + 1.0F);
   all_reduce(*neighbours, near).wait();
-  TESSERA_CHECK(all.backend().getBackendName() != "shm", ErrorKind::kInternal, "[test] shared memory of two hosts");
+  TESSERA_CHECK(all.backend().getBackendName() == "mixed", ErrorKind::kInternal, "[test] {} over two hosts",
+                all.backend().getBackendName());
   publish_file(notes() / fmt::format("rank-{}", world->rank()),
                fmt::format("{} {} {} {} {}", sum[99'999].item<float>(), near[2].item<float>(),
                            neighbours->backend().getBackendName(), world->info().local_rank, world->info().local_size));
