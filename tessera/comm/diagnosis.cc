@@ -85,8 +85,8 @@ class Investigation {
     }
     const std::pair<int, const FlightCall*>*first = nullptr, *other = nullptr;
     for (const auto& [number, calls] : made) {
-      const auto differs = std::find_if(calls.begin(), calls.end(), [&](const auto& call) {
-        return call.second->signature.hash != calls.front().second->signature.hash;
+      const auto differs = std::find_if(calls.begin(), calls.end(), [&first_call = calls.front()](const auto& call) {
+        return call.second->signature.hash != first_call.second->signature.hash;
       });
       if (differs == calls.end() || (first && first->second->started_us <= calls.front().second->started_us)) continue;
       first = &calls.front();

@@ -37,12 +37,12 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures {
   void abort() override {}
 
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    for (at::Tensor& tensor : tensors) reduce(tensor, options.reduceOp);
+    for (at::Tensor& tensor : tensors) as_if_all_equal(tensor, options.reduceOp);
     return count();
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
     output.copy_(input.view({getSize(), -1})[getRank()].view_as(output));
-    reduce(output, options.reduceOp);
+    as_if_all_equal(output, options.reduceOp);
     return count();
   }
   WorkPtr broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) override { return count(); }
@@ -92,7 +92,7 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures {
 
  private:
   // Of as many equal tensors as there are ranks.
-  void reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const {
+  void as_if_all_equal(at::Tensor& tensor, const c10d::ReduceOp& op) const {
     const at::NoGradGuard guard;
     if (op == c10d::ReduceOp::SUM) tensor.mul_(getSize());
     if (op == c10d::ReduceOp::PRODUCT) tensor.pow_(getSize());
