@@ -286,9 +286,9 @@ double cost_of(const Steps& steps, c10::IntArrayRef global_sizes, int64_t item_b
     }
     const auto k = static_cast<double>(mesh.shape()[step.mesh_dim]);
     const double hops = k - 1;
-    const auto [latency, bandwidth] = link_cost(mesh, step.mesh_dim);
+    const auto link = link_cost(mesh, step.mesh_dim);
     const auto price = [&](double hop_count) {
-      return 6.6 + hop_count * latency + gigabytes * hop_count / k / bandwidth * 1e6;
+      return 6.6 + hop_count * link.latency + gigabytes * hop_count / k / link.bandwidth * 1e6;
     };
     if (step.from.is_any_shard() && step.to.is_replicate()) {
       gigabytes *= k;

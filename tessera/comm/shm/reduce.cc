@@ -94,13 +94,13 @@ struct Product {
 struct Min {
   template <class T>
   static TESSERA_INLINE T apply(T a, T b) {
-    return (a < b) | (a != a) ? a : b;  // b when it is a NaN: no comparison with it holds
+    return ((a < b) | (a != a)) ? a : b;  // b when it is a NaN: no comparison with it holds
   }
 };
 struct Max {
   template <class T>
   static TESSERA_INLINE T apply(T a, T b) {
-    return (a > b) | (a != a) ? a : b;
+    return ((a > b) | (a != a)) ? a : b;
   }
 };
 struct And {
