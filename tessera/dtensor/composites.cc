@@ -2,19 +2,20 @@
 // registered at the autograd key too, so that their gradients come from what they are made of.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/pad_native.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <limits>
 #include <numbers>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/autograd.h"
 #include "tessera/dtensor/detail/plan.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -37,8 +38,16 @@ at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& inpu
   return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
 }
 
+// What is partial is reduced once, not at each use.
+at::Tensor reduced(const at::Tensor& tensor) {
+  Placements whole = placements(tensor);
+  partial_to_replicated(whole);
+  return whole == placements(tensor) ? tensor : redistribute(tensor, whole);
+}
+
 // Upstream's derivative adds a plain at::arange(p).
-at::Tensor log_multigamma(const at::Tensor& self, int64_t p) {
+at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
+  const at::Tensor self = reduced(partial);
   at::Tensor sum = self.lgamma();
   for (int64_t j = 1; j < p; ++j) {
     sum = sum + (self - static_cast<double>(j) / 2).lgamma();
