@@ -38,6 +38,17 @@ at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& inpu
   return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
 }
 
+// Upstream adds in place to zeros, which lie as the gradient does where they have its shape, and then cannot move.
+at::Tensor gather_backward(const at::Tensor& gradient, const at::Tensor& self, int64_t dim, const at::Tensor& index,
+                           bool) {
+  return gradient.new_zeros(self.sizes()).scatter_add(dim, index, gradient);
+}
+
+at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef sizes, int64_t dim,
+                                 const at::Tensor& index) {
+  return gradient.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).index_add(dim, index, gradient);
+}
+
 // What is partial is reduced once, not at each use.
 at::Tensor reduced(const at::Tensor& tensor) {
   Placements whole = placements(tensor);
@@ -227,6 +238,8 @@ void register_composites() {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
       made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
+      made->back()->impl("gather_backward", TORCH_FN(gather_backward));
+      made->back()->impl("index_select_backward", TORCH_FN(index_select_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
       made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
       made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
