@@ -102,7 +102,7 @@ class Chooser {
         all.push_back(strategy);
         continue;
       }
-      if (any_plain) {
+      if (any_plain || proposal_.scatters) {
         all.push_back(strategy);
       }
       for (const int32_t split : splits) {
@@ -128,14 +128,26 @@ class Chooser {
         continue;
       }
       // What is written to cannot move. Nothing is cut into more parts than it has elements, but to follow what is
-      // written.
-      if (input.mutated || (wanted.is_any_shard() && !writes_ && input.sizes[wanted.dim] < call_.mesh->shape()[m])) {
+      // written or lies so already.
+      const bool crowded = wanted.is_any_shard() && input.sizes[wanted.dim] < call_.mesh->shape()[m];
+      if (input.mutated || (crowded && !writes_ && !keeps_crowded(strategy, m))) {
         return false;
       }
     }
     return std::all_of(fixed_.begin(), fixed_.end(), [&](const auto& output) {
       return output.first >= strategy.outputs.size() || strategy.outputs[output.first] == output.second[m];
     });
+  }
+
+  // Whether an input that stays where it is has parts without elements on this mesh dim.
+  bool keeps_crowded(const Strategy& strategy, int64_t m) const {
+    for (size_t i = 0; i < call_.inputs.size(); ++i) {
+      const Placement& kept = strategy.inputs[i];
+      if (kept.is_any_shard() && kept == now(i, m) && call_.inputs[i].sizes[kept.dim] < call_.mesh->shape()[m]) {
+        return true;
+      }
+    }
+    return false;
   }
 
   [[noreturn]] void fail_in_place(int64_t m) const {
@@ -200,11 +212,16 @@ class Chooser {
         return false;
       }
     }
+    bool moves_to_crowded = false;
+    bool keeps_crowded = false;
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
-      if (!writes_ && choice.inputs[i] != call_.inputs[i].placements &&
-          !cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
-        return false;
+      if (!cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
+        const bool stays = choice.inputs[i] == call_.inputs[i].placements;
+        (stays ? keeps_crowded : moves_to_crowded) = true;
       }
+    }
+    if (moves_to_crowded && !keeps_crowded && !writes_) {
+      return false;
     }
     return proposal_.empty_parts || !has_empty_part(choice);
   }

@@ -2,19 +2,20 @@
 // registered at the autograd key too, so that their gradients come from what they are made of.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/pad_native.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <limits>
 #include <numbers>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/autograd.h"
 #include "tessera/dtensor/detail/plan.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -37,8 +38,27 @@ at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& inpu
   return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
 }
 
+// Upstream adds in place to zeros, which lie as the gradient does where they have its shape, and then cannot move.
+at::Tensor gather_backward(const at::Tensor& gradient, const at::Tensor& self, int64_t dim, const at::Tensor& index,
+                           bool) {
+  return gradient.new_zeros(self.sizes()).scatter_add(dim, index, gradient);
+}
+
+at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef sizes, int64_t dim,
+                                 const at::Tensor& index) {
+  return gradient.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).index_add(dim, index, gradient);
+}
+
+// What is partial is reduced once, not at each use.
+at::Tensor reduced(const at::Tensor& tensor) {
+  Placements whole = placements(tensor);
+  partial_to_replicated(whole);
+  return whole == placements(tensor) ? tensor : redistribute(tensor, whole);
+}
+
 // Upstream's derivative adds a plain at::arange(p).
-at::Tensor log_multigamma(const at::Tensor& self, int64_t p) {
+at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
+  const at::Tensor self = reduced(partial);
   at::Tensor sum = self.lgamma();
   for (int64_t j = 1; j < p; ++j) {
     sum = sum + (self - static_cast<double>(j) / 2).lgamma();
@@ -218,6 +238,8 @@ void register_composites() {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
       made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
+      made->back()->impl("gather_backward", TORCH_FN(gather_backward));
+      made->back()->impl("index_select_backward", TORCH_FN(index_select_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
       made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
       made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));

@@ -320,8 +320,11 @@ struct FallbackKernel final : c10::OperatorKernel {
   }
 };
 
+// Composites that have a derivative of their own and read an operand more than once, so that it would move each time,
+// are left to their rules.
 bool is_composite(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         op.schema().name() != "aten::silu_backward";
 }
 
 // Everything registered; lives as long as the process, since the dispatcher keeps calling it.

@@ -197,6 +197,11 @@ void fill_integers(int64_t* out, const Region& region, const RandomKey& key, con
 
 }  // namespace
 
+void for_each_stretch(const Region& region, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
+  const Stretches stretches(region);
+  at::parallel_for(0, region.numel(), 1024, [&](int64_t begin, int64_t end) { stretches.visit(begin, end, visit); });
+}
+
 void fill_random(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& distribution) {
   TESSERA_CHECK(part.sizes() == c10::IntArrayRef(region.sizes), ErrorKind::kInternal,
                 "[dtensor.random] local part: its shape is not that of its placements. Was it made by from_local with "

@@ -96,6 +96,8 @@ struct Proposal {
   std::vector<std::vector<Strategy>> by_mesh_dim;
   // For a rule that decides over the whole mesh itself, instead of strategies.
   std::optional<Choice> choice = std::nullopt;
+  // Strategies with shards count also when no input is sharded: a partial input is then reduced to parts.
+  bool scatters = false;
   // A rule for inputs cut in several pieces too: every Shard in `strategies` may as well be a StridedShard.
   bool strided = true;
   // False: the operation cannot work on a part without elements, so nothing is cut into more parts than have some.

@@ -21,6 +21,8 @@ std::string trimmed(const std::string& text) {
 
 const char* name_of(DifferenceKind kind) {
   switch (kind) {
+    case DifferenceKind::kFewer:
+      return "fewer";
     case DifferenceKind::kPlacement:
       return "placement";
     case DifferenceKind::kMore:
@@ -33,13 +35,14 @@ const char* name_of(DifferenceKind kind) {
 }  // namespace
 
 std::string Behaviour::to_string() const {
-  return error ? "error" : fmt::format("{} {}", fmt::join(outputs, " "), bytes);
+  return error ? "error" : wrong ? "wrong" : fmt::format("{} {}", fmt::join(outputs, " "), bytes);
 }
 
 Behaviour parse_behaviour(const std::string& text) {
   Behaviour behaviour;
-  if (text == "error") {
-    behaviour.error = true;
+  behaviour.error = text == "error";
+  behaviour.wrong = text == "wrong";
+  if (behaviour.error || behaviour.wrong) {
     return behaviour;
   }
   std::istringstream words(text);
@@ -80,7 +83,7 @@ OpTable read_op_table() {
 }
 
 std::optional<DifferenceKind> difference(const Behaviour& theirs, const Behaviour& ours) {
-  if (theirs.error) {
+  if (theirs.error || theirs.wrong) {
     return std::nullopt;
   }
   if (ours.error) {
@@ -88,6 +91,9 @@ std::optional<DifferenceKind> difference(const Behaviour& theirs, const Behaviou
   }
   if (ours.bytes > theirs.bytes) {
     return DifferenceKind::kMore;
+  }
+  if (ours.bytes < theirs.bytes) {
+    return DifferenceKind::kFewer;
   }
   return ours.outputs == theirs.outputs ? std::nullopt : std::optional(DifferenceKind::kPlacement);
 }

@@ -11,6 +11,7 @@ namespace tessera::testing {
 // What an operation gives for placements of its tensors.
 struct Behaviour {
   bool error = false;
+  bool wrong = false;                // PyTorch gives another value than the plain operation
   std::vector<std::string> outputs;  // placements
   int64_t bytes = 0;                 // that come to a rank
   std::string to_string() const;
@@ -23,7 +24,8 @@ OpTable read_op_table();
 
 // How ours differs; a difference that is not listed fails.
 enum class DifferenceKind {
-  kPlacement,  // other placements, no more bytes
+  kFewer,      // fewer bytes: no reason is needed
+  kPlacement,  // other placements, as many bytes
   kMore,       // more bytes
   kRefuses,    // an error where upstream has none
 };

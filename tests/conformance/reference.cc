@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "tessera/comm/world.h"
+#include "tessera/dtensor/random.h"
+
 namespace tessera::testing {
 
 Outcome call(const Sample& sample, const std::vector<Slot>& slots, const std::vector<c10::IValue>& args) {
@@ -187,6 +190,30 @@ std::vector<at::Tensor> outs_like(const Reference& reference, const std::vector<
   return outs;
 }
 
+namespace {
+
+// What a mesh of one rank draws, in place of the draws of the plain operation.
+void draw_alone(Reference& reference) {
+  const auto mesh = init_device_mesh(comm::World::single(), "cpu", {1});
+  Tensors placed;
+  for (const auto& slot : reference.slots) {
+    placed.push_back(distribute_tensor(slot.plain.clone(), mesh, {Replicate()}, std::nullopt));
+  }
+  manual_seed(kDrawSeed, mesh);
+  const Outcome drawn =
+      call(reference.sample, reference.slots, with_tensors(reference.sample, reference.slots, placed));
+  for (size_t i = 0; i < reference.outcome.tensors.size(); ++i) {
+    at::Tensor& plain = reference.outcome.tensors[i];
+    const at::Tensor whole = full_tensor(drawn.tensors.at(i));
+    if (whole.sizes() != plain.sizes() || whole.scalar_type() != plain.scalar_type()) {
+      throw std::runtime_error(reference.sample.label + ": on one rank it gives another shape or type");
+    }
+    plain = whole;
+  }
+}
+
+}  // namespace
+
 Reference make_reference(const Sample& sample) {
   Reference reference{.sample = sample};
   classify(reference);
@@ -204,6 +231,9 @@ Reference make_reference(const Sample& sample) {
   }
   reference.outcome = call(reference.sample, reference.slots,
                            with_tensors(reference.sample, reference.slots, writable(reference.slots, plain)));
+  if (sample.random) {
+    draw_alone(reference);
+  }
   if (sample.gradient && !sample.random && !reference.is_out) {
     const at::AutoGradMode grad(true);
     add_gradients(reference);

@@ -1,6 +1,7 @@
 // What a sample gives on plain tensors, and how an operation is called either way.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,7 +34,11 @@ struct Reference {
   bool differentiable() const { return !gradients.empty(); }
 };
 
-// Throws when the plain operation fails on the sample.
+// Operations that draw numbers do so from this seed.
+inline constexpr uint64_t kDrawSeed = 11;
+
+// Throws when the plain operation fails on the sample. Of an operation that draws, `outcome` is what it gives on a mesh
+// of one rank.
 Reference make_reference(const Sample& sample);
 
 // Zeros that lie as the results of the form without out= do on these tensors.

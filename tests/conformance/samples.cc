@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
@@ -176,6 +177,11 @@ const std::vector<ListedOp>& listed_ops() {
     return read;
   }();
   return ops;
+}
+
+bool is_asked_for(const std::string& op) {
+  const char* only = std::getenv("TESSERA_OP");
+  return only == nullptr || op.find(only) != std::string::npos;
 }
 
 std::vector<std::string> op_groups() {

@@ -29,8 +29,8 @@ struct Sample {
   std::vector<c10::IValue> args{};  // one an argument of the schema; those of out= are none
   double tolerance = 1e-9;
   bool gradient = true;           // false: no gradients although the operation has them
-  bool random = false;            // values are drawn: only shapes and placements are compared
-  bool undefined_values = false;  // empty(): likewise
+  bool random = false;            // values are drawn: compared with those of a mesh of one rank
+  bool undefined_values = false;  // empty(): only shapes and placements are compared
   bool may_refuse = false;        // is made of an operation that writes: it may refuse as those may
   size_t flowing = 99;            // gradients flow into the first results only: the others are statistics
   bool plan_only = false;         // has no kernel for CPU: only what its rule says is compared
@@ -38,6 +38,8 @@ struct Sample {
   std::vector<std::string> whole{};
   // What of the results is compared, where they are not unique: U diag(S) V instead of U, S, V.
   std::function<Tensors(const std::vector<c10::IValue>& args, const Tensors& results)> canonical{};
+  // Whether the same arguments give the same results each time.
+  bool has_values() const { return !random && !undefined_values && !plan_only; }
 };
 
 using NamedArguments = std::vector<std::pair<std::string, c10::IValue>>;
@@ -100,6 +102,8 @@ struct ListedOp {
   std::string group;
 };
 const std::vector<ListedOp>& listed_ops();
+// Whether TESSERA_OP is not set or part of the name: to try few operations.
+bool is_asked_for(const std::string& op);
 std::vector<std::string> op_groups();
 
 // Of samples/.

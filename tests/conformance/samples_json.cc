@@ -111,6 +111,9 @@ std::vector<SharedSample> golden_samples() {
   std::vector<SharedSample> all;
   std::string failed;
   for (const auto& op : listed_ops()) {
+    if (!is_asked_for(op.name)) {
+      continue;
+    }
     try {
       const auto samples = sample_table().samples(op.name, 8, 8);
       for (size_t i = 0; i < std::min(samples.size(), kEach); ++i) {
@@ -135,7 +138,7 @@ std::vector<SharedSample> value_samples() {
       continue;
     }
     const auto samples = sample_table().samples(op.name, 4, 6);
-    if (!samples.empty() && !samples[0].random && !samples[0].undefined_values && !samples[0].plan_only) {
+    if (!samples.empty() && samples[0].has_values()) {
       all.push_back(shared(0, samples[0]));
     }
   }
@@ -149,6 +152,8 @@ void write_samples(const std::vector<SharedSample>& samples, const std::string& 
     const auto& arguments = sample.op.schema().arguments();
     Json entry{{"op", toString(sample.op.operator_name())},
                {"index", one.index},
+               {"values", sample.has_values() && !sample.canonical},
+               {"tolerance", sample.tolerance},
                {"args", Json::array()},
                {"placements", Json::array()}};
     for (size_t i = 0; i < arguments.size(); ++i) {

@@ -46,10 +46,7 @@ unsigned random_seed(std::optional<unsigned> otherwise) {
 
 namespace {
 
-bool chosen(const ListedOp& op, const std::string& group) {
-  const char* only = std::getenv("TESSERA_OP");
-  return op.group == group && (only == nullptr || op.name.find(only) != std::string::npos);
-}
+bool chosen(const ListedOp& op, const std::string& group) { return op.group == group && is_asked_for(op.name); }
 
 bool is_missing(const ListedOp& op) {
   return std::count(missing_ops().begin(), missing_ops().end(), op.name) > 0;

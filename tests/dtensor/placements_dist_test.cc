@@ -255,6 +255,41 @@ TEST(Item, OfAPartialIsItsValue) {
   });
 }
 
+TEST(Equal, ComparesPartsAndAgreesOnAFlag) {
+  on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::arange(35, at::kDouble).view({7, 5});
+    const at::Tensor other = plain.clone();
+    other[6][4] = -1;  // on the last rank only
+    const std::vector<Placements> all = {{Replicate(), Replicate()},
+                                         {Shard(0), Shard(1)},
+                                         {Shard(0), Shard(0)},
+                                         {Shard(1), Replicate()},
+                                         {Partial(), Shard(0)}};
+    const auto place = [&](const at::Tensor& whole, const Placements& how) {
+      Placements cut = how;
+      std::replace(cut.begin(), cut.end(), Placement(Partial()), Placement(Replicate()));
+      const at::Tensor spread = distribute_tensor(whole.clone(), mesh, cut, std::nullopt);
+      if (cut == how) {
+        return spread;
+      }
+      const double share = (*mesh->coordinate())[0] == 0 ? 2 : -1;
+      return from_local(to_local(spread) * share, mesh, how,
+                        {.shape = whole.sizes().vec(), .stride = whole.strides().vec()});
+    };
+    for (const auto& mine : all) {
+      for (const auto& theirs : all) {
+        EXPECT_TRUE(at::equal(place(plain, mine), place(plain, theirs))) << to_string(mine) << to_string(theirs);
+        EXPECT_FALSE(at::equal(place(plain, mine), place(other, theirs))) << to_string(mine) << to_string(theirs);
+      }
+    }
+    const at::Tensor cut = place(plain, {Shard(0), Shard(1)});
+    const at::Tensor whole = place(plain, {Replicate(), Replicate()});
+    CommDebugMode count;
+    EXPECT_TRUE(at::equal(cut, whole));
+    EXPECT_LE(count.total_bytes(), 4);
+  });
+}
+
 TEST(RanksOutsideTheMesh, ComputeNothingAndGetEmptyResults) {
   comm::run_thread_ranks(3, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2});

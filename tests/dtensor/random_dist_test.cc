@@ -80,6 +80,13 @@ std::vector<std::pair<std::string, Draw>> draws() {
       {"xavier_uniform_", in_place([](at::Tensor& x) { torch::nn::init::xavier_uniform_(x); })},
       {"kaiming_normal_", in_place([](at::Tensor& x) { torch::nn::init::kaiming_normal_(x); })},
       {"multinomial", [=](const at::Tensor& t) { return at::multinomial(odds(t), 2); }},
+      {"poisson", [](const at::Tensor& t) { return at::poisson(at::full_like(t, 3.5)); }},
+      {"poisson of many", [](const at::Tensor& t) { return at::poisson(at::full_like(t, 40)); }},
+      {"binomial", [=](const at::Tensor& t) { return at::binomial(at::full_like(t, 20), odds(t)); }},
+      {"binomial of many", [=](const at::Tensor& t) { return at::binomial(at::full_like(t, 200), odds(t)); }},
+      {"gamma", [](const at::Tensor& t) { return at::_standard_gamma(at::full_like(t, 3)); }},
+      {"gamma of small shape", [=](const at::Tensor& t) { return at::_standard_gamma(odds(t)); }},
+      {"dirichlet", [=](const at::Tensor& t) { return at::_sample_dirichlet(odds(t)); }},
       {"multinomial with replacement", [=](const at::Tensor& t) { return at::multinomial(odds(t), 5, true); }},
   };
 }
@@ -149,6 +156,17 @@ TEST(Random, DistributionsHaveTheirMoments) {
       double mean, deviation;
     };
     const double odds = 0.3;
+    const auto poisson = [](double rate) {
+      return Row{"poisson", [=](at::Tensor& x) { x = at::poisson(at::full_like(x, rate)); }, rate, std::sqrt(rate)};
+    };
+    const auto binomial = [](double n, double p) {
+      return Row{"binomial", [=](at::Tensor& x) { x = at::binomial(at::full_like(x, n), at::full_like(x, p)); }, n * p,
+                 std::sqrt(n * p * (1 - p))};
+    };
+    const auto gamma = [](double shape) {
+      return Row{"gamma", [=](at::Tensor& x) { x = at::_standard_gamma(at::full_like(x, shape)); }, shape,
+                 std::sqrt(shape)};
+    };
     for (const auto& row :
          std::vector<Row>{{"uniform", [](at::Tensor& x) { x.uniform_(-1, 2); }, 0.5, std::sqrt(0.75)},
                           {"normal", [](at::Tensor& x) { x.normal_(1, 3); }, 1, 3},
@@ -157,7 +175,14 @@ TEST(Random, DistributionsHaveTheirMoments) {
                            std::sqrt((std::exp(0.25) - 1) * std::exp(0.25))},
                           {"geometric", [](at::Tensor& x) { x.geometric_(0.25); }, 4, std::sqrt(12.0)},
                           {"bernoulli", [=](at::Tensor& x) { x.bernoulli_(odds); }, odds, std::sqrt(odds * (1 - odds))},
-                          {"integers", [](at::Tensor& x) { x.random_(-5, 6); }, 0, std::sqrt(10.0)}}) {
+                          {"integers", [](at::Tensor& x) { x.random_(-5, 6); }, 0, std::sqrt(10.0)},
+                          poisson(3.5),
+                          poisson(40),
+                          binomial(20, 0.3),
+                          binomial(200, 0.4),
+                          binomial(200, 0.95),
+                          gamma(0.3),
+                          gamma(3)}) {
       const auto [mean, deviation] = moments(row.fill);
       EXPECT_NEAR(mean, row.mean, 6 * row.deviation / std::sqrt(kCount)) << row.name;
       EXPECT_NEAR(deviation / row.deviation, 1, 0.03) << row.name;
@@ -168,6 +193,33 @@ TEST(Random, DistributionsHaveTheirMoments) {
     EXPECT_NEAR((a.narrow(0, 0, kCount - 1) * a.narrow(0, 1, kCount - 1)).mean().item<double>(), 0, 0.02)
         << "neighbours";
     EXPECT_NEAR(at::abs(a).max().item<double>(), 4.5, 1.2) << "tails";
+  });
+}
+
+TEST(Random, VariatesHaveTheirProbabilitiesAndGradients) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    manual_seed(3, mesh);
+    constexpr int64_t kCount = 100000;
+    const auto share = [&](const at::Tensor& drawn, double value) {
+      return full_tensor(drawn).eq(value).to(at::kDouble).mean().item<double>();
+    };
+    const at::Tensor ones = dtensor::ones({kCount}, mesh, {Shard(0)});
+    EXPECT_NEAR(share(at::poisson(ones * 2), 0), std::exp(-2.0), 0.006);
+    EXPECT_NEAR(share(at::poisson(ones * 12), 12), 0.11437, 0.006);
+    EXPECT_NEAR(share(at::binomial(ones * 4, ones * 0.5), 2), 0.375, 0.008);
+    EXPECT_NEAR(share(at::binomial(ones * 100, ones * 0.5), 50), 0.079589, 0.005);
+    EXPECT_EQ(share(at::binomial(ones * 7, ones), 7), 1);
+    EXPECT_EQ(share(at::poisson(ones * 0), 0), 1);
+    const at::Tensor shares =
+        full_tensor(at::_sample_dirichlet(dtensor::ones({kCount, 4}, mesh, {Shard(1)})));  // gathers the last dim
+    EXPECT_TRUE(at::allclose(shares.sum(-1), at::ones({kCount})));
+    EXPECT_TRUE(at::allclose(shares.mean(0), at::full({4}, 0.25), 0.01));
+    EXPECT_THAT(error_of([&] { at::poisson(ones * -1); }), HasSubstr("negative rate"));
+    const at::Tensor shape = dtensor::full({64}, 2.0, mesh, {Shard(0)}).requires_grad_(true);
+    const at::Tensor drawn = at::_standard_gamma(shape);
+    drawn.sum().backward();
+    EXPECT_TRUE(at::allclose(full_tensor(shape.grad()),
+                             at::_standard_gamma_grad(at::full({64}, 2.0), full_tensor(drawn.detach()))));
   });
 }
 

@@ -244,5 +244,15 @@ TEST(ToLocal, GradientsLieAsAsked) {
   });
 }
 
+// Found by the conformance tests at length: such a tensor counts as contiguous, and still cannot be viewed as bytes.
+TEST(Redistribute, TakesAPartOfOneElementWithAnyStride) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor part = at::arange(4, at::kDouble).as_strided({1}, {3}, (*mesh->coordinate())[0]);
+    const at::Tensor tensor = from_local(part, mesh, {Shard(0)}, {.shape = {{2}}, .stride = {{1}}});
+    EXPECT_TRUE(at::equal(full_tensor(tensor), at::arange(2, at::kDouble)));
+    EXPECT_TRUE(at::equal(to_local(redistribute(tensor, {Replicate()})), at::arange(2, at::kDouble)));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "tessera/dtensor/detail/layout.h"
@@ -52,6 +53,9 @@ struct Distribution {
 void fill_random(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& distribution);
 void fill_by_operations(const at::Tensor& part, const Region& region, const RandomKey& key,
                         const Distribution& distribution);
+// Calls visit(local, global, count) for stretches of elements that are consecutive in this rank's memory and in the
+// whole tensor, from several threads.
+void for_each_stretch(const Region& region, const std::function<void(int64_t, int64_t, int64_t)>& visit);
 // Digits of the fractions that kUniform gives: all that the type holds.
 int digits_of(c10::ScalarType type);
 

@@ -12,7 +12,7 @@ namespace {
 // For each dim of the first input its dim in every result, -1 when it must be whole.
 using DimMap = c10::SmallVector<int64_t, 6>;
 
-// Which partials pass: all where values only move, sums where zeros are filled in.
+// Which partials pass: all where values only move or zeros are filled in, sums where values are added up.
 enum class Passes { kAll, kSums };
 
 void propose_mapped(const OpCall& call, Proposal& proposal, const DimMap& map, Passes passes = Passes::kAll) {
@@ -227,7 +227,7 @@ void propose_cut_backward(const OpCall& call, Proposal& proposal, bool removed) 
   for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {
     map[dim] = removed ? dim + (dim >= gone) : (dim == gone ? -1 : dim);
   }
-  propose_mapped(call, proposal, map, Passes::kSums);
+  propose_mapped(call, proposal, map);
   proposal.output(sizes);
   proposal.rewrite = local_input_sizes;
 }
@@ -248,7 +248,7 @@ void propose_unfold_backward(const OpCall& call, Proposal& proposal) {
 
 // diagonal_backward(grad, input_sizes, offset, dim1, dim2)
 void propose_diagonal_backward(const OpCall& call, Proposal& proposal) {
-  propose_mapped(call, proposal, embedded(call), Passes::kSums);
+  propose_mapped(call, proposal, embedded(call));
   proposal.output(call.ints_at(1));
   proposal.rewrite = local_input_sizes;
 }
@@ -277,7 +277,7 @@ DimMap repeated(const OpCall& call) {
 
 // tril(self, diagonal): the diagonal of the whole runs through a part as one that is moved by the part's place.
 void propose_triangle(const OpCall& call, Proposal& proposal) {
-  propose_mapped(call, proposal, identity(call.inputs[0].dim()), Passes::kSums);
+  propose_mapped(call, proposal, identity(call.inputs[0].dim()));
   proposal.output(call.inputs[0].sizes);
   proposal.strided = false;
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
@@ -310,7 +310,7 @@ void add_dims_rules(RuleTable& table) {
   table.add("aten::unfold", mapped(unfolded));
   table.add("aten::unfold_backward", propose_unfold_backward);
   table.add({"aten::diagonal", "aten::diagonal_copy"}, mapped(diagonal));
-  table.add("aten::diag_embed", [](const OpCall& c, Proposal& p) { propose_mapped(c, p, embedded(c), Passes::kSums); });
+  table.add("aten::diag_embed", [](const OpCall& c, Proposal& p) { propose_mapped(c, p, embedded(c)); });
   table.add("aten::diagonal_backward", propose_diagonal_backward);
   table.add("aten::select_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, selected(c, 2)); });
   table.add("aten::slice_scatter", [](const OpCall& c, Proposal& p) { propose_scattered(c, p, along(c, 2)); });

@@ -32,9 +32,7 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
   const TensorInput& weight = call.inputs[0];
   const TensorInput& indices = call.inputs[1];
   for (int64_t dim = 0; dim < indices.dim(); ++dim) {
-    if (is_sharded_on(indices, dim)) {
-      proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
-    }
+    proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
   }
   proposal.strategies.push_back({{Shard(indices.dim())}, {Shard(1), Replicate()}});
   // Looking up is linear in the table.
@@ -47,6 +45,7 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Partial()}, {Shard(0), Replicate()}});
   }
   proposal.strided = false;
+  proposal.scatters = true;
   std::vector<int64_t> sizes = indices.sizes.vec();
   sizes.push_back(weight.sizes[1]);
   proposal.output(sizes);
@@ -64,17 +63,18 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
 void propose_embedding_backward(const OpCall& call, Proposal& proposal) {
   const TensorInput& gradient = call.inputs[0];
   const TensorInput& indices = call.inputs[1];
+  proposal.strategies.push_back({{Shard(1)}, {Shard(gradient.dim() - 1), Replicate()}});
   if (!call.bool_at(4)) {
     for (int64_t dim = 0; dim < indices.dim(); ++dim) {
       proposal.strategies.push_back({{Partial()}, {Shard(dim), Shard(dim)}});
     }
   }
-  proposal.strategies.push_back({{Shard(1)}, {Shard(gradient.dim() - 1), Replicate()}});
   for (const Placement& p : partials_among(call)) {
     if (p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg)) {
       proposal.strategies.push_back({{p}, {p, Replicate()}});
     }
   }
+  proposal.scatters = true;
   proposal.output({call.int_at(2), gradient.sizes.back()});
 }
 

@@ -45,6 +45,7 @@ void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t
     }
     proposal.strategies.push_back(std::move(strategy));
   });
+  proposal.scatters = true;
 }
 
 std::vector<int64_t> output_sizes(const OpCall& call) {

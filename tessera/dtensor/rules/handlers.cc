@@ -26,10 +26,45 @@ void handle_item(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
   stack->emplace_back(local.numel() == 0 ? at::Scalar(0) : local.item());
 }
 
+// A tensor moved to other placements; nothing happens where it has them.
+at::Tensor moved(const at::Tensor& tensor, const Placements& to) {
+  return !is_dtensor(tensor) || impl_of(tensor)->placements() == to ? tensor : redistribute_values(tensor, to, true);
+}
+
+Placements reduced(const at::Tensor& tensor) {
+  Placements placements = impl_of(tensor)->placements();
+  partial_to_replicated(placements);
+  return placements;
+}
+
+int64_t cuts_of(const Placements& placements) {
+  return std::count_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_any_shard(); });
+}
+
+// Each rank compares its parts, both as the tensor lies that is cut more; then all agree.
+bool equal_by_parts(const at::Tensor& a, const at::Tensor& b) {
+  const Placements of_a = reduced(a);
+  const Placements of_b = reduced(b);
+  const Placements& common = cuts_of(of_b) > cuts_of(of_a) ? of_b : of_a;
+  const bool equal = at::equal(impl_of(moved(a, common))->local(), impl_of(moved(b, common))->local());
+  const MeshPtr& mesh = device_mesh(a);
+  if (!mesh->coordinate() || cuts_of(common) == 0) {
+    return equal;
+  }
+  const at::Tensor all = at::full({1}, equal, a.options().dtype(at::kByte).device(impl_of(a)->local().device()));
+  for (size_t m = 0; m < common.size(); ++m) {
+    if (common[m].is_any_shard()) {
+      comm::all_reduce(*mesh->group(static_cast<int64_t>(m)), all, ReduceOp::kMin, "equal").wait();
+    }
+  }
+  return all.item<uint8_t>() != 0;
+}
+
 void handle_equal(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
   const at::Tensor b = torch::jit::pop(*stack).toTensor();
   const at::Tensor a = torch::jit::pop(*stack).toTensor();
-  stack->emplace_back(a.sizes() == b.sizes() && at::equal(whole(a), whole(b)));
+  const bool by_parts = is_dtensor(a) && is_dtensor(b) && device_mesh(a) == device_mesh(b);
+  stack->emplace_back(a.sizes() == b.sizes() && (by_parts ? equal_by_parts(a, b) : at::equal(whole(a), whole(b))));
 }
 
 void handle_is_same_size(const OpEntry&, c10::DispatchKeySet, Stack* stack) {
@@ -143,17 +178,6 @@ void handle_unscale(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   for (comm::Group* group : groups) {
     comm::all_reduce(*group, local_found, ReduceOp::kMax, "found_inf").wait();
   }
-}
-
-// A tensor moved to other placements; nothing happens where it has them.
-at::Tensor moved(const at::Tensor& tensor, const Placements& to) {
-  return !is_dtensor(tensor) || impl_of(tensor)->placements() == to ? tensor : redistribute_values(tensor, to, true);
-}
-
-Placements reduced(const at::Tensor& tensor) {
-  Placements placements = impl_of(tensor)->placements();
-  partial_to_replicated(placements);
-  return placements;
 }
 
 // _fused_adam(self[], grads[], exp_avgs[], ...): works on copies, so states may come as their parameters lie.

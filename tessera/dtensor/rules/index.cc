@@ -29,16 +29,18 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
   const TensorInput& index = call.inputs[1];
   const int64_t gathered = wrap_dim(call.int_at(1), self.dim());
+  if (gathered < index.dim()) {
+    proposal.strategies.push_back({{Shard(gathered)}, {Replicate(), Shard(gathered)}});
+  }
   for (int64_t dim = 0; dim < index.dim(); ++dim) {
-    if (dim == gathered) {
-      proposal.strategies.push_back({{Shard(dim)}, {Replicate(), Shard(dim)}});
-    } else if (self.sizes[dim] == index.sizes[dim]) {
+    if (dim != gathered && self.sizes[dim] == index.sizes[dim]) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(dim)}});
     }
   }
   for (const Placement& p : partials_among(call)) {
     proposal.strategies.push_back({{p}, {p, Replicate()}});
   }
+  proposal.scatters = true;
   proposal.output(index.sizes);
   // One element a line: the rank that holds it gives it, the others zero.
   if (index.dim() > 0 && index.dim() == self.dim() && index.sizes[gathered] == 1 && is_sharded_on(self, gathered)) {

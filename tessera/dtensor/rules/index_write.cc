@@ -19,6 +19,7 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Shard(dim))});
     }
   }
+  proposal.scatters = true;
   proposal.output(self.sizes);
 }
 

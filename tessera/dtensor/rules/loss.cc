@@ -61,8 +61,18 @@ void propose_nll_loss(const OpCall& call, Proposal& proposal) {
 void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
   const size_t count = call.inputs.size();
   const bool none = call.int_at(4) == at::Reduction::None;
-  const bool sum = call.int_at(4) == at::Reduction::Sum;
+  const bool reads_total = call.int_at(4) == at::Reduction::Mean;
   const TensorInput& self = call.inputs[1];
+  const auto add = [&](Strategy strategy) {
+    proposal.strategies.push_back(strategy);
+    if (!reads_total) {  // it may lie as it does
+      for (const Placement& p : partials_among(call)) {
+        strategy.inputs[count - 1] = p;
+        proposal.strategies.push_back(strategy);
+      }
+    }
+  };
+  add({{Replicate()}, c10::SmallVector<Placement, 4>(count, Replicate())});
   for (int64_t dim = 0; dim < self.dim() && self.dim() > 1; ++dim) {
     if (dim == 1) {
       continue;
@@ -72,11 +82,7 @@ void propose_nll_loss_backward(const OpCall& call, Proposal& proposal) {
     strategy.inputs[0] = none ? Shard(target_dim) : Replicate();
     strategy.inputs[1] = Shard(dim);
     strategy.inputs[2] = Shard(target_dim);
-    proposal.strategies.push_back(strategy);
-    if (sum) {  // which does not read the weight's total
-      strategy.inputs[count - 1] = Partial();
-      proposal.strategies.push_back(strategy);
-    }
+    add(strategy);
   }
   proposal.output(self.sizes);
 }

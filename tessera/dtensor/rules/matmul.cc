@@ -110,8 +110,10 @@ void add_matmul_rules(RuleTable& table) {
   table.add("aten::mm", einsum("mk,kn->mn"));
   table.add("aten::bmm", einsum("bmk,bkn->bmn"));
   table.add("aten::mv", einsum("mk,k->m"));
-  table.add("aten::dot", einsum("k,k->"));
-  table.add("aten::vdot", einsum("k,k->"));
+  table.add({"aten::dot", "aten::vdot"}, [product = einsum("k,k->")](const OpCall& call, Proposal& proposal) {
+    product(call, proposal);
+    proposal.scatters = true;
+  });
   table.add("aten::addmm", einsum_plus("mk,kn->mn"));
   table.add("aten::addmv", einsum_plus("mk,k->m"));
   table.add("aten::addr", einsum_plus("m,n->mn"));

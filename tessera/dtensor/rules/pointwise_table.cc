@@ -165,7 +165,6 @@ void add_other_names(RuleTable& table) {
              "aten::__ixor__",
              "aten::bitwise_left_shift",
              "aten::bitwise_right_shift",
-             "aten::fill",
              "aten::signbit",
              "aten::celu",
              "aten::selu",
@@ -174,6 +173,17 @@ void add_other_names(RuleTable& table) {
              "aten::_prelu_kernel",
              "aten::i0"},
             pointwise(Linearity::kNone));
+  // What all ranks fill in must reduce to itself.
+  table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
+    propose_pointwise(call, proposal, Linearity::kNone);
+    for (const Placement& p : partials_among(call)) {
+      if (p.is_partial(ReduceOp::kAvg) || is_extreme(p)) {
+        Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
+        strategy.inputs[0] = p;
+        proposal.strategies.push_back(std::move(strategy));
+      }
+    }
+  });
   // Zero where masked: linear in self.
   table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
     propose_pointwise(call, proposal, Linearity::kNone);

@@ -1,101 +1,15 @@
 // Random operations. What an element gets depends on its place in the global tensor (detail/random.h), so every
 // placement will do, and the operation itself never runs: its local function draws the numbers.
-#include "tessera/dtensor/detail/random.h"
-
 #include <ATen/ATen.h>
 
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/rules/random_draw.h"
 
 namespace tessera::detail {
 
 namespace {
-
-// The arguments of a call on the parts, by name, and its stream of numbers.
-class Draw {
- public:
-  Draw(const LocalCall& call, const Region& region) : call_(call), region_(region) {}
-
-  bool has(const char* name) const {
-    const int at = find(name);
-    return at >= 0 && !call_.arg(at).isNone();
-  }
-  c10::IValue& value(const char* name) const {
-    const int at = find(name);
-    TESSERA_CHECK(at >= 0, ErrorKind::kInternal, "[dtensor.random] {}: has no argument '{}'.", call_.op.name, name);
-    return call_.arg(at);
-  }
-  double number(const char* name, double otherwise = 0) const {
-    return has(name) ? value(name).toScalar().toDouble() : otherwise;
-  }
-  at::Tensor tensor(const char* name) const { return value(name).toTensor(); }
-  bool is_tensor(const char* name) const { return has(name) && value(name).isTensor(); }
-  const Region& region() const { return region_; }
-
-  // Fills a tensor of the region's shape. A tensor without values (meta) takes no stream.
-  void fill(const at::Tensor& part, const Distribution& distribution) {
-    if (!part.is_meta()) {
-      fill_random(part, region_, key(), distribution);
-    }
-  }
-  at::Tensor uniform(const at::Tensor& like) {
-    const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor u = at::empty(region_.sizes, like.options().dtype(type));
-    fill(u, {Law::kUniform, 0, 1});
-    return u;
-  }
-  // True with probability p, a number or a tensor that broadcasts.
-  at::Tensor coins(const at::Tensor& like, const c10::IValue& p) {
-    if (!p.isTensor()) {
-      return at::lt(uniform(like), p.toScalar());
-    }
-    const at::Tensor odds = p.toTensor();
-    return at::lt(uniform(odds.is_floating_point() ? odds : like), odds);
-  }
-
-  // Where the values go: out, self of an in-place form, or a new tensor like `like`.
-  at::Tensor target(const at::Tensor& like) const {
-    if (has("out")) {
-      return tensor("out");
-    }
-    if (call_.op.return_alias[0] >= 0) {
-      return call_.arg(call_.op.return_alias[0]).toTensor();
-    }
-    at::TensorOptions options = like.options();
-    if (has("dtype")) {
-      options = options.dtype(value("dtype").toScalarType());
-    }
-    return at::empty_like(like, options,
-                          has("memory_format") ? value("memory_format").toMemoryFormat() : at::MemoryFormat::Preserve);
-  }
-  void finish(const at::Tensor& result) const { call_.finish({result}); }
-  const LocalCall& call() const { return call_; }
-
- private:
-  int find(const char* name) const {
-    for (size_t i = 0; i < call_.op.args.size(); ++i) {
-      if (call_.op.args[i].name == name) {
-        return static_cast<int>(i);
-      }
-    }
-    return -1;
-  }
-  const RandomKey& key() {
-    if (!key_) {
-      key_ =
-          next_random_key(call_.mesh, has("generator") ? value("generator").toOptional<at::Generator>() : std::nullopt);
-    }
-    return *key_;
-  }
-
-  const LocalCall& call_;
-  const Region& region_;
-  std::optional<RandomKey> key_;
-};
-
-using Body = void (*)(Draw&);
 
 void check_odds(const Draw& draw, const char* name, double p, bool legal) {
   TESSERA_CHECK(legal, ErrorKind::kShape, "[dtensor.dispatch] {}: found {} = {}, out of range.", draw.call().op.name,
@@ -304,35 +218,6 @@ void multinomial(Draw& draw) {
   draw.finish(draw.has("out") ? draw.tensor("out").copy_(picked) : picked);
 }
 
-// Every elementwise placement of the operands, broadcast together.
-void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
-  const Sizes whole = broadcast_sizes(call);
-  const size_t outputs = std::max<size_t>(call.op.return_alias.size(), 1);
-  const auto ndim = static_cast<int64_t>(whole.size());
-  for (int64_t dim = 0; dim < ndim; ++dim) {
-    Strategy strategy;
-    strategy.outputs.assign(outputs, Shard(dim));
-    for (const auto& input : call.inputs) {
-      const int64_t own = dim - (ndim - input.dim());
-      strategy.inputs.push_back(own >= 0 && input.sizes[own] == whole[dim] ? Shard(own) : Replicate());
-    }
-    proposal.strategies.push_back(std::move(strategy));
-  }
-  for (size_t i = 0; i < outputs; ++i) {
-    proposal.output(whole);
-  }
-  proposal.random = true;
-  proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {
-    if (!of.mesh->coordinate()) {
-      return {};
-    }
-    return [body, region = Region(whole, *of.mesh, choice.outputs[0])](const LocalCall& local) {
-      Draw draw(local, region);
-      body(draw);
-    };
-  };
-}
-
 Rule elementwise(Body body) {
   return [body](const OpCall& call, Proposal& proposal) { propose_elementwise(call, proposal, body); };
 }
@@ -379,7 +264,36 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
 
 }  // namespace
 
+void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
+  const Sizes whole = broadcast_sizes(call);
+  const size_t outputs = std::max<size_t>(call.op.return_alias.size(), 1);
+  const auto ndim = static_cast<int64_t>(whole.size());
+  for (int64_t dim = 0; dim < ndim; ++dim) {
+    Strategy strategy;
+    strategy.outputs.assign(outputs, Shard(dim));
+    for (const auto& input : call.inputs) {
+      const int64_t own = dim - (ndim - input.dim());
+      strategy.inputs.push_back(own >= 0 && input.sizes[own] == whole[dim] ? Shard(own) : Replicate());
+    }
+    proposal.strategies.push_back(std::move(strategy));
+  }
+  for (size_t i = 0; i < outputs; ++i) {
+    proposal.output(whole);
+  }
+  proposal.random = true;
+  proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {
+    if (!of.mesh->coordinate()) {
+      return {};
+    }
+    return [body, region = Region(whole, *of.mesh, choice.outputs[0])](const LocalCall& local) {
+      Draw draw(local, region);
+      body(draw);
+    };
+  };
+}
+
 void add_random_rules(RuleTable& table) {
+  add_random_variate_rules(table);
   const std::pair<const char*, Body> elementwise_ops[] = {
       {"aten::uniform", uniform},
       {"aten::normal", normal},

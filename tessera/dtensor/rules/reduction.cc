@@ -126,6 +126,7 @@ Rule reduction(ReductionKind kind) {
   return [kind](const OpCall& call, Proposal& proposal) { propose(call, proposal, kind); };
 }
 
+bool is_average(const Placement& p) { return p.is_partial(ReduceOp::kAvg); }
 bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
 bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 
@@ -162,6 +163,7 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
       proposal.strategies.push_back({{Partial()}, {Shard(dim)}});
     }
   }
+  proposal.scatters = true;
   proposal.output({call.int_at(1)});
 }
 
@@ -169,7 +171,7 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
 
 void add_reduction_rules(RuleTable& table) {
   table.add({"aten::sum", "aten::nansum"}, reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
-  table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, nullptr}));
+  table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
   table.add({"aten::prod"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
   table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
   table.add({"aten::any"}, reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));

@@ -17,6 +17,7 @@ Rule along_dim(size_t outputs) {
         proposal.strategies.push_back({{Shard(dim)}, c10::SmallVector<Placement, 4>(call.inputs.size(), Shard(dim))});
       }
     }
+    proposal.scatters = outputs > 1;
     proposal.outputs.assign(outputs, OutputShape{sizes.vec(), {}});
   };
 }

@@ -17,8 +17,13 @@ void propose_alike(const OpCall& call, Proposal& proposal, int64_t rank) {
   proposal.empty_parts = false;
 }
 
-Rule outer_alike(int64_t rank) {
-  return [rank](const OpCall& call, Proposal& proposal) { propose_alike(call, proposal, rank); };
+void propose_pool(const OpCall& call, Proposal& proposal, int64_t rank) {
+  propose_alike(call, proposal, rank);
+  proposal.scatters = true;
+}
+
+Rule pool(int64_t rank) {
+  return [rank](const OpCall& call, Proposal& proposal) { propose_pool(call, proposal, rank); };
 }
 
 std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vector<int64_t>& space) {
@@ -32,7 +37,7 @@ std::vector<int64_t> with_space(const OpCall& call, int64_t rank, const std::vec
 // Averages are linear.
 Rule average_pool(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
-    propose_alike(call, proposal, rank);
+    propose_pool(call, proposal, rank);
     add_linear(call, proposal, 0);
   };
 }
@@ -40,7 +45,7 @@ Rule average_pool(int64_t rank) {
 // _adaptive_avg_pool2d(self, output_size)
 Rule adaptive_average_pool(int64_t rank) {
   return [rank](const OpCall& call, Proposal& proposal) {
-    propose_alike(call, proposal, rank);
+    propose_pool(call, proposal, rank);
     add_linear(call, proposal, 0);
     proposal.output(with_space(call, rank, call.ints_at(1)));
   };
@@ -58,7 +63,7 @@ int64_t pooled(int64_t n, int64_t kernel, int64_t stride, int64_t pad, int64_t d
 
 // max_pool3d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode)
 void propose_max_pool3d(const OpCall& call, Proposal& proposal) {
-  propose_alike(call, proposal, 3);
+  propose_pool(call, proposal, 3);
   const auto pick = [](const std::vector<int64_t>& list, int64_t i) { return list.size() == 1 ? list[0] : list.at(i); };
   const auto kernel = call.ints_at(1);
   const auto stride = call.ints_at(2).empty() ? kernel : call.ints_at(2);
@@ -81,6 +86,7 @@ Rule fractional_max_pool(int64_t rank) {
       proposal.strategies.push_back({{Shard(dim)}, {Shard(dim), Shard(outer == 2 ? dim : 1)}});
     }
     proposal.empty_parts = false;
+    proposal.scatters = true;
     proposal.outputs.assign(2, OutputShape{with_space(call, rank, call.ints_at(2)), {}});
   };
 }
@@ -213,8 +219,8 @@ void add_pool_rules(RuleTable& table) {
   table.add("aten::avg_pool3d", average_pool(3));
   table.add("aten::_adaptive_avg_pool2d", adaptive_average_pool(2));
   table.add("aten::_adaptive_avg_pool3d", adaptive_average_pool(3));
-  table.add({"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"}, outer_alike(2));
-  table.add("aten::adaptive_max_pool3d", outer_alike(3));
+  table.add({"aten::max_pool2d_with_indices", "aten::adaptive_max_pool2d"}, pool(2));
+  table.add("aten::adaptive_max_pool3d", pool(3));
   table.add("aten::max_pool3d_with_indices", propose_max_pool3d);
   table.add("aten::fractional_max_pool2d", fractional_max_pool(2));
   table.add("aten::fractional_max_pool3d", fractional_max_pool(3));

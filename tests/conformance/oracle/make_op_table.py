@@ -3,8 +3,12 @@
     build/write_op_samples golden samples.json
     .venv/bin/python tests/conformance/oracle/make_op_table.py samples.json > tests/conformance/op_table.txt
 
-Runs on a fake process group of 4 with fake tensors: nothing is computed. Operations that behave alike share a block.
+Runs on a fake process group of 4 with fake tensors: nothing is computed. Then the four ranks are simulated with the
+values of the samples, which tells where what PyTorch gives is wrong. Operations that behave alike share a block.
 """
+import gc
+import multiprocessing
+import os
 import sys
 from collections import defaultdict
 
@@ -15,7 +19,8 @@ import torch.distributed.tensor._dispatch as dispatch
 import torch.distributed.tensor._redistribute as redistribute
 from torch._subclasses.fake_tensor import (DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode,
                                            UnsupportedFakeTensorException)
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+from torch.distributed.device_mesh import _mesh_resources, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,24 +34,30 @@ original = redistribute.redistribute_local_tensor
 class Moved:
     """Bytes that the best algorithm brings to a rank from the others."""
     total = 0
+    counts = False
     inside = False
 
 
-def step_bytes(current, target, local_bytes, shards):
-    if current.is_replicate() or target.is_partial():
+def step_bytes(now, then, local, shape):
+    """Those that the first rank gets. Reductions to uneven parts and gathers of them are padded to even ones."""
+    local_bytes = local.numel() * local.element_size()
+    if now.is_replicate() or then.is_partial() or local_bytes == 0:
         return 0
-    if current.is_partial():
-        whole = local_bytes
-        return whole * (RANKS - 1) // RANKS * (1 if target.is_shard() else 2)
-    if target.is_replicate():
+    largest = -(-shape[then.dim] // RANKS) if then.is_shard() else 0
+    if now.is_partial():
+        if not then.is_shard():
+            return local_bytes * (RANKS - 1) // RANKS * 2
+        return local_bytes // shape[then.dim] * largest * (RANKS - 1)
+    if then.is_replicate():
         return local_bytes * (RANKS - 1)
-    return local_bytes * (RANKS - 1) // RANKS  # to another dim
+    kept = local_bytes // shape[then.dim] * largest  # of another dim
+    return kept * (shape[now.dim] - local.size(now.dim)) // local.size(now.dim)
 
 
 def counting(local, current, target, **options):
-    if current.placements != target.placements:
+    if Moved.counts and current.placements != target.placements:
         (now,), (then,) = current.placements, target.placements
-        Moved.total += step_bytes(now, then, local.numel() * local.element_size(), RANKS)
+        Moved.total += step_bytes(now, then, local, current.shape)
     Moved.inside = True
     try:
         return original(local, current, target, **options)
@@ -56,38 +67,54 @@ def counting(local, current, target, **options):
 
 for module in (api, dispatch, redistribute):
     module.redistribute_local_tensor = counting
+type(_mesh_resources).num_devices_per_host = staticmethod(lambda device_type: RANKS)  # one host, as in the tests
 
 
 class OtherCollectives(TorchDispatchMode):
     """Those that operations start on their own, beside redistributions."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if not Moved.inside and func.namespace in ("_c10d_functional", "c10d_functional", "c10d"):
-            name = func._schema.name
-            size = args[0].numel() * args[0].element_size() if isinstance(args[0], torch.Tensor) else 0
-            if "all_gather" in name:
+        if DTensor in types:
+            return NotImplemented  # taken apart first
+        if not Moved.inside and func.namespace in ("_c10d_functional", "c10d"):
+            name = func._schema.name.split("::")[1]
+            inputs = args[1] if name in ("allgather_", "_allgather_base_") else args[0]
+            size = sum(one.numel() * one.element_size() for one in reader.flat_tensors(inputs))
+            if name.startswith(("all_gather", "allgather", "_allgather")):
                 Moved.total += size * (RANKS - 1)
-            elif "all_reduce" in name or name.endswith("allreduce_"):
+            elif name.startswith(("all_reduce", "allreduce")):
                 Moved.total += 2 * size * (RANKS - 1) // RANKS
-            elif "reduce_scatter" in name or "all_to_all" in name:
+            elif name.startswith(("reduce_scatter", "_reduce_scatter", "all_to_all", "alltoall")):
                 Moved.total += size * (RANKS - 1) // RANKS
-        return result
+            elif name.startswith("recv"):
+                Moved.total += size
+        return func(*args, **(kwargs or {}))
+
+
+def add_outs(sample, named):
+    """Arguments for the results, that lie as those of the form without do."""
+    if "functional" in sample:
+        results = reader.flat_tensors(reader.call(reader.find_op(sample["functional"]), named))
+        for name, result in zip(sample["outs"], results):
+            if isinstance(result, DTensor):
+                named[name] = DTensor.from_local(torch.zeros_like(result._local_tensor), result.device_mesh, result.placements,
+                                                 run_check=False, shape=result.shape, stride=result.stride())
+            else:
+                named[name] = torch.zeros_like(result)
 
 
 def observed(sample, placements, mesh):
     """Placements of the results, and the bytes."""
     named = reader.arguments(sample, placements, lambda described, placement: reader.place_empty(described, mesh, placement))
-    if "functional" in sample:
-        functional = reader.find_op(sample["functional"])
-        results = reader.flat_tensors(reader.call(functional, named))
-        for name, result in zip(sample["outs"], results):
-            named[name] = DTensor.from_local(torch.empty_like(result._local_tensor), mesh, result.placements,
-                                             run_check=False, shape=result.shape, stride=result.stride())
-    Moved.total = 0
-    with OtherCollectives():
-        result = reader.call(reader.find_op(sample["op"]), named)
-    return [reader.text_of(one.placements[0]) if isinstance(one, DTensor) else "-" for one in reader.flat_tensors(result)]
+    add_outs(sample, named)
+    Moved.total, Moved.counts = 0, True
+    try:
+        with OtherCollectives():
+            result = reader.call(reader.find_op(sample["op"]), named)
+    finally:
+        Moved.counts = False
+    tensors = [] if result is None else reader.flat_tensors(result)
+    return [reader.text_of(one.placements[0]) if isinstance(one, DTensor) else "-" for one in tensors]
 
 
 def behaviour(sample, placements, mesh):
@@ -106,15 +133,87 @@ def behaviour(sample, placements, mesh):
         return "error"
 
 
-def main():
+def on_all_ranks(whole, placement, rank, size):
+    return LocalTensor({r: reader.part(whole, placement, r, size) for r in range(size)})
+
+
+def plain_results(sample):
+    op = reader.find_op(sample["op"])
+    plain = reader.arguments(sample, sample["placements"][0], lambda described, placement: reader.tensor_of(described).clone())
+    with torch.no_grad():
+        add_outs(sample, plain)
+        return results_and(op, reader.call(op, plain), plain)
+
+
+def is_wrong(sample, placements, mesh, wanted):
+    """Whether some rank gets another value than the plain operation gives, or fails with values."""
+    if all(placement == "R" for placement in placements):
+        return False
+    op = reader.find_op(sample["op"])
+    with torch.no_grad():
+        try:
+            with LocalTensorMode(RANKS):
+                named = reader.arguments(sample, placements, lambda described, placement: reader.place(
+                    described, mesh, placement, on_all_ranks))
+                add_outs(sample, named)
+                found = [one.full_tensor() if isinstance(one, DTensor) else one
+                         for one in results_and(op, reader.call(op, named), named)]
+        except Exception as error:
+            if "--why" in sys.argv:
+                print(f"values of {sample['op']} {placements}: {type(error).__name__} {str(error)[:300]}", file=sys.stderr)
+            if "MaskBuffer" in str(error) or isinstance(error, NotImplementedError):
+                return False  # not with ranks that are simulated
+            return isinstance(error, RuntimeError) or "must be equal for all ranks" in str(error)
+    return not all(equal(one, other, sample["tolerance"]) for one, other in zip(found, wanted, strict=True))
+
+
+def results_and(op, results, named):
+    """What an operation leaves behind: tensors that it returns, and arguments that it writes."""
+    if results is None:
+        results = []
+    written = [argument.name for argument in op._schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    return reader.flat_tensors([results, [named[name] for name in written if name in named]])
+
+
+def equal(found, wanted, tolerance):
+    if found is None or wanted is None:
+        return found is wanted
+    parts = found._local_tensors.values() if isinstance(found, LocalTensor) else [found]
+    tolerance = max(tolerance, 1e-7)
+    return all(one.shape == wanted.shape and one.dtype == wanted.dtype and torch.allclose(one, wanted, tolerance, tolerance, equal_nan=True)
+               for one in parts)
+
+
+def start():
+    global mesh
+    gc.disable()  # most of the time would go there
+    torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     mesh = init_device_mesh("cpu", (RANKS,))
+
+
+def lines_of(sample):
+    lines = []
+    wanted = plain_results(sample) if sample["values"] else None
+    for placements in sample["placements"]:
+        seen = behaviour(sample, placements, mesh)
+        if seen != "error" and sample["values"] and is_wrong(sample, placements, mesh, wanted):
+            seen = "wrong"
+        lines.append(f"{' '.join(placements)} -> {seen}")
+    return tuple(lines)
+
+
+def main():
+    all_samples = reader.read(sys.argv[1])
     blocks = defaultdict(list)
-    for sample in reader.read(sys.argv[1]):
-        lines = tuple(f"{' '.join(placements)} -> {behaviour(sample, placements, mesh)}" for placements in sample["placements"])
-        blocks[lines].append(f"{sample['op']}#{sample['index']}")
+    with multiprocessing.get_context("fork").Pool(os.cpu_count(), start) as pool:
+        for i, (sample, lines) in enumerate(zip(all_samples, pool.imap(lines_of, all_samples, chunksize=8))):
+            blocks[lines].append(f"{sample['op']}#{sample['index']}")
+            if sys.stderr.isatty():
+                print(f"\r{i + 1} of {len(all_samples)}", end="", file=sys.stderr)
     print("# What PyTorch", torch.__version__.split("+")[0], "does on a mesh of 4: placements of the tensor arguments ->")
-    print("# placements of the results, bytes that come to a rank; made by oracle/make_op_table.py. 'ops' lists those alike.")
+    print("# placements of the results, bytes that come to a rank, 'error', or 'wrong' where a value is. Made by")
+    print("# oracle/make_op_table.py. 'ops' lists those alike.")
     for lines, ops in blocks.items():
         print("\nops", " ".join(ops))
         print("\n".join(lines))

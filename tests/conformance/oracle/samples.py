@@ -63,15 +63,23 @@ def share(whole, op, rank, size):
     return whole - below if op == "max" else whole + below
 
 
-def place(described, mesh, placement):
+def part(whole, placement, rank, size):
+    """What a rank has of a tensor."""
+    if placement.is_partial():
+        return share(whole, placement.reduce_op, rank, size)
+    if not placement.is_shard():
+        return whole.clone()
+    extent = whole.size(placement.dim)
+    each = -(-extent // size)
+    begin = min(each * rank, extent)
+    return whole.narrow(placement.dim, begin, min(each, extent - begin)).clone(memory_format=torch.contiguous_format)
+
+
+def place(described, mesh, placement, part_of=part):
     """A DTensor with the values given."""
     whole = tensor_of(described)
-    if placement.is_partial():
-        part = share(whole, placement.reduce_op, mesh.get_local_rank(), mesh.size())
-        return DTensor.from_local(part, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
-    shape, offset = compute_local_shape_and_global_offset(whole.shape, mesh, [placement])
-    part = whole[tuple(slice(o, o + s) for o, s in zip(offset, shape))] if whole.dim() else whole
-    return DTensor.from_local(part.contiguous(), mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
+    local = part_of(whole, placement, mesh.get_local_rank(), mesh.size())
+    return DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def arguments(sample, placements, make):
@@ -114,4 +122,4 @@ def flat_tensors(result):
 
 def text_of(placement):
     text = str(placement)
-    return "MaskP" if text.startswith("MaskP") else text.replace(" ", "")
+    return "MaskP" if text.startswith("MaskP") else text.replace(" ", "").replace(".0)", ")")

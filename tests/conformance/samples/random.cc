@@ -1,4 +1,4 @@
-// Operations that draw numbers. Their values depend on the generator: shapes and placements are compared.
+// Operations that draw numbers. tests/dtensor/random_dist_test.cc checks how those are distributed.
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {
@@ -44,8 +44,13 @@ void add_random_samples(SampleTable& table) {
     make.add({{"grad_output", make.normal({make.n, make.m})}, {"mask", make.flags({make.n, make.m})}, {"scale", 1.25}});
   });
   table.add({"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"}, [](SampleMaker& make) {
-    make.add({{"self", make.normal({make.n, make.m})}, {"noise", at::zeros({make.n, make.m}, at::kDouble)}})
-        .may_refuse = true;
+    const NamedArguments arguments{{"self", make.normal({make.n, make.m})},
+                                   {"noise", at::zeros({make.n, make.m}, at::kDouble)}};
+    make.add(arguments).may_refuse = true;
+    NamedArguments training = arguments;
+    training.emplace_back("training", true);
+    Sample& drawn = make.add(training);
+    drawn.may_refuse = drawn.random = true;
   });
 }
 

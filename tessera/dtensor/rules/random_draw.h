@@ -1,0 +1,102 @@
+// What the rules of random operations share.
+#pragma once
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/detail/random.h"
+#include "tessera/dtensor/rules/table.h"
+
+namespace tessera::detail {
+
+// The arguments of a call on the parts, by name, and its stream of numbers.
+class Draw {
+ public:
+  Draw(const LocalCall& call, const Region& region) : call_(call), region_(region) {}
+
+  bool has(const char* name) const {
+    const int at = find(name);
+    return at >= 0 && !call_.arg(at).isNone();
+  }
+  c10::IValue& value(const char* name) const {
+    const int at = find(name);
+    TESSERA_CHECK(at >= 0, ErrorKind::kInternal, "[dtensor.random] {}: has no argument '{}'.", call_.op.name, name);
+    return call_.arg(at);
+  }
+  double number(const char* name, double otherwise = 0) const {
+    return has(name) ? value(name).toScalar().toDouble() : otherwise;
+  }
+  at::Tensor tensor(const char* name) const { return value(name).toTensor(); }
+  bool is_tensor(const char* name) const { return has(name) && value(name).isTensor(); }
+  const Region& region() const { return region_; }
+
+  // Fills a tensor of the region's shape. A tensor without values (meta) takes no stream.
+  void fill(const at::Tensor& part, const Distribution& distribution) {
+    if (!part.is_meta()) {
+      fill_random(part, region_, key(), distribution);
+    }
+  }
+  at::Tensor uniform(const at::Tensor& like) {
+    const auto type = like.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor u = at::empty(region_.sizes, like.options().dtype(type));
+    fill(u, {Law::kUniform, 0, 1});
+    return u;
+  }
+  // True with probability p, a number or a tensor that broadcasts.
+  at::Tensor coins(const at::Tensor& like, const c10::IValue& p) {
+    if (!p.isTensor()) {
+      return at::lt(uniform(like), p.toScalar());
+    }
+    const at::Tensor odds = p.toTensor();
+    return at::lt(uniform(odds.is_floating_point() ? odds : like), odds);
+  }
+
+  // Where the values go: out, self of an in-place form, or a new tensor like `like`.
+  at::Tensor target(const at::Tensor& like) const {
+    if (has("out")) {
+      return tensor("out");
+    }
+    if (call_.op.return_alias[0] >= 0) {
+      return call_.arg(call_.op.return_alias[0]).toTensor();
+    }
+    at::TensorOptions options = like.options();
+    if (has("dtype")) {
+      options = options.dtype(value("dtype").toScalarType());
+    }
+    return at::empty_like(like, options,
+                          has("memory_format") ? value("memory_format").toMemoryFormat() : at::MemoryFormat::Preserve);
+  }
+  void finish(const at::Tensor& result) const { call_.finish({result}); }
+  const LocalCall& call() const { return call_; }
+  // Takes a stream at its first call.
+  const RandomKey& key() {
+    if (!key_) {
+      key_ =
+          next_random_key(call_.mesh, has("generator") ? value("generator").toOptional<at::Generator>() : std::nullopt);
+    }
+    return *key_;
+  }
+
+ private:
+  int find(const char* name) const {
+    for (size_t i = 0; i < call_.op.args.size(); ++i) {
+      if (call_.op.args[i].name == name) {
+        return static_cast<int>(i);
+      }
+    }
+    return -1;
+  }
+
+  const LocalCall& call_;
+  const Region& region_;
+  std::optional<RandomKey> key_;
+};
+
+// Draws a call's result on this rank.
+using Body = void (*)(Draw&);
+
+// Every elementwise placement of the operands, broadcast together.
+void propose_elementwise(const OpCall& call, Proposal& proposal, Body body);
+
+// The names: random.cc, random_variates.cc.
+void add_random_variate_rules(RuleTable& table);
+
+}  // namespace tessera::detail

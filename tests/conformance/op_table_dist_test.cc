@@ -1,0 +1,63 @@
+// Placements and bytes of every operation against what PyTorch 2.13 does (op_table.txt, made by
+// oracle/make_op_table.py): an operation that gathers where PyTorch does not fails, as does any difference that
+// op_differences.txt does not list.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <optional>
+
+#include "tests/conformance/behaviour.h"
+#include "tests/conformance/op_table.h"
+
+namespace tessera::testing {
+namespace {
+
+std::optional<Behaviour> find_row(const std::map<std::string, Behaviour>& rows, const std::string& inputs) {
+  const auto row = rows.find(inputs);
+  return row == rows.end() ? std::nullopt : std::optional(row->second);
+}
+
+TEST(OpTable, PlacementsAndBytesAreThoseOfPyTorchOrListed) {
+  const OpTable table = read_op_table();
+  ListedDifferences differences;
+  std::map<std::string, int64_t> counts;
+  std::map<std::string, std::vector<std::string>> wrong;
+  for (const auto& one : behaviours_of(golden_samples())) {
+    const auto known = table.find(one.op);
+    const auto row = known == table.end() ? std::nullopt : find_row(known->second, one.inputs);
+    if (!row) {
+      wrong[one.op].push_back(one.inputs + ": not in op_table.txt, make it again with oracle/make_op_table.py");
+      continue;
+    }
+    const auto kind = difference(*row, one.behaviour);
+    const bool fewer = kind == DifferenceKind::kFewer;
+    const bool listed = kind && !fewer && differences.allows(*kind, one.op, one.inputs);
+    ++counts[row->error   ? "not done by PyTorch"
+             : row->wrong ? "done wrong by PyTorch"
+             : !kind      ? "alike"
+             : fewer      ? "with fewer bytes"
+             : listed     ? "listed as different"
+                          : "different"];
+    if (kind && !fewer && !listed) {
+      wrong[one.op].push_back(fmt::format("{} -> PyTorch {}, here {}", one.inputs, row->to_string(),
+                                          one.behaviour.error ? one.error : one.behaviour.to_string()));
+    }
+  }
+  for (const auto& [op, lines] : wrong) {
+    ADD_FAILURE() << op << "\n  " << fmt::format("{}", fmt::join(lines, "\n  "));
+  }
+  if (std::getenv("TESSERA_OP") == nullptr) {
+    EXPECT_THAT(differences.unused(), ::testing::IsEmpty()) << "op_differences.txt lists what does not differ";
+  }
+  for (const auto& [what, count] : counts) {
+    std::cout << fmt::format("{}: {} combinations\n", what, count);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing
