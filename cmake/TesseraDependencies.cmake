@@ -22,12 +22,15 @@ add_library(tessera_fmt INTERFACE)
 target_include_directories(tessera_fmt SYSTEM INTERFACE $<BUILD_INTERFACE:${TESSERA_TORCH}/include>)
 target_compile_definitions(tessera_fmt INTERFACE FMT_HEADER_ONLY=1)
 
-# libtorch. -fopenmp is a compile option only: the OpenMP run time is the one beside libtorch.
+# libtorch. -fopenmp is a compile option only: the OpenMP run time is the one beside libtorch. Clang's calls need its own.
 add_library(tessera_torch INTERFACE)
 target_link_libraries(tessera_torch INTERFACE torch Threads::Threads)
 target_compile_definitions(tessera_torch INTERFACE AT_PER_OPERATOR_HEADERS USE_C10D_GLOO USE_DISTRIBUTED)
 if(NOT TESSERA_SANITIZE MATCHES thread)
   target_compile_options(tessera_torch INTERFACE -fopenmp)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    target_link_options(tessera_torch INTERFACE -fopenmp)
+  endif()
 endif()
 # NCCL groups need a libtorch for CUDA, NCCL's header and those of the CUDA libraries that c10d's header includes. The wheels
 # keep them beside torch; a toolkit of one's own may hold only the compiler.

@@ -52,10 +52,16 @@ Sample& SampleMaker::add(const NamedArguments& given) {
 
 at::Generator SampleMaker::next_generator() { return at::detail::createCPUGenerator(seed_++); }
 
-at::Tensor SampleMaker::normal(at::IntArrayRef shape) { return at::randn(shape, next_generator(), at::kDouble); }
+// Multiples of 2^-20, so that the shares of a tensor that is still to be reduced add up to it whatever the order: where
+// an operation compares what it has reduced twice (amax, and the gradient of it), a last bit would count.
+static at::Tensor coarse(const at::Tensor& values) { return at::round(values * 0x1p20) * 0x1p-20; }
+
+at::Tensor SampleMaker::normal(at::IntArrayRef shape) {
+  return coarse(at::randn(shape, next_generator(), at::kDouble));
+}
 
 at::Tensor SampleMaker::uniform(double low, double high, at::IntArrayRef shape) {
-  return at::rand(shape, next_generator(), at::kDouble) * (high - low) + low;
+  return coarse(at::rand(shape, next_generator(), at::kDouble) * (high - low) + low);
 }
 
 at::Tensor SampleMaker::integers(int64_t low, int64_t high, at::IntArrayRef shape) {
