@@ -216,14 +216,23 @@ class Chooser {
     bool keeps_crowded = false;
     for (size_t i = 0; i < choice.inputs.size(); ++i) {
       if (!cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
-        const bool stays = choice.inputs[i] == call_.inputs[i].placements;
-        (stays ? keeps_crowded : moves_to_crowded) = true;
+        (is_cut_anew(i, choice.inputs[i]) ? moves_to_crowded : keeps_crowded) = true;
       }
     }
     if (moves_to_crowded && !keeps_crowded && !writes_) {
       return false;
     }
     return proposal_.empty_parts || !has_empty_part(choice);
+  }
+
+  // Whether `placements` cut input i on a mesh dim on which it does not lie so.
+  bool is_cut_anew(size_t i, const Placements& placements) const {
+    for (int64_t m = 0; m < ndim_; ++m) {
+      if (placements[m].is_any_shard() && placements[m] != now(i, m)) {
+        return true;
+      }
+    }
+    return false;
   }
 
   // Whether some rank would have no element of an input that has some.
