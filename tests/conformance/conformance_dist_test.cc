@@ -59,7 +59,7 @@ class OnTwoMeshDims : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnTwoMeshDims, EqualsThePlainOperationForRandomPlacements) {
   const unsigned seed = random_seed(20261121);  // the tests at length draw a new one each time
-  std::mt19937 random(seed);
+  rc::Random random(seed);
   Conformance run({.mesh = {2, 2}});
   add_group(GetParam(), {5},
             [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 3, random); });

@@ -20,7 +20,7 @@ TEST_P(AtLength, EqualsThePlainOperation) {
 }
 
 TEST_P(AtLength, EqualsThePlainOperationForRandomPlacementsOnSeveralMeshDims) {
-  std::mt19937 random(random_seed());
+  rc::Random random(random_seed());
   for (const std::vector<int64_t>& mesh : {std::vector<int64_t>{2, 2}, {2, 3}, {2, 1, 2}}) {
     Conformance run({.mesh = mesh, .full = true});
     add_group(GetParam(), {9, 5, 1},

@@ -3,7 +3,8 @@
 //   for (const auto& how : combinations(sample, 4)) { ... place(slot.plain, mesh, how[i]) ... }
 #pragma once
 
-#include <random>
+#include <rapidcheck/Random.h>
+
 #include <string>
 #include <vector>
 
@@ -28,8 +29,8 @@ std::vector<c10::IValue> with_tensors(const Sample& sample, const std::vector<Sl
 // the regular ones, and some at random (the same at every run).
 using Combination = std::vector<Placement>;
 std::vector<Combination> combinations(const std::vector<Slot>& slots);
-// Placements on every dim of a mesh, drawn at random.
-std::vector<Placements> random_placements(const std::vector<Slot>& slots, int64_t mesh_ndim, std::mt19937& random);
+// Placements on every dim of a mesh, drawn by rapidcheck.
+std::vector<Placements> random_placements(const std::vector<Slot>& slots, int64_t mesh_ndim, rc::Random& random);
 
 // Every rank passes the same whole tensor. Of a Partial the ranks get shares that differ. No communication.
 at::Tensor place(const at::Tensor& whole, const MeshPtr& mesh, const Placements& placements);

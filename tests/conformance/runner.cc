@@ -346,7 +346,7 @@ void Conformance::add_all(const std::shared_ptr<const Reference>& reference) {
   }
 }
 
-void Conformance::add_random(const std::shared_ptr<const Reference>& reference, int count, std::mt19937& random) {
+void Conformance::add_random(const std::shared_ptr<const Reference>& reference, int count, rc::Random& random) {
   const auto slots = free_slots(*reference);
   for (int i = 0; i < count; ++i) {
     add(reference, random_placements(slots, static_cast<int64_t>(options_.mesh.size()), random));

@@ -49,7 +49,7 @@ class Conformance {
   // Every combination on a mesh of one dim.
   void add_all(const std::shared_ptr<const Reference>& reference);
   // This many, drawn at random.
-  void add_random(const std::shared_ptr<const Reference>& reference, int count, std::mt19937& random);
+  void add_random(const std::shared_ptr<const Reference>& reference, int count, rc::Random& random);
   void check();
   const Report& report() const { return report_; }
 
