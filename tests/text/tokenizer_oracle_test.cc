@@ -7,6 +7,7 @@
 #include <random>
 
 #include "tessera/base/file.h"
+#include "tessera/text/detail/unicode.h"
 #include "tessera/text/tokenizer.h"
 #include "tests/support/process.h"
 
@@ -279,6 +280,19 @@ TEST(TokenizerOracle, EveryComponentAgreesOnHandMadeFiles) {
       expect_same(tokenizer, answers[i], {.add_special_tokens = special, .parse_special = parse}, name);
     }
   }
+}
+
+TEST(TokenizerOracle, PunctuationIsTheSameOfEveryCharacter) {
+  std::vector<std::string> texts(1);
+  for (uint32_t code = 0x20; code < 0x20000; ++code) {
+    if (code >= 0xD800 && code < 0xE000) continue;
+    append_utf8(code, texts.back() += "\u044f");  // unknown, and so one token with its neighbours unless they are split off
+    if (code % 1024 == 1023) texts.emplace_back();
+  }
+  const Json file = file_with({{"pre_tokenizer", {{"type", "Punctuation"}, {"behavior", "Isolated"}}}});
+  const Json answers = ask_oracle({{{"json", file.dump()}, {"texts", texts}}});
+  const auto outcome = expect_same(Tokenizer::from_json(file.dump(), "punctuation"), answers[0], {}, "Punctuation");
+  EXPECT_GT(outcome.ids, 1500U);
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 #include <vector>
 
 namespace tessera::text {
@@ -20,8 +22,29 @@ bool is_other_alphabetic(uint32_t c) {
          (c >= 0x1F170 && c <= 0x1F189);
 }
 
+// In category P since some version after Unicode 8.0.
+constexpr std::pair<uint32_t, uint32_t> kLaterPunctuation[] = {
+    {0x61D, 0x61D},     {0x9FD, 0x9FD},     {0xA76, 0xA76},     {0xC77, 0xC77},     {0xC84, 0xC84},
+    {0x1B4E, 0x1B4F},   {0x1B7D, 0x1B7F},   {0x2E43, 0x2E4F},   {0x2E52, 0x2E5D},   {0x10D6E, 0x10D6E},
+    {0x10EAD, 0x10EAD}, {0x10F55, 0x10F59}, {0x10F86, 0x10F89}, {0x113D4, 0x113D5}, {0x113D7, 0x113D8},
+    {0x1144B, 0x1144F}, {0x1145A, 0x1145B}, {0x1145D, 0x1145D}, {0x11660, 0x1166C}, {0x116B9, 0x116B9},
+    {0x1183B, 0x1183B}, {0x11944, 0x11946}, {0x119E2, 0x119E2}, {0x11A3F, 0x11A46}, {0x11A9A, 0x11A9C},
+    {0x11A9E, 0x11AA2}, {0x11B00, 0x11B09}, {0x11BE1, 0x11BE1}, {0x11C41, 0x11C45}, {0x11C70, 0x11C71},
+    {0x11EF7, 0x11EF8}, {0x11F43, 0x11F4F}, {0x11FFF, 0x11FFF}, {0x12FF1, 0x12FF2}, {0x16D6D, 0x16D6F},
+    {0x16E97, 0x16E9A}, {0x16FE2, 0x16FE2}, {0x1E5FF, 0x1E5FF}, {0x1E95E, 0x1E95F}};
+
+bool is_punctuation(uint32_t code) {
+  if (code == 0x166D || code == 0x111C9) return true;  // a symbol and a mark since
+  if (code > 32 && code < 127 && !(code >= '0' && code <= '9') && !((code | 32) >= 'a' && (code | 32) <= 'z')) return true;
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO &&
+         std::none_of(std::begin(kLaterPunctuation), std::end(kLaterPunctuation),
+                      [&](const auto& range) { return code >= range.first && code <= range.second; });
+}
+
 uint8_t class_of(uint32_t code) {
   uint8_t result = is_white_space(code) ? kSpace : 0;
+  if (is_punctuation(code)) result |= kPunctuation;
   if (is_other_alphabetic(code) || code == 0x200C || code == 0x200D) result |= kWord;
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
     case UTF8PROC_CATEGORY_LU:
@@ -40,16 +63,9 @@ uint8_t class_of(uint32_t code) {
     case UTF8PROC_CATEGORY_NO:
       return result | kNumber;
     case UTF8PROC_CATEGORY_PC:
-      return result | kPunctuation | kWord;
-    case UTF8PROC_CATEGORY_PD:
-    case UTF8PROC_CATEGORY_PS:
-    case UTF8PROC_CATEGORY_PE:
-    case UTF8PROC_CATEGORY_PI:
-    case UTF8PROC_CATEGORY_PF:
-    case UTF8PROC_CATEGORY_PO:
-      return result | kPunctuation;
+      return result | kWord;
     default:
-      return code > 32 && code < 127 ? result | kPunctuation : result;
+      return result;
   }
 }
 

@@ -2,7 +2,8 @@
 //
 //   for (const char* p = text; p < end; p += c.length) { c = decode_utf8(p, end); if (char_class(c.code) & kLetter) ... }
 //
-// Classes follow general categories (Letter, Number, Mark, Punctuation) and the White_Space property. Thread-safe.
+// Classes follow general categories (Letter, Number, Mark, Punctuation) and the White_Space property. Punctuation is that
+// of the tokenizers library, whose table of it stopped at Unicode 8.0. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ enum CharClass : uint8_t {
   kLetter = 1,        // category L*
   kNumber = 2,        // category N*
   kSpace = 4,         // White_Space
-  kPunctuation = 8,   // category P*, and every ASCII sign
+  kPunctuation = 8,   // category P* as of Unicode 8.0, and every ASCII sign
   kMark = 16,         // category M*
   kWord = 32,         // Rust's \w: Alphabetic, M, Nd, Pc, Join_Control
   kNfcUnsafe = 64,    // changes under NFC, or may combine with what stands before it
