@@ -14,14 +14,17 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,16 +41,28 @@ inline double clock_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// A port that no other test has, and that is no outgoing connection's either: below those. A Unix socket of that name
+// holds it for this process.
 inline int free_port() {
-  const int descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool bound = ::bind(descriptor, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  ::close(descriptor);
-  return bound ? ntohs(address.sin_port) : 0;
+  static std::minstd_rand random(std::random_device{}());
+  for (;;) {
+    const int port = 10'000 + static_cast<int>(random() % 20'000);
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    const int length = std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "tessera-test-port-%d", port);
+    const int held = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
+    const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool free = ::bind(held, reinterpret_cast<sockaddr*>(&name), bytes) == 0 &&
+                      ::bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    ::close(descriptor);
+    if (free) return port;
+    ::close(held);
+  }
 }
 
 class Fleet {

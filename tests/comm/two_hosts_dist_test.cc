@@ -1,13 +1,7 @@
-// One run over two hosts: two launchers, each in a network namespace and under a host name of its own, joined by a pair
-// of virtual interfaces. Needs the right to make namespaces, which CI has.
+// One run over two hosts: two launchers, each on a host of its own.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -18,8 +12,7 @@
 #include "tessera/comm/collectives.h"
 #include "tessera/comm/launcher.h"
 #include "tessera/comm/rendezvous.h"
-#include "tests/support/process.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/two_hosts.h"
 
 namespace tessera::comm {
 namespace {
@@ -30,7 +23,6 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr const char* kMaster = "10.77.0.1:29471";  // nobody else is in the namespaces
 constexpr int kRanksOnHost = 2;
 
 double now_seconds() {
@@ -69,112 +61,22 @@ TEST(DISABLED_RankOfAHost, Main) {
   std::_Exit(code);
 }
 
-// A process in namespaces of its own that waits for go() and then runs the ranks of one host.
-class Host {
- public:
-  Host(int number, const fs::path& folder, const std::string& mode)
-      : number_(number), log_(folder / fmt::format("host-{}", number)) {
-    int up[2], down[2];
-    if (::pipe(up) != 0 || ::pipe(down) != 0) throw std::runtime_error("pipe");
-    std::fflush(nullptr);
-    process_ = ::fork();
-    if (process_ == 0) {
-      ::close(down[1]);
-      run(up[1], down[0], folder, mode);
-    }
-    ::close(up[1]);
-    ::close(down[0]);
-    go_ = down[1];
-    int refused = EIO;
-    if (::read(up[0], &refused, sizeof refused) != sizeof refused) refused = EIO;
-    ::close(up[0]);
-    refused_ = refused;
-  }
-  ~Host() {
-    ::close(go_);
-    if (code_ >= 0) return;
-    ::kill(process_, SIGKILL);
-    ::waitpid(process_, nullptr, 0);
-  }
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
-
-  int refused() const { return refused_; }  // errno of the namespaces
-  pid_t process() const { return process_; }
-  void go() const { EXPECT_EQ(::write(go_, "g", 1), 1); }
-  // The launcher's exit code; 128 + n after signal n.
-  int wait() {
-    int status = 0;
-    ::waitpid(process_, &status, 0);
-    code_ = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    return code_;
-  }
-  std::string said() const { return read_file(log_); }
-
- private:
-  [[noreturn]] void run(int up, int down, const fs::path& folder, const std::string& mode) const {
-    if (!std::freopen(log_.c_str(), "w", stderr)) ::_exit(99);
-    const std::string name = fmt::format("host{}.invalid", number_);  // resolves nowhere
-    const int refused =
-        ::unshare(CLONE_NEWNET | CLONE_NEWUTS) == 0 && ::sethostname(name.c_str(), name.size()) == 0 ? 0 : errno;
-    char byte;
-    if (::write(up, &refused, sizeof refused) < 0 || ::read(down, &byte, 1) != 1) ::_exit(98);
-    ::setenv("TESSERA_TEST_NOTES", folder.c_str(), 1);
-    ::setenv("TESSERA_TEST_MODE", mode.c_str(), 1);
-    for (const char* variable : {"TESSERA_RENDEZVOUS", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"})
-      ::unsetenv(variable);
-    int code = 97;
-    try {
-      code = launch_local_ranks({fs::read_symlink("/proc/self/exe").string(), "--gtest_also_run_disabled_tests",
-                                 "--gtest_filter=DISABLED_RankOfAHost.Main", "--gtest_brief=1"},
-                                {.nproc = kRanksOnHost, .nnodes = 2, .node_rank = number_, .master = kMaster});
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-    }
-    std::fflush(nullptr);
-    ::_exit(code);
-  }
-
-  int number_;
-  fs::path log_;
-  pid_t process_ = -1;
-  int go_ = -1, refused_ = 0, code_ = -1;
-};
-
-class TwoHosts : public ::testing::Test {
+class TwoHosts : public testing::TwoHostsTest {
  protected:
   void start(const std::string& mode) {
-    for (int number = 0; number < 2; ++number) hosts_.push_back(std::make_unique<Host>(number, folder_.path(), mode));
-    if (hosts_[0]->refused() == EPERM) {
-      GTEST_SKIP() << "NOT RUN: this user may not make network namespaces (CAP_SYS_ADMIN). Run the tests as root.";
-    }
-    ASSERT_EQ(hosts_[0]->refused(), 0) << std::strerror(hosts_[0]->refused());
-    ASSERT_EQ(hosts_[1]->refused(), 0) << std::strerror(hosts_[1]->refused());
-    const auto pid = [&](int number) { return std::to_string(hosts_[number]->process()); };
-    must({"ip", "link", "add", "wire", "netns", pid(0), "type", "veth", "peer", "name", "wire", "netns", pid(1)});
-    for (int number = 0; number < 2; ++number) {
-      in_host(number, {"ip", "link", "set", "lo", "up"});
-      in_host(number, {"ip", "address", "add", fmt::format("10.77.0.{}/24", number + 1), "dev", "wire"});
-      in_host(number, {"ip", "link", "set", "wire", "up"});
-    }
-  }
-  static void must(const std::vector<std::string>& command) {
-    const auto result = testing::run_process(command);
-    ASSERT_EQ(result.exit_code, 0) << command[0] << " " << command[1] << ": " << result.err;
-  }
-  void in_host(int number, std::vector<std::string> command) const {
-    const std::string target = std::to_string(hosts_[number]->process());
-    command.insert(command.begin(), {"nsenter", "--target", target, "--net", "--uts"});
-    must(command);
+    TwoHostsTest::start([&](int number) {
+      ::setenv("TESSERA_TEST_NOTES", folder_.path().c_str(), 1);
+      ::setenv("TESSERA_TEST_MODE", mode.c_str(), 1);
+      return launch_local_ranks({fs::read_symlink("/proc/self/exe").string(), "--gtest_also_run_disabled_tests",
+                                 "--gtest_filter=DISABLED_RankOfAHost.Main", "--gtest_brief=1"},
+                                {.nproc = kRanksOnHost, .nnodes = 2, .node_rank = number, .master = testing::kFirstHost});
+    });
   }
   // What rank `rank` found.
   std::string note(int rank) const {
-    const fs::path path = folder_.path() / fmt::format("rank-{}", rank);
+    const fs::path path = folder_ / fmt::format("rank-{}", rank);
     return fs::exists(path) ? read_file(path) : "nothing";
   }
-
-  const testing::TempFolder folder_;
-  std::vector<std::unique_ptr<Host>> hosts_;
 };
 
 TEST_F(TwoHosts, AreOneRunAlsoWhenOneIsLate) {

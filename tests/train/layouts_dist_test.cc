@@ -1,5 +1,6 @@
 // Training runs of the real program on other layouts than FSDP, and what may go wrong in them.
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>
@@ -7,7 +8,7 @@
 
 #include "tessera/base/file.h"
 #include "tests/support/process.h"
-#include "tests/support/temp_folder.h"
+#include "tests/support/two_hosts.h"
 
 namespace tessera::train {
 namespace {
@@ -75,6 +76,30 @@ const std::vector<std::string> kReplicas = {"parallel.dp_replicate=-1", "paralle
 std::vector<std::string> with(std::vector<std::string> overrides, const std::vector<std::string>& more) {
   overrides.insert(overrides.end(), more.begin(), more.end());
   return overrides;
+}
+
+// What `tessera launch` does on each of two hosts with two ranks, beside one host with four.
+class TwoHosts : public testing::TwoHostsTest {};
+
+TEST_F(TwoHosts, TrainAsOneDoes) {
+  const auto recipe = write_recipe(folder_);
+  start([&](int number) {
+    std::vector<std::string> command = {program(), "launch", "--nproc", "2", "--nnodes", "2", "--node-rank",
+                                        std::to_string(number), "--master", testing::kFirstHost, "--", program(), "train",
+                                        recipe.string(), "checkpoint.dir=" + (folder_ / "two").string(),
+                                        "comm.backend=auto", "train.local_batch_size=1"};
+    std::vector<char*> arguments;
+    for (auto& word : command) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    return ::execv(arguments[0], arguments.data());
+  });
+  if (IsSkipped() || HasFatalFailure()) return;
+  for (const auto& host : hosts_) host->go();
+  for (const auto& host : hosts_) EXPECT_EQ(host->wait(), 0) << host->said();
+  EXPECT_THAT(hosts_[0]->said(), HasSubstr("4 ranks"));
+  const auto alone = train(recipe, folder_ / "one", 4, {"comm.backend=auto", "train.local_batch_size=1"});
+  ASSERT_EQ(alone.exit_code, 0) << alone.err;
+  expect_close(folder_ / "two", folder_ / "one");
 }
 
 TEST(Layouts, ReplicatedRanksTrainAsShardedOnesDo) {
