@@ -16,10 +16,11 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-void partial_to_replicated(Placements& placements) {
+Placements partial_to_replicated(Placements placements) {
   for (auto& placement : placements) {
     placement = placement.is_partial() ? Replicate() : placement;
   }
+  return placements;
 }
 
 namespace {
@@ -133,8 +134,7 @@ struct ToLocal : Function<ToLocal> {
     }
     const Saved& of = saved(ctx);
     if (at::GradMode::is_enabled() && gradients[0].requires_grad()) {
-      Placements back = of.placements;
-      partial_to_replicated(back);
+      const Placements back = partial_to_replicated(of.placements);
       return {from_local_with_gradient(gradients[0], of.mesh, of.placements, of.sizes, dense_strides(of.sizes), back),
               {}};
     }
@@ -146,8 +146,7 @@ struct Redistributed : Function<Redistributed> {
   static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& to,
                           const RedistributeOptions& options, const char* cause) {
     const DTensorImpl& impl = *impl_of(tensor);
-    Placements back = impl.placements();
-    partial_to_replicated(back);
+    const Placements back = partial_to_replicated(impl.placements());
     save(ctx, impl.mesh(), back, tensor.sizes());
     ctx->saved_data["dtype"] = static_cast<int64_t>(tensor.scalar_type());
     ctx->saved_data["backward_dtype"] =

@@ -51,8 +51,7 @@ at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef
 
 // What is partial is reduced once, not at each use.
 at::Tensor reduced(const at::Tensor& tensor) {
-  Placements whole = placements(tensor);
-  partial_to_replicated(whole);
+  const Placements whole = partial_to_replicated(placements(tensor));
   return whole == placements(tensor) ? tensor : redistribute(tensor, whole);
 }
 

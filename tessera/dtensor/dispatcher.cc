@@ -320,11 +320,11 @@ struct FallbackKernel final : c10::OperatorKernel {
   }
 };
 
-// Composites that have a derivative of their own and read an operand more than once, so that it would move each time,
-// are left to their rules.
+// Made of other operations. Those that have a kernel of their own besides (silu_backward, mish_backward,
+// native_channel_shuffle) are not: their rules know them, and their operands move once, not at each use.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-         op.schema().name() != "aten::silu_backward";
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
 // Everything registered; lives as long as the process, since the dispatcher keeps calling it.

@@ -126,11 +126,9 @@ at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placem
       }
     }
   }
-  Placements back = options.grad_placements.value_or(checked);
+  Placements back = options.grad_placements.value_or(partial_to_replicated(checked));
   if (options.grad_placements) {
     check_placements("from_local", *mesh, back, static_cast<int64_t>(sizes.size()));
-  } else {
-    partial_to_replicated(back);
   }
   return from_local_with_gradient(here, mesh, checked, sizes, strides, back);
 }
@@ -140,11 +138,9 @@ at::Tensor to_local(const at::Tensor& tensor, const std::optional<Placements>& g
   if (!at::GradMode::is_enabled() || !tensor.requires_grad()) {
     return impl.local();
   }
-  Placements back = grad_placements.value_or(impl.placements());
+  Placements back = grad_placements.value_or(partial_to_replicated(impl.placements()));
   if (grad_placements) {
     check_placements("to_local", *impl.mesh(), back, tensor.dim());
-  } else {
-    partial_to_replicated(back);
   }
   return to_local_with_gradient(tensor, back);
 }

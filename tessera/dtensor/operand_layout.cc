@@ -41,9 +41,7 @@ void take_gradient_as_it_lies(const at::Tensor& result) {
   if (!is_dtensor(result) || !result.requires_grad()) {
     return;
   }
-  Placements placements = impl_of(result)->placements();
-  partial_to_replicated(placements);
-  result.register_hook([placements](const at::Tensor& gradient) {
+  result.register_hook([placements = partial_to_replicated(impl_of(result)->placements())](const at::Tensor& gradient) {
     return is_dtensor(gradient) ? gradient_in("gradient", gradient, placements) : gradient;
   });
 }

@@ -97,6 +97,22 @@ TEST(CopiedView, WritesToItAreRefused) {
   });
 }
 
+TEST(Kernel, OfAnOperationThatIsACompositeTooIsUsed) {
+  check_cases({2},
+              {{"mish", {{7, 6}}, [](const Tensors& t) { return at::mish(t[0]); }},
+               {"channel_shuffle", {{3, 4, 5}}, [](const Tensors& t) { return at::channel_shuffle(t[0], 2); }}});
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor flow = spread(at::ones({4, 6}), mesh, {Replicate()});
+    const at::Tensor partial = from_local(at::full({4, 6}, 0.25 + mesh->local_rank(0)), mesh, {Partial()});
+    for (const auto backward : {&at::silu_backward, &at::mish_backward}) {
+      const CommDebugMode comm;
+      const at::Tensor found = backward(flow, partial);
+      EXPECT_EQ(comm.total(), 1);  // not at each of its uses
+      EXPECT_TRUE(at::allclose(full_tensor(found), backward(at::ones({4, 6}), at::full({4, 6}, 1.5))));
+    }
+  });
+}
+
 TEST(ArgMax, MovesOneValueAndOnePlaceALine) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     at::Tensor x = at::arange(45.).view({9, 5}).remainder(7).contiguous();

@@ -9,8 +9,8 @@
 
 namespace tessera::detail {
 
-// A gradient need not be kept in parts: Partial becomes Replicate.
-void partial_to_replicated(Placements& placements);
+// Partial becomes Replicate: how a gradient lies, which need not be kept in parts.
+Placements partial_to_replicated(Placements placements);
 // grad_placements: how the gradient of the local tensor shall lie.
 at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                                     c10::IntArrayRef sizes, c10::IntArrayRef strides,

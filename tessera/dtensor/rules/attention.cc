@@ -20,6 +20,11 @@ std::vector<bool> head_cuts(const OpCall& call) {
   return cuts;
 }
 
+bool uses_dropout(const OpCall& call) {
+  const int arg = call.arg_named("dropout_p");
+  return arg >= 0 && call.args[arg].toScalar().toDouble() > 0;
+}
+
 namespace {
 
 // A mask broadcasts over what it has with size 1.
@@ -41,11 +46,6 @@ Roles roles(const OpCall& call) {
   const int causal = call.arg_named("is_causal");
   return {call.input_at(call.arg_named("query")), call.input_at(call.arg_named("key")), mask < 0 ? -1 : call.input_at(mask),
           causal >= 0 && call.args[causal].isBool() && call.bool_at(causal)};
-}
-
-bool uses_dropout(const OpCall& call) {
-  const int arg = call.arg_named("dropout_p");
-  return arg >= 0 && call.args[arg].toScalar().toDouble() > 0;
 }
 
 // Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.

@@ -9,6 +9,9 @@ namespace tessera::detail {
 // their own heads only where both divide evenly over all mesh dims that cut them.
 std::vector<bool> head_cuts(const OpCall& call);
 
+// Whether some elements are dropped: parts would drop the same ones, so nothing is cut.
+bool uses_dropout(const OpCall& call);
+
 // `add` proposes the strategy that cuts one of `dims` (1 is the heads) on a mesh dim, for each mesh dim that may.
 template <class Add>
 void propose_cuts(const OpCall& call, Proposal& proposal, c10::ArrayRef<int64_t> dims, const Add& add) {

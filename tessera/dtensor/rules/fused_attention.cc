@@ -7,11 +7,6 @@ namespace {
 
 int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-bool uses_dropout(const OpCall& call) {
-  const int dropout = call.arg_named("dropout_p");
-  return dropout >= 0 && call.args[dropout].toDouble() > 0;
-}
-
 bool is_one_of(const std::string& name, std::initializer_list<const char*> names) {
   return std::any_of(names.begin(), names.end(), [&](const char* each) { return name == each; });
 }
@@ -34,7 +29,7 @@ void add_cuts(const OpCall& call, Proposal& proposal, size_t cut_outputs, size_t
   proposal.strided = false;
   proposal.empty_parts = false;
   if (uses_dropout(call)) {
-    return;  // parts would drop the same elements
+    return;
   }
   propose_cuts(call, proposal, {1, 0}, [&](int64_t dim) {
     Strategy strategy;

@@ -31,11 +31,7 @@ at::Tensor moved(const at::Tensor& tensor, const Placements& to) {
   return !is_dtensor(tensor) || impl_of(tensor)->placements() == to ? tensor : redistribute_values(tensor, to, true);
 }
 
-Placements reduced(const at::Tensor& tensor) {
-  Placements placements = impl_of(tensor)->placements();
-  partial_to_replicated(placements);
-  return placements;
-}
+Placements reduced(const at::Tensor& tensor) { return partial_to_replicated(impl_of(tensor)->placements()); }
 
 int64_t cuts_of(const Placements& placements) {
   return std::count_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_any_shard(); });

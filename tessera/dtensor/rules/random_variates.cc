@@ -171,42 +171,38 @@ void fill_each(Draw& draw, const at::Tensor& values, Each each) {
 
 at::Tensor room(const Draw& draw) { return at::empty(draw.region().sizes, at::kDouble); }
 
-// What is drawn in double, as the type of `like` on its device.
-void finish_as(Draw& draw, const at::Tensor& like, const at::Tensor& values) {
+// What make() draws in double, as the type of `like` on its device. A tensor without values (meta) takes no stream.
+template <class Make>
+void finish_as(Draw& draw, const at::Tensor& like, Make make) {
   const at::Tensor to = draw.target(like);
-  draw.finish(to.copy_(values));
+  draw.finish(like.is_meta() ? to : to.copy_(make()));
 }
 
 void poisson(Draw& draw) {
   const at::Tensor self = draw.tensor("self");
-  if (self.is_meta()) {
-    draw.finish(draw.target(self));
-    return;
-  }
-  const at::Tensor rates = spread(draw, self);
-  TESSERA_CHECK(at::all(rates >= 0).item<bool>(), ErrorKind::kShape,
-                "[dtensor.dispatch] {}: found a negative rate, wanted none.", draw.call().op.name);
-  const at::Tensor values = room(draw);
-  const auto* rate = rates.const_data_ptr<double>();
-  fill_each(draw, values, [=](Stream& stream, int64_t i) { return draw_poisson(stream, rate[i]); });
-  finish_as(draw, self, values);
+  finish_as(draw, self, [&] {
+    const at::Tensor rates = spread(draw, self);
+    TESSERA_CHECK(at::all(rates >= 0).item<bool>(), ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: found a negative rate, wanted none.", draw.call().op.name);
+    const at::Tensor values = room(draw);
+    const auto* rate = rates.const_data_ptr<double>();
+    fill_each(draw, values, [=](Stream& stream, int64_t i) { return draw_poisson(stream, rate[i]); });
+    return values;
+  });
 }
 
 void binomial(Draw& draw) {
   const at::Tensor count = draw.tensor("count");
-  const at::Tensor like = count.expand(draw.region().sizes);
-  if (count.is_meta()) {
-    draw.finish(draw.target(like));
-    return;
-  }
-  const at::Tensor counts = spread(draw, count);
-  const at::Tensor odds = spread(draw, draw.tensor("prob"));
-  const at::Tensor values = room(draw);
-  fill_each(draw, values,
-            [n = counts.const_data_ptr<double>(), p = odds.const_data_ptr<double>()](Stream& stream, int64_t i) {
-              return draw_binomial(stream, std::floor(n[i]), p[i]);
-            });
-  finish_as(draw, like, values);
+  finish_as(draw, count.expand(draw.region().sizes), [&] {
+    const at::Tensor counts = spread(draw, count);
+    const at::Tensor odds = spread(draw, draw.tensor("prob"));
+    const at::Tensor values = room(draw);
+    fill_each(draw, values,
+              [n = counts.const_data_ptr<double>(), p = odds.const_data_ptr<double>()](Stream& stream, int64_t i) {
+                return draw_binomial(stream, std::floor(n[i]), p[i]);
+              });
+    return values;
+  });
 }
 
 // Gamma variates that are no smaller than the smallest number of the type, as ATen's.
@@ -224,29 +220,27 @@ at::Tensor gammas(Draw& draw, const at::Tensor& self) {
 
 void standard_gamma(Draw& draw) {
   const at::Tensor self = draw.tensor("self");
-  self.is_meta() ? draw.finish(draw.target(self)) : finish_as(draw, self, gammas(draw, self));
+  finish_as(draw, self, [&] { return gammas(draw, self); });
 }
 
 // Gamma variates over their sum along the last dim, which is whole.
 void dirichlet(Draw& draw) {
   const at::Tensor self = draw.tensor("self");
-  if (self.is_meta()) {
-    draw.finish(draw.target(self));
-    return;
-  }
-  const at::Tensor values = gammas(draw, self);
-  const int64_t width = values.size(-1);
-  auto* row = values.mutable_data_ptr<double>();
-  for (int64_t left = values.numel(); left > 0; left -= width, row += width) {
-    double sum = 0;  // in one order on every rank
-    for (int64_t i = 0; i < width; ++i) {
-      sum += row[i];
+  finish_as(draw, self, [&] {
+    const at::Tensor values = gammas(draw, self);
+    const int64_t width = values.size(-1);
+    auto* row = values.mutable_data_ptr<double>();
+    for (int64_t left = values.numel(); left > 0; left -= width, row += width) {
+      double sum = 0;  // in one order on every rank
+      for (int64_t i = 0; i < width; ++i) {
+        sum += row[i];
+      }
+      for (int64_t i = 0; i < width; ++i) {
+        row[i] /= sum;
+      }
     }
-    for (int64_t i = 0; i < width; ++i) {
-      row[i] /= sum;
-    }
-  }
-  finish_as(draw, self, values);
+    return values;
+  });
 }
 
 }  // namespace
