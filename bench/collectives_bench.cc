@@ -25,8 +25,14 @@ namespace {
 
 // Message of `count` floats: of the tensor in all_reduce, of a rank's part in the others. Zeros stay zeros when summed.
 struct Buffers {
-  Buffers(int64_t count, int ranks) : part(at::zeros({count})), all(at::zeros({count * ranks})) {}
+  // In ordinary memory, or where ranks read each other's in place, as FSDP's buffers do.
+  Buffers(comm::Group& group, int64_t count, bool shared) : part(zeros(group, count, shared)), all(zeros(group, count * group.size(), shared)) {}
   at::Tensor part, all;
+
+ private:
+  static at::Tensor zeros(comm::Group& group, int64_t count, bool shared) {
+    return shared ? group.backend().allocateTensor(count, at::kFloat).zero_() : at::zeros({count});
+  }
 };
 
 void call(comm::Group& group, const std::string& op, const Buffers& buffers) {
@@ -38,7 +44,7 @@ void call(comm::Group& group, const std::string& op, const Buffers& buffers) {
 }
 
 // Whether a call gives what it must, for values that differ by rank and place.
-bool verify(comm::Group& group, const std::string& op, int64_t count) {
+bool verify(comm::Group& group, const std::string& op, int64_t count, bool shared) {
   const int size = group.size(), rank = group.rank();
   const auto values = [&](int of, int64_t length) { return at::arange(length, at::kFloat).remainder(1000) + of; };
   const auto sum_of = [&](int64_t length) {
@@ -46,7 +52,7 @@ bool verify(comm::Group& group, const std::string& op, int64_t count) {
     for (int of = 1; of < size; ++of) sum += values(of, length);
     return sum;
   };
-  Buffers buffers(count, size);
+  const Buffers buffers(group, count, shared);
   buffers.part.copy_(values(rank, count));
   if (op == "all_reduce") {
     call(group, op, buffers);
@@ -103,13 +109,14 @@ int rank_main(int hosts) {
     const std::string op = request.at("op");
     if (op.empty()) return 0;
     const int64_t count = request.at("count"), calls = request.at("calls");
+    const bool shared = request.value("shared", false);
     Json answer;
     if (request.value("verify", false)) {
-      at::Tensor right = at::full({1}, verify(group, op, count) ? 1.0 : 0.0);
+      at::Tensor right = at::full({1}, verify(group, op, count, shared) ? 1.0 : 0.0);
       comm::all_reduce(group, right, comm::ReduceOp::kMin).wait();
       answer["right"] = right.item<double>() == 1;
     } else {
-      const Buffers buffers(count, world->size());
+      const Buffers buffers(group, count, shared);
       for (int i = 0; i < 2; ++i) call(group, op, buffers);
       comm::barrier(group);
       const double seconds = seconds_of([&] {
@@ -138,6 +145,7 @@ struct Setting {
   std::string op;
   int64_t bytes, calls, peer_calls;
   double at_least;
+  bool shared = false;  // ours in shared buffers
 };
 
 class Contest {
@@ -159,15 +167,15 @@ class Contest {
                   .at_least = what.at_least,
                   .higher_is_better = false,
                   .verified = [&] { return right(what); },
-                  .ours = [&] { return 1e6 * seconds(ours_, what.op, what.bytes, what.calls); },
-                  .peer = [&] { return 1e6 * seconds(peer_, what.op, what.bytes, what.peer_calls); }});
+                  .ours = [&] { return 1e6 * seconds(ours_, what, what.calls); },
+                  .peer = [&] { return 1e6 * seconds(peer_, what, what.peer_calls); }});
   }
 
   void bandwidth(const Setting& what) {
     const std::string name = name_of(what);
     if (!harness_.wants(name)) return;
     const auto gigabytes = [&](Peer& half, int64_t calls) {
-      return static_cast<double>(what.bytes) / seconds(half, what.op, what.bytes, calls) / 1e9;
+      return static_cast<double>(what.bytes) / seconds(half, what, calls) / 1e9;
     };
     const bool verified = right(what);
     harness_.run({.name = name,
@@ -183,20 +191,23 @@ class Contest {
          .unit = "GB/s",
          .at_least = 0.6,
          .verified = [&] { return verified; },
-         .ours = [&] { return needed / seconds(ours_, what.op, what.bytes, what.calls) / 1e9; },
-         .peer = [&] { return 2.0 * ranks_ * what.bytes / seconds(ours_, "copy", what.bytes, what.calls) / 1e9; }});
+         .ours = [&] { return needed / seconds(ours_, what, what.calls) / 1e9; },
+         .peer = [&] { return 2.0 * ranks_ * what.bytes / seconds(ours_, what, "copy", what.calls) / 1e9; }});
   }
 
  private:
   std::string name_of(const Setting& what) const {
     const std::string name = fmt::format("{} {} x {}", what.op, size_name(what.bytes), ranks_);
+    if (what.shared) return name + " from shared buffers";
     return hosts_ == 1 ? name : fmt::format("{} on {} pretended hosts", name, hosts_);
   }
-  static double seconds(Peer& half, const std::string& op, int64_t bytes, int64_t calls) {
-    return half.ask({{"op", op}, {"count", bytes / 4}, {"calls", calls}})["seconds"].get<double>();
+  static double seconds(Peer& half, const Setting& what, int64_t calls) { return seconds(half, what, what.op, calls); }
+  static double seconds(Peer& half, const Setting& what, const std::string& op, int64_t calls) {
+    const Json request = {{"op", op}, {"count", what.bytes / 4}, {"calls", calls}, {"shared", what.shared}};
+    return half.ask(request)["seconds"].get<double>();
   }
   bool right(const Setting& what) {
-    const Json request = {{"op", what.op}, {"count", what.bytes / 4}, {"calls", 1}, {"verify", true}};
+    const Json request = {{"op", what.op}, {"count", what.bytes / 4}, {"calls", 1}, {"verify", true}, {"shared", what.shared}};
     return ours_.ask(request)["right"].get<bool>() && peer_.ask(request)["right"].get<bool>();
   }
 
@@ -212,8 +223,10 @@ int run(Harness& harness, const std::string& self) {
     two.latency({"all_reduce", 4, 20'000, 500, 20});
     two.latency({"all_reduce", 4096, 20'000, 200, 40});
     for (const char* op : {"all_reduce", "all_gather", "reduce_scatter"}) {
-      two.bandwidth({op, 4 * kMiB, 40, 10, 3});
-      two.bandwidth({op, 64 * kMiB, 3, 1, 3});
+      for (const bool shared : {false, true}) {
+        two.bandwidth({op, 4 * kMiB, 40, 10, 3, shared});
+        two.bandwidth({op, 64 * kMiB, 3, 1, 3, shared});
+      }
     }
   }
   {

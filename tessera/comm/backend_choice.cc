@@ -11,7 +11,6 @@
 #include "tessera/comm/shm/handshake.h"
 
 namespace tessera::comm {
-
 namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -27,19 +26,22 @@ BackendPtr make_gloo(const StorePtr& store, const BackendRequest& request, int r
       {.rank = rank, .size = size, .loopback = request.one_host, .master = request.master, .timeout = request.timeout});
 }
 
+// The ranks that share memory if they can: `ranks` are global, `rank` is this one's position in them.
+shm::Met shake_hands(const StorePtr& store, const BackendRequest& request, int rank, const std::vector<int>& ranks) {
+  return shm::shake_hands(*store, {.rank = rank,
+                                   .size = static_cast<int>(ranks.size()),
+                                   .ranks = ranks,
+                                   .ranks_on_host = request.ranks_on_host,
+                                   .host = request.host,
+                                   .timeout = request.timeout});
+}
+
 // Null on all ranks, and a line from the first of the host concerned, when one host has no shared memory.
 BackendPtr make_mixed(const StorePtr& store, const BackendRequest& request, const HostMap& hosts) {
   const int host = hosts.host_of(request.rank), place = hosts.place_of(request.rank);
-  const auto& members = hosts.members(host);
   std::vector<int> ranks;
-  for (const int rank : members) ranks.push_back(request.ranks[rank]);
-  const auto met =
-      shm::shake_hands(*part_of(store, fmt::format("host{}", host)), {.rank = place,
-                                                                      .size = static_cast<int>(members.size()),
-                                                                      .ranks = ranks,
-                                                                      .ranks_on_host = request.ranks_on_host,
-                                                                      .host = request.host,
-                                                                      .timeout = request.timeout});
+  for (const int rank : hosts.members(host)) ranks.push_back(request.ranks[rank]);
+  const auto met = shake_hands(part_of(store, fmt::format("host{}", host)), request, place, ranks);
   const auto key_of = [](int each) { return fmt::format("mixed/{}", each); };
   if (place == 0) {
     store->set(key_of(host), met.backend ? "yes" : "no");
@@ -64,12 +66,7 @@ bool is_backend(std::string_view name) { return name == "auto" || name == "shm" 
 
 BackendPtr choose_backend(const StorePtr& store, const BackendRequest& request) {
   if (request.wanted != "gloo") {
-    auto met = shm::shake_hands(*store, {.rank = request.rank,
-                                         .size = request.size,
-                                         .ranks = request.ranks,
-                                         .ranks_on_host = request.ranks_on_host,
-                                         .host = request.host,
-                                         .timeout = request.timeout});
+    const auto met = shake_hands(store, request, request.rank, request.ranks);
     if (met.backend) return met.backend;
     TESSERA_CHECK(request.wanted != "shm", ErrorKind::kConfig,
                   "[comm.new_group] group '{}' has no shared memory: {}. Use comm.backend=auto or gloo.", request.group,

@@ -28,6 +28,17 @@ void require_reducible(const Launch& launch, at::ScalarType type, ReduceOp op) {
                                                    to_string(op), reducible_types(op)));
 }
 
+// For back-ends that add but do not divide: what they do, and what is done here with the sum they `carried`, which for
+// half precision is another tensor, in float32.
+c10d::ReduceOp::RedOpType undivided(ReduceOp op) { return carried_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op); }
+
+void divide_and_round(Launch& launch, const at::Tensor& target, const at::Tensor& carried, ReduceOp op, int size) {
+  launch.on_finish([target, carried, op, size]() mutable {
+    if (op == ReduceOp::kAvg) carried.div_(size);
+    if (!carried.is_same(target)) target.copy_(carried);
+  });
+}
+
 // Fresh large memory costs far more than the copy into it, so the group keeps one buffer.
 at::Tensor take_scratch(Group& group, int64_t bytes, at::Device device) {
   at::Tensor kept(std::exchange(group.scratch(), at::TensorBase()));
@@ -52,11 +63,8 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   at::Tensor carried = target;
   if (!reduces_by_itself(group.backend())) {
     if (is_half(target.scalar_type())) carried = target.to(at::kFloat);
-    if (op == ReduceOp::kAvg) options.reduceOp = c10d::ReduceOp::SUM;
-    launch.on_finish([target, carried, op, size = group.size()]() mutable {
-      if (op == ReduceOp::kAvg) carried.div_(size);
-      if (!carried.is_same(target)) target.copy_(carried);
-    });
+    options.reduceOp = undivided(op);
+    divide_and_round(launch, target, carried, op, group.size());
   }
   launch.count(CommKind::kAllReduce, 2 * size_of(tensor) * (group.size() - 1) / group.size());
   return launch.start([&](c10d::Backend& backend) {
@@ -116,14 +124,10 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
     });
   }
   if (scatters_sums(group.backend())) {
-    const bool half = is_half(out.scalar_type());
     at::Tensor parts = input.variable_data().view({-1}), sum = out;
-    if (half) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
-    if (op == ReduceOp::kAvg) options.reduceOp = c10d::ReduceOp::SUM;
-    launch.on_finish([out, sum, op, size = group.size()]() mutable {
-      if (op == ReduceOp::kAvg) sum.div_(size);
-      if (!sum.is_same(out)) out.copy_(sum);
-    });
+    if (is_half(out.scalar_type())) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
+    options.reduceOp = undivided(op);
+    divide_and_round(launch, out, sum, op, group.size());
     return launch.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
   }
   at::Tensor scratch = take_scratch(group, in.numel(), input.device());

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/libtorch_error.h"
 #include "tessera/comm/peer_failed.h"
 #include "tessera/comm/signature_exchange.h"
 
@@ -18,9 +19,7 @@ using State = Pending::State;
 
 // libtorch's and Gloo's reasons carry a source position in front and a backtrace behind.
 std::string plain_reason(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
-  reason = reason.substr(0, reason.find('\n'));
+  std::string reason = first_line(error);
   reason = reason.substr(0, reason.find(". This is typically"));
   if (reason.starts_with('[')) {
     const size_t end = reason.find("] ");
@@ -67,9 +66,7 @@ std::string where(const State& state) {
         {.group = state.signature.members, .sequence = state.signature.sequence, .text = seen, .timed_out = timed_out});
   }
   if (verdict) {
-    const std::string message = fmt::format("{}: {}{}.", where(state), timed_out ? "timed out. " : "", verdict->text);
-    if (verdict->consequence) throw PeerFailed(message);
-    throw Error(ErrorKind::kComm, message);
+    throw_verdict(*verdict, fmt::format("{}: {}", where(state), timed_out ? "timed out. " : ""));
   }
   if (timed_out) {
     raise(ErrorKind::kComm,

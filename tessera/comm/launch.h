@@ -7,7 +7,8 @@
 //   std::vector<at::Tensor> tensors = {launch.keep_output(tensor)};
 //   return launch.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
 //
-// Errors: kShape from the checks; from start() and finished() what Pending::wait() throws. As thread-safe as the group.
+// start() and finished() are COLLECTIVE over the group, or for a message over its two ranks. Errors: kShape from the
+// checks; from start() and finished() what Pending::wait() throws. As thread-safe as the group.
 #pragma once
 
 #include <ATen/core/Tensor.h>

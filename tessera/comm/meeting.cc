@@ -13,6 +13,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/comm/libtorch_error.h"
 #include "tessera/comm/rendezvous.h"
 
 namespace tessera::comm {
@@ -78,10 +79,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, milliseconds 
   try {
     return connect_store(meeting.host, options);
   } catch (const std::exception& error) {
-    const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-    const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
     raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} found no one at {} within {} s ({}). Is rank 0 running there?",
-          info.rank, info.size, meeting.place(), timeout.count() / 1000, reason.substr(0, reason.find('\n')));
+          info.rank, info.size, meeting.place(), timeout.count() / 1000, first_line(error));
   }
 }
 
@@ -199,9 +198,8 @@ c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
   try {
     verdict = hear_verdict(*store, meeting, deadline, timeout);
   } catch (const c10::Error& error) {
-    const std::string reason = error.what_without_backtrace();
     raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} lost the store at {}: {}. Did rank 0 end?", info.rank, info.size,
-          meeting.place(), reason.substr(0, reason.find('\n')));
+          meeting.place(), first_line(error));
   }
   if (!verdict.starts_with("ok")) {
     throw Error(verdict.starts_with("config") ? ErrorKind::kConfig : ErrorKind::kComm, verdict.substr(6));

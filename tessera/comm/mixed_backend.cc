@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/local_reduction.h"
+#include "tessera/comm/wait_all.h"
 
 namespace tessera::comm {
 namespace {
@@ -44,18 +45,6 @@ class StagedWork final : public c10d::Work {
   Tensors results_;
   std::function<void()> stages_;
 };
-
-void wait_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
-  std::exception_ptr first;
-  for (const auto& work : works) {
-    try {
-      work->wait();
-    } catch (...) {
-      if (!first) first = std::current_exception();
-    }
-  }
-  if (first) std::rethrow_exception(first);
-}
 
 ReduceOp reduce_op_of(const c10d::ReduceOp& op) {
   for (const auto known : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
@@ -133,7 +122,7 @@ MixedBackend::MixedBackend(int rank, const HostMap& hosts, MixedParts parts)
     : Backend(rank, hosts.hosts() * static_cast<int>(hosts.members(0).size())),
       hosts_(hosts),
       parts_(std::move(parts)),
-      conductor_(std::make_shared<Conductor>([this] { abort(); })) {
+      conductor_(std::make_unique<Conductor>([this] { abort(); })) {
   TESSERA_CHECK(hosts_.is_even(), ErrorKind::kInternal, "[comm.mixed] hosts with different numbers of ranks");
 }
 

@@ -9,9 +9,9 @@
 // group on one host. What is left (scatter, all-to-all, send, recv, barrier, ...) goes over `whole`, a Gloo group of
 // all.
 //
-// As Gloo, it does not divide, and rounds half precision after every sum: callers carry float32. Those four are run in
-// order by one thread; the first failure aborts all parts, and later calls fail. abort() may come from any thread, the
-// rest from one at a time.
+// Collectives are COLLECTIVE over the ranks of the group. As Gloo, it does not divide, and rounds half precision after
+// every sum: callers carry float32. Those four are run in order by one thread; the first failure aborts all parts, and
+// later calls fail. abort() may come from any thread, the rest from one at a time.
 #pragma once
 
 #include <memory>
@@ -57,6 +57,11 @@ class MixedBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  bool supportsTensorAlloc(c10::DeviceIndex device) override { return parts_.inner->supportsTensorAlloc(device); }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override { return parts_.inner->getMemAllocator(); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return parts_.inner->allocateTensor(size, options);
+  }
   void abort() override;
   void shutdown() override;
 
@@ -87,7 +92,7 @@ class MixedBackend final : public c10d::Backend {
 
   HostMap hosts_;
   MixedParts parts_;
-  std::shared_ptr<Conductor> conductor_;
+  std::unique_ptr<Conductor> conductor_;
   at::Tensor scratch_[2];  // of the stages
   uint64_t sequence_ = 0;
 };

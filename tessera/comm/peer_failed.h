@@ -7,7 +7,7 @@
 
 namespace tessera::comm {
 
-class PeerFailed : public Error {
+class PeerFailed final : public Error {
  public:
   explicit PeerFailed(const std::string& message) : Error(ErrorKind::kComm, message) {}
 };

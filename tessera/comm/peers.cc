@@ -1,8 +1,15 @@
 #include "tessera/comm/peers.h"
 
 #include "tessera/comm/diagnosis.h"
+#include "tessera/comm/peer_failed.h"
 
 namespace tessera::comm {
+
+void throw_verdict(const Verdict& verdict, const std::string& before) {
+  const std::string message = before + verdict.text + ".";
+  if (verdict.consequence) throw PeerFailed(message);
+  throw Error(ErrorKind::kComm, message);
+}
 
 Verdict judge(const std::vector<FlightRecord>& records, const std::set<int>& left, const Trouble& trouble, int rank) {
   const Diagnosis found = diagnose(records, left);

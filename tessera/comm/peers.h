@@ -23,6 +23,9 @@ struct Verdict {
   bool consequence = false;  // of a rank that ended: not the first error of the run
 };
 
+// Throws `before` and the verdict: PeerFailed for a consequence, else Error kComm.
+[[noreturn]] void throw_verdict(const Verdict& verdict, const std::string& before);
+
 // A collective that does not end, or ended badly for no reason of this rank's own.
 struct Trouble {
   uint32_t group = 0;

@@ -16,6 +16,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/libtorch_error.h"
 #include "tessera/comm/peer_socket.h"
 
 namespace tessera::comm {
@@ -362,8 +363,7 @@ std::string get_text(c10d::Store& store) {
     const auto bytes = store.get(kKey);
     return {bytes.begin(), bytes.end()};
   } catch (const c10::Error& error) {
-    const std::string reason = error.what_without_backtrace();
-    raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", reason.substr(0, reason.find('\n')));
+    raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", first_line(error));
   }
 }
 

@@ -19,6 +19,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/backend_choice.h"
 #include "tessera/comm/fake_backend.h"
+#include "tessera/comm/libtorch_error.h"
 #include "tessera/comm/monitor.h"
 #include "tessera/comm/nccl_backend.h"
 #include "tessera/comm/peer_failed.h"
@@ -238,14 +239,10 @@ namespace {
 [[noreturn]] void throw_group_not_made(const std::string& which, const std::exception& error, Monitor& monitor) {
   constexpr std::chrono::milliseconds kSoon{2000};
   if (const auto verdict = monitor.await_verdict(kSoon)) {
-    const std::string message = fmt::format("{}: {}.", which, verdict->text);
-    if (verdict->consequence) throw PeerFailed(message);
-    throw Error(ErrorKind::kComm, message);
+    throw_verdict(*verdict, which + ": ");
   }
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  const std::string reason = c10_error ? c10_error->what_without_backtrace() : error.what();
-  const std::string message = fmt::format("{}: {}. All its ranks must make it, within {} s.", which,
-                                          reason.substr(0, reason.find('\n')), monitor.options().timeout.count() / 1000);
+  const std::string message = fmt::format("{}: {}. All its ranks must make it, within {} s.", which, first_line(error),
+                                          monitor.options().timeout.count() / 1000);
   if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
   throw Error(ErrorKind::kComm, message);
 }

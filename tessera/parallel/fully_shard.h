@@ -29,13 +29,15 @@ struct FullyShardOptions {
 };
 
 // Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be on the meta
-// device: then their shards are too, until materialised (to_empty and load, or init). No communication.
+// device: then their shards are too, until materialised (to_empty and load, or init). Shards lie in memory that the
+// ranks of one host gather from in place, so COLLECTIVE over the shard dim where that makes its group.
 // Errors kShape: mesh of other than 1 or 2 dims, scalar or non-contiguous parameters, a module sharded twice, a
 // parameter tied to one of another group.
 void fully_shard(nn::Module& module, const FullyShardOptions& options);
 
 // Gives parameters and buffers on the meta device uninitialised memory on `device`, sharded ones their shard only. They
-// become new tensors: call it before making an optimizer. Initialise or load them next. No communication.
+// become new tensors: call it before making an optimizer. Initialise or load them next. COLLECTIVE as
+// fully_shard.
 void to_empty(nn::Module& module, c10::Device device);
 
 // A switch of one module and, when recurse is set, all sharded modules below it. Those for gradients are in

@@ -70,13 +70,29 @@ inline bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && at::equal(a, b);
 }
 
+// One rank of a group, and what it compares.
+class RankChecks {
+ protected:
+  RankChecks(int rank, int size) : rank_(rank), size_(size) {}
+  void check(const at::Tensor& found, const at::Tensor& wanted, const char* what) const {
+    EXPECT_TRUE(same(found, wanted)) << what << " " << where_ << ", rank " << rank_ << " of " << size_;
+  }
+  at::Tensor all_data(at::ScalarType type, int64_t count) const {
+    std::vector<at::Tensor> parts;
+    for (int rank = 0; rank < size_; ++rank) parts.push_back(data_of(rank, count, type));
+    return at::cat(parts);
+  }
+
+  int rank_, size_;
+  std::string where_;
+};
+
 // c10d's collectives of one back-end, each checked for one dtype, size and operation.
-class Checks {
+class Checks : RankChecks {
  public:
   explicit Checks(c10d::Backend& backend)
-      : backend_(backend),
-        rank_(backend.getRank()),
-        size_(backend.getSize()),
+      : RankChecks(backend.getRank(), backend.getSize()),
+        backend_(backend),
         gloo_(backend.getBackendName() == "gloo") {}
 
   bool takes(at::ScalarType type, Red op) const {
@@ -131,15 +147,6 @@ class Checks {
   }
 
  private:
-  void check(const at::Tensor& found, const at::Tensor& wanted, const char* what) const {
-    EXPECT_TRUE(same(found, wanted)) << what << " " << where_ << ", rank " << rank_ << " of " << size_;
-  }
-  at::Tensor all_data(at::ScalarType type, int64_t count) const {
-    std::vector<at::Tensor> parts;
-    for (int rank = 0; rank < size_; ++rank) parts.push_back(data_of(rank, count, type));
-    return at::cat(parts);
-  }
-
   void gathers(at::ScalarType type, int64_t count) {
     at::Tensor input = data_of(rank_, count, type), output = at::empty({count * size_}, type);
     backend_._allgather_base(output, input)->wait();
@@ -243,16 +250,14 @@ class Checks {
   }
 
   c10d::Backend& backend_;
-  int rank_, size_;
   bool gloo_;
-  std::string where_;
 };
 
 // Tessera's collectives over one group, which may have one rank.
-class OwnChecks {
+class OwnChecks : RankChecks {
  public:
   OwnChecks(Group& group, const std::string& backend)
-      : group_(group), rank_(group.rank()), size_(group.size()), name_("tessera over " + backend) {}
+      : RankChecks(group.rank(), group.size()), group_(group), name_("tessera over " + backend) {}
 
   static bool takes(at::ScalarType type, ReduceOp op) {
     return type != at::kBool && type != at::kShort && (at::isFloatingType(type) || op != ReduceOp::kAvg);
@@ -290,14 +295,6 @@ class OwnChecks {
   }
 
  private:
-  void check(const at::Tensor& found, const at::Tensor& wanted, const char* what) const {
-    EXPECT_TRUE(same(found, wanted)) << what << " " << where_ << ", rank " << rank_ << " of " << size_;
-  }
-  at::Tensor all_data(at::ScalarType type, int64_t count) const {
-    std::vector<at::Tensor> parts;
-    for (int rank = 0; rank < size_; ++rank) parts.push_back(data_of(rank, count, type));
-    return at::cat(parts);
-  }
   // Each rank sends count + s rows to rank s.
   void uneven_all_to_all(at::ScalarType type, int64_t count) {
     std::vector<int64_t> sent, received(size_, count + rank_);
@@ -317,8 +314,7 @@ class OwnChecks {
   }
 
   Group& group_;
-  int rank_, size_;
-  std::string name_, where_;
+  std::string name_;
 };
 
 constexpr at::ScalarType kReal[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte,

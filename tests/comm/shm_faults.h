@@ -104,13 +104,18 @@ inline std::vector<End> run_forked(int size, std::chrono::milliseconds timeout, 
   return ends;
 }
 
-// Collectives and messages of random sizes, the same on every rank, until something fails.
+// Collectives and messages of random sizes, the same on every rank, until something fails. Half of what is sent lies in
+// shared buffers.
 inline void communicate_forever(Group& group, uint32_t seed) {
   std::mt19937 random(seed);
   const int size = group.size(), rank = group.rank();
   for (;;) {
     const int64_t count = int64_t{1} << (random() % 19);
     at::Tensor one = at::ones({count}), all = at::empty({count * size});
+    if (random() % 2 == 0) {
+      one = group.backend().allocateTensor(count, at::kFloat).fill_(1);
+      all = group.backend().allocateTensor(count * size, at::kFloat).fill_(0);
+    }
     switch (random() % 6) {
       case 0:
         all_reduce(group, one).wait();

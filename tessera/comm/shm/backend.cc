@@ -1,8 +1,12 @@
 #include "tessera/comm/shm/backend.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/shm/shared_buffer.h"
+#include "tessera/comm/wait_all.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -21,15 +25,7 @@ class AllWork final : public c10d::Work {
     return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    std::exception_ptr first;
-    for (const auto& work : works_) {
-      try {
-        work->wait(timeout);
-      } catch (...) {
-        if (!first) first = std::current_exception();
-      }
-    }
-    if (first) std::rethrow_exception(first);
+    wait_all(works_, timeout);
     return true;
   }
   std::vector<at::Tensor> result() override {
@@ -128,6 +124,15 @@ ShmBackend::ShmBackend(std::shared_ptr<SharedMemory> memory, const ChannelOption
       timeout_(timeout) {}
 
 ShmBackend::~ShmBackend() { ShmBackend::shutdown(); }
+
+std::shared_ptr<c10::Allocator> ShmBackend::getMemAllocator() {
+  return {std::shared_ptr<void>(), &shared_buffers()};
+}
+
+at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  return at::detail::empty_generic({size}, &shared_buffers(), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                   c10::typeMetaToScalarType(options.dtype()), std::nullopt);
+}
 
 void ShmBackend::shutdown() {
   engine_->shut_down();

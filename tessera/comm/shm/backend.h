@@ -5,9 +5,9 @@
 //
 // Collectives: all-reduce, all-gather, reduce-scatter, broadcast, reduce, scatter, gather, all-to-all, barrier, their
 // coalesced forms, send and recv. Tensors are contiguous and in CPU memory. sum, avg, min, max and product of every
-// real dtype, bitwise operations of integers, in rank order. All ranks take part in every collective: also the root of
-// a broadcast waits until all have called it. abort() may come from any thread, the rest from one at a time.
-// Errors, from the call or Work::wait(): GroupFailed when the group cannot go on, Error kComm when ranks disagree,
+// real dtype, bitwise operations of integers, in rank order. Each is COLLECTIVE over all ranks of the group: also the
+// root of a broadcast waits until all have called it. abort() may come from any thread, the rest from one at a time.
+// Errors, from the call or Work::wait(): PeerFailed when the group cannot go on, Error kComm when ranks disagree,
 // Error kShape for arguments.
 #pragma once
 
@@ -38,6 +38,10 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures {
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("shm", timeout_); }
   void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
   bool supportsCoalescing() const override { return true; }
+  // Of shared buffers: what lies there is read in place by the peers.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   void setSequenceNumberForGroup() override {}  // all count from 0

@@ -76,6 +76,30 @@ std::string Channel::name_of(int rank) const {
   return fmt::format("rank {}", options_.ranks.empty() ? rank : options_.ranks[rank]);
 }
 
+std::optional<Place> Channel::show(const void* data, size_t bytes) const {
+  Place place{.address = reinterpret_cast<uint64_t>(data), .shared = {}};
+  if (same_process_) return place;
+  if (!options_.views) return std::nullopt;
+  const auto shared = find_shared(data, bytes);
+  if (!shared) return std::nullopt;
+  place.shared = *shared;
+  return place;
+}
+
+const std::byte* Channel::look(int rank, const Place& place, size_t bytes) {
+  if (same_process(rank)) return reinterpret_cast<const std::byte*>(place.address);
+  auto found = views_.find(place.shared.buffer);
+  if (found == views_.end()) {
+    std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
+    found = views_.emplace(place.shared.buffer, SharedView(options_.processes[rank], place.shared)).first;
+  }
+  const SharedView& view = found->second;
+  TESSERA_CHECK(place.shared.offset <= view.bytes() && bytes <= view.bytes() - place.shared.offset,
+                ErrorKind::kInternal, "[comm.shm] {} shows {} bytes at {} of a buffer of {}", name_of(rank), bytes,
+                place.shared.offset, view.bytes());
+  return view.at(place.shared);
+}
+
 void Channel::arrive() {
   words(rank()).arrived.store(rounds_.next());
   rounds_.arrive();
@@ -101,13 +125,13 @@ void Channel::break_off(const std::string& reason, bool disagreement) noexcept {
 
 void Channel::throw_broken() const {
   if (head().disagreement) throw Disagreement(head().reason);
-  throw GroupFailed(head().reason);
+  throw PeerFailed(head().reason);
 }
 
 void Channel::fail(const std::string& reason) {
   break_off(reason);
   if (is_broken()) throw_broken();  // a rank that ends for a reason is a reason for the next one: the first one counts
-  throw GroupFailed(reason);
+  throw PeerFailed(reason);
 }
 
 std::string Channel::who_died() const {
@@ -123,8 +147,8 @@ std::string Channel::who_died() const {
 }
 
 void Channel::await_readers() {
-  if (!same_process_) return;
   for (int peer = 0; peer < size(); ++peer) {
+    if (!same_process(peer)) continue;
     while (words(peer).reading.load() != 0) ::sched_yield();
   }
 }

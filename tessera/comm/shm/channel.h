@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/comm/peer_failed.h"
@@ -26,12 +27,7 @@ struct ChannelOptions {
   std::vector<int> ranks;        // global, for messages; empty: those of the group
   std::vector<pid_t> processes;  // of each rank
   bool crowded = false;          // more ranks than cores on this host
-};
-
-// The group cannot go on, through no fault of this call.
-class GroupFailed final : public PeerFailed {
- public:
-  using PeerFailed::PeerFailed;
+  bool views = false;            // every rank may open what the others share
 };
 
 enum class Patience { kCaller, kWorker };  // the worker leaves the core to whoever computes
@@ -57,6 +53,11 @@ class Channel {
   bool crowded() const { return options_.crowded; }
   std::string name_of(int rank) const;  // "rank 3"
 
+  // Where peers can read these bytes, while this rank keeps them as they are; nothing when they cannot.
+  std::optional<Place> show(const void* data, size_t bytes) const;
+  // What `rank` has shown. Errors: kIo when it cannot be mapped.
+  const std::byte* look(int rank, const Place& place, size_t bytes);
+
   Slot own_slot() { return slot_at(rank(), rounds_.next()); }
   Slot slot(int rank) { return slot_at(rank, rounds_.round()); }
   void arrive();
@@ -69,7 +70,7 @@ class Channel {
 
   // Tells the peers that this rank takes part no longer.
   void leave() noexcept;
-  // Ends everybody's waits, with Disagreement(reason) when `error` is one, else GroupFailed(reason). The first reason
+  // Ends everybody's waits, with Disagreement(reason) when `error` is one, else PeerFailed(reason). The first reason
   // stays.
   void break_off(const std::string& reason) noexcept { break_off(reason, false); }
   void break_off(const std::exception& error) noexcept;
@@ -81,7 +82,8 @@ class Channel {
   // "rank 3 (process 4711) has ended": the process of a rank that has not left before; "" when there is none. What it
   // did before its end is to be looked at after this.
   std::string who_died() const;
-  // After a failure: until nobody reads this rank's memory in place any more.
+  // After a failure: until no thread of this process reads this rank's memory in place any more. Other processes may,
+  // they have mapped it themselves and find the group broken off.
   void await_readers();
   // The ranks whose leaving makes the present round impossible; "" when there is none.
   std::string who_left() const;
@@ -105,6 +107,7 @@ class Channel {
   Layout layout_;
   Rounds<Native> rounds_;
   bool same_process_;
+  std::unordered_map<uint64_t, SharedView> views_;    // by SharedPlace::buffer
   std::vector<std::pair<int, Descriptor>> watched_;  // rank and pidfd of each other process
 };
 

@@ -16,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/comm/shm/backend.h"
+#include "tessera/comm/shm/shared_buffer.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -116,8 +117,9 @@ bool crowded(int ranks_on_host) {
   return ranks_on_host > CPU_COUNT(&cores);
 }
 
-// Answers of rank 0 start with one of these.
+// Answers of rank 0 start with one of these. Who may also open what the others share, or all who may, says kViews.
 constexpr const char* kYes = "yes\n";
+constexpr const char* kViews = "yes\nviews";
 constexpr const char* kElsewhere = "elsewhere\n";
 constexpr const char* kNo = "no\n";
 
@@ -139,7 +141,8 @@ class Handshake {
                            .size = options_.size,
                            .ranks = options_.ranks,
                            .processes = processes_of(offer),
-                           .crowded = crowded(options_.ranks_on_host)};
+                           .crowded = crowded(options_.ranks_on_host),
+                           .views = verdict == kViews};
     return {.backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = "", .host_of = {}};
   }
 
@@ -206,7 +209,7 @@ class Handshake {
 
   void fetch(const std::string& offer) {
     const std::string address = address_of(offer);
-    std::string outcome = kYes;
+    std::string outcome = may_view_all(processes_of(offer)) ? kViews : kYes;
     try {
       memory_ = Registry::instance().get(address, [&] {
         return std::shared_ptr<SharedMemory>(SharedMemory::receive(address, Layout(options_.size).bytes(), deadline_));
@@ -230,16 +233,23 @@ class Handshake {
       trouble = error.what();
     }
     door_.reset();  // who still waits there hears that it is closed
+    bool views = may_view_all({others_.begin(), others_.end()});
     for (int rank = 1; rank < options_.size; ++rank) {
       const std::string outcome = text_of(store_, key_of("took", rank));
       if (!outcome.starts_with(kYes)) return outcome;
+      views = views && outcome == kViews;
     }
-    return trouble.empty() ? kYes : kNo + trouble;
+    if (!trouble.empty()) return kNo + trouble;
+    return views ? kViews : kYes;
+  }
+
+  static bool may_view_all(const std::vector<pid_t>& processes) {
+    return std::all_of(processes.begin(), processes.end(), may_view);
   }
 
   void check_processes() const {
     for (const pid_t process : others_) {
-      if (::kill(process, 0) != 0 && errno == ESRCH) throw GroupFailed(fmt::format("process {} has ended", process));
+      if (::kill(process, 0) != 0 && errno == ESRCH) throw PeerFailed(fmt::format("process {} has ended", process));
     }
   }
 

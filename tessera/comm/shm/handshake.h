@@ -38,7 +38,7 @@ struct Met {
 };
 
 // COLLECTIVE over the ranks that share `store` (which no other group uses). Throws what the store throws, and
-// GroupFailed when a rank ends meanwhile.
+// PeerFailed when a rank ends meanwhile.
 Met shake_hands(c10d::Store& store, const HandshakeOptions& options);
 
 // Why this process cannot share memory; "" when it can.

@@ -10,11 +10,12 @@
 #include <cstdint>
 
 #include "tessera/comm/shm/native.h"
+#include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/comm/signature.h"
 
 namespace tessera::comm::shm {
 
-inline constexpr uint64_t kVersion = 2;
+inline constexpr uint64_t kVersion = 3;
 inline constexpr size_t kReasonBytes = 400;
 
 enum class CallKind : uint8_t {
@@ -48,11 +49,17 @@ struct SlotHead {
   uint64_t direct;      // 1: messages are read where they are
 };
 
+// Where a message can be read.
+struct Place {
+  uint64_t address = 0;  // by threads of the same process
+  SharedPlace shared;    // by other processes
+};
+
 // What rank r sends to rank d, and wants from it: entry d of the table behind r's head.
 struct Message {
   uint64_t bytes;
   uint64_t wanted;
-  uint64_t address;
+  Place place;  // when read where it is
 };
 
 // The words of one rank.

@@ -80,7 +80,7 @@ void PostOffice::work() {
     {
       const std::lock_guard lock(mutex_);
       try {
-        if (stop_ && !idle()) throw GroupFailed(channel_->name_of(channel_->rank()) + " has left the group");
+        if (stop_ && !idle()) throw PeerFailed(channel_->name_of(channel_->rank()) + " has left the group");
         if (!failure_) moved = move_all();
         if (!moved && !failure_) moved = check_ends();
       } catch (const std::exception& error) {
@@ -112,8 +112,8 @@ bool PostOffice::check_ends() {
     const bool sends = letter->opType_ == c10d::OpType::SEND;
     const std::string peer = letter->peer_ < 0 ? "any rank" : channel_->name_of(letter->peer_);
     const auto what = [&] { return fmt::format("{} {}, tag {}", sends ? "send to" : "recv from", peer, letter->tag_); };
-    if (now >= letter->deadline_) throw GroupFailed(fmt::format("timed out: {}: the other side did not come", what()));
-    if (letter->peer_ >= 0 && left[letter->peer_]) throw GroupFailed(fmt::format("{}: it has left the group", what()));
+    if (now >= letter->deadline_) throw PeerFailed(fmt::format("timed out: {}: the other side did not come", what()));
+    if (letter->peer_ >= 0 && left[letter->peer_]) throw PeerFailed(fmt::format("{}: it has left the group", what()));
   };
   for (const auto& letter : receives_) check(letter);
   for (const auto& letters : sends_) std::for_each(letters.begin(), letters.end(), check);

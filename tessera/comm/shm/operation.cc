@@ -93,28 +93,35 @@ class Exchange final : public Operation {
 
   void write_first(Channel& channel, const Slot& slot) override {
     slot.head->longest = longest_;
-    slot.head->direct = channel.same_process() && longest_ > region(channel);
     for (int to = 0; to < size_; ++to) {
-      slot.table[to] = {
-          .bytes = out_[to].bytes, .wanted = in_[to].bytes, .address = reinterpret_cast<uint64_t>(out_[to].data)};
+      slot.table[to].bytes = out_[to].bytes;
+      slot.table[to].wanted = in_[to].bytes;
     }
+    slot.head->direct = longest_ > region(channel) && show(channel, slot);
     if (!slot.head->direct) write_piece(channel, slot, 0);
+  }
+
+  bool show(const Channel& channel, const Slot& slot) const {
+    for (int to = 0; to < size_; ++to) {
+      if (to == channel.rank() || out_[to].bytes == 0) continue;
+      const auto place = channel.show(out_[to].data, out_[to].bytes);
+      if (!place) return false;
+      slot.table[to].place = *place;
+    }
+    return true;
   }
 
   void run(Channel& channel, const Waiting& waiting) override {
     if (call_.kind == CallKind::kAllToAll) compare_sizes(channel);
     size_t longest = 0;
-    bool direct = false;
-    for (int from = 0; from < size_; ++from) {
-      const SlotHead& head = *channel.slot(from).head;
-      longest = std::max<size_t>(longest, head.longest);
-      direct = direct || head.direct;
+    for (int from = 0; from < size_; ++from) longest = std::max<size_t>(longest, channel.slot(from).head->longest);
+    const InPlace way = in_place(channel, region(channel));
+    if (way == InPlace::kAll) return read_directly(channel, waiting);
+    if (way == InPlace::kSome) {
+      write_piece(channel, channel.own_slot(), 0);
+      meet(channel, waiting);
     }
-    if (direct) {
-      read_directly(channel, waiting);
-    } else {
-      read_pieces(channel, waiting, longest);
-    }
+    read_pieces(channel, waiting, longest);
   }
 
   // Of all pairs, so that every rank gets the same error.
@@ -123,8 +130,9 @@ class Exchange final : public Operation {
       for (int to = 0; to < size_; ++to) {
         const uint64_t sent = channel.slot(from).table[to].bytes, wanted = channel.slot(to).table[from].wanted;
         if (sent == wanted) continue;
-        throw Disagreement(fmt::format("{} sends {} bytes to {}, which wants {}. The splits of all ranks must fit together",
-                                       channel.name_of(from), sent, channel.name_of(to), wanted));
+        throw Disagreement(
+            fmt::format("{} sends {} bytes to {}, which wants {}. The splits of all ranks must fit together",
+                        channel.name_of(from), sent, channel.name_of(to), wanted));
       }
     }
   }
@@ -152,9 +160,9 @@ class Exchange final : public Operation {
         const int from = (rank + step) % size_;
         const Slot slot = channel.slot(from);
         if (in_[from].bytes == 0) continue;
-        const auto* source = slot.head->direct ? reinterpret_cast<const std::byte*>(slot.table[rank].address)
-                             : from == rank    ? out_[rank].data
-                                               : slot.data + (uniform_ ? 0 : rank * region(channel));
+        const auto* source = from == rank        ? out_[rank].data
+                             : slot.head->direct ? channel.look(from, slot.table[rank].place, in_[from].bytes)
+                                                 : slot.data + (uniform_ ? 0 : rank * region(channel));
         if (source != in_[from].data) std::memcpy(in_[from].data, source, in_[from].bytes);
       }
     }
@@ -173,9 +181,9 @@ void compare_calls(Channel& channel, int size) {
   for (int rank = 1; rank < size; ++rank) {
     const Slot other = channel.slot(rank);
     if (other.head->call == first.head->call) continue;
-    throw Disagreement(fmt::format("{} calls {}, {} calls {}. All ranks of a group must make the same calls in the same order",
-                                   channel.name_of(0), describe(first.head->call), channel.name_of(rank),
-                                   describe(other.head->call)));
+    throw Disagreement(
+        fmt::format("{} calls {}, {} calls {}. All ranks of a group must make the same calls in the same order",
+                    channel.name_of(0), describe(first.head->call), channel.name_of(rank), describe(other.head->call)));
   }
 }
 
@@ -189,6 +197,16 @@ void Operation::post(Channel& channel) {
   slot.head->direct = 0;
   write_first(channel, slot);
   channel.arrive();
+}
+
+Operation::InPlace Operation::in_place(Channel& channel, size_t fits) const {
+  bool some = false, all = true;
+  for (int rank = 0; rank < size_; ++rank) {
+    const SlotHead& head = *channel.slot(rank).head;
+    some = some || head.direct;
+    all = all && (head.direct || head.longest <= fits);
+  }
+  return !some ? InPlace::kNone : all ? InPlace::kAll : InPlace::kSome;
 }
 
 void Operation::compare(Channel& channel) const {

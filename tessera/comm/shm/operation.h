@@ -5,8 +5,9 @@
 //   operation->finish(channel, Patience::kCaller, deadline);    // throws; then the group is broken
 //
 // Small messages take one round: all ranks write to their slots, meet, and read. Large ones go piece by piece through
-// the two slots, which stay in the processors' caches; ranks that are threads of one process read each other's
-// memory in place instead. Reductions add in rank order. Memory belongs to the operation until finish() returns.
+// the two slots, which stay in the processors' caches. Where all ranks can read each other's memory in place they do:
+// as threads of one process, or when it lies in shared buffers. Reductions add in rank order. Memory belongs to the operation until finish() returns.
+// post() and finish() are COLLECTIVE over the ranks of the channel.
 // Ranks that do not agree on the call find out in the first round, before anything is written to results.
 #pragma once
 
@@ -40,6 +41,10 @@ class Operation {
   virtual void write_first(Channel& channel, const Slot& slot) = 0;
   // The first round is complete and all ranks agree.
   virtual void run(Channel& channel, const Waiting& waiting) = 0;
+  // Whether the messages of this call that take more than `fits` bytes are read where they are. To know after the
+  // first round, the same on every rank. kSome: only some ranks' can, they have not written their first piece.
+  enum class InPlace { kNone, kSome, kAll };
+  InPlace in_place(Channel& channel, size_t fits) const;
   static void meet(Channel& channel, const Waiting& waiting) {
     channel.arrive();
     channel.wait(waiting.patience, waiting.deadline);

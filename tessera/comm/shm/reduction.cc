@@ -9,6 +9,7 @@ namespace tessera::comm::shm {
 namespace {
 
 constexpr size_t kAlone = 128 * 1024;  // bytes read in all up to which each rank reduces everything itself
+constexpr size_t kPartInCache = 1024 * 1024;  // of a block, one rank's
 
 class Reduction : public Operation {
  public:
@@ -31,12 +32,34 @@ class Reduction : public Operation {
     const size_t begin = std::min(count, each * part);
     return {begin, part == size_ - 1 ? count - begin : std::min(count, begin + each) - begin};
   }
-  void write_address(Channel& channel, const Slot& slot, const void* data) const {
-    slot.head->direct = 1;
-    slot.table[channel.rank()].address = reinterpret_cast<uint64_t>(data);
+  // Starts the call: shows what exceeds `fits` bytes, else writes it piece by piece.
+  void start(Channel& channel, const Slot& slot, size_t fits) {
+    slot.head->longest = bytes_;
+    slot.head->direct = bytes_ > fits && show(channel, slot);
+    if (!slot.head->direct) write_piece(channel, slot, 0);
   }
-  static const std::byte* address_of(Channel& channel, int rank) {
-    return reinterpret_cast<const std::byte*>(channel.slot(rank).table[rank].address);
+  // After the first round. True: all is read in place; false: by pieces, the first one is there.
+  bool reads_in_place(Channel& channel, const Waiting& waiting, size_t fits) const {
+    const InPlace way = in_place(channel, fits);
+    if (way == InPlace::kSome) {
+      write_piece(channel, channel.own_slot(), 0);
+      meet(channel, waiting);
+    }
+    return way == InPlace::kAll;
+  }
+  // In the table of the slot, what each rank is to read; false when it cannot.
+  virtual bool show(const Channel& channel, const Slot& slot) const = 0;
+  // What the others read of the piece that begins with element `begin`.
+  virtual void write_piece(const Channel& channel, const Slot& slot, size_t begin) const = 0;
+
+  // Where each rank has shown what this one is to read; its own is at `own`.
+  std::vector<const std::byte*> shown_to(Channel& channel, const std::byte* own) const {
+    std::vector<const std::byte*> places;
+    for (int rank = 0; rank < size_; ++rank) {
+      const Slot slot = channel.slot(rank);
+      places.push_back(rank == channel.rank() ? own : channel.look(rank, slot.table[channel.rank()].place, bytes_));
+    }
+    return places;
   }
   void reduce_into(void* out, const std::vector<const void*>& sources, size_t count) const {
     reduce(out, sources, count, type_, op_);
@@ -58,27 +81,27 @@ class AllReduce final : public Reduction {
   }
 
  private:
-  bool direct(const Channel& channel) const { return channel.same_process() && bytes_ > channel.layout().slot_data(); }
   size_t piece(const Channel& channel) const { return channel.layout().slot_data() / element_; }
 
-  void write_first(Channel& channel, const Slot& slot) override {
-    if (direct(channel)) {
-      write_address(channel, slot, data_);
-    } else {
-      write_piece(channel, slot, 0);
-    }
+  void write_first(Channel& channel, const Slot& slot) override { start(channel, slot, channel.layout().slot_data()); }
+
+  bool show(const Channel& channel, const Slot& slot) const override {
+    const auto place = channel.show(data_, bytes_);
+    for (int to = 0; place && to < size_; ++to) slot.table[to].place = *place;
+    return place.has_value();
   }
 
   void run(Channel& channel, const Waiting& waiting) override {
-    if (direct(channel)) return to_root_ ? run_root_directly(channel, waiting) : run_directly(channel, waiting);
-    const bool shared = this->shared();
+    if (reads_in_place(channel, waiting, channel.layout().slot_data())) {
+      return to_root_ ? run_root_directly(channel, waiting) : run_directly(channel, waiting);
+    }
     for (size_t begin = 0; begin < count_; begin += piece(channel)) {
       const size_t count = std::min(piece(channel), count_ - begin);
       if (begin > 0) {
         write_piece(channel, channel.own_slot(), begin);
         meet(channel, waiting);
       }
-      if (shared) {
+      if (shared()) {
         run_piece_together(channel, waiting, begin, count);
       } else if (keeps_) {
         reduce_into(data_ + begin * element_, contributions(channel, begin, 0), count);
@@ -89,8 +112,7 @@ class AllReduce final : public Reduction {
   // Each rank reduces its part of a piece, rather than everything that it needs.
   bool shared() const { return !to_root_ && bytes_ * size_ > kAlone; }
 
-  // What others read of the piece at `begin`.
-  void write_piece(const Channel& channel, const Slot& slot, size_t begin) const {
+  void write_piece(const Channel& channel, const Slot& slot, size_t begin) const override {
     if (to_root_ && keeps_) return;
     const size_t count = std::min(piece(channel), count_ - begin);
     const Range own = shared() ? part_of(count, channel.rank()) : Range{count, 0};
@@ -128,24 +150,26 @@ class AllReduce final : public Reduction {
     }
   }
 
-  // In place: rank r writes part r of its own tensor, which nobody else reads until all have.
+  // In place, block by block, so that what one rank has just written is read by the others from a cache. Rank r writes
+  // part r of a block of its own tensor, which nobody else reads until all have, and then fetches the other parts.
   void run_directly(Channel& channel, const Waiting& waiting) const {
-    std::vector<const std::byte*> tensors;  // the slots change with the rounds
-    for (int rank = 0; rank < size_; ++rank) tensors.push_back(address_of(channel, rank));
-    const Range own = part_of(count_, channel.rank());
-    std::vector<const void*> sources;
-    for (const auto* tensor : tensors) sources.push_back(tensor + own.begin * element_);
-    {
-      const Reading reading(channel);
-      reduce_into(data_ + own.begin * element_, sources, own.count);
-    }
-    meet(channel, waiting);
-    {
+    const auto tensors = shown_to(channel, data_);  // the slots change with the rounds
+    const size_t block = kPartInCache / element_ * size_;
+    for (size_t begin = 0; begin < count_; begin += block) {
+      const size_t count = std::min(block, count_ - begin);
+      const Range own = part_of(count, channel.rank());
+      std::vector<const void*> sources;
+      for (const auto* tensor : tensors) sources.push_back(tensor + (begin + own.begin) * element_);
+      {
+        const Reading reading(channel);
+        reduce_into(data_ + (begin + own.begin) * element_, sources, own.count);
+      }
+      meet(channel, waiting);
       const Reading reading(channel);
       for (int step = 1; step < size_; ++step) {
         const int rank = (channel.rank() + step) % size_;
-        const Range part = part_of(count_, rank);
-        const size_t offset = part.begin * element_;
+        const Range part = part_of(count, rank);
+        const size_t offset = (begin + part.begin) * element_;
         if (part.count > 0) std::memcpy(data_ + offset, tensors[rank] + offset, part.count * element_);
       }
     }
@@ -154,10 +178,9 @@ class AllReduce final : public Reduction {
 
   void run_root_directly(Channel& channel, const Waiting& waiting) const {
     if (keeps_) {
-      std::vector<const void*> sources;
-      for (int rank = 0; rank < size_; ++rank) sources.push_back(address_of(channel, rank));
+      const auto tensors = shown_to(channel, data_);
       const Reading reading(channel);
-      reduce_into(data_, sources, count_);
+      reduce_into(data_, {tensors.begin(), tensors.end()}, count_);
     }
     meet(channel, waiting);
   }
@@ -184,9 +207,17 @@ class ReduceScatter final : public Reduction {
   }
   // Which region of the slot of `from` is for `to`.
   int place(int from, int to) const { return (to - from - 1 + size_) % size_; }
-  bool direct(const Channel& channel) const { return channel.same_process() && count_ > region(channel); }
 
-  void write_piece(const Channel& channel, const Slot& slot, size_t begin) const {
+  bool show(const Channel& channel, const Slot& slot) const override {
+    for (int to = 0; to < size_; ++to) {
+      const auto place = channel.show(parts_[to], bytes_);
+      if (!place) return false;
+      slot.table[to].place = *place;
+    }
+    return true;
+  }
+
+  void write_piece(const Channel& channel, const Slot& slot, size_t begin) const override {
     const size_t elements = region(channel), count = std::min(elements, count_ - begin);
     for (int to = 0; to < size_; ++to) {
       if (to == channel.rank()) continue;
@@ -195,22 +226,15 @@ class ReduceScatter final : public Reduction {
     }
   }
 
-  void write_first(Channel& channel, const Slot& slot) override {
-    if (!direct(channel)) return write_piece(channel, slot, 0);
-    slot.head->direct = 1;
-    for (int to = 0; to < size_; ++to) slot.table[to].address = reinterpret_cast<uint64_t>(parts_[to]);
-  }
+  void write_first(Channel& channel, const Slot& slot) override { start(channel, slot, region(channel) * element_); }
 
   void run(Channel& channel, const Waiting& waiting) override {
     const int own = channel.rank();
-    if (direct(channel)) {
-      std::vector<const void*> sources;
-      for (int rank = 0; rank < size_; ++rank) {
-        sources.push_back(reinterpret_cast<const void*>(channel.slot(rank).table[own].address));
-      }
+    if (reads_in_place(channel, waiting, region(channel) * element_)) {
+      const auto parts = shown_to(channel, parts_[own]);
       {
         const Reading reading(channel);
-        reduce_into(output_, sources, count_);
+        reduce_into(output_, {parts.begin(), parts.end()}, count_);
       }
       return meet(channel, waiting);
     }

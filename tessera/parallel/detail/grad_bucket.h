@@ -32,9 +32,9 @@ struct ReplicatedParam {
 
 class GradBucket {
  public:
-  // `params` stay in place while the bucket lives.
+  // `params` stay in place while the bucket lives, `memory` too, of which the buffer that is reduced is made.
   GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
-             std::string name);
+             c10::Allocator& memory, std::string name);
   ~GradBucket();
   GradBucket(GradBucket&&) = default;
 
@@ -58,6 +58,7 @@ class GradBucket {
   std::vector<ReplicatedParam*> params_;
   c10::ScalarType dtype_;  // travels
   std::shared_ptr<BufferPool> pool_;
+  c10::Allocator* memory_;
   std::string name_;
   FlatLayout layout_{1};
   int64_t flags_offset_ = 0;  // elements

@@ -29,7 +29,9 @@ void GradReducer::begin(std::vector<ShardedParam>& params, const std::vector<siz
   for (size_t index : trainable) layout_.append(params[index].rows(), params[index].row_numel(), itemsize);
   flags_offset_ = layout_.append_extra(static_cast<int64_t>(trainable.size()), itemsize) / itemsize;
   filled_.assign(trainable.size(), false);
-  parts_ = pool_->empty(layout_.ranks * layout_.part_bytes / itemsize, dtype, mesh_->device());
+  const c10::Device device = mesh_->device();
+  parts_ = pool_->empty(layout_.ranks * layout_.part_bytes / itemsize, dtype, device,
+                        &mesh_->group(shard_dim_)->allocator(device.type()));
   stage_ = Stage::kAccumulated;
 }
 

@@ -24,7 +24,7 @@ namespace tessera::parallel {
 class ParamGroup {
  public:
   // Shards `params` (name, slots, shape, dtype and parameter are set; parameter is the whole tensor, meta included)
-  // and shows the shards in the modules. No communication.
+  // and shows the shards in the modules. COLLECTIVE over the shard dim of the mesh where its group is not made yet.
   ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy);
 
   // COLLECTIVE over the shard dim of the mesh. start returns at once; finish waits and lays the parameters out.
@@ -66,6 +66,7 @@ class ParamGroup {
  private:
   enum class State { kSharded, kGathering, kUnsharded };
   void create_shards(c10::Device device, bool copy_values);
+  c10::Allocator& sent_memory() const;  // for what is gathered
   // One rank that gathers as stored: forward reads the shards themselves.
   bool aliases_shards() const { return ranks_ == 1 && !casts_; }
   // The gathered buffer is laid out like the unsharded storage: nothing to unpack.
