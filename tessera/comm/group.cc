@@ -31,9 +31,9 @@ c10d::Backend& Group::backend(c10::DeviceType device) const {
   return device == c10::DeviceType::CUDA && context_.cuda ? *context_.cuda : backend();
 }
 
-c10::Allocator& Group::allocator(c10::DeviceType device) const {
+c10::Allocator* Group::allocator(c10::DeviceType device) const {
   const bool shares = device == c10::DeviceType::CPU && backend_ && backend_->supportsTensorAlloc(0);
-  return shares ? *backend_->getMemAllocator() : *c10::GetAllocator(device);
+  return shares ? backend_->getMemAllocator().get() : nullptr;
 }
 
 void Group::abort() noexcept {

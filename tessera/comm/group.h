@@ -53,9 +53,9 @@ class Group {
   const std::vector<int>& ranks() const { return ranks_; }  // global rank of each member
   c10d::Backend& backend() const;                           // Error kInternal when the group has one rank
   c10d::Backend& backend(c10::DeviceType device) const;     // that carries tensors of this device
-  // Of memory from which collectives send best: ranks of one host read each other's in place. The usual allocator of
-  // the device where there is no such memory. Lives for ever.
-  c10::Allocator& allocator(c10::DeviceType device) const;
+  // Of memory from which collectives send best: ranks of one host read each other's in place. Null where any memory of
+  // the device is as good. Lives for ever.
+  c10::Allocator* allocator(c10::DeviceType device) const;
   const GroupContext& context() const { return context_; }
   ComparesSignatures* comparing_backend() const { return comparing_; }  // null: it does not compare by itself
   uint64_t sequence() const { return sequence_; }           // number of the last collective, from 1

@@ -151,7 +151,7 @@ MixedBackend::WorkPtr MixedBackend::start(c10d::OpType type, Tensors results, st
 at::Tensor MixedBackend::scratch(int which, int64_t count, const at::Tensor& like) {
   at::Tensor& kept = scratch_[which];
   const int64_t bytes = count * static_cast<int64_t>(like.element_size());
-  if (!kept.defined() || kept.numel() < bytes) kept = at::empty({bytes}, like.options().dtype(at::kByte));
+  if (!kept.defined() || kept.numel() < bytes) kept = parts_.inner->allocateTensor(bytes, like.options().dtype(at::kByte));
   return kept.narrow(0, 0, bytes).view(like.scalar_type());
 }
 

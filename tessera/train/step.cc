@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
+#include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
@@ -45,8 +46,8 @@ at::Tensor loss_sum(CausalLM& model, const data::Batch& batch) {
 
 }  // namespace
 
-int64_t resident_bytes() { return status_bytes("VmRSS"); }
-int64_t peak_resident_bytes() { return status_bytes("VmHWM"); }
+int64_t resident_bytes() { return status_bytes("VmRSS") - static_cast<int64_t>(comm::shm::viewed_bytes()); }
+int64_t peak_resident_bytes() { return status_bytes("VmHWM") - static_cast<int64_t>(comm::shm::viewed_bytes()); }
 
 TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group,
                      StepOptions options)

@@ -65,7 +65,7 @@ class TrainStep {
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
                        const std::vector<data::Batch>& batches);
 
-// The resident set of this process in bytes, now and at its largest.
+// The resident set of this process in bytes, now and at its largest, without what it reads in place of its peers' memory.
 int64_t resident_bytes();
 int64_t peak_resident_bytes();
 

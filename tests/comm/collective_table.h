@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -16,11 +17,31 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/backend_choice.h"
 #include "tessera/comm/collectives.h"
+#include "tessera/comm/shm/shared_buffer.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::comm::table {
 
 using Red = c10d::ReduceOp::RedOpType;
+
+// Threads read each other's memory in place wherever it lies.
+inline std::vector<testing::RankCase> process_cases(const std::vector<int>& sizes) {
+  std::vector<testing::RankCase> cases;
+  for (const int size : sizes) cases.push_back({.size = size, .mode = testing::RankMode::kProcesses});
+  return cases;
+}
+
+// While it lives, every CPU tensor that is made, but small ones, lies in memory that other ranks read in place.
+class InSharedBuffers {
+ public:
+  InSharedBuffers() { c10::SetCPUAllocator(&shm::shared_buffers(), kPriority); }
+  ~InSharedBuffers() { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), kPriority); }
+  InSharedBuffers(const InSharedBuffers&) = delete;
+  InSharedBuffers& operator=(const InSharedBuffers&) = delete;
+
+ private:
+  static constexpr uint8_t kPriority = 255;
+};
 
 // Elements `begin` and on of what a rank puts in.
 inline at::Tensor data_of(int rank, int64_t count, at::ScalarType type, int64_t begin = 0) {

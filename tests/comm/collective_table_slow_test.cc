@@ -26,5 +26,12 @@ TEST_P(CollectiveTableSlow, EqualsAPlainComputationOverGloo) { check("gloo"); }
 INSTANTIATE_TEST_SUITE_P(, CollectiveTableSlow, ::testing::ValuesIn(testing::rank_cases(1, 2, 3, 4, 8)),
                          testing::rank_case_name);
 
+class CollectiveTableInPlaceSlow : public CollectiveTableSlow {
+  const table::InSharedBuffers shared_;
+};
+TEST_P(CollectiveTableInPlaceSlow, EqualsAPlainComputation) { check("shm"); }
+INSTANTIATE_TEST_SUITE_P(, CollectiveTableInPlaceSlow, ::testing::ValuesIn(table::process_cases({2, 3, 4, 8})),
+                         testing::rank_case_name);
+
 }  // namespace
 }  // namespace tessera::comm

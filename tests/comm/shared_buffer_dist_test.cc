@@ -1,6 +1,5 @@
 // Memory that ranks of one host read from each other in place: the buffers, and collectives from them.
 #include <ATen/ATen.h>
-#include <c10/core/CPUAllocator.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <sys/prctl.h>
@@ -12,7 +11,6 @@
 #include <fstream>
 
 #include "tessera/comm/shm/segment.h"
-#include "tessera/comm/shm/shared_buffer.h"
 #include "tests/comm/collective_table.h"
 #include "tests/comm/shm_faults.h"
 
@@ -132,9 +130,7 @@ TEST(SharedBuffer, GivesItsMemoryBackWhileOthersMapIt) {
 
 // The table of collectives with all tensors in shared buffers.
 class CollectiveTableInPlace : public testing::RanksTest {
- protected:
-  void SetUp() override { c10::SetCPUAllocator(&shm::shared_buffers(), 255); }
-  void TearDown() override { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), 255); }
+  const table::InSharedBuffers shared_;
 };
 
 TEST_P(CollectiveTableInPlace, EqualsAPlainComputation) {
@@ -142,12 +138,10 @@ TEST_P(CollectiveTableInPlace, EqualsAPlainComputation) {
     table::check_table(world, "shm", {.sizes = {5, 20'011}, .large_types = {at::kFloat, at::kBFloat16}});
     at::Tensor large = at::ones({table::kLarge});
     all_reduce(*world->group(), large).wait();
-    if (one_process_each(*world)) {
-      EXPECT_GE(views(), world->size() - 1);
-    }
+    EXPECT_GE(views(), world->size() - 1);
   });
 }
-INSTANTIATE_TEST_SUITE_P(, CollectiveTableInPlace, ::testing::ValuesIn(testing::rank_cases(2, 3, 4)),
+INSTANTIATE_TEST_SUITE_P(, CollectiveTableInPlace, ::testing::ValuesIn(table::process_cases({2, 3, 4})),
                          testing::rank_case_name);
 
 TESSERA_RANKS_TEST(SharedBuffers, AreReadInPlaceAndReusedWithoutMappingThemAgain, (2, 3)) {
@@ -164,6 +158,9 @@ TESSERA_RANKS_TEST(SharedBuffers, AreReadInPlaceAndReusedWithoutMappingThemAgain
     EXPECT_TRUE(at::equal(gathered(group, own), data_of_all(group, kCount) + step));
   }
   EXPECT_EQ(views(), mapped);
+  if (one_process_each(*world)) {
+    EXPECT_GE(shm::viewed_bytes(), mapped * kCount * sizeof(float));
+  }
   for (int step = 0; step < 5; ++step) {  // mappings of freed buffers go
     own = shared_data_of(group, kCount);
     EXPECT_TRUE(at::equal(gathered(group, own), data_of_all(group, kCount)));
@@ -208,6 +205,32 @@ TEST(SharedBuffers, AreOrdinaryMemoryWhereTheSystemRefuses) {
   const std::string said = read_file(log, 1 << 16);
   EXPECT_NE(said.find("buffers are not shared with the ranks of this host"), std::string::npos) << said;
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+}
+
+TEST(SharedBuffers, LeaveDescriptorsForOthers) {
+  const auto ends = run_forked(1, 20s, [&](const std::shared_ptr<World>&) {
+    const rlimit limit{.rlim_cur = 40, .rlim_max = 40};
+    if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw std::runtime_error("setrlimit");
+    std::vector<c10::DataPtr> buffers;
+    int shared = 0;
+    for (int i = 0; i < 100; ++i) {
+      buffers.push_back(shm::shared_buffers().allocate(100'000));
+      shared += shm::find_shared(buffers.back().get(), 1).has_value();
+    }
+    if (shared > 20 || shared < 10) throw std::runtime_error(std::to_string(shared));
+  });
+  EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
+}
+
+TEST(SharedBuffer, AForkedProcessThatFreesItLeavesItToItsParent) {
+  c10::DataPtr memory = shm::shared_buffers().allocate(100'000);
+  std::memset(memory.get(), 7, 100'000);
+  EXPECT_EQ(look_from_child([&](pid_t) {
+              memory.clear();
+              return 0;
+            }),
+            0);
+  EXPECT_EQ(static_cast<const char*>(memory.get())[99'999], 7);
 }
 
 // As in a container that hides processes from one another: not dumpable, and without the right to look nevertheless.

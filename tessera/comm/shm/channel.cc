@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "tessera/base/error.h"
 
@@ -25,6 +26,7 @@ constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
 constexpr int kYields = 20;
 constexpr microseconds kLongYield{50};
 constexpr nanoseconds kSlice = milliseconds(100);
+constexpr milliseconds kEndOfAProcess{2000}, kLookAgain{5};
 
 void pause() {
 #if defined(__x86_64__)
@@ -91,13 +93,27 @@ const std::byte* Channel::look(int rank, const Place& place, size_t bytes) {
   auto found = views_.find(place.shared.buffer);
   if (found == views_.end()) {
     std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
-    found = views_.emplace(place.shared.buffer, SharedView(options_.processes[rank], place.shared)).first;
+    try {
+      found = views_.emplace(place.shared.buffer, SharedView(options_.processes[rank], place.shared)).first;
+    } catch (const Error& error) {
+      fail_to_look(rank, error);
+    }
   }
   const SharedView& view = found->second;
   TESSERA_CHECK(place.shared.offset <= view.bytes() && bytes <= view.bytes() - place.shared.offset,
                 ErrorKind::kInternal, "[comm.shm] {} shows {} bytes at {} of a buffer of {}", name_of(rank), bytes,
                 place.shared.offset, view.bytes());
   return view.at(place.shared);
+}
+
+// A process that is killed closes its files a moment before it counts as ended.
+void Channel::fail_to_look(int rank, const Error& error) {
+  for (const auto limit = Clock::now() + kEndOfAProcess; Clock::now() < limit; std::this_thread::sleep_for(kLookAgain)) {
+    if (is_broken()) throw_broken();
+    const std::string dead = who_died();
+    if (!dead.empty()) fail(dead);
+  }
+  fail(fmt::format("{} cannot read the memory of {}: {}", name_of(this->rank()), name_of(rank), error.what()));
 }
 
 void Channel::arrive() {

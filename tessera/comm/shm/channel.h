@@ -55,7 +55,7 @@ class Channel {
 
   // Where peers can read these bytes, while this rank keeps them as they are; nothing when they cannot.
   std::optional<Place> show(const void* data, size_t bytes) const;
-  // What `rank` has shown. Errors: kIo when it cannot be mapped.
+  // What `rank` has shown. Breaks the group off when it cannot be mapped.
   const std::byte* look(int rank, const Place& place, size_t bytes);
 
   Slot own_slot() { return slot_at(rank(), rounds_.next()); }
@@ -96,6 +96,7 @@ class Channel {
   }
   Head& head() const { return *at<Head>(0); }
   void break_off(const std::string& reason, bool disagreement) noexcept;
+  [[noreturn]] void fail_to_look(int rank, const Error& error);
   Slot slot_at(int rank, uint64_t round) const {
     std::byte* slot = memory_->data() + layout_.slot(rank, round);
     return {reinterpret_cast<SlotHead*>(slot), reinterpret_cast<Message*>(slot + layout_.table()),

@@ -5,6 +5,7 @@
 #include <linux/falloc.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,13 +38,16 @@ uint64_t fresh_id() {
   return id;
 }
 
+std::atomic<size_t> viewed{0};
+
 class Buffer {
  public:
   explicit Buffer(size_t bytes) : memory_(SharedMemory::create(kPage + bytes)) {
     new (memory_->data()) BufferId(fresh_id());
   }
-  // Gives the pages back although peers may still map them.
+  // Gives the pages back although peers may still map them. A forked process leaves them to its parent.
   ~Buffer() {
+    if (::getpid() != owner_) return;
     ::fallocate(memory_->descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
                 static_cast<off_t>(memory_->bytes()));
   }
@@ -60,6 +64,7 @@ class Buffer {
 
  private:
   std::unique_ptr<SharedMemory> memory_;
+  pid_t owner_ = ::getpid();
 };
 
 class SharedBuffers final : public c10::Allocator {
@@ -73,6 +78,7 @@ class SharedBuffers final : public c10::Allocator {
     if (bytes < kLeast) return ordinary().allocate(bytes);
     std::unique_ptr<Buffer> buffer;
     try {
+      check_descriptors();
       buffer = std::make_unique<Buffer>(bytes);
     } catch (const Error& error) {
       if (!refused_.exchange(true)) {
@@ -99,6 +105,15 @@ class SharedBuffers final : public c10::Allocator {
   }
 
  private:
+  // Every buffer holds a descriptor; half of what the process may have is for others.
+  void check_descriptors() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    const std::shared_lock lock(mutex_);
+    TESSERA_CHECK(buffers_.size() < limit.rlim_cur / 2, ErrorKind::kIo,
+                  "{} buffers hold half of the {} files that this process may open (ulimit -n)", buffers_.size(),
+                  limit.rlim_cur);
+  }
   static c10::Allocator& ordinary() { return *c10::GetDefaultCPUAllocator(); }
   static void release(void* data) { instance().erase(static_cast<const std::byte*>(data)); }
   void erase(const std::byte* data) {
@@ -124,6 +139,8 @@ std::optional<SharedPlace> find_shared(const void* data, size_t bytes) {
   return SharedBuffers::instance().find(static_cast<const std::byte*>(data), bytes);
 }
 
+size_t viewed_bytes() { return viewed; }
+
 // The kernel asks the same of a look at the program of a process as of one at its files.
 bool may_view(pid_t process) {
   char program[8];
@@ -142,13 +159,18 @@ SharedView::SharedView(pid_t process, const SharedPlace& place) {
   void* mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED | MAP_POPULATE, file.get(), 0);
   if (mapped == MAP_FAILED) refuse(process, "mmap");
   base_ = static_cast<const std::byte*>(mapped);
-  if (reinterpret_cast<const BufferId*>(base_)->load() == place.buffer) return;
+  if (reinterpret_cast<const BufferId*>(base_)->load() == place.buffer) {
+    viewed += bytes_;
+    return;
+  }
   ::munmap(mapped, bytes_);
   raise(ErrorKind::kIo, "a buffer of process {} is another one by now", process);
 }
 
 SharedView::~SharedView() {
-  if (base_ != nullptr) ::munmap(const_cast<std::byte*>(base_), bytes_);
+  if (base_ == nullptr) return;
+  ::munmap(const_cast<std::byte*>(base_), bytes_);
+  viewed -= bytes_;
 }
 SharedView::SharedView(SharedView&& other) noexcept
     : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}

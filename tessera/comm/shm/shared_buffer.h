@@ -5,7 +5,7 @@
 //   SharedView view(process, *place);  view.data();              // there, while the owner keeps the memory
 //
 // Each buffer is a file without a name (memfd), allocated in full; peers of the same user open it under /proc. Buffers
-// below 64 KiB, and all when the system refuses (a line of log says why), are ordinary memory: find_shared() does not
+// below 64 KiB, and those that the system refuses (a line of log says why), are ordinary memory: find_shared() does not
 // know them. What a peer still maps after the owner has freed it costs address space, no memory. Thread-safe.
 #pragma once
 
@@ -34,6 +34,9 @@ std::optional<SharedPlace> find_shared(const void* data, size_t bytes);
 
 // Whether this process may open what `process` shares.
 bool may_view(pid_t process);
+
+// What this process has mapped of others' buffers. It counts in its resident size, but is theirs.
+size_t viewed_bytes();
 
 // A mapping of another process's buffer, for reading. Movable.
 class SharedView {

@@ -70,6 +70,7 @@ c10::DataPtr BufferPool::allocate(size_t bytes, c10::Device device, c10::Allocat
 }
 
 at::Tensor BufferPool::empty(int64_t numel, c10::ScalarType dtype, c10::Device device, c10::Allocator* allocator) {
+  if (!device.is_cpu()) return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device));
   const size_t bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
   c10::Storage storage(c10::Storage::use_byte_size_t{}, bytes, allocate(bytes, device, allocator), nullptr, false);
   return at::empty({0}, at::TensorOptions().dtype(dtype).device(device)).set_(storage, 0, {numel}, {1});

@@ -3,7 +3,7 @@
 //
 //   auto pool = std::make_shared<BufferPool>();
 //   at::Tensor gathered = pool->empty(numel, at::kFloat, device);   // goes back to the pool with its last reference
-//   at::Tensor sent = pool->empty(numel, at::kFloat, device, &group.allocator(device));
+//   at::Tensor sent = pool->empty(numel, at::kFloat, device, group.allocator(c10::kCPU));
 //
 // Devices other than the CPU have a caching allocator already; for them the pool passes through. Thread-safe. Memory
 // that is still referenced outlives the pool.
@@ -25,7 +25,7 @@ class BufferPool {
  public:
   BufferPool();
   ~BufferPool();
-  // Uninitialised memory, aligned to 64 bytes; of `allocator`, which outlives it, or the usual one of the device.
+  // Uninitialised memory, aligned to 64 bytes; of `allocator`, which outlives it; null: the usual one of the device.
   c10::DataPtr allocate(size_t bytes, c10::Device device, c10::Allocator* allocator = nullptr);
   at::Tensor empty(int64_t numel, c10::ScalarType dtype, c10::Device device, c10::Allocator* allocator = nullptr);
   size_t idle_bytes() const;  // held for reuse, not handed out

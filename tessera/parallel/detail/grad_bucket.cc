@@ -16,8 +16,8 @@ at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? to
 }  // namespace
 
 GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
-                       c10::Allocator& memory, std::string name)
-    : params_(std::move(params)), dtype_(dtype), pool_(std::move(pool)), memory_(&memory), name_(std::move(name)) {
+                       c10::Allocator* memory, std::string name)
+    : params_(std::move(params)), dtype_(dtype), pool_(std::move(pool)), memory_(memory), name_(std::move(name)) {
   const c10::NoGradGuard no_grad;
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   for (const auto* param : params_) layout_.append(1, local_part(param->parameter).numel(), itemsize);

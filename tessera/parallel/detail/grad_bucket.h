@@ -32,9 +32,9 @@ struct ReplicatedParam {
 
 class GradBucket {
  public:
-  // `params` stay in place while the bucket lives, `memory` too, of which the buffer that is reduced is made.
+  // `params` stay in place while the bucket lives. `memory` is Group::allocator() of the group that will reduce.
   GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
-             c10::Allocator& memory, std::string name);
+             c10::Allocator* memory, std::string name);
   ~GradBucket();
   GradBucket(GradBucket&&) = default;
 

@@ -31,7 +31,7 @@ void GradReducer::begin(std::vector<ShardedParam>& params, const std::vector<siz
   filled_.assign(trainable.size(), false);
   const c10::Device device = mesh_->device();
   parts_ = pool_->empty(layout_.ranks * layout_.part_bytes / itemsize, dtype, device,
-                        &mesh_->group(shard_dim_)->allocator(device.type()));
+                        mesh_->group(shard_dim_)->allocator(device.type()));
   stage_ = Stage::kAccumulated;
 }
 

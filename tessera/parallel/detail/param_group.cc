@@ -103,7 +103,7 @@ void ParamGroup::lay_out_whole() {
 // Replaces the parameters by DTensors over a new flat buffer, with this rank's rows of them when asked.
 void ParamGroup::create_shards(c10::Device device, bool copy_values) {
   c10::NoGradGuard no_grad;
-  if (!device.is_meta()) flat_shard_ = pool_->empty(shard_layout_.part_bytes, c10::kByte, device, &sent_memory());
+  if (!device.is_meta()) flat_shard_ = pool_->empty(shard_layout_.part_bytes, c10::kByte, device, sent_memory());
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
     const auto& entry = shard_layout_.entries[i];
@@ -125,7 +125,7 @@ void ParamGroup::create_shards(c10::Device device, bool copy_values) {
   }
 }
 
-c10::Allocator& ParamGroup::sent_memory() const {
+c10::Allocator* ParamGroup::sent_memory() const {
   return mesh_->group(mesh_->ndim() - 1)->allocator(mesh_->device().type());
 }
 
@@ -244,7 +244,7 @@ void ParamGroup::start_unshard() {
   if (flat_input() && !casts_) {
     input_ = tensor_over(flat_shard_.storage(), 0, {part}, dtype);
   } else {
-    input_ = pool_->empty(part, dtype, mesh_->device(), &sent_memory());
+    input_ = pool_->empty(part, dtype, mesh_->device(), sent_memory());
     write_input(input_);
   }
   pending_ = comm::all_gather_into(*mesh_->group(mesh_->ndim() - 1), gathered_, input_, name_);

@@ -66,7 +66,7 @@ class ParamGroup {
  private:
   enum class State { kSharded, kGathering, kUnsharded };
   void create_shards(c10::Device device, bool copy_values);
-  c10::Allocator& sent_memory() const;  // for what is gathered
+  c10::Allocator* sent_memory() const;  // for what is gathered
   // One rank that gathers as stored: forward reads the shards themselves.
   bool aliases_shards() const { return ranks_ == 1 && !casts_; }
   // The gathered buffer is laid out like the unsharded storage: nothing to unpack.

@@ -167,7 +167,7 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
       sources_.back().params.push_back(index);
       places_[index] = {bucket, position};
     }
-    c10::Allocator& memory = group().allocator(options_.mesh->device_type());
+    c10::Allocator* const memory = group().allocator(options_.mesh->device_type());
     buckets_.emplace_back(std::move(params), travels_as(order[members[0]]), pool_, memory,
                           fmt::format("gradient bucket {}", bucket));
   }
