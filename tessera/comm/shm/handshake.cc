@@ -50,8 +50,11 @@ class Registry {
   };
   std::shared_ptr<Entry> entry_of(const std::string& address) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(entries_,
-                  [](const auto& item) { return item.second.use_count() == 1 && item.second->memory.expired(); });
+    std::erase_if(entries_, [](const auto& item) {
+      if (item.second.use_count() != 1) return false;
+      const std::lock_guard nobody_waits(item.second->mutex);  // for what its last user wrote
+      return item.second->memory.expired();
+    });
     auto& entry = entries_[address];
     if (!entry) entry = std::make_shared<Entry>();
     return entry;
