@@ -10,6 +10,7 @@
 
 #include <fstream>
 
+#include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/segment.h"
 #include "tests/comm/collective_table.h"
 #include "tests/comm/shm_faults.h"
@@ -220,6 +221,24 @@ TEST(SharedBuffers, LeaveDescriptorsForOthers) {
     if (shared > 20 || shared < 10) throw std::runtime_error(std::to_string(shared));
   });
   EXPECT_EQ(ends[0].exit_code, 0) << ends[0].message;
+}
+
+TEST(SharedBuffers, AreReadInVainWhenTheGroupBreaksOffMeanwhile) {
+  const std::shared_ptr<shm::SharedMemory> memory = shm::SharedMemory::create(shm::Layout(2).bytes());
+  shm::initialize(*memory, 2);
+  shm::ChannelOptions options{.rank = 0, .size = 2, .ranks = {0, 1}, .processes = {::getpid(), ::getpid()}};
+  shm::Channel reader(memory, options);
+  options.rank = 1;
+  shm::Channel owner(memory, options);
+  {
+    shm::Reading reading(reader);
+    EXPECT_NO_THROW(reading.end());
+  }
+  shm::Reading reading(reader);
+  owner.break_off("the owner frees its memory");
+  EXPECT_THROW(reading.end(), PeerFailed);
+  EXPECT_THROW(shm::Reading again(reader), PeerFailed);
+  EXPECT_EQ(reader.words(0).reading.load(), 0U);
 }
 
 TEST(SharedBuffer, AForkedProcessThatFreesItLeavesItToItsParent) {

@@ -38,8 +38,8 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures {
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("shm", timeout_); }
   void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
   bool supportsCoalescing() const override { return true; }
-  // Of shared buffers: what lies there is read in place by the peers.
-  bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
+  // Of shared buffers. Supported: what lies there is read in place by other processes.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return channel_->shares_buffers(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   void startCoalescing() override;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include "tessera/base/error.h"
 
@@ -26,7 +27,7 @@ constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
 constexpr int kYields = 20;
 constexpr microseconds kLongYield{50};
 constexpr nanoseconds kSlice = milliseconds(100);
-constexpr milliseconds kEndOfAProcess{2000}, kLookAgain{5};
+constexpr milliseconds kEndOfAProcess{2000}, kLookAgain{5}, kHalfBroken{100};
 
 void pause() {
 #if defined(__x86_64__)
@@ -92,18 +93,23 @@ const std::byte* Channel::look(int rank, const Place& place, size_t bytes) {
   if (same_process(rank)) return reinterpret_cast<const std::byte*>(place.address);
   auto found = views_.find(place.shared.buffer);
   if (found == views_.end()) {
-    std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
     try {
       found = views_.emplace(place.shared.buffer, SharedView(options_.processes[rank], place.shared)).first;
     } catch (const Error& error) {
       fail_to_look(rank, error);
     }
+    mapped_ = true;
   }
   const SharedView& view = found->second;
   TESSERA_CHECK(place.shared.offset <= view.bytes() && bytes <= view.bytes() - place.shared.offset,
                 ErrorKind::kInternal, "[comm.shm] {} shows {} bytes at {} of a buffer of {}", name_of(rank), bytes,
                 place.shared.offset, view.bytes());
   return view.at(place.shared);
+}
+
+void Channel::forget_freed() {
+  if (!std::exchange(mapped_, false)) return;
+  std::erase_if(views_, [](const auto& view) { return view.second.is_freed(); });
 }
 
 // A process that is killed closes its files a moment before it counts as ended.
@@ -132,9 +138,13 @@ void Channel::break_off(const std::exception& error) noexcept {
 }
 
 void Channel::break_off(const std::string& reason, bool disagreement) noexcept {
-  if (head().breaking.fetch_add(1) != 0) return;
-  std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);
-  head().disagreement = disagreement;
+  if (head().breaking.fetch_add(1) == 0) {
+    std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);
+    head().disagreement = disagreement;
+  } else {  // another rank is about to; it may end before it has
+    for (const auto limit = Clock::now() + kHalfBroken; !is_broken() && Clock::now() < limit;) ::sched_yield();
+    if (is_broken()) return;
+  }
   rounds_.break_off();
   for (int peer = 0; peer < size(); ++peer) words(peer).doorbell.ring_always();
 }
@@ -169,14 +179,21 @@ void Channel::await_readers() {
   }
 }
 
-Reading::Reading(Channel& channel) : readers_(channel.words(channel.rank()).reading) {
-  readers_.fetch_add(1);
-  if (!channel.is_broken()) return;
-  readers_.fetch_add(static_cast<uint32_t>(-1));
-  channel.throw_broken();
+Reading::Reading(Channel& channel) : channel_(channel) {
+  channel_.words(channel_.rank()).reading.fetch_add(1);
+  if (channel_.is_broken()) end();
 }
 
-Reading::~Reading() { readers_.fetch_add(static_cast<uint32_t>(-1)); }
+Reading::~Reading() {
+  if (reads_) channel_.words(channel_.rank()).reading.fetch_add(static_cast<uint32_t>(-1));
+}
+
+// The order of these two is that of what was read before.
+void Reading::end() {
+  reads_ = false;
+  channel_.words(channel_.rank()).reading.fetch_add(static_cast<uint32_t>(-1));
+  if (channel_.is_broken()) channel_.throw_broken();
+}
 
 std::string Channel::who_left() const {
   for (int peer = 0; peer < size(); ++peer) {

@@ -55,8 +55,14 @@ class Channel {
 
   // Where peers can read these bytes, while this rank keeps them as they are; nothing when they cannot.
   std::optional<Place> show(const void* data, size_t bytes) const;
-  // What `rank` has shown. Breaks the group off when it cannot be mapped.
+  // What `rank` has shown, good for this call. Breaks the group off when it cannot be mapped.
   const std::byte* look(int rank, const Place& place, size_t bytes);
+
+  // Between two calls: forgets mappings of buffers that their owners have freed. After the last call, or a failure: all.
+  void forget_freed();
+  void forget_all() { views_.clear(); }
+  // Whether what lies in shared buffers is read in place by other processes.
+  bool shares_buffers() const { return options_.views && !same_process_; }
 
   Slot own_slot() { return slot_at(rank(), rounds_.next()); }
   Slot slot(int rank) { return slot_at(rank, rounds_.round()); }
@@ -82,8 +88,8 @@ class Channel {
   // "rank 3 (process 4711) has ended": the process of a rank that has not left before; "" when there is none. What it
   // did before its end is to be looked at after this.
   std::string who_died() const;
-  // After a failure: until no thread of this process reads this rank's memory in place any more. Other processes may,
-  // they have mapped it themselves and find the group broken off.
+  // After a failure: until no thread of this process reads this rank's memory in place any more. Other processes may:
+  // they have mapped it themselves, and the end of their Reading tells them.
   void await_readers();
   // The ranks whose leaving makes the present round impossible; "" when there is none.
   std::string who_left() const;
@@ -109,20 +115,29 @@ class Channel {
   Rounds<Native> rounds_;
   bool same_process_;
   std::unordered_map<uint64_t, SharedView> views_;    // by SharedPlace::buffer
+  bool mapped_ = false;                               // one of them, since forget_freed()
   std::vector<std::pair<int, Descriptor>> watched_;  // rank and pidfd of each other process
 };
 
-// Held while other ranks' memory is read in place. Throws when the group is broken off: a rank that fails frees its
-// memory once it has seen, after break_off(), that nobody reads. Whoever is not seen finds the group broken.
+// Held while other ranks' memory is read in place.
+//
+//   Reading reading(channel);     // throws when the group is broken off
+//   ...                           // copy
+//   reading.end();                // likewise: what was copied since may be rubbish
+//
+// A rank that fails frees its memory only after break_off(), and where threads of its process read it, only when they no
+// longer do.
 class Reading {
  public:
   explicit Reading(Channel& channel);
   ~Reading();
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
+  void end();
 
  private:
-  Native::Word32& readers_;
+  Channel& channel_;
+  bool reads_ = true;
 };
 
 // Lays the words out in fresh memory.

@@ -62,6 +62,7 @@ void Engine::shut_down() {
   }
   alarm_.set({});
   if (worker_.joinable()) worker_.join();
+  channel_->forget_all();
 }
 
 void Engine::start(const c10::intrusive_ptr<CollectiveWork>& work) {
@@ -129,6 +130,7 @@ void Engine::run_front(Lock& lock, Patience patience) {
     failure = std::current_exception();
     channel_->break_off(error);
     channel_->await_readers();
+    channel_->forget_all();
   }
   lock.lock();
   busy_ = false;

@@ -45,8 +45,9 @@ struct Call {
 struct SlotHead {
   Call call;
   Signature signature;  // hash 0: none was announced
-  uint64_t longest;     // bytes of the longest message of this rank in this call
-  uint64_t direct;      // 1: messages are read where they are
+  uint64_t longest;     // bytes of the longest message of this rank in this call, to itself too
+  uint64_t outgoing;    // and of the longest to another rank
+  uint64_t direct;      // 1: those are read where they are
 };
 
 // Where a message can be read.

@@ -98,8 +98,9 @@ class Exchange final : public Operation {
     for (int to = 0; to < size_; ++to) {
       slot.table[to].bytes = out_[to].bytes;
       slot.table[to].wanted = in_[to].bytes;
+      if (to != channel.rank()) slot.head->outgoing = std::max<uint64_t>(slot.head->outgoing, out_[to].bytes);
     }
-    slot.head->direct = longest_ > region(channel) && show(channel, slot);
+    slot.head->direct = slot.head->outgoing > region(channel) && show(channel, slot);
     if (!slot.head->direct) write_piece(channel, slot, 0);
   }
 
@@ -167,7 +168,7 @@ class Exchange final : public Operation {
                                           : slot.data + (uniform_ ? 0 : rank * region(channel));
     }
     {
-      const Reading reading(channel);
+      Reading reading(channel);
       // In blocks, so that what one rank reads the others find in a cache.
       for (size_t begin = 0; begin < longest; begin += kBlock) {
         for (int step = 0; step < size_; ++step) {
@@ -176,6 +177,7 @@ class Exchange final : public Operation {
           std::memcpy(in_[from].data + begin, sources[from] + begin, std::min(kBlock, in_[from].bytes - begin));
         }
       }
+      reading.end();
     }
     meet(channel, waiting);  // all have read
   }
@@ -201,10 +203,12 @@ void compare_calls(Channel& channel, int size) {
 }  // namespace
 
 void Operation::post(Channel& channel) {
+  channel.forget_freed();
   const Slot slot = channel.own_slot();
   slot.head->call = call_;
   slot.head->signature = signature_;
   slot.head->longest = 0;
+  slot.head->outgoing = 0;
   slot.head->direct = 0;
   write_first(channel, slot);
   channel.arrive();
@@ -215,7 +219,7 @@ Operation::InPlace Operation::in_place(Channel& channel, size_t fits) const {
   for (int rank = 0; rank < size_; ++rank) {
     const SlotHead& head = *channel.slot(rank).head;
     some = some || head.direct;
-    all = all && (head.direct || head.longest <= fits);
+    all = all && (head.direct || head.outgoing <= fits);
   }
   return !some ? InPlace::kNone : all ? InPlace::kAll : InPlace::kSome;
 }

@@ -34,7 +34,7 @@ class Reduction : public Operation {
   }
   // Starts the call: shows what exceeds `fits` bytes, else writes it piece by piece.
   void start(Channel& channel, const Slot& slot, size_t fits) {
-    slot.head->longest = bytes_;
+    slot.head->longest = slot.head->outgoing = bytes_;
     slot.head->direct = bytes_ > fits && show(channel, slot);
     if (!slot.head->direct) write_piece(channel, slot, 0);
   }
@@ -161,17 +161,19 @@ class AllReduce final : public Reduction {
       std::vector<const void*> sources;
       for (const auto* tensor : tensors) sources.push_back(tensor + (begin + own.begin) * element_);
       {
-        const Reading reading(channel);
+        Reading reading(channel);
         reduce_into(data_ + (begin + own.begin) * element_, sources, own.count);
+        reading.end();
       }
       meet(channel, waiting);
-      const Reading reading(channel);
+      Reading reading(channel);
       for (int step = 1; step < size_; ++step) {
         const int rank = (channel.rank() + step) % size_;
         const Range part = part_of(count, rank);
         const size_t offset = (begin + part.begin) * element_;
         if (part.count > 0) std::memcpy(data_ + offset, tensors[rank] + offset, part.count * element_);
       }
+      reading.end();
     }
     meet(channel, waiting);
   }
@@ -179,8 +181,9 @@ class AllReduce final : public Reduction {
   void run_root_directly(Channel& channel, const Waiting& waiting) const {
     if (keeps_) {
       const auto tensors = shown_to(channel, data_);
-      const Reading reading(channel);
+      Reading reading(channel);
       reduce_into(data_, {tensors.begin(), tensors.end()}, count_);
+      reading.end();
     }
     meet(channel, waiting);
   }
@@ -233,8 +236,9 @@ class ReduceScatter final : public Reduction {
     if (reads_in_place(channel, waiting, region(channel) * element_)) {
       const auto parts = shown_to(channel, parts_[own]);
       {
-        const Reading reading(channel);
+        Reading reading(channel);
         reduce_into(output_, {parts.begin(), parts.end()}, count_);
+        reading.end();
       }
       return meet(channel, waiting);
     }

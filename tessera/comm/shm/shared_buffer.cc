@@ -155,16 +155,14 @@ SharedView::SharedView(pid_t process, const SharedPlace& place) {
   if (::fstat(file.get(), &status) != 0) refuse(process, "fstat");
   TESSERA_CHECK(S_ISREG(status.st_mode) && static_cast<uint64_t>(status.st_size) > place.offset, ErrorKind::kIo,
                 "a buffer of process {} is no longer there", process);
+  uint64_t id = 0;
+  TESSERA_CHECK(::pread(file.get(), &id, sizeof id, 0) == sizeof id && id == place.buffer, ErrorKind::kIo,
+                "a buffer of process {} is another file by now", process);
   bytes_ = static_cast<size_t>(status.st_size);
   void* mapped = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED | MAP_POPULATE, file.get(), 0);
   if (mapped == MAP_FAILED) refuse(process, "mmap");
   base_ = static_cast<const std::byte*>(mapped);
-  if (reinterpret_cast<const BufferId*>(base_)->load() == place.buffer) {
-    viewed += bytes_;
-    return;
-  }
-  ::munmap(mapped, bytes_);
-  raise(ErrorKind::kIo, "a buffer of process {} is another one by now", process);
+  viewed += bytes_;
 }
 
 SharedView::~SharedView() {

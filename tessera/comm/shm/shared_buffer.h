@@ -2,11 +2,11 @@
 //
 //   c10::DataPtr memory = shared_buffers().allocate(bytes);      // as from any allocator of tensors
 //   if (auto place = find_shared(data, bytes)) ...               // send *place to a peer
-//   SharedView view(process, *place);  view.data();              // there, while the owner keeps the memory
+//   SharedView view(process, *place);  view.at(*place);          // there, while the owner keeps the memory
 //
 // Each buffer is a file without a name (memfd), allocated in full; peers of the same user open it under /proc. Buffers
 // below 64 KiB, and those that the system refuses (a line of log says why), are ordinary memory: find_shared() does not
-// know them. What a peer still maps after the owner has freed it costs address space, no memory. Thread-safe.
+// know them. A forked child shares them with its parent: it gets no copy. What a peer still maps after the owner has freed it costs address space, no memory. Thread-safe.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -35,7 +35,7 @@ std::optional<SharedPlace> find_shared(const void* data, size_t bytes);
 // Whether this process may open what `process` shares.
 bool may_view(pid_t process);
 
-// What this process has mapped of others' buffers. It counts in its resident size, but is theirs.
+// What this process has mapped of others' buffers. While they keep it, it counts in its resident size too.
 size_t viewed_bytes();
 
 // A mapping of another process's buffer, for reading. Movable.

@@ -80,7 +80,9 @@ bool GradReducer::start(double divide, const std::string& subject) {
   if (layout_.ranks == 1) {
     output_ = parts_;
   } else {
-    output_ = pool_->empty(part, parts_.scalar_type(), parts_.device());
+    const c10::Device device = parts_.device();
+    c10::Allocator* const sent = mesh_->ndim() == 2 ? mesh_->group(0)->allocator(device.type()) : nullptr;
+    output_ = pool_->empty(part, parts_.scalar_type(), device, sent);
     pending_ = comm::reduce_scatter_into(*mesh_->group(shard_dim_), output_, parts_, comm::ReduceOp::kSum, subject);
   }
   stage_ = Stage::kReduceScatter;
