@@ -26,7 +26,8 @@ namespace {
 // Message of `count` floats: of the tensor in all_reduce, of a rank's part in the others. Zeros stay zeros when summed.
 struct Buffers {
   // In ordinary memory, or where ranks read each other's in place, as FSDP's buffers do.
-  Buffers(comm::Group& group, int64_t count, bool shared) : part(zeros(group, count, shared)), all(zeros(group, count * group.size(), shared)) {}
+  Buffers(comm::Group& group, int64_t count, bool shared)
+      : part(zeros(group, count, shared)), all(zeros(group, count * group.size(), shared)) {}
   at::Tensor part, all;
 
  private:
@@ -207,7 +208,8 @@ class Contest {
     return half.ask(request)["seconds"].get<double>();
   }
   bool right(const Setting& what) {
-    const Json request = {{"op", what.op}, {"count", what.bytes / 4}, {"calls", 1}, {"verify", true}, {"shared", what.shared}};
+    const Json request = {
+        {"op", what.op}, {"count", what.bytes / 4}, {"calls", 1}, {"verify", true}, {"shared", what.shared}};
     return ours_.ask(request)["right"].get<bool>() && peer_.ask(request)["right"].get<bool>();
   }
 

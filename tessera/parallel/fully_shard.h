@@ -36,8 +36,7 @@ struct FullyShardOptions {
 void fully_shard(nn::Module& module, const FullyShardOptions& options);
 
 // Gives parameters and buffers on the meta device uninitialised memory on `device`, sharded ones their shard only. They
-// become new tensors: call it before making an optimizer. Initialise or load them next. COLLECTIVE as
-// fully_shard.
+// become new tensors: call it before making an optimizer. Initialise or load them next. COLLECTIVE as fully_shard.
 void to_empty(nn::Module& module, c10::Device device);
 
 // A switch of one module and, when recurse is set, all sharded modules below it. Those for gradients are in

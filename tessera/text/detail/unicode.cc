@@ -33,20 +33,20 @@ constexpr std::pair<uint32_t, uint32_t> kLaterPunctuation[] = {
     {0x11EF7, 0x11EF8}, {0x11F43, 0x11F4F}, {0x11FFF, 0x11FFF}, {0x12FF1, 0x12FF2}, {0x16D6D, 0x16D6F},
     {0x16E97, 0x16E9A}, {0x16FE2, 0x16FE2}, {0x1E5FF, 0x1E5FF}, {0x1E95E, 0x1E95F}};
 
-bool is_punctuation(uint32_t code) {
+bool is_punctuation(uint32_t code, utf8proc_category_t category) {
   if (code == 0x166D || code == 0x111C9) return true;  // a symbol and a mark since
-  if (code > 32 && code < 127 && !(code >= '0' && code <= '9') && !((code | 32) >= 'a' && (code | 32) <= 'z')) return true;
-  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
-  return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO &&
+  const auto last = code < 128 ? UTF8PROC_CATEGORY_SO : UTF8PROC_CATEGORY_PO;  // ASCII symbols count
+  return category >= UTF8PROC_CATEGORY_PC && category <= last &&
          std::none_of(std::begin(kLaterPunctuation), std::end(kLaterPunctuation),
                       [&](const auto& range) { return code >= range.first && code <= range.second; });
 }
 
 uint8_t class_of(uint32_t code) {
   uint8_t result = is_white_space(code) ? kSpace : 0;
-  if (is_punctuation(code)) result |= kPunctuation;
+  const auto category = utf8proc_category(static_cast<utf8proc_int32_t>(code));
+  if (is_punctuation(code, category)) result |= kPunctuation;
   if (is_other_alphabetic(code) || code == 0x200C || code == 0x200D) result |= kWord;
-  switch (utf8proc_category(static_cast<utf8proc_int32_t>(code))) {
+  switch (category) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:
     case UTF8PROC_CATEGORY_LT:
