@@ -3,7 +3,7 @@
 //   const Diagnosis diagnosis = diagnose(records);
 //   log_error("{}", diagnosis.text);        // "rank 1 has not made call 8 of group 'world', all_reduce(sum) of ..."
 //
-// Thread-safe.
+// No communication: the records are here already. Thread-safe.
 #pragma once
 
 #include <set>

@@ -5,7 +5,7 @@
 //     int count = 0;
 //   } counter;                                   // watches until it is destroyed
 //
-// Observers belong to the thread that made them and end in the reverse order; all of them are told.
+// Observers belong to the thread that made them and end in the reverse order; all of them are told. No communication.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,8 @@
 //   const Signature mine = sign({.group = "dp", .sequence = 7, .op = Op::kAllReduce, .dtype = at::kFloat, .sizes =
 //   {4}}); if (theirs.hash != mine.hash) raise_disagreement("dp", {{0, mine}, {1, theirs}});
 //
-// A Signature may be copied byte by byte between the processes of one build. Everything here is thread-safe.
+// A Signature may be copied byte by byte between the processes of one build. No communication: signature_exchange.h and
+// back-ends carry it. Everything here is thread-safe.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -7,7 +7,7 @@
 //   fmt::print("{}", count.table());
 //
 // Every collective of comm/collectives.h on more than one rank counts, whoever starts it: DTensors, fully_shard, the
-// user. One thread; may be nested, each counts what happens in its life.
+// user. One thread; may be nested, each counts what happens in its life. No communication of its own.
 #pragma once
 
 #include <cstdint>
