@@ -15,10 +15,10 @@
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/backend_choice.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/launcher.h"
-#include "tessera/comm/rendezvous.h"
+#include "tessera/comm/backends/backend_choice.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/launch/launcher.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace tessera::bench {
 namespace {

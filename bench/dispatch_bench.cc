@@ -18,9 +18,9 @@
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/rendezvous.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::bench {
 namespace {

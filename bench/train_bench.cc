@@ -11,8 +11,8 @@
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/rendezvous.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/data/batch.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/weights.h"

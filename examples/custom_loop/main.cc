@@ -6,10 +6,10 @@
 // rounding, on any number of ranks.
 #include <ATen/ATen.h>
 #include <tessera/base/error.h>
-#include <tessera/comm/collectives.h>
-#include <tessera/comm/rendezvous.h>
-#include <tessera/optim/optimizer.h>
+#include <tessera/comm/collectives/collectives.h>
+#include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/optim/grad_norm.h>
+#include <tessera/optim/optimizer.h>
 #include <tessera/parallel/fully_shard.h>
 
 #include <cstdio>

@@ -6,8 +6,8 @@
 // all-reduce. Exits 1 unless the results are those of one process.
 #include <ATen/ATen.h>
 #include <tessera/base/error.h>
-#include <tessera/comm/rendezvous.h>
-#include <tessera/dtensor/dtensor.h>
+#include <tessera/comm/rendezvous/rendezvous.h>
+#include <tessera/dtensor/tensor/dtensor.h>
 
 #include <cstdio>
 

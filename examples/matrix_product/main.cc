@@ -6,9 +6,9 @@
 // stays Partial until somebody asks for it. Exits 1 unless every product is that of one process.
 #include <ATen/ATen.h>
 #include <tessera/base/error.h>
-#include <tessera/comm/rendezvous.h>
-#include <tessera/dtensor/comm_debug.h>
-#include <tessera/dtensor/dtensor.h>
+#include <tessera/comm/rendezvous/rendezvous.h>
+#include <tessera/dtensor/debug/comm_debug.h>
+#include <tessera/dtensor/tensor/dtensor.h>
 
 #include <cstdio>
 

@@ -7,8 +7,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <tessera/base/error.h>
-#include <tessera/comm/rendezvous.h>
-#include <tessera/dtensor/dtensor.h>
+#include <tessera/comm/rendezvous/rendezvous.h>
+#include <tessera/dtensor/tensor/dtensor.h>
 
 #include <cmath>
 #include <cstdio>

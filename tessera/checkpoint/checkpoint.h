@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/comm/world.h"
+#include "tessera/comm/rendezvous/world.h"
 
 namespace tessera {
 

@@ -6,7 +6,7 @@
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/safetensors.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "tessera/comm/launcher.h"
+#include "tessera/comm/launch/launcher.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -9,7 +9,7 @@
 #include "tessera/base/nearest.h"
 #include "tessera/base/version.h"
 #include "tessera/cli/verbs.h"
-#include "tessera/comm/error_report.h"
+#include "tessera/comm/errors/error_report.h"
 
 namespace tessera::cli {
 namespace {

@@ -3,9 +3,9 @@
 #include <filesystem>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/launcher.h"
-#include "tessera/comm/rendezvous.h"
-#include "tessera/comm/world.h"
+#include "tessera/comm/launch/launcher.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
+#include "tessera/comm/rendezvous/world.h"
 
 namespace tessera::cli {
 

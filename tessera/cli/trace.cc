@@ -5,7 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
-#include "tessera/comm/trace_report.h"
+#include "tessera/comm/watch/trace_report.h"
 
 namespace tessera::cli {
 

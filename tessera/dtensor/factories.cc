@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/detail/dtensor_impl.h"
-#include "tessera/dtensor/detail/random.h"
+#include "tessera/dtensor/random/random_fill.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
 
 namespace tessera::dtensor {
 

@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::dtensor {
 

@@ -14,7 +14,7 @@
 
 #include <vector>
 
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera::functional {

@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera {

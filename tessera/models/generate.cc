@@ -10,7 +10,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/philox.h"
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 
 namespace tessera {
 namespace {

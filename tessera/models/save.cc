@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/detail/local_part.h"
 #include "tessera/models/weights.h"

@@ -11,8 +11,8 @@
 #include <map>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::optim {
 namespace {

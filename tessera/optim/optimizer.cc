@@ -10,7 +10,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::optim {
 namespace {

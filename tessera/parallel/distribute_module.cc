@@ -3,7 +3,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include "tessera/dtensor/comm_debug.h"
+#include "tessera/dtensor/debug/comm_debug.h"
 
 namespace tessera {
 

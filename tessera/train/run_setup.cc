@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/nccl_backend.h"
+#include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 

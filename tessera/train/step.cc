@@ -9,7 +9,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"

@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/comm/group.h"
+#include "tessera/comm/group/group.h"
 #include "tessera/data/batch.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@
 
 #include <memory>
 
-#include "tessera/comm/world.h"
+#include "tessera/comm/rendezvous/world.h"
 #include "tessera/train/recipe.h"
 
 namespace tessera::train {

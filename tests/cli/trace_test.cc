@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/file.h"
-#include "tessera/comm/flight_recorder.h"
+#include "tessera/comm/watch/flight_recorder.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

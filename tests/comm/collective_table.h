@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/backend_choice.h"
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/backends/backend_choice.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tests/support/ranks.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
-#include "tessera/comm/fake_backend.h"
+#include "tessera/comm/backends/fake_backend.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/world.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/world.h"
 
 namespace tessera::comm {
 namespace {

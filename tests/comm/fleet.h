@@ -31,8 +31,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/rendezvous.h"
-#include "tessera/comm/world.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
+#include "tessera/comm/rendezvous/world.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm {

@@ -1,4 +1,4 @@
-#include "tessera/comm/flight_record.h"
+#include "tessera/comm/watch/flight_record.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/diagnosis.h"
-#include "tessera/comm/flight_recorder.h"
-#include "tessera/comm/trace_report.h"
+#include "tessera/comm/watch/diagnosis.h"
+#include "tessera/comm/watch/flight_recorder.h"
+#include "tessera/comm/watch/trace_report.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm {

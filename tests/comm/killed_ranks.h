@@ -7,7 +7,7 @@
 
 #include <random>
 
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tests/comm/fleet.h"
 
 namespace tessera::comm {

@@ -1,5 +1,5 @@
 // The launcher and what can go wrong under it. Launcher and ranks are this program, started again in a role.
-#include "tessera/comm/launcher.h"
+#include "tessera/comm/launch/launcher.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
@@ -16,9 +16,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/error_report.h"
-#include "tessera/comm/rendezvous.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/errors/error_report.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

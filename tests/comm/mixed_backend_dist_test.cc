@@ -5,9 +5,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/backend_choice.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/mixed_backend.h"
+#include "tessera/comm/backends/backend_choice.h"
+#include "tessera/comm/backends/mixed_backend.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tests/comm/collective_table.h"
 
 namespace tessera::comm {

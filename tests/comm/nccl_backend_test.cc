@@ -1,10 +1,10 @@
-#include "tessera/comm/nccl_backend.h"
+#include "tessera/comm/backends/nccl_backend.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/world.h"
+#include "tessera/comm/rendezvous/world.h"
 
 namespace tessera::comm {
 namespace {

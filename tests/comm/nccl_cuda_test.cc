@@ -2,8 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/nccl_backend.h"
+#include "tessera/comm/backends/nccl_backend.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tests/comm/fleet.h"
 
 namespace tessera::comm {

@@ -1,4 +1,5 @@
-#include "tessera/comm/rendezvous.h"
+#include "tessera/base/endpoint.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

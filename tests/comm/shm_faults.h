@@ -25,8 +25,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/world.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/world.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm::testing_faults {

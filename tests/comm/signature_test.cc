@@ -1,4 +1,4 @@
-#include "tessera/comm/signature.h"
+#include "tessera/comm/group/signature.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/launcher.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/launch/launcher.h"
 #include "tests/comm/fleet.h"
 
 namespace tessera::comm {

@@ -9,9 +9,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/comm/launcher.h"
-#include "tessera/comm/rendezvous.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/launch/launcher.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tests/support/two_hosts.h"
 
 namespace tessera::comm {

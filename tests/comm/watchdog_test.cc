@@ -1,5 +1,5 @@
 // How the watch over a world ends when nothing is wrong.
-#include "tessera/comm/watchdog.h"
+#include "tessera/comm/watch/watchdog.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

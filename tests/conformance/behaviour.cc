@@ -1,8 +1,8 @@
 #include "tests/conformance/behaviour.h"
 
-#include "tessera/dtensor/comm_debug.h"
-#include "tessera/dtensor/detail/plan.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/debug/comm_debug.h"
+#include "tessera/dtensor/dispatch/plan.h"
+#include "tessera/dtensor/random/random.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera::testing {

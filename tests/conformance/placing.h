@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tests/conformance/samples.h"
 
 namespace tessera::testing {

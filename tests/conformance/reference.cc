@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/dtensor/random/random.h"
 
 namespace tessera::testing {
 

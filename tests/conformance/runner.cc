@@ -9,8 +9,8 @@
 #include <mutex>
 #include <optional>
 
-#include "tessera/dtensor/detail/plan.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/dispatch/plan.h"
+#include "tessera/dtensor/random/random.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera::testing {

@@ -6,9 +6,9 @@
 
 #include <map>
 
-#include "tessera/comm/fake_backend.h"
-#include "tessera/dtensor/detail/plan.h"
-#include "tessera/dtensor/redistribution_log.h"
+#include "tessera/comm/backends/fake_backend.h"
+#include "tessera/dtensor/dispatch/plan.h"
+#include "tessera/dtensor/redistribute/redistribution_log.h"
 #include "tests/dtensor/op_cases.h"
 
 namespace tessera {

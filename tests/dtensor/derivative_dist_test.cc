@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "tessera/dtensor/redistribution_log.h"
+#include "tessera/dtensor/redistribute/redistribution_log.h"
 #include "tests/dtensor/op_cases.h"
 
 namespace tessera {

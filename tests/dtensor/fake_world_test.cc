@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "tessera/comm/fake_backend.h"
+#include "tessera/comm/backends/fake_backend.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

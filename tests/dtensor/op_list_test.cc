@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/detail/plan.h"
+#include "tessera/dtensor/dispatch/plan.h"
 #include "tests/support/process.h"
 
 namespace tessera {

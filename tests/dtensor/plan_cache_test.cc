@@ -1,4 +1,4 @@
-#include "tessera/dtensor/detail/plan_cache.h"
+#include "tessera/dtensor/dispatch/plan_cache.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -7,9 +7,9 @@
 #include <mutex>
 
 #include "tessera/base/philox.h"
-#include "tessera/dtensor/detail/random.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/random/random.h"
+#include "tessera/dtensor/random/random_fill.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

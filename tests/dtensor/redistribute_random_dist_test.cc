@@ -12,8 +12,8 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "tessera/dtensor/detail/dtensor_impl.h"
-#include "tessera/dtensor/detail/redistribute.h"
+#include "tessera/dtensor/redistribute/redistribute.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

@@ -7,9 +7,9 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/comm_debug.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/dtensor/debug/comm_debug.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::testing {
 

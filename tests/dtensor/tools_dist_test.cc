@@ -9,8 +9,8 @@
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/functional.h"
 #include "tessera/dtensor/local_map.h"
-#include "tessera/dtensor/redistribution_log.h"
-#include "tessera/dtensor/register_sharding.h"
+#include "tessera/dtensor/redistribute/redistribution_log.h"
+#include "tessera/dtensor/rules/register_sharding.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

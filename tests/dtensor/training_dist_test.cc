@@ -6,7 +6,7 @@
 
 #include <torch/library.h>
 
-#include "tessera/dtensor/rule.h"
+#include "tessera/dtensor/dispatch/rule.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/world.h"
-#include "tessera/dtensor/comm_debug.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/dtensor/debug/comm_debug.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/parallel/distribute_module.h"
 #include "tessera/parallel/module_trace.h"
 

@@ -2,7 +2,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/detail/bucket_plan.h"
 #include "tessera/parallel/replicate.h"

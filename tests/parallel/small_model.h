@@ -17,7 +17,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/nn/module.h"
 #include "tessera/parallel/fully_shard.h"
 #include "tests/support/ranks.h"

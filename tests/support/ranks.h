@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/world.h"
+#include "tessera/comm/rendezvous/world.h"
 
 namespace tessera::testing {
 

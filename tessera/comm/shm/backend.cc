@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/group/wait_all.h"
 #include "tessera/comm/shm/shared_buffer.h"
-#include "tessera/comm/wait_all.h"
 
 namespace tessera::comm::shm {
 namespace {

@@ -16,9 +16,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "tessera/comm/group/signature.h"
 #include "tessera/comm/shm/engine.h"
 #include "tessera/comm/shm/mail.h"
-#include "tessera/comm/signature.h"
 
 namespace tessera::comm::shm {
 

@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/comm/peer_failed.h"
+#include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/shm/layout.h"
 #include "tessera/comm/shm/segment.h"
 

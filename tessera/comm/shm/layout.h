@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tessera/comm/group/signature.h"
 #include "tessera/comm/shm/native.h"
 #include "tessera/comm/shm/shared_buffer.h"
-#include "tessera/comm/signature.h"
 
 namespace tessera::comm::shm {
 

@@ -2,9 +2,9 @@
 // instead of the whole tensor.
 #include <ATen/ATen.h>
 
-#include "tessera/comm/collectives.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
 

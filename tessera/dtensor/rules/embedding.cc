@@ -1,8 +1,8 @@
 // Look-ups in tables of embeddings.
 #include <ATen/ATen.h>
 
-#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
 

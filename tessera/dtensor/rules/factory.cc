@@ -2,8 +2,8 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
 

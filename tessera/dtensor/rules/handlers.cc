@@ -3,10 +3,10 @@
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/dtensor/detail/autograd.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
 

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {

@@ -1,5 +1,5 @@
 // log_softmax and nll_loss over shards of the classes. See loss_parallel.h.
-#include "tessera/dtensor/loss_parallel.h"
+#include "tessera/dtensor/rules/loss_parallel.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
@@ -9,10 +9,10 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/dtensor/detail/dispatch.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/detail/random.h"
+#include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {

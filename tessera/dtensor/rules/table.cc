@@ -4,7 +4,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/dtensor/dispatch/dispatch.h"
 
 namespace tessera {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "tessera/dtensor/detail/plan.h"
-#include "tessera/dtensor/rule.h"
+#include "tessera/dtensor/dispatch/plan.h"
+#include "tessera/dtensor/dispatch/rule.h"
 
 namespace tessera::detail {
 

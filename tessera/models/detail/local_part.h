@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::detail {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/parallel/detail/data_parallel_state.h"
 
 namespace tessera::parallel {

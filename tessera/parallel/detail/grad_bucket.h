@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/nn/module.h"
 #include "tessera/parallel/detail/buffer_pool.h"
 #include "tessera/parallel/detail/flat_layout.h"

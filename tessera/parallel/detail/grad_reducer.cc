@@ -4,7 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/parallel/detail/data_parallel_state.h"
 
 namespace tessera::parallel {

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::parallel {
 namespace {

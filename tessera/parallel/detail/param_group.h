@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/collectives.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/detail/buffer_pool.h"
 #include "tessera/parallel/detail/flat_layout.h"
 #include "tessera/parallel/detail/grad_reducer.h"

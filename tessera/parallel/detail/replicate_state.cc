@@ -9,8 +9,8 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/parallel/detail/bucket_plan.h"
 
 namespace tessera::parallel {

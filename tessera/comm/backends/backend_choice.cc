@@ -1,0 +1,86 @@
+#include "tessera/comm/backends/backend_choice.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/backends/gloo_backend.h"
+#include "tessera/comm/backends/mixed_backend.h"
+#include "tessera/comm/shm/handshake.h"
+
+namespace tessera::comm {
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+StorePtr part_of(const StorePtr& store, const std::string& name) {
+  return c10::make_intrusive<c10d::PrefixStore>(name, store);
+}
+
+BackendPtr make_gloo(const StorePtr& store, const BackendRequest& request, int rank, int size) {
+  return make_gloo_backend(
+      store,
+      {.rank = rank, .size = size, .loopback = request.one_host, .master = request.master, .timeout = request.timeout});
+}
+
+// The ranks that share memory if they can: `ranks` are global, `rank` is this one's position in them.
+shm::Met shake_hands(const StorePtr& store, const BackendRequest& request, int rank, const std::vector<int>& ranks) {
+  return shm::shake_hands(*store, {.rank = rank,
+                                   .size = static_cast<int>(ranks.size()),
+                                   .ranks = ranks,
+                                   .ranks_on_host = request.ranks_on_host,
+                                   .host = request.host,
+                                   .timeout = request.timeout});
+}
+
+// Null on all ranks, and a line from the first of the host concerned, when one host has no shared memory.
+BackendPtr make_mixed(const StorePtr& store, const BackendRequest& request, const HostMap& hosts) {
+  const int host = hosts.host_of(request.rank), place = hosts.place_of(request.rank);
+  std::vector<int> ranks;
+  for (const int rank : hosts.members(host)) ranks.push_back(request.ranks[rank]);
+  const auto met = shake_hands(part_of(store, fmt::format("host{}", host)), request, place, ranks);
+  const auto key_of = [](int each) { return fmt::format("mixed/{}", each); };
+  if (place == 0) {
+    store->set(key_of(host), met.backend ? "yes" : "no");
+    if (!met.backend) {
+      log_warning("[comm.new_group] group '{}' has no shared memory on this host: {}. It uses Gloo throughout.",
+                  request.group, met.refusal);
+    }
+  }
+  bool all = true;
+  for (int each = 0; each < hosts.hosts(); ++each) all = all && store->get_to_str(key_of(each)) == "yes";
+  if (!all) return nullptr;
+  return c10::make_intrusive<MixedBackend>(
+      request.rank, hosts,
+      MixedParts{.inner = met.backend,
+                 .rail = make_gloo(part_of(store, fmt::format("rail{}", place)), request, host, hosts.hosts()),
+                 .whole = make_gloo(part_of(store, "whole"), request, request.rank, request.size)});
+}
+
+}  // namespace
+
+bool is_backend(std::string_view name) { return name == "auto" || name == "shm" || name == "gloo" || name == "nccl"; }
+
+BackendPtr choose_backend(const StorePtr& store, const BackendRequest& request) {
+  if (request.wanted != "gloo") {
+    const auto met = shake_hands(store, request, request.rank, request.ranks);
+    if (met.backend) return met.backend;
+    TESSERA_CHECK(request.wanted != "shm", ErrorKind::kConfig,
+                  "[comm.new_group] group '{}' has no shared memory: {}. Use comm.backend=auto or gloo.", request.group,
+                  met.refusal);
+    if (met.host_of.empty() && request.rank == 0) {
+      log_warning("[comm.new_group] group '{}' has no shared memory: {}. It uses Gloo, which is slower.", request.group,
+                  met.refusal);
+    }
+    const HostMap hosts(met.host_of);
+    if (hosts.is_even()) {
+      if (auto mixed = make_mixed(store, request, hosts)) return mixed;
+    }
+  }
+  return make_gloo(store, request, request.rank, request.size);
+}
+
+}  // namespace tessera::comm

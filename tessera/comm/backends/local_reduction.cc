@@ -1,0 +1,95 @@
+#include "tessera/comm/backends/local_reduction.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/mul.h>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+void accumulate(const at::Tensor& into, const at::Tensor& part, ReduceOp op) {
+  at::Tensor sum = into;
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:
+      sum.add_(part);
+      break;
+    case ReduceOp::kMin:
+      at::minimum_out(sum, into, part.to(into.scalar_type()));
+      break;
+    case ReduceOp::kMax:
+      at::maximum_out(sum, into, part.to(into.scalar_type()));
+      break;
+    case ReduceOp::kProduct:
+      sum.mul_(part);
+      break;
+  }
+}
+
+}  // namespace
+
+bool is_half(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+
+bool can_reduce(c10::ScalarType type, ReduceOp op) {
+  const bool floating = type == at::kFloat || type == at::kDouble || is_half(type);
+  const bool integer = type == at::kByte || type == at::kChar || type == at::kInt || type == at::kLong;
+  return floating || (integer && op != ReduceOp::kAvg);
+}
+
+const char* reducible_types(ReduceOp op) {
+  return op == ReduceOp::kAvg ? "float32, float64, bfloat16, float16"
+                              : "float32, float64, bfloat16, float16, int32, int64, int8 or uint8";
+}
+
+bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
+  return tensor.is_complex() && !tensor.is_conj() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
+}
+
+bool reduces_by_itself(const c10d::Backend& backend) {
+  const auto name = backend.getBackendName();
+  return name == "shm" || name == "fake";
+}
+
+bool scatters_sums(const c10d::Backend& backend) { return backend.getBackendName() == "mixed"; }
+
+c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+  }
+  raise(ErrorKind::kInternal, "[comm] unknown reduction");
+}
+
+void reduce_parts(const at::Tensor& output, const at::Tensor& parts, ReduceOp op) {
+  constexpr int64_t kPiece = 1 << 17;
+  const int64_t count = parts.size(0), length = parts.size(1);
+  const bool through_float = is_half(output.scalar_type());
+  at::Tensor sum;
+  if (through_float) sum = at::empty({std::min(length, kPiece)}, output.options().dtype(at::kFloat));
+  for (int64_t begin = 0; begin < length; begin += kPiece) {
+    const int64_t size = std::min(kPiece, length - begin);
+    at::Tensor target = output.narrow(0, begin, size);
+    at::Tensor piece = through_float ? sum.narrow(0, 0, size) : target;
+    piece.copy_(parts[0].narrow(0, begin, size));
+    for (int64_t i = 1; i < count; ++i) accumulate(piece, parts[i].narrow(0, begin, size), op);
+    if (op == ReduceOp::kAvg) piece.div_(static_cast<double>(count));
+    if (through_float) target.copy_(piece);
+  }
+}
+
+}  // namespace tessera::comm

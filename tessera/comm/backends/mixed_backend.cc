@@ -1,0 +1,283 @@
+#include "tessera/comm/backends/mixed_backend.h"
+
+#include <ATen/ops/empty.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/backends/local_reduction.h"
+#include "tessera/comm/group/wait_all.h"
+
+namespace tessera::comm {
+namespace {
+
+using Tensors = MixedBackend::Tensors;
+
+// Below this, one rail carries everything: its latency counts, not its width.
+constexpr int64_t kOneRail = 64 * 1024;
+
+class StagedWork final : public c10d::Work {
+ public:
+  StagedWork(int rank, c10d::OpType type, uint64_t sequence, Tensors results, std::function<void()> stages)
+      : Work(rank, type), sequence_(sequence), results_(std::move(results)), stages_(std::move(stages)) {}
+  // Whether all went well.
+  bool run() noexcept {
+    const auto stages = std::move(stages_);
+    try {
+      stages();
+      finish();
+      return true;
+    } catch (...) {
+      finish(std::current_exception());
+      return false;
+    }
+  }
+  std::vector<at::Tensor> result() override { return results_; }
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  uint64_t sequence_;
+  Tensors results_;
+  std::function<void()> stages_;
+};
+
+ReduceOp reduce_op_of(const c10d::ReduceOp& op) {
+  for (const auto known : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    if (carried_op(known) == static_cast<c10d::ReduceOp::RedOpType>(op)) return known;
+  }
+  raise(ErrorKind::kShape, "[comm.mixed] reduce_scatter: wanted sum, min, max or product");
+}
+
+}  // namespace
+
+// ---- who is where ----
+
+HostMap::HostMap(const std::vector<int>& host_of) : host_of_(host_of) {
+  for (int rank = 0; rank < static_cast<int>(host_of.size()); ++rank) {
+    const auto host = static_cast<size_t>(host_of[rank]);
+    if (host >= members_.size()) members_.resize(host + 1);
+    place_of_.push_back(static_cast<int>(members_[host].size()));
+    members_[host].push_back(rank);
+  }
+}
+
+bool HostMap::is_even() const {
+  return hosts() > 1 && members_[0].size() > 1 && std::all_of(members_.begin(), members_.end(), [&](const auto& ranks) {
+           return ranks.size() == members_[0].size();
+         });
+}
+
+// ---- the thread that runs the stages, one call after the other ----
+
+class MixedBackend::Conductor {
+ public:
+  explicit Conductor(std::function<void()> on_failure) : on_failure_(std::move(on_failure)) {}
+
+  void start(const c10::intrusive_ptr<StagedWork>& work) {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(work);
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    changed_.notify_one();
+  }
+  // Ends what was started.
+  void shut_down() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "tessera mixed");
+    const at::NoGradGuard no_grad;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const auto work = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      if (!work->run()) on_failure_();
+      lock.lock();
+    }
+  }
+
+  std::function<void()> on_failure_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<c10::intrusive_ptr<StagedWork>> queue_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+MixedBackend::MixedBackend(int rank, const HostMap& hosts, MixedParts parts)
+    : Backend(rank, hosts.hosts() * static_cast<int>(hosts.members(0).size())),
+      hosts_(hosts),
+      parts_(std::move(parts)),
+      conductor_(std::make_unique<Conductor>([this] { abort(); })) {
+  TESSERA_CHECK(hosts_.is_even(), ErrorKind::kInternal, "[comm.mixed] hosts with different numbers of ranks");
+}
+
+MixedBackend::~MixedBackend() { MixedBackend::shutdown(); }
+
+void MixedBackend::shutdown() {
+  conductor_->shut_down();
+  for (const auto& part : {parts_.inner, parts_.rail, parts_.whole}) part->shutdown();
+}
+
+void MixedBackend::abort() {
+  for (const auto& part : {parts_.inner, parts_.rail, parts_.whole}) part->abort();
+}
+
+void MixedBackend::setTimeout(std::chrono::milliseconds timeout) {
+  for (const auto& part : {parts_.inner, parts_.rail, parts_.whole}) part->setTimeout(timeout);
+}
+
+MixedBackend::WorkPtr MixedBackend::start(c10d::OpType type, Tensors results, std::function<void()> stages) {
+  const auto work = c10::make_intrusive<StagedWork>(rank_, type, ++sequence_, std::move(results), std::move(stages));
+  conductor_->start(work);
+  return work;
+}
+
+// Fresh large memory costs far more than a copy into it. For the stages alone, which run one after the other.
+at::Tensor MixedBackend::scratch(int which, int64_t count, const at::Tensor& like) {
+  at::Tensor& kept = scratch_[which];
+  const int64_t bytes = count * static_cast<int64_t>(like.element_size());
+  if (!kept.defined() || kept.numel() < bytes) kept = parts_.inner->allocateTensor(bytes, like.options().dtype(at::kByte));
+  return kept.narrow(0, 0, bytes).view(like.scalar_type());
+}
+
+// ---- collectives in stages ----
+
+MixedBackend::WorkPtr MixedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  TESSERA_CHECK(tensors.size() == 1 && tensors[0].is_contiguous(), ErrorKind::kShape,
+                "[comm.mixed] all_reduce: wanted one contiguous tensor");
+  const auto flat = tensors[0].view({-1});
+  return start(c10d::OpType::ALLREDUCE, tensors, [this, flat, options] {
+    Tensors whole = {flat};
+    parts_.inner->allreduce(whole, options)->wait();
+    const int64_t rails = static_cast<int64_t>(flat.nbytes()) < kOneRail ? 1 : parts_.inner->getSize();
+    const auto segments = flat.tensor_split(rails, 0);
+    const int place = hosts_.place_of(rank_);
+    if (place < rails && segments[place].numel() > 0) {
+      Tensors own = {segments[place]};
+      parts_.rail->allreduce(own, options)->wait();
+    }
+    std::vector<WorkPtr> works;
+    for (int from = 0; from < rails; ++from) {
+      if (segments[from].numel() == 0) continue;
+      Tensors part = {segments[from]};
+      c10d::BroadcastOptions broadcast;
+      broadcast.rootRank = from;
+      works.push_back(parts_.inner->broadcast(part, broadcast));
+    }
+    wait_all(works);
+  });
+}
+
+MixedBackend::WorkPtr MixedBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  return start(c10d::OpType::BROADCAST, tensors, [this, tensors, options]() mutable {
+    const int root = static_cast<int>(options.rootRank), place = hosts_.place_of(root);
+    c10d::BroadcastOptions stage = options;
+    if (hosts_.place_of(rank_) == place) {
+      stage.rootRank = hosts_.host_of(root);
+      parts_.rail->broadcast(tensors, stage)->wait();
+    }
+    stage.rootRank = place;
+    parts_.inner->broadcast(tensors, stage)->wait();
+  });
+}
+
+MixedBackend::WorkPtr MixedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                    const c10d::AllgatherOptions& options) {
+  auto out = output.view({size_, -1}), in = input.view({-1});
+  return start(c10d::OpType::_ALLGATHER_BASE, {output}, [this, out, in, options]() mutable {
+    const int hosts = hosts_.hosts();
+    auto of_rail = scratch(0, in.numel() * hosts, in);
+    parts_.rail->_allgather_base(of_rail, in, options)->wait();
+    std::vector<WorkPtr> works;
+    for (int host = 0; host < hosts; ++host) {
+      TensorLists lists(1);
+      for (const int rank : hosts_.members(host)) lists[0].push_back(out[rank]);
+      Tensors part = {of_rail.narrow(0, host * in.numel(), in.numel())};
+      works.push_back(parts_.inner->allgather(lists, part, options));
+    }
+    wait_all(works);
+  });
+}
+
+MixedBackend::WorkPtr MixedBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                         const c10d::ReduceScatterOptions& options) {
+  const auto op = reduce_op_of(options.reduceOp);
+  auto out = output.view({-1}), in = input.view({size_, -1});
+  return start(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, [this, out, in, options, op]() mutable {
+    const int hosts = hosts_.hosts();
+    const int64_t count = out.numel();
+    // Of this host's ranks: what it adds to the part of the rank at this place on each host.
+    auto sums = scratch(0, count * hosts, out);
+    std::vector<WorkPtr> works;
+    for (int host = 0; host < hosts; ++host) {
+      TensorLists lists(1);
+      for (const int rank : hosts_.members(host)) lists[0].push_back(in[rank]);
+      Tensors part = {sums.narrow(0, host * count, count)};
+      works.push_back(parts_.inner->reduce_scatter(part, lists, options));
+    }
+    wait_all(works);
+    auto received = scratch(1, count * hosts, out);
+    auto received_bytes = received.view(at::kByte), sent_bytes = sums.view(at::kByte);
+    std::vector<int64_t> equal_out, equal_in;
+    parts_.rail->alltoall_base(received_bytes, sent_bytes, equal_out, equal_in)->wait();
+    reduce_parts(out, received.view({hosts, count}), op);
+  });
+}
+
+// ---- what goes over all ranks at once ----
+
+MixedBackend::WorkPtr MixedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  return parts_.whole->reduce(tensors, options);
+}
+MixedBackend::WorkPtr MixedBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  return parts_.whole->allgather(outputs, inputs, options);
+}
+MixedBackend::WorkPtr MixedBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  return parts_.whole->gather(outputs, inputs, options);
+}
+MixedBackend::WorkPtr MixedBackend::scatter(Tensors& outputs, TensorLists& inputs,
+                                            const c10d::ScatterOptions& options) {
+  return parts_.whole->scatter(outputs, inputs, options);
+}
+MixedBackend::WorkPtr MixedBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                  std::vector<int64_t>& output_splits,
+                                                  std::vector<int64_t>& input_splits,
+                                                  const c10d::AllToAllOptions& options) {
+  return parts_.whole->alltoall_base(output, input, output_splits, input_splits, options);
+}
+MixedBackend::WorkPtr MixedBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  return parts_.whole->alltoall(outputs, inputs, options);
+}
+MixedBackend::WorkPtr MixedBackend::send(Tensors& tensors, int destination, int tag) {
+  return parts_.whole->send(tensors, destination, tag);
+}
+MixedBackend::WorkPtr MixedBackend::recv(Tensors& tensors, int source, int tag) {
+  return parts_.whole->recv(tensors, source, tag);
+}
+MixedBackend::WorkPtr MixedBackend::recvAnysource(Tensors& tensors, int tag) {
+  return parts_.whole->recvAnysource(tensors, tag);
+}
+MixedBackend::WorkPtr MixedBackend::barrier(const c10d::BarrierOptions& options) {
+  return parts_.whole->barrier(options);
+}
+void MixedBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  parts_.whole->monitoredBarrier(options, wait_all_ranks);
+}
+
+}  // namespace tessera::comm

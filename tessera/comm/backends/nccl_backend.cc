@@ -1,0 +1,59 @@
+// Builds whose libtorch has NCCL.
+#include "tessera/comm/backends/nccl_backend.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <filesystem>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+// Waits for a collective's end on the device only when asked to: elsewhere wait() just orders streams, so that a peer's
+// death would show in a later kernel. The watchdog of ours breaks the group off; c10d's own would end the process.
+class NcclBackend final : public c10d::ProcessGroupNCCL {
+ public:
+  NcclBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options,
+              c10::Device device)
+      : ProcessGroupNCCL(std::move(store), rank, size, std::move(options)), device_(device) {
+    setBoundDeviceId(device);
+  }
+
+  // Of the calling thread, which c10d expects to be on the group's device.
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& given) override {
+    const c10::cuda::CUDAGuard guard(device_);
+    c10d::BarrierOptions options = given;
+    options.device_ids = {device_.index()};
+    return ProcessGroupNCCL::barrier(options);
+  }
+
+ private:
+  const c10::Device device_;
+};
+
+}  // namespace
+
+std::string why_no_nccl(int ranks_on_host) {
+  std::error_code ignored;
+  if (!std::filesystem::exists("/proc/driver/nvidia/version", ignored)) return "this machine has no NVIDIA driver";
+  const int devices = c10::cuda::device_count();  // 0 instead of an error
+  if (devices == 0) return "no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)";
+  if (devices < ranks_on_host)
+    return fmt::format("{} ranks on this host, but {} GPU{}", ranks_on_host, devices, devices == 1 ? "" : "s");
+  return "";
+}
+
+c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Store> store, const NcclOptions& options) {
+  const std::string reason = why_no_nccl(options.ranks_on_host);
+  TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,
+                "[comm.nccl] {}. Use comm.backend=gloo, or as many ranks as there are GPUs.", reason);
+  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+  nccl->timeout = options.timeout;
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(options.device));
+  return c10::make_intrusive<NcclBackend>(std::move(store), options.rank, options.size, std::move(nccl), device);
+}
+
+}  // namespace tessera::comm

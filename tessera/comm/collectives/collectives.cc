@@ -1,0 +1,289 @@
+#include "tessera/comm/collectives/collectives.h"
+
+#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/ranges.h>
+
+#include <numeric>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/backends/local_reduction.h"
+#include "tessera/comm/collectives/launch.h"
+
+namespace tessera::comm {
+namespace {
+
+int64_t size_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+// Data that is only moved travels as bytes, so that every dtype does. One element may have any stride.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.view({-1}).as_strided({tensor.numel()}, {1}).view(at::kByte);
+}
+
+int dtype_of(const at::Tensor& tensor) { return static_cast<int>(tensor.scalar_type()); }
+
+void require_reducible(const Launch& launch, at::ScalarType type, ReduceOp op) {
+  launch.require(can_reduce(type, op), fmt::format("cannot reduce {} by {}. Wanted {}.", c10::toString(type),
+                                                   to_string(op), reducible_types(op)));
+}
+
+// For back-ends that add but do not divide: what they do, and what is done here with the sum they `carried`, which for
+// half precision is another tensor, in float32.
+c10d::ReduceOp::RedOpType undivided(ReduceOp op) { return carried_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op); }
+
+void divide_and_round(Launch& launch, const at::Tensor& target, const at::Tensor& carried, ReduceOp op, int size) {
+  launch.on_finish([target, carried, op, size]() mutable {
+    if (op == ReduceOp::kAvg) carried.div_(size);
+    if (!carried.is_same(target)) target.copy_(carried);
+  });
+}
+
+// Fresh large memory costs far more than the copy into it, so the group keeps one buffer.
+at::Tensor take_scratch(Group& group, int64_t bytes, at::Device device) {
+  at::Tensor kept(std::exchange(group.scratch(), at::TensorBase()));
+  if (!kept.defined() || kept.numel() < bytes || kept.device() != device) {
+    kept = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  }
+  return kept;
+}
+
+}  // namespace
+
+Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
+  if (sums_by_parts(tensor, op)) return all_reduce(group, at::view_as_real(tensor), op, subject);
+  Launch launch(group, Op::kAllReduce, subject);
+  launch.require_plain(tensor, "tensor");
+  require_reducible(launch, tensor.scalar_type(), op);
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .reduce = op});
+  if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
+  at::Tensor target = launch.keep_output(tensor).view({-1});
+  c10d::AllreduceOptions options;
+  options.reduceOp = carried_op(op);
+  at::Tensor carried = target;
+  if (!reduces_by_itself(group.backend())) {
+    if (is_half(target.scalar_type())) carried = target.to(at::kFloat);
+    options.reduceOp = undivided(op);
+    divide_and_round(launch, target, carried, op, group.size());
+  }
+  launch.count(CommKind::kAllReduce, 2 * size_of(tensor) * (group.size() - 1) / group.size());
+  return launch.start([&](c10d::Backend& backend) {
+    std::vector<at::Tensor> tensors = {carried};
+    return backend.allreduce(tensors, options);
+  });
+}
+
+Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input, std::string_view subject) {
+  Launch launch(group, Op::kAllGather, subject);
+  launch.require_plain(output, "output");
+  launch.require_plain(input, "input");
+  launch.require_same_dtype(output, input);
+  launch.require(output.numel() == input.numel() * group.size(),
+                 fmt::format("output {} holds {} elements, wanted {} times input's {}", output.sizes(), output.numel(),
+                             group.size(), input.numel()));
+  launch.sign({.sizes = input.sizes(), .dtype = dtype_of(input)});
+  if (input.numel() == 0) return launch.finished();
+  at::Tensor out = bytes_of(launch.keep_output(output)), in = bytes_of(launch.keep(input));
+  if (group.size() == 1) {
+    if (out.data_ptr() != in.data_ptr()) out.copy_(in);
+    return launch.finished();
+  }
+  launch.count(CommKind::kAllGather, size_of(input) * (group.size() - 1));
+  return launch.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
+}
+
+// Over Gloo each rank sends every other rank its part and adds what it receives itself: half the traffic of Gloo's
+// all-reduce, a fixed order of additions, and half precision travels as it is yet is summed in float32.
+Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op,
+                            std::string_view subject) {
+  if (sums_by_parts(input, op) && output.is_complex()) {
+    return reduce_scatter_into(group, at::view_as_real(output), at::view_as_real(input), op, subject);
+  }
+  Launch launch(group, Op::kReduceScatter, subject);
+  launch.require_plain(output, "output");
+  launch.require_plain(input, "input");
+  launch.require_same_dtype(output, input);
+  launch.require(input.numel() == output.numel() * group.size(),
+                 fmt::format("input {} holds {} elements, wanted {} times output's {}", input.sizes(), input.numel(),
+                             group.size(), output.numel()));
+  require_reducible(launch, input.scalar_type(), op);
+  launch.sign({.sizes = output.sizes(), .dtype = dtype_of(input), .reduce = op});
+  if (input.numel() == 0) return launch.finished();
+  at::Tensor out = launch.keep_output(output).view({-1}), in = bytes_of(launch.keep(input));
+  if (group.size() == 1) {
+    if (output.data_ptr() != input.data_ptr()) out.copy_(input.view({-1}));
+    return launch.finished();
+  }
+  launch.count(CommKind::kReduceScatter, size_of(output) * (group.size() - 1));
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = carried_op(op);
+  if (reduces_by_itself(group.backend())) {
+    return launch.start([&](c10d::Backend& backend) {
+      at::Tensor parts = input.variable_data().view({-1});
+      return backend._reduce_scatter_base(out, parts, options);
+    });
+  }
+  if (scatters_sums(group.backend())) {
+    at::Tensor parts = input.variable_data().view({-1}), sum = out;
+    if (is_half(out.scalar_type())) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
+    options.reduceOp = undivided(op);
+    divide_and_round(launch, out, sum, op, group.size());
+    return launch.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
+  }
+  at::Tensor scratch = take_scratch(group, in.numel(), input.device());
+  at::Tensor received = scratch.narrow(0, 0, in.numel());
+  launch.on_finish([&group, scratch, received, out, op] {
+    reduce_parts(out, received.view(out.scalar_type()).view({group.size(), out.numel()}), op);
+    if (!group.scratch().defined() || group.scratch().numel() < scratch.numel()) group.scratch() = scratch;
+  });
+  return launch.start([&](c10d::Backend& backend) {
+    std::vector<int64_t> equal_out, equal_in;
+    return backend.alltoall_base(received, in, equal_out, equal_in);
+  });
+}
+
+Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_view subject) {
+  Launch launch(group, Op::kBroadcast, subject);
+  launch.require_plain(tensor, "tensor");
+  launch.require_position(root, "root");
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = root});
+  if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
+  std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
+  launch.count(CommKind::kBroadcast, size_of(tensor));
+  return launch.start([&](c10d::Backend& backend) {
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return backend.broadcast(tensors, options);
+  });
+}
+
+Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
+                std::string_view subject) {
+  Launch launch(group, Op::kScatter, subject);
+  launch.require_plain(output, "output");
+  launch.require_position(root, "root");
+  std::vector<std::vector<at::Tensor>> sent;
+  if (group.rank() == root) {
+    launch.require(inputs.size() == static_cast<size_t>(group.size()),
+                   fmt::format("{} inputs, wanted one per rank", inputs.size()));
+    sent.emplace_back();
+    for (const at::Tensor& input : inputs) {
+      launch.require_plain(input, "input");
+      launch.require_same_dtype(output, input);
+      launch.require(input.numel() == output.numel(),
+                     fmt::format("input {} differs in size from output {}", input.sizes(), output.sizes()));
+      sent[0].push_back(bytes_of(launch.keep(input)));
+    }
+  }
+  launch.sign({.sizes = output.sizes(), .dtype = dtype_of(output), .root = root});
+  if (output.numel() == 0) return launch.finished();
+  std::vector<at::Tensor> outputs = {bytes_of(launch.keep_output(output))};
+  if (group.size() == 1) {
+    outputs[0].copy_(sent[0][0]);
+    return launch.finished();
+  }
+  launch.count(CommKind::kScatter, size_of(output));
+  return launch.start([&](c10d::Backend& backend) {
+    c10d::ScatterOptions options;
+    options.rootRank = root;
+    return backend.scatter(outputs, sent, options);
+  });
+}
+
+Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tensor& input,
+                          const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
+                          std::string_view subject) {
+  Launch launch(group, Op::kAllToAll, subject);
+  launch.require_plain(output, "output");
+  launch.require_plain(input, "input");
+  launch.require_same_dtype(output, input);
+  launch.require(output.dim() > 0 && input.dim() > 0 && output.sizes().slice(1) == input.sizes().slice(1),
+                 fmt::format("output {} and input {} differ beyond dim 0", output.sizes(), input.sizes()));
+  const auto byte_counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* name) {
+    const int64_t rows = tensor.size(0), size = group.size();
+    int64_t row_bytes = tensor.element_size();
+    for (const int64_t extent : tensor.sizes().slice(1)) row_bytes *= extent;
+    launch.require(
+        !splits.empty() || rows % size == 0,
+        fmt::format("{} {} does not divide into {} equal parts. Give the splits.", name, tensor.sizes(), size));
+    std::vector<int64_t> counts = splits.empty() ? std::vector<int64_t>(size, rows / size) : splits;
+    launch.require(counts.size() == static_cast<size_t>(size) &&
+                       std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count >= 0; }) &&
+                       std::accumulate(counts.begin(), counts.end(), int64_t{0}) == rows,
+                   fmt::format("{} splits {} do not add up to the {} rows of {}", name, counts, rows, tensor.sizes()));
+    for (int64_t& count : counts) count *= row_bytes;
+    return counts;
+  };
+  std::vector<int64_t> out_bytes = byte_counts(output, output_splits, "output");
+  std::vector<int64_t> in_bytes = byte_counts(input, input_splits, "input");
+  launch.sign({.sizes = input.sizes().slice(1), .dtype = dtype_of(input)});
+  at::Tensor out = bytes_of(launch.keep_output(output)), in = bytes_of(launch.keep(input));
+  if (group.size() == 1) {
+    launch.require(out_bytes == in_bytes, fmt::format("output {} and input {} differ", output.sizes(), input.sizes()));
+    out.copy_(in);
+    return launch.finished();
+  }
+  launch.count(CommKind::kAllToAll, size_of(output) - out_bytes[group.rank()]);
+  return launch.start([&](c10d::Backend& backend) { return backend.alltoall_base(out, in, out_bytes, in_bytes); });
+}
+
+Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
+  Launch launch(group, Op::kSend, "");
+  launch.require_plain(tensor, "tensor");
+  launch.require_position(destination, "destination");
+  launch.require(destination != group.rank(), "a rank cannot send to itself");
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = destination, .tag = tag});
+  if (tensor.numel() == 0) return launch.finished();
+  std::vector<at::Tensor> tensors = {bytes_of(launch.keep(tensor))};
+  launch.count(CommKind::kSend, 0);
+  return launch.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
+}
+
+Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
+  Launch launch(group, Op::kRecv, "");
+  launch.require_plain(tensor, "tensor");
+  launch.require_position(source, "source");
+  launch.require(source != group.rank(), "a rank cannot receive from itself");
+  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = source, .tag = tag});
+  if (tensor.numel() == 0) return launch.finished();
+  std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
+  launch.count(CommKind::kRecv, size_of(tensor));
+  return launch.start(
+      [tensors, source, tag](c10d::Backend& backend) mutable { return backend.recv(tensors, source, tag); });
+}
+
+void barrier(Group& group) {
+  if (group.size() == 1) return;
+  Launch launch(group, Op::kBarrier, "");
+  launch.sign({});
+  launch.start([](c10d::Backend& backend) { return backend.barrier(); }).wait();
+}
+
+std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes) {
+  at::Tensor length = at::empty({1}, at::kLong), lengths = at::empty({group.size()}, at::kLong);
+  *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(bytes.size());
+  all_gather_into(group, lengths, length, "lengths of byte strings").wait();
+  const int64_t* each = lengths.const_data_ptr<int64_t>();
+  const int64_t longest = *std::max_element(each, each + group.size());
+  at::Tensor own = at::zeros({longest}, at::kByte), all = at::empty({group.size(), longest}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), own.mutable_data_ptr<uint8_t>());
+  all_gather_into(group, all, own, "byte strings").wait();
+  std::vector<std::string> result;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto* begin = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>()) + rank * longest;
+    result.emplace_back(begin, static_cast<size_t>(each[rank]));
+  }
+  return result;
+}
+
+std::string broadcast_bytes(Group& group, std::string_view bytes, int root) {
+  at::Tensor length = at::empty({1}, at::kLong);
+  *length.mutable_data_ptr<int64_t>() = static_cast<int64_t>(bytes.size());
+  broadcast(group, length, root, "length of a byte string").wait();
+  at::Tensor data = at::empty({*length.const_data_ptr<int64_t>()}, at::kByte);
+  if (group.rank() == root) std::copy(bytes.begin(), bytes.end(), data.mutable_data_ptr<uint8_t>());
+  broadcast(group, data, root, "byte string").wait();
+  return {reinterpret_cast<const char*>(data.const_data_ptr<uint8_t>()), static_cast<size_t>(data.numel())};
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,261 @@
+#include "tessera/comm/collectives/launch.h"
+
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <exception>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/collectives/signature_exchange.h"
+#include "tessera/comm/errors/libtorch_error.h"
+#include "tessera/comm/errors/peer_failed.h"
+
+namespace tessera::comm {
+namespace {
+
+using State = Pending::State;
+
+// libtorch's and Gloo's reasons carry a source position in front and a backtrace behind.
+std::string plain_reason(const std::exception& error) {
+  std::string reason = first_line(error);
+  reason = reason.substr(0, reason.find(". This is typically"));
+  if (reason.starts_with('[')) {
+    const size_t end = reason.find("] ");
+    if (end != std::string::npos) reason.erase(0, end + 2);
+  }
+  while (!reason.empty() && (reason.back() == '.' || reason.back() == ' ')) reason.pop_back();
+  return reason;
+}
+
+std::string place(std::string_view verb, std::string_view group, int rank, int size, std::string_view subject,
+                  uint64_t sequence) {
+  return fmt::format("[comm.{}] {}{}group '{}' (rank {} of {}), call {}", verb, subject, subject.empty() ? "" : ", ",
+                     group, rank, size, sequence);
+}
+
+std::string where(const State& state) {
+  const Signature& call = state.signature;
+  std::string subject = call.subject;
+  if (is_message(call.op))
+    subject = fmt::format("{} {}, tag {}", call.op == Op::kSend ? "to" : "from", call.root, call.tag);
+  return place(to_string(call.op), call.group, state.rank, state.size, subject, call.sequence);
+}
+
+// What a call that ended badly throws: the verdict of all ranks when there is one, else what this rank saw.
+[[noreturn]] void throw_failed(const State& state, const std::exception& error) {
+  const auto* own = dynamic_cast<const Error*>(&error);
+  const std::string reason = own ? own->what() : plain_reason(error);
+  if (dynamic_cast<const Disagreement*>(&error)) {
+    const std::string message = reason.starts_with('[') ? reason : fmt::format("{}: {}.", where(state), reason);
+    if (state.monitor) state.monitor->fail_with(state.ticket, message);
+    throw Disagreement(message);
+  }
+  if (own && own->kind() != ErrorKind::kComm) {  // the call does not fit its back-end, or the ranks do not fit together
+    throw Error(own->kind(), reason.starts_with('[') ? reason : fmt::format("{}: {}", where(state), reason));
+  }
+  const bool timed_out = reason.find("imed out") != std::string::npos;
+  std::optional<Verdict> verdict;
+  if (state.monitor) {
+    const std::string seen = timed_out
+                                 ? fmt::format("timed out after {} s", state.monitor->options().timeout.count() / 1000)
+                                 : fmt::format("{}: {}", where(state), reason);
+    verdict = state.monitor->fail(
+        state.ticket,
+        {.group = state.signature.members, .sequence = state.signature.sequence, .text = seen, .timed_out = timed_out});
+  }
+  if (verdict) {
+    throw_verdict(*verdict, fmt::format("{}: {}", where(state), timed_out ? "timed out. " : ""));
+  }
+  if (timed_out) {
+    raise(ErrorKind::kComm,
+          "{}: {}. Some rank did not start this collective in time: look for the first error of the other ranks, or "
+          "raise "
+          "comm.timeout_seconds.",
+          where(state), reason);
+  }
+  throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off: the first error of the other ranks says why.",
+                               where(state), reason));
+}
+
+}  // namespace
+
+void Launch::require(bool condition, const std::string& what) const {
+  TESSERA_CHECK(condition, ErrorKind::kShape, "{}: {}",
+                place(to_string(op_), group_.name(), group_.rank(), group_.size(), subject_, group_.sequence() + 1),
+                what);
+}
+
+void Launch::require_plain(const at::Tensor& tensor, const char* name) const {
+  require(tensor.defined(), fmt::format("{} is undefined", name));
+  require(tensor.is_contiguous(), fmt::format("{} {} is not contiguous. Pass .contiguous().", name, tensor.sizes()));
+}
+
+void Launch::require_same_dtype(const at::Tensor& output, const at::Tensor& input) const {
+  require(
+      output.scalar_type() == input.scalar_type(),
+      fmt::format("output is {}, input {}", c10::toString(output.scalar_type()), c10::toString(input.scalar_type())));
+}
+
+void Launch::require_position(int position, const char* name) const {
+  require(position >= 0 && position < group_.size(), fmt::format("{} {} is not in the group", name, position));
+}
+
+at::Tensor Launch::keep(const at::Tensor& tensor) {
+  at::Tensor alias = tensor.variable_data();
+  device_ = tensor.device().type();
+  state_->buffers.push_back(alias);
+  return alias;
+}
+
+at::Tensor Launch::keep_output(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  return keep(tensor);
+}
+
+void Launch::sign(const Terms& terms) {
+  if (group_.size() == 1) return;
+  uint64_t sequence = 0;
+  if (is_message(op_)) {
+    const bool sends = op_ == Op::kSend;
+    sequence = group_.next_message(sends ? group_.rank() : terms.root, sends ? terms.root : group_.rank(), terms.tag);
+  } else {
+    sequence = group_.next_sequence();
+  }
+  state_->signature = comm::sign({.group = group_.name(),
+                                  .members = group_.context().id,
+                                  .sequence = sequence,
+                                  .op = op_,
+                                  .reduce = terms.reduce,
+                                  .dtype = terms.dtype,
+                                  .sizes = terms.sizes,
+                                  .root = terms.root,
+                                  .tag = terms.tag,
+                                  .rank = group_.rank(),
+                                  .subject = subject_});
+  state_->rank = group_.rank();
+  state_->size = group_.size();
+  state_->monitor = group_.context().monitor;
+  if (state_->monitor) state_->ticket = state_->monitor->start(state_->signature);
+}
+
+bool Launch::prepare() {
+  if (kind_ != CommKind::kCount) CollectiveObserver::notify(kind_, bytes_, group_);
+  state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
+  if (state_->backend.get() == &group_.backend() && group_.comparing_backend()) {
+    group_.comparing_backend()->announce(state_->signature);
+    return true;
+  }
+  if (!compares_first()) return true;
+  if (op_ == Op::kRecv) return false;  // the sender's signature may be long in coming
+  compare();
+  return true;
+}
+
+std::function<Launch::WorkPtr()> Launch::awaiting_sender(std::function<WorkPtr()> begin) const {
+  return [&group = group_, signature = state_->signature, begin = std::move(begin)] {
+    await_announced_message(group, signature);
+    return begin();
+  };
+}
+
+Pending Launch::started() {
+  if (state_->monitor && state_->work) state_->monitor->carry(state_->ticket, state_->signature, state_->work);
+  return Pending(std::move(state_));
+}
+
+Pending Launch::finished() {
+  if (group_.size() > 1 && !group_.comparing_backend() && compares_first() && op_ != Op::kRecv) {
+    try {
+      compare();
+    } catch (const std::exception& error) {
+      fail(error);
+    }
+  }
+  if (state_->monitor) state_->monitor->finish(state_->ticket);
+  if (state_->finish) state_->finish();
+  return Pending();
+}
+
+void Launch::fail(const std::exception& error) const { throw_failed(*state_, error); }
+
+bool Launch::compares_first() const {
+  return state_->monitor && state_->monitor->options().check == CheckMode::kAlways;
+}
+
+void Launch::compare() const {
+  state_->monitor->wait(state_->ticket);
+  if (op_ == Op::kSend) {
+    announce_message(group_, state_->signature);
+  } else {
+    compare_signatures(group_, state_->signature);
+  }
+}
+
+Pending::Pending() = default;
+Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Pending::Pending(Pending&&) noexcept = default;
+
+Pending& Pending::operator=(Pending&& other) noexcept {
+  if (this != &other) {
+    { Pending ended(std::move(*this)); }
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+
+namespace {
+
+// After abort(), which ends most waits at once.
+bool ends_soon(c10d::Work& work) {
+  constexpr auto kSoon = std::chrono::seconds(2);
+  for (const auto limit = std::chrono::steady_clock::now() + kSoon; std::chrono::steady_clock::now() < limit;) {
+    if (work.isCompleted()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return work.isCompleted();
+}
+
+}  // namespace
+
+Pending::~Pending() {
+  if (!state_) return;
+  const bool unwinding = std::uncaught_exceptions() > state_->unwinding;
+  if (unwinding) {
+    if (state_->monitor) state_->monitor->give_up();
+    try {
+      state_->backend->abort();
+    } catch (...) {  // the connections were gone already
+    }
+    // Gloo now and then goes on waiting, until the timeout, for a send whose connection is shut down. This rank is on
+    // its way out: what the work still uses is left to the end of the process.
+    if (state_->work && !ends_soon(*state_->work)) {
+      static_cast<void>(state_.release());
+      return;
+    }
+  }
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    if (!unwinding) log_warning("{}", error.what());
+  }
+}
+
+void Pending::wait() {
+  if (!state_) return;
+  const auto state = std::move(state_);
+  try {
+    if (state->monitor) state->monitor->wait(state->ticket);
+    if (state->begin) state->work = state->begin();
+    if (state->work) TESSERA_CHECK(state->work->wait(), ErrorKind::kComm, "broken off");
+  } catch (const std::exception& error) {
+    throw_failed(*state, error);
+  }
+  if (state->monitor) state->monitor->finish(state->ticket);
+  if (state->finish) state->finish();
+}
+
+bool Pending::done() const { return !state_ || (!state_->begin && (!state_->work || state_->work->isCompleted())); }
+
+}  // namespace tessera::comm

@@ -1,0 +1,48 @@
+#include "tessera/comm/errors/error_report.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/comm/errors/peer_failed.h"
+
+namespace tessera::comm {
+
+bool report_error(const std::exception& error) noexcept {
+  const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
+  if (!path || !*path) return false;
+  try {
+    // torchrun takes the earliest report as the root cause, in whole seconds: a consequence counts as later.
+    const bool consequence = dynamic_cast<const PeerFailed*>(&error) != nullptr;
+    const auto time = std::chrono::system_clock::now().time_since_epoch() + std::chrono::seconds(consequence ? 5 : 0);
+    std::string message = error.what();
+    message.resize(std::min(message.find('\n'), message.size()));
+    const nlohmann::json extra = {
+        {"py_callstack", message},
+        {"timestamp", std::to_string(std::chrono::duration_cast<std::chrono::seconds>(time).count())},
+        {"consequence", consequence}};
+    const nlohmann::json report = {{"message", {{"message", message}, {"extraInfo", extra}}}};
+    publish_file(path, report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  } catch (...) {  // the message then has to go to stderr
+    return false;
+  }
+  return std::getenv("TESSERA_RENDEZVOUS") && !std::getenv("TORCHELASTIC_RUN_ID");
+}
+
+std::optional<ErrorReport> read_error_report(const std::filesystem::path& path) {
+  try {
+    const auto report = nlohmann::json::parse(read_file(path, 1 << 20));
+    const auto& message = report.at("message");
+    if (message.is_string()) return ErrorReport{.message = message};
+    ErrorReport result{.message = message.at("message")};
+    const auto extra = message.find("extraInfo");
+    if (extra != message.end() && extra->is_object()) result.consequence = extra->value("consequence", false);
+    return result;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace tessera::comm

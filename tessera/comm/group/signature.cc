@@ -1,0 +1,145 @@
+#include "tessera/comm/group/signature.h"
+
+#include <fmt/ranges.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+template <size_t size>
+void put(char (&field)[size], std::string_view text) {
+  std::memcpy(field, text.data(), std::min(text.size(), size - 1));
+}
+
+bool reduces(Op op) { return op == Op::kAllReduce || op == Op::kReduceScatter; }
+
+std::string said_by(const SignedBy& call, const char* verb) {
+  return fmt::format("rank {} of the group {}{}", call.first, verb, to_string(call.second));
+}
+
+}  // namespace
+
+const char* to_string(Op op) noexcept {
+  switch (op) {
+    case Op::kNone:
+      return "no call";
+    case Op::kAllReduce:
+      return "all_reduce";
+    case Op::kAllGather:
+      return "all_gather";
+    case Op::kReduceScatter:
+      return "reduce_scatter";
+    case Op::kBroadcast:
+      return "broadcast";
+    case Op::kScatter:
+      return "scatter";
+    case Op::kAllToAll:
+      return "all_to_all";
+    case Op::kSend:
+      return "send";
+    case Op::kRecv:
+      return "recv";
+    case Op::kBarrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+const char* dtype_name(int dtype) noexcept {
+  switch (static_cast<c10::ScalarType>(dtype)) {
+    case c10::ScalarType::Byte:
+      return "uint8";
+    case c10::ScalarType::Char:
+      return "int8";
+    case c10::ScalarType::Short:
+      return "int16";
+    case c10::ScalarType::Int:
+      return "int32";
+    case c10::ScalarType::Long:
+      return "int64";
+    case c10::ScalarType::Half:
+      return "float16";
+    case c10::ScalarType::Float:
+      return "float32";
+    case c10::ScalarType::Double:
+      return "float64";
+    case c10::ScalarType::ComplexFloat:
+      return "complex64";
+    case c10::ScalarType::ComplexDouble:
+      return "complex128";
+    case c10::ScalarType::Bool:
+      return "bool";
+    case c10::ScalarType::BFloat16:
+      return "bfloat16";
+    default:
+      return dtype < 0 ? "" : c10::toString(static_cast<c10::ScalarType>(dtype));
+  }
+}
+
+Signature sign(const SignatureFields& fields) noexcept {
+  Signature result;
+  result.sequence = fields.sequence;
+  result.op = fields.op;
+  result.reduce = fields.reduce;
+  result.dtype = static_cast<int8_t>(fields.dtype);
+  result.dims = static_cast<uint8_t>(fields.sizes.size());
+  result.root = fields.root;
+  result.tag = fields.tag;
+  result.members = fields.members;
+  result.elements = 1;
+  for (size_t dim = 0; dim < fields.sizes.size(); ++dim) {
+    result.elements *= fields.sizes[dim];
+    if (dim < Signature::kMaxSizes) result.sizes[dim] = fields.sizes[dim];
+  }
+  put(result.group, fields.group);
+  put(result.subject, fields.subject);
+
+  Signature hashed = result;  // with what both ends of a message have in common
+  if (is_message(fields.op)) {
+    const bool sends = fields.op == Op::kSend;
+    hashed.op = Op::kSend;
+    hashed.root = sends ? fields.rank : fields.root;                                                // from
+    hashed.hash = static_cast<uint64_t>(static_cast<uint32_t>(sends ? fields.root : fields.rank));  // to
+    std::memset(hashed.subject, 0, sizeof hashed.subject);
+  }
+  result.hash = std::max<uint64_t>(XXH3_64bits(&hashed, sizeof hashed), 1);
+  return result;
+}
+
+std::string to_string(const Signature& signature) {
+  std::string text = to_string(signature.op);
+  if (reduces(signature.op)) text += fmt::format("({})", to_string(signature.reduce));
+  if (signature.op == Op::kBroadcast || signature.op == Op::kScatter) text += fmt::format("(root {})", signature.root);
+  if (is_message(signature.op)) {
+    text += fmt::format("({} {}, tag {})", signature.op == Op::kSend ? "to" : "from", signature.root, signature.tag);
+  }
+  if (signature.dtype >= 0) {
+    const int dims = std::min<int>(signature.dims, Signature::kMaxSizes);
+    text += fmt::format(" of {}{} [{}{}]", signature.op == Op::kAllToAll ? "rows of " : "", dtype_name(signature.dtype),
+                        fmt::join(signature.sizes, signature.sizes + dims, ", "), dims < signature.dims ? ", ..." : "");
+  }
+  if (signature.subject[0] && !is_message(signature.op)) text += fmt::format(" for {}", signature.subject);
+  return text;
+}
+
+std::string disagreement(const std::vector<SignedBy>& calls) {
+  const auto other = std::find_if(calls.begin(), calls.end(),
+                                  [&](const SignedBy& call) { return call.second.hash != calls.front().second.hash; });
+  if (other == calls.end()) return "all ranks make the same call";
+  return fmt::format("{}, {}. All ranks of a group must make the same calls in the same order",
+                     said_by(calls.front(), "calls "), said_by(*other, ""));
+}
+
+void raise_disagreement(std::string_view group, const std::vector<SignedBy>& calls) {
+  TESSERA_CHECK(calls.size() >= 2, ErrorKind::kInternal, "[comm.check] {} signatures: wanted at least 2", calls.size());
+  const Signature& first = calls.front().second;
+  throw Disagreement(fmt::format("[comm.{}] group '{}', call {}: {}.", to_string(first.op), group, first.sequence,
+                                 disagreement(calls)));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,158 @@
+#include "tessera/comm/launch/rank_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "tessera/base/error.h"
+
+extern char** environ;
+
+namespace tessera::comm {
+namespace {
+
+// Written by a launcher that ends as it should.
+constexpr pid_t kDismissed = 0;
+
+// Kills every process whose environment names `folder`: a rank, or what one has started, wherever it went.
+void kill_heirs(const std::filesystem::path& folder) {
+  const std::string mark = folder.string() + "/";
+  bool found = true;
+  for (int round = 0; found && round < 100; ++round) {  // one may be starting another
+    found = false;
+    std::error_code failed;
+    for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end; entry.increment(failed)) {
+      const pid_t pid = std::atoi(entry->path().filename().c_str());
+      if (pid <= 0) continue;
+      std::ifstream file(entry->path() / "environ", std::ios::binary);
+      const std::string environment((std::istreambuf_iterator<char>(file)), {});
+      if (environment.find(mark) == environment.npos) continue;
+      found = ::kill(pid, SIGKILL) == 0 || found;
+    }
+  }
+}
+
+[[noreturn]] void run_guard(int pipe, const std::filesystem::path& folder) {
+  ::setsid();  // out of reach of the terminal's signals
+  ::prctl(PR_SET_NAME, "tessera-guard");
+  sigset_t all;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  // Nobody waits for the end of our output, or of any pipe of the caller, because of this process.
+  const int null = ::open("/dev/null", O_RDWR);
+  for (int descriptor = 0; descriptor < 3; ++descriptor) ::dup2(null, descriptor);
+  ::dup2(pipe, 3);
+  pipe = 3;
+  ::close_range(4, ~0U, 0);
+  std::vector<pid_t> groups;
+  for (;;) {
+    pid_t told = 0;
+    const ssize_t got = ::read(pipe, &told, sizeof told);
+    if (got < 0 && errno == EINTR) continue;
+    if (got == sizeof told && told == kDismissed) ::_exit(0);
+    if (got != sizeof told) break;
+    groups.push_back(told);
+  }
+  for (const pid_t group : groups) ::kill(-group, SIGKILL);
+  kill_heirs(folder);
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+  ::_exit(0);
+}
+
+std::vector<std::string> environment_of(const RankCommand& command) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string text = *entry, name = text.substr(0, text.find('='));
+    const bool dropped = command.set.contains(name) ||
+                         std::find(command.unset.begin(), command.unset.end(), name) != command.unset.end();
+    if (!dropped) result.push_back(text);
+  }
+  for (const auto& [name, value] : command.set) result.push_back(name + "=" + value);
+  return result;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+}  // namespace
+
+Guard::Guard(const std::filesystem::path& folder) {
+  int ends[2];
+  TESSERA_CHECK(::pipe2(ends, O_CLOEXEC) == 0, ErrorKind::kIo, "[launch] pipe: {}", std::strerror(errno));
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::close(ends[1]);
+    run_guard(ends[0], folder);
+  }
+  ::close(ends[0]);
+  pipe_ = ends[1];
+  TESSERA_CHECK(pid_ > 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
+}
+
+Guard::~Guard() {
+  watch(kDismissed);
+  ::close(pipe_);
+  ::waitpid(pid_, nullptr, 0);
+}
+
+void Guard::watch(pid_t group) {
+  // The guard can only be gone if somebody killed it; then the ranks have their own death signal left.
+  [[maybe_unused]] const auto ignored = ::write(pipe_, &group, sizeof group);
+}
+
+pid_t start_rank(const RankCommand& command) {
+  const auto environment = environment_of(command);
+  const auto arguments = pointers(command.arguments), variables = pointers(environment);
+  const pid_t launcher = ::getpid();
+  const pid_t pid = ::fork();
+  TESSERA_CHECK(pid >= 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
+  if (pid > 0) {
+    if (command.own_group) ::setpgid(pid, pid);  // in both, so that it has happened when either goes on
+    return pid;
+  }
+  if (command.own_group) ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != launcher) ::_exit(1);  // it died before the line above
+  for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(signal, SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execvpe(arguments[0], arguments.data(), variables.data());
+  ::dprintf(2, "tessera: error: [launch] cannot run %s: %s\n", arguments[0], std::strerror(errno));
+  ::_exit(127);
+}
+
+std::vector<pid_t> children() {
+  std::ifstream file("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+  std::vector<pid_t> result;
+  for (pid_t pid = 0; file >> pid;) result.push_back(pid);
+  return result;
+}
+
+void kill_orphans(const std::vector<pid_t>& spared) {
+  for (int round = 0; round < 100; ++round) {  // the death of one may hand its own children to us
+    bool found = false;
+    for (const pid_t pid : children()) {
+      if (std::find(spared.begin(), spared.end(), pid) != spared.end()) continue;
+      found = true;
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+    if (!found) return;
+  }
+}
+
+}  // namespace tessera::comm

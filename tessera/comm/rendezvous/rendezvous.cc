@@ -1,0 +1,213 @@
+#include "tessera/comm/rendezvous/rendezvous.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <numeric>
+
+#include "tessera/base/endpoint.h"
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+std::optional<int> number_of(const Environment& environment, const char* name) {
+  const auto text = environment(name);
+  if (!text) return std::nullopt;
+  int value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  TESSERA_CHECK(error == std::errc() && end == text->data() + text->size() && value >= 0, ErrorKind::kConfig,
+                "[comm.rendezvous] {}='{}': wanted a whole number", name, *text);
+  return value;
+}
+
+int required_number(const Environment& environment, const char* name, const char* because) {
+  const auto value = number_of(environment, name);
+  TESSERA_CHECK(value, ErrorKind::kConfig, "[comm.rendezvous] {} is not set, though {}", name, because);
+  return *value;
+}
+
+void check_info(const WorldInfo& info, const char* rank, const char* size, const char* local_rank, const char* local_size) {
+  TESSERA_CHECK(info.size >= 1 && info.rank < info.size, ErrorKind::kConfig,
+                "[comm.rendezvous] {}={} and {}={}: wanted a rank below the size", rank, info.rank, size, info.size);
+  TESSERA_CHECK(info.local_size <= info.size && (info.local_size == 0 || info.local_rank < info.local_size),
+                ErrorKind::kConfig, "[comm.rendezvous] {}={}, {}={} and {}={} contradict one another", local_rank,
+                info.local_rank, local_size, info.local_size, size, info.size);
+}
+
+// RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun and our launcher set them.
+WorldInfo torchrun_info(const Environment& environment, const char* because) {
+  WorldInfo info;
+  info.rank = required_number(environment, "RANK", because);
+  info.size = required_number(environment, "WORLD_SIZE", because);
+  const auto local_rank = number_of(environment, "LOCAL_RANK"), local_size = number_of(environment, "LOCAL_WORLD_SIZE");
+  info.local_rank = local_rank.value_or(0);
+  info.local_size = local_rank ? local_size.value_or(0) : 0;
+  check_info(info, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+  return info;
+}
+
+Meeting launcher_meeting(const Environment& environment) {
+  Meeting meeting;
+  meeting.info = torchrun_info(environment, "TESSERA_RENDEZVOUS is");
+  meeting.info.source = "flags";
+  const std::string where = *environment("TESSERA_RENDEZVOUS");
+  if (where.starts_with("file:")) {
+    meeting.folder = where.substr(5);
+  } else {
+    TESSERA_CHECK(where.starts_with("tcp:"), ErrorKind::kConfig,
+                  "[comm.rendezvous] TESSERA_RENDEZVOUS='{}': wanted file:FOLDER or tcp:HOST:PORT", where);
+    std::tie(meeting.host, meeting.port) = parse_endpoint(where.substr(4), "TESSERA_RENDEZVOUS");
+    meeting.serve = meeting.info.rank == 0;
+  }
+  return meeting;
+}
+
+// One process a host, each started by hand with --nnodes, --node-rank and --master.
+Meeting flags_meeting(const RendezvousFlags& flags) {
+  TESSERA_CHECK(flags.node_rank >= 0 && flags.node_rank < flags.nnodes, ErrorKind::kConfig,
+                "[comm.rendezvous] --node-rank {} with --nnodes {}: wanted 0 to {}", flags.node_rank, flags.nnodes,
+                flags.nnodes - 1);
+  TESSERA_CHECK(!flags.master.empty(), ErrorKind::kConfig,
+                "[comm.rendezvous] --nnodes {} needs --master HOST:PORT, an address of the first host", flags.nnodes);
+  Meeting meeting;
+  meeting.info = {.rank = flags.node_rank, .size = flags.nnodes, .local_rank = 0, .local_size = 1, .source = "flags"};
+  std::tie(meeting.host, meeting.port) = parse_endpoint(flags.master, "--master");
+  meeting.serve = flags.node_rank == 0;
+  return meeting;
+}
+
+Meeting torchrun_meeting(const Environment& environment) {
+  Meeting meeting;
+  meeting.info = torchrun_info(environment, environment("RANK") ? "RANK is" : "WORLD_SIZE is");
+  meeting.info.source = "torchrun";
+  if (meeting.info.size == 1) return meeting;
+  const auto address = environment("MASTER_ADDR");
+  TESSERA_CHECK(address, ErrorKind::kConfig, "[comm.rendezvous] MASTER_ADDR is not set, though RANK is");
+  meeting.host = *address;
+  meeting.port = parse_port(environment("MASTER_PORT").value_or(""), "MASTER_PORT");
+  const bool agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  meeting.serve = !agent && meeting.info.rank == 0;
+  meeting.prefix = "attempt_" + environment("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return meeting;
+}
+
+// The same port on all ranks of a job, another one for another job.
+int port_of_job(std::string_view job) {
+  uint32_t hash = 2166136261U;  // FNV-1a
+  for (const char c : job) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619U;
+  return 20000 + static_cast<int>(hash % 12000);  // below the ports that the kernel hands out
+}
+
+void choose_endpoint(Meeting& meeting, const Environment& environment, const std::string& host, const std::string& job) {
+  const auto address = environment("MASTER_ADDR"), port = environment("MASTER_PORT");
+  meeting.host = address.value_or(meeting.info.local_size == meeting.info.size ? "127.0.0.1" : host);
+  meeting.port = port ? parse_port(*port, "MASTER_PORT") : port_of_job(job);
+  meeting.serve = meeting.info.rank == 0;
+}
+
+Meeting slurm_meeting(const Environment& environment) {
+  constexpr const char* kBecause = "this is a Slurm step";
+  Meeting meeting;
+  WorldInfo& info = meeting.info;
+  info.rank = required_number(environment, "SLURM_PROCID", kBecause);
+  info.size = required_number(environment, "SLURM_STEP_NUM_TASKS", kBecause);
+  info.local_rank = required_number(environment, "SLURM_LOCALID", kBecause);
+  info.source = "slurm";
+  const auto nodes = expand_node_list(environment("SLURM_STEP_NODELIST").value_or(environment("SLURM_JOB_NODELIST").value_or("")));
+  info.local_size = nodes.size() == 1 ? info.size : 0;
+  if (const auto per_node = environment("SLURM_STEP_TASKS_PER_NODE")) {
+    const auto tasks = expand_tasks_per_node(*per_node);
+    const int node = required_number(environment, "SLURM_NODEID", kBecause);
+    TESSERA_CHECK(tasks.size() == nodes.size() && static_cast<size_t>(node) < tasks.size() &&
+                      std::accumulate(tasks.begin(), tasks.end(), int64_t{0}) == info.size,
+                  ErrorKind::kConfig,
+                  "[comm.rendezvous] SLURM_STEP_TASKS_PER_NODE={} does not fit SLURM_STEP_NUM_TASKS={}, SLURM_NODEID={} and "
+                  "{} nodes", *per_node, info.size, node, nodes.size());
+    info.local_size = tasks[node];
+  }
+  check_info(info, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
+  choose_endpoint(meeting, environment, nodes.front(),
+                  environment("SLURM_JOB_ID").value_or("") + "." + environment("SLURM_STEP_ID").value_or(""));
+  return meeting;
+}
+
+Meeting mpi_meeting(const Environment& environment) {
+  Meeting meeting;
+  WorldInfo& info = meeting.info;
+  info.source = "mpi";
+  const bool open_mpi = environment("OMPI_COMM_WORLD_SIZE").has_value();
+  const char* rank = open_mpi ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK";
+  const char* size = open_mpi ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE";
+  const char* local_rank = open_mpi ? "OMPI_COMM_WORLD_LOCAL_RANK" : "MPI_LOCALRANKID";
+  const char* local_size = open_mpi ? "OMPI_COMM_WORLD_LOCAL_SIZE" : "MPI_LOCALNRANKS";
+  info.rank = required_number(environment, rank, "an MPI launcher started this process");
+  info.size = required_number(environment, size, "an MPI launcher started this process");
+  const auto given_rank = number_of(environment, local_rank), given_size = number_of(environment, local_size);
+  info.local_rank = given_rank.value_or(0);
+  info.local_size = given_rank ? given_size.value_or(0) : 0;
+  check_info(info, rank, size, local_rank, local_size);
+  if (info.size == 1) return meeting;
+  TESSERA_CHECK(environment("MASTER_ADDR") || info.local_size == info.size, ErrorKind::kConfig,
+                "[comm.rendezvous] MASTER_ADDR is not set, though MPI started ranks on several hosts. Set it to an address of "
+                "rank 0's host, and MASTER_PORT to a free port there.");
+  std::string job;
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}) {
+    if (job.empty()) job = environment(name).value_or("");
+  }
+  TESSERA_CHECK(!job.empty() || environment("MASTER_PORT"), ErrorKind::kConfig,
+                "[comm.rendezvous] MASTER_PORT is not set, and this MPI launcher names no job. Set it to a free port of rank "
+                "0's host.");
+  choose_endpoint(meeting, environment, "127.0.0.1", job);
+  return meeting;
+}
+
+void check_against_flags(const Meeting& meeting, const RendezvousFlags& flags) {
+  const WorldInfo& info = meeting.info;
+  TESSERA_CHECK(flags.nproc <= 1 || info.local_size == 0 || flags.nproc == info.local_size, ErrorKind::kConfig,
+                "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Leave --nproc out: its ranks are "
+                "joined.", flags.nproc, info.source, info.local_size, info.size);
+  TESSERA_CHECK(flags.nnodes <= 1 || info.local_size != info.size, ErrorKind::kConfig,
+                "[comm.rendezvous] --nnodes {}, but {} started all {} ranks on this host", flags.nnodes, info.source, info.size);
+}
+
+}  // namespace
+
+Environment process_environment() {
+  return [](const char* name) -> std::optional<std::string> {
+    const char* value = std::getenv(name);
+    return value && *value ? std::optional<std::string>(value) : std::nullopt;
+  };
+}
+
+std::string Meeting::place() const {
+  if (info.size == 1) return "no other rank";
+  return folder.empty() ? fmt::format("{}:{}", host, port) : folder;
+}
+
+// A torchrun inside one of our ranks is the nearer one; our launcher takes TORCHELASTIC_RUN_ID away from its ranks.
+std::string who_started(const Environment& environment) {
+  if (environment("TESSERA_RENDEZVOUS") && !environment("TORCHELASTIC_RUN_ID")) return "flags";
+  if (environment("RANK") || environment("WORLD_SIZE")) return "torchrun";
+  if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID")) return "slurm";  // sbatch's script has no step
+  if (environment("OMPI_COMM_WORLD_SIZE") || environment("PMI_SIZE")) return "mpi";
+  return "single";
+}
+
+Meeting find_meeting(const RendezvousFlags& flags, const Environment& environment) {
+  const std::string source = who_started(environment);
+  Meeting meeting;
+  if (source == "flags") meeting = launcher_meeting(environment);
+  if (source == "torchrun") meeting = torchrun_meeting(environment);
+  if (source == "slurm") meeting = slurm_meeting(environment);
+  if (source == "mpi") meeting = mpi_meeting(environment);
+  if (source != "single") {
+    check_against_flags(meeting, flags);
+    return meeting;
+  }
+  TESSERA_CHECK(flags.nproc <= 1, ErrorKind::kConfig,
+                "[comm.rendezvous] --nproc {}: this process is no rank. Start the ranks with 'tessera launch --nproc {} -- ...'.",
+                flags.nproc, flags.nproc);
+  return flags.nnodes > 1 ? flags_meeting(flags) : meeting;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,378 @@
+#include "tessera/comm/rendezvous/world.h"
+
+#include <algorithm>
+#include <ATen/Parallel.h>
+#include <signal.h>
+#include <xxhash.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/backends/backend_choice.h"
+#include "tessera/comm/backends/fake_backend.h"
+#include "tessera/comm/backends/nccl_backend.h"
+#include "tessera/comm/errors/libtorch_error.h"
+#include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
+#include "tessera/comm/watch/monitor.h"
+#include "tessera/comm/watch/thread_peers.h"
+#include "tessera/comm/watch/watchdog.h"
+
+namespace tessera::comm {
+
+struct World::Impl {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::shared_ptr<Monitor> monitor;
+  std::map<c10::DeviceType, std::shared_ptr<Group>> everyone;
+  std::shared_ptr<FakeAccount> account;  // of a fake world
+  std::map<std::string, int> groups_made;  // by name and ranks
+  std::mutex mutex;                        // of what follows
+  bool aborted = false;
+  std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
+  bool serves_store = false;  // this rank's process is the one that runs the others' store
+  int fake_local_size = 1;
+  bool farewell = false;      // and so they tell it when they leave
+};
+
+World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options)
+    : info_(std::move(info)), options_(std::move(options)), impl_(std::make_unique<Impl>()) {
+  impl_->store = std::move(store);
+  const char* folder = std::getenv("TESSERA_TRACE_DIR");
+  impl_->monitor = std::make_shared<Monitor>(MonitorOptions{.rank = info_.rank,
+                                                            .size = info_.size,
+                                                            .check = parse_check_mode(options_.check),
+                                                            .timeout = options_.timeout,
+                                                            .trace_folder = folder && *folder ? folder : options_.trace_folder,
+                                                            .ends_process = options_.ends_process});
+}
+
+// Ranks that still make groups need the store, so the rank that runs it leaves last, within reason.
+World::~World() {
+  const bool failed = std::uncaught_exceptions() > 0;
+  if (failed) impl_->monitor->give_up();
+  leave_store(failed);
+  impl_->monitor->leave(failed);
+}
+
+void World::leave_store(bool failed) noexcept {
+  if (failed || !impl_->farewell || impl_->aborted) return;
+  try {
+    const int64_t left = impl_->store->add("left", 1);
+    if (left == info_.size) impl_->store->set("all_left", "1");
+    if (impl_->serves_store) impl_->store->wait({"all_left"}, std::chrono::seconds(10));
+  } catch (const std::exception&) {  // a rank or the store ended before: nobody is left to wait for
+  }
+}
+
+std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
+  Meeting meeting = find_meeting(flags, process_environment());
+  if (meeting.info.size > 1) {
+    set_log_prefix(fmt::format("rank {}: ", meeting.info.rank));
+    if (meeting.info.rank > 0 && log_level() == LogLevel::kInfo) set_log_level(LogLevel::kWarning);
+  }
+  auto store = meet(meeting, flags.timeout);
+  const WorldInfo& info = meeting.info;
+  log_info("[comm.rendezvous] {} rank{}, {} on this host, from {}, met at {}", info.size, info.size == 1 ? "" : "s",
+           info.local_size, info.source, meeting.place());
+  const bool one_host = info.local_size == info.size;
+  auto world = create(info, std::move(store),
+                      {.backend = flags.backend,
+                       .timeout = flags.timeout,
+                       .check = flags.check,
+                       .trace_folder = flags.trace_folder,
+                       .watch_address = one_host ? "" : meeting.host,
+                       .ends_process = true});
+  world->impl_->farewell = info.size > 1 && meeting.folder.empty();
+  world->impl_->serves_store = meeting.serve;
+  return world;
+}
+
+namespace {
+
+// Gloo writes to sockets whose other end may be gone. That is to be its error, not the end of this process; a handler of
+// the program's own stays.
+void survive_broken_sockets() {
+  struct sigaction now {};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
+// How long a rank may be silent before it counts as dead; 0: for ever, as under a debugger.
+std::chrono::milliseconds silence_from_environment() {
+  const char* text = std::getenv("TESSERA_SILENCE_SECONDS");
+  if (!text || !*text) return std::chrono::seconds(4);
+  char* end = nullptr;
+  const long seconds = std::strtol(text, &end, 10);
+  TESSERA_CHECK(*end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
+                "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank is never given up", text);
+  return std::chrono::seconds(seconds);
+}
+
+// Records of an earlier run go to the folder's previous/, so that those of one run lie together.
+void put_aside_records(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  bool first = true;
+  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with("flight-") || !name.ends_with(".json")) continue;
+    if (std::exchange(first, false)) std::filesystem::remove_all(folder / "previous", ignored);
+    std::filesystem::create_directory(folder / "previous", ignored);
+    std::filesystem::rename(entry->path(), folder / "previous" / name, ignored);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options) {
+  TESSERA_CHECK(info.size >= 1 && info.rank >= 0 && info.rank < info.size, ErrorKind::kConfig,
+                "[comm.world] rank {} of {}: wanted 0 <= rank < size", info.rank, info.size);
+  TESSERA_CHECK(is_backend(options.backend), ErrorKind::kConfig,
+                "[comm.world] backend '{}' is unknown. Use auto, shm, gloo or nccl.", options.backend);
+  TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
+  store->setTimeout(options.timeout);
+  if (info.size > 1) survive_broken_sockets();
+  std::shared_ptr<World> world(new World(std::move(info), std::move(store), std::move(options)));
+  if (world->size() > 1) world->start_watch();
+  return world;
+}
+
+void World::start_watch() {
+  Monitor& monitor = *impl_->monitor;
+  monitor.on_verdict([this] { abort(); });
+  if (options_.threads) {
+    monitor.attend(std::make_unique<ThreadPeers>(options_.threads, info_.rank, monitor));
+    return;
+  }
+  write_records_on_signal();
+  if (info_.rank == 0) put_aside_records(monitor.options().trace_folder);
+  const bool one_host = info_.local_size == info_.size;
+  if (!one_host && options_.watch_address.empty()) return;
+  c10d::PrefixStore store("watch", impl_->store);
+  monitor.attend(Watchdog::start(store,
+                                 {.rank = info_.rank,
+                                  .size = info_.size,
+                                  .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
+                                  .timeout = options_.timeout,
+                                  .silence = silence_from_environment(),
+                                  .compare = monitor.options().check != CheckMode::kOff},
+                                 monitor));
+}
+
+Monitor& World::monitor() const { return *impl_->monitor; }
+
+std::shared_ptr<World> World::single() { return create({}, c10::make_intrusive<c10d::HashStore>()); }
+
+c10d::Store& World::store() const { return *impl_->store; }
+
+std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<FakeAccount> account, int local_size) {
+  TESSERA_CHECK(size >= 1 && rank >= 0 && rank < size && local_size >= 1, ErrorKind::kConfig,
+                "[comm.world] fake rank {} of {}, {} a host: wanted 0 <= rank < size", rank, size, local_size);
+  TESSERA_CHECK(account, ErrorKind::kInternal, "[comm.world] a fake world without an account");
+  const WorldInfo info{.rank = rank,
+                       .size = size,
+                       .local_rank = rank % local_size,
+                       .local_size = std::min(local_size, size - rank / local_size * local_size),
+                       .source = "fake"};
+  std::shared_ptr<World> world(new World(info, c10::make_intrusive<c10d::HashStore>(), {}));
+  world->impl_->account = std::move(account);
+  world->impl_->fake_local_size = local_size;
+  return world;
+}
+
+std::shared_ptr<Group> World::group(c10::DeviceType device) {
+  std::shared_ptr<Group>& everyone = impl_->everyone[device];
+  if (!everyone) {
+    std::vector<int> ranks(info_.size);
+    for (int rank = 0; rank < info_.size; ++rank) ranks[rank] = rank;
+    everyone = new_group(ranks, "world", device);
+  }
+  return everyone;
+}
+
+c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name, const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks, int position) const {
+  const int size = static_cast<int>(ranks.size());
+  if (impl_->account) {
+    const auto host = [&](int rank) { return rank / impl_->fake_local_size; };
+    const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return host(rank) == host(ranks[0]); });
+    return make_fake_backend(position, size, one_host, impl_->account);
+  }
+  return choose_backend(store, {.wanted = options_.backend,
+                                .group = name,
+                                .rank = position,
+                                .size = size,
+                                .ranks = ranks,
+                                .ranks_on_host = info_.local_size,
+                                .one_host = info_.local_size == info_.size,
+                                .master = options_.watch_address,
+                                .timeout = options_.timeout});
+}
+
+// Null: CUDA tensors go through the group's own back-end.
+c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                           const std::vector<int>& ranks, int position) const {
+  if (impl_->account || options_.backend == "gloo") return nullptr;
+  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), {.rank = position,
+                                                                                   .size = static_cast<int>(ranks.size()),
+                                                                                   .device = info_.local_rank,
+                                                                                   .ranks_on_host = info_.local_size,
+                                                                                   .timeout = options_.timeout});
+}
+
+int World::open_groups() const {
+  const std::lock_guard lock(impl_->mutex);
+  return static_cast<int>(std::count_if(impl_->backends.begin(), impl_->backends.end(),
+                                        [](const auto& weak) { return !weak.expired(); }));
+}
+
+namespace {
+
+// Store and back-end see that a connection broke; whose end it was, the watchdog says.
+[[noreturn]] void throw_group_not_made(const std::string& which, const std::exception& error, Monitor& monitor) {
+  constexpr std::chrono::milliseconds kSoon{2000};
+  if (const auto verdict = monitor.await_verdict(kSoon)) {
+    throw_verdict(*verdict, which + ": ");
+  }
+  const std::string message = fmt::format("{}: {}. All its ranks must make it, within {} s.", which, first_line(error),
+                                          monitor.options().timeout.count() / 1000);
+  if (dynamic_cast<const PeerFailed*>(&error)) throw PeerFailed(message);
+  throw Error(ErrorKind::kComm, message);
+}
+
+}  // namespace
+
+std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device) {
+  int position = -1;
+  std::string key = name + "/";
+  std::vector<bool> seen(info_.size);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const int rank = ranks[i];
+    TESSERA_CHECK(rank >= 0 && rank < info_.size && !seen[rank], ErrorKind::kShape,
+                  "[comm.new_group] group '{}': rank {} is {}; wanted distinct ranks of the {}", name, rank,
+                  rank >= 0 && rank < info_.size ? "listed twice" : "not in the world", info_.size);
+    seen[rank] = true;
+    if (rank == info_.rank) position = static_cast<int>(i);
+    key += fmt::format("{}{}", i ? "," : "", rank);
+  }
+  TESSERA_CHECK(position >= 0, ErrorKind::kShape, "[comm.new_group] group '{}': this rank, {}, is not in it", name, info_.rank);
+  if (ranks.size() == 1) return std::make_shared<Group>(name, ranks, 0, nullptr);
+
+  key = fmt::format("group/{}/{}", key, impl_->groups_made[key]++);
+  auto store = c10::make_intrusive<c10d::PrefixStore>(key, impl_->store);
+  c10::intrusive_ptr<c10d::Backend> backend, cuda;
+  try {
+    if (device == c10::DeviceType::CUDA || options_.backend == "nccl") cuda = make_cuda_backend(store, ranks, position);
+    backend = make_backend(name, store, ranks, position);
+  } catch (const std::exception& error) {
+    const auto* own = dynamic_cast<const Error*>(&error);
+    if (own && own->kind() == ErrorKind::kConfig) throw;
+    throw_group_not_made(fmt::format("[comm.new_group] group '{}' (rank {} of {})", name, position, ranks.size()), error,
+                         *impl_->monitor);
+  }
+  const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
+  auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id});
+  impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->aborted) group->abort();
+  std::erase_if(impl_->backends, [](const auto& weak) { return weak.expired(); });
+  impl_->backends.emplace_back(backend);
+  if (cuda) impl_->backends.emplace_back(cuda);
+  return group;
+}
+
+void World::abort() noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->aborted = true;
+  for (const auto& weak : impl_->backends) {
+    try {
+      if (const auto backend = weak.lock()) backend->abort();
+    } catch (...) {  // its connections were gone already
+    }
+  }
+}
+
+namespace {
+
+// A store in memory whose waits end with an error once it is broken off.
+class ThreadStore final : public c10d::HashStore {
+ public:
+  void break_off() {
+    const std::lock_guard lock(m_);
+    broken_ = true;
+    cv_.notify_all();
+  }
+
+  using HashStore::wait;
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    std::unique_lock lock(m_);
+    const auto ready = [&] { return broken_ || checkLocked(lock, keys); };
+    if (timeout == kNoTimeout) {
+      cv_.wait(lock, ready);
+    } else if (!cv_.wait_for(lock, timeout, ready)) {
+      raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0], timeout.count());
+    }
+    if (broken_) throw PeerFailed("broken off because another rank failed");
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    wait({key}, timeout_);
+    return HashStore::get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    wait(keys, timeout_);
+    return HashStore::multiGet(keys);
+  }
+
+ private:
+  bool broken_ = false;
+};
+
+}  // namespace
+
+void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options) {
+  TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
+  const auto store = c10::make_intrusive<ThreadStore>();
+  options.threads = std::make_shared<ThreadRoom>();
+  std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
+  for (int rank = 0; rank < size; ++rank) {
+    worlds.push_back(World::create(
+        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store,
+        options));
+  }
+  const int threads_before = at::get_num_threads();
+  const int threads_each = std::max(1, threads_before / size);
+  std::mutex mutex;
+  std::exception_ptr cause, consequence;
+  const auto fail = [&](std::exception_ptr& slot) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!slot) slot = std::current_exception();
+    }
+    store->break_off();
+    for (const auto& world : worlds) world->abort();
+  };
+  const auto run_rank = [&](int rank) {
+    at::set_num_threads(threads_each);
+    try {
+      body(worlds[rank]);
+    } catch (const PeerFailed&) {
+      fail(consequence);
+    } catch (...) {
+      fail(cause);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
+  for (auto& thread : threads) thread.join();
+  at::set_num_threads(threads_before);  // new threads inherit the value set last anywhere
+  if (cause || consequence) std::rethrow_exception(cause ? cause : consequence);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,112 @@
+// The ranks that work together, seen from one of them: rank, size, store and groups. Passed explicitly;
+// there is no global process group, so several ranks can live in one process as threads.
+//
+//   auto world = comm::World::connect(comm::RendezvousFlags{});     // COLLECTIVE over all ranks
+//   auto everyone = world->group();
+//
+// A World belongs to one rank; its groups must not outlive it. Not thread-safe.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/group/group.h"
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace tessera::comm {
+
+struct WorldInfo {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;  // among the ranks of this host
+  int local_size = 1;
+  std::string source = "single";  // who started the ranks: flags, torchrun, slurm, mpi, single, threads
+};
+
+struct RendezvousFlags;  // tessera/comm/rendezvous.h
+class FakeAccount;
+class Monitor;
+class ThreadRoom;
+
+struct WorldOptions {
+  std::string backend = "auto";                                 // auto, gloo, nccl
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of every collective
+  std::string check = "timeout";  // when ranks compare what they called: off, timeout, always
+  std::string trace_folder = "";  // of flight records; TESSERA_TRACE_DIR comes first; both empty: none are written
+  std::string watch_address =
+      "";  // of rank 0's host, where its watchdog listens; empty: 127.0.0.1 on one host, else none
+  // A rank that is in no collective to hear that the world broke is ended with exit code 4, 3 s later.
+  bool ends_process = false;
+  std::shared_ptr<ThreadRoom> threads = nullptr;  // the ranks are threads of this process
+};
+
+class World {
+ public:
+  // Finds out who started this process (see rendezvous.h for the order), meets the other ranks, and
+  // returns once all are there. COLLECTIVE over all ranks. Error kComm after the timeout, kConfig for
+  // settings that contradict one another.
+  static std::shared_ptr<World> connect(const RendezvousFlags& flags);
+  // A world of this rank over a given store; how thread ranks and connect() make theirs. COLLECTIVE over all ranks,
+  // unless they are threads.
+  static std::shared_ptr<World> create(WorldInfo info, c10::intrusive_ptr<c10d::Store> store,
+                                       WorldOptions options = {});
+  // Rank `rank` of a world of `size` ranks that exists only here, with `local_size` ranks a host: collectives end at
+  // once and are counted in `account` (fake_backend.h).
+  static std::shared_ptr<World> create_fake(int rank, int size, std::shared_ptr<FakeAccount> account,
+                                            int local_size = 8);
+  // One rank, no communication.
+  static std::shared_ptr<World> single();
+  ~World();
+
+  int rank() const { return info_.rank; }
+  int size() const { return info_.size; }
+  const WorldInfo& info() const { return info_; }
+  c10d::Store& store() const;
+  std::chrono::milliseconds timeout() const { return options_.timeout; }
+  Monitor& monitor() const;  // flight recorder and watchdog of this rank
+
+  // The group of all ranks, made at first use. COLLECTIVE over all ranks at that first use, for each kind of device.
+  std::shared_ptr<Group> group(c10::DeviceType device = c10::DeviceType::CPU);
+  // A group of `ranks` (global, this rank among them). COLLECTIVE over those ranks only; the others need
+  // not call. `name` must be the same on all of them; groups of equal name are told apart by their ranks
+  // and by how many came before.
+  // A group for CUDA carries CPU tensors too. Error kConfig when it needs NCCL and there is none.
+  std::shared_ptr<Group> new_group(const std::vector<int>& ranks, const std::string& name,
+                                   c10::DeviceType device = c10::DeviceType::CPU);
+  // Groups with connections to other ranks that are alive here.
+  int open_groups() const;
+  // Breaks off every group of this rank, here and on the peers; see Group::abort. From any thread.
+  void abort() noexcept;
+
+ private:
+  World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options);
+  void start_watch();
+  c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name, const c10::intrusive_ptr<c10d::Store>& store,
+                                                 const std::vector<int>& ranks, int position) const;
+  c10::intrusive_ptr<c10d::Backend> make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks, int position) const;
+  void leave_store(bool failed) noexcept;
+  struct Impl;
+  WorldInfo info_;
+  WorldOptions options_;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Runs `body` as `size` ranks in threads of this process over one in-memory store, and returns when all have
+// ended. The first exception of a rank that is not another one's consequence (PeerFailed) is thrown
+// again; the others' waits are broken off. Each rank computes
+// with its share of the cores.
+void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options = {});
+
+}  // namespace tessera::comm

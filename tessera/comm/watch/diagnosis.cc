@@ -1,0 +1,230 @@
+#include "tessera/comm/watch/diagnosis.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+namespace tessera::comm {
+namespace {
+
+bool under_way(const FlightCall& call) {
+  return call.state == CallState::kStarted || call.state == CallState::kWaiting;
+}
+
+std::string name_of(const FlightCall& call) {
+  const Signature& signature = call.signature;
+  return fmt::format("{} ({} {} of group '{}')", to_string(signature), is_message(signature.op) ? "message" : "call",
+                     signature.sequence, signature.group);
+}
+
+std::string ranks_text(const std::set<int>& ranks) {
+  constexpr size_t kShown = 8;
+  std::vector<int> shown(ranks.begin(), ranks.end());
+  const size_t hidden = shown.size() - std::min(shown.size(), kShown);
+  shown.resize(shown.size() - hidden);
+  return fmt::format("rank{} {}{}", ranks.size() == 1 ? "" : "s", fmt::join(shown, ", "),
+                     hidden ? fmt::format(" and {} more", hidden) : "");
+}
+
+double seconds_before(const FlightRecord& record, int64_t moment_us) {
+  return static_cast<double>(record.written_us - moment_us) / 1e6;
+}
+
+// The call that holds a rank up: what it is blocked in, else (it failed in it, or computes meanwhile) the oldest open
+// one.
+const FlightCall* open_call(const FlightRecord& record) {
+  const FlightCall* found = nullptr;
+  for (const FlightCall& call : record.calls) {
+    if (call.state == CallState::kWaiting || call.state == CallState::kFailed) return &call;
+    if (!found && call.state == CallState::kStarted) found = &call;
+  }
+  return found;
+}
+
+class Investigation {
+ public:
+  Investigation(const std::vector<FlightRecord>& records, const std::set<int>& left) : left_(left) {
+    for (const FlightRecord& record : records) {
+      records_[record.rank] = &record;
+      for (const FlightGroup& group : record.groups) groups_.emplace(group.id, &group);
+      for (const FlightCall& call : record.calls) {
+        if (!is_message(call.signature.op)) last_[{record.rank, call.signature.members}] = &call;
+      }
+    }
+  }
+
+  Diagnosis run() const {
+    if (auto found = disagreement_of_any_group()) return *found;
+    std::set<int> waiting;
+    for (const auto& [rank, record] : records_) {
+      if (open_call(*record)) waiting.insert(rank);
+    }
+    if (waiting.empty()) return {.fault = Fault::kNone, .culprit = -1, .text = "no call is under way"};
+    for (const int rank : waiting) {
+      if (auto found = follow(rank)) return *found;
+    }
+    const FlightRecord& first = *records_.at(*waiting.begin());
+    return {.fault = Fault::kAllInside,
+            .culprit = -1,
+            .text = fmt::format("all ranks have made {}, which does not end: a connection or a rank in it is stuck",
+                                name_of(*open_call(first)))};
+  }
+
+ private:
+  // The calls of each group by number, and who made them; the first number at which two differ, the earliest of all
+  // groups.
+  std::optional<Diagnosis> disagreement_of_any_group() const {
+    std::map<std::pair<uint32_t, uint64_t>, std::vector<std::pair<int, const FlightCall*>>> made;
+    for (const auto& [rank, record] : records_) {
+      for (const FlightCall& call : record->calls) {
+        if (!is_message(call.signature.op))
+          made[{call.signature.members, call.signature.sequence}].emplace_back(rank, &call);
+      }
+    }
+    const std::pair<int, const FlightCall*>*first = nullptr, *other = nullptr;
+    for (const auto& [number, calls] : made) {
+      const auto differs = std::find_if(calls.begin(), calls.end(), [&first_call = calls.front()](const auto& call) {
+        return call.second->signature.hash != first_call.second->signature.hash;
+      });
+      if (differs == calls.end() || (first && first->second->started_us <= calls.front().second->started_us)) continue;
+      first = &calls.front();
+      other = &*differs;
+    }
+    if (!first) return std::nullopt;
+    const Signature &one = first->second->signature, &two = other->second->signature;
+    return Diagnosis{
+        .fault = Fault::kDisagreement,
+        .culprit = -1,
+        .text = fmt::format("the ranks disagree on call {} of group '{}': rank {} calls {}, rank {} {}", one.sequence,
+                            one.group, first->first, to_string(one), other->first, to_string(two))};
+  }
+
+  const FlightCall* last_collective(int rank, uint32_t group) const {
+    const auto found = last_.find({rank, group});
+    return found == last_.end() ? nullptr : found->second;
+  }
+
+  bool has_made(int rank, const Signature& wanted) const {
+    if (!is_message(wanted.op)) {
+      const FlightCall* last = last_collective(rank, wanted.members);
+      return last && last->signature.sequence >= wanted.sequence;
+    }
+    const auto& calls = records_.at(rank)->calls;
+    return std::any_of(calls.begin(), calls.end(), [&](const FlightCall& call) {
+      return call.signature.hash == wanted.hash && call.signature.op != wanted.op;
+    });
+  }
+
+  // The ranks that `rank` waits for: members of its open call that have not made it. Those without a record come first.
+  std::vector<int> awaited(int rank) const {
+    const FlightCall* call = open_call(*records_.at(rank));
+    const auto group = call ? groups_.find(call->signature.members) : groups_.end();
+    if (group == groups_.end()) return {};
+    std::vector<int> members = group->second->ranks;
+    if (is_message(call->signature.op))
+      members = {members.at(static_cast<size_t>(call->signature.root) % members.size())};
+    std::vector<int> silent, behind;
+    for (const int member : members) {
+      if (member == rank) continue;
+      if (!records_.contains(member))
+        silent.push_back(member);
+      else if (!has_made(member, call->signature))
+        behind.push_back(member);
+    }
+    silent.insert(silent.end(), behind.begin(), behind.end());
+    return silent;
+  }
+
+  // Who is waited for by `start`, by those it waits for, and so on: one of them waits for nobody, or they are a circle.
+  std::optional<Diagnosis> follow(int start) const {
+    std::vector<int> found = {start};
+    std::set<int> seen = {start};
+    for (size_t i = 0; i < found.size(); ++i) {
+      for (const int next : awaited(found[i])) {
+        if (!seen.insert(next).second) continue;
+        if (!records_.contains(next) || awaited(next).empty()) return absent(next, found[i]);
+        found.push_back(next);
+      }
+    }
+    if (found.size() == 1) return std::nullopt;
+    std::vector<int> path = {start};
+    for (;;) {
+      const int next = awaited(path.back()).front();
+      const auto again = std::find(path.begin(), path.end(), next);
+      if (again != path.end()) return deadlock({again, path.end()});
+      path.push_back(next);
+    }
+  }
+
+  Diagnosis absent(int culprit, int waiter) const {
+    const FlightCall& call = *open_call(*records_.at(waiter));
+    std::set<int> waiters;
+    for (const auto& [rank, record] : records_) {
+      const FlightCall* open = open_call(*record);
+      if (open && open->signature.hash == call.signature.hash && rank != culprit) waiters.insert(rank);
+    }
+    const std::string who = ranks_text(waiters);
+    if (left_.contains(culprit)) {
+      return {.fault = Fault::kLeft,
+              .culprit = culprit,
+              .text = fmt::format("rank {} has left the run, but {} wait for it in {}", culprit, who, name_of(call))};
+    }
+    if (!records_.contains(culprit)) {
+      return {.fault = Fault::kSilent,
+              .culprit = culprit,
+              .text = fmt::format(
+                  "rank {} left no word: it was killed, is stopped, or its host cannot be reached; {} wait in {}",
+                  culprit, who, name_of(call))};
+    }
+    const FlightRecord& record = *records_.at(culprit);
+    const FlightCall* last = last_collective(culprit, call.signature.members);
+    std::string history = "it made none there";
+    if (last) {
+      history =
+          fmt::format("its last one there is {}, {} {:.1f} s ago", name_of(*last), under_way(*last) ? "begun" : "ended",
+                      seconds_before(record, under_way(*last) ? last->started_us : last->finished_us));
+    }
+    return {.fault = Fault::kAbsent,
+            .culprit = culprit,
+            .text = fmt::format("rank {} has not made {}, in which {} wait; {}", culprit, name_of(call), who, history)};
+  }
+
+  Diagnosis deadlock(const std::vector<int>& circle) const {
+    std::string text = fmt::format("{} wait for one another", ranks_text({circle.begin(), circle.end()}));
+    for (size_t i = 0; i < std::min<size_t>(circle.size(), 4); ++i) {
+      text += fmt::format("{} rank {} in {}", i ? "," : ":", circle[i], name_of(*open_call(*records_.at(circle[i]))));
+    }
+    return {.fault = Fault::kDeadlock, .culprit = -1, .text = text};
+  }
+
+  const std::set<int>& left_;
+  std::map<int, const FlightRecord*> records_;
+  std::map<uint32_t, const FlightGroup*> groups_;
+  std::map<std::pair<int, uint32_t>, const FlightCall*> last_;  // collective of a rank in a group
+};
+
+}  // namespace
+
+Diagnosis diagnose(const std::vector<FlightRecord>& records, const std::set<int>& left) {
+  return Investigation(records, left).run();
+}
+
+std::string where_is(const FlightRecord& record) {
+  if (record.calls.empty()) return fmt::format("rank {} has made no call", record.rank);
+  const FlightCall* call = open_call(record);
+  if (!call) {
+    const FlightCall& last = record.calls.back();
+    return fmt::format("rank {} is in no call; its last one, {}, ended {:.1f} s before", record.rank, name_of(last),
+                       seconds_before(record, last.finished_us));
+  }
+  const char* what = call->state == CallState::kWaiting  ? "waits"
+                     : call->state == CallState::kFailed ? "failed"
+                                                         : "computes beside";
+  return fmt::format("rank {} {}{} {}, begun {:.1f} s before", record.rank, what,
+                     call->state == CallState::kStarted ? "" : " in", name_of(*call),
+                     seconds_before(record, call->started_us));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,105 @@
+#include "tessera/comm/watch/flight_recorder.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace tessera::comm {
+namespace {
+
+constexpr size_t kSummaryCalls = 16;
+
+int64_t microseconds(std::chrono::nanoseconds duration) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
+}
+
+std::string host_name() {
+  char name[256] = "";
+  ::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(int rank, int world_size, size_t capacity)
+    : rank_(rank), world_size_(world_size), ring_(std::max<size_t>(capacity, 1)) {}
+
+void FlightRecorder::add_group(FlightGroup group) {
+  const std::lock_guard lock(mutex_);
+  groups_.push_back(std::move(group));
+}
+
+uint64_t FlightRecorder::start(const Signature& signature) {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  Entry& entry = ring_[made_ % ring_.size()];
+  entry.signature = signature;
+  entry.state = CallState::kStarted;
+  entry.started = now;
+  entry.waiting = entry.finished = {};
+  return made_++;
+}
+
+void FlightRecorder::mark(uint64_t ticket, CallState state) {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  if (ticket >= made_ || made_ - ticket > ring_.size()) return;
+  Entry& entry = ring_[ticket % ring_.size()];
+  entry.state = state;
+  (state == CallState::kWaiting ? entry.waiting : entry.finished) = now;
+}
+
+template <class Keep>
+FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep) const {
+  const auto now = Clock::now();
+  FlightRecord result;
+  result.rank = rank_;
+  result.world_size = world_size_;
+  result.host = host_name();
+  result.pid = ::getpid();
+  result.reason = reason;
+  result.written_us = microseconds(std::chrono::system_clock::now().time_since_epoch());
+  const auto moment = [&](Clock::time_point time) {
+    return time == Clock::time_point() ? 0 : result.written_us - microseconds(now - time);
+  };
+  const std::lock_guard lock(mutex_);
+  result.calls_made = made_;
+  for (uint64_t ticket = made_ - std::min<uint64_t>(made_, ring_.size()); ticket < made_; ++ticket) {
+    const Entry& entry = ring_[ticket % ring_.size()];
+    if (!keep(entry, ticket)) continue;
+    result.calls.push_back(
+        {entry.signature, entry.state, moment(entry.started), moment(entry.waiting), moment(entry.finished)});
+  }
+  for (const FlightGroup& group : groups_) {
+    if (std::any_of(result.calls.begin(), result.calls.end(),
+                    [&](const auto& call) { return call.signature.members == group.id; })) {
+      result.groups.push_back(group);
+    }
+  }
+  return result;
+}
+
+FlightRecord FlightRecorder::record(const std::string& reason) const {
+  return select(reason, [](const Entry&, uint64_t) { return true; });
+}
+
+FlightRecord FlightRecorder::summary(uint32_t group, uint64_t sequence) const {
+  uint64_t last = 0;
+  FlightRecord result = select("asked", [&](const Entry& entry, uint64_t ticket) {
+    const bool here = entry.signature.members == group && !is_message(entry.signature.op);
+    if (here) last = std::max(last, entry.signature.sequence);
+    return ticket + 4 >= made_ || entry.state == CallState::kStarted || entry.state == CallState::kWaiting ||
+           (here && entry.signature.sequence + 2 >= sequence);
+  });
+  const auto dispensable = [&](const FlightCall& call) {
+    return call.signature.members != group || (call.signature.sequence != sequence && call.signature.sequence != last);
+  };
+  while (result.calls.size() > kSummaryCalls) {  // oldest first
+    const auto found = std::find_if(result.calls.begin(), result.calls.end(), dispensable);
+    if (found == result.calls.end()) break;
+    result.calls.erase(found);
+  }
+  return result;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,201 @@
+#include "tessera/comm/watch/monitor.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/errors/error_report.h"
+#include "tessera/comm/errors/peer_failed.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kVerdictDelay{4000};
+constexpr milliseconds kOverdue{3000};  // beyond the timeout, which the back-end itself should keep
+
+std::atomic<uint64_t> signals{0};
+
+}  // namespace
+
+void write_records_on_signal() {
+  struct sigaction now {};
+  if (::sigaction(SIGUSR2, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;
+  struct sigaction counting {};
+  counting.sa_handler = [](int) { signals.fetch_add(1, std::memory_order_relaxed); };
+  counting.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR2, &counting, nullptr);
+}
+
+CheckMode parse_check_mode(std::string_view name) {
+  if (name == "off") return CheckMode::kOff;
+  if (name == "timeout") return CheckMode::kTimeout;
+  if (name == "always") return CheckMode::kAlways;
+  raise(ErrorKind::kConfig, "[comm.check] '{}': wanted off, timeout or always", name);
+}
+
+Monitor::Monitor(MonitorOptions options)
+    : options_(std::move(options)), recorder_(options_.rank, options_.size), signals_seen_(signals.load()) {}
+
+Monitor::~Monitor() { leave(false); }
+
+void Monitor::attend(std::unique_ptr<Peers> peers) {
+  const std::lock_guard lock(mutex_);
+  peers_ = std::move(peers);
+}
+
+void Monitor::leave(bool failed) noexcept {
+  std::unique_ptr<Peers> peers;
+  {
+    const std::lock_guard lock(mutex_);
+    peers = std::move(peers_);
+    failed |= verdict_.has_value();
+  }
+  if (peers) peers->leave(failed);
+}
+
+void Monitor::carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work) {
+  const std::lock_guard lock(in_flight_mutex_);
+  in_flight_.push_back({ticket, signature.members, signature.sequence, Clock::now(), std::move(work)});
+}
+
+void Monitor::release(uint64_t ticket) {
+  const std::lock_guard lock(in_flight_mutex_);
+  std::erase_if(in_flight_, [&](const InFlight& one) { return one.ticket == ticket; });
+}
+
+void Monitor::finish(uint64_t ticket) {
+  release(ticket);
+  recorder_.mark(ticket, CallState::kFinished);
+}
+
+std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
+  release(ticket);
+  std::unique_lock lock(mutex_);
+  if (!verdict_ && !thrown_ && peers_) {
+    Peers& peers = *peers_;  // this thread is the one that ends it
+    lock.unlock();           // the answer may come before the call returns
+    const bool answer_follows = peers.report_trouble(trouble);
+    lock.lock();
+    if (answer_follows) heard_.wait_for(lock, kVerdictDelay, [&] { return verdict_.has_value(); });
+  }
+  thrown_ = true;
+  const auto verdict = verdict_;
+  lock.unlock();
+  recorder_.mark(ticket, CallState::kFailed);
+  write_record(verdict ? verdict->text : trouble.text);
+  return verdict;
+}
+
+std::optional<Verdict> Monitor::await_verdict(milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (peers_ && peers_->hears_of_ends()) heard_.wait_for(lock, limit, [&] { return verdict_.has_value(); });
+  if (verdict_) thrown_ = true;
+  return verdict_;
+}
+
+void Monitor::fail_with(uint64_t ticket, const std::string& message) {
+  release(ticket);
+  recorder_.mark(ticket, CallState::kFailed);
+  {
+    const std::lock_guard lock(mutex_);
+    thrown_ = true;
+    if (peers_) peers_->report_failure(message);
+  }
+  write_record(message);
+}
+
+void Monitor::give_up() {
+  const std::lock_guard lock(mutex_);
+  if (thrown_) return;
+  thrown_ = true;
+  if (peers_ && !verdict_) peers_->report_failure("its own message says why");
+}
+
+void Monitor::write_record(const std::string& reason) noexcept {
+  if (options_.trace_folder.empty()) return;
+  const std::lock_guard lock(writing_);
+  if (written_ && reason != "SIGUSR2") return;
+  try {
+    std::filesystem::create_directories(options_.trace_folder);
+    publish_file(options_.trace_folder / flight_record_name(options_.rank), to_json(recorder_.record(reason)));
+    written_ |= reason != "SIGUSR2";
+  } catch (const std::exception& error) {
+    log_warning("[comm.flight_record] not written: {}", error.what());
+  }
+}
+
+void Monitor::hear(const Verdict& verdict) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (verdict_) return;
+    verdict_ = verdict;
+    heard_at_ = Clock::now();
+  }
+  write_record(verdict.text);  // before the calls that are broken off look like ended ones
+  heard_.notify_all();
+  if (break_off_) break_off_();
+}
+
+void Monitor::tick() {
+  if (const uint64_t seen = signals.load(); seen != signals_seen_) {
+    signals_seen_ = seen;
+    if (options_.trace_folder.empty())
+      log_warning("[comm.flight_record] SIGUSR2: no folder to write to. Set TESSERA_TRACE_DIR.");
+    if (!asked_record_.valid() || asked_record_.wait_for(milliseconds(0)) == std::future_status::ready) {
+      asked_record_ = std::async(std::launch::async, [this] { write_record("SIGUSR2"); });
+    }
+  }
+  report_overdue();
+  end_process_when_due();
+}
+
+void Monitor::report_overdue() {
+  Trouble trouble;
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    if (overdue_reported_) return;
+    const auto now = Clock::now();
+    const auto late = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) {
+      return now - one.started > options_.timeout + kOverdue && !one.work->isCompleted();
+    });
+    if (late == in_flight_.end()) return;
+    overdue_reported_ = true;
+    trouble = {.group = late->group,
+               .sequence = late->sequence,
+               .text = fmt::format("timed out after {} s", options_.timeout.count() / 1000),
+               .timed_out = true};
+  }
+  const std::lock_guard lock(mutex_);
+  if (peers_) peers_->report_trouble(trouble);
+}
+
+void Monitor::end_process_when_due() {
+  std::string text;
+  bool consequence = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!options_.ends_process || !verdict_ || thrown_ || Clock::now() - heard_at_ < kGrace) return;
+    text =
+        fmt::format("[comm.watchdog] {}. This rank has made no collective since that could have told it, and is ended.",
+                    verdict_->text);
+    consequence = verdict_->consequence;
+  }
+  const std::unique_ptr<Error> error = consequence ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))
+                                                   : std::make_unique<Error>(ErrorKind::kComm, text);
+  if (!report_error(*error)) {
+    const std::string line = fmt::format("tessera: error: rank {}: {}\n", options_.rank, text);
+    std::fputs(line.c_str(), stderr);
+    std::fflush(stderr);  // a program may have given it a buffer
+  }
+  std::_Exit(error->exit_code());
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,121 @@
+// What one rank knows and hears about its collectives: flight recorder, peers, verdict. One a World. Internal to comm.
+//
+//   const uint64_t ticket = monitor->start(signature);        // a collective begins
+//   monitor->carry(ticket, work);                             // its back-end has it
+//   monitor->wait(ticket);  ...  monitor->finish(ticket);
+//
+// Once a verdict is there (a peer died, ranks disagree, a collective timed out) the world is broken: its groups are
+// broken off, so that whatever this rank waits for ends, and flight records are written. A rank that is in no
+// collective hears of it at its next one; if there is none within kGrace, and the options say so, its process is ended
+// with exit code 4. Thread-safe.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/comm/watch/flight_recorder.h"
+#include "tessera/comm/watch/peers.h"
+
+namespace c10d {
+class Work;
+}
+
+namespace tessera::comm {
+
+// When ranks compare what they called: never, when a collective times out, or before each one moves data.
+enum class CheckMode : uint8_t { kOff, kTimeout, kAlways };
+CheckMode parse_check_mode(std::string_view name);  // Error kConfig
+
+struct MonitorOptions {
+  int rank = 0;
+  int size = 1;
+  CheckMode check = CheckMode::kTimeout;
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  std::filesystem::path trace_folder{};  // of flight records; empty: none
+  bool ends_process = false;
+};
+
+class Monitor final : public PeerListener {
+ public:
+  static constexpr std::chrono::milliseconds kGrace{3000};
+
+  explicit Monitor(MonitorOptions options);
+  ~Monitor() override;
+
+  const MonitorOptions& options() const { return options_; }
+  FlightRecorder& recorder() { return recorder_; }
+  // `break_off` is called once, from any thread, when the verdict is there. To be set before there are peers.
+  void on_verdict(std::function<void()> break_off) { break_off_ = std::move(break_off); }
+  void attend(std::unique_ptr<Peers> peers);
+  // Ends the watch; `break_off` does not run after it.
+  void leave(bool failed) noexcept;
+
+  uint64_t start(const Signature& signature) { return recorder_.start(signature); }
+  void carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
+  void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
+  void finish(uint64_t ticket);
+  // A call ended badly. The verdict, for which it waits up to 4 s; nothing when nobody can say. Writes the flight
+  // record.
+  std::optional<Verdict> fail(uint64_t ticket, const Trouble& trouble);
+  // What ended a rank, if that is heard of within `limit`; for a failure that is no collective's own, which it may
+  // explain.
+  std::optional<Verdict> await_verdict(std::chrono::milliseconds limit);
+  // The same as fail() when the reason is known here: the others hear it.
+  void fail_with(uint64_t ticket, const std::string& message);
+  // This rank is about to break off what it has in flight, because it failed on its own account.
+  void give_up();
+  // Writes the flight record into the trace folder. Failures are logged.
+  void write_record(const std::string& reason) noexcept;
+
+  FlightRecord where(uint32_t group, uint64_t sequence) override { return recorder_.summary(group, sequence); }
+  void hear(const Verdict& verdict) override;
+  void tick() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct InFlight {
+    uint64_t ticket;
+    uint32_t group;
+    uint64_t sequence;
+    Clock::time_point started;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+  void report_overdue();
+  void end_process_when_due();
+  void release(uint64_t ticket);
+
+  const MonitorOptions options_;
+  FlightRecorder recorder_;
+  std::unique_ptr<Peers> peers_;
+  std::function<void()> break_off_;
+  uint64_t signals_seen_;
+
+  std::mutex in_flight_mutex_;
+  std::vector<InFlight> in_flight_;
+  bool overdue_reported_ = false;
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable heard_;
+  std::optional<Verdict> verdict_;
+  Clock::time_point heard_at_{};
+  bool thrown_ = false;  // this rank's own thread knows
+  std::mutex writing_;
+  bool written_ = false;             // the record of the failure
+  std::future<void> asked_record_;  // SIGUSR2's: a slow disk must not silence the watchdog
+};
+
+// From now on SIGUSR2 writes the flight records of this process's ranks, unless the program handles it itself.
+void write_records_on_signal();
+
+}  // namespace tessera::comm

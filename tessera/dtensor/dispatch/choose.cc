@@ -1,0 +1,378 @@
+// Which of a rule's strategies a call uses. Semantics of upstream's single-dim strategies: all combinations over the
+// mesh dims, of which the cheapest to reach is taken.
+#include <algorithm>
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/plan.h"
+
+namespace tessera::detail {
+
+namespace {
+
+constexpr size_t kMaxCombinations = 4096;
+
+bool is_sharded(const Strategy& strategy) {
+  const auto any = [](const auto& list) {
+    return std::any_of(list.begin(), list.end(), [](const Placement& p) { return p.is_any_shard(); });
+  };
+  return any(strategy.inputs) || any(strategy.outputs);
+}
+
+Strategy with_split(Strategy strategy, int32_t split_factor) {
+  for (auto* list : {&strategy.inputs, &strategy.outputs}) {
+    for (auto& placement : *list) {
+      if (placement.is_shard()) {
+        placement = StridedShard(placement.dim, split_factor);
+      }
+    }
+  }
+  return strategy;
+}
+
+class Chooser {
+ public:
+  Chooser(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed)
+      : call_(call), proposal_(proposal), output_count_(output_count), fixed_(fixed), ndim_(call.mesh->ndim()) {
+    writes_ =
+        std::any_of(call.inputs.begin(), call.inputs.end(), [](const TensorInput& input) { return input.mutated; });
+    for (int64_t m = 0; m < ndim_; ++m) {
+      per_dim_.push_back(candidates(m));
+    }
+  }
+
+  Choice choose() {
+    for (int64_t m = 0; m < ndim_; ++m) {
+      if (per_dim_[m].empty()) {
+        fail_in_place(m);
+      }
+    }
+    Picks picks(ndim_);
+    if (exact(picks)) {
+      Choice choice = combine(picks);
+      if (proposal_.empty_parts || !has_empty_part(choice)) {
+        return choice;
+      }
+    }
+    size_t combinations = 1;
+    for (const auto& list : per_dim_) {
+      combinations = std::min(combinations * list.size(), kMaxCombinations + 1);
+    }
+    if (combinations > kMaxCombinations) {
+      narrow_down();
+    }
+    return cheapest();
+  }
+
+ private:
+  using Picks = c10::SmallVector<size_t, 4>;
+
+  const Placement& now(size_t input, int64_t m) const { return call_.inputs[input].placements[m]; }
+
+  std::vector<Strategy> candidates(int64_t m) const {
+    std::vector<Strategy> all;
+    Strategy whole;
+    whole.inputs.assign(call_.inputs.size(), Replicate());
+    whole.outputs.assign(output_count_, Replicate());
+    const auto& listed = proposal_.by_mesh_dim.empty() ? proposal_.strategies : proposal_.by_mesh_dim[m];
+    const auto replicated = [](const Strategy& s) {
+      return std::all_of(s.inputs.begin(), s.inputs.end(), [](const Placement& p) { return p.is_replicate(); });
+    };
+    if (std::none_of(listed.begin(), listed.end(), replicated)) {
+      all.push_back(std::move(whole));
+    }
+    bool any_plain = false;
+    c10::SmallVector<int32_t, 2> splits;
+    for (const auto* list : {&call_.inputs, &call_.outs}) {
+      for (const auto& input : *list) {
+        for (const auto& placement : input.placements) {
+          any_plain = any_plain || placement.is_shard();
+          if (placement.is_strided_shard() &&
+              std::find(splits.begin(), splits.end(), placement.split_factor) == splits.end()) {
+            splits.push_back(placement.split_factor);
+          }
+        }
+      }
+    }
+    for (const auto& strategy : listed) {
+      TESSERA_CHECK(strategy.inputs.size() == call_.inputs.size(), ErrorKind::kInternal,
+                    "[dtensor.rule] {}: the rule gives placements for {} inputs, the call has {}. Mend the rule.",
+                    call_.name(), strategy.inputs.size(), call_.inputs.size());
+      if (!is_sharded(strategy)) {
+        all.push_back(strategy);
+        continue;
+      }
+      if (any_plain || proposal_.scatters) {
+        all.push_back(strategy);
+      }
+      for (const int32_t split : splits) {
+        if (proposal_.strided) {
+          all.push_back(with_split(strategy, split));
+        }
+      }
+    }
+    for (auto& strategy : all) {
+      if (strategy.outputs.size() == 1) {
+        strategy.outputs.resize(output_count_, strategy.outputs[0]);
+      }
+    }
+    std::erase_if(all, [&](const Strategy& strategy) { return !allowed(strategy, m); });
+    return all;
+  }
+
+  bool allowed(const Strategy& strategy, int64_t m) const {
+    for (size_t i = 0; i < call_.inputs.size(); ++i) {
+      const auto& input = call_.inputs[i];
+      const Placement& wanted = strategy.inputs[i];
+      if (wanted == now(i, m)) {
+        continue;
+      }
+      // What is written to cannot move. Nothing is cut into more parts than it has elements, but to follow what is
+      // written or lies so already.
+      const bool crowded = wanted.is_any_shard() && input.sizes[wanted.dim] < call_.mesh->shape()[m];
+      if (input.mutated || (crowded && !writes_ && !keeps_crowded(strategy, m))) {
+        return false;
+      }
+    }
+    return std::all_of(fixed_.begin(), fixed_.end(), [&](const auto& output) {
+      return output.first >= strategy.outputs.size() || strategy.outputs[output.first] == output.second[m];
+    });
+  }
+
+  // Whether an input that stays where it is has parts without elements on this mesh dim.
+  bool keeps_crowded(const Strategy& strategy, int64_t m) const {
+    for (size_t i = 0; i < call_.inputs.size(); ++i) {
+      const Placement& kept = strategy.inputs[i];
+      if (kept.is_any_shard() && kept == now(i, m) && call_.inputs[i].sizes[kept.dim] < call_.mesh->shape()[m]) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  [[noreturn]] void fail_in_place(int64_t m) const {
+    std::string fixed;
+    for (const auto& [index, placements] : fixed_) {
+      fixed += (fixed.empty() ? "" : ", ") + to_string(placements);
+    }
+    raise(ErrorKind::kShape,
+          "Sharding dimension mismatch: [dtensor.dispatch] {}: in-place operations that require placement changes are "
+          "not "
+          "supported. What is written has placement {}, but no valid strategy preserves it on mesh dim {}. "
+          "Use the out-of-place version, or redistribute first.",
+          call_.describe(), fixed.empty() ? "of its own" : fixed, m);
+  }
+
+  // Strategies that fit the inputs as they are: the last one listed, as upstream.
+  bool exact(Picks& picks) const {
+    for (int64_t m = 0; m < ndim_; ++m) {
+      bool found = false;
+      for (size_t s = per_dim_[m].size(); s-- > 0 && !found;) {
+        bool fits = true;
+        for (size_t i = 0; i < call_.inputs.size() && fits; ++i) {
+          fits = per_dim_[m][s].inputs[i] == now(i, m);
+        }
+        if (fits) {
+          picks[m] = s;
+          found = true;
+        }
+      }
+      if (!found) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Choice combine(const Picks& picks) const {
+    Choice choice;
+    choice.inputs.resize(call_.inputs.size());
+    choice.outputs.resize(output_count_);
+    for (int64_t m = 0; m < ndim_; ++m) {
+      const Strategy& strategy = per_dim_[m][picks[m]];
+      for (size_t i = 0; i < choice.inputs.size(); ++i) {
+        choice.inputs[i].push_back(strategy.inputs[i]);
+      }
+      for (size_t i = 0; i < output_count_; ++i) {
+        choice.outputs[i].push_back(strategy.outputs[i]);
+      }
+    }
+    return choice;
+  }
+
+  // Partials of one tensor must go together, and a dim cannot be cut into more parts than it has elements.
+  bool consistent(const Choice& choice) const {
+    for (const auto& list : choice.inputs) {
+      if (!mixes(list)) {
+        return false;
+      }
+    }
+    for (const auto& list : choice.outputs) {
+      if (!mixes(list)) {
+        return false;
+      }
+    }
+    bool moves_to_crowded = false;
+    bool keeps_crowded = false;
+    for (size_t i = 0; i < choice.inputs.size(); ++i) {
+      if (!cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
+        (is_cut_anew(i, choice.inputs[i]) ? moves_to_crowded : keeps_crowded) = true;
+      }
+    }
+    if (moves_to_crowded && !keeps_crowded && !writes_) {
+      return false;
+    }
+    return proposal_.empty_parts || !has_empty_part(choice);
+  }
+
+  // Whether `placements` cut input i on a mesh dim on which it does not lie so.
+  bool is_cut_anew(size_t i, const Placements& placements) const {
+    for (int64_t m = 0; m < ndim_; ++m) {
+      if (placements[m].is_any_shard() && placements[m] != now(i, m)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Whether some rank would have no element of an input that has some.
+  bool has_empty_part(const Choice& choice) const {
+    for (size_t i = 0; i < choice.inputs.size(); ++i) {
+      Sizes least(call_.inputs[i].sizes.begin(), call_.inputs[i].sizes.end());
+      for (int64_t m = 0; m < ndim_; ++m) {
+        const Placement& p = choice.inputs[i][m];
+        if (p.is_any_shard()) {
+          const int64_t k = call_.mesh->shape()[m];
+          least[p.dim] = local_extent(least[p.dim], k, k - 1, p);
+          if (least[p.dim] == 0 && call_.inputs[i].sizes[p.dim] > 0) {
+            return true;
+          }
+        }
+      }
+    }
+    return false;
+  }
+
+  static bool mixes(const Placements& list) {
+    const Placement* first = nullptr;
+    for (const auto& placement : list) {
+      if (placement.is_partial()) {
+        if (first != nullptr && !can_mix(*first, placement)) {
+          return false;
+        }
+        first = &placement;
+      }
+    }
+    return true;
+  }
+
+  bool cuttable(c10::IntArrayRef sizes, const Placements& list) const {
+    for (size_t i = 0; i < list.size(); ++i) {
+      int64_t parts = 1;
+      for (size_t j = 0; list[i].is_any_shard() && j < list.size(); ++j) {
+        parts *= list[j].is_any_shard() && list[j].dim == list[i].dim ? call_.mesh->shape()[j] : 1;
+      }
+      if (list[i].is_any_shard() && parts > 1 && sizes[list[i].dim] < parts) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  double cost(const Choice& choice) const {
+    double total = 0;
+    for (size_t i = 0; i < choice.inputs.size(); ++i) {
+      const auto& input = call_.inputs[i];
+      total += redistribute_cost(input.sizes, static_cast<int64_t>(input.tensor->element_size()), *call_.mesh,
+                                 input.placements, choice.inputs[i]);
+    }
+    return total;
+  }
+
+  Choice cheapest() const {
+    Choice best;
+    double least = std::numeric_limits<double>::infinity();
+    Picks picks(ndim_, 0);
+    for (bool more = true; more; more = advance(picks)) {
+      Choice choice = combine(picks);
+      if (!consistent(choice)) {
+        continue;
+      }
+      const double total = cost(choice);
+      if (total < least) {
+        least = total;
+        best = std::move(choice);
+        if (total == 0) {
+          break;
+        }
+      }
+    }
+    TESSERA_CHECK(
+        !best.inputs.empty() || !writes_, ErrorKind::kShape,
+        "Sharding dimension mismatch: [dtensor.dispatch] {}: nothing brings the other operands to where what is written "
+        "lies. Use the out-of-place version, or redistribute first.",
+        call_.describe());
+    TESSERA_CHECK(
+        !best.inputs.empty(), ErrorKind::kShape,
+        "[dtensor.dispatch] {}: found no placements that the operation can work on. Redistribute its inputs to "
+        "Replicate first.",
+        call_.describe());
+    return best;
+  }
+
+  // Next combination, the last mesh dim fastest.
+  bool advance(Picks& picks) const {
+    for (int64_t m = ndim_; m-- > 0;) {
+      if (++picks[m] < per_dim_[m].size()) {
+        return true;
+      }
+      picks[m] = 0;
+    }
+    return false;
+  }
+
+  // Too many combinations to try all: keep on each mesh dim the few that are cheapest on their own.
+  void narrow_down() {
+    constexpr size_t kKept = 8;
+    for (int64_t m = 0; m < ndim_; ++m) {
+      auto& list = per_dim_[m];
+      std::vector<std::pair<double, size_t>> order;
+      for (size_t s = 0; s < list.size(); ++s) {
+        double total = 0;
+        for (size_t i = 0; i < call_.inputs.size(); ++i) {
+          Placements target = call_.inputs[i].placements;
+          target[m] = list[s].inputs[i];
+          total +=
+              redistribute_cost(call_.inputs[i].sizes, static_cast<int64_t>(call_.inputs[i].tensor->element_size()),
+                                *call_.mesh, call_.inputs[i].placements, target);
+        }
+        order.emplace_back(total, s);
+      }
+      std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      std::vector<Strategy> kept;
+      for (size_t i = 0; i < std::min(kKept, order.size()); ++i) {
+        kept.push_back(list[order[i].second]);
+      }
+      list = std::move(kept);
+    }
+  }
+
+  const OpCall& call_;
+  const Proposal& proposal_;
+  size_t output_count_;
+  const FixedOutputs& fixed_;
+  int64_t ndim_;
+  bool writes_;
+  std::vector<std::vector<Strategy>> per_dim_;
+};
+
+}  // namespace
+
+Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed) {
+  if (proposal.choice) {
+    return *proposal.choice;
+  }
+  return Chooser(call, proposal, output_count, fixed).choose();
+}
+
+}  // namespace tessera::detail

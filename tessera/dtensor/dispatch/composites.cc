@@ -1,0 +1,258 @@
+// Composite operations whose own decomposition does not suit DTensors, written again from operations that do. They are
+// registered at the autograd key too, so that their gradients come from what they are made of.
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/_scaled_dot_product_attention_math_native.h>
+#include <ATen/ops/cross_entropy_loss_native.h>
+#include <ATen/ops/pad_native.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <numbers>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/plan.h"
+#include "tessera/dtensor/redistribute/autograd.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Upstream writes into at::zeros(sizes, options), which would be a plain tensor.
+at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_t dim, const at::Tensor& indices,
+                                              c10::SymIntArrayRef sizes, bool keepdim) {
+  const bool add_dim = !keepdim && !sizes.empty();
+  const at::Tensor values = add_dim ? gradient.unsqueeze(dim) : gradient;
+  const at::Tensor where = add_dim ? indices.unsqueeze(dim) : indices;
+  return values.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).scatter(dim, where, values);
+}
+
+// Upstream writes into at::zeros(sizes, options) here too.
+at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& indices,
+                              int64_t dim) {
+  return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
+}
+
+// Upstream adds in place to zeros, which lie as the gradient does where they have its shape, and then cannot move.
+at::Tensor gather_backward(const at::Tensor& gradient, const at::Tensor& self, int64_t dim, const at::Tensor& index,
+                           bool) {
+  return gradient.new_zeros(self.sizes()).scatter_add(dim, index, gradient);
+}
+
+at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef sizes, int64_t dim,
+                                 const at::Tensor& index) {
+  return gradient.new_zeros(C10_AS_INTARRAYREF_SLOW(sizes)).index_add(dim, index, gradient);
+}
+
+// What is partial is reduced once, not at each use.
+at::Tensor reduced(const at::Tensor& tensor) {
+  const Placements whole = partial_to_replicated(placements(tensor));
+  return whole == placements(tensor) ? tensor : redistribute(tensor, whole);
+}
+
+// Upstream's derivative adds a plain at::arange(p).
+at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
+  const at::Tensor self = reduced(partial);
+  at::Tensor sum = self.lgamma();
+  for (int64_t j = 1; j < p; ++j) {
+    sum = sum + (self - static_cast<double>(j) / 2).lgamma();
+  }
+  return sum + static_cast<double>(p * (p - 1)) / 4 * std::log(std::numbers::pi);
+}
+
+at::Tensor& mvlgamma_(at::Tensor& self, int64_t p) { return self.copy_(log_multigamma(self.clone(), p)); }
+
+// Upstream adds eps in place to the mean, which over a sharded hidden dim is partial.
+std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::IntArrayRef normalized_shape,
+                                                  const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  const auto type = input.scalar_type();
+  const at::Tensor x = input.to(at::toOpMathType(type));
+  std::vector<int64_t> dims;
+  for (size_t i = 0; i < normalized_shape.size(); ++i) {
+    dims.push_back(input.dim() - 1 - static_cast<int64_t>(i));
+  }
+  const double smallest = type == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                              : static_cast<double>(std::numeric_limits<float>::epsilon());
+  const at::Tensor scale = x.pow(2).mean(dims, /*keepdim=*/true).add(eps.value_or(smallest)).rsqrt();
+  const at::Tensor normal = (x * scale).to(type);
+  return {weight && weight->defined() ? normal * *weight : normal, scale};
+}
+
+at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
+                    const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  return std::get<0>(fused_rms_norm(input, C10_AS_INTARRAYREF_SLOW(normalized_shape), weight, eps));
+}
+
+// Upstream copies slices into at::empty(), which would be a plain tensor.
+at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
+  const auto pad = C10_AS_INTARRAYREF_SLOW(symbolic);
+  at::Tensor padded = self;
+  for (size_t i = 0; i + 1 < pad.size(); i += 2) {
+    const int64_t dim = self.dim() - 1 - static_cast<int64_t>(i / 2);
+    const int64_t left = pad[i];
+    const int64_t right = pad[i + 1];
+    const int64_t size = self.size(dim) + std::min<int64_t>(left, 0) + std::min<int64_t>(right, 0);
+    TESSERA_CHECK(
+        size > 0 && left <= self.size(dim) && right <= self.size(dim), ErrorKind::kShape,
+        "[dtensor.pad] circular padding [{}] of shape [{}]: found {} and {} for size {}, wanted at most that size "
+        "and something left. Pad less.",
+        fmt::join(pad, ", "), fmt::join(self.sizes(), ", "), left, right, self.size(dim));
+    const at::Tensor body = size == self.size(dim) ? padded : padded.narrow(dim, std::max<int64_t>(-left, 0), size);
+    std::vector<at::Tensor> parts;
+    if (left > 0) {
+      parts.push_back(body.narrow(dim, size - left, left));
+    }
+    parts.push_back(body);
+    if (right > 0) {
+      parts.push_back(body.narrow(dim, 0, right));
+    }
+    padded = parts.size() == 1 ? body : at::cat(parts, dim);
+  }
+  return padded.is_same(self) ? self.clone() : padded;
+}
+
+at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
+  const bool known = mode == "constant" || mode == "reflect" || mode == "replicate" || mode == "circular";
+  TESSERA_CHECK(
+      known, ErrorKind::kShape,
+      "[dtensor.pad] Unrecognized padding mode {}: wanted constant, reflect, replicate or circular. Use one of "
+      "these.",
+      mode);
+  return at::native::pad_symint(self, pad, mode, value);
+}
+
+// Upstream's derivative copies blocks into at::zeros(). Theirs too: the corner of the exponential of [[A^H, G], [0, A^H]].
+struct MatrixExp : torch::autograd::Function<MatrixExp> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
+    ctx->save_for_backward({self});
+    at::AutoDispatchBelowADInplaceOrView below;
+    return at::linalg_matrix_exp(self);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list gradients) {
+    const at::Tensor transposed = ctx->get_saved_variables()[0].mH();
+    const at::Tensor& gradient = gradients[0];
+    const int64_t size = transposed.size(-1);
+    const at::Tensor above = at::cat({transposed, gradient}, -1);
+    const at::Tensor below = at::cat({at::zeros_like(gradient), transposed}, -1);
+    return {at::linalg_matrix_exp(at::cat({above, below}, -2)).narrow(-2, 0, size).narrow(-1, size, size)};
+  }
+};
+
+at::Tensor matrix_exp(const at::Tensor& self) { return MatrixExp::apply(self); }
+
+// To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.
+at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                      std::optional<c10::SymInt> offset) {
+  const bool same = self.sizes() == C10_AS_INTARRAYREF_SLOW(sizes) &&
+                    self.strides() == C10_AS_INTARRAYREF_SLOW(strides) && (!offset || *offset == 0);
+  TESSERA_CHECK(
+      same, ErrorKind::kShape,
+      "Sharding dimension mismatch: [dtensor.dispatch] aten::as_strided(self: [{}]): as_strided not supported with "
+      "DTensor, except to the shape and strides that it has. Use view, transpose, slice or unfold, or work on "
+      "to_local().",
+      fmt::join(self.sizes(), ", "));
+  return at::alias(self);
+}
+
+at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
+  if (is_dtensor(tensor)) {
+    return tensor;
+  }
+  const MeshPtr& mesh = device_mesh(like);
+  return from_local(tensor, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
+}
+
+// What label smoothing adds: the negative log-probabilities of all classes. Upstream masks a sum over classes, which may be
+// partial, in place, and takes the mean of a selection, whose shape depends on data.
+at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& target, const at::Tensor& weight, int64_t reduction,
+                       int64_t ignored_index) {
+  const int64_t class_dim = log_probabilities.dim() == 1 ? 0 : 1;
+  at::Tensor terms = log_probabilities;
+  if (weight.defined()) {
+    std::vector<int64_t> shape(static_cast<size_t>(terms.dim()), 1);
+    shape[static_cast<size_t>(class_dim)] = weight.size(0);
+    terms = terms * weight.view(shape);
+  }
+  const at::Tensor ignored = target.eq(ignored_index);
+  const at::Tensor rows = (-terms.sum(class_dim)).masked_fill(ignored, 0);
+  if (reduction == at::Reduction::None) {
+    return rows;
+  }
+  if (reduction == at::Reduction::Sum) {
+    return rows.sum();
+  }
+  at::Tensor total = ignored.logical_not().sum().to(rows.scalar_type());
+  if (weight.defined()) {
+    total = weight.gather(0, target.masked_fill(ignored, 0).flatten()).masked_fill(ignored.flatten(), 0).sum();
+  }
+  return rows.sum() / total;
+}
+
+at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, const std::optional<at::Tensor>& weight,
+                              int64_t reduction, c10::SymInt ignore_index, double label_smoothing) {
+  const bool of_classes = self.sizes() != target.sizes();  // not of probabilities
+  if (label_smoothing <= 0 || label_smoothing > 1 || !of_classes || !is_dtensor(self)) {
+    return at::native::cross_entropy_loss_symint(self, target, weight, reduction, std::move(ignore_index), label_smoothing);
+  }
+  const int64_t class_dim = self.dim() == 1 ? 0 : 1;
+  const int64_t ignored = ignore_index.expect_int();
+  const at::Tensor log_probabilities = at::log_softmax(self, class_dim, self.scalar_type());
+  const at::Tensor loss = at::nll_loss_nd(log_probabilities, target, weight, reduction, ignored);
+  const at::Tensor weights = weight && weight->defined() ? replicated_like(*weight, self) : at::Tensor();
+  const at::Tensor smooth = smooth_loss(log_probabilities, replicated_like(target, self), weights, reduction, ignored);
+  return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
+}
+
+// Upstream makes the causal mask with at::ones(options), which would be a plain tensor.
+std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                                  const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                                                  const std::optional<at::Tensor>& dropout_mask, std::optional<double> scale,
+                                                  bool grouped) {
+  const bool masked = mask && mask->defined();  // which does not go with causal: upstream's error
+  if (!causal || masked || !is_dtensor(query)) {
+    return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
+                                                          grouped);
+  }
+  const auto options = at::TensorOptions().dtype(query.scalar_type()).device(query.device());
+  const double never = -std::numeric_limits<double>::infinity();
+  const at::Tensor after = replicated_like(at::full({query.size(-2), key.size(-2)}, never, options).triu(1), query);
+  return at::native::_scaled_dot_product_attention_math(query, key, value, after, dropout, false, dropout_mask, scale,
+                                                        grouped);
+}
+
+}  // namespace
+
+void register_composites() {
+  // Never destroyed: the dispatcher keeps calling the kernels. Volatile, or the pointer would be optimised away and the
+  // leak checker would find nobody who holds them.
+  static auto* volatile libraries = [] {
+    auto* made = new std::vector<std::unique_ptr<torch::Library>>();
+    for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradPrivateUse3}) {
+      made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+      made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
+      made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
+      made->back()->impl("gather_backward", TORCH_FN(gather_backward));
+      made->back()->impl("index_select_backward", TORCH_FN(index_select_backward));
+      made->back()->impl("rms_norm", TORCH_FN(rms_norm));
+      made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
+      made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
+      made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
+      made->back()->impl("pad", TORCH_FN(pad));
+      made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
+    }
+    made->back()->impl("mvlgamma", TORCH_FN(log_multigamma));
+    made->back()->impl("mvlgamma_", TORCH_FN(mvlgamma_));
+    made->back()->impl("linalg_matrix_exp", TORCH_FN(matrix_exp));
+    made->back()->impl("as_strided", TORCH_FN(as_strided));  // at the autograd key, above the handler of that name
+    return made;
+  }();
+  (void)libraries;
+}
+
+}  // namespace tessera::detail

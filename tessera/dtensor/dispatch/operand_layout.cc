@@ -1,0 +1,84 @@
+// Operations whose derivative writes to parts of its operands, or of what it makes of them: those parts must be whole,
+// and be so before autograd saves the operands, since what the operation gathers for itself its derivative does not
+// see. So operands are laid out above autograd, and gradients come as the results lie.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/dispatch/plan.h"
+#include "tessera/dtensor/redistribute/autograd.h"
+
+namespace tessera::detail {
+
+namespace {
+
+struct OperandLayout {
+  const char* name;
+  std::vector<int64_t> whole_dims;  // of each tensor argument: how many of its last dims
+};
+
+const std::vector<OperandLayout>& operand_layouts() {
+  static const std::vector<OperandLayout> layouts = {
+      {"aten::linalg_householder_product", {2, 1}},
+      {"aten::ormqr", {2, 1, 2}},
+  };
+  return layouts;
+}
+
+bool needs_gradient(const c10::IValue& value) { return value.isTensor() && value.toTensor().requires_grad(); }
+
+at::Tensor laid_out(const at::Tensor& tensor, int64_t whole_dims, const char* cause) {
+  Placements placements = impl_of(tensor)->placements();
+  for (auto& placement : placements) {
+    if (!placement.is_any_shard() || placement.dim >= tensor.dim() - whole_dims) {
+      placement = Replicate();
+    }
+  }
+  return placements == impl_of(tensor)->placements() ? tensor
+                                                     : redistribute_with_gradient(tensor, placements, {}, cause);
+}
+
+void take_gradient_as_it_lies(const at::Tensor& result) {
+  if (!is_dtensor(result) || !result.requires_grad()) {
+    return;
+  }
+  result.register_hook([placements = partial_to_replicated(impl_of(result)->placements())](const at::Tensor& gradient) {
+    return is_dtensor(gradient) ? gradient_in("gradient", gradient, placements) : gradient;
+  });
+}
+
+struct LayOutOperands final : c10::OperatorKernel {
+  explicit LayOutOperands(const OperandLayout* layout) : layout(layout) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const size_t base = stack->size() - op.schema().arguments().size();
+    const bool recorded = at::GradMode::is_enabled() &&
+                          std::any_of(stack->begin() + static_cast<int64_t>(base), stack->end(), needs_gradient);
+    for (size_t i = 0; recorded && i < layout->whole_dims.size(); ++i) {  // the tensors come first
+      c10::IValue& value = (*stack)[base + i];
+      if (is_dtensor(value.toTensor())) {
+        value = laid_out(value.toTensor(), layout->whole_dims[i], layout->name);
+      }
+    }
+    op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, *stack);  // what libtorch has for all back-ends
+    if (recorded) {
+      take_gradient_as_it_lies(stack->back().toTensor());
+    }
+  }
+  const OperandLayout* layout;
+};
+
+}  // namespace
+
+void register_operand_layouts() {
+  // Never destroyed: the dispatcher keeps calling the kernels. Volatile: see register_composites.
+  static auto* volatile library = [] {
+    auto* made =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__);
+    for (const auto& layout : operand_layouts()) {
+      made->impl(layout.name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<LayOutOperands>(&layout)));
+    }
+    return made;
+  }();
+  (void)library;
+}
+
+}  // namespace tessera::detail

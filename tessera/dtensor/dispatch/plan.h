@@ -1,0 +1,125 @@
+// What is known of an operation (OpEntry), and what was decided for one kind of call of it (Plan).
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <memory>
+
+#include "tessera/dtensor/dispatch/rule.h"
+#include "tessera/dtensor/redistribute/redistribute.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
+
+namespace tessera::detail {
+
+using torch::jit::Stack;
+
+struct OpEntry;
+// Takes over a call entirely: finds its arguments at the end of the stack and leaves the results.
+using Handler = void (*)(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+
+struct ArgInfo {
+  std::string name;
+  bool tensors = false;  // a tensor or a list of tensors
+  bool mutated = false;
+  bool out = false;
+};
+
+struct OpEntry {
+  explicit OpEntry(const c10::OperatorHandle& op);
+  c10::OperatorHandle handle;
+  std::string name;  // "aten::add_.Tensor"
+  std::vector<ArgInfo> args;
+  std::vector<int> tensor_args;
+  std::vector<int> return_alias;  // for each return: the argument it is, or -1
+  bool mutates = false;        // writes to some argument
+  int view_of = -1;            // the argument that a result is a view of, or -1
+  int unwritten_unless = -1;      // the argument that says whether it does, -1 for always
+  bool in_place_view = false;     // changes the shape of an argument
+  bool foreach = false;
+  uint64_t id;  // in cache keys
+  // Looked up at the first call; atomic because ranks may be threads.
+  mutable std::atomic<const Rule*> rule{nullptr};
+  mutable std::atomic<Handler> handler{nullptr};
+};
+
+struct TensorSpec {
+  PlacementsPtr placements;
+  Sizes sizes;
+  Sizes strides;  // empty: from the local result
+};
+
+struct OutputPlan {
+  enum class Kind : uint8_t { kTensor, kList, kArgument, kOther };
+  Kind kind = Kind::kOther;
+  int argument = -1;  // kArgument
+  std::vector<TensorSpec> tensors;
+};
+
+struct Plan {
+  struct Redistribution {
+    int arg;
+    int element;
+    Steps steps;
+    PlacementsPtr to;
+  };
+  std::vector<Redistribution> redistributions;  // in the order of arguments and elements
+  Rewrites rewrites;
+  std::vector<OutputPlan> outputs;
+  LocalFunction local;
+  bool cacheable = true;
+  bool random = false;
+  bool copies_view = false;  // results are views by their schema, but of a gathered copy
+};
+
+// Calls the operation on local tensors, which have these keys.
+inline void call_local(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
+  // Most operations have no kernel for these, which redispatching does not skip.
+  constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  if (keys.has_any(kLazy)) [[unlikely]] {
+    op.handle.callBoxed(stack);
+  } else {
+    op.handle.redispatchBoxed(keys, &stack);
+  }
+}
+
+// What a rule's own local function works on: the stack ends with the operation's arguments, tensors already local, and
+// must end with its results instead.
+struct LocalCall {
+  const OpEntry& op;
+  Stack& stack;
+  const DeviceMesh& mesh;
+  c10::DispatchKeySet keys;  // of the local tensors
+  void call() const { call_local(op, keys, stack); }
+  c10::IValue& arg(size_t i) const { return stack[stack.size() - op.args.size() + i]; }
+  // Drops the arguments and pushes the results.
+  void finish(std::initializer_list<c10::IValue> results) const {
+    torch::jit::drop(stack, op.args.size());
+    stack.insert(stack.end(), results.begin(), results.end());
+  }
+};
+
+// Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal way.
+std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
+// Outputs that must lie in a given way because they are written to an argument.
+using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
+// Of the legal combinations, the one that moves least. Error kShape when none is left.
+Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
+// Shapes of the results of the operation on meta tensors of the global shapes.
+std::vector<OutputShape> infer_outputs(const OpCall& call);
+
+// Takes an operation apart that is written in terms of others: on global shapes, what it calls has its own rules.
+void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
+
+// The tables of rules/ and what was added by register_rule.
+const Rule* find_rule(const OpEntry& op);
+// Kernels of composite operations that are replaced for DTensors.
+void register_composites();
+// Operations whose operands are laid out before autograd saves them: operand_layout.cc.
+void register_operand_layouts();
+// Gives operations of a namespace other than aten their kernels, so that rules for them take effect.
+void ensure_kernels_of(const std::string& name);
+Handler find_handler(const std::string& name);
+
+}  // namespace tessera::detail

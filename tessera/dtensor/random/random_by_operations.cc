@@ -1,0 +1,168 @@
+// Random numbers on devices for which there is no loop of our own: Philox written with integer tensor operations. About
+// eighty passes over memory, so a kernel would be faster; the bits are those of random_fill.cc.
+#include <ATen/ATen.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <numbers>
+
+#include "tessera/base/error.h"
+#include "tessera/base/philox.h"
+#include "tessera/dtensor/random/random_fill.h"
+
+namespace tessera::detail {
+
+namespace {
+
+constexpr int64_t kLow32 = 0xffffffff;
+
+// Global linear index of every local element, in the order of a contiguous local tensor.
+at::Tensor global_indices(const Region& region, c10::Device device) {
+  at::Tensor index = at::zeros(Sizes(region.sizes.size(), 1), at::TensorOptions(at::kLong).device(device));
+  int64_t stride = 1;
+  for (size_t dim = region.sizes.size(); dim-- > 0;) {
+    std::vector<at::Tensor> along;
+    for (const Run& run : region.runs[dim]) {
+      along.push_back(at::arange(run.start, run.start + run.size, index.options()));
+    }
+    Sizes shape(region.sizes.size(), 1);
+    shape[dim] = region.sizes[dim];
+    index = index + (at::cat(along) * stride).view(shape);
+    stride *= region.global[dim];
+  }
+  return index.reshape({-1});
+}
+
+at::Tensor left(const at::Tensor& words, int64_t bits) { return at::bitwise_left_shift(words, bits); }
+at::Tensor right(const at::Tensor& words, int64_t bits) { return at::bitwise_right_shift(words, bits); }
+at::Tensor with_bits(const at::Tensor& words, uint32_t bits) {
+  return at::bitwise_xor(words, static_cast<int64_t>(bits));
+}
+
+// The product of 32-bit numbers, one of which is a constant: its low and its high half, without overflow of int64.
+std::pair<at::Tensor, at::Tensor> multiply(const at::Tensor& x, uint32_t constant) {
+  const at::Tensor low = at::bitwise_and(x, 0xffff) * static_cast<int64_t>(constant);  // below 2^48
+  const at::Tensor high = right(x, 16) * static_cast<int64_t>(constant);               // below 2^48
+  const at::Tensor sum = right(low, 16) + high;                                        // below 2^49
+  return {at::bitwise_or(left(at::bitwise_and(sum, 0xffff), 16), at::bitwise_and(low, 0xffff)), right(sum, 16)};
+}
+
+std::array<at::Tensor, 4> philox_of(const RandomKey& key, const at::Tensor& block) {
+  auto k0 = static_cast<uint32_t>(key.seed);
+  auto k1 = static_cast<uint32_t>(key.seed >> 32);
+  std::array<at::Tensor, 4> c = {at::bitwise_and(block, kLow32), right(block, 32),
+                                 at::full_like(block, static_cast<int64_t>(key.operation & kLow32)),
+                                 at::full_like(block, static_cast<int64_t>(key.operation >> 32))};
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const auto [low0, high0] = multiply(c[0], kPhiloxM0);
+    const auto [low1, high1] = multiply(c[2], kPhiloxM1);
+    c = {with_bits(high1.bitwise_xor(c[1]), k0), low1, with_bits(high0.bitwise_xor(c[3]), k1), low0};
+    k0 += kPhiloxW0;
+    k1 += kPhiloxW1;
+  }
+  return c;
+}
+
+// lanes[lane] element by element.
+at::Tensor pick(const std::array<at::Tensor, 4>& lanes, const at::Tensor& lane) {
+  at::Tensor picked = lanes[0];
+  for (int i = 1; i < 4; ++i) {
+    picked = at::where(lane == i, lanes[i], picked);
+  }
+  return picked;
+}
+
+// 53 bits of two words as a fraction.
+at::Tensor fraction(const at::Tensor& high, const at::Tensor& low) {
+  return at::bitwise_or(left(high, 21), right(low, 11)).to(at::kDouble) * 0x1p-53;
+}
+
+struct Draw {
+  const std::array<at::Tensor, 4> lanes;
+  const at::Tensor within;  // position in the block
+  bool doubles;
+
+  at::Tensor fractions(int digits) const {
+    if (doubles) {
+      return fraction(pick(lanes, within * 2), pick(lanes, within * 2 + 1));
+    }
+    return right(pick(lanes, within), 32 - digits).to(at::kFloat) * std::ldexp(1.0, -digits);
+  }
+  at::Tensor normals() const {
+    at::Tensor u1;
+    at::Tensor u2;
+    if (doubles) {
+      u1 = fraction(lanes[0], lanes[1]) + 0x1p-54;
+      u2 = fraction(lanes[2], lanes[3]);
+    } else {
+      const at::Tensor first = right(within, 1) * 2;
+      u1 = pick(lanes, first).to(at::kFloat) * 0x1p-32 + 0x1p-33;
+      u2 = right(pick(lanes, first + 1), 8).to(at::kFloat) * 0x1p-24;
+    }
+    const at::Tensor angle = u2 * (2 * std::numbers::pi);
+    return (u1.log() * -2).sqrt() * at::where(at::bitwise_and(within, 1) == 0, angle.cos(), angle.sin());
+  }
+};
+
+// word % range for words of 64 unsigned bits.
+at::Tensor unsigned_remainder(const at::Tensor& high, const at::Tensor& low, uint64_t range) {
+  if (std::has_single_bit(range) || range == 0) {
+    return at::bitwise_and(at::bitwise_or(left(high, 32), low), static_cast<int64_t>(range - 1));
+  }
+  TESSERA_CHECK(range < uint64_t{1} << 62, ErrorKind::kShape,
+                "[dtensor.random] integers: found a range of {}, wanted less than 2^62 on this device.", range);
+  if (range >> 31 != 0) {  // bit by bit: (2 r + bit) mod range never overflows while range < 2^62
+    at::Tensor rest = at::zeros_like(high);
+    for (int bit = 63; bit >= 0; --bit) {
+      const at::Tensor& word = bit >= 32 ? high : low;
+      rest = at::bitwise_or(left(rest, 1), at::bitwise_and(right(word, bit % 32), 1));
+      rest = at::where(rest >= static_cast<int64_t>(range), rest - static_cast<int64_t>(range), rest);
+    }
+    return rest;
+  }
+  const auto modulus = static_cast<int64_t>(range);
+  const int64_t shift = (int64_t{1} << 32) % modulus;
+  return ((high % modulus) * shift + low) % modulus;
+}
+
+}  // namespace
+
+void fill_by_operations(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& d) {
+  const auto type = part.scalar_type();
+  const bool doubles = type == at::kDouble || at::isIntegralType(type, true);
+  const int width = d.law == Law::kInteger || doubles ? 2 : 4;
+  const at::Tensor index = global_indices(region, part.device());
+  const auto rounding = "trunc";
+  const at::Tensor within = index.remainder(width);
+  const Draw draw{philox_of(key, index.div(width, rounding)), within, doubles};
+  at::Tensor values;
+  switch (d.law) {
+    case Law::kInteger: {
+      const at::Tensor first = within * 2;
+      values = unsigned_remainder(pick(draw.lanes, first), pick(draw.lanes, first + 1), d.range) + d.low;
+      break;
+    }
+    case Law::kNormal:
+      values = draw.normals() * d.b + d.a;
+      break;
+    case Law::kLogNormal:
+      values = (draw.normals() * d.b + d.a).exp();
+      break;
+    case Law::kUniform:
+      values = draw.fractions(digits_of(type)) * (d.b - d.a) + d.a;
+      break;
+    case Law::kExponential:
+      values = draw.fractions(digits_of(type)).neg().log1p() / -d.a;
+      break;
+    case Law::kCauchy:
+      values = ((draw.fractions(digits_of(type)) - 0.5) * std::numbers::pi).tan() * d.b + d.a;
+      break;
+    case Law::kGeometric:
+      values = (draw.fractions(digits_of(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
+      break;
+  }
+  part.copy_(values.view(part.sizes()));
+}
+
+}  // namespace tessera::detail

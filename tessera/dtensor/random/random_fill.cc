@@ -1,0 +1,246 @@
+// The CPU's way to fill a tensor with random numbers: block by block along stretches that are contiguous both in this
+// rank's memory and in the global tensor. Every element goes through the same scalar code wherever it lies in a
+// stretch: vectorised logarithms differ from scalar ones in the last bit, and which elements are vectorised depends on
+// the sharding.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "tessera/base/error.h"
+#include "tessera/base/philox.h"
+#include "tessera/dtensor/random/random_fill.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Local memory as stretches of consecutive global elements.
+class Stretches {
+ public:
+  explicit Stretches(const Region& region) : region_(region), ndim_(region.sizes.size()) {
+    // Trailing dims that are whole are one stretch; the first dim before them may have several.
+    size_t dim = ndim_;
+    while (dim > 0 && region.sizes[dim - 1] == region.global[dim - 1]) {
+      inner_ *= region.global[--dim];
+    }
+    outer_dims_ = dim == 0 ? 0 : dim - 1;
+    row_runs_ = dim == 0 ? Runs{{0, 1}} : region.runs[dim - 1];
+    row_ = length(row_runs_) * inner_;
+    global_row_ = dim == 0 ? inner_ : region.global[dim - 1] * inner_;
+  }
+
+  // Calls visit(local, global, count) for local elements begin..end, in order.
+  template <class Visit>
+  void visit(int64_t begin, int64_t end, Visit visit) const {
+    while (begin < end) {
+      const int64_t row = begin / row_;
+      int64_t within = begin % row_;
+      const int64_t start = global_start(row);
+      for (const Run& run : row_runs_) {
+        const int64_t size = run.size * inner_;
+        if (within >= size) {
+          within -= size;
+          continue;
+        }
+        const int64_t count = std::min(size - within, end - begin);
+        visit(begin, start + run.start * inner_ + within, count);
+        begin += count;
+        within = 0;
+        if (begin == end) {
+          return;
+        }
+      }
+    }
+  }
+
+ private:
+  // Global index of the first element of a row, whose outer indices are local.
+  int64_t global_start(int64_t row) const {
+    int64_t start = 0;
+    int64_t stride = global_row_;
+    for (size_t dim = outer_dims_; dim-- > 0;) {
+      int64_t index = row % region_.sizes[dim];
+      row /= region_.sizes[dim];
+      for (const Run& run : region_.runs[dim]) {
+        if (index < run.size) {
+          start += (run.start + index) * stride;
+          break;
+        }
+        index -= run.size;
+      }
+      stride *= region_.global[dim];
+    }
+    return start;
+  }
+
+  const Region& region_;
+  size_t ndim_;
+  int64_t inner_ = 1;
+  size_t outer_dims_ = 0;
+  Runs row_runs_;
+  int64_t row_ = 0;
+  int64_t global_row_ = 0;
+};
+
+// make(block of bits, values) gives W values.
+template <int W, class T, class Make>
+void fill(T* out, const Region& region, const RandomKey& key, Make make) {
+  const Stretches stretches(region);
+  at::parallel_for(0, region.numel(), 4096, [&](int64_t begin, int64_t end) {
+    stretches.visit(begin, end, [&](int64_t local, int64_t global, int64_t count) {
+      T* to = out + local;
+      const int64_t last = global + count;
+      while (global < last) {
+        T values[W];
+        make(philox(key.seed, static_cast<uint64_t>(global / W), key.operation), values);
+        for (auto lane = global % W; lane < W && global < last; ++lane, ++global) {
+          *to++ = values[lane];
+        }
+      }
+    });
+  });
+}
+
+// A fraction in [0, 1) of that many digits.
+float fraction(uint32_t bits, int digits) { return std::ldexp(static_cast<float>(bits >> (32 - digits)), -digits); }
+double fraction(uint32_t high, uint32_t low) {
+  return static_cast<double>((uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
+}
+
+// W fractions of a block, as float or double.
+template <class T>
+struct Fractions {
+  static constexpr int kCount = 4;
+  static void make(const PhiloxBlock& bits, int digits, T* u) {
+    for (int i = 0; i < kCount; ++i) {
+      u[i] = fraction(bits[i], digits);
+    }
+  }
+};
+template <>
+struct Fractions<double> {
+  static constexpr int kCount = 2;
+  static void make(const PhiloxBlock& bits, int, double* u) {
+    u[0] = fraction(bits[0], bits[1]);
+    u[1] = fraction(bits[2], bits[3]);
+  }
+};
+
+// Two normal values from two fractions (Box and Muller), the first of which must not be 0.
+template <class T>
+void normal_pair(T u1, T u2, T* z) {
+  const T radius = std::sqrt(T{-2} * std::log(u1));
+  const T angle = 2 * std::numbers::pi_v<T> * u2;
+  z[0] = radius * std::cos(angle);
+  z[1] = radius * std::sin(angle);
+}
+
+void normals(const PhiloxBlock& bits, float* z) {
+  for (int i = 0; i < 4; i += 2) {  // all 32 bits of the radius, for the tails
+    normal_pair(static_cast<float>(bits[i]) * 0x1p-32f + 0x1p-33f, fraction(bits[i + 1], 24), z + i);
+  }
+}
+void normals(const PhiloxBlock& bits, double* z) {
+  normal_pair(fraction(bits[0], bits[1]) + 0x1p-54, fraction(bits[2], bits[3]), z);
+}
+
+template <class T>
+void fill_real(T* out, const Region& region, const RandomKey& key, const Distribution& d, int digits) {
+  constexpr int kCount = Fractions<T>::kCount;
+  const T a = static_cast<T>(d.a);
+  const T b = static_cast<T>(d.b);
+  if (d.law == Law::kNormal || d.law == Law::kLogNormal) {
+    const bool log_normal = d.law == Law::kLogNormal;
+    fill<kCount>(out, region, key, [=](const PhiloxBlock& bits, T* z) {
+      normals(bits, z);
+      for (int i = 0; i < kCount; ++i) {
+        z[i] = z[i] * b + a;
+        z[i] = log_normal ? std::exp(z[i]) : z[i];
+      }
+    });
+    return;
+  }
+  const T width = static_cast<T>(d.b - d.a);
+  const T log_failure = d.law == Law::kGeometric ? std::log1p(-a) : T{0};
+  fill<kCount>(out, region, key, [=, law = d.law](const PhiloxBlock& bits, T* u) {
+    Fractions<T>::make(bits, digits, u);
+    for (int i = 0; i < kCount; ++i) {
+      switch (law) {
+        case Law::kUniform:
+          u[i] = u[i] * width + a;
+          break;
+        case Law::kExponential:
+          u[i] = -std::log1p(-u[i]) / a;
+          break;
+        case Law::kCauchy:
+          u[i] = a + b * std::tan(std::numbers::pi_v<T> * (u[i] - T{0.5}));
+          break;
+        default:  // geometric: 1 - u lies in (0, 1]
+          u[i] = std::max(std::ceil(std::log1p(-u[i]) / log_failure), T{1});
+          break;
+      }
+    }
+  });
+}
+
+void fill_integers(int64_t* out, const Region& region, const RandomKey& key, const Distribution& d) {
+  fill<2>(out, region, key,
+          [low = static_cast<uint64_t>(d.low), range = d.range](const PhiloxBlock& bits, int64_t* values) {
+            for (int i = 0; i < 2; ++i) {
+              const uint64_t word = uint64_t{bits[2 * i]} << 32 | bits[2 * i + 1];
+              values[i] = static_cast<int64_t>(low + (range == 0 ? word : word % range));
+            }
+          });
+}
+
+}  // namespace
+
+void for_each_stretch(const Region& region, const std::function<void(int64_t, int64_t, int64_t)>& visit) {
+  const Stretches stretches(region);
+  at::parallel_for(0, region.numel(), 1024, [&](int64_t begin, int64_t end) { stretches.visit(begin, end, visit); });
+}
+
+void fill_random(const at::Tensor& part, const Region& region, const RandomKey& key, const Distribution& distribution) {
+  TESSERA_CHECK(part.sizes() == c10::IntArrayRef(region.sizes), ErrorKind::kInternal,
+                "[dtensor.random] local part: its shape is not that of its placements. Was it made by from_local with "
+                "parts of other sizes?");
+  const auto type = part.scalar_type();
+  if (part.numel() == 0) {
+    return;
+  }
+  if (at::isComplexType(type)) {  // real and imaginary part are independent, and the whole has the deviation asked for
+    TESSERA_CHECK(distribution.law == Law::kNormal, ErrorKind::kShape,
+                  "[dtensor.random] found dtype {}, wanted a real one for this distribution.", c10::toString(type));
+    Distribution half = distribution;
+    half.b /= std::numbers::sqrt2;
+    half.a = 0;
+    fill_random(at::view_as_real(part), region.with_last_dim(2), key, half);
+    if (distribution.a != 0) {
+      part.add_(distribution.a);
+    }
+    return;
+  }
+  const auto compute = distribution.law == Law::kInteger                       ? at::kLong
+                       : type == at::kDouble || at::isIntegralType(type, true) ? at::kDouble
+                                                                               : at::kFloat;
+  if (!part.is_cpu()) {
+    fill_by_operations(part, region, key, distribution);
+    return;
+  }
+  const bool direct = part.is_contiguous() && type == compute;
+  const at::Tensor values = direct ? part : at::empty(region.sizes, part.options().dtype(compute));
+  if (compute == at::kLong) {
+    fill_integers(values.mutable_data_ptr<int64_t>(), region, key, distribution);
+  } else if (compute == at::kDouble) {
+    fill_real(values.mutable_data_ptr<double>(), region, key, distribution, 53);
+  } else {
+    fill_real(values.mutable_data_ptr<float>(), region, key, distribution, digits_of(type));
+  }
+  if (!direct) {
+    part.copy_(values);
+  }
+}
+
+}  // namespace tessera::detail

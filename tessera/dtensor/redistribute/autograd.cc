@@ -1,0 +1,196 @@
+#include "tessera/dtensor/redistribute/autograd.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/redistribute/redistribution_scope.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
+
+namespace tessera::detail {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Function;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+Placements partial_to_replicated(Placements placements) {
+  for (auto& placement : placements) {
+    placement = placement.is_partial() ? Replicate() : placement;
+  }
+  return placements;
+}
+
+namespace {
+
+class PendingSteps final : public PendingLocal {
+ public:
+  explicit PendingSteps(InFlight started) : started_(std::move(started)) {}
+  const at::Tensor& wait() override {
+    std::lock_guard lock(mutex_);
+    if (!local_.defined()) {
+      local_ = started_.end();
+    }
+    return local_;
+  }
+
+ private:
+  std::mutex mutex_;
+  InFlight started_;
+  at::Tensor local_;
+};
+
+}  // namespace
+
+at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias,
+                               const RedistributeHow& how) {
+  const DTensorImpl& impl = *impl_of(tensor);
+  at::AutoDispatchBelowADInplaceOrView below;
+  const Steps steps = plan_redistribute(tensor.sizes(), *impl.mesh(), impl.placements(), to);
+  const RedistributionScope scope({how.cause, "self", tensor, to, steps, how.asked_for});
+  InFlight started = start_steps(impl.local(), *impl.mesh(), steps, may_alias);
+  if (started.pending && how.async_op) {
+    at::Tensor example = at::empty(Sizes(tensor.dim(), 0), impl.local().options());
+    at::Tensor result =
+        make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes(), dense_strides(tensor.sizes()));
+    impl_of(result)->set_pending(std::make_shared<PendingSteps>(std::move(started)));
+    return result;
+  }
+  at::Tensor local = started.end();
+  const bool changed = !local.is_same(impl.local());
+  const Sizes strides = changed && local.is_contiguous() ? dense_strides(tensor.sizes())
+                                                         : Sizes(tensor.strides().begin(), tensor.strides().end());
+  return make_dtensor(std::move(local), impl.mesh(), share(to), tensor.sizes(), strides);
+}
+
+namespace {
+
+// What a conversion's backward needs beside tensors, in a form that AutogradContext can keep.
+struct Saved final : torch::CustomClassHolder {
+  MeshPtr mesh;
+  Placements placements;
+  Sizes sizes;
+};
+
+void save(AutogradContext* ctx, MeshPtr mesh, const Placements& placements, c10::IntArrayRef sizes) {
+  auto saved = c10::make_intrusive<Saved>();
+  saved->mesh = std::move(mesh);
+  saved->placements = placements;
+  saved->sizes.assign(sizes.begin(), sizes.end());
+  ctx->saved_data["saved"] = c10::IValue::make_capsule(c10::intrusive_ptr<torch::CustomClassHolder>(std::move(saved)));
+  ctx->set_materialize_grads(false);
+}
+
+const Saved& saved(AutogradContext* ctx) { return static_cast<const Saved&>(*ctx->saved_data["saved"].toCapsule()); }
+
+}  // namespace
+
+at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Placements& wanted,
+                       const RedistributeOptions& options) {
+  if (checked_impl(verb, gradient).placements() == wanted) {
+    return gradient;
+  }
+  if (at::GradMode::is_enabled() && gradient.requires_grad()) {
+    return redistribute_with_gradient(gradient, wanted, options);
+  }
+  return redistribute_values(gradient, wanted, true, {options.async_op, /*asked_for=*/true, verb});
+}
+
+namespace {
+
+struct FromLocal : Function<FromLocal> {
+  static Variable forward(AutogradContext* ctx, const Variable& local, const MeshPtr& mesh,
+                          const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                          const Placements& grad_placements) {
+    save(ctx, mesh, grad_placements, sizes);
+    return make_dtensor(local.detach(), mesh, share(placements), sizes, strides);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    if (!gradients[0].defined()) {
+      return variable_list(6);
+    }
+    const at::Tensor gradient = gradient_in("from_local.backward", gradients[0], saved(ctx).placements);
+    const bool recorded = at::GradMode::is_enabled() && gradient.requires_grad();
+    return {recorded ? to_local_with_gradient(gradient, saved(ctx).placements) : impl_of(gradient)->local(),
+            {},
+            {},
+            {},
+            {},
+            {}};
+  }
+};
+
+struct ToLocal : Function<ToLocal> {
+  static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& grad_placements) {
+    const DTensorImpl& impl = *impl_of(tensor);
+    save(ctx, impl.mesh(), grad_placements, tensor.sizes());
+    return impl.local().detach();
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    if (!gradients[0].defined()) {
+      return variable_list(2);
+    }
+    const Saved& of = saved(ctx);
+    if (at::GradMode::is_enabled() && gradients[0].requires_grad()) {
+      const Placements back = partial_to_replicated(of.placements);
+      return {from_local_with_gradient(gradients[0], of.mesh, of.placements, of.sizes, dense_strides(of.sizes), back),
+              {}};
+    }
+    return {make_dtensor(gradients[0].detach(), of.mesh, share(of.placements), of.sizes), {}};
+  }
+};
+
+struct Redistributed : Function<Redistributed> {
+  static Variable forward(AutogradContext* ctx, const Variable& tensor, const Placements& to,
+                          const RedistributeOptions& options, const char* cause) {
+    const DTensorImpl& impl = *impl_of(tensor);
+    const Placements back = partial_to_replicated(impl.placements());
+    save(ctx, impl.mesh(), back, tensor.sizes());
+    ctx->saved_data["dtype"] = static_cast<int64_t>(tensor.scalar_type());
+    ctx->saved_data["backward_dtype"] =
+        static_cast<int64_t>(options.backward_dtype.value_or(at::ScalarType::Undefined));
+    ctx->saved_data["async"] = options.async_op;
+    at::AutoDispatchBelowADInplaceOrView below;
+    const bool cast = options.forward_dtype && *options.forward_dtype != tensor.scalar_type();
+    const at::Tensor from = cast ? tensor.to(*options.forward_dtype) : tensor;
+    const bool asked_for = cause == nullptr;
+    return redistribute_values(from, to, /*may_alias=*/cast,
+                               {options.async_op, asked_for, asked_for ? "redistribute" : cause});
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list gradients) {
+    if (!gradients[0].defined()) {
+      return variable_list(4);
+    }
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    const auto travel = static_cast<at::ScalarType>(ctx->saved_data["backward_dtype"].toInt());
+    RedistributeOptions options;
+    options.async_op = ctx->saved_data["async"].toBool();
+    const at::Tensor given = travel == at::ScalarType::Undefined ? gradients[0] : gradients[0].to(travel);
+    const at::Tensor gradient = gradient_in("redistribute.backward", given, saved(ctx).placements, options);
+    return {gradient.scalar_type() == dtype ? gradient : gradient.to(dtype), {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
+                                    c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                                    const Placements& grad_placements) {
+  if (!local.requires_grad()) {
+    return make_dtensor(local, mesh, share(placements), sizes, strides);
+  }
+  return FromLocal::apply(local, mesh, placements, sizes, strides, grad_placements);
+}
+
+at::Tensor to_local_with_gradient(const at::Tensor& tensor, const Placements& grad_placements) {
+  return ToLocal::apply(tensor, grad_placements);
+}
+
+at::Tensor redistribute_with_gradient(const at::Tensor& tensor, const Placements& to,
+                                      const RedistributeOptions& options, const char* cause) {
+  return Redistributed::apply(tensor, to, options, cause);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,92 @@
+#include "tessera/dtensor/redistribute/redistribution_log.h"
+
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/dtensor/redistribute/redistribution_scope.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
+
+namespace tessera {
+
+namespace {
+thread_local RedistributionLog* innermost_log = nullptr;
+thread_local ExplicitRedistribution* innermost_rule = nullptr;
+}  // namespace
+
+std::string Redistribution::to_string() const {
+  return fmt::format("{}: {} [{}] {} -> {}, {} collectives, {} bytes", cause, argument, fmt::join(shape, ", "),
+                     tessera::to_string(from), tessera::to_string(to), moved.total(), moved.total_bytes());
+}
+
+RedistributionLog::RedistributionLog() : outer_(innermost_log) { innermost_log = this; }
+
+RedistributionLog::~RedistributionLog() { innermost_log = outer_; }
+
+void RedistributionLog::add(const Redistribution& record) { records_.push_back(record); }
+
+std::string RedistributionLog::to_string() const {
+  std::string text;
+  for (const auto& record : records_) {
+    text += record.to_string() + '\n';
+  }
+  return text;
+}
+
+ExplicitRedistribution::ExplicitRedistribution(const Options& options) : options_(options), outer_(innermost_rule) {
+  innermost_rule = this;
+}
+
+ExplicitRedistribution::~ExplicitRedistribution() { innermost_rule = outer_; }
+
+namespace detail {
+
+bool RedistributionScope::is_watched() {
+  return innermost_log != nullptr || innermost_rule != nullptr || log_level() <= LogLevel::kDebug;
+}
+
+RedistributionScope::RedistributionScope(const What& what) {
+  if (!is_watched()) {
+    return;
+  }
+  const DTensorImpl* impl = is_dtensor_impl(*what.tensor.unsafeGetTensorImpl()) ? impl_of(what.tensor) : nullptr;
+  Redistribution record{what.cause,
+                        what.argument,
+                        what.tensor.sizes().vec(),
+                        impl != nullptr ? impl->placements() : Placements(what.to.size(), Replicate()),
+                        what.to,
+                        what.asked_for,
+                        {}};
+  if (innermost_rule != nullptr && innermost_rule->options().enable && !what.asked_for && impl != nullptr) {
+    const auto& options = innermost_rule->options();
+    const bool moves = std::any_of(what.steps.begin(), what.steps.end(),
+                                   [&](const Step& step) { return communicates(step, *impl->mesh()); });
+    if (moves || options.strict) {
+      const std::string message = fmt::format(
+          "[dtensor.dispatch] Implicit redistribution occurred for {} while ExplicitRedistributionContext was active: "
+          "argument "
+          "'{}' of shape [{}] would go from {} to {}. Call redistribute on it first.",
+          record.cause, record.argument, fmt::join(record.shape, ", "), to_string(record.from), to_string(record.to));
+      TESSERA_CHECK(options.warn, ErrorKind::kShape, "{}", message);
+      log_warning("{}", message);
+    }
+  }
+  watch_ = std::make_unique<Watch>();
+  watch_->record = std::move(record);
+}
+
+RedistributionScope::~RedistributionScope() {
+  if (!watch_) {
+    return;
+  }
+  Redistribution& record = watch_->record;
+  record.moved = watch_->comm.tally();
+  for (RedistributionLog* log = innermost_log; log != nullptr; log = log->outer()) {
+    log->add(record);
+  }
+  log_debug("[dtensor.redistribute] {}", record.to_string());
+}
+
+}  // namespace detail
+
+}  // namespace tessera

@@ -1,0 +1,40 @@
+// Surrounds one redistribution: refuses it where only explicit ones are allowed, and records what it moved.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+
+#include "tessera/dtensor/redistribute/redistribute.h"
+#include "tessera/dtensor/redistribute/redistribution_log.h"
+
+namespace tessera::detail {
+
+class RedistributionScope {
+ public:
+  struct What {
+    const char* cause;
+    std::string argument;
+    const at::Tensor& tensor;  // as it lies before
+    const Placements& to;
+    const Steps& steps;
+    bool asked_for;
+  };
+  // Error kShape for one that is not allowed.
+  explicit RedistributionScope(const What& what);
+  ~RedistributionScope();
+  RedistributionScope(const RedistributionScope&) = delete;
+  RedistributionScope& operator=(const RedistributionScope&) = delete;
+  // Whether anybody on this thread wants to know.
+  static bool is_watched();
+
+ private:
+  struct Watch {
+    Redistribution record;
+    CommDebugMode comm;
+  };
+  std::unique_ptr<Watch> watch_;
+};
+
+}  // namespace tessera::detail

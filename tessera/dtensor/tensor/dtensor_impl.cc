@@ -1,0 +1,106 @@
+#include "tessera/dtensor/tensor/dtensor_impl.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::detail {
+
+uint64_t to_word(const Placement& p) {
+  return static_cast<uint64_t>(p.kind) | static_cast<uint64_t>(p.reduce_op) << 8 |
+         static_cast<uint64_t>(static_cast<uint16_t>(p.dim)) << 16 |
+         static_cast<uint64_t>(static_cast<uint32_t>(p.split_factor)) << 32;
+}
+
+SharedPlacements::SharedPlacements(Placements p) : values(std::move(p)) {
+  for (const auto& placement : values) {
+    words.push_back(to_word(placement));
+  }
+}
+
+PlacementsPtr share(const Placements& placements) { return c10::make_intrusive<SharedPlacements>(placements); }
+
+namespace {
+c10::DispatchKeySet keys_for(const at::Tensor& local) {
+  // Autocast looks at the device, so the local tensor's autocast key belongs to the DTensor too.
+  return c10::DispatchKeySet({kDTensorKey, c10::DispatchKey::AutogradPrivateUse3, c10::DispatchKey::ADInplaceOrView}) |
+         c10::getAutocastRelatedKeySetFromBackend(local.key_set().highestBackendKey());
+}
+}  // namespace
+
+DTensorImpl::DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
+                         c10::IntArrayRef strides)
+    : c10::TensorImpl(keys_for(local), local.dtype(), local.device()),
+      local_(std::move(local)),
+      mesh_(std::move(mesh)),
+      placements_(std::move(placements)) {
+  set_storage_access_should_throw();  // storage() would be null: is_alias_of and serialization must not see it
+  if (strides.empty() && !sizes.empty()) {
+    if (local_.is_contiguous()) {
+      set_sizes_contiguous(sizes);
+    } else {
+      set_sizes_and_strides(sizes, strides_like(sizes, local_.sizes(), local_.strides()));
+    }
+  } else {
+    set_sizes_and_strides(sizes, strides);
+  }
+}
+
+template <class Version>
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_tensor_metadata_change) const {
+  auto impl = c10::make_intrusive<DTensorImpl>(local_, mesh_, placements_, sizes(), strides());
+  copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), allow_tensor_metadata_change);
+  impl->copied_view_ = copied_view_;
+  impl->refresh_numel();
+  impl->pending_ = pending_;
+  return impl;
+}
+
+void DTensorImpl::settle() const {
+  const auto pending = pending_;  // stays, should the wait throw
+  local_ = pending->wait();
+  pending_.reset();
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
+                                                                         bool allow_tensor_metadata_change) const {
+  return copy(version_counter, allow_tensor_metadata_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(c10::VariableVersion&& version_counter,
+                                                                         bool allow_tensor_metadata_change) const {
+  return copy(std::move(version_counter), allow_tensor_metadata_change);
+}
+
+void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) {
+  TESSERA_CHECK(is_dtensor_impl(*impl), ErrorKind::kShape,
+                "[dtensor.set_data] found a plain tensor as the new value of a DTensor, wanted a DTensor. "
+                "Wrap it with from_local or distribute_tensor.");
+  const auto& other = static_cast<const DTensorImpl&>(*impl);
+  copy_tensor_metadata(&other, this, version_counter(), allow_tensor_metadata_change());
+  local_ = other.local_;
+  pending_ = other.pending_;
+  mesh_ = other.mesh_;
+  placements_ = other.placements_;
+  copied_view_ = other.copied_view_;
+  refresh_numel();
+}
+
+void DTensorImpl::release_resources() {
+  pending_.reset();
+  local_.reset();
+  c10::TensorImpl::release_resources();
+}
+
+DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor) {
+  TESSERA_CHECK(tensor.defined() && is_dtensor_impl(*tensor.unsafeGetTensorImpl()), ErrorKind::kShape,
+                "[dtensor.{}] found {}, wanted a DTensor. Make one with distribute_tensor or from_local.", verb,
+                tensor.defined() ? "a plain tensor" : "an undefined tensor");
+  return *impl_of(tensor);
+}
+
+at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
+                        c10::IntArrayRef strides) {
+  ensure_registered();
+  return at::detail::make_tensor<DTensorImpl>(std::move(local), std::move(mesh), std::move(placements), sizes, strides);
+}
+
+}  // namespace tessera::detail

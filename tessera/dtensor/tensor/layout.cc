@@ -1,0 +1,220 @@
+// Which part of a tensor lies on this rank.
+#include "tessera/dtensor/tensor/layout.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera {
+
+LocalRange local_range(int64_t n, int64_t k, int64_t coordinate) {
+  const int64_t chunk = (n + k - 1) / k;
+  const int64_t offset = std::min(n, chunk * coordinate);
+  return {std::min(n, chunk * (coordinate + 1)) - offset, offset};
+}
+
+namespace detail {
+
+int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement) {
+  if (placement.is_shard()) {
+    return local_range(n, k, coordinate).size;
+  }
+  // A strided shard: f pieces by torch.chunk's rule, of each its coordinate-th chunk.
+  const int64_t piece = (n + placement.split_factor - 1) / placement.split_factor;
+  if (piece == 0) {
+    return 0;
+  }
+  return n / piece * local_range(piece, k, coordinate).size + local_range(n % piece, k, coordinate).size;
+}
+
+bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t i) {
+  if (!placements[i].is_strided_shard()) {
+    return false;
+  }
+  int64_t later = 1;
+  bool any = false;
+  for (size_t j = i + 1; j < placements.size(); ++j) {
+    if (placements[j].is_any_shard() && placements[j].dim == placements[i].dim) {
+      if (placements[j].is_strided_shard() && !is_nested_last(mesh, placements, j)) {
+        return false;
+      }
+      later *= mesh.shape()[j];
+      any = true;
+    }
+  }
+  return any && later == placements[i].split_factor;
+}
+
+Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements) {
+  Cuts cuts;
+  Cuts last;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    if (!placements[i].is_any_shard()) {
+      continue;
+    }
+    if (is_nested_last(mesh, placements, i)) {
+      last.insert(last.begin(), {static_cast<int64_t>(i), placements[i].dim, 1});
+    } else {
+      cuts.push_back({static_cast<int64_t>(i), placements[i].dim, placements[i].split_factor});
+    }
+  }
+  cuts.append(last.begin(), last.end());
+  return cuts;
+}
+
+int64_t length(const Runs& runs) {
+  int64_t total = 0;
+  for (const Run& run : runs) {
+    total += run.size;
+  }
+  return total;
+}
+
+namespace {
+
+// Appends the elements at positions offset..offset+size of `from`.
+void append_part(const Runs& from, int64_t offset, int64_t size, Runs& to) {
+  for (const Run& run : from) {
+    const int64_t skipped = std::min(offset, run.size);
+    const int64_t taken = std::min(size, run.size - skipped);
+    offset -= skipped;
+    if (taken > 0) {
+      const int64_t start = run.start + skipped;
+      if (!to.empty() && to.back().start + to.back().size == start) {
+        to.back().size += taken;
+      } else {
+        to.push_back({start, taken});
+      }
+      size -= taken;
+    }
+  }
+}
+
+}  // namespace
+
+Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate) {
+  Runs runs;
+  if (n > 0) {
+    runs.push_back({0, n});
+  }
+  for (const Cut& cut : cuts) {
+    if (cut.dim != dim) {
+      continue;
+    }
+    const int64_t whole = length(runs);
+    const int64_t piece = std::max<int64_t>((whole + cut.pieces - 1) / cut.pieces, 1);
+    Runs kept;
+    for (int64_t start = 0; start < whole; start += piece) {
+      const LocalRange range =
+          local_range(std::min(piece, whole - start), mesh.shape()[cut.mesh_dim], coordinate[cut.mesh_dim]);
+      append_part(runs, start + range.offset, range.size, kept);
+    }
+    runs = std::move(kept);
+  }
+  return runs;
+}
+
+Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements) {
+  Sizes sizes(global.begin(), global.end());
+  if (!mesh.coordinate()) {
+    return Sizes(global.size(), 0);
+  }
+  for (const Cut& cut : cuts_of(mesh, placements)) {
+    int64_t& extent = sizes[cut.dim];
+    const Placement placement = cut.pieces > 1 ? StridedShard(cut.dim, cut.pieces) : Shard(cut.dim);
+    extent = local_extent(extent, mesh.shape()[cut.mesh_dim], (*mesh.coordinate())[cut.mesh_dim], placement);
+  }
+  return sizes;
+}
+
+Sizes dense_strides(c10::IntArrayRef sizes) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
+}
+
+Sizes strides_like(c10::IntArrayRef global_sizes, c10::IntArrayRef local_sizes, c10::IntArrayRef local_strides) {
+  const size_t ndim = global_sizes.size();
+  c10::SmallVector<size_t, 6> order(ndim);
+  for (size_t i = 0; i < ndim; ++i) {
+    order[i] = i;
+  }
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return local_strides[a] > local_strides[b]; });
+  Sizes strides(ndim);
+  int64_t local_step = 1;
+  int64_t step = 1;
+  for (size_t i = ndim; i-- > 0;) {
+    const size_t dim = order[i];
+    if (local_strides[dim] == 0) {
+      strides[dim] = 0;
+      continue;
+    }
+    // Gaps of the local layout (a slice of a larger buffer) are kept, scaled as the sizes are.
+    if (local_sizes[dim] > 1 && local_strides[dim] > local_step) {
+      step = step * (local_strides[dim] / local_step);
+      local_step = local_strides[dim];
+    }
+    strides[dim] = step;
+    step *= std::max<int64_t>(global_sizes[dim], 1);
+    local_step = std::max<int64_t>(local_sizes[dim], 1) * local_step;
+  }
+  return strides;
+}
+
+void check_placements(const char* verb, const DeviceMesh& mesh, Placements& placements, int64_t ndim) {
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), ErrorKind::kShape,
+                "[dtensor.{}] placements {}: found {}, wanted {}, one for each dim of {}. Add or drop some.", verb,
+                to_string(placements), placements.size(), mesh.ndim(), mesh.to_string());
+  std::optional<Placement> partial;
+  for (auto& placement : placements) {
+    if (placement.is_any_shard()) {
+      TESSERA_CHECK(placement.dim >= -ndim && placement.dim < ndim, ErrorKind::kShape,
+                    "[dtensor.{}] placements {}: found sharded dim {}, wanted less than the tensor's {} dims.", verb,
+                    to_string(placements), placement.dim, ndim);
+      if (placement.dim < 0) {
+        placement.dim += static_cast<int32_t>(ndim);
+      }
+      TESSERA_CHECK(placement.split_factor >= 1, ErrorKind::kShape,
+                    "[dtensor.{}] placements {}: found split factor {}, wanted 1 or more.", verb, to_string(placements),
+                    placement.split_factor);
+    } else if (placement.is_partial()) {
+      TESSERA_CHECK(!partial || *partial == placement || can_mix(*partial, placement), ErrorKind::kShape,
+                    "[dtensor.{}] placements {}: found different reductions on one tensor, wanted one. "
+                    "Redistribute the tensor before this.",
+                    verb, to_string(placements));
+      partial = placement;
+    }
+  }
+}
+
+bool can_mix(const Placement& a, const Placement& b) {
+  const auto additive = [](const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); };
+  return a == b || (additive(a) && additive(b));
+}
+
+}  // namespace detail
+
+LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements) {
+  Placements checked = placements;
+  detail::check_placements("local_box", mesh, checked, static_cast<int64_t>(global_shape.size()));
+  LocalBox box{global_shape, std::vector<int64_t>(global_shape.size(), 0)};
+  TESSERA_CHECK(mesh.coordinate().has_value(), ErrorKind::kShape,
+                "[dtensor.local_box] {}: rank {} is not part of the mesh.", mesh.to_string(), mesh.rank());
+  const detail::Cuts cuts = detail::cuts_of(mesh, checked);
+  for (size_t dim = 0; dim < box.shape.size(); ++dim) {
+    const detail::Runs runs =
+        detail::runs_of(global_shape[dim], static_cast<int64_t>(dim), mesh, cuts, *mesh.coordinate());
+    const bool cut =
+        std::any_of(cuts.begin(), cuts.end(), [&](const auto& c) { return c.dim == static_cast<int64_t>(dim); });
+    box.shape[dim] = detail::length(runs);
+    box.offset[dim] = !runs.empty() ? runs[0].start : cut ? global_shape[dim] : 0;
+  }
+  return box;
+}
+
+}  // namespace tessera

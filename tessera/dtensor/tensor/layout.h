@@ -1,0 +1,53 @@
+// Sizes and strides of a DTensor and of its local part.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include "tessera/dtensor/tensor/placement.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera::detail {
+
+using Sizes = c10::SmallVector<int64_t, 6>;
+
+// One division of tensor dim `dim` over mesh dim `mesh_dim`; pieces > 1: of each piece one chunk (StridedShard).
+struct Cut {
+  int64_t mesh_dim;
+  int64_t dim;
+  int32_t pieces;
+  bool operator==(const Cut&) const = default;
+};
+// Outermost first. A strided shard that stands for "after the later mesh dims" (FSDP over tensor parallel) is an
+// ordinary cut at its place.
+using Cuts = c10::SmallVector<Cut, 4>;
+Cuts cuts_of(const DeviceMesh& mesh, const Placements& placements);
+// Whether the shard on mesh dim i was made after those of later mesh dims: _S(d, f) with f the product of the sizes of
+// the later mesh dims that shard d, which are ordinary shards or nested so themselves. FSDP over TP gives such tensors.
+// What lies on a rank is then an ordinary shard of what the later ones hold.
+bool is_nested_last(const DeviceMesh& mesh, const Placements& placements, size_t i);
+
+// Global indices along one dim that lie on a rank, in the order of its memory.
+struct Run {
+  int64_t start;
+  int64_t size;
+  bool operator==(const Run&) const = default;
+};
+using Runs = c10::SmallVector<Run, 2>;
+int64_t length(const Runs& runs);
+// Those of dim `dim` of n elements that the rank at `coordinate` of the mesh holds. No runs: none.
+Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate);
+
+// Elements of a dim of n that one rank of k holds under a shard.
+int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& placement);
+// Shape of this rank's part; all zero on a rank outside the mesh.
+Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements);
+Sizes dense_strides(c10::IntArrayRef sizes);
+// Global strides with the order of dims (and gaps and broadcast dims) that the local part has.
+Sizes strides_like(c10::IntArrayRef global_sizes, c10::IntArrayRef local_sizes, c10::IntArrayRef local_strides);
+// One placement a mesh dim, dims in range (negative ones are made positive), reductions that go together.
+void check_placements(const char* verb, const DeviceMesh& mesh, Placements& placements, int64_t ndim);
+// Whether two Partials may stand in one list of placements.
+bool can_mix(const Placement& a, const Placement& b);
+
+}  // namespace tessera::detail

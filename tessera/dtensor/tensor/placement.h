@@ -1,0 +1,58 @@
+// How a tensor lies on one dim of a mesh. Semantics of torch.distributed.tensor.placement_types.
+//
+//   Placements p = {Shard(0), Replicate()};
+//
+// Values, compared by content.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <bit>
+#include <cstdint>
+#include <string>
+
+#include "tessera/comm/group/reduce_op.h"
+
+namespace tessera {
+
+using comm::ReduceOp;
+
+struct Placement {
+  // kNormPartial: part of a vector norm of order p that is still to be combined as (sum of x^p)^(1/p). Made by norm
+  // operations only.
+  enum class Kind : uint8_t { kReplicate, kShard, kStridedShard, kPartial, kNormPartial };
+  Kind kind = Kind::kReplicate;
+  ReduceOp reduce_op = ReduceOp::kSum;  // kPartial only
+  int32_t dim = 0;                      // kShard, kStridedShard
+  int32_t split_factor = 1;             // kStridedShard: pieces; kNormPartial: the bits of the order as a float
+
+  bool is_replicate() const { return kind == Kind::kReplicate; }
+  bool is_shard() const { return kind == Kind::kShard; }
+  bool is_shard(int64_t d) const { return kind == Kind::kShard && dim == d; }
+  bool is_strided_shard() const { return kind == Kind::kStridedShard; }
+  // Split along a dim, in one piece or in several.
+  bool is_any_shard() const { return kind == Kind::kShard || kind == Kind::kStridedShard; }
+  // Still to be reduced.
+  bool is_partial() const { return kind == Kind::kPartial || kind == Kind::kNormPartial; }
+  bool is_partial(ReduceOp op) const { return kind == Kind::kPartial && reduce_op == op; }
+  float norm_order() const { return std::bit_cast<float>(split_factor); }
+  bool operator==(const Placement&) const = default;
+};
+
+inline Placement Replicate() { return {}; }
+inline Placement Shard(int64_t dim) { return {Placement::Kind::kShard, ReduceOp::kSum, static_cast<int32_t>(dim), 1}; }
+inline Placement StridedShard(int64_t dim, int64_t split_factor) {
+  return {Placement::Kind::kStridedShard, ReduceOp::kSum, static_cast<int32_t>(dim), static_cast<int32_t>(split_factor)};
+}
+inline Placement NormPartial(float order) {
+  return {Placement::Kind::kNormPartial, ReduceOp::kSum, 0, std::bit_cast<int32_t>(order)};
+}
+inline Placement Partial(ReduceOp op = ReduceOp::kSum) { return {Placement::Kind::kPartial, op, 0, 1}; }
+
+using Placements = c10::SmallVector<Placement, 4>;  // one per mesh dim
+
+// "R", "S(0)", "_S(0, 4)", "P(sum)"; a list as "(S(0), R)".
+std::string to_string(const Placement& placement);
+std::string to_string(const Placements& placements);
+
+}  // namespace tessera
