@@ -2,7 +2,10 @@
 set(TESSERA_LAYERS "" CACHE INTERNAL "")
 
 function(tessera_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Werror)
+  target_compile_options(${target} PRIVATE -Wall -Wextra)
+  if(TESSERA_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # GCC 12 takes the inline storage of a moved or copied c10::SmallVector for uninitialised.
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
@@ -100,5 +103,6 @@ function(tessera_install)
     INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
   write_basic_package_version_file(${CMAKE_BINARY_DIR}/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   install(FILES ${CMAKE_BINARY_DIR}/tesseraConfig.cmake ${CMAKE_BINARY_DIR}/tesseraConfigVersion.cmake
+    ${CMAKE_SOURCE_DIR}/cmake/TesseraLibtorch.cmake
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/tessera)
 endfunction()

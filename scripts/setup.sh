@@ -1,28 +1,52 @@
 # Sourced by ./dev: Debian packages, libtorch, and the oracle's Python packages. Everything is checked before it is
 # installed, so that a second run costs nothing.
+#
+# The lock files are made by pip-compile --generate-hashes --allow-unsafe --no-header --no-annotate --no-emit-options:
+# oracle-packages.lock from oracle-packages.txt; libtorch.lock holds torch's CPU build, libtorch-cuda.lock the
+# other one, for several Pythons.
 
-TORCH_VERSION=2.13.0
 PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates unzip
   nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libpcre2-dev libutf8proc-dev libxxhash-dev libgoogle-perftools-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev iproute2"
 
 die() { echo "./dev: $*" >&2; exit 1; }
 
-need_packages() {  # need_packages NAME...: installs what is missing, or prints the exact command and stops
-  local missing="" name as_root=""
+# as_root CMD...: with root or a sudo that asks nothing, the proxy's settings kept; fails where there is neither.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; return; fi
+  command -v sudo >/dev/null && sudo -n true 2>/dev/null || return 1
+  sudo -n --preserve-env=http_proxy,https_proxy,no_proxy,HTTP_PROXY,HTTPS_PROXY,NO_PROXY "$@"
+}
+
+# need_packages NAME...: installs the Debian packages that are missing. Where that cannot be done (no root, another
+# distribution) it says what is wanted and goes on: CMake takes what it finds and names what it doesn't.
+need_packages() {
+  local missing="" name
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    [ -n "${TESSERA_TOLD:-}" ] || echo "./dev: not a Debian system; wanted, by Debian's names, however they are installed here: $(echo "$@")" >&2
+    export TESSERA_TOLD=1
+    return 0
+  fi
   for name in "$@"; do
     dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q 'install ok installed' || missing="$missing $name"
   done
   [ -n "$missing" ] || return 0
-  command -v apt-get >/dev/null || die "this set-up knows Debian packages only; install these by hand:$missing"
-  if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null && sudo -n true 2>/dev/null && as_root="sudo -n" ||
-      die "these packages are missing; run: apt-get install --no-install-recommends$missing"
+  if ! as_root true; then
+    [ -n "${TESSERA_TOLD:-}" ] || echo "./dev: no root; going on without what 'apt-get install --no-install-recommends$missing' would install" >&2
+    export TESSERA_TOLD=1
+    return 0
   fi
   echo "./dev: installing$missing" >&2
   # shellcheck disable=SC2086
-  { $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } >&2 ||
+  { as_root apt-get update -qq && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing; } >&2 ||
     die "apt-get could not install:$missing"
+}
+
+need_commands() {  # need_commands NAME...: what no later step could name as well
+  local name
+  for name in "$@"; do
+    command -v "$name" >/dev/null || die "no '$name' in PATH; install it and run this again"
+  done
 }
 
 venv_pip() {
@@ -30,29 +54,39 @@ venv_pip() {
   .venv/bin/pip --disable-pip-version-check "$@"
 }
 
+# Every wheel is checked against the hashes of a lock file before anything of it is unpacked or run.
 setup() {
+  [ "$(uname -s)" = Linux ] || die "Tessera builds and runs on Linux only; found $(uname -s)"
   # shellcheck disable=SC2086
   need_packages $PACKAGES
+  need_commands cmake ninja c++ git python3 unzip
   if [ -n "${TESSERA_TORCH:-}" ]; then
     [ -d "$TESSERA_TORCH/share/cmake/Torch" ] || die "TESSERA_TORCH=$TESSERA_TORCH holds no share/cmake/Torch"
     return 0
   fi
   TESSERA_TORCH=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
   if [ ! -d "$TESSERA_TORCH/share/cmake/Torch" ]; then
-    echo "./dev: fetching libtorch $TORCH_VERSION" >&2
-    # The CPU build where the package index has it under its own version, whatever the index has otherwise.
-    venv_pip install -q --no-deps "torch==$TORCH_VERSION+cpu" 2>/dev/null ||
-      venv_pip install -q --no-deps "torch==$TORCH_VERSION" || die "pip could not install torch==$TORCH_VERSION"
+    echo "./dev: fetching libtorch" >&2
+    install_torch
     TESSERA_TORCH=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)
     [ -d "$TESSERA_TORCH/share/cmake/Torch" ] || die "the torch wheel holds no share/cmake/Torch"
   fi
   export TESSERA_TORCH
 }
 
+install_torch() {  # the CPU build; where the package index has none, the CUDA build with the libraries that its CPU parts load
+  venv_pip install -q --no-deps --require-hashes -r scripts/libtorch.lock 2>/dev/null ||
+    { echo "./dev: the package index has no CPU build of libtorch for $(python3 --version): fetching the one for CUDA" >&2 &&
+      venv_pip install -q --no-deps --require-hashes -r scripts/libtorch-cuda.lock; } ||
+    die "pip found no torch that scripts/libtorch*.lock list for $(python3 --version) on $(uname -m). Give another index (PIP_EXTRA_INDEX_URL), or a libtorch that is there (TESSERA_TORCH=DIR)"
+}
+
 setup_oracle() {  # the Python packages that tests compare with
   local stamp=.venv/oracle-packages
-  cmp -s scripts/oracle-packages.txt "$stamp" && return 0
+  cmp -s scripts/oracle-packages.lock "$stamp" && return 0
   echo "./dev: fetching the oracle's Python packages" >&2
-  venv_pip install -q "torch==$TORCH_VERSION" -r scripts/oracle-packages.txt || die "pip could not install scripts/oracle-packages.txt"
-  cp scripts/oracle-packages.txt "$stamp"
+  # With TESSERA_TORCH given, the oracle still runs the wheel.
+  [ -d .venv/lib/python3*/site-packages/torch ] || install_torch
+  venv_pip install -q --no-deps --require-hashes -r scripts/oracle-packages.lock || die "pip could not install scripts/oracle-packages.lock"
+  cp scripts/oracle-packages.lock "$stamp"
 }

@@ -1,0 +1,21 @@
+# The target `torch` from the libtorch in TESSERA_TORCH. Its own configuration is an error where libtorch was built for CUDA
+# and this machine has no whole CUDA toolkit: there its CPU parts are taken as they are. Also part of an installed Tessera.
+set(tessera_torch_configures ON)
+if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")  # an error of find_package() cannot be caught: a small project tries it
+  set(trial "${CMAKE_BINARY_DIR}/libtorch-trial")
+  file(WRITE "${trial}/CMakeLists.txt"
+    "cmake_minimum_required(VERSION 3.25)\nproject(trial CXX)\nfind_package(Torch REQUIRED PATHS \"${TESSERA_TORCH}\" NO_DEFAULT_PATH)\n")
+  execute_process(COMMAND ${CMAKE_COMMAND} -S "${trial}" -B "${trial}/build" -G "${CMAKE_GENERATOR}"
+    -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER} RESULT_VARIABLE failed OUTPUT_FILE "${trial}/log" ERROR_FILE "${trial}/log")
+  if(failed)
+    set(tessera_torch_configures OFF)
+  endif()
+endif()
+if(tessera_torch_configures)
+  find_package(Torch REQUIRED PATHS "${TESSERA_TORCH}" NO_DEFAULT_PATH)
+else()
+  message(STATUS "No CUDA toolkit that libtorch accepts (${trial}/log): building against its CPU parts")
+  add_library(torch INTERFACE IMPORTED)
+  target_link_libraries(torch INTERFACE "${TESSERA_TORCH}/lib/libtorch_cpu.so" "${TESSERA_TORCH}/lib/libc10.so")
+  target_include_directories(torch SYSTEM INTERFACE "${TESSERA_TORCH}/include" "${TESSERA_TORCH}/include/torch/csrc/api/include")
+endif()
