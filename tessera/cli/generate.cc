@@ -26,7 +26,7 @@ namespace {
 struct Flags {
   std::string model, prompt, dtype;
   bool chat = false, json = false;
-  int64_t nproc = 0;
+  int64_t nproc = 1;
   // Absent: as generation_config.json says, and greedy when none of the first four is given.
   std::optional<double> temperature, top_p;
   std::optional<int64_t> top_k, max_new_tokens;

@@ -1,5 +1,3 @@
-#include "tessera/comm/launch/launcher.h"
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <string>
@@ -8,25 +6,49 @@
 #include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/comm/launch/launcher.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace tessera::cli {
+namespace {
+
+// "4", or "4,2" and "8(x3),4" for hosts with unlike numbers.
+std::vector<int> ranks_on_hosts(const std::string& nproc) {
+  try {
+    return comm::expand_tasks_per_node(nproc);
+  } catch (const Error&) {
+    raise(ErrorKind::kConfig,
+          "[launch] --nproc '{}': wanted a number from 1 to 4096, or one for each host: 4,2 or 8(x3),4", nproc);
+  }
+}
+
+}  // namespace
 
 int run_launch(VerbArguments args) {
   const auto app = make_app("launch");
   comm::LauncherOptions options;
-  app->add_option("--nproc", options.nproc, "Ranks on this host")->option_text("N [1]");
+  std::string nproc = "1";
+  app->add_option("--nproc", nproc, "Ranks on this host, or on each host in turn: 4,2 or 8(x3),4")
+      ->option_text("N [1]");
   app->add_option("--nnodes", options.nnodes, "Hosts; start 'tessera launch' on each")->option_text("N [1]");
   app->add_option("--node-rank", options.node_rank, "This host's number, from 0")->option_text("N [0]");
   app->add_option("--master", options.master, "An address of host 0 and a free port there")->option_text("HOST:PORT");
+  app->add_option("--run-id", options.run_id, "Tells this run from others on several hosts; the same on all of its own")
+      ->option_text("NAME [what is run]");
   app->footer(
       "The program follows after --: tessera launch [FLAGS] -- PROG [ARGS ...]\n"
-      "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,\n"
-      "as under torchrun, and OMP_NUM_THREADS = cores / N unless it is set. When one rank fails, the others are ended\n"
+      "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its "
+      "environment,\n"
+      "as under torchrun, and OMP_NUM_THREADS = usable cores / N unless it is set. When one rank fails, the others are "
+      "ended\n"
       "within 5 s and its exit code is returned.");
   const auto dashes = std::find(args.begin(), args.end(), "--");
   if (const auto code = parse_flags(*app, args.first(static_cast<size_t>(dashes - args.begin())))) return *code;
   TESSERA_CHECK(dashes != args.end() && dashes + 1 != args.end(), ErrorKind::kConfig,
                 "[launch] no program given. Usage: tessera launch --nproc N -- PROG [ARGS ...].");
+  const std::vector<int> on_hosts = ranks_on_hosts(nproc);
+  options.nproc = on_hosts.front();
+  if (on_hosts.size() > 1) options.nproc_of_hosts = on_hosts;
   return comm::launch_local_ranks(std::vector<std::string>(dashes + 1, args.end()), options);
 }
 

@@ -10,7 +10,7 @@
 namespace tessera::cli {
 
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc) {
-  TESSERA_CHECK(nproc >= 0 && nproc <= 4096, ErrorKind::kConfig, "[{}] --nproc {}: wanted 1 to 4096", verb, nproc);
+  TESSERA_CHECK(nproc >= 1 && nproc <= 4096, ErrorKind::kConfig, "[{}] --nproc {}: wanted 1 to 4096", verb, nproc);
   if (nproc <= 1 || comm::who_started(comm::process_environment()) != "single") return std::nullopt;
   std::vector<std::string> arguments = {std::filesystem::read_symlink("/proc/self/exe").string(), verb};
   arguments.insert(arguments.end(), args.begin(), args.end());
@@ -18,11 +18,12 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
 }
 
 std::shared_ptr<comm::World> connect_world(const WorldSettings& settings) {
-  return comm::World::connect({.nproc = static_cast<int>(settings.nproc),
-                               .backend = settings.backend,
-                               .timeout = std::chrono::milliseconds(static_cast<int64_t>(settings.timeout_seconds * 1000)),
-                               .check = settings.check,
-                               .trace_folder = settings.trace_folder});
+  return comm::World::connect(
+      {.nproc = static_cast<int>(settings.nproc),
+       .backend = settings.backend,
+       .timeout = std::chrono::milliseconds(static_cast<int64_t>(settings.timeout_seconds * 1000)),
+       .check = settings.check,
+       .trace_folder = settings.trace_folder});
 }
 
 }  // namespace tessera::cli

@@ -20,7 +20,7 @@ class World;
 namespace tessera::cli {
 
 // When --nproc asks for several ranks and nobody (our launcher, torchrun, srun, mpirun) has started this process
-// as one, runs `tessera VERB args` in each of them and returns the exit code. nproc 0: not given.
+// as one, runs `tessera VERB args` in each of them and returns the exit code. Error kConfig unless it is 1 to 4096.
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc);
 
 struct WorldSettings {
@@ -28,7 +28,7 @@ struct WorldSettings {
   double timeout_seconds = 300;
   std::string check = "timeout";
   std::string trace_folder = "";  // of flight records
-  int64_t nproc = 0;              // as given, to be checked against whoever started the ranks
+  int64_t nproc = 1;              // as given, to be checked against whoever started the ranks
 };
 
 // COLLECTIVE over all ranks.

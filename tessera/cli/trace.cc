@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/comm/watch/flight_record.h"
 #include "tessera/comm/watch/trace_report.h"
 
 namespace tessera::cli {
@@ -12,7 +13,7 @@ namespace tessera::cli {
 int run_trace(VerbArguments args) {
   const auto app = make_app("trace");
   std::string folder;
-  app->add_option("DIR", folder, "Folder of flight-RANK.json files")->option_text(" ");
+  app->add_option("DIR", folder, "Folder of a run's flight records")->option_text(" ");
   app->footer(
       "A run whose ranks die, disagree or time out leaves flight records in its folder's trace/, or in "
       "TESSERA_TRACE_DIR;\n"
@@ -22,6 +23,8 @@ int run_trace(VerbArguments args) {
   TESSERA_CHECK(!folder.empty(), ErrorKind::kConfig, "[trace] no folder given. Usage: tessera trace DIR.");
   const auto report = comm::explain(comm::read_flight_records(folder));
   std::fputs(report.text.c_str(), stdout);
+  const auto records = comm::last_records(folder);
+  if (records != folder) std::printf("records: %s\n", records.c_str());
   TESSERA_CHECK(report.missing.empty(), ErrorKind::kFormat,
                 "[trace] {}: {} of the ranks left no record, the first is rank {}. Was it killed?", folder,
                 report.missing.size(), report.missing.front());

@@ -1,5 +1,4 @@
 #include <CLI/CLI.hpp>
-
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -18,7 +17,7 @@ int run_train(VerbArguments args) {
   const auto app = make_app("train");
   std::string recipe_path;
   std::vector<std::string> overrides;
-  int64_t nproc = 0;
+  int64_t nproc = 1;
   bool print_config = false, check = false, recipe_docs = false;
   app->add_option("RECIPE", recipe_path, "Recipe, a YAML file");
   app->add_option("overrides", overrides, "Settings that replace the recipe's")->option_text("[section.key=value ...]");
@@ -32,8 +31,9 @@ int run_train(VerbArguments args) {
     std::fputs(train::recipe_docs().c_str(), stdout);
     return 0;
   }
-  TESSERA_CHECK(!recipe_path.empty(), ErrorKind::kConfig,
-                "[train] no recipe given. Usage: tessera train RECIPE.yaml [section.key=value ...]; see 'tessera train --help'.");
+  TESSERA_CHECK(
+      !recipe_path.empty(), ErrorKind::kConfig,
+      "[train] no recipe given. Usage: tessera train RECIPE.yaml [section.key=value ...]; see 'tessera train --help'.");
   const auto recipe = train::read_recipe(recipe_path, overrides);
   if (print_config) {
     std::fputs(train::to_yaml(recipe).c_str(), stdout);

@@ -246,7 +246,7 @@ c10::Device DeviceMesh::device() const {
   if (device_type_ == c10::DeviceType::CPU) {
     return c10::Device(c10::DeviceType::CPU);
   }
-  return c10::Device(device_type_, static_cast<c10::DeviceIndex>(world_->info().local_rank));
+  return c10::Device(device_type_, static_cast<c10::DeviceIndex>(world_->device_index()));
 }
 
 int64_t DeviceMesh::local_rank(int64_t dim) const {

@@ -99,6 +99,7 @@ TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {
     EXPECT_EQ(result.out, "");
   };
   expect(run({"--prompt", "a", "--nproc", "-1"}), 2, "wanted 1 to 4096");
+  expect(run({"--prompt", "a", "--nproc", "0"}), 2, "wanted 1 to 4096");
   expect(run({"--prompt", "", "--nproc", "2"}), 2, "holds no token");
   expect(run({"--prompt", "a", "--top-p", "2"}), 2, "top_p");
   expect(run({"--prompt", ""}), 2, "holds no token");

@@ -12,12 +12,13 @@ namespace tessera {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 using testing::program;
 using testing::run_process;
+using ::testing::StartsWith;
 
 TEST(Launch, RanksInheritOutputAndTheirFailureIsTheResult) {
-  const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c", "echo rank $RANK of $WORLD_SIZE; sleep $RANK; exit $((RANK * 9))"});
+  const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c",
+                                "echo rank $RANK of $WORLD_SIZE; sleep $RANK; exit $((RANK * 9))"});
   EXPECT_EQ(run.exit_code, 9);
   EXPECT_THAT(run.out, HasSubstr("rank 0 of 2\n"));
   EXPECT_THAT(run.out, HasSubstr("rank 1 of 2\n"));
@@ -39,9 +40,13 @@ TEST(Launch, WhatFollowsTheDashesIsTheProgramsOwn) {
 }
 
 TEST(Launch, WrongUseIsExitTwo) {
-  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--nproc", "2"}, {"--nproc", "2", "--"},
-                                                   {"--nproc", "0", "--", "true"}, {"--nproc", "x", "--", "true"},
-                                                   {"--nnodes", "2", "--", "true"}, {"--", "/no/such/program"}}) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--nproc", "2"},
+                                                    {"--nproc", "2", "--"},
+                                                    {"--nproc", "0", "--", "true"},
+                                                    {"--nproc", "2,1", "--", "true"},
+                                                    {"--nproc", "x", "--", "true"},
+                                                    {"--nnodes", "2", "--", "true"},
+                                                    {"--", "/no/such/program"}}) {
     std::vector<std::string> all = {program(), "launch"};
     all.insert(all.end(), arguments.begin(), arguments.end());
     const auto run = run_process(all);

@@ -4,11 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
+#include <numeric>
+#include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/comm/rendezvous/world.h"
 #include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/flight_recorder.h"
+#include "tessera/comm/watch/monitor.h"
 #include "tessera/comm/watch/trace_report.h"
 #include "tests/support/temp_folder.h"
 
@@ -155,6 +160,68 @@ TEST(FlightRecord, AFolderHoldsTheRecordsOfOneRun) {
   EXPECT_TRUE(refused(ErrorKind::kFormat, folder.path()));
 }
 
+TEST(FlightRecord, RanksOfAGroupMayBeRuns) {
+  FlightRecord record = rank_in(0, {sum_of(1)});
+  record.world_size = 8000;
+  std::vector<int> all(8000);
+  std::iota(all.begin(), all.end(), 0);
+  for (const std::vector<int>& ranks : std::vector<std::vector<int>>{
+           all, {}, {7}, {3, 1}, {0, 8, 16, 24}, {5, 6, 9, 10, 11, 12, 2, 7999}, {3, 3, 3}, {0, 2, 4, 3, 2, 1}}) {
+    record.groups.at(0).ranks = ranks;
+    const std::string text = to_json(record, RankLists::kRuns);
+    EXPECT_EQ(parse_flight_record(text, "test").groups.at(0).ranks, ranks) << text;
+    EXPECT_LT(text.size(), 2000U);
+  }
+  record.groups[0].ranks = {0, 8, 16, 24};
+  const std::string text = to_json(record, RankLists::kRuns);
+  const size_t at = text.find("\"0-24:8\"");
+  ASSERT_NE(at, std::string::npos) << text;
+  for (const char* wrong :
+       {"0-24:0", "0-8000", "8000", "-1", "0-", "0,", ",0", "0-2:", "0:2", "x", "0 1", "0-99999999999"}) {
+    EXPECT_THROW(parse_flight_record(std::string(text).replace(at + 1, 6, wrong), "test"), Error) << wrong;
+  }
+}
+
+TEST(FlightRecord, TheLastRunOfAFolderIsRead) {
+  const TempFolder folder;
+  publish_file(folder / flight_record_name(0), to_json(rank_in(0, {sum_of(1)})));
+  EXPECT_EQ(last_records(folder.path()), folder.path());
+  std::string names[2];
+  for (std::string& name : names) {
+    name = new_records_name();
+    std::filesystem::create_directory(folder / name);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_LT(names[0], names[1]);
+  publish_file(folder / names[0] / flight_record_name(1), to_json(rank_in(1, {sum_of(1)})));
+  EXPECT_EQ(last_records(folder.path()), folder / names[0]);  // the later one has left none
+  publish_file(folder / names[1] / flight_record_name(2), to_json(rank_in(2, {sum_of(1)})));
+  const auto records = read_flight_records(folder.path());
+  ASSERT_EQ(records.size(), 1U);
+  EXPECT_EQ(records[0].rank, 2);
+}
+
+// What else lies in the folder is others', also what an earlier version called previous/, and so are other runs'
+// records.
+TEST(FlightRecord, ARunLeavesAloneWhatIsNotItsOwn) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "previous");
+  publish_file(folder / "previous" / "thesis.txt", "precious");
+  publish_file(folder / flight_record_name(0), "of a run that goes on");
+  for (const std::string reason : {"first", "second"}) {
+    run_thread_ranks(2, [&](const auto& world) { world->monitor().write_record(reason); },
+                     {.trace_folder = folder.path().string()});
+  }
+  EXPECT_EQ(read_file(folder / "previous" / "thesis.txt"), "precious");
+  EXPECT_EQ(read_file(folder / flight_record_name(0)), "of a run that goes on");
+  std::vector<std::string> reasons;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    if (!entry.path().filename().string().starts_with("records-")) continue;
+    for (const auto& record : read_flight_records(entry.path())) reasons.push_back(record.reason);
+  }
+  EXPECT_THAT(reasons, ::testing::UnorderedElementsAre("first", "first", "second", "second"));
+}
+
 TEST(Diagnosis, NamesTheFirstCallOnWhichRanksDisagree) {
   const auto found =
       diagnose({rank_in(0, {sum_of(1), sum_of(2, "a"), sum_of(3)}), rank_in(1, {sum_of(1), sum_of(2, "a"), sum_of(3)}),
@@ -205,6 +272,24 @@ TEST(Diagnosis, AReceiverWaitsForItsSenderAlone) {
   const auto sent = diagnose({rank_in(0, {sum_of(1)}, false), rank_in(1, {sum_of(1), message(Op::kRecv, 1, 2)}),
                               rank_in(2, {sum_of(1), message(Op::kSend, 2, 1)}, false)});
   EXPECT_EQ(sent.fault, Fault::kAllInside);
+}
+
+// Each rank by itself against each other one would take minutes.
+TEST(Diagnosis, ThousandsOfRanksAreLookedThrough) {
+  constexpr int kRanks = 8000;
+  FlightRecord waits = rank_in(0, {sum_of(1)}), computes = rank_in(0, {}, false);
+  waits.world_size = computes.world_size = kRanks;
+  std::vector<FlightRecord> records(kRanks, waits);
+  for (int rank = 0; rank < kRanks; ++rank) records[rank].rank = rank;
+  auto& members = records[0].groups.at(0).ranks;  // of one record: the others need not repeat it
+  members.resize(kRanks);
+  std::iota(members.begin(), members.end(), 0);
+  EXPECT_EQ(diagnose(records).fault, Fault::kAllInside);
+  computes.rank = 4321;
+  records[4321] = computes;
+  const auto found = diagnose(records);
+  EXPECT_EQ(found.fault, Fault::kAbsent);
+  EXPECT_EQ(found.culprit, 4321);
 }
 
 TEST(Diagnosis, SaysWhenNothingIsWrong) {

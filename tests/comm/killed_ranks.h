@@ -50,7 +50,7 @@ inline void expect_survivors_to_notice(int rounds, unsigned seed) {
         continue;
       }
       EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
-      EXPECT_LT(end.time - killed, 5) << "rank " << rank;
+      EXPECT_LT(end.time - killed, 40) << "rank " << rank;  // their collectives last 60 s
       EXPECT_THAT(end.text, ::testing::HasSubstr(fmt::format("rank {} has ended without a word", victim)))
           << "rank " << rank;
     }

@@ -1,11 +1,11 @@
 // The launcher and what can go wrong under it. Launcher and ranks are this program, started again in a role.
-#include "tessera/comm/launch/launcher.h"
-
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,8 +16,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/listen.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/errors/error_report.h"
+#include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -32,7 +34,12 @@ using testing::ProcessResult;
 using testing::run_process;
 using testing::TempFolder;
 
-double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Less than what ends by itself: a collective after 60 s, a sleep of 60 s or more.
+constexpr double kPrompt = 40;
 
 fs::path notes() { return std::getenv("TESSERA_TEST_NOTES"); }
 
@@ -74,22 +81,76 @@ std::vector<std::string> listening_addresses() {
       fields >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> uid >> timeout >> inode;
       if (state != "0A" || !own.contains(inode)) continue;
       const std::string address = local.substr(0, local.find(':'));
-      found.push_back(address == "0100007F" ? "127.0.0.1" : address == "00000000000000000000000001000000" ? "::1" : address);
+      found.push_back(address == "0100007F"                           ? "127.0.0.1"
+                      : address == "00000000000000000000000001000000" ? "::1"
+                                                                      : address);
     }
   }
   return found;
 }
 
+// The launcher's helper, which outlives it.
+pid_t guard_of_launcher() {
+  const std::string launcher = std::to_string(::getppid());
+  std::ifstream file("/proc/" + launcher + "/task/" + launcher + "/children");
+  for (pid_t child = 0; file >> child;) {
+    std::ifstream name_of("/proc/" + std::to_string(child) + "/comm");
+    std::string name;
+    std::getline(name_of, name);
+    if (name == "tessera-guard" && state_of(child) != 'Z') return child;
+  }
+  return -1;
+}
+
+void kill_guard() {
+  const pid_t guard = guard_of_launcher();
+  TESSERA_CHECK(guard > 0 && ::kill(guard, SIGKILL) == 0, ErrorKind::kInternal, "[test] no guard");
+  TESSERA_CHECK(eventually(30, [&] { return guard_of_launcher() > 0 && guard_of_launcher() != guard; }),
+                ErrorKind::kInternal, "[test] no guard in its place");
+}
+
+// A process that leaves its group, whose parent ends, and which then ends: it is the launcher's to bury.
+void leave_an_orphan_to_bury() {
+  int line[2];
+  TESSERA_CHECK(::pipe(line) == 0, ErrorKind::kInternal, "[test] pipe");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const pid_t orphan = ::fork();
+    if (orphan == 0) {
+      ::setsid();
+      while (::getppid() == child) ::usleep(1000);
+      ::usleep(50'000);
+      ::_exit(0);
+    }
+    ::_exit(::write(line[1], &orphan, sizeof orphan) == sizeof orphan ? 0 : 1);
+  }
+  ::waitpid(child, nullptr, 0);
+  pid_t orphan = 0;
+  TESSERA_CHECK(::read(line[0], &orphan, sizeof orphan) == sizeof orphan, ErrorKind::kInternal, "[test] no orphan");
+  TESSERA_CHECK(eventually(30, [&] { return state_of(orphan) == '\0'; }), ErrorKind::kInternal,
+                "[test] orphan {} is {}", orphan, state_of(orphan));
+}
+
 void run_rank(const std::string& mode) {
-  const auto world = World::connect({.backend = mode == "listen-gloo" ? "gloo" : "auto", .timeout = std::chrono::seconds(60)});
+  const auto world =
+      World::connect({.backend = mode == "listen-gloo" ? "gloo" : "auto", .timeout = std::chrono::seconds(60)});
   const int rank = world->rank();
   at::Tensor sum = at::ones({4});
   all_reduce(*world->group(), sum).wait();
   note(fmt::format("pid-{}", rank), std::to_string(::getpid()));
-  if (mode.starts_with("listen")) note(fmt::format("listen-{}", rank), fmt::format("{}", fmt::join(listening_addresses(), "\n")));
+  const Listening own = listen_at("127.0.0.1", 0, Reach::kThisHost);  // shows that the tables are read
+  if (mode.starts_with("listen"))
+    note(fmt::format("listen-{}", rank), fmt::format("{}", fmt::join(listening_addresses(), "\n")));
   if (mode == "ok" || mode.starts_with("listen")) {
     note(fmt::format("sum-{}", rank), std::to_string(sum[0].item<float>()));
     return;
+  }
+  if (mode.starts_with("guard") || mode == "orphan") {
+    barrier(*world->group());
+    if (rank == 1 && mode == "orphan") leave_an_orphan_to_bury();
+    if (rank == 1 && mode != "orphan") kill_guard();
+    barrier(*world->group());
+    if (mode != "guard_and_launcher") return;
   }
   if (mode == "fail") {
     barrier(*world->group());
@@ -113,11 +174,12 @@ void run_rank(const std::string& mode) {
   if (rank == 1 && mode == "kill") ::raise(SIGKILL);
   if (rank == 1 && mode == "interrupt") ::kill(::getppid(), SIGINT);
   if (rank == 1 && mode == "term") ::kill(::getppid(), SIGTERM);
-  if (rank == 1 && mode == "kill_launcher") ::kill(::getppid(), SIGKILL);
+  if (rank == 1 && (mode == "kill_launcher" || mode == "guard_and_launcher")) ::kill(::getppid(), SIGKILL);
   if (rank == 1 && mode == "stop") ::raise(SIGSTOP);
   if (rank == 0 && mode == "stop") {
     const pid_t peer = std::stoi(read_file(notes() / "pid-1"));
-    TESSERA_CHECK(eventually(20, [&] { return state_of(peer) == 'T'; }), ErrorKind::kInternal, "[test] rank 1 is not stopped");
+    TESSERA_CHECK(eventually(20, [&] { return state_of(peer) == 'T'; }), ErrorKind::kInternal,
+                  "[test] rank 1 is not stopped");
     note("time", std::to_string(now_seconds()));
     raise(ErrorKind::kConfig, "[test] rank 0 gives up");
   }
@@ -195,7 +257,7 @@ TEST(Launcher, NothingListensBeyondLoopback) {
       for (std::string address; std::getline(addresses, address); ++count) {
         EXPECT_TRUE(address == "127.0.0.1" || address == "::1") << "rank " << rank << " listens on " << address;
       }
-      EXPECT_GE(count, mode == "listen-gloo" ? 1 : 0) << "Gloo listens somewhere, so the tables were misread";
+      EXPECT_GE(count, mode == "listen-gloo" ? 2 : 1) << "the rank itself listens, and Gloo: the tables were misread";
     }
   }
 }
@@ -206,7 +268,7 @@ TEST(Launcher, AThrowingRankEndsTheOthersAndItsMessageIsPrintedOnce) {
   const std::string message = "tessera: error: rank 1 of 3: [test] rank 1 gives up\n";
   EXPECT_THAT(run.result.err, ::testing::EndsWith(message));
   EXPECT_EQ(run.result.err.find("error:"), run.result.err.rfind("error:")) << run.result.err;
-  EXPECT_LT(run.seconds_to_end(), 5);
+  EXPECT_LT(run.seconds_to_end(), kPrompt);
   EXPECT_TRUE(run.all_gone());
 }
 
@@ -215,7 +277,7 @@ TEST(Launcher, AKilledRankIs137WithAHintAtMemory) {
   EXPECT_EQ(run.result.exit_code, 137);
   EXPECT_THAT(run.result.err, HasSubstr("rank 1 of 3: ended by signal 9 (Killed)"));
   EXPECT_THAT(run.result.err, HasSubstr("memory"));
-  EXPECT_LT(run.seconds_to_end(), 5);
+  EXPECT_LT(run.seconds_to_end(), kPrompt);
   EXPECT_TRUE(run.all_gone());
 }
 
@@ -223,7 +285,7 @@ TEST(Launcher, AStoppedRankIsKilledWithTheOthers) {
   const Launched run("stop");
   EXPECT_EQ(run.result.exit_code, 2);
   EXPECT_THAT(run.result.err, HasSubstr("tessera: error: rank 0 of 3: [test] rank 0 gives up\n"));
-  EXPECT_LT(run.seconds_to_end(), 5);
+  EXPECT_LT(run.seconds_to_end(), kPrompt);
   EXPECT_TRUE(run.all_gone());
 }
 
@@ -231,33 +293,51 @@ TEST(Launcher, AnInterruptIsPassedOn) {
   const Launched run("interrupt");
   EXPECT_EQ(run.result.exit_code, 130);
   EXPECT_EQ(run.result.err.find("tessera: error"), std::string::npos) << run.result.err;
-  EXPECT_LT(run.seconds_to_end(), 5);
+  EXPECT_LT(run.seconds_to_end(), kPrompt);
   EXPECT_TRUE(run.all_gone());
 }
 
 TEST(Launcher, RanksThatStopCleanlyWhenAskedToAreSuccess) {
   const Launched run("term");
   EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
-  EXPECT_LT(run.seconds_to_end(), 5);
+  EXPECT_LT(run.seconds_to_end(), kPrompt);
   EXPECT_TRUE(run.all_gone());
 }
 
 TEST(Launcher, RanksWhatTheyStartedAndFilesEndWithAKilledLauncher) {
   const Launched run("kill_launcher");
   EXPECT_EQ(run.result.exit_code, 137);
-  EXPECT_TRUE(eventually(5, [&] { return run.all_gone(); }));
+  EXPECT_TRUE(eventually(30, [&] { return run.all_gone(); }));
+}
+
+TEST(Launcher, AKilledHelperIsReplacedAndTheRunEndsWell) {
+  const Launched run("guard");
+  EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
+  EXPECT_TRUE(run.all_gone());
+}
+
+TEST(Launcher, TheHelperInTheKilledOnesPlaceOutlivesTheLauncher) {
+  const Launched run("guard_and_launcher");
+  EXPECT_EQ(run.result.exit_code, 137);
+  EXPECT_TRUE(eventually(30, [&] { return run.all_gone(); }));
+}
+
+TEST(Launcher, OrphansThatEndAreBuriedWhileTheRunGoesOn) {
+  const Launched run("orphan");
+  EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
 }
 
 TEST(Torchrun, IsJoinedAndShowsTheMessageOfTheRankAtFault) {
   const TempFolder folder;
   for (const char* mode : {"ok", "fail"}) {
-    const auto run = run_process({std::getenv("TESSERA_PYTHON"), "-m", "torch.distributed.run", "--no-python", "--standalone",
-                                  "--nproc-per-node", "2", fs::read_symlink("/proc/self/exe").string(),
-                                  "--gtest_also_run_disabled_tests", "--gtest_filter=DISABLED_Role.Main", "--gtest_brief=1"},
-                                 {.input = "",
-                                  .environment = {{"TESSERA_TEST_ROLE", "rank"},
-                                                  {"TESSERA_TEST_MODE", mode},
-                                                  {"TESSERA_TEST_NOTES", folder.path().string()}}});
+    const auto run =
+        run_process({std::getenv("TESSERA_PYTHON"), "-m", "torch.distributed.run", "--no-python", "--standalone",
+                     "--nproc-per-node", "2", fs::read_symlink("/proc/self/exe").string(),
+                     "--gtest_also_run_disabled_tests", "--gtest_filter=DISABLED_Role.Main", "--gtest_brief=1"},
+                    {.input = "",
+                     .environment = {{"TESSERA_TEST_ROLE", "rank"},
+                                     {"TESSERA_TEST_MODE", mode},
+                                     {"TESSERA_TEST_NOTES", folder.path().string()}}});
     EXPECT_THAT(run.err, HasSubstr("2 ranks, 2 on this host, from torchrun, met at "));
     EXPECT_EQ(run.exit_code == 0, std::string(mode) == "ok") << run.err;
     if (run.exit_code == 0) continue;
@@ -277,6 +357,35 @@ TEST(Launcher, ReturnsTheCodeOfAnyProgramAndGivesItTorchrunsVariables) {
             0);
 }
 
+TEST(Launcher, HostsMayHaveUnlikeNumbersOfRanks) {
+  EXPECT_EQ(launch_local_ranks(
+                {"sh", "-c", "test $WORLD_SIZE = 6 && test $LOCAL_WORLD_SIZE = 2 && test $RANK = $((4 + LOCAL_RANK))"},
+                {.nproc_of_hosts = {4, 2}, .nnodes = 2, .node_rank = 1, .master = "h:9"}),
+            0);
+}
+
+TEST(Launcher, ARunOfSeveralHostsHasAName) {
+  ::unsetenv("TESSERA_RUN_ID");
+  const LauncherOptions hosts = {.nproc = 1, .nnodes = 2, .node_rank = 1, .master = "h:9"};
+  LauncherOptions named = hosts;
+  named.run_id = "nightly";
+  EXPECT_EQ(launch_local_ranks({"sh", "-c", "test $TESSERA_RUN_ID = nightly"}, named), 0);
+  EXPECT_EQ(launch_local_ranks({"sh", "-c", "case $TESSERA_RUN_ID in 'sh -c '*) exit 0;; *) exit 1;; esac"}, hosts), 0);
+}
+
+TEST(Launcher, CoresAreThoseThatItMayUse) {
+  ::unsetenv("OMP_NUM_THREADS");
+  cpu_set_t before, one;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&one);
+  for (int core = 0; CPU_COUNT(&one) == 0; ++core) {
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  }
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(launch_local_ranks({"sh", "-c", "test $OMP_NUM_THREADS = 1"}, {.nproc = 1}), 0);
+  ::sched_setaffinity(0, sizeof before, &before);
+}
+
 TEST(Launcher, WhatCannotBeIsRefused) {
   const auto refused = [](const std::vector<std::string>& arguments, const LauncherOptions& options) {
     try {
@@ -290,6 +399,8 @@ TEST(Launcher, WhatCannotBeIsRefused) {
   EXPECT_TRUE(refused({"no-such-program-at-all"}, {}));
   EXPECT_TRUE(refused({"/etc/passwd"}, {}));
   EXPECT_TRUE(refused({"true"}, {.nproc = 0}));
+  EXPECT_TRUE(refused({"true"}, {.nproc_of_hosts = {2, 0}, .nnodes = 2, .master = "h:1"}));
+  EXPECT_TRUE(refused({"true"}, {.nproc_of_hosts = {2, 1}, .nnodes = 3, .master = "h:1"}));
   EXPECT_TRUE(refused({"true"}, {.nproc = 2, .nnodes = 2}));
   EXPECT_TRUE(refused({"true"}, {.nproc = 2, .nnodes = 2, .node_rank = 2, .master = "h:1"}));
   EXPECT_TRUE(refused({"true"}, {.nproc = 2, .nnodes = 2, .node_rank = 0, .master = "h"}));
@@ -304,7 +415,8 @@ TEST(ErrorReport, IsReadBackAndRubbishIsNone) {
   EXPECT_EQ(text(R"({"message": "plain"})")->message, "plain");
   EXPECT_TRUE(text(R"({"message": {"message": "m", "extraInfo": {"consequence": true}}})")->consequence);
   EXPECT_FALSE(text(R"({"message": {"message": "m", "extraInfo": {"py_callstack": "x"}}})")->consequence);
-  for (const char* rubbish : {"", "[]", "{}", "{\"message\": 3}", "{\"message\": {\"message\": []}}", "{\"message\": \"x\""}) {
+  for (const char* rubbish :
+       {"", "[]", "{}", "{\"message\": 3}", "{\"message\": {\"message\": []}}", "{\"message\": \"x\""}) {
     EXPECT_FALSE(text(rubbish)) << rubbish;
   }
   EXPECT_FALSE(read_error_report(folder / "none.json"));

@@ -26,7 +26,7 @@ std::unique_ptr<Group> group_on_hosts(const World& world, const std::vector<int>
                                         .rank = world.rank(),
                                         .size = world.size(),
                                         .ranks = ranks,
-                                        .ranks_on_host = world.size(),
+                                        .crowded = world.info().cores_per_rank < 1,
                                         .host = fmt::format("host {}", host_of[world.rank()]),
                                         .timeout = timeout});
   return std::make_unique<Group>(name, ranks, world.rank(), std::move(backend));

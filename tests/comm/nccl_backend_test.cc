@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/backends/gpu_choice.h"
 #include "tessera/comm/rendezvous/world.h"
 
 namespace tessera::comm {
@@ -23,6 +24,16 @@ TEST(Nccl, WhereItIsMissingTheErrorSaysWhatAndNamesTheRemedy) {
     EXPECT_THAT(error.what(), HasSubstr("[comm.nccl] " + reason));
     EXPECT_THAT(error.what(), HasSubstr("Use comm.backend=gloo"));
   }
+}
+
+TEST(GpuChoice, ARankThatSeesOneGpuUsesThatOne) {
+  EXPECT_EQ(gpu_of(5, 8), 5);
+  EXPECT_EQ(gpu_of(5, 1), 0);  // Slurm's --gpus-per-task=1
+  EXPECT_EQ(why_too_few_gpus(1, 8, true), "");
+  EXPECT_EQ(why_too_few_gpus(8, 8, false), "");
+  EXPECT_EQ(why_too_few_gpus(1, 8, false), "8 ranks on this host, but 1 GPU");
+  EXPECT_EQ(why_too_few_gpus(4, 8, true), "8 ranks on this host, but 4 GPUs");
+  EXPECT_THAT(why_too_few_gpus(0, 1, true), HasSubstr("no GPU is visible"));
 }
 
 TEST(Nccl, AGroupForGpusIsRefusedOnAllRanksWhereThereAreNone) {

@@ -1,4 +1,3 @@
-#include "tessera/base/endpoint.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
 #include <arpa/inet.h>
@@ -10,14 +9,17 @@
 #include <map>
 #include <thread>
 
+#include "tessera/base/endpoint.h"
 #include "tessera/base/error.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Variables = std::map<std::string, std::string>;
 
 Environment variables(Variables values) {
@@ -53,8 +55,9 @@ TEST(NodeList, ExpandsRangesAndKeepsLeadingZeros) {
 }
 
 TEST(NodeList, RefusesWhatItCannotRead) {
-  for (const char* list : {"", "a,", ",a", "a[", "a]", "a[1", "a[]", "a[1-]", "a[-1]", "a[2-1]", "a[[1]]", "a[x]", "a[1-99999999]",
-                           "a[0-999]b[0-999]", "a[0-1][0-1][0-1][0-1][0-1]", "a[1234567890]", "a[1,]"}) {
+  for (const char* list :
+       {"", "a,", ",a", "a[", "a]", "a[1", "a[]", "a[1-]", "a[-1]", "a[2-1]", "a[[1]]", "a[x]", "a[1-99999999]",
+        "a[0-999]b[0-999]", "a[0-1][0-1][0-1][0-1][0-1]", "a[1234567890]", "a[1,]"}) {
     error_of(ErrorKind::kConfig, [&] { expand_node_list(list); });
   }
 }
@@ -80,8 +83,9 @@ TEST(FindMeeting, NothingSetIsASingleRank) {
   EXPECT_EQ(meeting.info.size, 1);
 }
 
-const Variables kTorchrun = {{"RANK", "3"},       {"WORLD_SIZE", "4"},    {"LOCAL_RANK", "1"},
-                             {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29400"}};
+const Variables kTorchrun = {{"RANK", "3"},        {"WORLD_SIZE", "4"},
+                             {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "2"},
+                             {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29400"}};
 
 TEST(FindMeeting, TorchrunWithAndWithoutItsAgentsStore) {
   Variables values = kTorchrun;
@@ -145,11 +149,25 @@ TEST(FindMeeting, OpenMpiAndHydra) {
                                                     {"PMIX_NAMESPACE", "123"}}));
   EXPECT_EQ(open_mpi.info.source, "mpi");
   EXPECT_EQ(open_mpi.host, "127.0.0.1");
-  const auto hydra = find_meeting({}, variables({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "5"}}));
+  const auto hydra =
+      find_meeting({}, variables({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "5"}}));
   EXPECT_TRUE(hydra.serve);
   EXPECT_EQ(hydra.place(), "h:5");
   EXPECT_EQ(hydra.info.local_size, 0);  // found out when they meet
   EXPECT_THAT(config_error({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}), HasSubstr("MASTER_ADDR"));
+}
+
+TEST(FindMeeting, TheRunHasTheNameThatItsLauncherGives) {
+  Variables values = kTorchrun;
+  EXPECT_EQ(find_meeting({}, variables(values)).run, "");
+  values["TORCHELASTIC_RUN_ID"] = "none";  // torchrun's word for it
+  EXPECT_EQ(find_meeting({}, variables(values)).run, "");
+  values["TORCHELASTIC_RUN_ID"] = "nightly";
+  EXPECT_EQ(find_meeting({}, variables(values)).run, "nightly");
+  values["TESSERA_RUN_ID"] = "mine";
+  values["TESSERA_TOKEN"] = "secret";
+  EXPECT_EQ(find_meeting({}, variables(values)).run, "mine");
+  EXPECT_EQ(find_meeting({}, variables(values)).token, "secret");
 }
 
 TEST(FindMeeting, NamesTheVariableThatIsMissingOrWrong) {
@@ -162,7 +180,8 @@ TEST(FindMeeting, NamesTheVariableThatIsMissingOrWrong) {
   EXPECT_THAT(config_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
               HasSubstr("LOCAL_RANK=2, LOCAL_WORLD_SIZE=2"));
   EXPECT_THAT(config_error({{"TESSERA_RENDEZVOUS", "file:/x"}}), HasSubstr("RANK is not set"));
-  EXPECT_THAT(config_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TESSERA_RENDEZVOUS", "x"}}), HasSubstr("TESSERA_RENDEZVOUS='x'"));
+  EXPECT_THAT(config_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TESSERA_RENDEZVOUS", "x"}}),
+              HasSubstr("TESSERA_RENDEZVOUS='x'"));
   EXPECT_THAT(config_error({{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}}), HasSubstr("SLURM_LOCALID"));
 }
 
@@ -191,7 +210,8 @@ std::vector<std::string> meet_all(std::vector<Meeting>& meetings, std::chrono::m
     threads.emplace_back([&, i] {
       try {
         const auto store = meet(meetings[i], timeout);
-        if (meetings[i].serve) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others read their verdict
+        if (meetings[i].serve)
+          std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others read their verdict
       } catch (const std::exception& error) {
         errors[i] = error.what();
       }
@@ -214,8 +234,7 @@ TEST(Meet, FindsOutWhoSharesAHost) {
 TEST(Meet, NamesTheRanksThatDoNotArrive) {
   const testing::TempFolder folder;
   std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 2, 4)};
-  const std::string wanted =
-      "[comm.rendezvous] rank 1, 3 of 4 did not arrive within 1 s at " + folder.path().string();
+  const std::string wanted = "[comm.rendezvous] rank 1, 3 of 4 did not arrive within 1 s at " + folder.path().string();
   EXPECT_THAT(meet_all(meetings, std::chrono::seconds(1)), ElementsAre(wanted, wanted));
 }
 
@@ -229,7 +248,7 @@ TEST(Meet, RanksThatDisagreeOnTheSizeAllSaySo) {
   const testing::TempFolder folder;
   std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 1, 2)};
   for (const auto& error : meet_all(meetings, std::chrono::seconds(20))) {
-    EXPECT_THAT(error, HasSubstr("rank 1 says the world has 2 ranks, rank 0 says 4"));
+    EXPECT_THAT(error, ::testing::ContainsRegex("rank 1 \\(.*\\) says the world has 2 ranks, rank 0 \\(.*\\) says 4"));
   }
 }
 
@@ -238,6 +257,70 @@ TEST(Meet, TwoProcessesOfOneRankAreFound) {
   std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 0, 2)};
   const auto errors = meet_all(meetings, std::chrono::seconds(1));
   EXPECT_THAT(errors[0] + errors[1], HasSubstr("two processes say that they are rank 0 of 2"));
+  EXPECT_THAT(errors[0] + errors[1],
+              ::testing::ContainsRegex("rank 0 \\(process .*\\), and this, rank 0 \\(process .*\\)"));
+}
+
+// Two launchers, --nproc 2 and --nproc 1 of 2 hosts: one counts 4 ranks, the other 2, and both have a rank 1.
+TEST(Meet, LaunchersWithUnlikeNumbersAreAnErrorOnBothSidesAtOnce) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 4), file_meeting(folder, 1, 4), file_meeting(folder, 1, 2)};
+  for (const auto& error : meet_all(meetings, std::chrono::seconds(40))) {
+    EXPECT_THAT(error, ::testing::ContainsRegex("says the world has [24] ranks, .* says [24]"));
+    EXPECT_THAT(error, HasSubstr("--nproc 4,2"));
+  }
+}
+
+TEST(Meet, RanksThatWereToldUnlikeThingsOfTheirHostsAllSaySo) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 1, 2)};
+  meetings[0].info.local_size = 2;
+  meetings[1].info.local_size = 1;
+  for (const auto& error : meet_all(meetings, std::chrono::seconds(20))) {
+    EXPECT_THAT(error,
+                ::testing::ContainsRegex("rank 0 .* was told that all 2 ranks share its host, but rank 1 .* of 1"));
+  }
+}
+
+TEST(Meet, AllKnowTheSameOfHosts) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 3), file_meeting(folder, 1, 3), file_meeting(folder, 2, 3)};
+  for (int rank = 0; rank < 3; ++rank) {
+    meetings[rank].info.local_rank = rank % 2;
+    meetings[rank].info.local_size = rank < 2 ? 2 : 1;  // as two launchers on one machine would say
+  }
+  EXPECT_THAT(meet_all(meetings, std::chrono::seconds(20)), ElementsAre("", "", ""));
+  for (const Meeting& meeting : meetings) {
+    EXPECT_EQ(meeting.info.hosts.count, 2);
+    EXPECT_EQ(meeting.info.hosts.least_ranks, 1);
+    EXPECT_EQ(meeting.info.hosts.most_ranks, 2);
+    EXPECT_EQ(meeting.info.hosts.least_cores_per_rank, meetings[0].info.cores_per_rank);
+  }
+}
+
+TEST(Meet, TwoRunsAtOnePlaceAreToldApart) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 1, 2)};
+  meetings[0].run = "train a.yaml";
+  meetings[1].run = "train b.yaml";
+  const auto errors = meet_all(meetings, std::chrono::seconds(1));
+  EXPECT_THAT(errors[1],
+              AllOf(HasSubstr("two runs at "), HasSubstr("rank 1 (process"), HasSubstr("of run 'train b.yaml'"),
+                    HasSubstr("rank 0 (process"), HasSubstr("of run 'train a.yaml'")));
+  EXPECT_THAT(errors[0], HasSubstr("rank 1 of 2 did not arrive"));  // it took no seat
+}
+
+TEST(Meet, WhoDoesNotKnowTheTokenIsRefused) {
+  const testing::TempFolder folder;
+  std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 1, 2)};
+  meetings[0].token = "secret";
+  meetings[1].token = "guess";
+  const auto errors = meet_all(meetings, std::chrono::seconds(1));
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("has another TESSERA_TOKEN than this, rank 1"), Not(HasSubstr("secret"))));
+  const testing::TempFolder other;
+  std::vector<Meeting> same = {file_meeting(other, 0, 2), file_meeting(other, 1, 2)};
+  same[0].token = same[1].token = "secret";
+  EXPECT_THAT(meet_all(same, std::chrono::seconds(20)), ElementsAre("", ""));
 }
 
 class Port {
@@ -281,15 +364,18 @@ TEST(Meet, OverTcp) {
 TEST(Meet, APortInUseIsSaid) {
   const Port port;
   Meeting meeting = tcp_meeting(port.number, 0, 2);
-  EXPECT_EQ(error_of(ErrorKind::kComm, [&] { meet(meeting, std::chrono::seconds(1)); }),
-            fmt::format("[comm.rendezvous] port {} of 127.0.0.1 is in use. Choose another one: --master HOST:PORT or MASTER_PORT.",
-                        port.number));
+  EXPECT_EQ(
+      error_of(ErrorKind::kComm, [&] { meet(meeting, std::chrono::seconds(1)); }),
+      fmt::format(
+          "[comm.rendezvous] port {} of 127.0.0.1 is in use. Choose another one: --master HOST:PORT or MASTER_PORT.",
+          port.number));
 }
 
 TEST(Meet, AnAddressOfAnotherHostCannotBeServed) {
   Meeting meeting = tcp_meeting(2000, 0, 2);
   meeting.host = "192.0.2.1";  // kept for documents: no host has it
-  EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { meet(meeting, std::chrono::seconds(1)); }), HasSubstr("192.0.2.1:2000"));
+  EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { meet(meeting, std::chrono::seconds(1)); }),
+              HasSubstr("192.0.2.1:2000"));
 }
 
 }  // namespace

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <mutex>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace tessera::comm {
 namespace {
@@ -84,6 +86,45 @@ TEST(Watchdog, RanksThatLeaveInWhateverOrderAreNoDeath) {
   }
   for (auto& watch : watches) watch.join();
   for (const auto& text : heard) EXPECT_EQ(text, "");
+}
+
+// Leads one rank to a port where nobody is, as a firewall or an address that only rank 0's host has would.
+class MisledStore final : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  std::vector<uint8_t> get(const std::string& key) override {
+    const auto said = PrefixStore::get(key);
+    if (key != "watchdog") return said;
+    const std::string text = "1" + std::string(said.begin() + text_begin(said), said.end());
+    return {text.begin(), text.end()};
+  }
+
+ private:
+  static std::ptrdiff_t text_begin(const std::vector<uint8_t>& said) {
+    return std::find(said.begin(), said.end(), ' ') - said.begin();
+  }
+};
+
+TEST(Watchdog, WhereOneRankCannotReachRankZeroNoneIsWatched) {
+  const auto shared = c10::make_intrusive<c10d::HashStore>();
+  std::vector<Listener> listeners(4);
+  std::vector<std::string> outcomes(4);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([&, rank] {
+      c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::PrefixStore>("w", shared);
+      if (rank == 2) store = c10::make_intrusive<MisledStore>("w", shared);
+      try {
+        const auto watchdog =
+            Watchdog::start(*store, {.rank = rank, .size = 4, .timeout = std::chrono::seconds(8)}, listeners[rank]);
+        outcomes[rank] = watchdog ? "watched" : "none";
+      } catch (const std::exception& error) {
+        outcomes[rank] = error.what();
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  for (const auto& outcome : outcomes) EXPECT_EQ(outcome, "none");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,15 +17,17 @@
 
 namespace tessera::testing {
 
-Host::Host(int number, const std::filesystem::path& folder, const std::function<int()>& work)
-    : number_(number), log_(folder / ("host-" + std::to_string(number))) {
+Host::Host(int number, const std::filesystem::path& folder, const std::string& names, const std::function<int()>& work)
+    : number_(number),
+      log_(folder / ("host-" + std::to_string(number))),
+      names_(folder / ("names-" + std::to_string(number))) {
   int up[2], down[2];
   if (::pipe(up) != 0 || ::pipe(down) != 0) throw std::runtime_error("pipe");
   std::fflush(nullptr);
   process_ = ::fork();
   if (process_ == 0) {
     ::close(down[1]);
-    run(up[1], down[0], work);
+    run(up[1], down[0], names, work);
   }
   ::close(up[1]);
   ::close(down[0]);
@@ -53,14 +56,23 @@ int Host::wait() {
 
 std::string Host::said() const { return read_file(log_); }
 
-void Host::run(int up, int down, const std::function<int()>& work) const {
-  if (!std::freopen(log_.c_str(), "w", stderr) || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) ::_exit(99);
+int Host::enter_own_world(const std::string& names) const {
   const std::string name = "host" + std::to_string(number_) + ".invalid";  // resolves nowhere
-  const int refused =
-      ::unshare(CLONE_NEWNET | CLONE_NEWUTS) == 0 && ::sethostname(name.c_str(), name.size()) == 0 ? 0 : errno;
+  publish_file(names_, names);
+  const bool entered = ::unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS) == 0 &&
+                       ::sethostname(name.c_str(), name.size()) == 0 &&
+                       ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+                       ::mount(names_.c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) == 0;
+  return entered ? 0 : errno;
+}
+
+void Host::run(int up, int down, const std::string& names, const std::function<int()>& work) const {
+  if (!std::freopen(log_.c_str(), "w", stderr) || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) ::_exit(99);
+  const int refused = enter_own_world(names);
   char byte;
   if (::write(up, &refused, sizeof refused) < 0 || ::read(down, &byte, 1) != 1) ::_exit(98);
-  for (const char* variable : {"TESSERA_RENDEZVOUS", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"})
+  for (const char* variable :
+       {"TESSERA_RENDEZVOUS", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TESSERA_RUN_ID"})
     ::unsetenv(variable);
   int code = 97;
   try {
@@ -83,7 +95,8 @@ void must(const std::vector<std::string>& command) {
 
 void TwoHostsTest::start(const std::function<int(int number)>& work) {
   for (int number = 0; number < 2; ++number) {
-    hosts_.push_back(std::make_unique<Host>(number, folder_.path(), [&work, number] { return work(number); }));
+    hosts_.push_back(
+        std::make_unique<Host>(number, folder_.path(), names_[number], [&work, number] { return work(number); }));
   }
   if (hosts_[0]->refused() == EPERM) {
     GTEST_SKIP() << "NOT RUN: this user may not make network namespaces (CAP_SYS_ADMIN). Run the tests as root.";

@@ -23,7 +23,7 @@ StorePtr part_of(const StorePtr& store, const std::string& name) {
 BackendPtr make_gloo(const StorePtr& store, const BackendRequest& request, int rank, int size) {
   return make_gloo_backend(
       store,
-      {.rank = rank, .size = size, .loopback = request.one_host, .master = request.master, .timeout = request.timeout});
+      {.rank = rank, .size = size, .loopback = request.one_host, .other_host = request.other_host, .timeout = request.timeout});
 }
 
 // The ranks that share memory if they can: `ranks` are global, `rank` is this one's position in them.
@@ -31,7 +31,7 @@ shm::Met shake_hands(const StorePtr& store, const BackendRequest& request, int r
   return shm::shake_hands(*store, {.rank = rank,
                                    .size = static_cast<int>(ranks.size()),
                                    .ranks = ranks,
-                                   .ranks_on_host = request.ranks_on_host,
+                                   .crowded = request.crowded,
                                    .host = request.host,
                                    .timeout = request.timeout});
 }

@@ -1,6 +1,5 @@
 #include "tessera/comm/backends/gloo_backend.h"
 
-#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -8,6 +7,8 @@
 #include <filesystem>
 #include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "tessera/base/listen.h"
 
 namespace tessera::comm {
 namespace {
@@ -58,31 +59,6 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   std::set<std::string> sockets_;
 };
 
-// This host's address on the way to `host`, as the kernel would choose it; nothing is sent. "" when there is none. What
-// Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
-std::string address_towards(const std::string& host) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_DGRAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  if (host.empty() || ::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
-  std::string own;
-  for (const addrinfo* one = found; one && own.empty(); one = one->ai_next) {
-    const int descriptor = ::socket(one->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    sockaddr_storage address{};
-    socklen_t size = sizeof address;
-    char name[NI_MAXHOST] = "";
-    auto* generic = reinterpret_cast<sockaddr*>(&address);
-    if (descriptor >= 0 && ::connect(descriptor, one->ai_addr, one->ai_addrlen) == 0 &&
-        ::getsockname(descriptor, generic, &size) == 0 &&
-        ::getnameinfo(generic, size, name, sizeof name, nullptr, 0, NI_NUMERICHOST) == 0) {
-      own = name;
-    }
-    if (descriptor >= 0) ::close(descriptor);
-  }
-  ::freeaddrinfo(found);
-  return own;
-}
-
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options) {
@@ -94,7 +70,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Sto
     gloo->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   } else if (interface && *interface) {
     gloo->devices.push_back(ProcessGroupGloo::createDeviceForInterface(interface));
-  } else if (const std::string own = address_towards(options.master); !own.empty()) {
+    // What Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
+  } else if (const std::string own = address_towards(options.other_host); !own.empty()) {
     gloo->devices.push_back(ProcessGroupGloo::createDeviceForHostname(own));
   } else {
     gloo->devices.push_back(ProcessGroupGloo::createDefaultDevice());

@@ -20,8 +20,8 @@ namespace tessera::comm {
 struct GlooOptions {
   int rank = 0;
   int size = 1;
-  bool loopback = true;      // all ranks on this host: bind to 127.0.0.1
-  std::string master = "";   // else to GLOO_SOCKET_IFNAME, or the address from which this host reaches `master`
+  bool loopback = true;         // all ranks on this host: bind to 127.0.0.1
+  std::string other_host = "";  // else to GLOO_SOCKET_IFNAME, or the address from which this host reaches that one
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

@@ -4,13 +4,20 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/backends/gpu_choice.h"
 
 namespace tessera::comm {
 namespace {
+
+// c10d's watchdog ends the process without a word of whose fault it was: by then ours has asked all ranks, told them,
+// and broken the group off.
+constexpr std::chrono::seconds kAfterOurs{30};
 
 // Waits for a collective's end on the device only when asked to: elsewhere wait() just orders streams, so that a peer's
 // death would show in a later kernel. The watchdog of ours breaks the group off; c10d's own would end the process.
@@ -36,14 +43,13 @@ class NcclBackend final : public c10d::ProcessGroupNCCL {
 
 }  // namespace
 
+int visible_gpus() { return c10::cuda::device_count(); }  // 0 instead of an error
+
 std::string why_no_nccl(int ranks_on_host) {
   std::error_code ignored;
   if (!std::filesystem::exists("/proc/driver/nvidia/version", ignored)) return "this machine has no NVIDIA driver";
-  const int devices = c10::cuda::device_count();  // 0 instead of an error
-  if (devices == 0) return "no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)";
-  if (devices < ranks_on_host)
-    return fmt::format("{} ranks on this host, but {} GPU{}", ranks_on_host, devices, devices == 1 ? "" : "s");
-  return "";
+  const char* list = std::getenv("CUDA_VISIBLE_DEVICES");
+  return why_too_few_gpus(visible_gpus(), ranks_on_host, list && *list);
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Store> store, const NcclOptions& options) {
@@ -51,7 +57,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Sto
   TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,
                 "[comm.nccl] {}. Use comm.backend=gloo, or as many ranks as there are GPUs.", reason);
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
-  nccl->timeout = options.timeout;
+  nccl->timeout = options.timeout + kAfterOurs;
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(options.device));
   return c10::make_intrusive<NcclBackend>(std::move(store), options.rank, options.size, std::move(nccl), device);
 }

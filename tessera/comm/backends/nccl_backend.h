@@ -22,11 +22,13 @@ namespace tessera::comm {
 struct NcclOptions {
   int rank = 0;  // in the group
   int size = 1;
-  int device = 0;         // of this rank: its number among the ranks of this host
+  int device = 0;         // of this rank, among those that it sees
   int ranks_on_host = 1;  // of the world; each needs a device of its own
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
+// GPUs that this process sees.
+int visible_gpus();
 // What is missing on this host: NCCL in libtorch, a driver, GPUs. Empty: nothing.
 std::string why_no_nccl(int ranks_on_host);
 // COLLECTIVE over the ranks that share `store` (which no other group uses). Error kConfig: why_no_nccl(), and the

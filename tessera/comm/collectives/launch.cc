@@ -252,7 +252,9 @@ void Pending::wait() {
   } catch (const std::exception& error) {
     throw_failed(*state, error);
   }
-  if (state->monitor) state->monitor->finish(state->ticket);
+  const bool on_device = !state->buffers.empty() && !state->buffers.front().is_cpu();
+  if (state->monitor && on_device) state->monitor->leave_running(state->ticket);  // only ordered on the stream
+  if (state->monitor && !on_device) state->monitor->finish(state->ticket);
   if (state->finish) state->finish();
 }
 

@@ -14,12 +14,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <string_view>
-#include <thread>
 
 #include "tessera/base/endpoint.h"
 #include "tessera/base/error.h"
+#include "tessera/base/host.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/launch/rank_process.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -41,7 +43,8 @@ class PrivateFolder {
     fs::path parent = fs::temp_directory_path(failed);
     if (failed) parent = "/tmp";
     std::string pattern = (parent / "tessera-XXXXXX").string();
-    TESSERA_CHECK(::mkdtemp(pattern.data()), ErrorKind::kIo, "[launch] {}: {}", pattern, std::strerror(errno));  // mode 0700
+    TESSERA_CHECK(::mkdtemp(pattern.data()), ErrorKind::kIo, "[launch] {}: {}", pattern,
+                  std::strerror(errno));  // mode 0700
     path_ = pattern;
   }
   ~PrivateFolder() {
@@ -63,29 +66,26 @@ class Signals {
     ::sigemptyset(&set_);
     for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) ::sigaddset(&set_, signal);
     ::pthread_sigmask(SIG_BLOCK, &set_, &before_);
-    descriptor_ = ::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK);
-    TESSERA_CHECK(descriptor_ >= 0, ErrorKind::kIo, "[launch] signalfd: {}", std::strerror(errno));
+    descriptor_.reset(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
+    TESSERA_CHECK(descriptor_.open(), ErrorKind::kIo, "[launch] signalfd: {}", std::strerror(errno));
   }
-  ~Signals() {
-    ::close(descriptor_);
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
+  ~Signals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;
 
   void wait(milliseconds at_most) {
-    pollfd polled{descriptor_, POLLIN, 0};
+    pollfd polled{descriptor_.get(), POLLIN, 0};
     ::poll(&polled, 1, static_cast<int>(at_most.count()));
   }
   std::optional<signalfd_siginfo> next() {
     signalfd_siginfo info;
-    if (::read(descriptor_, &info, sizeof info) != sizeof info) return std::nullopt;
+    if (::read(descriptor_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
     return info;
   }
 
  private:
   sigset_t set_, before_;
-  int descriptor_;
+  UniqueFd descriptor_;
 };
 
 // Orphans of our ranks become our children.
@@ -103,14 +103,13 @@ class Subreaper {
 
 // A port of the loopback interface that is free now, for programs that want MASTER_PORT; we do not use it.
 int free_port() {
-  const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const UniqueFd descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
-  const bool bound = descriptor >= 0 && ::bind(descriptor, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  if (descriptor >= 0) ::close(descriptor);
+  const bool bound = descriptor.open() && ::bind(descriptor.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     ::getsockname(descriptor.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
   return bound ? ntohs(address.sin_port) : 29500;
 }
 
@@ -133,6 +132,28 @@ void check_program(const std::string& name) {
   raise(ErrorKind::kConfig, "[launch] {}: no such program, or it may not be run", name);
 }
 
+// What is run, in one line: hosts that run something else at the same port are another run.
+std::string name_of(const std::vector<std::string>& arguments) {
+  constexpr size_t kShown = 160;
+  std::string name = fs::path(arguments[0]).filename().string();
+  for (size_t i = 1; i < arguments.size(); ++i) name += " " + arguments[i];
+  std::replace(name.begin(), name.end(), '\n', ' ');
+  if (name.size() <= kShown) return name;
+  return fmt::format("{}... ({:016x})", name.substr(0, kShown), std::hash<std::string>()(name));
+}
+
+// The number of the first rank of this host, and how many there are in all.
+struct Share {
+  int first = 0, size = 0;
+};
+
+Share share_of(const LauncherOptions& options) {
+  if (options.nproc_of_hosts.empty()) return {options.node_rank * options.nproc, options.nnodes * options.nproc};
+  const auto begin = options.nproc_of_hosts.begin();
+  return {std::accumulate(begin, begin + options.node_rank, 0),
+          std::accumulate(begin, options.nproc_of_hosts.end(), 0)};
+}
+
 struct Rank {
   int rank = 0;
   pid_t pid = -1;
@@ -143,15 +164,17 @@ struct Rank {
 class Supervisor {
  public:
   Supervisor(const std::vector<std::string>& arguments, const LauncherOptions& options)
-      : arguments_(arguments), options_(options), guard_(folder_.path()) {
-    spared_.push_back(guard_.pid());
+      : arguments_(arguments), options_(options), share_(share_of(options)) {
+    begin_guard();
   }
   ~Supervisor() {
     signal_all(SIGKILL);  // if starting one of them failed
     for (auto& rank : ranks_) {
       if (!rank.status) ::waitpid(rank.pid, nullptr, 0);
     }
-    kill_orphans(spared_);
+    auto spared = before_;
+    if (guard_) spared.push_back(guard_->pid());
+    kill_orphans(spared);
   }
 
   int run() {
@@ -168,11 +191,11 @@ class Supervisor {
   fs::path report_of(int rank) const { return folder_.path() / fmt::format("error-{}.json", rank); }
 
   void start(int local, bool own_group) {
-    const int rank = options_.node_rank * options_.nproc + local, size = options_.nnodes * options_.nproc;
+    const int rank = share_.first + local;
     RankCommand command{.arguments = arguments_, .set = {}, .unset = {}, .own_group = own_group};
     auto& set = command.set;
     set = {{"RANK", std::to_string(rank)},
-           {"WORLD_SIZE", std::to_string(size)},
+           {"WORLD_SIZE", std::to_string(share_.size)},
            {"LOCAL_RANK", std::to_string(local)},
            {"LOCAL_WORLD_SIZE", std::to_string(options_.nproc)},
            {"GROUP_RANK", std::to_string(options_.node_rank)},
@@ -187,14 +210,41 @@ class Supervisor {
       set["MASTER_ADDR"] = host;
       set["MASTER_PORT"] = std::to_string(port);
       set["TESSERA_RENDEZVOUS"] = "tcp:" + options_.master;
+      const char* given = std::getenv("TESSERA_RUN_ID");
+      if (!options_.run_id.empty() || !given || !*given) {
+        set["TESSERA_RUN_ID"] = options_.run_id.empty() ? name_of(arguments_) : options_.run_id;
+      }
     }
     const char* threads = std::getenv("OMP_NUM_THREADS");
     if (!threads || !*threads) {
-      set["OMP_NUM_THREADS"] = std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options_.nproc));
+      set["OMP_NUM_THREADS"] = std::to_string(std::max(1, usable_cores() / options_.nproc));
     }
     command.unset = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"};
     ranks_.push_back({.rank = rank, .pid = start_rank(command), .status = std::nullopt});
-    if (own_group) guard_.watch(ranks_.back().pid);
+    if (own_group && guard_) guard_->watch(ranks_.back().pid);
+  }
+
+  // Also in the place of one that somebody has killed.
+  void begin_guard() {
+    guard_.emplace(folder_.path());
+    for (const auto& rank : ranks_) {
+      if (!rank.status && has_group(rank)) guard_->watch(rank.pid);
+    }
+  }
+
+  void look_after_the_rest() {
+    if (guard_ && guard_->has_ended()) {
+      guard_.reset();
+      try {
+        begin_guard();
+      } catch (const Error& error) {  // the ranks have their own death signal
+        std::fprintf(stderr, "tessera: warning: %s\n", error.what());
+      }
+    }
+    std::vector<pid_t> known = before_;
+    if (guard_) known.push_back(guard_->pid());
+    for (const auto& rank : ranks_) known.push_back(rank.pid);
+    reap_orphans(known);
   }
 
   bool has_group(const Rank& rank) const { return !(foreground_rank_ && &rank == &ranks_.front()); }
@@ -218,6 +268,7 @@ class Supervisor {
     for (auto& rank : ranks_) {
       if (!rank.status && reap(rank)) note_end(rank);
     }
+    look_after_the_rest();
     if (end_at_ && Clock::now() >= *end_at_) begin_end(options_.grace);
     if (kill_at_ && Clock::now() >= *kill_at_) {
       if (!ending_) std::fputs("tessera: error: [launch] some ranks did not stop in time and were killed\n", stderr);
@@ -230,7 +281,8 @@ class Supervisor {
   // What a rank has started ends with it, while its group's number still cannot belong to anyone else.
   bool reap(Rank& rank) {
     siginfo_t info{};
-    if (::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return false;
+    if (::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+      return false;
     if (has_group(rank)) ::kill(-rank.pid, SIGKILL);
     int status = 0;
     ::waitpid(rank.pid, &status, 0);
@@ -307,17 +359,18 @@ class Supervisor {
       what = report_ ? report_->message : fmt::format("ended with exit code {}", WEXITSTATUS(status));
     }
     what = what.substr(0, what.find('\n'));
-    const std::string line = fmt::format("tessera: error: rank {} of {}: {}\n", first_->rank, options_.nnodes * options_.nproc, what);
+    const std::string line = fmt::format("tessera: error: rank {} of {}: {}\n", first_->rank, share_.size, what);
     std::fputs(line.c_str(), stderr);
   }
 
   const std::vector<std::string>& arguments_;
   const LauncherOptions& options_;
-  std::vector<pid_t> spared_ = children();  // which the caller had already
+  const Share share_;
+  const std::vector<pid_t> before_ = children();  // which the caller had already
   const Subreaper subreaper_;
   Signals signals_;
   const PrivateFolder folder_;
-  Guard guard_;
+  std::optional<Guard> guard_;
   const int port_ = free_port();
   bool foreground_rank_ = false;  // the first rank shares our process group, which the terminal listens to
   std::vector<Rank> ranks_;
@@ -331,14 +384,27 @@ class Supervisor {
 
 }  // namespace
 
-int launch_local_ranks(const std::vector<std::string>& arguments, const LauncherOptions& options) {
-  TESSERA_CHECK(!arguments.empty(), ErrorKind::kConfig, "[launch] no program given. Usage: tessera launch --nproc N -- PROG ...");
-  TESSERA_CHECK(options.nproc >= 1 && options.nproc <= 4096, ErrorKind::kConfig, "[launch] --nproc {}: wanted 1 to 4096",
-                options.nproc);
-  TESSERA_CHECK(options.nnodes >= 1 && options.nnodes <= 65536, ErrorKind::kConfig, "[launch] --nnodes {}: wanted 1 to 65536",
-                options.nnodes);
+int launch_local_ranks(const std::vector<std::string>& arguments, const LauncherOptions& given) {
+  LauncherOptions options = given;
+  TESSERA_CHECK(!arguments.empty(), ErrorKind::kConfig,
+                "[launch] no program given. Usage: tessera launch --nproc N -- PROG ...");
+  const auto check_nproc = [](int nproc) {
+    TESSERA_CHECK(nproc >= 1 && nproc <= 4096, ErrorKind::kConfig, "[launch] --nproc {}: wanted 1 to 4096", nproc);
+  };
+  TESSERA_CHECK(options.nnodes >= 1 && options.nnodes <= 65536, ErrorKind::kConfig,
+                "[launch] --nnodes {}: wanted 1 to 65536", options.nnodes);
   TESSERA_CHECK(options.node_rank >= 0 && options.node_rank < options.nnodes, ErrorKind::kConfig,
-                "[launch] --node-rank {}: wanted 0 to {}, for --nnodes {}", options.node_rank, options.nnodes - 1, options.nnodes);
+                "[launch] --node-rank {}: wanted 0 to {}, for --nnodes {}", options.node_rank, options.nnodes - 1,
+                options.nnodes);
+  if (options.nproc_of_hosts.empty()) {
+    check_nproc(options.nproc);
+  } else {
+    TESSERA_CHECK(options.nproc_of_hosts.size() == static_cast<size_t>(options.nnodes), ErrorKind::kConfig,
+                  "[launch] --nproc for {} hosts, --nnodes {}: wanted a number for each host",
+                  options.nproc_of_hosts.size(), options.nnodes);
+    for (const int nproc : options.nproc_of_hosts) check_nproc(nproc);
+    options.nproc = options.nproc_of_hosts[options.node_rank];
+  }
   TESSERA_CHECK(options.nnodes == 1 || !options.master.empty(), ErrorKind::kConfig,
                 "[launch] --nnodes {} needs --master HOST:PORT, an address of node 0", options.nnodes);
   if (!options.master.empty()) parse_endpoint(options.master, "--master");

@@ -16,12 +16,16 @@
 namespace tessera::comm {
 
 struct LauncherOptions {
-  int nproc = 1;
+  int nproc = 1;                         // ranks on this host
+  std::vector<int> nproc_of_hosts = {};  // on each host, when they have unlike numbers; nproc then counts for nothing
   int nnodes = 1;
   int node_rank = 0;
-  std::string master = "";                                     // HOST:PORT of node 0; needed for several nodes
-  std::chrono::milliseconds grace = std::chrono::seconds(3);   // from SIGTERM to SIGKILL once a rank has failed
-  std::chrono::milliseconds stop_grace = std::chrono::seconds(30);  // the same once a rank has ended after a passed-on signal
+  std::string master = "";  // HOST:PORT of node 0; needed for several nodes
+  // Tells this run from others on several nodes; the same on all of them. Empty: TESSERA_RUN_ID, else what is run.
+  std::string run_id = "";
+  std::chrono::milliseconds grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL once a rank has failed
+  std::chrono::milliseconds stop_grace =
+      std::chrono::seconds(30);  // the same once a rank has ended after a passed-on signal
 };
 
 // Returns 0 when all ranks end with 0; else the exit code of the first to end badly, 128 + n after signal n.

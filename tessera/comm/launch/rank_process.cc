@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,7 +30,8 @@ void kill_heirs(const std::filesystem::path& folder) {
   for (int round = 0; found && round < 100; ++round) {  // one may be starting another
     found = false;
     std::error_code failed;
-    for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end; entry.increment(failed)) {
+    for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end;
+         entry.increment(failed)) {
       const pid_t pid = std::atoi(entry->path().filename().c_str());
       if (pid <= 0) continue;
       std::ifstream file(entry->path() / "environ", std::ios::binary);
@@ -40,7 +42,7 @@ void kill_heirs(const std::filesystem::path& folder) {
   }
 }
 
-[[noreturn]] void run_guard(int pipe, const std::filesystem::path& folder) {
+[[noreturn]] void run_guard(int line, const std::filesystem::path& folder) {
   ::setsid();  // out of reach of the terminal's signals
   ::prctl(PR_SET_NAME, "tessera-guard");
   sigset_t all;
@@ -49,13 +51,13 @@ void kill_heirs(const std::filesystem::path& folder) {
   // Nobody waits for the end of our output, or of any pipe of the caller, because of this process.
   const int null = ::open("/dev/null", O_RDWR);
   for (int descriptor = 0; descriptor < 3; ++descriptor) ::dup2(null, descriptor);
-  ::dup2(pipe, 3);
-  pipe = 3;
+  ::dup2(line, 3);
+  line = 3;
   ::close_range(4, ~0U, 0);
   std::vector<pid_t> groups;
   for (;;) {
     pid_t told = 0;
-    const ssize_t got = ::read(pipe, &told, sizeof told);
+    const ssize_t got = ::read(line, &told, sizeof told);
     if (got < 0 && errno == EINTR) continue;
     if (got == sizeof told && told == kDismissed) ::_exit(0);
     if (got != sizeof told) break;
@@ -91,26 +93,32 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 
 Guard::Guard(const std::filesystem::path& folder) {
   int ends[2];
-  TESSERA_CHECK(::pipe2(ends, O_CLOEXEC) == 0, ErrorKind::kIo, "[launch] pipe: {}", std::strerror(errno));
+  TESSERA_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, ErrorKind::kIo,
+                "[launch] socketpair: {}", std::strerror(errno));
+  line_.reset(ends[1]);
+  const UniqueFd other(ends[0]);
   pid_ = ::fork();
   if (pid_ == 0) {
-    ::close(ends[1]);
+    line_.reset();
     run_guard(ends[0], folder);
   }
-  ::close(ends[0]);
-  pipe_ = ends[1];
   TESSERA_CHECK(pid_ > 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
 }
 
 Guard::~Guard() {
   watch(kDismissed);
-  ::close(pipe_);
-  ::waitpid(pid_, nullptr, 0);
+  line_.reset();
+  if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+}
+
+bool Guard::has_ended() {
+  if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
+  return pid_ < 0;
 }
 
 void Guard::watch(pid_t group) {
-  // The guard can only be gone if somebody killed it; then the ranks have their own death signal left.
-  [[maybe_unused]] const auto ignored = ::write(pipe_, &group, sizeof group);
+  // Not a pipe, whose other end, once somebody has killed the guard, would answer with SIGPIPE.
+  [[maybe_unused]] const auto ignored = ::send(line_.get(), &group, sizeof group, MSG_NOSIGNAL);
 }
 
 pid_t start_rank(const RankCommand& command) {
@@ -140,6 +148,12 @@ std::vector<pid_t> children() {
   std::vector<pid_t> result;
   for (pid_t pid = 0; file >> pid;) result.push_back(pid);
   return result;
+}
+
+void reap_orphans(const std::vector<pid_t>& known) {
+  for (const pid_t pid : children()) {
+    if (std::find(known.begin(), known.end(), pid) == known.end()) ::waitpid(pid, nullptr, WNOHANG);
+  }
 }
 
 void kill_orphans(const std::vector<pid_t>& spared) {

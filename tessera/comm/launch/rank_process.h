@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/unique_fd.h"
+
 namespace tessera::comm {
 
 // A process that does nothing but wait. When the launcher ends without having dismissed it, it kills the process
@@ -20,9 +22,11 @@ class Guard {
   Guard& operator=(const Guard&) = delete;
   void watch(pid_t group);
   pid_t pid() const { return pid_; }
+  // Somebody has killed it.
+  bool has_ended();
 
  private:
-  int pipe_ = -1;
+  UniqueFd line_;
   pid_t pid_ = -1;
 };
 
@@ -40,5 +44,7 @@ pid_t start_rank(const RankCommand& command);
 // subreaper (prctl(2)), so orphans come to it.
 void kill_orphans(const std::vector<pid_t>& spared);
 std::vector<pid_t> children();
+// Takes leave of those children that have ended and are not in `known`: what ranks left behind and the subreaper got.
+void reap_orphans(const std::vector<pid_t>& known);
 
 }  // namespace tessera::comm

@@ -1,10 +1,8 @@
-// The meeting itself: opening the store, waiting for every rank, agreeing.
-#include <netdb.h>
-#include <sys/socket.h>
+// The meeting itself: opening the store, telling runs apart, waiting for every rank, agreeing.
 #include <unistd.h>
 
-#include <cstring>
 #include <future>
+#include <nlohmann/json.hpp>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -12,8 +10,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/host.h"
+#include "tessera/base/listen.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/errors/libtorch_error.h"
+#include "tessera/comm/rendezvous/arrivals.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace tessera::comm {
@@ -22,31 +23,30 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// A socket that listens on the address of `host` only; c10d's own would listen on every interface.
-int listen_on(const std::string& host, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  TESSERA_CHECK(!failed, ErrorKind::kConfig, "[comm.rendezvous] {}: {}. Wanted an address of rank 0's host.", host,
-                ::gai_strerror(failed));
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
-  int reason = 0;
-  for (const addrinfo* address = found; address; address = address->ai_next) {
-    const int descriptor = ::socket(address->ai_family, address->ai_socktype | SOCK_CLOEXEC, address->ai_protocol);
-    if (descriptor < 0) continue;
-    const int yes = 1;
-    ::setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (::bind(descriptor, address->ai_addr, address->ai_addrlen) == 0 && ::listen(descriptor, 1024) == 0) return descriptor;
-    reason = errno;
-    ::close(descriptor);
+constexpr milliseconds kLook{500};        // between looks at whether a rank dissents
+constexpr milliseconds kPatience{10000};  // with another run at the same place
+
+// c10d's own socket would listen on every interface.
+Listening listen_for_ranks(const Meeting& meeting) {
+  const bool one_host = meeting.info.local_size == meeting.info.size;
+  try {
+    Listening here = listen_at(meeting.host, meeting.port, one_host ? Reach::kThisHost : Reach::kOtherHosts);
+    if (here.everywhere) {
+      log_info("[comm.rendezvous] {} is loopback or no address here: the store listens on every interface, port {}",
+               meeting.host, meeting.port);
+    }
+    return here;
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    throw Error(
+        error.kind(),
+        "[comm.rendezvous]" + what.substr(what.find(' ')) +
+            (error.kind() == ErrorKind::kComm ? ". Choose another one: --master HOST:PORT or MASTER_PORT." : ""));
   }
-  TESSERA_CHECK(reason != EADDRINUSE, ErrorKind::kComm,
-                "[comm.rendezvous] port {} of {} is in use. Choose another one: --master HOST:PORT or MASTER_PORT.", port, host);
-  raise(ErrorKind::kConfig, "[comm.rendezvous] cannot listen on {}:{}: {}. Wanted an address of rank 0's host.", host, port,
-        std::strerror(reason));
 }
 
-// A client of c10d waits for ever for the answer of a program that is no store and says nothing: its thread is left behind.
+// A client of c10d waits for ever for the answer of a program that is no store and says nothing: its thread is left
+// behind.
 c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, const c10d::TCPStoreOptions& options) {
   const auto result = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto future = result->get_future();
@@ -75,25 +75,19 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, milliseconds 
   options.waitWorkers = false;
   options.timeout = timeout;
   options.useLibUV = false;  // of use to the server alone; this one is in every build of libtorch
-  if (meeting.serve) options.masterListenFd = listen_on(meeting.host, meeting.port);
+  std::string host = meeting.host;
+  if (meeting.serve) {
+    Listening here = listen_for_ranks(meeting);
+    host = here.address;  // the name may lead to a service that does not lead back
+    options.masterListenFd = here.socket.release();
+  }
   try {
-    return connect_store(meeting.host, options);
+    return connect_store(host, options);
   } catch (const std::exception& error) {
-    raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} found no one at {} within {} s ({}). Is rank 0 running there?",
-          info.rank, info.size, meeting.place(), timeout.count() / 1000, first_line(error));
+    raise(ErrorKind::kComm,
+          "[comm.rendezvous] rank {} of {} found no one at {} within {} s ({}). Is rank 0 running there?", info.rank,
+          info.size, meeting.place(), timeout.count() / 1000, first_line(error));
   }
-}
-
-// Host names alone repeat between clusters and containers.
-std::string host_identity() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  std::string boot;
-  try {
-    boot = read_file("/proc/sys/kernel/random/boot_id", 4096);
-  } catch (const Error&) {  // not mounted: the name has to do
-  }
-  return std::string(name) + "/" + boot.substr(0, boot.find('\n'));
 }
 
 std::string text_of(c10d::Store& store, const std::string& key) {
@@ -113,44 +107,132 @@ bool wait_for(c10d::Store& store, const std::string& key, Clock::time_point dead
   }
 }
 
-std::string arrival(int rank) { return fmt::format("arrived/{}", rank); }
+std::string arrival_key(int rank) { return fmt::format("arrived/{}", rank); }
+std::string place_key(int rank) { return fmt::format("place/{}", rank); }
 
-// Rank 0 looks at every rank and says "ok" and the hosts, or the error that all of them then raise.
-std::string judge(c10d::Store& store, const Meeting& meeting, Clock::time_point deadline, milliseconds timeout) {
-  const int size = meeting.info.size;
-  std::string verdict = "ok", missing;
-  for (int rank = 0; rank < size; ++rank) {
-    if (!wait_for(store, arrival(rank), deadline)) {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-      continue;
-    }
-    const std::string said = text_of(store, arrival(rank));
-    const std::string said_size = said.substr(0, said.find('\n'));
-    if (said_size != std::to_string(size)) {
-      return fmt::format("config[comm.rendezvous] rank {} says the world has {} ranks, rank 0 says {}. Start all with the same "
-                         "numbers.", rank, said_size, size);
-    }
-    verdict += said.substr(said.find('\n'));
-  }
-  if (missing.empty()) return verdict;
-  return fmt::format("comm  [comm.rendezvous] rank {} of {} did not arrive within {} s at {}", missing, size,
-                     timeout.count() / 1000, meeting.place());
+Arrival introduce_self(const Meeting& meeting) {
+  const WorldInfo& info = meeting.info;
+  return {.rank = info.rank,
+          .size = info.size,
+          .local_rank = info.local_rank,
+          .local_size = info.local_size,
+          .pid = ::getpid(),
+          .host_name = host_name(),
+          .host = host_identity(),
+          .cores = core_mask(),
+          .address = meeting.folder.empty() ? address_towards(meeting.host) : ""};
 }
 
-void settle_local(WorldInfo& info, std::string_view verdict) {
-  std::vector<std::string_view> hosts;
-  for (size_t line = verdict.find('\n'); line != verdict.npos;) {
-    const size_t next = verdict.find('\n', line + 1);
-    hosts.push_back(verdict.substr(line + 1, next == verdict.npos ? next : next - line - 1));
-    line = next;
+// Another run is there, and why it is one.
+class OtherRun final : public Error {
+ public:
+  explicit OtherRun(const std::string& message) : Error(ErrorKind::kConfig, message) {}
+};
+
+// Before anything that another run could feel: is rank 0, at this place, of the same run, and does it know the token?
+c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting,
+                                          const Arrival& self, Clock::time_point deadline, milliseconds timeout) {
+  auto own = c10::make_intrusive<c10d::PrefixStore>("run/" + meeting.token, store);
+  if (self.rank == 0) {
+    own->set("known", "yes");
+    store->set("name", nlohmann::json{{"run", meeting.run}, {"who", self.who()}}.dump());
+    return own;
   }
-  TESSERA_CHECK(hosts.size() == static_cast<size_t>(info.size), ErrorKind::kInternal,
-                "[comm.rendezvous] {} hosts of {} ranks", hosts.size(), info.size);
-  const auto own = hosts[info.rank];
-  if (info.local_size == 0) {
-    info.local_rank = static_cast<int>(std::count(hosts.begin(), hosts.begin() + info.rank, own));
-    info.local_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
+  TESSERA_CHECK(wait_for(*store, "name", deadline + std::chrono::seconds(2)), ErrorKind::kComm,
+                "[comm.rendezvous] rank 0 of {} did not arrive within {} s at {}", self.size, timeout.count() / 1000,
+                meeting.place());
+  const auto said = nlohmann::json::parse(text_of(*store, "name"), nullptr, false);
+  const std::string run = said.is_object() ? said.value("run", "") : "",
+                    who = said.is_object() ? said.value("who", "") : "";
+  if (run != meeting.run && !run.empty() && !meeting.run.empty()) {
+    throw OtherRun(
+        fmt::format("[comm.rendezvous] two runs at {}: this is {} of run '{}', there is {} of run '{}'. Give each a "
+                    "port of its own; if "
+                    "they are one, start all its hosts with the same --run-id or TESSERA_RUN_ID.",
+                    meeting.place(), self.who(), meeting.run, who, run));
   }
+  if (!own->check({"known"})) {
+    throw OtherRun(fmt::format(
+        "[comm.rendezvous] {} at {} has another TESSERA_TOKEN than this, {}. Set the same one on all hosts.", who,
+        meeting.place(), self.who()));
+  }
+  return own;
+}
+
+// The store of this run. The last run at this place may be about to end: another one counts only after a while.
+c10::intrusive_ptr<c10d::Store> find_run(const Meeting& meeting, const Arrival& self, Clock::time_point deadline,
+                                         milliseconds timeout) {
+  const auto patience = Clock::now() + std::min(timeout / 2, kPatience);
+  for (;;) {
+    try {
+      return enter_run(
+          c10::make_intrusive<c10d::PrefixStore>("tessera/" + meeting.prefix, open_store(meeting, timeout)), meeting,
+          self, deadline, timeout);
+    } catch (const OtherRun&) {
+      if (Clock::now() >= patience) throw;
+    } catch (const c10::Error&) {  // it ended while it was asked
+      if (Clock::now() >= patience) throw;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+// Two processes that say they are one rank: the second to come says so, and tells rank 0 when that shows that their
+// launchers were started with unlike numbers.
+void take_seat(c10d::Store& store, const Meeting& meeting, const Arrival& self) {
+  if (store.add(fmt::format("seat/{}", self.rank), 1) == 1) {
+    store.set(arrival_key(self.rank), self.text());
+    return;
+  }
+  std::string other = "another process";
+  if (wait_for(store, arrival_key(self.rank), Clock::now() + std::chrono::seconds(2))) {
+    const Arrival seated = Arrival::parse(text_of(store, arrival_key(self.rank)));
+    other = seated.who();
+    if (seated.size != self.size) {
+      const std::string dissent = sizes_differ(seated, self);
+      store.set("dissent", dissent);
+      throw Error(ErrorKind::kConfig, dissent);
+    }
+  }
+  raise(ErrorKind::kConfig, "[comm.rendezvous] two processes say that they are rank {} of {} at {}: {}, and this, {}",
+        self.rank, self.size, meeting.place(), other, self.who());
+}
+
+// False: not until the deadline. Error kConfig when a rank dissents meanwhile.
+bool await_arrival(c10d::Store& store, int rank, Clock::time_point deadline) {
+  for (;;) {
+    if (wait_for(store, arrival_key(rank), std::min(deadline, Clock::now() + kLook))) return true;
+    if (store.check({"dissent"})) throw Error(ErrorKind::kConfig, text_of(store, "dissent"));
+    if (Clock::now() >= deadline) return false;
+  }
+}
+
+// Rank 0 looks at every rank, tells each its place, and says "ok" and what hosts there are; else the error that all of
+// them then raise.
+std::string judge(c10d::Store& store, const Meeting& meeting, Clock::time_point deadline, milliseconds timeout) {
+  std::vector<Arrival> arrivals;
+  std::string missing;
+  try {
+    for (int rank = 0; rank < meeting.info.size; ++rank) {
+      if (await_arrival(store, rank, deadline)) {
+        arrivals.push_back(Arrival::parse(text_of(store, arrival_key(rank))));
+        if (arrivals.back().size != meeting.info.size) {
+          throw Error(ErrorKind::kConfig, sizes_differ(arrivals.front(), arrivals.back()));
+        }
+      } else {
+        missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+      }
+    }
+    if (missing.empty()) {
+      const Agreement agreed = agree(arrivals);
+      for (const Arrival& one : arrivals) store.set(place_key(one.rank), agreed.places.at(one.rank).text());
+      return "ok" + text_of_hosts(agreed.hosts);
+    }
+  } catch (const Error& error) {
+    return (error.kind() == ErrorKind::kConfig ? "config" : "comm  ") + std::string(error.what());
+  }
+  return fmt::format("comm  [comm.rendezvous] rank {} of {} did not arrive within {} s at {}", missing,
+                     meeting.info.size, timeout.count() / 1000, meeting.place());
 }
 
 // The rank that runs the store ends with the same error: not before the others have read it, or 2 s have passed.
@@ -160,7 +242,7 @@ void let_others_hear(c10d::Store& store, const WorldInfo& info) {
     return;
   }
   int64_t present = 0;
-  for (int rank = 1; rank < info.size; ++rank) present += store.check({arrival(rank)}) ? 1 : 0;
+  for (int rank = 1; rank < info.size; ++rank) present += store.check({arrival_key(rank)}) ? 1 : 0;
   const auto deadline = Clock::now() + std::chrono::seconds(2);
   while (store.add("heard", 0) < present && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(10));
 }
@@ -168,9 +250,6 @@ void let_others_hear(c10d::Store& store, const WorldInfo& info) {
 // What rank 0 says once all ranks are there or the time is over.
 std::string hear_verdict(c10d::Store& store, const Meeting& meeting, Clock::time_point deadline, milliseconds timeout) {
   const WorldInfo& info = meeting.info;
-  TESSERA_CHECK(store.add(fmt::format("seat/{}", info.rank), 1) == 1, ErrorKind::kConfig,
-                "[comm.rendezvous] two processes say that they are rank {} of {} at {}", info.rank, info.size, meeting.place());
-  store.set(arrival(info.rank), fmt::format("{}\n{}", info.size, host_identity()));
   if (info.rank == 0) {
     store.set("verdict", judge(store, meeting, deadline, timeout));
   } else {
@@ -193,18 +272,26 @@ c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
     return c10::make_intrusive<c10d::HashStore>();
   }
   const auto deadline = Clock::now() + timeout;
-  auto store = c10::make_intrusive<c10d::PrefixStore>("tessera/" + meeting.prefix, open_store(meeting, timeout));
+  c10::intrusive_ptr<c10d::Store> store;
   std::string verdict;
   try {
+    const Arrival self = introduce_self(meeting);
+    store = find_run(meeting, self, deadline, timeout);
+    take_seat(*store, meeting, self);
     verdict = hear_verdict(*store, meeting, deadline, timeout);
+    if (verdict.starts_with("ok")) {
+      info.hosts = hosts_of_text(verdict.substr(2));
+      const Place place = Place::parse(text_of(*store, place_key(info.rank)));
+      place.put_into(info);
+      meeting.other_host = place.other_host.empty() ? meeting.host : place.other_host;
+    }
   } catch (const c10::Error& error) {
-    raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} lost the store at {}: {}. Did rank 0 end?", info.rank, info.size,
-          meeting.place(), first_line(error));
+    raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} lost the store at {}: {}. Did rank 0 end?", info.rank,
+          info.size, meeting.place(), first_line(error));
   }
   if (!verdict.starts_with("ok")) {
     throw Error(verdict.starts_with("config") ? ErrorKind::kConfig : ErrorKind::kComm, verdict.substr(6));
   }
-  settle_local(info, verdict);
   return store;
 }
 

@@ -26,7 +26,8 @@ int required_number(const Environment& environment, const char* name, const char
   return *value;
 }
 
-void check_info(const WorldInfo& info, const char* rank, const char* size, const char* local_rank, const char* local_size) {
+void check_info(const WorldInfo& info, const char* rank, const char* size, const char* local_rank,
+                const char* local_size) {
   TESSERA_CHECK(info.size >= 1 && info.rank < info.size, ErrorKind::kConfig,
                 "[comm.rendezvous] {}={} and {}={}: wanted a rank below the size", rank, info.rank, size, info.size);
   TESSERA_CHECK(info.local_size <= info.size && (info.local_size == 0 || info.local_rank < info.local_size),
@@ -98,7 +99,8 @@ int port_of_job(std::string_view job) {
   return 20000 + static_cast<int>(hash % 12000);  // below the ports that the kernel hands out
 }
 
-void choose_endpoint(Meeting& meeting, const Environment& environment, const std::string& host, const std::string& job) {
+void choose_endpoint(Meeting& meeting, const Environment& environment, const std::string& host,
+                     const std::string& job) {
   const auto address = environment("MASTER_ADDR"), port = environment("MASTER_PORT");
   meeting.host = address.value_or(meeting.info.local_size == meeting.info.size ? "127.0.0.1" : host);
   meeting.port = port ? parse_port(*port, "MASTER_PORT") : port_of_job(job);
@@ -113,16 +115,19 @@ Meeting slurm_meeting(const Environment& environment) {
   info.size = required_number(environment, "SLURM_STEP_NUM_TASKS", kBecause);
   info.local_rank = required_number(environment, "SLURM_LOCALID", kBecause);
   info.source = "slurm";
-  const auto nodes = expand_node_list(environment("SLURM_STEP_NODELIST").value_or(environment("SLURM_JOB_NODELIST").value_or("")));
+  const auto nodes =
+      expand_node_list(environment("SLURM_STEP_NODELIST").value_or(environment("SLURM_JOB_NODELIST").value_or("")));
   info.local_size = nodes.size() == 1 ? info.size : 0;
   if (const auto per_node = environment("SLURM_STEP_TASKS_PER_NODE")) {
     const auto tasks = expand_tasks_per_node(*per_node);
     const int node = required_number(environment, "SLURM_NODEID", kBecause);
-    TESSERA_CHECK(tasks.size() == nodes.size() && static_cast<size_t>(node) < tasks.size() &&
-                      std::accumulate(tasks.begin(), tasks.end(), int64_t{0}) == info.size,
-                  ErrorKind::kConfig,
-                  "[comm.rendezvous] SLURM_STEP_TASKS_PER_NODE={} does not fit SLURM_STEP_NUM_TASKS={}, SLURM_NODEID={} and "
-                  "{} nodes", *per_node, info.size, node, nodes.size());
+    TESSERA_CHECK(
+        tasks.size() == nodes.size() && static_cast<size_t>(node) < tasks.size() &&
+            std::accumulate(tasks.begin(), tasks.end(), int64_t{0}) == info.size,
+        ErrorKind::kConfig,
+        "[comm.rendezvous] SLURM_STEP_TASKS_PER_NODE={} does not fit SLURM_STEP_NUM_TASKS={}, SLURM_NODEID={} and "
+        "{} nodes",
+        *per_node, info.size, node, nodes.size());
     info.local_size = tasks[node];
   }
   check_info(info, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
@@ -147,27 +152,32 @@ Meeting mpi_meeting(const Environment& environment) {
   info.local_size = given_rank ? given_size.value_or(0) : 0;
   check_info(info, rank, size, local_rank, local_size);
   if (info.size == 1) return meeting;
-  TESSERA_CHECK(environment("MASTER_ADDR") || info.local_size == info.size, ErrorKind::kConfig,
-                "[comm.rendezvous] MASTER_ADDR is not set, though MPI started ranks on several hosts. Set it to an address of "
-                "rank 0's host, and MASTER_PORT to a free port there.");
+  TESSERA_CHECK(
+      environment("MASTER_ADDR") || info.local_size == info.size, ErrorKind::kConfig,
+      "[comm.rendezvous] MASTER_ADDR is not set, though MPI started ranks on several hosts. Set it to an address of "
+      "rank 0's host, and MASTER_PORT to a free port there.");
   std::string job;
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}) {
     if (job.empty()) job = environment(name).value_or("");
   }
-  TESSERA_CHECK(!job.empty() || environment("MASTER_PORT"), ErrorKind::kConfig,
-                "[comm.rendezvous] MASTER_PORT is not set, and this MPI launcher names no job. Set it to a free port of rank "
-                "0's host.");
+  TESSERA_CHECK(
+      !job.empty() || environment("MASTER_PORT"), ErrorKind::kConfig,
+      "[comm.rendezvous] MASTER_PORT is not set, and this MPI launcher names no job. Set it to a free port of rank "
+      "0's host.");
   choose_endpoint(meeting, environment, "127.0.0.1", job);
   return meeting;
 }
 
 void check_against_flags(const Meeting& meeting, const RendezvousFlags& flags) {
   const WorldInfo& info = meeting.info;
-  TESSERA_CHECK(flags.nproc <= 1 || info.local_size == 0 || flags.nproc == info.local_size, ErrorKind::kConfig,
-                "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Leave --nproc out: its ranks are "
-                "joined.", flags.nproc, info.source, info.local_size, info.size);
+  TESSERA_CHECK(
+      flags.nproc <= 1 || info.local_size == 0 || flags.nproc == info.local_size, ErrorKind::kConfig,
+      "[comm.rendezvous] --nproc {}, but {} started {} of {} ranks on this host. Leave --nproc out: its ranks are "
+      "joined.",
+      flags.nproc, info.source, info.local_size, info.size);
   TESSERA_CHECK(flags.nnodes <= 1 || info.local_size != info.size, ErrorKind::kConfig,
-                "[comm.rendezvous] --nnodes {}, but {} started all {} ranks on this host", flags.nnodes, info.source, info.size);
+                "[comm.rendezvous] --nnodes {}, but {} started all {} ranks on this host", flags.nnodes, info.source,
+                info.size);
 }
 
 }  // namespace
@@ -188,10 +198,27 @@ std::string Meeting::place() const {
 std::string who_started(const Environment& environment) {
   if (environment("TESSERA_RENDEZVOUS") && !environment("TORCHELASTIC_RUN_ID")) return "flags";
   if (environment("RANK") || environment("WORLD_SIZE")) return "torchrun";
-  if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID")) return "slurm";  // sbatch's script has no step
+  if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID"))
+    return "slurm";  // sbatch's script has no step
   if (environment("OMPI_COMM_WORLD_SIZE") || environment("PMI_SIZE")) return "mpi";
   return "single";
 }
+
+namespace {
+
+// What tells this run from another one that may be at the same port: its name, as the user or whoever started it says.
+std::string run_of(const std::string& source, const Environment& environment) {
+  if (const auto given = environment("TESSERA_RUN_ID")) return *given;
+  if (source == "slurm") {
+    return fmt::format("Slurm {}.{}", environment("SLURM_JOB_ID").value_or(""),
+                       environment("SLURM_STEP_ID").value_or(""));
+  }
+  if (source == "mpi") return environment("PMIX_NAMESPACE").value_or("");
+  const std::string torchrun = environment("TORCHELASTIC_RUN_ID").value_or("none");
+  return source == "torchrun" && torchrun != "none" ? torchrun : "";
+}
+
+}  // namespace
 
 Meeting find_meeting(const RendezvousFlags& flags, const Environment& environment) {
   const std::string source = who_started(environment);
@@ -200,14 +227,18 @@ Meeting find_meeting(const RendezvousFlags& flags, const Environment& environmen
   if (source == "torchrun") meeting = torchrun_meeting(environment);
   if (source == "slurm") meeting = slurm_meeting(environment);
   if (source == "mpi") meeting = mpi_meeting(environment);
+  if (source == "single" && flags.nnodes > 1 && flags.nproc <= 1) meeting = flags_meeting(flags);
+  meeting.run = run_of(source, environment);
+  meeting.token = environment("TESSERA_TOKEN").value_or("");
   if (source != "single") {
     check_against_flags(meeting, flags);
     return meeting;
   }
-  TESSERA_CHECK(flags.nproc <= 1, ErrorKind::kConfig,
-                "[comm.rendezvous] --nproc {}: this process is no rank. Start the ranks with 'tessera launch --nproc {} -- ...'.",
-                flags.nproc, flags.nproc);
-  return flags.nnodes > 1 ? flags_meeting(flags) : meeting;
+  TESSERA_CHECK(
+      flags.nproc <= 1, ErrorKind::kConfig,
+      "[comm.rendezvous] --nproc {}: this process is no rank. Start the ranks with 'tessera launch --nproc {} -- ...'.",
+      flags.nproc, flags.nproc);
+  return meeting;
 }
 
 }  // namespace tessera::comm

@@ -4,8 +4,8 @@
 //
 // In this order: our own launcher or flags (TESSERA_RENDEZVOUS, --nnodes/--node-rank/--master), torchrun
 // (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), a Slurm step (SLURM_PROCID, SLURM_STEP_*), MPI (OMPI_COMM_WORLD_*,
-// PMI_*), else a single rank. docs/design/rendezvous.md says why. Settings that are missing or contradict one
-// another are Error kConfig and named. Everything here is thread-safe.
+// PMI_*), else a single rank. docs/design/rendezvous.md says why, and what TESSERA_RUN_ID and TESSERA_TOKEN do.
+// Settings that are missing or contradict one another are Error kConfig and named. Everything here is thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -26,13 +26,13 @@ class Store;
 namespace tessera::comm {
 
 struct RendezvousFlags {
-  int nproc = 0;             // ranks on this host; 0: not given
-  int nnodes = 0;            // hosts; 0: not given
-  int node_rank = -1;        // of this host; -1: not given
-  std::string master = "";   // HOST:PORT of the first host
+  int nproc = 0;            // ranks on this host; 0: not given
+  int nnodes = 0;           // hosts; 0: not given
+  int node_rank = -1;       // of this host; -1: not given
+  std::string master = "";  // HOST:PORT of the first host
   std::string backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the meeting and of every collective
-  std::string check = "timeout";  // see WorldOptions
+  std::string check = "timeout";                                // see WorldOptions
   std::string trace_folder = "";
 };
 
@@ -46,8 +46,11 @@ struct Meeting {
   std::string folder;  // of the file store; empty: over TCP
   std::string host;
   int port = 0;
-  bool serve = false;  // this rank runs the TCP store
-  std::string prefix;  // of our keys in the store
+  bool serve = false;      // this rank runs the TCP store
+  std::string prefix;      // of our keys in the store
+  std::string run;         // the name of the run; ranks of another one are refused. Empty: not known
+  std::string other_host;  // an address that leads to another host; meet() knows
+  std::string token;       // whoever does not know it finds none of our keys in the store; empty: none is asked
   std::string place() const;
 };
 
@@ -56,8 +59,9 @@ Meeting find_meeting(const RendezvousFlags& flags, const Environment& environmen
 // "flags", "torchrun", "slurm", "mpi" or "single".
 std::string who_started(const Environment& environment);
 
-// COLLECTIVE over all ranks. The store of the meeting, once all ranks are there and agree on the size of the
-// world; fills in info.local_rank and info.local_size. Error kComm names the ranks that did not arrive.
+// COLLECTIVE over all ranks. The store of the meeting, once all ranks are there and agree on the size of the world and
+// on who shares a host; fills in info.hosts and local_cores, and local_rank and local_size where they are not known.
+// Error kComm names the ranks that did not arrive, kConfig two that contradict each other.
 c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, std::chrono::milliseconds timeout);
 
 // "node[01-03,7],gpu5" -> node01 node02 node03 node7 gpu5. Error kConfig for anything else, and beyond 65536.

@@ -1,28 +1,30 @@
 #include "tessera/comm/rendezvous/world.h"
 
-#include <algorithm>
 #include <ATen/Parallel.h>
 #include <signal.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
+#include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include <exception>
-#include <mutex>
-#include <thread>
-
 #include "tessera/base/error.h"
+#include "tessera/base/host.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backends/backend_choice.h"
 #include "tessera/comm/backends/fake_backend.h"
+#include "tessera/comm/backends/gpu_choice.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
+#include "tessera/comm/watch/flight_record.h"
 #include "tessera/comm/watch/monitor.h"
 #include "tessera/comm/watch/thread_peers.h"
 #include "tessera/comm/watch/watchdog.h"
@@ -33,25 +35,24 @@ struct World::Impl {
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<Monitor> monitor;
   std::map<c10::DeviceType, std::shared_ptr<Group>> everyone;
-  std::shared_ptr<FakeAccount> account;  // of a fake world
+  std::shared_ptr<FakeAccount> account;    // of a fake world
   std::map<std::string, int> groups_made;  // by name and ranks
   std::mutex mutex;                        // of what follows
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
   bool serves_store = false;  // this rank's process is the one that runs the others' store
   int fake_local_size = 1;
-  bool farewell = false;      // and so they tell it when they leave
+  bool farewell = false;  // and so they tell it when they leave
 };
 
 World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options)
     : info_(std::move(info)), options_(std::move(options)), impl_(std::make_unique<Impl>()) {
   impl_->store = std::move(store);
-  const char* folder = std::getenv("TESSERA_TRACE_DIR");
   impl_->monitor = std::make_shared<Monitor>(MonitorOptions{.rank = info_.rank,
                                                             .size = info_.size,
                                                             .check = parse_check_mode(options_.check),
                                                             .timeout = options_.timeout,
-                                                            .trace_folder = folder && *folder ? folder : options_.trace_folder,
+                                                            .trace_folder = options_.trace_folder,
                                                             .ends_process = options_.ends_process});
 }
 
@@ -79,17 +80,19 @@ std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
     set_log_prefix(fmt::format("rank {}: ", meeting.info.rank));
     if (meeting.info.rank > 0 && log_level() == LogLevel::kInfo) set_log_level(LogLevel::kWarning);
   }
+  if (meeting.info.size > 1) raise_open_files_limit();
   auto store = meet(meeting, flags.timeout);
   const WorldInfo& info = meeting.info;
   log_info("[comm.rendezvous] {} rank{}, {} on this host, from {}, met at {}", info.size, info.size == 1 ? "" : "s",
            info.local_size, info.source, meeting.place());
-  const bool one_host = info.local_size == info.size;
+  const bool one_host = info.hosts.loopback;
   auto world = create(info, std::move(store),
                       {.backend = flags.backend,
                        .timeout = flags.timeout,
                        .check = flags.check,
                        .trace_folder = flags.trace_folder,
                        .watch_address = one_host ? "" : meeting.host,
+                       .other_host = one_host ? "" : meeting.other_host,
                        .ends_process = true});
   world->impl_->farewell = info.size > 1 && meeting.folder.empty();
   world->impl_->serves_store = meeting.serve;
@@ -98,35 +101,53 @@ std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
 
 namespace {
 
-// Gloo writes to sockets whose other end may be gone. That is to be its error, not the end of this process; a handler of
-// the program's own stays.
+// Gloo writes to sockets whose other end may be gone. That is to be its error, not the end of this process; a handler
+// of the program's own stays.
 void survive_broken_sockets() {
   struct sigaction now {};
   if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-// How long a rank may be silent before it counts as dead; 0: for ever, as under a debugger.
-std::chrono::milliseconds silence_from_environment() {
+// How long a rank may be silent before it counts as dead; 0: for ever, as under a debugger. Between hosts a switch that
+// restarts is no death.
+std::chrono::milliseconds silence_from_environment(bool one_host) {
   const char* text = std::getenv("TESSERA_SILENCE_SECONDS");
-  if (!text || !*text) return std::chrono::seconds(4);
+  if (!text || !*text) return std::chrono::seconds(one_host ? 4 : 60);
   char* end = nullptr;
   const long seconds = std::strtol(text, &end, 10);
   TESSERA_CHECK(*end == '\0' && seconds >= 0 && seconds <= 86400, ErrorKind::kConfig,
-                "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank is never given up", text);
+                "[comm.watchdog] TESSERA_SILENCE_SECONDS='{}': wanted 0 to 86400; 0: a silent rank is never given up",
+                text);
   return std::chrono::seconds(seconds);
 }
 
-// Records of an earlier run go to the folder's previous/, so that those of one run lie together.
-void put_aside_records(const std::filesystem::path& folder) {
-  std::error_code ignored;
-  bool first = true;
-  for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end; entry.increment(ignored)) {
-    const std::string name = entry->path().filename().string();
-    if (!name.starts_with("flight-") || !name.ends_with(".json")) continue;
-    if (std::exchange(first, false)) std::filesystem::remove_all(folder / "previous", ignored);
-    std::filesystem::create_directory(folder / "previous", ignored);
-    std::filesystem::rename(entry->path(), folder / "previous" / name, ignored);
+// Where this run's flight records go: a folder of its own in `folder`, of a name that all ranks agree on. COLLECTIVE
+// over all ranks, or nobody hears of rank 0's choice.
+std::string folder_of_records(c10d::Store& store, const WorldInfo& info, const std::string& folder) {
+  constexpr const char* kKey = "records";
+  std::string name = new_records_name();
+  if (info.rank == 0 && info.size > 1) store.set(kKey, std::vector<uint8_t>(name.begin(), name.end()));
+  if (folder.empty()) return "";
+  if (info.rank > 0) {
+    try {
+      const auto said = store.get(kKey);
+      name.assign(said.begin(), said.end());
+    } catch (const c10::Error& error) {
+      raise(ErrorKind::kComm, "[comm.world] rank 0 of {} did not come: {}", info.size, first_line(error));
+    }
   }
+  return (std::filesystem::path(folder) / name).string();
+}
+
+// What this rank can tell of the hosts by itself.
+void assume_hosts(WorldInfo& info) {
+  const int local_size = std::max(1, info.local_size);
+  info.cores_per_rank = usable_cores() / local_size;
+  info.hosts = {.count = (info.size + local_size - 1) / local_size,
+                .least_ranks = local_size,
+                .most_ranks = local_size,
+                .least_cores_per_rank = info.cores_per_rank,
+                .loopback = info.local_size == info.size};
 }
 
 }  // namespace
@@ -139,6 +160,9 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
   TESSERA_CHECK(store, ErrorKind::kInternal, "[comm.world] no store");
   store->setTimeout(options.timeout);
   if (info.size > 1) survive_broken_sockets();
+  if (info.hosts.count == 0) assume_hosts(info);
+  const char* folder = std::getenv("TESSERA_TRACE_DIR");
+  options.trace_folder = folder_of_records(*store, info, folder && *folder ? folder : options.trace_folder);
   std::shared_ptr<World> world(new World(std::move(info), std::move(store), std::move(options)));
   if (world->size() > 1) world->start_watch();
   return world;
@@ -152,16 +176,16 @@ void World::start_watch() {
     return;
   }
   write_records_on_signal();
-  if (info_.rank == 0) put_aside_records(monitor.options().trace_folder);
-  const bool one_host = info_.local_size == info_.size;
+  const bool one_host = info_.hosts.loopback;
   if (!one_host && options_.watch_address.empty()) return;
   c10d::PrefixStore store("watch", impl_->store);
   monitor.attend(Watchdog::start(store,
                                  {.rank = info_.rank,
                                   .size = info_.size,
                                   .address = options_.watch_address.empty() ? "127.0.0.1" : options_.watch_address,
+                                  .reach = one_host ? Reach::kThisHost : Reach::kOtherHosts,
                                   .timeout = options_.timeout,
-                                  .silence = silence_from_environment(),
+                                  .silence = silence_from_environment(one_host),
                                   .compare = monitor.options().check != CheckMode::kOff},
                                  monitor));
 }
@@ -169,6 +193,8 @@ void World::start_watch() {
 Monitor& World::monitor() const { return *impl_->monitor; }
 
 std::shared_ptr<World> World::single() { return create({}, c10::make_intrusive<c10d::HashStore>()); }
+
+int World::device_index() const { return gpu_of(info_.local_rank, visible_gpus()); }
 
 c10d::Store& World::store() const { return *impl_->store; }
 
@@ -180,7 +206,10 @@ std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<Fa
                        .size = size,
                        .local_rank = rank % local_size,
                        .local_size = std::min(local_size, size - rank / local_size * local_size),
-                       .source = "fake"};
+                       .source = "fake",
+                       .hosts = {.count = (size + local_size - 1) / local_size,
+                                 .least_ranks = size % local_size ? size % local_size : local_size,
+                                 .most_ranks = std::min(local_size, size)}};
   std::shared_ptr<World> world(new World(info, c10::make_intrusive<c10d::HashStore>(), {}));
   world->impl_->account = std::move(account);
   world->impl_->fake_local_size = local_size;
@@ -197,12 +226,14 @@ std::shared_ptr<Group> World::group(c10::DeviceType device) {
   return everyone;
 }
 
-c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name, const c10::intrusive_ptr<c10d::Store>& store,
+c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name,
+                                                      const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks, int position) const {
   const int size = static_cast<int>(ranks.size());
   if (impl_->account) {
     const auto host = [&](int rank) { return rank / impl_->fake_local_size; };
-    const bool one_host = std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return host(rank) == host(ranks[0]); });
+    const bool one_host =
+        std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return host(rank) == host(ranks[0]); });
     return make_fake_backend(position, size, one_host, impl_->account);
   }
   return choose_backend(store, {.wanted = options_.backend,
@@ -210,9 +241,9 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name, c
                                 .rank = position,
                                 .size = size,
                                 .ranks = ranks,
-                                .ranks_on_host = info_.local_size,
-                                .one_host = info_.local_size == info_.size,
-                                .master = options_.watch_address,
+                                .crowded = info_.cores_per_rank < 1,
+                                .one_host = info_.hosts.loopback,
+                                .other_host = options_.other_host,
                                 .timeout = options_.timeout});
 }
 
@@ -220,17 +251,18 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name, c
 c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                            const std::vector<int>& ranks, int position) const {
   if (impl_->account || options_.backend == "gloo") return nullptr;
-  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store), {.rank = position,
-                                                                                   .size = static_cast<int>(ranks.size()),
-                                                                                   .device = info_.local_rank,
-                                                                                   .ranks_on_host = info_.local_size,
-                                                                                   .timeout = options_.timeout});
+  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store),
+                           {.rank = position,
+                            .size = static_cast<int>(ranks.size()),
+                            .device = device_index(),
+                            .ranks_on_host = info_.local_size,
+                            .timeout = options_.timeout});
 }
 
 int World::open_groups() const {
   const std::lock_guard lock(impl_->mutex);
-  return static_cast<int>(std::count_if(impl_->backends.begin(), impl_->backends.end(),
-                                        [](const auto& weak) { return !weak.expired(); }));
+  return static_cast<int>(
+      std::count_if(impl_->backends.begin(), impl_->backends.end(), [](const auto& weak) { return !weak.expired(); }));
 }
 
 namespace {
@@ -249,9 +281,9 @@ namespace {
 
 }  // namespace
 
-std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device) {
+std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name,
+                                        c10::DeviceType device) {
   int position = -1;
-  std::string key = name + "/";
   std::vector<bool> seen(info_.size);
   for (size_t i = 0; i < ranks.size(); ++i) {
     const int rank = ranks[i];
@@ -260,11 +292,13 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
                   rank >= 0 && rank < info_.size ? "listed twice" : "not in the world", info_.size);
     seen[rank] = true;
     if (rank == info_.rank) position = static_cast<int>(i);
-    key += fmt::format("{}{}", i ? "," : "", rank);
   }
-  TESSERA_CHECK(position >= 0, ErrorKind::kShape, "[comm.new_group] group '{}': this rank, {}, is not in it", name, info_.rank);
+  TESSERA_CHECK(position >= 0, ErrorKind::kShape, "[comm.new_group] group '{}': this rank, {}, is not in it", name,
+                info_.rank);
   if (ranks.size() == 1) return std::make_shared<Group>(name, ranks, 0, nullptr);
 
+  const XXH128_hash_t members = XXH3_128bits(ranks.data(), ranks.size() * sizeof(int));
+  std::string key = fmt::format("{}/{:016x}{:016x}", name, members.high64, members.low64);
   key = fmt::format("group/{}/{}", key, impl_->groups_made[key]++);
   auto store = c10::make_intrusive<c10d::PrefixStore>(key, impl_->store);
   c10::intrusive_ptr<c10d::Backend> backend, cuda;
@@ -274,8 +308,8 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && own->kind() == ErrorKind::kConfig) throw;
-    throw_group_not_made(fmt::format("[comm.new_group] group '{}' (rank {} of {})", name, position, ranks.size()), error,
-                         *impl_->monitor);
+    throw_group_not_made(fmt::format("[comm.new_group] group '{}' (rank {} of {})", name, position, ranks.size()),
+                         error, *impl_->monitor);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
   auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id});
@@ -317,7 +351,8 @@ class ThreadStore final : public c10d::HashStore {
     if (timeout == kNoTimeout) {
       cv_.wait(lock, ready);
     } else if (!cv_.wait_for(lock, timeout, ready)) {
-      raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0], timeout.count());
+      raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0],
+            timeout.count());
     }
     if (broken_) throw PeerFailed("broken off because another rank failed");
   }
@@ -343,8 +378,7 @@ void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)
   std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
   for (int rank = 0; rank < size; ++rank) {
     worlds.push_back(World::create(
-        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store,
-        options));
+        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store, options));
   }
   const int threads_before = at::get_num_threads();
   const int threads_each = std::max(1, threads_before / size);

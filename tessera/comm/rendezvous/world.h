@@ -26,15 +26,26 @@ class Store;
 
 namespace tessera::comm {
 
+// The hosts of a world. All ranks know the same of them, so what is decided from this is decided alike everywhere;
+// its own local_size and cores_per_rank may be those of its host alone.
+struct Hosts {
+  int count = 0;                        // 0: nobody has told; World::create() then takes this rank's own host for all
+  int least_ranks = 1, most_ranks = 1;  // that one of them has
+  int least_cores_per_rank = 1;         // where cores are scarcest; 0: fewer than ranks
+  bool loopback = true;                 // they are one machine after all
+};
+
 struct WorldInfo {
   int rank = 0;
   int size = 1;
   int local_rank = 0;  // among the ranks of this host
   int local_size = 1;
   std::string source = "single";  // who started the ranks: flags, torchrun, slurm, mpi, single, threads
+  int cores_per_rank = 1;         // of this host; 0: its ranks may use fewer cores than they are
+  Hosts hosts = {};
 };
 
-struct RendezvousFlags;  // tessera/comm/rendezvous.h
+struct RendezvousFlags;  // rendezvous.h
 class FakeAccount;
 class Monitor;
 class ThreadRoom;
@@ -44,8 +55,10 @@ struct WorldOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of every collective
   std::string check = "timeout";  // when ranks compare what they called: off, timeout, always
   std::string trace_folder = "";  // of flight records; TESSERA_TRACE_DIR comes first; both empty: none are written
-  std::string watch_address =
-      "";  // of rank 0's host, where its watchdog listens; empty: 127.0.0.1 on one host, else none
+  // Of rank 0's host, where its watchdog listens; empty: 127.0.0.1 on one host, else there is none.
+  std::string watch_address = "";
+  // Of a host that is not this one, by which it finds the interface that leads to others; empty: not known.
+  std::string other_host = "";
   // A rank that is in no collective to hear that the world broke is ended with exit code 4, 3 s later.
   bool ends_process = false;
   std::shared_ptr<ThreadRoom> threads = nullptr;  // the ranks are threads of this process
@@ -72,6 +85,7 @@ class World {
   int rank() const { return info_.rank; }
   int size() const { return info_.size; }
   const WorldInfo& info() const { return info_; }
+  int device_index() const;  // of this rank's GPU, among those that its process sees
   c10d::Store& store() const;
   std::chrono::milliseconds timeout() const { return options_.timeout; }
   Monitor& monitor() const;  // flight recorder and watchdog of this rank

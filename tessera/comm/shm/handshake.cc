@@ -1,12 +1,10 @@
 #include "tessera/comm/shm/handshake.h"
 
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -14,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
+#include "tessera/base/host.h"
 #include "tessera/comm/shm/backend.h"
 #include "tessera/comm/shm/shared_buffer.h"
 
@@ -70,22 +68,11 @@ std::string text_of(c10d::Store& store, const std::string& key) {
 
 std::string key_of(const char* what, int rank) { return fmt::format("shm/{}/{}", what, rank); }
 
-// Equal for processes that can share memory and see one another.
-std::string host_identity() {
-  std::string identity = read_file("/proc/sys/kernel/random/boot_id", 4096);
-  for (const char* space : {"pid", "net", "user"}) {
-    identity += std::filesystem::read_symlink(std::string("/proc/self/ns/") + space).string() + " ";
-  }
-  identity += fmt::format("user {}", ::geteuid());
-  std::replace(identity.begin(), identity.end(), '\n', ' ');
-  return identity;
-}
-
 // What a rank says of itself: a line of identity, or "cannot: why", and its process.
 std::string introduction(const std::string& host) {
   std::string identity;
   try {
-    identity = host_identity() + host;
+    identity = memory_identity() + host;
   } catch (const std::exception& error) {
     identity = fmt::format("cannot: {}", error.what());
   }
@@ -113,13 +100,6 @@ std::vector<int> hosts_of(const std::vector<Guest>& guests) {
   return hosts;
 }
 
-bool crowded(int ranks_on_host) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return true;
-  return ranks_on_host > CPU_COUNT(&cores);
-}
-
 // Answers of rank 0 start with one of these. Who may also open what the others share, or all who may, says kViews.
 constexpr const char* kYes = "yes\n";
 constexpr const char* kViews = "yes\nviews";
@@ -144,7 +124,7 @@ class Handshake {
                            .size = options_.size,
                            .ranks = options_.ranks,
                            .processes = processes_of(offer),
-                           .crowded = crowded(options_.ranks_on_host),
+                           .crowded = options_.crowded,
                            .views = verdict == kViews};
     return {.backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = "", .host_of = {}};
   }
@@ -270,7 +250,7 @@ Met shake_hands(c10d::Store& store, const HandshakeOptions& options) { return Ha
 
 std::string why_unavailable() {
   try {
-    host_identity();
+    memory_identity();
     const auto memory = SharedMemory::create(Layout(2).bytes());
     const Door door;
   } catch (const std::exception& error) {

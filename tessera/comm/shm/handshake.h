@@ -26,7 +26,7 @@ struct HandshakeOptions {
   int rank = 0;
   int size = 1;
   std::vector<int> ranks;  // global number of each member
-  int ranks_on_host = 1;   // of the world, not of the group
+  bool crowded = false;    // ranks (of the world, not of the group) may use fewer cores here than they are
   std::string host = "";   // tells apart what would be one host; for tests
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };

@@ -122,15 +122,25 @@ class Investigation {
     const FlightCall* call = open_call(*records_.at(rank));
     const auto group = call ? groups_.find(call->signature.members) : groups_.end();
     if (group == groups_.end()) return {};
-    std::vector<int> members = group->second->ranks;
-    if (is_message(call->signature.op))
-      members = {members.at(static_cast<size_t>(call->signature.root) % members.size())};
+    const std::vector<int>& members = group->second->ranks;
+    if (is_message(call->signature.op)) {
+      const int peer = members.at(static_cast<size_t>(call->signature.root) % members.size());
+      return peer == rank ? std::vector<int>() : not_there({peer}, call->signature);
+    }
+    const auto key = std::pair(call->signature.members, call->signature.sequence);
+    auto known = not_there_.find(key);
+    if (known == not_there_.end()) known = not_there_.emplace(key, not_there(members, call->signature)).first;
+    std::vector<int> others = known->second;
+    std::erase(others, rank);
+    return others;
+  }
+
+  std::vector<int> not_there(const std::vector<int>& members, const Signature& signature) const {
     std::vector<int> silent, behind;
     for (const int member : members) {
-      if (member == rank) continue;
       if (!records_.contains(member))
         silent.push_back(member);
-      else if (!has_made(member, call->signature))
+      else if (!has_made(member, signature))
         behind.push_back(member);
     }
     silent.insert(silent.end(), behind.begin(), behind.end());
@@ -203,6 +213,8 @@ class Investigation {
   std::map<int, const FlightRecord*> records_;
   std::map<uint32_t, const FlightGroup*> groups_;
   std::map<std::pair<int, uint32_t>, const FlightCall*> last_;  // collective of a rank in a group
+  // Of a group and the number of a collective: found out once, not by each of thousands that wait in it.
+  mutable std::map<std::pair<uint32_t, uint64_t>, std::vector<int>> not_there_;
 };
 
 }  // namespace

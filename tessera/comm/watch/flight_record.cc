@@ -1,8 +1,12 @@
 #include "tessera/comm/watch/flight_record.h"
 
 #include <algorithm>
+#include <charconv>
+#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -68,6 +72,48 @@ void put(char (&field)[size], const std::string& text) {
   std::memcpy(field, text.data(), std::min(text.size(), size - 1));
 }
 
+std::string runs_of(const std::vector<int>& ranks) {
+  std::string text;
+  for (size_t begin = 0; begin < ranks.size();) {
+    const int step = begin + 1 < ranks.size() ? ranks[begin + 1] - ranks[begin] : 0;
+    size_t end = begin + 1;
+    while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
+    if (step <= 0 || end - begin < 3) end = begin + 1;
+    text += fmt::format("{}{}", begin ? "," : "", ranks[begin]);
+    if (end > begin + 1) text += fmt::format("-{}", ranks[end - 1]);
+    if (end > begin + 1 && step > 1) text += fmt::format(":{}", step);
+    begin = end;
+  }
+  return text;
+}
+
+std::vector<int> ranks_of_runs(std::string_view text, int world_size) {
+  std::vector<int> ranks;
+  const auto number = [&](char before) {
+    if (before && !text.starts_with(before)) return -1;
+    if (before) text.remove_prefix(1);
+    int value = -1;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || value < 0 || value >= world_size)
+      throw std::invalid_argument("a group with foreign ranks");
+    text.remove_prefix(static_cast<size_t>(end - text.data()));
+    return value;
+  };
+  while (!text.empty()) {
+    const int first = number(ranks.empty() ? '\0' : ',');
+    if (first < 0) throw std::invalid_argument("a group with no list of ranks");
+    const int last = number('-'), step = last < 0 ? -1 : number(':');
+    if (step == 0 || ranks.size() > static_cast<size_t>(world_size))
+      throw std::invalid_argument("a group with no list of ranks");
+    for (int rank = first; rank <= std::max(first, last); rank += std::max(step, 1)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::vector<int> ranks_of(const json& said, int world_size) {
+  return said.is_string() ? ranks_of_runs(said.get<std::string>(), world_size) : said.get<std::vector<int>>();
+}
+
 FlightCall call_of(const json& entry, const std::vector<FlightGroup>& groups) {
   FlightCall call;
   Signature& signature = call.signature;
@@ -117,7 +163,7 @@ FlightRecord record_of(const json& document) {
   record.calls_made = document.at("calls_made").get<uint64_t>();
   for (const json& entry : document.at("groups")) {
     FlightGroup group{entry.at("id").get<uint32_t>(), entry.at("name").get<std::string>(),
-                      entry.at("ranks").get<std::vector<int>>()};
+                      ranks_of(entry.at("ranks"), record.world_size)};
     if (!std::all_of(group.ranks.begin(), group.ranks.end(), is_rank))
       throw std::invalid_argument("a group with foreign ranks");
     record.groups.push_back(std::move(group));
@@ -142,10 +188,12 @@ const char* to_string(CallState state) noexcept {
   return "?";
 }
 
-std::string to_json(const FlightRecord& record) {
+std::string to_json(const FlightRecord& record, RankLists lists) {
   json groups = json::array(), calls = json::array();
-  for (const FlightGroup& group : record.groups)
-    groups.push_back({{"id", group.id}, {"name", group.name}, {"ranks", group.ranks}});
+  for (const FlightGroup& group : record.groups) {
+    const json ranks = lists == RankLists::kRuns ? json(runs_of(group.ranks)) : json(group.ranks);
+    groups.push_back({{"id", group.id}, {"name", group.name}, {"ranks", ranks}});
+  }
   for (const FlightCall& call : record.calls) calls.push_back(json_of(call));
   const json document = {{"format", kFormat},
                          {"version", kVersion},
@@ -177,12 +225,48 @@ FlightRecord parse_flight_record(std::string_view text, const std::string& sourc
 
 std::string flight_record_name(int rank) { return fmt::format("flight-{:05}.json", rank); }
 
-std::vector<FlightRecord> read_flight_records(const fs::path& folder) {
+namespace {
+
+constexpr const char* kRecords = "records-";
+
+bool is_record(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.starts_with("flight-") && name.ends_with(".json");
+}
+
+}  // namespace
+
+std::string new_records_name() {
+  const auto now = std::chrono::system_clock::now();
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
+  std::tm utc{};
+  ::gmtime_r(&seconds, &utc);
+  char time[32] = "";
+  std::strftime(time, sizeof time, "%Y%m%dT%H%M%S", &utc);
+  return fmt::format("{}{}.{:03}Z-{:08x}", kRecords, time, milliseconds, std::random_device()());
+}
+
+fs::path last_records(const fs::path& folder) {
+  std::error_code failed, ignored;
+  fs::path last;
+  for (fs::directory_iterator entry(folder, failed), end; !failed && entry != end; entry.increment(failed)) {
+    if (!entry->path().filename().string().starts_with(kRecords) || entry->path().filename() < last.filename())
+      continue;
+    const fs::directory_iterator files(entry->path(), ignored);
+    if (std::any_of(files, fs::directory_iterator(), [](const auto& file) { return is_record(file.path()); }))
+      last = entry->path();
+  }
+  return last.empty() ? folder : last;
+}
+
+std::vector<FlightRecord> read_flight_records(const fs::path& parent) {
+  const fs::path folder = last_records(parent);
   std::error_code failed;
   std::vector<fs::path> paths;
   for (fs::directory_iterator entry(folder, failed), end; !failed && entry != end; entry.increment(failed)) {
-    const std::string name = entry->path().filename().string();
-    if (name.starts_with("flight-") && name.ends_with(".json")) paths.push_back(entry->path());
+    if (is_record(entry->path())) paths.push_back(entry->path());
   }
   TESSERA_CHECK(!failed, ErrorKind::kIo, "[comm.flight_record] {}: {}", folder.string(), failed.message());
   TESSERA_CHECK(!paths.empty(), ErrorKind::kFormat,

@@ -46,13 +46,21 @@ struct FlightRecord {
   std::vector<FlightCall> calls;  // oldest first
 };
 
-std::string to_json(const FlightRecord& record);
+// kLists: the ranks of a group one by one, as on disk. kRuns: "0-7999", "3,8-64:8", for a message to another rank,
+// since a world of thousands sends thousands of them.
+enum class RankLists : uint8_t { kLists, kRuns };
+std::string to_json(const FlightRecord& record, RankLists lists = RankLists::kLists);
 // Error kFormat names `source` and what is wrong.
 FlightRecord parse_flight_record(std::string_view json, const std::string& source);
 
 std::string flight_record_name(int rank);  // "flight-00003.json"
-// The records of a folder by rank; of each there is one, though some may be missing. Error kIo: no folder; kFormat:
-// none in it, a file that is none, or of another run.
+// "records-20261122T031500.123Z-1a2b3c4d": the folder of a run's records in a folder that serves many runs; later ones
+// sort behind earlier ones, and no two are the same.
+std::string new_records_name();
+// The records of the last run that left some in `folder`, or those that lie in it directly when no run has.
+std::filesystem::path last_records(const std::filesystem::path& folder);
+// The records of last_records(folder) by rank; of each there is one, though some may be missing. Error kIo: no folder;
+// kFormat: none in it, a file that is none, or of another run.
 std::vector<FlightRecord> read_flight_records(const std::filesystem::path& folder);
 
 }  // namespace tessera::comm

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "tessera/base/host.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -11,12 +13,6 @@ constexpr size_t kSummaryCalls = 16;
 
 int64_t microseconds(std::chrono::nanoseconds duration) {
   return std::chrono::duration_cast<std::chrono::microseconds>(duration).count();
-}
-
-std::string host_name() {
-  char name[256] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
 }
 
 }  // namespace
@@ -46,7 +42,8 @@ void FlightRecorder::mark(uint64_t ticket, CallState state) {
   if (ticket >= made_ || made_ - ticket > ring_.size()) return;
   Entry& entry = ring_[ticket % ring_.size()];
   entry.state = state;
-  (state == CallState::kWaiting ? entry.waiting : entry.finished) = now;
+  if (state == CallState::kWaiting) entry.waiting = now;
+  if (state == CallState::kFinished || state == CallState::kFailed) entry.finished = now;
 }
 
 template <class Keep>

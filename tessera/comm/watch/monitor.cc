@@ -2,13 +2,13 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/errors/peer_failed.h"
@@ -21,7 +21,13 @@ using std::chrono::milliseconds;
 constexpr milliseconds kVerdictDelay{4000};
 constexpr milliseconds kOverdue{3000};  // beyond the timeout, which the back-end itself should keep
 
+constexpr const char* kAsked = "SIGUSR2";
+
 std::atomic<uint64_t> signals{0};
+
+std::filesystem::path record_path(const MonitorOptions& options) {
+  return options.trace_folder.empty() ? options.trace_folder : options.trace_folder / flight_record_name(options.rank);
+}
 
 }  // namespace
 
@@ -42,7 +48,10 @@ CheckMode parse_check_mode(std::string_view name) {
 }
 
 Monitor::Monitor(MonitorOptions options)
-    : options_(std::move(options)), recorder_(options_.rank, options_.size), signals_seen_(signals.load()) {}
+    : options_(std::move(options)),
+      recorder_(options_.rank, options_.size),
+      signals_seen_(signals.load()),
+      writer_(record_path(options_), options_.publish) {}
 
 Monitor::~Monitor() { leave(false); }
 
@@ -63,7 +72,7 @@ void Monitor::leave(bool failed) noexcept {
 
 void Monitor::carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work) {
   const std::lock_guard lock(in_flight_mutex_);
-  in_flight_.push_back({ticket, signature.members, signature.sequence, Clock::now(), std::move(work)});
+  in_flight_.push_back({ticket, signature.members, signature.sequence, Clock::now(), std::move(work), false});
 }
 
 void Monitor::release(uint64_t ticket) {
@@ -74,6 +83,33 @@ void Monitor::release(uint64_t ticket) {
 void Monitor::finish(uint64_t ticket) {
   release(ticket);
   recorder_.mark(ticket, CallState::kFinished);
+}
+
+void Monitor::leave_running(uint64_t ticket) {
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    const auto found =
+        std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) { return one.ticket == ticket; });
+    if (found != in_flight_.end() && !found->work->isCompleted()) {
+      found->left_running = true;
+      recorder_.mark(ticket, CallState::kStarted);
+      return;
+    }
+  }
+  finish(ticket);
+}
+
+void Monitor::finish_what_ran() {
+  std::vector<uint64_t> ended;
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    std::erase_if(in_flight_, [&](const InFlight& one) {
+      if (!one.left_running || !one.work->isCompleted()) return false;
+      ended.push_back(one.ticket);
+      return true;
+    });
+  }
+  for (const uint64_t ticket : ended) recorder_.mark(ticket, CallState::kFinished);
 }
 
 std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
@@ -112,6 +148,15 @@ void Monitor::fail_with(uint64_t ticket, const std::string& message) {
   write_record(message);
 }
 
+std::shared_ptr<void> Monitor::hold() {
+  const std::lock_guard lock(mutex_);
+  ++holds_;
+  return {this, [this](void*) {
+            const std::lock_guard held(mutex_);
+            --holds_;
+          }};
+}
+
 void Monitor::give_up() {
   const std::lock_guard lock(mutex_);
   if (thrown_) return;
@@ -121,12 +166,11 @@ void Monitor::give_up() {
 
 void Monitor::write_record(const std::string& reason) noexcept {
   if (options_.trace_folder.empty()) return;
-  const std::lock_guard lock(writing_);
-  if (written_ && reason != "SIGUSR2") return;
   try {
-    std::filesystem::create_directories(options_.trace_folder);
-    publish_file(options_.trace_folder / flight_record_name(options_.rank), to_json(recorder_.record(reason)));
-    written_ |= reason != "SIGUSR2";
+    const std::lock_guard lock(writing_);
+    if (written_) return;  // that of the failure stays
+    written_ = reason != kAsked;
+    writer_.write(to_json(recorder_.record(reason)));
   } catch (const std::exception& error) {
     log_warning("[comm.flight_record] not written: {}", error.what());
   }
@@ -149,10 +193,9 @@ void Monitor::tick() {
     signals_seen_ = seen;
     if (options_.trace_folder.empty())
       log_warning("[comm.flight_record] SIGUSR2: no folder to write to. Set TESSERA_TRACE_DIR.");
-    if (!asked_record_.valid() || asked_record_.wait_for(milliseconds(0)) == std::future_status::ready) {
-      asked_record_ = std::async(std::launch::async, [this] { write_record("SIGUSR2"); });
-    }
+    write_record(kAsked);
   }
+  finish_what_ran();
   report_overdue();
   end_process_when_due();
 }
@@ -182,7 +225,8 @@ void Monitor::end_process_when_due() {
   bool consequence = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!options_.ends_process || !verdict_ || thrown_ || Clock::now() - heard_at_ < kGrace) return;
+    if (!options_.ends_process || !verdict_ || thrown_) return;
+    if (Clock::now() - heard_at_ < (holds_ > 0 ? kLongestHold : kGrace)) return;
     text =
         fmt::format("[comm.watchdog] {}. This rank has made no collective since that could have told it, and is ended.",
                     verdict_->text);

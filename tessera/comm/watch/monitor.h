@@ -5,9 +5,10 @@
 //   monitor->wait(ticket);  ...  monitor->finish(ticket);
 //
 // Once a verdict is there (a peer died, ranks disagree, a collective timed out) the world is broken: its groups are
-// broken off, so that whatever this rank waits for ends, and flight records are written. A rank that is in no
-// collective hears of it at its next one; if there is none within kGrace, and the options say so, its process is ended
-// with exit code 4. Thread-safe.
+// broken off, so that whatever this rank waits for ends, and flight records are written, by a thread of their own: no
+// file system holds that up. A rank that is in no collective hears of it at its next one; if there is none within
+// kGrace, and the options say so, its process is ended with exit code 4, though not while it holds that off.
+// Thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -16,7 +17,6 @@
 #include <condition_variable>
 #include <filesystem>
 #include <functional>
-#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -26,6 +26,7 @@
 
 #include "tessera/comm/watch/flight_recorder.h"
 #include "tessera/comm/watch/peers.h"
+#include "tessera/comm/watch/record_writer.h"
 
 namespace c10d {
 class Work;
@@ -42,13 +43,15 @@ struct MonitorOptions {
   int size = 1;
   CheckMode check = CheckMode::kTimeout;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  std::filesystem::path trace_folder{};  // of flight records; empty: none
+  std::filesystem::path trace_folder{};  // of this run's flight records; empty: none
   bool ends_process = false;
+  RecordWriter::Publish publish{};  // for tests
 };
 
 class Monitor final : public PeerListener {
  public:
   static constexpr std::chrono::milliseconds kGrace{3000};
+  static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);
 
   explicit Monitor(MonitorOptions options);
   ~Monitor() override;
@@ -65,6 +68,8 @@ class Monitor final : public PeerListener {
   void carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
+  // Ordered on a device's stream: its end is seen later, by tick(). Until then it counts as under way.
+  void leave_running(uint64_t ticket);
   // A call ended badly. The verdict, for which it waits up to 4 s; nothing when nobody can say. Writes the flight
   // record.
   std::optional<Verdict> fail(uint64_t ticket, const Trouble& trouble);
@@ -73,9 +78,12 @@ class Monitor final : public PeerListener {
   std::optional<Verdict> await_verdict(std::chrono::milliseconds limit);
   // The same as fail() when the reason is known here: the others hear it.
   void fail_with(uint64_t ticket, const std::string& message);
+  // While what it returns lives, the process is not ended for want of a collective (ends_process), at most kLongestHold
+  // after the verdict: for work that must not be cut off and needs no peer.
+  std::shared_ptr<void> hold();
   // This rank is about to break off what it has in flight, because it failed on its own account.
   void give_up();
-  // Writes the flight record into the trace folder. Failures are logged.
+  // Begins to write the flight record, of this moment, into the trace folder. Failures are logged.
   void write_record(const std::string& reason) noexcept;
 
   FlightRecord where(uint32_t group, uint64_t sequence) override { return recorder_.summary(group, sequence); }
@@ -90,7 +98,9 @@ class Monitor final : public PeerListener {
     uint64_t sequence;
     Clock::time_point started;
     c10::intrusive_ptr<c10d::Work> work;
+    bool left_running;
   };
+  void finish_what_ran();
   void report_overdue();
   void end_process_when_due();
   void release(uint64_t ticket);
@@ -110,9 +120,10 @@ class Monitor final : public PeerListener {
   std::optional<Verdict> verdict_;
   Clock::time_point heard_at_{};
   bool thrown_ = false;  // this rank's own thread knows
+  int holds_ = 0;
   std::mutex writing_;
-  bool written_ = false;             // the record of the failure
-  std::future<void> asked_record_;  // SIGUSR2's: a slow disk must not silence the watchdog
+  bool written_ = false;  // the record of the failure
+  RecordWriter writer_;
 };
 
 // From now on SIGUSR2 writes the flight records of this process's ranks, unless the program handles it itself.

@@ -6,17 +6,11 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <thread>
-#include <utility>
-
-#include "tessera/base/endpoint.h"
-#include "tessera/base/error.h"
 
 namespace tessera::comm {
 namespace {
@@ -26,6 +20,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kMagic = 0x31575354;  // "TSW1"
 constexpr uint32_t kMaxText = 1 << 20;
+constexpr size_t kMaxUnsent = 8 << 20;
+constexpr milliseconds kPatience{5000};
+constexpr size_t kMaxGuests = 1024;
 
 struct Header {
   uint32_t magic = kMagic;
@@ -34,72 +31,38 @@ struct Header {
   uint32_t length = 0;
 };
 
-using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-
-Addresses resolve(const std::string& host, int port, int flags) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags | AI_NUMERICSERV;
-  const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  TESSERA_CHECK(!failed, ErrorKind::kComm, "[comm.watchdog] {}: {}", host, ::gai_strerror(failed));
-  return {found, ::freeaddrinfo};
+int milliseconds_until(PeerDeadline deadline) {
+  const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+  return static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60000));
 }
 
 bool wait_for(int descriptor, short events, PeerDeadline deadline) {
   for (;;) {
-    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     pollfd polled{descriptor, events, 0};
-    const int ready = ::poll(&polled, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60000)));
+    const int ready = ::poll(&polled, 1, milliseconds_until(deadline));
     if (ready > 0) return true;
     if (ready == 0 && Clock::now() >= deadline) return false;
     if (ready < 0 && errno != EINTR) return false;
   }
 }
 
-void make_prompt(int descriptor) {
-  const int yes = 1;
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-  ::fcntl(descriptor, F_SETFL, ::fcntl(descriptor, F_GETFL) | O_NONBLOCK);
-}
-
-// Of a bound socket.
-std::string endpoint_of(int descriptor) {
-  sockaddr_storage bound{};
-  socklen_t size = sizeof bound;
-  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
-  const auto* address = reinterpret_cast<const sockaddr*>(&bound);
-  if (::getsockname(descriptor, reinterpret_cast<sockaddr*>(&bound), &size) != 0 ||
-      ::getnameinfo(address, size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return "";
-  }
-  return bound.ss_family == AF_INET6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
-}
-
 }  // namespace
 
-PeerSocket::PeerSocket(PeerSocket&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), buffer_(std::move(other.buffer_)) {}
-
-PeerSocket& PeerSocket::operator=(PeerSocket&& other) noexcept {
-  if (this != &other) {
-    close();
-    descriptor_ = std::exchange(other.descriptor_, -1);
-    buffer_ = std::move(other.buffer_);
-  }
-  return *this;
-}
-
-void PeerSocket::close() noexcept {
-  if (descriptor_ >= 0) ::close(descriptor_);
-  descriptor_ = -1;
+PeerSocket::PeerSocket(UniqueFd socket) : socket_(std::move(socket)) {
+  if (!open()) return;
+  const int yes = 1;
+  ::setsockopt(descriptor(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+  ::fcntl(descriptor(), F_SETFL, ::fcntl(descriptor(), F_GETFL) | O_NONBLOCK);
 }
 
 void PeerSocket::finish(PeerDeadline deadline) noexcept {
   if (!open()) return;
-  ::shutdown(descriptor_, SHUT_WR);
+  while (has_unsent() && wait_for(descriptor(), POLLOUT, deadline) && flush()) {
+  }
+  ::shutdown(descriptor(), SHUT_WR);
   char rest[4096];
-  while (wait_for(descriptor_, POLLIN, deadline)) {
-    const ssize_t count = ::recv(descriptor_, rest, sizeof rest, MSG_DONTWAIT);
+  while (Clock::now() < deadline && wait_for(descriptor(), POLLIN, deadline)) {
+    const ssize_t count = ::recv(descriptor(), rest, sizeof rest, MSG_DONTWAIT);
     if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) break;
   }
   close();
@@ -109,18 +72,33 @@ bool PeerSocket::send(const Frame& frame) noexcept {
   if (!open()) return false;
   const Header header{
       .kind = frame.kind, .rank = frame.rank, .length = std::min<uint32_t>(frame.text.size(), kMaxText)};
-  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
-  bytes.append(frame.text, 0, header.length);
-  const auto deadline = Clock::now() + milliseconds(200);
-  for (size_t sent = 0; sent < bytes.size();) {
-    const ssize_t count = ::send(descriptor_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (outgoing_.size() - sent_ > kMaxUnsent) {
+    ::shutdown(descriptor(), SHUT_RDWR);  // receive() then says that it is gone
+    return false;
+  }
+  outgoing_.append(reinterpret_cast<const char*>(&header), sizeof header);
+  outgoing_.append(frame.text, 0, header.length);
+  return flush();
+}
+
+bool PeerSocket::flush() noexcept {
+  while (has_unsent()) {
+    const ssize_t count =
+        ::send(descriptor(), outgoing_.data() + sent_, outgoing_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count > 0) {
-      sent += static_cast<size_t>(count);
-    } else if (count < 0 && errno != EINTR && (errno != EAGAIN || !wait_for(descriptor_, POLLOUT, deadline))) {
+      sent_ += static_cast<size_t>(count);
+    } else if (count < 0 && errno != EINTR) {
+      if (errno == EAGAIN) break;
+      outgoing_.clear();
+      sent_ = 0;
       return false;
     }
   }
-  return true;
+  if (sent_ == outgoing_.size() || sent_ > kMaxUnsent) {
+    outgoing_.erase(0, sent_);
+    sent_ = 0;
+  }
+  return open();
 }
 
 bool PeerSocket::receive(std::vector<Frame>& frames) {
@@ -128,9 +106,9 @@ bool PeerSocket::receive(std::vector<Frame>& frames) {
   bool ended = false;
   char chunk[16384];
   for (;;) {
-    const ssize_t count = ::recv(descriptor_, chunk, sizeof chunk, MSG_DONTWAIT);
+    const ssize_t count = ::recv(descriptor(), chunk, sizeof chunk, MSG_DONTWAIT);
     if (count > 0) {
-      buffer_.append(chunk, static_cast<size_t>(count));
+      incoming_.append(chunk, static_cast<size_t>(count));
     } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
       ended = true;
       break;
@@ -139,67 +117,103 @@ bool PeerSocket::receive(std::vector<Frame>& frames) {
     }
   }
   size_t used = 0;
-  while (buffer_.size() - used >= sizeof(Header)) {
+  while (incoming_.size() - used >= sizeof(Header)) {
     Header header;
-    std::memcpy(&header, buffer_.data() + used, sizeof header);
+    std::memcpy(&header, incoming_.data() + used, sizeof header);
     if (header.magic != kMagic || header.length > kMaxText) return false;
-    if (buffer_.size() - used < sizeof header + header.length) break;
-    frames.push_back({header.kind, header.rank, buffer_.substr(used + sizeof header, header.length)});
+    if (incoming_.size() - used < sizeof header + header.length) break;
+    frames.push_back({header.kind, header.rank, incoming_.substr(used + sizeof header, header.length)});
     used += sizeof header + header.length;
   }
-  buffer_.erase(0, used);
+  incoming_.erase(0, used);
   return !ended;
 }
 
 std::vector<Frame> PeerSocket::await(PeerDeadline deadline) {
   std::vector<Frame> frames;
-  while (frames.empty() && wait_for(descriptor_, POLLIN, deadline) && receive(frames)) {
+  while (frames.empty() && wait_for(descriptor(), POLLIN, deadline) && receive(frames)) {
   }
   return frames;
 }
 
-std::pair<PeerSocket, std::string> listen_for_peers(const std::string& address) {
-  const Addresses addresses = resolve(address, 0, AI_PASSIVE);
-  for (const addrinfo* one = addresses.get(); one; one = one->ai_next) {
-    PeerSocket socket(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol));
-    if (!socket.open() || ::bind(socket.descriptor(), one->ai_addr, one->ai_addrlen) != 0) continue;
-    if (::listen(socket.descriptor(), SOMAXCONN) != 0) continue;
-    std::string endpoint = endpoint_of(socket.descriptor());
-    return {std::move(socket), std::move(endpoint)};
-  }
-  raise(ErrorKind::kComm, "[comm.watchdog] cannot listen on {}: {}", address, std::strerror(errno));
+Reception::Reception(UniqueFd listener) : listener_(std::move(listener)) {
+  ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
 }
 
-std::pair<PeerSocket, std::vector<Frame>> accept_peer(PeerSocket& listener, PeerDeadline deadline) {
-  while (wait_for(listener.descriptor(), POLLIN, deadline)) {
-    PeerSocket socket(::accept4(listener.descriptor(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket.open()) continue;
-    make_prompt(socket.descriptor());
-    auto frames = socket.await(std::min(deadline, Clock::now() + std::chrono::seconds(5)));
-    if (!frames.empty()) return {std::move(socket), std::move(frames)};
-  }
-  return std::pair<PeerSocket, std::vector<Frame>>();
-}
-
-PeerSocket connect_to(const std::string& endpoint, PeerDeadline deadline) {
-  const auto [host, port] = parse_endpoint(endpoint, "the watchdog of rank 0");
-  int reason = 0;
-  do {
-    const Addresses addresses = resolve(host, port, 0);
-    for (const addrinfo* one = addresses.get(); one; one = one->ai_next) {
-      PeerSocket socket(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol));
-      if (!socket.open()) continue;
-      make_prompt(socket.descriptor());
-      if (::connect(socket.descriptor(), one->ai_addr, one->ai_addrlen) == 0) return socket;
-      reason = errno;
-      if (reason != EINPROGRESS || !wait_for(socket.descriptor(), POLLOUT, deadline)) continue;
-      socklen_t size = sizeof reason;
-      ::getsockopt(socket.descriptor(), SOL_SOCKET, SO_ERROR, &reason, &size);
-      if (reason == 0) return socket;
+void Reception::let_in() {
+  for (;;) {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.open()) {
+      guests_.push_back({PeerSocket(std::move(socket)), Clock::now() + kPatience});
+      if (guests_.size() > kMaxGuests) guests_.pop_front();
+      return;
     }
-    std::this_thread::sleep_for(milliseconds(50));
-  } while (Clock::now() < deadline);
-  raise(ErrorKind::kComm, "[comm.watchdog] cannot reach rank 0 at {}: {}", endpoint, std::strerror(reason));
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EAGAIN) return;
+    if (guests_.empty()) {
+      full_until_ = Clock::now() + milliseconds(50);
+      return;
+    }
+    guests_.pop_front();  // EMFILE and its like: the one that has been silent longest makes room
+  }
+}
+
+std::pair<PeerSocket, std::vector<Frame>> Reception::next(PeerDeadline deadline) {
+  for (;;) {
+    const auto now = Clock::now();
+    std::erase_if(guests_, [&](const Guest& guest) { return guest.patience <= now; });
+    const bool full = full_until_ > now;
+    std::vector<pollfd> polled = {{full ? -1 : listener_.get(), POLLIN, 0}};
+    auto until = full ? std::min(deadline, full_until_) : deadline;
+    for (const Guest& guest : guests_) {
+      polled.push_back({guest.socket.descriptor(), POLLIN, 0});
+      until = std::min(until, guest.patience);
+    }
+    if (::poll(polled.data(), polled.size(), milliseconds_until(until)) <= 0) {
+      if (Clock::now() >= deadline) return std::pair<PeerSocket, std::vector<Frame>>();
+      continue;
+    }
+    size_t i = 1;
+    for (auto guest = guests_.begin(); guest != guests_.end(); ++i) {
+      std::vector<Frame> frames;
+      const bool stays = !polled[i].revents || guest->socket.receive(frames);
+      if (!frames.empty()) {
+        PeerSocket socket = std::move(guest->socket);
+        guests_.erase(guest);
+        return std::pair(std::move(socket), std::move(frames));
+      }
+      guest = stays ? std::next(guest) : guests_.erase(guest);
+    }
+    if (polled[0].revents) let_in();
+  }
+}
+
+PeerSocket connect_to(const std::string& host, int port, PeerDeadline deadline, std::string& reason) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  if (const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found)) {
+    reason = ::gai_strerror(failed);
+    return PeerSocket();
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, ::freeaddrinfo);
+  for (const addrinfo* one = found; one; one = one->ai_next) {
+    PeerSocket socket(UniqueFd(::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol)));
+    int error = errno;
+    if (socket.open()) {
+      error = ::connect(socket.descriptor(), one->ai_addr, one->ai_addrlen) == 0 ? 0 : errno;
+      if (error == EINPROGRESS) {
+        error = ETIMEDOUT;
+        socklen_t size = sizeof error;
+        if (wait_for(socket.descriptor(), POLLOUT, deadline)) {
+          ::getsockopt(socket.descriptor(), SOL_SOCKET, SO_ERROR, &error, &size);
+        }
+      }
+      if (error == 0) return socket;
+    }
+    reason = std::strerror(error);
+  }
+  return PeerSocket();
 }
 
 }  // namespace tessera::comm

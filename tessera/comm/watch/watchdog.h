@@ -8,12 +8,11 @@
 // A thread of its own serves the connection, so that a rank is heard while it computes. Thread-safe.
 #pragma once
 
-#include <c10/util/intrusive_ptr.h>
-
 #include <chrono>
 #include <memory>
 #include <string>
 
+#include "tessera/base/listen.h"
 #include "tessera/comm/watch/peers.h"
 
 namespace c10d {
@@ -22,10 +21,13 @@ class Store;
 
 namespace tessera::comm {
 
+class WatchLoop;
+
 struct WatchdogOptions {
   int rank = 0;
   int size = 1;
-  std::string address = "127.0.0.1";                            // of rank 0's host, where the hub listens
+  std::string address = "127.0.0.1";                            // of rank 0's host, as it is called on this one
+  Reach reach = Reach::kThisHost;                               // where the other ranks are
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // until all ranks are connected
   std::chrono::milliseconds silence = std::chrono::seconds(4);  // 0: a silent rank is not a dead one
   bool compare = true;                                          // ask the ranks where they are when one reports trouble
@@ -34,7 +36,7 @@ struct WatchdogOptions {
 class Watchdog final : public Peers {
  public:
   // COLLECTIVE over the ranks of `store`. `listener` must live until leave(). Error kComm when a rank does not come;
-  // null on all ranks, with a warning, when rank 0 cannot listen on `address`.
+  // null on all ranks, with a warning of one, when rank 0 cannot listen or cannot be reached by all.
   static std::unique_ptr<Watchdog> start(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener);
   ~Watchdog() override;  // leaves, if that was not done
 
@@ -44,11 +46,8 @@ class Watchdog final : public Peers {
   void leave(bool failed) noexcept override;
 
  private:
-  class Loop;
-  class Spoke;
-  class Hub;
-  explicit Watchdog(std::unique_ptr<Loop> loop);
-  std::unique_ptr<Loop> loop_;
+  explicit Watchdog(std::unique_ptr<WatchLoop> loop);
+  std::unique_ptr<WatchLoop> loop_;
 };
 
 }  // namespace tessera::comm

@@ -1,0 +1,169 @@
+#include "tessera/comm/rendezvous/arrivals.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/host.h"
+
+namespace tessera::comm {
+namespace {
+
+using nlohmann::json;
+
+std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+// Whatever a stranger left in the store is an error of its own.
+template <class Take>
+auto parsed(const std::string& text, const Take& take) {
+  try {
+    return take(json::parse(text));
+  } catch (const json::exception& error) {
+    raise(ErrorKind::kComm, "[comm.rendezvous] '{}' is no word of a rank of this version: {}", text.substr(0, 80),
+          error.what());
+  }
+}
+
+// The ranks that share a host, and its cores.
+struct SharedHost {
+  std::vector<int> ranks;
+  std::string cores;
+  int cores_per_rank() const { return count_cores(cores) / static_cast<int>(ranks.size()); }
+};
+
+// Of the first rank that is not on `host` and has one.
+std::string address_elsewhere(const std::vector<Arrival>& arrivals, const std::string& host) {
+  const auto found = std::find_if(arrivals.begin(), arrivals.end(),
+                                  [&](const Arrival& one) { return one.host != host && !one.address.empty(); });
+  return found == arrivals.end() ? "" : found->address;
+}
+
+}  // namespace
+
+std::string Arrival::text() const {
+  return dump({{"rank", rank},
+               {"size", size},
+               {"local_rank", local_rank},
+               {"local_size", local_size},
+               {"pid", pid},
+               {"name", host_name},
+               {"host", host},
+               {"cores", cores},
+               {"address", address}});
+}
+
+Arrival Arrival::parse(const std::string& text) {
+  return parsed(text, [](const json& said) {
+    return Arrival{.rank = said.at("rank"),
+                   .size = said.at("size"),
+                   .local_rank = said.at("local_rank"),
+                   .local_size = said.at("local_size"),
+                   .pid = said.at("pid"),
+                   .host_name = said.at("name"),
+                   .host = said.at("host"),
+                   .cores = said.at("cores"),
+                   .address = said.at("address")};
+  });
+}
+
+std::string Arrival::who() const { return fmt::format("rank {} (process {} on {})", rank, pid, host_name); }
+
+std::string Place::text() const {
+  return dump({{"local_rank", local_rank},
+               {"local_size", local_size},
+               {"cores_per_rank", cores_per_rank},
+               {"other_host", other_host}});
+}
+
+Place Place::parse(const std::string& text) {
+  return parsed(text, [](const json& said) {
+    return Place{.local_rank = said.at("local_rank"),
+                 .local_size = said.at("local_size"),
+                 .cores_per_rank = said.at("cores_per_rank"),
+                 .other_host = said.at("other_host")};
+  });
+}
+
+void Place::put_into(WorldInfo& info) const {
+  info.local_rank = local_rank;
+  info.local_size = local_size;
+  info.cores_per_rank = cores_per_rank;
+}
+
+std::string text_of_hosts(const Hosts& hosts) {
+  return dump({{"count", hosts.count},
+               {"least_ranks", hosts.least_ranks},
+               {"most_ranks", hosts.most_ranks},
+               {"least_cores_per_rank", hosts.least_cores_per_rank},
+               {"loopback", hosts.loopback}});
+}
+
+Hosts hosts_of_text(const std::string& text) {
+  return parsed(text, [](const json& said) {
+    return Hosts{.count = said.at("count"),
+                 .least_ranks = said.at("least_ranks"),
+                 .most_ranks = said.at("most_ranks"),
+                 .least_cores_per_rank = said.at("least_cores_per_rank"),
+                 .loopback = said.at("loopback")};
+  });
+}
+
+std::string sizes_differ(const Arrival& one, const Arrival& other) {
+  return fmt::format(
+      "[comm.rendezvous] {} says the world has {} ranks, {} says {}. Start all with the same numbers; hosts that have "
+      "unlike numbers of ranks are given as --nproc 4,2 on each of them.",
+      other.who(), other.size, one.who(), one.size);
+}
+
+Agreement agree(const std::vector<Arrival>& arrivals) {
+  const int size = static_cast<int>(arrivals.size());
+  std::map<std::string, SharedHost> shared;
+  for (const Arrival& one : arrivals) {
+    SharedHost& host = shared[one.host];
+    host.ranks.push_back(one.rank);
+    host.cores = united(host.cores, one.cores);
+  }
+  // Who was told that all share its host talks over loopback.
+  const auto alone =
+      std::find_if(arrivals.begin(), arrivals.end(), [&](const Arrival& a) { return a.local_size == size; });
+  if (alone != arrivals.end()) {
+    for (const Arrival& one : arrivals) {
+      TESSERA_CHECK(
+          one.local_size == size && one.host == alone->host, ErrorKind::kConfig,
+          "[comm.rendezvous] {} was told that all {} ranks share its host, but {} was told of {}. Start all with the "
+          "same numbers.",
+          alone->who(), size, one.who(),
+          one.local_size == size ? "the same on another host" : fmt::format("{} on its", one.local_size));
+    }
+  }
+  Agreement agreed{.hosts = {.count = 0,
+                             .least_ranks = size,
+                             .most_ranks = 0,
+                             .least_cores_per_rank = 1 << 20,
+                             .loopback = shared.size() == 1},
+                   .places = {}};
+  double count = 0;
+  for (const Arrival& one : arrivals) {
+    const SharedHost& host = shared.at(one.host);
+    Place place{.local_rank = one.local_rank,
+                .local_size = one.local_size,
+                .cores_per_rank = host.cores_per_rank(),
+                .other_host = ""};
+    if (one.address.empty()) place.other_host = address_elsewhere(arrivals, one.host);
+    if (place.local_size == 0) {
+      place.local_size = static_cast<int>(host.ranks.size());
+      place.local_rank =
+          static_cast<int>(std::lower_bound(host.ranks.begin(), host.ranks.end(), one.rank) - host.ranks.begin());
+    }
+    count += 1.0 / place.local_size;
+    agreed.hosts.least_ranks = std::min(agreed.hosts.least_ranks, place.local_size);
+    agreed.hosts.most_ranks = std::max(agreed.hosts.most_ranks, place.local_size);
+    agreed.hosts.least_cores_per_rank = std::min(agreed.hosts.least_cores_per_rank, place.cores_per_rank);
+    agreed.places.push_back(place);
+  }
+  agreed.hosts.count = std::max(1, static_cast<int>(count + 0.5));
+  return agreed;
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,194 @@
+#include "tessera/comm/watch/watch_loop.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr milliseconds kTick{500}, kPing{1000};
+constexpr milliseconds kFarewell{500};  // for peers to hear that this rank leaves
+constexpr int kOwn = -1;                // the eventfd, among the ranks that epoll names
+
+template <class Step>
+void guarded(const Step& step) {
+  try {
+    step();
+  } catch (const std::exception& error) {  // the watch goes on
+    log_warning("[comm.watchdog] {}", error.what());
+  }
+}
+
+epoll_event event_of(int rank, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = rank;
+  return event;
+}
+
+}  // namespace
+
+WatchLoop::WatchLoop(int rank, milliseconds silence, PeerListener& listener)
+    : rank_(rank),
+      silence_(silence),
+      listener_(listener),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      poll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  epoll_event own = event_of(kOwn, EPOLLIN);
+  TESSERA_CHECK(wake_.open() && poll_.open() && ::epoll_ctl(poll_.get(), EPOLL_CTL_ADD, wake_.get(), &own) == 0,
+                ErrorKind::kIo, "[comm.watchdog] eventfd and epoll: {}", std::strerror(errno));
+}
+
+void WatchLoop::admit(int rank, PeerSocket socket, std::vector<Frame> early) {
+  Peer& peer = peers_.emplace(rank, Peer{.socket = std::move(socket)}).first->second;
+  attend(rank, peer, true);
+  for (Frame& frame : early) early_.emplace_back(rank, std::move(frame));
+}
+
+void WatchLoop::attend(int rank, Peer& peer, bool added) {
+  peer.awaits_room = peer.socket.has_unsent();
+  epoll_event event = event_of(rank, EPOLLIN | (peer.awaits_room ? EPOLLOUT : 0U));
+  TESSERA_CHECK(::epoll_ctl(poll_.get(), added ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, peer.socket.descriptor(), &event) == 0,
+                ErrorKind::kIo, "[comm.watchdog] the connection with rank {}: {}", rank, std::strerror(errno));
+}
+
+void WatchLoop::begin() {
+  last_tick_ = Clock::now();
+  for (auto& [rank, peer] : peers_) peer.heard = last_tick_;
+  thread_ = std::thread([this] { run(); });
+}
+
+void WatchLoop::post(FrameKind kind, std::string text) {
+  const std::lock_guard lock(mutex_);
+  outbox_.push_back({kind, rank_, std::move(text)});
+  wake();
+}
+
+void WatchLoop::end(bool failed) {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failed) outbox_.push_back({FrameKind::kBye, rank_});
+    stop_ = true;
+    wake();
+  }
+  thread_.join();
+  const auto deadline = Clock::now() + kFarewell;
+  for (auto& [rank, peer] : peers_) peer.socket.finish(deadline);
+  peers_.clear();
+}
+
+void WatchLoop::send(int to, const Frame& frame) {
+  const auto found = peers_.find(to);
+  if (found == peers_.end()) return;
+  Peer& peer = found->second;
+  peer.socket.send(frame);  // an end shows when it is read
+  if (peer.socket.has_unsent() != peer.awaits_room) attend(to, peer, false);
+}
+
+void WatchLoop::tell_all(const Frame& frame) {
+  for (auto& [rank, peer] : peers_) guarded([&] { send(rank, frame); });
+}
+
+void WatchLoop::announce(const Verdict& verdict) {
+  if (heard_verdict_) return;
+  heard_verdict_ = true;
+  listener_.hear(verdict);
+}
+
+void WatchLoop::wake() const {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void WatchLoop::run() {
+  for (const auto& [rank, frame] : std::exchange(early_, {})) guarded([&] { receive(rank, frame); });
+  auto next_ping = Clock::now();
+  for (;;) {
+    std::vector<Frame> own;
+    bool stop = false;
+    {
+      const std::lock_guard lock(mutex_);
+      own.swap(outbox_);
+      stop = stop_;
+    }
+    for (const Frame& frame : own) guarded([&] { send_own(frame); });
+    if (stop) return;
+    serve();
+    if (Clock::now() >= next_ping) {
+      next_ping = Clock::now() + kPing;
+      ping_all();
+    }
+    guarded([&] {
+      check_silence();
+      on_tick();
+      listener_.tick();
+    });
+  }
+}
+
+void WatchLoop::serve() {
+  epoll_event events[64];
+  const int count = ::epoll_wait(poll_.get(), events, 64, static_cast<int>(kTick.count()));
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.fd != kOwn) {
+      serve_peer(events[i].data.fd, events[i].events);
+      continue;
+    }
+    uint64_t posted = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &posted, sizeof posted);
+  }
+}
+
+void WatchLoop::serve_peer(int rank, uint32_t events) {
+  const auto found = peers_.find(rank);
+  if (found == peers_.end()) return;  // dropped by what another one said
+  Peer& peer = found->second;
+  if (events & EPOLLOUT) {
+    peer.socket.flush();
+    if (!peer.socket.has_unsent()) guarded([&] { attend(rank, peer, false); });
+  }
+  if (!(events & ~static_cast<uint32_t>(EPOLLOUT))) return;
+  peer.heard = Clock::now();
+  std::vector<Frame> frames;
+  const bool open = peer.socket.receive(frames);
+  for (const Frame& frame : frames) guarded([&] { receive(rank, frame); });
+  if (!open && peers_.erase(rank)) guarded([&] { lose(rank, false); });
+}
+
+// One that does not even read the last ping gets no more.
+void WatchLoop::ping_all() {
+  for (auto& [rank, peer] : peers_) {
+    if (!peer.awaits_room) guarded([&] { send(rank, {FrameKind::kPing, rank_}); });
+  }
+}
+
+// A pause of this process (SIGSTOP, a debugger, a frozen machine) is not its peers' silence.
+void WatchLoop::check_silence() {
+  const auto now = Clock::now();
+  if (now - last_tick_ > 3 * kTick) {
+    for (auto& [rank, peer] : peers_) peer.heard = std::min(now, peer.heard + (now - last_tick_));
+  }
+  last_tick_ = now;
+  if (silence_ == milliseconds(0)) return;
+  std::vector<int> silent;
+  for (const auto& [rank, peer] : peers_) {
+    if (now - peer.heard > silence_) silent.push_back(rank);
+  }
+  for (const int rank : silent) {
+    peers_.erase(rank);
+    lose(rank, true);
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,95 @@
+// Connections of a watch that are slow, silent or too many.
+#include "tessera/comm/watch/peer_socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include "tessera/base/listen.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::seconds;
+using Clock = std::chrono::steady_clock;
+
+UniqueFd connected(int port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  return socket;
+}
+
+TEST(PeerSocket, WhatTheOtherEndDoesNotReadAtOnceArrivesWholeLater) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  PeerSocket sender{UniqueFd(ends[0])}, receiver{UniqueFd(ends[1])};
+  const std::string text(100'000, 'x');
+  constexpr int kFrames = 20;  // more than a socket holds
+  for (int i = 0; i < kFrames; ++i) ASSERT_TRUE(sender.send({FrameKind::kStatus, i, text})) << i;
+  EXPECT_TRUE(sender.has_unsent());
+  std::vector<Frame> frames;
+  for (const auto limit = Clock::now() + seconds(20); frames.size() < kFrames && Clock::now() < limit;) {
+    ASSERT_TRUE(receiver.receive(frames));
+    ASSERT_TRUE(sender.flush());
+  }
+  ASSERT_EQ(frames.size(), size_t{kFrames});
+  for (int i = 0; i < kFrames; ++i) {
+    EXPECT_EQ(frames[i].rank, i);
+    EXPECT_TRUE(frames[i].text == text);
+  }
+  EXPECT_FALSE(sender.has_unsent());
+}
+
+TEST(PeerSocket, OneThatNeverReadsCountsAsGoneInTheEnd) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  PeerSocket sender{UniqueFd(ends[0])};
+  const UniqueFd other(ends[1]);
+  const std::string text(1'000'000, 'x');
+  bool open = true;
+  for (int i = 0; i < 30 && open; ++i) open = sender.send({FrameKind::kStatus, 0, text});
+  EXPECT_FALSE(open);
+  std::vector<Frame> frames;
+  EXPECT_FALSE(sender.receive(frames));
+}
+
+// 40 of them, 5 s each, would have kept the one that speaks waiting for 200 s.
+TEST(Reception, WhoSaysNothingHoldsUpNobody) {
+  Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 40; ++i) silent.push_back(connected(here.port));
+  PeerSocket speaks(connected(here.port));
+  speaks.send({FrameKind::kHello, 7, "here"});
+  Reception reception(std::move(here.socket));
+  const auto [socket, frames] = reception.next(Clock::now() + seconds(20));
+  ASSERT_TRUE(socket.open());
+  EXPECT_EQ(frames.at(0).rank, 7);
+}
+
+TEST(Reception, WithoutDescriptorsTheSilentOnesMakeRoom) {
+  Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 30; ++i) silent.push_back(connected(here.port));
+  PeerSocket speaks(connected(here.port));
+  speaks.send({FrameKind::kHello, 7, "here"});
+  Reception reception(std::move(here.socket));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const UniqueFd next(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // the lowest that is free
+  rlimit tight = before;
+  tight.rlim_cur = static_cast<rlim_t>(next.get()) + 5;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const auto [socket, frames] = reception.next(Clock::now() + seconds(20));
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  ASSERT_TRUE(socket.open());
+  EXPECT_EQ(frames.at(0).rank, 7);
+}
+
+}  // namespace
+}  // namespace tessera::comm
