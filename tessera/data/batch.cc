@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/ignored_label.h"
 
 namespace tessera::data {
 
@@ -18,7 +19,7 @@ Batch make_batch(at::Tensor tokens, at::Tensor labels, at::Tensor positions, at:
         at::toString(tensor->scalar_type()), fmt::join(tensor->sizes(), ", "), fmt::join(tokens.sizes(), ", "));
   }
   Batch batch;
-  batch.label_tokens = labels.ne(-100).sum().item<int64_t>();
+  batch.label_tokens = labels.ne(kIgnoredLabel).sum().item<int64_t>();
   batch.tokens_used = document_ids.ge(0).sum().item<int64_t>();
   batch.tokens = std::move(tokens);
   batch.labels = std::move(labels);

@@ -11,11 +11,10 @@
 #include "tessera/data/samples.h"
 #include "tessera/data/shuffle.h"
 #include "tessera/data/sources.h"
+#include "tessera/kernels/ignored_label.h"
 
 namespace tessera::data {
 namespace {
-
-constexpr int64_t kIgnoredLabel = -100;
 
 template <class Names>
 void check_choice(const char* key, const std::string& value, const Names& names) {

@@ -1,13 +1,18 @@
 #include "tessera/kernels/linear.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <numeric>
+
+#include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/detail/linear_choice.h"
+#include "tessera/kernels/detail/operations.h"
 
 namespace tessera {
 namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
 
 // Below this many rows a product is bound by reading the weight, and setting up oneDNN costs more than it brings.
 constexpr int64_t kMinRows = 16;
@@ -16,33 +21,152 @@ bool is_plain_cpu_float(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && !is_dtensor(tensor);
 }
 
-// y = x weight^T + bias through a node that keeps x and weight alone.
-struct OneDnnLinear : torch::autograd::Function<OneDnnLinear> {
+bool runs_on_onednn(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  return is_plain_cpu_float(x) && is_plain_cpu_float(weight) && x.dim() >= 1 && weight.dim() == 2 &&
+         x.size(-1) == weight.size(1) && (!bias || is_plain_cpu_float(*bias)) &&
+         x.numel() >= kMinRows * weight.size(1) && weight.size(0) >= kMinRows && weight.size(1) >= kMinRows &&
+         detail::onednn_is_faster();
+}
+
+// [..., n] as [rows, n], also without elements.
+at::Tensor as_rows(const at::Tensor& tensor) {
+  const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
+  return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
+}
+
+at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return detail::onednn_product(as_rows(x), weight, bias.value_or(at::Tensor())).view(sizes);
+}
+
+at::Tensor weight_gradient_of(const at::Tensor& grad, const at::Tensor& x) {
+  return product_nt(as_rows(grad).t(), as_rows(x).t());
+}
+
+at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&)>("tessera::linear_weight_gradient");
+  return op.call(grad, x);
+}
+
+at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const OptionalTensor&)>("tessera::linear");
+  return op.call(x, weight, bias);
+}
+
+// y = x weight^T + bias through a node that keeps x and weight alone. Its derivative is made of differentiable
+// products.
+struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
+                            const OptionalTensor& bias) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({x, weight});
     ctx->saved_data["has_bias"] = bias.has_value();
-    const auto rows = x.reshape({-1, weight.size(1)});
-    auto sizes = x.sizes().vec();
-    sizes.back() = weight.size(0);
-    return detail::onednn_product(rows, weight, bias.value_or(at::Tensor())).view(sizes);
+    return call_linear(x, weight, bias);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1];
-    const auto grad = grads[0].reshape({-1, weight.size(0)});
+    const auto &x = saved[0], &weight = saved[1], &grad = grads[0];
     at::Tensor grad_x, grad_weight, grad_bias;
-    if (ctx->needs_input_grad(0)) grad_x = product_nt(grad, weight.t()).view(x.sizes());
-    if (ctx->needs_input_grad(1)) grad_weight = product_nt(grad.t(), x.reshape({-1, weight.size(1)}).t());
-    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = grad.sum(0);
+    if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t(), std::nullopt);
+    if (ctx->needs_input_grad(1)) grad_weight = weight_gradient(grad, x);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) {
+      std::vector<int64_t> leading(static_cast<size_t>(grad.dim()) - 1);
+      std::iota(leading.begin(), leading.end(), 0);
+      grad_bias = leading.empty() ? grad : grad.sum(leading);
+    }
     return {grad_x, grad_weight, grad_bias};
   }
 };
 
+struct WeightGradient : torch::autograd::Function<WeightGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({grad, x});
+    return weight_gradient(grad, x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    return {call_linear(saved[1], grads[0], std::nullopt), call_linear(saved[0], grads[0].t(), std::nullopt)};
+  }
+};
+
+// libtorch's node where the product is libtorch's.
+at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  const bool distributed = is_dtensor(x) || is_dtensor(weight) || (bias && is_dtensor(*bias));
+  return distributed || runs_on_onednn(x, weight, bias) ? Linear::apply(x, weight, bias) : at::linear(x, weight, bias);
+}
+
+at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
+  return WeightGradient::apply(grad, x);
+}
+
+std::vector<int64_t> with_last(c10::IntArrayRef sizes, int64_t last) {
+  auto changed = sizes.vec();
+  changed.back() = last;
+  return changed;
+}
+
+// x [..., k], weight [n, k], bias [n]: rows are independent, n cuts the weight, k leaves a sum. Of a sum every rank
+// adds its part, so the bias must be one too.
+void propose_linear(const OpCall& call, Proposal& proposal) {
+  const auto &x = call.inputs[0], &weight = call.inputs[1];
+  TESSERA_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.sizes.back() == weight.sizes[1], ErrorKind::kShape,
+                "[kernels.linear] {}: wanted [..., in] and [out, in]", call.describe());
+  const int64_t last = x.dim() - 1;
+  const auto add = [&](const Placement& output, const Placement& of_x, const Placement& of_weight,
+                       const Placement& of_bias) {
+    Strategy strategy{{output}, {of_x, of_weight, of_bias}};
+    strategy.inputs.resize(call.inputs.size());
+    proposal.strategies.push_back(std::move(strategy));
+  };
+  for (int64_t dim = 0; dim < last; ++dim) add(Shard(dim), Shard(dim), Replicate(), Replicate());
+  add(Shard(last), Replicate(), Shard(0), Shard(0));
+  add(Partial(), Shard(last), Shard(1), Partial());
+  detail::add_partial_of(call, proposal, {0, 2});
+  detail::add_partial_of(call, proposal, {1, 2});
+  proposal.output(with_last(x.sizes, weight.sizes[0]));
+}
+
+// grad [..., n], x [..., k]: [n, k], a sum over the rows.
+void propose_weight_gradient(const OpCall& call, Proposal& proposal) {
+  const auto &grad = call.inputs[0], &x = call.inputs[1];
+  const int64_t last = x.dim() - 1;
+  for (int64_t dim = 0; dim < last; ++dim) proposal.strategies.push_back({{Partial()}, {Shard(dim), Shard(dim)}});
+  proposal.strategies.push_back({{Shard(0)}, {Shard(last), Replicate()}});
+  proposal.strategies.push_back({{Shard(1)}, {Replicate(), Shard(last)}});
+  detail::add_partial_of(call, proposal, {0});
+  detail::add_partial_of(call, proposal, {1});
+  proposal.output({grad.sizes.back(), x.sizes.back()});
+}
+
 }  // namespace
+
+namespace detail {
+
+void define_linear(torch::Library& library) {
+  library.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  library.impl("linear", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(linear_of)));
+  library.impl("linear", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_linear)));
+  library.def("linear_weight_gradient(Tensor grad, Tensor x) -> Tensor");
+  library.impl("linear_weight_gradient",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(weight_gradient_of)));
+  library.impl("linear_weight_gradient",
+               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_weight_gradient)));
+}
+
+void register_linear_rules() {
+  register_rule("tessera::linear", propose_linear);
+  register_rule("tessera::linear_weight_gradient", propose_weight_gradient);
+}
+
+}  // namespace detail
 
 std::string_view linear_kernel_name() { return detail::onednn_is_faster() ? "onednn" : "aten"; }
 
@@ -56,12 +180,7 @@ at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  const bool ours = is_plain_cpu_float(x) && is_plain_cpu_float(weight) && x.dim() >= 1 && weight.dim() == 2 &&
-                    x.size(-1) == weight.size(1) && (!bias.defined() || is_plain_cpu_float(bias)) &&
-                    x.numel() >= kMinRows * weight.size(1) && weight.size(0) >= kMinRows && weight.size(1) >= kMinRows &&
-                    detail::onednn_is_faster();
-  const auto given_bias = bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt;
-  return ours ? OneDnnLinear::apply(x, weight, given_bias) : at::linear(x, weight, given_bias);
+  return call_linear(x, weight, bias.defined() ? OptionalTensor(bias) : std::nullopt);
 }
 
 }  // namespace tessera

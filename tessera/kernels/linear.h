@@ -1,11 +1,13 @@
 // Matrix products with weights.
 //
-//   at::Tensor y = linear(x, weight, bias);      // [..., out] of x [..., in], weight [out, in], bias [out] or undefined
+//   at::Tensor y = linear(x, weight, bias);      // [..., out] of x [..., in], weight [out, in], bias [out] or
+//   undefined
 //
 // fp32 on a CPU runs through oneDNN where that is faster than at::linear on this machine, forward and both backward
-// products; everything else, DTensors among it, is at::linear. Which of the two is faster is measured once per machine
-// and thread count and kept in $XDG_CACHE_HOME/tessera (else ~/.cache/tessera), so that later runs and the other ranks
-// round alike; TESSERA_LINEAR=onednn|aten decides without measuring. Thread-safe.
+// products; everything else is at::linear. Which of the two is faster is measured once per machine and thread count and
+// kept in $XDG_CACHE_HOME/tessera (else ~/.cache/tessera), so that later runs and the other ranks round alike;
+// TESSERA_LINEAR=onednn|aten decides without measuring. DTensors: every dim may be sharded, and is computed on as it
+// lies where one of the two operands allows (tessera::linear, tessera::linear_weight_gradient). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +21,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 // What fp32 products on the CPU run on: "onednn" or "aten". Measures at the first call.
 std::string_view linear_kernel_name();
 
-// a [m, k] times b [n, k] transposed: [m, n]. Not differentiable. Either may be a transposed view.
+// a [m, k] times b [n, k] transposed: [m, n]. Not differentiable, of plain tensors. Either may be a transposed view.
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace tessera

@@ -3,61 +3,134 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <limits>
+
 #include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/kernels/linear.h"
+#include "tessera/kernels/detail/cross_entropy_sums.h"
+#include "tessera/kernels/detail/operations.h"
 
 namespace tessera {
 namespace {
 
-constexpr int64_t kWeightBlockRows = 8192;  // rows of the head whose gradient is added up at a time
+using detail::ClassPart;
+using Triple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-struct Sums {
-  at::Tensor loss;         // fp64 scalar
-  at::Tensor grad_hidden;  // of the rows given; undefined where not wanted
-  at::Tensor grad_weight;  // fp32
+void check_shapes(c10::IntArrayRef hidden, c10::IntArrayRef weight, const at::Tensor& labels) {
+  TESSERA_CHECK(
+      hidden.size() == 2 && weight.size() == 2 && labels.dim() == 1 && hidden[1] == weight[1] &&
+          labels.size(0) == hidden[0] && labels.scalar_type() == at::kLong,
+      ErrorKind::kShape,
+      "[kernels.linear_cross_entropy] found {}-d hidden, {}-d weight, {} labels of {}: wanted [N, d], [V, d] and "
+      "N int64 labels",
+      hidden.size(), weight.size(), labels.numel(), c10::toString(labels.scalar_type()));
+}
+
+// The rows of a call that lie on this rank, and the groups over which they are cut.
+struct RowPart {
+  int64_t first = 0;
+  std::vector<comm::Group*> others{};
 };
 
-// Adds g^T h, block by block of the head's rows so that no second tensor of the head's size is needed.
-void add_weight_gradient(Sums& sums, const at::Tensor& g, const at::Tensor& h) {
-  const int64_t vocabulary = g.size(1);
-  for (int64_t begin = 0; begin < vocabulary; begin += kWeightBlockRows) {
-    const int64_t rows = std::min(kWeightBlockRows, vocabulary - begin);
-    sums.grad_weight.narrow(0, begin, rows).add_(product_nt(g.narrow(1, begin, rows).t(), h.t()));
-  }
+int64_t greatest(const RowPart& part, int64_t value, const at::Tensor& like) {
+  if (part.others.empty()) return value;
+  const auto most = at::full({1}, value, like.options().dtype(at::kLong));
+  for (auto* group : part.others) comm::all_reduce(*group, most, comm::ReduceOp::kMax, "labels").wait();
+  return most.item<int64_t>();
 }
 
-void add_chunk(Sums& sums, const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, int64_t begin,
-               int64_t rows) {
-  const auto h = hidden.narrow(0, begin, rows);
-  const auto target = labels.narrow(0, begin, rows).unsqueeze(1);
-  auto logits = product_nt(h, weight).to(at::kFloat);
-  const auto normaliser = at::logsumexp(logits, 1, true);
-  sums.loss.add_((normaliser - logits.gather(1, target)).sum(at::kDouble));
-  if (!sums.grad_hidden.defined() && !sums.grad_weight.defined()) return;
-  // softmax - onehot, in place of the logits
-  auto g = logits.sub_(normaliser).exp_();
-  g.scatter_add_(1, target, at::full({1, 1}, -1.0, g.options()).expand({rows, 1}));
-  if (sums.grad_hidden.defined()) {
-    sums.grad_hidden.narrow(0, begin, rows).copy_(product_nt(g.to(weight.scalar_type()), weight.t()));
-  }
-  if (sums.grad_weight.defined()) add_weight_gradient(sums, g, h.to(at::kFloat));
+// COLLECTIVE over part.others: a label that is wrong on one rank is an error of all, before they wait for one another.
+void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part) {
+  const auto wrong = labels.ne(kIgnoredLabel).logical_and(labels.lt(0).logical_or(labels.ge(classes)));
+  const bool any = wrong.numel() > 0 && wrong.any().item<bool>();
+  const int64_t own = any ? wrong.nonzero()[0].item<int64_t>() : -1;
+  const int64_t at = greatest(part, any ? part.first + own : -1, labels);
+  if (at < 0) return;
+  const bool mine = any && at == part.first + own;
+  const int64_t value =
+      greatest(part, mine ? labels[own].item<int64_t>() : std::numeric_limits<int64_t>::min(), labels);
+  raise(ErrorKind::kShape, "[kernels.linear_cross_entropy] label {}: found {}, wanted one of the {} classes or {}", at,
+        value, classes, kIgnoredLabel);
 }
 
-Sums sum_chunks(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, bool wants_hidden,
-                bool wants_weight, int64_t chunk_bytes) {
-  Sums sums{at::zeros({}, hidden.options().dtype(at::kDouble)), {}, {}};
-  if (wants_hidden) sums.grad_hidden = at::empty_like(hidden);
-  if (wants_weight) sums.grad_weight = at::zeros(weight.sizes(), weight.options().dtype(at::kFloat));
-  const int64_t count = labels.size(0);
-  const int64_t row_bytes = std::max<int64_t>(1, weight.size(0)) * static_cast<int64_t>(sizeof(float));
-  const int64_t most = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, count));
-  const int64_t chunks = (count + most - 1) / most;
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {  // of nearly equal size: a small rest would waste a whole product
-    const int64_t begin = count * chunk / chunks, end = count * (chunk + 1) / chunks;
-    add_chunk(sums, hidden, weight, labels, begin, end - begin);
+Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                      bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes) {
+  check_shapes(hidden.sizes(), weight.sizes(), labels);
+  check_labels(labels, weight.size(0), {});
+  const auto sums = detail::cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
+                                               {hidden_gradient, weight_gradient, chunk_bytes});
+  return {sums.loss, sums.grad_hidden, sums.grad_weight};
+}
+
+// ---- shards ----
+
+std::vector<int64_t> mesh_dims_that_cut(const Placements& placements) {
+  std::vector<int64_t> dims;
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (placements[m].is_any_shard()) dims.push_back(static_cast<int64_t>(m));
   }
-  return sums;
+  return dims;
+}
+
+std::vector<comm::Group*> groups_of(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  std::vector<comm::Group*> groups;
+  for (const int64_t dim : dims) groups.push_back(mesh.group(dim).get());
+  return groups;
+}
+
+// Where this rank's part of a dim that mesh dims cut begins, and how much it is.
+LocalRange own_range(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  LocalRange range{.size = size, .offset = 0};
+  for (const int64_t dim : dims) {  // outermost first
+    const auto inner = local_range(range.size, mesh.size(dim), mesh.local_rank(dim));
+    range = {.size = inner.size, .offset = range.offset + inner.offset};
+  }
+  return range;
+}
+
+int64_t largest_part(int64_t size, const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
+  for (const int64_t dim : dims) size = local_range(size, mesh.size(dim), 0).size;
+  return size;
+}
+
+// Runs on the parts; hidden and labels are cut on some mesh dims, the classes on others.
+LocalFunction on_parts(const OpCall& call, const Choice& choice) {
+  const auto class_dims = mesh_dims_that_cut(choice.inputs[1]), row_dims = mesh_dims_that_cut(choice.inputs[2]);
+  if (class_dims.empty() && row_dims.empty()) return {};
+  const int64_t classes = call.inputs[1].sizes[0], rows = call.inputs[2].sizes[0];
+  return [=](const detail::LocalCall& local) {
+    const auto hidden = local.arg(0).toTensor(), weight = local.arg(1).toTensor(), labels = local.arg(2).toTensor();
+    check_labels(labels, classes, {own_range(rows, local.mesh, row_dims).offset, groups_of(local.mesh, row_dims)});
+    const ClassPart part{own_range(classes, local.mesh, class_dims).offset,
+                         largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
+    const auto sums = detail::cross_entropy_sums(hidden, weight, labels, part,
+                                                 {local.arg(3).toBool(), local.arg(4).toBool(), local.arg(5).toInt()});
+    local.finish({sums.loss, sums.grad_hidden, sums.grad_weight});
+  };
+}
+
+// hidden [N, d], weight [V, d], labels [N] -> loss, grad_hidden, grad_weight
+void propose(const OpCall& call, Proposal& proposal) {
+  const auto &hidden = call.inputs[0], &weight = call.inputs[1];
+  check_shapes(hidden.sizes, weight.sizes, *call.inputs[2].tensor);
+  proposal.strategies.push_back({{Partial(), Shard(0), Partial()}, {Shard(0), Replicate(), Shard(0)}});
+  proposal.strategies.push_back({{Replicate(), Replicate(), Shard(0)}, {Replicate(), Shard(0), Replicate()}});
+  proposal.strided = false;
+  proposal.output({});
+  proposal.output(hidden.sizes);
+  proposal.output(weight.sizes);
+  proposal.local = on_parts;
+}
+
+// ---- derivative ----
+
+Triple call_with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                           bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes) {
+  static const auto op =
+      detail::operation<Triple(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, bool, int64_t)>(
+          "tessera::linear_cross_entropy_with_gradients");
+  return op.call(hidden, weight, labels, hidden_gradient, weight_gradient, chunk_bytes);
 }
 
 // `gradient` times `factor`: in its own memory when nobody can ask for it again.
@@ -71,18 +144,12 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
                             const at::Tensor& labels, bool wants_hidden, bool wants_weight, int64_t chunk_bytes) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto kept = at::nonzero(labels.ne(kIgnoredLabel)).squeeze(1);
-    const bool all = kept.size(0) == labels.size(0);
-    auto sums = sum_chunks(all ? hidden : hidden.index_select(0, kept), weight, all ? labels : labels.index_select(0, kept),
-                           wants_hidden, wants_weight, chunk_bytes);
-    if (wants_hidden && !all) {
-      sums.grad_hidden = at::zeros_like(hidden).index_copy_(0, kept, sums.grad_hidden);
-    }
-    if (wants_weight) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
+    const auto [loss, grad_hidden, grad_weight] =
+        call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes);
     // Results of our own, which FSDP never frees: kept outside save_for_backward so that backward can give them away.
-    ctx->saved_data["grad_hidden"] = sums.grad_hidden;
-    ctx->saved_data["grad_weight"] = sums.grad_weight;
-    return sums.loss.to(at::kFloat);
+    ctx->saved_data["grad_hidden"] = grad_hidden;
+    ctx->saved_data["grad_weight"] = grad_weight;
+    return loss;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -98,33 +165,42 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   }
 };
 
-void check_arguments(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels) {
-  TESSERA_CHECK(hidden.dim() == 2 && weight.dim() == 2 && labels.dim() == 1 && hidden.size(1) == weight.size(1) &&
-                    labels.size(0) == hidden.size(0) && labels.scalar_type() == at::kLong,
-                ErrorKind::kShape,
-                "[kernels.linear_cross_entropy] found {}-d hidden, {}-d weight, {} labels of {}: wanted [N, d], [V, d] and "
-                "N int64 labels",
-                hidden.dim(), weight.dim(), labels.numel(), c10::toString(labels.scalar_type()));
-  if (labels.numel() == 0) return;
-  const auto wrong = labels.ne(kIgnoredLabel).logical_and(labels.lt(0).logical_or(labels.ge(weight.size(0))));
-  if (wrong.any().item<bool>()) [[unlikely]] {
-    const int64_t at = wrong.nonzero()[0].item<int64_t>();
-    raise(ErrorKind::kShape, "[kernels.linear_cross_entropy] label {}: found {}, wanted one of the {} classes or {}", at,
-          labels[at].item<int64_t>(), weight.size(0), kIgnoredLabel);
-  }
+at::Tensor differentiable(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                          int64_t chunk_bytes) {
+  const bool grad = at::GradMode::is_enabled();
+  return LinearCrossEntropy::apply(hidden, weight, labels, grad && hidden.requires_grad(),
+                                   grad && weight.requires_grad(), chunk_bytes);
 }
 
 }  // namespace
 
+namespace detail {
+
+void define_linear_cross_entropy(torch::Library& library) {
+  library.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int chunk_bytes=67108864) -> Tensor");
+  library.impl("linear_cross_entropy",
+               torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(differentiable)));
+  library.def(
+      "linear_cross_entropy_with_gradients(Tensor hidden, Tensor weight, Tensor labels, bool hidden_gradient, "
+      "bool weight_gradient, int chunk_bytes) -> (Tensor, Tensor, Tensor)");
+  library.impl("linear_cross_entropy_with_gradients",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(with_gradients)));
+  has_no_derivative(library, "linear_cross_entropy_with_gradients");
+}
+
+void register_linear_cross_entropy_rules() { register_rule("tessera::linear_cross_entropy_with_gradients", propose); }
+
+}  // namespace detail
+
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                 const LinearCrossEntropyOptions& options) {
-  if (is_dtensor(hidden) || is_dtensor(weight) || is_dtensor(labels)) {
-    return at::cross_entropy_loss(at::linear(hidden, weight).to(at::kFloat), labels, {}, at::Reduction::Sum, kIgnoredLabel);
-  }
-  check_arguments(hidden, weight, labels);
-  const bool grad = at::GradMode::is_enabled();
-  return LinearCrossEntropy::apply(hidden, weight, labels, grad && hidden.requires_grad(), grad && weight.requires_grad(),
-                                   options.chunk_bytes);
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t)>(
+          "tessera::linear_cross_entropy");
+  check_shapes(hidden.sizes(), weight.sizes(), labels);
+  if (!is_dtensor(hidden) || is_dtensor(labels)) return op.call(hidden, weight, labels, options.chunk_bytes);
+  const Placements whole(placements(hidden).size(), Replicate());
+  return op.call(hidden, weight, from_local(labels, device_mesh(hidden), whole), options.chunk_bytes);
 }
 
 }  // namespace tessera

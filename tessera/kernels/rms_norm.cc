@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/detail/operations.h"
 
 namespace tessera {
 namespace {
@@ -24,7 +24,9 @@ bool runs_as_loop(const at::Tensor& x, const at::Tensor& weight) {
 std::pair<at::Tensor, at::Tensor> forward_loop(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
   auto y = at::empty_like(x);
-  auto inverse_rms = at::empty({rows}, x.options());
+  auto sizes = x.sizes().vec();
+  sizes.back() = 1;
+  auto inverse_rms = at::empty(sizes, x.options());
   const float *in = x.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
   float *out = y.mutable_data_ptr<float>(), *inverse = inverse_rms.mutable_data_ptr<float>();
   at::parallel_for(0, rows, grain_rows(width), [&](int64_t begin, int64_t end) {
@@ -43,8 +45,8 @@ std::pair<at::Tensor, at::Tensor> forward_loop(const at::Tensor& x, const at::Te
   return {y, inverse_rms};
 }
 
-// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)), grad_weight = sum over rows of g n. The sum over
-// rows is taken in blocks of fixed size, so that it does not depend on the number of threads.
+// With n = x * inverse_rms: grad_x = inverse_rms * (g w - n mean(g w n)), grad_weight = sum over rows of g n. The sum
+// over rows is taken in blocks of fixed size, so that it does not depend on the number of threads.
 std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                                 const at::Tensor& inverse_rms) {
   const int64_t width = x.size(-1), rows = x.numel() / width;
@@ -72,52 +74,127 @@ std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at
   return {grad_x, partial.sum(0)};
 }
 
+// (y, inverse_rms [..., 1])
+std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps) {
+  const auto x = given.contiguous();
+  if (runs_as_loop(x, weight)) {
+    auto [y, inverse_rms] = forward_loop(x, weight.contiguous(), eps);
+    return {y, inverse_rms};
+  }
+  const auto wide = x.to(detail::wide_type(x.scalar_type()));
+  const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
+  return {weight * wide.mul(inverse_rms).to(x.scalar_type()), inverse_rms};
+}
+
+// (grad_x, grad_weight)
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x,
+                                                        const at::Tensor& weight, const at::Tensor& inverse_rms) {
+  if (runs_as_loop(x, weight) && grad_y.scalar_type() == at::kFloat) {
+    auto [grad_x, grad_weight] =
+        backward_loop(grad_y.contiguous(), x.contiguous(), weight.contiguous(), inverse_rms.contiguous());
+    return {grad_x, grad_weight};
+  }
+  const auto wide = detail::wide_type(x.scalar_type());
+  const auto normed = x.to(wide).mul(inverse_rms);
+  const auto grad = grad_y.to(wide);
+  const auto scaled = grad * weight.to(wide);
+  const auto grad_x = inverse_rms * (scaled - normed * (scaled * normed).mean(-1, true));
+  auto grad_weight = grad * normed;
+  if (x.dim() > 1) grad_weight = grad_weight.flatten(0, -2).sum(0);
+  return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
+}
+
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+
+Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  static const auto op = detail::operation<Pair(const at::Tensor&, const at::Tensor&, double)>("tessera::rms_norm");
+  return op.call(x, weight, eps);
+}
+
+Pair call_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& inverse_rms) {
+  static const auto op =
+      detail::operation<Pair(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
+          "tessera::rms_norm_backward");
+  return op.call(grad, x, weight, inverse_rms);
+}
+
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x_given, const at::Tensor& weight,
-                            double eps) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                                                const at::Tensor& weight, double eps) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto x = x_given.contiguous();
-    at::Tensor y, inverse_rms;
-    if (runs_as_loop(x, weight)) {
-      std::tie(y, inverse_rms) = forward_loop(x, weight.contiguous(), eps);
-    } else {
-      const auto wide = x.to(at::kFloat);
-      inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
-      y = weight * wide.mul(inverse_rms).to(x.scalar_type());
-    }
+    auto [y, inverse_rms] = call_rms_norm(x, weight, eps);
     ctx->save_for_backward({x, weight, inverse_rms});
-    return y;
+    ctx->mark_non_differentiable({inverse_rms});
+    return {y, inverse_rms};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
-    if (runs_as_loop(x, weight) && grads[0].scalar_type() == at::kFloat) {
-      auto [grad_x, grad_weight] = backward_loop(grads[0].contiguous(), x, weight.contiguous(), inverse_rms);
-      return {grad_x, grad_weight, at::Tensor()};
-    }
-    const auto normed = x.to(at::kFloat).mul(inverse_rms);
-    const auto grad = grads[0].to(at::kFloat);
-    const auto scaled = grad * weight.to(at::kFloat);
-    const auto grad_x = inverse_rms * (scaled - normed * (scaled * normed).mean(-1, true));
-    const auto grad_weight = (grad * normed).reshape({-1, x.size(-1)}).sum(0);
-    return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type()), at::Tensor()};
+    const auto [grad_x, grad_weight] = call_backward(grads[0], saved[0], saved[1], saved[2]);
+    return {grad_x, grad_weight, at::Tensor()};
   }
 };
 
+Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const auto results = RmsNorm::apply(x, weight, eps);
+  return {results[0], results[1]};
+}
+
+std::vector<int64_t> row_sizes(const TensorInput& x) {
+  auto sizes = x.sizes.vec();
+  sizes.back() = 1;
+  return sizes;
+}
+
+// x [..., d], weight [d] -> y, inverse_rms: rows are independent.
+void propose_rms_norm(const OpCall& call, Proposal& proposal) {
+  const auto& x = call.inputs[0];
+  for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim), Shard(dim)}, {Shard(dim), Replicate()}});
+  }
+  proposal.output(x.sizes);
+  proposal.output(row_sizes(x));
+}
+
+// grad, x, weight, inverse_rms -> grad_x, grad_weight (a sum over rows): linear in grad.
+void propose_backward(const OpCall& call, Proposal& proposal) {
+  const auto& x = call.inputs[1];
+  for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
+    proposal.strategies.push_back({{Shard(dim), Partial()}, {Shard(dim), Shard(dim), Replicate(), Shard(dim)}});
+  }
+  detail::add_partial_of(call, proposal, {0});
+  proposal.output(x.sizes);
+  proposal.output(call.inputs[2].sizes);
+}
+
 }  // namespace
+
+namespace detail {
+
+void define_rms_norm(torch::Library& library) {
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  library.impl("rms_norm", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_of)));
+  library.impl("rms_norm", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rms_norm)));
+  library.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse_rms) -> (Tensor, Tensor)");
+  library.impl("rms_norm_backward",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_backward_of)));
+  has_no_derivative(library, "rms_norm_backward");
+}
+
+void register_rms_norm_rules() {
+  register_rule("tessera::rms_norm", propose_rms_norm);
+  register_rule("tessera::rms_norm_backward", propose_backward);
+}
+
+}  // namespace detail
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   TESSERA_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), ErrorKind::kShape,
                 "[kernels.rms_norm] input: found last dim {}, wanted the weight's {}", x.dim() ? x.size(-1) : 0,
                 weight.numel());
-  if (is_dtensor(x) || is_dtensor(weight)) {
-    const auto wide = x.to(at::kFloat);
-    const auto normed = wide * at::rsqrt(wide.square().mean(-1, true) + eps);
-    return weight * normed.to(x.scalar_type());
-  }
-  return RmsNorm::apply(x, weight, eps);
+  return std::get<0>(call_rms_norm(x, weight, eps));
 }
 
 }  // namespace tessera

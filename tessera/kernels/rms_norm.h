@@ -1,9 +1,10 @@
-// Root mean square normalisation over the last dim, as LlamaRMSNorm of transformers: statistics and scaling in fp32, the
-// product with the weight in the input's dtype.
+// Root mean square normalisation over the last dim, as LlamaRMSNorm of transformers: statistics and scaling in fp32,
+// the product with the weight in the input's dtype.
 //
 //   at::Tensor y = rms_norm(x, weight, 1e-5);    // x [..., d], weight [d]
 //
-// Keeps x, weight and one fp32 a row for the backward. DTensors run as plain ops. Thread-safe.
+// Keeps x, weight and one fp32 a row for the backward; has no second derivative. DTensors: computed as x lies where its
+// last dim is whole (tessera::rms_norm, tessera::rms_norm_backward). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

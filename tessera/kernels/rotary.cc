@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/detail/operations.h"
 
 namespace tessera {
 namespace {
@@ -42,32 +43,74 @@ at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tens
   return y;
 }
 
+at::Tensor rotary_of(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  return rotate(x, cos.contiguous(), sin.contiguous(), back ? -1 : 1);
+}
+
+at::Tensor call_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  static const auto op =
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>("tessera::rotary");
+  return op.call(x, cos, sin, back);
+}
+
 struct Rotary : torch::autograd::Function<Rotary> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
-                            const at::Tensor& sin) {
+                            const at::Tensor& sin, bool back) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({cos, sin});
-    return rotate(x, cos, sin, 1);
+    ctx->saved_data["back"] = back;
+    return call_rotary(x, cos, sin, back);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    return {rotate(grads[0], saved[0], saved[1], -1), at::Tensor(), at::Tensor()};
+    const bool back = ctx->saved_data["back"].toBool();
+    return {call_rotary(grads[0], saved[0], saved[1], !back), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
+at::Tensor differentiable_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, bool back) {
+  return Rotary::apply(x, cos, sin, back);
+}
+
+// x [B, T, H, d], cos and sin [B or 1, T, d/2]: rows, tokens and heads are independent; linear in x.
+void propose_rotary(const OpCall& call, Proposal& proposal) {
+  const auto row = call.inputs[1].sizes[0] == 1 ? Replicate() : Shard(0);
+  proposal.strategies.push_back({{Shard(0)}, {Shard(0), row, row}});
+  proposal.strategies.push_back({{Shard(1)}, {Shard(1), Shard(1), Shard(1)}});
+  proposal.strategies.push_back({{Shard(2)}, {Shard(2), Replicate(), Replicate()}});
+  detail::add_partial_of(call, proposal, {0});
+  proposal.output(call.inputs[0].sizes);
+}
+
+at::Tensor beside(const at::Tensor& angles, const at::Tensor& x) {
+  if (!is_dtensor(x) || is_dtensor(angles)) return angles;
+  return from_local(angles, device_mesh(x), Placements(placements(x).size(), Replicate()));
+}
+
 }  // namespace
 
+namespace detail {
+
+void define_rotary(torch::Library& library) {
+  library.def("rotary(Tensor x, Tensor cos, Tensor sin, bool back=False) -> Tensor");
+  library.impl("rotary", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rotary_of)));
+  library.impl("rotary", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rotary)));
+}
+
+void register_rotary_rules() { register_rule("tessera::rotary", propose_rotary); }
+
+}  // namespace detail
+
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  TESSERA_CHECK(x.dim() == 4 && x.size(3) % 2 == 0 && cos.dim() == 3 && cos.sizes() == sin.sizes() &&
-                    cos.size(2) * 2 == x.size(3) && cos.size(1) == x.size(1) &&
-                    (cos.size(0) == 1 || cos.size(0) == x.size(0)) && cos.scalar_type() == at::kFloat &&
-                    sin.scalar_type() == at::kFloat,
-                ErrorKind::kShape,
-                "[kernels.rotary] found x of {} dims and cos of {} dims, wanted x [B, T, H, d] and fp32 cos, sin [B, T, d/2]",
-                x.dim(), cos.dim());
-  if (is_dtensor(x)) return rotate_ops(x, cos, sin);
-  return Rotary::apply(x, cos.contiguous(), sin.contiguous());
+  TESSERA_CHECK(
+      x.dim() == 4 && x.size(3) % 2 == 0 && cos.dim() == 3 && cos.sizes() == sin.sizes() &&
+          cos.size(2) * 2 == x.size(3) && cos.size(1) == x.size(1) && (cos.size(0) == 1 || cos.size(0) == x.size(0)) &&
+          cos.scalar_type() == at::kFloat && sin.scalar_type() == at::kFloat,
+      ErrorKind::kShape,
+      "[kernels.rotary] found x of {} dims and cos of {} dims, wanted x [B, T, H, d] and fp32 cos, sin [B, T, d/2]",
+      x.dim(), cos.dim());
+  return call_rotary(x, beside(cos, x), beside(sin, x), /*back=*/false);
 }
 
 }  // namespace tessera

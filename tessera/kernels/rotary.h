@@ -2,8 +2,9 @@
 //
 //   auto q = rotary(q, cos, sin);     // q [B, T, H, d]; cos and sin fp32 [B, T, d/2] or [1, T, d/2]
 //
-// Keeps only cos and sin for the backward, which is the rotation by the opposite angle. Computes in fp32 and rounds once.
-// DTensors run as plain ops. Thread-safe. See models/rope.h for the angles.
+// Keeps only cos and sin for the backward, which is the rotation by the opposite angle. Computes in fp32 and rounds
+// once. DTensors: rows, tokens and heads may be sharded (tessera::rotary); plain cos and sin beside a DTensor are those
+// of all its tokens, alike on all ranks. Thread-safe. See models/rope.h for the angles.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,7 +2,8 @@
 //
 //   at::Tensor y = swiglu(gate, up);     // tensors of equal shape and dtype
 //
-// Keeps gate and up for the backward and nothing else. DTensors run as plain ops. Thread-safe.
+// Keeps gate and up for the backward and nothing else; has no second derivative. DTensors: any dim may be sharded
+// (tessera::swiglu, tessera::swiglu_backward). Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

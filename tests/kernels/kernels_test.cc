@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/detail/linear_choice.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/rms_norm.h"
@@ -15,6 +16,7 @@ namespace tessera {
 namespace {
 
 using testing::expect_same_with_gradients;
+using testing::Op;
 using testing::random_tensor;
 using Tensors = std::vector<at::Tensor>;
 
@@ -33,8 +35,17 @@ at::Tensor plain_loss(const Tensors& in, const at::Tensor& labels) {
   return at::cross_entropy_loss(at::linear(in[0], in[1]), labels, {}, at::Reduction::Sum, kIgnoredLabel);
 }
 
-TEST(Linear, MatchesAtLinearWithGradientsForEveryShape) {
-  for (const auto& [rows, in, out] : std::vector<std::array<int64_t, 3>>{{64, 48, 80}, {1, 32, 32}, {17, 16, 16}, {129, 257, 33}}) {
+// The products, whichever of them this machine would choose.
+class Linear : public ::testing::TestWithParam<bool> {
+ protected:
+  detail::UseLinearKernel kernel_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Kernels, Linear, ::testing::Bool(),
+                         [](const auto& kernel) { return kernel.param ? "OneDnn" : "Aten"; });
+
+TEST_P(Linear, MatchesAtLinearWithGradientsForEveryShape) {
+  for (const auto& [rows, in, out] :
+       std::vector<std::array<int64_t, 3>>{{64, 48, 80}, {1, 32, 32}, {17, 16, 16}, {129, 257, 33}}) {
     const Tensors inputs = {random_tensor({rows, in}), random_tensor({out, in}, 1), random_tensor({out}, 2)};
     expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0], t[1], t[2]); },
                                [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); }, inputs, 1e-5);
@@ -43,13 +54,34 @@ TEST(Linear, MatchesAtLinearWithGradientsForEveryShape) {
   }
 }
 
-TEST(Linear, TakesBatchedAndStridedInput) {
+TEST_P(Linear, TakesBatchedAndStridedInput) {
   const Tensors inputs = {random_tensor({4, 32, 40}), random_tensor({24, 32}, 1)};
   expect_same_with_gradients([](const Tensors& t) { return tessera::linear(t[0].transpose(1, 2), t[1]); },
                              [](const Tensors& t) { return at::linear(t[0].transpose(1, 2), t[1]); }, inputs, 1e-5);
 }
 
-TEST(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
+TEST_P(Linear, KernelThatIsAskedForIsTheOneThatRuns) {
+  const auto y = tessera::linear(random_tensor({64, 48}).set_requires_grad(true), random_tensor({80, 48}, 1));
+  EXPECT_EQ(y.grad_fn()->name().find("CppNode") != std::string::npos, GetParam()) << y.grad_fn()->name();
+}
+
+// A gradient of a gradient, as a plain product has.
+TEST_P(Linear, HasASecondDerivative) {
+  const auto second = [](const Op& product) {
+    const auto x = random_tensor({32, 24}).set_requires_grad(true),
+               weight = random_tensor({20, 24}, 1).set_requires_grad(true);
+    const auto y = product({x, weight}).square().sum();
+    const auto first = torch::autograd::grad({y}, {x, weight}, {}, true, true);
+    (first[0].square().sum() + first[1].square().sum()).backward();
+    return std::pair(x.grad(), weight.grad());
+  };
+  const auto found = second([](const Tensors& t) { return tessera::linear(t[0], t[1]); });
+  const auto wanted = second([](const Tensors& t) { return at::linear(t[0], t[1]); });
+  EXPECT_LT(testing::relative_error(found.first, wanted.first), 1e-5);
+  EXPECT_LT(testing::relative_error(found.second, wanted.second), 1e-5);
+}
+
+TEST_P(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
   const auto x = random_tensor({32, 32}).set_requires_grad(true);
   auto values = random_tensor({48, 32}, 3);
   auto weight = at::empty({0}).set_(at::empty({48 * 32}).storage(), 0, {48, 32}, {32, 1});
@@ -65,7 +97,7 @@ TEST(Linear, BackwardSurvivesAWeightThatIsFreedAfterForwardAndRefilled) {
   EXPECT_LT(testing::relative_error(weight.grad(), at::ones({48, 32}).mm(x.detach())), 1e-5);
 }
 
-TEST(ProductNt, TakesTransposedViews) {
+TEST_P(Linear, ProductTakesTransposedViews) {
   const auto a = random_tensor({40, 70}), b = random_tensor({40, 33}, 1);
   EXPECT_LT(testing::relative_error(product_nt(a.t(), b.t()), a.t().mm(b)), 1e-5);
   EXPECT_LT(testing::relative_error(product_nt(a.narrow(1, 8, 24).t(), b.t()), a.narrow(1, 8, 24).t().mm(b)), 1e-5);
@@ -80,7 +112,8 @@ TEST(RmsNorm, MatchesPlainOpsWithGradients) {
 
 TEST(RmsNorm, RoundsOnceInHalfPrecision) {
   const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
-  expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm, {x, weight}, 2e-2);
+  expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm,
+                             {x, weight}, 2e-2);
   // Upstream's order: normalise in fp32, round, then multiply in bf16.
   const auto wide = x.to(at::kFloat);
   const auto upstream = weight * (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
@@ -91,12 +124,14 @@ TEST(Rotary, MatchesHalfRotationWithGradients) {
   for (const int64_t batch : {1, 3}) {
     const auto angles = random_tensor({batch, 7, 8}, 4);
     const auto cos = angles.cos(), sin = angles.sin();
-    expect_same_with_gradients([&](const Tensors& t) { return rotary(t[0], cos, sin); },
-                               [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
-                               {random_tensor({3, 7, 5, 16})}, 1e-5);
-    expect_same_with_gradients([&](const Tensors& t) { return rotary(t[0], cos, sin); },
-                               [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
-                               {random_tensor({3, 7, 5, 16}).to(at::kBFloat16)}, 2e-2);
+    expect_same_with_gradients(
+        [&](const Tensors& t) { return rotary(t[0], cos, sin); },
+        [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
+        {random_tensor({3, 7, 5, 16})}, 1e-5);
+    expect_same_with_gradients(
+        [&](const Tensors& t) { return rotary(t[0], cos, sin); },
+        [&](const Tensors& t) { return plain_rotary(t, cos.to(at::kDouble), sin.to(at::kDouble)); },
+        {random_tensor({3, 7, 5, 16}).to(at::kBFloat16)}, 2e-2);
   }
 }
 
@@ -120,7 +155,8 @@ TEST(LinearCrossEntropy, AddsUpTheHeadsGradientOverItsBlocks) {
   const auto labels = at::arange(0, 20000, 1000, at::kLong);
   expect_same_with_gradients(
       [&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = 7 * 80000}); },
-      [&](const Tensors& t) { return plain_loss(t, labels); }, {random_tensor({20, 16}), random_tensor({20000, 16}, 1)}, 1e-5);
+      [&](const Tensors& t) { return plain_loss(t, labels); }, {random_tensor({20, 16}), random_tensor({20000, 16}, 1)},
+      1e-5);
 }
 
 TEST(LinearCrossEntropy, BackwardNeedsNeitherHiddenNorWeight) {
@@ -139,7 +175,8 @@ TEST(LinearCrossEntropy, BackwardNeedsNeitherHiddenNorWeight) {
 }
 
 TEST(LinearCrossEntropy, KeptGraphGivesTheSameGradientTwice) {
-  auto weight = random_tensor({32, 16}, 1).set_requires_grad(true), hidden = random_tensor({20, 16}).set_requires_grad(true);
+  auto weight = random_tensor({32, 16}, 1).set_requires_grad(true),
+       hidden = random_tensor({20, 16}).set_requires_grad(true);
   const auto loss = linear_cross_entropy(hidden, weight, at::arange(20, at::kLong)) / 20;
   loss.backward({}, /*retain_graph=*/true);
   const auto once = weight.grad().clone();
@@ -148,7 +185,8 @@ TEST(LinearCrossEntropy, KeptGraphGivesTheSameGradientTwice) {
 }
 
 TEST(LinearCrossEntropy, AllIgnoredIsZeroWithZeroGradients) {
-  auto weight = random_tensor({32, 16}, 1).set_requires_grad(true), hidden = random_tensor({4, 16}).set_requires_grad(true);
+  auto weight = random_tensor({32, 16}, 1).set_requires_grad(true),
+       hidden = random_tensor({4, 16}).set_requires_grad(true);
   const auto loss = linear_cross_entropy(hidden, weight, at::full({4}, kIgnoredLabel, at::kLong));
   EXPECT_EQ(loss.item<float>(), 0.0F);
   loss.backward();
@@ -164,7 +202,8 @@ TEST(LinearCrossEntropy, LabelOutsideTheVocabularyIsAnError) {
       FAIL() << wrong;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kShape);
-      EXPECT_NE(std::string(error.what()).find(fmt::format("label 1: found {}", wrong)), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(fmt::format("label 1: found {}", wrong)), std::string::npos)
+          << error.what();
     }
   }
 }

@@ -31,6 +31,8 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise
   return handle;
 }
 
+thread_local std::optional<bool> used;  // by UseLinearKernel
+
 template <class F>
 double best_seconds(int rounds, F&& call) {
   double best = 1e9;
@@ -113,7 +115,15 @@ bool kept_choice(const std::filesystem::path& file, bool (*measure)()) {
   return first ? measured : read_choice(file).value_or(measured);
 }
 
+UseLinearKernel::UseLinearKernel(bool onednn) : before_(used) {
+  TESSERA_CHECK(!onednn || linear_pointwise(), ErrorKind::kConfig, "[kernels.linear] this libtorch has no oneDNN");
+  used = onednn;
+}
+
+UseLinearKernel::~UseLinearKernel() { used = before_; }
+
 bool onednn_is_faster() {
+  if (used) return *used;
   static const bool choice = [] {
     if (!linear_pointwise()) return false;
     if (const char* given = std::getenv("TESSERA_LINEAR"); given && *given) {

@@ -1,0 +1,110 @@
+#include "tessera/kernels/detail/cross_entropy_sums.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/linear.h"
+
+namespace tessera::detail {
+namespace {
+
+constexpr int64_t kWeightBlockRows = 8192;  // rows of the head whose gradient is added up at a time
+
+// The labelled rows of one call, and what they add up to.
+class Summation {
+ public:
+  Summation(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, const ClassPart& part,
+            const CrossEntropyWanted& wanted)
+      : hidden_(hidden), weight_(weight), labels_(labels), part_(part), wide_(wide_type(hidden.scalar_type())) {
+    loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
+    if (wanted.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
+    if (wanted.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
+  }
+
+  CrossEntropySums run(int64_t chunk_bytes) {
+    const int64_t count = labels_.size(0);
+    const int64_t row_bytes = std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_));
+    const int64_t most = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, count));
+    const int64_t chunks = (count + most - 1) / most;
+    for (int64_t chunk = 0; chunk < chunks;
+         ++chunk) {  // of nearly equal size: a small rest would waste a whole product
+      const int64_t begin = count * chunk / chunks, end = count * (chunk + 1) / chunks;
+      add_chunk(begin, end - begin);
+    }
+    if (grad_hidden_.defined()) together(grad_hidden_, comm::ReduceOp::kSum);
+    return {loss_.to(wide_), grad_hidden_, grad_weight_};
+  }
+
+ private:
+  void together(const at::Tensor& values, comm::ReduceOp op) const {
+    for (auto* group : part_.others) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
+  }
+
+  // Takes the maximum over all classes off each row.
+  void level(at::Tensor& logits) const {
+    const auto least = -std::numeric_limits<double>::infinity();
+    const auto most =
+        logits.size(1) > 0 ? logits.amax(1, true) : at::full({logits.size(0), 1}, least, logits.options());
+    together(most, comm::ReduceOp::kMax);
+    logits.sub_(most);
+  }
+
+  void add_chunk(int64_t begin, int64_t rows) {
+    const auto h = hidden_.narrow(0, begin, rows);
+    auto logits = product_nt(h, weight_).to(wide_);
+    level(logits);
+    // The label's place among this part's classes, and whether it has one.
+    const int64_t classes = weight_.size(0);
+    const auto place = (labels_.narrow(0, begin, rows) - part_.first).unsqueeze(1);
+    const auto own = place.ge(0).logical_and_(place.lt(classes)).to(wide_);
+    const auto target = place.clamp_(0, std::max<int64_t>(0, classes - 1));
+    auto sums = at::zeros({2, rows, 1}, logits.options());  // of the exponentials; the label's own logit
+    if (classes > 0) {
+      sums[1].copy_(logits.gather(1, target)).mul_(own);
+      sums[0].copy_(logits.exp_().sum(1, true));
+    }
+    together(sums, comm::ReduceOp::kSum);
+    loss_.add_((sums[0].log() - sums[1]).sum(at::kDouble));
+    if (!grad_hidden_.defined() && !grad_weight_.defined()) return;
+    auto g = logits.div_(sums[0]);  // softmax - onehot, in place of the logits
+    if (classes > 0) g.scatter_add_(1, target, own.neg());
+    if (grad_hidden_.defined()) {
+      grad_hidden_.narrow(0, begin, rows).copy_(product_nt(g.to(weight_.scalar_type()), weight_.t()));
+    }
+    if (grad_weight_.defined()) add_weight_gradient(g, h.to(wide_));
+  }
+
+  // Adds g^T h, block by block of the head's rows so that no second tensor of the head's size is needed.
+  void add_weight_gradient(const at::Tensor& g, const at::Tensor& h) {
+    const int64_t classes = g.size(1);
+    for (int64_t begin = 0; begin < classes; begin += kWeightBlockRows) {
+      const int64_t rows = std::min(kWeightBlockRows, classes - begin);
+      grad_weight_.narrow(0, begin, rows).add_(product_nt(g.narrow(1, begin, rows).t(), h.t()));
+    }
+  }
+
+  at::Tensor hidden_, weight_, labels_;
+  const ClassPart& part_;
+  at::ScalarType wide_;
+  at::Tensor loss_, grad_hidden_, grad_weight_;
+};
+
+}  // namespace
+
+CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
+                                    const ClassPart& part, const CrossEntropyWanted& wanted) {
+  const auto kept = at::nonzero(labels.ne(kIgnoredLabel)).squeeze(1);
+  const bool all = kept.size(0) == labels.size(0);
+  Summation summation(all ? hidden : hidden.index_select(0, kept), weight, all ? labels : labels.index_select(0, kept),
+                      part, wanted);
+  auto sums = summation.run(wanted.chunk_bytes);
+  if (wanted.hidden_gradient && !all) {
+    sums.grad_hidden = at::zeros_like(hidden).index_copy_(0, kept, sums.grad_hidden);
+  }
+  if (wanted.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
+  return sums;
+}
+
+}  // namespace tessera::detail

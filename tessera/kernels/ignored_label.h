@@ -1,0 +1,10 @@
+// The label of a token that teaches nothing, as ignore_index of torch's cross_entropy.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera {
+
+constexpr int64_t kIgnoredLabel = -100;
+
+}  // namespace tessera
