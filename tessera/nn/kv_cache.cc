@@ -10,7 +10,8 @@ KvCache::KvCache(int64_t layers, int64_t capacity_tokens)
 std::pair<at::Tensor, at::Tensor> KvCache::append(int64_t layer, const at::Tensor& keys, const at::Tensor& values) {
   const int64_t added = keys.size(2);
   TESSERA_CHECK(length_ + added <= capacity_, ErrorKind::kShape,
-                "[nn.kv_cache] {} tokens after {} do not fit into a cache for {}. Make it larger.", added, length_, capacity_);
+                "[nn.kv_cache] {} tokens after {} do not fit into a cache for {}. Make it larger.", added, length_,
+                capacity_);
   auto& [stored_keys, stored_values] = layers_.at(static_cast<size_t>(layer));
   if (!stored_keys.defined()) {
     const std::vector<int64_t> sizes = {keys.size(0), keys.size(1), capacity_, keys.size(3)};

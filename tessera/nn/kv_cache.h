@@ -19,7 +19,7 @@ class KvCache {
  public:
   KvCache(int64_t layers, int64_t capacity_tokens);
 
-  int64_t length() const { return length_; }      // tokens that are complete: all layers have them
+  int64_t length() const { return length_; }  // tokens that are complete: all layers have them
   int64_t capacity() const { return capacity_; }
   // Adds the keys and values [B, H, T, d] of the tokens after length() and returns those of all tokens so far.
   // Error kShape when they do not fit.

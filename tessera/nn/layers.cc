@@ -1,6 +1,7 @@
 #include "tessera/nn/layers.h"
 
 #include "tessera/kernels/linear.h"
+#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/rms_norm.h"
 #include "tessera/kernels/swiglu.h"
 
@@ -12,6 +13,16 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& 
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) { return linear(x, weight, bias); }
+
+Head::Head(int64_t width, int64_t classes, const ParameterOptions& options) {
+  register_parameter("weight", weight, at::empty({classes, width}, options.tensor_options()));
+}
+
+at::Tensor Head::forward(const at::Tensor& x) { return linear(x, weight); }
+
+at::Tensor Head::forward(const at::Tensor& x, const at::Tensor& labels) {
+  return linear_cross_entropy(x.reshape({-1, x.size(-1)}), weight, labels.reshape({-1}));
+}
 
 Embedding::Embedding(int64_t rows, int64_t width, const ParameterOptions& options, int64_t padding_id)
     : padding_id_(padding_id) {
@@ -27,9 +38,9 @@ RMSNorm::RMSNorm(int64_t width, double eps, const ParameterOptions& options) : e
 at::Tensor RMSNorm::forward(const at::Tensor& x) { return rms_norm(x, weight, eps_); }
 
 MLP::MLP(int64_t width, int64_t inner, bool bias, const ParameterOptions& options) {
-  gate_proj = register_module("gate_proj", std::make_shared<Linear>(width, inner, bias, options));
-  up_proj = register_module("up_proj", std::make_shared<Linear>(width, inner, bias, options));
-  down_proj = register_module("down_proj", std::make_shared<Linear>(inner, width, bias, options));
+  register_module("gate_proj", gate_proj, std::make_shared<Linear>(width, inner, bias, options));
+  register_module("up_proj", up_proj, std::make_shared<Linear>(width, inner, bias, options));
+  register_module("down_proj", down_proj, std::make_shared<Linear>(inner, width, bias, options));
 }
 
 at::Tensor MLP::forward(const at::Tensor& x) { return (*down_proj)(swiglu((*gate_proj)(x), (*up_proj)(x))); }

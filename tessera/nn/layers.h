@@ -3,7 +3,8 @@
 //   auto mlp = std::make_shared<nn::MLP>(576, 1536, /*bias=*/false, nn::ParameterOptions{});
 //   at::Tensor y = (*mlp)(x);                     // x [..., 576]
 //
-// Parameters are uninitialised (see options.h). Layers have the ownership and thread rules of nn::Module.
+// A layer may be derived from and put in another's place (Module::replace_child): forward is virtual. Parameters are
+// uninitialised (see options.h). Layers have the ownership and thread rules of nn::Module.
 #pragma once
 
 #include "tessera/nn/module.h"
@@ -15,15 +16,25 @@ namespace tessera::nn {
 struct Linear : Callable<Linear> {
   at::Tensor weight, bias;
   Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& options);
-  at::Tensor forward(const at::Tensor& x);
+  virtual at::Tensor forward(const at::Tensor& x);
+};
+
+// The last layer of a language model: weight [classes, width].
+struct Head : Callable<Head> {
+  at::Tensor weight;
+  Head(int64_t width, int64_t classes, const ParameterOptions& options);
+  virtual at::Tensor forward(const at::Tensor& x);  // logits
+  // The cross entropy of the logits, summed over the labels that are not kIgnoredLabel; never holds all logits.
+  virtual at::Tensor forward(const at::Tensor& x, const at::Tensor& labels);
 };
 
 // weight [rows, width]; ids int64 of any shape, each below rows (not checked here).
 struct Embedding : Callable<Embedding> {
   at::Tensor weight;
-  // The row of padding_id learns nothing from being looked up, as in torch.nn.Embedding(padding_idx); -1: all rows learn.
+  // The row of padding_id learns nothing from being looked up, as in torch.nn.Embedding(padding_idx); -1: all rows
+  // learn.
   Embedding(int64_t rows, int64_t width, const ParameterOptions& options, int64_t padding_id = -1);
-  at::Tensor forward(const at::Tensor& ids);
+  virtual at::Tensor forward(const at::Tensor& ids);
 
  private:
   int64_t padding_id_;
@@ -33,7 +44,7 @@ struct Embedding : Callable<Embedding> {
 struct RMSNorm : Callable<RMSNorm> {
   at::Tensor weight;
   RMSNorm(int64_t width, double eps, const ParameterOptions& options);
-  at::Tensor forward(const at::Tensor& x);
+  virtual at::Tensor forward(const at::Tensor& x);
 
  private:
   double eps_;
@@ -43,7 +54,7 @@ struct RMSNorm : Callable<RMSNorm> {
 struct MLP : Callable<MLP> {
   std::shared_ptr<Linear> gate_proj, up_proj, down_proj;
   MLP(int64_t width, int64_t inner, bool bias, const ParameterOptions& options);
-  at::Tensor forward(const at::Tensor& x);
+  virtual at::Tensor forward(const at::Tensor& x);
 };
 
 }  // namespace tessera::nn

@@ -7,7 +7,9 @@
 namespace tessera::nn {
 namespace {
 
-std::string join(const std::string& prefix, const std::string& name) { return prefix.empty() ? name : prefix + "." + name; }
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
 
 void collect_modules(Module& module, const std::string& prefix, std::unordered_set<Module*>& seen,
                      std::vector<std::pair<std::string, Module*>>& out) {
@@ -65,7 +67,30 @@ int Module::register_forward_pre_hook(ForwardPreHook hook) {
   return next_hook_id_++;
 }
 
+void Module::replace_child(const std::string& name, const std::shared_ptr<Module>& replacement) {
+  for (size_t i = 0; i < children_.size(); ++i) {
+    if (children_[i].first != name) continue;
+    TESSERA_CHECK(child_slots_[i] && child_slots_[i](replacement), ErrorKind::kConfig,
+                  "[nn.module] child '{}' cannot be replaced: {}", name,
+                  child_slots_[i] ? "its member holds another type of module. Derive from that type."
+                                  : "its parent holds it beside any member. Register it with its member.");
+    if (replacement) {
+      children_[i].second = replacement;
+    } else {
+      children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i));
+      child_slots_.erase(child_slots_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    return;
+  }
+  raise(ErrorKind::kConfig, "[nn.module] there is no child '{}'. named_children() lists them.", name);
+}
+
 int Module::register_forward_hook(ForwardHook hook) {
+  return register_forward_hook(
+      [hook = std::move(hook)](Module& module, const TensorRefs&, TensorRefs& outputs) { hook(module, outputs); });
+}
+
+int Module::register_forward_hook(ForwardHookWithInputs hook) {
   post_hooks_.emplace_back(next_hook_id_, std::move(hook));
   return next_hook_id_++;
 }
@@ -95,8 +120,8 @@ void Module::run_pre_hooks(TensorRefs& inputs) {
   for (size_t i = 0; i < pre_hooks_.size(); ++i) pre_hooks_[i].second(*this, inputs);
 }
 
-void Module::run_post_hooks(TensorRefs& outputs) {
-  for (size_t i = 0; i < post_hooks_.size(); ++i) post_hooks_[i].second(*this, outputs);
+void Module::run_post_hooks(const TensorRefs& inputs, TensorRefs& outputs) {
+  for (size_t i = 0; i < post_hooks_.size(); ++i) post_hooks_[i].second(*this, inputs, outputs);
 }
 
 }  // namespace tessera::nn

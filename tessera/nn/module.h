@@ -49,6 +49,7 @@ struct NamedParameter {
 using TensorRefs = std::vector<at::Tensor*>;
 using ForwardPreHook = std::function<void(Module&, TensorRefs& inputs)>;
 using ForwardHook = std::function<void(Module&, TensorRefs& outputs)>;
+using ForwardHookWithInputs = std::function<void(Module&, const TensorRefs& inputs, TensorRefs& outputs)>;
 
 class Module {
  public:
@@ -64,6 +65,10 @@ class Module {
   // This module as "" first, then children depth-first; a shared child once.
   std::vector<std::pair<std::string, Module*>> named_modules();
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& named_children() const { return children_; }
+  // Puts another module in a child's place: the parent's member shows it from now on, so it must be of the member's
+  // type or derive from it (one that wraps the former child overrides forward). None at all takes the child away, which
+  // the parent's forward must allow for. Error kConfig: no such child, another type, or a child without a member.
+  void replace_child(const std::string& name, const std::shared_ptr<Module>& replacement);
   std::vector<ParameterSlot>& own_parameters() { return parameters_; }
   std::vector<BufferSlot>& own_buffers() { return buffers_; }
 
@@ -72,12 +77,13 @@ class Module {
 
   void train(bool on = true);
   bool training() const { return training_; }
-  void zero_grad();                              // gradients become undefined
+  void zero_grad();  // gradients become undefined
   void set_requires_grad(bool on);
 
   // Run in the order of registration, outside forward; removed by the id that register returns.
   int register_forward_pre_hook(ForwardPreHook hook);
   int register_forward_hook(ForwardHook hook);
+  int register_forward_hook(ForwardHookWithInputs hook);  // the inputs as forward saw them
   void remove_hook(int id);
   bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
 
@@ -96,18 +102,32 @@ class Module {
   template <class M>
   std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> child) {
     children_.emplace_back(std::move(name), child);
+    child_slots_.emplace_back();
     return child;
+  }
+  // A child that may be replaced: `slot` is the member that holds it.
+  template <class M>
+  void register_module(std::string name, std::shared_ptr<M>& slot, std::shared_ptr<std::type_identity_t<M>> child) {
+    slot = std::move(child);
+    children_.emplace_back(std::move(name), slot);
+    child_slots_.emplace_back([&slot](const std::shared_ptr<Module>& replacement) {
+      auto typed = std::dynamic_pointer_cast<M>(replacement);
+      if (replacement && !typed) return false;
+      slot = std::move(typed);
+      return true;
+    });
   }
 
   void run_pre_hooks(TensorRefs& inputs);
-  void run_post_hooks(TensorRefs& outputs);
+  void run_post_hooks(const TensorRefs& inputs, TensorRefs& outputs);
 
  private:
   std::vector<ParameterSlot> parameters_;
   std::vector<BufferSlot> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  std::vector<std::function<bool(const std::shared_ptr<Module>&)>> child_slots_;  // of each child; empty: fixed
   std::vector<std::pair<int, ForwardPreHook>> pre_hooks_;
-  std::vector<std::pair<int, ForwardHook>> post_hooks_;
+  std::vector<std::pair<int, ForwardHookWithInputs>> post_hooks_;
   std::shared_ptr<Attachment> sharding_;
   int next_hook_id_ = 1;
   bool training_ = true;
@@ -140,7 +160,7 @@ class Callable : public Module {
     auto result = std::apply([&](auto&... each) { return self.forward(each...); }, copies);
     TensorRefs outputs;
     collect_tensors(result, outputs);
-    run_post_hooks(outputs);
+    run_post_hooks(inputs, outputs);
     return result;
   }
 };

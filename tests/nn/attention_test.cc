@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <limits>
 
 #include "tessera/base/error.h"
 
@@ -14,7 +13,8 @@ namespace {
 
 std::shared_ptr<Attention> make_attention(int64_t heads, int64_t kv_heads, bool bias) {
   auto attention = std::make_shared<Attention>(
-      AttentionOptions{.width = 24, .heads = heads, .kv_heads = kv_heads, .head_dim = 8, .qkv_bias = bias, .output_bias = bias},
+      AttentionOptions{
+          .width = 24, .heads = heads, .kv_heads = kv_heads, .head_dim = 8, .qkv_bias = bias, .output_bias = bias},
       ParameterOptions{});
   at::manual_seed(11);
   at::NoGradGuard no_grad;
@@ -22,14 +22,14 @@ std::shared_ptr<Attention> make_attention(int64_t heads, int64_t kv_heads, bool 
   return attention;
 }
 
-AttentionContext make_context(int64_t tokens, const at::Tensor& mask = {}) {
+AttentionContext make_context(int64_t tokens) {
   const auto angles = at::arange(tokens, at::kFloat).view({1, tokens, 1}) * at::rand({4}).view({1, 1, 4});
-  return {.cos = angles.cos(), .sin = angles.sin(), .mask = mask};
+  return {.cos = angles.cos(), .sin = angles.sin()};
 }
 
 // softmax(q k^T / sqrt(d)) v with the key-value heads repeated, in plain ops.
-at::Tensor plain_attention(Attention& a, const at::Tensor& x, const AttentionContext& context, int64_t heads, int64_t kv_heads,
-                           const at::Tensor& allowed) {
+at::Tensor plain_attention(Attention& a, const at::Tensor& x, const AttentionContext& context, int64_t heads,
+                           int64_t kv_heads, const at::Tensor& allowed) {
   const auto cos = at::cat({context.cos, context.cos}, -1).unsqueeze(1);
   const auto sin = at::cat({context.sin, context.sin}, -1).unsqueeze(1);
   const auto project = [&](Linear& linear, int64_t count) {
@@ -50,7 +50,8 @@ at::Tensor plain_attention(Attention& a, const at::Tensor& x, const AttentionCon
 at::Tensor lower(int64_t tokens) { return at::ones({tokens, tokens}, at::kBool).tril(); }
 
 TEST(Attention, GroupedHeadsMatchPlainOpsWithGradients) {
-  for (const auto& [heads, kv_heads, bias] : std::vector<std::tuple<int64_t, int64_t, bool>>{{6, 2, false}, {3, 3, true}, {4, 1, true}}) {
+  for (const auto& [heads, kv_heads, bias] :
+       std::vector<std::tuple<int64_t, int64_t, bool>>{{6, 2, false}, {3, 3, true}, {4, 1, true}}) {
     auto attention = make_attention(heads, kv_heads, bias);
     const auto context = make_context(9);
     auto x = at::randn({2, 9, 24}).set_requires_grad(true), same = x.detach().clone().set_requires_grad(true);
@@ -78,9 +79,8 @@ TEST(Attention, CacheGivesWhatTheWholeSequenceGives) {
   KvCache cache(1, 10);
   int64_t begin = 0;
   for (const int64_t step : {4, 1, 3, 2}) {
-    AttentionContext context{.cos = whole.cos.narrow(1, begin, step), .sin = whole.sin.narrow(1, begin, step), .cache = &cache};
-    context.mask = attention_mask({}, {.tokens = step, .cached = begin}, x.options());
-    EXPECT_EQ(context.mask.defined(), begin > 0 && step > 1);
+    const AttentionContext context{
+        .cos = whole.cos.narrow(1, begin, step), .sin = whole.sin.narrow(1, begin, step), .cache = &cache};
     const auto found = (*attention)(x.narrow(1, begin, step), context);
     cache.advance(step);
     EXPECT_TRUE(at::allclose(found, wanted.narrow(1, begin, step), 1e-4, 1e-5)) << "tokens from " << begin;
@@ -89,25 +89,24 @@ TEST(Attention, CacheGivesWhatTheWholeSequenceGives) {
   EXPECT_THROW(cache.append(0, at::zeros({1, 2, 1, 8}), at::zeros({1, 2, 1, 8})), Error);
 }
 
-TEST(AttentionMask, DocumentsAndWindowForbidWhatTheyShould) {
-  const auto ids = at::tensor(std::vector<int64_t>{0, 0, 0, 1, 1, 2}).view({1, 6});
-  const auto mask = attention_mask(ids, {.tokens = 6, .sliding_window = 2}, at::kFloat);
-  ASSERT_EQ(mask.sizes(), at::IntArrayRef({1, 1, 6, 6}));
-  for (int64_t q = 0; q < 6; ++q) {
-    for (int64_t k = 0; k < 6; ++k) {
-      const bool allowed = k <= q && q - k < 2 && ids[0][q].item<int64_t>() == ids[0][k].item<int64_t>();
-      EXPECT_EQ(mask[0][0][q][k].item<float>(), allowed ? 0.0F : -std::numeric_limits<float>::infinity()) << q << " " << k;
+// The part of a rank of two: half of the heads, without the module being told.
+TEST(Attention, TakesThePartOfTheHeadsThatItsProjectionsGive) {
+  at::NoGradGuard no_grad;
+  auto attention = make_attention(6, 2, false);
+  const auto x = at::randn({2, 9, 24});
+  const auto context = make_context(9);
+  const auto wanted = (*attention)(x, context);
+  std::vector<at::Tensor> whole;
+  for (const auto& parameter : attention->parameters()) whole.push_back(parameter);
+  auto sum = at::zeros_like(wanted);
+  for (const int64_t half : {0, 1}) {
+    const auto slots = attention->named_parameters();
+    for (size_t i = 0; i < slots.size(); ++i) {
+      Module::set_parameter(*slots[i].slot, whole[i].chunk(2, slots[i].name == "o_proj.weight" ? 1 : 0)[half]);
     }
+    sum.add_((*attention)(x, context));
   }
-}
-
-TEST(AttentionMask, IsLeftOutWhereCausalSaysItAll) {
-  const auto one_each = at::tensor(std::vector<int64_t>{3, 3, 5, 5}).view({2, 2});
-  EXPECT_FALSE(attention_mask(one_each, {.rows = 2, .tokens = 2}, at::kFloat).defined());
-  EXPECT_FALSE(attention_mask({}, {.tokens = 8, .sliding_window = 8}, at::kFloat).defined());
-  EXPECT_TRUE(attention_mask({}, {.tokens = 8, .sliding_window = 7}, at::kFloat).defined());
-  EXPECT_FALSE(attention_mask({}, {.tokens = 1, .cached = 5}, at::kFloat).defined());
-  EXPECT_THROW(attention_mask(one_each, {.rows = 2, .tokens = 2, .cached = 1}, at::kFloat), Error);
+  EXPECT_TRUE(at::allclose(sum, wanted, 1e-4, 1e-5));
 }
 
 TEST(Layers, OnTheMetaDeviceNothingIsAllocated) {

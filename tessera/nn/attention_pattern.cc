@@ -1,0 +1,183 @@
+#include "tessera/nn/attention_pattern.h"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::nn {
+namespace {
+
+// Between these a piece is as long as the window: shorter ones cost calls, longer ones scores outside the window.
+constexpr int64_t kLeastPiece = 128, kMostPiece = 1024;
+
+using Kind = AttentionPattern::Kind;
+using Pieces = std::vector<AttentionPattern::Piece>;
+
+struct Run {
+  int64_t id, tokens;
+};
+
+std::vector<Run> runs_of(const int64_t* ids, int64_t count) {
+  std::vector<Run> runs;
+  for (int64_t i = 0; i < count; ++i) {
+    if (runs.empty() || runs.back().id != ids[i]) runs.push_back({ids[i], 0});
+    ++runs.back().tokens;
+  }
+  return runs;
+}
+
+std::vector<std::vector<Run>> runs_of_rows(const AttentionPatternOptions& wanted) {
+  if (!wanted.document_ids.defined()) {
+    return std::vector<std::vector<Run>>(static_cast<size_t>(wanted.rows), std::vector<Run>{{0, wanted.tokens}});
+  }
+  const auto& given = wanted.document_ids;
+  TESSERA_CHECK(wanted.cached == 0, ErrorKind::kShape,
+                "[nn.attention] document ids with {} cached tokens: a cache holds one document a row", wanted.cached);
+  TESSERA_CHECK(given.dim() == 2 && given.size(0) == wanted.rows && given.size(1) == wanted.tokens &&
+                    given.scalar_type() == at::kLong,
+                ErrorKind::kShape, "[nn.attention] found {} document ids of {}, wanted int64 [{}, {}]", given.numel(),
+                c10::toString(given.scalar_type()), wanted.rows, wanted.tokens);
+  const auto ids = (is_dtensor(given) ? full_tensor(given) : given).cpu().contiguous();
+  std::vector<std::vector<Run>> rows;
+  for (int64_t row = 0; row < wanted.rows; ++row) {
+    rows.push_back(runs_of(ids.const_data_ptr<int64_t>() + row * wanted.tokens, wanted.tokens));
+    std::unordered_set<int64_t> seen;
+    for (const auto& run : rows.back()) {
+      TESSERA_CHECK(run.id < 0 || seen.insert(run.id).second, ErrorKind::kShape,
+                    "[nn.attention] row {}: document {} lies in two pieces, wanted one after another", row, run.id);
+    }
+  }
+  return rows;
+}
+
+// One document at the start, padding behind it, nothing beyond the window.
+bool is_plain_causal(const std::vector<Run>& row, int64_t window) {
+  const bool one = row.empty() || (row[0].id >= 0 && (row.size() == 1 || (row.size() == 2 && row[1].id < 0)));
+  return one && (row.empty() || window == 0 || row[0].tokens <= window);
+}
+
+void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& pattern) {
+  if (pattern.sliding_window == 0 || tokens <= pattern.sliding_window) {
+    pieces.push_back({.tokens = tokens});
+    return;
+  }
+  const int64_t piece = pattern.window_piece, reach = (pattern.sliding_window - 1 + piece - 1) / piece;
+  for (int64_t begin = 0; begin < tokens; begin += piece) {
+    pieces.push_back({Kind::kWindow, std::min(piece, tokens - begin), std::min(reach, begin / piece)});
+  }
+}
+
+// Zero where a query sees a key, else minus infinity. Positions count from the first key.
+at::Tensor visible(int64_t first_query, int64_t queries, int64_t keys, int64_t window,
+                   const at::TensorOptions& options) {
+  const auto indices = at::TensorOptions().dtype(at::kLong).device(options.device());
+  const auto query = at::arange(first_query, first_query + queries, indices).unsqueeze(1);
+  const auto key = at::arange(keys, indices).unsqueeze(0);
+  auto hidden = key.gt(query);
+  if (window > 0) hidden.logical_or_(key.le(query - window));
+  return at::zeros({queries, keys}, options).masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+}
+
+at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                              std::optional<at::Tensor> mask = std::nullopt) {
+  if (mask && is_dtensor(q)) {  // made alike on all ranks
+    mask = from_local(*mask, device_mesh(q), Placements(placements(q).size(), Replicate()));
+  }
+  return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, causal && q.size(2) > 1,
+                                          /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1));
+}
+
+// The rows end to end, cut as the pattern says. Splits whose backward is one concatenation.
+std::vector<at::Tensor> split(const at::Tensor& tensor, const Pieces& pieces) {
+  auto flat = tensor;
+  if (tensor.size(0) != 1) {
+    flat = tensor.transpose(1, 2).reshape({1, -1, tensor.size(1), tensor.size(3)}).transpose(1, 2);
+  }
+  std::vector<int64_t> lengths;
+  for (const auto& piece : pieces) lengths.push_back(piece.tokens);
+  return at::split_with_sizes(flat, lengths, 2);
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& parts, size_t last, int64_t earlier) {
+  if (earlier == 0) return parts[last];
+  const auto end = parts.begin() + static_cast<std::ptrdiff_t>(last) + 1;
+  return at::cat(std::vector<at::Tensor>(end - earlier - 1, end), 2);
+}
+
+at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const AttentionPattern& pattern) {
+  const auto queries = split(q, pattern.pieces), keys = split(k, pattern.pieces), values = split(v, pattern.pieces);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const auto& piece = pattern.pieces[i];
+    at::Tensor result;
+    if (piece.kind == Kind::kPadding) {
+      result = at::zeros_like(queries[i]);
+    } else if (piece.kind == Kind::kCausal) {
+      result = scaled_dot_product(queries[i], keys[i], values[i], /*causal=*/true);
+    } else {
+      const int64_t own = pattern.window_mask.size(1) - pattern.window_piece;  // the column of its first own key
+      const int64_t before = piece.earlier * pattern.window_piece;
+      const auto mask = pattern.window_mask.narrow(0, 0, piece.tokens).narrow(1, own - before, before + piece.tokens);
+      result = scaled_dot_product(queries[i], joined(keys, i, piece.earlier), joined(values, i, piece.earlier),
+                                  /*causal=*/false, mask);
+    }
+    results.push_back(result.transpose(1, 2));
+  }
+  return at::cat(results, 1).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
+}
+
+// Queries that follow cached keys.
+at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window) {
+  const int64_t tokens = q.size(2), cached = k.size(2) - tokens;
+  std::vector<at::Tensor> results;
+  for (int64_t begin = 0; begin < tokens; begin += kMostPiece) {
+    const int64_t count = std::min(kMostPiece, tokens - begin), end = cached + begin + count;
+    const int64_t first = window > 0 ? std::max<int64_t>(0, end - count - window + 1) : 0;
+    const auto mask = count == 1 ? std::optional<at::Tensor>()
+                                 : visible(end - count - first, count, end - first, window, q.options());
+    results.push_back(scaled_dot_product(q.narrow(2, begin, count), k.narrow(2, first, end - first),
+                                         v.narrow(2, first, end - first), /*causal=*/false, mask));
+  }
+  return results.size() == 1 ? results[0] : at::cat(results, 2);
+}
+
+}  // namespace
+
+AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options) {
+  AttentionPattern pattern{.sliding_window = wanted.sliding_window};
+  const auto rows = runs_of_rows(wanted);
+  const auto plain = [&](const auto& row) { return is_plain_causal(row, wanted.sliding_window); };
+  if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
+  pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
+  int64_t most_earlier = -1;
+  for (const auto& row : rows) {
+    for (const auto& run : row) {
+      if (run.id < 0) {
+        pattern.pieces.push_back({Kind::kPadding, run.tokens, 0});
+      } else {
+        add_document(pattern.pieces, run.tokens, pattern);
+      }
+    }
+  }
+  for (const auto& piece : pattern.pieces) {
+    if (piece.kind == Kind::kWindow) most_earlier = std::max(most_earlier, piece.earlier);
+  }
+  if (most_earlier >= 0) {
+    const int64_t before = most_earlier * pattern.window_piece;
+    pattern.window_mask =
+        visible(before, pattern.window_piece, before + pattern.window_piece, wanted.sliding_window, options);
+  }
+  return pattern;
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern) {
+  if (k.size(2) > q.size(2)) return attend_cached(q, k, v, pattern.sliding_window);
+  if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true);
+  return attend_pieces(q, k, v, pattern);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,50 @@
+// Which tokens see which in self-attention, said and computed in memory linear in the number of tokens.
+//
+//   const AttentionPattern pattern = attention_pattern({.rows = B, .tokens = T, .document_ids = ids}, x.options());
+//   at::Tensor y = attend(q, k, v, pattern);     // q [B, H, T, d], k and v [B, G, cached + T, d]: [B, H, T, d]
+//
+// A token sees itself and what precedes it in its document, of that at most sliding_window - 1 tokens. One document a
+// row, with or without padding behind it, is plain causal attention. Otherwise the rows are laid end to end and cut
+// into pieces: a document, or where it is longer than the window a part of one with as many parts before it as the
+// window reaches. A value type, made once a forward and shared by all layers; thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace tessera::nn {
+
+struct AttentionPattern {
+  enum class Kind : uint8_t { kCausal, kWindow, kPadding };
+  struct Piece {
+    Kind kind = Kind::kCausal;
+    int64_t tokens = 0;
+    int64_t earlier = 0;  // pieces before it whose keys it sees too
+  };
+  std::vector<Piece> pieces{};  // of all rows end to end; empty: plain causal
+  int64_t sliding_window = 0;
+  int64_t window_piece = 0;  // tokens of a full piece of kind kWindow
+  at::Tensor window_mask{};  // added to the scores of such a piece, its last window_piece columns are its own keys
+};
+
+struct AttentionPatternOptions {
+  int64_t rows = 1;
+  int64_t tokens = 0;  // of each row in this call
+  int64_t cached = 0;  // tokens before them in the cache
+  // int64 [rows, tokens]: a run of equal numbers is a document, negative ones are padding, whose results nobody reads;
+  // undefined: one document a row.
+  at::Tensor document_ids{};
+  int64_t sliding_window = 0;  // a token sees itself and window - 1 before it; 0: all before it
+};
+
+// `options` tells dtype and device of the queries. Reads the document ids on the host; where they are a DTensor it is
+// COLLECTIVE over its mesh. Error kShape: ids of another shape, ids beside a cache, a document in two pieces.
+AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options);
+
+// Scaled dot product attention. Keys beyond the number of queries are cached ones, before all pieces. Query heads may
+// be a multiple of the key heads. Padding gives zeros where the pattern has pieces.
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern);
+
+}  // namespace tessera::nn
