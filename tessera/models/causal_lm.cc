@@ -1,9 +1,7 @@
 #include "tessera/models/causal_lm.h"
 
-#include <fmt/ranges.h>
-
 #include "tessera/base/error.h"
-#include "tessera/models/llama.h"
+#include "tessera/models/family.h"
 
 namespace tessera {
 
@@ -21,11 +19,7 @@ at::Tensor CausalLM::loss_sum(ModelInputs inputs, const at::Tensor& labels) {
 }
 
 std::shared_ptr<CausalLM> make_model(const ModelConfig& config, const nn::ParameterOptions& options) {
-  if (config.architecture == "LlamaForCausalLM" || config.architecture == "MistralForCausalLM") {
-    return std::make_shared<LlamaForCausalLM>(config, options);
-  }
-  raise(ErrorKind::kFormat, "[models.make] architecture '{}' is not supported. Supported: {}.", config.architecture,
-        fmt::join(supported_architectures(), ", "));
+  return family_of(config.architecture).make(config, options);
 }
 
 }  // namespace tessera

@@ -19,11 +19,12 @@
 namespace tessera {
 
 struct ModelInputs {
-  at::Tensor tokens{};           // int64 [B, T]
-  at::Tensor positions{};        // int64 [B, T]; undefined: 0, 1, 2, ... after the cached tokens
-  at::Tensor document_ids{};     // int64 [B, T], equal within a document of a packed row; undefined: one document a row
-  at::Tensor labels{};           // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
-                                 // the summed loss, undefined: the logits
+  at::Tensor tokens{};        // int64 [B, T]
+  at::Tensor positions{};     // int64 [B, T]; undefined: 0, 1, 2, ... after the cached tokens
+  at::Tensor document_ids{};  // int64 [B, T], a number for each document of a packed row, negative: padding, whose
+                              // results mean nothing; undefined: one document a row
+  at::Tensor labels{};  // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
+                        // the summed loss, undefined: the logits
   nn::KvCache* cache = nullptr;  // not owned
   int64_t logits_to_keep = 0;    // logits of the last so many tokens of each row only; 0: of all
 

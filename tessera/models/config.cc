@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
+#include "tessera/models/family.h"
 
 namespace tessera {
 namespace {
@@ -142,21 +143,21 @@ RopeConfig parse_rope(const Reader& top, int64_t max_positions) {
   return rope;
 }
 
-std::string parse_architecture(const Reader& top) {
+const ModelFamily& parse_family(const Reader& top) {
   std::string found;
+  const ModelFamily* family = nullptr;
   if (const Json* list = top.find("architectures")) {
     TESSERA_CHECK(list->is_array() && !list->empty() && list->front().is_string(), ErrorKind::kFormat,
                   "[models.config] {}: architectures: found {}, wanted a list of names", top.name(), shown(*list));
     found = list->front().get<std::string>();
+    family = find_family(found);
   } else {
-    const auto type = top.text("model_type").value_or("");
-    found = type == "llama" ? "LlamaForCausalLM" : type == "mistral" ? "MistralForCausalLM" : type;
+    found = top.text("model_type").value_or("");
+    family = find_family_of_type(found);
   }
-  const auto& known = supported_architectures();
-  TESSERA_CHECK(std::find(known.begin(), known.end(), found) != known.end(), ErrorKind::kFormat,
-                "[models.config] {}: architecture '{}' is not supported. Supported: {}.", top.name(),
-                found.substr(0, 60), fmt::join(known, ", "));
-  return found;
+  TESSERA_CHECK(family, ErrorKind::kFormat, "[models.config] {}: architecture '{}' is not supported. Supported: {}.",
+                top.name(), found.substr(0, 60), fmt::join(supported_architectures(), ", "));
+  return *family;
 }
 
 void check_text(const Reader& top) {
@@ -173,11 +174,6 @@ void check_text(const Reader& top) {
 }
 
 }  // namespace
-
-const std::vector<std::string>& supported_architectures() {
-  static const std::vector<std::string> names = {"LlamaForCausalLM", "MistralForCausalLM"};
-  return names;
-}
 
 std::optional<c10::ScalarType> parse_dtype_name(std::string_view name) {
   if (name.substr(0, 6) == "torch.") name.remove_prefix(6);
@@ -216,18 +212,16 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   TESSERA_CHECK(source->is_object(), ErrorKind::kFormat, "[models.config] {}: is no JSON object", name);
   const Reader top(*source, name);
   ModelConfig config;
-  config.architecture = parse_architecture(top);
-  const bool mistral = config.architecture == "MistralForCausalLM";
+  const auto& family = parse_family(top);
+  config.architecture = family.architecture;
   check_text(top);
   config.vocab_size = top.integer("vocab_size", 32000, 1, kMaxSize);
   config.hidden_size = top.integer("hidden_size", 4096, 1, kMaxSize);
-  config.intermediate_size = top.integer("intermediate_size", mistral ? 14336 : 11008, 1, kMaxSize);
+  config.intermediate_size = top.integer("intermediate_size", family.config.intermediate_size, 1, kMaxSize);
   config.num_hidden_layers = top.integer("num_hidden_layers", 32, 1, kMaxLayers);
   config.num_attention_heads = top.integer("num_attention_heads", 32, 1, kMaxSize);
-  config.num_key_value_heads =
-      top.integer("num_key_value_heads", mistral ? std::min<int64_t>(8, config.num_attention_heads) : config.num_attention_heads,
-                  1, kMaxSize);
-  const int64_t heads = config.num_attention_heads;
+  const int64_t heads = config.num_attention_heads, fewer = family.config.most_key_value_heads;
+  config.num_key_value_heads = top.integer("num_key_value_heads", fewer ? std::min(fewer, heads) : heads, 1, kMaxSize);
   TESSERA_CHECK(top.find("head_dim") || config.hidden_size % heads == 0, ErrorKind::kConfig,
                 "[models.config] {}: hidden_size {} is no multiple of num_attention_heads {}", name, config.hidden_size, heads);
   config.head_dim = top.integer("head_dim", std::max<int64_t>(1, config.hidden_size / heads), 1, 1 << 16);
@@ -241,12 +235,12 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
                   "[models.config] {}: a weight of {} x {} is too large: at most {} elements", name, other, config.hidden_size,
                   kMaxElements);
   }
-  config.max_position_embeddings = top.integer("max_position_embeddings", mistral ? 4096 * 32 : 2048, 1, kMaxContext);
-  config.sliding_window = mistral ? top.integer("sliding_window", 0, 0, kMaxContext) : 0;
+  config.max_position_embeddings = top.integer("max_position_embeddings", family.config.max_position_embeddings, 1, kMaxContext);
+  config.sliding_window = family.config.sliding_window ? top.integer("sliding_window", 0, 0, kMaxContext) : 0;
   config.rms_norm_eps = top.number("rms_norm_eps", 1e-6, 0, 1);
   config.initializer_range = top.number("initializer_range", 0.02, 0, 100);
-  config.attention_bias = !mistral && top.flag("attention_bias", false);
-  config.mlp_bias = !mistral && top.flag("mlp_bias", false);
+  config.attention_bias = family.config.biases && top.flag("attention_bias", false);
+  config.mlp_bias = family.config.biases && top.flag("mlp_bias", false);
   config.tie_word_embeddings = top.flag("tie_word_embeddings", false);
   config.rope = parse_rope(top, config.max_position_embeddings);
   for (const char* key : {"torch_dtype", "dtype"}) {
@@ -255,7 +249,7 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
                   "[models.config] {}: {} '{}' is not supported: wanted float32, bfloat16 or float16", name, key,
                   *top.text(key));
   }
-  // Both families of transformers have 1 and 2 where the keys are left out; null means none.
+  // The families of transformers have 1 and 2 where the keys are left out; null means none.
   if (!source->contains("bos_token_id")) config.bos_token_id = 1;
   if (!source->contains("eos_token_id")) config.eos_token_ids = {2};
   if (const auto ids = top.ids("bos_token_id"); !ids.empty()) config.bos_token_id = ids.front();

@@ -5,8 +5,8 @@
 //
 // Old and new spellings are read (torch_dtype and dtype; rope_theta with rope_scaling, and rope_parameters). Keys that
 // Tessera does not know are kept for saving. Every value is checked: sizes positive and bounded, heads divisible.
-// Errors: kFormat for text that is no config or an architecture that is not supported, kConfig for values that cannot be.
-// A value type; copies share the unknown keys.
+// Errors: kFormat for text that is no config or an architecture that is not supported, kConfig for values that cannot
+// be. A value type; copies share the unknown keys.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -31,11 +31,11 @@ struct RopeConfig {
   double low_freq_factor = 1.0;   // llama3
   double high_freq_factor = 4.0;  // llama3
   int64_t original_max_position_embeddings = 0;
-  std::optional<double> attention_factor;          // yarn
-  double beta_fast = 32.0;                         // yarn
-  double beta_slow = 1.0;                          // yarn
-  double mscale = 0.0, mscale_all_dim = 0.0;       // yarn; 0: not given
-  bool truncate = true;                            // yarn
+  std::optional<double> attention_factor;     // yarn
+  double beta_fast = 32.0;                    // yarn
+  double beta_slow = 1.0;                     // yarn
+  double mscale = 0.0, mscale_all_dim = 0.0;  // yarn; 0: not given
+  bool truncate = true;                       // yarn
 };
 
 struct ModelConfig {
@@ -75,7 +75,7 @@ struct ModelConfig {
 std::optional<c10::ScalarType> parse_dtype_name(std::string_view name);
 std::string dtype_name(c10::ScalarType dtype);
 
-// "LlamaForCausalLM", "MistralForCausalLM".
+// Those of model_families(): "LlamaForCausalLM", ...
 const std::vector<std::string>& supported_architectures();
 
 }  // namespace tessera

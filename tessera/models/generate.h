@@ -33,8 +33,8 @@ struct GenerationOptions {
   uint64_t seed = 0;
   std::vector<int64_t> stop_tokens{};
 
-  // Stop tokens and defaults of generation_config.json where DIR has one, else of the model's config. `sample` stays false
-  // whatever the file says: whoever samples asks for it. Settings that are not supported are named in a warning.
+  // Stop tokens and defaults of generation_config.json where DIR has one, else of the model's config. `sample` stays
+  // false whatever the file says: whoever samples asks for it. Settings that are not supported are named in a warning.
   // Error kFormat for text that is no JSON object, kConfig for values out of range.
   static GenerationOptions from_folder(const std::filesystem::path& dir, const ModelConfig& config);
   // Error kConfig for values out of range.
@@ -44,9 +44,9 @@ struct GenerationOptions {
 // Sees each new token as it is made; false ends the generation.
 using TokenCallback = std::function<bool(int64_t token)>;
 
-// Ends with a stop token, after max_new_tokens, or when the model's context is full. Error kConfig for an empty prompt, one
-// that fills the context, or ids outside the vocabulary. Of a sharded model all ranks generate the same: give their `group`,
-// whose first rank makes the choices (and whose callback decides); COLLECTIVE over it then.
+// Ends with a stop token, after max_new_tokens, or when the model's context is full. Error kConfig for an empty prompt,
+// one that fills the context, or ids outside the vocabulary. Of a sharded model all ranks generate the same: give their
+// `group`, whose first rank makes the choices (and whose callback decides); COLLECTIVE over it then.
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token = {}, comm::Group* group = nullptr);
 

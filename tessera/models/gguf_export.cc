@@ -12,6 +12,7 @@
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/models/detail/gguf_llama.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
+#include "tessera/models/family.h"
 #include "tessera/models/gguf_convert.h"
 
 namespace tessera {
@@ -73,11 +74,19 @@ class Config {
   json rope_ = json::object();
 };
 
-LlamaShape read_shape(const Config& config) {
+const ModelFamily& read_family(const Config& config) {
   const auto type = config.text("model_type", "");
-  TESSERA_CHECK(type == "llama" || type == "mistral", ErrorKind::kConfig,
-                "[gguf] {}: the model_type {} cannot be written as GGUF in this version (llama and mistral can)",
-                config.where(), quote_name(type));
+  const auto* family = find_family_of_type(type);
+  if (family && family->gguf_tensors) return *family;
+  std::vector<std::string_view> known;
+  for (const auto* each : model_families()) {
+    if (each->gguf_tensors) known.push_back(each->model_type);
+  }
+  raise(ErrorKind::kConfig, "[gguf] {}: the model_type {} cannot be written as GGUF in this version ({} can)",
+        config.where(), quote_name(type), fmt::join(known, " and "));
+}
+
+LlamaShape read_shape(const Config& config) {
   TESSERA_CHECK(config.text("hidden_act", "silu") == "silu", ErrorKind::kConfig,
                 "[gguf] {}: hidden_act is {}, wanted silu", config.where(), quote_name(config.text("hidden_act", "")));
   LlamaShape shape;
@@ -150,10 +159,10 @@ uint32_t file_type(GgmlType type) {
   }
 }
 
-void set_model_keys(const Config& config, const LlamaShape& shape, const std::string& name, GgmlType type,
-                    GgufWriter& writer) {
+void set_model_keys(const Config& config, const ModelFamily& family, const LlamaShape& shape, const std::string& name,
+                    GgmlType type, GgufWriter& writer) {
   const auto number = [&](const char* key, int64_t value) { writer.set(key, static_cast<uint32_t>(value)); };
-  writer.set("general.architecture", std::string("llama"));
+  writer.set("general.architecture", std::string(family.gguf_architecture));
   writer.set("general.type", std::string("model"));
   writer.set("general.name", name);
   writer.set("general.file_type", file_type(type));
@@ -204,16 +213,17 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   TESSERA_CHECK(!std::filesystem::exists(gguf), ErrorKind::kIo,
                 "[gguf] {}: exists already. Name a file that does not exist.", gguf.string());
   const Config config(dir / "config.json");
+  const auto& family = read_family(config);
   const auto shape = read_shape(config);
   const auto folder = SafetensorsFolder::open(dir);
-  const auto tensors = detail::llama_tensors(shape);
+  const auto tensors = family.gguf_tensors(shape);
   check_tensors(folder, tensors, shape, dir.string());
   const bool bfloat16 = folder.entry("model.embed_tokens.weight").dtype == at::kBFloat16;
   const auto type = options.type.value_or(bfloat16 ? GgmlType::kBF16 : GgmlType::kF16);
 
   GgufWriter writer(gguf);
   const auto folder_name = std::filesystem::absolute(dir / "x").lexically_normal().parent_path().filename().string();
-  set_model_keys(config, shape, config.text("_name_or_path", folder_name), type, writer);
+  set_model_keys(config, family, shape, config.text("_name_or_path", folder_name), type, writer);
   detail::set_tokenizer_keys(dir, shape.vocab, writer);
   const auto divisors = rope_divisors(config, shape);
   if (!divisors.empty()) writer.announce("rope_freqs.weight", GgmlType::kF32, {static_cast<int64_t>(divisors.size())});

@@ -14,6 +14,7 @@
 #include "tessera/formats/staging.h"
 #include "tessera/models/detail/gguf_llama.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
+#include "tessera/models/family.h"
 #include "tessera/models/gguf_convert.h"
 
 namespace tessera {
@@ -44,13 +45,15 @@ int64_t whole_or(const GgufFile& file, const std::string& key, int64_t absent) {
   return file.find_uint(key) ? whole(file, key) : absent;
 }
 
-void check_architecture(const GgufFile& file) {
+const ModelFamily& read_family(const GgufFile& file) {
   const auto name = file.find_string("general.architecture").value_or("");
-  TESSERA_CHECK(name == "llama", ErrorKind::kConfig,
+  const auto* family = find_family_of_gguf(name);
+  TESSERA_CHECK(family, ErrorKind::kConfig,
                 "[gguf] {}: the architecture {} is not available in this version (llama is)", file.path().string(),
                 quote_name(name));
   TESSERA_CHECK(file.find_uint("llama.expert_count").value_or(0) == 0, ErrorKind::kConfig,
                 "[gguf] {}: a mixture of experts is not available in this version", file.path().string());
+  return *family;
 }
 
 LlamaShape read_shape(const GgufFile& file) {
@@ -129,10 +132,10 @@ const char* dtype_name(c10::ScalarType dtype) {
   }
 }
 
-json model_config(const GgufFile& file, const LlamaShape& shape, c10::ScalarType dtype) {
+json model_config(const GgufFile& file, const ModelFamily& family, const LlamaShape& shape, c10::ScalarType dtype) {
   const double theta = shortest(file.find_float("llama.rope.freq_base").value_or(10000.0));
-  json config = {{"architectures", {"LlamaForCausalLM"}},
-                 {"model_type", "llama"},
+  json config = {{"architectures", json::array({family.architecture})},
+                 {"model_type", family.model_type},
                  {"attention_bias", shape.attention_bias},
                  {"attention_dropout", 0.0},
                  {"head_dim", shape.head_dim},
@@ -209,12 +212,12 @@ void check_tensors(const GgufFile& file, const std::vector<detail::LlamaTensor>&
 void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir,
                     const GgufImportOptions& options) {
   const auto file = GgufFile::open(gguf);
-  check_architecture(*file);
+  const auto& family = read_family(*file);
   const auto shape = read_shape(*file);
-  const auto tensors = detail::llama_tensors(shape);
+  const auto tensors = family.gguf_tensors(shape);
   check_tensors(*file, tensors);
   const auto dtype = options.dtype.value_or(own_dtype(*file));
-  const auto config = model_config(*file, shape, dtype);
+  const auto config = model_config(*file, family, shape, dtype);
 
   StagedFolder folder(dir);
   publish_file(folder.path() / "config.json", detail::json_text(config, gguf.string(), 2));

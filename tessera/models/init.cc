@@ -63,7 +63,7 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
     const auto& name = parameter.names.front();
     const auto box = detail::local_part_box(parameter.tensor);
     const auto whole = parameter.tensor.sizes().vec();
-    const auto local = detail::materialise(parameter, device);
+    const auto local = detail::writable_part(parameter, device);
     if (whole.size() >= 2) {
       local.copy_(normal_box(box, whole, seed, stream_of(name), model.config().initializer_range));
     } else {

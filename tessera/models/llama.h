@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/models/causal_lm.h"
+#include "tessera/models/family.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/layers.h"
 
@@ -17,7 +18,7 @@ struct LlamaDecoderLayer : nn::Callable<LlamaDecoderLayer> {
   std::shared_ptr<nn::MLP> mlp;
   std::shared_ptr<nn::RMSNorm> input_layernorm, post_attention_layernorm;
   LlamaDecoderLayer(const ModelConfig& config, int64_t layer, const nn::ParameterOptions& options);
-  at::Tensor forward(const at::Tensor& x, const nn::AttentionContext& context);
+  virtual at::Tensor forward(const at::Tensor& x, const nn::AttentionContext& context);
 };
 
 // A list of modules named "0", "1", ...
@@ -41,10 +42,13 @@ struct LlamaModel : nn::Callable<LlamaModel> {
 class LlamaForCausalLM : public CausalLM {
  public:
   std::shared_ptr<LlamaModel> model;
-  std::shared_ptr<nn::Linear> lm_head;  // tied: its weight is the embedding's
+  std::shared_ptr<nn::Head> lm_head;  // tied: its weight is the embedding's
   LlamaForCausalLM(const ModelConfig& config, const nn::ParameterOptions& options);
   at::Tensor forward(const ModelInputs& inputs) override;
   std::vector<std::shared_ptr<nn::Module>> blocks() override;
 };
+
+const ModelFamily& llama_family();
+const ModelFamily& mistral_family();
 
 }  // namespace tessera

@@ -32,16 +32,18 @@ struct Problems {
   }
   void raise_if_any(const std::filesystem::path& dir) const {
     if (lines.empty()) return;
-    const std::vector<std::string> shown(lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(std::min(kShownProblems, lines.size())));
+    const std::vector<std::string> shown(
+        lines.begin(), lines.begin() + static_cast<std::ptrdiff_t>(std::min(kShownProblems, lines.size())));
     const auto rest = lines.size() > shown.size() ? fmt::format("; and {} more", lines.size() - shown.size()) : "";
     raise(only_shapes ? ErrorKind::kShape : ErrorKind::kFormat,
-          "[models.load] {}: {}{}. List the folder with 'tessera ckpt ls PATH'.", dir.string(), fmt::join(shown, "; "), rest);
+          "[models.load] {}: {}{}. List the folder with 'tessera ckpt ls PATH'.", dir.string(), fmt::join(shown, "; "),
+          rest);
   }
 };
 
 // The name under which the folder holds each parameter.
-std::vector<std::string> match_names(const std::vector<detail::SharedParameter>& parameters, const SafetensorsFolder& folder,
-                                     const std::filesystem::path& dir) {
+std::vector<std::string> match_names(const std::vector<detail::SharedParameter>& parameters,
+                                     const SafetensorsFolder& folder, const std::filesystem::path& dir) {
   Problems problems;
   std::vector<std::string> found;
   std::set<std::string, std::less<>> known;
@@ -56,10 +58,12 @@ std::vector<std::string> match_names(const std::vector<detail::SharedParameter>&
     found.push_back(*name);
     const auto& entry = folder.entry(*name);
     if (parameter.tensor.sizes() != at::IntArrayRef(entry.shape)) {
-      problems.add(fmt::format("{}: saved {}, model wants {}", *name, text(entry.shape), text(parameter.tensor.sizes())), true);
+      problems.add(
+          fmt::format("{}: saved {}, model wants {}", *name, text(entry.shape), text(parameter.tensor.sizes())), true);
     }
     if (!is_weight_dtype(entry.dtype)) {
-      problems.add(fmt::format("{}: dtype {} is not supported, wanted F32, BF16, F16 or F64", *name, c10::toString(entry.dtype)));
+      problems.add(fmt::format("{}: dtype {} is not supported, wanted F32, BF16, F16 or F64", *name,
+                               c10::toString(entry.dtype)));
     }
   }
   for (const auto& [name, file] : folder.files()) {
@@ -84,8 +88,9 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto box = detail::local_part_box(parameters[i].tensor);
     std::vector<IndexRange> ranges;
-    for (size_t dim = 0; dim < box.shape.size(); ++dim) ranges.push_back({box.offset[dim], box.offset[dim] + box.shape[dim]});
-    const auto local = detail::materialise(parameters[i], device);
+    for (size_t dim = 0; dim < box.shape.size(); ++dim)
+      ranges.push_back({box.offset[dim], box.offset[dim] + box.shape[dim]});
+    const auto local = detail::writable_part(parameters[i], device);
     if (local.numel() == 0) continue;
     const auto saved = folder.read_slice(names[i], ranges);
     local.copy_(saved);

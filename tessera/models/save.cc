@@ -10,16 +10,25 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kCompanions[] = {
-    "generation_config.json", "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json",             "merges.txt",          "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
+constexpr const char* kCompanions[] = {"generation_config.json",
+                                       "tokenizer.json",
+                                       "tokenizer_config.json",
+                                       "special_tokens_map.json",
+                                       "added_tokens.json",
+                                       "vocab.json",
+                                       "merges.txt",
+                                       "tokenizer.model",
+                                       "chat_template.jinja",
+                                       "chat_template.json"};
 
 // The folder as it grows; lives on the writing rank alone.
 class FolderInProgress {
  public:
   FolderInProgress(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
-                   const std::filesystem::path& dir, const std::filesystem::path& source_dir, const SaveOptions& options)
-      : folder_(dir), weights_(folder_.path(), specs(parameters, options), {.max_shard_bytes = options.max_shard_bytes}) {
+                   const std::filesystem::path& dir, const std::filesystem::path& source_dir,
+                   const SaveOptions& options)
+      : folder_(dir),
+        weights_(folder_.path(), specs(parameters, options), {.max_shard_bytes = options.max_shard_bytes}) {
     const auto dtype = options.dtype.value_or(parameters.front().tensor.scalar_type());
     publish_file(folder_.path() / "config.json", model.config().to_json(dtype));
     if (source_dir.empty()) return;
@@ -36,7 +45,8 @@ class FolderInProgress {
   }
 
  private:
-  static std::vector<TensorSpec> specs(const std::vector<detail::SharedParameter>& parameters, const SaveOptions& options) {
+  static std::vector<TensorSpec> specs(const std::vector<detail::SharedParameter>& parameters,
+                                       const SaveOptions& options) {
     std::vector<TensorSpec> out;
     for (const auto& parameter : parameters) {
       out.push_back({parameter.names.front(), options.dtype.value_or(parameter.tensor.scalar_type()),
@@ -93,9 +103,10 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
     const auto whole = is_dtensor(parameter.tensor) ? full_tensor(parameter.tensor) : parameter.tensor;
     if (!writes) continue;
     outcome.attempt([&] {
-      TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal, "[models.save] {}: has no values yet. Load or initialise first.",
-                    parameter.names.front());
-      folder->write(parameter.names.front(), whole.detach().to(options.dtype.value_or(whole.scalar_type())).contiguous());
+      TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal,
+                    "[models.save] {}: has no values yet. Load or initialise first.", parameter.names.front());
+      folder->write(parameter.names.front(),
+                    whole.detach().to(options.dtype.value_or(whole.scalar_type())).contiguous());
     });
   }
   if (writes) outcome.attempt([&] { folder->publish(); });

@@ -7,8 +7,8 @@
 //   ...
 //   save_pretrained(*model, "out", dir);          // COLLECTIVE over the parameters' meshes
 //
-// Parameters may be plain tensors or DTensors that are sharded or replicated, on any device; those on the meta device are
-// allocated here (on `device`, or the device of their mesh). A model belongs to one rank.
+// Parameters may be plain tensors or DTensors that are sharded or replicated, on any device; those on the meta device
+// are allocated here (on `device`, or the device of their mesh). A model belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -20,32 +20,34 @@
 
 namespace tessera {
 
-// Fills every parameter from model.safetensors (or its shards), in the parameter's dtype: floating dtypes are converted.
-// Tied heads need not be in the file. All that is missing, unexpected or of another shape is found and reported in one
-// kFormat or kShape error before anything is changed. No communication.
+// Fills every parameter from model.safetensors (or its shards), in the parameter's dtype: floating dtypes are
+// converted. Tied heads need not be in the file. All that is missing, unexpected or of another shape is found and
+// reported in one kFormat or kShape error before anything is changed. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 // The checks of load_pretrained alone: reads headers, changes nothing.
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir);
 
-// normal(0, initializer_range) for matrices, ones for norms, zeros for biases. An element's value depends on the seed, the
-// parameter's name and its global index only. No communication.
+// normal(0, initializer_range) for matrices, ones for norms, zeros for biases. An element's value depends on the seed,
+// the parameter's name and its global index only. No communication.
 void init_weights(CausalLM& model, uint64_t seed, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 struct SaveOptions {
   std::optional<c10::ScalarType> dtype = std::nullopt;  // none: as the parameters are
   uint64_t max_shard_bytes = 5'000'000'000;
 };
-// Writes a folder that transformers loads: config.json with unknown keys kept, model.safetensors (in shards where larger
-// than max_shard_bytes), and generation_config.json, tokenizer and chat template of source_dir where it has them. The folder
-// appears when it is complete; it must not exist before, or be empty. COLLECTIVE over the meshes of DTensor parameters:
-// they are gathered one by one and rank 0 of the mesh writes. An error of the writing rank is thrown on all.
+// Writes a folder that transformers loads: config.json with unknown keys kept, model.safetensors (in shards where
+// larger than max_shard_bytes), and generation_config.json, tokenizer and chat template of source_dir where it has
+// them. The folder appears when it is complete; it must not exist before, or be empty. COLLECTIVE over the meshes of
+// DTensor parameters: they are gathered one by one and rank 0 of the mesh writes. An error of the writing rank is
+// thrown on all.
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                      const SaveOptions& options = {});
 
 // make_model and load_pretrained. dtype: none as in config.json (float32 where it says nothing).
-std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& dir, std::optional<c10::ScalarType> dtype = std::nullopt,
+std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& dir,
+                                          std::optional<c10::ScalarType> dtype = std::nullopt,
                                           c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 }  // namespace tessera

@@ -90,6 +90,44 @@ TEST(Llama, HooksOfTheModelRunAroundEmbeddingAndHead) {
   EXPECT_EQ(outputs, 2);
 }
 
+// As a unit of its own: nobody may look at the head's weight outside its call.
+TEST(Llama, HooksOfTheHeadRunAroundLogitsAndLoss) {
+  auto model = tiny_model();
+  auto& llama = dynamic_cast<LlamaForCausalLM&>(*model);
+  const auto tokens = tiny_tokens(2, 4), labels = next_labels(tokens);
+  const auto logits = model->logits({.tokens = tokens}), loss = model->loss_sum({.tokens = tokens}, labels);
+  auto& slot = llama.lm_head->own_parameters().front();
+  *slot.slot = at::Tensor();
+  std::vector<size_t> inputs_seen;
+  llama.lm_head->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
+    inputs_seen.push_back(inputs.size());
+    *slot.slot = slot.parameter;
+  });
+  llama.lm_head->register_forward_hook([&](nn::Module&, nn::TensorRefs&) { *slot.slot = at::Tensor(); });
+  EXPECT_TRUE(at::equal(model->logits({.tokens = tokens}), logits));
+  EXPECT_EQ(model->loss_sum({.tokens = tokens}, labels).item<float>(), loss.item<float>());
+  EXPECT_EQ(inputs_seen, (std::vector<size_t>{1, 2})) << "hidden states, then labels beside them";
+}
+
+// Padding behind the documents of a row changes neither loss nor gradients, whatever stands in it.
+TEST(Llama, PaddingTeachesNothing) {
+  auto model = tiny_model();
+  const auto tokens = tiny_tokens(1, 9), labels = next_labels(tokens);
+  const auto wanted = model->loss_sum({.tokens = tokens}, labels);
+  wanted.backward();
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad().clone());
+  const auto pad = [](const at::Tensor& row, int64_t with) { return at::constant_pad_nd(row, {0, 5}, with); };
+  model->zero_grad();
+  const auto ids = at::zeros({1, 9}, at::kLong);
+  const auto found = model->loss_sum({.tokens = pad(tokens, 3), .document_ids = pad(ids, -1)}, pad(labels, -100));
+  EXPECT_NEAR(found.item<double>(), wanted.item<double>(), 1e-4);
+  found.backward();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    EXPECT_TRUE(at::allclose(model->parameters()[i].grad(), gradients[i], 1e-4, 1e-5)) << i;
+  }
+}
+
 TEST(Llama, BlocksAreCalledThroughTheirHooks) {
   auto model = tiny_model();
   std::vector<int> order;

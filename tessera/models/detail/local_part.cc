@@ -29,7 +29,7 @@ LocalBox local_part_box(const at::Tensor& parameter) {
   return local_box(shape, *device_mesh(parameter), placements(parameter));
 }
 
-at::Tensor materialise(SharedParameter& parameter, c10::Device device) {
+at::Tensor writable_part(SharedParameter& parameter, c10::Device device) {
   at::NoGradGuard no_grad;
   const auto& old = parameter.tensor;
   const bool distributed = is_dtensor(old);
@@ -39,7 +39,8 @@ at::Tensor materialise(SharedParameter& parameter, c10::Device device) {
   const auto fresh = at::empty(local.sizes(), local.options().device(where));
   auto value = fresh;
   if (distributed) {
-    value = from_local(fresh, device_mesh(old), placements(old), {.shape = old.sizes().vec(), .stride = old.strides().vec()});
+    value = from_local(fresh, device_mesh(old), placements(old),
+                       {.shape = old.sizes().vec(), .stride = old.strides().vec()});
   }
   value.set_requires_grad(old.requires_grad());
   parameter.tensor = value;

@@ -23,8 +23,8 @@ std::vector<SharedParameter> shared_parameters(nn::Module& module);
 // Shape and offset of the local part in the whole. Error kShape for placements that hold no simple box.
 LocalBox local_part_box(const at::Tensor& parameter);
 
-// The tensor to write the local part into. A parameter on the meta device is first allocated, on the device of its mesh or
-// on `device`, and put into all its slots.
-at::Tensor materialise(SharedParameter& parameter, c10::Device device);
+// The tensor to write the local part into. A parameter on the meta device is first allocated, on the device of its mesh
+// or on `device`, and put into all its slots.
+at::Tensor writable_part(SharedParameter& parameter, c10::Device device);
 
 }  // namespace tessera::detail
