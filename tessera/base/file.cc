@@ -1,13 +1,13 @@
 #include "tessera/base/file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/staged.h"
 
 namespace tessera {
 
@@ -30,32 +30,7 @@ std::string read_file(const std::filesystem::path& path, size_t limit_bytes) {
   return content;
 }
 
-void publish_file(const std::filesystem::path& path, std::string_view content) {
-  const auto temporary = path.string() + ".tmp." + std::to_string(::getpid());
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  TESSERA_CHECK(fd >= 0, ErrorKind::kIo, "[file] {}: cannot be created: {}", temporary, std::strerror(errno));
-  size_t written = 0;
-  bool ok = true;
-  while (ok && written < content.size()) {
-    const ssize_t step = ::write(fd, content.data() + written, content.size() - written);
-    if (step < 0 && errno == EINTR) continue;
-    ok = step > 0;
-    if (ok) written += static_cast<size_t>(step);
-  }
-  ok = ok && ::fsync(fd) == 0;
-  int reason = errno;
-  ::close(fd);
-  if (ok && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    ok = false;
-    reason = errno;
-  }
-  if (!ok) {
-    ::unlink(temporary.c_str());
-    raise(ErrorKind::kIo, "[file] {}: cannot be written ({} of {} bytes): {}", path.string(), written, content.size(),
-          std::strerror(reason));
-  }
-  sync_folder(path.has_parent_path() ? path.parent_path() : std::filesystem::path("."));
-}
+void publish_file(const std::filesystem::path& path, std::string_view content) { publish_file(path, content, {}); }
 
 void sync_folder(const std::filesystem::path& folder) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -15,7 +15,7 @@ namespace tessera {
 // The whole content. Error kIo names path and reason; larger than limit_bytes is kFormat.
 std::string read_file(const std::filesystem::path& path, size_t limit_bytes = size_t{1} << 32);
 
-// Writes to PATH.tmp.PID beside it, fsyncs, renames over PATH, fsyncs the folder. On any failure the
+// Writes to a new name beside it (staged.h), fsyncs, renames over PATH, fsyncs the folder. On any failure the
 // temporary file is removed, PATH is as before and Error kIo says why.
 void publish_file(const std::filesystem::path& path, std::string_view content);
 

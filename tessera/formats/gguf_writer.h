@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "tessera/formats/gguf.h"
-#include "tessera/formats/staging.h"
+#include "tessera/base/staged.h"
 
 namespace tessera {
 

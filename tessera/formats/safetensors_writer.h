@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "tessera/formats/safetensors.h"
-#include "tessera/formats/staging.h"
+#include "tessera/base/staged.h"
 
 namespace at {
 class Tensor;

@@ -11,7 +11,7 @@
 #include "tessera/formats/detail/quote_name.h"
 #include "tessera/formats/gguf.h"
 #include "tessera/formats/safetensors_writer.h"
-#include "tessera/formats/staging.h"
+#include "tessera/base/staged.h"
 #include "tessera/models/detail/gguf_llama.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
 #include "tessera/models/family.h"

@@ -1,21 +1,18 @@
-#include "tessera/formats/staging.h"
+#include "tessera/base/staged.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <string>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 
 namespace tessera {
 namespace {
-
-std::filesystem::path beside(const std::filesystem::path& path) {
-  return path.string() + ".tmp." + std::to_string(::getpid());
-}
 
 std::filesystem::path parent_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
@@ -29,9 +26,31 @@ std::filesystem::path without_trailing_slash(const std::filesystem::path& dir) {
 
 }  // namespace
 
-StagedFile::StagedFile(std::filesystem::path path) : path_(std::move(path)), staged_(beside(path_)) {
-  fd_ = ::open(staged_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  TESSERA_CHECK(fd_ >= 0, ErrorKind::kIo, "[file] {}: cannot be created: {}", staged_.string(), std::strerror(errno));
+std::string random_name() {
+  uint64_t bits = 0;
+  while (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) {
+    TESSERA_CHECK(errno == EINTR, ErrorKind::kIo, "[file] no random name: {}", std::strerror(errno));
+  }
+  return fmt::format("{:016x}", bits);
+}
+
+std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,
+                               const std::function<int(const std::filesystem::path&)>& make) {
+  constexpr size_t kLongestStem = 200;  // of the 255 bytes that a name may have
+  for (int attempt = 0;; ++attempt) {
+    const auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_name());
+    const int reason = make(path);
+    if (reason == 0) return path;
+    TESSERA_CHECK(reason == EEXIST && attempt < 16, ErrorKind::kIo, "[file] {}: cannot be created: {}",
+                  (folder / stem).string(), std::strerror(reason));
+  }
+}
+
+StagedFile::StagedFile(std::filesystem::path path, const std::filesystem::path& staging) : path_(std::move(path)) {
+  staged_ = make_new(staging.empty() ? parent_of(path_) : staging, path_.filename().string(), [&](const auto& name) {
+    fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    return fd_ >= 0 ? 0 : errno;
+  });
 }
 
 StagedFile::~StagedFile() {
@@ -60,8 +79,13 @@ void StagedFile::publish() {
   sync_folder(parent_of(path_));
 }
 
-StagedFolder::StagedFolder(const std::filesystem::path& dir)
-    : dir_(without_trailing_slash(dir)), staged_(beside(dir_)) {
+void publish_file(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& staging) {
+  StagedFile file(path, staging);
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.publish();
+}
+
+StagedFolder::StagedFolder(const std::filesystem::path& dir) : dir_(without_trailing_slash(dir)) {
   std::error_code error;
   const auto status = std::filesystem::symlink_status(dir_, error);
   const bool absent = status.type() == std::filesystem::file_type::not_found;
@@ -69,9 +93,8 @@ StagedFolder::StagedFolder(const std::filesystem::path& dir)
   TESSERA_CHECK(absent || empty_folder, ErrorKind::kIo,
                 "[file] {}: exists already. Name a folder that does not exist, or an empty one.", dir_.string());
   std::filesystem::create_directories(parent_of(dir_), error);
-  std::filesystem::remove_all(staged_, error);
-  TESSERA_CHECK(std::filesystem::create_directory(staged_, error), ErrorKind::kIo, "[file] {}: cannot be created: {}",
-                staged_.string(), error.message());
+  staged_ = make_new(parent_of(dir_), dir_.filename().string(),
+                     [](const auto& name) { return ::mkdir(name.c_str(), 0755) == 0 ? 0 : errno; });
 }
 
 StagedFolder::~StagedFolder() {

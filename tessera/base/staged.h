@@ -1,6 +1,6 @@
 // Files and folders that appear whole or not at all.
 //
-//   StagedFile file(path);                 // written as PATH.tmp.PID beside it
+//   StagedFile file(path);                 // written under a name of its own beside it
 //   file.write_at(0, bytes);
 //   file.publish();                        // fsync, rename over PATH, fsync of the folder
 //
@@ -8,20 +8,26 @@
 //   publish_file(folder.path() / "config.json", text);
 //   folder.publish();
 //
-// Without publish() the destructor removes what was staged. One object belongs to one thread.
+// The name under which something is staged, .NAME.RANDOM.tmp, is nobody else's: it is made new, never opened, and a link
+// is never followed. Without publish() the destructor removes what was staged; what a killed process leaves keeps its
+// name. One object belongs to one thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
+#include <string>
+#include <string_view>
 
 namespace tessera {
 
 class StagedFile {
  public:
-  // Error kIo when the temporary file cannot be created.
-  explicit StagedFile(std::filesystem::path path);
+  // `staging`: the folder of the temporary file, on PATH's file system; empty: beside PATH. Error kIo when it cannot be
+  // created.
+  explicit StagedFile(std::filesystem::path path, const std::filesystem::path& staging = {});
   ~StagedFile();
   StagedFile(const StagedFile&) = delete;
   StagedFile& operator=(const StagedFile&) = delete;
@@ -54,5 +60,16 @@ class StagedFolder {
   std::filesystem::path staged_;
   bool published_ = false;
 };
+
+// publish_file() of file.h, staged in a folder of the same file system.
+void publish_file(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& staging);
+
+// 16 hexadecimal digits that no other call, process or host has.
+std::string random_name();
+
+// A name in `folder` that `make` has just made: .STEM.RANDOM.tmp. `make` returns 0, or errno; after EEXIST another name
+// is tried. Error kIo.
+std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,
+                               const std::function<int(const std::filesystem::path&)>& make);
 
 }  // namespace tessera
