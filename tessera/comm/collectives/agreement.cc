@@ -1,0 +1,62 @@
+#include "tessera/comm/collectives/agreement.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+
+namespace tessera::comm {
+namespace {
+
+// The kind of any exception as a digit, then its message.
+std::string packed(const std::exception& error) {
+  const auto* own = dynamic_cast<const Error*>(&error);
+  const auto kind = own ? own->kind() : exit_code_for(error) == 5 ? ErrorKind::kMemory : ErrorKind::kInternal;
+  const std::string text = error.what();
+  return static_cast<char>('0' + static_cast<int>(kind)) + text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+void attempt_together(Group& group, const std::function<void()>& action) {
+  if (group.size() == 1) return action();
+  std::string outcome;
+  try {
+    action();
+  } catch (const std::exception& error) {
+    outcome = packed(error);
+  }
+  const auto all = all_gather_bytes(group, outcome);
+  for (size_t position = 0; position < all.size(); ++position) {
+    if (all[position].empty()) continue;
+    const auto kind = static_cast<ErrorKind>(all[position].front() - '0');
+    throw Error(kind, fmt::format("rank {}: {}", group.ranks()[position], all[position].substr(1)));
+  }
+}
+
+void check_same(Group& group, const Facts& facts, std::string_view remedy) {
+  if (group.size() == 1) return;
+  nlohmann::json own = nlohmann::json::array();
+  for (const auto& [name, value] : facts) own.push_back({name, value});
+  std::vector<nlohmann::json> all;
+  for (const auto& text : all_gather_bytes(group, own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
+    all.push_back(nlohmann::json::parse(text));
+  }
+  constexpr int kMostShown = 3;
+  int differ = 0;
+  std::string message;
+  for (size_t fact = 0; fact < all[0].size(); ++fact) {
+    const auto value = [&](size_t rank) { return fact < all[rank].size() ? all[rank][fact] : nlohmann::json(); };
+    size_t other = 1;
+    while (other < all.size() && value(other) == value(0)) ++other;
+    if (other == all.size() || ++differ > kMostShown) continue;
+    message += fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", value(0)[0].get<std::string>(),
+                           value(0)[1].get<std::string>(), group.ranks()[0],
+                           value(other).is_null() ? "nothing" : value(other)[1].get<std::string>(), group.ranks()[other]);
+  }
+  if (differ > kMostShown) message += fmt::format("; and {} more", differ - kMostShown);
+  TESSERA_CHECK(differ == 0, ErrorKind::kConfig, "[comm.agree] the ranks differ. {}. {}", message, remedy);
+}
+
+}  // namespace tessera::comm
