@@ -3,12 +3,14 @@
 //   CheckpointWriter writer({.folder = run / "checkpoints", .world = world, .keep_last = 2});
 //   writer.save(step, {{"model.norm.weight", norm}, ...}, {{"data", loader.state()}});   // COLLECTIVE over the world
 //   writer.finish();                                                                     // COLLECTIVE over the world
-//   if (auto checkpoint = Checkpoint::latest(run / "checkpoints")) checkpoint->load({{"model.norm.weight", norm}, ...});
+//   auto checkpoint = Checkpoint::latest(run / "checkpoints", *world->group());          // COLLECTIVE over the world
+//   if (checkpoint) checkpoint->load({{"model.norm.weight", norm}, ...});
 //
 // A checkpoint is a folder step-XXXXXXXX holding one safetensors file a rank and manifest.json, which says what box of
 // which tensor lies where, with an XXH3 hash of each file (docs/format/checkpoint.md). It is written under another
-// name, synced and renamed; LATEST is replaced last. What is published is never half-written, and an older checkpoint
-// goes only after a newer one is there. Loading takes any world size and any placements of Shard and Replicate.
+// name, synced and renamed; LATEST is replaced last. What is published is never half-written, never overwritten, and an
+// older checkpoint goes only after a newer one is there. Loading takes any world size and any placements of Shard and
+// Replicate.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,23 +32,25 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct CheckpointOptions {
   std::filesystem::path folder;        // made when it is not there
   std::shared_ptr<comm::World> world;
-  int64_t keep_last = 2;               // how many newest checkpoints stay; 0: all
+  int64_t keep_last = 2;               // how many of those published last stay; 0: all
   int64_t keep_best = 1;               // and how many with the lowest validation loss
   bool async = true;                   // write in a thread while training goes on
 };
 
 class CheckpointWriter {
  public:
-  // All ranks of a world make their writers in the same order. No communication beyond the store.
+  // No communication. Rank 0 removes from the folder what saves left that were killed, so that no other writer may be
+  // at work in it.
   explicit CheckpointWriter(CheckpointOptions options);
   ~CheckpointWriter();  // waits for this rank's own writing; errors are logged
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Takes a copy of this rank's parts of `tensors` (the same names in the same order on all ranks; replicas are written
-  // once) and starts writing. A save still under way is finished first. Returns when written unless async.
-  // `validation_loss` ranks the checkpoint for keep_best. COLLECTIVE over the world.
-  // Error kIo when this or the previous save failed on any rank; nothing of the failed one stays.
+  // once) and starts writing. A save still under way is finished first. Returns when written unless async. Ranks may take
+  // any time to write. `validation_loss` ranks the checkpoint for keep_best. COLLECTIVE over the world.
+  // Error kIo when this or the previous save failed on any rank; nothing of the failed one stays. Error kShape for
+  // placements that cannot be saved, before anything is done. What cannot be pruned is logged.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
             std::optional<double> validation_loss = std::nullopt);
   // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.
@@ -64,6 +68,11 @@ class Checkpoint {
  public:
   // The one that LATEST names, or nullopt when there is none. Error kFormat when it is damaged.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder);
+  // The same for a run: the first rank of the group reads LATEST for all, and every file is compared with its hash, by one
+  // rank each. The same Error on all ranks, which names the rank that found it. COLLECTIVE over the group.
+  static std::optional<Checkpoint> latest(const std::filesystem::path& folder, comm::Group& group);
+  // One checkpoint, compared and opened likewise. COLLECTIVE over the group.
+  static Checkpoint open(const std::filesystem::path& checkpoint, comm::Group& group);
   // The folder of one checkpoint. Reads and checks manifest.json and the sizes of the files.
   static Checkpoint open(const std::filesystem::path& checkpoint);
   ~Checkpoint();
@@ -76,12 +85,13 @@ class Checkpoint {
   // Fills the tensors in place, each rank reading only what its parts need. All problems (missing tensors, other shapes
   // or dtypes) are found before anything is changed: Error kShape. No communication.
   void load(const NamedTensors& tensors) const;
-  // Compares every file with its hash; Error kFormat names the first that differs.
+  // Compares every file with its hash; Error kFormat names the first that differs. No communication.
   void verify() const;
 
  private:
   struct Impl;
   explicit Checkpoint(std::unique_ptr<Impl> impl);
+  void verify_file(size_t file) const;
   std::unique_ptr<Impl> impl_;
 };
 

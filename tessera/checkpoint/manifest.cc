@@ -56,6 +56,7 @@ nlohmann::json part_to_json(const ManifestPart& part) {
 
 std::string Manifest::dump() const {
   nlohmann::ordered_json out = {{"format", kFormatName}, {"version", kVersion}, {"step", step}, {"world_size", world_size}};
+  out["number"] = number;
   out["validation_loss"] = validation_loss ? nlohmann::json(*validation_loss) : nlohmann::json();
   for (const auto& file : files) {
     out["files"].push_back({{"name", file.name}, {"bytes", file.size_bytes}, {"xxh3", fmt::format("{:016x}", file.xxh3)}});
@@ -79,6 +80,7 @@ Manifest Manifest::parse(const std::string& text, const std::filesystem::path& p
     Manifest manifest;
     manifest.step = json.at("step").get<int64_t>();
     manifest.world_size = json.at("world_size").get<int64_t>();
+    manifest.number = json.value("number", int64_t{0});
     if (!json.at("validation_loss").is_null()) manifest.validation_loss = json.at("validation_loss").get<double>();
     for (const auto& file : json.at("files")) {
       ManifestFile entry{file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),

@@ -33,6 +33,7 @@ struct ManifestTensor {
 
 struct Manifest {
   int64_t step = 0;
+  int64_t number = 0;  // of the save in its folder: higher ones were published later
   int64_t world_size = 1;
   std::optional<double> validation_loss;
   std::vector<ManifestFile> files;

@@ -5,7 +5,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/safetensors.h"
 
@@ -26,13 +29,29 @@ int64_t Checkpoint::step() const { return impl_->manifest.step; }
 const nlohmann::json& Checkpoint::extra() const { return impl_->manifest.extra; }
 
 std::optional<Checkpoint> Checkpoint::latest(const std::filesystem::path& folder) {
-  const auto pointer = folder / "LATEST";
-  if (!std::filesystem::exists(pointer)) return std::nullopt;
-  std::string name = read_file(pointer, 4096);
-  while (!name.empty() && name.back() == '\n') name.pop_back();
-  TESSERA_CHECK(name.starts_with("step-") && name.find('/') == std::string::npos, ErrorKind::kFormat,
-                "[checkpoint.load] {}: names '{}', expected step-XXXXXXXX", pointer.string(), name);
-  return open(folder / name);
+  const auto name = CheckpointFolder::latest_name(folder);
+  if (!name) return std::nullopt;
+  return open(folder / *name);
+}
+
+std::optional<Checkpoint> Checkpoint::latest(const std::filesystem::path& folder, comm::Group& group) {
+  std::string name;
+  comm::attempt_together(group, [&] {
+    if (group.rank() == 0) name = CheckpointFolder::latest_name(folder).value_or("");
+  });
+  name = comm::broadcast_bytes(group, name);
+  if (name.empty()) return std::nullopt;
+  return open(folder / name, group);
+}
+
+Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& group) {
+  std::optional<Checkpoint> checkpoint;
+  comm::attempt_together(group, [&] {
+    checkpoint = open(path);
+    const auto files = checkpoint->impl_->manifest.files.size();
+    for (size_t file = group.rank(); file < files; file += static_cast<size_t>(group.size())) checkpoint->verify_file(file);
+  });
+  return std::move(*checkpoint);
 }
 
 Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
@@ -51,12 +70,16 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
 }
 
 void Checkpoint::verify() const {
-  for (const auto& file : impl_->manifest.files) {
-    const auto found = hash_file(impl_->path / file.name);
-    TESSERA_CHECK(found == file.xxh3, ErrorKind::kFormat,
-                  "[checkpoint.verify] {}: hash is {:016x}, manifest.json says {:016x}. The file changed after it was written.",
-                  (impl_->path / file.name).string(), found, file.xxh3);
-  }
+  for (size_t file = 0; file < impl_->manifest.files.size(); ++file) verify_file(file);
+}
+
+void Checkpoint::verify_file(size_t index) const {
+  const auto& file = impl_->manifest.files[index];
+  const auto found = hash_file(impl_->path / file.name);
+  TESSERA_CHECK(found == file.xxh3, ErrorKind::kFormat,
+                "[checkpoint.verify] {}: hash is {:016x}, manifest.json says {:016x}. The file changed after it was "
+                "written; take an older checkpoint.",
+                (impl_->path / file.name).string(), found, file.xxh3);
 }
 
 namespace {

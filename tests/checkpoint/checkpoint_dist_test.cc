@@ -1,15 +1,24 @@
 #include "tessera/checkpoint/checkpoint.h"
 
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
+#include <sched.h>
+#include <sys/mount.h>
+
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tests/checkpoint/many_saves.h"
+#include "tests/support/ranks.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -24,6 +33,38 @@ NamedTensors sharded(const std::shared_ptr<comm::World>& world, double scale) {
   return {{"weight", distribute_tensor(full_weight() * scale, mesh, {Shard(0)})},
           {"bias", distribute_tensor(at::ones({3}) * scale, mesh, {Replicate()})},
           {"step", at::full({}, scale)}};
+}
+
+// The kind and message of the Error that `action` throws.
+std::pair<ErrorKind, std::string> error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return {error.kind(), error.what()};
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "no Error: " << error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {ErrorKind::kInternal, ""};
+}
+
+#define EXPECT_ERROR(expected_kind, expected_part, ...)                                  \
+  do {                                                                                   \
+    const auto [kind, message] = error_of([&] { __VA_ARGS__; });                         \
+    EXPECT_EQ(to_string(kind), std::string(to_string(expected_kind))) << message;        \
+    EXPECT_NE(message.find(expected_part), std::string::npos) << message;                \
+  } while (false)
+
+std::set<std::string> names_in(const std::filesystem::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.insert(entry.path().filename());
+  return names;
+}
+
+void flip_last_byte(const std::filesystem::path& file) {
+  auto bytes = read_file(file);
+  bytes.back() ^= 1;
+  publish_file(file, bytes);
 }
 
 void save(const std::filesystem::path& folder, int ranks, bool async, int64_t step = 5, double scale = 1) {
@@ -63,11 +104,74 @@ TEST(Checkpoint, KeepsTheNewestAndNamesItInLatest) {
     for (int64_t step = 1; step <= 5; ++step) writer.save(step, sharded(world, 1), {}, losses[step - 1]);
     writer.finish();
   });
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  EXPECT_EQ(names, (std::vector<std::string>{"LATEST", "step-00000002", "step-00000004", "step-00000005"}));
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000002", "step-00000004", "step-00000005"}));
   EXPECT_EQ(read_file(folder / "LATEST"), "step-00000005\n");
+}
+
+TEST(Checkpoint, WhatWasPublishedLastStaysWhateverItsStep) {
+  TempFolder folder;
+  save(folder.path(), 1, false, 12);
+  save(folder.path(), 1, false, 24);
+  save(folder.path(), 2, false, 3, 7);  // an earlier step, by another writer
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000003", "step-00000024"}));
+  EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 3);
+  save(folder.path(), 1, false, 4);
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000003", "step-00000004"}));
+}
+
+TEST(Checkpoint, AStepThatIsThereIsNotOverwritten) {
+  TempFolder folder;
+  save(folder.path(), 1, false, 5, 1);
+  save(folder.path(), 1, false, 5, 2);
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000005", "step-00000005-2"}));
+  auto step = at::zeros({});
+  Checkpoint::latest(folder.path())->load({{"step", step}});
+  EXPECT_EQ(step.item<double>(), 2);
+  Checkpoint::open(folder / "step-00000005").load({{"step", step}});
+  EXPECT_EQ(step.item<double>(), 1);
+}
+
+TEST(Checkpoint, PruningTouchesOnlyWhatASaveWrote) {
+  TempFolder folder;
+  std::filesystem::create_directories(folder / "step-00000001");  // a folder of somebody's
+  publish_file(folder / "step-00000001" / "theirs", "x");
+  std::filesystem::create_directory(folder / "step-notes");
+  save(folder.path(), 1, false, 2);
+  publish_file(folder / "step-00000002" / "notes.txt", "x");  // and a file of his in one of ours
+  for (const int64_t step : {3, 4, 5}) save(folder.path(), 1, false, step);
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000001", "step-00000002", "step-00000004",
+                                                            "step-00000005", "step-notes"}));
+  EXPECT_EQ(read_file(folder / "step-00000001" / "theirs"), "x");
+  EXPECT_EQ(read_file(folder / "step-00000002" / "notes.txt"), "x");
+}
+
+TEST(Checkpoint, AWriterRemovesWhatKilledSavesLeftAndNothingElse) {
+  TempFolder folder;
+  for (const char* name : {".step-00000007.0123456789abcdef.tmp", "step-00000008.tmp", "step-mine.tmp", ".mine.0123456789abcdef.tmp"}) {
+    std::filesystem::create_directories(folder / name);
+    publish_file(folder / name / "a", "x");
+  }
+  publish_file(folder / ".LATEST.0123456789abcdef.tmp", "step-");
+  const CheckpointWriter writer({.folder = folder.path(), .world = comm::World::single()});
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"step-mine.tmp", ".mine.0123456789abcdef.tmp"}));
+}
+
+// A file that something is mounted on cannot be removed, not even by root.
+TEST(Checkpoint, WhatCannotBePrunedFailsNoSave) {
+  TempFolder folder;
+  save(folder.path(), 1, false, 1);
+  const auto busy = folder / "step-00000001" / "rank-00000-of-00001.safetensors";
+  if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount(busy.c_str(), busy.c_str(), nullptr, MS_BIND, nullptr) != 0) {
+    GTEST_SKIP() << "this user may not mount";
+  }
+  for (const int64_t step : {2, 3, 4}) save(folder.path(), 1, false, step);  // throws if one fails
+  EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 4);
+  EXPECT_FALSE(std::filesystem::exists(folder / "step-00000002"));
+  size_t mounted = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) mounted += entry.path().filename() == busy.filename();
+  EXPECT_EQ(mounted, 3u) << "the file could be removed: this test shows nothing";
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) ::umount2(entry.path().c_str(), MNT_DETACH);
 }
 
 TEST(Checkpoint, OtherShapeOrMissingTensorIsFoundBeforeAnythingChanges) {
@@ -75,9 +179,11 @@ TEST(Checkpoint, OtherShapeOrMissingTensorIsFoundBeforeAnythingChanges) {
   save(folder.path(), 1, false);
   const auto checkpoint = Checkpoint::latest(folder.path());
   auto untouched = at::zeros({3});
-  EXPECT_THROW(checkpoint->load({{"bias", untouched}, {"weight", at::zeros({7, 4})}}), Error);
-  EXPECT_THROW(checkpoint->load({{"bias", untouched}, {"other", at::zeros({1})}}), Error);
-  EXPECT_THROW(checkpoint->load({{"bias", at::zeros({3}, at::kDouble)}}), Error);
+  EXPECT_ERROR(ErrorKind::kShape, "weight: saved Float [7, 3], the run wants Float [7, 4]",
+               checkpoint->load({{"bias", untouched}, {"weight", at::zeros({7, 4})}}));
+  EXPECT_ERROR(ErrorKind::kShape, "other: not in ", checkpoint->load({{"bias", untouched}, {"other", at::zeros({1})}}));
+  EXPECT_ERROR(ErrorKind::kShape, "bias: saved Float [3], the run wants Double [3]",
+               checkpoint->load({{"bias", at::zeros({3}, at::kDouble)}}));
   EXPECT_TRUE(at::equal(untouched, at::zeros({3})));
 }
 
@@ -85,14 +191,52 @@ TEST(Checkpoint, DamageIsNamed) {
   TempFolder folder;
   save(folder.path(), 2, false);
   const auto file = folder / "step-00000005" / "rank-00001-of-00002.safetensors";
-  auto bytes = read_file(file);
-  bytes.back() ^= 1;
-  publish_file(file, bytes);
-  EXPECT_THROW(Checkpoint::latest(folder.path())->verify(), Error);
+  const auto bytes = read_file(file);
+  flip_last_byte(file);
+  EXPECT_ERROR(ErrorKind::kFormat, "rank-00001-of-00002.safetensors: hash is ", Checkpoint::latest(folder.path())->verify());
   publish_file(file, bytes.substr(0, bytes.size() - 1));
-  EXPECT_THROW(Checkpoint::latest(folder.path()), Error);
+  EXPECT_ERROR(ErrorKind::kFormat, fmt::format("rank-00001-of-00002.safetensors: found {} bytes", bytes.size() - 1),
+               Checkpoint::latest(folder.path()));
   publish_file(folder / "step-00000005" / "manifest.json", "{\"format\": 3}");
-  EXPECT_THROW(Checkpoint::latest(folder.path()), Error);
+  EXPECT_ERROR(ErrorKind::kFormat, "step-00000005/manifest.json", Checkpoint::latest(folder.path()));
+  publish_file(folder / "LATEST", "../elsewhere\n");
+  EXPECT_ERROR(ErrorKind::kFormat, "LATEST: does not name a checkpoint", Checkpoint::latest(folder.path()));
+}
+
+// What a run resumes from: each file is compared with its hash by one rank, and all ranks hear of it.
+TEST(Checkpoint, EveryRankHearsOfDamageThatOneFinds) {
+  TempFolder folder;
+  save(folder.path(), 4, false);
+  for (const int readers : {1, 2, 3}) {
+    for (const int damaged : {0, 3}) {
+      const auto file = folder / "step-00000005" / fmt::format("rank-{:05}-of-00004.safetensors", damaged);
+      flip_last_byte(file);
+      comm::run_thread_ranks(readers, [&](const std::shared_ptr<comm::World>& world) {
+        EXPECT_ERROR(ErrorKind::kFormat, fmt::format("rank-{:05}-of-00004.safetensors: hash is ", damaged),
+                     Checkpoint::latest(folder.path(), *world->group()));
+        if (readers == 1) return;
+        EXPECT_ERROR(ErrorKind::kFormat, fmt::format("rank {}: ", damaged % readers),
+                     Checkpoint::latest(folder.path(), *world->group()));
+      });
+      flip_last_byte(file);
+    }
+  }
+}
+
+// LATEST may change, or be another one, where a rank reads it later: only the first rank's answer counts.
+TEST(Checkpoint, OneRankReadsLatestForAll) {
+  TempFolder ours, theirs;
+  save(ours.path(), 1, false, 7);
+  std::filesystem::copy(ours / "step-00000007", theirs / "step-00000007");
+  comm::run_thread_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+    // Rank 0's folder has LATEST, that of the others has none.
+    const auto checkpoint = Checkpoint::latest((world->rank() == 0 ? ours : theirs).path(), *world->group());
+    ASSERT_TRUE(checkpoint);
+    EXPECT_EQ(checkpoint->step(), 7);
+  });
+  comm::run_thread_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+    EXPECT_FALSE(Checkpoint::latest((world->rank() == 0 ? theirs : ours).path(), *world->group()));
+  });
 }
 
 TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
@@ -104,8 +248,7 @@ TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
     tensors.emplace_back(std::string(1 << 10, 'x'), at::ones({1}, at::kComplexFloat));  // no safetensors dtype
     EXPECT_THROW(writer.save(6, tensors, {}), Error);
   });
-  EXPECT_FALSE(std::filesystem::exists(folder / "step-00000006"));
-  EXPECT_FALSE(std::filesystem::exists(folder / "step-00000006.tmp"));
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000005"}));
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 5);
 }
 
@@ -168,6 +311,52 @@ TEST(Checkpoint, TwoWritersOfOneWorldKeepApart) {
     EXPECT_TRUE(at::equal(weight, full_weight() * scale));
   }
 }
+
+// Placements that cannot be saved are an error at once, and the next save does not wait for the one that never began.
+TEST(Checkpoint, ATensorThatCannotBeSavedLeavesTheWriterUsable) {
+  TempFolder folder;
+  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    CheckpointWriter writer({.folder = folder.path(), .world = world});
+    const auto mesh = init_device_mesh(world, "cpu", {2});
+    const NamedTensors partial = {{"sum", from_local(at::ones({2}), mesh, {Partial()})}};
+    EXPECT_ERROR(ErrorKind::kShape, "sum: placements", writer.save(1, partial, {}));
+    writer.save(2, sharded(world, 1), {});
+    writer.finish();
+  }, {.timeout = std::chrono::seconds(20)});
+  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000002"}));
+}
+
+// Makes the first tensor that is written take its time: its detach() in a thread that is not marked as a rank's.
+thread_local bool is_rank = false;
+std::atomic<bool> delay_next{false};
+std::unique_ptr<at::ObserverContext> delay_writer(const at::RecordFunction& call) {
+  if (!is_rank && std::string_view(call.name()) == "aten::detach" && delay_next.exchange(false)) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  return nullptr;
+}
+
+TEST(Checkpoint, ARankMayWriteLongerThanACollectiveMayTake) {
+  TempFolder folder;
+  const auto callback = at::addGlobalCallback(at::RecordFunctionCallback(&delay_writer).scopes({at::RecordScope::FUNCTION}));
+  comm::run_thread_ranks(
+      2,
+      [&](const std::shared_ptr<comm::World>& world) {
+        is_rank = true;
+        CheckpointWriter writer({.folder = folder.path(), .world = world});
+        writer.save(1, sharded(world, 1), {});
+        writer.finish();
+        comm::barrier(*world->group());
+        if (world->rank() == 0) delay_next = true;
+        comm::barrier(*world->group());
+        writer.save(2, sharded(world, 1), {});
+        writer.finish();
+        EXPECT_FALSE(delay_next);
+      },
+      {.timeout = std::chrono::seconds(1)});
+  at::removeCallback(callback);
+  EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 2);
+}
+
+TESSERA_RANKS_TEST(Saves, LeaveNothingInStoreOrMemory, (3)) { expect_flat(world, 60, 4096); }
 
 TEST(Checkpoint, NoLatestMeansNone) {
   TempFolder folder;

@@ -1,0 +1,181 @@
+#include "tessera/checkpoint/folder.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/log.h"
+#include "tessera/base/staged.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLatest = "LATEST";
+constexpr const char* kManifest = "manifest.json";
+
+bool all_in(std::string_view text, std::string_view characters) {
+  return !text.empty() && text.find_first_not_of(characters) == text.npos;
+}
+
+// step-00000050 or step-00000050-2.
+bool is_step_name(std::string_view name) {
+  constexpr std::string_view kDigits = "0123456789";
+  if (!name.starts_with("step-")) return false;
+  name.remove_prefix(5);
+  const size_t dash = name.find('-');
+  return name.substr(0, dash).size() >= 8 && all_in(name.substr(0, dash), kDigits) &&
+         (dash == name.npos || all_in(name.substr(dash + 1), kDigits));
+}
+
+// .STEM.RANDOM.tmp, as make_new() calls it, of a checkpoint or of LATEST; and step-XXXXXXXX.tmp of earlier versions.
+bool is_staged_name(std::string_view name) {
+  if (!name.ends_with(".tmp")) return false;
+  name.remove_suffix(4);
+  if (is_step_name(name)) return true;
+  const size_t dot = name.rfind('.');
+  if (!name.starts_with('.') || dot == 0 || dot == name.npos) return false;
+  const auto stem = name.substr(1, dot - 1), random = name.substr(dot + 1);
+  return random.size() == 16 && all_in(random, "0123456789abcdef") && (is_step_name(stem) || stem == kLatest);
+}
+
+std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
+
+int make_folder(const fs::path& name) { return ::mkdir(name.c_str(), 0755) == 0 ? 0 : errno; }
+
+}  // namespace
+
+std::optional<std::string> CheckpointFolder::latest_name(const fs::path& folder) {
+  const auto pointer = folder / kLatest;
+  if (!fs::exists(pointer)) return std::nullopt;
+  std::string name = read_file(pointer, 4096);
+  while (!name.empty() && name.back() == '\n') name.pop_back();
+  TESSERA_CHECK(is_step_name(name), ErrorKind::kFormat, "[checkpoint.load] {}: does not name a checkpoint, step-XXXXXXXX",
+                pointer.string());
+  return name;
+}
+
+void CheckpointFolder::sweep() noexcept {
+  try {
+    if (!fs::is_directory(folder_)) return;
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      if (is_staged_name(entry.path().filename().string())) fs::remove_all(entry.path());
+    }
+  } catch (const std::exception& error) {
+    log_warning("[checkpoint.save] {}: what an earlier save left cannot be removed: {}", folder_.string(), error.what());
+  }
+}
+
+fs::path CheckpointFolder::stage(int64_t step) {
+  std::error_code failed;
+  fs::create_directories(folder_, failed);  // make_new() says why there is none
+  return make_new(folder_, step_name(step), make_folder);
+}
+
+void CheckpointFolder::drop(const fs::path& staged) noexcept {
+  std::error_code ignored;
+  fs::remove_all(staged, ignored);
+}
+
+std::string CheckpointFolder::publish(const fs::path& staged, Manifest manifest) {
+  look_around();
+  manifest.number = 1;
+  for (const auto& [name, known] : known_) manifest.number = std::max(manifest.number, known.number + 1);
+  publish_file(staged / kManifest, manifest.dump());
+  std::string name = step_name(manifest.step);
+  for (int copy = 2; fs::exists(fs::symlink_status(folder_ / name)); ++copy) {
+    name = fmt::format("{}-{}", step_name(manifest.step), copy);
+  }
+  fs::rename(staged, folder_ / name);
+  sync_folder(folder_);
+  try {
+    publish_file(folder_ / kLatest, name + "\n");
+  } catch (const std::exception&) {
+    std::error_code ignored;
+    fs::rename(folder_ / name, staged, ignored);
+    drop(staged);
+    throw;
+  }
+  known_[name] = {true, manifest.number, manifest.step, manifest.validation_loss};
+  return name;
+}
+
+CheckpointFolder::Known CheckpointFolder::examine(const std::string& name) const {
+  const auto path = folder_ / name;
+  try {
+    const auto manifest = Manifest::parse(read_file(path / kManifest), path / kManifest);
+    std::set<std::string> ours = {kManifest};
+    for (const auto& file : manifest.files) ours.insert(file.name);
+    for (const auto& entry : fs::directory_iterator(path)) {
+      const auto inside = entry.path().filename().string();
+      TESSERA_CHECK(ours.contains(inside), ErrorKind::kFormat, "it holds {}, which no save wrote", inside);
+    }
+    return {true, manifest.number, manifest.step, manifest.validation_loss};
+  } catch (const std::exception& error) {
+    log_warning("[checkpoint.prune] {} is left alone: {}", path.string(), error.what());
+    return {};
+  }
+}
+
+// Learns what is there now; a checkpoint is examined once.
+void CheckpointFolder::look_around() {
+  std::map<std::string, Known> found;
+  for (const auto& entry : fs::directory_iterator(folder_)) {
+    const auto name = entry.path().filename().string();
+    if (!is_step_name(name) || !fs::is_directory(entry.symlink_status())) continue;
+    const auto known = known_.find(name);
+    found.emplace(name, known != known_.end() ? known->second : examine(name));
+  }
+  known_ = std::move(found);
+}
+
+// Out of sight first, so that what is seen is always whole.
+void CheckpointFolder::remove(const std::string& name) const {
+  const auto hidden = make_new(folder_, name, make_folder);
+  std::error_code failed;
+  fs::rename(folder_ / name, hidden, failed);
+  const auto reason = failed;
+  fs::remove_all(hidden, failed);
+  if (!reason && !failed) return;
+  log_warning("[checkpoint.prune] {} stays: {}", (folder_ / name).string(), (reason ? reason : failed).message());
+}
+
+void CheckpointFolder::prune(int64_t keep_last, int64_t keep_best) noexcept {
+  if (keep_last <= 0) return;
+  try {
+    const auto latest = latest_name(folder_);
+    look_around();
+    using Item = std::map<std::string, Known>::value_type;
+    std::vector<const Item*> ours, ranked;
+    for (const auto& item : known_) {
+      if (item.second.ours) ours.push_back(&item);
+      const bool has_loss = item.second.validation_loss && std::isfinite(*item.second.validation_loss);
+      if (item.second.ours && has_loss) ranked.push_back(&item);
+    }
+    const auto order = [](const Item* item) { return std::pair(item->second.number, item->second.step); };
+    std::sort(ours.begin(), ours.end(), [&](const Item* a, const Item* b) { return order(a) > order(b); });
+    std::sort(ranked.begin(), ranked.end(), [&](const Item* a, const Item* b) {
+      const auto x = *a->second.validation_loss, y = *b->second.validation_loss;
+      return x != y ? x < y : order(a) < order(b);
+    });
+    std::set<std::string> kept;
+    if (latest) kept.insert(*latest);
+    for (size_t i = 0; i < std::min(ours.size(), static_cast<size_t>(keep_last)); ++i) kept.insert(ours[i]->first);
+    for (size_t i = 0; i < std::min(ranked.size(), static_cast<size_t>(keep_best)); ++i) kept.insert(ranked[i]->first);
+    for (const Item* item : ours) {
+      // Looked at again: somebody may have put a file of his own there since.
+      if (!kept.contains(item->first) && examine(item->first).ours) remove(item->first);
+    }
+  } catch (const std::exception& error) {
+    log_warning("[checkpoint.prune] {}: {}. Nothing is removed.", folder_.string(), error.what());
+  }
+}
+
+}  // namespace tessera

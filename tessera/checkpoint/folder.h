@@ -1,0 +1,55 @@
+// The folder of a run's checkpoints: what is staged in it, published and pruned. Rank 0's; docs/format/checkpoint.md.
+//
+//   CheckpointFolder folder(run / "checkpoints");
+//   const auto staged = folder.stage(step);              // .step-00000050.RANDOM.tmp
+//   ... every rank writes its file into it ...
+//   folder.publish(staged, manifest);                    // step-00000050, named by LATEST
+//   folder.prune(2, 1);
+//
+// Nothing is overwritten, and only what has our names and our manifest is removed. One thread at a time.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "tessera/checkpoint/manifest.h"
+
+namespace tessera {
+
+class CheckpointFolder {
+ public:
+  explicit CheckpointFolder(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  const std::filesystem::path& path() const { return folder_; }
+  // Removes what saves and prunings left that were killed. Failures are logged.
+  void sweep() noexcept;
+  // A new folder to write the checkpoint of `step` into. Error kIo.
+  std::filesystem::path stage(int64_t step);
+  void drop(const std::filesystem::path& staged) noexcept;
+  // Writes the manifest, renames the folder to a name that was free (step-XXXXXXXX, or step-XXXXXXXX-2 when that step is
+  // there already) and makes LATEST name it. Returns the name; after an Error nothing of it stays.
+  std::string publish(const std::filesystem::path& staged, Manifest manifest);
+  // Removes checkpoints but the `keep_last` published last, the `keep_best` with the lowest validation loss, and the one
+  // that LATEST names. keep_last 0 keeps all. Failures are logged.
+  void prune(int64_t keep_last, int64_t keep_best) noexcept;
+  // What LATEST names, nullopt without LATEST. Error kFormat when that is no name of a checkpoint.
+  static std::optional<std::string> latest_name(const std::filesystem::path& folder);
+
+ private:
+  // What prune() needs to know of a published checkpoint.
+  struct Known {
+    bool ours = false;
+    int64_t number = 0, step = 0;  // published after all lower ones
+    std::optional<double> validation_loss;
+  };
+  void look_around();
+  Known examine(const std::string& name) const;
+  void remove(const std::string& name) const;
+
+  std::filesystem::path folder_;
+  std::map<std::string, Known> known_;
+};
+
+}  // namespace tessera
