@@ -53,8 +53,8 @@ void DataLoader::load_state(const nlohmann::json& state) {
   const nlohmann::json own = this->state();
   TESSERA_CHECK(other == own, ErrorKind::kConfig,
                 "[data.resume] the data are not those of the checkpoint: saved {}, found {}. Resume with the same "
-                "files, seed and "
-                "data settings, or start anew in another checkpoint.dir.",
+                "files, seed and data settings, or start anew in another checkpoint.dir or with checkpoint.resume=never, "
+                "which puts aside what is there.",
                 other.dump(), own.dump());
   next_sample_ = next;
 }

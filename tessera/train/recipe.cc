@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <map>
 
@@ -70,6 +71,11 @@ class RecipeReader {
     auto& dir = recipe_.checkpoint.dir;
     constexpr std::string_view kPlaceholder = "RECIPE-NAME";
     if (const size_t at = dir.find(kPlaceholder); at != dir.npos) dir.replace(at, kPlaceholder.size(), recipe_.name);
+    expand_home("model.path", recipe_.model.path);
+    for (auto& path : recipe_.data.train) expand_home("data.train", path);
+    for (auto& path : recipe_.data.validation) expand_home("data.validation", path);
+    expand_home("checkpoint.dir", dir);
+    expand_home("checkpoint.resume", recipe_.checkpoint.resume);
     for (const auto& key : recipe_keys()) {
       check_required(key);
       check_available(key, recipe_, where(key.path()));
@@ -141,6 +147,19 @@ class RecipeReader {
     return found == set_by_.end() ? source_ : found->second.where;
   }
   bool is_set(const char* path) const { return set_by_.count(find_recipe_key(path)) > 0; }
+
+  // ~ and ~/x as a shell takes them. A folder that is called so is written ./~x.
+  void expand_home(const char* key, std::string& path) const {
+    if (!path.starts_with('~')) return;
+    const char* home = std::getenv("HOME");
+    TESSERA_CHECK(path == "~" || path.starts_with("~/"), ErrorKind::kConfig,
+                  "[train.recipe] {}: {}: found {}, wanted a path without another user's ~. Write the folder out.",
+                  where(key), key, shown(path));
+    TESSERA_CHECK(home && *home == '/', ErrorKind::kConfig,
+                  "[train.recipe] {}: {}: found {}, but HOME is not set to a folder. Write the folder out.", where(key),
+                  key, shown(path));
+    path = home + path.substr(1);
+  }
 
   void check_required(const RecipeKey& key) {
     if (!key.required) return;

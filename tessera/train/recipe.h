@@ -90,7 +90,7 @@ struct CheckpointSection {
   int64_t keep_last = 2;
   int64_t keep_best = 1;
   bool async = true;
-  std::string resume = "auto";
+  std::string resume = "auto";  // auto, never, or the folder of a checkpoint
   std::string export_model = "final";  // key `export`
 };
 

@@ -35,6 +35,7 @@ Keys that are left out have their defaults. `tessera train RECIPE.yaml --print-c
 - Overrides on the command line replace what the file says; the last one wins: `train.steps=20 data.train=[a.txt,b.txt]`.
 - An unknown key, a wrong type or a value out of range is an error (exit code 2) that names file, line and what is wanted.
   So is a value that this version cannot do yet: nothing is ignored.
+- `~` at the start of a path is the home folder.
 - `-1` in `parallel` means what is left of the world; the dims must multiply to its size.
 - Exactly one of `train.steps` and `train.epochs` has a value; an override of one takes the place of the other.
 - `train.global_batch_size` is a multiple of data-parallel ranks x `train.local_batch_size`; gradients accumulate over the rest.

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -13,13 +15,16 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
+#include "tessera/base/staged.h"
 #include "tessera/train/recipe_print.h"
 
 namespace tessera::train {
 namespace {
 
-constexpr const char* kLockName = ".lock";
+namespace fs = std::filesystem;
+
 constexpr const char* kMetricsName = "metrics.jsonl";
+constexpr const char* kModelName = "model";
 
 std::string host_name() {
   char name[256] = {};
@@ -55,16 +60,58 @@ std::string lines_until(std::string_view text, int64_t last_step) {
   }
 }
 
+// What the standard library throws, as an Error that says of what.
+template <class Action>
+auto on_disk(const char* what, Action&& action) {
+  try {
+    return action();
+  } catch (const fs::filesystem_error& error) {
+    raise(ErrorKind::kIo, "[train.run_folder] {}: {}", what, error.what());
+  }
+}
+
+// Before the mark is read: a file in the way is told of as such.
+RunMark make_and_read(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  TESSERA_CHECK(!error && fs::is_directory(path), ErrorKind::kIo,
+                "[train.run_folder] {}: cannot be made a folder: {}. Choose another checkpoint.dir.", path.string(),
+                error ? error.message() : "a file is in the way");
+  return on_disk("the folder cannot be read", [&] {
+    RunMark mark(path);
+    if (!mark.is_set()) mark.check_free();
+    return mark;
+  });
+}
+
+// Both stay as they are where the file system cannot do it at once.
+bool exchange(const fs::path& a, const fs::path& b) {
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
 }  // namespace
 
-RunFolder::RunFolder(std::filesystem::path path) : path_(std::move(path)) {
+RunFolder::RunFolder(fs::path path) : path_(std::move(path)), mark_(make_and_read(path_)) {
+  take_lock();
+  try {
+    on_disk("the folder cannot be prepared", [&] {
+      mark_ = RunMark(path_);  // another run may have come before
+      if (!mark_.is_set()) mark_.check_free();
+      fs::remove_all(staging());
+      fs::create_directories(staging());
+      mark_.set();
+    });
+  } catch (...) {
+    ::close(lock_);
+    throw;
+  }
+}
+
+void RunFolder::take_lock() {
+  const auto lock_path = private_folder(path_) / "lock";
   std::error_code error;
-  std::filesystem::create_directories(path_, error);
-  TESSERA_CHECK(!error && std::filesystem::is_directory(path_), ErrorKind::kIo,
-                "[train.run_folder] {}: cannot be made a folder: {}. Choose another checkpoint.dir.", path_.string(),
-                error ? error.message() : "a file is in the way");
-  const auto lock_path = path_ / kLockName;
-  lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  fs::create_directories(lock_path.parent_path(), error);
+  lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   TESSERA_CHECK(lock_ >= 0, ErrorKind::kIo, "[train.run_folder] {}: {}", lock_path.string(), std::strerror(errno));
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     const int reason = errno;
@@ -88,18 +135,95 @@ RunFolder::~RunFolder() {
   ::close(lock_);  // and with it the lock
 }
 
-void RunFolder::write_recipe(const Recipe& recipe) { publish_file(path_ / "recipe.yaml", to_yaml(recipe)); }
+// A new folder of its own under previous/.
+fs::path RunFolder::next_previous() const {
+  std::error_code error;
+  fs::create_directories(path_ / "previous", error);
+  for (int number = 1;; ++number) {
+    const auto path = path_ / "previous" / fmt::format("{:03}", number);
+    if (::mkdir(path.c_str(), 0755) == 0) return path;
+    TESSERA_CHECK(errno == EEXIST, ErrorKind::kIo, "[train.run_folder] {}: {}", path.string(), std::strerror(errno));
+  }
+}
+
+fs::path RunFolder::put_aside_history() {
+  fs::path into;
+  // Checkpoints first: a run that is killed in between has nothing to resume and puts the rest aside.
+  for (const char* name : {"checkpoints", "metrics.jsonl", "tensorboard", "recipe.yaml", "recipe.resolved.yaml", "model"}) {
+    const auto status = fs::symlink_status(path_ / name);
+    if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
+    const std::string_view ours_if_unchanged = name;
+    const bool shared = ours_if_unchanged.starts_with("recipe") || ours_if_unchanged == "model";
+    if (shared && !mark_.owns(name)) continue;
+    if (into.empty()) into = next_previous();
+    on_disk("an earlier history cannot be put aside", [&] { fs::rename(path_ / name, into / name); });
+    if (shared) mark_.settle(name);
+  }
+  if (!into.empty()) sync_folder(path_);
+  return into;
+}
+
+bool RunFolder::publish_own(const std::string& name, std::string_view content) {
+  if (fs::exists(fs::symlink_status(path_ / name)) && !mark_.owns(name)) return false;
+  const auto staged = staging() / name;
+  publish_file(staged, content);
+  mark_.announce(name, fingerprint_of(staged));
+  fs::rename(staged, path_ / name);
+  sync_folder(path_);
+  mark_.settle(name);
+  return true;
+}
+
+void RunFolder::write_recipe(const Recipe& recipe) {
+  const auto text = to_yaml(recipe);
+  if (publish_own("recipe.yaml", text) || publish_own("recipe.resolved.yaml", text)) return;
+  log_warning("[train.run_folder] {}: recipe.yaml and recipe.resolved.yaml are not as a run wrote them and are left alone",
+              path_.string());
+}
 
 void RunFolder::open_metrics(int64_t resumed_step) {
   const auto path = path_ / kMetricsName;
-  if (std::filesystem::exists(path)) {
+  if (fs::exists(path)) {
     const std::string before = read_file(path);
-    const std::string kept = resumed_step == 0 ? "" : lines_until(before, resumed_step);
-    if (kept.size() != before.size()) publish_file(path, kept);
+    if (resumed_step == 0) {
+      if (!before.empty()) on_disk("earlier metrics cannot be put aside", [&] { fs::rename(path, next_previous() / kMetricsName); });
+    } else if (const std::string kept = lines_until(before, resumed_step); kept.size() != before.size()) {
+      publish_file(path, kept, staging());
+    }
   }
   if (metrics_ >= 0) ::close(metrics_);
   metrics_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   TESSERA_CHECK(metrics_ >= 0, ErrorKind::kIo, "[train.metrics] {}: {}", path.string(), std::strerror(errno));
+}
+
+void RunFolder::check_model() const {
+  const auto model = path_ / kModelName;
+  if (!fs::exists(fs::symlink_status(model)) || mark_.owns(kModelName)) return;
+  raise(ErrorKind::kConfig,
+        "[train.run_folder] {}: is not as a run exported it, and the export of this run would replace it. Move it, choose "
+        "another checkpoint.dir, or set checkpoint.export=never.",
+        model.string());
+}
+
+void RunFolder::publish_model(const fs::path& fresh) {
+  const auto model = path_ / kModelName;
+  const bool replaces = fs::exists(fs::symlink_status(model));
+  TESSERA_CHECK(!replaces || mark_.owns(kModelName), ErrorKind::kIo,
+                "[train.export] {}: is not as a run exported it, and is left alone. Move it and start the run again, which "
+                "exports from its last checkpoint.",
+                model.string());
+  mark_.announce(kModelName, fingerprint_of(fresh));
+  on_disk("the model cannot be published", [&] {
+    if (replaces && exchange(fresh, model)) return;
+    const auto old = staging() / "model.old";
+    if (replaces) fs::rename(model, old);
+    fs::rename(fresh, model);
+    fs::remove_all(old);
+  });
+  sync_folder(path_);
+  mark_.settle(kModelName);
+  std::error_code ignored;
+  fs::remove_all(fresh, ignored);  // what it replaced; else swept when the next run starts
 }
 
 void RunFolder::append(const StepMetrics& metrics) {

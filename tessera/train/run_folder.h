@@ -1,16 +1,22 @@
-// The folder of one run: the lock that keeps a second run out, the resolved recipe, metrics.jsonl.
+// The folder of one run, and the one owner of everything in it: mark, lock, history, resolved recipe, metrics, exported
+// model. docs/format/run.md.
 //
 //   RunFolder folder("runs/demo");                  // rank 0 only
+//   folder.put_aside_history();                     // when the run starts anew
 //   folder.write_recipe(recipe);                    // runs/demo/recipe.yaml
 //   folder.open_metrics(resumed_step);              // lines after that step are dropped
 //   folder.append({.step = 7, .loss = 2.1, ...});
+//   folder.publish_model(fresh);                    // runs/demo/model
 //
-// The lock goes with the object, or with the process however it ends. One object a run; not thread-safe.
+// Only what a run wrote is replaced, moved or removed; a folder that is no run's is taken only while nothing in it has one
+// of our names. The lock goes with the object, or with the process however it ends. One object a run; not thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <string_view>
+
+#include "tessera/train/run_mark.h"
 
 namespace tessera::train {
 
@@ -31,27 +37,47 @@ struct StepMetrics {
 
 class RunFolder {
  public:
-  // Makes the folder and takes its lock. Error kConfig names pid and host of a run that holds it; kIo when the folder
-  // cannot be made.
+  // Makes and marks the folder and takes its lock. Error kConfig when something that no run wrote is in the way, or a run
+  // holds the folder (the message names pid and host); kIo when the folder cannot be made. What a killed run was writing
+  // is removed.
   explicit RunFolder(std::filesystem::path path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
+  // On the folder's file system, private to the run and emptied when the next one starts.
+  std::filesystem::path staging() const { return private_folder(path_) / "staging"; }
+
+  // Moves checkpoints, metrics, events, recipe and model of an earlier history to previous/NNN, which is returned; empty
+  // when there was nothing. Error kIo.
+  std::filesystem::path put_aside_history();
+
+  // Leaves a recipe.yaml alone that was changed since a run wrote it, and writes recipe.resolved.yaml.
   void write_recipe(const Recipe& recipe);
 
   // Opens metrics.jsonl for appending. Lines of steps after `resumed_step`, a torn last line and lines that are no
-  // metrics are dropped; 0 starts the file anew. Error kIo leaves the file as it was.
+  // metrics are dropped; when nothing is resumed, 0, the whole file is put aside. Error kIo leaves the file as it was.
   void open_metrics(int64_t resumed_step);
   // One whole line each, or Error kIo (full disk) and the file as before. Needs open_metrics().
   void append(const StepMetrics& metrics);
   void append_validation(int64_t step, double validation_loss, double seconds);
 
+  // Error kConfig when model/ holds something that no run exported.
+  void check_model() const;
+  // Makes `fresh`, a folder in staging(), model/; the run's own earlier one goes. Readers see one or the other. Error kIo
+  // when model/ is not a run's.
+  void publish_model(const std::filesystem::path& fresh);
+
  private:
+  void take_lock();
+  std::filesystem::path next_previous() const;
+  bool publish_own(const std::string& name, std::string_view content);
   void append_line(std::string_view line);
 
   std::filesystem::path path_;
+  RunMark mark_;
   int lock_ = -1;
   int metrics_ = -1;
 };

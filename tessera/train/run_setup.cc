@@ -2,10 +2,16 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
+#include "tessera/base/version.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
+#include "tessera/train/recipe_schema.h"
+#include "tessera/train/recipe_value.h"
+#include "tessera/train/run_mark.h"
 
 namespace tessera::train {
 namespace {
@@ -56,10 +62,45 @@ ModelConfig load_model_config(const Recipe& recipe) {
   return config;
 }
 
-MeshPtr build_mesh(const Recipe& recipe, const RunLayout& layout, const std::shared_ptr<comm::World>& world) {
-  const std::string device = mesh_device(recipe, *world);
-  if (layout.dp_replicate == 1) return init_device_mesh(world, device, {layout.dp_shard}, {"dp_shard"});
-  return init_device_mesh(world, device, {layout.dp_replicate, layout.dp_shard}, {"dp_replicate", "dp_shard"});
+std::string model_fingerprint(const Recipe& recipe) {
+  const auto folder = std::filesystem::canonical(recipe.model.path);  // the Hub's cache holds links
+  if (!std::filesystem::is_directory(folder)) return fingerprint_of(folder);
+  std::string identity = fingerprint_of(std::filesystem::canonical(folder / "config.json"));
+  if (recipe.model.init == "random") return identity + "-random";
+  std::vector<std::filesystem::path> weights;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".safetensors") weights.push_back(std::filesystem::canonical(entry.path()));
+  }
+  std::vector<std::string> hashes;
+  for (const auto& file : weights) hashes.push_back(fingerprint_of(file));
+  std::sort(hashes.begin(), hashes.end());
+  for (const auto& hash : hashes) identity += "-" + hash;
+  return identity;
+}
+
+comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model) {
+  comm::Facts facts = {{"the program's version", version()}};
+  auto copy = recipe;  // the table of keys hands out pointers
+  for (const auto& key : recipe_keys()) {
+    const auto path = key.path();
+    // Hosts may mount the same files elsewhere; what is in them is compared instead.
+    if (path == "model.path" || path == "data.train" || path == "data.validation" || path == "checkpoint.dir" ||
+        path == "checkpoint.resume") {
+      continue;
+    }
+    facts.emplace_back(path, format_value(key, copy));
+  }
+  const auto content = [](const std::shared_ptr<const data::Dataset>& set) {
+    return set ? fmt::format("{} rows of hash {}", set->rows(), set->fingerprint()) : "nothing";
+  };
+  facts.emplace_back("data.train", content(data.train));
+  facts.emplace_back("data.validation", content(data.validation));
+  facts.emplace_back("the model", model);
+  return facts;
+}
+
+RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
+  return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
 }
 
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {

@@ -1,7 +1,7 @@
 // What a run is made of, built from its recipe: data, model, optimizer state by name.
 //
 //   RunData data = load_run_data(recipe);
-//   auto model = build_model(recipe, mesh);        // sharded, weights in place
+//   auto model = build_model(recipe, config, place.data_parallel());        // sharded, weights in place
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/data/dataset.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/causal_lm.h"
@@ -17,6 +18,7 @@
 #include "tessera/text/chat_template.h"
 #include "tessera/text/tokenizer.h"
 #include "tessera/train/recipe.h"
+#include "tessera/train/run_mesh.h"
 
 namespace tessera::train {
 
@@ -33,12 +35,19 @@ RunData load_run_data(const Recipe& recipe);
 // The config of model.path, checked against the recipe: sequence length within the context, dtype. Error kConfig.
 ModelConfig load_model_config(const Recipe& recipe);
 
-// The data-parallel mesh of the recipe over all ranks: of GPUs when comm.backend is nccl, else of CPUs. COLLECTIVE over the
-// world. Error kConfig when there are no GPUs.
-MeshPtr build_mesh(const Recipe& recipe, const RunLayout& layout, const std::shared_ptr<comm::World>& world);
+// The recipe's layout over all ranks: of GPUs when comm.backend is nccl, else of CPUs. Error kConfig when there are no GPUs
+// or the layout does not fit the world. No communication.
+RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world);
+
+// What tells the model that a run starts from: config.json and, unless it is drawn, the weights (both ends and some places
+// of each file). Error kIo.
+std::string model_fingerprint(const Recipe& recipe);
+
+// What must be the same on all ranks: settings that are no paths, data, model, version. For comm::check_same().
+comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
 
 // The model of the recipe, sharded or replicated over the mesh, its parameters read or drawn: unless replicated no rank
-// holds all of it. No communication.
+// holds all of it. COLLECTIVE over the mesh.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);

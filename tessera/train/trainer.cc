@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -15,6 +16,8 @@
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/run_mark.h"
+#include "tessera/train/run_mesh.h"
 #include "tessera/train/run_report.h"
 #include "tessera/train/run_setup.h"
 #include "tessera/train/step.h"
@@ -76,16 +79,16 @@ std::vector<int64_t> sample_prompt(const data::Batch& row) {
   return {tokens, tokens + length};
 }
 
-// The share of a rank in all rows, in batches of `rows`. A rank that has fewer rows than another is given rows without
+// The share of a data-parallel rank in all rows, in batches of `rows`. One that has fewer rows than another is given rows without
 // labels, so that all take as many steps.
-std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const comm::World& world) {
-  const int64_t each = (dataset.rows() + world.size() - 1) / world.size();
+std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place) {
+  const int64_t each = (dataset.rows() + place.data_size() - 1) / place.data_size();
   std::vector<data::Batch> batches;
   for (int64_t first = 0; first < each; first += rows) {
     std::vector<int64_t> indices;
     int64_t real = 0;
     for (int64_t i = first; i < std::min(first + rows, each); ++i) {
-      const int64_t row = i * world.size() + world.rank();
+      const int64_t row = i * place.data_size() + place.data_rank();
       indices.push_back(row < dataset.rows() ? row : 0);
       real += row < dataset.rows();
     }
@@ -101,13 +104,31 @@ std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t row
   return batches;
 }
 
+bool is_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  return std::filesystem::weakly_canonical(path).parent_path() == std::filesystem::weakly_canonical(folder);
+}
+
+// What can be said of the run's folder before it is made or taken.
+void check_run_folder(const Recipe& recipe) {
+  const std::filesystem::path dir = recipe.checkpoint.dir;
+  const RunMark mark(dir);
+  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_free();
+  const auto model = std::filesystem::weakly_canonical(recipe.model.path);
+  TESSERA_CHECK(recipe.checkpoint.export_model == "never" || model != std::filesystem::weakly_canonical(dir / "model"),
+                ErrorKind::kConfig,
+                "[train.run_folder] model.path: {} is where this run would export its own model to. Choose another "
+                "checkpoint.dir.",
+                recipe.model.path);
+}
+
 }  // namespace
 
 struct Trainer::Impl {
   Impl(const Recipe& recipe, std::shared_ptr<comm::World> world);
 
-  bool chief() const { return world->rank() == 0; }
+  bool chief() const { return place.chief(); }
   std::filesystem::path run_path() const { return recipe.checkpoint.dir; }
+  void prepare();
   void resume();
   RunSummary run();
   void train_step(int64_t step);
@@ -119,10 +140,10 @@ struct Trainer::Impl {
 
   Recipe recipe;
   std::shared_ptr<comm::World> world;
-  RunLayout layout;
+  RunMesh place;
   RunData data;
   ModelConfig config;
-  MeshPtr mesh;
+  std::string model_identity;
   std::unique_ptr<RunFolder> folder;      // rank 0 only
   std::shared_ptr<CausalLM> model;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -133,23 +154,20 @@ struct Trainer::Impl {
   std::optional<optim::Schedule> schedule;
   std::vector<data::Batch> validation_batches;
   std::optional<double> last_validation_loss;
+  int64_t validated_step = -1;  // that it was measured after
   int64_t steps = 0;
   int64_t first_step = 0;
   bool stop_requested = false;
 };
 
 Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
-    : recipe(given), world(std::move(given_world)), layout(resolve_layout(recipe, world->size())) {
-  config = load_model_config(recipe);
-  data = load_run_data(recipe);
-  steps = total_steps(recipe, *data.train);
-  if (chief()) folder = std::make_unique<RunFolder>(run_path());
-  mesh = build_mesh(recipe, layout, world);
-  model = build_model(recipe, config, mesh);
+    : recipe(given), world(std::move(given_world)), place(build_run_mesh(recipe, world)) {
+  prepare();
+  model = build_model(recipe, config, place.data_parallel());
   optimizer = build_optimizer(recipe, *model);
   schedule = build_schedule(recipe, steps);
   loader = std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true);
-  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(),
+  step_runner = std::make_unique<TrainStep>(*model, *optimizer, place.loss_group(),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip"});
   checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
@@ -157,25 +175,66 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
                                                                      .keep_last = recipe.checkpoint.keep_last,
                                                                      .keep_best = recipe.checkpoint.keep_best,
                                                                      .async = recipe.checkpoint.async});
-  if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, *world);
-  if (recipe.checkpoint.resume != "never") resume();
+  if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
+  resume();
+}
+
+// What each rank reads for itself, and rank 0's claim to the folder. Ranks that differ end here.
+void Trainer::Impl::prepare() {
+  comm::attempt_together(place.everyone(), [&] {
+    if (chief()) check_run_folder(recipe);
+    config = load_model_config(recipe);
+    data = load_run_data(recipe);
+    steps = total_steps(recipe, *data.train);
+    model_identity = model_fingerprint(recipe);
+  });
+  comm::check_same(place.everyone(), run_facts(recipe, data, model_identity),
+                   "Start all of them with the same recipe, data, model and version of this program.");
+  comm::attempt_together(place.everyone(), [&] {
+    if (!chief()) return;
+    folder = std::make_unique<RunFolder>(run_path());
+    if (recipe.checkpoint.export_model != "never") folder->check_model();
+  });
 }
 
 // What a resumed run must agree on, beside the tensors.
 nlohmann::json Trainer::Impl::extra_state() const {
-  nlohmann::json extra = {{"data", loader->state()}, {"optimizer", recipe.optimizer.name}};
-  if (last_validation_loss) extra["validation_loss"] = *last_validation_loss;
-  return extra;
+  return {{"data", loader->state()}, {"optimizer", recipe.optimizer.name}, {"model", model_identity}};
 }
 
 void Trainer::Impl::resume() {
-  const auto checkpoint = Checkpoint::latest(run_path() / "checkpoints");
+  auto& group = place.everyone();
+  const auto& wanted = recipe.checkpoint.resume;
+  std::optional<Checkpoint> checkpoint;
+  if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
+  if (wanted != "auto" && wanted != "never") {
+    TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
+                  "[train.resume] checkpoint.resume: found {}, wanted auto, never or the folder of a checkpoint.", wanted);
+    checkpoint = Checkpoint::open(wanted, group);
+  }
+  comm::attempt_together(group, [&] {
+    if (!checkpoint) return;
+    const auto& extra = checkpoint->extra();
+    const auto check = [&](const char* what, const std::string& now) {
+      if (!extra.contains(what)) return;  // of an earlier version
+      TESSERA_CHECK(extra.at(what) == now, ErrorKind::kConfig,
+                    "[train.resume] {}: written with another {}: {}, now {}. Take the recipe that wrote it, another "
+                    "checkpoint.dir, or checkpoint.resume=never, which puts it aside and starts anew.",
+                    checkpoint->path().string(), what, extra.at(what).dump(), now);
+    };
+    check("optimizer", recipe.optimizer.name);
+    check("model", model_identity);
+    loader->load_state(extra.at("data"));
+    checkpoint->load(training_state(*model, *optimizer));
+  });
+  // A history goes on only from its own checkpoints; the lines after an older one are dropped.
+  const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
+  comm::attempt_together(group, [&] {
+    if (goes_on || !chief()) return;
+    const auto aside = folder->put_aside_history();
+    if (!aside.empty()) log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
+  });
   if (!checkpoint) return;
-  TESSERA_CHECK(checkpoint->extra().at("optimizer") == recipe.optimizer.name, ErrorKind::kConfig,
-                "[train.resume] {}: written with optimizer.name={}, the recipe says {}. Use another checkpoint.dir to start anew.",
-                checkpoint->path().string(), checkpoint->extra().at("optimizer").dump(), recipe.optimizer.name);
-  checkpoint->load(training_state(*model, *optimizer));
-  loader->load_state(checkpoint->extra().at("data"));
   first_step = checkpoint->step();
   optimizer->set_step(first_step);
   if (chief()) log_info("[train.resume] {} after step {}", checkpoint->path().string(), first_step);
@@ -183,8 +242,8 @@ void Trainer::Impl::resume() {
 
 void Trainer::Impl::train_step(int64_t step) {
   const auto start = Clock::now();
-  const int64_t rows = recipe.train.global_batch_size / world->size();
-  const auto batch = loader->next_global_slice(recipe.train.global_batch_size, world->rank() * rows, rows);
+  const int64_t rows = recipe.train.global_batch_size / place.data_size();
+  const auto batch = loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows);
   const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
                                        {.stop = stop_signal.load(), .failed = checkpoints->failed()});
@@ -194,9 +253,9 @@ void Trainer::Impl::train_step(int64_t step) {
 }
 
 void Trainer::Impl::validate(int64_t step) {
-  if (validation_batches.empty()) return;
   const auto start = Clock::now();
-  last_validation_loss = validation_loss(*model, world->group(), validation_batches);
+  last_validation_loss = validation_loss(*model, place.loss_group(), validation_batches);
+  validated_step = step;
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
 }
 
@@ -209,7 +268,7 @@ void Trainer::Impl::sample(int64_t step) {
   options.max_new_tokens = kNewTokens;
   const bool was_training = model->training();
   model->train(false);
-  const auto tokens = generate(*model, prompt, options, {}, world->group().get());
+  const auto tokens = generate(*model, prompt, options, {}, &place.everyone());
   model->train(was_training);
   const auto text_of = [&](const std::vector<int64_t>& ids) {
     return data.tokenizer->decode(std::vector<text::TokenId>(ids.begin(), ids.end()));
@@ -217,41 +276,41 @@ void Trainer::Impl::sample(int64_t step) {
   if (report) report->sample(step, text_of(prompt), text_of(tokens));
 }
 
+// Ranked by the loss of this very step, if it was measured.
 void Trainer::Impl::save(int64_t step) {
-  checkpoints->save(step, training_state(*model, *optimizer), extra_state(), last_validation_loss);
+  checkpoints->save(step, training_state(*model, *optimizer), extra_state(),
+                    validated_step == step ? last_validation_loss : std::nullopt);
 }
 
-// model/ is replaced by renames once the new folder is complete.
+// model/ is replaced once the new folder is complete.
 void Trainer::Impl::export_model() {
-  const auto published = run_path() / "model";
-  const auto fresh = run_path() / "model.new";
+  const auto fresh = private_folder(run_path()) / "staging" / "model";
   if (chief()) std::filesystem::remove_all(fresh);
-  comm::barrier(*world->group());
+  comm::barrier(place.everyone());
   // COLLECTIVE where the model is sharded; of a replicated one rank 0 has all.
-  if (chief() || is_dtensor(model->parameters().front())) save_pretrained(*model, fresh, recipe.model.path);
-  if (chief()) {
-    const auto old = run_path() / "model.old";
-    std::filesystem::remove_all(old);
-    if (std::filesystem::exists(published)) std::filesystem::rename(published, old);
-    std::filesystem::rename(fresh, published);
-    std::filesystem::remove_all(old);
-  }
-  comm::barrier(*world->group());
+  comm::attempt_together(place.everyone(), [&] {
+    if (chief() || is_dtensor(model->parameters().front())) save_pretrained(*model, fresh, recipe.model.path);
+    if (chief()) folder->publish_model(fresh);
+  });
 }
 
 RunSummary Trainer::Impl::run() {
   const StopSignals signals;
   if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, world->size(), first_step, steps);
-  if (first_step == 0) validate(0);
+  const bool validates = recipe.train.validate_every > 0 && !validation_batches.empty();
+  if (validates && first_step == 0) validate(0);
   int64_t step = first_step;
   const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
   int64_t saved_step = first_step;
   while (step < steps && !stop_requested) {
     train_step(++step);
     const bool last = step == steps;
-    if (due(recipe.train.validate_every) || last) validate(step);
+    const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
+    // keep_best compares what each checkpoint was worth; a run that is asked to stop has no time for that.
+    const bool ranks = saves && !stop_requested && recipe.checkpoint.keep_best > 0;
+    if (validates && (due(recipe.train.validate_every) || last || ranks)) validate(step);
     if (due(recipe.train.sample_every)) sample(step);
-    if (due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0)) {
+    if (saves) {
       save(step);
       saved_step = step;
       if (recipe.checkpoint.export_model == "every" && !last) export_model();
@@ -284,6 +343,7 @@ void check_run(const Recipe& recipe, int64_t world_size) {
   int64_t parameters = 0;
   for (const auto& parameter : model->parameters()) parameters += parameter.numel();
   const auto steps = total_steps(recipe, *data.train);
+  check_run_folder(recipe);
   const auto& stats = data.train->stats();
   fmt::print("model       {} of {}, {:.1f} M parameters\n", config.architecture, recipe.model.path, parameters / 1e6);
   fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens; {} cut, {} dropped, {} without labels\n",

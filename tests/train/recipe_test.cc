@@ -274,5 +274,20 @@ TEST(RecipeDocs, HelpNamesEveryKey) {
   for (const auto& key : recipe_keys()) EXPECT_THAT(help, HasSubstr("  " + key.path()));
 }
 
+TEST(Recipe, HomeIsExpandedInPathsAndOtherUsersAreNot) {
+  ::setenv("HOME", "/home/me", 1);
+  const auto recipe = parse("model: {path: ~/m}\ndata: {train: [~/a.txt, b~], validation: \"~/v\"}\ncheckpoint: {dir: \"~\"}");
+  EXPECT_EQ(recipe.model.path, "/home/me/m");
+  EXPECT_EQ(recipe.data.train, (std::vector<std::string>{"/home/me/a.txt", "b~"}));
+  EXPECT_EQ(recipe.data.validation, std::vector<std::string>{"/home/me/v"});
+  EXPECT_EQ(recipe.checkpoint.dir, "/home/me");
+  EXPECT_EQ(parse_recipe("model: {path: m}\ndata: {train: a}", "my.yaml", std::vector<std::string>{"checkpoint.dir=~/x"}).checkpoint.dir,
+            "/home/me/x");
+  EXPECT_EQ(parse("model: {path: ./~m}\ndata: {train: a}").model.path, "./~m");
+  EXPECT_THROW(parse("model: {path: ~you/m}\ndata: {train: a}"), Error);
+  ::unsetenv("HOME");
+  EXPECT_THROW(parse("model: {path: ~/m}\ndata: {train: a}"), Error);
+}
+
 }  // namespace
 }  // namespace tessera::train

@@ -109,11 +109,10 @@ TEST(RunFolder, MetricsHaveTheFieldsOfTheContract) {
 TEST(RunFolder, ResumeDropsLaterTornAndForeignLines) {
   testing::TempFolder temp;
   const auto file = temp / "run" / "metrics.jsonl";
-  std::filesystem::create_directories(temp / "run");
+  RunFolder folder(temp / "run");
   publish_file(file,
                "{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"validation_loss\":2}\nnoise\n[1]\n"
                "{\"step\":3,\"loss\":1}\n{\"step\":2,\"lo");
-  RunFolder folder(temp / "run");
   folder.open_metrics(2);
   folder.append(metrics_of(3));
   const auto lines = lines_of(file);
@@ -122,13 +121,147 @@ TEST(RunFolder, ResumeDropsLaterTornAndForeignLines) {
   EXPECT_EQ(lines[3].at("loss"), 2.5);
 }
 
-TEST(RunFolder, StartFromStepZeroStartsMetricsAnew) {
+TEST(RunFolder, StartFromStepZeroPutsEarlierMetricsAside) {
   testing::TempFolder temp;
-  std::filesystem::create_directories(temp / "run");
-  publish_file(temp / "run" / "metrics.jsonl", "{\"step\":0,\"validation_loss\":3}\n{\"step\":1,\"loss\":3}\n");
+  const std::string earlier = "{\"step\":0,\"validation_loss\":3}\n{\"step\":1,\"loss\":3}\n";
   RunFolder folder(temp / "run");
+  publish_file(temp / "run" / "metrics.jsonl", earlier);
+  folder.open_metrics(0);
+  folder.append(metrics_of(1));
+  EXPECT_EQ(lines_of(temp / "run" / "metrics.jsonl").size(), 1u);
+  EXPECT_EQ(read_file(temp / "run" / "previous" / "001" / "metrics.jsonl"), earlier);
   folder.open_metrics(0);
   EXPECT_TRUE(lines_of(temp / "run" / "metrics.jsonl").empty());
+  EXPECT_EQ(lines_of(temp / "run" / "previous" / "002" / "metrics.jsonl").size(), 1u);
+}
+
+// The message of the Error of this kind that taking the folder throws.
+std::string refusal(const std::filesystem::path& path, ErrorKind kind) {
+  try {
+    RunFolder folder(path);
+  } catch (const Error& error) {
+    EXPECT_EQ(to_string(error.kind()), std::string(to_string(kind))) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << path << " was taken";
+  return "";
+}
+
+TEST(RunFolder, WhatNoRunWroteIsNotTouched) {
+  for (const char* name : {"recipe.yaml", "metrics.jsonl", "model/config.json", "checkpoints/step-00000001/manifest.json",
+                           "tensorboard/events", "previous/001/a", ".tessera/theirs"}) {
+    testing::TempFolder temp;
+    std::filesystem::create_directories((temp / name).parent_path());
+    publish_file(temp / name, "theirs");
+    EXPECT_THAT(refusal(temp.path(), ErrorKind::kConfig), HasSubstr("is in the way, and no run wrote it"));
+    EXPECT_EQ(read_file(temp / name), "theirs");
+    size_t files = 0;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(temp.path())) files += entry.is_regular_file();
+    EXPECT_EQ(files, 1u) << "something was written beside " << name;
+  }
+  testing::TempFolder temp;
+  std::filesystem::create_directories(temp / ".tessera");
+  publish_file(temp / ".tessera" / "run.json", "{}");
+  EXPECT_THAT(refusal(temp.path(), ErrorKind::kFormat), HasSubstr("is not the mark of a run"));
+}
+
+TEST(RunFolder, OtherFilesAndEmptyFoldersAreNotInTheWay) {
+  testing::TempFolder temp;
+  publish_file(temp / "log.txt", "x");
+  std::filesystem::create_directory(temp / "checkpoints");
+  { RunFolder folder(temp.path()); }
+  RunFolder again(temp.path());
+  EXPECT_EQ(read_file(temp / "log.txt"), "x");
+}
+
+TEST(RunFolder, AnEarlierHistoryIsPutAsideWhole) {
+  testing::TempFolder temp;
+  RunFolder folder(temp / "run");
+  EXPECT_TRUE(folder.put_aside_history().empty());
+  folder.write_recipe(parse_recipe("model: {path: m}\ndata: {train: a.txt}", "my.yaml"));
+  folder.open_metrics(0);
+  folder.append(metrics_of(1));
+  std::filesystem::create_directories(folder.checkpoints() / "step-00000001");
+  publish_file(folder.checkpoints() / "LATEST", "step-00000001");
+  publish_file(temp / "run" / "log.txt", "x");
+  const auto aside = folder.put_aside_history();
+  EXPECT_EQ(aside, temp / "run" / "previous" / "001");
+  for (const char* name : {"recipe.yaml", "metrics.jsonl", "checkpoints/LATEST", "checkpoints/step-00000001"}) {
+    EXPECT_TRUE(std::filesystem::exists(aside / name)) << name;
+    EXPECT_FALSE(std::filesystem::exists(temp / "run" / name)) << name;
+  }
+  EXPECT_EQ(read_file(temp / "run" / "log.txt"), "x");
+  EXPECT_TRUE(folder.put_aside_history().empty());
+}
+
+TEST(RunFolder, ARecipeThatSomebodyChangedIsLeftAlone) {
+  testing::TempFolder temp;
+  const auto recipe = parse_recipe("model: {path: m}\ndata: {train: a.txt}\ntrain: {steps: 17}", "my.yaml");
+  const auto changed = parse_recipe("model: {path: m}\ndata: {train: a.txt}\ntrain: {steps: 18}", "my.yaml");
+  { RunFolder(temp / "run").write_recipe(recipe); }
+  RunFolder folder(temp / "run");
+  folder.write_recipe(changed);  // its own it replaces
+  EXPECT_EQ(read_recipe(temp / "run" / "recipe.yaml").train.steps, 18);
+  EXPECT_FALSE(std::filesystem::exists(temp / "run" / "recipe.resolved.yaml"));
+  publish_file(temp / "run" / "recipe.yaml", "# mine\n");
+  folder.write_recipe(recipe);
+  folder.write_recipe(changed);
+  EXPECT_EQ(read_file(temp / "run" / "recipe.yaml"), "# mine\n");
+  EXPECT_EQ(read_recipe(temp / "run" / "recipe.resolved.yaml").train.steps, 18);
+  EXPECT_EQ(folder.put_aside_history(), temp / "run" / "previous" / "001");
+  EXPECT_EQ(read_file(temp / "run" / "recipe.yaml"), "# mine\n");
+}
+
+std::filesystem::path staged_model(const RunFolder& folder, const std::string& content) {
+  const auto fresh = folder.staging() / "model";
+  std::filesystem::create_directories(fresh);
+  publish_file(fresh / "config.json", content);
+  return fresh;
+}
+
+TEST(RunFolder, OnlyAModelThatARunExportedIsReplaced) {
+  testing::TempFolder temp;
+  const auto config = temp / "run" / "model" / "config.json";
+  {
+    RunFolder folder(temp / "run");
+    folder.check_model();
+    folder.publish_model(staged_model(folder, "first"));
+    folder.publish_model(staged_model(folder, "second"));
+    EXPECT_EQ(read_file(config), "second");
+    EXPECT_TRUE(std::filesystem::is_empty(folder.staging()));
+  }
+  RunFolder folder(temp / "run");
+  folder.check_model();
+  publish_file(temp / "run" / "model" / "mine.txt", "x");
+  EXPECT_THROW(folder.check_model(), Error);
+  EXPECT_THROW(folder.publish_model(staged_model(folder, "third")), Error);
+  EXPECT_EQ(read_file(config), "second");
+  EXPECT_TRUE(folder.put_aside_history().empty());
+  std::filesystem::remove(temp / "run" / "model" / "mine.txt");
+  publish_file(config, "s3cond");  // of the same size
+  EXPECT_THROW(folder.check_model(), Error);
+  publish_file(config, "second");
+  EXPECT_EQ(folder.put_aside_history(), temp / "run" / "previous" / "001");
+  EXPECT_EQ(read_file(temp / "run" / "previous" / "001" / "model" / "config.json"), "second");
+  publish_file(temp / "model", "x");
+  std::filesystem::create_symlink(temp / "model", temp / "run" / "model");
+  EXPECT_THROW(folder.check_model(), Error);
+}
+
+// A run that is killed between announcing and renaming may have left either.
+TEST(RunFolder, AnExportThatWasCutOffIsGoneOnWith) {
+  testing::TempFolder temp;
+  {
+    RunFolder folder(temp / "run");
+    folder.publish_model(staged_model(folder, "first"));
+    RunMark mark(temp / "run");
+    mark.announce("model", fingerprint_of(staged_model(folder, "second")));
+  }
+  RunFolder folder(temp / "run");
+  EXPECT_TRUE(std::filesystem::is_empty(folder.staging()));
+  folder.check_model();
+  folder.publish_model(staged_model(folder, "third"));
+  EXPECT_EQ(read_file(temp / "run" / "model" / "config.json"), "third");
 }
 
 TEST(RunFolder, LineThatDoesNotFitLeavesTheFileWhole) {

@@ -1,0 +1,46 @@
+// Where each rank of a run stands: its coordinates and groups by what they are for.
+//
+//   RunMesh place(resolve_layout(recipe, world->size()), "cpu", world);       // all ranks alike
+//   data_parallel(*model, blocks, {.mesh = place.data_parallel()});
+//   auto batch = loader.next_global_slice(global, place.data_rank() * rows, rows);
+//   TrainStep step(*model, *optimizer, place.loss_group(), options);
+//
+// The ranks of the world are the mesh (pp, dp_replicate, dp_shard, cp, tp), the last varying fastest: those that talk most
+// are neighbours. Experts take no dim of their own; they divide dp x cp x tp. Nothing is communicated before a group is
+// first used. Belongs to one rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/train/recipe.h"
+
+namespace tessera::train {
+
+class RunMesh {
+ public:
+  RunMesh(const RunLayout& layout, const std::string& device, std::shared_ptr<comm::World> world);
+
+  comm::World& world() const { return *world_; }
+  // All ranks. COLLECTIVE over the world at its first use.
+  comm::Group& everyone() const { return *world_->group(); }
+  bool chief() const { return world_->rank() == 0; }  // writes what there is one of
+  const MeshPtr& mesh() const { return mesh_; }
+
+  // The share of the global batch that this rank reads, of data_size() equal ones: ranks of one pp, cp or tp group read the
+  // same.
+  int64_t data_rank() const;
+  int64_t data_size() const;
+  // What parameters are sharded and replicated over: (dp_shard), or (dp_replicate, dp_shard) when there are replicas.
+  MeshPtr data_parallel() const;
+  // The ranks whose losses make up that of the global batch: dp and cp. COLLECTIVE over them at its first use.
+  const std::shared_ptr<comm::Group>& loss_group() const;
+
+ private:
+  std::shared_ptr<comm::World> world_;
+  MeshPtr mesh_;
+};
+
+}  // namespace tessera::train

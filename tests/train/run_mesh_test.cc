@@ -1,0 +1,49 @@
+#include "tessera/train/run_mesh.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tessera/comm/backends/fake_backend.h"
+
+namespace tessera::train {
+namespace {
+
+RunMesh place_of(int rank, const RunLayout& layout) {
+  const int64_t size = layout.pp * layout.dp_replicate * layout.dp_shard * layout.cp * layout.tp;
+  return {layout, "cpu", comm::World::create_fake(rank, static_cast<int>(size), std::make_shared<comm::FakeAccount>())};
+}
+
+TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
+  const RunLayout layout{.dp_replicate = 2, .dp_shard = 2, .tp = 2, .cp = 3, .pp = 2, .ep = 1};
+  std::map<std::vector<int64_t>, std::set<int64_t>> by_place;  // of dp
+  for (int rank = 0; rank < 48; ++rank) {
+    const auto place = place_of(rank, layout);
+    const auto& at = *place.mesh()->coordinate();
+    EXPECT_EQ(place.data_size(), 4);
+    EXPECT_EQ(place.chief(), rank == 0);
+    by_place[{at[1], at[2]}].insert(place.data_rank());
+    EXPECT_EQ(place.data_parallel()->dim_names(), (std::vector<std::string>{"dp_replicate", "dp_shard"}));
+    EXPECT_EQ(place.loss_group()->size(), 12);  // dp x cp
+  }
+  std::set<int64_t> all;
+  for (const auto& [place, ranks] : by_place) {
+    EXPECT_EQ(ranks.size(), 1u);
+    all.insert(*ranks.begin());
+  }
+  EXPECT_EQ(all, (std::set<int64_t>{0, 1, 2, 3}));
+}
+
+TEST(RunMesh, WithDataParallelRanksAloneEverybodyReadsHisRank) {
+  for (const auto& layout : {RunLayout{.dp_replicate = 1, .dp_shard = 4}, {.dp_replicate = 4, .dp_shard = 1}, {.dp_replicate = 2, .dp_shard = 2}}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto place = place_of(rank, layout);
+      EXPECT_EQ(place.data_rank(), rank);
+      EXPECT_EQ(place.loss_group().get(), place.world().group().get());
+      EXPECT_EQ(place.data_parallel()->ndim(), layout.dp_replicate == 1 ? 1 : 2);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train

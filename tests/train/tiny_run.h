@@ -1,0 +1,83 @@
+// Training runs of the real program that take a second: a tiny Llama over bytes with random weights, a few sentences.
+//
+//   TinyRun runs;                                                   // a folder of its own, with recipe.yaml
+//   const auto run = runs.train("a", 2, {"train.steps=4"});         // checkpoint.dir is runs / "a"
+//   ASSERT_EQ(run.exit_code, 0) << run.err;
+//   EXPECT_EQ(runs.weights("a"), runs.weights("b"));
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file.h"
+#include "tests/data/byte_tokenizer.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::train {
+
+class TinyRun {
+ public:
+  TinyRun() {
+    const auto model = folder_ / "base";
+    std::filesystem::create_directories(model);
+    data::make_byte_tokenizer(model);
+    write("base/config.json", R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 260,
+      "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.1, "torch_dtype": "float32",
+      "rms_norm_eps": 1e-05, "tie_word_embeddings": true, "bos_token_id": 258, "eos_token_id": 258})");
+    std::string lines;
+    for (int line = 0; line < 60; ++line) {
+      lines += nlohmann::json({{"text", fmt::format("{} times {} is {}, and {} more is {}.", line, line % 7,
+                                                    line * (line % 7), line % 5, line * (line % 7) + line % 5)}})
+                   .dump() +
+               "\n";
+    }
+    write("train.jsonl", lines);
+    write("held-out.jsonl", lines.substr(0, lines.size() / 4 * 4 / 6));
+    write("recipe.yaml", fmt::format(R"(
+model: {{path: {0}/base, init: random}}
+data: {{train: [{0}/train.jsonl], format: jsonl, sequence_length: 48}}
+optimizer: {{lr: 3.0e-3, max_grad_norm: 1.0}}
+schedule: {{name: constant, warmup_steps: 2}}
+train: {{steps: 6, global_batch_size: 12, local_batch_size: 2, validate_every: 0}}
+checkpoint: {{every: 2, keep_last: 2, export: final}}
+log: {{tensorboard: false}}
+)",
+                                     folder_.path().string()));
+  }
+
+  std::filesystem::path operator/(const std::filesystem::path& name) const { return folder_ / name; }
+  void write(const std::string& name, const std::string& content) const {
+    std::ofstream(folder_ / name, std::ios::binary) << content;
+  }
+  std::vector<std::string> command(const std::string& dir, int ranks, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> all = {testing::program(), "train", (folder_ / "recipe.yaml").string(), "--nproc",
+                                    std::to_string(ranks), "checkpoint.dir=" + (folder_ / dir).string()};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  testing::ProcessResult train(const std::string& dir, int ranks, const std::vector<std::string>& more = {}) const {
+    return testing::run_process(command(dir, ranks, more));
+  }
+  std::string weights(const std::string& dir) const { return read_file(folder_ / dir / "model" / "model.safetensors"); }
+  std::string latest(const std::string& dir) const { return read_file(folder_ / dir / "checkpoints" / "LATEST"); }
+  // The lines of metrics.jsonl that have `field`.
+  std::vector<nlohmann::json> metrics(const std::string& dir, const std::string& field = "loss") const {
+    std::vector<nlohmann::json> found;
+    std::ifstream lines(folder_ / dir / "metrics.jsonl");
+    for (std::string line; std::getline(lines, line);) {
+      auto json = nlohmann::json::parse(line);
+      if (json.contains(field)) found.push_back(std::move(json));
+    }
+    return found;
+  }
+
+ private:
+  testing::TempFolder folder_;
+};
+
+}  // namespace tessera::train
