@@ -1,25 +1,51 @@
 #!/usr/bin/env bash
 # The main job from one end to the other; './dev demo' sets up, builds and fetches what it needs first.
-# Exits 1 unless the loss on the held-out dialogues falls by at least 10 %.
+# Exits 1 unless the loss on the held-out dialogues falls by at least 10 %. An earlier runs/demo is gone on with; what is
+# no such run is put aside, and nothing is removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tessera=build/tessera
-run=runs/demo
-prompt="My computer is slow. What should I do?"
+tessera=${TESSERA_PROGRAM:-build/tessera}
+run=${TESSERA_DEMO_RUN:-runs/demo}
+base=build/assets/smollm2
+held_out=build/assets/text/dialogues-held-out.jsonl
+dialogues=3
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" | { [ -t 1 ] && [ -z "${NO_COLOR:-}" ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }; }
 
-generate() { "$tessera" generate --model "$1" --chat --prompt "$prompt" --max-new-tokens 60; }
+# Of the first short held-out dialogues {"messages":[{"role":...,"content":QUESTION},{"role":...,"content":ANSWER}]}, all with
+# different questions: one of the two, a line each.
+field() {  # field 1|2
+  awk -F'"content":"' -v n="$1" -v most="$dialogues" '
+    NF == 3 && !/\\/ && length($0) < 200 && !seen[$2]++ { text = $(n + 1); sub(/".*/, "", text); print text; if (++count == most) exit }
+  ' "$held_out"
+}
 
-rm -rf "$run"
-say "Before: SmolLM2-135M-Instruct answers \"$prompt\""
-generate build/assets/smollm2
+answer() {  # answer MODEL QUESTION: on one line
+  "$tessera" generate --model "$1" --chat --prompt "$2" --max-new-tokens 40 | tr '\n' ' ' | cut -c1-300
+}
+
+if [ -e "$run" ] && [ ! -e "$run/.tessera/run.json" ]; then
+  aside=$run-before-$(date +%Y%m%d-%H%M%S)
+  mv -n "$run" "$aside"
+  say "What was in $run is now in $aside"
+elif [ -e "$run/checkpoints/LATEST" ]; then
+  say "Going on with $run, from $(cat "$run/checkpoints/LATEST")"
+fi
+
+mapfile -t questions < <(field 1)
+mapfile -t data < <(field 2)
+say "Before: SmolLM2-135M-Instruct answers ${#questions[@]} questions of held-out dialogues"
+before=()
+for question in "${questions[@]}"; do before+=("$(answer "$base" "$question")"); done
 
 say "Training on $(wc -l <build/assets/text/dialogues.jsonl) dialogues, FSDP on 2 local ranks"
-"$tessera" train recipes/demo.yaml --nproc 2
+"$tessera" train recipes/demo.yaml --nproc 2 checkpoint.dir="$run"
 
-say "After: the fine-tuned model answers the same question"
-generate "$run/model"
+say "Before, after the training, and what the data say, which it has not seen"
+for i in "${!questions[@]}"; do
+  printf '\n  question  %s\n  before    %s\n  after     %s\n  data      %s\n' \
+    "${questions[i]}" "${before[i]}" "$(answer "$run/model" "${questions[i]}")" "${data[i]}"
+done
 
 awk -F'"validation_loss":' '
   NF > 1 { split($2, part, /[,}]/); if (first == "") first = part[1]; last = part[1] }
@@ -29,7 +55,7 @@ awk -F'"validation_loss":' '
     if (last > 0.9 * first) { print "The held-out loss fell by less than 10 %." > "/dev/stderr"; exit 1 }
   }' "$run/metrics.jsonl"
 
-cat <<EOF
+cat <<END
 
 The model is in $run/model, a Hugging Face folder. Go on with:
   $tessera generate --model $run/model --chat --prompt "..."
@@ -37,4 +63,4 @@ The model is in $run/model, a Hugging Face folder. Go on with:
   $tessera ckpt convert $run/model model.gguf                        # for llama.cpp
   $tessera train recipes/demo.yaml --print-config                    # every setting
   tensorboard --logdir $run                                          # the curves
-EOF
+END
