@@ -1,0 +1,288 @@
+#include "tessera/base/json.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "tessera/base/quote.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kShownBytes = 60;
+
+// nlohmann's events, handed on to a builder.
+class Events {
+ public:
+  explicit Events(JsonBuilder& builder) : builder_(builder) {}
+  bool null() { return take(nullptr); }
+  bool boolean(bool value) { return take(value); }
+  bool number_integer(int64_t value) { return take(value); }
+  bool number_unsigned(uint64_t value) { return take(value); }
+  bool number_float(double value, const std::string&) { return take(value); }
+  bool string(std::string& value) { return take(std::move(value)); }
+  bool binary(Json::binary_t&) { return false; }
+  bool key(std::string& value) {
+    builder_.key(value);
+    return true;
+  }
+  bool start_object(size_t) {
+    builder_.open_object();
+    return true;
+  }
+  bool start_array(size_t) {
+    builder_.open_array();
+    return true;
+  }
+  bool end_object() { return closed(); }
+  bool end_array() { return closed(); }
+  bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
+    builder_.syntax_error(byte, error.what());
+  }
+
+ private:
+  template <class T>
+  bool take(T&& value) {
+    builder_.value(Json(std::forward<T>(value)));
+    return true;
+  }
+  bool closed() {
+    builder_.close();
+    return true;
+  }
+  JsonBuilder& builder_;
+};
+
+// Keeps the last value of each key, in the place of its first.
+void drop_repeated_keys(Json::object_t& object) {
+  std::vector<size_t> order(object.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto before = [&](size_t a, size_t b) {
+    const int compared = object.data()[a].first.compare(object.data()[b].first);
+    return compared != 0 ? compared < 0 : a < b;
+  };
+  std::sort(order.begin(), order.end(), before);
+  const auto same = [&](size_t a, size_t b) { return object.data()[a].first == object.data()[b].first; };
+  if (std::adjacent_find(order.begin(), order.end(), same) == order.end()) return;
+  std::vector<size_t> last(object.size());  // of the first of each key; of the others their own place
+  std::vector<bool> repeated(object.size());
+  for (size_t i = 0; i < order.size();) {
+    size_t end = i + 1;
+    for (; end < order.size() && same(order[i], order[end]); ++end) repeated[order[end]] = true;
+    last[order[i]] = order[end - 1];
+    i = end;
+  }
+  Json::object_t kept;
+  for (size_t i = 0; i < object.size(); ++i) {
+    if (!repeated[i])
+      kept.Json::object_t::Container::emplace_back(object.data()[i].first, std::move(object.data()[last[i]].second));
+  }
+  object = std::move(kept);
+}
+
+}  // namespace
+
+JsonBuilder::JsonBuilder(Json& root, std::string where, const JsonLimits& limits)
+    : root_(root), where_(std::move(where)), limits_(limits) {}
+JsonBuilder::~JsonBuilder() = default;
+
+void JsonBuilder::enter() {
+  TESSERA_CHECK(++depth_ <= limits_.max_depth, ErrorKind::kFormat, "{}: the JSON is nested deeper than {} levels",
+                where_, limits_.max_depth);
+}
+
+void JsonBuilder::count_key() {
+  TESSERA_CHECK(++keys_ <= limits_.max_keys, ErrorKind::kFormat, "{}: the JSON holds more than {} keys", where_,
+                limits_.max_keys);
+}
+
+Json& JsonBuilder::place(Json value) {
+  if (open_.empty()) return root_ = std::move(value);
+  Json& parent = *open_.back();
+  if (auto* array = parent.get_ptr<Json::array_t*>()) return array->emplace_back(std::move(value));
+  // As a vector: the map's own insertion looks at every key.
+  auto& object = static_cast<Json::object_t::Container&>(parent.get_ref<Json::object_t&>());
+  return object.emplace_back(std::move(key_), std::move(value)).second;
+}
+
+void JsonBuilder::value(Json value) { place(std::move(value)); }
+
+void JsonBuilder::key(std::string& key) {
+  count_key();
+  key_ = std::move(key);
+}
+
+void JsonBuilder::open_object() {
+  enter();
+  open_.push_back(&place(Json::object()));
+}
+
+void JsonBuilder::open_array() {
+  enter();
+  open_.push_back(&place(Json::array()));
+}
+
+void JsonBuilder::close() {
+  leave();
+  auto* object = open_.back()->get_ptr<Json::object_t*>();
+  if (object && object->size() > 1) drop_repeated_keys(*object);
+  open_.pop_back();
+}
+
+void JsonBuilder::syntax_error(size_t byte, std::string_view reason) const {
+  if (const auto cut = reason.find("syntax error"); cut != std::string_view::npos) reason = reason.substr(cut);
+  raise(ErrorKind::kFormat, "{}: byte {}: no valid JSON: {}", where_, byte, escape(reason, 200));
+}
+
+Json parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {
+  TESSERA_CHECK(text.size() <= limits.max_bytes, ErrorKind::kFormat, "{}: {} bytes of JSON, at most {} are allowed",
+                where, text.size(), limits.max_bytes);
+  Json root;
+  JsonBuilder builder(root, where, limits);
+  Events events(builder);
+  Json::sax_parse(text.begin(), text.end(), &events);
+  return root;
+}
+
+Json parse_json_object(std::string_view text, const std::string& where, const JsonLimits& limits) {
+  Json root = parse_json(text, where, limits);
+  TESSERA_CHECK(root.is_object(), ErrorKind::kFormat, "{}: is no JSON object, but {}", where, describe(root));
+  return root;
+}
+
+std::string describe(const Json& value) {
+  switch (value.type()) {
+    case Json::value_t::null:
+      return "null";
+    case Json::value_t::object:
+      return fmt::format("an object of {} keys", value.size());
+    case Json::value_t::array:
+      return fmt::format("an array of {} values", value.size());
+    case Json::value_t::boolean:
+      return value.get<bool>() ? "true" : "false";
+    case Json::value_t::string:
+      return "\"" + escape(value.get_ref<const std::string&>(), kShownBytes) + "\"";
+    default:
+      return value.dump();
+  }
+}
+
+std::string JsonReader::name() const { return path_.empty() ? where_ : where_ + ": " + path_; }
+bool JsonReader::is_null() const { return value_->is_null(); }
+bool JsonReader::is_object() const { return value_->is_object(); }
+bool JsonReader::is_array() const { return value_->is_array(); }
+
+void JsonReader::fail(std::string_view found, std::string_view wanted) const {
+  raise(kind_, "{}: found {}, wanted {}", name(), found, wanted);
+}
+void JsonReader::fail(std::string_view wanted) const { fail(describe(*value_), wanted); }
+
+std::string JsonReader::as_string() const {
+  if (!value_->is_string()) fail("a string");
+  return value_->get<std::string>();
+}
+
+bool JsonReader::as_boolean() const {
+  if (!value_->is_boolean()) fail("true or false");
+  return value_->get<bool>();
+}
+
+int64_t JsonReader::as_integer(int64_t least, int64_t most) const {
+  const bool whole = value_->is_number_integer() &&
+                     (!value_->is_number_unsigned() || value_->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
+  const int64_t found = whole ? value_->get<int64_t>() : 0;
+  if (!whole || found < least || found > most) fail(fmt::format("an integer from {} to {}", least, most));
+  return found;
+}
+
+uint64_t JsonReader::as_unsigned() const {
+  if (!value_->is_number_unsigned()) fail("an unsigned integer");
+  return value_->get<uint64_t>();
+}
+
+double JsonReader::as_number(double least, double most) const {
+  const bool fits = value_->is_number() && value_->get<double>() >= least && value_->get<double>() <= most;
+  if (!fits) fail(fmt::format("a number from {} to {}", least, most));
+  return value_->get<double>();
+}
+
+std::vector<JsonReader> JsonReader::items() const {
+  if (!value_->is_array()) fail("an array");
+  std::vector<JsonReader> result;
+  result.reserve(value_->size());
+  for (size_t i = 0; i < value_->size(); ++i) {
+    result.push_back({(*value_)[i], where_, kind_, path_ + "[" + std::to_string(i) + "]"});
+  }
+  return result;
+}
+
+std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
+  if (!value_->is_object()) fail("an object");
+  std::vector<std::pair<std::string, JsonReader>> result;
+  result.reserve(value_->size());
+  for (const auto& [key, value] : value_->items()) {
+    result.emplace_back(key, JsonReader(value, where_, kind_, path_of(key)));
+  }
+  return result;
+}
+
+std::string JsonReader::path_of(std::string_view key) const {
+  return path_.empty() ? escape(key, kShownBytes) : path_ + "." + escape(key, kShownBytes);
+}
+
+const Json* JsonReader::member(std::string_view key) const {
+  if (!value_->is_object()) fail("an object");
+  const auto& object = value_->get_ref<const Json::object_t&>();
+  const auto found = std::find_if(object.begin(), object.end(), [&](const auto& each) { return each.first == key; });
+  return found == object.end() ? nullptr : &found->second;
+}
+
+bool JsonReader::has(std::string_view key) const {
+  const Json* found = member(key);
+  return found && !found->is_null();
+}
+
+JsonReader JsonReader::at(std::string_view key) const {
+  const Json* found = member(key);
+  TESSERA_CHECK(found, kind_, "{}: {} is missing", where_, path_of(key));
+  return {*found, where_, kind_, path_of(key)};
+}
+
+std::optional<JsonReader> JsonReader::find(std::string_view key) const {
+  const Json* found = member(key);
+  if (!found || found->is_null()) return std::nullopt;
+  return JsonReader(*found, where_, kind_, path_of(key));
+}
+
+JsonReader JsonReader::present(std::string_view key) const {
+  const auto found = find(key);
+  TESSERA_CHECK(found, kind_, "{}: {} is missing", where_, path_of(key));
+  return *found;
+}
+
+std::string JsonReader::string(std::string_view key, std::optional<std::string_view> missing) const {
+  return missing && !has(key) ? std::string(*missing) : present(key).as_string();
+}
+
+bool JsonReader::boolean(std::string_view key, std::optional<bool> missing) const {
+  return missing && !has(key) ? *missing : present(key).as_boolean();
+}
+
+int64_t JsonReader::integer(std::string_view key, std::optional<int64_t> missing, int64_t least, int64_t most) const {
+  return missing && !has(key) ? *missing : present(key).as_integer(least, most);
+}
+
+double JsonReader::number(std::string_view key, std::optional<double> missing, double least, double most) const {
+  return missing && !has(key) ? *missing : present(key).as_number(least, most);
+}
+
+std::vector<int64_t> JsonReader::integers(std::string_view key, int64_t least, int64_t most) const {
+  const auto found = find(key);
+  if (!found) return {};
+  if (!found->is_array()) return {found->as_integer(least, most)};
+  std::vector<int64_t> result;
+  for (const auto& item : found->items()) result.push_back(item.as_integer(least, most));
+  return result;
+}
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+#include "tessera/base/json.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+template <class Body>
+std::string message_of(Body body, ErrorKind kind = ErrorKind::kFormat) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    EXPECT_THAT(error.what(), Not(HasSubstr("\n")));
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string refused(const std::string& text, const JsonLimits& limits = {}) {
+  return message_of([&] { parse_json(text, "[t] f", limits); });
+}
+
+TEST(ParseJson, GivesWhatNlohmannGives) {
+  for (const char* text :
+       {"null", "7", "-7", "1.5", "\"a\\u00e9\"", "[]", "{}", "[1,[2,{\"a\":[true,false,null]}],\"x\"]",
+        "{\"b\":1,\"a\":{\"d\":[{}],\"c\":\"\"},\"e\":18446744073709551615}"}) {
+    EXPECT_EQ(parse_json(text, "t"), Json::parse(text)) << text;
+    EXPECT_EQ(parse_json(text, "t").dump(), Json::parse(text).dump()) << text;
+  }
+}
+
+TEST(ParseJson, LastOfEqualKeysCountsInTheFirstOnesPlace) {
+  EXPECT_EQ(parse_json(R"({"a":1,"b":2,"a":[3],"c":4,"b":5,"a":6})", "t").dump(), R"({"a":6,"b":5,"c":4})");
+}
+
+TEST(ParseJson, LimitsDepthBytesAndKeys) {
+  EXPECT_THAT(refused(std::string(1'000'000, '[')), HasSubstr("[t] f: the JSON is nested deeper than 64 levels"));
+  std::string objects;
+  for (int i = 0; i < 100'000; ++i) objects += "{\"a\":";
+  EXPECT_THAT(refused(objects), HasSubstr("nested deeper"));
+  EXPECT_THAT(refused("[[1]]", {.max_depth = 1}), HasSubstr("nested deeper than 1 levels"));
+  EXPECT_EQ(parse_json("[[1],[2]]", "t", {.max_depth = 2}).size(), 2u);
+  EXPECT_THAT(refused("[1, 2, 3]", {.max_bytes = 8}), HasSubstr("9 bytes of JSON, at most 8"));
+  EXPECT_THAT(refused(R"({"a":{"b":1},"c":1})", {.max_keys = 2}), HasSubstr("more than 2 keys"));
+}
+
+// Quadratic insertion would take minutes, which ctest's limit ends.
+TEST(ParseJson, ObjectsOfManyKeysAreReadInLinearTime) {
+  constexpr int kKeys = 400'000;
+  std::string text = "{";
+  for (int i = 0; i < kKeys; ++i) text += fmt::format("{}\"key {}\":{}", i ? "," : "", i, i);
+  const Json json = parse_json(text + "}", "t");
+  EXPECT_EQ(json.size(), static_cast<size_t>(kKeys));
+  EXPECT_EQ(json.get_ref<const Json::object_t&>().back().second, kKeys - 1);
+}
+
+TEST(ParseJson, SyntaxErrorsNameTheByteInOneCleanLine) {
+  EXPECT_THAT(refused("{\"a\": oops}"), HasSubstr("[t] f: byte 7: no valid JSON: syntax error"));
+  for (const char* text : {"", " ", "{", "[1,", "{\"a\"}", "1 2", "\"\xff\"", "1e999", "[1]]", "nul", "{1:2}"}) {
+    EXPECT_THAT(refused(text), HasSubstr("no valid JSON")) << text;
+  }
+  const std::string long_token = refused("\"" + std::string(1 << 20, 'a') + "\x1b");
+  EXPECT_LT(long_token.size(), 1000u);
+  EXPECT_THAT(long_token, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(message_of([] { parse_json_object("[1]", "[t] f"); }), HasSubstr("is no JSON object, but an array of 1"));
+}
+
+TEST(JsonReader, ReadsMembersAndTakesNullForAbsent) {
+  const Json json =
+      parse_json(R"({"n":3,"x":0.5,"s":"t","b":true,"null":null,"list":[1,2],"o":{"k":[{"deep":"yes"}]}})", "t");
+  const JsonReader top(json, "t");
+  EXPECT_EQ(top.integer("n", std::nullopt, 0, 9), 3);
+  EXPECT_EQ(top.integer("null", 5, 0, 9), 5);
+  EXPECT_EQ(top.number("x", 1.0, 0, 1), 0.5);
+  EXPECT_EQ(top.string("s"), "t");
+  EXPECT_EQ(top.string("absent", "d"), "d");
+  EXPECT_TRUE(top.boolean("b"));
+  EXPECT_FALSE(top.has("null"));
+  EXPECT_TRUE(top.at("null").is_null());
+  EXPECT_EQ(top.integers("list", 0, 9), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(top.integers("n", 0, 9), std::vector<int64_t>{3});
+  EXPECT_TRUE(top.integers("null", 0, 9).empty());
+  EXPECT_EQ(top.at("o").at("k").items().at(0).string("deep"), "yes");
+  EXPECT_EQ(top.members().size(), 7u);
+}
+
+TEST(JsonReader, ErrorsNamePathFoundAndWanted) {
+  const Json json =
+      parse_json(R"({"n":-3,"big":18446744073709551615,"x":1.5,"s":"\u001b[31m","o":{"k":[1,"two"]}})", "t");
+  const JsonReader top(json, "[t] f", ErrorKind::kConfig);
+  const auto says = [&](auto read) { return message_of([&] { read(); }, ErrorKind::kConfig); };
+  EXPECT_EQ(says([&] { top.integer("n", 1, 0, 9); }), "[t] f: n: found -3, wanted an integer from 0 to 9");
+  EXPECT_THAT(says([&] { top.integer("big", 1, 0, INT64_MAX); }), HasSubstr("found 18446744073709551615"));
+  EXPECT_THAT(says([&] { top.integer("x", 1, 0, 9); }), HasSubstr("x: found 1.5"));
+  EXPECT_THAT(says([&] { top.number("x", 1.0, 0, 1); }), HasSubstr("found 1.5, wanted a number from 0 to 1"));
+  EXPECT_THAT(says([&] { top.integer("s", 1, 0, 9); }), HasSubstr(R"(found "\x1b[31m", wanted an integer)"));
+  EXPECT_THAT(says([&] { top.string("o"); }), HasSubstr("o: found an object of 1 keys, wanted a string"));
+  EXPECT_THAT(says([&] { top.at("o").integers("k", 0, 9); }), HasSubstr("o.k[1]: found \"two\", wanted an integer"));
+  EXPECT_EQ(says([&] { top.at("o").string("gone"); }), "[t] f: o.gone is missing");
+  EXPECT_EQ(says([&] { top.at("gone"); }), "[t] f: gone is missing");
+  EXPECT_THAT(says([&] { top.at("n").has("k"); }), HasSubstr("n: found -3, wanted an object"));
+}
+
+}  // namespace
+}  // namespace tessera
