@@ -6,7 +6,7 @@
 # other one, for several Pythons.
 
 PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates unzip
-  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libpcre2-dev libutf8proc-dev libxxhash-dev libgoogle-perftools-dev
+  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev libgoogle-perftools-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev iproute2"
 
 die() { echo "./dev: $*" >&2; exit 1; }

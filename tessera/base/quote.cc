@@ -6,26 +6,10 @@
 #include <iterator>
 #include <utility>
 
+#include "tessera/base/utf8.h"
+
 namespace tessera {
 namespace {
-
-// Code point and length of the UTF-8 character at the front; length 0 when there is none.
-std::pair<uint32_t, size_t> first_character(std::string_view text) {
-  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return {first, 1};
-  if (first >= 0xC2 && first < 0xE0 && tail(1)) return {(first & 0x1F) << 6 | (byte(1) & 0x3F), 2};
-  if (first >= 0xE0 && first < 0xF0 && tail(1) && tail(2)) {
-    const uint32_t code = (first & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
-    return {code, code >= 0x800 && (code < 0xD800 || code >= 0xE000) ? 3 : 0};
-  }
-  if (first >= 0xF0 && first < 0xF5 && tail(1) && tail(2) && tail(3)) {
-    const uint32_t code = (first & 7) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
-    return {code, code >= 0x10000 && code < 0x110000 ? 4 : 0};
-  }
-  return {first, 0};
-}
 
 // Control characters, separators of lines, marks of direction, joiners, tags, private use and what is no character.
 bool is_hidden(uint32_t code) {
@@ -45,7 +29,8 @@ std::string escape(std::string_view text, size_t limit_bytes) {
   std::string out;
   size_t at = 0;
   while (at < text.size()) {
-    const auto [code, length] = first_character(text.substr(at));
+    const size_t length = utf8_character(text.substr(at));
+    const uint32_t code = length == 0 ? 0 : decode_utf8(text.data() + at).code;
     if (at + (length == 0 ? 1 : length) > limit_bytes) break;
     if (length == 0) {
       fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<unsigned char>(text[at]));

@@ -1,9 +1,12 @@
 #include "tessera/text/chat_template.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
+#include "tessera/base/quote.h"
 #include "tessera/text/jinja/evaluator.h"
 #include "tessera/text/jinja/parser.h"
 #include "tessera/text/jinja/unicode.h"
@@ -11,7 +14,6 @@
 namespace tessera::text {
 
 using jinja::Value;
-using Json = nlohmann::ordered_json;
 
 struct ChatTemplate::State {
   std::string name;
@@ -24,25 +26,27 @@ struct ChatTemplate::State {
 namespace {
 
 [[noreturn]] void raise_at(const std::string& name, int line, const std::string& message) {
-  std::string one_line = message;
-  for (char& c : one_line) {
-    if (c == '\n' || c == '\r') c = ' ';
-  }
-  raise(ErrorKind::kFormat, "[text.chat_template] {} line {}: {}", name, line, one_line);
+  constexpr size_t kMaxMessageBytes = 1000;  // some of it is what a template gave to raise_exception
+  std::string one_line = message.substr(0, kMaxMessageBytes);
+  std::replace_if(
+      one_line.begin(), one_line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  raise(ErrorKind::kFormat, "[text.chat_template] {} line {}: {}", name, line, escape(one_line, kMaxMessageBytes));
 }
 
 jinja::Template parse_source(const std::string& source, const std::string& name, const ChatTemplateLimits& limits) {
   TESSERA_CHECK(source.size() <= limits.max_template_bytes, ErrorKind::kFormat,
                 "[text.chat_template] {}: the template has {} bytes, wanted at most {}.", name, source.size(),
                 limits.max_template_bytes);
-  TESSERA_CHECK(jinja::is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.",
-                name);
+  TESSERA_CHECK(is_valid_utf8(source), ErrorKind::kFormat, "[text.chat_template] {}: the template is not UTF-8.", name);
   try {
     return jinja::parse_template(source, limits.max_depth);
   } catch (const jinja::SyntaxFailure& failure) {
     raise_at(name, failure.line, failure.message);
   }
 }
+
+// What the caller gives is no work of the template's.
+jinja::Budget unlimited() { return {~size_t{0}, ~size_t{0}, 0}; }
 
 Value value_of(const Json& json, int depth, int max_depth) {
   if (depth > max_depth) jinja::fail("the given values are nested deeper than {}", max_depth);
@@ -67,7 +71,10 @@ Value value_of(const Json& json, int depth, int max_depth) {
     }
     case Json::value_t::object: {
       auto dict = std::make_shared<jinja::Dict>();
-      for (const auto& [key, item] : json.items()) dict->set(Value::text(key), value_of(item, depth + 1, max_depth));
+      auto budget = unlimited();
+      for (const auto& [key, item] : json.items()) {
+        dict->set(Value::text(key), value_of(item, depth + 1, max_depth), budget);
+      }
       return Value::dict(std::move(dict));
     }
     default:
@@ -78,13 +85,14 @@ Value value_of(const Json& json, int depth, int max_depth) {
 // A message's reasoning goes by three names; transformers fills the standard one and the one of older templates.
 Value with_reasoning(const Value& message) {
   const auto& fields = message.get<jinja::Dict>();
+  auto budget = unlimited();
   for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
-    const Value* reasoning = fields.find(Value::text(name));
+    const Value* reasoning = fields.find(Value::text(name), budget);
     if (!reasoning || reasoning->is(jinja::Kind::kNone)) continue;
     auto made = std::make_shared<jinja::Dict>();
-    made->set(Value::text("thinking"), *reasoning);
-    for (const auto& [key, value] : fields.entries) made->set(key, value);
-    made->set(Value::text("reasoning_content"), *reasoning);
+    made->set(Value::text("thinking"), *reasoning, budget);
+    for (const auto& [key, value] : fields.entries) made->set(key, value, budget);
+    made->set(Value::text("reasoning_content"), *reasoning, budget);
     return Value::dict(std::move(made));
   }
   return message;
@@ -104,12 +112,10 @@ Json special_tokens_of(const Json& config) {
   return tokens;
 }
 
-Json read_json(const std::filesystem::path& path) {
-  try {
-    return Json::parse(read_file(path, size_t{256} << 20));
-  } catch (const Json::exception& error) {
-    raise(ErrorKind::kFormat, "[text.chat_template] {}: no valid JSON: {}", path.string(), error.what());
-  }
+Json read_config(const std::filesystem::path& path) {
+  constexpr size_t kMaxBytes = size_t{64} << 20;
+  return parse_json_object(read_file(path, kMaxBytes), "[text.chat_template] " + path.string(),
+                           {.max_bytes = kMaxBytes});
 }
 
 }  // namespace
@@ -126,9 +132,7 @@ std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::pat
   auto state = std::make_shared<State>();
   const auto config_path = folder / "tokenizer_config.json";
   const auto file_path = folder / "chat_template.jinja";
-  const Json config = std::filesystem::exists(config_path) ? read_json(config_path) : Json::object();
-  TESSERA_CHECK(config.is_object(), ErrorKind::kFormat, "[text.chat_template] {}: found {}, wanted an object.",
-                config_path.string(), config.type_name());
+  const Json config = std::filesystem::exists(config_path) ? read_config(config_path) : Json::object();
   state->special_tokens = special_tokens_of(config);
   if (std::filesystem::exists(file_path)) {
     state->name = file_path.string();

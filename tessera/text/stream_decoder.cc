@@ -3,11 +3,12 @@
 namespace tessera::text {
 namespace {
 
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD: perhaps a character whose bytes are not all there yet
+constexpr std::string_view kReplacement =
+    "\xEF\xBF\xBD";  // U+FFFD: perhaps a character whose bytes are not all there yet
 constexpr size_t kMaxHeldTokens = 64;
 
-// `text` from byte `begin` on. A token may change how those before it decode (bytes that turn out to be no UTF-8): then `begin` can
-// lie inside a character, which is left out.
+// `text` from byte `begin` on. A token may change how those before it decode (bytes that turn out to be no UTF-8): then
+// `begin` can lie inside a character, which is left out.
 std::string from(const std::string& text, size_t begin) {
   while (begin < text.size() && (static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80) ++begin;
   return begin < text.size() ? text.substr(begin) : std::string();

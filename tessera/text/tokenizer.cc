@@ -19,16 +19,18 @@ namespace tessera::text {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 30;
-constexpr size_t kMaxConfigBytes = size_t{64} << 20;
+constexpr JsonLimits kConfigLimits{.max_bytes = size_t{64} << 20, .max_keys = 4'000'000};
 
-const nlohmann::json kNull;
+const Json kNull;
 
-JsonNode optional_member(const JsonNode& root, const char* key) { return root.has(key) ? root.at(key) : JsonNode(kNull, root.path() + key); }
+JsonReader optional_member(const JsonReader& root, const char* key) {
+  return root.has(key) ? root.at(key) : JsonReader(kNull, root.name());
+}
 
 TokenizerFile& checked_bpe(TokenizerFile& file) {
-  const JsonNode model = file.root().at("model");
+  const JsonReader model = file.root().at("model");
   const std::string type = model.string("type", "BPE");
-  if (type != "BPE") model.at("type").fail("\"" + type + "\"", "\"BPE\"");
+  if (type != "BPE") model.at("type").fail("\"BPE\"");
   return file;
 }
 
@@ -54,7 +56,7 @@ void make_valid(std::string_view text, bool track, AlignedText& out) {
 
 struct Tokenizer::State {
   explicit State(TokenizerFile file) : State(file, file.root()) {}
-  State(TokenizerFile& file, const JsonNode& root)
+  State(TokenizerFile& file, const JsonReader& root)
       : normalizer(Normalizer::from_json(optional_member(root, "normalizer"))),
         pre_tokenizer(PreTokenizer::from_json(optional_member(root, "pre_tokenizer"))),
         post_processor(PostProcessor::from_json(optional_member(root, "post_processor"))),
@@ -70,7 +72,7 @@ struct Tokenizer::State {
   void apply_config(const std::string& text, const std::string& name);
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const;
   std::optional<TokenId> find(std::string_view token) const;
-  std::optional<TokenId> token_from_config(const JsonNode& config, const char* key) const;
+  std::optional<TokenId> token_from_config(const JsonReader& config, const char* key) const;
 
   Normalizer normalizer;
   PreTokenizer pre_tokenizer;
@@ -78,8 +80,8 @@ struct Tokenizer::State {
   Decoder decoder;
   BpeModel model;
   AddedTokens added;
-  std::vector<std::string> tokens;    // by id
-  std::vector<uint8_t> token_flags;   // by id: 1 exists, 2 special
+  std::vector<std::string> tokens;   // by id
+  std::vector<uint8_t> token_flags;  // by id: 1 exists, 2 special
   std::optional<TokenId> bos, eos, pad;
   bool track_always = false;
   mutable ScratchPool scratch_pool;
@@ -125,15 +127,15 @@ std::optional<TokenId> Tokenizer::State::find(std::string_view token) const {
   return id == TokenTable::kNone ? std::nullopt : std::optional<TokenId>(id);
 }
 
-std::optional<TokenId> Tokenizer::State::token_from_config(const JsonNode& config, const char* key) const {
+std::optional<TokenId> Tokenizer::State::token_from_config(const JsonReader& config, const char* key) const {
   if (!config.has(key)) return std::nullopt;
-  const JsonNode node = config.at(key);
+  const JsonReader node = config.at(key);
   return find(node.is_object() ? node.string("content") : node.as_string());
 }
 
 void Tokenizer::State::apply_config(const std::string& text, const std::string& name) {
-  const TokenizerFile file = parse_tokenizer_file(text, name);
-  const JsonNode config = file.root();
+  const Json json = parse_json_object(text, "[text.load] " + name, kConfigLimits);
+  const JsonReader config(json, "[text.load] " + name);
   bos = token_from_config(config, "bos_token");
   eos = token_from_config(config, "eos_token");
   pad = token_from_config(config, "pad_token");
@@ -159,8 +161,10 @@ void Tokenizer::State::Run::whole(std::string_view text) {
   state_.added.raw().split(text, parse_special_, parts);
   for (const AddedPart& found : parts) {
     const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
-    if (found.id != AddedPart::kText) token(found.id, found.span, origins);
-    else part(in, origins ? origins + found.span.begin : nullptr, found.span.begin == 0);
+    if (found.id != AddedPart::kText)
+      token(found.id, found.span, origins);
+    else
+      part(in, origins ? origins + found.span.begin : nullptr, found.span.begin == 0);
   }
 }
 
@@ -179,8 +183,10 @@ void Tokenizer::State::Run::part(std::string_view text, const Span* origins, boo
   state_.added.normalized().split(text, parse_special_, parts);
   for (const AddedPart& found : parts) {
     const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
-    if (found.id != AddedPart::kText) token(found.id, found.span, origins);
-    else normalized_part(in, origins ? origins + found.span.begin : nullptr, at_start && found.span.begin == 0);
+    if (found.id != AddedPart::kText)
+      token(found.id, found.span, origins);
+    else
+      normalized_part(in, origins ? origins + found.span.begin : nullptr, at_start && found.span.begin == 0);
   }
 }
 
@@ -207,7 +213,8 @@ void Tokenizer::State::Run::token(TokenId id, Span part, const Span* origins) {
   if (offsets_) offsets_->emplace_back(origins[part.begin].begin, origins[part.end - 1].end);
 }
 
-void Tokenizer::State::encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const {
+void Tokenizer::State::encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids,
+                              Offsets* offsets) const {
   check_text_size(text.size());
   const auto scratch = scratch_pool.take();
   ids.reserve(text.size() / 4 + 16);
@@ -225,7 +232,7 @@ Tokenizer Tokenizer::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "tokenizer.json";
   auto state = std::make_shared<State>(parse_tokenizer_file(read_file(path, kMaxFileBytes), path.string()));
   const auto config = dir / "tokenizer_config.json";
-  if (std::filesystem::exists(config)) state->apply_config(read_file(config, kMaxConfigBytes), config.string());
+  if (std::filesystem::exists(config)) state->apply_config(read_file(config, kConfigLimits.max_bytes), config.string());
   return Tokenizer(std::move(state));
 }
 

@@ -8,9 +8,10 @@
 //   for (TokenId id : generated) std::cout << stream.push(id);
 //   std::cout << stream.finish();
 //
-// Ids, offsets and decoded text are those of the Python package `tokenizers`: BPE models, byte-level and SentencePiece-style,
-// with the normalizers, pre-tokenizers, post-processors and decoders that Llama, Qwen, Gemma, Mistral and SmolLM files use.
-// A file that asks for anything else is Error kFormat that names it. Bytes that are no UTF-8 count as U+FFFD.
+// Ids, offsets and decoded text are those of the Python package `tokenizers`: BPE models, byte-level and
+// SentencePiece-style, with the normalizers, pre-tokenizers, post-processors and decoders that Llama, Qwen, Gemma,
+// Mistral and SmolLM files use. A file that asks for anything else is Error kFormat that names it. Bytes that are no
+// UTF-8 count as U+FFFD.
 //
 // A Tokenizer is immutable: every const method may be called from many threads at once. Copies share one state.
 #pragma once
@@ -71,9 +72,9 @@ class Tokenizer {
   std::shared_ptr<const State> state_;
 };
 
-// Decodes one token at a time. The pieces, joined, are what decode() gives for all ids of well-formed text; each piece is complete
-// UTF-8, so a character whose bytes are spread over several tokens comes with the last of them. Not thread-safe; keeps a copy
-// of the tokenizer.
+// Decodes one token at a time. The pieces, joined, are what decode() gives for all ids of well-formed text; each piece
+// is complete UTF-8, so a character whose bytes are spread over several tokens comes with the last of them. Not
+// thread-safe; keeps a copy of the tokenizer.
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true);
@@ -84,9 +85,9 @@ class StreamDecoder {
  private:
   Tokenizer tokenizer_;
   bool skip_special_tokens_;
-  std::vector<TokenId> window_;   // ids from the last clean cut on; the first `context_` of them are already emitted
+  std::vector<TokenId> window_;  // ids from the last clean cut on; the first `context_` of them are already emitted
   size_t context_ = 0;
-  size_t emitted_bytes_ = 0;      // of decode(window_)
+  size_t emitted_bytes_ = 0;  // of decode(window_)
 };
 
 }  // namespace tessera::text

@@ -124,6 +124,65 @@ TEST(ChatTemplate, DeepNestingIsAnErrorWhereverItComesFrom) {
   EXPECT_THAT(error_of("x", {}, Json::array({Json{{"content", deep}}})), HasSubstr("nested deeper"));
 }
 
+TEST(ChatTemplate, BlocksInMacrosThatCallThemselvesAreAnError) {
+  const std::string loops = repeated("{% for i in [1] %}", 190), ends = repeated("{% endfor %}", 190);
+  EXPECT_THAT(error_of("{% macro m() %}" + loops + "{{ m() }}" + ends + "{% endmacro %}{{ m() }}"),
+              HasSubstr("deeper"));
+  const std::string withs = repeated("{% with %}", 190), with_ends = repeated("{% endwith %}", 190);
+  EXPECT_THAT(error_of("{% macro m() %}" + withs + "{{ m() }}" + with_ends + "{% endmacro %}{{ m() }}"),
+              HasSubstr("deeper"));
+}
+
+// Each of these took minutes or more before its cost was counted, which ctest's limit ends.
+TEST(ChatTemplate, KeysOfSharedPartsAreHashedOnce) {
+  const std::string grow =
+      "{% set n = namespace(t=()) %}{% for i in range(60) %}{% set n.t = (n.t, n.t) %}{% endfor %}";
+  EXPECT_EQ(render(grow + "{{ {n.t: 1}[n.t] }}"), "1");
+  EXPECT_EQ(render(grow + "{{ [n.t, n.t] | unique | list | length }}"), "1");
+  const std::string both =
+      "{% set n = namespace(t=(), u=()) %}{% for i in range(60) %}"
+      "{% set n.t = (n.t, n.t) %}{% set n.u = (n.u, n.u) %}{% endfor %}";
+  EXPECT_THAT(error_of(both + "{{ {n.t: 1}[n.u] }}"), HasSubstr("steps"));
+}
+
+TEST(ChatTemplate, SearchesBuiltToBeSlowAreNot) {
+  const std::string strings =
+      "{% set text = 'a' * 1000000 %}{% set wanted = 'a' * 500000 ~ 'b' %}"
+      "{% set backwards = 'b' ~ 'a' * 500000 %}";
+  EXPECT_EQ(render(strings + "{{ wanted in text }} {{ text.count(wanted) }} {{ text.find(wanted) }} "
+                             "{{ text.rfind(backwards) }} {{ text.split(wanted) | length }} "
+                             "{{ text.rsplit(backwards) | length }} {{ text.replace(wanted, '') | length }} "
+                             "{{ text.partition(wanted)[1] }} {{ text.rpartition(backwards)[1] }}"),
+            "False 0 -1 -1 1 1 1000000  ");
+  EXPECT_EQ(render("{% set many = ('abc' * 300000) %}{{ ('d' * 1000000 ~ 'x').strip(many ~ 'd') }}"), "x");
+}
+
+TEST(ChatTemplate, WhatIsLookedAtIsPaidFor) {
+  const std::string long_key = "{% set key = 'k' * 4000000 %}{% set same = 'k' * 4000000 %}{% set d = {key: 1} %}";
+  for (const char* work :
+       {"d[same]", "('%(' ~ key ~ ')s') % d", "key is lower", "('x' ~ key) in key", "key.rfind('x')", "d.get(same)"}) {
+    EXPECT_THAT(error_of(long_key + "{% for i in range(90000) %}{% set x = " + work + " %}{% endfor %}",
+                         {.max_steps = 900'000}),
+                HasSubstr("steps"))
+        << work;
+  }
+  std::string names;
+  for (int i = 0; i < 20'000; ++i) names += "{% set a" + std::to_string(i) + " = 1 %}";
+  EXPECT_THAT(error_of(names + "{% for i in range(90000) %}{{ a }}{% endfor %}"), HasSubstr("steps"));
+}
+
+TEST(ChatTemplate, FindsStringsAsPythonDoes) {
+  EXPECT_EQ(render("{{ 'abcabc'.rfind('bc') }} {{ 'abab'.rpartition('ab') }} {{ 'a.b.c'.rsplit('.', 1) }} "
+                   "{{ 'aaa'.rsplit('aa') }} {{ 'aaa'.split('aa') }} {{ 'xyx'.find('') }} {{ 'xyx'.rfind('') }} "
+                   "{{ 'héllo'.rfind('l') }} {{ 'aXbX'.replace('X', '-', 1) }} {{ 'ab'.replace('', '.') }}"),
+            "4 ('ab', 'ab', '') ['a.b', 'c'] ['a', ''] ['', 'a'] 0 3 3 a-bX .a.b.");
+}
+
+TEST(ChatTemplate, MessagesSpellWhatATerminalWouldObey) {
+  EXPECT_THAT(error_of("{{ raise_exception('a\x1b[31mb') }}"), HasSubstr("a\\x1b[31mb"));
+  EXPECT_THAT(error_of("{{ x['\x1b]0;'].y }}"), Not(HasSubstr("\x1b")));
+}
+
 TEST(ChatTemplate, LongChainsOfOneOperatorAreNotDeep) {
   EXPECT_EQ(render("{{ 1" + repeated(" + 1", 5000) + " }}"), "5001");
   EXPECT_EQ(render("{{ ''" + repeated(" ~ 'a'", 3000) + " }}").size(), 3000u);

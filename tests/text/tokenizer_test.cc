@@ -18,20 +18,37 @@ using Json = nlohmann::json;
 
 // Characters a to h, space, U+2581, byte tokens, and: ab, abc, a U+2581.
 Json character_file() {
-  Json vocab = {{"<unk>", 0}, {"a", 1}, {"b", 2}, {"c", 3}, {" ", 4}, {"\u2581", 5}, {"ab", 6}, {"abc", 7}, {"a\u2581", 8}};
+  Json vocab = {{"<unk>", 0},  {"a", 1},  {"b", 2},   {"c", 3},      {" ", 4},
+                {"\u2581", 5}, {"ab", 6}, {"abc", 7}, {"a\u2581", 8}};
   for (int byte = 0; byte < 256; ++byte) {
     char token[8];
     std::snprintf(token, sizeof token, "<0x%02X>", byte);
     vocab[token] = 100 + byte;
   }
-  return {{"version", "1.0"}, {"added_tokens", Json::array()}, {"normalizer", nullptr}, {"pre_tokenizer", nullptr}, {"post_processor", nullptr},
-          {"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}}, {{"type", "ByteFallback"}}, {{"type", "Fuse"}}}}}},
-          {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", "<unk>"}, {"fuse_unk", true}, {"byte_fallback", true}, {"vocab", vocab},
-                     {"merges", {"a b", "ab c", "a \u2581"}}}}};
+  return {{"version", "1.0"},
+          {"added_tokens", Json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", nullptr},
+          {"post_processor", nullptr},
+          {"decoder",
+           {{"type", "Sequence"},
+            {"decoders",
+             {{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}},
+              {{"type", "ByteFallback"}},
+              {{"type", "Fuse"}}}}}},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", "<unk>"},
+            {"fuse_unk", true},
+            {"byte_fallback", true},
+            {"vocab", vocab},
+            {"merges", {"a b", "ab c", "a \u2581"}}}}};
 }
 
 Json special(const std::string& content, bool is_special = true) {
-  return {{"id", 999}, {"content", content}, {"single_word", false}, {"lstrip", false}, {"rstrip", false}, {"normalized", false}, {"special", is_special}};
+  return {{"id", 999},       {"content", content},  {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", false}, {"special", is_special}};
 }
 
 Tokenizer load(const Json& file) { return Tokenizer::from_json(file.dump(), "test.json"); }
@@ -64,8 +81,15 @@ TEST(Tokenizer, InvalidUtf8CountsAsReplacementCharacters) {
   const auto tokenizer = load(character_file());
   const Ids replacement = {100 + 0xEF, 100 + 0xBF, 100 + 0xBD};
   // One per invalid byte, but the start of a character that is cut off counts once, as in Rust.
-  for (const auto& [bytes, count] : std::vector<std::pair<std::string, size_t>>{
-           {"\xFF", 1}, {"\xC3", 1}, {"\xE2\x96", 1}, {"\xF0\x9F\x98", 1}, {"\xED\xA0\x80", 3}, {"\xC0\x80", 2}, {"\xF5\x80", 2}, {"\x80\x80", 2}, {"\xE0\x80", 2}}) {
+  for (const auto& [bytes, count] : std::vector<std::pair<std::string, size_t>>{{"\xFF", 1},
+                                                                                {"\xC3", 1},
+                                                                                {"\xE2\x96", 1},
+                                                                                {"\xF0\x9F\x98", 1},
+                                                                                {"\xED\xA0\x80", 3},
+                                                                                {"\xC0\x80", 2},
+                                                                                {"\xF5\x80", 2},
+                                                                                {"\x80\x80", 2},
+                                                                                {"\xE0\x80", 2}}) {
     Ids expected = {1};
     for (size_t i = 0; i < count; ++i) expected.insert(expected.end(), replacement.begin(), replacement.end());
     expected.push_back(2);
@@ -102,7 +126,8 @@ TEST(Tokenizer, ConfigNamesBosAndReplacesThePostProcessor) {
   file["added_tokens"] = {special("<s>"), special("</s>")};
   publish_file(folder / "tokenizer.json", file.dump());
   EXPECT_EQ(Tokenizer::from_folder(folder.path()).encode("ab"), Ids{6});
-  publish_file(folder / "tokenizer_config.json", R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null, "add_bos_token": true})");
+  publish_file(folder / "tokenizer_config.json",
+               R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null, "add_bos_token": true})");
   const auto tokenizer = Tokenizer::from_folder(folder.path());
   EXPECT_EQ(tokenizer.bos_id(), 20);
   EXPECT_EQ(tokenizer.eos_id(), 21);
@@ -128,7 +153,9 @@ TEST(StreamDecoder, PiecesAreCompleteAndJoinToTheWhole) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
     std::string text;
-    for (int i = 0; i < 20; ++i) text += std::vector<std::string>{"a", "bc", "\u00e9", "\u4f60", "\U0001f600", "\u2581", "ab", "\ufffd"}[random() % 8];
+    for (int i = 0; i < 20; ++i)
+      text +=
+          std::vector<std::string>{"a", "bc", "\u00e9", "\u4f60", "\U0001f600", "\u2581", "ab", "\ufffd"}[random() % 8];
     const auto ids = tokenizer.encode(text);
     StreamDecoder stream(tokenizer);
     std::string joined;
@@ -177,35 +204,96 @@ struct Hostile {
 
 TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCulprit) {
   const std::vector<Hostile> cases = {
-      {"Unigram", [](Json& f) { f["model"] = {{"type", "Unigram"}, {"vocab", Json::array({Json::array({"a", -1.0})})}, {"unk_id", 0}}; }, "Unigram"},
+      {"Unigram",
+       [](Json& f) {
+         f["model"] = {{"type", "Unigram"}, {"vocab", Json::array({Json::array({"a", -1.0})})}, {"unk_id", 0}};
+       },
+       "Unigram"},
       {"no model", [](Json& f) { f.erase("model"); }, "model"},
       {"model is a number", [](Json& f) { f["model"] = 7; }, "model"},
       {"vocab is an array", [](Json& f) { f["model"]["vocab"] = {"a"}; }, "model.vocab"},
       {"negative id", [](Json& f) { f["model"]["vocab"]["a"] = -1; }, "model.vocab"},
       {"string id", [](Json& f) { f["model"]["vocab"]["a"] = "1"; }, "model.vocab"},
-      {"nested id", [](Json& f) { f["model"]["vocab"]["a"] = {{"b", 1}}; }, "model.vocab"},
+      {"nested id",
+       [](Json& f) {
+         f["model"]["vocab"]["a"] = {{"b", 1}};
+       },
+       "model.vocab"},
       {"huge id", [](Json& f) { f["model"]["vocab"]["a"] = 4'000'000'000u; }, "4000000000"},
       {"one id for two tokens", [](Json& f) { f["model"]["vocab"]["a"] = f["model"]["vocab"]["b"]; }, "both have id"},
-      {"merge outside the vocabulary", [](Json& f) { f["model"]["merges"] = {"a z"}; }, "\"z\""},
-      {"product outside the vocabulary", [](Json& f) { f["model"]["merges"] = {"b a"}; }, "\"ba\""},
+      {"merge outside the vocabulary", [](Json& f) { f["model"]["merges"] = {"a z"}; }, "'z'"},
+      {"product outside the vocabulary", [](Json& f) { f["model"]["merges"] = {"b a"}; }, "'ba'"},
       {"merge of three", [](Json& f) { f["model"]["merges"] = {"a b c"}; }, "merges[0]"},
-      {"merge triple", [](Json& f) { f["model"]["merges"] = {{"a", "b", "c"}}; }, "merges[0]"},
+      {"merge triple",
+       [](Json& f) {
+         f["model"]["merges"] = {{"a", "b", "c"}};
+       },
+       "merges[0]"},
       {"merge number", [](Json& f) { f["model"]["merges"] = {1}; }, "merges[0]"},
       {"merge object", [](Json& f) { f["model"]["merges"] = {Json::object()}; }, "merges[0]"},
       {"dropout", [](Json& f) { f["model"]["dropout"] = 0.1; }, "dropout"},
       {"unknown unk", [](Json& f) { f["model"]["unk_token"] = "<nix>"; }, "<nix>"},
-      {"normalizer", [](Json& f) { f["normalizer"] = {{"type", "Precompiled"}}; }, "Precompiled"},
+      {"normalizer",
+       [](Json& f) {
+         f["normalizer"] = {{"type", "Precompiled"}};
+       },
+       "Precompiled"},
       {"normalizer is a list", [](Json& f) { f["normalizer"] = Json::array(); }, "normalizer"},
-      {"pre-tokenizer", [](Json& f) { f["pre_tokenizer"] = {{"type", "UnicodeScripts"}}; }, "UnicodeScripts"},
-      {"behavior", [](Json& f) { f["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "Odd"}, {"invert", false}}; }, "Odd"},
-      {"regex", [](Json& f) { f["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}, {"invert", false}}; }, "(a"},
-      {"deep regex", [](Json& f) { f["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", std::string(5000, '(')}}}, {"behavior", "Isolated"}, {"invert", false}}; }, "pattern"},
-      {"post-processor", [](Json& f) { f["post_processor"] = {{"type", "BertProcessing"}}; }, "BertProcessing"},
-      {"template without its token", [](Json& f) { f["post_processor"] = {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<q>"}}}}}}, {"special_tokens", Json::object()}}; }, "<q>"},
-      {"decoder", [](Json& f) { f["decoder"] = {{"type", "WordPiece"}}; }, "WordPiece"},
-      {"added token without content", [](Json& f) { f["added_tokens"] = {{{"id", 1}}}; }, "content"},
+      {"pre-tokenizer",
+       [](Json& f) {
+         f["pre_tokenizer"] = {{"type", "UnicodeScripts"}};
+       },
+       "UnicodeScripts"},
+      {"behavior",
+       [](Json& f) {
+         f["pre_tokenizer"] = {
+             {"type", "Split"}, {"pattern", {{"String", " "}}}, {"behavior", "Odd"}, {"invert", false}};
+       },
+       "Odd"},
+      {"regex",
+       [](Json& f) {
+         f["pre_tokenizer"] = {
+             {"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}, {"invert", false}};
+       },
+       "(a"},
+      {"deep regex",
+       [](Json& f) {
+         f["pre_tokenizer"] = {{"type", "Split"},
+                               {"pattern", {{"Regex", std::string(5000, '(')}}},
+                               {"behavior", "Isolated"},
+                               {"invert", false}};
+       },
+       "pattern"},
+      {"post-processor",
+       [](Json& f) {
+         f["post_processor"] = {{"type", "BertProcessing"}};
+       },
+       "BertProcessing"},
+      {"template without its token",
+       [](Json& f) {
+         f["post_processor"] = {{"type", "TemplateProcessing"},
+                                {"single", {{{"SpecialToken", {{"id", "<q>"}}}}}},
+                                {"special_tokens", Json::object()}};
+       },
+       "<q>"},
+      {"decoder",
+       [](Json& f) {
+         f["decoder"] = {{"type", "WordPiece"}};
+       },
+       "WordPiece"},
+      {"added token without content",
+       [](Json& f) {
+         f["added_tokens"] = {{{"id", 1}}};
+       },
+       "content"},
       {"added tokens object", [](Json& f) { f["added_tokens"] = Json::object(); }, "added_tokens"},
-      {"nesting", [](Json& f) { Json deep = 1; for (int i = 0; i < 200; ++i) deep = Json::array({deep}); f["x"] = deep; }, "nested"},
+      {"nesting",
+       [](Json& f) {
+         Json deep = 1;
+         for (int i = 0; i < 200; ++i) deep = Json::array({deep});
+         f["x"] = deep;
+       },
+       "nested"},
   };
   for (const auto& hostile : cases) {
     auto file = character_file();
@@ -221,12 +309,14 @@ TEST(Tokenizer, EveryHostileFileIsAFormatErrorThatNamesTheCulprit) {
       EXPECT_EQ(message.find('\n'), std::string::npos) << hostile.what << ": " << message;
     }
   }
-  for (const char* text : {"", "[", "7", "{\"model\"", "\xFF", "null"}) EXPECT_THROW(Tokenizer::from_json(text, "test.json"), Error) << text;
+  for (const char* text : {"", "[", "7", "{\"model\"", "\xFF", "null"})
+    EXPECT_THROW(Tokenizer::from_json(text, "test.json"), Error) << text;
 }
 
 TEST(Tokenizer, CatastrophicPatternEndsInAnError) {
   auto file = character_file();
-  file["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "(a+)+(a+)+(a+)+[bc]d"}}}, {"behavior", "Isolated"}, {"invert", false}};
+  file["pre_tokenizer"] = {
+      {"type", "Split"}, {"pattern", {{"Regex", "(a+)+(a+)+(a+)+[bc]d"}}}, {"behavior", "Isolated"}, {"invert", false}};
   const auto tokenizer = load(file);
   EXPECT_EQ(tokenizer.encode("abc"), Ids{7});
   try {
@@ -243,6 +333,26 @@ TEST(Tokenizer, GrowingReplacementIsRefusedBeforeItIsMade) {
   file["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(1 << 20, 'b')}};
   const auto tokenizer = load(file);
   EXPECT_THROW(tokenizer.encode(std::string(1 << 13, 'a')), Error);
+}
+
+TEST(Tokenizer, GrowingDecoderIsRefusedBeforeItsTextIsMade) {
+  auto file = character_file();
+  file["model"]["vocab"][std::string(60'000, 'a')] = 50;
+  file["decoder"] = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(1 << 20, 'b')}};
+  const auto tokenizer = load(file);  // the text would have 60 GB
+  EXPECT_THROW(tokenizer.decode(Ids{50}), Error);
+  EXPECT_EQ(tokenizer.decode(Ids{1}).size(), size_t{1} << 20);
+}
+
+TEST(Tokenizer, MessagesSpellWhatATerminalWouldObey) {
+  auto file = character_file();
+  file["model"]["merges"] = {"\x1b[31m x"};
+  try {
+    load(file);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find('\x1b'), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The hand-written matchers against the regular expressions they stand for, and the pattern translation.
+// The hand-written matchers against the regular expressions they stand for.
 #include "tessera/text/detail/word_splitter.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,8 @@ std::vector<std::string> matches(const std::string& pattern, std::string_view te
   return cut(text, spans);
 }
 
-// Characters that both Unicode tables know (PCRE2's may be older than utf8proc's), one in three of a class that matters.
+// Characters that both Unicode tables know (Oniguruma's may be older than utf8proc's), one in three of a class that
+// matters.
 class RandomText {
  public:
   explicit RandomText(uint32_t seed) : random_(seed) {
@@ -37,11 +38,16 @@ class RandomText {
     for (const auto& match : matches("\\P{Cn}", all)) known_.push_back(match);
   }
   std::string next() {
-    static const std::vector<std::string> pieces = {"'s", "'S", "'ll", "'lL", "'\u017f", "'", " ", "  ", "\n", "\r\n", "\t", "1", "234", "ab", "\u00e9", ".", "!?", "\u00a0", "\u2028", "\u180e", "\u0085", "\u3000", "\u0301", "\u2160", "\u00bd"};
+    static const std::vector<std::string> pieces = {
+        "'s",     "'S",     "'ll",    "'lL",    "'\u017f", "'",      " ",     "  ", "\n",
+        "\r\n",   "\t",     "1",      "234",    "ab",      "\u00e9", ".",     "!?", "\u00a0",
+        "\u2028", "\u180e", "\u0085", "\u3000", "\u0301",  "\u2160", "\u00bd"};
     std::string text;
     for (size_t i = 0, n = 1 + random_() % 25; i < n; ++i) {
-      if (random_() % 10 < 7) text += pieces[random_() % pieces.size()];
-      else text += known_[random_() % known_.size()];
+      if (random_() % 10 < 7)
+        text += pieces[random_() % pieces.size()];
+      else
+        text += known_[random_() % known_.size()];
     }
     return text;
   }
@@ -72,25 +78,6 @@ TEST(WordSplitter, CutsAsItsRegularExpressionDoes) {
 TEST(WordSplitter, KnowsOnlyTheExactPatterns) {
   EXPECT_EQ(known_pattern(pattern_text(WordPattern::kLlama3)), WordPattern::kLlama3);
   EXPECT_EQ(known_pattern("\\s+"), std::nullopt);
-}
-
-TEST(Regex, ReadsOnigurumaWhereItDiffersFromPcre) {
-  using Words = std::vector<std::string>;
-  EXPECT_EQ(matches("\\s+", "a\u180eb\u0085\u3000c"), (Words{"\u0085\u3000"}));       // U+180E is no white space
-  EXPECT_EQ(matches("[^\\s\\S]|\\S+", "a b"), (Words{"a", "b"}));
-  EXPECT_EQ(matches("\\p{N}{1,3}+", "12345678x"), (Words{"12345678"}));               // repeats, is not possessive
-  EXPECT_EQ(matches("(?:ab|[0-9]){2}+", "abababab9"), (Words{"abababab"}));
-  EXPECT_EQ(matches("\\h+", "xfa09g"), (Words{"fa09"}));
-  EXPECT_EQ(matches("\\w+", "e\u0301t_\u00bd"), (Words{"e\u0301t_"}));                // marks count, fractions do not
-  EXPECT_EQ(matches("^.", "ab\ncd"), (Words{"a", "c"}));
-  EXPECT_EQ(matches("x*", "axxb"), (Words{"", "xx", ""}));  // none right behind xx
-  EXPECT_EQ(matches("[]a]+", "x]a"), (Words{"]a"}));
-}
-
-TEST(Regex, NamesWhatItCannotTranslate) {
-  for (const char* pattern : {"[a&&b]", "[a[b]]", "[\\W]", "\\X", "(a", "a)", "[a", "\\", "\\p{L"}) {
-    EXPECT_THROW(Regex(pattern, "test"), Error) << pattern;
-  }
 }
 
 }  // namespace

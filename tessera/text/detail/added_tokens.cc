@@ -24,10 +24,11 @@ bool same(const AddedToken& a, const AddedToken& b) {
          a.normalized == b.normalized && a.special == b.special;
 }
 
-AddedToken read_token(const JsonNode& node) {
+AddedToken read_token(const JsonReader& node) {
   AddedToken token;
   token.content = node.string("content");
-  if (token.content.size() > kMaxContentBytes) node.at("content").fail("a string of " + std::to_string(token.content.size()) + " bytes", "at most 4096");
+  if (token.content.size() > kMaxContentBytes)
+    node.at("content").fail("a string of " + std::to_string(token.content.size()) + " bytes", "at most 4096");
   node.at("id").as_unsigned();
   token.single_word = node.boolean("single_word");
   token.lstrip = node.boolean("lstrip");
@@ -81,7 +82,8 @@ size_t AddedMatcher::longest(std::string_view text, size_t at, int32_t& token) c
     const Child* first = children_.data() + nodes_[node].first_child;
     const Child* last = first + nodes_[node].child_count;
     const auto byte = static_cast<uint8_t>(text[i]);
-    const Child* found = std::lower_bound(first, last, byte, [](const Child& child, uint8_t wanted) { return child.byte < wanted; });
+    const Child* found =
+        std::lower_bound(first, last, byte, [](const Child& child, uint8_t wanted) { return child.byte < wanted; });
     if (found == last || found->byte != byte) return best;
     node = found->node;
   }
@@ -110,7 +112,8 @@ void AddedMatcher::split(std::string_view text, bool parse_special, std::vector<
     if (!parse_special && token.special) continue;
     if (token.single_word && (word_before(text, begin) || word_after(text, end))) continue;
     if (token.lstrip) {
-      while (begin > done && is_space(previous_char(text.data() + begin))) begin = static_cast<size_t>(previous_char(text.data() + begin) - text.data());
+      while (begin > done && is_space(previous_char(text.data() + begin)))
+        begin = static_cast<size_t>(previous_char(text.data() + begin) - text.data());
       begin = std::max(begin, done);
     }
     if (token.rstrip) {
@@ -124,7 +127,7 @@ void AddedMatcher::split(std::string_view text, bool parse_special, std::vector<
   if (done < text.size()) part(done, text.size(), AddedPart::kText);
 }
 
-AddedTokens::AddedTokens(const JsonNode& root, const TokenTable& vocab, const Normalizer& normalizer) {
+AddedTokens::AddedTokens(const JsonReader& root, const TokenTable& vocab, const Normalizer& normalizer) {
   if (!root.has("added_tokens")) return;
   std::vector<AddedToken> special, plain;
   std::unordered_map<int32_t, AddedToken> by_id;
@@ -140,7 +143,8 @@ AddedTokens::AddedTokens(const JsonNode& root, const TokenTable& vocab, const No
     if (added != ids_.end() && same(by_id.at(added->second), token)) continue;
     int32_t id = added != ids_.end() ? added->second : vocab.find(token.content);
     const auto vocab_size = static_cast<int64_t>(vocab.distinct());
-    if (id == TokenTable::kNone) id = static_cast<int32_t>(largest >= vocab_size || vocab_size == 0 ? largest + 1 : vocab_size);
+    if (id == TokenTable::kNone)
+      id = static_cast<int32_t>(largest >= vocab_size || vocab_size == 0 ? largest + 1 : vocab_size);
     largest = std::max<int64_t>(largest, id);
     ids_[token.content] = id;
     token.id = id;
@@ -161,8 +165,10 @@ AddedTokens::AddedTokens(const JsonNode& root, const TokenTable& vocab, const No
     AddedToken token = by_id.at(id);  // flags of the last token that took the id
     token.id = id;
     token.special = special_.contains(token.content);
-    if (listed.normalized) normalized_.add(normalize(listed.content), token);
-    else raw_.add(listed.content, token);
+    if (listed.normalized)
+      normalized_.add(normalize(listed.content), token);
+    else
+      raw_.add(listed.content, token);
   }
   raw_.build();
   normalized_.build();

@@ -1,4 +1,5 @@
-// Added tokens: strings that are found in the text before (or, when `normalized`, after) normalization and become one id.
+// Added tokens: strings that are found in the text before (or, when `normalized`, after) normalization and become one
+// id.
 //
 //   AddedTokens added(file.root(), vocab, normalizer);
 //   added.raw().split(text, parse_special, parts);
@@ -63,7 +64,7 @@ class AddedMatcher {
 class AddedTokens {
  public:
   // Ids as upstream gives them: the model's for a token that is in its vocabulary, else the next free one.
-  AddedTokens(const JsonNode& root, const TokenTable& vocab, const Normalizer& normalizer);
+  AddedTokens(const JsonReader& root, const TokenTable& vocab, const Normalizer& normalizer);
 
   const AddedMatcher& raw() const { return raw_; }
   const AddedMatcher& normalized() const { return normalized_; }

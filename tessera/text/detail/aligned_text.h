@@ -23,8 +23,8 @@ constexpr size_t kMaxTextBytes = std::numeric_limits<uint32_t>::max() - 16;
 
 inline void check_text_size(size_t bytes) {
   TESSERA_CHECK(bytes <= kMaxTextBytes, ErrorKind::kConfig,
-                "[text.encode] text: {} bytes after normalization, at most {} are encoded in one call. Split the text.", bytes,
-                kMaxTextBytes);
+                "[text.encode] text: {} bytes after normalization, at most {} are encoded in one call. Split the text.",
+                bytes, kMaxTextBytes);
 }
 
 struct AlignedText {
@@ -46,8 +46,9 @@ struct AlignedText {
   void append(const AlignedText& other, size_t begin, size_t end) {
     check_text_size(text.size() + (end - begin));
     text.append(other.text, begin, end - begin);
-    if (tracked) origins.insert(origins.end(), other.origins.begin() + static_cast<ptrdiff_t>(begin),
-                                other.origins.begin() + static_cast<ptrdiff_t>(end));
+    if (tracked)
+      origins.insert(origins.end(), other.origins.begin() + static_cast<ptrdiff_t>(begin),
+                     other.origins.begin() + static_cast<ptrdiff_t>(end));
   }
   Span origin(size_t byte) const { return tracked ? origins[byte] : Span{0, 0}; }
 };

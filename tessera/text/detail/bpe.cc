@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/text/detail/byte_level.h"
 #include "tessera/text/detail/unicode.h"
 
@@ -19,14 +20,16 @@ constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581, SentencePiec
 constexpr size_t kMaxJoined = 64;
 constexpr size_t kShortWord = 40;  // units; above, a heap beats scanning
 
-// Ids index tables, so a file must not make them huge with one entry; merges go by id, so an id must say which token it is.
+// Ids index tables, so a file must not make them huge with one entry; merges go by id, so an id must say which token it
+// is.
 std::vector<std::pair<std::string, int32_t>> checked_vocab(TokenizerFile& file) {
   const uint64_t limit = std::max<uint64_t>(1 << 20, file.vocab.size() * 8);
   std::vector<std::pair<std::string, int32_t>> tokens;
   tokens.reserve(file.vocab.size());
   for (auto& [token, id] : file.vocab) {
-    TESSERA_CHECK(id < limit, ErrorKind::kFormat, "[text.load] {}: model.vocab: token \"{}\" has id {}, wanted less than {}",
-                  file.name, token.substr(0, 60), id, limit);
+    TESSERA_CHECK(id < limit, ErrorKind::kFormat,
+                  "[text.load] {}: model.vocab: token {} has id {}, wanted less than {}", file.name, quote(token, 60),
+                  id, limit);
     tokens.emplace_back(std::move(token), static_cast<int32_t>(id));
   }
   file.vocab = {};
@@ -36,8 +39,8 @@ std::vector<std::pair<std::string, int32_t>> checked_vocab(TokenizerFile& file) 
     if (static_cast<size_t>(id) >= owners.size()) owners.resize(std::max<size_t>(id + 1, tokens.size()));
     const uint32_t owner = owners[id];
     TESSERA_CHECK(owner == 0 || tokens[owner - 1].first == token, ErrorKind::kFormat,
-                  "[text.load] {}: model.vocab: \"{}\" and \"{}\" both have id {}, wanted an id for each token", file.name,
-                  tokens[owner - 1].first.substr(0, 60), token.substr(0, 60), id);
+                  "[text.load] {}: model.vocab: {} and {} both have id {}, wanted an id for each token", file.name,
+                  quote(tokens[owner - 1].first, 60), quote(token, 60), id);
     owners[id] = i + 1;
   }
   return tokens;
@@ -46,7 +49,8 @@ std::vector<std::pair<std::string, int32_t>> checked_vocab(TokenizerFile& file) 
 }  // namespace
 
 BpeModel::BpeModel(TokenizerFile& file, bool byte_level) : where_(file.name), byte_level_(byte_level) {
-  TESSERA_CHECK(file.has_vocab, ErrorKind::kFormat, "[text.load] {}: model.vocab: found no object of tokens and ids, wanted one", where_);
+  TESSERA_CHECK(file.has_vocab, ErrorKind::kFormat,
+                "[text.load] {}: model.vocab: found no object of tokens and ids, wanted one", where_);
   vocab_ = std::make_unique<TokenTable>(checked_vocab(file));
   read_options(file.root().at("model"));
   read_merges(file);
@@ -55,9 +59,10 @@ BpeModel::BpeModel(TokenizerFile& file, bool byte_level) : where_(file.name), by
   file.merges = {};
 }
 
-void BpeModel::read_options(const JsonNode& model) {
+void BpeModel::read_options(const JsonReader& model) {
   if (model.has("dropout")) {
-    raise(ErrorKind::kFormat, "[text.load] {}: model.dropout is set, wanted null: encoding is deterministic here", where_);
+    raise(ErrorKind::kFormat, "[text.load] {}: model.dropout is set, wanted null: encoding is deterministic here",
+          where_);
   }
   fuse_unk_ = model.boolean("fuse_unk", false);
   byte_fallback_ = model.boolean("byte_fallback", false);
@@ -67,8 +72,8 @@ void BpeModel::read_options(const JsonNode& model) {
   if (model.has("unk_token")) {
     const std::string unk = model.string("unk_token");
     unk_id_ = vocab_->find(unk);
-    TESSERA_CHECK(unk_id_ != TokenTable::kNone, ErrorKind::kFormat, "[text.load] {}: model.unk_token: \"{}\" is not in the vocabulary",
-                  where_, unk.substr(0, 60));
+    TESSERA_CHECK(unk_id_ != TokenTable::kNone, ErrorKind::kFormat,
+                  "[text.load] {}: model.unk_token: {} is not in the vocabulary", where_, quote(unk, 60));
   }
   for (int byte = 0; byte < 256; ++byte) {
     fallback_ids_[byte] = byte_fallback_ ? vocab_->find(fmt::format("<0x{:02X}>", byte)) : TokenTable::kNone;
@@ -76,8 +81,8 @@ void BpeModel::read_options(const JsonNode& model) {
 }
 
 void BpeModel::read_merges(TokenizerFile& file) {
-  TESSERA_CHECK(file.merges.size() < std::numeric_limits<uint32_t>::max() / 4, ErrorKind::kFormat, "[text.load] {}: {} merges are too many",
-                where_, file.merges.size());
+  TESSERA_CHECK(file.merges.size() < std::numeric_limits<uint32_t>::max() / 4, ErrorKind::kFormat,
+                "[text.load] {}: {} merges are too many", where_, file.merges.size());
   const size_t slots = std::bit_ceil(file.merges.size() * 2 + 2);
   merges_.assign(slots, {kNoMerge, 0, 0});
   merge_mask_ = slots - 1;
@@ -87,13 +92,14 @@ void BpeModel::read_merges(TokenizerFile& file) {
     const auto& [left, right] = file.merges[rank];
     const auto wanted_in_vocab = [&](std::string_view token) {
       const int32_t id = vocab_->find(token);
-      TESSERA_CHECK(id != TokenTable::kNone, ErrorKind::kFormat, "[text.load] {}: model.merges[{}]: \"{}\" is not in the vocabulary",
-                    where_, rank, token.substr(0, 60));
+      TESSERA_CHECK(id != TokenTable::kNone, ErrorKind::kFormat,
+                    "[text.load] {}: model.merges[{}]: {} is not in the vocabulary", where_, rank, quote(token, 60));
       return id;
     };
     const int32_t left_id = wanted_in_vocab(left), right_id = wanted_in_vocab(right);
     TESSERA_CHECK(right.size() >= prefix_.size(), ErrorKind::kFormat,
-                  "[text.load] {}: model.merges[{}]: \"{}\" is shorter than continuing_subword_prefix", where_, rank, right.substr(0, 60));
+                  "[text.load] {}: model.merges[{}]: {} is shorter than continuing_subword_prefix", where_, rank,
+                  quote(right, 60));
     product.assign(left).append(right, prefix_.size());
     const int32_t product_id = wanted_in_vocab(product);
     const uint64_t pair = uint64_t{static_cast<uint32_t>(left_id)} << 32 | static_cast<uint32_t>(right_id);
@@ -119,8 +125,8 @@ void BpeModel::build_unit_tables() {
   }
 }
 
-// SentencePiece-style files have no pre-tokenizer: a whole line is one word. Where no merge can reach across the front of
-// a U+2581, the parts on both sides merge independently, and cutting there changes nothing but lets the cache work.
+// SentencePiece-style files have no pre-tokenizer: a whole line is one word. Where no merge can reach across the front
+// of a U+2581, the parts on both sides merge independently, and cutting there changes nothing but lets the cache work.
 void BpeModel::find_cut_points(const TokenizerFile& file) {
   const int32_t mark_id = vocab_->find(kSpaceMark);
   if (mark_id == TokenTable::kNone) return;
@@ -161,7 +167,8 @@ void BpeModel::encode(std::string_view word, size_t readable, BpeScratch& scratc
   }
 }
 
-void BpeModel::encode_segment(std::string_view segment, size_t readable, BpeScratch& scratch, std::vector<int32_t>& ids) const {
+void BpeModel::encode_segment(std::string_view segment, size_t readable, BpeScratch& scratch,
+                              std::vector<int32_t>& ids) const {
   if (segment.size() > WordCache::kMaxBytes) {
     encode_symbols(segment, scratch);
     for (const auto& symbol : scratch.symbols) ids.push_back(symbol.id);
@@ -193,11 +200,14 @@ void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const 
     }
   }
   split_units(word, scratch);
-  if (scratch.symbols.size() <= kShortWord) merge_short(scratch);
-  else merge_long(scratch);
+  if (scratch.symbols.size() <= kShortWord)
+    merge_short(scratch);
+  else
+    merge_long(scratch);
 }
 
-// The word as characters (or bytes), each an id; what has none becomes byte tokens, else the unknown token, else nothing.
+// The word as characters (or bytes), each an id; what has none becomes byte tokens, else the unknown token, else
+// nothing.
 void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
   auto& symbols = scratch.symbols;
   BpeSymbol unknown = {TokenTable::kNone, 0};  // waits for its neighbours to fuse with
@@ -222,7 +232,9 @@ void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
       symbols.push_back({id, c.length});
       continue;
     }
-    const auto has_fallback = [&](char byte) { return fallback_ids_[static_cast<unsigned char>(byte)] != TokenTable::kNone; };
+    const auto has_fallback = [&](char byte) {
+      return fallback_ids_[static_cast<unsigned char>(byte)] != TokenTable::kNone;
+    };
     if (byte_fallback_ && std::all_of(unit.begin(), unit.end(), has_fallback)) {
       for (const char byte : unit) symbols.push_back({fallback_ids_[static_cast<unsigned char>(byte)], 1});
       continue;  // as upstream: a waiting unknown token stays behind the byte tokens

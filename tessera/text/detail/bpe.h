@@ -29,7 +29,7 @@ struct BpeSymbol {
 struct BpeScratch {
   WordCache cache;
   std::vector<BpeSymbol> symbols;
-  std::vector<uint64_t> ranked;   // rank and product of each neighbouring pair, or the heap of long words
+  std::vector<uint64_t> ranked;  // rank and product of each neighbouring pair, or the heap of long words
   std::vector<uint32_t> next, previous;
   std::string spelled;
 };
@@ -54,7 +54,7 @@ class BpeModel {
   static constexpr uint64_t kNoMerge = ~uint64_t{0};
   static constexpr uint32_t kNoCode = ~uint32_t{0};
 
-  void read_options(const JsonNode& model);
+  void read_options(const JsonReader& model);
   void read_merges(TokenizerFile& file);
   void build_unit_tables();
   void find_cut_points(const TokenizerFile& file);
@@ -85,8 +85,8 @@ class BpeModel {
   int32_t unk_id_ = TokenTable::kNone;
   std::string prefix_, suffix_;  // continuing_subword_prefix, end_of_word_suffix
   std::unique_ptr<TokenTable> vocab_;
-  int32_t byte_ids_[256];        // byte-level: the id of each byte's character
-  int32_t fallback_ids_[256];    // of "<0x00>" to "<0xFF>"
+  int32_t byte_ids_[256];      // byte-level: the id of each byte's character
+  int32_t fallback_ids_[256];  // of "<0x00>" to "<0xFF>"
   std::vector<std::unique_ptr<std::array<int32_t, 256>>> char_pages_;
   std::vector<Merge> merges_;
   unsigned merge_shift_ = 63;

@@ -20,8 +20,10 @@ class ByteLevelStep : public DecoderStep {
   void apply(std::vector<std::string>& tokens) const override {
     std::string bytes;
     for (const auto& token : tokens) {
-      if (const auto spelled = bytes_of_token(token)) bytes += *spelled;
-      else bytes += token;
+      if (const auto spelled = bytes_of_token(token))
+        bytes += *spelled;
+      else
+        bytes += token;
     }
     std::string text;
     append_lossy(bytes, text);
@@ -39,9 +41,10 @@ class ReplaceStep : public DecoderStep {
     for (auto& token : tokens) {
       matches.clear();
       pattern_.find_all(token, scratch, matches);
+      total += token.size() + matches.size() * content_.size();  // before it is made
+      TESSERA_CHECK(total <= kMaxDecodedBytes, ErrorKind::kFormat,
+                    "[text.decode] the decoder's Replace makes more than {} bytes", kMaxDecodedBytes);
       if (!matches.empty()) token = replaced(token, matches);
-      total += token.size();
-      TESSERA_CHECK(total <= kMaxDecodedBytes, ErrorKind::kFormat, "[text.decode] the decoder's Replace makes more than {} bytes", kMaxDecodedBytes);
     }
   }
 
@@ -67,8 +70,10 @@ class ByteFallbackStep : public DecoderStep {
     std::string bytes;
     const auto flush = [&] {
       if (bytes.empty()) return;
-      if (is_valid_utf8(bytes)) result.push_back(bytes);
-      else result.insert(result.end(), bytes.size(), std::string(kReplacement));
+      if (is_valid_utf8(bytes))
+        result.push_back(bytes);
+      else
+        result.insert(result.end(), bytes.size(), std::string(kReplacement));
       bytes.clear();
     };
     for (auto& token : tokens) {
@@ -106,7 +111,9 @@ class FuseStep : public DecoderStep {
 
 class StripStep : public DecoderStep {
  public:
-  StripStep(uint32_t content, uint64_t start, uint64_t stop) : start_(start), stop_(stop) { append_utf8(content, content_); }
+  StripStep(uint32_t content, uint64_t start, uint64_t stop) : start_(start), stop_(stop) {
+    append_utf8(content, content_);
+  }
   void apply(std::vector<std::string>& tokens) const override {
     for (auto& token : tokens) {
       std::string_view rest = token;
@@ -123,13 +130,16 @@ class StripStep : public DecoderStep {
 
 class MetaspaceStep : public DecoderStep {
  public:
-  MetaspaceStep(uint32_t replacement, bool drops_first) : drops_first_(drops_first) { append_utf8(replacement, replacement_); }
+  MetaspaceStep(uint32_t replacement, bool drops_first) : drops_first_(drops_first) {
+    append_utf8(replacement, replacement_);
+  }
   void apply(std::vector<std::string>& tokens) const override {
     for (size_t i = 0; i < tokens.size(); ++i) {
       const std::string_view with = i == 0 && drops_first_ ? "" : " ";
       std::string text;
       size_t at = 0;
-      for (size_t found; (found = tokens[i].find(replacement_, at)) != std::string::npos; at = found + replacement_.size()) {
+      for (size_t found; (found = tokens[i].find(replacement_, at)) != std::string::npos;
+           at = found + replacement_.size()) {
         text.append(tokens[i], at, found - at).append(with);
       }
       tokens[i] = text.append(tokens[i], at);
@@ -143,7 +153,7 @@ class MetaspaceStep : public DecoderStep {
 
 }  // namespace
 
-Decoder Decoder::from_json(const JsonNode& node) {
+Decoder Decoder::from_json(const JsonReader& node) {
   Decoder decoder;
   if (node.is_null()) return decoder;
   decoder.present_ = true;
@@ -151,20 +161,26 @@ Decoder Decoder::from_json(const JsonNode& node) {
   return decoder;
 }
 
-void Decoder::add(const JsonNode& node) {
+void Decoder::add(const JsonReader& node) {
   const std::string type = node.string("type");
-  if (type == "ByteLevel") steps_.push_back(std::make_unique<ByteLevelStep>());
-  else if (type == "Replace") steps_.push_back(std::make_unique<ReplaceStep>(TextPattern::from_json(node.at("pattern")), node.string("content")));
-  else if (type == "ByteFallback") steps_.push_back(std::make_unique<ByteFallbackStep>());
-  else if (type == "Fuse") steps_.push_back(std::make_unique<FuseStep>());
+  if (type == "ByteLevel")
+    steps_.push_back(std::make_unique<ByteLevelStep>());
+  else if (type == "Replace")
+    steps_.push_back(std::make_unique<ReplaceStep>(TextPattern::from_json(node.at("pattern")), node.string("content")));
+  else if (type == "ByteFallback")
+    steps_.push_back(std::make_unique<ByteFallbackStep>());
+  else if (type == "Fuse")
+    steps_.push_back(std::make_unique<FuseStep>());
   else if (type == "Strip") {
-    steps_.push_back(std::make_unique<StripStep>(node.character("content"), node.at("start").as_unsigned(), node.at("stop").as_unsigned()));
+    steps_.push_back(std::make_unique<StripStep>(character_of(node, "content"), node.at("start").as_unsigned(),
+                                                 node.at("stop").as_unsigned()));
   } else if (type == "Metaspace") {
-    steps_.push_back(std::make_unique<MetaspaceStep>(node.character("replacement"), prepend_scheme(node) != PrependScheme::kNever));
+    steps_.push_back(std::make_unique<MetaspaceStep>(character_of(node, "replacement"),
+                                                     prepend_scheme(node) != PrependScheme::kNever));
   } else if (type == "Sequence") {
     for (const auto& item : node.at("decoders").items()) add(item);
   } else {
-    node.at("type").fail("\"" + type + "\"", "a supported decoder: ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, Sequence");
+    node.at("type").fail("a supported decoder: ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace, Sequence");
   }
 }
 

@@ -22,12 +22,12 @@ class DecoderStep {
 
 class Decoder {
  public:
-  static Decoder from_json(const JsonNode& node);
+  static Decoder from_json(const JsonReader& node);
   // Without a decoder in the file, tokens are joined by spaces.
   std::string decode(std::vector<std::string> tokens) const;
 
  private:
-  void add(const JsonNode& node);
+  void add(const JsonReader& node);
   std::vector<std::unique_ptr<DecoderStep>> steps_;
   bool present_ = false;
 };

@@ -24,9 +24,11 @@ struct EncodeScratch {
   std::vector<AddedPart> raw_parts, normalized_parts;
 
   size_t bytes() const {
-    return tokens.pieces.capacity() * sizeof(Span) + tokens.cut.capacity() * sizeof(Span) + tokens.storage.text.capacity() +
-           tokens.storage.origins.capacity() * sizeof(Span) + normalized.text.capacity() + normalize.other.text.capacity() +
-           (normalized.origins.capacity() + input.origins.capacity()) * sizeof(Span) + bpe.symbols.capacity() * sizeof(BpeSymbol);
+    return tokens.pieces.capacity() * sizeof(Span) + tokens.cut.capacity() * sizeof(Span) +
+           tokens.storage.text.capacity() + tokens.storage.origins.capacity() * sizeof(Span) +
+           normalized.text.capacity() + normalize.other.text.capacity() +
+           (normalized.origins.capacity() + input.origins.capacity()) * sizeof(Span) +
+           bpe.symbols.capacity() * sizeof(BpeSymbol);
   }
 };
 

@@ -15,7 +15,8 @@ class UnicodeForm : public NormalizerStep {
   UnicodeForm(bool compose, bool compatibility)
       : compose_(compose),
         compatibility_(compatibility),
-        options_(static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compatibility ? UTF8PROC_COMPAT : 0))) {}
+        options_(static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
+                                                (compatibility ? UTF8PROC_COMPAT : 0))) {}
 
   // Works cluster by cluster: a character that joins nothing before it starts one. For NFC only clusters that hold a
   // character NFC may change are touched.
@@ -35,8 +36,10 @@ class UnicodeForm : public NormalizerStep {
         changes |= changes_alone(c.code, table);
         end += c.length;
       } while (end < in.size() && joins_before(decode_utf8(in.data() + end).code, table));
-      if (changes) normalize_cluster(text, begin, end, parts, out);
-      else out.append(text, begin, end);
+      if (changes)
+        normalize_cluster(text, begin, end, parts, out);
+      else
+        out.append(text, begin, end);
       begin = end;
     }
     std::swap(text, out);
@@ -73,14 +76,16 @@ class UnicodeForm : public NormalizerStep {
 
   // Decomposes, orders and composes one cluster. As upstream counts: an output character that stands for n > 0 input
   // characters has the origin of the first of them, one that stands for none has that of the character before it.
-  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<Part>& parts, AlignedText& out) const {
+  void normalize_cluster(const AlignedText& text, size_t begin, size_t end, std::vector<Part>& parts,
+                         AlignedText& out) const {
     parts.clear();
     for (size_t at = begin; at < end; at += utf8_length(text.text[at])) {
       utf8proc_int32_t codes[32];
       int boundary = 0;
       const auto code = static_cast<utf8proc_int32_t>(decode_utf8(text.text.data() + at).code);
       const auto count = utf8proc_decompose_char(code, codes, 32, options_, &boundary);
-      TESSERA_CHECK(count >= 0 && count <= 32, ErrorKind::kInternal, "[text.encode] U+{:04X} decomposes into {} characters", code, count);
+      TESSERA_CHECK(count >= 0 && count <= 32, ErrorKind::kInternal,
+                    "[text.encode] U+{:04X} decomposes into {} characters", code, count);
       for (utf8proc_ssize_t i = 0; i < count; ++i) {
         const auto combining = static_cast<uint8_t>(utf8proc_get_property(codes[i])->combining_class);
         parts.push_back({codes[i], combining, i == 0 ? 1u : 0u});
@@ -118,7 +123,8 @@ class UnicodeForm : public NormalizerStep {
     for (const Part part : parts) {
       if (starter != kNone && last_class < static_cast<int>(part.combining_class)) {
         utf8proc_int32_t pair[2] = {parts[starter].code, part.code};
-        if (utf8proc_normalize_utf32(pair, 2, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE)) == 1) {
+        if (utf8proc_normalize_utf32(pair, 2, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE)) ==
+            1) {
           parts[starter].code = pair[0];
           parts[starter].sources += part.sources;
           continue;
@@ -191,8 +197,10 @@ class Lowercase : public NormalizerStep {
     for (size_t at = 0; at < text.text.size();) {
       const auto c = decode_utf8(text.text.data() + at);
       lower.clear();
-      if (c.code == 0x130) lower = "i\xCC\x87";  // the one character with a longer lower case
-      else append_utf8(static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))), lower);
+      if (c.code == 0x130)
+        lower = "i\xCC\x87";  // the one character with a longer lower case
+      else
+        append_utf8(static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c.code))), lower);
       out.append(lower, text.origin(at));
       at += c.length;
     }
@@ -240,36 +248,51 @@ class StripAccents : public NormalizerStep {
 
 }  // namespace
 
-Normalizer Normalizer::from_json(const JsonNode& node) {
+Normalizer Normalizer::from_json(const JsonReader& node) {
   Normalizer normalizer;
   if (!node.is_null()) normalizer.add(node);
   return normalizer;
 }
 
-void Normalizer::add(const JsonNode& node) {
+void Normalizer::add(const JsonReader& node) {
   const std::string type = node.string("type");
-  const auto form = [&](bool compose, bool compatibility) { steps_.push_back(std::make_unique<UnicodeForm>(compose, compatibility)); };
-  if (type == "NFC") form(true, false);
-  else if (type == "NFD") form(false, false);
-  else if (type == "NFKC") form(true, true);
-  else if (type == "NFKD") form(false, true);
-  else if (type == "Prepend") steps_.push_back(std::make_unique<Prepend>(node.string("prepend")));
-  else if (type == "Replace") steps_.push_back(std::make_unique<Replace>(TextPattern::from_json(node.at("pattern")), node.string("content")));
-  else if (type == "Lowercase") steps_.push_back(std::make_unique<Lowercase>());
-  else if (type == "Strip") steps_.push_back(std::make_unique<Strip>(node.boolean("strip_left"), node.boolean("strip_right")));
-  else if (type == "StripAccents") steps_.push_back(std::make_unique<StripAccents>());
+  const auto form = [&](bool compose, bool compatibility) {
+    steps_.push_back(std::make_unique<UnicodeForm>(compose, compatibility));
+  };
+  if (type == "NFC")
+    form(true, false);
+  else if (type == "NFD")
+    form(false, false);
+  else if (type == "NFKC")
+    form(true, true);
+  else if (type == "NFKD")
+    form(false, true);
+  else if (type == "Prepend")
+    steps_.push_back(std::make_unique<Prepend>(node.string("prepend")));
+  else if (type == "Replace")
+    steps_.push_back(std::make_unique<Replace>(TextPattern::from_json(node.at("pattern")), node.string("content")));
+  else if (type == "Lowercase")
+    steps_.push_back(std::make_unique<Lowercase>());
+  else if (type == "Strip")
+    steps_.push_back(std::make_unique<Strip>(node.boolean("strip_left"), node.boolean("strip_right")));
+  else if (type == "StripAccents")
+    steps_.push_back(std::make_unique<StripAccents>());
   else if (type == "Sequence") {
     for (const auto& item : node.at("normalizers").items()) add(item);
   } else {
-    node.at("type").fail("\"" + type + "\"", "a supported normalizer: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence");
+    node.at("type").fail(
+        "a supported normalizer: NFC, NFD, NFKC, NFKD, Prepend, Replace, Lowercase, Strip, StripAccents, Sequence");
   }
 }
 
-TextPattern TextPattern::from_json(const JsonNode& node) {
+TextPattern TextPattern::from_json(const JsonReader& node) {
   TextPattern pattern;
-  if (node.has("Regex")) pattern.regex_ = std::make_unique<Regex>(node.string("Regex"), node.path());
-  else if (node.has("String")) pattern.literal_ = node.string("String");
-  else node.fail("neither String nor Regex", "one of them");
+  if (node.has("Regex"))
+    pattern.regex_ = std::make_unique<Regex>(node.string("Regex"), node.name());
+  else if (node.has("String"))
+    pattern.literal_ = node.string("String");
+  else
+    node.fail("neither String nor Regex", "one of them");
   return pattern;
 }
 

@@ -3,8 +3,8 @@
 //   Normalizer normalizer = Normalizer::from_json(file.root().at("normalizer"));
 //   normalizer.apply(aligned, regex_scratch);
 //
-// The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters that
-// came after Unicode 9. Immutable, thread-safe.
+// The Unicode tables are newer than upstream's: StripAccents, NFKC, NFKD and the order of marks differ on characters
+// that came after Unicode 9. Immutable, thread-safe.
 #pragma once
 
 #include <memory>
@@ -30,21 +30,21 @@ class NormalizerStep {
 
 class Normalizer {
  public:
-  static Normalizer from_json(const JsonNode& node);  // null: no steps
+  static Normalizer from_json(const JsonReader& node);  // null: no steps
   bool empty() const { return steps_.empty(); }
   void apply(AlignedText& text, NormalizeScratch& scratch) const {
     for (const auto& step : steps_) step->apply(text, scratch);
   }
 
  private:
-  void add(const JsonNode& node);
+  void add(const JsonReader& node);
   std::vector<std::unique_ptr<NormalizerStep>> steps_;
 };
 
 // A {"String": ...} or {"Regex": ...} pattern, as Replace and Split have it.
 class TextPattern {
  public:
-  static TextPattern from_json(const JsonNode& node);
+  static TextPattern from_json(const JsonReader& node);
   // Appends all matches in order.
   void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
   const Regex* regex() const { return regex_.get(); }

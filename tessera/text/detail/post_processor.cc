@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <unordered_map>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/text/detail/unicode.h"
 
 namespace tessera::text {
@@ -28,7 +30,8 @@ void trim(std::string_view text, Offsets& offsets, const std::vector<int32_t>& i
     const std::string& token = token_of(ids[i]);
     auto& [begin, end] = offsets[i];
     size_t leading = 0, trailing = 0;
-    for (size_t at = 0; at < token.size() && counts_as_space(decode_utf8(token.data() + at).code); ++leading) at += utf8_length(token[at]);
+    for (size_t at = 0; at < token.size() && counts_as_space(decode_utf8(token.data() + at).code); ++leading)
+      at += utf8_length(token[at]);
     for (const char* p = token.data() + token.size(); p > token.data(); ++trailing) {
       p = previous_char(p);
       if (!counts_as_space(decode_utf8(p).code)) break;
@@ -51,7 +54,7 @@ void trim(std::string_view text, Offsets& offsets, const std::vector<int32_t>& i
 
 }  // namespace
 
-PostProcessor PostProcessor::from_json(const JsonNode& node) {
+PostProcessor PostProcessor::from_json(const JsonReader& node) {
   PostProcessor result;
   if (!node.is_null()) result.add(node);
   return result;
@@ -66,7 +69,7 @@ PostProcessor PostProcessor::around(std::vector<int32_t> before, std::vector<int
   return result;
 }
 
-void PostProcessor::add(const JsonNode& node) {
+void PostProcessor::add(const JsonReader& node) {
   const std::string type = node.string("type");
   if (type == "Sequence") {
     for (const auto& item : node.at("processors").items()) add(item);
@@ -78,25 +81,29 @@ void PostProcessor::add(const JsonNode& node) {
   } else if (type == "TemplateProcessing") {
     stages_.push_back(read_template(node));
   } else {
-    node.at("type").fail("\"" + type + "\"", "a supported post-processor: TemplateProcessing, ByteLevel, Sequence");
+    node.at("type").fail("a supported post-processor: TemplateProcessing, ByteLevel, Sequence");
   }
 }
 
-PostProcessor::Stage PostProcessor::read_template(const JsonNode& node) {
+PostProcessor::Stage PostProcessor::read_template(const JsonReader& node) {
   Stage stage;
   bool text_seen = false;
-  const JsonNode special = node.at("special_tokens");
+  std::unordered_map<std::string, JsonReader> special;
+  for (auto& [name, token] : node.at("special_tokens").members()) special.emplace(name, std::move(token));
   for (const auto& piece : node.at("single").items()) {
     if (piece.has("Sequence")) {
       const std::string id = piece.at("Sequence").string("id");
-      if (id != "A" || text_seen) piece.fail("sequence " + id + (text_seen ? " again" : ""), "sequence A once");
+      if (id != "A" || text_seen) piece.fail("sequence " + quote(id) + (text_seen ? " again" : ""), "sequence A once");
       text_seen = true;
       continue;
     }
     const std::string id = piece.at("SpecialToken").string("id");
-    for (const auto& value : special.at(id.c_str()).at("ids").items()) {
+    const auto found = special.find(id);
+    if (found == special.end()) node.at("special_tokens").fail("no token " + quote(id), "one");
+    for (const auto& value : found->second.at("ids").items()) {
       const uint64_t token = value.as_unsigned();
-      if (token > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) value.fail("id " + std::to_string(token), "less than 2^31");
+      if (token > static_cast<uint64_t>(std::numeric_limits<int32_t>::max()))
+        value.fail("id " + std::to_string(token), "less than 2^31");
       (text_seen ? stage.after : stage.before).push_back(static_cast<int32_t>(token));
     }
   }

@@ -21,7 +21,7 @@ using Offsets = std::vector<std::pair<size_t, size_t>>;
 
 class PostProcessor {
  public:
-  static PostProcessor from_json(const JsonNode& node);  // null: nothing to do
+  static PostProcessor from_json(const JsonReader& node);  // null: nothing to do
   // What transformers builds from add_bos_token and add_eos_token.
   static PostProcessor around(std::vector<int32_t> before, std::vector<int32_t> after);
 
@@ -31,12 +31,12 @@ class PostProcessor {
 
  private:
   struct Stage {
-    bool trims = false;             // ByteLevel with trim_offsets, else a template
+    bool trims = false;  // ByteLevel with trim_offsets, else a template
     bool add_prefix_space = false;
     std::vector<int32_t> before, after;
   };
-  void add(const JsonNode& node);
-  static Stage read_template(const JsonNode& node);
+  void add(const JsonReader& node);
+  static Stage read_template(const JsonReader& node);
   std::vector<Stage> stages_;
 };
 

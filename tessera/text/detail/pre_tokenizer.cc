@@ -14,19 +14,20 @@ namespace {
 
 enum class Behavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
-Behavior behavior_from(const std::string& name, const JsonNode& node) {
+Behavior behavior_from(const std::string& name, const JsonReader& node) {
   if (name == "Isolated") return Behavior::kIsolated;
   if (name == "Removed") return Behavior::kRemoved;
   if (name == "MergedWithPrevious") return Behavior::kMergedWithPrevious;
   if (name == "MergedWithNext") return Behavior::kMergedWithNext;
   if (name == "Contiguous") return Behavior::kContiguous;
-  node.at("behavior").fail("\"" + name + "\"", "Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
+  node.at("behavior").fail("Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
 // Builds pieces out of matches and the text between them, as the behaviour asks.
 class Cutter {
  public:
-  Cutter(Behavior behavior, bool invert, std::vector<Span>& pieces) : behavior_(behavior), invert_(invert), pieces_(pieces) {}
+  Cutter(Behavior behavior, bool invert, std::vector<Span>& pieces)
+      : behavior_(behavior), invert_(invert), pieces_(pieces) {}
 
   // Cuts one piece, given its matches relative to the piece's begin.
   void cut(Span piece, const std::vector<Span>& matches) {
@@ -40,7 +41,8 @@ class Cutter {
     }
     if (at != piece.end) part({at, piece.end}, false);
     const auto empty = [](const Span& span) { return span.begin == span.end; };
-    pieces_.erase(std::remove_if(pieces_.begin() + static_cast<ptrdiff_t>(first_), pieces_.end(), empty), pieces_.end());
+    pieces_.erase(std::remove_if(pieces_.begin() + static_cast<ptrdiff_t>(first_), pieces_.end(), empty),
+                  pieces_.end());
   }
 
  private:
@@ -52,14 +54,23 @@ class Cutter {
       case Behavior::kRemoved:
         if (is_match) return;
         break;
-      case Behavior::kIsolated: break;
-      case Behavior::kMergedWithPrevious: joins = any && is_match && !previous_match_; break;
+      case Behavior::kIsolated:
+        break;
+      case Behavior::kMergedWithPrevious:
+        joins = any && is_match && !previous_match_;
+        break;
       // A delimiter joins what follows unless that is a delimiter too.
-      case Behavior::kMergedWithNext: joins = any && !is_match && previous_match_; break;
-      case Behavior::kContiguous: joins = any && is_match == previous_match_; break;
+      case Behavior::kMergedWithNext:
+        joins = any && !is_match && previous_match_;
+        break;
+      case Behavior::kContiguous:
+        joins = any && is_match == previous_match_;
+        break;
     }
-    if (joins) pieces_.back().end = span.end;
-    else pieces_.push_back(span);
+    if (joins)
+      pieces_.back().end = span.end;
+    else
+      pieces_.push_back(span);
     previous_match_ = is_match;
   }
 
@@ -72,7 +83,8 @@ class Cutter {
 
 class SplitPattern : public PreTokenizerStep {
  public:
-  SplitPattern(TextPattern pattern, Behavior behavior, bool invert) : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {
+  SplitPattern(TextPattern pattern, Behavior behavior, bool invert)
+      : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {
     if (pattern_.regex() && behavior == Behavior::kIsolated) known_ = known_pattern(pattern_.regex()->pattern());
   }
   void apply(PreTokens& tokens) const override {
@@ -85,8 +97,10 @@ class SplitPattern : public PreTokenizerStep {
       }
       tokens.matches.clear();
       pattern_.find_all(tokens.piece(piece), tokens.regex, tokens.matches);
-      if (tokens.matches.empty() && !invert_) tokens.cut.push_back(piece);
-      else cutter.cut(piece, tokens.matches);
+      if (tokens.matches.empty() && !invert_)
+        tokens.cut.push_back(piece);
+      else
+        cutter.cut(piece, tokens.matches);
     }
     std::swap(tokens.pieces, tokens.cut);
   }
@@ -110,11 +124,14 @@ class SplitClass : public PreTokenizerStep {
       tokens.matches.clear();
       for (uint32_t at = piece.begin; at < piece.end;) {
         const auto c = decode_utf8(tokens.text.data() + at);
-        if (char_class(table, c.code) & classes_) tokens.matches.push_back({at - piece.begin, at - piece.begin + c.length});
+        if (char_class(table, c.code) & classes_)
+          tokens.matches.push_back({at - piece.begin, at - piece.begin + c.length});
         at += c.length;
       }
-      if (tokens.matches.empty()) tokens.cut.push_back(piece);
-      else cutter.cut(piece, tokens.matches);
+      if (tokens.matches.empty())
+        tokens.cut.push_back(piece);
+      else
+        cutter.cut(piece, tokens.matches);
     }
     std::swap(tokens.pieces, tokens.cut);
   }
@@ -135,8 +152,10 @@ class SplitWhitespace : public PreTokenizerStep {
         const auto c = decode_utf8(tokens.text.data() + at);
         const uint8_t classes = char_class(c.code);
         const int kind = classes & kWord ? kWordRun : classes & kSpace ? kGap : kSignRun;
-        if (kind != kGap && kind == previous) tokens.cut.back().end += c.length;
-        else if (kind != kGap) tokens.cut.push_back({at, at + c.length});
+        if (kind != kGap && kind == previous)
+          tokens.cut.back().end += c.length;
+        else if (kind != kGap)
+          tokens.cut.push_back({at, at + c.length});
         previous = kind;
         at += c.length;
       }
@@ -168,7 +187,8 @@ class SplitGpt2Words : public PreTokenizerStep {
  public:
   void apply(PreTokens& tokens) const override {
     tokens.cut.clear();
-    for (const Span piece : tokens.pieces) split_words(WordPattern::kGpt2, tokens.text, piece.begin, piece.end, tokens.cut);
+    for (const Span piece : tokens.pieces)
+      split_words(WordPattern::kGpt2, tokens.text, piece.begin, piece.end, tokens.cut);
     std::swap(tokens.pieces, tokens.cut);
   }
 };
@@ -199,7 +219,8 @@ class Metaspace : public PreTokenizerStep {
     for (const Span piece : tokens.pieces) {
       auto begin = static_cast<uint32_t>(tokens.building.text.size());
       const std::string_view whole = tokens.piece(piece);
-      if (prepends(tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement_)) tokens.append_bytes(replacement_, piece.begin);
+      if (prepends(tokens, piece) && whole[0] != ' ' && !whole.starts_with(replacement_))
+        tokens.append_bytes(replacement_, piece.begin);
       for (uint32_t at = piece.begin; at < piece.end;) {
         const size_t space = tokens.text.substr(0, piece.end).find(' ', at);
         const uint32_t stop = space == std::string_view::npos ? piece.end : static_cast<uint32_t>(space);
@@ -210,7 +231,8 @@ class Metaspace : public PreTokenizerStep {
       const auto end = static_cast<uint32_t>(tokens.building.text.size());
       if (split_) {  // before each replacement character
         const std::string_view built = tokens.building.text;
-        for (size_t at = built.find(replacement_, begin + 1); at != std::string_view::npos; at = built.find(replacement_, at + 1)) {
+        for (size_t at = built.find(replacement_, begin + 1); at != std::string_view::npos;
+             at = built.find(replacement_, at + 1)) {
           tokens.cut.push_back({begin, static_cast<uint32_t>(at)});
           begin = static_cast<uint32_t>(at);
         }
@@ -257,7 +279,7 @@ void PreTokens::end_rewrite() {
   if (origins) origins = storage.origins.data();
 }
 
-PrependScheme prepend_scheme(const JsonNode& metaspace) {
+PrependScheme prepend_scheme(const JsonReader& metaspace) {
   if (!metaspace.has("prepend_scheme")) {
     return metaspace.boolean("add_prefix_space", true) ? PrependScheme::kAlways : PrependScheme::kNever;
   }
@@ -265,18 +287,20 @@ PrependScheme prepend_scheme(const JsonNode& metaspace) {
   if (name == "always") return PrependScheme::kAlways;
   if (name == "first") return PrependScheme::kFirst;
   if (name == "never") return PrependScheme::kNever;
-  metaspace.at("prepend_scheme").fail("\"" + name + "\"", "always, first or never");
+  metaspace.at("prepend_scheme").fail("always, first or never");
 }
 
-PreTokenizer PreTokenizer::from_json(const JsonNode& node) {
+PreTokenizer PreTokenizer::from_json(const JsonReader& node) {
   PreTokenizer result;
   if (!node.is_null()) result.add(node, true);
   return result;
 }
 
-void PreTokenizer::add(const JsonNode& node, bool last) {
+void PreTokenizer::add(const JsonReader& node, bool last) {
   const std::string type = node.string("type");
-  const auto classes = [&](uint8_t wanted, Behavior behavior) { steps_.push_back(std::make_unique<SplitClass>(wanted, behavior)); };
+  const auto classes = [&](uint8_t wanted, Behavior behavior) {
+    steps_.push_back(std::make_unique<SplitClass>(wanted, behavior));
+  };
   if (type == "Sequence") {
     const auto items = node.at("pretokenizers").items();
     for (size_t i = 0; i < items.size(); ++i) add(items[i], last && i + 1 == items.size());
@@ -284,7 +308,8 @@ void PreTokenizer::add(const JsonNode& node, bool last) {
     add_byte_level(node, last);
   } else if (type == "Split") {
     steps_.push_back(std::make_unique<SplitPattern>(TextPattern::from_json(node.at("pattern")),
-                                                    behavior_from(node.string("behavior"), node), node.boolean("invert")));
+                                                    behavior_from(node.string("behavior"), node),
+                                                    node.boolean("invert")));
   } else if (type == "Digits") {
     classes(kNumber, node.boolean("individual_digits", false) ? Behavior::kIsolated : Behavior::kContiguous);
   } else if (type == "Punctuation") {
@@ -296,22 +321,25 @@ void PreTokenizer::add(const JsonNode& node, bool last) {
   } else if (type == "Metaspace") {
     add_metaspace(node);
   } else {
-    node.at("type").fail("\"" + type + "\"",
-                         "a supported pre-tokenizer: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit, Sequence");
+    node.at("type").fail(
+        "a supported pre-tokenizer: ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace, WhitespaceSplit, "
+        "Sequence");
   }
 }
 
-void PreTokenizer::add_byte_level(const JsonNode& node, bool last) {
+void PreTokenizer::add_byte_level(const JsonReader& node, bool last) {
   if (node.boolean("add_prefix_space")) steps_.push_back(std::make_unique<PrefixSpace>());
   if (node.boolean("use_regex", true)) steps_.push_back(std::make_unique<SplitGpt2Words>());
-  if (last) byte_level_ = true;
-  else steps_.push_back(std::make_unique<SpellBytes>());
+  if (last)
+    byte_level_ = true;
+  else
+    steps_.push_back(std::make_unique<SpellBytes>());
 }
 
-void PreTokenizer::add_metaspace(const JsonNode& node) {
+void PreTokenizer::add_metaspace(const JsonReader& node) {
   const PrependScheme scheme = prepend_scheme(node);
   needs_origins_ |= scheme == PrependScheme::kFirst;
-  steps_.push_back(std::make_unique<Metaspace>(node.character("replacement"), scheme, node.boolean("split", true)));
+  steps_.push_back(std::make_unique<Metaspace>(character_of(node, "replacement"), scheme, node.boolean("split", true)));
 }
 
 }  // namespace tessera::text

@@ -37,7 +37,8 @@ struct PreTokens {
     if (!whole.empty()) pieces.push_back({0, static_cast<uint32_t>(whole.size())});
   }
   std::string_view piece(Span span) const { return text.substr(span.begin, span.end - span.begin); }
-  // Rewriting every piece: begin_rewrite(), then append to `building` and note each new piece in `cut`, then end_rewrite().
+  // Rewriting every piece: begin_rewrite(), then append to `building` and note each new piece in `cut`, then
+  // end_rewrite().
   void begin_rewrite();
   void append_original(uint32_t begin, uint32_t end);
   void append_bytes(std::string_view bytes, uint32_t like_byte);  // with the origin of text[like_byte]
@@ -52,7 +53,7 @@ class PreTokenizerStep {
 
 class PreTokenizer {
  public:
-  static PreTokenizer from_json(const JsonNode& node);  // null: no steps
+  static PreTokenizer from_json(const JsonReader& node);  // null: no steps
   void apply(PreTokens& tokens) const {
     for (const auto& step : steps_) step->apply(tokens);
   }
@@ -62,9 +63,9 @@ class PreTokenizer {
   bool needs_origins() const { return needs_origins_; }
 
  private:
-  void add(const JsonNode& node, bool last);
-  void add_byte_level(const JsonNode& node, bool last);
-  void add_metaspace(const JsonNode& node);
+  void add(const JsonReader& node, bool last);
+  void add_byte_level(const JsonReader& node, bool last);
+  void add_metaspace(const JsonReader& node);
   std::vector<std::unique_ptr<PreTokenizerStep>> steps_;
   bool byte_level_ = false;
   bool needs_origins_ = false;
@@ -72,6 +73,6 @@ class PreTokenizer {
 
 enum class PrependScheme { kAlways, kFirst, kNever };
 // Metaspace's prepend_scheme, or its old spelling add_prefix_space.
-PrependScheme prepend_scheme(const JsonNode& metaspace);
+PrependScheme prepend_scheme(const JsonReader& metaspace);
 
 }  // namespace tessera::text

@@ -1,10 +1,12 @@
-// The regular expressions of tokenizer.json: Oniguruma's Ruby syntax, run by PCRE2 with JIT.
+// The regular expressions of tokenizer.json, by Oniguruma, which the tokenizers library uses too.
 //
-//   Regex regex("\\s+(?!\\S)", "tokenizer.json: pre_tokenizer.pattern");
+//   Regex regex("\\s+(?!\\S)", "[text.load] tokenizer.json: pre_tokenizer.pattern");
 //   RegexScratch scratch;
-//   for (size_t at = 0; regex.find(text, at, scratch, match); at = ...) ...
+//   regex.find_all(text, scratch, matches);
 //
-// A Regex is immutable and thread-safe; a RegexScratch belongs to one thread at a time.
+// A pattern is hostile input: what one find_all() may backtrack is limited by the length of its text, whatever the
+// pattern is, and so is its memory. A Regex is immutable and thread-safe; a RegexScratch belongs to one thread at a
+// time.
 #pragma once
 
 #include <memory>
@@ -48,8 +50,5 @@ class Regex {
   std::string where_;
   std::unique_ptr<Code> code_;
 };
-
-// The PCRE2 spelling of an Oniguruma pattern; Error kFormat for what has none. Exposed for tests.
-std::string translate_pattern(std::string_view pattern, const std::string& where);
 
 }  // namespace tessera::text

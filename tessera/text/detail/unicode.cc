@@ -34,7 +34,7 @@ constexpr std::pair<uint32_t, uint32_t> kLaterPunctuation[] = {
     {0x16E97, 0x16E9A}, {0x16FE2, 0x16FE2}, {0x1E5FF, 0x1E5FF}, {0x1E95E, 0x1E95F}};
 
 bool is_punctuation(uint32_t code, utf8proc_category_t category) {
-  if (code == 0x166D || code == 0x111C9) return true;  // a symbol and a mark since
+  if (code == 0x166D || code == 0x111C9) return true;                          // a symbol and a mark since
   const auto last = code < 128 ? UTF8PROC_CATEGORY_SO : UTF8PROC_CATEGORY_PO;  // ASCII symbols count
   return category >= UTF8PROC_CATEGORY_PC && category <= last &&
          std::none_of(std::begin(kLaterPunctuation), std::end(kLaterPunctuation),
@@ -80,11 +80,12 @@ void mark_nfc_unsafe(std::vector<uint8_t>& classes) {
     if (property->decomp_seqindex == UINT16_MAX || property->decomp_type != 0) continue;
     utf8proc_int32_t parts[32];
     int boundary = 0;
-    const auto count = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), parts, 32,
-                                               static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &boundary);
+    const auto count =
+        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code), parts, 32,
+                                static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | UTF8PROC_STABLE), &boundary);
     for (utf8proc_ssize_t i = 1; i < count; ++i) classes[static_cast<size_t>(parts[i])] |= kNfcUnsafe;
-    const auto composed = utf8proc_normalize_utf32(
-        parts, count, static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+    const auto composed =
+        utf8proc_normalize_utf32(parts, count, static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
     if (composed != 1 || parts[0] != static_cast<utf8proc_int32_t>(code)) classes[code] |= kNfcUnsafe;
   }
   for (uint32_t code = 0x1161; code <= 0x1175; ++code) classes[code] |= kNfcUnsafe;  // Hangul vowels
@@ -112,86 +113,11 @@ CharTable build_table() {
   return table;
 }
 
-// Length of the valid character at the front of [p, end), or 0.
-size_t valid_char(const unsigned char* p, const unsigned char* end) {
-  const auto left = static_cast<size_t>(end - p);
-  const auto tail = [&](size_t i) { return (p[i] & 0xC0) == 0x80; };
-  if (p[0] < 0x80) return 1;
-  if (p[0] < 0xC2) return 0;
-  if (p[0] < 0xE0) return left >= 2 && tail(1) ? 2 : 0;
-  if (p[0] < 0xF0) {
-    if (left < 3 || !tail(1) || !tail(2)) return 0;
-    if ((p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xED && p[1] >= 0xA0)) return 0;
-    return 3;
-  }
-  if (p[0] > 0xF4 || left < 4 || !tail(1) || !tail(2) || !tail(3)) return 0;
-  if ((p[0] == 0xF0 && p[1] < 0x90) || (p[0] == 0xF4 && p[1] >= 0x90)) return 0;
-  return 4;
-}
-
 }  // namespace
 
 const CharTable& char_table() {
   static const CharTable table = build_table();
   return table;
-}
-
-void append_utf8(uint32_t code, std::string& out) {
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 0x3F))};
-  } else if (code < 0x10000) {
-    out += {static_cast<char>(0xE0 | code >> 12), static_cast<char>(0x80 | (code >> 6 & 0x3F)),
-            static_cast<char>(0x80 | (code & 0x3F))};
-  } else {
-    out += {static_cast<char>(0xF0 | code >> 18), static_cast<char>(0x80 | (code >> 12 & 0x3F)),
-            static_cast<char>(0x80 | (code >> 6 & 0x3F)), static_cast<char>(0x80 | (code & 0x3F))};
-  }
-}
-
-size_t valid_utf8_prefix(std::string_view text) {
-  const auto* begin = reinterpret_cast<const unsigned char*>(text.data());
-  const auto* end = begin + text.size();
-  const auto* p = begin;
-  while (p < end) {
-    while (end - p >= 8) {
-      uint64_t word;
-      std::memcpy(&word, p, 8);
-      if (word & 0x8080808080808080u) break;
-      p += 8;
-    }
-    if (p == end) break;
-    const size_t length = valid_char(p, end);
-    if (length == 0) break;
-    p += length;
-  }
-  return static_cast<size_t>(p - begin);
-}
-
-size_t invalid_utf8_length(std::string_view text) {
-  const auto* p = reinterpret_cast<const unsigned char*>(text.data());
-  const size_t left = text.size();
-  if (p[0] < 0xC2 || p[0] > 0xF4 || left < 2) return 1;
-  unsigned char low = 0x80, high = 0xBF;  // of the second byte
-  if (p[0] == 0xE0) low = 0xA0;
-  if (p[0] == 0xED) high = 0x9F;
-  if (p[0] == 0xF0) low = 0x90;
-  if (p[0] == 0xF4) high = 0x8F;
-  if (p[1] < low || p[1] > high) return 1;
-  if (p[0] < 0xF0) return 2;
-  return left > 2 && (p[2] & 0xC0) == 0x80 ? 3 : 2;
-}
-
-void append_lossy(std::string_view bytes, std::string& out) {
-  while (!bytes.empty()) {
-    const size_t good = valid_utf8_prefix(bytes);
-    out.append(bytes.substr(0, good));
-    bytes.remove_prefix(good);
-    if (bytes.empty()) return;
-    out += "\xEF\xBF\xBD";
-    bytes.remove_prefix(invalid_utf8_length(bytes));
-  }
 }
 
 }  // namespace tessera::text

@@ -5,27 +5,29 @@
 
 namespace tessera::text::jinja {
 
-Value* Scope::find(std::string_view name) {
-  for (Scope* scope = this; scope; scope = scope->parent.get()) {
+Value* Scope::find(std::string_view name, Budget& budget) {
+  size_t compared = 0;
+  Value* found = nullptr;
+  for (Scope* scope = this; scope && !found; scope = scope->parent.get()) {
+    ++compared;
     for (auto& [key, value] : scope->variables) {
-      if (key == name) return &value;
+      ++compared;
+      if (key != name) continue;
+      found = &value;
+      break;
     }
   }
-  return nullptr;
+  budget.charge(compared * 4);
+  return found;
 }
 
-// One level of recursion over the tree, over all macros that are running.
-struct Evaluator::Deeper {
-  static constexpr int kLevelsEach = 8;  // of the tree for one level of nesting that a template is allowed
-  explicit Deeper(Evaluator& evaluator) : evaluator_(evaluator) {
-    if (++evaluator_.running_depth_ > evaluator_.budget_.max_depth * kLevelsEach) {
-      --evaluator_.running_depth_;
-      fail("macros and expressions run deeper than {} levels", evaluator_.budget_.max_depth * kLevelsEach);
-    }
-  }
-  ~Deeper() { --evaluator_.running_depth_; }
-  Evaluator& evaluator_;
-};
+Evaluator::Deeper::Deeper(Evaluator& evaluator) : evaluator_(evaluator) {
+  constexpr int kLevelsEach = 8;  // of the tree for one level of nesting that a template is allowed
+  const int limit = evaluator_.budget_.max_depth * kLevelsEach;
+  if (++evaluator_.running_depth_ <= limit) return;
+  --evaluator_.running_depth_;
+  fail("macros, blocks and expressions run deeper than {} levels", limit);
+}
 
 Evaluator::~Evaluator() {
   for (auto& scope : captured_scopes_) scope->variables.clear();
@@ -79,6 +81,7 @@ std::shared_ptr<Scope> Evaluator::inner_scope(std::shared_ptr<Scope> parent) {
 }
 
 void Evaluator::set_variable(std::string_view name, Value value) {
+  budget_.charge(scope_->variables.size() * 4);
   for (auto& [key, old] : scope_->variables) {
     if (key == name) {
       old = std::move(value);
@@ -141,7 +144,7 @@ Value Evaluator::evaluate(const Expression& node) {
 }
 
 Value Evaluator::evaluate_name(const Expression& node) {
-  if (const Value* found = scope_->find(node.text)) return *found;
+  if (const Value* found = scope_->find(node.text, budget_)) return *found;
   if (is_global(node.text))
     return Value::object(Kind::kFunction, std::make_shared<Function>(Function{node.text, Value()}));
   return Value::undefined(fmt::format("'{}' is undefined", node.text.substr(0, 80)));
@@ -152,7 +155,7 @@ Value Evaluator::evaluate_collection(const Expression& node) {
     auto dict = std::make_shared<Dict>();
     for (size_t i = 0; i < node.operands.size(); i += 2) {
       const Value key = evaluate(*node.operands[i]);
-      dict->set(key, evaluate(*node.operands[i + 1]));
+      dict->set(key, evaluate(*node.operands[i + 1]), budget_);
     }
     return make_dict(std::move(dict));
   }
@@ -286,7 +289,7 @@ Value Evaluator::evaluate_test(const Expression& node) {
 Value Evaluator::own_attribute(const Value& of, const std::string& name, bool& found) {
   found = true;
   if (of.is(Kind::kNamespace)) {
-    if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name))) return *value;
+    if (const Value* value = of.get<Namespace>().attributes->find(Value::text(name), budget_)) return *value;
   } else if (of.is(Kind::kLoop)) {
     Value value = loop_attribute(of, name);
     if (!value.is(Kind::kUndefined) || name == "previtem" || name == "nextitem") return value;
@@ -307,7 +310,7 @@ Value Evaluator::attribute(const Value& of, const std::string& name) {
   Value own = own_attribute(of, name, found);
   if (found) return own;
   if (of.is(Kind::kDict)) {
-    if (const Value* value = of.get<Dict>().find(Value::text(name))) return *value;
+    if (const Value* value = of.get<Dict>().find(Value::text(name), budget_)) return *value;
   }
   return Value::undefined(fmt::format("a {} has no attribute '{}'", type_name(of), name.substr(0, 80)));
 }
@@ -316,7 +319,7 @@ Value Evaluator::item(const Value& of, const Value& key) {
   if (of.is(Kind::kUndefined)) fail("{}", of.hint());
   if (of.is(Kind::kDict)) {
     const bool hashable = !key.is(Kind::kList) && !key.is(Kind::kDict);
-    if (const Value* value = hashable ? of.get<Dict>().find(key) : nullptr) return *value;
+    if (const Value* value = hashable ? of.get<Dict>().find(key, budget_) : nullptr) return *value;
   } else if (key.is_integral() &&
              (of.is(Kind::kString) || of.is(Kind::kList) || of.is(Kind::kTuple) || of.is(Kind::kRange))) {
     const int64_t length = length_of(of, budget_);

@@ -54,7 +54,7 @@ struct Scope {
   std::shared_ptr<Scope> parent;
   std::vector<std::pair<std::string_view, Value>> variables;  // names live in the syntax tree or in the evaluator
 
-  Value* find(std::string_view name);
+  Value* find(std::string_view name, Budget& budget);
 };
 
 // The state of a running {% for %}, which the template sees as `loop`.
@@ -99,7 +99,12 @@ class Evaluator {
 
  private:
   enum class Flow { kNormal, kBreak, kContinue };
-  struct Deeper;
+  // One level of recursion over the tree, expressions and statements, over all macros that are running.
+  struct Deeper {
+    explicit Deeper(Evaluator& evaluator);
+    ~Deeper() { --evaluator_.running_depth_; }
+    Evaluator& evaluator_;
+  };
 
   Value evaluate(const Expression& node);
   Value evaluate_name(const Expression& node);

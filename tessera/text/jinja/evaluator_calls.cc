@@ -67,6 +67,7 @@ Value Evaluator::make_macro(const std::shared_ptr<const MacroDefinition>& defini
 void Evaluator::bind_parameters(const MacroDefinition& tree, const Arguments& arguments) {
   const size_t count = tree.parameters.size();
   const size_t positional = std::min(count, arguments.positional.size());
+  budget_.charge(arguments.named.size() * count * 16);
   std::vector<const Value*> given(count, nullptr);
   for (size_t i = 0; i < positional; ++i) given[i] = &arguments.positional[i];
   auto extra = std::make_shared<Dict>();
@@ -80,7 +81,7 @@ void Evaluator::bind_parameters(const MacroDefinition& tree, const Arguments& ar
     } else if (name == "caller" && tree.uses_caller) {
       caller = value;
     } else if (tree.uses_kwargs && name != "caller") {
-      extra->set(Value::text(name), value);
+      extra->set(Value::text(name), value, budget_);
     } else {
       fail("macro '{}' takes no keyword argument '{}'", tree.name, name.substr(0, 80));
     }

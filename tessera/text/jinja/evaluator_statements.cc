@@ -39,6 +39,7 @@ Evaluator::Flow Evaluator::execute(const Body& body) {
 }
 
 Evaluator::Flow Evaluator::execute(const Statement& statement) {
+  const Deeper deeper(*this);
   line_ = statement.line;
   budget_.charge(0);
   switch (statement.kind) {
@@ -189,7 +190,7 @@ void Evaluator::execute_generation(const Statement& statement) {
 
 void Evaluator::assign(const Target& target, Value value) {
   if (!target.attribute.empty()) {
-    Value* space = scope_->find(target.name);
+    Value* space = scope_->find(target.name, budget_);
     if (!space || !space->is(Kind::kNamespace))
       fail("cannot assign an attribute of '{}': it is no namespace", target.name);
     if (target.attribute.starts_with('_')) fail("a namespace cannot hold '{}'", target.attribute.substr(0, 80));
@@ -197,7 +198,7 @@ void Evaluator::assign(const Target& target, Value value) {
     const int depth = value.depth();
     budget_.check_depth(depth + 2);
     const Value key = Value::text(target.attribute);
-    attributes.set(key, std::move(value));
+    attributes.set(key, std::move(value), budget_);
     return;
   }
   if (target.parts.empty()) return set_variable(target.name, std::move(value));

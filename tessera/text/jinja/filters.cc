@@ -64,7 +64,7 @@ Value format(Evaluator& evaluator, const Value& input, const Arguments& argument
   Value values = evaluator.make_list(arguments.positional, Kind::kTuple);
   if (!arguments.named.empty()) {
     auto named = std::make_shared<Dict>();
-    for (const auto& [name, value] : arguments.named) named->set(Value::text(name), value);
+    for (const auto& [name, value] : arguments.named) named->set(Value::text(name), value, evaluator.budget());
     values = evaluator.make_dict(std::move(named));
   }
   return binary(Operator::kModulo, as_text_value(evaluator, input), values, evaluator.budget());

@@ -15,6 +15,7 @@ bool flag(const Value* value) { return value && truthy(*value); }
 Value look_up(Evaluator& evaluator, Value item, const Value& path, const Value* otherwise = nullptr) {
   if (!path.is(Kind::kString)) return path.is(Kind::kNone) ? item : evaluator.item(item, path);
   const std::string& text = path.as_text();
+  evaluator.budget().charge(text.size());
   for (size_t at = 0; at <= text.size();) {
     const size_t dot = std::min(text.find('.', at), text.size());
     const std::string part = text.substr(at, dot - at);
@@ -106,8 +107,8 @@ Value unique(Evaluator& evaluator, const Value& input, const Arguments& argument
   std::vector<Value> kept;
   for (auto& item : elements(input, evaluator.budget())) {
     const Value key = folded(evaluator, look_up(evaluator, item, bound[1] ? *bound[1] : Value::none()), flag(bound[0]));
-    if (seen.find(key)) continue;
-    seen.set(key, Value::none());
+    if (seen.find(key, evaluator.budget())) continue;
+    seen.set(key, Value::none(), evaluator.budget());
     kept.push_back(std::move(item));
   }
   return evaluator.make_list(std::move(kept), Kind::kGenerator);

@@ -274,6 +274,7 @@ class Formatter {
         fail("a format wants argument {}, {} are given", index, arguments_.positional.size());
       return arguments_.positional[index];
     }
+    evaluator_.budget().charge(arguments_.named.size() * 16);
     for (const auto& [key, value] : arguments_.named) {
       if (key == name) return value;
     }
@@ -326,6 +327,7 @@ std::string format_new_style(Evaluator& evaluator, const std::string& format, co
 }
 
 std::string format_percent(const std::string& format, const Value& values, Budget& budget) {
+  budget.charge(format.size());
   std::string out;
   size_t next = 0;
   bool used_names = false;
@@ -346,7 +348,7 @@ std::string format_percent(const std::string& format, const Value& values, Budge
     if (format[at] == '(') {
       const size_t end = format.find(')', at);
       if (end == std::string::npos || !values.is(Kind::kDict)) fail("a format with names wants a mapping");
-      const Value* found = values.get<Dict>().find(Value::text(format.substr(at + 1, end - at - 1)));
+      const Value* found = values.get<Dict>().find(Value::text(format.substr(at + 1, end - at - 1)), budget);
       if (!found) fail("a format wants the key '{}'", format.substr(at + 1, std::min<size_t>(80, end - at - 1)));
       named = *found;
       has_name = used_names = true;

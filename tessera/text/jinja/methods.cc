@@ -21,10 +21,10 @@ Value dict_view(Evaluator& evaluator, const Value& self, const Arguments& argume
   return evaluator.make_list(std::move(items), Kind::kView);
 }
 
-Value dict_get(Evaluator&, const Value& self, const Arguments& arguments) {
+Value dict_get(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
   if (!arguments.named.empty()) fail("dict.get takes no keyword arguments");
   const auto bound = bind("dict.get", arguments, {"key", "default"}, 1);
-  const Value* found = self.get<Dict>().find(*bound[0]);
+  const Value* found = self.get<Dict>().find(*bound[0], evaluator.budget());
   return found ? *found : bound[1] ? *bound[1] : Value::none();
 }
 
@@ -127,11 +127,11 @@ std::shared_ptr<Dict> collected(Evaluator& evaluator, const Arguments& arguments
       for (const auto& pair : elements(from, evaluator.budget())) {
         const auto parts = elements(pair, evaluator.budget());
         if (parts.size() != 2) fail("dict wants pairs, not {} values", parts.size());
-        dict->set(parts[0], parts[1]);
+        dict->set(parts[0], parts[1], evaluator.budget());
       }
     }
   }
-  for (const auto& [name, value] : arguments.named) dict->set(Value::text(name), value);
+  for (const auto& [name, value] : arguments.named) dict->set(Value::text(name), value, evaluator.budget());
   evaluator.budget().charge(dict->entries.size() * 2 * sizeof(Value));
   return dict;
 }
@@ -140,6 +140,7 @@ Value now(Evaluator& evaluator, const Arguments& arguments) {
   const auto bound = bind("strftime_now", arguments, {"format"}, 1);
   const std::string& format = text_argument(*bound[0], "strftime_now");
   if (format.size() > 1000) fail("strftime_now wants a format of at most 1000 bytes");
+  evaluator.budget().charge(format.size() * 64);
   const std::time_t seconds = std::time(nullptr);
   std::tm local{};
   ::localtime_r(&seconds, &local);
@@ -156,7 +157,7 @@ Value call_global(Evaluator& evaluator, const std::string& name, const Arguments
   if (name == "strftime_now") return now(evaluator, arguments);
   if (name == "raise_exception") {
     const auto bound = bind(name, arguments, {"message"}, 1);
-    fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]).substr(0, 500));
+    fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]));
   }
   auto attributes = collected(evaluator, arguments);
   for (const auto& entry : attributes->entries) {

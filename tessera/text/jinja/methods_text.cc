@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "tessera/text/jinja/methods.h"
+#include "tessera/text/jinja/search.h"
 #include "tessera/text/jinja/unicode.h"
 
 namespace tessera::text::jinja {
@@ -33,7 +34,7 @@ Value strip_text(Evaluator& evaluator, const Value& self, const Arguments& argum
   const auto bound = bind("strip", arguments, {"chars"}, 0);
   if (!bound[0] || bound[0]->is(Kind::kNone)) return like(evaluator, self, strip(self.as_text(), kLeft, kRight));
   const std::string& characters = text_argument(*bound[0], "strip");
-  evaluator.budget().charge(self.as_text().size() / 8 * std::min<size_t>(characters.size(), 64));
+  evaluator.budget().charge(self.as_text().size() + characters.size());
   return like(evaluator, self, strip(self.as_text(), kLeft, kRight, characters));
 }
 
@@ -67,20 +68,6 @@ std::vector<std::string_view> split_space(std::string_view text, int64_t limit, 
   return pieces;
 }
 
-std::vector<std::string_view> split_at(std::string_view text, std::string_view separator, int64_t limit,
-                                       bool from_right) {
-  std::vector<std::string_view> pieces;
-  for (; limit != 0; limit -= limit > 0) {
-    const size_t at = from_right ? text.rfind(separator) : text.find(separator);
-    if (at == std::string_view::npos) break;
-    pieces.push_back(from_right ? text.substr(at + separator.size()) : text.substr(0, at));
-    text = from_right ? text.substr(0, at) : text.substr(at + separator.size());
-  }
-  pieces.push_back(text);
-  if (from_right) std::reverse(pieces.begin(), pieces.end());
-  return pieces;
-}
-
 Value text_list(Evaluator& evaluator, const Value& self, const std::vector<std::string_view>& pieces,
                 Kind kind = Kind::kList) {
   std::vector<Value> items;
@@ -98,7 +85,7 @@ Value split_text(Evaluator& evaluator, const Value& self, const Arguments& argum
     return text_list(evaluator, self, split_space(self.as_text(), limit, kFromRight));
   const std::string& separator = text_argument(*bound[0], "split");
   if (separator.empty()) fail("split wants a separator that is not empty");
-  return text_list(evaluator, self, split_at(self.as_text(), separator, limit, kFromRight));
+  return text_list(evaluator, self, split_at(self.as_text(), separator, limit, kFromRight, evaluator.budget()));
 }
 
 Value split_lines(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
@@ -131,7 +118,8 @@ Value partition(Evaluator& evaluator, const Value& self, const Arguments& argume
   const std::string& separator = text_argument(*bound[0], "partition");
   if (separator.empty()) fail("partition wants a separator that is not empty");
   const std::string_view text = self.as_text();
-  const size_t at = kFromRight ? text.rfind(separator) : text.find(separator);
+  const size_t at =
+      kFromRight ? find_last(text, separator, evaluator.budget()) : Search(text, separator, evaluator.budget()).find();
   if (at == std::string_view::npos) {
     return kFromRight ? text_list(evaluator, self, {"", "", text}, Kind::kTuple)
                       : text_list(evaluator, self, {text, "", ""}, Kind::kTuple);
@@ -178,7 +166,8 @@ Value find_text(Evaluator& evaluator, const Value& self, const Arguments& argume
   size_t first = 0;
   const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
   const std::string& wanted = text_argument(*bound[0], "find");
-  const size_t at = kFromRight ? text.rfind(wanted) : text.find(wanted);
+  const size_t at =
+      kFromRight ? find_last(text, wanted, evaluator.budget()) : Search(text, wanted, evaluator.budget()).find();
   if (at != std::string_view::npos)
     return Value::integer(static_cast<int64_t>(first + count_code_points(text.substr(0, at))));
   if (kMustBeThere) fail("the substring is not there");
@@ -192,7 +181,8 @@ Value count_text(Evaluator& evaluator, const Value& self, const Arguments& argum
   const std::string& wanted = text_argument(*bound[0], "count");
   if (wanted.empty()) return Value::integer(static_cast<int64_t>(count_code_points(text)) + 1);
   int64_t count = 0;
-  for (size_t at = text.find(wanted); at != std::string_view::npos; at = text.find(wanted, at + wanted.size())) ++count;
+  const Search search(text, wanted, evaluator.budget());
+  for (size_t at = search.find(); at != std::string_view::npos; at = search.find(at + wanted.size())) ++count;
   return Value::integer(count);
 }
 
@@ -202,10 +192,11 @@ Value replace_text(Evaluator& evaluator, const Value& self, const Arguments& arg
   const std::string& to = text_argument(*bound[1], "replace");
   int64_t left = bound[2] && !bound[2]->is(Kind::kNone) ? integer_argument(*bound[2], "replace") : -1;
   const std::string_view text = self.as_text();
+  const Search search(text, from, evaluator.budget());
   std::string out;
   size_t at = 0;
   for (; left != 0; left -= left > 0) {
-    const size_t found = text.find(from, at);
+    const size_t found = search.find(at);
     if (found == std::string_view::npos) break;
     out.append(text, at, found - at).append(to);
     evaluator.budget().check_size(out.size());

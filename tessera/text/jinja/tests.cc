@@ -135,6 +135,7 @@ bool apply_test(Evaluator& evaluator, const std::string& name, const Value& inpu
   const auto found = tests().find(name);
   if (found == tests().end()) fail("{}", missing_test(name));
   const Entry& entry = found->second;
+  evaluator.budget().charge(input.is(Kind::kString) ? input.as_text().size() : 0);
   if (!entry.takes_argument) {
     bind(name, arguments, {}, 0);
     return entry.test(evaluator, input, nullptr);

@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace tessera::text::jinja {
 
@@ -13,34 +14,17 @@ bool is_ascii_only(std::string_view text) {
 namespace {
 // Code point and length at `at`; the byte itself, length 1, where no UTF-8 starts.
 std::pair<int32_t, size_t> decode(std::string_view text, size_t at) {
-  const auto first = static_cast<unsigned char>(text[at]);
-  if (first < 0x80) return {first, 1};
-  utf8proc_int32_t code_point = -1;
-  const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data() + at);
-  const auto used =
-      utf8proc_iterate(bytes, static_cast<utf8proc_ssize_t>(std::min<size_t>(4, text.size() - at)), &code_point);
-  if (used <= 0) return {first, 1};
-  return {code_point, static_cast<size_t>(used)};
+  if (const size_t length = utf8_character(text.substr(at)); length > 0) {
+    return {static_cast<int32_t>(decode_utf8(text.data() + at).code), length};
+  }
+  return {static_cast<unsigned char>(text[at]), 1};
 }
 }  // namespace
-
-bool is_valid_utf8(std::string_view text) {
-  for (size_t at = 0; at < text.size();) {
-    const auto [code_point, bytes] = decode(text, at);
-    if (bytes == 1 && code_point >= 0x80) return false;
-    at += bytes;
-  }
-  return true;
-}
 
 size_t code_point_bytes(std::string_view text, size_t at) { return decode(text, at).second; }
 int32_t code_point_at(std::string_view text, size_t at) { return decode(text, at).first; }
 
-void append_code_point(std::string& out, int32_t code_point) {
-  utf8proc_uint8_t bytes[4];
-  const auto size = utf8proc_encode_char(code_point, bytes);
-  out.append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(size));
-}
+void append_code_point(std::string& out, int32_t code_point) { append_utf8(static_cast<uint32_t>(code_point), out); }
 
 size_t count_code_points(std::string_view text) {
   size_t count = 0;
@@ -154,14 +138,11 @@ std::string_view strip(std::string_view text, bool left, bool right) {
 }
 
 std::string_view strip(std::string_view text, bool left, bool right, std::string_view characters) {
-  return strip_if(text, left, right, [&](std::string_view one) {
-    for (size_t at = 0; at < characters.size();) {
-      const size_t bytes = code_point_bytes(characters, at);
-      if (characters.substr(at, bytes) == one) return true;
-      at += bytes;
-    }
-    return false;
-  });
+  std::vector<std::string_view> stripped;
+  for_each_code_point(characters, [&](std::string_view one) { stripped.push_back(one); });
+  std::sort(stripped.begin(), stripped.end());
+  return strip_if(text, left, right,
+                  [&](std::string_view one) { return std::binary_search(stripped.begin(), stripped.end(), one); });
 }
 
 }  // namespace tessera::text::jinja

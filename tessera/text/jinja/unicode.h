@@ -6,10 +6,11 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/utf8.h"
+
 namespace tessera::text::jinja {
 
 bool is_ascii_only(std::string_view text);
-bool is_valid_utf8(std::string_view text);
 size_t code_point_bytes(std::string_view text, size_t at);  // length of the code point that starts there
 int32_t code_point_at(std::string_view text, size_t at);
 void append_code_point(std::string& out, int32_t code_point);

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/search.h"
 #include "tessera/text/jinja/unicode.h"
 
 namespace tessera::text::jinja {
@@ -53,14 +54,29 @@ Value Value::text(std::string bytes, bool markup) {
   Value value(Kind::kString);
   value.markup_ = markup;
   const bool ascii = is_ascii_only(bytes);
-  value.object_ = std::make_shared<Text>(Text{std::move(bytes), ascii});
+  const size_t hash = std::hash<std::string>{}(bytes);
+  value.object_ = std::make_shared<Text>(Text{std::move(bytes), ascii, hash});
   return value;
 }
+
+namespace {
+// The type that keeps a value from being a key, null when it can be one.
+const char* unhashable_part(const Value& value) {
+  if (value.is(Kind::kTuple)) return value.get<List>().unhashable;
+  return value.is(Kind::kList) || value.is(Kind::kDict) ? type_name(value) : nullptr;
+}
+}  // namespace
 
 Value Value::list(std::vector<Value> items, Kind kind) {
   auto list = std::make_shared<List>();
   list->items = std::move(items);
-  for (const auto& item : list->items) list->depth = std::max(list->depth, item.depth() + 1);
+  list->hash = 7;
+  for (const auto& item : list->items) {
+    list->depth = std::max(list->depth, item.depth() + 1);
+    if (kind != Kind::kTuple || list->unhashable) continue;
+    list->unhashable = unhashable_part(item);
+    if (!list->unhashable) list->hash = list->hash * 1'000'003 + hash_of(item);
+  }
   return object(kind, std::move(list));
 }
 
@@ -102,37 +118,31 @@ int Value::depth() const {
 namespace {
 constexpr size_t kIndexedFrom = 8;  // entries; fewer are scanned
 constexpr size_t kAbsent = ~size_t{0};
-
-bool same_key(const Value& left, const Value& right) {
-  if (left.is(Kind::kString) && right.is(Kind::kString)) return left.as_text() == right.as_text();
-  Budget budget{1000, ~size_t{0}, 1000};
-  return equal(left, right, budget);
-}
 }  // namespace
 
-size_t Dict::position(const Value& key, size_t hash) const {
+size_t Dict::position(const Value& key, size_t hash, Budget& budget) const {
   if (entries.size() < kIndexedFrom) {
     for (size_t i = 0; i < entries.size(); ++i) {
-      if (same_key(entries[i].first, key)) return i;
+      if (hash_of(entries[i].first) == hash && equal(entries[i].first, key, budget)) return i;
     }
     return kAbsent;
   }
   const auto [first, last] = index_.equal_range(hash);
   for (auto at = first; at != last; ++at) {
-    if (same_key(entries[at->second].first, key)) return at->second;
+    if (equal(entries[at->second].first, key, budget)) return at->second;
   }
   return kAbsent;
 }
 
-const Value* Dict::find(const Value& key) const {
-  const size_t at = position(key, hash_of(key));
+const Value* Dict::find(const Value& key, Budget& budget) const {
+  const size_t at = position(key, hash_of(key), budget);
   return at == kAbsent ? nullptr : &entries[at].second;
 }
 
-void Dict::set(const Value& key, Value value) {
+void Dict::set(const Value& key, Value value, Budget& budget) {
   const size_t hash = hash_of(key);
   depth = std::max({depth, key.depth() + 1, value.depth() + 1});
-  const size_t at = position(key, hash);
+  const size_t at = position(key, hash, budget);
   if (at != kAbsent) {
     entries[at].second = std::move(value);
     return;
@@ -188,7 +198,7 @@ bool equal_lists(const std::vector<Value>& left, const std::vector<Value>& right
 bool equal_dicts(const Dict& left, const Dict& right, Budget& budget) {
   if (left.entries.size() != right.entries.size()) return false;
   for (const auto& [key, value] : left.entries) {
-    const Value* other = right.find(key);
+    const Value* other = right.find(key, budget);
     if (!other || !equal(value, *other, budget)) return false;
   }
   return true;
@@ -215,9 +225,9 @@ bool equal(const Value& left, const Value& right, Budget& budget) {
     case Kind::kList:
     case Kind::kTuple:
     case Kind::kRange:
-      return equal_lists(left.items(), right.items(), budget);
+      return left.identity() == right.identity() || equal_lists(left.items(), right.items(), budget);
     case Kind::kDict:
-      return equal_dicts(left.get<Dict>(), right.get<Dict>(), budget);
+      return left.identity() == right.identity() || equal_dicts(left.get<Dict>(), right.get<Dict>(), budget);
     default:
       return left.identity() == right.identity();
   }
@@ -256,15 +266,12 @@ size_t hash_of(const Value& key) {
     case Kind::kFloat:
       return std::hash<double>{}(key.as_double());
     case Kind::kString:
-      return std::hash<std::string>{}(key.as_text());
-    case Kind::kTuple: {
-      size_t hash = 7;
-      for (const auto& item : key.items()) hash = hash * 1'000'003 + hash_of(item);
-      return hash;
-    }
+      return key.get<Text>().hash;
+    case Kind::kTuple:
     case Kind::kList:
     case Kind::kDict:
-      fail("unhashable type: '{}'", type_name(key));
+      if (const char* part = unhashable_part(key)) fail("unhashable type: '{}'", part);
+      return key.get<List>().hash;
     default:
       return std::hash<const void*>{}(key.identity());
   }
@@ -278,11 +285,10 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
       if (!item.is(Kind::kString)) {
         fail("'in <string>' requires string as left operand, not {}", type_name(item));
       }
-      budget.charge(container.as_text().size());
-      return container.as_text().find(item.as_text()) != std::string::npos;
+      return Search(container.as_text(), item.as_text(), budget).find() != std::string::npos;
     case Kind::kDict:
       budget.charge(0);
-      return container.get<Dict>().find(item) != nullptr;
+      return container.get<Dict>().find(item, budget) != nullptr;
     default:
       for (const auto& element : elements(container, budget)) {
         if (equal(element, item, budget)) return true;

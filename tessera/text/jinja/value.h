@@ -121,15 +121,19 @@ class Value {
   std::shared_ptr<void> object_;
 };
 
+// Hashes are made with the value, so that asking for one costs nothing however a value is built of shared parts.
 struct Text {
   std::string bytes;
   bool ascii = true;
+  size_t hash = 0;
 };
 
 struct List {
   std::vector<Value> items;
   size_t consumed = 0;  // of a generator
   int depth = 1;
+  size_t hash = 0;                   // of a tuple
+  const char* unhashable = nullptr;  // the type that keeps a tuple from being a key
 };
 
 // Insertion-ordered, keys of any hashable kind.
@@ -137,11 +141,11 @@ struct Dict {
   std::vector<std::pair<Value, Value>> entries;
   int depth = 1;
 
-  const Value* find(const Value& key) const;
-  void set(const Value& key, Value value);  // an existing key keeps its place
+  const Value* find(const Value& key, Budget& budget) const;
+  void set(const Value& key, Value value, Budget& budget);  // an existing key keeps its place
 
  private:
-  size_t position(const Value& key, size_t hash) const;
+  size_t position(const Value& key, size_t hash, Budget& budget) const;
   std::unordered_multimap<size_t, size_t> index_;  // hash to position
 };
 
