@@ -10,14 +10,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/mapped_file.h"
+#include "tessera/base/quote.h"
 #include "tessera/formats/detail/gguf_cursor.h"
-#include "tessera/formats/detail/quote_name.h"
 
 namespace tessera {
 namespace {
 
 using detail::GgufCursor;
-using detail::quote_name;
 
 constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
 constexpr uint32_t kMaxDimensions = 4;
@@ -43,7 +42,7 @@ std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint
   const auto& file = cursor.file_name();
   const auto rank = cursor.number<uint32_t>("a tensor's rank");
   TESSERA_CHECK(rank <= kMaxDimensions, ErrorKind::kFormat,
-                "[gguf] {}: tensor {} has {} dimensions, at most {} are allowed", file, quote_name(name), rank,
+                "[gguf] {}: tensor {} has {} dimensions, at most {} are allowed", file, quote(name), rank,
                 kMaxDimensions);
   GgufTensorInfo info{};
   uint64_t elements = 1;
@@ -51,24 +50,23 @@ std::pair<std::string, GgufTensorInfo> read_tensor_info(GgufCursor& cursor, uint
     const auto size = cursor.number<uint64_t>("a tensor's shape");
     const bool fits = size > 0 && !__builtin_mul_overflow(elements, size, &elements) && elements <= (uint64_t{1} << 56);
     TESSERA_CHECK(fits, ErrorKind::kFormat, "[gguf] {}: tensor {}: size {} of dimension {} is zero or too large", file,
-                  quote_name(name), size, i);
+                  quote(name), size, i);
     info.shape.insert(info.shape.begin(), static_cast<int64_t>(size));
   }
   const auto type = cursor.number<uint32_t>("a tensor's type");
   const auto* known = ggml_type_info(type);
-  TESSERA_CHECK(known, ErrorKind::kFormat, "[gguf] {}: tensor {} has the unknown type {}", file, quote_name(name),
-                type);
+  TESSERA_CHECK(known, ErrorKind::kFormat, "[gguf] {}: tensor {} has the unknown type {}", file, quote(name), type);
   info.type = known->type;
   const uint64_t row = info.shape.empty() ? 1 : static_cast<uint64_t>(info.shape.back());
   TESSERA_CHECK(row % known->block_elements == 0, ErrorKind::kFormat,
-                "[gguf] {}: tensor {}: rows of {} are no multiple of the {} elements of a {} block", file,
-                quote_name(name), row, known->block_elements, known->name);
+                "[gguf] {}: tensor {}: rows of {} are no multiple of the {} elements of a {} block", file, quote(name),
+                row, known->block_elements, known->name);
   info.begin = cursor.number<uint64_t>("a tensor's offset");
   TESSERA_CHECK(info.begin % alignment == 0, ErrorKind::kFormat, "[gguf] {}: tensor {}: offset {} is no multiple of {}",
-                file, quote_name(name), info.begin, alignment);
+                file, quote(name), info.begin, alignment);
   const uint64_t bytes = elements / known->block_elements * known->block_bytes;
   TESSERA_CHECK(!__builtin_add_overflow(info.begin, bytes, &info.end), ErrorKind::kFormat,
-                "[gguf] {}: tensor {}: offset {} is too large", file, quote_name(name), info.begin);
+                "[gguf] {}: tensor {}: offset {} is too large", file, quote(name), info.begin);
   return {std::move(name), std::move(info)};
 }
 
@@ -84,10 +82,10 @@ void place_tensors(std::map<std::string, GgufTensorInfo, std::less<>>& tensors, 
     TESSERA_CHECK(
         info.end <= data_bytes, ErrorKind::kFormat,
         "[gguf] {}: tensor {} ends at data byte {}, but the file holds {}. The file is cut off; fetch it again.", file,
-        quote_name(name), info.end, data_bytes);
+        quote(name), info.end, data_bytes);
     TESSERA_CHECK(info.begin >= covered, ErrorKind::kFormat,
                   "[gguf] {}: tensor {} begins at data byte {}, inside the tensor before it, which ends at {}", file,
-                  quote_name(name), info.begin, covered);
+                  quote(name), info.begin, covered);
     covered = info.end;
     info.begin += data_begin;
     info.end += data_begin;
@@ -98,7 +96,7 @@ template <class T>
 constexpr bool kIsInteger = std::is_integral_v<T> && !std::is_same_v<T, bool>;
 
 [[noreturn]] void wrong_type(const std::filesystem::path& path, std::string_view key, const char* wanted) {
-  raise(ErrorKind::kFormat, "[gguf] {}: key {} does not hold {}", path.string(), quote_name(key), wanted);
+  raise(ErrorKind::kFormat, "[gguf] {}: key {} does not hold {}", path.string(), quote(key), wanted);
 }
 
 }  // namespace
@@ -116,7 +114,7 @@ std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path
     const auto type = cursor.number<uint32_t>("a metadata type");
     auto value = cursor.value(type, key);
     TESSERA_CHECK(!result->metadata_.contains(key), ErrorKind::kFormat, "[gguf] {}: key {} occurs twice", path.string(),
-                  quote_name(key));
+                  quote(key));
     result->metadata_.emplace(std::move(key), std::move(value));
   }
   const uint64_t alignment = result->find_uint("general.alignment").value_or(kDefaultAlignment);
@@ -126,7 +124,7 @@ std::shared_ptr<const GgufFile> GgufFile::open(const std::filesystem::path& path
   for (uint64_t i = 0; i < tensor_count; ++i) {
     auto [name, info] = read_tensor_info(cursor, alignment);
     TESSERA_CHECK(!result->tensors_.contains(name), ErrorKind::kFormat, "[gguf] {}: tensor {} occurs twice",
-                  path.string(), quote_name(name));
+                  path.string(), quote(name));
     result->tensors_.emplace(std::move(name), std::move(info));
   }
   const uint64_t data_begin = (cursor.position() + alignment - 1) / alignment * alignment;
@@ -157,7 +155,7 @@ std::optional<uint64_t> GgufFile::find_uint(std::string_view key) const {
 
 uint64_t GgufFile::require_uint(std::string_view key) const {
   const auto value = find_uint(key);
-  TESSERA_CHECK(value, ErrorKind::kFormat, "[gguf] {}: has no key {}", path().string(), quote_name(key));
+  TESSERA_CHECK(value, ErrorKind::kFormat, "[gguf] {}: has no key {}", path().string(), quote(key));
   return *value;
 }
 
@@ -235,7 +233,7 @@ const GgufTensorInfo& GgufFile::tensor_info(std::string_view name) const {
   const auto found = tensors_.find(name);
   TESSERA_CHECK(found != tensors_.end(), ErrorKind::kFormat,
                 "[gguf] {}: holds no tensor {}. List the file with 'tessera ckpt ls PATH'.", path().string(),
-                quote_name(name));
+                quote(name));
   return found->second;
 }
 
@@ -245,7 +243,7 @@ at::Tensor GgufFile::tensor(std::string_view name) const {
   TESSERA_CHECK(type->decodes, ErrorKind::kFormat,
                 "[gguf] {}: tensor {} is {}, which cannot be decoded (F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, "
                 "Q4_K, Q5_K and Q6_K can). Requantise the file with llama.cpp.",
-                path().string(), quote_name(name), type->name);
+                path().string(), quote(name), type->name);
   const auto bytes = file_->bytes().subspan(info.begin, info.end - info.begin);
   const bool aligned = reinterpret_cast<uintptr_t>(bytes.data()) % 4 == 0;
   const bool plain = type->block_elements == 1;

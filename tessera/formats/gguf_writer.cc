@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 
 namespace tessera {
 namespace {
@@ -87,7 +87,7 @@ void GgufWriter::set(const std::string& key, GgufValue value) {
   const bool known =
       std::any_of(metadata_.begin(), metadata_.end(), [&](const auto& item) { return item.first == key; });
   TESSERA_CHECK(!known && !header_written_, ErrorKind::kInternal, "[gguf] {}: key {} is set twice or too late",
-                file_.path().string(), detail::quote_name(key));
+                file_.path().string(), quote(key));
   metadata_.emplace_back(key, std::move(value));
 }
 
@@ -96,14 +96,14 @@ void GgufWriter::announce(const std::string& name, GgmlType type, std::vector<in
       type == GgmlType::kF32 || type == GgmlType::kF16 || type == GgmlType::kBF16 || type == GgmlType::kQ8_0;
   TESSERA_CHECK(writable && !header_written_ && !slots_.contains(name), ErrorKind::kInternal,
                 "[gguf] {}: tensor {} is announced twice, too late or with a type that is not written",
-                file_.path().string(), detail::quote_name(name));
+                file_.path().string(), quote(name));
   const auto* known = ggml_type_info(static_cast<uint32_t>(type));
   uint64_t elements = 1;
   for (const int64_t size : shape) elements *= static_cast<uint64_t>(size);
   const int64_t row = shape.empty() ? 1 : shape.back();
   TESSERA_CHECK(shape.size() <= 4 && elements > 0 && row % known->block_elements == 0, ErrorKind::kShape,
-                "[gguf] {}: tensor {} of shape [{}] cannot be stored as {}", file_.path().string(),
-                detail::quote_name(name), fmt::join(shape, ", "), known->name);
+                "[gguf] {}: tensor {} of shape [{}] cannot be stored as {}", file_.path().string(), quote(name),
+                fmt::join(shape, ", "), known->name);
   const uint64_t end = data_bytes_ + elements / known->block_elements * known->block_bytes;
   slots_[name].info = {type, std::move(shape), data_bytes_, end};
   order_.push_back(name);
@@ -141,11 +141,10 @@ void GgufWriter::write(std::string_view name, const at::Tensor& tensor) {
   if (!header_written_) write_header();
   const auto found = slots_.find(name);
   TESSERA_CHECK(found != slots_.end() && !found->second.written, ErrorKind::kInternal,
-                "[gguf] {}: tensor {} was not announced or is written twice", file_.path().string(),
-                detail::quote_name(name));
+                "[gguf] {}: tensor {} was not announced or is written twice", file_.path().string(), quote(name));
   auto& [info, written] = found->second;
   TESSERA_CHECK(tensor.sizes() == at::IntArrayRef(info.shape), ErrorKind::kShape,
-                "[gguf] {}: tensor {} is [{}], announced was [{}]", file_.path().string(), detail::quote_name(name),
+                "[gguf] {}: tensor {} is [{}], announced was [{}]", file_.path().string(), quote(name),
                 fmt::join(tensor.sizes(), ", "), fmt::join(info.shape, ", "));
   const auto bytes = encoded(tensor, info.type);
   file_.write_at(info.begin, {static_cast<const std::byte*>(bytes.const_data_ptr()), bytes.nbytes()});
@@ -157,7 +156,7 @@ void GgufWriter::finish() {
   uint64_t end = 0;
   for (const auto& [name, slot] : slots_) {
     TESSERA_CHECK(slot.written, ErrorKind::kInternal, "[gguf] {}: tensor {} was announced but not written",
-                  file_.path().string(), detail::quote_name(name));
+                  file_.path().string(), quote(name));
     end = std::max(end, slot.info.end);
   }
   // The last tensor is padded like every other.

@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/mapped_file.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 #include "tessera/formats/detail/safetensors_header.h"
 
 namespace tessera {
@@ -54,11 +54,11 @@ void place_entries(std::map<std::string, SafetensorsEntry, std::less<>>& entries
     TESSERA_CHECK(entry.end <= data_bytes, ErrorKind::kFormat,
                   "[safetensors] {}: tensor {} ends at data byte {}, but the file holds {}. The file is cut off; fetch "
                   "it again.",
-                  file_name, detail::quote_name(name), entry.end, data_bytes);
+                  file_name, quote(name), entry.end, data_bytes);
     TESSERA_CHECK(entry.begin == covered, ErrorKind::kFormat,
                   "[safetensors] {}: tensor {} begins at data byte {}, wanted {}: tensors must neither overlap nor "
                   "leave gaps",
-                  file_name, detail::quote_name(name), entry.begin, covered);
+                  file_name, quote(name), entry.begin, covered);
     covered = entry.end;
   }
   TESSERA_CHECK(covered == data_bytes, ErrorKind::kFormat,
@@ -87,7 +87,7 @@ std::optional<c10::ScalarType> find_safetensors_dtype(std::string_view name) {
 
 c10::ScalarType parse_safetensors_dtype(std::string_view name) {
   const auto dtype = find_safetensors_dtype(name);
-  TESSERA_CHECK(dtype, ErrorKind::kFormat, "[safetensors] dtype {} is not supported", detail::quote_name(name));
+  TESSERA_CHECK(dtype, ErrorKind::kFormat, "[safetensors] dtype {} is not supported", quote(name));
   return *dtype;
 }
 
@@ -119,7 +119,7 @@ const SafetensorsEntry& SafetensorsFile::entry(std::string_view name) const {
   const auto found = entries_.find(name);
   TESSERA_CHECK(found != entries_.end(), ErrorKind::kFormat,
                 "[safetensors] {}: holds no tensor {}. List the file with 'tessera ckpt ls PATH'.", path().string(),
-                detail::quote_name(name));
+                quote(name));
   return found->second;
 }
 
@@ -133,7 +133,7 @@ at::Tensor SafetensorsFile::read_rows(std::string_view name, int64_t begin, int6
   std::vector<IndexRange> ranges;
   for (const int64_t size : entry(name).shape) ranges.push_back({0, size});
   TESSERA_CHECK(!ranges.empty(), ErrorKind::kShape, "[safetensors] {}: tensor {} has no dimension to take rows of",
-                path().string(), detail::quote_name(name));
+                path().string(), quote(name));
   ranges[0] = {begin, end};
   return read_slice(name, ranges);
 }
@@ -142,14 +142,13 @@ at::Tensor SafetensorsFile::read_slice(std::string_view name, std::span<const In
   const auto& found = entry(name);
   const auto rank = static_cast<int64_t>(found.shape.size());
   TESSERA_CHECK(ranges.size() == found.shape.size(), ErrorKind::kShape,
-                "[safetensors] {}: tensor {} has {} dimensions, {} ranges were given", path().string(),
-                detail::quote_name(name), rank, ranges.size());
+                "[safetensors] {}: tensor {} has {} dimensions, {} ranges were given", path().string(), quote(name),
+                rank, ranges.size());
   for (int64_t dim = 0; dim < rank; ++dim) {
     const auto& range = ranges[static_cast<size_t>(dim)];
     TESSERA_CHECK(0 <= range.begin && range.begin <= range.end && range.end <= found.shape[static_cast<size_t>(dim)],
                   ErrorKind::kShape, "[safetensors] {}: tensor {}: [{}, {}) is no range of dimension {}, which has {}",
-                  path().string(), detail::quote_name(name), range.begin, range.end, dim,
-                  found.shape[static_cast<size_t>(dim)]);
+                  path().string(), quote(name), range.begin, range.end, dim, found.shape[static_cast<size_t>(dim)]);
   }
   auto* data = const_cast<std::byte*>(file_->bytes().data()) + found.begin;
   const auto item_bytes = static_cast<int64_t>(c10::elementSize(found.dtype));

@@ -2,17 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <nlohmann/json.hpp>
-
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/json.h"
+#include "tessera/base/quote.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr size_t kMaxIndexBytes = size_t{256} << 20;
+constexpr JsonLimits kIndexLimits{.max_bytes = size_t{256} << 20, .max_depth = 16, .max_keys = 4'000'000};
 
 bool lies_in(const fs::path& file, const fs::path& folder) {
   const auto relative = file.lexically_relative(folder);
@@ -25,26 +24,23 @@ fs::path shard_path(const fs::path& dir, const std::string& name, const std::str
   const bool plain = !name.empty() && !shard.is_absolute() && shard == shard.filename() && name != ".." &&
                      name != "." && name.find('\0') == std::string::npos;
   TESSERA_CHECK(plain, ErrorKind::kFormat, "[safetensors] {}: names the file {}, wanted a file of this folder",
-                index_name, detail::quote_name(name));
+                index_name, quote(name));
   TESSERA_CHECK(fs::exists(dir / shard), ErrorKind::kIo,
                 "[safetensors] {}: names the file {}, which is not there. Fetch the folder again.", index_name,
-                detail::quote_name(name));
+                quote(name));
   std::error_code error;
   const auto real_dir = fs::canonical(dir, error);
   const auto real_file = fs::canonical(dir / shard, error);
   const bool hub_cache = real_dir.parent_path().filename() == "snapshots" &&
                          lies_in(real_file, real_dir.parent_path().parent_path() / "blobs");
   TESSERA_CHECK(!error && (lies_in(real_file, real_dir) || hub_cache), ErrorKind::kFormat,
-                "[safetensors] {}: the file {} leads outside the folder, to {}", index_name, detail::quote_name(name),
+                "[safetensors] {}: the file {} leads outside the folder, to {}", index_name, quote(name),
                 real_file.string());
   return dir / shard;
 }
 
-nlohmann::json parse_index(const fs::path& path) {
-  auto index = nlohmann::json::parse(read_file(path, kMaxIndexBytes), nullptr, false);
-  TESSERA_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
-                ErrorKind::kFormat, "[safetensors] {}: is no JSON object with a 'weight_map' object", path.string());
-  return index["weight_map"];
+std::vector<std::pair<std::string, JsonReader>> weight_map(const Json& index, const fs::path& path) {
+  return JsonReader(index, "[safetensors] " + path.string()).at("weight_map").members();
 }
 
 }  // namespace
@@ -62,15 +58,14 @@ SafetensorsFolder SafetensorsFolder::open(const fs::path& dir) {
   TESSERA_CHECK(fs::exists(index_path), ErrorKind::kIo,
                 "[safetensors] {}: holds neither model.safetensors nor model.safetensors.index.json", dir.string());
   std::map<std::string, std::shared_ptr<const SafetensorsFile>> shards;
-  const auto weight_map = parse_index(index_path);
-  for (const auto& [name, shard] : weight_map.items()) {
-    TESSERA_CHECK(shard.is_string(), ErrorKind::kFormat, "[safetensors] {}: tensor {} names no file",
-                  index_path.string(), detail::quote_name(name));
-    const auto& shard_name = shard.get_ref<const std::string&>();
+  const Json index = parse_json_object(read_file(index_path, kIndexLimits.max_bytes),
+                                       "[safetensors] " + index_path.string(), kIndexLimits);
+  for (const auto& [name, shard] : weight_map(index, index_path)) {
+    const auto shard_name = shard.as_string();
     auto& file = shards[shard_name];
     if (!file) file = SafetensorsFile::open(shard_path(dir, shard_name, index_path.string()));
     TESSERA_CHECK(file->contains(name), ErrorKind::kFormat, "[safetensors] {}: tensor {} is not in {}, which it names",
-                  index_path.string(), detail::quote_name(name), detail::quote_name(shard_name));
+                  index_path.string(), quote(name), quote(shard_name));
     result.files_.emplace(name, file);
   }
   return result;
@@ -80,7 +75,7 @@ const SafetensorsFile& SafetensorsFolder::file_of(std::string_view name) const {
   const auto found = files_.find(name);
   TESSERA_CHECK(found != files_.end(), ErrorKind::kFormat,
                 "[safetensors] {}: holds no tensor {}. List the folder with 'tessera ckpt ls PATH'.", dir_.string(),
-                detail::quote_name(name));
+                quote(name));
   return *found->second;
 }
 

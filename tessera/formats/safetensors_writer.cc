@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 
 namespace tessera {
 namespace {
@@ -35,7 +35,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   for (const auto& spec : specs) {
     TESSERA_CHECK(spec.name != "__metadata__" && !slots_.contains(spec.name), ErrorKind::kFormat,
                   "[safetensors] {}: the name {} cannot be written twice or is reserved", path.string(),
-                  detail::quote_name(spec.name));
+                  quote(spec.name));
     const uint64_t end = offset + size_bytes(spec);
     header[spec.name] = {
         {"dtype", safetensors_dtype_name(spec.dtype)}, {"shape", spec.shape}, {"data_offsets", {offset, end}}};
@@ -57,11 +57,11 @@ void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
   const auto found = slots_.find(name);
   TESSERA_CHECK(found != slots_.end() && !found->second.written, ErrorKind::kInternal,
                 "[safetensors] {}: tensor {} was not announced or is written twice", file_.path().string(),
-                detail::quote_name(name));
+                quote(name));
   const auto& entry = found->second.entry;
   TESSERA_CHECK(tensor.scalar_type() == entry.dtype && tensor.sizes() == at::IntArrayRef(entry.shape),
                 ErrorKind::kShape, "[safetensors] {}: tensor {} is {} [{}], announced was {} [{}]",
-                file_.path().string(), detail::quote_name(name), c10::toString(tensor.scalar_type()),
+                file_.path().string(), quote(name), c10::toString(tensor.scalar_type()),
                 fmt::join(tensor.sizes(), ", "), c10::toString(entry.dtype), fmt::join(entry.shape, ", "));
   const auto plain = tensor.detach().cpu().contiguous();
   file_.write_at(entry.begin, {static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes()});
@@ -71,8 +71,7 @@ void SafetensorsWriter::write(std::string_view name, const at::Tensor& tensor) {
 void SafetensorsWriter::finish() {
   for (const auto& [name, slot] : slots_) {
     TESSERA_CHECK(slot.written || slot.entry.size_bytes() == 0, ErrorKind::kInternal,
-                  "[safetensors] {}: tensor {} was announced but not written", file_.path().string(),
-                  detail::quote_name(name));
+                  "[safetensors] {}: tensor {} was announced but not written", file_.path().string(), quote(name));
   }
   file_.publish();
 }
@@ -90,8 +89,7 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(std::filesystem::path dir, std:
     shard_bytes += bytes;
     total_bytes_ += bytes;
     TESSERA_CHECK(shard_of_.emplace(spec.name, shards_.size() - 1).second, ErrorKind::kFormat,
-                  "[safetensors] {}: the name {} cannot be written twice", dir_.string(),
-                  detail::quote_name(spec.name));
+                  "[safetensors] {}: the name {} cannot be written twice", dir_.string(), quote(spec.name));
     shards_.back().specs.push_back(std::move(spec));
   }
   if (shards_.empty()) shards_.emplace_back();
@@ -105,7 +103,7 @@ SafetensorsFolderWriter::SafetensorsFolderWriter(std::filesystem::path dir, std:
 void SafetensorsFolderWriter::write(std::string_view name, const at::Tensor& tensor) {
   const auto found = shard_of_.find(name);
   TESSERA_CHECK(found != shard_of_.end(), ErrorKind::kInternal, "[safetensors] {}: tensor {} was not announced",
-                dir_.string(), detail::quote_name(name));
+                dir_.string(), quote(name));
   auto& shard = shards_[found->second];
   if (!shard.writer) {
     shard.writer = std::make_unique<SafetensorsWriter>(dir_ / shard.file_name, shard.specs, options_.metadata);

@@ -7,89 +7,19 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/quote.h"
 #include "tessera/models/family.h"
 
 namespace tessera {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr size_t kMaxConfigBytes = 16 << 20;
-constexpr int64_t kMaxSize = int64_t{1} << 31;   // of one dimension
+constexpr JsonLimits kLimits{.max_bytes = 16 << 20, .max_depth = 32};
+constexpr int64_t kMaxSize = int64_t{1} << 31;      // of one dimension
 constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one weight
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxContext = int64_t{1} << 40;
-
-std::string shown(const Json& value) {
-  auto text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-  return text.size() > 60 ? text.substr(0, 57) + "..." : text;
-}
-
-// One object of the file, read key by key with its name for errors. A null counts as absent, as in transformers.
-class Reader {
- public:
-  Reader(const Json& object, std::string name) : object_(object), name_(std::move(name)) {}
-
-  const Json* find(const char* key) const {
-    const auto found = object_.find(key);
-    return found == object_.end() || found->is_null() ? nullptr : &*found;
-  }
-  int64_t integer(const char* key, std::optional<int64_t> standard, int64_t least, int64_t most) const {
-    const Json* value = find(key);
-    if (!value) return required(key, standard);
-    const bool whole = value->is_number_integer() && (!value->is_number_unsigned() ||
-                                                      value->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX));
-    const auto found = whole ? value->get<int64_t>() : 0;
-    TESSERA_CHECK(whole && least <= found && found <= most, ErrorKind::kConfig,
-                  "[models.config] {}: {}: found {}, wanted an integer from {} to {}", name_, key, shown(*value), least, most);
-    return found;
-  }
-  double number(const char* key, std::optional<double> standard, double least, double most) const {
-    const Json* value = find(key);
-    if (!value) return required(key, standard);
-    const double found = value->is_number() ? value->get<double>() : std::nan("");
-    TESSERA_CHECK(least <= found && found <= most, ErrorKind::kConfig,
-                  "[models.config] {}: {}: found {}, wanted a number from {} to {}", name_, key, shown(*value), least, most);
-    return found;
-  }
-  bool flag(const char* key, bool standard) const {
-    const Json* value = find(key);
-    if (!value) return standard;
-    TESSERA_CHECK(value->is_boolean(), ErrorKind::kConfig, "[models.config] {}: {}: found {}, wanted true or false", name_, key,
-                  shown(*value));
-    return value->get<bool>();
-  }
-  std::optional<std::string> text(const char* key) const {
-    const Json* value = find(key);
-    if (!value) return std::nullopt;
-    TESSERA_CHECK(value->is_string(), ErrorKind::kConfig, "[models.config] {}: {}: found {}, wanted a string", name_, key,
-                  shown(*value));
-    return value->get<std::string>();
-  }
-  // An id, a list of ids, or nothing.
-  std::vector<int64_t> ids(const char* key) const {
-    const Json* value = find(key);
-    std::vector<int64_t> found;
-    if (!value) return found;
-    for (const auto& id : value->is_array() ? *value : Json::array({*value})) {
-      TESSERA_CHECK(id.is_number_integer(), ErrorKind::kConfig,
-                    "[models.config] {}: {}: found {}, wanted a token id or a list of them", name_, key, shown(*value));
-      found.push_back(id.get<int64_t>());
-    }
-    return found;
-  }
-  const std::string& name() const { return name_; }
-
- private:
-  template <class T>
-  T required(const char* key, const std::optional<T>& standard) const {
-    TESSERA_CHECK(standard, ErrorKind::kConfig, "[models.config] {}: {} is missing", name_, key);
-    return *standard;
-  }
-  const Json& object_;
-  std::string name_;
-};
 
 RopeKind parse_rope_kind(const std::string& kind, const std::string& name) {
   if (kind == "default") return RopeKind::kDefault;
@@ -97,80 +27,79 @@ RopeKind parse_rope_kind(const std::string& kind, const std::string& name) {
   if (kind == "dynamic") return RopeKind::kDynamic;
   if (kind == "yarn") return RopeKind::kYarn;
   if (kind == "llama3") return RopeKind::kLlama3;
-  raise(ErrorKind::kConfig, "[models.config] {}: rope type '{}' is not supported: wanted default, linear, dynamic, yarn or llama3",
-        name, kind);
+  raise(ErrorKind::kConfig, "{}: rope type {} is not supported: wanted default, linear, dynamic, yarn or llama3", name,
+        quote(kind));
 }
 
 // rope_parameters holds everything; the older rope_scaling leaves theta beside itself and may say "type".
-RopeConfig parse_rope(const Reader& top, int64_t max_positions) {
+RopeConfig parse_rope(const JsonReader& top, int64_t max_positions) {
   RopeConfig rope;
   const double top_theta = top.number("rope_theta", 10000.0, 1.0, 1e18);
-  const char* key = top.find("rope_scaling") ? "rope_scaling" : "rope_parameters";
-  const Json* object = top.find(key);
+  const auto object = top.find(top.has("rope_scaling") ? "rope_scaling" : "rope_parameters");
   rope.theta = top_theta;
   rope.original_max_position_embeddings = max_positions;
   if (!object) return rope;
-  TESSERA_CHECK(object->is_object(), ErrorKind::kConfig, "[models.config] {}: {}: found {}, wanted an object", top.name(), key,
-                shown(*object));
-  const Reader in(*object, top.name() + ": " + key);
-  rope.kind = parse_rope_kind(in.text("rope_type").value_or(in.text("type").value_or("default")), in.name());
+  if (!object->is_object()) object->fail("an object");
+  const JsonReader& in = *object;
+  rope.kind = parse_rope_kind(in.string("rope_type", in.string("type", "default")), in.name());
   rope.theta = in.number("rope_theta", top_theta, 1.0, 1e18);
   TESSERA_CHECK(in.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0, 0, 1e3), 0, 1e3) == 1.0,
-                ErrorKind::kConfig, "[models.config] {}: a partial_rotary_factor other than 1 is not supported", in.name());
+                ErrorKind::kConfig, "{}: a partial_rotary_factor other than 1 is not supported", in.name());
   if (rope.kind == RopeKind::kDefault) return rope;
   rope.original_max_position_embeddings =
       top.integer("original_max_position_embeddings",
                   in.integer("original_max_position_embeddings", max_positions, 1, kMaxContext), 1, kMaxContext);
   // yarn may leave the factor to the ratio of the two context lengths.
-  const bool derived = rope.kind == RopeKind::kYarn && !in.find("factor");
-  rope.factor = derived ? static_cast<double>(max_positions) / static_cast<double>(rope.original_max_position_embeddings)
-                        : in.number("factor", std::nullopt, 1e-6, 1e9);
+  const bool derived = rope.kind == RopeKind::kYarn && !in.has("factor");
+  rope.factor = derived
+                    ? static_cast<double>(max_positions) / static_cast<double>(rope.original_max_position_embeddings)
+                    : in.number("factor", std::nullopt, 1e-6, 1e9);
   if (rope.kind == RopeKind::kLlama3) {
     rope.low_freq_factor = in.number("low_freq_factor", std::nullopt, 1e-6, 1e9);
     rope.high_freq_factor = in.number("high_freq_factor", std::nullopt, 1e-6, 1e9);
     TESSERA_CHECK(rope.low_freq_factor < rope.high_freq_factor, ErrorKind::kConfig,
-                  "[models.config] {}: low_freq_factor {} is not below high_freq_factor {}", in.name(), rope.low_freq_factor,
+                  "{}: low_freq_factor {} is not below high_freq_factor {}", in.name(), rope.low_freq_factor,
                   rope.high_freq_factor);
   }
   if (rope.kind == RopeKind::kYarn) {
-    if (in.find("attention_factor")) rope.attention_factor = in.number("attention_factor", std::nullopt, 0, 1e6);
+    if (in.has("attention_factor")) rope.attention_factor = in.number("attention_factor", std::nullopt, 0, 1e6);
     rope.beta_fast = in.number("beta_fast", 32.0, 1e-6, 1e9);
     rope.beta_slow = in.number("beta_slow", 1.0, 1e-6, 1e9);
     rope.mscale = in.number("mscale", 0.0, 0, 1e6);
     rope.mscale_all_dim = in.number("mscale_all_dim", 0.0, 0, 1e6);
-    rope.truncate = in.flag("truncate", true);
+    rope.truncate = in.boolean("truncate", true);
   }
   return rope;
 }
 
-const ModelFamily& parse_family(const Reader& top) {
+const ModelFamily& parse_family(const JsonReader& top) {
   std::string found;
   const ModelFamily* family = nullptr;
-  if (const Json* list = top.find("architectures")) {
-    TESSERA_CHECK(list->is_array() && !list->empty() && list->front().is_string(), ErrorKind::kFormat,
-                  "[models.config] {}: architectures: found {}, wanted a list of names", top.name(), shown(*list));
-    found = list->front().get<std::string>();
+  if (const auto list = top.find("architectures")) {
+    const auto& names = list->value();
+    TESSERA_CHECK(names.is_array() && !names.empty() && names.front().is_string(), ErrorKind::kFormat,
+                  "{}: found {}, wanted a list of names", list->name(), describe(names));
+    found = names.front().get<std::string>();
     family = find_family(found);
   } else {
-    found = top.text("model_type").value_or("");
+    found = top.string("model_type", "");
     family = find_family_of_type(found);
   }
-  TESSERA_CHECK(family, ErrorKind::kFormat, "[models.config] {}: architecture '{}' is not supported. Supported: {}.",
-                top.name(), found.substr(0, 60), fmt::join(supported_architectures(), ", "));
+  TESSERA_CHECK(family, ErrorKind::kFormat, "{}: architecture {} is not supported. Supported: {}.", top.name(),
+                quote(found, 60), fmt::join(supported_architectures(), ", "));
   return *family;
 }
 
-void check_text(const Reader& top) {
-  const auto activation = top.text("hidden_act").value_or("silu");
+void check_text(const JsonReader& top) {
+  const auto activation = top.string("hidden_act", "silu");
   TESSERA_CHECK(activation == "silu" || activation == "swish", ErrorKind::kConfig,
-                "[models.config] {}: hidden_act '{}' is not supported: wanted silu", top.name(), activation);
-  if (top.find("auto_map")) log_info("[models.config] {}: auto_map names Python code, which is ignored", top.name());
+                "{}: hidden_act {} is not supported: wanted silu", top.name(), quote(activation));
+  if (top.has("auto_map")) log_info("{}: auto_map names Python code, which is ignored", top.name());
   if (top.number("attention_dropout", 0.0, 0, 1) > 0) {
-    log_warning("[models.config] {}: attention_dropout is not applied in training", top.name());
+    log_warning("{}: attention_dropout is not applied in training", top.name());
   }
-  TESSERA_CHECK(!top.find("quantization_config"), ErrorKind::kConfig,
-                "[models.config] {}: quantization_config: quantised weights are not supported. Use the unquantised model.",
-                top.name());
+  TESSERA_CHECK(!top.has("quantization_config"), ErrorKind::kConfig,
+                "{}: quantization_config: quantised weights are not supported. Use the unquantised model.", top.name());
 }
 
 }  // namespace
@@ -202,15 +131,16 @@ std::string dtype_name(c10::ScalarType dtype) {
 ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "config.json";
   TESSERA_CHECK(std::filesystem::exists(path), ErrorKind::kIo,
-                "[models.config] {}: holds no config.json, wanted a Hugging Face model folder. For a GGUF file run 'tessera ckpt convert FILE DIR' first.",
+                "[models.config] {}: holds no config.json, wanted a Hugging Face model folder. For a GGUF file run "
+                "'tessera ckpt convert FILE DIR' first.",
                 dir.string());
-  return parse(read_file(path, kMaxConfigBytes), path.string());
+  return parse(read_file(path, kLimits.max_bytes), path.string());
 }
 
 ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
-  auto source = std::make_shared<Json>(Json::parse(text, nullptr, /*allow_exceptions=*/false));
-  TESSERA_CHECK(source->is_object(), ErrorKind::kFormat, "[models.config] {}: is no JSON object", name);
-  const Reader top(*source, name);
+  const std::string where = "[models.config] " + name;
+  auto source = std::make_shared<Json>(parse_json_object(text, where, kLimits));
+  const JsonReader top(*source, where, ErrorKind::kConfig);
   ModelConfig config;
   const auto& family = parse_family(top);
   config.architecture = family.architecture;
@@ -222,39 +152,43 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   config.num_attention_heads = top.integer("num_attention_heads", 32, 1, kMaxSize);
   const int64_t heads = config.num_attention_heads, fewer = family.config.most_key_value_heads;
   config.num_key_value_heads = top.integer("num_key_value_heads", fewer ? std::min(fewer, heads) : heads, 1, kMaxSize);
-  TESSERA_CHECK(top.find("head_dim") || config.hidden_size % heads == 0, ErrorKind::kConfig,
-                "[models.config] {}: hidden_size {} is no multiple of num_attention_heads {}", name, config.hidden_size, heads);
+  TESSERA_CHECK(top.has("head_dim") || config.hidden_size % heads == 0, ErrorKind::kConfig,
+                "[models.config] {}: hidden_size {} is no multiple of num_attention_heads {}", name, config.hidden_size,
+                heads);
   config.head_dim = top.integer("head_dim", std::max<int64_t>(1, config.hidden_size / heads), 1, 1 << 16);
   TESSERA_CHECK(heads % config.num_key_value_heads == 0, ErrorKind::kConfig,
                 "[models.config] {}: num_attention_heads {} is no multiple of num_key_value_heads {}", name, heads,
                 config.num_key_value_heads);
-  TESSERA_CHECK(config.head_dim % 2 == 0, ErrorKind::kConfig, "[models.config] {}: head_dim {} is odd, rotary positions need pairs",
-                name, config.head_dim);
+  TESSERA_CHECK(config.head_dim % 2 == 0, ErrorKind::kConfig,
+                "[models.config] {}: head_dim {} is odd, rotary positions need pairs", name, config.head_dim);
   for (const int64_t other : {config.vocab_size, config.intermediate_size, heads * config.head_dim}) {
     TESSERA_CHECK(other <= kMaxElements / config.hidden_size, ErrorKind::kConfig,
-                  "[models.config] {}: a weight of {} x {} is too large: at most {} elements", name, other, config.hidden_size,
-                  kMaxElements);
+                  "[models.config] {}: a weight of {} x {} is too large: at most {} elements", name, other,
+                  config.hidden_size, kMaxElements);
   }
   config.max_position_embeddings = top.integer("max_position_embeddings", family.config.max_position_embeddings, 1, kMaxContext);
   config.sliding_window = family.config.sliding_window ? top.integer("sliding_window", 0, 0, kMaxContext) : 0;
   config.rms_norm_eps = top.number("rms_norm_eps", 1e-6, 0, 1);
   config.initializer_range = top.number("initializer_range", 0.02, 0, 100);
-  config.attention_bias = family.config.biases && top.flag("attention_bias", false);
-  config.mlp_bias = family.config.biases && top.flag("mlp_bias", false);
-  config.tie_word_embeddings = top.flag("tie_word_embeddings", false);
+  config.attention_bias = family.config.biases && top.boolean("attention_bias", false);
+  config.mlp_bias = family.config.biases && top.boolean("mlp_bias", false);
+  config.tie_word_embeddings = top.boolean("tie_word_embeddings", false);
   config.rope = parse_rope(top, config.max_position_embeddings);
   for (const char* key : {"torch_dtype", "dtype"}) {
-    if (const auto spelled = top.text(key)) config.dtype = parse_dtype_name(*spelled);
-    TESSERA_CHECK(!top.find(key) || config.dtype, ErrorKind::kConfig,
-                  "[models.config] {}: {} '{}' is not supported: wanted float32, bfloat16 or float16", name, key,
-                  *top.text(key));
+    if (!top.has(key)) continue;
+    const auto spelled = top.string(key);
+    config.dtype = parse_dtype_name(spelled);
+    TESSERA_CHECK(config.dtype, ErrorKind::kConfig,
+                  "[models.config] {}: {} {} is not supported: wanted float32, bfloat16 or float16", name, key,
+                  quote(spelled));
   }
   // The families of transformers have 1 and 2 where the keys are left out; null means none.
   if (!source->contains("bos_token_id")) config.bos_token_id = 1;
   if (!source->contains("eos_token_id")) config.eos_token_ids = {2};
-  if (const auto ids = top.ids("bos_token_id"); !ids.empty()) config.bos_token_id = ids.front();
-  if (const auto ids = top.ids("eos_token_id"); !ids.empty()) config.eos_token_ids = ids;
-  if (const auto ids = top.ids("pad_token_id"); !ids.empty()) config.pad_token_id = ids.front();
+  const int64_t last = config.vocab_size - 1;
+  if (const auto ids = top.integers("bos_token_id", 0, last); !ids.empty()) config.bos_token_id = ids.front();
+  if (const auto ids = top.integers("eos_token_id", 0, last); !ids.empty()) config.eos_token_ids = ids;
+  if (const auto ids = top.integers("pad_token_id", -1, last); !ids.empty()) config.pad_token_id = ids.front();
   config.source_ = std::move(source);
   return config;
 }

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/philox.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -19,60 +20,31 @@ constexpr uint64_t kSamplingStream = 0x73616d706c65;  // apart from the streams 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // Settings that change the result in transformers and have a neutral value there.
-const std::vector<std::pair<const char*, nlohmann::json>>& unsupported_settings() {
-  static const std::vector<std::pair<const char*, nlohmann::json>> settings = {{"num_beams", 1},
-                                                                               {"penalty_alpha", nullptr},
-                                                                               {"no_repeat_ngram_size", 0},
-                                                                               {"min_new_tokens", nullptr},
-                                                                               {"min_length", 0},
-                                                                               {"min_p", nullptr},
-                                                                               {"typical_p", 1.0},
-                                                                               {"epsilon_cutoff", 0.0},
-                                                                               {"eta_cutoff", 0.0},
-                                                                               {"bad_words_ids", nullptr},
-                                                                               {"suppress_tokens", nullptr},
-                                                                               {"begin_suppress_tokens", nullptr},
-                                                                               {"forced_bos_token_id", nullptr},
-                                                                               {"forced_eos_token_id", nullptr},
-                                                                               {"sequence_bias", nullptr}};
+const std::vector<std::pair<const char*, Json>>& unsupported_settings() {
+  static const std::vector<std::pair<const char*, Json>> settings = {{"num_beams", 1},
+                                                                     {"penalty_alpha", nullptr},
+                                                                     {"no_repeat_ngram_size", 0},
+                                                                     {"min_new_tokens", nullptr},
+                                                                     {"min_length", 0},
+                                                                     {"min_p", nullptr},
+                                                                     {"typical_p", 1.0},
+                                                                     {"epsilon_cutoff", 0.0},
+                                                                     {"eta_cutoff", 0.0},
+                                                                     {"bad_words_ids", nullptr},
+                                                                     {"suppress_tokens", nullptr},
+                                                                     {"begin_suppress_tokens", nullptr},
+                                                                     {"forced_bos_token_id", nullptr},
+                                                                     {"forced_eos_token_id", nullptr},
+                                                                     {"sequence_bias", nullptr}};
   return settings;
 }
 
-class Settings {
- public:
-  Settings(const nlohmann::json& object, std::string name) : object_(object), name_(std::move(name)) {}
-  template <class T>
-  void read(const char* key, T& into) const {
-    const auto found = object_.find(key);
-    if (found == object_.end() || found->is_null()) return;
-    const bool fits = std::is_integral_v<T> ? found->is_number_integer() : found->is_number();
-    TESSERA_CHECK(fits, ErrorKind::kConfig, "[models.generate] {}: {}: found {}, wanted a number", name_, key,
-                  found->dump(-1, ' ', true, nlohmann::json::error_handler_t::replace).substr(0, 60));
-    into = found->get<T>();
+void warn_of_unsupported(const JsonReader& settings) {
+  for (const auto& [key, neutral] : unsupported_settings()) {
+    const auto found = settings.find(key);
+    if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());
   }
-  void read_ids(const char* key, std::vector<int64_t>& into) const {
-    const auto found = object_.find(key);
-    if (found == object_.end() || found->is_null()) return;
-    into.clear();
-    for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
-      TESSERA_CHECK(id.is_number_integer(), ErrorKind::kConfig,
-                    "[models.generate] {}: {}: wanted a token id or a list of them", name_, key);
-      into.push_back(id.get<int64_t>());
-    }
-  }
-  void warn_of_unsupported() const {
-    for (const auto& [key, neutral] : unsupported_settings()) {
-      const auto found = object_.find(key);
-      if (found != object_.end() && !found->is_null() && *found != neutral) {
-        log_warning("[models.generate] {}: {} is not supported and not applied", name_, key);
-      }
-    }
-  }
-
- private:
-  const nlohmann::json& object_;
-  std::string name_;
-};
+}
 
 struct Candidate {
   int64_t token;
@@ -161,16 +133,18 @@ GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& di
   options.stop_tokens = config.eos_token_ids;
   const auto path = dir / "generation_config.json";
   if (!std::filesystem::exists(path)) return options;
-  const auto object = nlohmann::json::parse(read_file(path, 1 << 20), nullptr, /*allow_exceptions=*/false);
-  TESSERA_CHECK(object.is_object(), ErrorKind::kFormat, "[models.generate] {}: is no JSON object", path.string());
-  const Settings settings(object, path.string());
-  settings.read_ids("eos_token_id", options.stop_tokens);
-  settings.read("max_new_tokens", options.max_new_tokens);
-  settings.read("temperature", options.temperature);
-  settings.read("top_k", options.top_k);
-  settings.read("top_p", options.top_p);
-  settings.read("repetition_penalty", options.repetition_penalty);
-  settings.warn_of_unsupported();
+  constexpr JsonLimits kLimits{.max_bytes = 1 << 20, .max_depth = 32};
+  constexpr double kMost = 1e30;
+  const auto where = "[models.generate] " + path.string();
+  const Json json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);
+  const JsonReader settings(json, where, ErrorKind::kConfig);
+  if (settings.has("eos_token_id")) options.stop_tokens = settings.integers("eos_token_id", 0, config.vocab_size - 1);
+  options.max_new_tokens = settings.integer("max_new_tokens", options.max_new_tokens, 1, int64_t{1} << 40);
+  options.temperature = settings.number("temperature", options.temperature, 0, kMost);
+  options.top_k = settings.integer("top_k", options.top_k, 0, int64_t{1} << 40);
+  options.top_p = settings.number("top_p", options.top_p, 0, 1);
+  options.repetition_penalty = settings.number("repetition_penalty", options.repetition_penalty, 0, kMost);
+  warn_of_unsupported(settings);
   if (options.temperature == 0) options.temperature = 1.0;  // some files say greedy this way
   options.check();
   return options;

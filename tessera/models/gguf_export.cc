@@ -6,8 +6,9 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 #include "tessera/base/log.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 #include "tessera/formats/gguf_writer.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/models/detail/gguf_llama.h"
@@ -19,59 +20,50 @@ namespace tessera {
 namespace {
 
 using detail::LlamaShape;
-using detail::quote_name;
-using nlohmann::json;
 
-// A config.json with typed look-ups; null counts as absent.
+constexpr int64_t kMaxSize = int64_t{1} << 32;
+constexpr double kMaxNumber = 1e30;
+
+// The keys of config.json that GGUF has, too.
 class Config {
  public:
-  explicit Config(const std::filesystem::path& path) : where_(path.string()), root_(detail::read_json_object(path)) {
+  explicit Config(const std::filesystem::path& path)
+      : where_(path.string()), json_(detail::read_json_object(path)), top_(json_, "[gguf] " + where_), rope_(top_) {
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
-      if (root_.contains(key) && root_[key].is_object()) rope_ = root_[key];
+      const auto found = top_.find(key);
+      if (!found || !found->is_object()) continue;
+      rope_ = *found;
+      has_rope_ = true;
     }
   }
+  Config(const Config&) = delete;
+  Config& operator=(const Config&) = delete;
   const std::string& where() const { return where_; }
 
   int64_t whole(const char* key, std::optional<int64_t> absent = std::nullopt) const {
-    const auto* value = find(root_, key);
-    if (!value && absent) return *absent;
-    TESSERA_CHECK(value && value->is_number_unsigned() && value->get<uint64_t>() <= (uint64_t{1} << 32),
-                  ErrorKind::kFormat, "[gguf] {}: '{}' is {}, wanted a whole number", where_, key,
-                  value ? value->dump() : "absent");
-    return value->get<int64_t>();
+    return top_.integer(key, absent, 0, kMaxSize);
   }
-  double number(const char* key, double absent) const { return number_in(root_, key, absent); }
-  bool flag(const char* key) const {
-    const auto* value = find(root_, key);
-    return value && value->is_boolean() && value->get<bool>();
-  }
-  std::string text(const char* key, const std::string& absent) const { return text_in(root_, key, absent); }
+  double number(const char* key, double absent) const { return top_.number(key, absent, kLeast, kMaxNumber); }
+  bool flag(const char* key) const { return top_.boolean(key, false); }
+  std::string text(const char* key, const std::string& absent) const { return top_.string(key, absent); }
 
   // The rotary settings, in the old spelling (rope_theta and rope_scaling) or the new (rope_parameters).
-  double rope_theta() const { return number_in(rope_, "rope_theta", number("rope_theta", 10000)); }
-  std::string rope_type() const { return text_in(rope_, "rope_type", text_in(rope_, "type", "default")); }
-  double rope_number(const char* key, double absent) const { return number_in(rope_, key, absent); }
-  bool has_rope(const char* key) const { return find(rope_, key) != nullptr; }
+  double rope_theta() const { return rope_number("rope_theta", number("rope_theta", 10000)); }
+  std::string rope_type() const {
+    return has_rope_ ? rope_.string("rope_type", rope_.string("type", "default")) : "default";
+  }
+  double rope_number(const char* key, double absent) const {
+    return has_rope_ ? rope_.number(key, absent, kLeast, kMaxNumber) : absent;
+  }
+  bool has_rope(const char* key) const { return has_rope_ && rope_.has(key); }
 
  private:
-  static const json* find(const json& object, const char* key) {
-    const auto found = object.find(key);
-    return found == object.end() || found->is_null() ? nullptr : &*found;
-  }
-  static std::string text_in(const json& object, const char* key, const std::string& absent) {
-    const auto* value = find(object, key);
-    return value && value->is_string() ? value->get<std::string>() : absent;
-  }
-  double number_in(const json& object, const char* key, double absent) const {
-    const auto* value = find(object, key);
-    if (!value) return absent;
-    TESSERA_CHECK(value->is_number() && value->get<double>() > 0, ErrorKind::kFormat,
-                  "[gguf] {}: '{}' is {}, wanted a positive number", where_, key, value->dump());
-    return value->get<double>();
-  }
+  static constexpr double kLeast = 1e-30;
   std::string where_;
-  json root_;
-  json rope_ = json::object();
+  Json json_;
+  JsonReader top_;
+  JsonReader rope_;
+  bool has_rope_ = false;
 };
 
 const ModelFamily& read_family(const Config& config) {
@@ -83,18 +75,18 @@ const ModelFamily& read_family(const Config& config) {
     if (each->gguf_tensors) known.push_back(each->model_type);
   }
   raise(ErrorKind::kConfig, "[gguf] {}: the model_type {} cannot be written as GGUF in this version ({} can)",
-        config.where(), quote_name(type), fmt::join(known, " and "));
+        config.where(), quote(type), fmt::join(known, " and "));
 }
 
 LlamaShape read_shape(const Config& config) {
   TESSERA_CHECK(config.text("hidden_act", "silu") == "silu", ErrorKind::kConfig,
-                "[gguf] {}: hidden_act is {}, wanted silu", config.where(), quote_name(config.text("hidden_act", "")));
+                "[gguf] {}: hidden_act is {}, wanted silu", config.where(), quote(config.text("hidden_act", "")));
   LlamaShape shape;
   shape.layers = config.whole("num_hidden_layers");
   shape.hidden = config.whole("hidden_size");
   shape.ff = config.whole("intermediate_size");
   shape.heads = config.whole("num_attention_heads");
-  TESSERA_CHECK(shape.heads > 0, ErrorKind::kFormat, "[gguf] {}: 'num_attention_heads' is 0", config.where());
+  TESSERA_CHECK(shape.heads > 0, ErrorKind::kFormat, "[gguf] {}: num_attention_heads is 0", config.where());
   shape.kv_heads = config.whole("num_key_value_heads", shape.heads);
   shape.head_dim = config.whole("head_dim", shape.hidden / shape.heads);
   shape.vocab = config.whole("vocab_size");
@@ -131,7 +123,7 @@ void set_rope_keys(const Config& config, GgufWriter& writer) {
   } else {
     TESSERA_CHECK(type == "default" || type == "llama3", ErrorKind::kConfig,
                   "[gguf] {}: the rope scaling {} cannot be written as GGUF in this version", config.where(),
-                  quote_name(type));
+                  quote(type));
   }
 }
 
@@ -196,7 +188,7 @@ void check_tensors(const SafetensorsFolder& folder, const std::vector<detail::Ll
   for (const auto& [name, file] : folder.files()) {
     const bool derived = name.ends_with("rotary_emb.inv_freq");
     TESSERA_CHECK(derived || known.contains(name), ErrorKind::kConfig,
-                  "[gguf] {}: tensor {} has no place in a Llama model of this version", dir, quote_name(name));
+                  "[gguf] {}: tensor {} has no place in a Llama model of this version", dir, quote(name));
   }
 }
 

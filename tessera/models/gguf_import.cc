@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 #include "tessera/formats/gguf.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/base/staged.h"
@@ -21,7 +21,6 @@ namespace tessera {
 namespace {
 
 using detail::LlamaShape;
-using detail::quote_name;
 using json = nlohmann::ordered_json;
 
 // GGUF keeps float32; 1e-5 shall be written as that, not with the digits of its nearest float32.
@@ -50,7 +49,7 @@ const ModelFamily& read_family(const GgufFile& file) {
   const auto* family = find_family_of_gguf(name);
   TESSERA_CHECK(family, ErrorKind::kConfig,
                 "[gguf] {}: the architecture {} is not available in this version (llama is)", file.path().string(),
-                quote_name(name));
+                quote(name));
   TESSERA_CHECK(file.find_uint("llama.expert_count").value_or(0) == 0, ErrorKind::kConfig,
                 "[gguf] {}: a mixture of experts is not available in this version", file.path().string());
   return *family;
@@ -105,7 +104,7 @@ json rope_scaling(const GgufFile& file, double theta, int64_t head_dim) {
   const double factor = shortest(file.find_float("llama.rope.scaling.factor").value_or(1.0));
   if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
   TESSERA_CHECK(type == "yarn", ErrorKind::kConfig, "[gguf] {}: the rope scaling {} is not available in this version",
-                where, quote_name(type));
+                where, quote(type));
   json scaling = {{"rope_type", "yarn"}, {"factor", factor}};
   if (file.find_uint("llama.rope.scaling.original_context_length")) {
     scaling["original_max_position_embeddings"] = whole(file, "llama.rope.scaling.original_context_length");
@@ -203,7 +202,7 @@ void check_tensors(const GgufFile& file, const std::vector<detail::LlamaTensor>&
   for (const auto& [name, info] : file.tensors()) {
     TESSERA_CHECK(known.contains(name), ErrorKind::kConfig,
                   "[gguf] {}: tensor {} has no place in a Llama model of this version", file.path().string(),
-                  quote_name(name));
+                  quote(name));
   }
 }
 

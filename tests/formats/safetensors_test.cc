@@ -90,7 +90,7 @@ TEST(Safetensors, SlicesEqualNarrowedTensorsAndBadRangesAreShapeErrors) {
   }
   EXPECT_THAT(error_of(ErrorKind::kShape, [&] { file->read_rows("a", 2, 7); }), HasSubstr("[2, 7) is no range"));
   EXPECT_THAT(error_of(ErrorKind::kShape, [&] { file->read_rows("a", -1, 2); }), HasSubstr("no range"));
-  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { file->tensor("b\n"); }), HasSubstr("no tensor 'b\\x0a'"));
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { file->tensor("b\n"); }), HasSubstr("no tensor 'b\\n'"));
 }
 
 TEST(Safetensors, MisalignedTensorsAreCopiedAndRight) {
@@ -229,10 +229,11 @@ struct BadIndex {
   const char* message;
 };
 const std::vector<BadIndex> kBadIndexs = {
-    {"NotJson", "{", ErrorKind::kFormat, "weight_map"},
+    {"NotJson", "{", ErrorKind::kFormat, "no valid JSON"},
+    {"Deep", std::string(100'000, '['), ErrorKind::kFormat, "nested deeper than 16 levels"},
     {"NoMap", "{}", ErrorKind::kFormat, "weight_map"},
     {"MapIsList", R"({"weight_map":[]})", ErrorKind::kFormat, "weight_map"},
-    {"Number", R"({"weight_map":{"t0":3}})", ErrorKind::kFormat, "names no file"},
+    {"Number", R"({"weight_map":{"t0":3}})", ErrorKind::kFormat, "weight_map.t0: found 3, wanted a string"},
     {"Missing", R"({"weight_map":{"t0":"gone.safetensors"}})", ErrorKind::kIo, "not there"},
     {"Parent", R"({"weight_map":{"t0":"../model.safetensors"}})", ErrorKind::kFormat, "wanted a file of this folder"},
     {"Absolute", R"({"weight_map":{"t0":"/etc/passwd"}})", ErrorKind::kFormat, "wanted a file of this folder"},

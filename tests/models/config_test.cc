@@ -54,7 +54,8 @@ TEST(ModelConfig, DefaultsAreThoseOfTheFamily) {
   EXPECT_EQ(llama.intermediate_size, 11008);
   EXPECT_EQ(llama.num_key_value_heads, 32);
   EXPECT_EQ(llama.eos_token_ids, std::vector<int64_t>{2});
-  const auto mistral = ModelConfig::parse(R"({"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "eos_token_id": null})", "t");
+  const auto mistral = ModelConfig::parse(
+      R"({"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "eos_token_id": null})", "t");
   EXPECT_EQ(mistral.num_key_value_heads, 8);
   EXPECT_EQ(mistral.sliding_window, 4096);
   EXPECT_TRUE(mistral.eos_token_ids.empty());
@@ -69,9 +70,12 @@ TEST(ModelConfig, SavingKeepsWhatItDoesNotKnow) {
 
 TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   using testing::tiny_config;
-  expect_error("{", ErrorKind::kFormat, "no JSON object");
+  expect_error("{", ErrorKind::kFormat, "no valid JSON");
+  expect_error(std::string(100'000, '['), ErrorKind::kFormat, "nested deeper");
+  expect_error(tiny_config("\"x\": " + std::string(100'000, '[')), ErrorKind::kFormat, "nested deeper");
   expect_error("[]", ErrorKind::kFormat, "no JSON object");
-  expect_error(R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat, "Supported: LlamaForCausalLM, MistralForCausalLM");
+  expect_error(R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat,
+               "Supported: LlamaForCausalLM, MistralForCausalLM");
   expect_error(R"({"architectures": []})", ErrorKind::kFormat, "architectures");
   expect_error(R"({"model_type": 3})", ErrorKind::kConfig, "model_type: found 3, wanted a string");
   expect_error(tiny_config(R"("num_attention_heads": 5, "head_dim": 4)"), ErrorKind::kConfig, "num_key_value_heads 2");
@@ -91,6 +95,11 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error(tiny_config(R"("attention_bias": 1)"), ErrorKind::kConfig, "attention_bias: found 1");
   expect_error(tiny_config(R"("dtype": "int4")"), ErrorKind::kConfig, "'int4'");
   expect_error(tiny_config(R"("eos_token_id": "x")"), ErrorKind::kConfig, "eos_token_id");
+  expect_error(tiny_config(R"("eos_token_id": 1000000000000)"), ErrorKind::kConfig,
+               "eos_token_id: found 1000000000000, wanted an integer from 0 to 36");
+  expect_error(tiny_config(R"("eos_token_id": [2, 37])"), ErrorKind::kConfig, "eos_token_id[1]: found 37");
+  expect_error(tiny_config(R"("pad_token_id": 37)"), ErrorKind::kConfig, "pad_token_id: found 37");
+  expect_error(tiny_config(R"("hidden_act": "\u001b[31m")"), ErrorKind::kConfig, "hidden_act '\\x1b[31m'");
   expect_error(tiny_config(R"("quantization_config": {"bits": 4})"), ErrorKind::kConfig, "quantization_config");
 }
 

@@ -118,9 +118,18 @@ TEST(GenerationOptions, ComeFromTheFolderElseFromTheModel) {
   EXPECT_EQ(options.top_p, 0.9);
   EXPECT_EQ(options.top_k, 50);
   EXPECT_FALSE(options.sample);
-  for (const char* wrong : {"[", "[]", R"({"temperature": "hot"})", R"({"top_k": 1.5})", R"({"top_p": 2})", R"({"eos_token_id": ["x"]})"}) {
+  const std::vector<std::string> wrongs = {"[",
+                                           "[]",
+                                           R"({"temperature": "hot"})",
+                                           R"({"top_k": 1.5})",
+                                           R"({"top_p": 2})",
+                                           R"({"eos_token_id": ["x"]})",
+                                           R"({"eos_token_id": 1000000000000})",
+                                           std::string(100'000, '['),
+                                           R"({"eos_token_id": )" + std::string(100'000, '[')};
+  for (const auto& wrong : wrongs) {
     publish_file(folder / "generation_config.json", wrong);
-    EXPECT_THROW(GenerationOptions::from_folder(folder.path(), config), Error) << wrong;
+    EXPECT_THROW(GenerationOptions::from_folder(folder.path(), config), Error) << wrong.substr(0, 60);
   }
 }
 

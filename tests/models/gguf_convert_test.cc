@@ -195,9 +195,9 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
     };
   };
   refuse(ErrorKind::kConfig, "model_type 'mamba'", with_config("model_type", "mamba"));
-  refuse(ErrorKind::kFormat, "'hidden_size' is -1", with_config("hidden_size", -1));
+  refuse(ErrorKind::kFormat, "hidden_size: found -1, wanted an integer", with_config("hidden_size", -1));
   refuse(ErrorKind::kFormat, "config.json wants [40, 128]", with_config("hidden_size", 128));
-  refuse(ErrorKind::kFormat, "'num_attention_heads' is 0", with_config("num_attention_heads", 0));
+  refuse(ErrorKind::kFormat, "num_attention_heads is 0", with_config("num_attention_heads", 0));
   refuse(ErrorKind::kFormat, "layers is 100000", with_config("num_hidden_layers", 100000));
   refuse(ErrorKind::kFormat, "holds no tensor 'model.layers.2.", with_config("num_hidden_layers", 3));
   refuse(ErrorKind::kConfig, "has no place", with_config("num_hidden_layers", 1));
@@ -208,8 +208,11 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
   refuse(ErrorKind::kFormat, "no merge of two tokens", with_tokenizer("/model/merges/0", "ab"));
   refuse(ErrorKind::kConfig, "no counterpart", with_tokenizer("/pre_tokenizer/pretokenizers/0/type", "Whitespace"));
   refuse(ErrorKind::kConfig, "only BPE", with_tokenizer("/model/type", "Unigram"));
-  refuse(ErrorKind::kFormat, "is no JSON object",
-         [](const fs::path& dir) { publish_file(dir / "tokenizer.json", "[1"); });
+  refuse(ErrorKind::kFormat, "no valid JSON", [](const fs::path& dir) { publish_file(dir / "tokenizer.json", "[1"); });
+  for (const char* name : {"config.json", "tokenizer.json", "tokenizer_config.json"}) {
+    refuse(ErrorKind::kFormat, "nested deeper",
+           [&](const fs::path& dir) { publish_file(dir / name, std::string(100'000, '[')); });
+  }
   refuse(ErrorKind::kIo, "cannot be opened", [](const fs::path& dir) { fs::remove(dir / "config.json"); });
 }
 

@@ -1,6 +1,6 @@
 #include "tessera/formats/detail/gguf_cursor.h"
 
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 
 namespace tessera::detail {
 namespace {
@@ -65,7 +65,7 @@ std::vector<T> GgufCursor::numbers(uint64_t count) {
 
 GgufArray GgufCursor::array(const std::string& key, int depth) {
   TESSERA_CHECK(depth <= kMaxArrayDepth, ErrorKind::kFormat, "[gguf] {}: key {}: arrays nested deeper than {}",
-                file_name_, quote_name(key), kMaxArrayDepth);
+                file_name_, quote(key), kMaxArrayDepth);
   const auto type = number<uint32_t>("an array's type");
   const auto items = count(1, "array items");
   switch (type) {
@@ -96,7 +96,7 @@ GgufArray GgufCursor::array(const std::string& key, int depth) {
     }
     case kString: {
       TESSERA_CHECK(items <= left() / 8, ErrorKind::kFormat, "[gguf] {}: key {}: {} strings cannot fit in {} bytes",
-                    file_name_, quote_name(key), items, left());
+                    file_name_, quote(key), items, left());
       std::vector<std::string> all;
       all.reserve(static_cast<size_t>(items));
       for (uint64_t i = 0; i < items; ++i) all.push_back(string(kNoLimit, "a string of an array"));
@@ -108,8 +108,8 @@ GgufArray GgufCursor::array(const std::string& key, int depth) {
       return {std::move(all)};
     }
     default:
-      raise(ErrorKind::kFormat, "[gguf] {}: key {}: unknown array type {} at byte {}", file_name_, quote_name(key),
-            type, position_ - 12);
+      raise(ErrorKind::kFormat, "[gguf] {}: key {}: unknown array type {} at byte {}", file_name_, quote(key), type,
+            position_ - 12);
   }
 }
 
@@ -143,8 +143,8 @@ GgufValue GgufCursor::value(uint32_t type, const std::string& key) {
     case kFloat64:
       return number<double>(kWhat);
     default:
-      raise(ErrorKind::kFormat, "[gguf] {}: key {}: unknown value type {} at byte {}", file_name_, quote_name(key),
-            type, position_ - 4);
+      raise(ErrorKind::kFormat, "[gguf] {}: key {}: unknown value type {} at byte {}", file_name_, quote(key), type,
+            position_ - 4);
   }
 }
 

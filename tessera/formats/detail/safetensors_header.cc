@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 
 namespace tessera::detail {
 namespace {
@@ -40,7 +40,7 @@ class HeaderEvents {
     } else if (in_metadata_) {
       if (header_.metadata.contains(text)) fail("the metadata key twice", text);
     } else if (text != "dtype" && text != "shape" && text != "data_offsets") {
-      fail("unknown key " + quote_name(text));
+      fail("unknown key " + quote(text));
     }
     key_ = text;
     return true;
@@ -54,7 +54,7 @@ class HeaderEvents {
     const bool wanted = level_ == 2 && !in_metadata_ && (key_ == "shape" || key_ == "data_offsets");
     if (!wanted) fail("an array where none is due");
     bool& seen = key_ == "shape" ? has_shape_ : has_offsets_;
-    if (seen) fail("key " + quote_name(key_) + " twice");
+    if (seen) fail("key " + quote(key_) + " twice");
     seen = true;
     ++level_;
     return true;
@@ -75,7 +75,7 @@ class HeaderEvents {
         dtype_, ErrorKind::kFormat,
         "[safetensors] {}: tensor {}: dtype {} is not supported: wanted F64, F32, F16, BF16, F8_E4M3, F8_E5M2, "
         "I64, I32, I16, I8, U64, U32, U16, U8 or BOOL",
-        file_name_, quote_name(name_), quote_name(text));
+        file_name_, quote(name_), quote(text));
     return true;
   }
   bool number_unsigned(uint64_t value) {
@@ -97,14 +97,14 @@ class HeaderEvents {
   bool binary(json::binary_t&) { return fail("binary"); }
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) {
     raise(ErrorKind::kFormat, "[safetensors] {}: the header is not JSON at byte {}: {}", file_name_, 8 + position,
-          error.what());
+          escape(error.what(), 200));
   }
 
  private:
   bool fail(const std::string& what) { return fail(what, name_); }
   [[noreturn]] bool fail(const std::string& what, const std::string& name) {
     raise(ErrorKind::kFormat, "[safetensors] {}: tensor {}: the header has {}, which the format does not allow there",
-          file_name_, quote_name(name), what);
+          file_name_, quote(name), what);
   }
   void finish_entry() {
     if (!dtype_ || !has_shape_ || offsets_.size() != 2) fail("no complete dtype, shape and data_offsets");
@@ -122,7 +122,7 @@ class HeaderEvents {
     if (empty) bytes = 0;
     TESSERA_CHECK(entry_.begin <= entry_.end && entry_.end - entry_.begin == bytes, ErrorKind::kFormat,
                   "[safetensors] {}: tensor {}: data_offsets [{}, {}], but {} x shape [{}] is {} bytes", file_name_,
-                  quote_name(name_), entry_.begin, entry_.end, safetensors_dtype_name(entry_.dtype),
+                  quote(name_), entry_.begin, entry_.end, safetensors_dtype_name(entry_.dtype),
                   fmt::join(entry_.shape, ", "), bytes);
     header_.entries.emplace(name_, std::move(entry_));
   }

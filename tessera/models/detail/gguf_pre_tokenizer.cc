@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
 
 namespace tessera::detail {
@@ -31,11 +32,9 @@ std::string json_text(const nlohmann::ordered_json& json, const std::string& whe
   }
 }
 
-nlohmann::json read_json_object(const std::filesystem::path& path) {
-  constexpr size_t kMaxBytes = size_t{256} << 20;
-  auto json = nlohmann::json::parse(read_file(path, kMaxBytes), nullptr, false);
-  TESSERA_CHECK(json.is_object(), ErrorKind::kFormat, "[gguf] {}: is no JSON object", path.string());
-  return json;
+Json read_json_object(const std::filesystem::path& path) {
+  constexpr JsonLimits kLimits{.max_bytes = size_t{256} << 20, .max_keys = 16'000'000};
+  return parse_json_object(read_file(path, kLimits.max_bytes), "[gguf] " + path.string(), kLimits);
 }
 
 }  // namespace tessera::detail

@@ -41,6 +41,6 @@ void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, GgufWri
 // JSON text for a file; Error kFormat when a string is no UTF-8.
 std::string json_text(const nlohmann::ordered_json& json, const std::string& where, int indent);
 // An object from a JSON file, Error kFormat otherwise.
-nlohmann::json read_json_object(const std::filesystem::path& path);
+nlohmann::ordered_json read_json_object(const std::filesystem::path& path);
 
 }  // namespace tessera::detail

@@ -4,14 +4,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 #include "tessera/formats/gguf_writer.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
 
 namespace tessera::detail {
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;
 
 struct HfVocabulary {
   std::string where;
@@ -41,11 +41,11 @@ bool flag_or(const json& object, const char* key, bool absent) {
 void place_token(HfVocabulary& vocabulary, const std::string& text, const json& id, int32_t type) {
   const bool valid = id.is_number_unsigned() && id.get<uint64_t>() < vocabulary.tokens.size();
   TESSERA_CHECK(valid, ErrorKind::kFormat, "[gguf] {}: token {} has the id {}, config.json's vocabulary has {}",
-                vocabulary.where, quote_name(text), id.dump(), vocabulary.tokens.size());
+                vocabulary.where, quote(text), id.dump(), vocabulary.tokens.size());
   const auto at = id.get<size_t>();
   const bool free = vocabulary.types[at] == kUnused || vocabulary.tokens[at] == text;
   TESSERA_CHECK(free, ErrorKind::kFormat, "[gguf] {}: tokens {} and {} have the same id {}", vocabulary.where,
-                quote_name(vocabulary.tokens[at]), quote_name(text), at);
+                quote(vocabulary.tokens[at]), quote(text), at);
   vocabulary.tokens[at] = text;
   vocabulary.types[at] = type;
   vocabulary.ids[text] = static_cast<int64_t>(at);
@@ -70,11 +70,11 @@ void read_merges(const json& model, HfVocabulary& vocabulary) {
       left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
     }
     TESSERA_CHECK(!left.empty() && !right.empty(), ErrorKind::kFormat, "[gguf] {}: {} is no merge of two tokens",
-                  vocabulary.where, quote_name(json(merge).dump()));
+                  vocabulary.where, quote(json(merge).dump()));
     const bool spaces = left.find(' ') != std::string::npos || right.find(' ') != std::string::npos;
     TESSERA_CHECK(!spaces, ErrorKind::kConfig,
                   "[gguf] {}: the merge of {} and {} holds a space, which GGUF cannot store", vocabulary.where,
-                  quote_name(left), quote_name(right));
+                  quote(left), quote(right));
     vocabulary.merges.push_back(left + " " + right);
     vocabulary.merged.push_back(left + right);
   }

@@ -6,7 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
-#include "tessera/formats/detail/quote_name.h"
+#include "tessera/base/quote.h"
 #include "tessera/formats/gguf.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
 
@@ -38,7 +38,7 @@ const PreTokenizerKind& find_kind(const GgufFile& file) {
   }
   raise(ErrorKind::kConfig,
         "[gguf] {}: the pre-tokenizer {} is not available in this version (smollm, llama-bpe, qwen2, gpt-2 are)",
-        file.path().string(), quote_name(name));
+        file.path().string(), quote(name));
 }
 
 std::optional<uint64_t> special_id(const GgufFile& file, const char* name, size_t tokens) {
@@ -61,7 +61,7 @@ void read_merges(const GgufFile& file, GgufVocabulary& vocabulary) {
     const auto& ids = vocabulary.ids;
     TESSERA_CHECK(!right.empty() && ids.contains(left) && ids.contains(right) && ids.contains(left + right),
                   ErrorKind::kFormat, "[gguf] {}: the merge {} is not of two tokens into a third", vocabulary.where,
-                  quote_name(merge));
+                  quote(merge));
     vocabulary.merges.emplace_back(left, right);
   }
 }
@@ -111,7 +111,7 @@ GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
   const auto model = file.find_string("tokenizer.ggml.model").value_or("");
   TESSERA_CHECK(model == "gpt2" || model == "llama", ErrorKind::kConfig,
                 "[gguf] {}: the tokenizer model {} is not available in this version (gpt2 and llama are)", result.where,
-                quote_name(model));
+                quote(model));
   const auto* tokens = file.find_strings("tokenizer.ggml.tokens");
   TESSERA_CHECK(tokens && static_cast<int64_t>(tokens->size()) <= vocab, ErrorKind::kFormat,
                 "[gguf] {}: {} tokens for {} embedding rows", result.where, tokens ? tokens->size() : 0, vocab);
@@ -126,7 +126,7 @@ GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
   }
   for (size_t id = 0; id < result.tokens.size(); ++id) {
     TESSERA_CHECK(result.ids.emplace(result.tokens[id], id).second, ErrorKind::kFormat,
-                  "[gguf] {}: token {} occurs twice, as {} and {}", result.where, quote_name(result.tokens[id]),
+                  "[gguf] {}: token {} occurs twice, as {} and {}", result.where, quote(result.tokens[id]),
                   result.ids[result.tokens[id]], id);
   }
   for (auto [member, name] : {std::pair(&result.bos, "bos"), std::pair(&result.eos, "eos"),
