@@ -138,10 +138,12 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
   check_options(options);
   auto set = std::shared_ptr<Dataset>(new Dataset());
   set->options_ = options;
-  const auto padding = tokenizer.pad_id() ? tokenizer.pad_id() : tokenizer.eos_id();
-  set->padding_token_ = padding.value_or(0);
+  // Nothing reads padding but the embedding: a padding token that the model does not know gives way to one that it knows.
+  for (const auto token : {tokenizer.eos_id(), tokenizer.pad_id()}) {
+    if (token && (options.vocab_size == 0 || *token < options.vocab_size)) set->padding_token_ = *token;
+  }
   set->sample_begin_.push_back(0);
-  const SampleMaker maker(tokenizer, chat_template);
+  const SampleMaker maker(tokenizer, chat_template, options.vocab_size);
   Builder builder{*set};
   for (const auto& path : options.paths) {
     read_records(path, options.format, [&](const Record& record) { builder.add(record, maker); });

@@ -30,7 +30,8 @@ struct DataOptions {
   bool packing = true;                // false: one sample a row
   std::string overlong = "truncate";  // truncate | drop | error
   uint64_t seed = 42;
-  bool shuffle = true;  // of the samples before they are packed; false keeps the order of the files
+  bool shuffle = true;     // of the samples before they are packed; false keeps the order of the files
+  int64_t vocab_size = 0;  // tokens that the model knows; 0: any
 };
 
 struct DataStats {
@@ -44,8 +45,8 @@ struct DataStats {
 
 class Dataset {
  public:
-  // Error kConfig for wrong options and for chats without a template, kIo and kFormat for files, kFormat for a set
-  // without a single row.
+  // Error kConfig for wrong options, for chats without a template and for tokens that the model does not know, kIo and
+  // kFormat for files, kFormat for a set without a single row.
   static std::shared_ptr<const Dataset> load(const DataOptions& options, const text::Tokenizer& tokenizer,
                                              const std::optional<text::ChatTemplate>& chat_template);
 

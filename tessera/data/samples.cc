@@ -4,12 +4,24 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
+#include "tessera/base/quote.h"
 
 namespace tessera::data {
 
-using Json = nlohmann::ordered_json;
-
 Sample SampleMaker::make(const Record& record) const {
+  Sample sample = make_unchecked(record);
+  if (vocab_size_ == 0) return sample;
+  for (const int32_t token : sample.tokens) {
+    TESSERA_CHECK(token < vocab_size_, ErrorKind::kConfig,
+                  "[data.read] {}: the tokenizer makes token {} ({}) of it, the model knows {} tokens. Do tokenizer and "
+                  "model belong together?",
+                  record.where, token, quote(tokenizer_.id_to_token(token)), vocab_size_);
+  }
+  return sample;
+}
+
+Sample SampleMaker::make_unchecked(const Record& record) const {
   switch (record.kind) {
     case RecordKind::kCompletion:
       return from_completion(record.text, record.completion);
@@ -38,7 +50,7 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
   sample.learnt.assign(sample.tokens.size(), 0);
   const auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
   sample.tokens.insert(sample.tokens.end(), answer.begin(), answer.end());
-  if (eos && sample.tokens.back() != *eos) sample.tokens.push_back(*eos);
+  if (eos && (sample.tokens.empty() || sample.tokens.back() != *eos)) sample.tokens.push_back(*eos);
   sample.learnt.resize(sample.tokens.size(), 1);
   return sample;
 }

@@ -29,10 +29,12 @@ struct Sample {
 
 class SampleMaker {
  public:
-  SampleMaker(const text::Tokenizer& tokenizer, const std::optional<text::ChatTemplate>& chat_template)
-      : tokenizer_(tokenizer), chat_template_(chat_template) {}
+  // vocab_size: tokens that the model knows; 0: any.
+  SampleMaker(const text::Tokenizer& tokenizer, const std::optional<text::ChatTemplate>& chat_template,
+              int64_t vocab_size = 0)
+      : tokenizer_(tokenizer), chat_template_(chat_template), vocab_size_(vocab_size) {}
 
-  // Error kConfig for a chat without template; kFormat when the template refuses the messages, or when what it prints
+  // Error kConfig for a chat without template and for a token that the model does not know; kFormat when the template refuses the messages, or when what it prints
   // does not show where the assistant speaks.
   Sample make(const Record& record) const;
 
@@ -44,6 +46,7 @@ class SampleMaker {
     bool to_last_special = false;  // a turn that holds special tokens of its own, as tool calls do
   };
 
+  Sample make_unchecked(const Record& record) const;
   Sample from_text(const std::string& text) const;
   Sample from_completion(const std::string& prompt, const std::string& completion) const;
   Sample from_chat(const Record& record) const;
@@ -53,6 +56,7 @@ class SampleMaker {
 
   const text::Tokenizer& tokenizer_;
   const std::optional<text::ChatTemplate>& chat_template_;
+  int64_t vocab_size_;
 };
 
 }  // namespace tessera::data

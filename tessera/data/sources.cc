@@ -8,31 +8,16 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 #include "tessera/base/mapped_file.h"
+#include "tessera/base/quote.h"
+#include "tessera/data/encoding.h"
 
 namespace tessera::data {
 namespace {
 
-using Json = nlohmann::ordered_json;
-constexpr int kMaxDepth = 100;  // of the JSON of a record
-
-struct TooDeep {};
-
-Json parse_line(std::string_view line, const std::string& where) {
-  try {
-    return Json::parse(line.begin(), line.end(), [](int depth, Json::parse_event_t, Json&) {
-      if (depth > kMaxDepth) throw TooDeep();
-      return true;
-    });
-  } catch (const Json::parse_error& error) {
-    raise(ErrorKind::kFormat, "[data.read] {} byte {}: the line is no JSON object. Correct or remove it.", where,
-          error.byte);
-  } catch (const Json::exception& error) {
-    raise(ErrorKind::kFormat, "[data.read] {}: the line is no JSON object: {}", where, error.what());
-  } catch (const TooDeep&) {
-    raise(ErrorKind::kFormat, "[data.read] {}: the JSON is nested deeper than {}.", where, kMaxDepth);
-  }
-}
+// A record may be as long as its file's limit, but is no tree.
+constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 32, .max_depth = 100, .max_keys = 10'000'000};
 
 std::string text_field(const Json& json, const char* key, const std::string& where) {
   const Json& value = json.at(key);
@@ -69,8 +54,9 @@ Record record_of(const Json& json, bool only_chat, std::string where) {
     record.text = text_field(json, "text", where);
   } else {
     std::vector<std::string> keys;
-    for (const auto& [key, value] : json.items()) keys.push_back("'" + key.substr(0, 40) + "'");
-    keys.resize(std::min<size_t>(keys.size(), 8));
+    for (const auto& [key, value] : json.items()) {
+      if (keys.size() < 8) keys.push_back(quote(key, 40));
+    }
     raise(ErrorKind::kFormat, "[data.read] {}: found the keys {}, wanted {}.", where,
           keys.empty() ? "(none)" : fmt::format("{}", fmt::join(keys, ", ")),
           only_chat ? "'messages'" : "'messages', 'prompt' and 'completion', or 'text'");
@@ -95,6 +81,7 @@ void read_records(const std::filesystem::path& path, const std::string& format,
                   const std::function<void(const Record&)>& visit) {
   const auto file = MappedFile::open(path);
   std::string_view content(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
+  check_encoding(content, path);
   if (content.starts_with("\xef\xbb\xbf")) content.remove_prefix(3);
   if (format == "text" || (format == "auto" && !looks_like_jsonl(path, content))) {
     if (is_blank(content)) return;
@@ -112,7 +99,7 @@ void read_records(const std::filesystem::path& path, const std::string& format,
     ++number;
     if (is_blank(line)) continue;
     std::string where = fmt::format("{} line {}", path.string(), number);
-    const Json json = parse_line(line, where);
+    const Json json = parse_json(line, "[data.read] " + where, kLimits);
     visit(record_of(json, format == "chat", std::move(where)));
   }
 }

@@ -31,7 +31,8 @@ std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const st
                               .packing = recipe.data.packing,
                               .overlong = recipe.data.overlong,
                               .seed = static_cast<uint64_t>(recipe.train.seed),
-                              .shuffle = shuffle},
+                              .shuffle = shuffle,
+                              .vocab_size = run.vocab_size},
                              *run.tokenizer, run.chat_template);
 }
 
@@ -48,6 +49,7 @@ std::string mesh_device(const Recipe& recipe, const comm::World& world) {
 RunData load_run_data(const Recipe& recipe) {
   RunData run;
   run.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::from_folder(recipe.model.path));
+  run.vocab_size = ModelConfig::from_folder(recipe.model.path).vocab_size;
   run.chat_template = text::ChatTemplate::from_folder(recipe.model.path);
   run.train = load_dataset(recipe, recipe.data.train, run, true);
   if (!recipe.data.validation.empty()) run.validation = load_dataset(recipe, recipe.data.validation, run, false);

@@ -24,6 +24,7 @@ namespace tessera::train {
 
 struct RunData {
   std::shared_ptr<const text::Tokenizer> tokenizer;
+  int64_t vocab_size = 0;  // of the model
   std::optional<text::ChatTemplate> chat_template;
   std::shared_ptr<const data::Dataset> train;
   std::shared_ptr<const data::Dataset> validation;  // null when the recipe names none

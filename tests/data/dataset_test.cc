@@ -269,9 +269,8 @@ TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
   const auto error = [&](const std::string& content, const std::string& format = "auto") {
     return error_of({.paths = {write("bad.jsonl", content)}, .format = format}, ErrorKind::kFormat);
   };
-  EXPECT_THAT(error("{\"text\": \"a\"}\n{\"text\": oops}\n"), HasSubstr("bad.jsonl line 2 byte 10"));
-  EXPECT_THAT(error("{\"text\": \"a\"} trailing\n"), HasSubstr("line 1 byte"));
-  EXPECT_THAT(error("{\"text\": \"\xff\"}\n"), HasSubstr("line 1 byte"));
+  EXPECT_THAT(error("{\"text\": \"a\"}\n{\"text\": oops}\n"), HasSubstr("bad.jsonl line 2: byte 10: no valid JSON"));
+  EXPECT_THAT(error("{\"text\": \"a\"} trailing\n"), HasSubstr("line 1: byte"));
   EXPECT_THAT(error("[1]\n"), HasSubstr("wanted a JSON object"));
   EXPECT_THAT(error("{\"txt\": \"a\"}\n"),
               AllOf(HasSubstr("'txt'"), HasSubstr("'messages', 'prompt' and 'completion', or 'text'")));
@@ -281,6 +280,45 @@ TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
   EXPECT_THAT(error("{\"messages\": [{\"content\": \"a\"}]}\n"), HasSubstr("'role'"));
   EXPECT_THAT(error("{\"text\": \"a\"}\n", "chat"), HasSubstr("wanted 'messages'"));
   EXPECT_THAT(error("{\"text\": " + std::string(100000, '[') + "\n"), HasSubstr("nested deeper"));
+}
+
+TEST_F(DatasetTest, DeepAndWideRecordsCostNoMoreThanTheirBytes) {
+  std::string wide = "{\"text\": \"a\"";
+  for (int i = 0; i < 300'000; ++i) wide += ", \"key " + std::to_string(i) + "\": 1";  // quadratic: minutes
+  EXPECT_EQ(load({.paths = {write("wide.jsonl", wide + "}\n")}, .sequence_length = 8})->stats().tokens, 2);
+}
+
+TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
+  const auto error = [&](const std::string& content, const char* name = "a.txt") {
+    return error_of({.paths = {write(name, content)}}, ErrorKind::kFormat);
+  };
+  const auto wide = [](std::string_view text, bool little) {
+    std::string out;
+    for (const char c : text) out += little ? std::string{c, '\0'} : std::string{'\0', c};
+    return out;
+  };
+  EXPECT_THAT(error("\xff\xfe" + wide("In the beginning", true)),
+              AllOf(HasSubstr("a.txt: byte 0 is 0xff"), HasSubstr("seems to be UTF-16"), HasSubstr("iconv -f UTF-16")));
+  EXPECT_THAT(error("\xfe\xff" + wide("In the beginning", false)), HasSubstr("seems to be UTF-16."));
+  EXPECT_THAT(error(wide("In the beginning", true)), AllOf(HasSubstr("byte 1 is 0x00"), HasSubstr("iconv -f UTF-16LE")));
+  EXPECT_THAT(error(wide("{\"text\": \"a\"}\n", false), "a.jsonl"),
+              AllOf(HasSubstr("byte 0 is 0x00"), HasSubstr("iconv -f UTF-16BE")));
+  EXPECT_THAT(error("caf\xe9 au lait"), AllOf(HasSubstr("byte 3 is 0xe9"), HasSubstr("Latin-1")));
+  EXPECT_THAT(error("{\"text\": \"caf\xe9 au lait\"}\n", "a.jsonl"), HasSubstr("byte 13 is 0xe9"));
+  EXPECT_THAT(error("na\u00efve caf\xc3"), AllOf(HasSubstr("byte 10 is 0xc3"), HasSubstr("cut off")));
+  EXPECT_EQ(load({.paths = {write("b.txt", "\xef\xbb\xbf" "caf\u00e9")}, .sequence_length = 8})->stats().tokens, 6);
+}
+
+TEST_F(DatasetTest, EmptyPromptAndCompletionAreASampleWithNothingToLearn) {
+  EXPECT_THAT(error_of({.paths = {write("a.jsonl", "{\"prompt\": \"\", \"completion\": \"\"}\n")}}, ErrorKind::kFormat),
+              HasSubstr("1 hold nothing to learn"));
+}
+
+TEST_F(DatasetTest, TokensThatTheModelDoesNotKnowAreRefusedByRecord) {
+  const std::string path = write("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b<|im_end|>\"}\n");
+  EXPECT_THAT(error_of({.paths = {path}, .vocab_size = kTurnEnd}, ErrorKind::kConfig),
+              AllOf(HasSubstr("a.jsonl line 1"), HasSubstr("token 258 ('<eos>')"), HasSubstr("the model knows 257")));
+  EXPECT_EQ(load({.paths = {path}, .sequence_length = 8, .vocab_size = kEos + 1})->stats().documents, 2);
 }
 
 TEST_F(DatasetTest, RefusesWhatCannotBe) {
