@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/quote.h"
 #include "tessera/cli/ckpt_files.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
@@ -15,9 +16,29 @@
 namespace tessera::cli {
 namespace {
 
+constexpr size_t kShownName = 500;  // bytes of a name in a listing
+
 void print(const std::string& text) {
-  TESSERA_CHECK(std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0,
-                ErrorKind::kIo, "[ckpt] the result could not be written to the standard output");
+  TESSERA_CHECK(std::fwrite(text.data(), 1, text.size(), stdout) == text.size(), ErrorKind::kIo,
+                "[ckpt] the result could not be written to the standard output");
+}
+
+void print_verified(const std::string& path, const VerifiedFiles& verified) {
+  std::string line = fmt::format("{}: {} tensors, {} bytes, ", path, verified.tensors, verified.size_bytes);
+  if (verified.unread.empty()) {
+    print(line + "all good\n");
+    return;
+  }
+  size_t count = 0;
+  std::vector<std::string> types;
+  for (const auto& [type, tensors] : verified.unread) {
+    count += tensors;
+    types.push_back(fmt::format("{} of {}", tensors, type));
+  }
+  print(line +
+        fmt::format("structure is good; the values of {} tensors were not checked, as this version cannot decode "
+                    "their type ({})\n",
+                    count, fmt::join(types, ", ")));
 }
 
 void print_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
@@ -35,14 +56,17 @@ void print_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) 
 }
 
 void print_table(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
+  constexpr size_t kMaxWidth = 80;  // longer names stick out
   size_t name_width = 4;
-  for (const auto& tensor : tensors) name_width = std::max(name_width, tensor.name.size());
-  std::string text;
   for (const auto& tensor : tensors) {
-    text += fmt::format("{:<{}}  {:<7}  {:<16}  {:>12}  {}\n", tensor.name, name_width, tensor.dtype,
-                        fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.size_bytes, tensor.file);
+    name_width = std::max(name_width, std::min(kMaxWidth, escape(tensor.name, kShownName).size()));
   }
-  print(text + fmt::format("{} tensors, {} bytes\n", tensors.size(), total_bytes));
+  for (const auto& tensor : tensors) {
+    print(fmt::format("{:<{}}  {:<7}  {:<16}  {:>12}  {}\n", escape(tensor.name, kShownName), name_width, tensor.dtype,
+                      fmt::format("[{}]", fmt::join(tensor.shape, ", ")), tensor.size_bytes,
+                      escape(tensor.file, kShownName)));
+  }
+  print(fmt::format("{} tensors, {} bytes\n", tensors.size(), total_bytes));
 }
 
 void list(const std::string& path, bool as_json) {
@@ -70,25 +94,16 @@ int run_ckpt(VerbArguments args) {
   auto* change = app->add_subcommand("convert", "GGUF file to Hugging Face folder, or folder to GGUF file");
   change->add_option("SRC", source, "A GGUF file or a Hugging Face folder")->required();
   change->add_option("DST", destination, "Must not exist yet")->required();
-  change->add_option("--to", convert.to, "hf, gguf or dcp; by default the other one of hf and gguf")
-      ->type_name("FORMAT");
+  change->add_option("--to", convert.to, "hf or gguf; by default the other one")->type_name("FORMAT");
   change->add_option("--dtype", convert.dtype, "float32, bfloat16, float16, and q8_0 for GGUF; by default that of SRC")
       ->type_name("DTYPE");
-  std::vector<std::string> ignored;
-  for (const char* name : {"diff", "reshard"}) {
-    app->add_subcommand(name, "Not available in this version")->add_option("PATH", ignored);
-  }
   if (const auto code = parse_flags(*app, args)) return *code;
   if (ls->parsed()) {
     list(path, json);
   } else if (verify->parsed()) {
-    const auto verified = verify_checkpoint(path);
-    print(fmt::format("{}: {} tensors, {} bytes, all good\n", path, verified.tensors, verified.size_bytes));
-  } else if (change->parsed()) {
-    convert_checkpoint(source, destination, convert);
+    print_verified(path, verify_checkpoint(path));
   } else {
-    raise(ErrorKind::kConfig, "[ckpt] {} is not available in this version (ls, verify and convert are)",
-          app->get_subcommands().front()->get_name());
+    convert_checkpoint(source, destination, convert);
   }
   return 0;
 }

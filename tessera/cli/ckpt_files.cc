@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/formats/gguf.h"
@@ -85,7 +86,7 @@ void check_finite(const at::Tensor& tensor, const std::string& name, const fs::p
   // isfinite() knows no float8; whatever is not finite there is not finite in float32 either.
   const auto values = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
   TESSERA_CHECK(values.isfinite().all().item<bool>(), ErrorKind::kFormat,
-                "[ckpt.verify] {}: tensor '{}' holds values that are not finite", path.string(), name);
+                "[ckpt.verify] {}: tensor {} holds values that are not finite", path.string(), quote(name));
 }
 
 }  // namespace
@@ -103,10 +104,9 @@ std::vector<ListedTensor> list_tensors(const fs::path& path) {
 }
 
 void convert_checkpoint(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
-  TESSERA_CHECK(options.to != "dcp", ErrorKind::kConfig, "[ckpt.convert] --to dcp is not available in this version");
   const auto kind = kind_of(source);
   const auto to = !options.to.empty() ? options.to : kind == Kind::kGguf ? "hf" : "gguf";
-  TESSERA_CHECK(to == "hf" || to == "gguf", ErrorKind::kConfig, "[ckpt.convert] --to {}: wanted hf, gguf or dcp", to);
+  TESSERA_CHECK(to == "hf" || to == "gguf", ErrorKind::kConfig, "[ckpt.convert] --to {}: wanted hf or gguf", to);
   const bool possible = to == "hf" ? kind == Kind::kGguf : kind == Kind::kSafetensors && fs::is_directory(source);
   TESSERA_CHECK(possible, ErrorKind::kConfig,
                 "[ckpt.convert] {}: converting this to {} is not available in this version (a GGUF file to hf and a "
@@ -131,7 +131,11 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
   } else if (kind == Kind::kGguf) {
     const auto file = GgufFile::open(path);
     for (const auto& [name, info] : file->tensors()) {
-      if (ggml_type_info(static_cast<uint32_t>(info.type))->decodes) check_finite(file->tensor(name), name, path);
+      if (ggml_type_info(static_cast<uint32_t>(info.type))->decodes) {
+        check_finite(file->tensor(name), name, path);
+      } else {
+        ++result.unread[std::string(info.type_name())];
+      }
     }
   } else {
     const auto folder = SafetensorsFolder::open(path);

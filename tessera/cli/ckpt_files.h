@@ -1,13 +1,14 @@
 // What `tessera ckpt` does with files, apart from flags: list, convert, verify.
 //
-//   auto listing = list_tensors("smollm2");        // a .safetensors file, a folder of them, a GGUF file or a
-//   checkpoint convert_checkpoint("model.gguf", "dir", {});   // GGUF to Hugging Face folder, or the other way round
+//   auto listing = list_tensors("smollm2");   // a .safetensors file, a folder of them, a GGUF file or a checkpoint
+//   convert_checkpoint("model.gguf", "dir", {});   // GGUF to Hugging Face folder, or the other way round
 //
 // Errors as in formats/, models/gguf_convert.h and checkpoint/. Thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct ListedTensor {
 std::vector<ListedTensor> list_tensors(const std::filesystem::path& path);
 
 struct ConvertOptions {
-  std::string to;     // "hf", "gguf", "dcp"; empty: hf from a GGUF file, gguf from a folder
+  std::string to;     // "hf", "gguf"; empty: hf from a GGUF file, gguf from a folder
   std::string dtype;  // empty: as GgufImportOptions and GgufExportOptions say
 };
 void convert_checkpoint(const std::filesystem::path& source, const std::filesystem::path& destination,
@@ -34,6 +35,7 @@ void convert_checkpoint(const std::filesystem::path& source, const std::filesyst
 struct VerifiedFiles {
   size_t tensors = 0;
   uint64_t size_bytes = 0;
+  std::map<std::string, size_t> unread;  // tensors of each type that cannot be decoded: their values were not checked
 };
 // Reads everything: structure, hashes where there are some, and that floating-point values are finite.
 // Error kFormat names the first thing that is wrong.

@@ -47,6 +47,14 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// Positional arguments by their name alone; CLI11 would print "PATH TEXT REQUIRED".
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_positional() ? "" : CLI::Formatter::make_option_opts(option);
+  }
+};
+
 }  // namespace
 
 std::shared_ptr<CLI::App> make_app(const std::string& verb) {
@@ -59,6 +67,7 @@ std::shared_ptr<CLI::App> make_app(const std::string& verb) {
          "debug, info, warning, error or off")
       ->type_name("LEVEL")
       ->default_str("info");
+  app->formatter(std::make_shared<HelpFormatter>());
   app->get_formatter()->column_width(34);
   return app;
 }
@@ -79,15 +88,6 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), one_line(error.what()), app.get_name());
   }
   return std::nullopt;
-}
-
-int not_available(const std::string& verb, VerbArguments args) {
-  auto app = make_app(verb);
-  app->footer("This verb is not available in this version.");
-  app->allow_extras();
-  if (const auto code = parse_flags(*app, args)) return *code;
-  raise(ErrorKind::kConfig, "[tessera {}] not available in this version ('tessera --version'). See 'tessera --help'.",
-        verb);
 }
 
 bool stderr_has_colour() {

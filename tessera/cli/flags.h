@@ -26,9 +26,6 @@ std::shared_ptr<CLI::App> make_app(const std::string& verb);
 // Error kConfig names a wrong flag, the nearest flag and the verb's --help.
 std::optional<int> parse_flags(CLI::App& app, VerbArguments args);
 
-// What a verb that is not built yet does: prints its --help, else Error kConfig "not available in this version".
-int not_available(const std::string& verb, VerbArguments args);
-
 // Whether colours and progress bars may be written to stderr: it is a terminal, NO_COLOR is unset or empty
 // (https://no-color.org) and TERM is not "dumb".
 bool stderr_has_colour();

@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/quote.h"
 #include "tessera/base/version.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/errors/error_report.h"
@@ -36,7 +38,7 @@ void print_help(std::FILE* to) {
       "\n"
       "First steps:\n"
       "  tessera doctor                                                what this machine can do\n"
-      "  tessera train recipes/smollm2-dialogues.yaml --nproc 2        fine-tune over two processes\n"
+      "  tessera train recipes/demo.yaml --nproc 2                     fine-tune over two processes\n"
       "  tessera generate --model DIR --prompt 'Once upon a time'      try a model\n";
   std::fputs(text.c_str(), to);
 }
@@ -57,7 +59,7 @@ int run_verb(VerbArguments args) {
     print_help(stdout);
     return 0;
   }
-  if (name == "--version") {
+  if (name == "--version" || name == "version") {
     std::printf("tessera %s\n", version());
     return 0;
   }
@@ -65,13 +67,26 @@ int run_verb(VerbArguments args) {
   if (!verb) {
     std::vector<std::string_view> names;
     for (const auto& known : verbs()) names.push_back(known.name);
-    raise(ErrorKind::kConfig, "[tessera] unknown verb '{}'. Did you mean '{}'? See 'tessera --help'.", name,
-          nearest(name, names));
+    const auto closest = nearest(name, names);
+    const bool near = edit_distance(name, closest) <= std::max<size_t>(2, name.size() / 3);
+    raise(ErrorKind::kConfig, "[tessera] unknown verb {}.{} See 'tessera --help'.", quote(name, 40),
+          near ? fmt::format(" Did you mean '{}'?", closest) : "");
   }
   return verb->run(args.subspan(1));
 }
 
+int fail_with(const std::exception& error) {
+  std::fflush(stdout);
+  if (!comm::report_error(error)) print_error(error.what());
+  return exit_code_for(error);
+}
+
 }  // namespace
+
+std::string message_of(const std::exception& error) {
+  if (!dynamic_cast<const std::bad_alloc*>(&error)) return error.what();
+  return "[tessera] out of memory: the system gave no more. Take smaller batches or sequences, or more ranks.";
+}
 
 int run_program(VerbArguments args) noexcept {
   int code = 1;
@@ -80,10 +95,11 @@ int run_program(VerbArguments args) noexcept {
     // A result that did not reach its reader is a failure (full disk).
     TESSERA_CHECK(std::fflush(stdout) == 0 && !std::ferror(stdout), ErrorKind::kIo,
                   "[tessera] standard output: cannot be written. Is the disk full?");
+  } catch (const std::bad_alloc& error) {
+    // The launcher shows the same words.
+    code = fail_with(Error(ErrorKind::kMemory, message_of(error)));
   } catch (const std::exception& error) {
-    std::fflush(stdout);
-    if (!comm::report_error(error)) print_error(error.what());
-    code = exit_code_for(error);
+    code = fail_with(error);
   } catch (...) {
     print_error("[tessera] an unknown kind of exception. This is a defect of tessera.");
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/cli/flags.h"
 #include "tessera/text/tokenizer.h"
 
@@ -37,8 +38,8 @@ std::vector<text::TokenId> parse_ids(std::string_view line, int64_t line_number,
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), id);
     const bool whole = error == std::errc() && stop == word.data() + word.size();
     TESSERA_CHECK(whole && id >= 0 && static_cast<size_t>(id) < tokenizer.vocab_size(), ErrorKind::kFormat,
-                  "[tokenize.decode] stdin line {}: found '{}', wanted token ids from 0 to {}.", line_number,
-                  word.substr(0, 40), tokenizer.vocab_size() - 1);
+                  "[tokenize.decode] stdin line {}: found {}, wanted token ids from 0 to {}.", line_number,
+                  quote(word, 40), tokenizer.vocab_size() - 1);
     ids.push_back(id);
     at = end;
   }

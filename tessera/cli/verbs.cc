@@ -8,11 +8,9 @@ std::span<const Verb> verbs() {
   static constexpr std::array kVerbs{
       Verb{"train", "Models", "Train, fine-tune or resume what a recipe describes", &run_train},
       Verb{"generate", "Models", "Continue a prompt, or chat", &run_generate},
-      Verb{"score", "Models", "Log-probabilities, perplexity and choices of a JSONL file", &run_score},
-      Verb{"ckpt", "Checkpoints and text", "List, verify, compare, convert and reshard checkpoints", &run_ckpt},
+      Verb{"ckpt", "Checkpoints and text", "List, verify and convert models and checkpoints", &run_ckpt},
       Verb{"tokenize", "Checkpoints and text", "Text on stdin to token ids on stdout, and back", &run_tokenize},
       Verb{"launch", "Clusters", "Start and supervise the ranks of any program", &run_launch},
-      Verb{"plan", "Clusters", "Memory, traffic and schedule of any world size, without devices", &run_plan},
       Verb{"trace", "Clusters", "Explain the flight records of a run that hung or failed", &run_trace},
       Verb{"doctor", "Clusters", "Versions, threads, devices, back-ends and chosen kernels", &run_doctor},
   };

@@ -13,6 +13,7 @@
 // their exit code. Results go to stdout, logs and progress to stderr. `args` excludes the program and the verb.
 #pragma once
 
+#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,14 +34,15 @@ std::span<const Verb> verbs();
 // Null when there is no verb of that name.
 const Verb* find_verb(std::string_view name);
 
+// What the program says about an exception that ended it; of one whose own words say nothing, what to do.
+std::string message_of(const std::exception& error);
+
 // The whole program behind main(): `args` excludes the program's name. Never throws; returns the exit code.
 int run_program(VerbArguments args) noexcept;
 
 int run_train(VerbArguments args);
 int run_generate(VerbArguments args);
-int run_score(VerbArguments args);
 int run_ckpt(VerbArguments args);
-int run_plan(VerbArguments args);
 int run_launch(VerbArguments args);
 int run_trace(VerbArguments args);
 int run_tokenize(VerbArguments args);

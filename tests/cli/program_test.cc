@@ -2,13 +2,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <new>
 #include <string>
 
+#include "tessera/base/error.h"
+#include "tessera/cli/verbs.h"
 #include "tests/support/process.h"
 
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -28,9 +34,21 @@ TEST(Program, HelpListsEveryVerbOnStdout) {
   const auto run = run_process({program(), "--help"});
   EXPECT_EQ(run.exit_code, 0);
   EXPECT_THAT(run.err, IsEmpty());
-  for (const char* verb : {"train", "generate", "score", "ckpt", "plan", "launch", "trace", "tokenize", "doctor"}) {
+  for (const char* verb : {"train", "generate", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
     EXPECT_THAT(run.out, HasSubstr(std::string("\n  ") + verb + " ")) << verb;
   }
+  for (const char* absent : {"score", "plan", "reshard"}) EXPECT_THAT(run.out, Not(HasSubstr(absent)));
+}
+
+TEST(Program, RecipesOfTheFirstStepsAreThere) {
+  const auto run = run_process({program(), "--help"});
+  size_t recipes = 0;
+  for (size_t at = run.out.find("recipes/"); at != std::string::npos; at = run.out.find("recipes/", at + 1)) {
+    const auto path = run.out.substr(at, run.out.find(' ', at) - at);
+    EXPECT_TRUE(std::filesystem::exists(std::filesystem::path(std::getenv("TESSERA_SOURCE")) / path)) << path;
+    ++recipes;
+  }
+  EXPECT_GT(recipes, 0u);
 }
 
 TEST(Program, NoVerbIsAUsageErrorThatShowsTheHelp) {
@@ -41,19 +59,24 @@ TEST(Program, NoVerbIsAUsageErrorThatShowsTheHelp) {
 }
 
 TEST(Program, VersionIsThatOfTheProject) {
-  const auto run = run_process({program(), "--version"});
-  EXPECT_EQ(run.exit_code, 0);
-  EXPECT_THAT(run.out, ::testing::MatchesRegex("tessera [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  for (const char* word : {"--version", "version"}) {
+    const auto run = run_process({program(), word});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, ::testing::MatchesRegex("tessera [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  }
 }
 
 TEST(Program, UnknownVerbNamesTheNearest) {
   const auto run = run_process({program(), "trian", "x.yaml"});
   expect_one_line_error(run, 2);
   EXPECT_THAT(run.err, HasSubstr("unknown verb 'trian'. Did you mean 'train'?"));
+  const auto far = run_process({program(), "pla\x1b[31m"});
+  expect_one_line_error(far, 2);
+  EXPECT_THAT(far.err, AllOf(HasSubstr("unknown verb 'pla\\x1b[31m'. See"), Not(HasSubstr("Did you mean"))));
 }
 
 TEST(Program, EveryVerbPrintsItsHelp) {
-  for (const char* verb : {"train", "generate", "score", "ckpt", "plan", "launch", "trace", "tokenize", "doctor"}) {
+  for (const char* verb : {"train", "generate", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
     const auto run = run_process({program(), verb, "--help"});
     EXPECT_EQ(run.exit_code, 0) << verb << run.err;
     EXPECT_THAT(run.out, HasSubstr(std::string("tessera ") + verb)) << verb;
@@ -61,12 +84,15 @@ TEST(Program, EveryVerbPrintsItsHelp) {
   }
 }
 
-TEST(Program, VerbsThatAreNotBuiltSaySo) {
-  for (const char* verb : {"score", "plan"}) {
-    const auto run = run_process({program(), verb, "--world", "8"});
-    expect_one_line_error(run, 2);
-    EXPECT_THAT(run.err, HasSubstr("not available in this version")) << verb;
-  }
+TEST(Program, HelpNamesPositionalArgumentsWithoutTheirTypes) {
+  const auto run = run_process({program(), "ckpt", "ls", "--help"});
+  EXPECT_THAT(run.out, AllOf(HasSubstr("\n  PATH    "), HasSubstr("What to list"), Not(HasSubstr("TEXT")),
+                             Not(HasSubstr("REQUIRED"))));
+}
+
+TEST(Program, MemoryThatIsNotThereIsExplained) {
+  EXPECT_THAT(cli::message_of(std::bad_alloc()), AllOf(HasSubstr("out of memory"), HasSubstr("smaller batches")));
+  EXPECT_EQ(cli::message_of(Error(ErrorKind::kIo, "[x] y")), "[x] y");
 }
 
 TEST(Program, UnknownFlagNamesTheNearest) {
