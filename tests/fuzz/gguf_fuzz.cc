@@ -1,20 +1,17 @@
 // Any bytes as a GGUF file: open() and every tensor either read or throw Error.
 #include <ATen/ATen.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
 
 #include "tessera/base/error.h"
 #include "tessera/formats/gguf.h"
+#include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
-  if (fd < 0 || ::write(fd, data, size) != static_cast<ssize_t>(size)) std::abort();
+  const tessera::fuzz::InputFile input(data, size);
   try {
-    const auto file = tessera::GgufFile::open("/proc/self/fd/" + std::to_string(fd));
+    const auto file = tessera::GgufFile::open(input.path());
     for (const auto& [name, info] : file->tensors()) {
       if (info.end > size || info.begin > info.end) std::abort();
       if (tessera::ggml_type_info(static_cast<uint32_t>(info.type))->decodes) {
@@ -26,6 +23,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   } catch (const tessera::Error&) {
   }
-  ::close(fd);
   return 0;
 }

@@ -1,0 +1,28 @@
+// Any bytes as JSON: refused in one clean line, or the same document as nlohmann's own parser makes of it.
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/json.h"
+#include "tessera/base/quote.h"
+#include "tests/fuzz/input_file.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto text = tessera::fuzz::text_of(data, size);
+  tessera::fuzz::check_message(tessera::quote(text));
+  try {
+    const auto json = tessera::parse_json(text, "fuzz", {.max_depth = 20, .max_keys = 1000});
+    if (json != nlohmann::ordered_json::parse(text)) std::abort();
+    const tessera::JsonReader reader(json, "fuzz");
+    if (reader.is_object()) {
+      for (const auto& [key, member] : reader.members()) {
+        tessera::describe(member.value());
+        reader.find(key);
+      }
+      reader.integers("ids", 0, 100);
+      reader.number("number", 1.0, 0, 1);
+    }
+  } catch (const tessera::Error& error) {
+    tessera::fuzz::check_message(error.what());
+  }
+  return 0;
+}

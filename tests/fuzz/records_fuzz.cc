@@ -1,0 +1,32 @@
+// Any bytes as a file of training records, and each record as a sample. The first byte chooses the format.
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/data/samples.h"
+#include "tests/fuzz/input_file.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tessera;
+  static const auto tokenizer = text::Tokenizer::from_json(
+      R"({"model": {"type": "BPE", "byte_fallback": false, "unk_token": "?", "vocab": {"?": 0, "a": 1}, "merges": []}})",
+      "fuzz");
+  static const std::optional<text::ChatTemplate> chat = text::ChatTemplate::parse(
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+      "</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+      "fuzz", {.max_steps = 50'000, .max_output_bytes = 1 << 16});
+  if (size == 0) return 0;
+  static constexpr const char* kFormats[] = {"auto", "text", "jsonl", "chat"};
+  const data::SampleMaker maker(tokenizer, chat, 2);
+  const fuzz::InputFile file(data + 1, size - 1);
+  try {
+    data::read_records(file.path(), kFormats[data[0] % 4], [&](const data::Record& record) {
+      const auto sample = maker.make(record);
+      if (sample.tokens.size() != sample.learnt.size()) std::abort();
+    });
+  } catch (const Error& error) {
+    fuzz::check_message(error.what());
+  }
+  return 0;
+}
