@@ -166,7 +166,8 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
                   "[models.config] {}: a weight of {} x {} is too large: at most {} elements", name, other,
                   config.hidden_size, kMaxElements);
   }
-  config.max_position_embeddings = top.integer("max_position_embeddings", family.config.max_position_embeddings, 1, kMaxContext);
+  config.max_position_embeddings =
+      top.integer("max_position_embeddings", family.config.max_position_embeddings, 1, kMaxContext);
   config.sliding_window = family.config.sliding_window ? top.integer("sliding_window", 0, 0, kMaxContext) : 0;
   config.rms_norm_eps = top.number("rms_norm_eps", 1e-6, 0, 1);
   config.initializer_range = top.number("initializer_range", 0.02, 0, 100);
