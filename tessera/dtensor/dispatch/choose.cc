@@ -19,6 +19,10 @@ bool is_sharded(const Strategy& strategy) {
   return any(strategy.inputs) || any(strategy.outputs);
 }
 
+bool is_whole(const Strategy& strategy) {
+  return std::all_of(strategy.inputs.begin(), strategy.inputs.end(), [](const Placement& p) { return p.is_replicate(); });
+}
+
 Strategy with_split(Strategy strategy, int32_t split_factor) {
   for (auto* list : {&strategy.inputs, &strategy.outputs}) {
     for (auto& placement : *list) {
@@ -50,7 +54,7 @@ class Chooser {
     Picks picks(ndim_);
     if (exact(picks)) {
       Choice choice = combine(picks);
-      if (proposal_.empty_parts || !has_empty_part(choice)) {
+      if (suits(choice)) {
         return choice;
       }
     }
@@ -75,10 +79,7 @@ class Chooser {
     whole.inputs.assign(call_.inputs.size(), Replicate());
     whole.outputs.assign(output_count_, Replicate());
     const auto& listed = proposal_.by_mesh_dim.empty() ? proposal_.strategies : proposal_.by_mesh_dim[m];
-    const auto replicated = [](const Strategy& s) {
-      return std::all_of(s.inputs.begin(), s.inputs.end(), [](const Placement& p) { return p.is_replicate(); });
-    };
-    if (std::none_of(listed.begin(), listed.end(), replicated)) {
+    if (std::none_of(listed.begin(), listed.end(), is_whole)) {
       all.push_back(std::move(whole));
     }
     bool any_plain = false;
@@ -222,7 +223,12 @@ class Chooser {
     if (moves_to_crowded && !keeps_crowded && !writes_) {
       return false;
     }
-    return proposal_.empty_parts || !has_empty_part(choice);
+    return suits(choice);
+  }
+
+  // Whether the operation can work on such parts.
+  bool suits(const Choice& choice) const {
+    return (proposal_.empty_parts || !has_empty_part(choice)) && (!proposal_.legal || proposal_.legal(call_, choice));
   }
 
   // Whether `placements` cut input i on a mesh dim on which it does not lie so.
@@ -331,7 +337,8 @@ class Chooser {
     return false;
   }
 
-  // Too many combinations to try all: keep on each mesh dim the few that are cheapest on their own.
+  // Too many combinations to try all: keep on each mesh dim the few that are cheapest on their own, and the whole, which
+  // always suits.
   void narrow_down() {
     constexpr size_t kKept = 8;
     for (int64_t m = 0; m < ndim_; ++m) {
@@ -350,8 +357,10 @@ class Chooser {
       }
       std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
       std::vector<Strategy> kept;
-      for (size_t i = 0; i < std::min(kKept, order.size()); ++i) {
-        kept.push_back(list[order[i].second]);
+      for (size_t i = 0; i < order.size(); ++i) {
+        if (i < kKept || is_whole(list[order[i].second])) {
+          kept.push_back(list[order[i].second]);
+        }
       }
       list = std::move(kept);
     }

@@ -102,6 +102,8 @@ struct Proposal {
   bool strided = true;
   // False: the operation cannot work on a part without elements, so nothing is cut into more parts than have some.
   bool empty_parts = true;
+  // Whether the result is right on such parts; what it refuses is not chosen. "All replicated" must pass.
+  std::function<bool(const OpCall&, const Choice&)> legal;
   // An error instead of a redistribution of inputs (views must alias).
   bool strict = false;
   std::string strict_reason;  // why, for the message

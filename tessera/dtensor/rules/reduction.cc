@@ -47,76 +47,66 @@ struct ReductionKind {
   bool (*keeps)(const Placement&) = nullptr;  // partials of the input that pass
 };
 
-// Whether parts of `dim` over the given mesh dims meet what the reduction needs.
-bool parts_suit(const OpCall& call, int64_t dim, Needs needs, const std::vector<int64_t>& mesh_dims) {
-  int64_t n = call.inputs[0].sizes[dim];
-  int64_t parts = 1;
-  for (const int64_t m : mesh_dims) {
-    const int64_t k = call.mesh->shape()[m];
-    const Placement& now = call.inputs[0].placements[m];
-    n = local_extent(n, k, k - 1, now.is_strided_shard() ? now : Shard(dim));
-    parts *= k;
+struct Extents {
+  int64_t least;
+  int64_t most;
+};
+
+// Of the parts of a dim of n elements over all coordinates.
+Extents part_extents(int64_t n, int64_t dim, const DeviceMesh& mesh, c10::ArrayRef<Cut> cuts) {
+  while (!cuts.empty() && cuts[0].dim != dim) {
+    cuts = cuts.slice(1);
   }
-  switch (needs) {
-    case Needs::kNothing:
-      return true;
-    case Needs::kNonEmpty:
-      return n > 0;
-    case Needs::kEqual:
-      return call.inputs[0].sizes[dim] % parts == 0;
+  if (cuts.empty()) {
+    return {n, n};
   }
-  return false;
+  const Placement placement = StridedShard(dim, cuts[0].pieces);
+  Extents all{std::numeric_limits<int64_t>::max(), 0};
+  const int64_t k = mesh.shape()[cuts[0].mesh_dim];
+  for (int64_t i = 0; i < k; ++i) {
+    const Extents inner =
+        part_extents(local_extent(n, k, i, cuts[0].pieces > 1 ? placement : Shard(dim)), dim, mesh, cuts.slice(1));
+    all = {std::min(all.least, inner.least), std::max(all.most, inner.most)};
+  }
+  return all;
 }
 
-// The mesh dims over which `dim` may be sharded when it is reduced. Those that shard it now, if they suit; the others
-// too only if they all suit together, since any of them may be chosen.
-std::vector<bool> suitable_mesh_dims(const OpCall& call, int64_t dim, Needs needs) {
-  std::vector<int64_t> all;
-  std::vector<int64_t> present;
-  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
-    all.push_back(m);
-    const Placement& now = call.inputs[0].placements[m];
-    if (now.is_any_shard() && now.dim == dim) {
-      present.push_back(m);
+// Whether the parts of the dims that are reduced meet what the reduction needs.
+bool parts_suit(const OpCall& call, const Placements& placements, const std::vector<bool>& reduced, Needs needs) {
+  const Cuts cuts = cuts_of(*call.mesh, placements);
+  for (const Cut& cut : cuts) {
+    if (reduced[cut.dim]) {
+      const Extents extents = part_extents(call.inputs[0].sizes[cut.dim], cut.dim, *call.mesh, cuts);
+      if (needs == Needs::kNonEmpty ? extents.least == 0 : extents.least != extents.most) {
+        return false;
+      }
     }
   }
-  std::vector<bool> suitable(all.size(), parts_suit(call, dim, needs, all));
-  if (parts_suit(call, dim, needs, present)) {
-    for (const int64_t m : present) {
-      suitable[m] = true;
-    }
-  }
-  return suitable;
+  return true;
 }
 
 void propose(const OpCall& call, Proposal& proposal, const ReductionKind& kind) {
   const Reduction reduction = read_reduction(call);
   const TensorInput& self = call.inputs[0];
-  proposal.by_mesh_dim.resize(call.mesh->ndim());
-  const auto add_everywhere = [&](const Strategy& strategy) {
-    for (auto& strategies : proposal.by_mesh_dim) {
-      strategies.push_back(strategy);
-    }
-  };
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     if (!is_sharded_on(self, dim)) {
       continue;
     }
     if (!reduction.reduced[dim]) {
-      add_everywhere({{Shard(reduction.position[dim])}, {Shard(dim)}});
+      proposal.strategies.push_back({{Shard(reduction.position[dim])}, {Shard(dim)}});
     } else if (kind.over_shards) {
-      const auto suitable = suitable_mesh_dims(call, dim, kind.needs);
-      for (size_t m = 0; m < suitable.size(); ++m) {
-        if (suitable[m]) {
-          proposal.by_mesh_dim[m].push_back({{*kind.over_shards}, {Shard(dim)}});
-        }
-      }
+      proposal.strategies.push_back({{*kind.over_shards}, {Shard(dim)}});
     }
   }
   for (const Placement& p : partials_among(call)) {
     if (kind.keeps != nullptr && kind.keeps(p)) {
-      add_everywhere({{p}, {p}});
+      proposal.strategies.push_back({{p}, {p}});
     }
+  }
+  if (kind.over_shards && kind.needs != Needs::kNothing) {
+    proposal.legal = [reduced = reduction.reduced, needs = kind.needs](const OpCall& of, const Choice& choice) {
+      return parts_suit(of, choice.inputs[0], reduced, needs);
+    };
   }
   const size_t outputs = call.op.handle.schema().returns().size();
   proposal.outputs.assign(outputs, OutputShape{reduction.sizes, {}});
@@ -149,9 +139,7 @@ void propose_norm(const OpCall& call, Proposal& proposal) {
   // A norm of parts of norms of the same order is a part of the norm.
   for (const Placement& p : partials_among(call)) {
     if (kind.over_shards && p == *kind.over_shards && p.kind == Placement::Kind::kNormPartial) {
-      for (auto& strategies : proposal.by_mesh_dim) {
-        strategies.push_back({{p}, {p}});
-      }
+      proposal.strategies.push_back({{p}, {p}});
     }
   }
 }

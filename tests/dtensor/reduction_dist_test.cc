@@ -1,0 +1,55 @@
+// What reductions leave to be reduced, and when parts may be reduced one by one.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/dtensor/support.h"
+
+namespace tessera {
+namespace {
+
+using testing::on_ranks;
+
+double value_of(const at::Tensor& tensor) { return full_tensor(tensor).to(at::kDouble).item<double>(); }
+
+TEST(Reduction, MeanWeighsUnequalPartsOfStridedShards) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor flat = at::arange(6, at::kDouble);
+    const at::Tensor x = distribute_tensor(flat.view({2, 3}), mesh, {Shard(1)}).view({6});
+    ASSERT_TRUE(placements(x)[0].is_strided_shard());
+    EXPECT_EQ(value_of(x.mean()), 2.5);
+    EXPECT_EQ(value_of(x.mean(0, /*keepdim=*/true).sum()), 2.5);
+  });
+}
+
+TEST(Reduction, MeanOverEqualPartsOfStridedShardsMovesNothing) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(at::arange(8, at::kDouble).view({2, 4}), mesh, {Shard(1)}).view({8});
+    CommDebugMode moved;
+    const at::Tensor mean = x.mean();
+    EXPECT_EQ(moved.total(), 0);
+    EXPECT_EQ(placements(mean)[0], Partial(ReduceOp::kAvg));
+    EXPECT_EQ(value_of(mean), 3.5);
+  });
+}
+
+TEST(Reduction, GradientOfVarianceOverStridedShardsOfTwoMeshDims) {
+  on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
+    const at::Tensor values = at::arange(12, at::kDouble).pow(2);
+    const at::Tensor plain = values.clone().requires_grad_(true);
+    plain.var().backward();
+    for (const Placements& lie : {Placements{Shard(1), Shard(1)}, Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}}) {
+      const at::Tensor x = distribute_tensor(values.view({2, 6}), mesh, lie).requires_grad_(true);
+      at::Tensor flat;
+      try {
+        flat = x.view({12});
+      } catch (const Error&) {
+        continue;  // cannot be flattened where it lies
+      }
+      flat.var().backward();
+      EXPECT_TRUE(full_tensor(x.grad()).view({12}).allclose(plain.grad(), 1e-9)) << to_string(lie);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera
