@@ -51,5 +51,40 @@ TEST(Reduction, GradientOfVarianceOverStridedShardsOfTwoMeshDims) {
   });
 }
 
+TEST(Reduction, AnyIsAMaximum) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4, 8}, at::kBool), mesh, {Shard(1)});
+    EXPECT_EQ(value_of(x.any(1).sum()), 4);
+    EXPECT_EQ(full_tensor(x.any(1).to(at::kFloat)).max().item<float>(), 1);
+    EXPECT_TRUE(full_tensor(x.any(1).logical_not()).logical_not().all().item<bool>());
+    CommDebugMode moved;
+    const at::Tensor nested = x.any(1).any(0);
+    EXPECT_EQ(moved.total(), 0);
+    EXPECT_EQ(placements(nested)[0], Partial(ReduceOp::kMax));
+    EXPECT_EQ(value_of(nested), 1);
+    // The largest of numbers may be zero where one of them is not.
+    const at::Tensor numbers = from_local(at::full({2}, -mesh->rank(), at::kLong), mesh, {Partial(ReduceOp::kMax)});
+    EXPECT_EQ(value_of(numbers.any()), 0);
+  });
+}
+
+TEST(Reduction, ASumOfBooleansIsNotCounted) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor x = from_local(at::ones({3}, at::kBool), mesh, {Partial()});
+    EXPECT_EQ(value_of(x.sum()), 3);
+    EXPECT_EQ(full_tensor(x.to(at::kLong)).max().item<int64_t>(), 1);
+    EXPECT_EQ(full_tensor(x * 2.0).max().item<double>(), 2);
+    EXPECT_EQ(full_tensor(at::cat({x, x})).sum().item<int64_t>(), 6);
+  });
+}
+
+TEST(Reduction, ASumThatOverflowsIsReducedBeforeItIsWidened) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor x = from_local(at::full({3}, 200, at::kByte), mesh, {Partial()});
+    EXPECT_EQ(full_tensor(x.to(at::kLong)).max().item<int64_t>(), 144);
+    EXPECT_EQ(value_of(x.sum()), 432);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -5,15 +5,18 @@ namespace tessera::detail {
 
 namespace {
 
-// A conversion keeps extremes unless to bool, sums unless they would be rounded part by part.
+bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
+bool may_wrap(at::ScalarType type) { return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4; }
+
+// A conversion keeps extremes unless to bool, sums unless they would be rounded part by part or have wrapped around.
 void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
   const auto from = call.inputs[0].tensor->scalar_type();
   const auto to = call.has(arg) ? static_cast<at::ScalarType>(call.int_at(arg)) : from;
   propose_pointwise(call, proposal, Linearity::kNone);
   for (const Placement& p : partials_among(call)) {
-    const bool rounds = at::isFloatingType(from) && !at::isFloatingType(to);
-    if (from == to || (to != at::kBool && (is_extreme(p) || !rounds))) {
+    const bool alters = (is_fraction(from) && !is_fraction(to)) || may_wrap(from);
+    if (from == to || (to != at::kBool && (is_extreme(p) || !alters))) {
       proposal.strategies.push_back(alike(call, p));
     }
   }

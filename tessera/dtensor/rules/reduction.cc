@@ -120,6 +120,20 @@ bool is_average(const Placement& p) { return p.is_partial(ReduceOp::kAvg); }
 bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
 bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 
+// any(self, dim): of truth values the largest of the parts' own.
+void propose_any(const OpCall& call, Proposal& proposal) {
+  const bool truth = call.inputs[0].tensor->scalar_type() == at::kBool;
+  propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNothing, truth ? is_max : nullptr});
+}
+
+
+// sum(self, dim): small integers are widened, after they have wrapped around.
+void propose_sum(const OpCall& call, Proposal& proposal) {
+  const auto type = call.inputs[0].tensor->scalar_type();
+  const bool widens = at::isIntegralType(type, /*includeBool=*/true) && c10::elementSize(type) < 4;
+  propose(call, proposal, {Partial(ReduceOp::kSum), Needs::kNothing, widens ? nullptr : is_additive});
+}
+
 // norm(self, p, dim): parts of a norm combine as (sum of x^p)^(1/p).
 void propose_norm(const OpCall& call, Proposal& proposal) {
   int order_arg = call.arg_named("ord");
@@ -158,11 +172,11 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table.add({"aten::sum", "aten::nansum"}, reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
+  table.add({"aten::sum", "aten::nansum"}, propose_sum);
   table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
   table.add({"aten::prod"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
   table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
-  table.add({"aten::any"}, reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));
+  table.add({"aten::any"}, propose_any);
   table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), Needs::kNonEmpty, is_max}));
   table.add({"aten::amin", "aten::min"}, reduction({Partial(ReduceOp::kMin), Needs::kNonEmpty, is_min}));
   // With positions, or with more than one pass over the whole dim.

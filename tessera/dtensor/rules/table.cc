@@ -207,7 +207,11 @@ Sizes broadcast_sizes(const OpCall& call) {
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found;
   for (const auto& input : call.inputs) {
+    const bool truth = input.tensor->scalar_type() == at::kBool;
     for (const auto& placement : input.placements) {
+      if (truth && is_additive(placement)) {
+        continue;
+      }
       if (placement.is_partial() && std::find(found.begin(), found.end(), placement) == found.end()) {
         found.push_back(placement);
       }

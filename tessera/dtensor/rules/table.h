@@ -64,7 +64,8 @@ Handler find_builtin_handler(const std::string& name);
 
 // Shape of the operands broadcast together.
 Sizes broadcast_sizes(const OpCall& call);
-// The reductions that occur among the inputs' placements, each once.
+// The reductions that occur among the inputs' placements, each once. Not the sums of booleans: they say whether any is
+// true, and what passed them on would count.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 // Whether some input is cut along its dim `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
