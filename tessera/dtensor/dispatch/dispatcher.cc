@@ -34,8 +34,6 @@ class Localizer {
     }
   }
 
-  // Some local tensor.
-  const at::Tensor& example() const { return example_; }
   // Of the local tensors, below autograd and autocast, which have had their turn.
   c10::DispatchKeySet keys() const { return keys_ & c10::after_ADInplaceOrView_keyset; }
 
@@ -49,12 +47,9 @@ class Localizer {
         name += '[' + std::to_string(element) + ']';
       }
       const RedistributionScope scope({op_.name.c_str(), std::move(name), tensor, move.to->values, move.steps, false});
-      local = run_steps(local, mesh_, move.steps, /*may_alias=*/true);
+      local = run_steps(local, mesh_, move.steps, /*may_alias=*/true).contiguous();
     }
     keys_ = keys_ | local.key_set();
-    if (!mesh_.coordinate()) [[unlikely]] {
-      example_ = local;
-    }
     return local;
   }
 
@@ -85,7 +80,6 @@ class Localizer {
   const DeviceMesh& mesh_;
   std::vector<Plan::Redistribution>::const_iterator next_;
   std::vector<Plan::Redistribution>::const_iterator end_;
-  at::Tensor example_;
   c10::DispatchKeySet keys_;
 };
 
@@ -109,6 +103,15 @@ MeshPtr mesh_of(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
 }
 
 at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec, bool copied_view) {
+  if (!spec.view) {
+    if (spec.strides.empty()) {
+      if (!local.is_contiguous()) [[unlikely]] {
+        local = local.contiguous();
+      }
+    } else if (!lies_as(local.sizes(), local.strides(), spec.local_strides)) {
+      local = at::empty_strided(local.sizes(), spec.local_strides, local.options()).copy_(local);
+    }
+  }
   at::Tensor tensor =
       at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
   if (copied_view) [[unlikely]] {
@@ -149,14 +152,14 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
 }
 
 // A rank outside the mesh computes nothing: its results are empty.
-void push_empty_results(const OpEntry& op, const Plan& plan, Stack& stack, c10::ArrayRef<c10::IValue> kept,
-                        const at::Tensor& example) {
+void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, Stack& stack,
+                        c10::ArrayRef<c10::IValue> kept) {
   torch::jit::drop(stack, op.args.size());
   size_t next_kept = 0;
   for (const OutputPlan& output : plan.outputs) {
     c10::List<at::Tensor> parts;
     for (const auto& spec : output.tensors) {
-      parts.push_back(at::zeros(Sizes(spec.sizes.size(), 0), example.options()));  // 0 for a scalar
+      parts.push_back(at::zeros(Sizes(spec.sizes.size(), 0), at::TensorOptions(mesh.device()).dtype(spec.dtype)));
     }
     if (output.kind == OutputPlan::Kind::kTensor) {
       stack.emplace_back(parts.get(0));
@@ -228,7 +231,7 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
     if (plan.random) {
       skip_random_operation(*mesh);
     }
-    push_empty_results(op, plan, stack, kept, localizer.example());
+    push_empty_results(op, plan, *mesh, stack, kept);
   } else {
     for (const auto& [arg, value] : plan.rewrites) {
       stack[base + arg] = value;

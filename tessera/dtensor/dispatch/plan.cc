@@ -203,22 +203,27 @@ class CallReader {
   std::vector<TensorInput> outs_;
 };
 
-at::Tensor to_meta(const at::Tensor& tensor) {
-  at::Tensor meta = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+// An argument on the meta device. moved: whether the tensor at a place in a list is contiguous first.
+using IsMoved = std::function<bool(int element)>;
+
+at::Tensor to_meta(const at::Tensor& tensor, bool moved) {
+  const auto options = tensor.options().device(at::kMeta);
+  at::Tensor meta = moved ? at::empty(tensor.sizes(), options) : at::empty_strided(tensor.sizes(), tensor.strides(), options);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
   return meta;
 }
 
-c10::IValue to_meta(const c10::IValue& value) {
+c10::IValue to_meta(const c10::IValue& value, const IsMoved& moved) {
+  int position = 0;
   if (value.isTensor()) {
-    return value.toTensor().defined() ? to_meta(value.toTensor()) : value;
+    return value.toTensor().defined() ? to_meta(value.toTensor(), moved(-1)) : value;
   }
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const auto& element : value.toListRef()) {
-      list.push_back(to_meta(element.toTensor()));
+      list.push_back(to_meta(element.toTensor(), moved(position++)));
     }
     return list;
   }
@@ -228,8 +233,9 @@ c10::IValue to_meta(const c10::IValue& value) {
   if (value.isList() && value.type()->containedType(0)->kind() == c10::TypeKind::OptionalType) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& element : value.toListRef()) {
+      const bool contiguous = moved(position++);
       list.push_back(element.isTensor() && element.toTensor().defined()
-                         ? std::optional<at::Tensor>(to_meta(element.toTensor()))
+                         ? std::optional<at::Tensor>(to_meta(element.toTensor(), contiguous))
                          : std::nullopt);
     }
     return list;
@@ -321,15 +327,66 @@ LocalFunction into_outs(const OpCall& call, LocalFunction local) {
   };
 }
 
+std::vector<bool> moved_inputs(const OpCall& call, const Choice& choice) {
+  std::vector<bool> moved;
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    moved.push_back(choice.inputs[i] != call.inputs[i].placements);
+  }
+  return moved;
+}
+
+bool all_contiguous(const OpCall& call) {
+  return std::all_of(call.inputs.begin(), call.inputs.end(),
+                     [](const TensorInput& input) { return input.tensor->is_contiguous(); });
+}
+
+// Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: `shapes` come from
+// there already, of the inputs as they lie.
+void complete(const OpCall& call, const Choice& choice, bool inferred, std::vector<OutputShape>& shapes) {
+  const std::vector<bool> moved = moved_inputs(call, choice);
+  const bool contiguous = all_contiguous(call);
+  const bool strides_are_open = inferred ? std::find(moved.begin(), moved.end(), true) != moved.end()
+                                         : std::any_of(shapes.begin(), shapes.end(),
+                                                       [](const OutputShape& shape) { return shape.strides.empty(); });
+  const bool outside = !call.mesh->coordinate();
+  const bool wanted = (!contiguous && strides_are_open) || (outside && !inferred);
+  if (!wanted || !call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    return;
+  }
+  std::vector<OutputShape> found;
+  try {
+    found = infer_outputs(call, moved);
+  } catch (const std::exception&) {
+    return;  // the kernel for meta tensors gives up: contiguous
+  }
+  for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
+    if (shapes[i].sizes == found[i].sizes) {
+      if (!contiguous && (inferred || shapes[i].strides.empty())) {
+        shapes[i].strides = std::move(found[i].strides);
+      }
+      shapes[i].dtype = shapes[i].dtype ? shapes[i].dtype : found[i].dtype;
+    }
+  }
+}
+
+TensorSpec spec_of(const OpCall& call, const Placements& placements, const OutputShape& shape) {
+  TensorSpec spec{share(placements), Sizes(shape.sizes.begin(), shape.sizes.end()), {}, call.op.view_of >= 0, {}};
+  const Sizes strides(shape.strides.begin(), shape.strides.end());
+  if (!strides.empty() && !lies_as(spec.sizes, strides, dense_strides(spec.sizes))) {
+    spec.strides = strides;
+    spec.local_strides = strides_in_order(local_sizes(spec.sizes, *call.mesh, placements), strides);
+  }
+  spec.dtype = shape.dtype.value_or(call.inputs.empty() ? at::kFloat : call.inputs[0].tensor->scalar_type());
+  return spec;
+}
+
 std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, const std::vector<OutputShape>& shapes) {
   const auto& returns = call.op.handle.schema().returns();
   std::vector<OutputPlan> outputs(returns.size());
   size_t next = 0;
   const auto spec = [&] {
-    const OutputShape& shape = shapes.at(next);
-    const Placements& placements = choice.outputs.at(next++);
-    return TensorSpec{share(placements), Sizes(shape.sizes.begin(), shape.sizes.end()),
-                      Sizes(shape.strides.begin(), shape.strides.end())};
+    const size_t i = next++;
+    return spec_of(call, choice.outputs.at(i), shapes.at(i));
   };
   for (size_t i = 0; i < returns.size(); ++i) {
     OutputPlan& output = outputs[i];
@@ -352,10 +409,17 @@ std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, c
 
 }  // namespace
 
-std::vector<OutputShape> infer_outputs(const OpCall& call) {
+std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved) {
   Stack stack;
-  for (const auto& arg : call.args) {
-    stack.push_back(to_meta(arg));
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    stack.push_back(to_meta(call.args[arg], [&](int element) {
+      for (size_t i = 0; i < moved.size(); ++i) {
+        if (call.inputs[i].arg == static_cast<int>(arg) && call.inputs[i].element == element) {
+          return static_cast<bool>(moved[i]);
+        }
+      }
+      return false;
+    }));
   }
   try {
     call.op.handle.callBoxed(stack);
@@ -371,6 +435,7 @@ std::vector<OutputShape> infer_outputs(const OpCall& call) {
     OutputShape shape;
     if (tensor.defined()) {
       shape.sizes = tensor.sizes().vec();
+      shape.dtype = tensor.scalar_type();
       if (view || !tensor.is_contiguous()) {
         shape.strides = tensor.strides().vec();
       }
@@ -404,12 +469,16 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
                 call.describe());
   Proposal proposal;
   (*rule)(call, proposal);
-  if (proposal.outputs.empty() && returns_new_tensors(op)) {
+  const bool inferred = proposal.outputs.empty() && returns_new_tensors(op);
+  if (inferred) {
     proposal.outputs = infer_outputs(call);
   }
   const Choice choice = choose(call, proposal, count_outputs(call, proposal.outputs), fixed_outputs(call));
   check_strict(call, proposal, choice);
   check_outs(call, choice, proposal.outputs);
+  if (returns_new_tensors(op)) {
+    complete(call, choice, inferred, proposal.outputs);
+  }
   auto plan = std::make_shared<Plan>();
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     const auto& input = call.inputs[i];

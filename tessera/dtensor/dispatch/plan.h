@@ -44,10 +44,14 @@ struct OpEntry {
   mutable std::atomic<Handler> handler{nullptr};
 };
 
+// A result, alike on all ranks: what decides by strides or dtype decides alike.
 struct TensorSpec {
   PlacementsPtr placements;
   Sizes sizes;
-  Sizes strides;  // empty: from the local result
+  Sizes strides;        // empty: contiguous
+  bool view = false;    // lies in the memory of an operand; else the part is brought to lie as the whole does
+  Sizes local_strides;  // unless contiguous or a view: of the part
+  at::ScalarType dtype = at::ScalarType::Undefined;  // on ranks outside the mesh
 };
 
 struct OutputPlan {
@@ -106,8 +110,9 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
 using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
 // Of the legal combinations, the one that moves least. Error kShape when none is left.
 Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
-// Shapes of the results of the operation on meta tensors of the global shapes.
-std::vector<OutputShape> infer_outputs(const OpCall& call);
+// Shapes of the results of the operation on meta tensors of the global shapes. moved: inputs that are redistributed first
+// and so contiguous.
+std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved = {});
 
 // Takes an operation apart that is written in terms of others: on global shapes, what it calls has its own rules.
 void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);

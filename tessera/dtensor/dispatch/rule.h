@@ -76,9 +76,12 @@ struct Choice {
   std::vector<Placements> outputs;
 };
 
+// Of one result, over the whole.
 struct OutputShape {
-  std::vector<int64_t> sizes;    // global
-  std::vector<int64_t> strides;  // global; empty: as the local result has them
+  std::vector<int64_t> sizes;
+  // Empty: those of the operation on operands that lie so in memory as the global ones; contiguous where all of them are.
+  std::vector<int64_t> strides = {};
+  std::optional<at::ScalarType> dtype = std::nullopt;  // where the operation has no meta kernel and it is not the first operand's
 };
 
 // An argument that is passed to the operation on the parts in place of the caller's.
@@ -107,7 +110,7 @@ struct Proposal {
   // An error instead of a redistribution of inputs (views must alias).
   bool strict = false;
   std::string strict_reason;  // why, for the message
-  // Global shapes of the returned tensors. Empty: found by running the operation on meta tensors.
+  // Of the returned tensors. Empty: found by running the operation on meta tensors.
   std::vector<OutputShape> outputs;
   // Arguments that must change for the parts, given what was chosen.
   std::function<Rewrites(const OpCall&, const Choice&, const std::vector<OutputShape>&)> rewrite;

@@ -53,16 +53,11 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
   InFlight started = start_steps(impl.local(), *impl.mesh(), steps, may_alias);
   if (started.pending && how.async_op) {
     at::Tensor example = at::empty(Sizes(tensor.dim(), 0), impl.local().options());
-    at::Tensor result =
-        make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes(), dense_strides(tensor.sizes()));
+    at::Tensor result = make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes());
     impl_of(result)->set_pending(std::make_shared<PendingSteps>(std::move(started)));
     return result;
   }
-  at::Tensor local = started.end();
-  const bool changed = !local.is_same(impl.local());
-  const Sizes strides = changed && local.is_contiguous() ? dense_strides(tensor.sizes())
-                                                         : Sizes(tensor.strides().begin(), tensor.strides().end());
-  return make_dtensor(std::move(local), impl.mesh(), share(to), tensor.sizes(), strides);
+  return make_dtensor(started.end(), impl.mesh(), share(to), tensor.sizes());
 }
 
 namespace {
@@ -135,7 +130,7 @@ struct ToLocal : Function<ToLocal> {
     const Saved& of = saved(ctx);
     if (at::GradMode::is_enabled() && gradients[0].requires_grad()) {
       const Placements back = partial_to_replicated(of.placements);
-      return {from_local_with_gradient(gradients[0], of.mesh, of.placements, of.sizes, dense_strides(of.sizes), back),
+      return {from_local_with_gradient(gradients[0].contiguous(), of.mesh, of.placements, of.sizes, dense_strides(of.sizes), back),
               {}};
     }
     return {make_dtensor(gradients[0].detach(), of.mesh, share(of.placements), of.sizes), {}};

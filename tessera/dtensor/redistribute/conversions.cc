@@ -21,7 +21,7 @@ namespace {
 void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements, Sizes& sizes,
                   Sizes& strides) {
   sizes.assign(local.sizes().begin(), local.sizes().end());
-  strides.assign(local.strides().begin(), local.strides().end());
+  strides = local.is_contiguous() ? dense_strides(local.sizes()) : Sizes(local.strides().begin(), local.strides().end());
   for (size_t i = 0; i < placements.size(); ++i) {
     if (!placements[i].is_any_shard()) {
       continue;
@@ -249,8 +249,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const MeshPtr& mesh, cons
     }
     local = spread(here, mesh, checked, src_data_rank);
   }
-  at::Tensor result = make_dtensor(local, mesh, share(checked), tensor.sizes(),
-                                   local.is_contiguous() ? c10::IntArrayRef{} : c10::IntArrayRef(tensor.strides()));
+  at::Tensor result = make_dtensor(local, mesh, share(checked), tensor.sizes());
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

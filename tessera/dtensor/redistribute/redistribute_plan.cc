@@ -115,7 +115,9 @@ class Planner {
   int64_t held(int64_t dim, int64_t m) const {
     int64_t size = sizes_[dim];
     for (const int64_t i : outside(now_order_[dim], m)) {
-      size = local_extent(size, mesh_.shape()[i], (*mesh_.coordinate())[i], plain_now_[i]);
+      // A rank outside the mesh plans as the first one does: what a plan costs is the same for all.
+      const int64_t coordinate = mesh_.coordinate() ? (*mesh_.coordinate())[i] : 0;
+      size = local_extent(size, mesh_.shape()[i], coordinate, plain_now_[i]);
     }
     return size;
   }
@@ -227,6 +229,9 @@ bool communicates(const Step& step, const DeviceMesh& mesh) {
 
 Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                         const Placements& to) {
+  if (!mesh.coordinate()) {
+    return {};
+  }
   Steps steps = plan_greedily(global_sizes, mesh, from, to);
   if (steps.size() < 2 ||
       std::none_of(steps.begin(), steps.end(), [&](const Step& s) { return communicates(s, mesh); })) {
@@ -241,7 +246,7 @@ Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, c
 
 Steps plan_greedily(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                     const Placements& to) {
-  if (from == to || !mesh.coordinate()) {
+  if (from == to) {
     return {};
   }
   if (from.size() == 1 && !from[0].is_strided_shard() && !to[0].is_strided_shard() &&

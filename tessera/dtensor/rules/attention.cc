@@ -59,6 +59,16 @@ void propose_cuts_of(const OpCall& call, Proposal& proposal, const Roles& role, 
   propose_cuts(call, proposal, {dims, role.causal ? 2U : 3U}, [&](int64_t dim) { add(dim, /*keys_too=*/dim != 2); });
 }
 
+// Of [B, H, S, ...], in memory [B, S, H, ...] as the kernel leaves it.
+OutputShape heads_inside(std::vector<int64_t> sizes) {
+  std::vector<int64_t> lie = sizes;
+  std::swap(lie[1], lie[2]);
+  const Sizes dense = dense_strides(lie);
+  std::vector<int64_t> strides(dense.begin(), dense.end());
+  std::swap(strides[1], strides[2]);
+  return {std::move(sizes), std::move(strides)};
+}
+
 // (query, key, value, ...) -> (output [B, H, S, E], logsumexp [B, H, S])
 void propose_forward(const OpCall& call, Proposal& proposal) {
   const Roles role = roles(call);
@@ -77,8 +87,8 @@ void propose_forward(const OpCall& call, Proposal& proposal) {
   };
   propose_cuts_of(call, proposal, role, add);
   const auto& q = query.sizes;
-  proposal.outputs.push_back({{q[0], q[1], q[2], value.sizes[3]}, {}});
-  proposal.outputs.push_back({{q[0], q[1], q[2]}, {}});
+  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2], value.sizes[3]}));
+  proposal.outputs.push_back(heads_inside({q[0], q[1], q[2]}));
 }
 
 // (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key, value
@@ -99,7 +109,7 @@ void propose_backward(const OpCall& call, Proposal& proposal) {
   };
   propose_cuts_of(call, proposal, role, add);
   for (const int input : {role.query, role.key, value}) {
-    proposal.output(call.inputs[input].sizes);
+    proposal.outputs.push_back(heads_inside(call.inputs[input].sizes.vec()));
   }
 }
 

@@ -34,7 +34,7 @@ void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
     const Sizes local = local_sizes(shapes[0].sizes, *of.mesh, chosen.outputs[0]);
     Rewrites rewrites{{of.arg_named("size"), c10::List<int64_t>(c10::IntArrayRef(local))}};
     if (of.has(stride)) {
-      const Sizes strides = strides_like(local, shapes[0].sizes, shapes[0].strides);
+      const Sizes strides = strides_in_order(local, shapes[0].strides);
       rewrites.emplace_back(stride, c10::List<int64_t>(c10::IntArrayRef(strides)));
     }
     return rewrites;

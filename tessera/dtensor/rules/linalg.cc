@@ -122,7 +122,8 @@ std::vector<OutputShape> factored(const OpCall& call) {
 
 std::vector<OutputShape> eigen(const OpCall& call) {
   const auto& sizes = call.inputs[0].sizes;
-  return {{joined(sizes.slice(0, sizes.size() - 1), {}), {}}, {sizes.vec(), {}}};
+  const auto complex = at::toComplexType(call.inputs[0].tensor->scalar_type());
+  return {{joined(sizes.slice(0, sizes.size() - 1), {}), {}, complex}, {sizes.vec(), {}, complex}};
 }
 
 std::vector<OutputShape> pseudo_inverse(const OpCall& call) {

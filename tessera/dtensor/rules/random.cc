@@ -249,7 +249,7 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
   }
   proposal.output(drawn);
-  proposal.random = true;
+  proposal.random = takes_stream(call);
   proposal.local = [whole = Sizes(odds.sizes.begin(), odds.sizes.end())](const OpCall& of,
                                                                          const Choice& choice) -> LocalFunction {
     if (!of.mesh->coordinate()) {
@@ -260,6 +260,19 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
       multinomial(draw);
     };
   };
+}
+
+// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is given
+// has a count of its own.
+bool takes_stream(const OpCall& call) {
+  if (call.has(call.arg_named("generator"))) {
+    return false;
+  }
+  if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
+    return call.has(training) && call.bool_at(training);
+  }
+  const int train = call.arg_named("train");  // native_dropout
+  return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
 }  // namespace
@@ -280,7 +293,7 @@ void propose_elementwise(const OpCall& call, Proposal& proposal, Body body) {
   for (size_t i = 0; i < outputs; ++i) {
     proposal.output(whole);
   }
-  proposal.random = true;
+  proposal.random = takes_stream(call);
   proposal.local = [body, whole](const OpCall& of, const Choice& choice) -> LocalFunction {
     if (!of.mesh->coordinate()) {
       return {};

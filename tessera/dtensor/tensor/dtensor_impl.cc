@@ -33,12 +33,8 @@ DTensorImpl::DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placement
       mesh_(std::move(mesh)),
       placements_(std::move(placements)) {
   set_storage_access_should_throw();  // storage() would be null: is_alias_of and serialization must not see it
-  if (strides.empty() && !sizes.empty()) {
-    if (local_.is_contiguous()) {
-      set_sizes_contiguous(sizes);
-    } else {
-      set_sizes_and_strides(sizes, strides_like(sizes, local_.sizes(), local_.strides()));
-    }
+  if (strides.empty()) {
+    set_sizes_contiguous(sizes);
   } else {
     set_sizes_and_strides(sizes, strides);
   }
@@ -100,6 +96,9 @@ DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor) {
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides) {
   ensure_registered();
+  if (strides.empty() && !local.is_contiguous()) {
+    local = local.contiguous();
+  }
   return at::detail::make_tensor<DTensorImpl>(std::move(local), std::move(mesh), std::move(placements), sizes, strides);
 }
 

@@ -34,6 +34,8 @@ class PendingLocal {
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
+  // Sizes and strides are global and alike on all ranks; empty strides: contiguous. The part lies in memory as the whole
+  // does, so that what can be viewed as a whole can be viewed in parts.
   DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
               c10::IntArrayRef strides);
 
@@ -87,8 +89,8 @@ inline DTensorImpl* impl_of(const at::TensorBase& tensor) {
 // The impl of a DTensor; Error kShape for a plain tensor.
 DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor);
 
-// A DTensor over `local`, which must be of the local shape and not require gradients. Empty strides: derived from the
-// local ones. Makes sure that the kernels are registered.
+// A DTensor over `local`, which must be of the local shape and not require gradients. Empty strides: contiguous, and
+// `local` is made so. Makes sure that the kernels are registered.
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides = {});
 

@@ -2,6 +2,7 @@
 #include "tessera/dtensor/tensor/layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -138,32 +139,28 @@ Sizes dense_strides(c10::IntArrayRef sizes) {
   return strides;
 }
 
-Sizes strides_like(c10::IntArrayRef global_sizes, c10::IntArrayRef local_sizes, c10::IntArrayRef local_strides) {
-  const size_t ndim = global_sizes.size();
-  c10::SmallVector<size_t, 6> order(ndim);
-  for (size_t i = 0; i < ndim; ++i) {
-    order[i] = i;
-  }
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return local_strides[a] > local_strides[b]; });
-  Sizes strides(ndim);
-  int64_t local_step = 1;
+Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like) {
+  c10::SmallVector<size_t, 6> order(sizes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return like[a] > like[b]; });
+  Sizes strides(sizes.size());
   int64_t step = 1;
-  for (size_t i = ndim; i-- > 0;) {
-    const size_t dim = order[i];
-    if (local_strides[dim] == 0) {
-      strides[dim] = 0;
-      continue;
-    }
-    // Gaps of the local layout (a slice of a larger buffer) are kept, scaled as the sizes are.
-    if (local_sizes[dim] > 1 && local_strides[dim] > local_step) {
-      step = step * (local_strides[dim] / local_step);
-      local_step = local_strides[dim];
-    }
-    strides[dim] = step;
-    step *= std::max<int64_t>(global_sizes[dim], 1);
-    local_step = std::max<int64_t>(local_sizes[dim], 1) * local_step;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[order[i]] = step;
+    step *= std::max<int64_t>(sizes[order[i]], 1);
   }
   return strides;
+}
+
+bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted) {
+  bool same = true;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) {
+      return true;
+    }
+    same = same && (sizes[i] == 1 || strides[i] == wanted[i]);
+  }
+  return same;
 }
 
 void check_placements(const char* verb, const DeviceMesh& mesh, Placements& placements, int64_t ndim) {

@@ -43,8 +43,10 @@ int64_t local_extent(int64_t n, int64_t k, int64_t coordinate, const Placement& 
 // Shape of this rank's part; all zero on a rank outside the mesh.
 Sizes local_sizes(c10::IntArrayRef global, const DeviceMesh& mesh, const Placements& placements);
 Sizes dense_strides(c10::IntArrayRef sizes);
-// Global strides with the order of dims (and gaps and broadcast dims) that the local part has.
-Sizes strides_like(c10::IntArrayRef global_sizes, c10::IntArrayRef local_sizes, c10::IntArrayRef local_strides);
+// Dense strides of a tensor of these sizes whose dims lie in memory in the order that `like` has.
+Sizes strides_in_order(c10::IntArrayRef sizes, c10::IntArrayRef like);
+// Whether a tensor of these sizes lies so in memory, whatever its dims of one element say.
+bool lies_as(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::IntArrayRef wanted);
 // One placement a mesh dim, dims in range (negative ones are made positive), reductions that go together.
 void check_placements(const char* verb, const DeviceMesh& mesh, Placements& placements, int64_t ndim);
 // Whether two Partials may stand in one list of placements.

@@ -1,0 +1,110 @@
+// Sizes, strides and dtypes of results are those of the whole, alike on all ranks, whatever lies there.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+
+#include "tessera/dtensor/random/random.h"
+#include "tests/dtensor/support.h"
+
+namespace tessera {
+namespace {
+
+using testing::on_ranks;
+
+at::Tensor values(std::vector<int64_t> sizes) {
+  return at::arange(c10::multiply_integers(sizes), at::kDouble).view(sizes);
+}
+
+TEST(Strides, AreThoseOfTheWholeWhereOneRankHasOneRow) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = values({4, 3, 5});
+    const at::Tensor x = distribute_tensor(plain, mesh, {Shard(1)});
+    const at::Tensor sum = x.transpose(0, 1) + 1;
+    EXPECT_EQ(sum.strides(), (plain.transpose(0, 1) + 1).strides());
+    // Whether this folds must not differ between the ranks.
+    const at::Tensor product = at::matmul(sum, distribute_tensor(values({5, 2}), mesh, {Replicate()}));
+    EXPECT_TRUE(full_tensor(product).equal(at::matmul(plain.transpose(0, 1) + 1, values({5, 2}))));
+  });
+}
+
+TEST(Strides, OfPermutedOperandsOnAllPlacements) {
+  on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = values({3, 2, 5});
+    const auto all = [&](const at::Tensor& t) {
+      return std::vector<at::Tensor>{t.permute({2, 0, 1}) * 2, t.permute({2, 0, 1}).exp(),  t.permute({1, 2, 0}).clone(),
+                                     t.transpose(1, 2).sum(0), t.transpose(0, 2).cumsum(0), t.permute({2, 1, 0}).softmax(1),
+                                     at::cat({t.transpose(0, 1), t.transpose(0, 1)}), at::zeros_like(t.permute({1, 2, 0})),
+                                     t.transpose(0, 2).narrow(1, 1, 2).relu()};
+    };
+    const auto wanted = all(plain);
+    for (const Placement& a : {Replicate(), Shard(0), Shard(1), Shard(2)}) {
+      for (const Placement& b : {Replicate(), Shard(0), Shard(1), Shard(2)}) {
+        const auto found = all(distribute_tensor(plain, mesh, {a, b}));
+        for (size_t i = 0; i < wanted.size(); ++i) {
+          EXPECT_EQ(found[i].strides(), wanted[i].strides()) << i << " " << to_string(Placements{a, b});
+          EXPECT_TRUE(full_tensor(found[i]).allclose(wanted[i], 1e-12)) << i;
+          // What can be viewed as a whole can be viewed in parts.
+          EXPECT_EQ(full_tensor(found[i].transpose(0, 1).contiguous().reshape({-1}).sum()).numel(), 1);
+        }
+      }
+    }
+  });
+}
+
+TEST(Strides, OfWhatAGatheredViewHolds) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = values({4, 3, 5});
+    const at::Tensor view = distribute_tensor(plain, mesh, {Shard(1)}).transpose(0, 2).narrow(1, 0, 2);
+    EXPECT_EQ(placements(view)[0], Replicate());
+    EXPECT_TRUE(to_local(view).sizes() == view.sizes());
+    EXPECT_EQ(view.is_contiguous(), to_local(view).is_contiguous());
+    EXPECT_TRUE(full_tensor(view.reshape({-1})).equal(plain.transpose(0, 2).narrow(1, 0, 2).reshape({-1})));
+  });
+}
+
+// Three ranks, of which the mesh has two.
+void on_part_of_the_world(const std::function<void(const MeshPtr&)>& body) {
+  comm::run_thread_ranks(3, [&](std::shared_ptr<comm::World> world) { body(make_device_mesh(world, "cpu", {0, 1}, {2})); });
+}
+
+TEST(OutsideTheMesh, ResultsHaveTheDtypeOfTheOperation) {
+  on_part_of_the_world([](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(values({4, 6}).to(at::kFloat), mesh, {Shard(0)});
+    EXPECT_EQ(x.argmax(1).scalar_type(), at::kLong);
+    EXPECT_EQ(x.gt(0).scalar_type(), at::kBool);
+    EXPECT_EQ(x.to(at::kDouble).scalar_type(), at::kDouble);
+    EXPECT_EQ(std::get<1>(x.sort(1)).scalar_type(), at::kLong);
+    EXPECT_EQ((x > 0).sum().scalar_type(), at::kLong);
+    EXPECT_EQ(to_local(x.argmax(1)).scalar_type(), at::kLong);
+  });
+}
+
+TEST(OutsideTheMesh, ResultsLieAsInside) {
+  on_part_of_the_world([](const MeshPtr& mesh) {
+    const at::Tensor a = distribute_tensor(values({8, 6}), mesh, {Shard(0)});
+    const at::Tensor b = distribute_tensor(values({6, 4}), mesh, {Shard(0)});
+    EXPECT_EQ(placements(at::mm(a, b))[0], Shard(0));  // the smaller operand is gathered
+    EXPECT_EQ(a.t().add(1).strides(), at::IntArrayRef({1, 6}));
+  });
+}
+
+TEST(OutsideTheMesh, RandomOperationsCountAlike) {
+  on_part_of_the_world([](const MeshPtr& mesh) {
+    manual_seed(3, mesh);
+    const at::Tensor x = distribute_tensor(values({4, 6}), mesh, {Shard(0)});
+    const auto count = [&] { return random_state(mesh).offset; };
+    at::native_dropout(x, 0.5, /*train=*/false);
+    EXPECT_EQ(count(), 0);
+    at::native_dropout(x, 1.0, /*train=*/true);
+    EXPECT_EQ(count(), 0);
+    at::rrelu(x, 0.1, 0.3, /*training=*/false);
+    EXPECT_EQ(count(), 0);
+    x.clone().uniform_(0, 1, at::detail::createCPUGenerator(5));
+    EXPECT_EQ(count(), 0);
+    at::native_dropout(x, 0.5, /*train=*/true);
+    EXPECT_EQ(count(), 1);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
