@@ -362,6 +362,7 @@ struct Registry {
     }
     register_composites();
     register_operand_layouts();
+    register_view_replay();
   }
 };
 

@@ -230,6 +230,7 @@ Handler find_builtin_handler(const std::string& name) {
       {"aten::detach_", handle_in_place_view},
       {"aten::as_strided", handle_as_strided},
       {"aten::as_strided_", handle_as_strided},
+      {"aten::new_empty_strided", handle_new_empty_strided},
       {"aten::set_", refuse},
       {"aten::set_.source_Tensor", refuse},
       {"aten::set_.source_Storage", refuse},

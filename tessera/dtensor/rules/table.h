@@ -58,6 +58,8 @@ Rule zip_rule(Rule rule);
 
 // Handlers take over a call that has no sharding of its own: item(), equal(), refusals.
 Handler find_builtin_handler(const std::string& name);
+// Of view_write.cc.
+void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 
 // Error kShape: an argument that is written would have to move.
 [[noreturn]] void refuse_in_place(const OpCall& call, const TensorInput& input, const Placements& wanted);

@@ -1,0 +1,52 @@
+// The gradient of a base that was written through a view: autograd makes room for it like the base, copies what comes in,
+// takes the view of it and writes there.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/node.h>
+
+#include "tessera/dtensor/dispatch/dispatch.h"
+#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Whether the view has the base's dim as it is; then it is a view also where the dim is cut.
+bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim) {
+  for (int64_t i = 0; i < view.dim(); ++i) {
+    if (view.size(i) == base.size(dim) && view.stride(i) == base.stride(dim) && base.size(dim) > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+// new_empty_strided(self, size, stride, ...): what cannot be viewed in parts, or written there, is whole.
+void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto node = torch::autograd::get_current_node();
+  const auto* write = dynamic_cast<const torch::autograd::CopySlices*>(node.get());
+  const size_t base = stack->size() - op.args.size();
+  const at::Tensor gradient = (*stack)[base].toTensor();
+  const auto sizes = (*stack)[base + 1].toIntVector();
+  if (write == nullptr || !is_dtensor(gradient) || write->base.sizes() != c10::IntArrayRef(sizes)) {
+    dispatch_by_rule(op, keys, *stack);
+    return;
+  }
+  const DTensorImpl& impl = *impl_of(gradient);
+  Placements placements = impl.placements();
+  for (auto& placement : placements) {
+    if (!placement.is_any_shard() || !keeps_dim(write->view, write->base, placement.dim)) {
+      placement = Replicate();
+    }
+  }
+  const auto strides = (*stack)[base + 2].toIntVector();
+  const Sizes local = local_sizes(sizes, *impl.mesh(), placements);
+  const at::Tensor part = at::empty_strided(local, strides_in_order(local, strides), gradient.options());
+  torch::jit::drop(*stack, op.args.size());
+  stack->emplace_back(make_dtensor(part, impl.mesh(), share(placements), sizes, strides));
+}
+
+}  // namespace tessera::detail
