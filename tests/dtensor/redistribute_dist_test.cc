@@ -254,5 +254,28 @@ TEST(Redistribute, TakesAPartOfOneElementWithAnyStride) {
   });
 }
 
+TEST(Redistribute, AnAsynchronousOneThatFailedFailsAgain) {
+  int failures = 0;
+  EXPECT_THROW(comm::run_thread_ranks(2,
+                                      [&](const std::shared_ptr<comm::World>& world) {
+                                        const auto mesh = init_device_mesh(world, "cpu", {2});
+                                        const at::Tensor x = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
+                                        if (world->rank() == 1) {
+                                          throw std::runtime_error("rank 1 gives up");
+                                        }
+                                        const at::Tensor whole = redistribute(x, {Replicate()}, {.async_op = true});
+                                        for (int i = 0; i < 3; ++i) {
+                                          try {
+                                            EXPECT_EQ((whole + i).numel(), 4);
+                                          } catch (const Error&) {
+                                            ++failures;
+                                          }
+                                        }
+                                        throw std::runtime_error("rank 0 follows");
+                                      }),
+               std::exception);
+  EXPECT_EQ(failures, 3);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -220,7 +220,7 @@ bool ends_soon(c10d::Work& work) {
 }  // namespace
 
 Pending::~Pending() {
-  if (!state_) return;
+  if (!state_ || state_->failure) return;
   const bool unwinding = std::uncaught_exceptions() > state_->unwinding;
   if (unwinding) {
     if (state_->monitor) state_->monitor->give_up();
@@ -244,20 +244,26 @@ Pending::~Pending() {
 
 void Pending::wait() {
   if (!state_) return;
-  const auto state = std::move(state_);
+  if (state_->failure) std::rethrow_exception(state_->failure);
   try {
-    if (state->monitor) state->monitor->wait(state->ticket);
-    if (state->begin) state->work = state->begin();
-    if (state->work) TESSERA_CHECK(state->work->wait(), ErrorKind::kComm, "broken off");
-  } catch (const std::exception& error) {
-    throw_failed(*state, error);
+    try {
+      if (state_->monitor) state_->monitor->wait(state_->ticket);
+      if (state_->begin) state_->work = state_->begin();
+      if (state_->work) TESSERA_CHECK(state_->work->wait(), ErrorKind::kComm, "broken off");
+    } catch (const std::exception& error) {
+      throw_failed(*state_, error);
+    }
+  } catch (...) {
+    state_->failure = std::current_exception();
+    throw;
   }
+  const auto state = std::move(state_);
   const bool on_device = !state->buffers.empty() && !state->buffers.front().is_cpu();
   if (state->monitor && on_device) state->monitor->leave_running(state->ticket);  // only ordered on the stream
   if (state->monitor && !on_device) state->monitor->finish(state->ticket);
   if (state->finish) state->finish();
 }
 
-bool Pending::done() const { return !state_ || (!state_->begin && (!state_->work || state_->work->isCompleted())); }
+bool Pending::done() const { return !state_ || state_->failure || (!state_->begin && (!state_->work || state_->work->isCompleted())); }
 
 }  // namespace tessera::comm

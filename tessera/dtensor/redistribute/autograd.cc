@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <exception>
 #include <mutex>
 
 #include "tessera/base/error.h"
@@ -27,19 +28,30 @@ namespace {
 
 class PendingSteps final : public PendingLocal {
  public:
-  explicit PendingSteps(InFlight started) : started_(std::move(started)) {}
+  // The mesh owns the group that the collective runs on.
+  PendingSteps(MeshPtr mesh, InFlight started) : mesh_(std::move(mesh)), started_(std::move(started)) {}
   const at::Tensor& wait() override {
     std::lock_guard lock(mutex_);
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
     if (!local_.defined()) {
-      local_ = started_.end();
+      try {
+        local_ = started_.end();
+      } catch (...) {
+        failure_ = std::current_exception();  // there never will be a part
+        throw;
+      }
     }
     return local_;
   }
 
  private:
   std::mutex mutex_;
+  MeshPtr mesh_;
   InFlight started_;
   at::Tensor local_;
+  std::exception_ptr failure_;
 };
 
 }  // namespace
@@ -54,7 +66,7 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
   if (started.pending && how.async_op) {
     at::Tensor example = at::empty(Sizes(tensor.dim(), 0), impl.local().options());
     at::Tensor result = make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes());
-    impl_of(result)->set_pending(std::make_shared<PendingSteps>(std::move(started)));
+    impl_of(result)->set_pending(std::make_shared<PendingSteps>(impl.mesh(), std::move(started)));
     return result;
   }
   return make_dtensor(started.end(), impl.mesh(), share(to), tensor.sizes());
