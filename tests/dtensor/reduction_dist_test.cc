@@ -86,5 +86,33 @@ TEST(Reduction, ASumThatOverflowsIsReducedBeforeItIsWidened) {
   });
 }
 
+TEST(Reduction, NansumSkipsSumsThatAreNan) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    at::Tensor part = at::ones({2}, at::kDouble);
+    if (mesh->rank() == 0) {
+      part[0] = std::numeric_limits<double>::quiet_NaN();
+    }
+    EXPECT_EQ(value_of(from_local(part, mesh, {Partial()}).nansum()), 2);
+  });
+}
+
+TEST(Reduction, ProductsAndConjunctionsJoinWhatIsWhole) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::arange(1, 7, at::kDouble).view({2, 3});
+    const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});
+    const at::Tensor whole = distribute_tensor(at::full({3}, 2.0, at::kDouble), mesh, {Replicate()});
+    for (const bool first : {true, false}) {
+      const at::Tensor product = x.prod(0);
+      ASSERT_EQ(placements(product)[0], Partial(ReduceOp::kProduct));
+      const at::Tensor joined = first ? at::cat({product, whole}) : at::stack({whole, product});
+      const at::Tensor wanted = first ? at::cat({plain.prod(0), at::full({3}, 2.0, at::kDouble)})
+                                      : at::stack({at::full({3}, 2.0, at::kDouble), plain.prod(0)});
+      EXPECT_TRUE(full_tensor(joined).equal(wanted));
+    }
+    const at::Tensor truth = at::cat({x.gt(1).all(0), whole.gt(1)});
+    EXPECT_EQ(full_tensor(truth).sum().item<int64_t>(), 5);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

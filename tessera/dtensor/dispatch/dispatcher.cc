@@ -296,10 +296,10 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
     decompose(op, keys, &stack);
     return;
   } else {
-    // Rules may run operations on meta tensors but none on DTensors, so `key` still describes this call.
+    const CallKey own = key;  // a rule that runs operations on DTensors changes the thread's
     plan = make_plan(op, args);
     if (plan->cacheable) {
-      cache.insert(hash, key.words(), plan);
+      cache.insert(hash, own.words(), plan);
     }
   }
   run_plan(op, *plan, stack);

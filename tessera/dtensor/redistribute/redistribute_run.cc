@@ -209,9 +209,7 @@ at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, in
       }
       return coordinate == 0 ? local : at::zeros_like(local);
     case ReduceOp::kProduct:
-      raise(ErrorKind::kShape,
-            "[dtensor.redistribute] Replicate to {}: no such conversion. Reduce the other operand first.",
-            to_string(to));
+      return coordinate == 0 ? local : at::ones_like(local);
     default:
       return local;
   }

@@ -11,7 +11,7 @@ void propose_scatter(const OpCall& call, Proposal& proposal) {
   const TensorInput& index = call.inputs[1];
   const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
-    bool alike = dim != dim_written && self.sizes[dim] == index.sizes[dim];
+    bool alike = dim != dim_written;
     for (const auto& input : call.inputs) {
       alike = alike && input.dim() == self.dim() && input.sizes[dim] == self.sizes[dim];
     }

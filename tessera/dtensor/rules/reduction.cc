@@ -172,7 +172,8 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table.add({"aten::sum", "aten::nansum"}, propose_sum);
+  table.add("aten::sum", propose_sum);
+  table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));  // a part may be no number
   table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
   table.add({"aten::prod"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
   table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
