@@ -102,7 +102,7 @@ MeshPtr mesh_of(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
   return nullptr;
 }
 
-at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec, bool copied_view) {
+at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
   if (!spec.view) {
     if (spec.strides.empty()) {
       if (!local.is_contiguous()) [[unlikely]] {
@@ -112,15 +112,10 @@ at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec, b
       local = at::empty_strided(local.sizes(), spec.local_strides, local.options()).copy_(local);
     }
   }
-  at::Tensor tensor =
-      at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
-  if (copied_view) [[unlikely]] {
-    impl_of(tensor)->mark_copied_view();
-  }
-  return tensor;
+  return at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
 }
 
-void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::ArrayRef<c10::IValue> kept, bool copied_view) {
+void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::ArrayRef<c10::IValue> kept) {
   const size_t base = stack.size() - plan.outputs.size();
   size_t next_kept = 0;
   for (size_t i = 0; i < plan.outputs.size(); ++i) {
@@ -129,7 +124,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
     switch (output.kind) {
       case OutputPlan::Kind::kTensor: {
         at::Tensor local = std::move(slot).toTensor();
-        slot = local.defined() ? wrap(std::move(local), mesh, output.tensors[0], copied_view) : at::Tensor();
+        slot = local.defined() ? wrap(std::move(local), mesh, output.tensors[0]) : at::Tensor();
         break;
       }
       case OutputPlan::Kind::kList: {
@@ -137,7 +132,7 @@ void wrap_outputs(const Plan& plan, const MeshPtr& mesh, Stack& stack, c10::Arra
         const auto locals = slot.toTensorVector();
         wrapped.reserve(locals.size());
         for (size_t j = 0; j < locals.size(); ++j) {
-          wrapped.push_back(wrap(locals[j], mesh, output.tensors[j], copied_view));
+          wrapped.push_back(wrap(locals[j], mesh, output.tensors[j]));
         }
         slot = std::move(wrapped);
         break;
@@ -173,7 +168,7 @@ void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& m
 
 bool is_copied_view(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl()) &&
-         impl_of(value.toTensor())->copied_view();
+         impl_of(value.toTensor())->is_copied_view();
 }
 
 // A write that would be lost must not pass for one.
@@ -209,7 +204,79 @@ void bump_versions(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   }
 }
 
-void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
+// Calls visit(tensor, output, element) for each DTensor among new results at the end of the stack.
+template <class Visit>
+void for_each_result(const Plan& plan, const Stack& stack, Visit visit) {
+  const size_t base = stack.size() - plan.outputs.size();
+  for (size_t i = 0; i < plan.outputs.size(); ++i) {
+    if (plan.outputs[i].kind == OutputPlan::Kind::kTensor && stack[base + i].toTensor().defined()) {
+      visit(stack[base + i].toTensor(), i, size_t{0});
+    } else if (plan.outputs[i].kind == OutputPlan::Kind::kList) {
+      const auto elements = stack[base + i].toTensorVector();
+      for (size_t j = 0; j < elements.size(); ++j) {
+        visit(elements[j], i, j);
+      }
+    }
+  }
+}
+
+void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& plan, Stack& stack);
+
+// What a view that had to gather was made of, so that it can be made again.
+class CopiedView final : public LocalSource {
+ public:
+  struct Made {
+    const OpEntry& op;
+    std::shared_ptr<const Plan> plan;
+    Stack args;  // with the tensor it is taken of
+  };
+  CopiedView(std::shared_ptr<const Made> made, at::Tensor local, size_t output, size_t element)
+      : made_(std::move(made)),
+        version_(version_of(*impl_of(made_->args[made_->op.view_of].toTensor()))),
+        seen_(current()),
+        local_(std::move(local)),
+        output_(output),
+        element_(element) {}
+
+  const at::Tensor& part() override {
+    if (seen_ != current()) {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      Stack stack = made_->args;
+      run_plan(made_->op, made_->plan, stack);
+      for_each_result(*made_->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
+        local_ = output == output_ && element == element_ ? impl_of(tensor)->local() : local_;
+      });
+      seen_ = current();
+    }
+    return local_;
+  }
+  bool is_copied_view() const override { return true; }
+
+ private:
+  // Of what a view of it is taken of in the end.
+  static c10::VariableVersion version_of(const DTensorImpl& viewed) {
+    return viewed.is_copied_view() ? static_cast<const CopiedView&>(*viewed.source()).version_ : viewed.version_counter();
+  }
+  uint32_t current() const { return version_.enabled() ? version_.current_version() : 0; }
+
+  std::shared_ptr<const Made> made_;
+  c10::VariableVersion version_;  // counts what operations wrote, alike on all ranks
+  uint32_t seen_;
+  at::Tensor local_;
+  size_t output_;
+  size_t element_;
+};
+
+// The results are views of a gathered copy, or of such a view.
+void mark_copied_views(const std::shared_ptr<const CopiedView::Made>& made, const Stack& stack) {
+  for_each_result(*made->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
+    DTensorImpl& impl = *impl_of(tensor);
+    impl.set_source(std::make_shared<CopiedView>(made, impl.local(), output, element));
+  });
+}
+
+void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan, Stack& stack) {
+  const Plan& plan = *shared_plan;
   const size_t base = stack.size() - op.args.size();
   c10::SmallVector<c10::IValue, 2> kept;
   for (const OutputPlan& output : plan.outputs) {
@@ -222,7 +289,13 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
   if (op.mutates) {
     refuse_copied_views(op, args);
   }
-  const bool copied_view = op.view_of >= 0 && (plan.copies_view || is_copied_view(args[op.view_of]));
+  std::shared_ptr<CopiedView::Made> copied;
+  if (op.view_of >= 0 && (plan.copies_view || is_copied_view(args[op.view_of]))) [[unlikely]] {
+    copied = std::make_shared<CopiedView::Made>(CopiedView::Made{op, shared_plan, args.vec()});
+    c10::IValue& viewed = copied->args[op.view_of];
+    const DTensorImpl& impl = *impl_of(viewed.toTensor());
+    viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // holds no history
+  }
   Localizer localizer(op, plan, *mesh);
   for (const int arg : op.tensor_args) {
     localizer.replace(stack[base + arg], arg);
@@ -245,7 +318,10 @@ void run_plan(const OpEntry& op, const Plan& plan, Stack& stack) {
       call_local(op, localizer.keys(), stack);
     }
   }
-  wrap_outputs(plan, mesh, stack, kept, copied_view);
+  wrap_outputs(plan, mesh, stack, kept);
+  if (copied) [[unlikely]] {
+    mark_copied_views(copied, stack);
+  }
 }
 
 // Finds the rule at the first miss. False when the operation decomposes instead.
@@ -281,7 +357,7 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
   const bool cacheable = key.assign(op, args);
   if (!cacheable) {
     if (has_rule(op)) {
-      run_plan(op, *make_plan(op, args), stack);
+      run_plan(op, make_plan(op, args), stack);
     } else {
       decompose(op, keys, &stack);
     }
@@ -302,7 +378,7 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
       cache.insert(hash, own.words(), plan);
     }
   }
-  run_plan(op, *plan, stack);
+  run_plan(op, plan, stack);
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
@@ -191,9 +192,19 @@ class CallReader {
         op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
   }
 
-  // The autograd engine writes plain zeros for gradients that nobody gave.
-  static bool is_engine_zero(const at::Tensor& tensor) {
-    return torch::autograd::get_current_graph_task_id() != -1 && !tensor.is_meta() && !at::any(tensor).item<bool>();
+  // The autograd engine writes plain zeros for gradients that nobody gave. A gradient of the user's may be zero on some
+  // ranks only: all agree. COLLECTIVE over the mesh.
+  bool is_engine_zero(const at::Tensor& tensor) const {
+    if (torch::autograd::get_current_graph_task_id() == -1 || tensor.is_meta()) {
+      return false;
+    }
+    const at::Tensor zero = at::any(tensor).logical_not().to(at::kByte).reshape({1});
+    for (int64_t m = 0; m < mesh_->ndim() && mesh_->coordinate(); ++m) {
+      if (mesh_->shape()[m] > 1) {
+        comm::all_reduce(*mesh_->group(m), zero, ReduceOp::kMin, op_.name).wait();
+      }
+    }
+    return zero.item<uint8_t>() != 0;
   }
 
   const OpEntry& op_;

@@ -26,11 +26,11 @@ Placements partial_to_replicated(Placements placements) {
 
 namespace {
 
-class PendingSteps final : public PendingLocal {
+class PendingSteps final : public LocalSource {
  public:
   // The mesh owns the group that the collective runs on.
   PendingSteps(MeshPtr mesh, InFlight started) : mesh_(std::move(mesh)), started_(std::move(started)) {}
-  const at::Tensor& wait() override {
+  const at::Tensor& part() override {
     std::lock_guard lock(mutex_);
     if (failure_) {
       std::rethrow_exception(failure_);
@@ -45,6 +45,7 @@ class PendingSteps final : public PendingLocal {
     }
     return local_;
   }
+  bool is_copied_view() const override { return false; }
 
  private:
   std::mutex mutex_;
@@ -66,7 +67,7 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
   if (started.pending && how.async_op) {
     at::Tensor example = at::empty(Sizes(tensor.dim(), 0), impl.local().options());
     at::Tensor result = make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes());
-    impl_of(result)->set_pending(std::make_shared<PendingSteps>(impl.mesh(), std::move(started)));
+    impl_of(result)->set_source(std::make_shared<PendingSteps>(impl.mesh(), std::move(started)));
     return result;
   }
   return make_dtensor(started.end(), impl.mesh(), share(to), tensor.sizes());

@@ -1,5 +1,10 @@
 // Decompositions and solvers: each matrix of a batch stands alone and must be whole.
+#include <ATen/ATen.h>
+
+#include <exception>
+
 #include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {
@@ -18,6 +23,7 @@ struct Signature {
   std::vector<Result> results;
   int linear_in = -1;                                           // the operand in which the first result is linear
   std::vector<OutputShape> (*shapes)(const OpCall&) = nullptr;  // none: from the meta kernel
+  bool raises = false;                                          // for some values, though it has no argument check_errors
 };
 
 c10::IntArrayRef batch_of(const TensorInput& input, int core) {
@@ -52,6 +58,40 @@ Sizes broadcast_batch(const OpCall& call, const std::vector<int>& cores) {
 Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
   const size_t missing = batch.size() - own.size();
   return dim < missing || (own[dim - missing] == 1 && batch[dim] != 1) ? Replicate() : Shard(dim - missing);
+}
+
+// A kernel that raises for some values does so on all ranks that have a part, or on none: one that raised alone would leave
+// the others waiting for it. COLLECTIVE over the mesh dims that cut operands.
+LocalFunction raising_together(const OpCall& call, const Choice& choice) {
+  std::vector<int64_t> mesh_dims;
+  for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
+    if (call.mesh->shape()[m] > 1 && std::any_of(choice.inputs.begin(), choice.inputs.end(),
+                                                 [m](const Placements& input) { return input[m].is_any_shard(); })) {
+      mesh_dims.push_back(m);
+    }
+  }
+  if (mesh_dims.empty()) {
+    return nullptr;
+  }
+  return [mesh_dims](const LocalCall& local) {
+    const at::Tensor failed = at::zeros({1}, at::TensorOptions(local.mesh.device()).dtype(at::kByte));
+    std::exception_ptr own;
+    try {
+      local.call();
+    } catch (const std::exception&) {
+      own = std::current_exception();
+      failed.fill_(1);
+    }
+    for (const int64_t m : mesh_dims) {
+      comm::all_reduce(*local.mesh.group(m), failed, ReduceOp::kMax, local.op.name).wait();
+    }
+    if (own) {
+      std::rethrow_exception(own);
+    }
+    TESSERA_CHECK(failed.item<uint8_t>() == 0, ErrorKind::kShape,
+                  "[dtensor.dispatch] {}: failed for matrices on other ranks; their message says why. Look at the values.",
+                  local.op.name);
+  };
 }
 
 void propose(const OpCall& call, Proposal& proposal, const Signature& signature) {
@@ -89,6 +129,10 @@ void propose(const OpCall& call, Proposal& proposal, const Signature& signature)
     }
   }
   proposal.empty_parts = false;
+  const int check = call.arg_named("check_errors");
+  if (signature.raises || (check >= 0 && call.bool_at(check))) {
+    proposal.local = raising_together;
+  }
 }
 
 Rule matrices(Signature signature) {
@@ -179,14 +223,14 @@ void propose_check_errors(const OpCall&, Proposal&) {}
 
 void add_linalg_rules(RuleTable& table) {
   add_solver_rules(table);
-  table.add({"aten::cholesky", "aten::cholesky_inverse", "aten::linalg_matrix_exp"},
-            matrices({{2}, {{2}}, -1, like_first}));
+  table.add("aten::linalg_matrix_exp", matrices({{2}, {{2}}, -1, like_first}));
+  table.add({"aten::cholesky", "aten::cholesky_inverse"}, matrices({{2}, {{2}}, -1, like_first, /*raises=*/true}));
   table.add("aten::linalg_householder_product", matrices({{2, 1}, {{2}}, -1, like_first}));
   table.add("aten::geqrf", matrices({{2}, {{2}, {1}}, -1, factored}));
-  table.add("aten::linalg_eig", matrices({{2}, {{1}, {2}}, -1, eigen}));
+  table.add("aten::linalg_eig", matrices({{2}, {{1}, {2}}, -1, eigen, /*raises=*/true}));
   table.add("aten::_linalg_eigvals",
-            matrices({{2}, {{1}}, -1, [](const OpCall& call) { return std::vector<OutputShape>{eigen(call)[0]}; }}));
-  table.add("aten::linalg_pinv", matrices({{2, 0, 0}, {{2}}, -1, pseudo_inverse}));
+            matrices({{2}, {{1}}, -1, [](const OpCall& call) { return std::vector<OutputShape>{eigen(call)[0]}; }, /*raises=*/true}));
+  table.add("aten::linalg_pinv", matrices({{2, 0, 0}, {{2}}, -1, pseudo_inverse, /*raises=*/true}));
   table.add({"aten::linalg_cholesky_ex", "aten::linalg_inv_ex"}, matrices({{2}, {{2}, {0}}}));
   table.add("aten::_linalg_det", matrices({{2}, {{0}, {2}, {1}}}));
   table.add("aten::_linalg_slogdet", matrices({{2}, {{0}, {0}, {2}, {1}}}));
@@ -194,8 +238,8 @@ void add_linalg_rules(RuleTable& table) {
   table.add("aten::linalg_lu", matrices({{2}, {{2}, {2}, {2}}}));
   table.add("aten::lu_unpack", matrices({{2, 1}, {{2}, {2}, {2}}}));
   table.add("aten::linalg_qr", matrices({{2}, {{2}, {2}}}));
-  table.add("aten::_linalg_svd", matrices({{2}, {{2}, {1}, {2}}}));
-  table.add("aten::_linalg_eigh", matrices({{2}, {{1}, {2}}}));
+  table.add("aten::_linalg_svd", matrices({{2}, {{2}, {1}, {2}}, -1, nullptr, /*raises=*/true}));
+  table.add("aten::_linalg_eigh", matrices({{2}, {{1}, {2}}, -1, nullptr, /*raises=*/true}));
   table.add("aten::_linalg_check_errors", propose_check_errors);
   table.add("aten::linalg_cross", propose_cross);
 }

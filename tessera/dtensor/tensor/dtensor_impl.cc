@@ -32,9 +32,9 @@ c10::DispatchKeySet keys_for(const at::Tensor& local) {
 DTensorImpl::DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
                          c10::IntArrayRef strides)
     : c10::TensorImpl(keys_for(local), local.dtype(), local.device()),
-      local_(std::move(local)),
       mesh_(std::move(mesh)),
-      placements_(std::move(placements)) {
+      placements_(std::move(placements)),
+      local_(std::move(local)) {
   set_storage_access_should_throw();  // storage() would be null: is_alias_of and serialization must not see it
   if (strides.empty()) {
     set_sizes_contiguous(sizes);
@@ -47,16 +47,17 @@ template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::copy(Version&& version, bool allow_tensor_metadata_change) const {
   auto impl = c10::make_intrusive<DTensorImpl>(local_, mesh_, placements_, sizes(), strides());
   copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), allow_tensor_metadata_change);
-  impl->copied_view_ = copied_view_;
   impl->refresh_numel();
-  impl->pending_ = pending_;
+  impl->source_ = source_;
   return impl;
 }
 
 void DTensorImpl::settle() const {
-  const auto pending = pending_;  // stays, should the wait throw
-  local_ = pending->wait();
-  pending_.reset();
+  const auto source = source_;  // stays, should it throw
+  local_ = source->part();
+  if (!source->is_copied_view()) {
+    source_.reset();
+  }
 }
 
 c10::intrusive_ptr<c10::TensorImpl> DTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version_counter,
@@ -76,15 +77,14 @@ void DTensorImpl::shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& i
   const auto& other = static_cast<const DTensorImpl&>(*impl);
   copy_tensor_metadata(&other, this, version_counter(), allow_tensor_metadata_change());
   local_ = other.local_;
-  pending_ = other.pending_;
+  source_ = other.source_;
   mesh_ = other.mesh_;
   placements_ = other.placements_;
-  copied_view_ = other.copied_view_;
   refresh_numel();
 }
 
 void DTensorImpl::release_resources() {
-  pending_.reset();
+  source_.reset();
   local_.reset();
   c10::TensorImpl::release_resources();
 }

@@ -25,11 +25,15 @@ using PlacementsPtr = c10::intrusive_ptr<SharedPlacements>;
 PlacementsPtr share(const Placements& placements);
 uint64_t to_word(const Placement& placement);
 
-// A local part that a collective is still making; shared by the DTensors that show it.
-class PendingLocal {
+// Gives a local part that is not simply there; shared by the DTensors that show it.
+class LocalSource {
  public:
-  virtual ~PendingLocal() = default;
-  virtual const at::Tensor& wait() = 0;  // COLLECTIVE work ends; then the part itself, contiguous
+  virtual ~LocalSource() = default;
+  // A collective that is still making it ends, or COLLECTIVE over the mesh it is made again. Then the part itself.
+  virtual const at::Tensor& part() = 0;
+  // False: a collective is making it, once. True: a view of a dim that had to be gathered is a copy, which is made again
+  // when what it was taken of was written to; what were written to it itself would not get there.
+  virtual bool is_copied_view() const = 0;
 };
 
 class DTensorImpl final : public c10::TensorImpl {
@@ -41,21 +45,19 @@ class DTensorImpl final : public c10::TensorImpl {
 
   // Waits for a part that is still being made.
   const at::Tensor& local() const {
-    if (pending_) [[unlikely]] {
+    if (source_) [[unlikely]] {
       settle();
     }
     return local_;
   }
-  bool is_pending() const { return pending_ != nullptr; }
+  bool is_pending() const { return source_ != nullptr && !source_->is_copied_view(); }
+  bool is_copied_view() const { return source_ != nullptr && source_->is_copied_view(); }
   // `local_` is then only an example of dtype and device.
-  void set_pending(std::shared_ptr<PendingLocal> pending) { pending_ = std::move(pending); }
+  void set_source(std::shared_ptr<LocalSource> source) { source_ = std::move(source); }
+  const std::shared_ptr<LocalSource>& source() const { return source_; }
   const MeshPtr& mesh() const { return mesh_; }
   const PlacementsPtr& shared_placements() const { return placements_; }
   const Placements& placements() const { return placements_->values; }
-
-  // A view of a dim that had to be gathered holds a copy: what is written to it would not reach the tensor it was taken of.
-  bool copied_view() const { return copied_view_; }
-  void mark_copied_view() { copied_view_ = true; }
 
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version_counter,
                                                               bool allow_tensor_metadata_change) const override;
@@ -73,11 +75,10 @@ class DTensorImpl final : public c10::TensorImpl {
 
   void settle() const;
 
-  mutable at::Tensor local_;
-  mutable std::shared_ptr<PendingLocal> pending_;
-  MeshPtr mesh_;
+  MeshPtr mesh_;  // first, to go last: it owns the groups that a source may be at work on
   PlacementsPtr placements_;
-  bool copied_view_ = false;
+  mutable at::Tensor local_;
+  mutable std::shared_ptr<LocalSource> source_;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl& impl) {
