@@ -3,7 +3,7 @@
 namespace tessera::comm {
 
 namespace {
-thread_local CollectiveObserver* innermost = nullptr;
+const PropagatedKind kObserver{"observer of collectives"};
 }
 
 const char* to_string(CommKind kind) noexcept {
@@ -30,13 +30,13 @@ const char* to_string(CommKind kind) noexcept {
   return "?";
 }
 
-CollectiveObserver::CollectiveObserver() : outer_(innermost) { innermost = this; }
-
-CollectiveObserver::~CollectiveObserver() { innermost = outer_; }
+CollectiveObserver::CollectiveObserver() : in_force_(kObserver, this) {}
 
 void CollectiveObserver::notify(CommKind kind, int64_t bytes, const Group& group) {
-  for (CollectiveObserver* observer = innermost; observer != nullptr; observer = observer->outer_) {
-    observer->on_collective(kind, bytes, group);
+  if (Propagated::innermost(kObserver) != nullptr) {
+    Propagated::for_each(kObserver, [&](void* observer) {
+      static_cast<CollectiveObserver*>(observer)->on_collective(kind, bytes, group);
+    });
   }
 }
 

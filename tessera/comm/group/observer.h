@@ -1,14 +1,17 @@
-// Sees every collective that this thread starts on groups of more than one rank.
+// Sees every collective on groups of more than one rank that this thread starts, or a thread that runs a backward for it.
 //
 //   struct Counter : comm::CollectiveObserver {
 //     void on_collective(comm::CommKind kind, int64_t bytes, const comm::Group& group) override { ++count; }
 //     int count = 0;
 //   } counter;                                   // watches until it is destroyed
 //
-// Observers belong to the thread that made them and end in the reverse order; all of them are told. No communication.
+// Observers end on the thread that made them; all of them are told, from several threads where a backward is at work on
+// several devices. No communication.
 #pragma once
 
 #include <cstdint>
+
+#include "tessera/comm/group/propagated.h"
 
 namespace tessera::comm {
 
@@ -30,7 +33,7 @@ const char* to_string(CommKind kind) noexcept;  // "all_gather", "all_reduce", .
 class CollectiveObserver {
  public:
   CollectiveObserver();
-  virtual ~CollectiveObserver();
+  virtual ~CollectiveObserver() = default;
   CollectiveObserver(const CollectiveObserver&) = delete;
   CollectiveObserver& operator=(const CollectiveObserver&) = delete;
 
@@ -42,7 +45,7 @@ class CollectiveObserver {
   static void notify(CommKind kind, int64_t bytes, const Group& group);
 
  private:
-  CollectiveObserver* outer_;
+  Propagated in_force_;
 };
 
 }  // namespace tessera::comm

@@ -35,6 +35,7 @@ int64_t CommTally::total() const { return std::accumulate(std::begin(counts), st
 int64_t CommTally::total_bytes() const { return std::accumulate(std::begin(bytes), std::end(bytes), int64_t{0}); }
 
 void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Group&) {
+  std::lock_guard lock(mutex_);
   add(all_, kind, bytes);
   for (const auto& name : std::set<std::string>(modules.begin(), modules.end())) {
     add(by_module_[name], kind, bytes);

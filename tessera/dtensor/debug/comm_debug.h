@@ -1,4 +1,5 @@
-// Counts the collectives that this thread starts, and their bytes: in all, by kind and by module.
+// Counts the collectives that this thread starts, or a backward that it runs, and their bytes: in all, by kind and by
+// module.
 //
 //   CommDebugMode count;
 //   ModuleTrace trace(*model);               // parallel/module_trace.h: names the modules
@@ -7,11 +8,13 @@
 //   fmt::print("{}", count.table());
 //
 // Every collective of comm/collectives.h on more than one rank counts, whoever starts it: DTensors, fully_shard, the
-// user. One thread; may be nested, each counts what happens in its life. No communication of its own.
+// user. Made, read and ended on one thread; may be nested, each counts what happens in its life. No communication of its
+// own.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 
 #include "tessera/comm/group/observer.h"
@@ -53,6 +56,7 @@ class CommDebugMode final : private comm::CollectiveObserver {
 
  private:
   void on_collective(CommKind kind, int64_t bytes, const comm::Group& group) override;
+  std::mutex mutex_;
   CommTally all_;
   std::map<std::string, CommTally> by_module_;
 };

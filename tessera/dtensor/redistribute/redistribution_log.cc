@@ -10,8 +10,9 @@
 namespace tessera {
 
 namespace {
-thread_local RedistributionLog* innermost_log = nullptr;
-thread_local ExplicitRedistribution* innermost_rule = nullptr;
+using comm::Propagated;
+const comm::PropagatedKind kLog{"redistribution log"};
+const comm::PropagatedKind kExplicit{"explicit redistribution"};
 }  // namespace
 
 std::string Redistribution::to_string() const {
@@ -19,11 +20,12 @@ std::string Redistribution::to_string() const {
                      tessera::to_string(from), tessera::to_string(to), moved.total(), moved.total_bytes());
 }
 
-RedistributionLog::RedistributionLog() : outer_(innermost_log) { innermost_log = this; }
+RedistributionLog::RedistributionLog() : in_force_(kLog, this) {}
 
-RedistributionLog::~RedistributionLog() { innermost_log = outer_; }
-
-void RedistributionLog::add(const Redistribution& record) { records_.push_back(record); }
+void RedistributionLog::add(const Redistribution& record) {
+  std::lock_guard lock(mutex_);
+  records_.push_back(record);
+}
 
 std::string RedistributionLog::to_string() const {
   std::string text;
@@ -33,16 +35,13 @@ std::string RedistributionLog::to_string() const {
   return text;
 }
 
-ExplicitRedistribution::ExplicitRedistribution(const Options& options) : options_(options), outer_(innermost_rule) {
-  innermost_rule = this;
-}
-
-ExplicitRedistribution::~ExplicitRedistribution() { innermost_rule = outer_; }
+ExplicitRedistribution::ExplicitRedistribution(const Options& options) : options_(options), in_force_(kExplicit, this) {}
 
 namespace detail {
 
 bool RedistributionScope::is_watched() {
-  return innermost_log != nullptr || innermost_rule != nullptr || log_level() <= LogLevel::kDebug;
+  return Propagated::innermost(kLog) != nullptr || Propagated::innermost(kExplicit) != nullptr ||
+         log_level() <= LogLevel::kDebug;
 }
 
 RedistributionScope::RedistributionScope(const What& what) {
@@ -57,8 +56,9 @@ RedistributionScope::RedistributionScope(const What& what) {
                         what.to,
                         what.asked_for,
                         {}};
-  if (innermost_rule != nullptr && innermost_rule->options().enable && !what.asked_for && impl != nullptr) {
-    const auto& options = innermost_rule->options();
+  const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
+  if (rule != nullptr && rule->options().enable && !what.asked_for && impl != nullptr) {
+    const auto& options = rule->options();
     const bool moves = std::any_of(what.steps.begin(), what.steps.end(),
                                    [&](const Step& step) { return communicates(step, *impl->mesh()); });
     if (moves || options.strict) {
@@ -81,9 +81,7 @@ RedistributionScope::~RedistributionScope() {
   }
   Redistribution& record = watch_->record;
   record.moved = watch_->comm.tally();
-  for (RedistributionLog* log = innermost_log; log != nullptr; log = log->outer()) {
-    log->add(record);
-  }
+  Propagated::for_each(kLog, [&](void* log) { static_cast<RedistributionLog*>(log)->add(record); });
   log_debug("[dtensor.redistribute] {}", record.to_string());
 }
 

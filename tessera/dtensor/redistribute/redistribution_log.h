@@ -6,14 +6,16 @@
 //
 //   ExplicitRedistribution only_mine;               // at::mm(a, b) is now an error that names the argument
 //
-// Both watch their thread while they live and may be nested; the innermost ExplicitRedistribution counts. With the log
-// level debug every redistribution is also logged.
+// Both watch their thread while they live, and backwards that it runs, and may be nested; the innermost
+// ExplicitRedistribution counts. With the log level debug every redistribution is also logged.
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "tessera/comm/group/propagated.h"
 #include "tessera/dtensor/debug/comm_debug.h"
 #include "tessera/dtensor/tensor/placement.h"
 
@@ -33,18 +35,15 @@ struct Redistribution {
 class RedistributionLog {
  public:
   RedistributionLog();
-  ~RedistributionLog();
-  RedistributionLog(const RedistributionLog&) = delete;
-  RedistributionLog& operator=(const RedistributionLog&) = delete;
 
   const std::vector<Redistribution>& records() const { return records_; }
   std::string to_string() const;  // a line each
   void add(const Redistribution& record);
-  RedistributionLog* outer() const { return outer_; }
 
  private:
+  std::mutex mutex_;
   std::vector<Redistribution> records_;
-  RedistributionLog* outer_;
+  comm::Propagated in_force_;
 };
 
 // While one lives, an operation that would have to redistribute an argument is an Error kShape (or a warning).
@@ -58,15 +57,12 @@ class ExplicitRedistribution {
   };
   ExplicitRedistribution() : ExplicitRedistribution(Options{}) {}
   explicit ExplicitRedistribution(const Options& options);
-  ~ExplicitRedistribution();
-  ExplicitRedistribution(const ExplicitRedistribution&) = delete;
-  ExplicitRedistribution& operator=(const ExplicitRedistribution&) = delete;
 
   const Options& options() const { return options_; }
 
  private:
   Options options_;
-  ExplicitRedistribution* outer_;
+  comm::Propagated in_force_;
 };
 
 }  // namespace tessera

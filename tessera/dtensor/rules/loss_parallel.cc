@@ -17,12 +17,11 @@
 namespace tessera {
 
 namespace {
-thread_local int contexts = 0;
+const comm::PropagatedKind kLossParallel{"loss parallel"};
 }
 
-LossParallel::LossParallel() { ++contexts; }
-LossParallel::~LossParallel() { --contexts; }
-bool loss_parallel_enabled() noexcept { return contexts > 0; }
+LossParallel::LossParallel() : in_force_(kLossParallel, this) {}
+bool loss_parallel_enabled() noexcept { return comm::Propagated::innermost(kLossParallel) != nullptr; }
 
 namespace detail {
 

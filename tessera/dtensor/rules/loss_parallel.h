@@ -12,17 +12,20 @@
 // replicate too. Class weights are replicated (or plain), or sharded with the classes. Results are Replicate; over mesh
 // dims that shard the batch sums and means are Partial. Unlike upstream's, means are right on any mesh, gradients of
 // log_softmax are right whatever is made of it, and a backward after its end is right too (but gathers). Semantics of
-// torch.distributed.tensor.parallel.loss_parallel. Errors kShape. One thread; may be nested.
+// torch.distributed.tensor.parallel.loss_parallel. Errors kShape. In force on its thread
+// and in backwards that it runs; may be nested.
 #pragma once
+
+#include "tessera/comm/group/propagated.h"
 
 namespace tessera {
 
 class LossParallel {
  public:
   LossParallel();
-  ~LossParallel();
-  LossParallel(const LossParallel&) = delete;
-  LossParallel& operator=(const LossParallel&) = delete;
+
+ private:
+  comm::Propagated in_force_;
 };
 bool loss_parallel_enabled() noexcept;
 

@@ -21,14 +21,12 @@ const Placements& placements(const at::TensorBase& tensor) { return checked_impl
 bool is_pending(const at::TensorBase& tensor) { return checked_impl("is_pending", tensor).is_pending(); }
 
 namespace {
-thread_local int implicit_replications = 0;
+const comm::PropagatedKind kImplicitReplication{"implicit replication"};
 }
 
-ImplicitReplication::ImplicitReplication() { ++implicit_replications; }
+ImplicitReplication::ImplicitReplication() : in_force_(kImplicitReplication, this) {}
 
-ImplicitReplication::~ImplicitReplication() { --implicit_replications; }
-
-bool implicit_replication_enabled() noexcept { return implicit_replications > 0; }
+bool implicit_replication_enabled() noexcept { return comm::Propagated::innermost(kImplicitReplication) != nullptr; }
 
 std::string str(const at::Tensor& tensor) {
   const DTensorImpl& impl = checked_impl("str", tensor);

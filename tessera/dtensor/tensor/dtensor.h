@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/comm/group/propagated.h"
 #include "tessera/dtensor/tensor/placement.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -80,14 +81,14 @@ struct LocalBox {
 };
 LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements);
 
-// While one lives, plain tensors beside DTensors count as replicated on this thread: the caller vouches that they are
-// alike on all ranks.
+// While one lives, plain tensors beside DTensors count as replicated on this thread, and in a backward that it runs: the
+// caller vouches that they are alike on all ranks.
 class ImplicitReplication {
  public:
   ImplicitReplication();
-  ~ImplicitReplication();
-  ImplicitReplication(const ImplicitReplication&) = delete;
-  ImplicitReplication& operator=(const ImplicitReplication&) = delete;
+
+ private:
+  comm::Propagated in_force_;
 };
 bool implicit_replication_enabled() noexcept;
 
