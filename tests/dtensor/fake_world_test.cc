@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "tessera/comm/backends/fake_backend.h"
 #include "tests/dtensor/support.h"
 
@@ -33,6 +35,29 @@ TEST(FakeWorld, SixteenThousandRanksMakeAMeshAndMultiply) {
   at::Tensor gradient = at::ones({3});
   comm::all_reduce(*mesh->group("dp"), gradient).wait();
   EXPECT_EQ(gradient[0].item<float>(), kSize / 8);
+}
+
+// Six ranks on hosts of four and two: what a rank of the one host takes for a fast link, one of the other must too.
+TEST(FakeWorld, RanksOfUnlikeHostsChooseAlike) {
+  const at::NoGradGuard no_grad;
+  std::set<std::string> choices;
+  for (const int rank : {0, 3, 4, 5}) {
+    const auto world = comm::World::create_fake(rank, 6, std::make_shared<comm::FakeAccount>(), /*local_size=*/4);
+    const auto mesh = init_device_mesh(world, "cpu", {2, 3});
+    std::string choice;
+    for (const int64_t n : {64, 256, 1024}) {
+      for (const Placements& a : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}, Placements{Shard(1), Shard(1)}}) {
+        for (const Placements& b : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}}) {
+          const auto spread = [&](const Placements& lie) {
+            return distribute_tensor(at::zeros({n, n}), mesh, lie, std::nullopt);
+          };
+          choice += to_string(placements(at::mm(spread(a), spread(b)))) + " ";
+        }
+      }
+    }
+    choices.insert(choice);
+  }
+  EXPECT_EQ(choices.size(), 1U) << ::testing::PrintToString(choices);
 }
 
 }  // namespace
