@@ -178,8 +178,6 @@ TEST(Golden, ViewTable) {
     EXPECT_THAT(error_of([&] { tensor_of({8, 4, 16}, "S0", mesh).view({2, 4, 4, 16}); }), HasSubstr("(size 2)"));
     EXPECT_THAT(error_of([&] { tensor_of({3, 4}, "S0", mesh).view({12}); }),
                 HasSubstr("Cannot flatten unevenly sharded tensor: dimension 0 (size 3)"));
-    EXPECT_THAT(error_of([&] { tensor_of({4, 4}, "S0", mesh).unbind(0); }),
-                HasSubstr("Attempted to unbind along the sharded dimension 0."));
     const auto x = tensor_of({8, 4, 16}, "S1", mesh);
     EXPECT_EQ(to_local(x.view({8, 4, 4, 4})).data_ptr(), to_local(x).data_ptr());
   });

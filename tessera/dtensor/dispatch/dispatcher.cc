@@ -439,6 +439,7 @@ struct Registry {
     register_composites();
     register_operand_layouts();
     register_view_replay();
+    register_folded_products();
   }
 };
 

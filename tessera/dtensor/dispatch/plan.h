@@ -121,6 +121,8 @@ void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 const Rule* find_rule(const OpEntry& op);
 // Kernels of composite operations that are replaced for DTensors.
 void register_composites();
+// linear and matmul of more than two dims: rules/folded_product.cc.
+void register_folded_products();
 // Lets autograd take views of DTensors again: view_replay.cc.
 void register_view_replay();
 // Operations whose operands are laid out before autograd saves them: operand_layout.cc.

@@ -166,8 +166,6 @@ DimMap whole_along_dims(const OpCall& call) {
 void propose_unbind(const OpCall& call, Proposal& proposal) {
   const int64_t dim = checked_dim(call, call.args.size() > 1 ? call.int_at(1) : 0, call.inputs[0].dim());
   propose_mapped(call, proposal, without(call, dim, true));
-  proposal.strict = true;
-  proposal.strict_reason = fmt::format("Attempted to unbind along the sharded dimension {}.", dim);
 }
 
 // squeeze looks at global sizes: a local part of size 1 stays.
@@ -193,8 +191,6 @@ void propose_squeeze(const OpCall& call, Proposal& proposal) {
     }
   }
   propose_mapped(call, proposal, map);
-  proposal.strict = true;
-  proposal.strict_reason = "Attempted to squeeze a sharded dimension.";
   proposal.local = [gone](const OpCall&, const Choice&) -> LocalFunction {
     return [gone](const LocalCall& local) { local.finish({at::squeeze(local.arg(0).toTensor(), gone)}); };
   };

@@ -82,6 +82,8 @@ inline Strategy alike(const OpCall& call, const Placement& p) {
 void add_linear(const OpCall& call, Proposal& proposal, int input);
 // The dim in an operand of a dim of the shape that operands broadcast to; -1 where it is missing or repeated.
 int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
+// Whether a tensor of sizes `from` that lies so can be viewed with sizes `to` where it lies.
+bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& placements, c10::IntArrayRef to);
 // A dim in range; Error kShape otherwise.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
 // A dim that may be negative, in range.

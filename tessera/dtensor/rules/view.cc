@@ -90,10 +90,14 @@ int64_t before(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims, int64_t dim)
   return product;
 }
 
+using Describe = std::function<std::string()>;  // what is done, for messages
+
 class ViewPlacements {
  public:
+  ViewPlacements(const DeviceMesh& mesh, c10::IntArrayRef from, c10::IntArrayRef to, const Placements& now, Describe describe)
+      : mesh_(mesh), from_(from), to_(to), now_(now), map_(from_, to), describe_(std::move(describe)) {}
   ViewPlacements(const OpCall& call, c10::IntArrayRef to, const Placements& now)
-      : call_(call), from_(call.inputs[0].sizes), to_(to), now_(now), map_(from_, to) {}
+      : ViewPlacements(*call.mesh, call.inputs[0].sizes, to, now, [&call] { return call.describe(); }) {}
 
   // Placements of the result; an error where the input would have to move.
   Placements result() const {
@@ -111,7 +115,7 @@ class ViewPlacements {
     for (int64_t m = 0; m < until; ++m) {
       const Placement& p = now_[m];
       if (p.is_any_shard() && std::find(dims.begin(), dims.end(), p.dim) != dims.end()) {
-        parts *= call_.mesh->shape()[m];
+        parts *= mesh_.shape()[m];
       }
     }
     return parts;
@@ -129,7 +133,7 @@ class ViewPlacements {
       same.dim = static_cast<int32_t>(group->to[0]);
       return same;
     }
-    const int64_t all_parts = parts_of({dim}, call_.mesh->ndim());
+    const int64_t all_parts = parts_of({dim}, mesh_.ndim());
     const bool flattens = group->to.size() == 1;
     if (placement.is_strided_shard()) {
       return flattens && dim == group->from[0] ? flattened_strided(m, *group, all_parts)
@@ -183,7 +187,7 @@ class ViewPlacements {
         const int64_t dim = group.to[i];
         if (pieces == factor * parts_before(m, group, i)) {
           const bool last = i + 1 == group.to.size();
-          const int64_t parts = parts_before(m, group, i + 1) / parts_before(m, group, i) * call_.mesh->shape()[m];
+          const int64_t parts = parts_before(m, group, i + 1) / parts_before(m, group, i) * mesh_.shape()[m];
           if (!last && to_[dim] % parts != 0) {
             fail_unflatten(m, dim);
           }
@@ -201,7 +205,7 @@ class ViewPlacements {
     for (int64_t m = 0; m < until; ++m) {
       if (now_[m].is_any_shard() && now_[m].dim == group.from[0]) {
         const auto end = group.to.begin() + static_cast<int64_t>(count);
-        parts *= std::find(group.to.begin(), end, moved(m).dim) != end ? call_.mesh->shape()[m] : 1;
+        parts *= std::find(group.to.begin(), end, moved(m).dim) != end ? mesh_.shape()[m] : 1;
       }
     }
     return parts;
@@ -212,7 +216,7 @@ class ViewPlacements {
           "Sharding dimension mismatch: [dtensor.dispatch] {} to [{}]: Cannot flatten unevenly sharded tensor: "
           "dimension {} (size {}) is not evenly "
           "divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
-          call_.describe(), fmt::join(to_, ", "), now_[m].dim, from_[now_[m].dim], m, call_.mesh->shape()[m]);
+          describe_(), fmt::join(to_, ", "), now_[m].dim, from_[now_[m].dim], m, mesh_.shape()[m]);
   }
 
   [[noreturn]] void fail_unflatten(int64_t m, int64_t dim) const {
@@ -220,14 +224,15 @@ class ViewPlacements {
           "Sharding dimension mismatch: [dtensor.dispatch] {} to [{}]: Cannot unflatten unevenly sharded tensor: "
           "output dimension {} (size {}) is not "
           "evenly divisible by mesh dimension {} (size {}). Please redistribute the tensor before this operation.",
-          call_.describe(), fmt::join(to_, ", "), dim, to_[dim], m, call_.mesh->shape()[m]);
+          describe_(), fmt::join(to_, ", "), dim, to_[dim], m, mesh_.shape()[m]);
   }
 
-  const OpCall& call_;
+  const DeviceMesh& mesh_;
   c10::IntArrayRef from_;
   c10::IntArrayRef to_;
   const Placements& now_;
   ViewMap map_;
+  Describe describe_;
 };
 
 // As it lies but for the shards that the view would have to move, which are gathered.
@@ -250,8 +255,8 @@ Choice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
 // gathered copies, which refuse to be written to.
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// view(self, size): aliases, so nothing may move, except in backward.
-void propose_view(const OpCall& call, Proposal& proposal) {
+// may_gather: what cannot be viewed as it lies is a view of a gathered copy.
+void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
   const TensorInput& self = call.inputs[0];
   const auto sizes = at::infer_size(call.ints_at(1), c10::multiply_integers(self.sizes));
   OutputShape shape{sizes, {}};
@@ -262,16 +267,21 @@ void propose_view(const OpCall& call, Proposal& proposal) {
                   fmt::join(self.tensor->strides(), ", "), fmt::join(sizes, ", "));
     shape.strides = *strides;
   }
-  proposal.choice = in_backward() ? gathered_view(call, sizes)
-                                  : Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
+  proposal.choice = may_gather ? gathered_view(call, sizes)
+                               : Choice{{self.placements}, {ViewPlacements(call, sizes, self.placements).result()}};
   if (proposal.choice->inputs[0] != self.placements) {
-    proposal.cacheable = false;
     shape.strides.clear();
   }
   proposal.outputs.push_back(std::move(shape));
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
   };
+}
+
+// view(self, size): must alias, except in backward.
+void propose_strict_view(const OpCall& call, Proposal& proposal) {
+  propose_view(call, proposal, in_backward());
+  proposal.cacheable = proposal.choice->inputs[0] == call.inputs[0].placements;
 }
 
 // view_copy(self, size): what the view would have to move is gathered.
@@ -284,9 +294,9 @@ void propose_view_copy(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// _reshape_alias(self, size, stride): a view whose strides the caller worked out for the whole.
+// _reshape_alias(self, size, stride): a view whose strides the caller worked out for the whole; reshape and flatten call it.
 void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
-  propose_view(call, proposal);
+  propose_view(call, proposal, /*may_gather=*/true);
   proposal.local = [](const OpCall&, const Choice&) {
     return [](const LocalCall& local) {
       local.finish({at::_reshape_alias(
@@ -299,8 +309,19 @@ void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
 
 }  // namespace
 
+bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& placements, c10::IntArrayRef to) {
+  try {
+    ViewPlacements(mesh, from, to, placements, [] { return std::string("view"); }).result();
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 void add_view_rules(RuleTable& table) {
-  table.add({"aten::view", "aten::_unsafe_view"}, propose_view);
+  table.add("aten::view", propose_strict_view);
+  // Of a copy that nobody else sees.
+  table.add("aten::_unsafe_view", [](const OpCall& call, Proposal& proposal) { propose_view(call, proposal, true); });
   table.add("aten::view_copy", propose_view_copy);
   table.add({"aten::_reshape_alias", "aten::_reshape_alias_copy"}, propose_reshape_alias);
 }

@@ -1,0 +1,146 @@
+// linear and matmul of operands of more than two dims, which are folded into one matrix, or one batch of matrices. A dim
+// that is cut unevenly can be flattened where it lies only as the innermost of those that it joins: it is moved there.
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/linear_native.h>
+#include <ATen/ops/matmul_native.h>
+#include <torch/library.h>
+
+#include <numeric>
+
+#include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::detail {
+
+namespace {
+
+using Order = std::vector<int64_t>;
+
+Order in_order(int64_t ndim) {
+  Order order(static_cast<size_t>(ndim));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  return order;
+}
+
+Order inverse(const Order& order) {
+  Order back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  }
+  return back;
+}
+
+// Whether the first `count` dims can be flattened where they lie, once all dims are in this order.
+bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
+  const Order back = inverse(order);
+  Placements placements = impl_of(tensor)->placements();
+  for (auto& placement : placements) {
+    placement.dim = placement.is_any_shard() ? static_cast<int32_t>(back[static_cast<size_t>(placement.dim)]) : placement.dim;
+  }
+  std::vector<int64_t> from;
+  for (const int64_t dim : order) {
+    from.push_back(tensor.size(dim));
+  }
+  std::vector<int64_t> to(from.begin() + count, from.end());
+  to.insert(to.begin(), c10::multiply_integers(from.begin(), from.begin() + count));
+  return can_view(*impl_of(tensor)->mesh(), from, placements, to);
+}
+
+// An order of dims, of which only the first `count` differ, in which those can be flattened where they lie. As they are
+// where there is none.
+Order order_to_fold(const at::Tensor& tensor, int64_t count) {
+  const Order present = in_order(tensor.dim());
+  if (count < 2 || !is_dtensor(tensor) || folds(tensor, count, present)) {
+    return present;
+  }
+  for (const auto& placement : impl_of(tensor)->placements()) {
+    if (placement.is_any_shard() && placement.dim < count) {
+      Order order = present;
+      order.erase(order.begin() + placement.dim);
+      order.insert(order.begin() + count - 1, placement.dim);
+      if (folds(tensor, count, order)) {
+        return order;
+      }
+    }
+  }
+  return present;
+}
+
+// `product` of the matrix of all rows of a tensor; it makes of [rows, ...] as many rows.
+template <class Product>
+at::Tensor of_rows(const at::Tensor& tensor, Product product) {
+  const int64_t count = tensor.dim() - 1;
+  const Order order = order_to_fold(tensor, count);
+  const bool moves = order != in_order(tensor.dim());
+  const at::Tensor ordered = moves ? tensor.permute(order) : tensor;
+  const at::Tensor result = product(ordered.reshape({-1, tensor.size(-1)}));
+  std::vector<int64_t> sizes(ordered.sizes().begin(), ordered.sizes().end() - 1);
+  Order back(order.begin(), order.end() - 1);
+  if (result.dim() > 1) {
+    sizes.push_back(result.size(-1));
+    back.push_back(count);
+  }
+  const at::Tensor unfolded = result.reshape(sizes);
+  return moves ? unfolded.permute(inverse(back)) : unfolded;
+}
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  if (input.dim() < 3 || weight.dim() != 2 || input.size(-1) != weight.size(1) || input.numel() == 0) {
+    return at::native::linear(input, weight, bias);
+  }
+  return of_rows(input, [&](const at::Tensor& rows) { return at::native::linear(rows, weight, bias); });
+}
+
+// Both of at least three dims, of which the matrices' come last.
+at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
+  const auto batch_of = [](const at::Tensor& t) { return t.sizes().slice(0, static_cast<size_t>(t.dim() - 2)); };
+  const std::vector<int64_t> batch = at::infer_size(batch_of(self), batch_of(other));
+  const auto count = static_cast<int64_t>(batch.size());
+  const auto expanded = [&](const at::Tensor& t) {
+    std::vector<int64_t> sizes = batch;
+    sizes.insert(sizes.end(), {t.size(-2), t.size(-1)});
+    return t.sizes() == c10::IntArrayRef(sizes) ? t : t.expand(sizes);
+  };
+  const at::Tensor a = expanded(self);
+  const at::Tensor b = expanded(other);
+  const Order present = in_order(count + 2);
+  Order order = order_to_fold(a, count);
+  order = order == present ? order_to_fold(b, count) : order;
+  if (order == present) {
+    return at::native::matmul(self, other);
+  }
+  return at::native::matmul(a.permute(order), b.permute(order)).permute(inverse(order));
+}
+
+at::Tensor matmul(const at::Tensor& self, const at::Tensor& other) {
+  if (self.numel() == 0 || other.numel() == 0) {
+    return at::native::matmul(self, other);
+  }
+  if (self.dim() > 3 && other.dim() > 3) {
+    return product_of_batches(self, other);
+  }
+  const bool folds = self.dim() > 2 && (other.dim() == 1 || other.dim() == 2) && self.size(-1) == other.size(0);
+  if (!folds) {
+    return at::native::matmul(self, other);
+  }
+  return of_rows(self, [&](const at::Tensor& rows) { return at::native::matmul(rows, other); });
+}
+
+}  // namespace
+
+void register_folded_products() {
+  // Never destroyed: the dispatcher keeps calling the kernels. Volatile: see register_composites.
+  static auto* volatile libraries = [] {
+    auto* made = new std::vector<std::unique_ptr<torch::Library>>();
+    for (const auto key : {kDTensorKey, c10::DispatchKey::AutogradPrivateUse3}) {
+      made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+      made->back()->impl("linear", TORCH_FN(linear));
+      made->back()->impl("matmul", TORCH_FN(matmul));
+    }
+    return made;
+  }();
+  (void)libraries;
+}
+
+}  // namespace tessera::detail
