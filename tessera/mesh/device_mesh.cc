@@ -26,6 +26,7 @@ struct DeviceMesh::FlattenedMeshes {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<GroupSlot>> by_name;
   std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;  // groups over several dims
+  std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;  // of submeshes, by shape and ranks
 
   // One slot for the same ranks, however they were asked for. The mutex must be held.
   std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
@@ -131,10 +132,17 @@ struct DeviceMeshBuilder {
     }
   }
 
+  // Makes `mesh` a submesh. One made again has the id of the first.
+  static void join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root) {
+    mesh.flattened_ = root;
+    std::lock_guard lock(root->mutex);
+    mesh.id_ = root->ids.try_emplace({mesh.shape_, mesh.ranks_}, mesh.id_).first->second;
+  }
+
   static MeshPtr flatten(const MeshPtr& from, const std::string& name) {
     auto mesh = make(from->world_, from->device_type_, {from->size()}, {name}, from->ranks_);
     add_slots(*mesh);
-    mesh->flattened_ = from->flattened_;
+    join(*mesh, from->flattened_);
     if (!mesh->coordinate_) {
       return mesh;
     }
@@ -166,7 +174,7 @@ struct DeviceMeshBuilder {
     }
     auto mesh = make(root.world_, root.device_type_, {static_cast<int64_t>(slot->ranks.size())}, {name}, slot->ranks);
     mesh->slots_.push_back(slot);
-    mesh->flattened_ = root.flattened_;
+    join(*mesh, root.flattened_);
     return mesh;
   }
 
@@ -181,7 +189,7 @@ struct DeviceMeshBuilder {
     for (const int64_t dim : dims) {
       mesh->slots_.push_back(from->slots_[dim]);
     }
-    mesh->flattened_ = from->flattened_;
+    join(*mesh, from->flattened_);
     return mesh;
   }
 
@@ -206,7 +214,7 @@ struct DeviceMeshBuilder {
     }
     auto mesh = make(from.world_, from.device_type_, shape, all_names, from.ranks_);
     add_slots(*mesh);
-    mesh->flattened_ = from.flattened_;
+    join(*mesh, from.flattened_);
     for (int64_t i = 0; i < mesh->ndim() && mesh->coordinate_; ++i) {
       const auto inner = static_cast<int64_t>(sizes.size());
       if (i < dim || i >= dim + inner) {

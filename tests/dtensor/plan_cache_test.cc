@@ -139,6 +139,14 @@ TEST_F(PlanCacheOfDispatch, AMillionNewShapesLeaveMemoryFlat) {
   EXPECT_LT(resident_bytes() - before, 4 << 20) << "a leak of five bytes a shape would show";
 }
 
+TEST_F(PlanCacheOfDispatch, ASliceTakenAgainHitsAgain) {
+  const auto root = init_device_mesh(mesh_->world(), "cpu", {1, 1}, {"dp", "tp"});
+  const auto step = [&] { at::relu(distribute_tensor(at::ones({4}), root->slice({"tp"}), {Shard(0)}, std::nullopt)); };
+  EXPECT_EQ(misses(step), 1);
+  EXPECT_EQ(misses(step), 0);
+  EXPECT_NE(root->slice({"tp"})->id(), root->id());
+}
+
 TEST_F(PlanCacheOfDispatch, KeepsNoMeshAlive) {
   std::weak_ptr<const DeviceMesh> gone;
   {
