@@ -125,8 +125,8 @@ void keeps_the_values() {
       fail("async", to_local(moved));
     }
     // Each plan by itself, whichever is cheaper.
-    const auto greedy = detail::plan_greedily(whole.sizes(), *mesh, c.from, c.to);
-    const auto wide = detail::plan_widely(whole.sizes(), *mesh, c.from, c.to);
+    const auto greedy = detail::plan_one_by_one(whole.sizes(), *mesh, c.from, c.to);
+    const auto wide = detail::plan_at_once(whole.sizes(), *mesh, c.from, c.to);
     if (!at::allclose(detail::run_steps(to_local(t), *mesh, greedy, false), wanted)) {
       fail("greedy", to_local(t));
     }
@@ -195,7 +195,7 @@ TEST(Redistribution, MovesNoMoreThanItMust) {
     const at::Tensor whole = at::arange(64, at::kDouble).view({8, 8});
     for (const auto& row : rows) {
       const at::Tensor t = make(whole, mesh, row.from);
-      const auto greedy = detail::plan_greedily(whole.sizes(), *mesh, row.from, row.to);
+      const auto greedy = detail::plan_one_by_one(whole.sizes(), *mesh, row.from, row.to);
       CommDebugMode upstream;
       detail::run_steps(to_local(t), *mesh, greedy, false);
       const auto count_upstream = upstream.tally();

@@ -31,7 +31,5 @@ struct RedistributeHow {
 };
 at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, bool may_alias,
                                const RedistributeHow& how = {});
-// The i-th of k shards of a whole tensor.
-at::Tensor cut_shard(const at::Tensor& tensor, const Step& step, int64_t k, int64_t i);
 
 }  // namespace tessera::detail

@@ -170,9 +170,15 @@ at::Tensor scatter_shards(const at::Tensor& tensor, comm::Group& group, const Pl
   sizes[placement.dim] = most;
   std::vector<at::Tensor> parts;
   if (group.rank() == root) {
+    const Runs all = n > 0 ? Runs{{0, n}} : Runs{};
     for (int64_t i = 0; i < k; ++i) {
-      const Step cut{0, Replicate(), placement, 0, n};
-      at::Tensor part = cut_shard(tensor, cut, k, i);
+      Part held;
+      for (const int64_t size : tensor.sizes()) {
+        held.push_back(size > 0 ? Runs{{0, size}} : Runs{});
+      }
+      Part wanted = held;
+      wanted[placement.dim] = part_of_cut(all, k, i, placement.is_strided_shard() ? placement.split_factor : 1);
+      at::Tensor part = take(tensor, held, wanted);
       if (part.size(placement.dim) != most) {
         at::Tensor padded = at::zeros(sizes, tensor.options());
         padded.narrow(placement.dim, 0, part.size(placement.dim)).copy_(part);

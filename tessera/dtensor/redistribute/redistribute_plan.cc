@@ -1,5 +1,6 @@
+// The planner: which steps lead from one list of placements to another. It keeps the cuts reached so far.
 #include <algorithm>
-#include <limits>
+#include <iterator>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/redistribute/redistribute.h"
@@ -8,62 +9,60 @@ namespace tessera::detail {
 
 namespace {
 
-using MeshDims = c10::SmallVector<int64_t, 4>;
+using Kind = Step::Kind;
 
-// The mesh dims that shard tensor dim `dim`, outermost first.
-MeshDims nesting(const DeviceMesh& mesh, const Placements& placements, int64_t dim) {
-  MeshDims order;
-  for (size_t i = placements.size(); i-- > 0;) {
-    if (!placements[i].is_any_shard() || placements[i].dim != dim) {
-      continue;
-    }
-    if (is_nested_last(mesh, placements, i)) {
-      order.push_back(static_cast<int64_t>(i));
-    } else {
-      order.insert(order.begin(), static_cast<int64_t>(i));
-    }
-  }
-  return order;
+Cuts of_dim(const Cuts& cuts, int64_t dim) {
+  Cuts found;
+  std::copy_if(cuts.begin(), cuts.end(), std::back_inserter(found), [dim](const Cut& c) { return c.dim == dim; });
+  return found;
 }
 
-// Shards that hold mesh dim m's shard of `dim`: those outside it. For an m that does not shard `dim`, the earlier mesh
-// dims.
-MeshDims outside(const MeshDims& order, int64_t m) {
-  const auto found = std::find(order.begin(), order.end(), m);
-  if (found != order.end()) {
-    return MeshDims(order.begin(), found);
-  }
+// The mesh dims whose cuts of `dim` hold that of mesh dim m: those outside it. For an m that does not cut it, the earlier
+// mesh dims.
+MeshDims holders(const Cuts& cuts, int64_t dim, int64_t m) {
+  MeshDims outside;
   MeshDims earlier;
-  for (const int64_t i : order) {
-    if (i < m) {
-      earlier.push_back(i);
+  for (const Cut& cut : of_dim(cuts, dim)) {
+    if (cut.mesh_dim == m) {
+      return outside;
+    }
+    outside.push_back(cut.mesh_dim);
+    if (cut.mesh_dim < m) {
+      earlier.push_back(cut.mesh_dim);
     }
   }
   return earlier;
 }
 
+Placements with_plain_nested(const DeviceMesh& mesh, const Placements& placements) {
+  Placements plain = placements;
+  for (size_t i = 0; i < placements.size(); ++i) {
+    plain[i] = is_nested_last(mesh, placements, i) ? Shard(placements[i].dim) : placements[i];
+  }
+  return plain;
+}
+
 class Planner {
  public:
   Planner(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from, const Placements& to)
-      : sizes_(global_sizes), mesh_(mesh), now_(from), to_(to) {
-    for (size_t i = 0; i < from.size(); ++i) {
-      plain_now_.push_back(is_nested_last(mesh, from, i) ? Shard(from[i].dim) : from[i]);
-      plain_to_.push_back(is_nested_last(mesh, to, i) ? Shard(to[i].dim) : to[i]);
-    }
-    for (int64_t dim = 0; dim < static_cast<int64_t>(sizes_.size()); ++dim) {
-      now_order_.push_back(nesting(mesh, from, dim));
-      to_order_.push_back(nesting(mesh, to, dim));
-    }
-  }
+      : sizes_(global_sizes.begin(), global_sizes.end()),
+        mesh_(mesh),
+        now_(with_plain_nested(mesh, from)),
+        to_(with_plain_nested(mesh, to)),
+        cuts_(cuts_of(mesh, from)),
+        goal_(cuts_of(mesh, to)) {}
 
-  Steps plan() {
-    undo_misplaced();
+  // One mesh dim after another, as upstream.
+  Steps one_by_one() {
+    for (int64_t m = mesh_.ndim(); m-- > 0;) {
+      undo_if_misplaced(m);
+    }
     // First to last, but a shard comes after the shards that hold it.
     for (bool progress = true; progress;) {
       progress = false;
-      for (size_t m = 0; m < now_.size(); ++m) {
-        if (!done(m) && ready(static_cast<int64_t>(m))) {
-          change(static_cast<int64_t>(m), plain_to_[m]);
+      for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+        if (!done(m) && ready(m)) {
+          change(m, to_[m]);
           progress = true;
         }
       }
@@ -71,59 +70,81 @@ class Planner {
     return std::move(steps_);
   }
 
+  bool possible_at_once() const {
+    for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+      if (!done(m) && (to_[m].is_partial() || now_[m].kind == Placement::Kind::kNormPartial)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Reductions, then all cuts that differ. cut_first: what will be cut anyway is cut before the reductions, which then
+  // have less to move.
+  Steps at_once(bool cut_first) {
+    if (cut_first) {
+      Cuts cut = cuts_;
+      for (const Cut& c : goal_) {
+        if (now_[c.mesh_dim].is_replicate()) {
+          cut.push_back(c);
+        }
+      }
+      add(Kind::kCut, {}, cut);
+    }
+    reduce_partials(/*scatter=*/true);
+    reduce_partials(/*scatter=*/false);
+    move();
+    return std::move(steps_);
+  }
+
  private:
-  bool done(size_t m) const { return plain_now_[m] == plain_to_[m]; }
+  bool done(int64_t m) const { return now_[m] == to_[m]; }
 
-  bool ready(int64_t m) const {
-    if (!plain_to_[m].is_any_shard()) {
-      return true;
-    }
-    const MeshDims holders = outside(to_order_[plain_to_[m].dim], m);
-    return std::all_of(holders.begin(), holders.end(), [&](int64_t i) { return done(static_cast<size_t>(i)); });
+  bool all_done(const MeshDims& dims) const {
+    return std::all_of(dims.begin(), dims.end(), [&](int64_t i) { return done(i); });
   }
 
-  // Gathers, innermost first, the shards that would not stay inside the same others.
-  void undo_misplaced() {
-    for (int64_t m = static_cast<int64_t>(now_.size()); m-- > 0;) {
-      undo_if_misplaced(m);
+  bool ready(int64_t m) const { return !to_[m].is_any_shard() || all_done(holders(goal_, to_[m].dim, m)); }
+
+  // Mesh dims of one rank cut nothing.
+  Cuts real(const Cuts& cuts) const {
+    Cuts kept;
+    std::copy_if(cuts.begin(), cuts.end(), std::back_inserter(kept),
+                 [&](const Cut& cut) { return mesh_.shape()[cut.mesh_dim] > 1; });
+    return kept;
+  }
+
+  void add(Kind kind, MeshDims dims, const Cuts& to, const Placement& partial = Replicate()) {
+    dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t dim) { return mesh_.shape()[dim] == 1; }), dims.end());
+    const Cuts from = real(cuts_);
+    cuts_ = to;
+    const bool moves = kind == Kind::kCut ? real(to) != from : !dims.empty();
+    if (moves) {
+      steps_.push_back({kind, std::move(dims), from, real(to), sizes_, partial});
     }
   }
 
+  // ---- one by one ----
+
+  // Gathers a shard that would not stay inside the same others, and before it those inside it.
   void undo_if_misplaced(int64_t m) {
-    if (!plain_now_[m].is_any_shard()) {
+    if (!now_[m].is_any_shard()) {
       return;
     }
-    const int64_t dim = plain_now_[m].dim;
-    const bool strided = plain_now_[m].is_strided_shard() && plain_now_[m] != plain_to_[m];
-    const MeshDims holders = outside(now_order_[dim], m);
-    const bool held_alike =
-        holders == outside(to_order_[dim], m) &&
-        std::all_of(holders.begin(), holders.end(), [&](int64_t i) { return done(static_cast<size_t>(i)); });
-    if (!strided && held_alike) {
+    const int64_t dim = now_[m].dim;
+    const bool strided = now_[m].is_strided_shard() && !done(m);
+    const MeshDims outside = holders(cuts_, dim, m);
+    if (!strided && outside == holders(goal_, dim, m) && all_done(outside)) {
       return;
     }
-    // What is nested inside comes off first, whatever its mesh dim.
-    const MeshDims order = now_order_[dim];
-    const auto place = std::find(order.begin(), order.end(), m) - order.begin();
-    for (size_t i = order.size(); i-- > static_cast<size_t>(place) + 1;) {
-      change(order[i], Replicate());
+    const Cuts nested = of_dim(cuts_, dim);
+    for (size_t i = nested.size(); i-- > outside.size();) {
+      change(nested[i].mesh_dim, Replicate());
     }
-    change(m, Replicate());
-  }
-
-  // Elements of `dim` that the shard over mesh dim m divides.
-  int64_t held(int64_t dim, int64_t m) const {
-    int64_t size = sizes_[dim];
-    for (const int64_t i : outside(now_order_[dim], m)) {
-      // A rank outside the mesh plans as the first one does: what a plan costs is the same for all.
-      const int64_t coordinate = mesh_.coordinate() ? (*mesh_.coordinate())[i] : 0;
-      size = local_extent(size, mesh_.shape()[i], coordinate, plain_now_[i]);
-    }
-    return size;
   }
 
   void change(int64_t m, const Placement& target) {
-    const Placement source = plain_now_[m];
+    const Placement source = now_[m];
     if (source == target) {
       return;
     }
@@ -134,97 +155,97 @@ class Planner {
       change(m, target);
       return;
     }
-    Step step{m, source, target, 0, 0};
-    if (source.is_any_shard()) {
-      step.size_from = held(source.dim, m);
-      auto& order = now_order_[source.dim];
-      order.erase(std::find(order.begin(), order.end(), m));
-    }
-    plain_now_[m] = target;
+    Cuts cuts = cuts_;
+    cuts.erase(std::remove_if(cuts.begin(), cuts.end(), [m](const Cut& cut) { return cut.mesh_dim == m; }), cuts.end());
     if (target.is_any_shard()) {
-      auto& order = now_order_[target.dim];
-      order.push_back(m);
-      step.size_to = held(target.dim, m);
+      cuts.push_back({m, target.dim, target.is_strided_shard() ? target.split_factor : 1});
     }
-    steps_.push_back(step);
+    now_[m] = target;
+    if (source.is_partial()) {
+      add(target.is_any_shard() ? Kind::kReduceScatter : Kind::kReduce, {m}, cuts, source);
+    } else if (source.is_any_shard()) {
+      add(target.is_any_shard() ? Kind::kExchange : Kind::kGather, {m}, cuts);
+    } else {
+      add(target.is_partial() ? Kind::kSpread : Kind::kCut, {m}, cuts, target.is_partial() ? target : Replicate());
+    }
   }
 
-  c10::IntArrayRef sizes_;
+  // ---- at once ----
+
+  // One step for each reduction.
+  void reduce_partials(bool scatter) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      MeshDims dims;
+      Cuts cuts = cuts_;
+      for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+        if (now_[m].is_partial(op) && !done(m) && to_[m].is_any_shard() == scatter) {
+          dims.push_back(m);
+        }
+      }
+      for (const Cut& c : goal_) {
+        if (scatter && std::find(dims.begin(), dims.end(), c.mesh_dim) != dims.end()) {
+          cuts.push_back(c);
+        }
+      }
+      if (!dims.empty()) {
+        add(scatter ? Kind::kReduceScatter : Kind::kReduce, dims, cuts, Partial(op));
+      }
+    }
+  }
+
+  // From the cuts so far to the goal, in one step over the mesh dims whose cuts differ.
+  void move() {
+    MeshDims dims;
+    bool undone = false;  // some cut is taken back
+    bool made = false;    // some cut is new
+    const Cuts from = real(cuts_);
+    const Cuts to = real(goal_);
+    for (int64_t dim = 0; dim < static_cast<int64_t>(sizes_.size()); ++dim) {
+      const Cuts now = of_dim(from, dim);
+      const Cuts goal = of_dim(to, dim);
+      const auto same = static_cast<size_t>(
+          std::mismatch(now.begin(), now.begin() + std::min(now.size(), goal.size()), goal.begin()).first -
+          now.begin());
+      undone = undone || same < now.size();
+      made = made || same < goal.size();
+      for (const auto* list : {&now, &goal}) {
+        for (size_t i = same; i < list->size(); ++i) {
+          dims.push_back((*list)[i].mesh_dim);
+        }
+      }
+    }
+    std::sort(dims.begin(), dims.end());
+    dims.erase(std::unique(dims.begin(), dims.end()), dims.end());
+    if (undone || made) {
+      add(!undone ? Kind::kCut : made ? Kind::kExchange : Kind::kGather, dims, goal_);
+    }
+  }
+
+  Sizes sizes_;
   const DeviceMesh& mesh_;
-  Placements now_;
+  Placements now_;  // with shards that are nested last written as plain shards
   Placements to_;
-  Placements plain_now_;  // with shards that are nested last written as plain shards
-  Placements plain_to_;
-  c10::SmallVector<MeshDims, 6> now_order_;
-  c10::SmallVector<MeshDims, 6> to_order_;
+  Cuts cuts_;
+  Cuts goal_;
   Steps steps_;
 };
 
-struct LinkCost {
-  double latency;
-  double bandwidth;
-};
-
-// Numbers of the upstream model: an NVLink-like link inside a host, a fifth of it across hosts.
-LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
-  int64_t devices = 1;
-  for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) {
-    devices *= mesh.shape()[i];
-  }
-  const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;  // alike on all ranks: they must choose alike
-  return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
-}
-
-double parts_of(const Cuts& cuts, const DeviceMesh& mesh) {
-  double parts = 1;
-  for (const Cut& cut : cuts) {
-    parts *= static_cast<double>(mesh.shape()[cut.mesh_dim]);
-  }
-  return parts;
-}
-
-// Of one collective over several mesh dims: the slowest link decides. `whole`: GB of the global tensor.
-double price(const WideStep& step, double whole, const DeviceMesh& mesh) {
-  if (step.kind == WideStep::Kind::kCut) {
-    return 0;
-  }
-  double k = 1;
-  for (const int64_t dim : step.mesh_dims) {
-    k *= static_cast<double>(mesh.shape()[dim]);
-  }
-  const auto [latency, bandwidth] = link_cost(mesh, step.mesh_dims.front());
-  double received = 0;
-  double hops = k - 1;
-  switch (step.kind) {
-    case WideStep::Kind::kReduce:
-      received = 2 * whole / parts_of(step.from, mesh) * (k - 1) / k;
-      hops *= 2;
-      break;
-    case WideStep::Kind::kReduceScatter:
-      received = whole / parts_of(step.from, mesh) * (k - 1) / k;
-      break;
-    case WideStep::Kind::kGather:
-      received = whole / parts_of(step.to, mesh) * (k - 1) / k;
-      break;
-    default: {  // of what this rank shall hold, a share as large as its share of the tensor is here already
-      double cut = 1;
-      for (const Cut& c : step.from) {
-        const bool moves = std::find(step.mesh_dims.begin(), step.mesh_dims.end(), c.mesh_dim) != step.mesh_dims.end();
-        cut *= moves ? static_cast<double>(mesh.shape()[c.mesh_dim]) : 1;
-      }
-      received = whole / parts_of(step.to, mesh) * (1 - 1 / cut);
-    }
-  }
-  return 6.6 + hops * latency + received / bandwidth * 1e6;
-}
-
 }  // namespace
 
-bool communicates(const Step& step, const DeviceMesh& mesh) {
-  if (step.wide) {
-    return step.wide->kind != WideStep::Kind::kCut;
+Steps plan_one_by_one(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
+                      const Placements& to) {
+  return from == to ? Steps{} : Planner(global_sizes, mesh, from, to).one_by_one();
+}
+
+std::optional<Steps> plan_at_once(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
+                                  const Placements& to) {
+  const Planner planner(global_sizes, mesh, from, to);
+  if (!planner.possible_at_once()) {
+    return std::nullopt;
   }
-  return !step.from.is_replicate() && mesh.shape()[step.mesh_dim] > 1;
+  Steps cut_late = Planner(planner).at_once(false);
+  Steps cut_early = Planner(planner).at_once(true);
+  return cost_of(cut_early, 4, mesh) < cost_of(cut_late, 4, mesh) ? cut_early : cut_late;
 }
 
 Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
@@ -232,84 +253,18 @@ Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, c
   if (!mesh.coordinate()) {
     return {};
   }
-  Steps steps = plan_greedily(global_sizes, mesh, from, to);
-  if (steps.size() < 2 ||
-      std::none_of(steps.begin(), steps.end(), [&](const Step& s) { return communicates(s, mesh); })) {
-    return steps;
-  }
-  constexpr int64_t kItemBytes = 4;  // plans must not depend on more than shapes and placements
-  auto wide = plan_widely(global_sizes, mesh, from, to);
-  const bool pays = wide && cost_of(*wide, global_sizes, kItemBytes, mesh, from) <
-                                cost_of(steps, global_sizes, kItemBytes, mesh, from);
-  return pays ? *std::move(wide) : steps;
-}
-
-Steps plan_greedily(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
-                    const Placements& to) {
-  if (from == to) {
-    return {};
-  }
-  if (from.size() == 1 && !from[0].is_strided_shard() && !to[0].is_strided_shard() &&
-      !(from[0].is_shard() && to[0].is_partial()) && !(from[0].is_partial() && to[0].is_partial())) {
-    return {Step{0, from[0], to[0], from[0].is_shard() ? global_sizes[from[0].dim] : 0,
-                 to[0].is_shard() ? global_sizes[to[0].dim] : 0}};
-  }
-  return Planner(global_sizes, mesh, from, to).plan();
-}
-
-double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
-                         const Placements& from, const Placements& to) {
-  if (from == to || std::all_of(from.begin(), from.end(), [](const auto& p) { return p.is_replicate(); })) {
-    return 0;
-  }
-  for (size_t i = 0; i < from.size(); ++i) {
-    if ((from[i].is_any_shard() || from[i].is_partial()) && to[i].is_partial() && from[i] != to[i]) {
-      return std::numeric_limits<double>::infinity();
+  Steps steps = plan_one_by_one(global_sizes, mesh, from, to);
+  if (steps.size() > 1 && std::any_of(steps.begin(), steps.end(), communicates)) {
+    constexpr int64_t kItemBytes = 4;  // plans must not depend on more than shapes and placements
+    auto at_once = plan_at_once(global_sizes, mesh, from, to);
+    if (at_once && cost_of(*at_once, kItemBytes, mesh) < cost_of(steps, kItemBytes, mesh)) {
+      steps = *std::move(at_once);
     }
   }
-  return cost_of(plan_greedily(global_sizes, mesh, from, to), global_sizes, item_bytes, mesh, from);
-}
-
-double cost_of(const Steps& steps, c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
-               const Placements& from) {
-  double gigabytes = static_cast<double>(item_bytes) / (1 << 30);
-  for (const int64_t size : global_sizes) {
-    gigabytes *= static_cast<double>(size);
+  for (Step& step : steps) {
+    step.movement = std::make_shared<Movement>(movement_of(global_sizes, mesh, step.mesh_dims, step.from, step.to));
   }
-  const double whole = gigabytes;
-  for (size_t i = 0; i < from.size(); ++i) {
-    if (from[i].is_any_shard()) {
-      gigabytes /= static_cast<double>(mesh.shape()[i]);
-    }
-  }
-  double total = 0;
-  for (const Step& step : steps) {
-    if (step.wide) {
-      total += price(*step.wide, whole, mesh);
-      gigabytes = whole / parts_of(step.wide->to, mesh);
-      continue;
-    }
-    const auto k = static_cast<double>(mesh.shape()[step.mesh_dim]);
-    const double hops = k - 1;
-    const auto link = link_cost(mesh, step.mesh_dim);
-    const auto price = [&](double hop_count) {
-      return 6.6 + hop_count * link.latency + gigabytes * hop_count / k / link.bandwidth * 1e6;
-    };
-    if (step.from.is_any_shard() && step.to.is_replicate()) {
-      gigabytes *= k;
-      total += price(hops);
-    } else if (step.from.is_any_shard() && step.to.is_any_shard()) {
-      total += price(hops) + 1.0;
-    } else if (step.from.is_partial() && step.to.is_replicate()) {
-      total += price(2 * hops);
-    } else if (step.from.is_partial() && step.to.is_any_shard()) {
-      total += price(hops);
-      gigabytes /= k;
-    } else if (step.to.is_any_shard()) {
-      gigabytes /= k;
-    }
-  }
-  return total;
+  return steps;
 }
 
 }  // namespace tessera::detail

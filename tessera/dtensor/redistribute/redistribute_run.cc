@@ -1,10 +1,11 @@
+// Carries out steps. What lies where follows from the cuts: each rank knows the global indices that any other rank holds
+// before and after (Movement).
 #include <ATen/ATen.h>
 
 #include <cmath>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/redistribute/redistribute.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -12,187 +13,166 @@ namespace tessera::detail {
 
 namespace {
 
-at::Tensor pad(const at::Tensor& tensor, int64_t dim, int64_t size) {
-  if (tensor.size(dim) == size) {
-    return tensor.contiguous();
-  }
-  Sizes sizes(tensor.sizes().begin(), tensor.sizes().end());
-  sizes[dim] = size;
-  at::Tensor padded = at::zeros(sizes, tensor.options());
-  padded.narrow(dim, 0, tensor.size(dim)).copy_(tensor);
-  return padded;
+InFlight done(at::Tensor value) { return {std::move(value), {}, {}, false}; }
+
+// What follows the collective of a step is done by `then` when it has ended.
+InFlight with(InFlight started, std::function<at::Tensor(const at::Tensor&)> then) {
+  started.finish = [before = std::move(started.finish), then = std::move(then), value = started.value] {
+    return then(before ? before() : value);
+  };
+  return started;
 }
 
-bool leads(const at::Tensor& tensor, int64_t dim) {
-  for (int64_t i = 0; i < dim; ++i) {
-    if (tensor.size(i) != 1) {
+// How values travel to be reduced. A norm's parts are combined as the p-th root of the sum of their p-th powers; order 0
+// counts, infinite ones are extremes. Booleans travel as bytes.
+struct Travel {
+  explicit Travel(const Placement& partial) : op(partial.reduce_op) {
+    if (partial.kind == Placement::Kind::kNormPartial) {
+      const double p = partial.norm_order();
+      op = !std::isinf(p) ? ReduceOp::kSum : p > 0 ? ReduceOp::kMax : ReduceOp::kMin;
+      order = std::isinf(p) ? 0 : p;
+    }
+  }
+  at::Tensor packed(const at::Tensor& values) const { return order != 0 ? values.pow(order) : values; }
+  InFlight unpacked(InFlight started) const {
+    if (order == 0) {
+      return started;
+    }
+    return with(std::move(started), [p = order](const at::Tensor& sum) { return sum.pow(1.0 / p); });
+  }
+  ReduceOp op;
+  double order = 0;  // 0: as they are
+};
+
+InFlight reduce(const at::Tensor& local, comm::Group& group, const Step& step) {
+  const Travel travel(step.partial);
+  const at::Tensor values = travel.packed(local);
+  const bool boolean = values.scalar_type() == at::kBool;
+  at::Tensor sum = boolean                ? values.to(at::kByte, false, false, at::MemoryFormat::Contiguous)
+                   : values.is_same(local) ? values.clone(at::MemoryFormat::Contiguous)
+                                          : values.contiguous();
+  comm::Pending work = comm::all_reduce(group, sum, boolean ? byte_op(travel.op) : travel.op, "redistribute");
+  InFlight started{std::move(sum), std::move(work), {}, true};
+  if (boolean) {
+    return with(std::move(started), [](const at::Tensor& bytes) { return bytes.to(at::kBool); });
+  }
+  return travel.unpacked(std::move(started));
+}
+
+int64_t most_of(const std::vector<Part>& parts) {
+  int64_t most = 0;
+  for (const Part& part : parts) {
+    most = std::max(most, numel_of(part));
+  }
+  return most;
+}
+
+// Whether parts of which each takes as much room as the largest lie one after the other: only the last may be smaller.
+bool fills(const std::vector<Part>& parts, int64_t most, int64_t whole) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (numel_of(parts[i]) != std::clamp<int64_t>(whole - static_cast<int64_t>(i) * most, 0, most)) {
       return false;
     }
   }
   return true;
 }
 
-InFlight done(at::Tensor value) { return {std::move(value), {}, {}, false}; }
-
-// One tensor a rank, stacked along a new first dim.
-InFlight gather_stacked(const at::Tensor& part, comm::Group& group) {
-  Sizes sizes{group.size()};
-  sizes.append(part.sizes().begin(), part.sizes().end());
-  at::Tensor all = at::empty(sizes, part.options());
-  comm::Pending work = comm::all_gather_into(group, all, part, "redistribute");
-  return {std::move(all), std::move(work), {}, true};
-}
-
-InFlight shard_to_replicate(const at::Tensor& local, comm::Group& group, int64_t dim, int64_t n) {
-  const int64_t k = group.size();
-  const int64_t chunk = (n + k - 1) / k;
-  Sizes sizes(local.sizes().begin(), local.sizes().end());
-  sizes[dim] = k * chunk;
-  const bool in_order = leads(local, dim);
-  return with(gather_stacked(pad(local, dim, chunk), group), [=](const at::Tensor& all) {
-    if (in_order) {
-      return all.view(sizes).narrow(dim, 0, n).contiguous();
+InFlight gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<const Movement> movement) {
+  const std::vector<Part>& parts = movement->before;
+  const int64_t most = most_of(parts);
+  at::Tensor mine = local.reshape({-1});
+  if (mine.numel() < most) {
+    mine = at::zeros({most}, local.options());
+    mine.narrow(0, 0, local.numel()).copy_(local.reshape({-1}));
+  }
+  const at::Tensor all = at::empty({static_cast<int64_t>(parts.size()), most}, local.options());
+  comm::Pending work = comm::all_gather_into(group, all, mine.contiguous(), "redistribute");
+  return with({all, std::move(work), {}, true}, [movement, most](const at::Tensor& gathered) {
+    const Part& whole = movement->wanted;
+    const std::vector<Part>& parts = movement->before;
+    const int64_t numel = numel_of(whole);
+    if (fills(parts, most, numel) && in_order(whole, parts)) {
+      return gathered.view({-1}).narrow(0, 0, numel).view(sizes_of(whole));
     }
-    std::vector<at::Tensor> parts;
-    for (int64_t i = 0; i < k; ++i) {
-      parts.push_back(all.select(0, i).narrow(dim, 0, local_range(n, k, i).size));
+    const at::Tensor result = at::empty(sizes_of(whole), gathered.options());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const at::Tensor values =
+          gathered.select(0, static_cast<int64_t>(i)).narrow(0, 0, numel_of(parts[i])).view(sizes_of(parts[i]));
+      put(result, whole, values, parts[i]);
     }
-    return at::cat(parts, dim);
+    return result;
   });
 }
 
-InFlight strided_to_replicate(const at::Tensor& local, comm::Group& group, const Placement& placement, int64_t n) {
-  const int64_t k = group.size();
-  const int64_t dim = placement.dim;
-  int64_t most = 0;
-  for (int64_t i = 0; i < k; ++i) {
-    most = std::max(most, local_extent(n, k, i, placement));
+// One piece a rank, each with as much room as the largest.
+at::Tensor stacked(const at::Tensor& local, const Movement& movement, int64_t most) {
+  const std::vector<Part>& parts = movement.after;
+  const auto count = static_cast<int64_t>(parts.size());
+  const bool ordered = fills(parts, most, local.numel()) && in_order(movement.held, parts);
+  if (ordered && local.numel() == count * most) {
+    return local.contiguous().view({count, most});
   }
-  const int64_t piece = std::max<int64_t>((n + placement.split_factor - 1) / placement.split_factor, 1);
-  return with(gather_stacked(pad(local, dim, most), group), [=](const at::Tensor& all) {
-    std::vector<at::Tensor> parts;
-    std::vector<int64_t> taken(k, 0);
-    for (int64_t start = 0; start < n; start += piece) {
-      for (int64_t i = 0; i < k; ++i) {
-        const int64_t size = local_range(std::min(piece, n - start), k, i).size;
-        parts.push_back(all.select(0, i).narrow(dim, taken[i], size));
-        taken[i] += size;
-      }
-    }
-    return parts.empty() ? all.select(0, 0).contiguous() : at::cat(parts, dim);
+  const at::Tensor all = at::zeros({count, most}, local.options());
+  if (ordered) {
+    all.view({-1}).narrow(0, 0, local.numel()).copy_(local.reshape({-1}));
+    return all;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const at::Tensor piece = take(local, movement.held, parts[i]);
+    all.select(0, i).narrow(0, 0, piece.numel()).view(piece.sizes()).copy_(piece);
+  }
+  return all;
+}
+
+InFlight reduce_scatter(const at::Tensor& local, comm::Group& group, const Step& step,
+                        const std::shared_ptr<const Movement>& movement) {
+  if (local.scalar_type() == at::kBool) {  // by way of the whole
+    return with(reduce(local, group, step), [movement](const at::Tensor& value) {
+      return take(value, movement->held, movement->wanted).clone(at::MemoryFormat::Contiguous);
+    });
+  }
+  const Travel travel(step.partial);
+  const int64_t most = most_of(movement->after);
+  const at::Tensor input = stacked(travel.packed(local), *movement, most);
+  const at::Tensor output = at::empty({most}, local.options());
+  comm::Pending work = comm::reduce_scatter_into(group, output, input, travel.op, "redistribute");
+  InFlight started = with({output, std::move(work), {}, true}, [own = sizes_of(movement->wanted)](const at::Tensor& sums) {
+    return sums.narrow(0, 0, c10::multiply_integers(own)).view(own);
   });
+  return travel.unpacked(std::move(started));
 }
 
-at::Tensor replicate_to_shard(const at::Tensor& local, const Placement& placement, int64_t n, int64_t k,
-                              int64_t coordinate, bool may_alias) {
-  if (placement.is_shard()) {
-    const LocalRange range = local_range(n, k, coordinate);
-    const at::Tensor part = local.narrow(placement.dim, range.offset, range.size);
-    return may_alias ? part.contiguous() : part.clone(at::MemoryFormat::Contiguous);
-  }
-  const int64_t piece = std::max<int64_t>((n + placement.split_factor - 1) / placement.split_factor, 1);
-  std::vector<at::Tensor> parts;
-  for (int64_t start = 0; start < n; start += piece) {
-    const LocalRange range = local_range(std::min(piece, n - start), k, coordinate);
-    parts.push_back(local.narrow(placement.dim, start + range.offset, range.size));
-  }
-  return parts.empty() ? local.clone(at::MemoryFormat::Contiguous) : at::cat(parts, placement.dim);
-}
-
-InFlight shard_to_shard(const at::Tensor& local, comm::Group& group, const Step& step) {
-  const int64_t k = group.size();
-  const int64_t r = group.rank();
-  Sizes sizes(local.sizes().begin(), local.sizes().end());
+InFlight exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<const Movement> movement) {
   std::vector<at::Tensor> sent;
-  std::vector<int64_t> input_splits;
-  std::vector<int64_t> output_splits;
-  std::vector<Sizes> received;
-  for (int64_t i = 0; i < k; ++i) {
-    const LocalRange range = local_range(step.size_to, k, i);
-    sent.push_back(local.narrow(step.to.dim, range.offset, range.size).reshape({-1}));
-    input_splits.push_back(sent.back().numel());
-    Sizes part = sizes;
-    part[step.from.dim] = local_range(step.size_from, k, i).size;
-    part[step.to.dim] = local_range(step.size_to, k, r).size;
-    output_splits.push_back(c10::multiply_integers(part));
-    received.push_back(std::move(part));
+  std::vector<int64_t> sent_counts;
+  std::vector<int64_t> received_counts;
+  std::vector<Part> received;
+  int64_t total = 0;
+  for (size_t i = 0; i < movement->before.size(); ++i) {
+    const bool linked = movement->linked[i];
+    if (linked) {
+      sent.push_back(take(local, movement->held, common(movement->held, movement->after[i])).reshape({-1}));
+    }
+    sent_counts.push_back(linked ? sent.back().numel() : 0);
+    received.push_back(linked ? common(movement->before[i], movement->wanted) : Part{});
+    received_counts.push_back(linked ? numel_of(received.back()) : 0);
+    total += received_counts.back();
   }
   const at::Tensor input = at::cat(sent);
-  int64_t total = 0;
-  for (const int64_t count : output_splits) {
-    total += count;
-  }
-  at::Tensor output = at::empty({total}, local.options());
-  comm::Pending work = comm::all_to_all_single(group, output, input, output_splits, input_splits, "redistribute");
-  return with({output, std::move(work), {}, true},
-              [=, received = std::move(received), dim = step.from.dim](const at::Tensor& all) {
-                std::vector<at::Tensor> parts;
-                int64_t offset = 0;
-                for (int64_t i = 0; i < k; ++i) {
-                  parts.push_back(all.narrow(0, offset, output_splits[i]).view(received[i]));
-                  offset += output_splits[i];
-                }
-                return at::cat(parts, dim);
-              });
-}
-
-InFlight partial_to_replicate(const at::Tensor& local, comm::Group& group, ReduceOp op) {
-  const bool boolean = local.scalar_type() == at::kBool;
-  at::Tensor sum = boolean ? local.to(at::kByte, false, false, at::MemoryFormat::Contiguous)
-                           : local.clone(at::MemoryFormat::Contiguous);
-  comm::Pending work = comm::all_reduce(group, sum, boolean ? byte_op(op) : op, "redistribute");
-  InFlight started{std::move(sum), std::move(work), {}, true};
-  return boolean ? with(std::move(started), [](const at::Tensor& bytes) { return bytes.to(at::kBool); })
-                 : std::move(started);
-}
-
-InFlight partial_to_shard(const at::Tensor& local, comm::Group& group, ReduceOp op, int64_t dim, int64_t n) {
-  if (local.scalar_type() == at::kBool) {
-    return with(partial_to_replicate(local, group, op),
-                [=, k = group.size(), r = group.rank()](const at::Tensor& whole) {
-                  return replicate_to_shard(whole, Shard(dim), n, k, r, false);
-                });
-  }
-  const int64_t k = group.size();
-  const int64_t chunk = (n + k - 1) / k;
-  Sizes part(local.sizes().begin(), local.sizes().end());
-  part[dim] = chunk;
-  const bool in_order = n == k * chunk && leads(local, dim);
-  at::Tensor input;
-  if (in_order) {
-    input = local.contiguous();
-  } else {
-    Sizes stacked{k};
-    stacked.append(part.begin(), part.end());
-    input = n == k * chunk ? at::empty(stacked, local.options()) : at::zeros(stacked, local.options());
-    for (int64_t i = 0; i < k; ++i) {
-      const LocalRange range = local_range(n, k, i);
-      input.select(0, i).narrow(dim, 0, range.size).copy_(local.narrow(dim, range.offset, range.size));
+  const at::Tensor output = at::empty({total}, local.options());
+  comm::Pending work = comm::all_to_all_single(group, output, input, received_counts, sent_counts, "redistribute");
+  return with({output, std::move(work), {}, true}, [movement, received_counts,
+                                                    received = std::move(received)](const at::Tensor& all) {
+    const at::Tensor result = at::empty(sizes_of(movement->wanted), all.options());
+    int64_t offset = 0;
+    for (size_t i = 0; i < received.size(); ++i) {
+      if (received_counts[i] > 0) {
+        put(result, movement->wanted, all.narrow(0, offset, received_counts[i]).view(sizes_of(received[i])), received[i]);
+        offset += received_counts[i];
+      }
     }
-  }
-  at::Tensor output = at::empty(part, local.options());
-  comm::Pending work = comm::reduce_scatter_into(group, output, input, op, "redistribute");
-  return with({output, std::move(work), {}, true},
-              [=, size = local_range(n, k, group.rank()).size](const at::Tensor& part) {
-                return part.narrow(dim, 0, size).contiguous();
-              });
-}
-
-// A norm's parts are combined as the p-th root of the sum of their p-th powers; order 0 counts, infinite ones are
-// extremes.
-InFlight norm_to(const at::Tensor& local, comm::Group& group, double order, const Step& step) {
-  const auto reduce = [&](const at::Tensor& values, ReduceOp op) {
-    return step.to.is_shard() ? partial_to_shard(values, group, op, step.to.dim, step.size_to)
-                              : partial_to_replicate(values, group, op);
-  };
-  if (order == 0) {
-    return reduce(local, ReduceOp::kSum);
-  }
-  if (std::isinf(order)) {
-    return reduce(local, order > 0 ? ReduceOp::kMax : ReduceOp::kMin);
-  }
-  return with(reduce(local.pow(order), ReduceOp::kSum),
-              [order](const at::Tensor& sum) { return sum.pow(1.0 / order); });
+    return result;
+  });
 }
 
 at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, int64_t k, int64_t coordinate) {
@@ -217,38 +197,33 @@ at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, in
 
 InFlight start_step(const at::Tensor& given, const DeviceMesh& mesh, const Step& step, bool may_alias) {
   const at::Tensor local = given.is_conj() || given.is_neg() ? given.resolve_conj().resolve_neg() : given;
-  if (step.wide) {
-    return start_wide(local, mesh, *step.wide);
+  if (step.kind == Step::Kind::kSpread) {
+    const int64_t dim = step.mesh_dims[0];
+    return done(replicate_to_partial(local, step.partial, mesh.shape()[dim], (*mesh.coordinate())[dim]));
   }
-  const int64_t k = mesh.shape()[step.mesh_dim];
-  const int64_t coordinate = (*mesh.coordinate())[step.mesh_dim];
-  if (k == 1) {
-    return done(may_alias ? local : local.clone());
+  const auto movement = step.movement ? step.movement
+                                      : std::make_shared<const Movement>(movement_of(
+                                            step.global_sizes, mesh, step.mesh_dims, step.from, step.to));
+  if (step.kind == Step::Kind::kCut) {
+    const at::Tensor part = take(local, movement->held, movement->wanted);
+    return done(may_alias ? part.contiguous() : part.clone(at::MemoryFormat::Contiguous));
   }
-  if (step.from.is_replicate()) {
-    return done(step.to.is_any_shard() ? replicate_to_shard(local, step.to, step.size_to, k, coordinate, may_alias)
-                                       : replicate_to_partial(local, step.to, k, coordinate));
+  comm::Group& group = step.mesh_dims.size() == 1
+                           ? *mesh.group(step.mesh_dims[0])
+                           : *mesh.group(std::vector<int64_t>(step.mesh_dims.begin(), step.mesh_dims.end()));
+  switch (step.kind) {
+    case Step::Kind::kReduce:
+      return reduce(local, group, step);
+    case Step::Kind::kReduceScatter:
+      return reduce_scatter(local, group, step, movement);
+    case Step::Kind::kGather:
+      return gather(local, group, movement);
+    default:
+      return exchange(local, group, movement);
   }
-  comm::Group& group = *mesh.group(step.mesh_dim);
-  if (step.from.is_any_shard()) {
-    if (step.to.is_any_shard()) {
-      return shard_to_shard(local, group, step);
-    }
-    return step.from.is_shard() ? shard_to_replicate(local, group, step.from.dim, step.size_from)
-                                : strided_to_replicate(local, group, step.from, step.size_from);
-  }
-  if (step.from.kind == Placement::Kind::kNormPartial) {
-    return norm_to(local, group, step.from.norm_order(), step);
-  }
-  return step.to.is_shard() ? partial_to_shard(local, group, step.from.reduce_op, step.to.dim, step.size_to)
-                            : partial_to_replicate(local, group, step.from.reduce_op);
 }
 
 }  // namespace
-
-at::Tensor cut_shard(const at::Tensor& tensor, const Step& step, int64_t k, int64_t i) {
-  return replicate_to_shard(tensor, step.to, step.size_to, k, i, true);
-}
 
 ReduceOp byte_op(ReduceOp op) {
   return op == ReduceOp::kProduct || op == ReduceOp::kMin ? ReduceOp::kMin : ReduceOp::kMax;
@@ -263,19 +238,12 @@ at::Tensor InFlight::end() {
   return value;
 }
 
-InFlight with(InFlight started, std::function<at::Tensor(const at::Tensor&)> then) {
-  started.finish = [before = std::move(started.finish), then = std::move(then), value = started.value] {
-    return then(before ? before() : value);
-  };
-  return started;
-}
-
 InFlight start_steps(const at::Tensor& local, const DeviceMesh& mesh, const Steps& steps, bool may_alias) {
   at::Tensor now = local;
   for (size_t i = 0; i < steps.size(); ++i) {
     InFlight started = start_step(now, mesh, steps[i], may_alias || i > 0);
     const bool rest_is_local = std::none_of(steps.begin() + static_cast<int64_t>(i) + 1, steps.end(),
-                                            [&](const Step& later) { return communicates(later, mesh); });
+                                            communicates);
     if (started.pending && rest_is_local) {
       if (i + 1 == steps.size()) {
         return started;

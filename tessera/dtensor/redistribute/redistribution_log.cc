@@ -59,8 +59,7 @@ RedistributionScope::RedistributionScope(const What& what) {
   const auto* rule = static_cast<const ExplicitRedistribution*>(Propagated::innermost(kExplicit));
   if (rule != nullptr && rule->options().enable && !what.asked_for && impl != nullptr) {
     const auto& options = rule->options();
-    const bool moves = std::any_of(what.steps.begin(), what.steps.end(),
-                                   [&](const Step& step) { return communicates(step, *impl->mesh()); });
+    const bool moves = std::any_of(what.steps.begin(), what.steps.end(), communicates);
     if (moves || options.strict) {
       const std::string message = fmt::format(
           "[dtensor.dispatch] Implicit redistribution occurred for {} while ExplicitRedistributionContext was active: "

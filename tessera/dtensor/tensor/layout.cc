@@ -94,24 +94,26 @@ void append_part(const Runs& from, int64_t offset, int64_t size, Runs& to) {
 
 }  // namespace
 
+Runs part_of_cut(const Runs& whole, int64_t k, int64_t i, int32_t pieces) {
+  const int64_t n = length(whole);
+  const int64_t piece = std::max<int64_t>((n + pieces - 1) / pieces, 1);
+  Runs part;
+  for (int64_t start = 0; start < n; start += piece) {
+    const LocalRange range = local_range(std::min(piece, n - start), k, i);
+    append_part(whole, start + range.offset, range.size, part);
+  }
+  return part;
+}
+
 Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate) {
   Runs runs;
   if (n > 0) {
     runs.push_back({0, n});
   }
   for (const Cut& cut : cuts) {
-    if (cut.dim != dim) {
-      continue;
+    if (cut.dim == dim) {
+      runs = part_of_cut(runs, mesh.shape()[cut.mesh_dim], coordinate[cut.mesh_dim], cut.pieces);
     }
-    const int64_t whole = length(runs);
-    const int64_t piece = std::max<int64_t>((whole + cut.pieces - 1) / cut.pieces, 1);
-    Runs kept;
-    for (int64_t start = 0; start < whole; start += piece) {
-      const LocalRange range =
-          local_range(std::min(piece, whole - start), mesh.shape()[cut.mesh_dim], coordinate[cut.mesh_dim]);
-      append_part(runs, start + range.offset, range.size, kept);
-    }
-    runs = std::move(kept);
   }
   return runs;
 }

@@ -35,6 +35,8 @@ struct Run {
 };
 using Runs = c10::SmallVector<Run, 2>;
 int64_t length(const Runs& runs);
+// Of the elements of `whole` those that the i-th of k ranks holds: of each of the pieces one chunk.
+Runs part_of_cut(const Runs& whole, int64_t k, int64_t i, int32_t pieces);
 // Those of dim `dim` of n elements that the rank at `coordinate` of the mesh holds. No runs: none.
 Runs runs_of(int64_t n, int64_t dim, const DeviceMesh& mesh, const Cuts& cuts, c10::IntArrayRef coordinate);
 

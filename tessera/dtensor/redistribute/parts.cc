@@ -1,0 +1,174 @@
+#include "tessera/dtensor/redistribute/parts.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace tessera::detail {
+
+namespace {
+
+// The ranks of the group over some mesh dims, in its order.
+std::vector<Coordinate> members(const DeviceMesh& mesh, const MeshDims& dims) {
+  int64_t count = 1;
+  for (const int64_t dim : dims) {
+    count *= mesh.shape()[dim];
+  }
+  std::vector<Coordinate> all(count, Coordinate(mesh.coordinate()->begin(), mesh.coordinate()->end()));
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t rest = i;
+    for (size_t d = dims.size(); d-- > 0;) {
+      all[i][dims[d]] = rest % mesh.shape()[dims[d]];
+      rest /= mesh.shape()[dims[d]];
+    }
+  }
+  return all;
+}
+
+Part part_of(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Cuts& cuts, const Coordinate& coordinate) {
+  Part part;
+  for (size_t dim = 0; dim < global_sizes.size(); ++dim) {
+    part.push_back(runs_of(global_sizes[dim], static_cast<int64_t>(dim), mesh, cuts, coordinate));
+  }
+  return part;
+}
+
+// Where the elements of `inner`, which `outer` holds, lie in outer's memory.
+Runs positions(const Runs& outer, const Runs& inner) {
+  Runs found;
+  int64_t before = 0;
+  auto next = inner.begin();
+  for (const Run& run : outer) {
+    while (next != inner.end() && next->start < run.start + run.size) {
+      const int64_t at = before + next->start - run.start;
+      if (!found.empty() && found.back().start + found.back().size == at) {
+        found.back().size += next->size;
+      } else {
+        found.push_back({at, next->size});
+      }
+      ++next;
+    }
+    before += run.size;
+  }
+  return found;
+}
+
+void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, const Part& given, size_t dim) {
+  if (dim == held.size()) {
+    tensor.copy_(values);
+    return;
+  }
+  const auto d = static_cast<int64_t>(dim);
+  int64_t taken = 0;
+  for (const Run& place : positions(held[dim], given[dim])) {
+    put(tensor.narrow(d, place.start, place.size), held, values.narrow(d, taken, place.size), given, dim + 1);
+    taken += place.size;
+  }
+}
+
+}  // namespace
+
+Movement movement_of(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const MeshDims& mesh_dims, const Cuts& from,
+                     const Cuts& to) {
+  const Coordinate self(mesh.coordinate()->begin(), mesh.coordinate()->end());
+  Movement movement{part_of(global_sizes, mesh, from, self), part_of(global_sizes, mesh, to, self), {}, {}, {}};
+  for (const Coordinate& member : members(mesh, mesh_dims)) {
+    movement.before.push_back(part_of(global_sizes, mesh, from, member));
+    movement.after.push_back(part_of(global_sizes, mesh, to, member));
+    // An element that several ranks hold comes from the one that agrees with the receiver on the mesh dims that do not
+    // cut what is held; it is the receiver itself where it has it.
+    movement.linked.push_back(std::all_of(mesh_dims.begin(), mesh_dims.end(), [&](int64_t dim) {
+      return self[dim] == member[dim] ||
+             std::any_of(from.begin(), from.end(), [&](const Cut& cut) { return cut.mesh_dim == dim; });
+    }));
+  }
+  return movement;
+}
+
+Sizes sizes_of(const Part& part) {
+  Sizes sizes;
+  for (const Runs& runs : part) {
+    sizes.push_back(length(runs));
+  }
+  return sizes;
+}
+
+int64_t numel_of(const Part& part) { return c10::multiply_integers(sizes_of(part)); }
+
+// Runs are ascending, so the common ones are too.
+Part common(const Part& a, const Part& b) {
+  Part both;
+  for (size_t dim = 0; dim < a.size(); ++dim) {
+    Runs runs;
+    for (size_t i = 0, j = 0; i < a[dim].size() && j < b[dim].size();) {
+      const Run& x = a[dim][i];
+      const Run& y = b[dim][j];
+      const int64_t start = std::max(x.start, y.start);
+      const int64_t end = std::min(x.start + x.size, y.start + y.size);
+      if (start < end) {
+        runs.push_back({start, end - start});
+      }
+      (x.start + x.size < y.start + y.size ? i : j) += 1;
+    }
+    both.push_back(std::move(runs));
+  }
+  return both;
+}
+
+at::Tensor take(const at::Tensor& tensor, const Part& held, const Part& wanted) {
+  at::Tensor taken = tensor;
+  for (size_t dim = 0; dim < held.size(); ++dim) {
+    if (held[dim] == wanted[dim]) {
+      continue;
+    }
+    const Runs places = positions(held[dim], wanted[dim]);
+    const auto d = static_cast<int64_t>(dim);
+    if (places.empty()) {
+      taken = taken.narrow(d, 0, 0);
+    } else if (places.size() == 1) {
+      taken = taken.narrow(d, places[0].start, places[0].size);
+    } else {
+      std::vector<at::Tensor> pieces;
+      for (const Run& place : places) {
+        pieces.push_back(taken.narrow(d, place.start, place.size));
+      }
+      taken = at::cat(pieces, d);
+    }
+  }
+  return taken;
+}
+
+void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, const Part& given) {
+  put(tensor, held, values, given, 0);
+}
+
+bool in_order(const Part& whole, const std::vector<Part>& parts) {
+  // Along one dim only, which no dim with more than one element comes before.
+  size_t cut = 0;
+  while (cut < whole.size() &&
+         std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return part[cut] == whole[cut]; })) {
+    if (length(whole[cut]) != 1) {
+      break;
+    }
+    ++cut;
+  }
+  for (size_t dim = cut + 1; dim < whole.size(); ++dim) {
+    if (std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part[dim] != whole[dim]; })) {
+      return false;
+    }
+  }
+  int64_t next = 0;
+  for (const Part& part : parts) {
+    if (cut == whole.size()) {
+      return parts.size() == 1;
+    }
+    const Runs places = positions(whole[cut], part[cut]);
+    if (places.size() > 1 || (places.size() == 1 && places[0].start != next)) {
+      return false;
+    }
+    next += places.empty() ? 0 : places[0].size;
+  }
+  return next == length(whole[cut]);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,40 @@
+// What ranks hold of a tensor, as global indices, and moving it between tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "tessera/dtensor/tensor/layout.h"
+
+namespace tessera::detail {
+
+using MeshDims = c10::SmallVector<int64_t, 2>;
+using Coordinate = c10::SmallVector<int64_t, 4>;
+using Part = c10::SmallVector<Runs, 6>;  // by tensor dim: the global indices that a rank holds
+
+// Who holds what before and after a step.
+struct Movement {
+  Part held;    // here, before
+  Part wanted;  // here, after
+  // Of the members of the step's group, in its order.
+  std::vector<Part> before;
+  std::vector<Part> after;
+  std::vector<bool> linked;  // whether elements travel between this rank and that one in an exchange
+};
+// From one division to another over the group of these mesh dims, on a rank of the mesh.
+Movement movement_of(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const MeshDims& mesh_dims, const Cuts& from,
+                     const Cuts& to);
+
+Sizes sizes_of(const Part& part);
+int64_t numel_of(const Part& part);
+// What both hold.
+Part common(const Part& a, const Part& b);
+// The elements of `wanted` from a tensor that holds `held`: a view where they lie together.
+at::Tensor take(const at::Tensor& tensor, const Part& held, const Part& wanted);
+// Writes `values`, the elements of `given`, to their places in a tensor that holds `held`.
+void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, const Part& given);
+// Whether the parts one after the other are the contiguous memory of the whole.
+bool in_order(const Part& whole, const std::vector<Part>& parts);
+
+}  // namespace tessera::detail
