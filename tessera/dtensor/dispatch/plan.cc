@@ -62,9 +62,9 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.o
   // Their schemas do not say that training moves the statistics.
   if (name.starts_with("aten::native_batch_norm") || name.starts_with("aten::cudnn_batch_norm") ||
       name.starts_with("aten::miopen_batch_norm")) {
-    unwritten_unless = -1;
+    written_if = -1;
     for (size_t i = 0; i < args.size() && name.find("backward") == std::string::npos; ++i) {
-      unwritten_unless = args[i].name == "training" ? static_cast<int>(i) : unwritten_unless;
+      written_if = args[i].name == "training" ? static_cast<int>(i) : written_if;
       args[i].mutated = args[i].mutated || args[i].name.starts_with("running_");
       mutates = mutates || args[i].mutated;
     }
@@ -169,7 +169,7 @@ class CallReader {
   }
 
   void add(int arg, int element, const at::Tensor& tensor) {
-    const bool written = op_.args[arg].mutated && (op_.unwritten_unless < 0 || args_[op_.unwritten_unless].toBool());
+    const bool written = op_.args[arg].mutated && (op_.written_if < 0 || args_[op_.written_if].toBool());
     TensorInput input{arg, element, &tensor, {}, tensor.sizes(), written};
     if (is_dtensor(tensor)) {
       input.placements = impl_of(tensor)->placements();

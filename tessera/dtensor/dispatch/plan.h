@@ -35,7 +35,7 @@ struct OpEntry {
   std::vector<int> return_alias;  // for each return: the argument it is, or -1
   bool mutates = false;        // writes to some argument
   int view_of = -1;            // the argument that a result is a view of, or -1
-  int unwritten_unless = -1;      // the argument that says whether it does, -1 for always
+  int written_if = -1;      // the argument that says whether it does, -1 for always
   bool in_place_view = false;     // changes the shape of an argument
   bool foreach = false;
   uint64_t id;  // in cache keys

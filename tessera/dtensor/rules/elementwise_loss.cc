@@ -15,7 +15,7 @@ double elements(const OpCall& call) { return static_cast<double>(c10::multiply_i
 // mse_loss(self, target, reduction): parts of the mean are sums over the elements of the whole, right for uneven parts
 // too.
 void propose_loss(const OpCall& call, Proposal& proposal) {
-  propose_pointwise(call, proposal, Linearity::kNone);
+  propose_pointwise(call, proposal, Commutes::kNone);
   const int64_t reduction = call.int_at(reduction_arg(call));
   if (reduction == at::Reduction::None) {
     return;

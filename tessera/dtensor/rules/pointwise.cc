@@ -16,32 +16,32 @@ void add_one_partial(size_t count, const Placement& p, size_t input, std::vector
   strategies.push_back(std::move(strategy));
 }
 
-void add_of_one(const Placement& p, Linearity linearity, std::vector<Strategy>& strategies) {
+void add_of_one(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
   const Strategy same{{p}, {p}};
-  switch (linearity) {
-    case Linearity::kNegation:
-    case Linearity::kScaling:
-    case Linearity::kMultiplicative:
-    case Linearity::kDivision:
+  switch (commutes) {
+    case Commutes::kNegation:
+    case Commutes::kScaling:
+    case Commutes::kMultiplicative:
+    case Commutes::kDivision:
       if (is_additive(p)) {
         strategies.push_back(same);
-      } else if (is_extreme(p) && linearity == Linearity::kNegation) {
+      } else if (is_extreme(p) && commutes == Commutes::kNegation) {
         strategies.push_back({{swapped(p)}, {p}});
-      } else if (is_extreme(p) && linearity == Linearity::kScaling) {
+      } else if (is_extreme(p) && commutes == Commutes::kScaling) {
         strategies.push_back(same);
       }
       break;
-    case Linearity::kCopy:
+    case Commutes::kCopy:
       strategies.push_back(same);
       break;
-    case Linearity::kIncreasing:
+    case Commutes::kIncreasing:
       if (is_extreme(p)) {
         strategies.push_back(same);
       }
       break;
-    case Linearity::kDecreasing:
-    case Linearity::kDecreasingAbove:
-      if (p.is_partial(ReduceOp::kMin) || (is_extreme(p) && linearity == Linearity::kDecreasing)) {
+    case Commutes::kDecreasing:
+    case Commutes::kDecreasingAbove:
+      if (p.is_partial(ReduceOp::kMin) || (is_extreme(p) && commutes == Commutes::kDecreasing)) {
         strategies.push_back({{swapped(p)}, {p}});
       }
       break;
@@ -50,37 +50,37 @@ void add_of_one(const Placement& p, Linearity linearity, std::vector<Strategy>& 
   }
 }
 
-void add_of_two(const Placement& p, Linearity linearity, std::vector<Strategy>& strategies) {
+void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& strategies) {
   const Strategy same{{p}, {p, p}};
-  switch (linearity) {
-    case Linearity::kAdditive:
+  switch (commutes) {
+    case Commutes::kAdditive:
       if (is_additive(p)) {
         strategies.push_back(same);
       } else if (is_extreme(p)) {
         add_one_partial(2, p, 0, strategies);
       }
       break;
-    case Linearity::kMultiplicative:
-    case Linearity::kDivision:
+    case Commutes::kMultiplicative:
+    case Commutes::kDivision:
       if (is_additive(p)) {
         add_one_partial(2, p, 0, strategies);
-        if (linearity == Linearity::kMultiplicative) {
+        if (commutes == Commutes::kMultiplicative) {
           add_one_partial(2, p, 1, strategies);
         }
       }
       break;
-    case Linearity::kCopy:
+    case Commutes::kCopy:
       strategies.push_back(same);
       break;
-    case Linearity::kMonotone:
-    case Linearity::kMaximum:
-    case Linearity::kMinimum:
+    case Commutes::kMonotone:
+    case Commutes::kMaximum:
+    case Commutes::kMinimum:
       if (is_extreme(p)) {
         add_one_partial(2, p, 0, strategies);
         add_one_partial(2, p, 1, strategies);
       }
-      if (p.is_partial(ReduceOp::kMax) ? linearity == Linearity::kMaximum
-                                       : p.is_partial(ReduceOp::kMin) && linearity == Linearity::kMinimum) {
+      if (p.is_partial(ReduceOp::kMax) ? commutes == Commutes::kMaximum
+                                       : p.is_partial(ReduceOp::kMin) && commutes == Commutes::kMinimum) {
         strategies.push_back(same);
       }
       break;
@@ -91,7 +91,7 @@ void add_of_two(const Placement& p, Linearity linearity, std::vector<Strategy>& 
 
 }  // namespace
 
-void propose_pointwise(const OpCall& call, Proposal& proposal, Linearity linearity) {
+void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes) {
   const Sizes sizes = broadcast_sizes(call);
   const auto ndim = static_cast<int64_t>(sizes.size());
   for (int64_t dim = 0; dim < ndim; ++dim) {
@@ -112,9 +112,9 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Linearity lineari
   const size_t count = call.inputs.size();
   for (const Placement& p : partials_among(call)) {
     if (count == 1) {
-      add_of_one(p, linearity, proposal.strategies);
+      add_of_one(p, commutes, proposal.strategies);
     } else if (count == 2) {
-      add_of_two(p, linearity, proposal.strategies);
+      add_of_two(p, commutes, proposal.strategies);
     }
   }
   const size_t results = std::max<size_t>(call.op.handle.schema().returns().size(), 1);

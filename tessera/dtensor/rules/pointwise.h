@@ -5,8 +5,8 @@
 
 namespace tessera::detail {
 
-// Which partial operands give a partial result.
-enum class Linearity {
+// With which reductions an operation commutes, so that partial operands give a partial result.
+enum class Commutes {
   kNone,
   kNegation,         // f(a + b) = f(a) + f(b), and max becomes min
   kScaling,          // f(a + b) = f(a) + f(b), and order is kept
@@ -22,10 +22,10 @@ enum class Linearity {
   kMinimum,
 };
 
-void propose_pointwise(const OpCall& call, Proposal& proposal, Linearity linearity);
+void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes);
 
-inline Rule pointwise(Linearity linearity) {
-  return [linearity](const OpCall& call, Proposal& proposal) { propose_pointwise(call, proposal, linearity); };
+inline Rule pointwise(Commutes commutes) {
+  return [commutes](const OpCall& call, Proposal& proposal) { propose_pointwise(call, proposal, commutes); };
 }
 
 // The names: pointwise_table.cc, special_functions.cc.

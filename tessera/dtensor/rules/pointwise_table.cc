@@ -13,7 +13,7 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
   const auto from = call.inputs[0].tensor->scalar_type();
   const auto to = call.has(arg) ? static_cast<at::ScalarType>(call.int_at(arg)) : from;
-  propose_pointwise(call, proposal, Linearity::kNone);
+  propose_pointwise(call, proposal, Commutes::kNone);
   for (const Placement& p : partials_among(call)) {
     const bool alters = (is_fraction(from) && !is_fraction(to)) || may_wrap(from);
     if (from == to || (to != at::kBool && (is_extreme(p) || !alters))) {
@@ -25,12 +25,12 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
 // threshold(x, t, v) is increasing while v does not exceed t.
 void propose_threshold(const OpCall& call, Proposal& proposal) {
   const bool increasing = call.args[2].toScalar().toDouble() <= call.args[1].toScalar().toDouble();
-  propose_pointwise(call, proposal, increasing ? Linearity::kIncreasing : Linearity::kNone);
+  propose_pointwise(call, proposal, increasing ? Commutes::kIncreasing : Commutes::kNone);
 }
 
 // log_sigmoid_forward keeps a buffer for backward, which is empty on other devices than the CPU.
 void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
-  propose_pointwise(call, proposal, Linearity::kNone);
+  propose_pointwise(call, proposal, Commutes::kNone);
   if (!call.inputs[0].tensor->is_cpu()) {
     proposal.outputs[1] = {{0}, {}};
     for (auto& strategy : proposal.strategies) {
@@ -40,17 +40,17 @@ void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
 }
 
 void add_linear_names(RuleTable& table) {
-  table.add({"aten::neg", "aten::negative"}, pointwise(Linearity::kNegation));
-  table.add({"aten::rad2deg", "aten::deg2rad"}, pointwise(Linearity::kScaling));
-  table.add({"aten::add", "aten::sub"}, pointwise(Linearity::kAdditive));
-  table.add({"aten::mul"}, pointwise(Linearity::kMultiplicative));
-  table.add({"aten::div"}, pointwise(Linearity::kDivision));
+  table.add({"aten::neg", "aten::negative"}, pointwise(Commutes::kNegation));
+  table.add({"aten::rad2deg", "aten::deg2rad"}, pointwise(Commutes::kScaling));
+  table.add({"aten::add", "aten::sub"}, pointwise(Commutes::kAdditive));
+  table.add({"aten::mul"}, pointwise(Commutes::kMultiplicative));
+  table.add({"aten::div"}, pointwise(Commutes::kDivision));
   table.add({"aten::div.Tensor_mode", "aten::div_.Tensor_mode", "aten::div.Scalar_mode", "aten::div_.Scalar_mode",
              "aten::div.out_mode", "aten::div.Scalar_mode_out"},
-            pointwise(Linearity::kNone));
+            pointwise(Commutes::kNone));
   table.add({"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh", "aten::copy", "aten::zero",
              "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy", "aten::positive"},
-            pointwise(Linearity::kCopy));
+            pointwise(Commutes::kCopy));
   table.add({"aten::_to_copy", "aten::_conj", "aten::_conj_physical", "aten::conj_physical"}, propose_conversion);
 }
 
@@ -60,16 +60,16 @@ void add_monotone_names(RuleTable& table) {
              "aten::exp2",  "aten::expm1",      "aten::floor",      "aten::relu",      "aten::round",
              "aten::sgn",   "aten::sigmoid",    "aten::sign",       "aten::sinh",      "aten::tanh",
              "aten::trunc", "aten::nan_to_num", "aten::hardshrink", "aten::clamp_max", "aten::clamp_min"},
-            pointwise(Linearity::kIncreasing));
+            pointwise(Commutes::kIncreasing));
   table.add("aten::threshold", propose_threshold);
-  table.add("aten::erfc", pointwise(Linearity::kDecreasing));
-  table.add({"aten::logaddexp", "aten::logaddexp2"}, pointwise(Linearity::kMonotone));
+  table.add("aten::erfc", pointwise(Commutes::kDecreasing));
+  table.add({"aten::logaddexp", "aten::logaddexp2"}, pointwise(Commutes::kMonotone));
   table.add({"aten::maximum", "aten::max.other", "aten::max.out", "aten::fmax", "aten::clamp_min.Tensor",
              "aten::clamp_min_.Tensor", "aten::clamp_min.Tensor_out"},
-            pointwise(Linearity::kMaximum));
+            pointwise(Commutes::kMaximum));
   table.add({"aten::minimum", "aten::min.other", "aten::min.out", "aten::fmin", "aten::clamp_max.Tensor",
              "aten::clamp_max_.Tensor", "aten::clamp_max.Tensor_out"},
-            pointwise(Linearity::kMinimum));
+            pointwise(Commutes::kMinimum));
 }
 
 void add_other_names(RuleTable& table) {
@@ -175,10 +175,10 @@ void add_other_names(RuleTable& table) {
              "aten::prelu_kernel",
              "aten::_prelu_kernel",
              "aten::i0"},
-            pointwise(Linearity::kNone));
+            pointwise(Commutes::kNone));
   // What all ranks fill in must reduce to itself.
   table.add("aten::fill", [](const OpCall& call, Proposal& proposal) {
-    propose_pointwise(call, proposal, Linearity::kNone);
+    propose_pointwise(call, proposal, Commutes::kNone);
     for (const Placement& p : partials_among(call)) {
       if (p.is_partial(ReduceOp::kAvg) || is_extreme(p)) {
         Strategy strategy{{p}, c10::SmallVector<Placement, 4>(call.inputs.size(), Replicate())};
@@ -189,7 +189,7 @@ void add_other_names(RuleTable& table) {
   });
   // Zero where masked: linear in self.
   table.add("aten::masked_fill", [](const OpCall& call, Proposal& proposal) {
-    propose_pointwise(call, proposal, Linearity::kNone);
+    propose_pointwise(call, proposal, Commutes::kNone);
     const auto& value = call.args[2];
     if (value.isScalar() && value.toScalar().toComplexDouble() == 0.0) {
       for (const Placement& p : partials_among(call)) {
@@ -205,10 +205,10 @@ void add_other_names(RuleTable& table) {
              "aten::hardswish_backward", "aten::hardsigmoid_backward", "aten::softplus_backward", "aten::mish_backward",
              "aten::logit_backward", "aten::softshrink_backward", "aten::hardshrink_backward",
              "aten::_prelu_kernel_backward", "aten::rrelu_with_noise_backward"},
-            pointwise(Linearity::kNone));
+            pointwise(Commutes::kNone));
   table.add("aten::log_sigmoid_backward", [](const OpCall& call, Proposal& proposal) {
     if (call.inputs[2].sizes == call.inputs[1].sizes) {
-      propose_pointwise(call, proposal, Linearity::kNone);
+      propose_pointwise(call, proposal, Commutes::kNone);
       return;
     }
     for (int64_t dim = 0; dim < call.inputs[0].dim(); ++dim) {  // the buffer is empty

@@ -258,7 +258,7 @@ void add_random_variate_rules(RuleTable& table) {
       return strategy.inputs[0].is_any_shard() && strategy.inputs[0].dim == last;
     });
   });
-  table.add("aten::_standard_gamma_grad", pointwise(Linearity::kNone));
+  table.add("aten::_standard_gamma_grad", pointwise(Commutes::kNone));
 }
 
 }  // namespace tessera::detail

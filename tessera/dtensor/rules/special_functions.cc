@@ -4,15 +4,15 @@
 namespace tessera::detail {
 
 void add_special_function_rules(RuleTable& table) {
-  table.add("aten::special_modified_bessel_i1", pointwise(Linearity::kIncreasing));
-  table.add("aten::special_erfcx", pointwise(Linearity::kDecreasing));
+  table.add("aten::special_modified_bessel_i1", pointwise(Commutes::kIncreasing));
+  table.add("aten::special_erfcx", pointwise(Commutes::kDecreasing));
   table.add({"aten::special_modified_bessel_k0", "aten::special_modified_bessel_k1",
              "aten::special_scaled_modified_bessel_k0", "aten::special_scaled_modified_bessel_k1"},
-            pointwise(Linearity::kDecreasingAbove));
+            pointwise(Commutes::kDecreasingAbove));
   // x log1p(y) is linear in x.
-  table.add("aten::special_xlog1py", pointwise(Linearity::kDivision));
+  table.add("aten::special_xlog1py", pointwise(Commutes::kDivision));
   table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"},
-            pointwise(Linearity::kNone));
+            pointwise(Commutes::kNone));
   table.add({"aten::special_airy_ai",
              "aten::special_bessel_j0",
              "aten::special_bessel_j1",
@@ -39,7 +39,7 @@ void add_special_function_rules(RuleTable& table) {
              "aten::special_shifted_chebyshev_polynomial_w",
              "aten::special_spherical_bessel_j0",
              "aten::special_zeta"},
-            pointwise(Linearity::kNone));
+            pointwise(Commutes::kNone));
 }
 
 }  // namespace tessera::detail

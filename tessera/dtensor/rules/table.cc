@@ -34,10 +34,10 @@ struct Rules {
 
   Rules() {
     add_pointwise_rules(table);
-    add_copy_rules(table);
+    add_like_rules(table);
     add_matmul_rules(table);
     add_reduction_rules(table);
-    add_softmax_rules(table);
+    add_along_dim_rules(table);
     add_view_rules(table);
     add_dims_rules(table);
     add_cat_rules(table);

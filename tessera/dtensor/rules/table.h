@@ -22,10 +22,10 @@ class RuleTable {
 };
 
 void add_pointwise_rules(RuleTable& table);
-void add_copy_rules(RuleTable& table);
+void add_like_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
-void add_softmax_rules(RuleTable& table);
+void add_along_dim_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
 void add_dims_rules(RuleTable& table);
 void add_cat_rules(RuleTable& table);

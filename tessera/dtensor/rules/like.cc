@@ -43,7 +43,7 @@ void propose_new(const OpCall& call, Proposal& proposal, bool keep_partial) {
 
 }  // namespace
 
-void add_copy_rules(RuleTable& table) {
+void add_like_rules(RuleTable& table) {
   table.add({"aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::empty_like"}, propose_like);
   table.add({"aten::new_zeros", "aten::new_ones", "aten::new_full"},
             [](const OpCall& call, Proposal& proposal) { propose_new(call, proposal, false); });

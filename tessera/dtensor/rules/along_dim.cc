@@ -24,7 +24,7 @@ Rule along_dim(size_t outputs) {
 
 }  // namespace
 
-void add_softmax_rules(RuleTable& table) {
+void add_along_dim_rules(RuleTable& table) {
   table.add({"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
              "aten::_safe_softmax", "aten::cumsum", "aten::cumprod", "aten::logcumsumexp"},
             along_dim(1));
