@@ -25,7 +25,7 @@ struct DeviceMesh::GroupSlot {
 struct DeviceMesh::FlattenedMeshes {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<GroupSlot>> by_name;
-  std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;  // groups over several dims
+  std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;            // groups over several dims
   std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;  // of submeshes, by shape and ranks
 
   // One slot for the same ranks, however they were asked for. The mutex must be held.
@@ -240,7 +240,7 @@ struct DeviceMeshBuilder {
         whole_world = slot.ranks[i] == static_cast<int>(i);
       }
       slot.group = whole_world ? mesh.world_->group(mesh.device_type_)
-                              : mesh.world_->new_group(slot.ranks, slot.name, mesh.device_type_);
+                               : mesh.world_->new_group(slot.ranks, slot.name, mesh.device_type_);
     }
     return slot.group;
   }

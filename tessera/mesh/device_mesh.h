@@ -67,8 +67,8 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   // Same ranks, shape, names and device. `hash()` agrees with it.
   bool operator==(const DeviceMesh& other) const;
   size_t hash() const { return hash_; }
-  // For caches, which need not keep meshes alive: no other mesh of this process has it but the same part of the same root
-  // that was sliced or flattened again.
+  // For caches, which need not keep meshes alive: no other mesh of this process has it but the same part of the same
+  // root that was sliced or flattened again.
   uint64_t id() const { return id_; }
 
  private:

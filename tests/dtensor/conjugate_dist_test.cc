@@ -22,7 +22,8 @@ TEST(Conjugate, IsKnownToTheWhole) {
       EXPECT_TRUE(z.conj().is_conj());
       EXPECT_FALSE(z.conj().conj().is_conj());
       EXPECT_FALSE(z.conj().resolve_conj().is_conj());
-      EXPECT_TRUE(full_tensor(at::view_as_real(z.conj().resolve_conj())).equal(at::view_as_real(plain.conj().resolve_conj())));
+      EXPECT_TRUE(
+          full_tensor(at::view_as_real(z.conj().resolve_conj())).equal(at::view_as_real(plain.conj().resolve_conj())));
       EXPECT_TRUE(full_tensor(at::imag(z.conj())).equal(at::imag(plain.conj())));
       EXPECT_TRUE(full_tensor(at::real(z.conj())).equal(at::real(plain.conj())));
       EXPECT_THROW(at::view_as_real(z.conj()), c10::Error);  // as for plain tensors
@@ -34,7 +35,8 @@ TEST(Conjugate, OperationsOnWhatIsStillToBeConjugated) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = values({4, 4});
     for (const Placement& lie : {Shard(0), Shard(1), Replicate(), Partial()}) {
-      const at::Tensor z = lie.is_partial() ? from_local(plain / 2, mesh, {lie}) : distribute_tensor(plain, mesh, {lie});
+      const at::Tensor z =
+          lie.is_partial() ? from_local(plain / 2, mesh, {lie}) : distribute_tensor(plain, mesh, {lie});
       EXPECT_TRUE(full_tensor(z.conj() + z).equal(plain.conj() + plain));
       EXPECT_TRUE(full_tensor(z.conj().exp()).allclose(plain.conj().exp()));
       EXPECT_TRUE(full_tensor(at::mm(z.mH(), z)).allclose(at::mm(plain.mH(), plain)));
@@ -61,7 +63,9 @@ TEST(Conjugate, Gradients) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = values({4, 3}).requires_grad_(true);
     const at::Tensor z = distribute_tensor(plain.detach(), mesh, {Shard(0)}).requires_grad_(true);
-    const auto loss = [](const at::Tensor& t) { return at::view_as_real((t.conj() * t * t).resolve_conj()).pow(2).sum(); };
+    const auto loss = [](const at::Tensor& t) {
+      return at::view_as_real((t.conj() * t * t).resolve_conj()).pow(2).sum();
+    };
     loss(plain).backward();
     loss(z).backward();
     EXPECT_TRUE(full_tensor(z.grad()).allclose(plain.grad()));

@@ -46,7 +46,8 @@ TEST(FakeWorld, RanksOfUnlikeHostsChooseAlike) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 3});
     std::string choice;
     for (const int64_t n : {64, 256, 1024}) {
-      for (const Placements& a : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}, Placements{Shard(1), Shard(1)}}) {
+      for (const Placements& a :
+           {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}, Placements{Shard(1), Shard(1)}}) {
         for (const Placements& b : {Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}}) {
           const auto spread = [&](const Placements& lie) {
             return distribute_tensor(at::zeros({n, n}), mesh, lie, std::nullopt);

@@ -94,9 +94,8 @@ TEST(CopiedView, WritesToItAreRefused) {
 }
 
 TEST(Kernel, OfAnOperationThatIsACompositeTooIsUsed) {
-  check_cases({2},
-              {{"mish", {{7, 6}}, [](const Tensors& t) { return at::mish(t[0]); }},
-               {"channel_shuffle", {{3, 4, 5}}, [](const Tensors& t) { return at::channel_shuffle(t[0], 2); }}});
+  check_cases({2}, {{"mish", {{7, 6}}, [](const Tensors& t) { return at::mish(t[0]); }},
+                    {"channel_shuffle", {{3, 4, 5}}, [](const Tensors& t) { return at::channel_shuffle(t[0], 2); }}});
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor flow = spread(at::ones({4, 6}), mesh, {Replicate()});
     const at::Tensor partial = from_local(at::full({4, 6}, 0.25 + mesh->local_rank(0)), mesh, {Partial()});

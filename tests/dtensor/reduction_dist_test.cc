@@ -37,7 +37,8 @@ TEST(Reduction, GradientOfVarianceOverStridedShardsOfTwoMeshDims) {
     const at::Tensor values = at::arange(12, at::kDouble).pow(2);
     const at::Tensor plain = values.clone().requires_grad_(true);
     plain.var().backward();
-    for (const Placements& lie : {Placements{Shard(1), Shard(1)}, Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}}) {
+    for (const Placements& lie :
+         {Placements{Shard(1), Shard(1)}, Placements{Shard(0), Shard(1)}, Placements{Shard(1), Shard(0)}}) {
       const at::Tensor x = distribute_tensor(values.view({2, 6}), mesh, lie).requires_grad_(true);
       at::Tensor flat;
       try {

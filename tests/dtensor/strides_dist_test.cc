@@ -31,9 +31,14 @@ TEST(Strides, OfPermutedOperandsOnAllPlacements) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = values({3, 2, 5});
     const auto all = [&](const at::Tensor& t) {
-      return std::vector<at::Tensor>{t.permute({2, 0, 1}) * 2, t.permute({2, 0, 1}).exp(),  t.permute({1, 2, 0}).clone(),
-                                     t.transpose(1, 2).sum(0), t.transpose(0, 2).cumsum(0), t.permute({2, 1, 0}).softmax(1),
-                                     at::cat({t.transpose(0, 1), t.transpose(0, 1)}), at::zeros_like(t.permute({1, 2, 0})),
+      return std::vector<at::Tensor>{t.permute({2, 0, 1}) * 2,
+                                     t.permute({2, 0, 1}).exp(),
+                                     t.permute({1, 2, 0}).clone(),
+                                     t.transpose(1, 2).sum(0),
+                                     t.transpose(0, 2).cumsum(0),
+                                     t.permute({2, 1, 0}).softmax(1),
+                                     at::cat({t.transpose(0, 1), t.transpose(0, 1)}),
+                                     at::zeros_like(t.permute({1, 2, 0})),
                                      t.transpose(0, 2).narrow(1, 1, 2).relu()};
     };
     const auto wanted = all(plain);
@@ -64,7 +69,9 @@ TEST(Strides, OfWhatAGatheredViewHolds) {
 
 // Three ranks, of which the mesh has two.
 void on_part_of_the_world(const std::function<void(const MeshPtr&)>& body) {
-  comm::run_thread_ranks(3, [&](std::shared_ptr<comm::World> world) { body(make_device_mesh(world, "cpu", {0, 1}, {2})); });
+  comm::run_thread_ranks(3, [&](std::shared_ptr<comm::World> world) {
+    body(make_device_mesh(world, "cpu", {0, 1}, {2}));
+  });
 }
 
 TEST(OutsideTheMesh, ResultsHaveTheDtypeOfTheOperation) {

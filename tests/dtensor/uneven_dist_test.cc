@@ -39,13 +39,30 @@ std::vector<Case> cases() {
       {"matmul of batches", {3, 3, 5, 4}, {3, 3, 4, 2}, matmul},
       {"matmul of broadcast batches", {3, 3, 5, 4}, {3, 4, 2}, matmul},
       {"matmul of a matrix with batches", {5, 4}, {3, 4, 2}, matmul},
-      {"reshape", {3, 5, 4}, {1}, [](const at::Tensor& x, const at::Tensor&) { return x.reshape({15, 4}) * 2; }},
+      {"reshape",
+       {3, 5, 4},
+       {1},
+       [](const at::Tensor& x, const at::Tensor&) {
+         return x.reshape({15, 4}) * 2;
+       }},
       {"flatten", {5, 3}, {1}, [](const at::Tensor& x, const at::Tensor&) { return x.flatten() * 2; }},
-      {"reshape of what is permuted", {3, 5, 4}, {1},
-       [](const at::Tensor& x, const at::Tensor&) { return x.permute({1, 0, 2}).reshape({5, 12}) * 2; }},
-      {"unflatten by reshape", {6, 4}, {1}, [](const at::Tensor& x, const at::Tensor&) { return x.reshape({2, 3, 4}) * 2; }},
+      {"reshape of what is permuted",
+       {3, 5, 4},
+       {1},
+       [](const at::Tensor& x, const at::Tensor&) {
+         return x.permute({1, 0, 2}).reshape({5, 12}) * 2;
+       }},
+      {"unflatten by reshape",
+       {6, 4},
+       {1},
+       [](const at::Tensor& x, const at::Tensor&) {
+         return x.reshape({2, 3, 4}) * 2;
+       }},
       {"squeeze", {1, 5}, {1}, [](const at::Tensor& x, const at::Tensor&) { return x.squeeze(0) * 2; }},
-      {"unbind", {3, 5}, {1}, [](const at::Tensor& x, const at::Tensor&) { return x.unbind(0)[2] * x.unbind(1)[1].sum(); }},
+      {"unbind",
+       {3, 5},
+       {1},
+       [](const at::Tensor& x, const at::Tensor&) { return x.unbind(0)[2] * x.unbind(1)[1].sum(); }},
   };
 }
 

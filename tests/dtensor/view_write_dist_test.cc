@@ -20,17 +20,76 @@ using Program = std::function<at::Tensor(const at::Tensor& w)>;
 // Programs that write through views of dims 1 and 2 of w * 1 ([4, 3, 6]).
 std::vector<std::pair<std::string, Program>> writes_to_views() {
   return {
-      {"select", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.select(1, 0).mul_(2); return h; }},
-      {"narrow", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.narrow(2, 1, 3).copy_(w.narrow(2, 0, 3).sin()); return h; }},
-      {"step", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.slice(2, 0, 6, 2).add_(w.slice(2, 1, 6, 2)); return h; }},
-      {"transpose of select", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.transpose(1, 2).select(2, 1).mul_(w.select(1, 2)); return h; }},
-      {"permute", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.permute({2, 0, 1}).exp_(); return h; }},
-      {"unsqueeze", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.unsqueeze(2).mul_(3).squeeze(2).add_(1); return h; }},
-      {"diagonal", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.diagonal(0, 1, 2).mul_(w.diagonal(1, 1, 2)); return h; }},
-      {"the view goes on", [](const at::Tensor& w) { const at::Tensor h = w * 1; const at::Tensor v = h.select(1, 0); v.mul_(2); return h + v.unsqueeze(1); }},
-      {"the base goes on", [](const at::Tensor& w) { const at::Tensor h = w * 1; const at::Tensor v = h.select(1, 0); h.mul_(w); return h * v.unsqueeze(1); }},
-      {"twice", [](const at::Tensor& w) { const at::Tensor h = w * 1; h.select(1, 0).mul_(w.select(1, 1)); h.narrow(2, 0, 2).mul_(w.narrow(2, 2, 2)); return h; }},
-      {"split", [](const at::Tensor& w) { const at::Tensor h = w * 1; const auto parts = h.split(2, 2); h.mul_(w); return at::cat({parts[2], parts[0]}, 2); }},
+      {"select",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.select(1, 0).mul_(2);
+         return h;
+       }},
+      {"narrow",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.narrow(2, 1, 3).copy_(w.narrow(2, 0, 3).sin());
+         return h;
+       }},
+      {"step",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.slice(2, 0, 6, 2).add_(w.slice(2, 1, 6, 2));
+         return h;
+       }},
+      {"transpose of select",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.transpose(1, 2).select(2, 1).mul_(w.select(1, 2));
+         return h;
+       }},
+      {"permute",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.permute({2, 0, 1}).exp_();
+         return h;
+       }},
+      {"unsqueeze",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.unsqueeze(2).mul_(3).squeeze(2).add_(1);
+         return h;
+       }},
+      {"diagonal",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.diagonal(0, 1, 2).mul_(w.diagonal(1, 1, 2));
+         return h;
+       }},
+      {"the view goes on",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         const at::Tensor v = h.select(1, 0);
+         v.mul_(2);
+         return h + v.unsqueeze(1);
+       }},
+      {"the base goes on",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         const at::Tensor v = h.select(1, 0);
+         h.mul_(w);
+         return h * v.unsqueeze(1);
+       }},
+      {"twice",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         h.select(1, 0).mul_(w.select(1, 1));
+         h.narrow(2, 0, 2).mul_(w.narrow(2, 2, 2));
+         return h;
+       }},
+      {"split",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         const auto parts = h.split(2, 2);
+         h.mul_(w);
+         return at::cat({parts[2], parts[0]}, 2);
+       }},
   };
 }
 
@@ -55,7 +114,8 @@ TEST(ViewWrite, GradientsAreThoseOfPlainTensors) {
 TEST(ViewWrite, SecondDerivatives) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto twice = [](const Program& program, const at::Tensor& w) {
-      const at::Tensor first = torch::autograd::grad({program(w).pow(3).sum()}, {w}, {}, std::nullopt, /*create_graph=*/true)[0];
+      const at::Tensor first =
+          torch::autograd::grad({program(w).pow(3).sum()}, {w}, {}, std::nullopt, /*create_graph=*/true)[0];
       return torch::autograd::grad({first.pow(2).sum()}, {w})[0];
     };
     for (const auto& [name, program] : writes_to_views()) {

@@ -264,6 +264,9 @@ void Pending::wait() {
   if (state->finish) state->finish();
 }
 
-bool Pending::done() const { return !state_ || state_->failure || (!state_->begin && (!state_->work || state_->work->isCompleted())); }
+bool Pending::done() const {
+  if (!state_ || state_->failure) return true;
+  return !state_->begin && (!state_->work || state_->work->isCompleted());
+}
 
 }  // namespace tessera::comm

@@ -1,4 +1,5 @@
-// Sees every collective on groups of more than one rank that this thread starts, or a thread that runs a backward for it.
+// Sees every collective on groups of more than one rank that this thread starts, or a thread that runs a backward for
+// it.
 //
 //   struct Counter : comm::CollectiveObserver {
 //     void on_collective(comm::CommKind kind, int64_t bytes, const comm::Group& group) override { ++count; }

@@ -8,8 +8,8 @@
 //   fmt::print("{}", count.table());
 //
 // Every collective of comm/collectives.h on more than one rank counts, whoever starts it: DTensors, fully_shard, the
-// user. Made, read and ended on one thread; may be nested, each counts what happens in its life. No communication of its
-// own.
+// user. Made, read and ended on one thread; may be nested, each counts what happens in its life. No communication of
+// its own.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,8 @@ bool is_sharded(const Strategy& strategy) {
 }
 
 bool is_whole(const Strategy& strategy) {
-  return std::all_of(strategy.inputs.begin(), strategy.inputs.end(), [](const Placement& p) { return p.is_replicate(); });
+  return std::all_of(strategy.inputs.begin(), strategy.inputs.end(),
+                     [](const Placement& p) { return p.is_replicate(); });
 }
 
 Strategy with_split(Strategy strategy, int32_t split_factor) {
@@ -313,11 +314,11 @@ class Chooser {
         }
       }
     }
-    TESSERA_CHECK(
-        !best.inputs.empty() || !writes_, ErrorKind::kShape,
-        "Sharding dimension mismatch: [dtensor.dispatch] {}: nothing brings the other operands to where what is written "
-        "lies. Use the out-of-place version, or redistribute first.",
-        call_.describe());
+    TESSERA_CHECK(!best.inputs.empty() || !writes_, ErrorKind::kShape,
+                  "Sharding dimension mismatch: [dtensor.dispatch] {}: nothing brings the other operands to where what "
+                  "is written "
+                  "lies. Use the out-of-place version, or redistribute first.",
+                  call_.describe());
     TESSERA_CHECK(
         !best.inputs.empty(), ErrorKind::kShape,
         "[dtensor.dispatch] {}: found no placements that the operation can work on. Redistribute its inputs to "
@@ -337,8 +338,8 @@ class Chooser {
     return false;
   }
 
-  // Too many combinations to try all: keep on each mesh dim the few that are cheapest on their own, and the whole, which
-  // always suits.
+  // Too many combinations to try all: keep on each mesh dim the few that are cheapest on their own, and the whole,
+  // which always suits.
   void narrow_down() {
     constexpr size_t kKept = 8;
     for (int64_t m = 0; m < ndim_; ++m) {

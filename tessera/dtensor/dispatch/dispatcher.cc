@@ -176,8 +176,10 @@ void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   for (const int arg : op.tensor_args) {
     if (op.args[arg].mutated && is_copied_view(args[arg])) [[unlikely]] {
       raise(ErrorKind::kShape,
-            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a gathered "
-            "copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before taking the view.",
+            "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a "
+            "gathered "
+            "copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before taking the "
+            "view.",
             op.name, op.args[arg].name);
     }
   }
@@ -255,7 +257,8 @@ class CopiedView final : public LocalSource {
  private:
   // Of what a view of it is taken of in the end.
   static c10::VariableVersion version_of(const DTensorImpl& viewed) {
-    return viewed.is_copied_view() ? static_cast<const CopiedView&>(*viewed.source()).version_ : viewed.version_counter();
+    return viewed.is_copied_view() ? static_cast<const CopiedView&>(*viewed.source()).version_
+                                   : viewed.version_counter();
   }
   uint32_t current() const { return version_.enabled() ? version_.current_version() : 0; }
 

@@ -219,7 +219,8 @@ using IsMoved = std::function<bool(int element)>;
 
 at::Tensor to_meta(const at::Tensor& tensor, bool moved) {
   const auto options = tensor.options().device(at::kMeta);
-  at::Tensor meta = moved ? at::empty(tensor.sizes(), options) : at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  at::Tensor meta =
+      moved ? at::empty(tensor.sizes(), options) : at::empty_strided(tensor.sizes(), tensor.strides(), options);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
@@ -351,8 +352,8 @@ bool all_contiguous(const OpCall& call) {
                      [](const TensorInput& input) { return input.tensor->is_contiguous(); });
 }
 
-// Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: `shapes` come from
-// there already, of the inputs as they lie.
+// Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: `shapes` come
+// from there already, of the inputs as they lie.
 void complete(const OpCall& call, const Choice& choice, bool inferred, std::vector<OutputShape>& shapes) {
   const std::vector<bool> moved = moved_inputs(call, choice);
   const bool contiguous = all_contiguous(call);

@@ -33,9 +33,9 @@ struct OpEntry {
   std::vector<ArgInfo> args;
   std::vector<int> tensor_args;
   std::vector<int> return_alias;  // for each return: the argument it is, or -1
-  bool mutates = false;        // writes to some argument
-  int view_of = -1;            // the argument that a result is a view of, or -1
-  int written_if = -1;      // the argument that says whether it does, -1 for always
+  bool mutates = false;           // writes to some argument
+  int view_of = -1;               // the argument that a result is a view of, or -1
+  int written_if = -1;            // the argument that says whether it does, -1 for always
   bool in_place_view = false;     // changes the shape of an argument
   bool foreach = false;
   uint64_t id;  // in cache keys
@@ -80,7 +80,8 @@ struct Plan {
 // Calls the operation on local tensors, which have these keys.
 inline void call_local(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack) {
   // Most operations have no kernel for these, which redispatching does not skip.
-  constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  constexpr c10::DispatchKeySet kLazy(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   if (keys.has_any(kLazy)) [[unlikely]] {
     op.handle.callBoxed(stack);
   } else {
@@ -110,8 +111,8 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
 using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
 // Of the legal combinations, the one that moves least. Error kShape when none is left.
 Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count, const FixedOutputs& fixed);
-// Shapes of the results of the operation on meta tensors of the global shapes. moved: inputs that are redistributed first
-// and so contiguous.
+// Shapes of the results of the operation on meta tensors of the global shapes. moved: inputs that are redistributed
+// first and so contiguous.
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved = {});
 
 // Takes an operation apart that is written in terms of others: on global shapes, what it calls has its own rules.

@@ -79,9 +79,11 @@ struct Choice {
 // Of one result, over the whole.
 struct OutputShape {
   std::vector<int64_t> sizes;
-  // Empty: those of the operation on operands that lie so in memory as the global ones; contiguous where all of them are.
+  // Empty: those of the operation on operands that lie so in memory as the global ones; contiguous where all of them
+  // are.
   std::vector<int64_t> strides = {};
-  std::optional<at::ScalarType> dtype = std::nullopt;  // where the operation has no meta kernel and it is not the first operand's
+  std::optional<at::ScalarType> dtype =
+      std::nullopt;  // where the operation has no meta kernel and it is not the first operand's
 };
 
 // An argument that is passed to the operation on the parts in place of the caller's.

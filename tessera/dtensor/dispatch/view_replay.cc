@@ -1,6 +1,6 @@
 // Views of DTensors under autograd. A write to a view changes its base's history: autograd then needs the view of the
-// base's gradient, which it takes by as_strided, that DTensors lack, or by calling the operation again, if it was told to
-// remember it. It is told so here, for every operation that gives a view.
+// base's gradient, which it takes by as_strided, that DTensors lack, or by calling the operation again, if it was told
+// to remember it. It is told so here, for every operation that gives a view.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_conj_ops.h>
 #include <ATen/ops/_neg_view_ops.h>
@@ -72,9 +72,9 @@ void register_view_replay() {
     using namespace at::_ops;
     auto* made =
         new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse3, __FILE__, __LINE__);
-    add<select_int, slice_Tensor, view, transpose_int, t, permute, expand, unsqueeze, squeeze, squeeze_dim, squeeze_dims,
-        diagonal, unfold, _reshape_alias, alias, detach, view_dtype, view_as_real, view_as_complex, _conj, _neg_view,
-        unbind_int, split_Tensor, split_with_sizes>(*made);
+    add<select_int, slice_Tensor, view, transpose_int, t, permute, expand, unsqueeze, squeeze, squeeze_dim,
+        squeeze_dims, diagonal, unfold, _reshape_alias, alias, detach, view_dtype, view_as_real, view_as_complex, _conj,
+        _neg_view, unbind_int, split_Tensor, split_with_sizes>(*made);
     return made;
   }();
   (void)library;

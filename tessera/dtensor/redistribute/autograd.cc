@@ -143,7 +143,8 @@ struct ToLocal : Function<ToLocal> {
     const Saved& of = saved(ctx);
     if (at::GradMode::is_enabled() && gradients[0].requires_grad()) {
       const Placements back = partial_to_replicated(of.placements);
-      return {from_local_with_gradient(gradients[0].contiguous(), of.mesh, of.placements, of.sizes, dense_strides(of.sizes), back),
+      return {from_local_with_gradient(gradients[0].contiguous(), of.mesh, of.placements, of.sizes,
+                                       dense_strides(of.sizes), back),
               {}};
     }
     return {make_dtensor(gradients[0].detach(), of.mesh, share(of.placements), of.sizes), {}};

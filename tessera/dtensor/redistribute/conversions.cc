@@ -21,7 +21,8 @@ namespace {
 void infer_global(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements, Sizes& sizes,
                   Sizes& strides) {
   sizes.assign(local.sizes().begin(), local.sizes().end());
-  strides = local.is_contiguous() ? dense_strides(local.sizes()) : Sizes(local.strides().begin(), local.strides().end());
+  strides =
+      local.is_contiguous() ? dense_strides(local.sizes()) : Sizes(local.strides().begin(), local.strides().end());
   for (size_t i = 0; i < placements.size(); ++i) {
     if (!placements[i].is_any_shard()) {
       continue;

@@ -2,8 +2,8 @@
 //
 // A step leads from one division of the tensor (Cuts) to another by one collective over the group of one or of several
 // mesh dims, or by none. Planning communicates nothing and gives the same steps on all ranks. A plan is
-// torch.distributed.tensor's greedy one, a mesh dim at a time, or, where that would move more, one that takes several at
-// once.
+// torch.distributed.tensor's greedy one, a mesh dim at a time, or, where that would move more, one that takes several
+// at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,8 +49,8 @@ std::optional<Steps> plan_at_once(c10::IntArrayRef global_sizes, const DeviceMes
 // Whether a step needs other ranks.
 inline bool communicates(const Step& step) { return step.kind != Step::Kind::kCut && step.kind != Step::Kind::kSpread; }
 
-// Estimated microseconds, by upstream's model, of the greedy plan, to compare strategies as upstream does; infinite for a
-// shard that would become partial.
+// Estimated microseconds, by upstream's model, of the greedy plan, to compare strategies as upstream does; infinite for
+// a shard that would become partial.
 double redistribute_cost(c10::IntArrayRef global_sizes, int64_t item_bytes, const DeviceMesh& mesh,
                          const Placements& from, const Placements& to);
 double cost_of(const Steps& steps, int64_t item_bytes, const DeviceMesh& mesh);

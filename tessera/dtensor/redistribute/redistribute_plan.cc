@@ -17,8 +17,8 @@ Cuts of_dim(const Cuts& cuts, int64_t dim) {
   return found;
 }
 
-// The mesh dims whose cuts of `dim` hold that of mesh dim m: those outside it. For an m that does not cut it, the earlier
-// mesh dims.
+// The mesh dims whose cuts of `dim` hold that of mesh dim m: those outside it. For an m that does not cut it, the
+// earlier mesh dims.
 MeshDims holders(const Cuts& cuts, int64_t dim, int64_t m) {
   MeshDims outside;
   MeshDims earlier;
@@ -115,7 +115,8 @@ class Planner {
   }
 
   void add(Kind kind, MeshDims dims, const Cuts& to, const Placement& partial = Replicate()) {
-    dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t dim) { return mesh_.shape()[dim] == 1; }), dims.end());
+    dims.erase(std::remove_if(dims.begin(), dims.end(), [&](int64_t dim) { return mesh_.shape()[dim] == 1; }),
+               dims.end());
     const Cuts from = real(cuts_);
     cuts_ = to;
     const bool moves = kind == Kind::kCut ? real(to) != from : !dims.empty();

@@ -1,5 +1,5 @@
-// Carries out steps. What lies where follows from the cuts: each rank knows the global indices that any other rank holds
-// before and after (Movement).
+// Carries out steps. What lies where follows from the cuts: each rank knows the global indices that any other rank
+// holds before and after (Movement).
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -23,8 +23,8 @@ InFlight with(InFlight started, std::function<at::Tensor(const at::Tensor&)> the
   return started;
 }
 
-// How values travel to be reduced. A norm's parts are combined as the p-th root of the sum of their p-th powers; order 0
-// counts, infinite ones are extremes. Booleans travel as bytes.
+// How values travel to be reduced. A norm's parts are combined as the p-th root of the sum of their p-th powers; order
+// 0 counts, infinite ones are extremes. Booleans travel as bytes.
 struct Travel {
   explicit Travel(const Placement& partial) : op(partial.reduce_op) {
     if (partial.kind == Placement::Kind::kNormPartial) {
@@ -48,9 +48,9 @@ InFlight reduce(const at::Tensor& local, comm::Group& group, const Step& step) {
   const Travel travel(step.partial);
   const at::Tensor values = travel.packed(local);
   const bool boolean = values.scalar_type() == at::kBool;
-  at::Tensor sum = boolean                ? values.to(at::kByte, false, false, at::MemoryFormat::Contiguous)
+  at::Tensor sum = boolean                 ? values.to(at::kByte, false, false, at::MemoryFormat::Contiguous)
                    : values.is_same(local) ? values.clone(at::MemoryFormat::Contiguous)
-                                          : values.contiguous();
+                                           : values.contiguous();
   comm::Pending work = comm::all_reduce(group, sum, boolean ? byte_op(travel.op) : travel.op, "redistribute");
   InFlight started{std::move(sum), std::move(work), {}, true};
   if (boolean) {
@@ -136,9 +136,10 @@ InFlight reduce_scatter(const at::Tensor& local, comm::Group& group, const Step&
   const at::Tensor input = stacked(travel.packed(local), *movement, most);
   const at::Tensor output = at::empty({most}, local.options());
   comm::Pending work = comm::reduce_scatter_into(group, output, input, travel.op, "redistribute");
-  InFlight started = with({output, std::move(work), {}, true}, [own = sizes_of(movement->wanted)](const at::Tensor& sums) {
-    return sums.narrow(0, 0, c10::multiply_integers(own)).view(own);
-  });
+  InFlight started =
+      with({output, std::move(work), {}, true}, [own = sizes_of(movement->wanted)](const at::Tensor& sums) {
+        return sums.narrow(0, 0, c10::multiply_integers(own)).view(own);
+      });
   return travel.unpacked(std::move(started));
 }
 
@@ -161,18 +162,19 @@ InFlight exchange(const at::Tensor& local, comm::Group& group, std::shared_ptr<c
   const at::Tensor input = at::cat(sent);
   const at::Tensor output = at::empty({total}, local.options());
   comm::Pending work = comm::all_to_all_single(group, output, input, received_counts, sent_counts, "redistribute");
-  return with({output, std::move(work), {}, true}, [movement, received_counts,
-                                                    received = std::move(received)](const at::Tensor& all) {
-    const at::Tensor result = at::empty(sizes_of(movement->wanted), all.options());
-    int64_t offset = 0;
-    for (size_t i = 0; i < received.size(); ++i) {
-      if (received_counts[i] > 0) {
-        put(result, movement->wanted, all.narrow(0, offset, received_counts[i]).view(sizes_of(received[i])), received[i]);
-        offset += received_counts[i];
-      }
-    }
-    return result;
-  });
+  return with({output, std::move(work), {}, true},
+              [movement, received_counts, received = std::move(received)](const at::Tensor& all) {
+                const at::Tensor result = at::empty(sizes_of(movement->wanted), all.options());
+                int64_t offset = 0;
+                for (size_t i = 0; i < received.size(); ++i) {
+                  if (received_counts[i] > 0) {
+                    put(result, movement->wanted, all.narrow(0, offset, received_counts[i]).view(sizes_of(received[i])),
+                        received[i]);
+                    offset += received_counts[i];
+                  }
+                }
+                return result;
+              });
 }
 
 at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, int64_t k, int64_t coordinate) {
@@ -201,9 +203,10 @@ InFlight start_step(const at::Tensor& given, const DeviceMesh& mesh, const Step&
     const int64_t dim = step.mesh_dims[0];
     return done(replicate_to_partial(local, step.partial, mesh.shape()[dim], (*mesh.coordinate())[dim]));
   }
-  const auto movement = step.movement ? step.movement
-                                      : std::make_shared<const Movement>(movement_of(
-                                            step.global_sizes, mesh, step.mesh_dims, step.from, step.to));
+  const auto movement =
+      step.movement
+          ? step.movement
+          : std::make_shared<const Movement>(movement_of(step.global_sizes, mesh, step.mesh_dims, step.from, step.to));
   if (step.kind == Step::Kind::kCut) {
     const at::Tensor part = take(local, movement->held, movement->wanted);
     return done(may_alias ? part.contiguous() : part.clone(at::MemoryFormat::Contiguous));
@@ -242,8 +245,7 @@ InFlight start_steps(const at::Tensor& local, const DeviceMesh& mesh, const Step
   at::Tensor now = local;
   for (size_t i = 0; i < steps.size(); ++i) {
     InFlight started = start_step(now, mesh, steps[i], may_alias || i > 0);
-    const bool rest_is_local = std::none_of(steps.begin() + static_cast<int64_t>(i) + 1, steps.end(),
-                                            communicates);
+    const bool rest_is_local = std::none_of(steps.begin() + static_cast<int64_t>(i) + 1, steps.end(), communicates);
     if (started.pending && rest_is_local) {
       if (i + 1 == steps.size()) {
         return started;

@@ -35,7 +35,8 @@ std::string RedistributionLog::to_string() const {
   return text;
 }
 
-ExplicitRedistribution::ExplicitRedistribution(const Options& options) : options_(options), in_force_(kExplicit, this) {}
+ExplicitRedistribution::ExplicitRedistribution(const Options& options)
+    : options_(options), in_force_(kExplicit, this) {}
 
 namespace detail {
 

@@ -44,8 +44,8 @@ Roles roles(const OpCall& call) {
   int mask = call.arg_named("attn_mask");
   mask = mask < 0 ? call.arg_named("attn_bias") : mask;
   const int causal = call.arg_named("is_causal");
-  return {call.input_at(call.arg_named("query")), call.input_at(call.arg_named("key")), mask < 0 ? -1 : call.input_at(mask),
-          causal >= 0 && call.args[causal].isBool() && call.bool_at(causal)};
+  return {call.input_at(call.arg_named("query")), call.input_at(call.arg_named("key")),
+          mask < 0 ? -1 : call.input_at(mask), causal >= 0 && call.args[causal].isBool() && call.bool_at(causal)};
 }
 
 // Samples and heads with their keys and values; queries with all of these, unless their place in the whole matters.

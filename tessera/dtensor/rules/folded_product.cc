@@ -1,5 +1,6 @@
-// linear and matmul of operands of more than two dims, which are folded into one matrix, or one batch of matrices. A dim
-// that is cut unevenly can be flattened where it lies only as the innermost of those that it joins: it is moved there.
+// linear and matmul of operands of more than two dims, which are folded into one matrix, or one batch of matrices. A
+// dim that is cut unevenly can be flattened where it lies only as the innermost of those that it joins: it is moved
+// there.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/linear_native.h>
@@ -36,7 +37,8 @@ bool folds(const at::Tensor& tensor, int64_t count, const Order& order) {
   const Order back = inverse(order);
   Placements placements = impl_of(tensor)->placements();
   for (auto& placement : placements) {
-    placement.dim = placement.is_any_shard() ? static_cast<int32_t>(back[static_cast<size_t>(placement.dim)]) : placement.dim;
+    placement.dim =
+        placement.is_any_shard() ? static_cast<int32_t>(back[static_cast<size_t>(placement.dim)]) : placement.dim;
   }
   std::vector<int64_t> from;
   for (const int64_t dim : order) {

@@ -23,7 +23,7 @@ struct Signature {
   std::vector<Result> results;
   int linear_in = -1;                                           // the operand in which the first result is linear
   std::vector<OutputShape> (*shapes)(const OpCall&) = nullptr;  // none: from the meta kernel
-  bool raises = false;                                          // for some values, though it has no argument check_errors
+  bool raises = false;  // for some values, though it has no argument check_errors
 };
 
 c10::IntArrayRef batch_of(const TensorInput& input, int core) {
@@ -60,8 +60,8 @@ Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
   return dim < missing || (own[dim - missing] == 1 && batch[dim] != 1) ? Replicate() : Shard(dim - missing);
 }
 
-// A kernel that raises for some values does so on all ranks that have a part, or on none: one that raised alone would leave
-// the others waiting for it. COLLECTIVE over the mesh dims that cut operands.
+// A kernel that raises for some values does so on all ranks that have a part, or on none: one that raised alone would
+// leave the others waiting for it. COLLECTIVE over the mesh dims that cut operands.
 LocalFunction raising_together(const OpCall& call, const Choice& choice) {
   std::vector<int64_t> mesh_dims;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {
@@ -88,9 +88,10 @@ LocalFunction raising_together(const OpCall& call, const Choice& choice) {
     if (own) {
       std::rethrow_exception(own);
     }
-    TESSERA_CHECK(failed.item<uint8_t>() == 0, ErrorKind::kShape,
-                  "[dtensor.dispatch] {}: failed for matrices on other ranks; their message says why. Look at the values.",
-                  local.op.name);
+    TESSERA_CHECK(
+        failed.item<uint8_t>() == 0, ErrorKind::kShape,
+        "[dtensor.dispatch] {}: failed for matrices on other ranks; their message says why. Look at the values.",
+        local.op.name);
   };
 }
 
@@ -229,7 +230,11 @@ void add_linalg_rules(RuleTable& table) {
   table.add("aten::geqrf", matrices({{2}, {{2}, {1}}, -1, factored}));
   table.add("aten::linalg_eig", matrices({{2}, {{1}, {2}}, -1, eigen, /*raises=*/true}));
   table.add("aten::_linalg_eigvals",
-            matrices({{2}, {{1}}, -1, [](const OpCall& call) { return std::vector<OutputShape>{eigen(call)[0]}; }, /*raises=*/true}));
+            matrices({{2},
+                      {{1}},
+                      -1,
+                      [](const OpCall& call) { return std::vector<OutputShape>{eigen(call)[0]}; },
+                      /*raises=*/true}));
   table.add("aten::linalg_pinv", matrices({{2, 0, 0}, {{2}}, -1, pseudo_inverse, /*raises=*/true}));
   table.add({"aten::linalg_cholesky_ex", "aten::linalg_inv_ex"}, matrices({{2}, {{2}, {0}}}));
   table.add("aten::_linalg_det", matrices({{2}, {{0}, {2}, {1}}}));

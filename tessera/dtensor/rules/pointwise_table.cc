@@ -6,7 +6,9 @@ namespace tessera::detail {
 namespace {
 
 bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
-bool may_wrap(at::ScalarType type) { return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4; }
+bool may_wrap(at::ScalarType type) {
+  return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
+}
 
 // A conversion keeps extremes unless to bool, sums unless they would be rounded part by part or have wrapped around.
 void propose_conversion(const OpCall& call, Proposal& proposal) {

@@ -262,8 +262,8 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is given
-// has a count of its own.
+// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is
+// given has a count of its own.
 bool takes_stream(const OpCall& call) {
   if (call.has(call.arg_named("generator"))) {
     return false;

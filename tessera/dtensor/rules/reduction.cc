@@ -126,7 +126,6 @@ void propose_any(const OpCall& call, Proposal& proposal) {
   propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNothing, truth ? is_max : nullptr});
 }
 
-
 // sum(self, dim): small integers are widened, after they have wrapped around.
 void propose_sum(const OpCall& call, Proposal& proposal) {
   const auto type = call.inputs[0].tensor->scalar_type();

@@ -11,8 +11,7 @@ void add_special_function_rules(RuleTable& table) {
             pointwise(Commutes::kDecreasingAbove));
   // x log1p(y) is linear in x.
   table.add("aten::special_xlog1py", pointwise(Commutes::kDivision));
-  table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"},
-            pointwise(Commutes::kNone));
+  table.add({"aten::special_xlog1py.self_scalar", "aten::special_xlog1py.self_scalar_out"}, pointwise(Commutes::kNone));
   table.add({"aten::special_airy_ai",
              "aten::special_bessel_j0",
              "aten::special_bessel_j1",

@@ -94,7 +94,8 @@ using Describe = std::function<std::string()>;  // what is done, for messages
 
 class ViewPlacements {
  public:
-  ViewPlacements(const DeviceMesh& mesh, c10::IntArrayRef from, c10::IntArrayRef to, const Placements& now, Describe describe)
+  ViewPlacements(const DeviceMesh& mesh, c10::IntArrayRef from, c10::IntArrayRef to, const Placements& now,
+                 Describe describe)
       : mesh_(mesh), from_(from), to_(to), now_(now), map_(from_, to), describe_(std::move(describe)) {}
   ViewPlacements(const OpCall& call, c10::IntArrayRef to, const Placements& now)
       : ViewPlacements(*call.mesh, call.inputs[0].sizes, to, now, [&call] { return call.describe(); }) {}
@@ -294,7 +295,8 @@ void propose_view_copy(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// _reshape_alias(self, size, stride): a view whose strides the caller worked out for the whole; reshape and flatten call it.
+// _reshape_alias(self, size, stride): a view whose strides the caller worked out for the whole; reshape and flatten
+// call it.
 void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal, /*may_gather=*/true);
   proposal.local = [](const OpCall&, const Choice&) {

@@ -1,5 +1,5 @@
-// The gradient of a base that was written through a view: autograd makes room for it like the base, copies what comes in,
-// takes the view of it and writes there.
+// The gradient of a base that was written through a view: autograd makes room for it like the base, copies what comes
+// in, takes the view of it and writes there.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/node.h>

@@ -81,8 +81,8 @@ struct LocalBox {
 };
 LocalBox local_box(const std::vector<int64_t>& global_shape, const DeviceMesh& mesh, const Placements& placements);
 
-// While one lives, plain tensors beside DTensors count as replicated on this thread, and in a backward that it runs: the
-// caller vouches that they are alike on all ranks.
+// While one lives, plain tensors beside DTensors count as replicated on this thread, and in a backward that it runs:
+// the caller vouches that they are alike on all ranks.
 class ImplicitReplication {
  public:
   ImplicitReplication();

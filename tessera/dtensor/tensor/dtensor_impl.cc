@@ -24,8 +24,7 @@ c10::DispatchKeySet keys_for(const at::Tensor& local) {
   // What is still to be conjugated or negated in the part is so in the whole, which is asked first.
   constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
   return c10::DispatchKeySet({kDTensorKey, c10::DispatchKey::AutogradPrivateUse3, c10::DispatchKey::ADInplaceOrView}) |
-         (local.key_set() & kLazy) |
-         c10::getAutocastRelatedKeySetFromBackend(local.key_set().highestBackendKey());
+         (local.key_set() & kLazy) | c10::getAutocastRelatedKeySetFromBackend(local.key_set().highestBackendKey());
 }
 }  // namespace
 

@@ -31,15 +31,15 @@ class LocalSource {
   virtual ~LocalSource() = default;
   // A collective that is still making it ends, or COLLECTIVE over the mesh it is made again. Then the part itself.
   virtual const at::Tensor& part() = 0;
-  // False: a collective is making it, once. True: a view of a dim that had to be gathered is a copy, which is made again
-  // when what it was taken of was written to; what were written to it itself would not get there.
+  // False: a collective is making it, once. True: a view of a dim that had to be gathered is a copy, which is made
+  // again when what it was taken of was written to; what were written to it itself would not get there.
   virtual bool is_copied_view() const = 0;
 };
 
 class DTensorImpl final : public c10::TensorImpl {
  public:
-  // Sizes and strides are global and alike on all ranks; empty strides: contiguous. The part lies in memory as the whole
-  // does, so that what can be viewed as a whole can be viewed in parts.
+  // Sizes and strides are global and alike on all ranks; empty strides: contiguous. The part lies in memory as the
+  // whole does, so that what can be viewed as a whole can be viewed in parts.
   DTensorImpl(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
               c10::IntArrayRef strides);
 
