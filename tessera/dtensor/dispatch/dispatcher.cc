@@ -42,11 +42,8 @@ class Localizer {
     at::Tensor local = is_dtensor_impl(*tensor.unsafeGetTensorImpl()) ? impl_of(tensor)->local() : tensor;
     if (next_ != end_ && next_->arg == arg && next_->element == element) {
       const Plan::Redistribution& move = *next_++;
-      std::string name = op_.args[arg].name;
-      if (element >= 0) {
-        name += '[' + std::to_string(element) + ']';
-      }
-      const RedistributionScope scope({op_.name.c_str(), std::move(name), tensor, move.to->values, move.steps, false});
+      const RedistributionScope scope(
+          {op_.name.c_str(), op_.args[arg].name.c_str(), element, tensor, move.to->values, move.steps, false});
       local = run_steps(local, mesh_, move.steps, /*may_alias=*/true).contiguous();
     }
     keys_ = keys_ | local.key_set();

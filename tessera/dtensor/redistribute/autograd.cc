@@ -62,7 +62,7 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
   const DTensorImpl& impl = *impl_of(tensor);
   at::AutoDispatchBelowADInplaceOrView below;
   const Steps steps = plan_redistribute(tensor.sizes(), *impl.mesh(), impl.placements(), to);
-  const RedistributionScope scope({how.cause, "self", tensor, to, steps, how.asked_for});
+  const RedistributionScope scope({how.cause, "self", -1, tensor, to, steps, how.asked_for});
   InFlight started = start_steps(impl.local(), *impl.mesh(), steps, may_alias);
   if (started.pending && how.async_op) {
     at::Tensor example = at::empty(Sizes(tensor.dim(), 0), impl.local().options());

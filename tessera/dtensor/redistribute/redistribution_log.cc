@@ -51,7 +51,7 @@ RedistributionScope::RedistributionScope(const What& what) {
   }
   const DTensorImpl* impl = is_dtensor_impl(*what.tensor.unsafeGetTensorImpl()) ? impl_of(what.tensor) : nullptr;
   Redistribution record{what.cause,
-                        what.argument,
+                        what.element < 0 ? what.argument : fmt::format("{}[{}]", what.argument, what.element),
                         what.tensor.sizes().vec(),
                         impl != nullptr ? impl->placements() : Placements(what.to.size(), Replicate()),
                         what.to,

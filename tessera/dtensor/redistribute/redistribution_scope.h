@@ -15,7 +15,8 @@ class RedistributionScope {
  public:
   struct What {
     const char* cause;
-    std::string argument;
+    const char* argument;
+    int element;  // of a list; -1
     const at::Tensor& tensor;  // as it lies before
     const Placements& to;
     const Steps& steps;
