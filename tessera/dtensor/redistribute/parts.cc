@@ -68,19 +68,30 @@ void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, c
 
 }  // namespace
 
-Movement movement_of(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const MeshDims& mesh_dims, const Cuts& from,
-                     const Cuts& to) {
+Movement movement_of(const Division& division, const DeviceMesh& mesh) {
+  const c10::IntArrayRef sizes = division.global_sizes;
+  const MeshDims& mesh_dims = division.mesh_dims;
+  const Cuts& from = division.from;
   const Coordinate self(mesh.coordinate()->begin(), mesh.coordinate()->end());
-  Movement movement{part_of(global_sizes, mesh, from, self), part_of(global_sizes, mesh, to, self), {}, {}, {}};
+  Movement movement{part_of(sizes, mesh, from, self), part_of(sizes, mesh, division.to, self), {}, {}, {}};
+  if (!division.before && !division.after) {
+    return movement;
+  }
   for (const Coordinate& member : members(mesh, mesh_dims)) {
-    movement.before.push_back(part_of(global_sizes, mesh, from, member));
-    movement.after.push_back(part_of(global_sizes, mesh, to, member));
+    if (division.before) {
+      movement.before.push_back(part_of(sizes, mesh, from, member));
+    }
+    if (division.after) {
+      movement.after.push_back(part_of(sizes, mesh, division.to, member));
+    }
     // An element that several ranks hold comes from the one that agrees with the receiver on the mesh dims that do not
     // cut what is held; it is the receiver itself where it has it.
-    movement.linked.push_back(std::all_of(mesh_dims.begin(), mesh_dims.end(), [&](int64_t dim) {
-      return self[dim] == member[dim] ||
-             std::any_of(from.begin(), from.end(), [&](const Cut& cut) { return cut.mesh_dim == dim; });
-    }));
+    bool linked = true;
+    for (const int64_t dim : mesh_dims) {
+      const bool cuts = std::any_of(from.begin(), from.end(), [dim](const Cut& cut) { return cut.mesh_dim == dim; });
+      linked = linked && (self[dim] == member[dim] || cuts);
+    }
+    movement.linked.push_back(linked);
   }
   return movement;
 }

@@ -17,14 +17,21 @@ using Part = c10::SmallVector<Runs, 6>;  // by tensor dim: the global indices th
 struct Movement {
   Part held;    // here, before
   Part wanted;  // here, after
-  // Of the members of the step's group, in its order.
+  // Of the members of the step's group, in its order, where asked for.
   std::vector<Part> before;
   std::vector<Part> after;
   std::vector<bool> linked;  // whether elements travel between this rank and that one in an exchange
 };
 // From one division to another over the group of these mesh dims, on a rank of the mesh.
-Movement movement_of(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const MeshDims& mesh_dims, const Cuts& from,
-                     const Cuts& to);
+struct Division {
+  c10::IntArrayRef global_sizes;
+  const MeshDims& mesh_dims;
+  const Cuts& from;
+  const Cuts& to;
+  bool before;  // whether it matters what the members hold before, and after
+  bool after;
+};
+Movement movement_of(const Division& division, const DeviceMesh& mesh);
 
 Sizes sizes_of(const Part& part);
 int64_t numel_of(const Part& part);

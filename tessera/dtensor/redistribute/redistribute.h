@@ -46,6 +46,8 @@ Steps plan_one_by_one(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, con
 // Several mesh dims at once; none when there is no such plan (norms, to Partial).
 std::optional<Steps> plan_at_once(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                                   const Placements& to);
+// The movement of a step; null where nothing moves. On a rank of the mesh.
+std::shared_ptr<const Movement> work_out(const Step& step, const DeviceMesh& mesh);
 // Whether a step needs other ranks.
 inline bool communicates(const Step& step) { return step.kind != Step::Kind::kCut && step.kind != Step::Kind::kSpread; }
 

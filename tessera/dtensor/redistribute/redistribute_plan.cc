@@ -233,6 +233,17 @@ class Planner {
 
 }  // namespace
 
+std::shared_ptr<const Movement> work_out(const Step& step, const DeviceMesh& mesh) {
+  if (step.kind == Kind::kReduce || step.kind == Kind::kSpread) {
+    return nullptr;  // whole parts stay where they are
+  }
+  const bool exchanges = step.kind == Kind::kExchange;
+  return std::make_shared<Movement>(movement_of({step.global_sizes, step.mesh_dims, step.from, step.to,
+                                                 /*before=*/exchanges || step.kind == Kind::kGather,
+                                                 /*after=*/exchanges || step.kind == Kind::kReduceScatter},
+                                                mesh));
+}
+
 Steps plan_one_by_one(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, const Placements& from,
                       const Placements& to) {
   return from == to ? Steps{} : Planner(global_sizes, mesh, from, to).one_by_one();
@@ -263,7 +274,7 @@ Steps plan_redistribute(c10::IntArrayRef global_sizes, const DeviceMesh& mesh, c
     }
   }
   for (Step& step : steps) {
-    step.movement = std::make_shared<Movement>(movement_of(global_sizes, mesh, step.mesh_dims, step.from, step.to));
+    step.movement = work_out(step, mesh);
   }
   return steps;
 }

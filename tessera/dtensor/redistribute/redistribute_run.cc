@@ -203,10 +203,7 @@ InFlight start_step(const at::Tensor& given, const DeviceMesh& mesh, const Step&
     const int64_t dim = step.mesh_dims[0];
     return done(replicate_to_partial(local, step.partial, mesh.shape()[dim], (*mesh.coordinate())[dim]));
   }
-  const auto movement =
-      step.movement
-          ? step.movement
-          : std::make_shared<const Movement>(movement_of(step.global_sizes, mesh, step.mesh_dims, step.from, step.to));
+  const auto movement = step.movement ? step.movement : work_out(step, mesh);
   if (step.kind == Step::Kind::kCut) {
     const at::Tensor part = take(local, movement->held, movement->wanted);
     return done(may_alias ? part.contiguous() : part.clone(at::MemoryFormat::Contiguous));

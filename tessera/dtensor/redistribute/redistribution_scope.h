@@ -16,7 +16,7 @@ class RedistributionScope {
   struct What {
     const char* cause;
     const char* argument;
-    int element;  // of a list; -1
+    int element;               // of a list; -1
     const at::Tensor& tensor;  // as it lies before
     const Placements& to;
     const Steps& steps;
