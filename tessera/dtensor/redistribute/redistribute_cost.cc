@@ -19,7 +19,8 @@ LinkCost link_cost(const DeviceMesh& mesh, int64_t mesh_dim) {
   for (int64_t i = mesh.ndim() - 1; i >= mesh_dim; --i) {
     devices *= mesh.shape()[i];
   }
-  const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;  // alike on all ranks: they must choose alike
+  // Alike on all ranks: they must choose alike.
+  const bool inside_host = devices <= mesh.world()->info().hosts.least_ranks;
   return inside_host ? LinkCost{0.6, 87.7} : LinkCost{2.7, 87.7 * 0.22};
 }
 
