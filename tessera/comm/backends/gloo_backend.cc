@@ -1,10 +1,13 @@
 #include "tessera/comm/backends/gloo_backend.h"
 
+#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
+#include <mutex>
 #include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -26,57 +29,96 @@ void for_each_socket(const Visit& visit) {
   }
 }
 
-std::set<std::string> open_sockets() {
-  std::set<std::string> sockets;
-  for_each_socket([&](int, const std::string& socket) { sockets.insert(socket); });
-  return sockets;
+bool listens(int descriptor) {
+  int listens = 0;
+  socklen_t length = sizeof listens;
+  return ::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens != 0;
 }
 
-// Gloo has no abort: closing a connection of its own leaves the local waits standing until their timeout. An
-// end of file does end them, here and at the peer, so abort() shuts the group's sockets down underneath it.
-// They are the ones that appeared while the group was made; with ranks as threads these may include sockets
-// of another rank's half of the same world, which is aborted with this one.
+// "127.0.0.1 4711" of the own or the other end (::getsockname, ::getpeername); "" when it has none.
+template <class NameOf>
+std::string end_of(int descriptor, const NameOf& name_of) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (name_of(descriptor, generic, &size) != 0 || (generic->sa_family != AF_INET && generic->sa_family != AF_INET6) ||
+      ::getnameinfo(generic, size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "";
+  }
+  return std::string(host) + " " + port;
+}
+
+std::map<std::string, std::string> listeners() {
+  std::map<std::string, std::string> ends;
+  for_each_socket([&](int descriptor, const std::string& socket) {
+    if (listens(descriptor)) ends[socket] = end_of(descriptor, ::getsockname);
+  });
+  return ends;
+}
+
+// A device, and where it listens.
+template <class Make>
+auto make_device(const Make& make, std::string& listens_at) {
+  static std::mutex one_by_one;  // of the ranks of this process
+  const std::lock_guard lock(one_by_one);
+  const auto before = listeners();
+  auto device = make();
+  for (const auto& [socket, end] : listeners()) {
+    if (!before.contains(socket)) listens_at = end;
+  }
+  return device;
+}
+
+// Gloo has no abort: closing a connection of its own leaves the local waits standing until their timeout. An end of
+// file does end them, here and at the peer, so abort() shuts the group's connections down underneath it: those that it
+// has accepted at its own listener, and those that it has made to its peers' listeners. With ranks as threads that
+// includes the other rank's half, which is aborted with this one.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
-              const std::set<std::string>& before)
+              const std::string& listens_at)
       : ProcessGroupGloo(store, rank, size, std::move(options)) {
-    for_each_socket([&](int, const std::string& socket) {
-      if (!before.contains(socket)) sockets_.insert(socket);
+    const auto key = [](int of) { return "listens_at/" + std::to_string(of); };
+    store->set(key(rank), std::vector<uint8_t>(listens_at.begin(), listens_at.end()));
+    std::set<std::string> of_peers;
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      const auto end = store->get(key(peer));
+      of_peers.emplace(end.begin(), end.end());
+    }
+    for_each_socket([&](int descriptor, const std::string& socket) {
+      if (listens(descriptor)) return;
+      const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
+      if (!other.empty() && (own == listens_at || of_peers.contains(other))) connections_.insert(socket);
     });
   }
 
   void abort() override {
     for_each_socket([&](int descriptor, const std::string& socket) {
-      int listens = 0;
-      socklen_t length = sizeof listens;
-      ::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length);
-      if (!listens && sockets_.contains(socket)) ::shutdown(descriptor, SHUT_RDWR);
+      if (connections_.contains(socket)) ::shutdown(descriptor, SHUT_RDWR);
     });
   }
 
  private:
-  std::set<std::string> sockets_;
+  std::set<std::string> connections_;
 };
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options) {
   using c10d::ProcessGroupGloo;
-  const auto before = open_sockets();
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  if (options.loopback) {
-    gloo->devices.push_back(ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-  } else if (interface && *interface) {
-    gloo->devices.push_back(ProcessGroupGloo::createDeviceForInterface(interface));
-    // What Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
-  } else if (const std::string own = address_towards(options.other_host); !own.empty()) {
-    gloo->devices.push_back(ProcessGroupGloo::createDeviceForHostname(own));
-  } else {
-    gloo->devices.push_back(ProcessGroupGloo::createDefaultDevice());
-  }
-  return c10::make_intrusive<GlooBackend>(store, options.rank, options.size, std::move(gloo), before);
+  // What Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
+  const std::string own = options.loopback ? "127.0.0.1" : address_towards(options.other_host);
+  const auto make = [&] {
+    if (!options.loopback && interface && *interface) return ProcessGroupGloo::createDeviceForInterface(interface);
+    return own.empty() ? ProcessGroupGloo::createDefaultDevice() : ProcessGroupGloo::createDeviceForHostname(own);
+  };
+  std::string listens_at;
+  gloo->devices.push_back(make_device(make, listens_at));
+  return c10::make_intrusive<GlooBackend>(store, options.rank, options.size, std::move(gloo), listens_at);
 }
 
 }  // namespace tessera::comm

@@ -1,0 +1,104 @@
+// What the Gloo back-end does beyond the table of collectives: abort().
+#include <ATen/ATen.h>
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "tessera/comm/backends/gloo_backend.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Somebody else's connections over loopback.
+class Strangers {
+ public:
+  Strangers() {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    auto* generic = reinterpret_cast<sockaddr*>(&address);
+    if (::bind(listener_, generic, size) != 0 || ::listen(listener_, 16) != 0 ||
+        ::getsockname(listener_, generic, &size) != 0) {
+      throw std::runtime_error("listening");
+    }
+    connect_ = [address, size](int end) { return ::connect(end, reinterpret_cast<const sockaddr*>(&address), size); };
+    opener_ = std::thread([this] {
+      while (!stop_ && count_ < kMost) {
+        open_one();
+        std::this_thread::sleep_for(100us);
+      }
+    });
+  }
+  ~Strangers() {
+    stop();
+    for (const int end : ends_) ::close(end);
+    ::close(listener_);
+  }
+  size_t count() const { return count_; }
+  void stop() {
+    stop_ = true;
+    if (opener_.joinable()) opener_.join();
+  }
+  size_t broken() const {
+    size_t broken = 0;
+    for (size_t i = 0; i < ends_.size(); i += 2) {
+      char byte = 'x';
+      const bool sent = ::send(ends_[i], &byte, 1, MSG_NOSIGNAL) == 1;
+      broken += !sent || ::recv(ends_[i + 1], &byte, 1, MSG_DONTWAIT) != 1;
+    }
+    return broken;
+  }
+
+ private:
+  static constexpr size_t kMost = 200;
+  void open_one() {
+    const int end = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect_(end) != 0) throw std::runtime_error("connecting");
+    ends_.push_back(end);
+    ends_.push_back(::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC));
+    ++count_;
+  }
+  int listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::function<int(int)> connect_;
+  std::vector<int> ends_;
+  std::atomic<bool> stop_{false};
+  std::atomic<size_t> count_{0};
+  std::thread opener_;
+};
+
+TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMeanwhile, (2, 3)) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(
+      "gloo_abort", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
+  Strangers strangers;
+  const size_t before = strangers.count();
+  const auto backend =
+      make_gloo_backend(store, {.rank = world->rank(), .size = world->size(), .loopback = true, .timeout = 60s});
+  const size_t after = strangers.count();
+  strangers.stop();
+  EXPECT_GT(after, before);
+  backend->barrier()->wait();
+  std::vector<at::Tensor> tensors = {at::ones({1})};
+  c10::intrusive_ptr<c10d::Work> waits;
+  if (world->rank() == 0) waits = backend->recv(tensors, 1, 0);
+  barrier(*world->group());
+  backend->abort();
+  EXPECT_EQ(strangers.broken(), 0U);
+  if (waits) {
+    EXPECT_ANY_THROW(waits->wait());
+  }
+  barrier(*world->group());
+}
+
+}  // namespace
+}  // namespace tessera::comm
