@@ -1,11 +1,12 @@
-#include "tessera/comm/collectives/collectives.h"
-
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::comm {
@@ -13,7 +14,7 @@ namespace {
 
 using testing::RankMode;
 
-constexpr at::ScalarType kMoved[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar,
+constexpr at::ScalarType kMoved[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte,        at::kChar,
                                      at::kShort, at::kInt,    at::kLong, at::kBool,     at::kComplexFloat};
 constexpr at::ScalarType kReduced[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
                                        at::kByte,  at::kChar,   at::kInt,  at::kLong};
@@ -63,7 +64,8 @@ TESSERA_RANKS_TEST(Collectives, AllReduceEqualsPlainReduction, (1, 2, 3, 4)) {
       at::Tensor tensor = data_of(world->rank(), shape, type);
       all_reduce(*world->group(), tensor, op).wait();
       EXPECT_TRUE(close(tensor, plainly_reduced(world->size(), shape, type, op), op))
-          << c10::toString(type) << " " << to_string(op) << " of " << at::IntArrayRef(shape) << "\n" << tensor;
+          << c10::toString(type) << " " << to_string(op) << " of " << at::IntArrayRef(shape) << "\n"
+          << tensor;
     }
   });
 }
@@ -76,7 +78,9 @@ TESSERA_RANKS_TEST(Collectives, ReduceScatterEqualsPlainReduction, (1, 2, 3, 4))
     at::Tensor output = at::zeros({2, 3}, type);
     reduce_scatter_into(*world->group(), output, input, op).wait();
     const at::Tensor wanted = plainly_reduced(size, whole, type, op).narrow(0, world->rank() * 2, 2);
-    EXPECT_TRUE(close(output, wanted, op)) << c10::toString(type) << " " << to_string(op) << "\n" << output << "\n" << wanted;
+    EXPECT_TRUE(close(output, wanted, op)) << c10::toString(type) << " " << to_string(op) << "\n"
+                                           << output << "\n"
+                                           << wanted;
     EXPECT_TRUE(same(input, before));
   });
 }
@@ -158,7 +162,8 @@ TESSERA_RANKS_TEST(Collectives, AllToAllWithUnevenSplits, (1, 3, 4)) {
     wanted.push_back(at::full({rows(peer, rank), 2}, peer * 10.0 + rank, at::kFloat));
   }
   std::vector<at::Tensor> sent = {at::empty({0, 2}, at::kFloat)};
-  for (int peer = 0; peer < size; ++peer) sent.push_back(at::full({rows(rank, peer), 2}, rank * 10.0 + peer, at::kFloat));
+  for (int peer = 0; peer < size; ++peer)
+    sent.push_back(at::full({rows(rank, peer), 2}, rank * 10.0 + peer, at::kFloat));
   at::Tensor output = at::zeros({out_rows, 2}, at::kFloat);
   all_to_all_single(*world->group(), output, at::cat(sent), out_splits, in_splits).wait();
   EXPECT_TRUE(at::equal(output, at::cat(wanted))) << output;
@@ -176,7 +181,8 @@ TESSERA_RANKS_TEST(Collectives, SendAndReceiveInARing, (2, 4)) {
 
 TESSERA_RANKS_TEST(Collectives, BytesOfDifferentLengths, (1, 3)) {
   std::vector<std::string> wanted;
-  for (int rank = 0; rank < world->size(); ++rank) wanted.push_back(std::string(rank * 1000, static_cast<char>('a' + rank)));
+  for (int rank = 0; rank < world->size(); ++rank)
+    wanted.push_back(std::string(rank * 1000, static_cast<char>('a' + rank)));
   EXPECT_EQ(all_gather_bytes(*world->group(), wanted[world->rank()]), wanted);
   EXPECT_EQ(all_gather_bytes(*world->group(), ""), std::vector<std::string>(world->size()));
   const int root = world->size() - 1;
@@ -202,12 +208,50 @@ TESSERA_RANKS_TEST(Collectives, TwoInFlightMayBeWaitedForOutOfOrder, (2, 4)) {
 }
 
 TESSERA_RANKS_TEST(Collectives, BarrierHoldsEarlyRanks, (3)) {
-  using Clock = std::chrono::steady_clock;
   world->group();
-  const auto begin = Clock::now();
-  if (world->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  if (world->rank() == 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    world->store().set("rank 1 came", std::vector<uint8_t>{1});
+  }
   barrier(*world->group());
-  EXPECT_GE(Clock::now() - begin, std::chrono::milliseconds(world->rank() == 1 ? 200 : 100));
+  EXPECT_TRUE(world->store().check({"rank 1 came"}));
+}
+
+// Memory of the size of a Group that has ended is taken again, with other contents.
+void overwrite_freed_groups() {
+  std::vector<std::unique_ptr<char[]>> taken;
+  for (size_t bytes = sizeof(Group); bytes < sizeof(Group) + 64; bytes += 16) {
+    for (int i = 0; i < 8; ++i) {
+      taken.push_back(std::make_unique<char[]>(bytes));
+      std::memset(taken.back().get(), 0x5a, bytes);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST(Collectives, MayOutliveTheirGroup, (2)) {
+  const int size = world->size(), rank = world->rank();
+  for (const std::string check : {"timeout", "always"}) {
+    auto store = c10::make_intrusive<c10d::PrefixStore>("outlived " + check,
+                                                        c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
+    const auto over =
+        World::create(world->info(), store, {.backend = "gloo", .timeout = std::chrono::seconds(60), .check = check});
+    auto group = over->new_group({0, 1}, "short-lived");
+    const at::Tensor parts = at::full({size, 1000}, 1.0F + static_cast<float>(rank)), sum = at::empty({1000});
+    const at::Tensor sent = at::full({3}, static_cast<float>(rank)), got = at::empty({3});
+    Pending reduced = reduce_scatter_into(*group, sum, parts), sends = send(*group, sent, 1 - rank),
+            receives = recv(*group, got, 1 - rank);
+    const std::weak_ptr<Group> gone = group;
+    group.reset();
+    ASSERT_TRUE(gone.expired());
+    overwrite_freed_groups();
+    reduced.wait();
+    receives.wait();
+    sends.wait();
+    EXPECT_EQ(sum[999].item<float>(), 3);
+    EXPECT_EQ(got[2].item<float>(), static_cast<float>(1 - rank));
+    over->group();
+    barrier(*over->group());
+  }
 }
 
 TESSERA_RANKS_TEST(Collectives, DestroyingAPendingWaits, (2)) {
@@ -274,7 +318,8 @@ TESSERA_RANKS_TEST(Collectives, WhatDoesNotFitIsAShapeErrorBeforeAnythingIsSent,
   EXPECT_EQ(sum.item<float>(), 2.0F);
 }
 
-double seconds_until_error(int size, const std::function<void(const std::shared_ptr<World>&)>& body, const std::string& wanted) {
+double seconds_until_error(int size, const std::function<void(const std::shared_ptr<World>&)>& body,
+                           const std::string& wanted) {
   const auto begin = std::chrono::steady_clock::now();
   try {
     run_thread_ranks(size, body);
@@ -286,51 +331,66 @@ double seconds_until_error(int size, const std::function<void(const std::shared_
 }
 
 TEST(ThreadRanks, AThrowingRankEndsTheOthers) {
-  EXPECT_LT(seconds_until_error(4, [](const auto& world) {
-    at::Tensor sum = at::ones({4});
-    all_reduce(*world->group(), sum).wait();
-    if (world->rank() == 2) throw std::runtime_error("rank 2 gives up");
-    all_reduce(*world->group(), sum).wait();
-  }, "rank 2 gives up"), 5);
+  EXPECT_LT(seconds_until_error(
+                4,
+                [](const auto& world) {
+                  at::Tensor sum = at::ones({4});
+                  all_reduce(*world->group(), sum).wait();
+                  if (world->rank() == 2) throw std::runtime_error("rank 2 gives up");
+                  all_reduce(*world->group(), sum).wait();
+                },
+                "rank 2 gives up"),
+            5);
 }
 
 TEST(ThreadRanks, AThrowingRankWithCollectivesInFlightEndsTheOthers) {
-  EXPECT_LT(seconds_until_error(4, [](const auto& world) {
-    const auto pair = world->new_group(world->rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}, "pair");
-    at::Tensor sum = at::ones({4}), part = at::ones({2}), other = at::ones({4});
-    Group& everyone = *world->group();
-    Pending first = all_reduce(everyone, sum);
-    if (world->rank() == 2) {
-      Pending second = reduce_scatter_into(*pair, part, other);  // rank 3 never joins in
-      Pending third = recv(*pair, sum, 1);
-      throw std::runtime_error("rank 2 gives up");
-    }
-    first.wait();
-    all_reduce(everyone, sum).wait();  // rank 2 never joins in
-  }, "rank 2 gives up"), 5);
+  EXPECT_LT(seconds_until_error(
+                4,
+                [](const auto& world) {
+                  const auto pair =
+                      world->new_group(world->rank() < 2 ? std::vector<int>{0, 1} : std::vector<int>{2, 3}, "pair");
+                  at::Tensor sum = at::ones({4}), part = at::ones({2}), other = at::ones({4});
+                  Group& everyone = *world->group();
+                  Pending first = all_reduce(everyone, sum);
+                  if (world->rank() == 2) {
+                    Pending second = reduce_scatter_into(*pair, part, other);  // rank 3 never joins in
+                    Pending third = recv(*pair, sum, 1);
+                    throw std::runtime_error("rank 2 gives up");
+                  }
+                  first.wait();
+                  all_reduce(everyone, sum).wait();  // rank 2 never joins in
+                },
+                "rank 2 gives up"),
+            5);
 }
 
 TEST(ThreadRanks, ARankThatThrowsBeforeItsGroupIsMadeEndsTheOthers) {
-  EXPECT_LT(seconds_until_error(3, [](const auto& world) {
-    if (world->rank() == 0) throw std::runtime_error("rank 0 gives up");
-    world->group();
-  }, "rank 0 gives up"), 5);
+  EXPECT_LT(seconds_until_error(
+                3,
+                [](const auto& world) {
+                  if (world->rank() == 0) throw std::runtime_error("rank 0 gives up");
+                  world->group();
+                },
+                "rank 0 gives up"),
+            5);
 }
 
 TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {
   std::string message;
-  EXPECT_THROW(run_thread_ranks(2, [&](const auto& world) {
-    barrier(*world->group());  // connected before one leaves
-    if (world->rank() == 1) throw std::runtime_error("gives up");
-    at::Tensor sum = at::ones({4});
-    try {
-      all_reduce(*world->group(), sum, ReduceOp::kSum, "model.norm").wait();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kComm);
-      message = error.what();
-      throw;
-    }
-  }), std::runtime_error);
+  EXPECT_THROW(run_thread_ranks(2,
+                                [&](const auto& world) {
+                                  barrier(*world->group());  // connected before one leaves
+                                  if (world->rank() == 1) throw std::runtime_error("gives up");
+                                  at::Tensor sum = at::ones({4});
+                                  try {
+                                    all_reduce(*world->group(), sum, ReduceOp::kSum, "model.norm").wait();
+                                  } catch (const Error& error) {
+                                    EXPECT_EQ(error.kind(), ErrorKind::kComm);
+                                    message = error.what();
+                                    throw;
+                                  }
+                                }),
+               std::runtime_error);
   EXPECT_TRUE(message.starts_with("[comm.all_reduce] model.norm, group 'world' (rank 0 of 2), call 2: ")) << message;
   EXPECT_NE(message.find("A peer has ended or broken off"), std::string::npos) << message;
 }

@@ -1,7 +1,9 @@
 // What a shared-memory group does when something goes wrong: killed, stopped and leaving ranks, calls that do not fit
 // together, no memory.
+#include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <fstream>
@@ -24,14 +26,18 @@ TEST(ShmFault, AKilledRankIsNamedByTheOthersWhereverItDies) {
 }
 
 TEST(ShmFault, ARankThatIsKilledWhileAllOthersSleepIsNoticed) {
-  const auto ends = run_forked(4, 60s, [](const std::shared_ptr<World>& world) {
+  testing_faults::SharedFiles files;
+  const auto body = [](const std::shared_ptr<World>& world) {
     barrier(*world->group());
     if (world->rank() == 2) {
       std::this_thread::sleep_for(300ms);
       ::kill(::getpid(), SIGKILL);
     }
     barrier(*world->group());
-  });
+  };
+  const auto ends = run_forked(4, 60s, body, "shm", 20s, &files);
+  EXPECT_EQ(files.count(), 1U);  // the memory of their group
+  EXPECT_EQ(files.still_held(), 0U);
   for (const int rank : {0, 1, 3}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
     EXPECT_TRUE(testing_faults::names_as_dead(ends[rank].message, 2)) << ends[rank].message;
@@ -210,6 +216,26 @@ TEST(ShmMemory, ARankThatCannotMapItRefusesForAll) {
     EXPECT_NE(end.message.find("rank 2: mapping shared memory: Cannot allocate memory"), std::string::npos)
         << end.message;
   }
+}
+
+// The look for it that the tests of killed ranks rest on.
+TEST(ShmMemory, ThatSomebodyStillHoldsIsFound) {
+  testing_faults::SharedFiles files;
+  auto memory = shm::SharedMemory::create(1 << 16);
+  files.see(::getpid());
+  EXPECT_EQ(files.count(), 1U);
+  EXPECT_EQ(files.still_held(), 1U);
+  memory.reset();
+  EXPECT_EQ(files.still_held(), 0U);
+}
+
+// Where vm.memfd_noexec is 2 there is no memory of another kind.
+TEST(ShmMemory, CanNeverBeRunWhereTheKernelKnowsSuchFiles) {
+  constexpr unsigned kNeverRun = 0x0008;  // MFD_NOEXEC_SEAL
+  const shm::Descriptor known(::memfd_create("test", MFD_CLOEXEC | kNeverRun));
+  const auto memory = shm::SharedMemory::create(1 << 16);
+  const int seals = ::fcntl(memory->descriptor(), F_GET_SEALS);
+  EXPECT_EQ((seals & 0x0020) != 0, known.get() >= 0);  // F_SEAL_EXEC
 }
 
 TEST(ShmMemory, HasNoNameAndIsTheOwnersAlone) {

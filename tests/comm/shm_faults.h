@@ -10,6 +10,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,6 +39,41 @@ struct End {
   int exit_code = -1;   // 128 + n after signal n
   std::string message;  // of the error that ended it
   double seconds = 0;   // when it ended, from the start of all
+};
+
+// The shared memory of ranks, which has no name: seen through their descriptors while they run, and looked for in every
+// process afterwards. Someone who held it then would keep it.
+class SharedFiles {
+ public:
+  void see(pid_t process) {
+    visit(process, [this](ino_t file) { files_.insert(file); });
+  }
+  size_t count() const { return files_.size(); }
+  size_t still_held() const {
+    std::set<ino_t> held;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const std::string name = entry.path().filename();
+      if (name.find_first_not_of("0123456789") != name.npos) continue;
+      visit(std::stoi(name), [&](ino_t file) {
+        if (files_.contains(file)) held.insert(file);
+      });
+    }
+    return held.size();
+  }
+
+ private:
+  template <class Visit>
+  static void visit(pid_t process, const Visit& visit) {
+    std::error_code failed, gone;
+    const std::filesystem::path folder = fmt::format("/proc/{}/fd", process);
+    for (std::filesystem::directory_iterator entry(folder, failed), end; !failed && entry != end;
+         entry.increment(failed)) {
+      if (!std::filesystem::read_symlink(entry->path(), gone).string().starts_with("/memfd:tessera") || gone) continue;
+      struct stat status {};
+      if (::stat(entry->path().c_str(), &status) == 0) visit(status.st_ino);
+    }
+  }
+  std::set<ino_t> files_;
 };
 
 struct Forked {
@@ -73,7 +109,8 @@ inline Forked fork_rank(int rank, int size, const std::string& store, std::chron
 // Ranks that have not ended `limit` after the start are killed.
 inline std::vector<End> run_forked(int size, std::chrono::milliseconds timeout, const Body& body,
                                    const std::string& backend = "shm",
-                                   std::chrono::seconds limit = std::chrono::seconds(20)) {
+                                   std::chrono::seconds limit = std::chrono::seconds(20),
+                                   SharedFiles* files = nullptr) {
   const tessera::testing::TempFolder folder;
   std::fflush(nullptr);
   const auto begin = SteadyClock::now();
@@ -87,6 +124,7 @@ inline std::vector<End> run_forked(int size, std::chrono::milliseconds timeout, 
     for (int rank = 0; rank < size; ++rank) {
       int status = 0;
       if (ends[rank].exit_code >= 0) continue;
+      if (files) files->see(ranks[rank].process);
       if (late) ::kill(ranks[rank].process, SIGKILL);
       if (::waitpid(ranks[rank].process, &status, late ? 0 : WNOHANG) == 0) continue;
       ends[rank].exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -142,16 +180,11 @@ inline void communicate_forever(Group& group, uint32_t seed) {
   }
 }
 
-inline std::set<std::string> shared_memory_files() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path().filename());
-  return names;
-}
-
 // By the back-end that waits, or by the watchdog, whichever sees it first.
 inline bool names_as_dead(const std::string& message, int rank) {
   const std::string name = "rank " + std::to_string(rank);
-  return message.find(name + " (process ") != std::string::npos || message.find(name + " has ended") != std::string::npos;
+  return message.find(name + " (process ") != std::string::npos ||
+         message.find(name + " has ended") != std::string::npos;
 }
 
 // Kills one of three ranks at a random time; the others must say so and end.
@@ -160,25 +193,28 @@ inline void kill_at_random(uint32_t seed) {
   const int victim = static_cast<int>(seed % 3);
   std::mt19937 random(seed);
   const auto delay = std::chrono::microseconds(random() % 40'000);
-  const auto files = shared_memory_files();
-  const auto ends = run_forked(3, std::chrono::seconds(60), [&](const std::shared_ptr<World>& world) {
-    const auto group = world->group();
-    std::thread killer;
-    if (world->rank() == victim) {
-      killer = std::thread([delay] {
-        std::this_thread::sleep_for(delay);
-        ::kill(::getpid(), SIGKILL);
-      });
-    }
-    communicate_forever(*group, seed);
-  });
+  SharedFiles files;
+  const auto ends = run_forked(
+      3, std::chrono::seconds(60),
+      [&](const std::shared_ptr<World>& world) {
+        const auto group = world->group();
+        std::thread killer;
+        if (world->rank() == victim) {
+          killer = std::thread([delay] {
+            std::this_thread::sleep_for(delay);
+            ::kill(::getpid(), SIGKILL);
+          });
+        }
+        communicate_forever(*group, seed);
+      },
+      "shm", std::chrono::seconds(20), &files);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(ends[rank].exit_code, rank == victim ? 137 : 4) << ends[rank].message;
     if (rank == victim) continue;
     EXPECT_TRUE(names_as_dead(ends[rank].message, victim)) << ends[rank].message;
     EXPECT_LT(ends[rank].seconds - ends[victim].seconds, 5);
   }
-  EXPECT_EQ(shared_memory_files(), files);
+  EXPECT_EQ(files.still_held(), 0U);
 }
 
 }  // namespace tessera::comm::testing_faults

@@ -1,17 +1,18 @@
-// The slot protocol of shared-memory groups under every schedule: the very code of rounds.h runs on fibers, each access
-// to a shared word is a step, and a search visits every order of steps of the ranks. It looks for ranks that sleep
-// forever, slots read before or overwritten after they should be (with vector clocks, so that an order that the atomics
+// The protocols of shared-memory groups under every schedule: the very code of rounds.h runs on fibers, each access to
+// a shared word is a step, and a search visits every order of steps of the ranks. It looks for ranks that sleep
+// forever, memory read before or overwritten after it should be (with vector clocks, so that an order that the atomics
 // do not enforce counts as wrong even when it came out right), and wrong values. States seen before are not visited
-// again.
+// again. Where there are too many schedules, those with few preemptions are visited: switches away from a rank that
+// could go on. Each protocol also runs in broken variants, which the search must reject.
 #include <gtest/gtest.h>
 #include <ucontext.h>
 
 #include <algorithm>
 #include <array>
 #include <csetjmp>
+#include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -236,17 +237,25 @@ struct ModelWaiter {
     machine.observe(word.value == seen);
     if (word.value == seen) machine.sleep_on(&word);
   }
-  [[noreturn]] void broken() { throw Broken{}; }
 };
 
-struct Setting {
-  int ranks = 2;
-  int rounds = 3;
-  int looks = 1;
-  int slots_each = 2;       // 1: a wrong protocol, which the search must reject
-  bool lose_wakes = false;  // likewise
-  int breaks_off = -1;      // this rank breaks the group off instead of its last round
-  uint64_t first = 0;
+using ModelBell = Bell<Model>;
+
+// What the fibers of one run share, and do.
+class Protocol {
+ public:
+  virtual ~Protocol() = default;
+  virtual void run(Machine& machine, int fiber) = 0;
+  // Of an end that no fiber has found wrong.
+  virtual std::string judge() const { return ""; }
+};
+
+struct Search {
+  int fibers = 2;
+  int slots = 0;
+  bool lose_wakes = false;  // a wrong platform
+  int preemptions = -1;     // at most; -1: any number
+  std::function<std::unique_ptr<Protocol>()> make;
 };
 
 struct Verdict {
@@ -255,122 +264,356 @@ struct Verdict {
   size_t ends = 0;  // schedules that ran to their end
 };
 
-// What all ranks of one run share.
-struct Shared {
-  explicit Shared(const Setting& setting) {
-    words.done.value = static_cast<uint32_t>(setting.first);
-    finished.resize(setting.ranks);
-  }
-  RoundWords<Model> words;
-  std::vector<uint64_t> finished;  // rounds, of each rank
-};
-
-void rank_body(Machine& machine, Shared& shared, const Setting& setting, int rank) {
-  Rounds<Model> rounds(shared.words, setting.ranks, setting.first);
-  const auto slot_of = [&](int of, uint64_t round) { return of * 2 + static_cast<int>(round % setting.slots_each); };
-  try {
-    for (int i = 0; i < setting.rounds; ++i) {
-      if (rank == setting.breaks_off && i == setting.rounds - 1) return rounds.break_off();
-      machine.forget_all_but(rounds.next());
-      machine.write_slot(slot_of(rank, rounds.next()), rounds.next() * 10 + rank);
-      rounds.arrive();
-      ModelWaiter waiter{setting.looks};
-      rounds.wait(waiter);
-      for (int other = 0; other < setting.ranks; ++other) {
-        if (machine.read_slot(slot_of(other, rounds.round())) != rounds.round() * 10 + other)
-          machine.fail("a wrong value");
-      }
-      ++shared.finished[rank];
-    }
-  } catch (const Broken&) {
-    if (setting.breaks_off < 0) machine.fail("broken for no reason");
-  }
-}
-
-std::string judge_end(const Machine& machine, const Shared& shared, const Setting& setting) {
-  if (!machine.failure.empty()) return machine.failure;
-  if (!machine.all_done()) return "ranks sleep forever";
-  const auto wanted = static_cast<uint64_t>(setting.rounds - (setting.breaks_off >= 0 ? 1 : 0));
-  for (const uint64_t finished : shared.finished) {
-    if (setting.breaks_off < 0 ? finished != wanted : finished > wanted) return "a rank ended too early or too late";
-  }
-  return "";
-}
-
 // Depth first over all schedules; each is run from the start.
-Verdict explore(const Setting& setting) {
+class Explorer {
+ public:
+  explicit Explorer(const Search& search) : search_(search) {}
+
+  Verdict explore() {
+    Verdict verdict;
+    for (;;) {
+      Machine machine;
+      Machine::current = &machine;
+      machine.lose_wakes = search_.lose_wakes;
+      machine.slots.resize(search_.slots);
+      const auto protocol = search_.make();
+      for (int fiber = 0; fiber < search_.fibers; ++fiber) {
+        machine.add([&machine, &protocol, fiber] { protocol->run(machine, fiber); });
+      }
+      if (run(machine) || !machine.failure.empty()) {
+        ++verdict.ends;
+        verdict.failure = !machine.failure.empty() ? machine.failure
+                          : !machine.all_done()    ? "ranks sleep forever"
+                                                   : protocol->judge();
+        if (!verdict.failure.empty()) return verdict;
+      }
+      while (!path_.empty() && path_.back().taken + 1 == path_.back().enabled.size()) path_.pop_back();
+      verdict.states = seen_.size();
+      if (path_.empty()) return verdict;
+      ++path_.back().taken;
+    }
+  }
+
+ private:
   struct Choice {
     std::vector<int> enabled;
     size_t taken = 0;
   };
-  Verdict verdict;
-  std::vector<Choice> path;
-  std::unordered_set<uint64_t> seen;
-  for (;;) {
-    Machine machine;
-    Machine::current = &machine;
-    machine.lose_wakes = setting.lose_wakes;
-    machine.slots.resize(2 * setting.ranks);
-    Shared shared(setting);
-    for (int rank = 0; rank < setting.ranks; ++rank) {
-      machine.add([&machine, &shared, &setting, rank] { rank_body(machine, shared, setting, rank); });
-    }
-    for (const Choice& choice : path) machine.run(choice.enabled[choice.taken]);
-    bool ended = false;
-    while (seen.insert(machine.hash()).second && machine.failure.empty()) {
-      auto enabled = machine.enabled();
-      ended = enabled.empty();
-      if (ended) break;
-      machine.run(enabled[0]);
-      path.push_back({std::move(enabled), 0});
-    }
-    if (ended || !machine.failure.empty()) {
-      ++verdict.ends;
-      verdict.failure = judge_end(machine, shared, setting);
-      if (!verdict.failure.empty()) return verdict;
-    }
-    while (!path.empty() && path.back().taken + 1 == path.back().enabled.size()) path.pop_back();
-    verdict.states = seen.size();
-    if (path.empty()) return verdict;
-    ++path.back().taken;
-  }
-}
 
-void expect_right(const Setting& setting) {
-  const Verdict verdict = explore(setting);
-  EXPECT_EQ(verdict.failure, "") << setting.ranks << " ranks, " << setting.rounds << " rounds, " << setting.looks
-                                 << " looks";
+  // Along the path, and on to the end (true) or a state that was seen before.
+  bool run(Machine& machine) {
+    last_ = -1;
+    preempted_ = 0;
+    for (const Choice& choice : path_) go(machine, choice.enabled[choice.taken]);
+    while (machine.failure.empty() && seen_.insert(state(machine)).second) {
+      auto enabled = choices(machine);
+      if (enabled.empty()) return true;
+      go(machine, enabled[0]);
+      path_.push_back({std::move(enabled), 0});
+    }
+    return false;
+  }
+  void go(Machine& machine, int fiber) {
+    const auto enabled = machine.enabled();
+    const bool could_go_on = std::find(enabled.begin(), enabled.end(), last_) != enabled.end();
+    preempted_ += last_ >= 0 && fiber != last_ && could_go_on;
+    last_ = fiber;
+    machine.run(fiber);
+  }
+  std::vector<int> choices(const Machine& machine) const {
+    auto enabled = machine.enabled();
+    const auto last = std::find(enabled.begin(), enabled.end(), last_);
+    if (search_.preemptions < 0 || last == enabled.end()) return enabled;
+    if (preempted_ == search_.preemptions) return {last_};
+    std::iter_swap(enabled.begin(), last);
+    return enabled;
+  }
+  uint64_t state(const Machine& machine) const {
+    if (search_.preemptions < 0) return machine.hash();
+    Hash hash;
+    hash.add(machine.hash());
+    hash.add(last_);
+    hash.add(preempted_);
+    return hash.value();
+  }
+
+  const Search& search_;
+  std::vector<Choice> path_;
+  std::unordered_set<uint64_t> seen_;
+  int last_ = -1, preempted_ = 0;
+};
+
+std::string failure_of(const Search& search) { return Explorer(search).explore().failure; }
+
+void expect_right(const char* name, const Search& search) {
+  const Verdict verdict = Explorer(search).explore();
+  EXPECT_EQ(verdict.failure, "") << name;
   EXPECT_GT(verdict.states, 100U);
   EXPECT_GT(verdict.ends, 0U);
-  std::printf("  %d ranks, %d rounds, %d looks%s: %zu states\n", setting.ranks, setting.rounds, setting.looks,
-              setting.breaks_off >= 0 ? ", broken off" : "", verdict.states);
+  std::printf("  %s: %zu states\n", name, verdict.states);
+}
+
+// ---- rounds ----
+
+struct Meeting {
+  int ranks = 2;
+  int rounds = 3;
+  int looks = 1;
+  int slots_each = 2;   // 1: a wrong protocol, which the search must reject
+  int breaks_off = -1;  // this rank breaks the group off instead of its last round
+  uint64_t first = 0;
+};
+
+class Meet final : public Protocol {
+ public:
+  explicit Meet(const Meeting& meeting) : meeting_(meeting), bells_(meeting.ranks), finished_(meeting.ranks) {
+    words_.done.value = static_cast<uint32_t>(meeting.first);
+  }
+
+  void run(Machine& machine, int rank) override {
+    std::vector<ModelBell*> bells;
+    for (auto& bell : bells_) bells.push_back(&bell);
+    Rounds<Model, ModelBell> rounds(words_, bells, rank, meeting_.first);
+    try {
+      for (int i = 0; i < meeting_.rounds; ++i) {
+        if (rank == meeting_.breaks_off && i == meeting_.rounds - 1) return rounds.break_off();
+        machine.forget_all_but(rounds.next());
+        machine.write_slot(slot_of(rank, rounds.next()), rounds.next() * 10 + rank);
+        rounds.arrive();
+        ModelWaiter waiter{meeting_.looks};
+        bells_[rank].wait(waiter, [&] { return is_complete(rounds); });
+        for (int other = 0; other < meeting_.ranks; ++other) {
+          if (machine.read_slot(slot_of(other, rounds.round())) != rounds.round() * 10 + other)
+            machine.fail("a wrong value");
+        }
+        ++finished_[rank];
+      }
+    } catch (const Broken&) {
+      if (meeting_.breaks_off < 0) machine.fail("broken for no reason");
+    }
+  }
+
+  std::string judge() const override {
+    const auto wanted = static_cast<uint64_t>(meeting_.rounds - (meeting_.breaks_off >= 0 ? 1 : 0));
+    for (const uint64_t finished : finished_) {
+      if (meeting_.breaks_off < 0 ? finished != wanted : finished > wanted) return "a rank ended too early or too late";
+    }
+    return "";
+  }
+
+ private:
+  int slot_of(int rank, uint64_t round) const { return rank * 2 + static_cast<int>(round % meeting_.slots_each); }
+  static bool is_complete(const Rounds<Model, ModelBell>& rounds) {
+    const RoundState state = rounds.state();
+    if (state == RoundState::kBroken) throw Broken{};
+    return state == RoundState::kComplete;
+  }
+
+  Meeting meeting_;
+  RoundWords<Model> words_;
+  std::deque<ModelBell> bells_;
+  std::vector<uint64_t> finished_;  // rounds, of each rank
+};
+
+Search search_of(const Meeting& meeting, int preemptions = -1) {
+  return {.fibers = meeting.ranks, .slots = 2 * meeting.ranks, .preemptions = preemptions, .make = [meeting] {
+            return std::make_unique<Meet>(meeting);
+          }};
 }
 
 TEST(ShmModel, TwoRanksMeetUnderEverySchedule) {
   for (const int looks : {0, 1}) {
-    expect_right({.ranks = 2, .rounds = 4, .looks = looks});
+    expect_right("2 ranks, 4 rounds", search_of({.ranks = 2, .rounds = 4, .looks = looks}));
   }
 }
 
-TEST(ShmModel, ThreeRanksMeetUnderEverySchedule) { expect_right({.ranks = 3, .rounds = 1, .looks = 0}); }
+TEST(ShmModel, ThreeRanksMeetUnderEverySchedule) {
+  expect_right("3 ranks, 1 round", search_of({.ranks = 3, .rounds = 1, .looks = 0}));
+}
+
+// In round 3 slots are written again.
+TEST(ShmModel, ThreeRanksReuseTheirSlots) {
+  expect_right("3 ranks, 3 rounds", search_of({.ranks = 3, .rounds = 3, .looks = 0}, 2));
+}
 
 TEST(ShmModel, TheRoundNumberMayWrapAround) {
-  expect_right({.ranks = 2, .rounds = 3, .looks = 0, .first = (uint64_t{1} << 32) - 2});
+  expect_right("2 ranks, wrapping", search_of({.ranks = 2, .rounds = 3, .looks = 0, .first = (uint64_t{1} << 32) - 2}));
 }
 
 TEST(ShmModel, BreakingOffEndsEveryWaitUnderEverySchedule) {
   for (const int rank : {0, 1}) {
-    expect_right({.ranks = 2, .rounds = 3, .looks = 1, .breaks_off = rank});
+    expect_right("2 ranks, broken off", search_of({.ranks = 2, .rounds = 3, .looks = 1, .breaks_off = rank}));
   }
-  expect_right({.ranks = 3, .rounds = 1, .looks = 0, .breaks_off = 2});
+  expect_right("3 ranks, broken off", search_of({.ranks = 3, .rounds = 1, .looks = 0, .breaks_off = 2}));
+  expect_right("3 ranks, broken off in round 2", search_of({.ranks = 3, .rounds = 2, .looks = 0, .breaks_off = 1}, 2));
 }
 
 TEST(ShmModel, TheSearchFindsALostWake) {
-  EXPECT_EQ(explore({.ranks = 2, .rounds = 1, .looks = 0, .lose_wakes = true}).failure, "ranks sleep forever");
+  Search search = search_of({.ranks = 2, .rounds = 1, .looks = 0});
+  search.lose_wakes = true;
+  EXPECT_EQ(failure_of(search), "ranks sleep forever");
 }
 
 TEST(ShmModel, TheSearchFindsThatOneSlotIsNotEnough) {
-  EXPECT_NE(explore({.ranks = 2, .rounds = 2, .looks = 0, .slots_each = 1}).failure, "");
+  EXPECT_NE(failure_of(search_of({.ranks = 2, .rounds = 2, .looks = 0, .slots_each = 1})), "");
+  EXPECT_NE(failure_of(search_of({.ranks = 3, .rounds = 2, .looks = 0, .slots_each = 1}, 2)), "");
+}
+
+// ---- messages ----
+
+// Fiber 0 sends chunks to fiber 1. room: chunks that the memory really holds.
+class SendChunks final : public Protocol {
+ public:
+  SendChunks(int chunks, int room) : chunks_(chunks), room_(room) {}
+
+  void run(Machine& machine, int rank) override {
+    for (int i = 0; i < chunks_; ++i) {
+      machine.forget_all_but(i);
+      ModelWaiter waiter{i % 2};
+      if (rank == 0) {
+        bells_[0].wait(waiter, [&] { return ring_.has_room(); });
+        machine.write_slot(i % room_, i);
+        ring_.put(bells_[1]);
+      } else {
+        bells_[1].wait(waiter, [&] { return ring_.has_chunk(); });
+        if (machine.read_slot(i % room_) != static_cast<uint64_t>(i)) machine.fail("a wrong chunk");
+        ring_.take(bells_[0]);
+      }
+    }
+  }
+
+ private:
+  int chunks_, room_;
+  Ring<Model, ModelBell> ring_;
+  ModelBell bells_[2];
+};
+
+Search search_of_chunks(int chunks, int room, int preemptions = -1) {
+  return {.fibers = 2,
+          .slots = room,
+          .preemptions = preemptions,
+          .make = [=] { return std::make_unique<SendChunks>(chunks, room); }};
+}
+
+TEST(ShmModel, ChunksOfMessagesArriveUnderEverySchedule) {
+  expect_right("3 chunks", search_of_chunks(3, Ring<Model, ModelBell>::kChunks));
+  expect_right("6 chunks", search_of_chunks(6, Ring<Model, ModelBell>::kChunks, 3));
+}
+
+TEST(ShmModel, TheSearchFindsThatTheRingIsTooSmall) {
+  EXPECT_NE(failure_of(search_of_chunks(3, 1)), "");
+  Search search = search_of_chunks(3, 2);
+  search.lose_wakes = true;
+  EXPECT_EQ(failure_of(search), "ranks sleep forever");
+}
+
+// ---- reading in place ----
+
+// Fiber 0 owns memory, breaks its group off, and frees the memory when nobody reads it any more. Fiber 1 reads it.
+class ReadInPlace final : public Protocol {
+ public:
+  explicit ReadInPlace(bool waits_for_readers) : waits_(waits_for_readers) {}
+
+  void run(Machine& machine, int rank) override {
+    if (rank == 0) {
+      broken_.store(1);
+      while (waits_ && readers_.are_there()) machine.forget_all_but(1);
+      machine.write_slot(0, kFreed);
+      return;
+    }
+    for (int i = 0; i < 2; ++i) {
+      machine.forget_all_but(i);
+      if (!readers_.enter(broken_)) return;
+      const uint64_t seen = machine.read_slot(0);
+      if (readers_.leave(broken_) && seen == kFreed) machine.fail("what was freed is taken for data");
+    }
+  }
+
+ private:
+  static constexpr uint64_t kFreed = 99;
+  bool waits_;
+  Model::Word32 broken_;
+  Readers<Model> readers_;
+};
+
+Search search_of_reads(bool waits_for_readers) {
+  return {.fibers = 2, .slots = 1, .make = [=] { return std::make_unique<ReadInPlace>(waits_for_readers); }};
+}
+
+TEST(ShmModel, MemoryIsFreedWhenNobodyReadsItUnderEverySchedule) {
+  const Verdict verdict = Explorer(search_of_reads(true)).explore();
+  EXPECT_EQ(verdict.failure, "");
+  EXPECT_GT(verdict.ends, 1U);
+}
+
+TEST(ShmModel, TheSearchFindsThatMemoryIsFreedWhileItIsRead) { EXPECT_NE(failure_of(search_of_reads(false)), ""); }
+
+// ---- the worker thread ----
+
+// Rank 0 starts a call, enlists its worker, looks once more and goes away; rank 1 arrives. Fiber 2 is the worker of
+// rank 0, which must notice. What is under the engine's lock has no steps in between.
+struct HandOverRules {
+  bool looks_once_more = true;
+  bool hears_of_vain_wakes = true;  // of a worker that woke while the caller was still driving
+};
+
+class HandOver final : public Protocol {
+ public:
+  explicit HandOver(const HandOverRules& rules) : rules_(rules) {
+    for (auto& bells : bells_) all_.push_back(&bells);
+  }
+
+  void run(Machine& machine, int fiber) override {
+    if (fiber == 2) return work(machine);
+    Rounds<Model> rounds(words_, all_, fiber);
+    if (fiber == 1) return rounds.arrive();
+    Bell<Model>& bell = bells_[0].worker;
+    driven_.value = 1;
+    rounds.arrive();
+    bell.enlist();
+    enlisted_.value = 1;
+    const bool moved = rules_.looks_once_more && rounds.complete();
+    machine.step();
+    const bool rings = moved || (rules_.hears_of_vain_wakes && woke_in_vain_.value != 0);
+    driven_.value = 0;
+    if (rings) bell.ring_always();
+  }
+
+ private:
+  void work(Machine& machine) {
+    Bell<Model>& bell = bells_[0].worker;
+    for (;;) {
+      machine.forget_all_but(0);
+      const uint32_t seen = bell.count.load();
+      machine.step();
+      machine.observe(enlisted_.value * 2 + driven_.value);
+      if (enlisted_.value != 0 && driven_.value != 0) {
+        woke_in_vain_.value = 1;
+      } else if (enlisted_.value != 0 && words_.done.load() == 1) {
+        return;
+      }
+      ModelWaiter().sleep(bell.count, seen);
+    }
+  }
+
+  HandOverRules rules_;
+  RoundWords<Model> words_;
+  Bells<Model> bells_[2];
+  std::vector<Bells<Model>*> all_;
+  Model::Word32 driven_, enlisted_, woke_in_vain_;
+};
+
+Search search_of(const HandOverRules& rules) {
+  return {.fibers = 3, .make = [rules] { return std::make_unique<HandOver>(rules); }};
+}
+
+TEST(ShmModel, AnEnlistedWorkerNoticesTheRoundUnderEverySchedule) {
+  expect_right("a worker", search_of(HandOverRules{}));
+}
+
+TEST(ShmModel, TheSearchFindsThatAWorkerIsForgotten) {
+  EXPECT_EQ(failure_of(search_of(HandOverRules{.looks_once_more = false})), "ranks sleep forever");
+  EXPECT_EQ(failure_of(search_of(HandOverRules{.hears_of_vain_wakes = false})), "ranks sleep forever");
 }
 
 }  // namespace

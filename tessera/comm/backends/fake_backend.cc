@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/group/capabilities.h"
 
 namespace tessera::comm {
 namespace {
@@ -27,11 +28,12 @@ double own_bytes(const Signature& call) {
          static_cast<double>(c10::elementSize(static_cast<c10::ScalarType>(call.dtype)));
 }
 
-class FakeBackend final : public c10d::Backend, public ComparesSignatures {
+class FakeBackend final : public c10d::Backend, public ComparesSignatures, public HasCapabilities {
  public:
   FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeAccount> account)
       : Backend(rank, size), one_host_(one_host), account_(std::move(account)) {}
 
+  Capabilities capabilities() const override { return {.reduces = true}; }
   const std::string getBackendName() const override { return "fake"; }
   void announce(const Signature& signature) override { call_ = signature; }
   void abort() override {}
@@ -40,7 +42,8 @@ class FakeBackend final : public c10d::Backend, public ComparesSignatures {
     for (at::Tensor& tensor : tensors) as_if_all_equal(tensor, options.reduceOp);
     return count();
   }
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
     output.copy_(input.view({getSize(), -1})[getRank()].view_as(output));
     as_if_all_equal(output, options.reduceOp);
     return count();
@@ -151,10 +154,12 @@ FakeCost modelled_cost(const LinkModel& model, const Signature& call, int rank, 
       extra = 1.0;
       break;
     case Op::kBroadcast:  // a pipelined tree
+    case Op::kReduce:
       steps = std::ceil(std::log2(size));
       bytes = own;
       break;
     case Op::kScatter:
+    case Op::kGather:
       bytes = rank == call.root ? own * hops : own;
       break;
     case Op::kSend:

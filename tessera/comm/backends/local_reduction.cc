@@ -7,8 +7,6 @@
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/mul.h>
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include "tessera/base/error.h"
 
 namespace tessera::comm {
@@ -51,13 +49,6 @@ const char* reducible_types(ReduceOp op) {
 bool sums_by_parts(const at::Tensor& tensor, ReduceOp op) {
   return tensor.is_complex() && !tensor.is_conj() && (op == ReduceOp::kSum || op == ReduceOp::kAvg);
 }
-
-bool reduces_by_itself(const c10d::Backend& backend) {
-  const auto name = backend.getBackendName();
-  return name == "shm" || name == "fake";
-}
-
-bool scatters_sums(const c10d::Backend& backend) { return backend.getBackendName() == "mixed"; }
 
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op) {
   switch (op) {

@@ -15,9 +15,6 @@
 namespace at {
 class Tensor;
 }
-namespace c10d {
-class Backend;
-}
 
 namespace tessera::comm {
 
@@ -27,11 +24,6 @@ bool can_reduce(c10::ScalarType type, ReduceOp op);
 const char* reducible_types(ReduceOp op);
 // Complex numbers add up part by part.
 bool sums_by_parts(const at::Tensor& tensor, ReduceOp op);
-// Gloo neither divides nor adds half precision in float32; shared memory and the fake back-end do.
-bool reduces_by_itself(const c10d::Backend& backend);
-// Reduce-scatters of sums as they are, though it neither divides nor adds half precision in float32: the mixed
-// back-end.
-bool scatters_sums(const c10d::Backend& backend);
 c10d::ReduceOp::RedOpType carried_op(ReduceOp op);
 // output = parts[0] op parts[1] op ..., in this order, in pieces that stay in the cache. Half precision is summed in
 // float32 and rounded once.

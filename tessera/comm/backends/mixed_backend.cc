@@ -74,9 +74,9 @@ bool HostMap::is_even() const {
 
 // ---- the thread that runs the stages, one call after the other ----
 
-class MixedBackend::Conductor {
+class MixedBackend::StageThread {
  public:
-  explicit Conductor(std::function<void()> on_failure) : on_failure_(std::move(on_failure)) {}
+  explicit StageThread(std::function<void()> on_failure) : on_failure_(std::move(on_failure)) {}
 
   void start(const c10::intrusive_ptr<StagedWork>& work) {
     const std::lock_guard lock(mutex_);
@@ -122,14 +122,14 @@ MixedBackend::MixedBackend(int rank, const HostMap& hosts, MixedParts parts)
     : Backend(rank, hosts.hosts() * static_cast<int>(hosts.members(0).size())),
       hosts_(hosts),
       parts_(std::move(parts)),
-      conductor_(std::make_unique<Conductor>([this] { abort(); })) {
+      stages_(std::make_unique<StageThread>([this] { abort(); })) {
   TESSERA_CHECK(hosts_.is_even(), ErrorKind::kInternal, "[comm.mixed] hosts with different numbers of ranks");
 }
 
 MixedBackend::~MixedBackend() { MixedBackend::shutdown(); }
 
 void MixedBackend::shutdown() {
-  conductor_->shut_down();
+  stages_->shut_down();
   for (const auto& part : {parts_.inner, parts_.rail, parts_.whole}) part->shutdown();
 }
 
@@ -143,7 +143,7 @@ void MixedBackend::setTimeout(std::chrono::milliseconds timeout) {
 
 MixedBackend::WorkPtr MixedBackend::start(c10d::OpType type, Tensors results, std::function<void()> stages) {
   const auto work = c10::make_intrusive<StagedWork>(rank_, type, ++sequence_, std::move(results), std::move(stages));
-  conductor_->start(work);
+  stages_->start(work);
   return work;
 }
 
@@ -151,7 +151,8 @@ MixedBackend::WorkPtr MixedBackend::start(c10d::OpType type, Tensors results, st
 at::Tensor MixedBackend::scratch(int which, int64_t count, const at::Tensor& like) {
   at::Tensor& kept = scratch_[which];
   const int64_t bytes = count * static_cast<int64_t>(like.element_size());
-  if (!kept.defined() || kept.numel() < bytes) kept = parts_.inner->allocateTensor(bytes, like.options().dtype(at::kByte));
+  if (!kept.defined() || kept.numel() < bytes)
+    kept = parts_.inner->allocateTensor(bytes, like.options().dtype(at::kByte));
   return kept.narrow(0, 0, bytes).view(like.scalar_type());
 }
 

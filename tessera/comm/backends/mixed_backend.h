@@ -18,6 +18,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "tessera/comm/group/capabilities.h"
+
 namespace tessera::comm {
 
 // Which ranks of a group are on which host.
@@ -43,7 +45,7 @@ struct MixedParts {
   c10::intrusive_ptr<c10d::Backend> whole;  // all
 };
 
-class MixedBackend final : public c10d::Backend {
+class MixedBackend final : public c10d::Backend, public HasCapabilities {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
@@ -52,6 +54,7 @@ class MixedBackend final : public c10d::Backend {
   MixedBackend(int rank, const HostMap& hosts, MixedParts parts);
   ~MixedBackend() override;
 
+  Capabilities capabilities() const override { return {.scatters_sums = true}; }
   const std::string getBackendName() const override { return "mixed"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return parts_.whole->getBackendOptions(); }
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -86,13 +89,13 @@ class MixedBackend final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
-  class Conductor;
+  class StageThread;
   WorkPtr start(c10d::OpType type, Tensors results, std::function<void()> stages);
   at::Tensor scratch(int which, int64_t count, const at::Tensor& like);
 
   HostMap hosts_;
   MixedParts parts_;
-  std::unique_ptr<Conductor> conductor_;
+  std::unique_ptr<StageThread> stages_;
   at::Tensor scratch_[2];  // of the stages
   uint64_t sequence_ = 0;
 };

@@ -9,7 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/local_reduction.h"
-#include "tessera/comm/collectives/launch.h"
+#include "tessera/comm/collectives/collective_start.h"
+#include "tessera/comm/group/capabilities.h"
 
 namespace tessera::comm {
 namespace {
@@ -23,25 +24,26 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 
 int dtype_of(const at::Tensor& tensor) { return static_cast<int>(tensor.scalar_type()); }
 
-void require_reducible(const Launch& launch, at::ScalarType type, ReduceOp op) {
-  launch.require(can_reduce(type, op), fmt::format("cannot reduce {} by {}. Wanted {}.", c10::toString(type),
-                                                   to_string(op), reducible_types(op)));
+void require_reducible(const CollectiveStart& call, at::ScalarType type, ReduceOp op) {
+  call.require(can_reduce(type, op), fmt::format("cannot reduce {} by {}. Wanted {}.", c10::toString(type),
+                                                 to_string(op), reducible_types(op)));
 }
 
 // For back-ends that add but do not divide: what they do, and what is done here with the sum they `carried`, which for
 // half precision is another tensor, in float32.
 c10d::ReduceOp::RedOpType undivided(ReduceOp op) { return carried_op(op == ReduceOp::kAvg ? ReduceOp::kSum : op); }
 
-void divide_and_round(Launch& launch, const at::Tensor& target, const at::Tensor& carried, ReduceOp op, int size) {
-  launch.on_finish([target, carried, op, size]() mutable {
+void divide_and_round(CollectiveStart& call, const at::Tensor& target, const at::Tensor& carried, ReduceOp op,
+                      int size) {
+  call.on_finish([target, carried, op, size]() mutable {
     if (op == ReduceOp::kAvg) carried.div_(size);
     if (!carried.is_same(target)) target.copy_(carried);
   });
 }
 
 // Fresh large memory costs far more than the copy into it, so the group keeps one buffer.
-at::Tensor take_scratch(Group& group, int64_t bytes, at::Device device) {
-  at::Tensor kept(std::exchange(group.scratch(), at::TensorBase()));
+at::Tensor take_scratch(at::TensorBase& kept_by_group, int64_t bytes, at::Device device) {
+  at::Tensor kept(std::exchange(kept_by_group, at::TensorBase()));
   if (!kept.defined() || kept.numel() < bytes || kept.device() != device) {
     kept = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   }
@@ -52,44 +54,44 @@ at::Tensor take_scratch(Group& group, int64_t bytes, at::Device device) {
 
 Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::string_view subject) {
   if (sums_by_parts(tensor, op)) return all_reduce(group, at::view_as_real(tensor), op, subject);
-  Launch launch(group, Op::kAllReduce, subject);
-  launch.require_plain(tensor, "tensor");
-  require_reducible(launch, tensor.scalar_type(), op);
-  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .reduce = op});
-  if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
-  at::Tensor target = launch.keep_output(tensor).view({-1});
+  CollectiveStart call(group, Op::kAllReduce, subject);
+  call.require_plain(tensor, "tensor");
+  require_reducible(call, tensor.scalar_type(), op);
+  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .reduce = op});
+  if (group.size() == 1 || tensor.numel() == 0) return call.finished();
+  at::Tensor target = call.keep_output(tensor).view({-1});
   c10d::AllreduceOptions options;
   options.reduceOp = carried_op(op);
   at::Tensor carried = target;
-  if (!reduces_by_itself(group.backend())) {
+  if (!capabilities_of(group.backend()).reduces) {
     if (is_half(target.scalar_type())) carried = target.to(at::kFloat);
     options.reduceOp = undivided(op);
-    divide_and_round(launch, target, carried, op, group.size());
+    divide_and_round(call, target, carried, op, group.size());
   }
-  launch.count(CommKind::kAllReduce, 2 * size_of(tensor) * (group.size() - 1) / group.size());
-  return launch.start([&](c10d::Backend& backend) {
+  call.count(2 * size_of(tensor) * (group.size() - 1) / group.size());
+  return call.start([&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors = {carried};
     return backend.allreduce(tensors, options);
   });
 }
 
 Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input, std::string_view subject) {
-  Launch launch(group, Op::kAllGather, subject);
-  launch.require_plain(output, "output");
-  launch.require_plain(input, "input");
-  launch.require_same_dtype(output, input);
-  launch.require(output.numel() == input.numel() * group.size(),
-                 fmt::format("output {} holds {} elements, wanted {} times input's {}", output.sizes(), output.numel(),
-                             group.size(), input.numel()));
-  launch.sign({.sizes = input.sizes(), .dtype = dtype_of(input)});
-  if (input.numel() == 0) return launch.finished();
-  at::Tensor out = bytes_of(launch.keep_output(output)), in = bytes_of(launch.keep(input));
+  CollectiveStart call(group, Op::kAllGather, subject);
+  call.require_plain(output, "output");
+  call.require_plain(input, "input");
+  call.require_same_dtype(output, input);
+  call.require(output.numel() == input.numel() * group.size(),
+               fmt::format("output {} holds {} elements, wanted {} times input's {}", output.sizes(), output.numel(),
+                           group.size(), input.numel()));
+  call.sign({.sizes = input.sizes(), .dtype = dtype_of(input)});
+  if (input.numel() == 0) return call.finished();
+  at::Tensor out = bytes_of(call.keep_output(output)), in = bytes_of(call.keep(input));
   if (group.size() == 1) {
     if (out.data_ptr() != in.data_ptr()) out.copy_(in);
-    return launch.finished();
+    return call.finished();
   }
-  launch.count(CommKind::kAllGather, size_of(input) * (group.size() - 1));
-  return launch.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
+  call.count(size_of(input) * (group.size() - 1));
+  return call.start([&](c10d::Backend& backend) { return backend._allgather_base(out, in); });
 }
 
 // Over Gloo each rank sends every other rank its part and adds what it receives itself: half the traffic of Gloo's
@@ -99,58 +101,59 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   if (sums_by_parts(input, op) && output.is_complex()) {
     return reduce_scatter_into(group, at::view_as_real(output), at::view_as_real(input), op, subject);
   }
-  Launch launch(group, Op::kReduceScatter, subject);
-  launch.require_plain(output, "output");
-  launch.require_plain(input, "input");
-  launch.require_same_dtype(output, input);
-  launch.require(input.numel() == output.numel() * group.size(),
-                 fmt::format("input {} holds {} elements, wanted {} times output's {}", input.sizes(), input.numel(),
-                             group.size(), output.numel()));
-  require_reducible(launch, input.scalar_type(), op);
-  launch.sign({.sizes = output.sizes(), .dtype = dtype_of(input), .reduce = op});
-  if (input.numel() == 0) return launch.finished();
-  at::Tensor out = launch.keep_output(output).view({-1}), in = bytes_of(launch.keep(input));
+  CollectiveStart call(group, Op::kReduceScatter, subject);
+  call.require_plain(output, "output");
+  call.require_plain(input, "input");
+  call.require_same_dtype(output, input);
+  call.require(input.numel() == output.numel() * group.size(),
+               fmt::format("input {} holds {} elements, wanted {} times output's {}", input.sizes(), input.numel(),
+                           group.size(), output.numel()));
+  require_reducible(call, input.scalar_type(), op);
+  call.sign({.sizes = output.sizes(), .dtype = dtype_of(input), .reduce = op});
+  if (input.numel() == 0) return call.finished();
+  at::Tensor out = call.keep_output(output).view({-1}), in = bytes_of(call.keep(input));
   if (group.size() == 1) {
     if (output.data_ptr() != input.data_ptr()) out.copy_(input.view({-1}));
-    return launch.finished();
+    return call.finished();
   }
-  launch.count(CommKind::kReduceScatter, size_of(output) * (group.size() - 1));
+  call.count(size_of(output) * (group.size() - 1));
   c10d::ReduceScatterOptions options;
   options.reduceOp = carried_op(op);
-  if (reduces_by_itself(group.backend())) {
-    return launch.start([&](c10d::Backend& backend) {
+  if (capabilities_of(group.backend()).reduces) {
+    return call.start([&](c10d::Backend& backend) {
       at::Tensor parts = input.variable_data().view({-1});
       return backend._reduce_scatter_base(out, parts, options);
     });
   }
-  if (scatters_sums(group.backend())) {
+  if (capabilities_of(group.backend()).scatters_sums) {
     at::Tensor parts = input.variable_data().view({-1}), sum = out;
     if (is_half(out.scalar_type())) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
     options.reduceOp = undivided(op);
-    divide_and_round(launch, out, sum, op, group.size());
-    return launch.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
+    divide_and_round(call, out, sum, op, group.size());
+    return call.start([&](c10d::Backend& backend) { return backend._reduce_scatter_base(sum, parts, options); });
   }
-  at::Tensor scratch = take_scratch(group, in.numel(), input.device());
+  const auto kept = group.scratch();  // the group itself may end before the call does
+  at::Tensor scratch = take_scratch(*kept, in.numel(), input.device());
   at::Tensor received = scratch.narrow(0, 0, in.numel());
-  launch.on_finish([&group, scratch, received, out, op] {
-    reduce_parts(out, received.view(out.scalar_type()).view({group.size(), out.numel()}), op);
-    if (!group.scratch().defined() || group.scratch().numel() < scratch.numel()) group.scratch() = scratch;
+  call.on_finish([kept, size = group.size(), scratch, received, out, op] {
+    reduce_parts(out, received.view(out.scalar_type()).view({size, out.numel()}), op);
+    if (!kept->defined() || kept->numel() < scratch.numel()) *kept = scratch;
   });
-  return launch.start([&](c10d::Backend& backend) {
+  return call.start([&](c10d::Backend& backend) {
     std::vector<int64_t> equal_out, equal_in;
     return backend.alltoall_base(received, in, equal_out, equal_in);
   });
 }
 
 Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_view subject) {
-  Launch launch(group, Op::kBroadcast, subject);
-  launch.require_plain(tensor, "tensor");
-  launch.require_position(root, "root");
-  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = root});
-  if (group.size() == 1 || tensor.numel() == 0) return launch.finished();
-  std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
-  launch.count(CommKind::kBroadcast, size_of(tensor));
-  return launch.start([&](c10d::Backend& backend) {
+  CollectiveStart call(group, Op::kBroadcast, subject);
+  call.require_plain(tensor, "tensor");
+  call.require_position(root, "root");
+  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = root});
+  if (group.size() == 1 || tensor.numel() == 0) return call.finished();
+  std::vector<at::Tensor> tensors = {bytes_of(call.keep_output(tensor))};
+  call.count(size_of(tensor));
+  return call.start([&](c10d::Backend& backend) {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     return backend.broadcast(tensors, options);
@@ -159,31 +162,31 @@ Pending broadcast(Group& group, const at::Tensor& tensor, int root, std::string_
 
 Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
                 std::string_view subject) {
-  Launch launch(group, Op::kScatter, subject);
-  launch.require_plain(output, "output");
-  launch.require_position(root, "root");
+  CollectiveStart call(group, Op::kScatter, subject);
+  call.require_plain(output, "output");
+  call.require_position(root, "root");
   std::vector<std::vector<at::Tensor>> sent;
   if (group.rank() == root) {
-    launch.require(inputs.size() == static_cast<size_t>(group.size()),
-                   fmt::format("{} inputs, wanted one per rank", inputs.size()));
+    call.require(inputs.size() == static_cast<size_t>(group.size()),
+                 fmt::format("{} inputs, wanted one per rank", inputs.size()));
     sent.emplace_back();
     for (const at::Tensor& input : inputs) {
-      launch.require_plain(input, "input");
-      launch.require_same_dtype(output, input);
-      launch.require(input.numel() == output.numel(),
-                     fmt::format("input {} differs in size from output {}", input.sizes(), output.sizes()));
-      sent[0].push_back(bytes_of(launch.keep(input)));
+      call.require_plain(input, "input");
+      call.require_same_dtype(output, input);
+      call.require(input.numel() == output.numel(),
+                   fmt::format("input {} differs in size from output {}", input.sizes(), output.sizes()));
+      sent[0].push_back(bytes_of(call.keep(input)));
     }
   }
-  launch.sign({.sizes = output.sizes(), .dtype = dtype_of(output), .root = root});
-  if (output.numel() == 0) return launch.finished();
-  std::vector<at::Tensor> outputs = {bytes_of(launch.keep_output(output))};
+  call.sign({.sizes = output.sizes(), .dtype = dtype_of(output), .root = root});
+  if (output.numel() == 0) return call.finished();
+  std::vector<at::Tensor> outputs = {bytes_of(call.keep_output(output))};
   if (group.size() == 1) {
     outputs[0].copy_(sent[0][0]);
-    return launch.finished();
+    return call.finished();
   }
-  launch.count(CommKind::kScatter, size_of(output));
-  return launch.start([&](c10d::Backend& backend) {
+  call.count(size_of(output));
+  return call.start([&](c10d::Backend& backend) {
     c10d::ScatterOptions options;
     options.rootRank = root;
     return backend.scatter(outputs, sent, options);
@@ -193,70 +196,70 @@ Pending scatter(Group& group, const at::Tensor& output, const std::vector<at::Te
 Pending all_to_all_single(Group& group, const at::Tensor& output, const at::Tensor& input,
                           const std::vector<int64_t>& output_splits, const std::vector<int64_t>& input_splits,
                           std::string_view subject) {
-  Launch launch(group, Op::kAllToAll, subject);
-  launch.require_plain(output, "output");
-  launch.require_plain(input, "input");
-  launch.require_same_dtype(output, input);
-  launch.require(output.dim() > 0 && input.dim() > 0 && output.sizes().slice(1) == input.sizes().slice(1),
-                 fmt::format("output {} and input {} differ beyond dim 0", output.sizes(), input.sizes()));
+  CollectiveStart call(group, Op::kAllToAll, subject);
+  call.require_plain(output, "output");
+  call.require_plain(input, "input");
+  call.require_same_dtype(output, input);
+  call.require(output.dim() > 0 && input.dim() > 0 && output.sizes().slice(1) == input.sizes().slice(1),
+               fmt::format("output {} and input {} differ beyond dim 0", output.sizes(), input.sizes()));
   const auto byte_counts = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* name) {
     const int64_t rows = tensor.size(0), size = group.size();
     int64_t row_bytes = tensor.element_size();
     for (const int64_t extent : tensor.sizes().slice(1)) row_bytes *= extent;
-    launch.require(
+    call.require(
         !splits.empty() || rows % size == 0,
         fmt::format("{} {} does not divide into {} equal parts. Give the splits.", name, tensor.sizes(), size));
     std::vector<int64_t> counts = splits.empty() ? std::vector<int64_t>(size, rows / size) : splits;
-    launch.require(counts.size() == static_cast<size_t>(size) &&
-                       std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count >= 0; }) &&
-                       std::accumulate(counts.begin(), counts.end(), int64_t{0}) == rows,
-                   fmt::format("{} splits {} do not add up to the {} rows of {}", name, counts, rows, tensor.sizes()));
+    call.require(counts.size() == static_cast<size_t>(size) &&
+                     std::all_of(counts.begin(), counts.end(), [](int64_t count) { return count >= 0; }) &&
+                     std::accumulate(counts.begin(), counts.end(), int64_t{0}) == rows,
+                 fmt::format("{} splits {} do not add up to the {} rows of {}", name, counts, rows, tensor.sizes()));
     for (int64_t& count : counts) count *= row_bytes;
     return counts;
   };
   std::vector<int64_t> out_bytes = byte_counts(output, output_splits, "output");
   std::vector<int64_t> in_bytes = byte_counts(input, input_splits, "input");
-  launch.sign({.sizes = input.sizes().slice(1), .dtype = dtype_of(input)});
-  at::Tensor out = bytes_of(launch.keep_output(output)), in = bytes_of(launch.keep(input));
+  call.sign({.sizes = input.sizes().slice(1), .dtype = dtype_of(input)});
+  at::Tensor out = bytes_of(call.keep_output(output)), in = bytes_of(call.keep(input));
   if (group.size() == 1) {
-    launch.require(out_bytes == in_bytes, fmt::format("output {} and input {} differ", output.sizes(), input.sizes()));
+    call.require(out_bytes == in_bytes, fmt::format("output {} and input {} differ", output.sizes(), input.sizes()));
     out.copy_(in);
-    return launch.finished();
+    return call.finished();
   }
-  launch.count(CommKind::kAllToAll, size_of(output) - out_bytes[group.rank()]);
-  return launch.start([&](c10d::Backend& backend) { return backend.alltoall_base(out, in, out_bytes, in_bytes); });
+  call.count(size_of(output) - out_bytes[group.rank()]);
+  return call.start([&](c10d::Backend& backend) { return backend.alltoall_base(out, in, out_bytes, in_bytes); });
 }
 
 Pending send(Group& group, const at::Tensor& tensor, int destination, int tag) {
-  Launch launch(group, Op::kSend, "");
-  launch.require_plain(tensor, "tensor");
-  launch.require_position(destination, "destination");
-  launch.require(destination != group.rank(), "a rank cannot send to itself");
-  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = destination, .tag = tag});
-  if (tensor.numel() == 0) return launch.finished();
-  std::vector<at::Tensor> tensors = {bytes_of(launch.keep(tensor))};
-  launch.count(CommKind::kSend, 0);
-  return launch.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
+  CollectiveStart call(group, Op::kSend, "");
+  call.require_plain(tensor, "tensor");
+  call.require_position(destination, "destination");
+  call.require(destination != group.rank(), "a rank cannot send to itself");
+  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = destination, .tag = tag});
+  if (tensor.numel() == 0) return call.finished();
+  std::vector<at::Tensor> tensors = {bytes_of(call.keep(tensor))};
+  call.count(0);
+  return call.start([&](c10d::Backend& backend) { return backend.send(tensors, destination, tag); });
 }
 
 Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
-  Launch launch(group, Op::kRecv, "");
-  launch.require_plain(tensor, "tensor");
-  launch.require_position(source, "source");
-  launch.require(source != group.rank(), "a rank cannot receive from itself");
-  launch.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = source, .tag = tag});
-  if (tensor.numel() == 0) return launch.finished();
-  std::vector<at::Tensor> tensors = {bytes_of(launch.keep_output(tensor))};
-  launch.count(CommKind::kRecv, size_of(tensor));
-  return launch.start(
+  CollectiveStart call(group, Op::kRecv, "");
+  call.require_plain(tensor, "tensor");
+  call.require_position(source, "source");
+  call.require(source != group.rank(), "a rank cannot receive from itself");
+  call.sign({.sizes = tensor.sizes(), .dtype = dtype_of(tensor), .root = source, .tag = tag});
+  if (tensor.numel() == 0) return call.finished();
+  std::vector<at::Tensor> tensors = {bytes_of(call.keep_output(tensor))};
+  call.count(size_of(tensor));
+  return call.start(
       [tensors, source, tag](c10d::Backend& backend) mutable { return backend.recv(tensors, source, tag); });
 }
 
 void barrier(Group& group) {
   if (group.size() == 1) return;
-  Launch launch(group, Op::kBarrier, "");
-  launch.sign({});
-  launch.start([](c10d::Backend& backend) { return backend.barrier(); }).wait();
+  CollectiveStart call(group, Op::kBarrier, "");
+  call.sign({});
+  call.start([](c10d::Backend& backend) { return backend.barrier(); }).wait();
 }
 
 std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes) {

@@ -63,12 +63,11 @@ void announce_message(Group& group, const Signature& mine) {
   group.context().store->set(message_key(mine, group.rank(), mine.root), bytes_of(mine));
 }
 
-void await_announced_message(Group& group, const Signature& mine) {
-  c10d::Store& store = *group.context().store;
-  const std::string key = message_key(mine, mine.root, group.rank());
+void await_announced_message(c10d::Store& store, int rank, const Signature& mine) {
+  const std::string key = message_key(mine, mine.root, rank);
   const Signature theirs = read_signature(store, key);
   store.deleteKey(key);
-  if (theirs.hash != mine.hash) raise_disagreement(group.name(), {{mine.root, theirs}, {group.rank(), mine}});
+  if (theirs.hash != mine.hash) raise_disagreement(mine.group, {{mine.root, theirs}, {rank, mine}});
 }
 
 }  // namespace tessera::comm

@@ -15,6 +15,6 @@ namespace tessera::comm {
 // COLLECTIVE over `group`, through its back-end for CPU tensors.
 void compare_signatures(Group& group, const Signature& mine);
 void announce_message(Group& group, const Signature& mine);
-void await_announced_message(Group& group, const Signature& mine);
+void await_announced_message(c10d::Store& store, int rank, const Signature& mine);
 
 }  // namespace tessera::comm

@@ -65,8 +65,9 @@ class Group {
   // Breaks off what is in flight: here and on the peers those collectives, and all later ones, end with Error
   // kComm. From any thread.
   void abort() noexcept;
-  // Memory that collectives reuse from call to call; undefined while one of them has it.
-  at::TensorBase& scratch() { return scratch_; }
+  // Memory that collectives reuse from call to call; undefined while one of them has it. Calls that outlive the group
+  // keep it.
+  const std::shared_ptr<at::TensorBase>& scratch() { return scratch_; }
 
  private:
   std::string name_;
@@ -77,7 +78,7 @@ class Group {
   ComparesSignatures* comparing_ = nullptr;  // the back-end
   uint64_t sequence_ = 0;
   std::map<std::tuple<int, int, int>, uint64_t> messages_;
-  at::TensorBase scratch_;
+  std::shared_ptr<at::TensorBase> scratch_ = std::make_shared<at::TensorBase>();
 };
 
 }  // namespace tessera::comm

@@ -2,7 +2,7 @@
 // it.
 //
 //   struct Counter : comm::CollectiveObserver {
-//     void on_collective(comm::CommKind kind, int64_t bytes, const comm::Group& group) override { ++count; }
+//     void on_collective(comm::Op op, int64_t bytes, const comm::Group& group) override { ++count; }
 //     int count = 0;
 //   } counter;                                   // watches until it is destroyed
 //
@@ -12,24 +12,12 @@
 
 #include <cstdint>
 
+#include "tessera/comm/group/op.h"
 #include "tessera/comm/group/propagated.h"
 
 namespace tessera::comm {
 
 class Group;
-
-enum class CommKind : uint8_t {
-  kAllGather,
-  kAllReduce,
-  kReduceScatter,
-  kAllToAll,
-  kBroadcast,
-  kScatter,
-  kSend,
-  kRecv,
-  kCount
-};
-const char* to_string(CommKind kind) noexcept;  // "all_gather", "all_reduce", ...
 
 class CollectiveObserver {
  public:
@@ -41,9 +29,9 @@ class CollectiveObserver {
   // bytes: what the best algorithm brings to this rank from the others. all_gather (k-1) inputs, reduce_scatter (k-1)
   // outputs, all_reduce 2 (k-1)/k of the tensor, all_to_all the output without the own part, broadcast and scatter what
   // is received, also on the root; send 0.
-  virtual void on_collective(CommKind kind, int64_t bytes, const Group& group) = 0;
+  virtual void on_collective(Op op, int64_t bytes, const Group& group) = 0;
 
-  static void notify(CommKind kind, int64_t bytes, const Group& group);
+  static void notify(Op op, int64_t bytes, const Group& group);
 
  private:
   Propagated in_force_;

@@ -16,39 +16,11 @@ void put(char (&field)[size], std::string_view text) {
   std::memcpy(field, text.data(), std::min(text.size(), size - 1));
 }
 
-bool reduces(Op op) { return op == Op::kAllReduce || op == Op::kReduceScatter; }
-
 std::string said_by(const SignedBy& call, const char* verb) {
   return fmt::format("rank {} of the group {}{}", call.first, verb, to_string(call.second));
 }
 
 }  // namespace
-
-const char* to_string(Op op) noexcept {
-  switch (op) {
-    case Op::kNone:
-      return "no call";
-    case Op::kAllReduce:
-      return "all_reduce";
-    case Op::kAllGather:
-      return "all_gather";
-    case Op::kReduceScatter:
-      return "reduce_scatter";
-    case Op::kBroadcast:
-      return "broadcast";
-    case Op::kScatter:
-      return "scatter";
-    case Op::kAllToAll:
-      return "all_to_all";
-    case Op::kSend:
-      return "send";
-    case Op::kRecv:
-      return "recv";
-    case Op::kBarrier:
-      return "barrier";
-  }
-  return "?";
-}
 
 const char* dtype_name(int dtype) noexcept {
   switch (static_cast<c10::ScalarType>(dtype)) {
@@ -113,7 +85,7 @@ Signature sign(const SignatureFields& fields) noexcept {
 
 std::string to_string(const Signature& signature) {
   std::string text = to_string(signature.op);
-  if (reduces(signature.op)) text += fmt::format("({})", to_string(signature.reduce));
+  if (is_reduction(signature.op)) text += fmt::format("({})", to_string(signature.reduce));
   if (signature.op == Op::kBroadcast || signature.op == Op::kScatter) text += fmt::format("(root {})", signature.root);
   if (is_message(signature.op)) {
     text += fmt::format("({} {}, tag {})", signature.op == Op::kSend ? "to" : "from", signature.root, signature.tag);

@@ -18,24 +18,10 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/group/op.h"
 #include "tessera/comm/group/reduce_op.h"
 
 namespace tessera::comm {
-
-enum class Op : uint8_t {
-  kNone,
-  kAllReduce,
-  kAllGather,
-  kReduceScatter,
-  kBroadcast,
-  kScatter,
-  kAllToAll,
-  kSend,
-  kRecv,
-  kBarrier
-};
-const char* to_string(Op op) noexcept;  // "all_reduce", ...; the verb of the error messages
-inline bool is_message(Op op) noexcept { return op == Op::kSend || op == Op::kRecv; }
 
 struct Signature {
   static constexpr int kMaxSizes = 6;

@@ -78,14 +78,14 @@ Incoming into(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
-Call call_of(CallKind kind, const at::Tensor& tensor, int64_t root = -1) {
+Call call_of(Op kind, const at::Tensor& tensor, int64_t root = -1) {
   return {.kind = kind,
           .dtype = static_cast<int8_t>(tensor.scalar_type()),
           .root = static_cast<int32_t>(root),
           .elements = static_cast<uint64_t>(tensor.numel())};
 }
 
-Call call_of(CallKind kind, const at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root = -1) {
+Call call_of(Op kind, const at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root = -1) {
   check_reducible(tensor.scalar_type(), op);
   Call call = call_of(kind, tensor, root);
   call.reduce = op;
@@ -120,14 +120,11 @@ ShmBackend::ShmBackend(std::shared_ptr<SharedMemory> memory, const ChannelOption
     : Backend(options.rank, options.size),
       channel_(std::make_shared<Channel>(std::move(memory), options)),
       engine_(std::make_shared<Engine>(channel_)),
-      office_(std::make_shared<PostOffice>(channel_)),
       timeout_(timeout) {}
 
 ShmBackend::~ShmBackend() { ShmBackend::shutdown(); }
 
-std::shared_ptr<c10::Allocator> ShmBackend::getMemAllocator() {
-  return {std::shared_ptr<void>(), &shared_buffers()};
-}
+std::shared_ptr<c10::Allocator> ShmBackend::getMemAllocator() { return {std::shared_ptr<void>(), &shared_buffers()}; }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
   return at::detail::empty_generic({size}, &shared_buffers(), c10::DispatchKeySet(c10::DispatchKey::CPU),
@@ -136,7 +133,6 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
 
 void ShmBackend::shutdown() {
   engine_->shut_down();
-  office_->shut_down();
   channel_->leave();  // works that are still held keep the channel
 }
 
@@ -197,15 +193,14 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
   } else {
     in[options.rootRank] = into(tensor);
   }
-  return start(
-      make_exchange(call_of(CallKind::kBroadcast, tensor, options.rootRank), std::move(out), std::move(in), true),
-      {c10d::OpType::BROADCAST, options.timeout, tensors, tensors});
+  return start(make_exchange(call_of(Op::kBroadcast, tensor, options.rootRank), std::move(out), std::move(in), true),
+               {c10d::OpType::BROADCAST, options.timeout, tensors, tensors});
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only("all_reduce", tensors);
-  return start(make_all_reduce(call_of(CallKind::kAllReduce, tensor, options.reduceOp), size_,
-                               tensor.mutable_data_ptr(), tensor.numel()),
+  return start(make_all_reduce(call_of(Op::kAllReduce, tensor, options.reduceOp), size_, tensor.mutable_data_ptr(),
+                               tensor.numel()),
                {c10d::OpType::ALLREDUCE, options.timeout, tensors, tensors});
 }
 
@@ -221,7 +216,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const at::Tensor& tensor = only("reduce", tensors);
   require(options.rootRank >= 0 && options.rootRank < size_, "reduce", fmt::format("no rank {}", options.rootRank));
-  return start(make_reduce(call_of(CallKind::kReduce, tensor, options.reduceOp, options.rootRank), size_, rank_,
+  return start(make_reduce(call_of(Op::kReduce, tensor, options.reduceOp, options.rootRank), size_, rank_,
                            tensor.mutable_data_ptr(), tensor.numel()),
                {c10d::OpType::REDUCE, options.timeout, tensors, tensors});
 }
@@ -238,7 +233,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
   }
   Tensors results = used;
   used.push_back(input);
-  return start(make_exchange(call_of(CallKind::kAllGather, input), std::move(out), std::move(in), true),
+  return start(make_exchange(call_of(Op::kAllGather, input), std::move(out), std::move(in), true),
                {c10d::OpType::ALLGATHER, options.timeout, std::move(used), std::move(results)});
 }
 
@@ -253,7 +248,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
   for (int from = 0; from < size_; ++from) {
     in.push_back({static_cast<std::byte*>(output.mutable_data_ptr()) + from * input.nbytes(), input.nbytes()});
   }
-  return start(make_exchange(call_of(CallKind::kAllGather, input), std::move(out), std::move(in), true),
+  return start(make_exchange(call_of(Op::kAllGather, input), std::move(out), std::move(in), true),
                {c10d::OpType::_ALLGATHER_BASE, options.timeout, {output, input}, {output}});
 }
 
@@ -298,7 +293,7 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, co
       used.push_back(results[from]);
     }
   }
-  return start(make_exchange(call_of(CallKind::kGather, input, options.rootRank), std::move(out), std::move(in), true),
+  return start(make_exchange(call_of(Op::kGather, input, options.rootRank), std::move(out), std::move(in), true),
                {c10d::OpType::GATHER, options.timeout, std::move(used), std::move(results)});
 }
 
@@ -317,9 +312,8 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, c
       used.push_back(parts[to]);
     }
   }
-  return start(
-      make_exchange(call_of(CallKind::kScatter, output, options.rootRank), std::move(out), std::move(in), false),
-      {c10d::OpType::SCATTER, options.timeout, std::move(used), outputs});
+  return start(make_exchange(call_of(Op::kScatter, output, options.rootRank), std::move(out), std::move(in), false),
+               {c10d::OpType::SCATTER, options.timeout, std::move(used), outputs});
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -333,8 +327,8 @@ ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& in
     parts.push_back(part.const_data_ptr());
     used.push_back(part);
   }
-  return start(make_reduce_scatter(call_of(CallKind::kReduceScatter, output, options.reduceOp),
-                                   output.mutable_data_ptr(), std::move(parts), output.numel()),
+  return start(make_reduce_scatter(call_of(Op::kReduceScatter, output, options.reduceOp), output.mutable_data_ptr(),
+                                   std::move(parts), output.numel()),
                {c10d::OpType::REDUCE_SCATTER, options.timeout, std::move(used), outputs});
 }
 
@@ -348,8 +342,8 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
   for (int rank = 0; rank < size_; ++rank) {
     parts.push_back(static_cast<const std::byte*>(input.const_data_ptr()) + rank * output.nbytes());
   }
-  return start(make_reduce_scatter(call_of(CallKind::kReduceScatter, output, options.reduceOp),
-                                   output.mutable_data_ptr(), std::move(parts), output.numel()),
+  return start(make_reduce_scatter(call_of(Op::kReduceScatter, output, options.reduceOp), output.mutable_data_ptr(),
+                                   std::move(parts), output.numel()),
                {c10d::OpType::_REDUCE_SCATTER_BASE, options.timeout, {output, input}, {output}});
 }
 
@@ -367,7 +361,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   auto out = cut<Outgoing>("the input", input, all_of(input), input_splits, size_);
   auto in = cut<Incoming>("the output", output, into(output), output_splits, size_);
   require(output.scalar_type() == input.scalar_type(), "all_to_all", "output and input are of two types");
-  Call call = call_of(CallKind::kAllToAll, input);
+  Call call = call_of(Op::kAllToAll, input);
   call.elements = 0;
   return start(make_exchange(call, std::move(out), std::move(in), false),
                {c10d::OpType::ALLTOALL_BASE, options.timeout, {output, input}, {output}});
@@ -390,45 +384,44 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, cons
     in.push_back(into(outputs[peer]));
     used.push_back(inputs[peer]);
   }
-  Call call = call_of(CallKind::kAllToAll, inputs[0]);
+  Call call = call_of(Op::kAllToAll, inputs[0]);
   call.elements = 0;
   return start(make_exchange(call, std::move(out), std::move(in), false),
                {c10d::OpType::ALLTOALL, options.timeout, std::move(used), outputs});
 }
 
 ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
-  return start(
-      make_exchange({.kind = CallKind::kBarrier}, std::vector<Outgoing>(size_), std::vector<Incoming>(size_), true),
-      {c10d::OpType::BARRIER, options.timeout, {}, {}});
+  return start(make_exchange({.kind = Op::kBarrier}, std::vector<Outgoing>(size_), std::vector<Incoming>(size_), true),
+               {c10d::OpType::BARRIER, options.timeout, {}, {}});
 }
 
 // Its error names all ranks that are missing, whether asked for or not.
 void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) { barrier(options)->wait(); }
 
-ShmBackend::WorkPtr ShmBackend::post(c10d::OpType type, Tensors& tensors, int peer, int tag) {
+ShmBackend::WorkPtr ShmBackend::start_message(c10d::OpType type, Tensors& tensors, int peer, int tag) {
   const char* verb = type == c10d::OpType::SEND ? "send" : "recv";
   const at::Tensor& tensor = only(verb, tensors);
   require(peer >= -1 && peer < size_ && peer != rank_, verb,
           fmt::format("no rank {} beside this one, {}", peer, rank_));
   require(tag >= 0, verb, fmt::format("tag {}: wanted 0 or more", tag));
-  const auto work = c10::make_intrusive<MailWork>(office_, type, peer, tag, tensor, timeout_);
+  const auto work = c10::make_intrusive<MessageWork>(engine_, type, peer, tag, tensor, timeout_);
   announced_ = Signature();
-  office_->post(work);
+  engine_->start(work);
   return keep(work);
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int destination, int tag) {
   require(destination >= 0, "send", fmt::format("no rank {}", destination));
-  return post(c10d::OpType::SEND, tensors, destination, tag);
+  return start_message(c10d::OpType::SEND, tensors, destination, tag);
 }
 
 ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int source, int tag) {
   require(source >= 0, "recv", fmt::format("no rank {}", source));
-  return post(c10d::OpType::RECV, tensors, source, tag);
+  return start_message(c10d::OpType::RECV, tensors, source, tag);
 }
 
 ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
-  return post(c10d::OpType::RECVANYSOURCE, tensors, -1, tag);
+  return start_message(c10d::OpType::RECVANYSOURCE, tensors, -1, tag);
 }
 
 }  // namespace tessera::comm::shm

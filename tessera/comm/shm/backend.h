@@ -16,13 +16,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
+#include "tessera/comm/group/capabilities.h"
 #include "tessera/comm/group/signature.h"
 #include "tessera/comm/shm/engine.h"
-#include "tessera/comm/shm/mail.h"
 
 namespace tessera::comm::shm {
 
-class ShmBackend final : public c10d::Backend, public ComparesSignatures {
+class ShmBackend final : public c10d::Backend, public ComparesSignatures, public HasCapabilities {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
@@ -33,6 +33,8 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures {
   ~ShmBackend() override;
 
   void announce(const Signature& signature) override { announced_ = signature; }
+
+  Capabilities capabilities() const override { return {.reduces = true}; }
 
   const std::string getBackendName() const override { return "shm"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return c10::make_intrusive<Options>("shm", timeout_); }
@@ -84,13 +86,12 @@ class ShmBackend final : public c10d::Backend, public ComparesSignatures {
   };
   WorkPtr start(std::unique_ptr<Operation> operation, Started what);
   WorkPtr keep(WorkPtr work);
-  WorkPtr post(c10d::OpType type, Tensors& tensors, int peer, int tag);
+  WorkPtr start_message(c10d::OpType type, Tensors& tensors, int peer, int tag);
   template <class Start>
   WorkPtr together(const Start& start_all);
 
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<Engine> engine_;
-  std::shared_ptr<PostOffice> office_;
   Milliseconds timeout_;
   uint64_t sequence_ = 0;
   Signature announced_;

@@ -16,26 +16,9 @@
 namespace tessera::comm::shm {
 namespace {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
 
-// How long looking again pays. A sleep and a wake cost 5 us and more on each side, pieces of large messages some 50 us.
-constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
-// With more ranks than cores the core is what the peer waits for. When others than the peers want it too, a sleeper
-// gets it back sooner than one that yields.
-constexpr int kYields = 20;
-constexpr microseconds kLongYield{50};
-constexpr nanoseconds kSlice = milliseconds(100);
 constexpr milliseconds kEndOfAProcess{2000}, kLookAgain{5}, kHalfBroken{100};
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -46,7 +29,7 @@ void initialize(SharedMemory& memory, int size) {
   new (memory.data()) Head;
   for (int rank = 0; rank < size; ++rank) {
     new (memory.data() + layout.words(rank)) RankWords;
-    for (int to = 0; to < size; ++to) new (memory.data() + layout.pair(rank, to)) PairWords;
+    for (int to = 0; to < size; ++to) new (memory.data() + layout.ring(rank, to)) Ring<Native>;
   }
 }
 
@@ -54,7 +37,7 @@ Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
     : memory_(std::move(memory)),
       options_(std::move(options)),
       layout_(options_.size),
-      rounds_(head().rounds, options_.size) {
+      rounds_(head().rounds, all_bells(), options_.rank) {
   TESSERA_CHECK(memory_->bytes() == layout_.bytes() && head().version == kVersion, ErrorKind::kInternal,
                 "[comm.shm] shared memory of {} bytes, version {}: wanted {}, {}", memory_->bytes(), head().version,
                 layout_.bytes(), kVersion);
@@ -69,10 +52,15 @@ Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
 
 Channel::~Channel() { leave(); }
 
+std::vector<Bells<Native>*> Channel::all_bells() const {
+  std::vector<Bells<Native>*> all;
+  for (int rank = 0; rank < size(); ++rank) all.push_back(&bells(rank));
+  return all;
+}
+
 void Channel::leave() noexcept {
   words(rank()).left.store(1);
-  head().rounds.bell.ring_always();
-  for (int peer = 0; peer < size(); ++peer) words(peer).doorbell.ring_always();
+  for (int peer = 0; peer < size(); ++peer) bells(peer).ring_always();
 }
 
 std::string Channel::name_of(int rank) const {
@@ -114,7 +102,8 @@ void Channel::forget_freed() {
 
 // A process that is killed closes its files a moment before it counts as ended.
 void Channel::fail_to_look(int rank, const Error& error) {
-  for (const auto limit = Clock::now() + kEndOfAProcess; Clock::now() < limit; std::this_thread::sleep_for(kLookAgain)) {
+  for (const auto limit = Clock::now() + kEndOfAProcess; Clock::now() < limit;
+       std::this_thread::sleep_for(kLookAgain)) {
     if (is_broken()) throw_broken();
     const std::string dead = who_died();
     if (!dead.empty()) fail(dead);
@@ -122,42 +111,50 @@ void Channel::fail_to_look(int rank, const Error& error) {
   fail(fmt::format("{} cannot read the memory of {}: {}", name_of(this->rank()), name_of(rank), error.what()));
 }
 
+// In this order: who is named as missing may have arrived, and nobody arrives without being counted in the round.
 void Channel::arrive() {
-  words(rank()).arrived.store(rounds_.next());
   rounds_.arrive();
+  words(rank()).arrived.store(rounds_.round());
 }
 
-void Channel::wait(Patience patience, Clock::time_point deadline) {
-  if (rounds_.complete()) return;
-  Waiter waiter(*this, patience, deadline);
-  rounds_.wait(waiter);
+bool Channel::ready() const {
+  const RoundState state = rounds_.state();
+  if (state == RoundState::kBroken) throw_broken();
+  return state == RoundState::kComplete;
 }
 
 void Channel::break_off(const std::exception& error) noexcept {
-  break_off(error.what(), dynamic_cast<const Disagreement*>(&error) != nullptr);
+  break_off(error.what(), dynamic_cast<const Disagreement*>(&error) ? Broken::kDisagreement
+                          : dynamic_cast<const TimedOut*>(&error)   ? Broken::kTimedOut
+                                                                    : Broken::kPeerFailed);
 }
 
-void Channel::break_off(const std::string& reason, bool disagreement) noexcept {
+void Channel::break_off(const std::string& reason, Broken kind) noexcept {
   if (head().breaking.fetch_add(1) == 0) {
     std::strncpy(head().reason, reason.c_str(), kReasonBytes - 1);
-    head().disagreement = disagreement;
+    head().kind = kind;
   } else {  // another rank is about to; it may end before it has
     for (const auto limit = Clock::now() + kHalfBroken; !is_broken() && Clock::now() < limit;) ::sched_yield();
     if (is_broken()) return;
   }
   rounds_.break_off();
-  for (int peer = 0; peer < size(); ++peer) words(peer).doorbell.ring_always();
 }
 
 void Channel::throw_broken() const {
-  if (head().disagreement) throw Disagreement(head().reason);
+  switch (head().kind) {
+    case Broken::kDisagreement:
+      throw Disagreement(head().reason);
+    case Broken::kTimedOut:
+      throw TimedOut(head().reason);
+    case Broken::kPeerFailed:
+      break;
+  }
   throw PeerFailed(head().reason);
 }
 
-void Channel::fail(const std::string& reason) {
-  break_off(reason);
-  if (is_broken()) throw_broken();  // a rank that ends for a reason is a reason for the next one: the first one counts
-  throw PeerFailed(reason);
+void Channel::fail(const std::string& reason, Broken kind) {
+  break_off(reason, kind);
+  throw_broken();  // a rank that ends for a reason is a reason for the next one: the first one counts
 }
 
 std::string Channel::who_died() const {
@@ -175,72 +172,46 @@ std::string Channel::who_died() const {
 void Channel::await_readers() {
   for (int peer = 0; peer < size(); ++peer) {
     if (!same_process(peer)) continue;
-    while (words(peer).reading.load() != 0) ::sched_yield();
+    while (words(peer).readers.are_there()) ::sched_yield();
   }
 }
 
 Reading::Reading(Channel& channel) : channel_(channel) {
-  channel_.words(channel_.rank()).reading.fetch_add(1);
-  if (channel_.is_broken()) end();
+  if (!readers().enter(channel.head().rounds.broken)) channel.throw_broken();
 }
 
 Reading::~Reading() {
-  if (reads_) channel_.words(channel_.rank()).reading.fetch_add(static_cast<uint32_t>(-1));
+  if (reads_) readers().leave(channel_.head().rounds.broken);
 }
 
-// The order of these two is that of what was read before.
 void Reading::end() {
   reads_ = false;
-  channel_.words(channel_.rank()).reading.fetch_add(static_cast<uint32_t>(-1));
-  if (channel_.is_broken()) channel_.throw_broken();
+  if (!readers().leave(channel_.head().rounds.broken)) channel_.throw_broken();
 }
+
+Readers<Native>& Reading::readers() const { return channel_.words(channel_.rank()).readers; }
 
 std::string Channel::who_left() const {
   for (int peer = 0; peer < size(); ++peer) {
-    if (has_left(peer) && at<RankWords>(layout_.words(peer))->arrived.load() < rounds_.round()) return name_of(peer);
+    if (has_left(peer) && words(peer).arrived.load() < rounds_.round()) return name_of(peer);
   }
   return "";
+}
+
+std::vector<bool> Channel::who_have_left() const {
+  std::vector<bool> left(size());
+  for (int peer = 0; peer < size(); ++peer) left[peer] = has_left(peer);
+  return left;
 }
 
 std::string Channel::who_is_missing() const {
   std::string missing;
   for (int peer = 0; peer < size(); ++peer) {
-    if (at<RankWords>(layout_.words(peer))->arrived.load() < rounds_.round()) {
+    if (words(peer).arrived.load() < rounds_.round()) {
       missing += (missing.empty() ? "" : ", ") + name_of(peer);
     }
   }
   return missing;
-}
-
-bool Waiter::spin() {
-  if (channel_.crowded()) {
-    if (++looked_ > kYields) return false;
-    const auto before = Clock::now();
-    ::sched_yield();
-    return Clock::now() - before < kLongYield;
-  }
-  pause();
-  if (++looked_ % 16 != 0) return true;
-  const auto now = Clock::now();
-  if (began_ == Clock::time_point{}) began_ = now;
-  return now - began_ < (patience_ == Patience::kCaller ? kCallerSpin : kWorkerSpin);
-}
-
-void Waiter::sleep(Native::Word32& word, uint32_t seen) {
-  const auto before = Clock::now();
-  const nanoseconds left = deadline_ - before;
-  if (left <= nanoseconds(0)) {
-    const std::string missing = channel_.who_is_missing();
-    if (missing.empty()) return;  // the last one has just come
-    channel_.fail(fmt::format("timed out: {} did not arrive", missing));
-  }
-  const std::string gone = channel_.who_left();
-  if (!gone.empty()) channel_.fail(gone + " has left the group");
-  const nanoseconds slice = std::min(left, kSlice);
-  Native::sleep(word, seen, slice);
-  if (Clock::now() - before < slice) return;
-  const std::string dead = channel_.who_died();
-  if (!dead.empty() && !channel_.complete()) channel_.fail(dead);  // a rank may end after its part in the round
 }
 
 }  // namespace tessera::comm::shm

@@ -2,10 +2,10 @@
 //
 //   Slot slot = channel.own_slot();   // fill in
 //   channel.arrive();
-//   channel.wait(Patience::kCaller);  // throws when the group is broken off, a peer has ended, or time is up
+//   if (channel.ready()) ...          // all ranks have; throws when the group is broken off
 //   channel.slot(2).data;             // what rank 2 wrote
 //
-// Used by one thread at a time, but break_off(), broken() and the p2p words by any.
+// Never waits. Used by one thread at a time, but break_off(), is_broken() and the bells by any.
 #pragma once
 
 #include <chrono>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/errors/timed_out.h"
 #include "tessera/comm/shm/layout.h"
 #include "tessera/comm/shm/segment.h"
 
@@ -29,8 +30,6 @@ struct ChannelOptions {
   bool crowded = false;          // more ranks than cores on this host
   bool views = false;            // every rank may open what the others share
 };
-
-enum class Patience { kCaller, kWorker };  // the worker leaves the core to whoever computes
 
 struct Slot {
   SlotHead* head;
@@ -58,7 +57,8 @@ class Channel {
   // What `rank` has shown, good for this call. Breaks the group off when it cannot be mapped.
   const std::byte* look(int rank, const Place& place, size_t bytes);
 
-  // Between two calls: forgets mappings of buffers that their owners have freed. After the last call, or a failure: all.
+  // Between two calls: forgets mappings of buffers that their owners have freed. After the last call, or a failure:
+  // all.
   void forget_freed();
   void forget_all() { views_.clear(); }
   // Whether what lies in shared buffers is read in place by other processes.
@@ -67,24 +67,25 @@ class Channel {
   Slot own_slot() { return slot_at(rank(), rounds_.next()); }
   Slot slot(int rank) { return slot_at(rank, rounds_.round()); }
   void arrive();
-  bool complete() const { return rounds_.complete(); }
-  void wait(Patience patience, Clock::time_point deadline);
+  // Whether all ranks have arrived in the round of this one. Throws when they never will.
+  bool ready() const;
 
-  RankWords& words(int rank) { return *at<RankWords>(layout_.words(rank)); }
-  PairWords& pair(int from, int to) { return *at<PairWords>(layout_.pair(from, to)); }
+  RankWords& words(int rank) const { return *at<RankWords>(layout_.words(rank)); }
+  Bells<Native>& bells(int rank) const { return words(rank).bells; }
+  Bells<Native>& bells() const { return bells(rank()); }
+  Ring<Native>& ring(int from, int to) const { return *at<Ring<Native>>(layout_.ring(from, to)); }
   std::byte* chunk(int from, int to, uint64_t number) { return memory_->data() + layout_.chunk(from, to, number); }
 
   // Tells the peers that this rank takes part no longer.
   void leave() noexcept;
-  // Ends everybody's waits, with Disagreement(reason) when `error` is one, else PeerFailed(reason). The first reason
-  // stays.
-  void break_off(const std::string& reason) noexcept { break_off(reason, false); }
+  // Ends everybody's waits, with Disagreement or TimedOut when `error` is one, else PeerFailed. The first reason stays.
+  void break_off(const std::string& reason, Broken kind = Broken::kPeerFailed) noexcept;
   void break_off(const std::exception& error) noexcept;
   // Breaks off and throws the first reason.
-  [[noreturn]] void fail(const std::string& reason);
+  [[noreturn]] void fail(const std::string& reason, Broken kind = Broken::kPeerFailed);
   bool is_broken() const { return head().rounds.broken.load() != 0; }
   [[noreturn]] void throw_broken() const;
-  bool has_left(int rank) const { return at<RankWords>(layout_.words(rank))->left.load() != 0; }
+  bool has_left(int rank) const { return words(rank).left.load() != 0; }
   // "rank 3 (process 4711) has ended": the process of a rank that has not left before; "" when there is none. What it
   // did before its end is to be looked at after this.
   std::string who_died() const;
@@ -93,15 +94,16 @@ class Channel {
   void await_readers();
   // The ranks whose leaving makes the present round impossible; "" when there is none.
   std::string who_left() const;
+  std::vector<bool> who_have_left() const;
   std::string who_is_missing() const;  // "rank 1, rank 2": not yet in the round
 
  private:
+  friend class Reading;
   template <class T>
   T* at(size_t offset) const {
     return reinterpret_cast<T*>(memory_->data() + offset);
   }
   Head& head() const { return *at<Head>(0); }
-  void break_off(const std::string& reason, bool disagreement) noexcept;
   [[noreturn]] void fail_to_look(int rank, const Error& error);
   Slot slot_at(int rank, uint64_t round) const {
     std::byte* slot = memory_->data() + layout_.slot(rank, round);
@@ -109,13 +111,15 @@ class Channel {
             slot + layout_.slot_head()};
   }
 
+  std::vector<Bells<Native>*> all_bells() const;
+
   std::shared_ptr<SharedMemory> memory_;
   ChannelOptions options_;
   Layout layout_;
   Rounds<Native> rounds_;
   bool same_process_;
-  std::unordered_map<uint64_t, SharedView> views_;    // by SharedPlace::buffer
-  bool mapped_ = false;                               // one of them, since forget_freed()
+  std::unordered_map<uint64_t, SharedView> views_;   // by SharedPlace::buffer
+  bool mapped_ = false;                              // one of them, since forget_freed()
   std::vector<std::pair<int, Descriptor>> watched_;  // rank and pidfd of each other process
 };
 
@@ -125,8 +129,8 @@ class Channel {
 //   ...                           // copy
 //   reading.end();                // likewise: what was copied since may be rubbish
 //
-// A rank that fails frees its memory only after break_off(), and where threads of its process read it, only when they no
-// longer do.
+// A rank that fails frees its memory only after break_off(), and where threads of its process read it, only when they
+// no longer do.
 class Reading {
  public:
   explicit Reading(Channel& channel);
@@ -136,28 +140,12 @@ class Reading {
   void end();
 
  private:
+  Readers<Native>& readers() const;
   Channel& channel_;
   bool reads_ = true;
 };
 
 // Lays the words out in fresh memory.
 void initialize(SharedMemory& memory, int size);
-
-// How a thread waits: looks again for a while, gives the core away for a while, then sleeps. Every 100 ms of sleep it
-// looks for peers that ended, and at the clock.
-class Waiter {
- public:
-  Waiter(Channel& channel, Patience patience, Clock::time_point deadline)
-      : channel_(channel), patience_(patience), deadline_(deadline) {}
-  bool spin();
-  void sleep(Native::Word32& word, uint32_t seen);
-  [[noreturn]] void broken() { channel_.throw_broken(); }
-
- private:
-  Channel& channel_;
-  Patience patience_;
-  Clock::time_point deadline_, began_{};
-  int looked_ = 0;
-};
 
 }  // namespace tessera::comm::shm

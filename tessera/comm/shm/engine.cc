@@ -1,163 +1,450 @@
 #include "tessera/comm/shm/engine.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
+
+#include "tessera/base/error.h"
 
 namespace tessera::comm::shm {
 namespace {
 
-// A caller that waits within this time runs its call itself, which spares both a change of threads.
-constexpr auto kGrace = std::chrono::microseconds(30);
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// How long looking again pays. A sleep and a wake cost 5 us and more on each side, pieces of large messages some 50 us.
+// The worker leaves the core to whoever computes.
+constexpr microseconds kCallerSpin{100}, kWorkerSpin{10};
+// With more ranks than cores the core is what the peer waits for. When others than the peers want it too, a sleeper
+// gets it back sooner than one that yields.
+constexpr int kYields = 20;
+constexpr microseconds kLongYield{50};
+// Deaths and deadlines ring no bell.
+constexpr nanoseconds kSlice = milliseconds(100);
+constexpr int kIdleSlices = 10;  // after which the worker no longer looks up
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 }  // namespace
 
-CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
-                               std::unique_ptr<Operation> operation, std::chrono::milliseconds timeout,
-                               std::vector<at::Tensor> tensors, std::vector<at::Tensor> results)
-    : Work(engine->channel().rank(), type),
-      engine_(std::move(engine)),
-      sequence_(sequence),
-      operation_(std::move(operation)),
-      deadline_(Clock::now() + timeout),
-      tensors_(std::move(tensors)),
-      results_(std::move(results)),
-      small_(operation_->is_small(engine_->channel())) {}
+// ---- works ----
 
-CollectiveWork::~CollectiveWork() = default;
+EngineWork::EngineWork(std::shared_ptr<Engine> engine, c10d::OpType type, milliseconds timeout)
+    : Work(engine->channel().rank(), type), engine_(std::move(engine)), deadline_(Clock::now() + timeout) {}
 
-bool CollectiveWork::isCompleted() { return engine_->poll(*this); }
+EngineWork::~EngineWork() = default;
 
-bool CollectiveWork::isSuccess() const {
+bool EngineWork::isCompleted() { return engine_->poll(*this); }
+
+bool EngineWork::isSuccess() const {
   const std::lock_guard lock(mutex_);
   return completed_ && !exception_;
 }
 
-bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
-  if (timeout != kNoTimeout && timeout != c10d::kUnsetTimeout) {
-    const std::lock_guard lock(mutex_);
-    deadline_ = std::min(deadline_, Clock::now() + timeout);
-  }
-  engine_->wait(*this);
+bool EngineWork::wait(milliseconds timeout) {
+  const bool limited = timeout != kNoTimeout && timeout != c10d::kUnsetTimeout;
+  engine_->wait(*this, limited ? Clock::now() + timeout : Clock::time_point::max());
   const std::lock_guard lock(mutex_);
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }
 
-void CollectiveWork::abort() { engine_->break_off(engine_->channel().name_of(rank_) + " broke off"); }
+void EngineWork::abort() { engine_->break_off(engine_->channel().name_of(rank_) + " broke off"); }
+
+CollectiveWork::CollectiveWork(std::shared_ptr<Engine> engine, c10d::OpType type, uint64_t sequence,
+                               std::unique_ptr<Operation> operation, milliseconds timeout,
+                               std::vector<at::Tensor> tensors, std::vector<at::Tensor> results)
+    : EngineWork(std::move(engine), type, timeout),
+      sequence_(sequence),
+      operation_(std::move(operation)),
+      tensors_(std::move(tensors)),
+      results_(std::move(results)) {}
+
+CollectiveWork::~CollectiveWork() = default;
+
+// ---- what the callers do ----
 
 Engine::~Engine() { shut_down(); }
 
-void Engine::shut_down() {
-  {
-    Lock lock(mutex_);
-    while (!queue_.empty()) {
-      if (busy_) {
-        changed_.wait(lock);
-      } else {
-        run_front(lock, Patience::kWorker);
-      }
-    }
-    stop_ = true;
+void Engine::start(const c10::intrusive_ptr<CollectiveWork>& work) {
+  Lock lock(mutex_);
+  queue_.push_back(work);
+  begin_work(lock);
+}
+
+void Engine::start(const c10::intrusive_ptr<MessageWork>& work) {
+  Lock lock(mutex_);
+  posted_.push_back(work);
+  begin_work(lock);
+}
+
+// Announces what was started, and goes on with what peers may be waiting for already.
+void Engine::begin_work(Lock& lock) {
+  if (driven_) {
+    news_ = true;
+    channel_->bells().driver.ring();
+    return;
   }
-  alarm_.set({});
+  begin_driving();
+  take_in();
+  lock.unlock();
+  step();
+  if (!is_idle() && (!front_ || front_->operation_->owes())) step();
+  lock.lock();
+  settle();
+  end_driving(lock);
+}
+
+void Engine::wait(EngineWork& work, Clock::time_point deadline) {
+  Lock lock(mutex_);
+  if (deadline < work.deadline()) {
+    work.deadline_ = deadline;
+    news_ = true;
+    if (driven_) channel_->bells().driver.ring();
+  }
+  while (!work.ended_) {
+    if (driven_) {
+      ++waiting_;
+      changed_.wait(lock);
+      --waiting_;
+    } else {
+      drive(lock, true, [&] { return work.ended_; });
+    }
+  }
+  if (driven_ || enlisted_ || !wanted()) return;
+  begin_driving();  // the last driver left it to this thread
+  end_driving(lock);
+}
+
+bool Engine::poll(EngineWork& work) {
+  Lock lock(mutex_);
+  if (work.ended_ || driven_) return work.ended_;
+  begin_driving();
+  take_in();
+  lock.unlock();
+  if (!step() && Clock::now() - looked_ > kSlice) {
+    looked_ = Clock::now();
+    check(true);
+  }
+  lock.lock();
+  settle();
+  end_driving(lock);
+  return work.ended_;
+}
+
+void Engine::shut_down() {
+  Lock lock(mutex_);
+  const auto collectives_ended = [this] { return !front_ && queue_.empty(); };
+  while (driven_ || !collectives_ended()) {
+    if (driven_) {
+      ++waiting_;
+      changed_.wait(lock);
+      --waiting_;
+    } else {
+      drive(lock, true, collectives_ended);
+    }
+  }
+  take_in();
+  if (!messages_.is_idle()) {
+    fail_messages(std::make_exception_ptr(PeerFailed(channel_->name_of(channel_->rank()) + " has left the group")));
+    settle();
+  }
+  stop_ = true;
+  channel_->bells().worker.ring_always();
+  lock.unlock();
   if (worker_.joinable()) worker_.join();
   channel_->forget_all();
 }
 
-void Engine::start(const c10::intrusive_ptr<CollectiveWork>& work) {
-  Lock lock(mutex_);
-  if (!busy_ && !queue_.empty() && queue_.front()->small_ && channel_->complete()) {
-    run_front(lock, Patience::kCaller);
-  }
-  queue_.push_back(work);
-  if (!busy_ && queue_.size() == 1) post_front();
-  if (!worker_wanted()) return;
-  if (!worker_.joinable()) worker_ = std::thread([this] { this->work(); });
-  if (!busy_) alarm_.set(kGrace);
+// ---- driving ----
+
+void Engine::begin_driving() {
+  driven_ = true;
+  if (!enlisted_) return;
+  channel_->bells().worker.dismiss();
+  enlisted_ = false;
 }
 
-void Engine::wait(CollectiveWork& work) {
-  Lock lock(mutex_);
-  while (!work.ended_) {
-    if (busy_) {
-      changed_.wait(lock);
-    } else {
-      run_front(lock, Patience::kCaller);
+// Whether peers may come to wait for this rank, so that somebody must look.
+bool Engine::wanted() const {
+  return !queue_.empty() || !posted_.empty() || !messages_.is_idle() ||
+         (front_ && (!front_is_posted_ || front_->operation_->owes()));
+}
+
+void Engine::take_in() {
+  news_ = false;
+  for (auto& message : posted_) messages_.add(std::move(message));
+  posted_.clear();
+  if (!front_ && !queue_.empty()) {
+    front_ = std::move(queue_.front());
+    front_is_posted_ = false;
+    queue_.pop_front();
+  }
+  deadline_ = front_ ? front_->deadline() : Clock::time_point::max();
+  for (const auto& work : queue_) deadline_ = std::min(deadline_, work->deadline());
+}
+
+// Tells those who wait.
+void Engine::settle() {
+  if (ended_.empty()) return;
+  for (auto& [work, failure] : ended_) {
+    work->ended_ = true;
+    work->finish(failure);
+  }
+  ended_.clear();
+  if (waiting_ > 0) changed_.notify_all();
+}
+
+// How a thread that drives waits: looks again for a while, gives the core away for a while, then sleeps, and now and
+// then looks for what no bell announces.
+struct Engine::Waiter {
+  Engine& engine;
+  bool sleeps;
+  Clock::time_point began{};
+  int looked = 0;
+  bool gave_up = false;
+
+  bool spin() {
+    if (engine.channel_->crowded()) {
+      if (++looked > kYields) return give_up();
+      const auto before = Clock::now();
+      ::sched_yield();
+      return Clock::now() - before < kLongYield || give_up();
+    }
+    pause();
+    if (++looked % 16 != 0) return true;
+    const auto now = Clock::now();
+    if (began == Clock::time_point{}) began = now;
+    return now - began < (sleeps ? kCallerSpin : kWorkerSpin) || give_up();
+  }
+  bool give_up() {
+    gave_up = !sleeps;
+    return gave_up;  // then one more look, which ends the wait
+  }
+  void sleep(Native::Word32& word, uint32_t seen) {
+    if (engine.check(false)) return;
+    const auto before = Clock::now();
+    const auto deadline = std::min(engine.deadline_, engine.messages_.deadline());
+    const nanoseconds slice = std::clamp<nanoseconds>(deadline - before, nanoseconds(1), kSlice);
+    Native::sleep(word, seen, slice);
+    if (Clock::now() - before >= slice) engine.check(true);
+  }
+};
+
+// Until `until` holds, or, for the worker, nothing has moved for a while. True: something moved.
+template <class Until>
+bool Engine::drive(Lock& lock, bool sleeps, const Until& until) {
+  begin_driving();
+  bool moved = false;
+  for (bool stuck = false; !stuck;) {
+    take_in();
+    lock.unlock();
+    bool steps = step();
+    if (!steps && !has_news()) {
+      Waiter waiter{.engine = *this, .sleeps = sleeps};
+      channel_->bells().driver.wait(waiter, [&] {
+        steps = step();
+        return steps || has_news() || waiter.gave_up;
+      });
+    }
+    if (steps) check_late_messages();
+    lock.lock();
+    moved = moved || steps;
+    stuck = !steps && !has_news();
+    settle();
+    if (until()) break;
+    if (sleeps) stuck = false;
+  }
+  end_driving(lock);
+  return moved;
+}
+
+void Engine::end_driving(Lock& lock) {
+  take_in();
+  if (front_ && !front_is_posted_) {  // peers wait for that
+    lock.unlock();
+    step_collective();
+    lock.lock();
+    settle();
+  }
+  if (waiting_ == 0 && wanted()) {
+    make_worker();
+    Bell<Native>& bell = channel_->bells().worker;
+    bell.enlist();
+    enlisted_ = true;
+    woke_in_vain_ = false;
+    lock.unlock();
+    const bool moved = step();  // what came between the last look and the enlisting
+    lock.lock();
+    settle();
+    if (!wanted()) {
+      bell.dismiss();
+      enlisted_ = false;
+    } else if (moved || news_ || dozes_ || woke_in_vain_ || (!front_ && !queue_.empty())) {
+      bell.ring_always();
     }
   }
+  driven_ = false;
+  if (waiting_ > 0) changed_.notify_all();  // one of them goes on
 }
 
-bool Engine::poll(CollectiveWork& work) {
-  Lock lock(mutex_);
-  if (!work.ended_ && !busy_ && queue_.front().get() == &work && work.small_ &&
-      (channel_->complete() || channel_->is_broken())) {
-    run_front(lock, Patience::kCaller);
-  }
-  return work.ended_;
-}
-
-bool Engine::worker_wanted() const { return !queue_.empty() && (queue_.size() > 1 || !queue_.front()->small_); }
-
-// With the mutex held: posting never blocks.
-void Engine::post_front() {
-  while (!queue_.empty()) {
-    CollectiveWork& work = *queue_.front();
-    try {
-      if (channel_->is_broken()) channel_->throw_broken();
-      work.operation_->post(*channel_);
-      return;
-    } catch (...) {
-      end_front(std::current_exception());
-    }
-  }
-}
-
-void Engine::run_front(Lock& lock, Patience patience) {
-  busy_ = true;
-  const auto work = queue_.front();
-  Clock::time_point deadline;
-  {
-    const std::lock_guard guard(work->mutex_);
-    deadline = work->deadline_;
-  }
-  lock.unlock();
-  if (patience == Patience::kCaller && !work->small_) alarm_.call_off();
-  std::exception_ptr failure;
+void Engine::make_worker() {
+  if (worker_.joinable()) return;
   try {
-    work->operation_->finish(*channel_, patience, deadline);
-  } catch (const std::exception& error) {
-    failure = std::current_exception();
-    channel_->break_off(error);
-    channel_->await_readers();
-    channel_->forget_all();
+    worker_ = std::thread([this] { work(); });
+  } catch (...) {
+    driven_ = false;
+    throw;
   }
-  lock.lock();
-  busy_ = false;
-  end_front(failure);
-  post_front();
-  if (patience == Patience::kCaller && worker_wanted()) alarm_.set(kGrace);
-  changed_.notify_all();
-}
-
-void Engine::end_front(std::exception_ptr failure) {
-  const auto work = queue_.front();
-  queue_.pop_front();
-  work->ended_ = true;
-  work->operation_.reset();
-  work->tensors_.clear();
-  work->finish(failure);
 }
 
 void Engine::work() {
   ::pthread_setname_np(::pthread_self(), "tessera shm");
-  for (;;) {
-    alarm_.wait();
-    Lock lock(mutex_);
-    // Whoever is busy sets the alarm again if he leaves work behind.
-    while (!stop_ && !busy_ && worker_wanted()) run_front(lock, Patience::kWorker);
+  Bell<Native>& bell = channel_->bells().worker;
+  Lock lock(mutex_);
+  for (int idle_slices = 0;;) {
+    const uint32_t seen = bell.count.load();
     if (stop_) return;
+    if (driven_) {
+      woke_in_vain_ = true;
+    } else if (enlisted_) {
+      if (drive(lock, false, [this] { return !wanted(); })) idle_slices = 0;
+    }
+    if (enlisted_) idle_slices = 0;
+    dozes_ = idle_slices > kIdleSlices;
+    const auto slice = dozes_ ? std::chrono::hours(1) : kSlice;
+    lock.unlock();
+    const auto before = Clock::now();
+    Native::sleep(bell.count, seen, slice);
+    const bool over = Clock::now() - before >= kSlice;
+    lock.lock();
+    dozes_ = false;
+    idle_slices = over ? idle_slices + 1 : 0;
+    if (!over) continue;
+    if (driven_ || !enlisted_) continue;
+    begin_driving();
+    take_in();
+    lock.unlock();
+    check(true);
+    lock.lock();
+    settle();
+    end_driving(lock);
   }
+}
+
+// ---- steps ----
+
+// Whether anything moved.
+bool Engine::step() {
+  const bool collective = front_ && step_collective();
+  const bool message = !messages_.is_idle() && step_messages();
+  return collective || message;
+}
+
+bool Engine::step_collective() {
+  try {
+    if (!std::exchange(front_is_posted_, true)) {
+      if (channel_->is_broken()) channel_->throw_broken();
+      front_->operation_->post(*channel_);
+      return true;
+    }
+    const auto progress = front_->operation_->step(*channel_);
+    if (progress != Operation::Progress::kDone) return progress == Operation::Progress::kSome;
+    front_->operation_.reset();
+    front_->tensors_.clear();
+    ended_.push_back({std::move(front_), nullptr});
+  } catch (...) {
+    fail_collective(std::current_exception());
+  }
+  return true;
+}
+
+bool Engine::step_messages() {
+  try {
+    if (messages_.move(ended_)) return true;
+    if (channel_->is_broken()) channel_->throw_broken();
+    return false;
+  } catch (...) {
+    fail_messages(std::current_exception());
+  }
+  return true;
+}
+
+// What no bell announces. Who has ended or left may have done its part before: only what does not move after that was
+// seen never will. True: something moved or ended.
+bool Engine::check(bool look_for_deaths) {
+  if (is_idle()) return false;
+  const std::string dead = look_for_deaths ? channel_->who_died() : "";
+  const auto left = channel_->who_have_left();
+  if (step()) return true;
+  const auto now = Clock::now();
+  if (front_) {
+    try {
+      if (!dead.empty()) channel_->fail(dead);
+      const std::string gone = channel_->who_left();
+      if (!gone.empty()) channel_->fail(gone + " has left the group");
+      if (now >= deadline_) {
+        const std::string missing = channel_->who_is_missing();
+        channel_->fail(fmt::format("timed out: {} did not arrive", missing.empty() ? "a rank" : missing),
+                       Broken::kTimedOut);
+      }
+    } catch (...) {
+      fail_collective(std::current_exception());
+    }
+  }
+  if (!messages_.is_idle()) {
+    try {
+      if (!dead.empty()) channel_->fail(dead);
+      messages_.check(now, left, false);
+    } catch (...) {
+      fail_messages(std::current_exception());
+    }
+  }
+  return !ended_.empty();
+}
+
+// While others move.
+void Engine::check_late_messages() {
+  const auto now = Clock::now();
+  if (messages_.is_idle() || now - looked_ < kSlice) return;
+  looked_ = now;
+  try {
+    messages_.check(now, std::vector<bool>(channel_->size()), true);
+  } catch (...) {
+    fail_messages(std::current_exception());
+  }
+}
+
+void Engine::break_off_for(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    channel_->break_off(error);
+  } catch (...) {
+    channel_->break_off("an unknown error");
+  }
+  channel_->await_readers();
+}
+
+void Engine::fail_collective(std::exception_ptr failure) {
+  front_->operation_.reset();
+  break_off_for(failure);
+  channel_->forget_all();
+  front_->tensors_.clear();
+  ended_.push_back({std::move(front_), std::move(failure)});
+}
+
+void Engine::fail_messages(std::exception_ptr failure) {
+  break_off_for(failure);
+  messages_.fail_all(failure, ended_);
 }
 
 }  // namespace tessera::comm::shm

@@ -19,7 +19,7 @@
 namespace tessera::comm::shm {
 namespace {
 
-// The memory that ranks of this process have mapped, by the address of its door: threads share one mapping.
+// The memory that ranks of this process have mapped, by the address of its server: threads share one mapping.
 class Registry {
  public:
   static Registry& instance() {
@@ -79,23 +79,23 @@ std::string introduction(const std::string& host) {
   return fmt::format("{}\n{}", identity, ::getpid());
 }
 
-struct Guest {
+struct Introduction {
   std::string identity;
   pid_t process = 0;
 };
 
-Guest parse(const std::string& text) {
+Introduction parse(const std::string& text) {
   const size_t line = text.find('\n');
   TESSERA_CHECK(line != text.npos, ErrorKind::kInternal, "[comm.shm] introduction '{}'", text);
   return {text.substr(0, line), static_cast<pid_t>(std::stol(text.substr(line + 1)))};
 }
 
 // Numbered from 0 in the order in which they first appear.
-std::vector<int> hosts_of(const std::vector<Guest>& guests) {
+std::vector<int> hosts_of(const std::vector<Introduction>& ranks) {
   std::map<std::string, int> numbers;
   std::vector<int> hosts;
-  for (const auto& guest : guests) {
-    hosts.push_back(numbers.try_emplace(guest.identity, static_cast<int>(numbers.size())).first->second);
+  for (const auto& rank : ranks) {
+    hosts.push_back(numbers.try_emplace(rank.identity, static_cast<int>(numbers.size())).first->second);
   }
   return hosts;
 }
@@ -126,7 +126,8 @@ class Handshake {
                            .processes = processes_of(offer),
                            .crowded = options_.crowded,
                            .views = verdict == kViews};
-    return {.backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = "", .host_of = {}};
+    return {
+        .backend = c10::make_intrusive<ShmBackend>(memory_, channel, options_.timeout), .refusal = "", .host_of = {}};
   }
 
  private:
@@ -153,23 +154,23 @@ class Handshake {
     return offer.substr(begin, offer.find(' ') - begin);
   }
 
-  // Rank 0: looks at all guests, makes the memory, and says where to fetch it.
+  // Rank 0: looks at all ranks, makes the memory, and says where to fetch it.
   void host() {
-    std::vector<Guest> guests;
-    for (int rank = 0; rank < options_.size; ++rank) guests.push_back(parse(text_of(store_, key_of("is", rank))));
-    const std::string& own = guests[0].identity;
+    std::vector<Introduction> ranks;
+    for (int rank = 0; rank < options_.size; ++rank) ranks.push_back(parse(text_of(store_, key_of("is", rank))));
+    const std::string& own = ranks[0].identity;
     for (int rank = 0; rank < options_.size; ++rank) {
-      const std::string& identity = guests[rank].identity;
+      const std::string& identity = ranks[rank].identity;
       if (identity.starts_with("cannot"))
         return store_.set("shm/offer", fmt::format("{}rank {} {}", kNo, rank, identity));
     }
     const auto stranger =
-        std::find_if(guests.begin(), guests.end(), [&](const Guest& guest) { return guest.identity != own; });
-    if (stranger != guests.end()) {
+        std::find_if(ranks.begin(), ranks.end(), [&](const Introduction& other) { return other.identity != own; });
+    if (stranger != ranks.end()) {
       return store_.set("shm/offer",
                         fmt::format("{}ranks 0 and {} are on different hosts, in different containers or of "
                                     "different users\n{}",
-                                    kElsewhere, stranger - guests.begin(), fmt::join(hosts_of(guests), " ")));
+                                    kElsewhere, stranger - ranks.begin(), fmt::join(hosts_of(ranks), " ")));
     }
     if (options_.size > kMaxRanks)
       return store_.set("shm/offer", fmt::format("{}{} ranks, {} at most", kNo, options_.size, kMaxRanks));
@@ -177,16 +178,16 @@ class Handshake {
     try {
       memory_ = SharedMemory::create(Layout(options_.size).bytes());
       initialize(*memory_, options_.size);
-      door_.emplace();
-      offer = kYes + door_->address();
+      server_.emplace();
+      offer = kYes + server_->address();
     } catch (const Error& error) {
       return store_.set("shm/offer", kNo + std::string(error.what()));
     }
-    for (const auto& guest : guests) {
-      offer += fmt::format(" {}", guest.process);
-      if (guest.process != guests[0].process) others_.insert(guest.process);
+    for (const auto& rank : ranks) {
+      offer += fmt::format(" {}", rank.process);
+      if (rank.process != ranks[0].process) others_.insert(rank.process);
     }
-    Registry::instance().put(door_->address(), memory_);
+    Registry::instance().put(server_->address(), memory_);
     store_.set("shm/offer", offer);
   }
 
@@ -199,7 +200,7 @@ class Handshake {
       });
     } catch (const std::exception& error) {
       outcome = fmt::format("{}rank {}: {}", kNo, options_.rank, error.what());
-      store_.set("shm/refused", outcome);  // so that rank 0 does not wait for it at the door
+      store_.set("shm/refused", outcome);  // so that rank 0 does not wait for it
     }
     store_.set(key_of("took", options_.rank), outcome);
   }
@@ -208,14 +209,14 @@ class Handshake {
   std::string settle() {
     std::string trouble;
     try {
-      door_->hand_out(*memory_, static_cast<int>(others_.size()), deadline_, [&] {
+      server_->hand_out(*memory_, static_cast<int>(others_.size()), deadline_, [&] {
         if (store_.check({"shm/refused"})) raise(ErrorKind::kIo, "refused");
         check_processes();
       });
     } catch (const Error& error) {
       trouble = error.what();
     }
-    door_.reset();  // who still waits there hears that it is closed
+    server_.reset();  // who still waits there hears that it is closed
     bool views = may_view_all({others_.begin(), others_.end()});
     for (int rank = 1; rank < options_.size; ++rank) {
       const std::string outcome = text_of(store_, key_of("took", rank));
@@ -240,7 +241,7 @@ class Handshake {
   const HandshakeOptions& options_;
   Clock::time_point deadline_;
   std::shared_ptr<SharedMemory> memory_;
-  std::optional<Door> door_;
+  std::optional<MemoryServer> server_;
   std::set<pid_t> others_;
 };
 
@@ -252,7 +253,7 @@ std::string why_unavailable() {
   try {
     memory_identity();
     const auto memory = SharedMemory::create(Layout(2).bytes());
-    const Door door;
+    const MemoryServer server;
   } catch (const std::exception& error) {
     return error.what();
   }

@@ -1,6 +1,6 @@
 // What lies where in the memory of a group. All processes are of one build; `version` catches those that are not.
 //
-//   head | words of each rank | pair words and chunks of send and recv | slots: rank 0 even, rank 0 odd, rank 1 even,
+//   head | words of each rank | rings and chunks of send and recv | slots: rank 0 even, rank 0 odd, rank 1 even,
 //   ...
 //
 // Slots belong to the round protocol (rounds.h): rank r alone writes its slots, between two rounds.
@@ -15,25 +15,12 @@
 
 namespace tessera::comm::shm {
 
-inline constexpr uint64_t kVersion = 3;
+inline constexpr uint64_t kVersion = 4;
 inline constexpr size_t kReasonBytes = 400;
-
-enum class CallKind : uint8_t {
-  kNone,
-  kAllReduce,
-  kAllGather,
-  kReduceScatter,
-  kBroadcast,
-  kReduce,
-  kScatter,
-  kGather,
-  kAllToAll,
-  kBarrier,
-};
 
 // What must agree in a call for memory to be safe, whoever made it.
 struct Call {
-  CallKind kind = CallKind::kNone;
+  Op kind = Op::kNone;
   int8_t dtype = -1;   // c10::ScalarType; -1: bytes or none
   uint8_t reduce = 0;  // c10d::ReduceOp::RedOpType
   uint8_t unused = 0;
@@ -67,15 +54,11 @@ struct Message {
 struct RankWords {
   alignas(64) Native::Word64 arrived{};  // its round, for errors
   Native::Word32 left{};                 // 1: it has ended this group
-  Native::Word32 reading{};              // reads of other ranks' memory in place that are under way
-  Bell<Native> doorbell;                 // rung when a message for it, or an answer, is there
+  Readers<Native> readers;               // of other ranks' memory in place
+  Bells<Native> bells;                   // rung when a round is complete, and for each chunk that is put or taken
 };
 
-// Of send and recv from one rank to another: a ring of chunks.
-struct PairWords {
-  alignas(64) Native::Word64 filled{};
-  alignas(64) Native::Word64 emptied{};
-};
+// A chunk of a message, in the ring from one rank to another.
 struct ChunkHead {
   uint64_t message_bytes;
   uint64_t offset;
@@ -83,13 +66,15 @@ struct ChunkHead {
   uint64_t address;  // not 0: the whole message is read there
   int64_t tag;
 };
-inline constexpr uint64_t kChunksInFlight = 2;
+
+// Why a group was broken off.
+enum class Broken : uint32_t { kPeerFailed, kDisagreement, kTimedOut };
 
 struct Head {
   uint64_t version = kVersion;
   RoundWords<Native> rounds;
   Native::Word32 breaking{};  // 1: someone writes what follows, which is read when rounds.broken is set
-  bool disagreement = false;  // the reason is that ranks made different calls
+  Broken kind = Broken::kPeerFailed;
   char reason[kReasonBytes] = {};
 };
 
@@ -101,18 +86,18 @@ class Layout {
     table_ = up(sizeof(SlotHead));
     slot_head_ = up(table_ + size_ * sizeof(Message));
     words_ = up(sizeof(Head));
-    pairs_ = words_ + size_ * sizeof(RankWords);
-    chunks_ = pairs_ + size_ * size_ * sizeof(PairWords);
-    slots_ = page(chunks_ + size_ * size_ * kChunksInFlight * chunk_bytes());
+    rings_ = words_ + size_ * sizeof(RankWords);
+    chunks_ = rings_ + size_ * size_ * sizeof(Ring<Native>);
+    slots_ = page(chunks_ + size_ * size_ * Ring<Native>::kChunks * chunk_bytes());
   }
   size_t bytes() const { return slots_ + size_ * 2 * slot_bytes(); }
   size_t slot_data() const { return slot_data_; }
   size_t chunk_data() const { return chunk_data_; }
 
   size_t words(int rank) const { return words_ + rank * sizeof(RankWords); }
-  size_t pair(int from, int to) const { return pairs_ + (from * size_ + to) * sizeof(PairWords); }
+  size_t ring(int from, int to) const { return rings_ + (from * size_ + to) * sizeof(Ring<Native>); }
   size_t chunk(int from, int to, uint64_t number) const {
-    return chunks_ + ((from * size_ + to) * kChunksInFlight + number % kChunksInFlight) * chunk_bytes();
+    return chunks_ + ((from * size_ + to) * Ring<Native>::kChunks + number % Ring<Native>::kChunks) * chunk_bytes();
   }
   size_t slot(int rank, uint64_t round) const { return slots_ + (rank * 2 + round % 2) * slot_bytes(); }
   size_t table() const { return table_; }          // in a slot
@@ -125,7 +110,7 @@ class Layout {
   size_t slot_bytes() const { return page(slot_head_ + slot_data_); }
   size_t chunk_bytes() const { return chunk_head() + chunk_data_; }
 
-  size_t size_, slot_data_, chunk_data_, table_, slot_head_, words_, pairs_, chunks_, slots_;
+  size_t size_, slot_data_, chunk_data_, table_, slot_head_, words_, rings_, chunks_, slots_;
 };
 
 }  // namespace tessera::comm::shm

@@ -1,13 +1,14 @@
-// The collectives, each as a post() that never blocks and a finish() that waits, over a Channel.
+// The collectives, each as a post() and steps that never block, over a Channel.
 //
-//   auto operation = make_all_reduce(call, data, count);
+//   auto operation = make_all_reduce(call, size, data, count);
 //   operation->post(channel);                                   // the last operation of the group has ended
-//   operation->finish(channel, Patience::kCaller, deadline);    // throws; then the group is broken
+//   while (operation->step(channel) != Operation::Progress::kDone) ...    // throws; then the group is to be broken off
 //
 // Small messages take one round: all ranks write to their slots, meet, and read. Large ones go piece by piece through
 // the two slots, which stay in the processors' caches. Where all ranks can read each other's memory in place they do:
-// as threads of one process, or when it lies in shared buffers. Reductions add in rank order. Memory belongs to the operation until finish() returns.
-// post() and finish() are COLLECTIVE over the ranks of the channel.
+// as threads of one process, or when it lies in shared buffers. Reductions add in rank order. A step does about as much
+// as one piece. Memory belongs to the operation until it is done or destroyed.
+// post() and step() are COLLECTIVE over the ranks of the channel, and come from one thread at a time.
 // Ranks that do not agree on the call find out in the first round, before anything is written to results.
 #pragma once
 
@@ -16,39 +17,50 @@
 
 #include "tessera/comm/shm/channel.h"
 #include "tessera/comm/shm/reduce.h"
+#include "tessera/comm/shm/steps.h"
 
 namespace tessera::comm::shm {
 
 class Operation {
  public:
+  enum class Progress { kNone, kSome, kDone };
+
   Operation(const Call& call, int size) : call_(call), size_(size) {}
   virtual ~Operation() = default;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
   void post(Channel& channel);
-  void finish(Channel& channel, Patience patience, Clock::time_point deadline);
-  // Ends after its first round and little copying: not worth another thread.
-  virtual bool is_small(const Channel& channel) const = 0;
+  // kNone: the present round is not complete.
+  Progress step(Channel& channel);
+  // Posted, and peers may come to wait for something that this rank has not done yet, or enough is left to do that it
+  // is worth another thread. When not, only the caller needs the rest, and can do it when it waits.
+  bool owes() const { return owes_; }
   void set_signature(const Signature& signature) { signature_ = signature; }
 
  protected:
-  struct Waiting {
-    Patience patience;
-    Clock::time_point deadline;
-  };
+  static constexpr size_t kLittle = 256 * 1024;  // bytes to copy or add up that are not worth another thread
+
+  // Whether no rank has a part in a second round, by what ranks agree on, so that it is the same on all of them; and
+  // little is left to do after the first one.
+  virtual bool ends_in_first_round(const Channel& channel) const = 0;
   // Fills the slot of the first round but for call and signature.
   virtual void write_first(Channel& channel, const Slot& slot) = 0;
-  // The first round is complete and all ranks agree.
-  virtual void run(Channel& channel, const Waiting& waiting) = 0;
+  // What comes when the first round is complete and all ranks agree. Left at meet() and pause().
+  virtual Steps run(Channel& channel) = 0;
   // Whether the messages of this call that take more than `fits` bytes are read where they are. To know after the
   // first round, the same on every rank. kSome: only some ranks' can, they have not written their first piece.
   enum class InPlace { kNone, kSome, kAll };
   InPlace in_place(Channel& channel, size_t fits) const;
-  static void meet(Channel& channel, const Waiting& waiting) {
+
+  // co_await these. The next step comes when all ranks have met. last: the peers need nothing more of this rank.
+  std::suspend_always meet(Channel& channel, bool last = false) {
+    owes_ = !last;
     channel.arrive();
-    channel.wait(waiting.patience, waiting.deadline);
+    return {};
   }
+  // So that messages and deadlines get their turn.
+  static std::suspend_always pause() { return {}; }
 
   Call call_;
   int size_;
@@ -56,6 +68,8 @@ class Operation {
  private:
   void compare(Channel& channel) const;
   Signature signature_;
+  bool owes_ = false;
+  Steps steps_;
 };
 
 // Bytes that go to or come from one rank.

@@ -8,7 +8,7 @@
 namespace tessera::comm::shm {
 namespace {
 
-constexpr size_t kAlone = 128 * 1024;  // bytes read in all up to which each rank reduces everything itself
+constexpr size_t kAlone = 128 * 1024;         // bytes read in all up to which each rank reduces everything itself
 constexpr size_t kPartInCache = 1024 * 1024;  // of a block, one rank's
 
 class Reduction : public Operation {
@@ -38,15 +38,6 @@ class Reduction : public Operation {
     slot.head->direct = bytes_ > fits && show(channel, slot);
     if (!slot.head->direct) write_piece(channel, slot, 0);
   }
-  // After the first round. True: all is read in place; false: by pieces, the first one is there.
-  bool reads_in_place(Channel& channel, const Waiting& waiting, size_t fits) const {
-    const InPlace way = in_place(channel, fits);
-    if (way == InPlace::kSome) {
-      write_piece(channel, channel.own_slot(), 0);
-      meet(channel, waiting);
-    }
-    return way == InPlace::kAll;
-  }
   // In the table of the slot, what each rank is to read; false when it cannot.
   virtual bool show(const Channel& channel, const Slot& slot) const = 0;
   // What the others read of the piece that begins with element `begin`.
@@ -60,6 +51,14 @@ class Reduction : public Operation {
       places.push_back(rank == channel.rank() ? own : channel.look(rank, slot.table[channel.rank()].place, bytes_));
     }
     return places;
+  }
+  // Elements from `begin` on, a block of them, read in place.
+  void reduce_block(Channel& channel, std::byte* out, const std::vector<const std::byte*>& places, size_t begin) const {
+    std::vector<const void*> sources;
+    for (const auto* place : places) sources.push_back(place + begin * element_);
+    Reading reading(channel);
+    reduce_into(out + begin * element_, sources, std::min(kPartInCache / element_, count_ - begin));
+    reading.end();
   }
   void reduce_into(void* out, const std::vector<const void*>& sources, size_t count) const {
     reduce(out, sources, count, type_, op_);
@@ -76,11 +75,11 @@ class AllReduce final : public Reduction {
   AllReduce(const Call& call, int size, void* data, size_t count, bool keeps, bool to_root)
       : Reduction(call, size, count), data_(static_cast<std::byte*>(data)), keeps_(keeps), to_root_(to_root) {}
 
-  bool is_small(const Channel& channel) const override {
-    return bytes_ <= channel.layout().slot_data() && bytes_ * size_ <= 2 * kAlone;
+ private:
+  bool ends_in_first_round(const Channel& channel) const override {
+    return !shared() && bytes_ <= channel.layout().slot_data() && (!keeps_ || bytes_ * size_ <= kLittle);
   }
 
- private:
   size_t piece(const Channel& channel) const { return channel.layout().slot_data() / element_; }
 
   void write_first(Channel& channel, const Slot& slot) override { start(channel, slot, channel.layout().slot_data()); }
@@ -91,18 +90,28 @@ class AllReduce final : public Reduction {
     return place.has_value();
   }
 
-  void run(Channel& channel, const Waiting& waiting) override {
-    if (reads_in_place(channel, waiting, channel.layout().slot_data())) {
-      return to_root_ ? run_root_directly(channel, waiting) : run_directly(channel, waiting);
+  Steps run(Channel& channel) override {
+    const InPlace way = in_place(channel, channel.layout().slot_data());
+    if (way != InPlace::kAll) return by_pieces(channel, way == InPlace::kSome);
+    return to_root_ ? to_root_in_place(channel) : all_in_place(channel);
+  }
+
+  Steps by_pieces(Channel& channel, bool write_first) {
+    const auto is_last = [&](size_t begin) { return begin + piece(channel) >= count_; };
+    if (write_first) {
+      write_piece(channel, channel.own_slot(), 0);
+      co_await meet(channel, is_last(0) && !shared());
     }
     for (size_t begin = 0; begin < count_; begin += piece(channel)) {
       const size_t count = std::min(piece(channel), count_ - begin);
       if (begin > 0) {
         write_piece(channel, channel.own_slot(), begin);
-        meet(channel, waiting);
+        co_await meet(channel, is_last(begin) && !shared());
       }
       if (shared()) {
-        run_piece_together(channel, waiting, begin, count);
+        reduce_part(channel, begin, count);
+        co_await meet(channel, is_last(begin));
+        fetch_parts(channel, begin, count);
       } else if (keeps_) {
         reduce_into(data_ + begin * element_, contributions(channel, begin, 0), count);
       }
@@ -134,13 +143,14 @@ class AllReduce final : public Reduction {
     return sources;
   }
 
-  // Each rank reduces its part of the piece and passes it on in the next round.
-  void run_piece_together(Channel& channel, const Waiting& waiting, size_t begin, size_t count) const {
+  // This rank's part of the piece, to be passed on in the next round.
+  void reduce_part(Channel& channel, size_t begin, size_t count) const {
     const Range own = part_of(count, channel.rank());
     std::byte* const result = data_ + (begin + own.begin) * element_;
     reduce_into(result, contributions(channel, begin, own.begin), own.count);
     std::memcpy(channel.own_slot().data, result, own.count * element_);
-    meet(channel, waiting);
+  }
+  void fetch_parts(Channel& channel, size_t begin, size_t count) const {
     for (int step = 1; step < size_; ++step) {
       const int rank = (channel.rank() + step) % size_;
       const Range part = part_of(count, rank);
@@ -150,42 +160,49 @@ class AllReduce final : public Reduction {
     }
   }
 
-  // In place, block by block, so that what one rank has just written is read by the others from a cache. Rank r writes
-  // part r of a block of its own tensor, which nobody else reads until all have, and then fetches the other parts.
-  void run_directly(Channel& channel, const Waiting& waiting) const {
+  // Block by block, so that what one rank has just written is read by the others from a cache. Rank r writes part r of
+  // a block of its own tensor, which nobody else reads until all have, and then fetches the other parts.
+  Steps all_in_place(Channel& channel) {
     const auto tensors = shown_to(channel, data_);  // the slots change with the rounds
     const size_t block = kPartInCache / element_ * size_;
     for (size_t begin = 0; begin < count_; begin += block) {
       const size_t count = std::min(block, count_ - begin);
-      const Range own = part_of(count, channel.rank());
-      std::vector<const void*> sources;
-      for (const auto* tensor : tensors) sources.push_back(tensor + (begin + own.begin) * element_);
-      {
-        Reading reading(channel);
-        reduce_into(data_ + (begin + own.begin) * element_, sources, own.count);
-        reading.end();
-      }
-      meet(channel, waiting);
-      Reading reading(channel);
-      for (int step = 1; step < size_; ++step) {
-        const int rank = (channel.rank() + step) % size_;
-        const Range part = part_of(count, rank);
-        const size_t offset = (begin + part.begin) * element_;
-        if (part.count > 0) std::memcpy(data_ + offset, tensors[rank] + offset, part.count * element_);
-      }
-      reading.end();
+      reduce_part_in_place(channel, tensors, begin, count);
+      co_await meet(channel);
+      fetch_parts_in_place(channel, tensors, begin, count);
     }
-    meet(channel, waiting);
+    co_await meet(channel, true);
+  }
+  void reduce_part_in_place(Channel& channel, const std::vector<const std::byte*>& tensors, size_t begin,
+                            size_t count) const {
+    const Range own = part_of(count, channel.rank());
+    std::vector<const void*> sources;
+    for (const auto* tensor : tensors) sources.push_back(tensor + (begin + own.begin) * element_);
+    Reading reading(channel);
+    reduce_into(data_ + (begin + own.begin) * element_, sources, own.count);
+    reading.end();
+  }
+  void fetch_parts_in_place(Channel& channel, const std::vector<const std::byte*>& tensors, size_t begin,
+                            size_t count) const {
+    Reading reading(channel);
+    for (int step = 1; step < size_; ++step) {
+      const int rank = (channel.rank() + step) % size_;
+      const Range part = part_of(count, rank);
+      const size_t offset = (begin + part.begin) * element_;
+      if (part.count > 0) std::memcpy(data_ + offset, tensors[rank] + offset, part.count * element_);
+    }
+    reading.end();
   }
 
-  void run_root_directly(Channel& channel, const Waiting& waiting) const {
+  Steps to_root_in_place(Channel& channel) {
     if (keeps_) {
       const auto tensors = shown_to(channel, data_);
-      Reading reading(channel);
-      reduce_into(data_, {tensors.begin(), tensors.end()}, count_);
-      reading.end();
+      for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
+        if (begin > 0) co_await pause();
+        reduce_block(channel, data_, tensors, begin);
+      }
     }
-    meet(channel, waiting);
+    co_await meet(channel, true);
   }
 
   std::byte* data_;
@@ -199,11 +216,10 @@ class ReduceScatter final : public Reduction {
     for (const void* part : parts) parts_.push_back(static_cast<const std::byte*>(part));
   }
 
-  bool is_small(const Channel& channel) const override {
-    return count_ <= region(channel) && bytes_ * size_ <= 2 * kAlone;
-  }
-
  private:
+  bool ends_in_first_round(const Channel& channel) const override {
+    return count_ <= region(channel) && bytes_ * size_ <= kLittle;
+  }
   // Elements of a slot for one of the other ranks.
   size_t region(const Channel& channel) const {
     return channel.layout().slot_data() / std::max(1, size_ - 1) / 64 * 64 / element_;
@@ -231,30 +247,43 @@ class ReduceScatter final : public Reduction {
 
   void write_first(Channel& channel, const Slot& slot) override { start(channel, slot, region(channel) * element_); }
 
-  void run(Channel& channel, const Waiting& waiting) override {
-    const int own = channel.rank();
-    if (reads_in_place(channel, waiting, region(channel) * element_)) {
-      const auto parts = shown_to(channel, parts_[own]);
-      {
-        Reading reading(channel);
-        reduce_into(output_, {parts.begin(), parts.end()}, count_);
-        reading.end();
-      }
-      return meet(channel, waiting);
+  Steps run(Channel& channel) override {
+    const InPlace way = in_place(channel, region(channel) * element_);
+    return way == InPlace::kAll ? all_in_place(channel) : by_pieces(channel, way == InPlace::kSome);
+  }
+
+  Steps all_in_place(Channel& channel) {
+    const auto parts = shown_to(channel, parts_[channel.rank()]);
+    for (size_t begin = 0; begin < count_; begin += kPartInCache / element_) {
+      if (begin > 0) co_await pause();
+      reduce_block(channel, output_, parts, begin);
     }
+    co_await meet(channel, true);
+  }
+
+  Steps by_pieces(Channel& channel, bool write_first) {
     const size_t elements = region(channel);
+    if (write_first) {
+      write_piece(channel, channel.own_slot(), 0);
+      co_await meet(channel, elements >= count_);
+    }
     for (size_t begin = 0; begin < count_; begin += elements) {
       if (begin > 0) {
         write_piece(channel, channel.own_slot(), begin);
-        meet(channel, waiting);
+        co_await meet(channel, begin + elements >= count_);
       }
-      std::vector<const void*> sources;
-      for (int rank = 0; rank < size_; ++rank) {
-        sources.push_back(rank == own ? parts_[own] + begin * element_
-                                      : channel.slot(rank).data + place(rank, own) * elements * element_);
-      }
-      reduce_into(output_ + begin * element_, sources, std::min(elements, count_ - begin));
+      reduce_piece(channel, begin);
     }
+  }
+  void reduce_piece(Channel& channel, size_t begin) const {
+    const int own = channel.rank();
+    const size_t elements = region(channel);
+    std::vector<const void*> sources;
+    for (int rank = 0; rank < size_; ++rank) {
+      sources.push_back(rank == own ? parts_[own] + begin * element_
+                                    : channel.slot(rank).data + place(rank, own) * elements * element_);
+    }
+    reduce_into(output_ + begin * element_, sources, std::min(elements, count_ - begin));
   }
 
   std::byte* output_;

@@ -42,9 +42,21 @@ class WithoutFileSizeSignal {
   sigset_t signal_{}, before_{};
 };
 
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+// Where vm.memfd_noexec is 2 the kernel makes only files that can never be run; those before 6.3 do not know the flag.
+Descriptor anonymous_file() {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int number = ::memfd_create("tessera", kFlags | MFD_NOEXEC_SEAL);
+  if (number < 0 && errno == EINVAL) number = ::memfd_create("tessera", kFlags);
+  if (number < 0) fail("memfd_create");
+  return Descriptor(number);
+}
+
 Descriptor make_file(size_t bytes) {
-  Descriptor file(::memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (file.get() < 0) fail("memfd_create");
+  Descriptor file = anonymous_file();
   if (::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) fail("fchmod of a memfd");
   int refused;
   {
@@ -154,7 +166,7 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
   return std::unique_ptr<SharedMemory>(new SharedMemory(std::move(file), bytes));
 }
 
-Door::Door() : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+MemoryServer::MemoryServer() : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
   if (socket_.get() < 0) fail("socket");
   unsigned char random[16];
   if (::getrandom(random, sizeof random, 0) != sizeof random) fail("getrandom");
@@ -166,8 +178,8 @@ Door::Door() : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NO
   if (::listen(socket_.get(), SOMAXCONN) != 0) fail("listening on a Unix socket");
 }
 
-void Door::hand_out(const SharedMemory& memory, int processes, Clock::time_point deadline,
-                    const std::function<void()>& check) {
+void MemoryServer::hand_out(const SharedMemory& memory, int processes, Clock::time_point deadline,
+                            const std::function<void()>& check) {
   while (processes > 0) {
     if (!ready(socket_.get(), deadline, "waiting for the ranks to fetch the shared memory")) {
       check();

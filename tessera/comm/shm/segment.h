@@ -1,11 +1,11 @@
 // Memory that the ranks of one host share: an anonymous file (memfd), mapped by all of them.
 //
 //   auto memory = SharedMemory::create(bytes);                    // one rank
-//   Door door;  publish(door.address());  door.hand_out(*memory, 3, deadline);
+//   MemoryServer server;  publish(server.address());  server.hand_out(*memory, 3, deadline);
 //   auto memory = SharedMemory::receive(address, bytes, deadline);   // the other processes
 //
 // The file never has a name, is readable by its owner only, all of it is allocated when it is made, and its size is
-// sealed, so no access can fail later. The door is a Unix socket in the abstract namespace, which is no file either,
+// sealed, so no access can fail later. The server has a Unix socket in the abstract namespace, which is no file either,
 // and serves processes of the same user only. Errors: kIo, with the reason. A SharedMemory may be used by any thread.
 #pragma once
 
@@ -53,9 +53,9 @@ class SharedMemory {
   std::byte* data_ = nullptr;
 };
 
-class Door {
+class MemoryServer {
  public:
-  Door();
+  MemoryServer();
   const std::string& address() const noexcept { return address_; }
   // Gives `memory` to as many processes. check() is called every 100 ms and may throw.
   void hand_out(const SharedMemory& memory, int processes, Clock::time_point deadline,

@@ -6,7 +6,8 @@
 //
 // Each buffer is a file without a name (memfd), allocated in full; peers of the same user open it under /proc. Buffers
 // below 64 KiB, and those that the system refuses (a line of log says why), are ordinary memory: find_shared() does not
-// know them. A forked child shares them with its parent: it gets no copy. What a peer still maps after the owner has freed it costs address space, no memory. Thread-safe.
+// know them. A forked child shares them with its parent: it gets no copy. What a peer still maps after the owner has
+// freed it costs address space, no memory. Thread-safe.
 #pragma once
 
 #include <c10/core/Allocator.h>

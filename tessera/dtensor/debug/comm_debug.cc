@@ -20,7 +20,7 @@ void add(CommTally& tally, CommKind kind, int64_t bytes) {
 
 void add_lines(const std::string& name, const CommTally& tally, std::string& text) {
   text += fmt::format("{}: {} collectives, {} bytes\n", name, tally.total(), tally.total_bytes());
-  for (int kind = 0; kind < static_cast<int>(CommKind::kCount); ++kind) {
+  for (int kind = 0; kind < comm::kOpCount; ++kind) {
     if (tally.counts[kind] > 0) {
       text += fmt::format("  {}: {}, {} bytes\n", comm::to_string(static_cast<CommKind>(kind)), tally.counts[kind],
                           tally.bytes[kind]);

@@ -21,12 +21,12 @@
 
 namespace tessera {
 
-using comm::CommKind;
+using CommKind = comm::Op;
 
 // Collectives and bytes by kind; comm/observer.h says what bytes count.
 struct CommTally {
-  int64_t counts[static_cast<int>(CommKind::kCount)] = {};
-  int64_t bytes[static_cast<int>(CommKind::kCount)] = {};
+  int64_t counts[comm::kOpCount] = {};
+  int64_t bytes[comm::kOpCount] = {};
   int64_t total() const;
   int64_t total_bytes() const;
 };

@@ -1,4 +1,4 @@
-#include "tessera/comm/collectives/launch.h"
+#include "tessera/comm/collectives/collective_start.h"
 
 #include <fmt/ranges.h>
 
@@ -11,6 +11,7 @@
 #include "tessera/comm/collectives/signature_exchange.h"
 #include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/errors/timed_out.h"
 
 namespace tessera::comm {
 namespace {
@@ -43,6 +44,12 @@ std::string where(const State& state) {
   return place(to_string(call.op), call.group, state.rank, state.size, subject, call.sequence);
 }
 
+// Back-ends of our own say so by the type, libtorch's in words alone.
+bool is_timeout(const std::exception& error) {
+  if (dynamic_cast<const Error*>(&error)) return dynamic_cast<const TimedOut*>(&error) != nullptr;
+  return first_line(error).find("imed out") != std::string::npos;
+}
+
 // What a call that ended badly throws: the verdict of all ranks when there is one, else what this rank saw.
 [[noreturn]] void throw_failed(const State& state, const std::exception& error) {
   const auto* own = dynamic_cast<const Error*>(&error);
@@ -55,7 +62,7 @@ std::string where(const State& state) {
   if (own && own->kind() != ErrorKind::kComm) {  // the call does not fit its back-end, or the ranks do not fit together
     throw Error(own->kind(), reason.starts_with('[') ? reason : fmt::format("{}: {}", where(state), reason));
   }
-  const bool timed_out = reason.find("imed out") != std::string::npos;
+  const bool timed_out = is_timeout(error);
   std::optional<Verdict> verdict;
   if (state.monitor) {
     const std::string seen = timed_out
@@ -69,11 +76,10 @@ std::string where(const State& state) {
     throw_verdict(*verdict, fmt::format("{}: {}", where(state), timed_out ? "timed out. " : ""));
   }
   if (timed_out) {
-    raise(ErrorKind::kComm,
-          "{}: {}. Some rank did not start this collective in time: look for the first error of the other ranks, or "
-          "raise "
-          "comm.timeout_seconds.",
-          where(state), reason);
+    throw TimedOut(
+        fmt::format("{}: {}. Some rank did not start this collective in time: look for the first error of the other "
+                    "ranks, or raise comm.timeout_seconds.",
+                    where(state), reason));
   }
   throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off: the first error of the other ranks says why.",
                                where(state), reason));
@@ -81,40 +87,40 @@ std::string where(const State& state) {
 
 }  // namespace
 
-void Launch::require(bool condition, const std::string& what) const {
+void CollectiveStart::require(bool condition, const std::string& what) const {
   TESSERA_CHECK(condition, ErrorKind::kShape, "{}: {}",
                 place(to_string(op_), group_.name(), group_.rank(), group_.size(), subject_, group_.sequence() + 1),
                 what);
 }
 
-void Launch::require_plain(const at::Tensor& tensor, const char* name) const {
+void CollectiveStart::require_plain(const at::Tensor& tensor, const char* name) const {
   require(tensor.defined(), fmt::format("{} is undefined", name));
   require(tensor.is_contiguous(), fmt::format("{} {} is not contiguous. Pass .contiguous().", name, tensor.sizes()));
 }
 
-void Launch::require_same_dtype(const at::Tensor& output, const at::Tensor& input) const {
+void CollectiveStart::require_same_dtype(const at::Tensor& output, const at::Tensor& input) const {
   require(
       output.scalar_type() == input.scalar_type(),
       fmt::format("output is {}, input {}", c10::toString(output.scalar_type()), c10::toString(input.scalar_type())));
 }
 
-void Launch::require_position(int position, const char* name) const {
+void CollectiveStart::require_position(int position, const char* name) const {
   require(position >= 0 && position < group_.size(), fmt::format("{} {} is not in the group", name, position));
 }
 
-at::Tensor Launch::keep(const at::Tensor& tensor) {
+at::Tensor CollectiveStart::keep(const at::Tensor& tensor) {
   at::Tensor alias = tensor.variable_data();
   device_ = tensor.device().type();
   state_->buffers.push_back(alias);
   return alias;
 }
 
-at::Tensor Launch::keep_output(const at::Tensor& tensor) {
+at::Tensor CollectiveStart::keep_output(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   return keep(tensor);
 }
 
-void Launch::sign(const Terms& terms) {
+void CollectiveStart::sign(const Terms& terms) {
   if (group_.size() == 1) return;
   uint64_t sequence = 0;
   if (is_message(op_)) {
@@ -140,8 +146,8 @@ void Launch::sign(const Terms& terms) {
   if (state_->monitor) state_->ticket = state_->monitor->start(state_->signature);
 }
 
-bool Launch::prepare() {
-  if (kind_ != CommKind::kCount) CollectiveObserver::notify(kind_, bytes_, group_);
+bool CollectiveStart::prepare() {
+  if (bytes_) CollectiveObserver::notify(op_, *bytes_, group_);
   state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
   if (state_->backend.get() == &group_.backend() && group_.comparing_backend()) {
     group_.comparing_backend()->announce(state_->signature);
@@ -153,19 +159,20 @@ bool Launch::prepare() {
   return true;
 }
 
-std::function<Launch::WorkPtr()> Launch::awaiting_sender(std::function<WorkPtr()> begin) const {
-  return [&group = group_, signature = state_->signature, begin = std::move(begin)] {
-    await_announced_message(group, signature);
-    return begin();
-  };
+std::function<CollectiveStart::WorkPtr()> CollectiveStart::awaiting_sender(std::function<WorkPtr()> begin) const {
+  return
+      [store = group_.context().store, rank = group_.rank(), signature = state_->signature, begin = std::move(begin)] {
+        await_announced_message(*store, rank, signature);
+        return begin();
+      };
 }
 
-Pending Launch::started() {
+Pending CollectiveStart::started() {
   if (state_->monitor && state_->work) state_->monitor->carry(state_->ticket, state_->signature, state_->work);
   return Pending(std::move(state_));
 }
 
-Pending Launch::finished() {
+Pending CollectiveStart::finished() {
   if (group_.size() > 1 && !group_.comparing_backend() && compares_first() && op_ != Op::kRecv) {
     try {
       compare();
@@ -178,13 +185,13 @@ Pending Launch::finished() {
   return Pending();
 }
 
-void Launch::fail(const std::exception& error) const { throw_failed(*state_, error); }
+void CollectiveStart::fail(const std::exception& error) const { throw_failed(*state_, error); }
 
-bool Launch::compares_first() const {
+bool CollectiveStart::compares_first() const {
   return state_->monitor && state_->monitor->options().check == CheckMode::kAlways;
 }
 
-void Launch::compare() const {
+void CollectiveStart::compare() const {
   state_->monitor->wait(state_->ticket);
   if (op_ == Op::kSend) {
     announce_message(group_, state_->signature);

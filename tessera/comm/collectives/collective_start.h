@@ -1,11 +1,11 @@
 // How a collective starts: its checks, its signature, the record of it, and what its Pending waits for. Internal to
 // comm.
 //
-//   Launch launch(group, Op::kBroadcast, subject);
-//   launch.require_plain(tensor, "tensor");
-//   launch.sign({.sizes = tensor.sizes(), .dtype = dtype, .root = root});      // from here on the call counts
-//   std::vector<at::Tensor> tensors = {launch.keep_output(tensor)};
-//   return launch.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
+//   CollectiveStart call(group, Op::kBroadcast, subject);
+//   call.require_plain(tensor, "tensor");
+//   call.sign({.sizes = tensor.sizes(), .dtype = dtype, .root = root});      // from here on the call counts
+//   std::vector<at::Tensor> tensors = {call.keep_output(tensor)};
+//   return call.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
 //
 // start() and finished() are COLLECTIVE over the group, or for a message over its two ranks. Errors: kShape from the
 // checks; from start() and finished() what Pending::wait() throws. As thread-safe as the group.
@@ -15,6 +15,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -41,11 +42,11 @@ struct Pending::State {
   int unwinding = std::uncaught_exceptions();
 };
 
-class Launch {
+class CollectiveStart {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  Launch(Group& group, Op op, std::string_view subject)
+  CollectiveStart(Group& group, Op op, std::string_view subject)
       : group_(group), op_(op), subject_(subject), state_(std::make_unique<Pending::State>()) {}
 
   void require(bool condition, const std::string& what) const;
@@ -58,10 +59,7 @@ class Launch {
   at::Tensor keep_output(const at::Tensor& tensor);
 
   // What observers are told at the start.
-  void count(CommKind kind, int64_t bytes) {
-    kind_ = kind;
-    bytes_ = bytes;
-  }
+  void count(int64_t bytes) { bytes_ = bytes; }
   void on_finish(std::function<void()> finish) { state_->finish = std::move(finish); }
 
   // All checks are passed: the call counts. What must agree on all ranks.
@@ -106,8 +104,7 @@ class Launch {
   const std::string_view subject_;
   c10::DeviceType device_ = c10::DeviceType::CPU;  // of the tensors
   std::unique_ptr<Pending::State> state_;
-  CommKind kind_ = CommKind::kCount;
-  int64_t bytes_ = 0;
+  std::optional<int64_t> bytes_;
 };
 
 }  // namespace tessera::comm

@@ -1,0 +1,12 @@
+#include "tessera/comm/group/capabilities.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace tessera::comm {
+
+Capabilities capabilities_of(const c10d::Backend& backend) {
+  const auto* more = dynamic_cast<const HasCapabilities*>(&backend);
+  return more ? more->capabilities() : Capabilities();
+}
+
+}  // namespace tessera::comm

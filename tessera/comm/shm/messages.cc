@@ -1,0 +1,215 @@
+#include "tessera/comm/shm/messages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm::shm {
+namespace {
+
+constexpr size_t kReadAtOnce = 1024 * 1024;  // of a message that is read in place, in one step
+
+}  // namespace
+
+MessageWork::MessageWork(std::shared_ptr<Engine> engine, c10d::OpType type, int peer, int tag, const at::Tensor& tensor,
+                         std::chrono::milliseconds timeout)
+    : EngineWork(std::move(engine), type, timeout),
+      peer_(peer),
+      tag_(tag),
+      tensor_(tensor),
+      data_(static_cast<std::byte*>(type == c10d::OpType::SEND ? const_cast<void*>(tensor.const_data_ptr())
+                                                               : tensor.mutable_data_ptr())),
+      bytes_(tensor.nbytes()) {}
+
+Messages::Messages(Channel& channel) : channel_(channel), sends_(channel.size()), arriving_(channel.size()) {}
+
+void Messages::add(Message message) {
+  if (!message->sends()) return receives_.push_back(std::move(message));
+  sends_[message->peer_].push_back(std::move(message));
+  ++sends_left_;
+}
+
+Clock::time_point Messages::deadline() const {
+  auto first = Clock::time_point::max();
+  const auto look = [&](const Message& message) { first = std::min(first, message->deadline()); };
+  std::for_each(receives_.begin(), receives_.end(), look);
+  for (const auto& messages : sends_) std::for_each(messages.begin(), messages.end(), look);
+  for (const auto& arriving : arriving_) {
+    if (arriving.message) look(arriving.message);
+  }
+  return first;
+}
+
+void Messages::check(const MessageWork& message, Clock::time_point now, const std::vector<bool>& left) const {
+  const auto what = [&] {
+    return fmt::format("{} {}, tag {}", message.sends() ? "send to" : "recv from",
+                       message.peer_ < 0 ? "any rank" : channel_.name_of(message.peer_), message.tag_);
+  };
+  if (now >= message.deadline()) throw TimedOut(fmt::format("timed out: {}: the other side did not come", what()));
+  if (message.peer_ >= 0 && left[message.peer_]) throw PeerFailed(fmt::format("{}: it has left the group", what()));
+}
+
+void Messages::check(Clock::time_point now, const std::vector<bool>& left, bool moving) const {
+  for (const auto& message : receives_) check(*message, now, left);
+  for (const auto& messages : sends_) {
+    if (moving && !messages.empty() && messages.front()->moved_ > 0) continue;
+    for (const auto& message : messages) check(*message, now, left);
+  }
+  if (moving) return;
+  for (const auto& arriving : arriving_) {
+    if (arriving.message) check(*arriving.message, now, left);
+  }
+}
+
+void Messages::fail_all(const std::exception_ptr& reason, std::vector<Ended>& ended) {
+  const auto fail = [&](const Message& message) { ended.push_back({message, reason}); };
+  std::for_each(receives_.begin(), receives_.end(), fail);
+  receives_.clear();
+  for (auto& messages : sends_) {
+    std::for_each(messages.begin(), messages.end(), fail);
+    messages.clear();
+  }
+  for (auto& arriving : arriving_) {
+    if (arriving.message) fail(arriving.message);
+    arriving = {};
+  }
+  sends_left_ = arriving_left_ = 0;
+}
+
+bool Messages::move(std::vector<Ended>& ended) {
+  bool moved = deliver_set_aside(ended);
+  for (int peer = 0; peer < channel_.size(); ++peer) {
+    if (peer == channel_.rank()) continue;
+    moved = fill(peer, ended) || moved;
+    moved = empty(peer, ended) || moved;
+  }
+  return moved;
+}
+
+bool Messages::fill(int to, std::vector<Ended>& ended) {
+  if (sends_[to].empty()) return false;
+  MessageWork& message = *sends_[to].front();
+  const bool shown = message.read_when_emptied_ != 0;
+  if (shown && channel_.ring(channel_.rank(), to).emptied.load() < message.read_when_emptied_) return false;
+  if (!shown && !put_chunk(to, message)) return false;
+  if (!shown && (message.read_when_emptied_ != 0 || message.moved_ < message.bytes_)) return true;
+  ended.push_back({sends_[to].front(), nullptr});
+  sends_[to].pop_front();
+  --sends_left_;
+  return true;
+}
+
+// Whether there was room for it.
+bool Messages::put_chunk(int to, MessageWork& message) {
+  Ring<Native>& ring = channel_.ring(channel_.rank(), to);
+  if (!ring.has_room()) return false;
+  const uint64_t filled = ring.filled.load();
+  const size_t fits = channel_.layout().chunk_data();
+  std::byte* chunk = channel_.chunk(channel_.rank(), to, filled);
+  auto& head = *reinterpret_cast<ChunkHead*>(chunk);
+  const bool in_place = channel_.same_process(to) && message.bytes_ > fits;
+  head = {.message_bytes = message.bytes_,
+          .offset = message.moved_,
+          .bytes = in_place ? message.bytes_ : std::min(message.bytes_ - message.moved_, fits),
+          .address = in_place ? reinterpret_cast<uint64_t>(message.data_) : 0,
+          .tag = message.tag_};
+  if (!in_place && head.bytes > 0)
+    std::memcpy(chunk + Layout::chunk_head(), message.data_ + message.moved_, head.bytes);
+  message.moved_ += head.bytes;
+  if (in_place) message.read_when_emptied_ = filled + 1;
+  ring.put(channel_.bells(to));
+  return true;
+}
+
+bool Messages::empty(int from, std::vector<Ended>& ended) {
+  Ring<Native>& ring = channel_.ring(from, channel_.rank());
+  if (!ring.has_chunk()) return false;
+  const std::byte* chunk = channel_.chunk(from, channel_.rank(), ring.emptied.load());
+  const ChunkHead head = *reinterpret_cast<const ChunkHead*>(chunk);
+  Arriving& arriving = arriving_[from];
+  if (!arriving.message && !arriving.aside && !begin_message(from, head, ended)) return false;
+  if (!take_chunk(from, head, chunk + Layout::chunk_head())) return true;
+  ring.take(channel_.bells(from));
+  if (head.offset + head.bytes == head.message_bytes) end_message(from, ended);
+  return true;
+}
+
+void Messages::require_fit(int from, size_t bytes, const MessageWork& message) const {
+  if (message.bytes_ == bytes) return;
+  throw Disagreement(fmt::format("{} sends {} bytes with tag {} to {}, which wants {}", channel_.name_of(from), bytes,
+                                 message.tag_, channel_.name_of(channel_.rank()), message.bytes_));
+}
+
+// Finds who takes the message. False: nobody wants anything from this rank, so it stays where it is.
+bool Messages::begin_message(int from, const ChunkHead& head, std::vector<Ended>& ended) {
+  deliver_set_aside(ended);  // nothing overtakes these
+  const auto from_here = [&](const Message& message) { return message->peer_ == from || message->peer_ < 0; };
+  const auto match = std::find_if(receives_.begin(), receives_.end(), [&](const Message& message) {
+    return from_here(message) && message->tag_ == head.tag;
+  });
+  if (match != receives_.end()) {
+    require_fit(from, head.message_bytes, **match);
+    (*match)->source_ = from;
+    arriving_[from].message = *match;
+    ++arriving_left_;
+    receives_.erase(match);
+    return true;
+  }
+  if (std::none_of(receives_.begin(), receives_.end(), from_here)) return false;
+  arriving_[from].aside =
+      std::make_shared<SetAside>(SetAside{from, head.tag, std::vector<std::byte>(head.message_bytes)});
+  aside_.push_back(arriving_[from].aside);
+  return true;
+}
+
+// Whether all of it has been taken.
+bool Messages::take_chunk(int from, const ChunkHead& head, const std::byte* data) {
+  Arriving& arriving = arriving_[from];
+  std::byte* target = arriving.message ? arriving.message->data_ : arriving.aside->data.data();
+  if (head.address == 0) {
+    if (head.bytes > 0) std::memcpy(target + head.offset, data, head.bytes);
+    return true;
+  }
+  const size_t bytes = std::min<size_t>(head.bytes - arriving.read, kReadAtOnce);
+  Reading reading(channel_);
+  std::memcpy(target + arriving.read, reinterpret_cast<const std::byte*>(head.address) + arriving.read, bytes);
+  reading.end();
+  arriving.read += bytes;
+  return arriving.read == head.bytes;
+}
+
+void Messages::end_message(int from, std::vector<Ended>& ended) {
+  Arriving& arriving = arriving_[from];
+  if (arriving.aside) arriving.aside->whole = true;
+  if (arriving.message) {
+    --arriving_left_;
+    ended.push_back({arriving.message, nullptr});
+  }
+  arriving = {};
+}
+
+bool Messages::deliver_set_aside(std::vector<Ended>& ended) {
+  bool moved = false;
+  for (auto entry = aside_.begin(); entry != aside_.end();) {
+    SetAside& aside = **entry;
+    const auto match = std::find_if(receives_.begin(), receives_.end(), [&](const Message& message) {
+      return (message->peer_ == aside.from || message->peer_ < 0) && message->tag_ == aside.tag;
+    });
+    if (!aside.whole || match == receives_.end()) {
+      ++entry;
+      continue;
+    }
+    const Message message = *match;
+    require_fit(aside.from, aside.data.size(), *message);
+    receives_.erase(match);
+    std::copy(aside.data.begin(), aside.data.end(), message->data_);
+    message->source_ = aside.from;
+    ended.push_back({message, nullptr});
+    entry = aside_.erase(entry);
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace tessera::comm::shm

@@ -1,0 +1,54 @@
+// A function that is left where it would have to wait, and gone on with later: a coroutine.
+//
+//   Steps run(Channel& channel) {
+//     write(channel);
+//     co_await arrive(channel);        // a std::suspend_always: left here
+//     read(channel);
+//   }
+//   Steps steps = run(channel);        // does nothing yet
+//   while (!steps.go_on()) ...         // up to the next co_await; true: it has ended. Throws what it throws
+//
+// Not thread-safe; go_on() may come from different threads one after the other.
+#pragma once
+
+#include <coroutine>
+#include <exception>
+#include <utility>
+
+namespace tessera::comm::shm {
+
+class Steps {
+ public:
+  struct promise_type {
+    Steps get_return_object() { return Steps(Handle::from_promise(*this)); }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    std::suspend_always final_suspend() noexcept { return {}; }
+    void return_void() {}
+    void unhandled_exception() { failure = std::current_exception(); }
+    std::exception_ptr failure;
+  };
+
+  Steps() = default;
+  ~Steps() {
+    if (handle_) handle_.destroy();
+  }
+  Steps(Steps&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Steps& operator=(Steps&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+
+  explicit operator bool() const { return static_cast<bool>(handle_); }
+  bool go_on() {
+    handle_.resume();
+    if (handle_.promise().failure) std::rethrow_exception(handle_.promise().failure);
+    return handle_.done();
+  }
+
+ private:
+  using Handle = std::coroutine_handle<promise_type>;
+  explicit Steps(Handle handle) : handle_(handle) {}
+  Handle handle_ = nullptr;
+};
+
+}  // namespace tessera::comm::shm
