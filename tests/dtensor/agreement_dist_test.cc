@@ -1,0 +1,101 @@
+// What one rank alone could decide otherwise: errors that depend on values, zeros that nobody gave, ends of meshes.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/dispatch/rule.h"
+#include "tests/dtensor/support.h"
+
+namespace tessera {
+namespace {
+
+using testing::on_ranks;
+
+// Whether it failed; after that all ranks communicate once more, which one that had failed alone would not reach.
+bool fails_everywhere(const MeshPtr& mesh, const std::function<void()>& body) {
+  bool failed = false;
+  try {
+    body();
+  } catch (const std::exception&) {
+    failed = true;
+  }
+  const at::Tensor count = from_local(at::full({1}, failed ? 1.0 : 0.0), mesh, Placements(mesh->ndim(), Partial()));
+  const auto ranks = full_tensor(count).item<double>();
+  EXPECT_EQ(ranks, failed ? static_cast<double>(mesh->size()) : 0.0);
+  return failed;
+}
+
+TEST(Agreement, KernelsThatRefuseAMatrixDoSoOnAllRanks) {
+  on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
+    at::Tensor batch = at::eye(3).expand({8, 3, 3}).clone();
+    const auto spread = [&] { return distribute_tensor(batch, mesh, {Shard(0), Shard(0)}); };
+    EXPECT_FALSE(fails_everywhere(mesh, [&] { at::cholesky(spread()); }));
+    batch[5][1][1] = -1;  // of one rank
+    EXPECT_TRUE(fails_everywhere(mesh, [&] { at::cholesky(spread()); }));
+    batch[5][1][1] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_TRUE(fails_everywhere(mesh, [&] { at::linalg_eig(spread()); }));
+    EXPECT_TRUE(fails_everywhere(mesh, [&] { at::linalg_svd(spread()); }));
+  });
+}
+
+TEST(Agreement, APlainGradientThatIsZeroOnSomeRanksIsNoZero) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4}), mesh, {Replicate()}).requires_grad_(true);
+    const auto backward = [&](double value) { return [&x, value] { (x * x).backward(at::full({4}, value)); }; };
+    EXPECT_TRUE(fails_everywhere(mesh, backward(mesh->rank())));
+    EXPECT_FALSE(fails_everywhere(mesh, backward(0)));
+  });
+}
+
+TEST(Agreement, AnEmptyIndexWritesNothing) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::arange(12.).view({4, 3});
+    const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});
+    const at::Tensor none = distribute_tensor(at::empty({0}, at::kLong), mesh, {Replicate()});
+    EXPECT_TRUE(full_tensor(x.scatter(1, none, 5.0)).equal(plain));
+    EXPECT_TRUE(
+        full_tensor(x.scatter_add(0, none, distribute_tensor(at::empty({0}), mesh, {Replicate()}))).equal(plain));
+  });
+}
+
+TEST(Agreement, APendingPartOutlivesItsMesh) {
+  comm::run_thread_ranks(4, [](const std::shared_ptr<comm::World>& world) {
+    at::Tensor pending;
+    {
+      const auto mesh = init_device_mesh(world, "cpu", {2, 2});
+      const at::Tensor x = distribute_tensor(at::arange(64.).view({8, 8}), mesh, {Shard(0), Replicate()});
+      pending = redistribute(x, {Replicate(), Replicate()}, {.async_op = true});
+    }
+    pending = at::Tensor();  // waits for its collective, on a group that goes with the mesh
+  });
+}
+
+TEST(Agreement, ARuleMayRunOperationsOnDTensors) {
+  static const auto library = [] {
+    auto* made = new torch::Library(torch::Library::FRAGMENT, "tessera_rule", std::nullopt, __FILE__, __LINE__);
+    made->def("twice(Tensor x) -> Tensor");
+    made->impl("twice",
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, [](const at::Tensor& x) { return x + x; }));
+    return made;
+  }();
+  (void)library;
+  register_rule("tessera_rule::twice", [](const OpCall& call, Proposal& proposal) {
+    at::relu(*call.inputs[0].tensor);  // of another shape of key
+    proposal.strategies.push_back({{Shard(0)}, {Shard(0)}});
+    proposal.output(call.inputs[0].sizes);
+  });
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const auto op = c10::Dispatcher::singleton()
+                        .findSchemaOrThrow("tessera_rule::twice", "")
+                        .typed<at::Tensor(const at::Tensor&)>();
+    for (const int64_t rows : {4, 6, 4, 6}) {
+      const at::Tensor plain = at::arange(rows, at::kFloat) - 2;
+      const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});
+      EXPECT_TRUE(full_tensor(op.call(x)).equal(plain * 2));
+      EXPECT_TRUE(full_tensor(at::relu(x)).equal(at::relu(plain)));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera
