@@ -10,8 +10,8 @@
 //
 // DTensors: rows or classes are computed on as they are sharded (tessera::linear_cross_entropy_with_gradients), so that
 // no rank holds logits of more than a chunk of its rows by its classes; sharded classes take two small all-reduces a
-// chunk and one of hidden's gradient. Plain labels beside DTensors are those of all rows, alike on all ranks. COLLECTIVE
-// over their mesh.
+// chunk and one of hidden's gradient. Plain labels beside DTensors are those of all rows, alike on all ranks.
+// COLLECTIVE over their mesh.
 //
 // Errors: kShape for sizes that do not fit or a label outside [0, V), on all ranks alike. Thread-safe.
 #pragma once

@@ -18,7 +18,7 @@ Head::Head(int64_t width, int64_t classes, const ParameterOptions& options) {
   register_parameter("weight", weight, at::empty({classes, width}, options.tensor_options()));
 }
 
-at::Tensor Head::forward(const at::Tensor& x) { return linear(x, weight); }
+at::Tensor Head::forward(const at::Tensor& x) { return tessera::linear(x, weight); }
 
 at::Tensor Head::forward(const at::Tensor& x, const at::Tensor& labels) {
   return linear_cross_entropy(x.reshape({-1, x.size(-1)}), weight, labels.reshape({-1}));

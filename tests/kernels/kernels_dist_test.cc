@@ -54,9 +54,9 @@ OpCase cross_entropy_case(int64_t rows, int64_t classes, int64_t chunk_bytes, bo
 
 std::vector<OpCase> linear_cases() {
   const Run with_bias = against([](const Tensors& t) { return at::linear(t[0], t[1], t[2]); },
-                                [](const Tensors& t) { return linear(t[0], t[1], t[2]); });
+                                [](const Tensors& t) { return tessera::linear(t[0], t[1], t[2]); });
   const Run without = against([](const Tensors& t) { return at::linear(t[0], t[1]); },
-                              [](const Tensors& t) { return linear(t[0], t[1]); });
+                              [](const Tensors& t) { return tessera::linear(t[0], t[1]); });
   return {{"linear", {{4, 8}, {12, 8}, {12}}, with_bias},
           {"linear, uneven", {{3, 5}, {7, 5}, {7}}, with_bias},
           {"linear of [B, T, d]", {{2, 5, 6}, {3, 6}}, without},
@@ -143,7 +143,7 @@ TEST(KernelsOnDTensors, FusedLoopsOfPartsGiveTheWhole) {
                                 {{2, 36, 40}, {44, 40}, {44}},
                                 [&](const Tensors& t) {
                                   const auto f = narrow(t);
-                                  return linear(f[0], f[1], f[2]).to(at::kDouble);
+                                  return tessera::linear(f[0], f[1], f[2]).to(at::kDouble);
                                 }},
                                {"norm and gate", {{2, 9, 5}, {5}, {2, 9, 5}}, [&](const Tensors& t) {
                                   const auto f = narrow(t);
@@ -167,9 +167,9 @@ TEST(KernelsOnDTensors, TensorParallelBlockMovesNoWeightAndNoLogits) {
     const auto labels = labels_of(12, 50);
     const CommDebugMode comm;
     const auto normed = rms_norm(x, norm, 1e-5);
-    const auto inner = swiglu(linear(normed, gate), linear(normed, up));
+    const auto inner = swiglu(tessera::linear(normed, gate), tessera::linear(normed, up));
     EXPECT_EQ(placements(inner), Placements{Shard(2)});
-    const auto y = linear(inner, down);
+    const auto y = tessera::linear(inner, down);
     EXPECT_EQ(placements(y), Placements{Partial()});
     EXPECT_EQ(comm.total(), 0);
     const auto loss = linear_cross_entropy(y.reshape({12, 8}), head, labels);

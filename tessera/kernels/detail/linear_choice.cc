@@ -75,7 +75,8 @@ std::filesystem::path choice_file() {
   for (char& c : processor) {
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
   }
-  return folder / "tessera" / fmt::format("linear{}-{}threads-torch{}", processor, at::get_num_threads(), TORCH_VERSION);
+  return folder / "tessera" /
+         fmt::format("linear{}-{}threads-torch{}", processor, at::get_num_threads(), TORCH_VERSION);
 }
 
 std::optional<bool> read_choice(const std::filesystem::path& file) {
@@ -129,7 +130,8 @@ bool onednn_is_faster() {
     if (const char* given = std::getenv("TESSERA_LINEAR"); given && *given) {
       const std::string_view name = given;
       TESSERA_CHECK(name == "onednn" || name == "aten", ErrorKind::kConfig,
-                    "[kernels.linear] TESSERA_LINEAR: found '{}', wanted onednn or aten. Correct it or unset it.", name);
+                    "[kernels.linear] TESSERA_LINEAR: found '{}', wanted onednn or aten. Correct it or unset it.",
+                    name);
       return name == "onednn";
     }
     const auto file = choice_file();
