@@ -1,0 +1,153 @@
+#include "tests/conformance/programs/campaign.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <future>
+#include <iostream>
+
+#include "tests/conformance/programs/catalog.h"
+#include "tests/conformance/programs/shrink.h"
+
+namespace tessera::testing {
+
+namespace {
+
+constexpr int kShrunkLabels = 12;
+
+// What is left of a program without what is refused, as far as it runs.
+struct Rest {
+  Verdict verdict;
+  std::shared_ptr<const Trial> trial;
+};
+
+Rest run_rest(RanksSession& ranks, std::shared_ptr<const Trial> trial, Findings* findings) {
+  for (;;) {
+    Verdict verdict = ranks.run(trial);
+    if (verdict.kind != Verdict::Kind::kRefused) {
+      return {std::move(verdict), std::move(trial)};
+    }
+    if (findings != nullptr) {
+      ++findings->refusals[to_string(verdict.refusal)];
+    }
+    const auto rest = without(trial->program, static_cast<size_t>(verdict.step), /*bypass=*/false);
+    auto next = rest ? make_trial(*rest) : nullptr;
+    if (next == nullptr && rest) {  // without what flows back
+      Program forward = *rest;
+      forward.flows.clear();
+      forward.twice = false;
+      next = make_trial(forward);
+    }
+    if (next == nullptr) {
+      return {{}, std::move(trial)};
+    }
+    trial = std::move(next);
+  }
+}
+
+void count(const Trial& trial, Findings& findings) {
+  ++findings.programs;
+  findings.backward += !trial.program.flows.empty();
+  findings.twice += trial.program.twice;
+  findings.narrow += has_narrow(trial.program);
+  for (const auto& step : trial.program.steps) {
+    if (step.kind != Step::Kind::kInput) {
+      ++findings.steps;
+      ++findings.operations[step.kind == Step::Kind::kRedistribute ? "redistribute" : step.op];
+    }
+  }
+}
+
+Program shrink_defect(RanksSession& ranks, const Program& program, const Verdict& verdict) {
+  ranks.set_patience(std::chrono::milliseconds(4000));
+  Program shrunk = shrink(program, [&](const Program& candidate) {
+    const auto trial = make_trial(candidate);
+    if (trial == nullptr) {
+      return false;
+    }
+    const Verdict now = ranks.run(trial);
+    return now.kind == Verdict::Kind::kWrong && now.label == verdict.label;
+  });
+  ranks.set_patience(std::chrono::milliseconds(15000));
+  return shrunk;
+}
+
+}  // namespace
+
+Verdict run_program(RanksSession& ranks, Program program, Findings& findings) {
+  const auto trial = std::make_shared<Trial>(Trial{program, run_plain(program, Twin::kClean)});
+  count(*trial, findings);
+  return run_rest(ranks, trial, &findings).verdict;
+}
+
+Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count_wanted) {
+  Findings findings;
+  findings.mesh = mesh;
+  RanksSession ranks(mesh);
+  const auto drawn_later = [&](int64_t i) {
+    return std::async(std::launch::async, [&mesh, seed = first_seed + static_cast<uint64_t>(i)] {
+      at::set_num_threads(1);
+      return draw_program(seed, mesh);
+    });
+  };
+  const bool watch = std::getenv("TESSERA_PROGRAMS_WATCH") != nullptr;
+  auto next = drawn_later(0);
+  for (int64_t i = 0; i < count_wanted; ++i) {
+    Drawn drawn = next.get();
+    if (i + 1 < count_wanted) {
+      next = drawn_later(i + 1);
+    }
+    const uint64_t seed = first_seed + static_cast<uint64_t>(i);
+    if (watch) {
+      std::cerr << "seed " << seed << "\n" << to_text(drawn.program) << std::flush;
+    }
+    if (!drawn.backward_note.empty()) {
+      ++findings.no_backward[drawn.backward_note.substr(0, 60)];
+    }
+    const auto trial = std::make_shared<const Trial>(Trial{std::move(drawn.program), std::move(drawn.plain)});
+    count(*trial, findings);
+    const Rest rest = run_rest(ranks, trial, &findings);
+    if (rest.verdict.kind != Verdict::Kind::kWrong) {
+      continue;
+    }
+    if (++findings.wrong[rest.verdict.label] == 1 && findings.defects.size() < kShrunkLabels) {
+      const Program shrunk = shrink_defect(ranks, rest.trial->program, rest.verdict);
+      const auto again = make_trial(shrunk);
+      const Verdict last = again != nullptr ? ranks.run(again) : rest.verdict;
+      findings.defects.push_back(
+          {seed, rest.verdict.label, last.kind == Verdict::Kind::kWrong ? last.what : rest.verdict.what, shrunk});
+    }
+  }
+  return findings;
+}
+
+std::string mesh_name(const std::vector<int64_t>& mesh) {
+  std::string name;
+  for (const int64_t size : mesh) {
+    name += fmt::format("{}{}", name.empty() ? "" : "x", size);
+  }
+  return name;
+}
+
+std::string Findings::log() const {
+  std::string text = fmt::format(
+      "mesh {}: {} programs, {} operations, {} different ones, {} with backward, {} with second derivatives, {} with "
+      "narrow types\n",
+      mesh_name(mesh), programs, steps, operations.size(), backward, twice, narrow);
+  const auto list = [&](const char* title, const std::map<std::string, int64_t>& counts) {
+    for (const auto& [name, number] : counts) {
+      text += fmt::format("  {}: {} ({})\n", title, number, name);
+    }
+  };
+  list("refused", refusals);
+  list("nothing flows back", no_backward);
+  list("WRONG", wrong);
+  for (const auto& defect : defects) {
+    text += fmt::format("seed {}: {}\n{}\n---- shrunk:\n{}----\n", defect.seed, defect.label,
+                        defect.what.substr(0, 3000), to_text(defect.shrunk));
+  }
+  return text;
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,48 @@
+// Draws programs one after another, runs them on ranks, and shrinks those that show a defect.
+//
+//   const Findings found = run_programs({2, 2}, /*first_seed=*/17, /*count=*/400);
+//   EXPECT_TRUE(found.defects.empty());
+//   std::cout << found.log();
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/conformance/programs/ranks_session.h"
+
+namespace tessera::testing {
+
+struct Defect {
+  uint64_t seed = 0;
+  std::string label;
+  std::string what;
+  Program shrunk;
+};
+
+struct Findings {
+  std::vector<int64_t> mesh;
+  int64_t programs = 0;
+  int64_t steps = 0;
+  int64_t backward = 0;
+  int64_t twice = 0;
+  int64_t narrow = 0;
+  std::map<std::string, int64_t> operations;   // how often each was run
+  std::map<std::string, int64_t> refusals;     // by kind
+  std::map<std::string, int64_t> no_backward;  // why
+  std::map<std::string, int64_t> wrong;        // programs, by label of the defect
+  std::vector<Defect> defects;                 // the first of each label, shrunk
+
+  std::string log() const;
+};
+
+// Programs of the seeds from `first_seed` on. What a rank refuses is taken out, and the rest run again.
+Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count);
+
+// Runs one program as it stands. Its refusals are counted; a wrong verdict is returned.
+Verdict run_program(RanksSession& ranks, Program program, Findings& findings);
+
+std::string mesh_name(const std::vector<int64_t>& mesh);  // "2x2"
+
+}  // namespace tessera::testing

@@ -1,0 +1,461 @@
+#include "tests/conformance/programs/evaluate.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+
+#include "tessera/dtensor/redistribute/redistribute.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tests/conformance/programs/inputs.h"
+
+namespace tessera::testing {
+
+bool is_narrow(c10::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf || type == at::kFloat || type == at::kComplexFloat;
+}
+
+bool takes_gradients(c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); }
+
+bool has_narrow(const Program& program) {
+  const auto narrow = [](const Arg& arg) {
+    const auto* type = std::get_if<Arg::Dtype>(&arg.value);
+    return type != nullptr && is_narrow(type->type);
+  };
+  return std::any_of(program.steps.begin(), program.steps.end(), [&](const Step& step) {
+    return (step.kind == Step::Kind::kInput && is_narrow(step.type)) ||
+           std::any_of(step.args.begin(), step.args.end(), narrow);
+  });
+}
+
+const c10::OperatorHandle& find_op(const std::string& name) {
+  static std::mutex mutex;
+  static std::unordered_map<std::string, c10::OperatorHandle> known;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(name);
+  if (found != known.end()) {
+    return found->second;
+  }
+  const auto dot = name.find('.');
+  const c10::OperatorName parts{"aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
+  const auto op = c10::Dispatcher::singleton().findSchema(parts);
+  if (!op) {
+    throw std::runtime_error("program: libtorch has no operation " + name);
+  }
+  return known.emplace(name, *op).first->second;
+}
+
+bool writes(const Step& step) {
+  if (step.kind != Step::Kind::kCall) {
+    return false;
+  }
+  const auto& arguments = find_op(step.op).schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+    return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+  });
+}
+
+namespace {
+
+using c10::TypeKind;
+
+// Arguments as values, by the types of a schema.
+class ArgumentReader {
+ public:
+  ArgumentReader(const Machine& machine, const Values& values, Tensors& tensors)
+      : machine_(machine), values_(values), tensors_(tensors) {}
+
+  c10::IValue value(const Arg& arg, const c10::Type& type) const {
+    if (type.kind() == TypeKind::OptionalType) {
+      return std::holds_alternative<Arg::None>(arg.value)
+                 ? c10::IValue()
+                 : value(arg, *type.castRaw<c10::OptionalType>()->getElementType());
+    }
+    if (const auto* list = std::get_if<Arg::List>(&arg.value)) {
+      return list_of(*list, *type.castRaw<c10::ListType>()->getElementType());
+    }
+    if (std::holds_alternative<Arg::None>(arg.value)) {
+      return {};
+    }
+    if (const auto* ref = std::get_if<Arg::Ref>(&arg.value)) {
+      return tensor(*ref);
+    }
+    if (const auto* n = std::get_if<int64_t>(&arg.value)) {
+      return type.kind() == TypeKind::FloatType ? c10::IValue(static_cast<double>(*n)) : c10::IValue(*n);
+    }
+    if (const auto* x = std::get_if<double>(&arg.value)) {
+      return *x;
+    }
+    if (const auto* b = std::get_if<bool>(&arg.value)) {
+      return *b;
+    }
+    if (const auto* text = std::get_if<std::string>(&arg.value)) {
+      return *text;
+    }
+    return static_cast<int64_t>(machine_.type_of(std::get<Arg::Dtype>(arg.value).type));
+  }
+
+ private:
+  at::Tensor tensor(const Arg::Ref& ref) const {
+    const at::Tensor& found = values_.tensors.at(ref.id);
+    if (!found.defined()) {
+      throw std::runtime_error(fmt::format("program: %{} is used before it is made", ref.id));
+    }
+    tensors_.push_back(found);
+    return found;
+  }
+
+  c10::IValue list_of(const Arg::List& list, const c10::Type& element) const {
+    const auto kind = element.kind();
+    if (kind == TypeKind::TensorType) {
+      c10::List<at::Tensor> made;
+      for (const auto& arg : list) {
+        made.push_back(tensor(std::get<Arg::Ref>(arg.value)));
+      }
+      return made;
+    }
+    if (kind == TypeKind::OptionalType) {
+      c10::List<std::optional<at::Tensor>> made;
+      for (const auto& arg : list) {
+        const auto* ref = std::get_if<Arg::Ref>(&arg.value);
+        made.push_back(ref != nullptr ? std::optional(tensor(*ref)) : std::nullopt);
+      }
+      return made;
+    }
+    if (kind == TypeKind::FloatType) {
+      c10::List<double> made;
+      for (const auto& arg : list) {
+        made.push_back(value(arg, element).toDouble());
+      }
+      return made;
+    }
+    if (kind == TypeKind::BoolType) {
+      c10::List<bool> made;
+      for (const auto& arg : list) {
+        made.push_back(std::get<bool>(arg.value));
+      }
+      return made;
+    }
+    c10::List<int64_t> made;
+    for (const auto& arg : list) {
+      made.push_back(std::get<int64_t>(arg.value));
+    }
+    return made;
+  }
+
+  const Machine& machine_;
+  const Values& values_;
+  Tensors& tensors_;
+};
+
+void keep(int id, at::Tensor tensor, Values& values) {
+  if (static_cast<size_t>(id) >= values.tensors.size()) {
+    values.tensors.resize(id + 1);
+  }
+  values.tensors[id] = std::move(tensor);
+}
+
+}  // namespace
+
+namespace {
+
+// The tensors that an operation returns, those of lists one by one.
+Tensors call(const Machine& machine, const Step& step, Values& values, Tensors& arguments) {
+  const auto& op = find_op(step.op);
+  const auto& schema = op.schema().arguments();
+  torch::jit::Stack stack;
+  const ArgumentReader reader(machine, values, arguments);
+  for (size_t i = 0; i < schema.size(); ++i) {
+    stack.push_back(i < step.args.size() ? reader.value(step.args[i], *schema[i].type())
+                                         : schema[i].default_value().value_or(c10::IValue()));
+  }
+  op.callBoxed(stack);
+  Tensors results;
+  for (const auto& value : stack) {
+    if (value.isTensor()) {
+      results.push_back(value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const auto& element : value.toListRef()) {
+        results.push_back(element.toTensor());
+      }
+    } else {
+      values.others.push_back(value);
+    }
+  }
+  return results;
+}
+
+}  // namespace
+
+void Machine::run(const Step& step, Values& values, uint64_t seed) {
+  Tensors arguments, results;
+  if (step.kind == Step::Kind::kInput) {
+    results.push_back(input(step, seed));
+  } else if (step.kind == Step::Kind::kRedistribute) {
+    arguments.push_back(values.tensors.at(std::get<Arg::Ref>(step.args[0].value).id));
+    results.push_back(redistribute(arguments[0], step));
+  } else {
+    results = call(*this, step, values, arguments);
+  }
+  if (results.size() != step.results.size()) {
+    throw std::runtime_error(fmt::format("program: {} gives {} tensors", to_text(step), results.size()));
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    keep(step.results[i], results[i], values);
+  }
+  after(step, values, arguments);
+}
+
+void Machine::run_open(Step& step, Values& values, uint64_t seed) {
+  if (step.kind != Step::Kind::kCall) {
+    run(step, values, seed);
+    return;
+  }
+  Tensors arguments;
+  const Tensors results = call(*this, step, values, arguments);
+  step.results.clear();
+  for (const auto& result : results) {
+    step.results.push_back(static_cast<int>(values.tensors.size()));
+    values.tensors.push_back(result);
+  }
+  after(step, values, arguments);
+}
+
+at::Tensor PlainMachine::input(const Step& step, uint64_t seed) {
+  at::Tensor made = make_plain(step, seed);
+  if (twin_ == Twin::kWide) {
+    made = made.to(type_of(made.scalar_type()));
+  }
+  return made.set_requires_grad(step.grad);
+}
+
+at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step&) { return tensor.clone(); }
+
+c10::ScalarType PlainMachine::type_of(c10::ScalarType asked) const {
+  if (twin_ != Twin::kWide || !is_narrow(asked)) {
+    return asked;
+  }
+  return c10::isComplexType(asked) ? at::kComplexDouble : at::kDouble;
+}
+
+namespace {
+
+// Operations that divide or take roots inside: what they give may be inexact on other ranks though it is exact here.
+bool rounds_inside(const std::string& op) {
+  for (const char* part :
+       {"mean", "var", "std",    "norm", "div",  "softmax", "sumexp", "prod", "entropy", "loss",
+        "kl_",  "nll", "cosine", "pow",  "dist", "inv",     "solve",  "det",  "pool",    "reciprocal"}) {
+    if (op.find(part) != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_coarse(double x) { return std::abs(x) < 0x1p20 && x * 0x1p20 == std::rint(x * 0x1p20); }
+
+void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, bool all, uint64_t& state) {
+  if (sizes.empty()) {
+    if (all || !is_coarse(*data)) {
+      *data *= 1 + 1e-13 * (static_cast<double>(next_number(state) >> 11) * 0x1p-52 - 1);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < sizes[0]; ++i) {
+    disturb_along(data + i * strides[0], sizes.slice(1), strides.slice(1), all, state);
+  }
+}
+
+// Without a trace in autograd or the version counter.
+void disturb(const at::Tensor& tensor, bool all, uint64_t& state) {
+  if (!tensor.defined() || tensor.is_conj() || tensor.is_neg()) {
+    return;
+  }
+  at::Tensor data = tensor.variable_data();
+  if (data.scalar_type() == at::kComplexDouble) {
+    data = at::view_as_real(data);
+  }
+  if (data.scalar_type() == at::kDouble && data.numel() > 0) {
+    disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), all, state);
+  }
+}
+
+bool rounds(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
+    return p.kind == Placement::Kind::kNormPartial || p.is_partial(ReduceOp::kAvg);
+  });
+}
+
+}  // namespace
+
+void PlainMachine::after(const Step& step, const Values& values, const Tensors& arguments) {
+  if (twin_ != Twin::kNoisy) {
+    return;
+  }
+  if (step.kind == Step::Kind::kInput) {
+    uint64_t own = static_cast<uint64_t>(step.results[0]) + 1;
+    if (rounds(step.placements)) {
+      disturb(values.tensors[step.results[0]], /*all=*/true, own);
+    }
+    return;
+  }
+  // The same for a step wherever it is run.
+  uint64_t state = step.results.empty() ? 0 : static_cast<uint64_t>(step.results[0]) * 0x51ed2701 + 1;
+  const bool all = rounds_inside(step.op);
+  const bool written = writes(step);
+  for (const int id : step.results) {
+    const at::Tensor& result = values.tensors[id];
+    const bool aliases = std::any_of(arguments.begin(), arguments.end(),
+                                     [&](const at::Tensor& tensor) { return tensor.is_alias_of(result); });
+    if (written || !aliases) {
+      disturb(result, all, state);
+    }
+  }
+}
+
+at::Tensor MeshMachine::input(const Step& step, uint64_t seed) {
+  return lay_out(make_plain(step, seed), mesh_, step.placements).set_requires_grad(step.grad);
+}
+
+at::Tensor MeshMachine::redistribute(const at::Tensor& tensor, const Step& step) {
+  return tessera::redistribute(tensor, step.placements, {.async_op = step.async});
+}
+
+Values run_forward(const Program& program, Machine& machine) {
+  Values values;
+  values.tensors.resize(program.value_count());
+  for (const auto& step : program.steps) {
+    machine.run(step, values, program.values);
+  }
+  return values;
+}
+
+namespace {
+
+// Multiples of a half in [-1, 1], whatever the type.
+at::Tensor flow_like(const at::Tensor& tensor, uint64_t seed) {
+  Step step;
+  step.results = {0};
+  step.type = tensor.scalar_type();
+  step.sizes = tensor.sizes().vec();
+  step.fill = {.kind = Fill::Kind::kBelow, .below = 5};
+  const at::NoGradGuard no_grad;
+  const at::Tensor counted = make_plain(step, seed);
+  return (counted.is_complex() ? at::complex(at::real(counted) - 2, at::imag(counted) - 2) : counted - 2) * 0.5;
+}
+
+Tensors leaves_of(const Program& program, const Values& values) {
+  Tensors leaves;
+  for (const auto& step : program.steps) {
+    if (step.kind == Step::Kind::kInput && step.grad) {
+      leaves.push_back(values.tensors[step.results[0]]);
+    }
+  }
+  return leaves;
+}
+
+}  // namespace
+
+Tensors plain_flows(const Program& program, const Values& values) {
+  Tensors flows;
+  for (const auto& flow : program.flows) {
+    flows.push_back(flow_like(values.tensors.at(flow.id), program.values + 1000 + static_cast<uint64_t>(flow.id)));
+  }
+  return flows;
+}
+
+Tensors gradients(const Program& program, const Values& values, const Tensors& flows, bool create_graph) {
+  Tensors outputs;
+  for (const auto& flow : program.flows) {
+    outputs.push_back(values.tensors.at(flow.id));
+  }
+  return torch::autograd::grad(outputs, leaves_of(program, values), flows, /*retain_graph=*/create_graph, create_graph,
+                               /*allow_unused=*/true);
+}
+
+Tensors plain_second_flows(const Program& program, const Tensors& first) {
+  Tensors flows;
+  for (size_t i = 0; i < first.size(); ++i) {
+    const bool flowing = first[i].defined() && first[i].requires_grad();
+    flows.push_back(flowing ? flow_like(first[i], program.values + 2000 + i) : at::Tensor());
+  }
+  return flows;
+}
+
+Tensors second_gradients(const Program& program, const Values& values, const Tensors& first, const Tensors& flows) {
+  Tensors outputs, given;
+  for (size_t i = 0; i < first.size(); ++i) {
+    if (flows[i].defined()) {
+      outputs.push_back(first[i]);
+      given.push_back(flows[i]);
+    }
+  }
+  if (outputs.empty()) {
+    return {};
+  }
+  return torch::autograd::grad(outputs, leaves_of(program, values), given, /*retain_graph=*/false,
+                               /*create_graph=*/false, /*allow_unused=*/true);
+}
+
+Plain run_plain(const Program& program, Twin twin) {
+  PlainMachine machine(twin);
+  Plain plain;
+  plain.values = run_forward(program, machine);
+  if (program.flows.empty()) {
+    return plain;
+  }
+  plain.flows = plain_flows(program, plain.values);
+  plain.gradients.first = gradients(program, plain.values, plain.flows, program.twice);
+  if (program.twice) {
+    plain.gradients.second_flows = plain_second_flows(program, plain.gradients.first);
+    plain.gradients.second =
+        second_gradients(program, plain.values, plain.gradients.first, plain.gradients.second_flows);
+  }
+  return plain;
+}
+
+namespace {
+
+bool near(double a, double b, double tolerance) {
+  return a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= tolerance * (1 + std::abs(b));
+}
+
+std::string text_of(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor;
+  return text.str().substr(0, 1200);
+}
+
+}  // namespace
+
+std::string difference(const at::Tensor& found, const at::Tensor& wanted, double tolerance) {
+  const at::NoGradGuard no_grad;
+  if (found.sizes() != wanted.sizes()) {
+    return fmt::format("shape [{}], wanted [{}]", fmt::join(found.sizes(), ", "), fmt::join(wanted.sizes(), ", "));
+  }
+  if (found.scalar_type() != wanted.scalar_type()) {
+    return fmt::format("type {}, wanted {}", short_name(found.scalar_type()), short_name(wanted.scalar_type()));
+  }
+  const auto plain = [](const at::Tensor& tensor) {
+    at::Tensor data = tensor.detach().resolve_conj().resolve_neg();
+    data = data.is_complex() ? at::view_as_real(data) : data;
+    return data.to(at::kDouble).contiguous();
+  };
+  const at::Tensor a = plain(found);
+  const at::Tensor b = plain(wanted);
+  const auto* first = a.const_data_ptr<double>();
+  const auto* second = b.const_data_ptr<double>();
+  for (int64_t i = 0; i < a.numel(); ++i) {
+    if (!near(first[i], second[i], tolerance)) {
+      return fmt::format("found {}\nwanted {}", text_of(found), text_of(wanted));
+    }
+  }
+  return {};
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,96 @@
+// Runs programs on plain tensors and on DTensors.
+//
+//   const Plain plain = run_plain(program, Twin::kClean);     // values, gradients, second gradients
+//
+// Three twins of a program tell whether it may be compared at all: kNoisy disturbs every value that is not exact in
+// its last bits, so that what sorts, compares or divides where rounding decides shows up as different; kWide computes
+// narrow types (bf16, f16, f32, c64) in double precision, and a program with such types must give the same to the bit.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tests/conformance/programs/program.h"
+
+namespace tessera::testing {
+
+using Tensors = std::vector<at::Tensor>;
+
+// What the results are, by id; and what operations returned that is no tensor, in the order of the steps.
+struct Values {
+  Tensors tensors;
+  std::vector<c10::IValue> others;
+};
+
+enum class Twin { kClean, kNoisy, kWide };
+
+class Machine {
+ public:
+  virtual ~Machine() = default;
+  virtual at::Tensor input(const Step& step, uint64_t seed) = 0;
+  virtual at::Tensor redistribute(const at::Tensor& tensor, const Step& step) = 0;
+  virtual c10::ScalarType type_of(c10::ScalarType asked) const { return asked; }
+  virtual void after(const Step&, const Values&, const Tensors& /*arguments*/) {}
+  void run(const Step& step, Values& values, uint64_t seed);
+  // Of a call, counts the results and gives them the next ids.
+  void run_open(Step& step, Values& values, uint64_t seed);
+};
+
+class PlainMachine final : public Machine {
+ public:
+  explicit PlainMachine(Twin twin) : twin_(twin) {}
+  at::Tensor input(const Step& step, uint64_t seed) override;
+  at::Tensor redistribute(const at::Tensor& tensor, const Step& step) override;
+  c10::ScalarType type_of(c10::ScalarType asked) const override;
+  void after(const Step& step, const Values& values, const Tensors& arguments) override;
+
+ private:
+  Twin twin_;
+};
+
+class MeshMachine final : public Machine {
+ public:
+  explicit MeshMachine(MeshPtr mesh) : mesh_(std::move(mesh)) {}
+  at::Tensor input(const Step& step, uint64_t seed) override;
+  at::Tensor redistribute(const at::Tensor& tensor, const Step& step) override;
+
+ private:
+  MeshPtr mesh_;
+};
+
+// Gradients that flow into the results named by the program, plain, from its seed.
+Tensors plain_flows(const Program& program, const Values& values);
+
+struct Gradients {
+  Tensors first;         // one an input with `grad`, in order; undefined where nothing flows
+  Tensors second_flows;  // plain, into `first`; undefined where there is no second derivative
+  Tensors second;
+};
+// `place` brings a flow to where it shall lie; identity for plain tensors.
+Tensors gradients(const Program& program, const Values& values, const Tensors& flows, bool create_graph);
+Tensors second_gradients(const Program& program, const Values& values, const Tensors& first, const Tensors& flows);
+// Plain flows for second derivatives; undefined for gradients that depend on no input.
+Tensors plain_second_flows(const Program& program, const Tensors& first);
+
+struct Plain {
+  Values values;
+  Tensors flows;
+  Gradients gradients;
+};
+// Throws what the operations throw.
+Plain run_plain(const Program& program, Twin twin);
+Values run_forward(const Program& program, Machine& machine);
+
+bool is_narrow(c10::ScalarType type);        // bf16, f16, f32, c64
+bool has_narrow(const Program& program);     // an input or a conversion
+bool takes_gradients(c10::ScalarType type);  // floating point and complex
+const c10::OperatorHandle& find_op(const std::string& name);
+bool writes(const Step& step);  // to an argument
+
+// Equal within a tolerance relative to 1 + |wanted|; infinities and NaNs alike. Empty when so, else what differs.
+std::string difference(const at::Tensor& found, const at::Tensor& wanted, double tolerance);
+
+}  // namespace tessera::testing

@@ -1,0 +1,97 @@
+// Random programs of operations on DTensors against plain tensors, with new seeds at every run; and the programs kept
+// in kept/, which once showed a defect. TESSERA_SEED=N draws those of N again; TESSERA_PROGRAMS=N how many a mesh.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+
+#include "tessera/base/file.h"
+#include "tests/conformance/programs/campaign.h"
+#include "tests/conformance/programs/catalog.h"
+#include "tests/conformance/programs/shrink.h"
+#include "tests/support/process.h"
+
+namespace tessera::testing {
+namespace {
+
+int64_t setting(const char* name, int64_t otherwise) {
+  const char* given = std::getenv(name);
+  return given != nullptr ? std::stoll(given) : otherwise;
+}
+
+class RandomPrograms : public ::testing::TestWithParam<std::vector<int64_t>> {};
+
+TEST_P(RandomPrograms, EqualPlainTensors) {
+  const auto seed = static_cast<uint64_t>(setting("TESSERA_SEED", std::random_device{}()));
+  std::cout << "seed " << seed << " (TESSERA_SEED=" << seed << " draws the same again)\n";
+  const Findings found = run_programs(GetParam(), seed, setting("TESSERA_PROGRAMS", 375));
+  std::cout << found.log();
+  EXPECT_TRUE(found.wrong.empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(, RandomPrograms,
+                         ::testing::ValuesIn(std::vector<std::vector<int64_t>>{
+                             {2}, {3}, {4}, {8}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}}),
+                         [](const auto& info) { return mesh_name(info.param); });
+
+TEST(KeptPrograms, EqualPlainTensors) {
+  std::map<std::string, std::unique_ptr<RanksSession>> sessions;
+  int count = 0;
+  const auto folder = source_folder() / "tests/conformance/programs/kept";
+  std::set<std::filesystem::path> files;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    files.insert(file.path());
+  }
+  for (const auto& file : files) {
+    const Program program = parse_program(read_file(file));
+    auto& ranks = sessions[mesh_name(program.mesh)];
+    if (ranks == nullptr) {
+      ranks = std::make_unique<RanksSession>(program.mesh);
+    }
+    const auto trial = make_trial(program);
+    ASSERT_NE(trial, nullptr) << file << " is nothing to compare";
+    const Verdict verdict = ranks->run(trial);
+    EXPECT_EQ(verdict.kind, Verdict::Kind::kFine) << file.filename() << ": " << verdict.label << "\n" << verdict.what;
+    ++count;
+  }
+  EXPECT_GE(count, 5);
+}
+
+// The comparison itself: a wrong value, an error that plain tensors do not raise, and one that is a refusal.
+TEST(RanksSession, TellsWhatIsWrong) {
+  RanksSession ranks({2});
+  const auto trial_of = [](const std::string& steps) {
+    return std::make_shared<Trial>(*make_trial(parse_program("mesh 2\nvalues 4\n" + steps)));
+  };
+  const std::string input = "%0 = input f64 [5] uniform -2 2 (S(0)) grad\n";
+  EXPECT_EQ(ranks.run(trial_of(input + "%1 = exp(%0)\nbackward %1 (S(0))\ntwice\n")).kind, Verdict::Kind::kFine);
+
+  auto wrong = trial_of(input + "%1 = exp(%0)\nbackward %1 (S(0))\ntwice\n");
+  wrong->plain.values.tensors[1] = wrong->plain.values.tensors[1].detach() + 1e-7;
+  EXPECT_EQ(ranks.run(wrong).label, "wrong value");
+  auto gradient = trial_of(input + "%1 = exp(%0)\nbackward %1 (S(0))\ntwice\n");
+  gradient->plain.gradients.first[0] = gradient->plain.gradients.first[0].detach() + 1e-7;
+  EXPECT_EQ(ranks.run(gradient).label, "wrong value");
+  auto second = trial_of(input + "%1 = exp(%0)\nbackward %1 (S(0))\ntwice\n");
+  second->plain.gradients.second[0] = second->plain.gradients.second[0] + 1e-7;
+  EXPECT_EQ(ranks.run(second).label, "wrong value");
+
+  auto raises = trial_of(input + "%1 = exp(%0)\n");
+  raises->program.steps[1].op = "matmul";
+  raises->program.steps[1].args = {ref(0), num(int64_t{3})};
+  EXPECT_EQ(ranks.run(raises).kind, Verdict::Kind::kWrong);
+
+  const Verdict refused = ranks.run(trial_of("%0 = input f64 [5] uniform -2 2 (P(sum))\n%1 = relu_(%0)\n"));
+  EXPECT_EQ(refused.kind, Verdict::Kind::kRefused);
+  EXPECT_EQ(refused.refusal, Refusal::kInPlace);
+  EXPECT_EQ(refused.step, 1);
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,133 @@
+// The parts of the random programs that need no ranks: text, refusals, shrinking, and what is drawn.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/conformance/programs/catalog.h"
+#include "tests/conformance/programs/refusal.h"
+#include "tests/conformance/programs/shrink.h"
+#include "tests/conformance/programs/soundness.h"
+
+namespace tessera::testing {
+namespace {
+
+const char* const kText =
+    "mesh 2 2\n"
+    "values 77\n"
+    "%0 = input f64 [5, 3] uniform -2 2.5 (_S(0, 2), P(avg)) grad\n"
+    "%1 = input i64 [4] below 5 (R, S(0))\n"
+    "%2 = index_select(%0, 0, %1)\n"
+    "%3 = redistribute(%2, (R, S(1))) async\n"
+    "%4, %5 = max.dim(%3, -1, true)\n"
+    "%6 = index.Tensor(%0, [None, %1])\n"
+    "%7 = to.dtype(%6, bf16)\n"
+    "item(%1)\n"
+    "backward %4 (P(sum), R), %6 (R, R)\n"
+    "twice\n";
+
+TEST(ProgramText, SaysWhatWasRead) { EXPECT_EQ(to_text(parse_program(kText)), kText); }
+
+TEST(ProgramText, NamesTheLineThatItCannotRead) {
+  EXPECT_THROW(
+      try { parse_program("mesh 2\n%0 = input f64 [2 uniform (R)\n"); } catch (const std::runtime_error& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("input f64 [2 uniform"));
+        throw;
+      },
+      std::runtime_error);
+}
+
+TEST(ProgramText, OfDrawnProgramsReadsBack) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    const std::string text = to_text(draw_program(seed, {2, 2}).program);
+    EXPECT_EQ(to_text(parse_program(text)), text);
+  }
+}
+
+TEST(DrawnPrograms, AreTheSameForTheSameSeed) {
+  EXPECT_EQ(to_text(draw_program(5, {3}).program), to_text(draw_program(5, {3}).program));
+  EXPECT_NE(to_text(draw_program(5, {3}).program), to_text(draw_program(6, {3}).program));
+}
+
+TEST(DrawnPrograms, HoldMoreThan200OperationsAndAllKindsOfOperands) {
+  std::set<std::string> operations, placements;
+  int64_t backward = 0, twice = 0, calls = 0;
+  constexpr int kPrograms = 600;
+  for (uint64_t seed = 0; seed < kPrograms; ++seed) {
+    const Program program = draw_program(seed, {2, 2}).program;
+    for (const auto& step : program.steps) {
+      operations.insert(step.op);
+      for (const auto& placement : step.placements) {
+        std::string kind = to_string(placement);
+        placements.insert(placement.is_any_shard() ? kind.substr(0, kind.find('(')) : kind);
+      }
+      placements.insert(short_name(step.type));
+    }
+    calls += program.calls();
+    backward += !program.flows.empty();
+    twice += program.twice;
+  }
+  EXPECT_GE(operations.size(), 230U);
+  EXPECT_THAT(placements, ::testing::IsSupersetOf({"R", "S", "_S", "P(sum)", "P(avg)", "P(max)", "P(min)", "P(product)",
+                                                   "_NormP(2)", "f64", "bf16", "c128", "i64", "bool", "u8"}));
+  EXPECT_GE(calls, 6 * kPrograms);
+  EXPECT_GE(backward, kPrograms / 2);
+  EXPECT_GE(twice, kPrograms / 8);
+}
+
+TEST(Soundness, RefusesWhatRoundingDecides) {
+  const auto sound = [](const std::string& steps) {
+    const Program program = parse_program("mesh 2\nvalues 3\n" + steps);
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_TRUE(sound("%0 = input f64 [6] uniform -2 2 (R)\n%1 = floor(%0)\n"));
+  // sin(x)/sin(x) is 1 but for its last bits.
+  EXPECT_FALSE(sound("%0 = input f64 [6] uniform 1 2 (R)\n%1 = sin(%0)\n%2 = div.Tensor(%1, %1)\n%3 = floor(%2)\n"));
+  EXPECT_TRUE(sound("%0 = input bf16 [6] uniform -2 2 (R)\n%1 = add.Tensor(%0, %0)\n"));
+  EXPECT_FALSE(sound("%0 = input bf16 [6] uniform 1 2 (R)\n%1 = sin(%0)\n"));
+}
+
+TEST(Refusals, AreToldByTheWholeText) {
+  Step write, view, other;
+  write.op = "add_.Tensor";
+  view.op = "view";
+  other.op = "add.Tensor";
+  const std::string lost =
+      "Sharding dimension mismatch: [dtensor.dispatch] aten::add_.Tensor: 'self' is a view along a sharded dim, which "
+      "holds a gathered copy, so that what is written to it would be lost. Clone it, or redistribute the tensor before "
+      "taking the view.";
+  EXPECT_EQ(refusal_of(write, lost), Refusal::kLostWrite);
+  EXPECT_EQ(refusal_of(other, lost), Refusal::kNone) << "it writes to nothing";
+  EXPECT_EQ(refusal_of(write, lost + " Else"), Refusal::kNone);
+  EXPECT_EQ(refusal_of(write, "Sharding dimension mismatch"), Refusal::kNone);
+  EXPECT_TRUE(matches("ab c", "a{}c"));
+  EXPECT_FALSE(matches("ab cd", "a{}c"));
+  EXPECT_FALSE(matches("xab c", "a{}c"));
+}
+
+TEST(Shrinking, TakesOutWhatNeedsAStep) {
+  const Program program = parse_program(
+      "mesh 2\nvalues 1\n%0 = input f64 [4] uniform -2 2 (R) grad\n%1 = exp(%0)\n%2 = sin(%1)\n%3 = cos(%0)\n"
+      "backward %2 (R), %3 (R)\n");
+  const auto dropped = without(program, 1, /*bypass=*/false);
+  ASSERT_TRUE(dropped);
+  EXPECT_EQ(to_text(*dropped),
+            "mesh 2\nvalues 1\n%0 = input f64 [4] uniform -2 2 (R) grad\n%3 = cos(%0)\nbackward %3 (R)\n");
+  const auto bypassed = without(program, 1, /*bypass=*/true);
+  ASSERT_TRUE(bypassed);
+  EXPECT_THAT(to_text(*bypassed), ::testing::HasSubstr("%2 = sin(%0)"));
+}
+
+TEST(Shrinking, KeepsWhatShows) {
+  const Program program = draw_program(12, {2}).program;
+  const auto calls_of = [](const Program& p, const std::string& op) {
+    return std::count_if(p.steps.begin(), p.steps.end(), [&](const Step& s) { return s.op == op; });
+  };
+  const std::string last = program.steps.back().op;
+  const Program shrunk = shrink(program, [&](const Program& p) { return calls_of(p, last) > 0; });
+  EXPECT_EQ(calls_of(shrunk, last), 1);
+  EXPECT_LE(shrunk.steps.size(), program.steps.size());
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,84 @@
+#include "tests/conformance/programs/soundness.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera::testing {
+
+namespace {
+
+constexpr double kUnstable = 2e-10;  // noise of 1e-13 must not grow to this
+constexpr double kLargestGradient = 1e6;
+
+bool alike(const at::Tensor& a, const at::Tensor& b, double tolerance) {
+  return a.defined() == b.defined() && (!a.defined() || difference(a, b, tolerance).empty());
+}
+
+bool all_stable(const Tensors& clean, const Tensors& noisy) {
+  return std::equal(clean.begin(), clean.end(), noisy.begin(), noisy.end(), is_stable);
+}
+
+bool all_exact(const Tensors& clean, const Tensors& wide) {
+  return std::equal(clean.begin(), clean.end(), wide.begin(), wide.end(), is_exact);
+}
+
+bool all_moderate(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const at::Tensor& t) {
+    const auto [low, high] = t.defined() ? bounds(t) : std::pair<double, double>{0, 0};
+    return low > -kLargestGradient && high < kLargestGradient;
+  });
+}
+
+}  // namespace
+
+bool is_stable(const at::Tensor& clean, const at::Tensor& noisy) { return alike(clean, noisy, kUnstable); }
+
+bool are_stable(const std::vector<c10::IValue>& clean, const std::vector<c10::IValue>& noisy) {
+  return std::equal(clean.begin(), clean.end(), noisy.begin(), noisy.end(),
+                    [](const c10::IValue& a, const c10::IValue& b) {
+                      return a.isDouble() ? std::abs(a.toDouble() - b.toDouble()) < kUnstable : a == b;
+                    });
+}
+
+bool is_exact(const at::Tensor& clean, const at::Tensor& wide) {
+  if (!clean.defined() || !is_narrow(clean.scalar_type())) {
+    return alike(clean, wide, 1e-13);
+  }
+  const auto type = clean.is_complex() ? at::kComplexDouble : at::kDouble;
+  return alike(clean.detach().to(type), wide, 0);
+}
+
+std::pair<double, double> bounds(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return {0, 0};
+  }
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = (tensor.is_complex() ? at::view_as_real(tensor.detach().resolve_conj()) : tensor.detach())
+                                .to(at::kDouble)
+                                .contiguous();
+  const auto* data = values.const_data_ptr<double>();
+  if (!std::all_of(data, data + values.numel(), [](double x) { return std::isfinite(x); })) {
+    return {-INFINITY, INFINITY};
+  }
+  const auto [low, high] = std::minmax_element(data, data + values.numel());
+  return {*low, *high};
+}
+
+bool is_sound(const Program& program, const Plain& plain) {
+  const Plain noisy = run_plain(program, Twin::kNoisy);
+  const auto& [first, flows, second] = plain.gradients;
+  if (!all_moderate(plain.values.tensors) || !all_moderate(first) || !all_moderate(second) ||
+      !are_stable(plain.values.others, noisy.values.others) ||
+      !all_stable(plain.values.tensors, noisy.values.tensors) || !all_stable(first, noisy.gradients.first) ||
+      !all_stable(second, noisy.gradients.second)) {
+    return false;
+  }
+  if (!has_narrow(program)) {
+    return true;
+  }
+  const Plain wide = run_plain(program, Twin::kWide);
+  return all_exact(plain.values.tensors, wide.values.tensors) && all_exact(first, wide.gradients.first) &&
+         all_exact(second, wide.gradients.second);
+}
+
+}  // namespace tessera::testing
