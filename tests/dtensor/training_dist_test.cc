@@ -182,8 +182,10 @@ TEST(Autograd, GradientsAccumulateAndUndefinedOnesAreZeros) {
     const auto parts = w.split(2, 1);
     (parts[0] * 2).sum().backward();
     EXPECT_TRUE(at::equal(full_tensor(w.grad()), at::cat({at::full({4, 2}, 2.0), at::zeros({4, 2})}, 1)));
-    const auto grads = at::unbind(distribute_tensor(at::ones({2, 4}).set_requires_grad(true), mesh, {Shard(1)}, std::nullopt), 0);
-    grads[1].sum().backward();
+    auto v = distribute_tensor(at::ones({2, 4}), mesh, {Shard(1)}, std::nullopt).set_requires_grad(true);
+    const auto rows = at::unbind(v, 0);
+    rows[1].sum().backward();
+    EXPECT_TRUE(at::equal(full_tensor(v.grad()), at::cat({at::zeros({1, 4}), at::ones({1, 4})}, 0)));
   });
 }
 
