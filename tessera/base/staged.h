@@ -8,9 +8,9 @@
 //   publish_file(folder.path() / "config.json", text);
 //   folder.publish();
 //
-// The name under which something is staged, .NAME.RANDOM.tmp, is nobody else's: it is made new, never opened, and a link
-// is never followed. Without publish() the destructor removes what was staged; what a killed process leaves keeps its
-// name. One object belongs to one thread.
+// The name under which something is staged, .NAME.RANDOM.tmp, is nobody else's: it is made new, never opened, and a
+// link is never followed. Without publish() the destructor removes what was staged; what a killed process leaves keeps
+// its name. One object belongs to one thread.
 #pragma once
 
 #include <cstddef>

@@ -30,11 +30,11 @@ namespace tessera {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 struct CheckpointOptions {
-  std::filesystem::path folder;        // made when it is not there
+  std::filesystem::path folder;  // made when it is not there
   std::shared_ptr<comm::World> world;
-  int64_t keep_last = 2;               // how many of those published last stay; 0: all
-  int64_t keep_best = 1;               // and how many with the lowest validation loss
-  bool async = true;                   // write in a thread while training goes on
+  int64_t keep_last = 2;  // how many of those published last stay; 0: all
+  int64_t keep_best = 1;  // and how many with the lowest validation loss
+  bool async = true;      // write in a thread while training goes on
 };
 
 class CheckpointWriter {
@@ -47,16 +47,16 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Takes a copy of this rank's parts of `tensors` (the same names in the same order on all ranks; replicas are written
-  // once) and starts writing. A save still under way is finished first. Returns when written unless async. Ranks may take
-  // any time to write. `validation_loss` ranks the checkpoint for keep_best. COLLECTIVE over the world.
-  // Error kIo when this or the previous save failed on any rank; nothing of the failed one stays. Error kShape for
-  // placements that cannot be saved, before anything is done. What cannot be pruned is logged.
+  // once) and starts writing. A save still under way is finished first. Returns when written unless async. Ranks may
+  // take any time to write. `validation_loss` ranks the checkpoint for keep_best. COLLECTIVE over the world. Error kIo
+  // when this or the previous save failed on any rank; nothing of the failed one stays. Error kShape for placements
+  // that cannot be saved, before anything is done. What cannot be pruned is logged.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
             std::optional<double> validation_loss = std::nullopt);
   // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.
   void finish();
-  // Whether the save under way has failed, as far as this rank knows: rank 0 knows of all, another of its own part. Then
-  // finish() throws on every rank. No communication.
+  // Whether the save under way has failed, as far as this rank knows: rank 0 knows of all, another of its own part.
+  // Then finish() throws on every rank. No communication.
   bool failed() const;
 
  private:
@@ -68,8 +68,8 @@ class Checkpoint {
  public:
   // The one that LATEST names, or nullopt when there is none. Error kFormat when it is damaged.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder);
-  // The same for a run: the first rank of the group reads LATEST for all, and every file is compared with its hash, by one
-  // rank each. The same Error on all ranks, which names the rank that found it. COLLECTIVE over the group.
+  // The same for a run: the first rank of the group reads LATEST for all, and every file is compared with its hash, by
+  // one rank each. The same Error on all ranks, which names the rank that found it. COLLECTIVE over the group.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder, comm::Group& group);
   // One checkpoint, compared and opened likewise. COLLECTIVE over the group.
   static Checkpoint open(const std::filesystem::path& checkpoint, comm::Group& group);

@@ -57,8 +57,8 @@ std::optional<std::string> CheckpointFolder::latest_name(const fs::path& folder)
   if (!fs::exists(pointer)) return std::nullopt;
   std::string name = read_file(pointer, 4096);
   while (!name.empty() && name.back() == '\n') name.pop_back();
-  TESSERA_CHECK(is_step_name(name), ErrorKind::kFormat, "[checkpoint.load] {}: does not name a checkpoint, step-XXXXXXXX",
-                pointer.string());
+  TESSERA_CHECK(is_step_name(name), ErrorKind::kFormat,
+                "[checkpoint.load] {}: does not name a checkpoint, step-XXXXXXXX", pointer.string());
   return name;
 }
 
@@ -69,7 +69,8 @@ void CheckpointFolder::sweep() noexcept {
       if (is_staged_name(entry.path().filename().string())) fs::remove_all(entry.path());
     }
   } catch (const std::exception& error) {
-    log_warning("[checkpoint.save] {}: what an earlier save left cannot be removed: {}", folder_.string(), error.what());
+    log_warning("[checkpoint.save] {}: what an earlier save left cannot be removed: {}", folder_.string(),
+                error.what());
   }
 }
 

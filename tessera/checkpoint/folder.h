@@ -28,11 +28,11 @@ class CheckpointFolder {
   // A new folder to write the checkpoint of `step` into. Error kIo.
   std::filesystem::path stage(int64_t step);
   void drop(const std::filesystem::path& staged) noexcept;
-  // Writes the manifest, renames the folder to a name that was free (step-XXXXXXXX, or step-XXXXXXXX-2 when that step is
-  // there already) and makes LATEST name it. Returns the name; after an Error nothing of it stays.
+  // Writes the manifest, renames the folder to a name that was free (step-XXXXXXXX, or step-XXXXXXXX-2 when that step
+  // is there already) and makes LATEST name it. Returns the name; after an Error nothing of it stays.
   std::string publish(const std::filesystem::path& staged, Manifest manifest);
-  // Removes checkpoints but the `keep_last` published last, the `keep_best` with the lowest validation loss, and the one
-  // that LATEST names. keep_last 0 keeps all. Failures are logged.
+  // Removes checkpoints but the `keep_last` published last, the `keep_best` with the lowest validation loss, and the
+  // one that LATEST names. keep_last 0 keeps all. Failures are logged.
   void prune(int64_t keep_last, int64_t keep_best) noexcept;
   // What LATEST names, nullopt without LATEST. Error kFormat when that is no name of a checkpoint.
   static std::optional<std::string> latest_name(const std::filesystem::path& folder);

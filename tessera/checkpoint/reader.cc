@@ -1,6 +1,5 @@
-#include <fmt/ranges.h>
-
 #include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -49,7 +48,8 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& grou
   comm::attempt_together(group, [&] {
     checkpoint = open(path);
     const auto files = checkpoint->impl_->manifest.files.size();
-    for (size_t file = group.rank(); file < files; file += static_cast<size_t>(group.size())) checkpoint->verify_file(file);
+    for (size_t file = group.rank(); file < files; file += static_cast<size_t>(group.size()))
+      checkpoint->verify_file(file);
   });
   return std::move(*checkpoint);
 }
@@ -62,9 +62,10 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   for (const auto& file : impl->manifest.files) {
     std::error_code failed;
     const auto found = std::filesystem::file_size(checkpoint / file.name, failed);
-    TESSERA_CHECK(!failed && found == file.size_bytes, ErrorKind::kFormat,
-                  "[checkpoint.load] {}: found {} bytes, manifest.json says {}. The checkpoint is damaged; take an older one.",
-                  (checkpoint / file.name).string(), failed ? 0 : found, file.size_bytes);
+    TESSERA_CHECK(
+        !failed && found == file.size_bytes, ErrorKind::kFormat,
+        "[checkpoint.load] {}: found {} bytes, manifest.json says {}. The checkpoint is damaged; take an older one.",
+        (checkpoint / file.name).string(), failed ? 0 : found, file.size_bytes);
   }
   return Checkpoint(std::move(impl));
 }
@@ -118,7 +119,8 @@ void Checkpoint::load(const NamedTensors& tensors) const {
     TESSERA_CHECK(found != impl_->manifest.tensors.end(), ErrorKind::kShape,
                   "[checkpoint.load] {}: not in {}. Resume with the recipe that wrote it.", name, impl_->path.string());
     TESSERA_CHECK(at::IntArrayRef(found->second.shape) == tensor.sizes() && found->second.dtype == tensor.scalar_type(),
-                  ErrorKind::kShape, "[checkpoint.load] {}: saved {} [{}], the run wants {} [{}]. Resume with the recipe that wrote it.",
+                  ErrorKind::kShape,
+                  "[checkpoint.load] {}: saved {} [{}], the run wants {} [{}]. Resume with the recipe that wrote it.",
                   name, c10::toString(found->second.dtype), fmt::join(found->second.shape, ", "),
                   c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
   }
@@ -128,9 +130,10 @@ void Checkpoint::load(const NamedTensors& tensors) const {
     for (const auto& part : impl_->manifest.tensors.at(name).parts) {
       auto& file = files[part.file];
       if (!file) file = SafetensorsFile::open(impl_->path / impl_->manifest.files[part.file].name);
-      TESSERA_CHECK(file->contains(name) && file->entry(name).shape == part.shape, ErrorKind::kFormat,
-                    "[checkpoint.load] {}: {} differs from manifest.json. The checkpoint is damaged; take an older one.",
-                    file->path().string(), name);
+      TESSERA_CHECK(
+          file->contains(name) && file->entry(name).shape == part.shape, ErrorKind::kFormat,
+          "[checkpoint.load] {}: {} differs from manifest.json. The checkpoint is damaged; take an older one.",
+          file->path().string(), name);
       copy_part(target, name, part, *file);
     }
   }

@@ -34,9 +34,10 @@ void check_placements(const NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
     if (!is_dtensor(tensor)) continue;
     for (const auto& placement : placements(tensor)) {
-      TESSERA_CHECK(placement.is_shard() || placement.is_replicate(), ErrorKind::kShape,
-                    "[checkpoint.save] {}: placements {}; only Shard and Replicate can be saved. Redistribute it first.",
-                    name, to_string(placements(tensor)));
+      TESSERA_CHECK(
+          placement.is_shard() || placement.is_replicate(), ErrorKind::kShape,
+          "[checkpoint.save] {}: placements {}; only Shard and Replicate can be saved. Redistribute it first.", name,
+          to_string(placements(tensor)));
     }
   }
 }
@@ -89,8 +90,8 @@ void add_report(Manifest& manifest, const nlohmann::json& report) {
     tensor.dtype = static_cast<c10::ScalarType>(each.at("dtype").get<int>());
     tensor.shape = each.at("shape").get<std::vector<int64_t>>();
     const auto& part = each.at("part");
-    tensor.parts.push_back({part.at("file"), part.at("offset").get<std::vector<int64_t>>(),
-                            part.at("shape").get<std::vector<int64_t>>()});
+    tensor.parts.push_back(
+        {part.at("file"), part.at("offset").get<std::vector<int64_t>>(), part.at("shape").get<std::vector<int64_t>>()});
   }
 }
 

@@ -19,8 +19,8 @@
 namespace tessera {
 
 struct Share {
-  NamedTensors tensors;                 // copies on the CPU
-  std::vector<ManifestPart> parts;      // where each lies in its global tensor
+  NamedTensors tensors;             // copies on the CPU
+  std::vector<ManifestPart> parts;  // where each lies in its global tensor
   std::vector<std::pair<c10::ScalarType, std::vector<int64_t>>> globals;
 };
 

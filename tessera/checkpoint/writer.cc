@@ -1,3 +1,6 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -7,9 +10,6 @@
 #include <numeric>
 #include <thread>
 #include <utility>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -28,7 +28,8 @@ using std::chrono::milliseconds;
 std::vector<std::string> gather_bytes(comm::Group& group, const std::string& own) {
   const int size = group.size();
   auto lengths = at::empty({size}, at::kLong);
-  comm::all_gather_into(group, lengths, at::full({1}, static_cast<int64_t>(own.size()), at::kLong), "report lengths").wait();
+  comm::all_gather_into(group, lengths, at::full({1}, static_cast<int64_t>(own.size()), at::kLong), "report lengths")
+      .wait();
   const auto* length = lengths.const_data_ptr<int64_t>();
   std::vector<int64_t> from(size, 0), to(size, 0);
   to[0] = static_cast<int64_t>(own.size());
@@ -51,13 +52,13 @@ struct CheckpointWriter::Impl {
   explicit Impl(CheckpointOptions given) : options(std::move(given)), folder(options.folder) {}
 
   CheckpointOptions options;
-  CheckpointFolder folder;                // rank 0 uses it
-  std::shared_ptr<comm::Group> group;     // of all ranks and of the saves alone; made by the first one
+  CheckpointFolder folder;             // rank 0 uses it
+  std::shared_ptr<comm::Group> group;  // of all ranks and of the saves alone; made by the first one
   std::atomic<bool> failed{false};
   bool under_way = false;
   std::thread thread;
-  std::string problem;                    // why the save failed; these two are the thread's until it ends
-  std::exception_ptr broken;              // the ranks lost each other
+  std::string problem;        // why the save failed; these two are the thread's until it ends
+  std::exception_ptr broken;  // the ranks lost each other
 
   int rank() const { return options.world->rank(); }
   int size() const { return options.world->size(); }
@@ -81,9 +82,10 @@ std::filesystem::path CheckpointWriter::Impl::stage(int64_t step) {
       outcome["error"] = error.what();
     }
   }
-  outcome = nlohmann::json::parse(comm::broadcast_bytes(*group, outcome.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
-  TESSERA_CHECK(!outcome.contains("error"), ErrorKind::kIo, "[checkpoint.save] {}: not saved: {}", options.folder.string(),
-                outcome["error"].get<std::string>());
+  outcome = nlohmann::json::parse(
+      comm::broadcast_bytes(*group, outcome.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
+  TESSERA_CHECK(!outcome.contains("error"), ErrorKind::kIo, "[checkpoint.save] {}: not saved: {}",
+                options.folder.string(), outcome["error"].get<std::string>());
   // The folder may be mounted elsewhere on another host.
   return options.folder / std::filesystem::path(outcome["staged"].get<std::string>()).filename();
 }
@@ -134,13 +136,11 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
 void CheckpointWriter::Impl::save(const Share& share, const std::string& not_taken, Manifest manifest,
                                   const std::filesystem::path& staged) {
   try {
-    auto report = await_all(std::async(std::launch::async, [&] {
-      return not_taken.empty() ? write(share, staged) : not_taken;
-    }));
+    auto report =
+        await_all(std::async(std::launch::async, [&] { return not_taken.empty() ? write(share, staged) : not_taken; }));
     const auto reports = gather_bytes(*group, report);
-    problem = await_all(std::async(std::launch::async, [&] {
-      return chief() ? publish(reports, std::move(manifest), staged) : std::string();
-    }));
+    problem = await_all(std::async(
+        std::launch::async, [&] { return chief() ? publish(reports, std::move(manifest), staged) : std::string(); }));
     problem = comm::broadcast_bytes(*group, problem);
     failed = !problem.empty();
     if (chief() && problem.empty()) folder.prune(options.keep_last, options.keep_best);
@@ -157,8 +157,9 @@ void CheckpointWriter::Impl::join_and_check() {
   if (thread.joinable()) thread.join();
   failed = false;
   if (broken) std::rethrow_exception(std::exchange(broken, nullptr));
-  TESSERA_CHECK(problem.empty(), ErrorKind::kIo, "[checkpoint.save] {}: not saved: {}. Earlier checkpoints are untouched.",
-                options.folder.string(), std::exchange(problem, ""));
+  TESSERA_CHECK(problem.empty(), ErrorKind::kIo,
+                "[checkpoint.save] {}: not saved: {}. Earlier checkpoints are untouched.", options.folder.string(),
+                std::exchange(problem, ""));
 }
 
 CheckpointWriter::CheckpointWriter(CheckpointOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
@@ -197,9 +198,8 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
         -1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
   impl_->failed = !not_taken.empty();
-  impl_->thread = std::thread([this, share = std::move(share), not_taken, manifest = std::move(manifest), staged]() mutable {
-    impl_->save(share, not_taken, std::move(manifest), staged);
-  });
+  impl_->thread = std::thread([this, share = std::move(share), not_taken, manifest = std::move(manifest),
+                               staged]() mutable { impl_->save(share, not_taken, std::move(manifest), staged); });
   impl_->under_way = true;
   if (!impl_->options.async) impl_->join_and_check();
 }

@@ -149,7 +149,8 @@ fs::path RunFolder::next_previous() const {
 fs::path RunFolder::put_aside_history() {
   fs::path into;
   // Checkpoints first: a run that is killed in between has nothing to resume and puts the rest aside.
-  for (const char* name : {"checkpoints", "metrics.jsonl", "tensorboard", "recipe.yaml", "recipe.resolved.yaml", "model"}) {
+  for (const char* name :
+       {"checkpoints", "metrics.jsonl", "tensorboard", "recipe.yaml", "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
     if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
     const std::string_view ours_if_unchanged = name;
@@ -177,8 +178,9 @@ bool RunFolder::publish_own(const std::string& name, std::string_view content) {
 void RunFolder::write_recipe(const Recipe& recipe) {
   const auto text = to_yaml(recipe);
   if (publish_own("recipe.yaml", text) || publish_own("recipe.resolved.yaml", text)) return;
-  log_warning("[train.run_folder] {}: recipe.yaml and recipe.resolved.yaml are not as a run wrote them and are left alone",
-              path_.string());
+  log_warning(
+      "[train.run_folder] {}: recipe.yaml and recipe.resolved.yaml are not as a run wrote them and are left alone",
+      path_.string());
 }
 
 void RunFolder::open_metrics(int64_t resumed_step) {
@@ -186,7 +188,8 @@ void RunFolder::open_metrics(int64_t resumed_step) {
   if (fs::exists(path)) {
     const std::string before = read_file(path);
     if (resumed_step == 0) {
-      if (!before.empty()) on_disk("earlier metrics cannot be put aside", [&] { fs::rename(path, next_previous() / kMetricsName); });
+      if (!before.empty())
+        on_disk("earlier metrics cannot be put aside", [&] { fs::rename(path, next_previous() / kMetricsName); });
     } else if (const std::string kept = lines_until(before, resumed_step); kept.size() != before.size()) {
       publish_file(path, kept, staging());
     }
@@ -200,7 +203,8 @@ void RunFolder::check_model() const {
   const auto model = path_ / kModelName;
   if (!fs::exists(fs::symlink_status(model)) || mark_.owns(kModelName)) return;
   raise(ErrorKind::kConfig,
-        "[train.run_folder] {}: is not as a run exported it, and the export of this run would replace it. Move it, choose "
+        "[train.run_folder] {}: is not as a run exported it, and the export of this run would replace it. Move it, "
+        "choose "
         "another checkpoint.dir, or set checkpoint.export=never.",
         model.string());
 }
@@ -208,10 +212,11 @@ void RunFolder::check_model() const {
 void RunFolder::publish_model(const fs::path& fresh) {
   const auto model = path_ / kModelName;
   const bool replaces = fs::exists(fs::symlink_status(model));
-  TESSERA_CHECK(!replaces || mark_.owns(kModelName), ErrorKind::kIo,
-                "[train.export] {}: is not as a run exported it, and is left alone. Move it and start the run again, which "
-                "exports from its last checkpoint.",
-                model.string());
+  TESSERA_CHECK(
+      !replaces || mark_.owns(kModelName), ErrorKind::kIo,
+      "[train.export] {}: is not as a run exported it, and is left alone. Move it and start the run again, which "
+      "exports from its last checkpoint.",
+      model.string());
   mark_.announce(kModelName, fingerprint_of(fresh));
   on_disk("the model cannot be published", [&] {
     if (replaces && exchange(fresh, model)) return;

@@ -8,8 +8,9 @@
 //   folder.append({.step = 7, .loss = 2.1, ...});
 //   folder.publish_model(fresh);                    // runs/demo/model
 //
-// Only what a run wrote is replaced, moved or removed; a folder that is no run's is taken only while nothing in it has one
-// of our names. The lock goes with the object, or with the process however it ends. One object a run; not thread-safe.
+// Only what a run wrote is replaced, moved or removed; a folder that is no run's is taken only while nothing in it has
+// one of our names. The lock goes with the object, or with the process however it ends. One object a run; not
+// thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -37,9 +38,9 @@ struct StepMetrics {
 
 class RunFolder {
  public:
-  // Makes and marks the folder and takes its lock. Error kConfig when something that no run wrote is in the way, or a run
-  // holds the folder (the message names pid and host); kIo when the folder cannot be made. What a killed run was writing
-  // is removed.
+  // Makes and marks the folder and takes its lock. Error kConfig when something that no run wrote is in the way, or a
+  // run holds the folder (the message names pid and host); kIo when the folder cannot be made. What a killed run was
+  // writing is removed.
   explicit RunFolder(std::filesystem::path path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -50,8 +51,8 @@ class RunFolder {
   // On the folder's file system, private to the run and emptied when the next one starts.
   std::filesystem::path staging() const { return private_folder(path_) / "staging"; }
 
-  // Moves checkpoints, metrics, events, recipe and model of an earlier history to previous/NNN, which is returned; empty
-  // when there was nothing. Error kIo.
+  // Moves checkpoints, metrics, events, recipe and model of an earlier history to previous/NNN, which is returned;
+  // empty when there was nothing. Error kIo.
   std::filesystem::path put_aside_history();
 
   // Leaves a recipe.yaml alone that was changed since a run wrote it, and writes recipe.resolved.yaml.
@@ -66,8 +67,8 @@ class RunFolder {
 
   // Error kConfig when model/ holds something that no run exported.
   void check_model() const;
-  // Makes `fresh`, a folder in staging(), model/; the run's own earlier one goes. Readers see one or the other. Error kIo
-  // when model/ is not a run's.
+  // Makes `fresh`, a folder in staging(), model/; the run's own earlier one goes. Readers see one or the other. Error
+  // kIo when model/ is not a run's.
   void publish_model(const std::filesystem::path& fresh);
 
  private:

@@ -22,8 +22,8 @@ constexpr size_t kMostBytes = size_t{1} << 20;
 constexpr size_t kMostHashed = size_t{16} << 20;
 
 // Everything that a run may write into its folder, beside trace/, which holds nothing but flight records.
-constexpr const char* kNames[] = {"recipe.yaml", "recipe.resolved.yaml", "metrics.jsonl", "tensorboard",
-                                  "checkpoints", "model",                "previous"};
+constexpr const char* kNames[] = {
+    "recipe.yaml", "recipe.resolved.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "previous"};
 constexpr const char* kPrivateNames[] = {"lock", "staging", "run.json"};
 
 fs::path mark_path(const fs::path& dir) { return private_folder(dir) / "run.json"; }
@@ -68,7 +68,8 @@ std::string fingerprint_of(const fs::path& path) {
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
     const auto name = entry.path().lexically_relative(path).string();
     const auto each = entry.symlink_status();
-    if (!fs::is_directory(each)) lines.push_back(fs::is_regular_file(each) ? line_of(entry.path(), name) : name + " other\n");
+    if (!fs::is_directory(each))
+      lines.push_back(fs::is_regular_file(each) ? line_of(entry.path(), name) : name + " other\n");
   }
   std::sort(lines.begin(), lines.end());
   std::string listing;
@@ -81,7 +82,8 @@ RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
   if (!fs::exists(fs::symlink_status(path))) return;
   const auto json = nlohmann::json::parse(read_file(path, kMostBytes), nullptr, false);
   const bool ours = json.is_object() && json.value("format", nlohmann::json()) == kFormatName &&
-                    json.value("version", nlohmann::json()) == kVersion && json.contains("id") && json["id"].is_string();
+                    json.value("version", nlohmann::json()) == kVersion && json.contains("id") &&
+                    json["id"].is_string();
   TESSERA_CHECK(ours, ErrorKind::kFormat,
                 "[train.run_folder] {}: is not the mark of a run ({}, version {}). Choose another checkpoint.dir.",
                 path.string(), kFormatName, kVersion);
@@ -98,10 +100,11 @@ RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
 
 void RunMark::check_free() const {
   const auto check = [&](const fs::path& path, bool taken) {
-    TESSERA_CHECK(!taken, ErrorKind::kConfig,
-                  "[train.run_folder] {}: is in the way, and no run wrote it. Choose another checkpoint.dir (a new or an "
-                  "empty folder, or that of an earlier run), or move it.",
-                  path.string());
+    TESSERA_CHECK(
+        !taken, ErrorKind::kConfig,
+        "[train.run_folder] {}: is in the way, and no run wrote it. Choose another checkpoint.dir (a new or an "
+        "empty folder, or that of an earlier run), or move it.",
+        path.string());
   };
   for (const char* name : kNames) check(dir_ / name, is_taken(dir_ / name));
   const auto inside = private_folder(dir_);
@@ -110,8 +113,9 @@ void RunMark::check_free() const {
   check(inside, !fs::is_directory(status));
   for (const auto& entry : fs::directory_iterator(inside)) {
     const auto name = entry.path().filename();
-    check(entry.path(), std::find(std::begin(kPrivateNames), std::end(kPrivateNames), name) == std::end(kPrivateNames) &&
-                            !name.string().ends_with(".tmp"));
+    check(entry.path(),
+          std::find(std::begin(kPrivateNames), std::end(kPrivateNames), name) == std::end(kPrivateNames) &&
+              !name.string().ends_with(".tmp"));
   }
 }
 

@@ -1,5 +1,5 @@
-// What makes a folder a run's: .tessera/run.json in it, which also remembers what was written under names that a user may
-// want for himself (recipe.yaml, model/). docs/format/run.md.
+// What makes a folder a run's: .tessera/run.json in it, which also remembers what was written under names that a user
+// may want for himself (recipe.yaml, model/). docs/format/run.md.
 //
 //   RunMark mark(dir);                                // reads it
 //   mark.check_free();                                // nothing of somebody else's is under our names
@@ -24,8 +24,8 @@ class RunMark {
   explicit RunMark(std::filesystem::path dir);
 
   bool is_set() const { return set_; }
-  // Error kConfig names the first thing in the folder that has one of our names and is not an empty folder. For a folder
-  // that has no mark.
+  // Error kConfig names the first thing in the folder that has one of our names and is not an empty folder. For a
+  // folder that has no mark.
   void check_free() const;
   void set();
 

@@ -22,7 +22,8 @@ MeshPtr RunMesh::data_parallel() const {
 }
 
 const std::shared_ptr<comm::Group>& RunMesh::loss_group() const {
-  return mesh_->group(std::vector<int64_t>{mesh_->dim_of("dp_replicate"), mesh_->dim_of("dp_shard"), mesh_->dim_of("cp")});
+  return mesh_->group(
+      std::vector<int64_t>{mesh_->dim_of("dp_replicate"), mesh_->dim_of("dp_shard"), mesh_->dim_of("cp")});
 }
 
 }  // namespace tessera::train

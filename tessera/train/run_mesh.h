@@ -5,9 +5,9 @@
 //   auto batch = loader.next_global_slice(global, place.data_rank() * rows, rows);
 //   TrainStep step(*model, *optimizer, place.loss_group(), options);
 //
-// The ranks of the world are the mesh (pp, dp_replicate, dp_shard, cp, tp), the last varying fastest: those that talk most
-// are neighbours. Experts take no dim of their own; they divide dp x cp x tp. Nothing is communicated before a group is
-// first used. Belongs to one rank.
+// The ranks of the world are the mesh (pp, dp_replicate, dp_shard, cp, tp), the last varying fastest: those that talk
+// most are neighbours. Experts take no dim of their own; they divide dp x cp x tp. Nothing is communicated before a
+// group is first used. Belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class RunMesh {
   bool chief() const { return world_->rank() == 0; }  // writes what there is one of
   const MeshPtr& mesh() const { return mesh_; }
 
-  // The share of the global batch that this rank reads, of data_size() equal ones: ranks of one pp, cp or tp group read the
-  // same.
+  // The share of the global batch that this rank reads, of data_size() equal ones: ranks of one pp, cp or tp group read
+  // the same.
   int64_t data_rank() const;
   int64_t data_size() const;
   // What parameters are sharded and replicated over: (dp_shard), or (dp_replicate, dp_shard) when there are replicas.

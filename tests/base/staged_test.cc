@@ -99,7 +99,8 @@ TEST(StagedFile, ManyThreadsPublishOnePathAndEachReadSeesOneOfThemWhole) {
   }
   while (writing > 0) {
     const auto seen = read_file(folder / "file");
-    EXPECT_TRUE(std::find(std::begin(contents), std::end(contents), seen) != std::end(contents)) << seen.size() << " bytes";
+    EXPECT_TRUE(std::find(std::begin(contents), std::end(contents), seen) != std::end(contents))
+        << seen.size() << " bytes";
   }
   for (auto& writer : writers) writer.join();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);

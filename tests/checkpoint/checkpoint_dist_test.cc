@@ -1,8 +1,5 @@
-#include "tessera/checkpoint/checkpoint.h"
-
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
-
 #include <sched.h>
 #include <sys/mount.h>
 
@@ -15,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tests/checkpoint/many_saves.h"
@@ -48,11 +46,11 @@ std::pair<ErrorKind, std::string> error_of(const std::function<void()>& action) 
   return {ErrorKind::kInternal, ""};
 }
 
-#define EXPECT_ERROR(expected_kind, expected_part, ...)                                  \
-  do {                                                                                   \
-    const auto [kind, message] = error_of([&] { __VA_ARGS__; });                         \
-    EXPECT_EQ(to_string(kind), std::string(to_string(expected_kind))) << message;        \
-    EXPECT_NE(message.find(expected_part), std::string::npos) << message;                \
+#define EXPECT_ERROR(expected_kind, expected_part, ...)                           \
+  do {                                                                            \
+    const auto [kind, message] = error_of([&] { __VA_ARGS__; });                  \
+    EXPECT_EQ(to_string(kind), std::string(to_string(expected_kind))) << message; \
+    EXPECT_NE(message.find(expected_part), std::string::npos) << message;         \
   } while (false)
 
 std::set<std::string> names_in(const std::filesystem::path& folder) {
@@ -104,7 +102,8 @@ TEST(Checkpoint, KeepsTheNewestAndNamesItInLatest) {
     for (int64_t step = 1; step <= 5; ++step) writer.save(step, sharded(world, 1), {}, losses[step - 1]);
     writer.finish();
   });
-  EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000002", "step-00000004", "step-00000005"}));
+  EXPECT_EQ(names_in(folder.path()),
+            (std::set<std::string>{"LATEST", "step-00000002", "step-00000004", "step-00000005"}));
   EXPECT_EQ(read_file(folder / "LATEST"), "step-00000005\n");
 }
 
@@ -147,7 +146,8 @@ TEST(Checkpoint, PruningTouchesOnlyWhatASaveWrote) {
 
 TEST(Checkpoint, AWriterRemovesWhatKilledSavesLeftAndNothingElse) {
   TempFolder folder;
-  for (const char* name : {".step-00000007.0123456789abcdef.tmp", "step-00000008.tmp", "step-mine.tmp", ".mine.0123456789abcdef.tmp"}) {
+  for (const char* name :
+       {".step-00000007.0123456789abcdef.tmp", "step-00000008.tmp", "step-mine.tmp", ".mine.0123456789abcdef.tmp"}) {
     std::filesystem::create_directories(folder / name);
     publish_file(folder / name / "a", "x");
   }
@@ -169,9 +169,11 @@ TEST(Checkpoint, WhatCannotBePrunedFailsNoSave) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 4);
   EXPECT_FALSE(std::filesystem::exists(folder / "step-00000002"));
   size_t mounted = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) mounted += entry.path().filename() == busy.filename();
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+    mounted += entry.path().filename() == busy.filename();
   EXPECT_EQ(mounted, 3u) << "the file could be removed: this test shows nothing";
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) ::umount2(entry.path().c_str(), MNT_DETACH);
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+    ::umount2(entry.path().c_str(), MNT_DETACH);
 }
 
 TEST(Checkpoint, OtherShapeOrMissingTensorIsFoundBeforeAnythingChanges) {
@@ -193,7 +195,8 @@ TEST(Checkpoint, DamageIsNamed) {
   const auto file = folder / "step-00000005" / "rank-00001-of-00002.safetensors";
   const auto bytes = read_file(file);
   flip_last_byte(file);
-  EXPECT_ERROR(ErrorKind::kFormat, "rank-00001-of-00002.safetensors: hash is ", Checkpoint::latest(folder.path())->verify());
+  EXPECT_ERROR(ErrorKind::kFormat, "rank-00001-of-00002.safetensors: hash is ",
+               Checkpoint::latest(folder.path())->verify());
   publish_file(file, bytes.substr(0, bytes.size() - 1));
   EXPECT_ERROR(ErrorKind::kFormat, fmt::format("rank-00001-of-00002.safetensors: found {} bytes", bytes.size() - 1),
                Checkpoint::latest(folder.path()));
@@ -315,14 +318,16 @@ TEST(Checkpoint, TwoWritersOfOneWorldKeepApart) {
 // Placements that cannot be saved are an error at once, and the next save does not wait for the one that never began.
 TEST(Checkpoint, ATensorThatCannotBeSavedLeavesTheWriterUsable) {
   TempFolder folder;
-  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
-    CheckpointWriter writer({.folder = folder.path(), .world = world});
-    const auto mesh = init_device_mesh(world, "cpu", {2});
-    const NamedTensors partial = {{"sum", from_local(at::ones({2}), mesh, {Partial()})}};
-    EXPECT_ERROR(ErrorKind::kShape, "sum: placements", writer.save(1, partial, {}));
-    writer.save(2, sharded(world, 1), {});
-    writer.finish();
-  }, {.timeout = std::chrono::seconds(20)});
+  comm::run_thread_ranks(2,
+                         [&](const std::shared_ptr<comm::World>& world) {
+                           CheckpointWriter writer({.folder = folder.path(), .world = world});
+                           const auto mesh = init_device_mesh(world, "cpu", {2});
+                           const NamedTensors partial = {{"sum", from_local(at::ones({2}), mesh, {Partial()})}};
+                           EXPECT_ERROR(ErrorKind::kShape, "sum: placements", writer.save(1, partial, {}));
+                           writer.save(2, sharded(world, 1), {});
+                           writer.finish();
+                         },
+                         {.timeout = std::chrono::seconds(20)});
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000002"}));
 }
 
@@ -330,28 +335,29 @@ TEST(Checkpoint, ATensorThatCannotBeSavedLeavesTheWriterUsable) {
 thread_local bool is_rank = false;
 std::atomic<bool> delay_next{false};
 std::unique_ptr<at::ObserverContext> delay_writer(const at::RecordFunction& call) {
-  if (!is_rank && std::string_view(call.name()) == "aten::detach" && delay_next.exchange(false)) std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  if (!is_rank && std::string_view(call.name()) == "aten::detach" && delay_next.exchange(false))
+    std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   return nullptr;
 }
 
 TEST(Checkpoint, ARankMayWriteLongerThanACollectiveMayTake) {
   TempFolder folder;
-  const auto callback = at::addGlobalCallback(at::RecordFunctionCallback(&delay_writer).scopes({at::RecordScope::FUNCTION}));
-  comm::run_thread_ranks(
-      2,
-      [&](const std::shared_ptr<comm::World>& world) {
-        is_rank = true;
-        CheckpointWriter writer({.folder = folder.path(), .world = world});
-        writer.save(1, sharded(world, 1), {});
-        writer.finish();
-        comm::barrier(*world->group());
-        if (world->rank() == 0) delay_next = true;
-        comm::barrier(*world->group());
-        writer.save(2, sharded(world, 1), {});
-        writer.finish();
-        EXPECT_FALSE(delay_next);
-      },
-      {.timeout = std::chrono::seconds(1)});
+  const auto callback =
+      at::addGlobalCallback(at::RecordFunctionCallback(&delay_writer).scopes({at::RecordScope::FUNCTION}));
+  comm::run_thread_ranks(2,
+                         [&](const std::shared_ptr<comm::World>& world) {
+                           is_rank = true;
+                           CheckpointWriter writer({.folder = folder.path(), .world = world});
+                           writer.save(1, sharded(world, 1), {});
+                           writer.finish();
+                           comm::barrier(*world->group());
+                           if (world->rank() == 0) delay_next = true;
+                           comm::barrier(*world->group());
+                           writer.save(2, sharded(world, 1), {});
+                           writer.finish();
+                           EXPECT_FALSE(delay_next);
+                         },
+                         {.timeout = std::chrono::seconds(1)});
   at::removeCallback(callback);
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 2);
 }

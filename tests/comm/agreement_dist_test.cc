@@ -1,8 +1,7 @@
-#include "tessera/comm/collectives/agreement.h"
-
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::comm {
@@ -50,8 +49,9 @@ TESSERA_RANKS_TEST(Agreement, FactsThatDifferAreNamedWithBothSides, (3)) {
   Group& group = *world->group();
   const bool odd = world->rank() == 2;
   check_same(group, {{"seed", "1"}, {"data", "abc"}}, "");
-  const auto [kind, text] =
-      error_of([&] { check_same(group, {{"seed", "1"}, {"data", odd ? "abd" : "abc"}}, "Use the same files."); });
+  const auto [kind, text] = error_of([&] {
+    check_same(group, {{"seed", "1"}, {"data", odd ? "abd" : "abc"}}, "Use the same files.");
+  });
   EXPECT_EQ(kind, ErrorKind::kConfig);
   EXPECT_THAT(text, AllOf(HasSubstr("data: abc on rank 0, abd on rank 2"), HasSubstr("Use the same files."),
                           ::testing::Not(HasSubstr("seed"))));

@@ -24,7 +24,8 @@ namespace tessera::train {
 // A started program, and all processes that it has started, known by their environment.
 class Processes {
  public:
-  Processes(const std::vector<std::string>& command, const std::filesystem::path& temporary, const std::filesystem::path& log)
+  Processes(const std::vector<std::string>& command, const std::filesystem::path& temporary,
+            const std::filesystem::path& log)
       : mark_("TESSERA_TEST_KILLS=" + std::to_string(::getpid()) + "-" + std::to_string(++count_)) {
     std::vector<char*> arguments;
     for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -50,7 +51,8 @@ class Processes {
   std::map<pid_t, std::string> alive() const {
     std::map<pid_t, std::string> found;
     std::error_code failed;
-    for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end; entry.increment(failed)) {
+    for (std::filesystem::directory_iterator entry("/proc", failed), end; !failed && entry != end;
+         entry.increment(failed)) {
       const pid_t pid = std::atoi(entry->path().filename().c_str());
       if (pid <= 0 || pid == ::getpid()) continue;
       std::ifstream file(entry->path() / "environ", std::ios::binary);
@@ -65,7 +67,8 @@ class Processes {
   bool ended() {
     if (!code_) {
       int status = 0;
-      if (::waitpid(root_, &status, WNOHANG) == root_) code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      if (::waitpid(root_, &status, WNOHANG) == root_)
+        code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     }
     return code_.has_value();
   }
@@ -88,7 +91,8 @@ class Processes {
 
 inline bool save_under_way(const std::filesystem::path& checkpoints) {
   std::error_code failed;
-  for (std::filesystem::directory_iterator entry(checkpoints, failed), end; !failed && entry != end; entry.increment(failed)) {
+  for (std::filesystem::directory_iterator entry(checkpoints, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
     if (entry->path().filename().string().starts_with(".step-")) return true;
   }
   return false;
@@ -99,8 +103,10 @@ struct KillCount {
   std::map<std::string, int> victims;
 };
 
-// Waits until a save is under way that is not one seen before, or for a random time; false when the program ended first.
-inline bool await_moment(Processes& processes, bool inside, const std::filesystem::path& checkpoints, std::mt19937& random) {
+// Waits until a save is under way that is not one seen before, or for a random time; false when the program ended
+// first.
+inline bool await_moment(Processes& processes, bool inside, const std::filesystem::path& checkpoints,
+                         std::mt19937& random) {
   const auto start = std::chrono::steady_clock::now();
   if (!inside) {
     const auto delay = std::chrono::milliseconds(random() % 2500);

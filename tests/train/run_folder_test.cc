@@ -148,15 +148,17 @@ std::string refusal(const std::filesystem::path& path, ErrorKind kind) {
 }
 
 TEST(RunFolder, WhatNoRunWroteIsNotTouched) {
-  for (const char* name : {"recipe.yaml", "metrics.jsonl", "model/config.json", "checkpoints/step-00000001/manifest.json",
-                           "tensorboard/events", "previous/001/a", ".tessera/theirs"}) {
+  for (const char* name :
+       {"recipe.yaml", "metrics.jsonl", "model/config.json", "checkpoints/step-00000001/manifest.json",
+        "tensorboard/events", "previous/001/a", ".tessera/theirs"}) {
     testing::TempFolder temp;
     std::filesystem::create_directories((temp / name).parent_path());
     publish_file(temp / name, "theirs");
     EXPECT_THAT(refusal(temp.path(), ErrorKind::kConfig), HasSubstr("is in the way, and no run wrote it"));
     EXPECT_EQ(read_file(temp / name), "theirs");
     size_t files = 0;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(temp.path())) files += entry.is_regular_file();
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(temp.path()))
+      files += entry.is_regular_file();
     EXPECT_EQ(files, 1u) << "something was written beside " << name;
   }
   testing::TempFolder temp;

@@ -35,7 +35,9 @@ TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
 }
 
 TEST(RunMesh, WithDataParallelRanksAloneEverybodyReadsHisRank) {
-  for (const auto& layout : {RunLayout{.dp_replicate = 1, .dp_shard = 4}, {.dp_replicate = 4, .dp_shard = 1}, {.dp_replicate = 2, .dp_shard = 2}}) {
+  for (const auto& layout : {RunLayout{.dp_replicate = 1, .dp_shard = 4},
+                             {.dp_replicate = 4, .dp_shard = 1},
+                             {.dp_replicate = 2, .dp_shard = 2}}) {
     for (int rank = 0; rank < 4; ++rank) {
       const auto place = place_of(rank, layout);
       EXPECT_EQ(place.data_rank(), rank);

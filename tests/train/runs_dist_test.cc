@@ -99,8 +99,8 @@ TEST(Runs, ADamagedCheckpointIsNotTrainedOn) {
     EXPECT_THAT(run.err, HasSubstr("step-00000006/rank-00001-of-00002.safetensors: hash is "));
   }
   // The older one that the message speaks of.
-  const auto older = runs.train(
-      "a", 2, {"train.steps=8", "checkpoint.resume=" + (runs / "a/checkpoints/step-00000004").string()});
+  const auto older =
+      runs.train("a", 2, {"train.steps=8", "checkpoint.resume=" + (runs / "a/checkpoints/step-00000004").string()});
   ASSERT_RUNS(older);
   ASSERT_EQ(runs.metrics("a").size(), 8u);
   ASSERT_RUNS(runs.train("b", 2, {"train.steps=8"}));
@@ -143,8 +143,9 @@ TEST(Runs, RanksThatDifferAreToldApart) {
   };
   const auto data = launched("data.train=" + (runs / "host$RANK/data.jsonl").string());
   EXPECT_EQ(data.exit_code, 2) << data.err;
-  EXPECT_THAT(data.err, ::testing::ContainsRegex("the ranks differ.*data.train: .* rows of hash [0-9a-f]+ on rank 0, .* rows of "
-                                                 "hash [0-9a-f]+ on rank 1"));
+  EXPECT_THAT(data.err,
+              ::testing::ContainsRegex("the ranks differ.*data.train: .* rows of hash [0-9a-f]+ on rank 0, .* rows of "
+                                       "hash [0-9a-f]+ on rank 1"));
   const auto recipe = launched("train.seed=4$RANK optimizer.lr=1.0e-$((3+RANK))");
   EXPECT_EQ(recipe.exit_code, 2) << recipe.err;
   EXPECT_THAT(recipe.err, HasSubstr("train.seed: 40 on rank 0, 41 on rank 1"));
@@ -183,8 +184,9 @@ TEST(Runs, OtherLayoutsAndHalfPrecisionTrainAlike) {
 TEST(Runs, KeepBestRanksEachCheckpointByTheLossOfItsOwnStep) {
   const TinyRun runs;
   // The loss rises: a learning rate that throws the weights about. Validation is due at steps 3 and 6 only.
-  ASSERT_RUNS(runs.train("a", 2, {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=3",
-                                  "optimizer.lr=0.3", "train.steps=8", "checkpoint.keep_last=1", "checkpoint.keep_best=1"}));
+  ASSERT_RUNS(runs.train("a", 2,
+                         {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=3",
+                          "optimizer.lr=0.3", "train.steps=8", "checkpoint.keep_last=1", "checkpoint.keep_best=1"}));
   std::map<int64_t, double> losses;
   for (const auto& line : runs.metrics("a", "validation_loss")) losses[line["step"]] = line["validation_loss"];
   ASSERT_TRUE(losses.contains(0));
@@ -203,10 +205,10 @@ TEST(Runs, KeepBestRanksEachCheckpointByTheLossOfItsOwnStep) {
     EXPECT_EQ(manifest["validation_loss"], losses[manifest["step"]]) << name;
   }
   // Of a run on one rank and of one on three the same numbers.
-  ASSERT_RUNS(runs.train("b", 3, {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=1",
-                                  "train.steps=2"}));
-  ASSERT_RUNS(runs.train("c", 1, {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=1",
-                                  "train.steps=2"}));
+  ASSERT_RUNS(runs.train(
+      "b", 3, {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=1", "train.steps=2"}));
+  ASSERT_RUNS(runs.train(
+      "c", 1, {"data.validation=" + (runs / "held-out.jsonl").string(), "train.validate_every=1", "train.steps=2"}));
   const auto three = runs.metrics("b", "validation_loss"), one = runs.metrics("c", "validation_loss");
   ASSERT_EQ(three.size(), 3u);
   for (size_t i = 0; i < 3; ++i) {
@@ -228,9 +230,10 @@ TEST(Runs, ZeroSwitchesSavingAndValidatingOff) {
 TEST(Runs, TildeIsTheHomeFolder) {
   const TinyRun runs;
   fs::create_directory(runs / "home");
-  const auto run = testing::run_process({"bash", "-c",
-                                         fmt::format("cd {0} && HOME={0}/home exec {1} train recipe.yaml 'checkpoint.dir=~/x' train.steps=1",
-                                                     (runs / "").string(), testing::program())});
+  const auto run = testing::run_process(
+      {"bash", "-c",
+       fmt::format("cd {0} && HOME={0}/home exec {1} train recipe.yaml 'checkpoint.dir=~/x' train.steps=1",
+                   (runs / "").string(), testing::program())});
   ASSERT_RUNS(run);
   EXPECT_TRUE(fs::exists(runs / "home/x/model/config.json"));
   EXPECT_FALSE(fs::exists(runs / "~"));

@@ -1,6 +1,4 @@
 // A step whose loss is not finite is left out, or is an error, and leaves no trace.
-#include "tessera/train/step.h"
-
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
@@ -10,14 +8,16 @@
 #include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"
+#include "tessera/train/step.h"
 #include "tests/models/tiny.h"
 
 namespace tessera::train {
 namespace {
 
 data::Batch batch_of(int64_t first) {
-  const auto tokens = testing::tiny_tokens(2, 12) .add(first).remainder_(37);
-  return data::make_batch(tokens, testing::next_labels(tokens), at::arange(12).expand({2, 12}).contiguous(), at::zeros({2, 12}, at::kLong));
+  const auto tokens = testing::tiny_tokens(2, 12).add(first).remainder_(37);
+  return data::make_batch(tokens, testing::next_labels(tokens), at::arange(12).expand({2, 12}).contiguous(),
+                          at::zeros({2, 12}, at::kLong));
 }
 
 struct Rig {
@@ -42,7 +42,8 @@ struct Rig {
     std::vector<at::Tensor> all;
     for (const auto& parameter : model->parameters()) all.push_back(full_tensor(parameter).clone());
     for (const auto& name : optimizer->parameter_names()) {
-      for (const auto& [state, tensor] : optimizer->state(name)) all.push_back((is_dtensor(tensor) ? full_tensor(tensor) : tensor).clone());
+      for (const auto& [state, tensor] : optimizer->state(name))
+        all.push_back((is_dtensor(tensor) ? full_tensor(tensor) : tensor).clone());
     }
     return all;
   }

@@ -55,8 +55,12 @@ log: {{tensorboard: false}}
     std::ofstream(folder_ / name, std::ios::binary) << content;
   }
   std::vector<std::string> command(const std::string& dir, int ranks, const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {testing::program(), "train", (folder_ / "recipe.yaml").string(), "--nproc",
-                                    std::to_string(ranks), "checkpoint.dir=" + (folder_ / dir).string()};
+    std::vector<std::string> all = {testing::program(),
+                                    "train",
+                                    (folder_ / "recipe.yaml").string(),
+                                    "--nproc",
+                                    std::to_string(ranks),
+                                    "checkpoint.dir=" + (folder_ / dir).string()};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }

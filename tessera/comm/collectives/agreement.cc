@@ -51,9 +51,10 @@ void check_same(Group& group, const Facts& facts, std::string_view remedy) {
     size_t other = 1;
     while (other < all.size() && value(other) == value(0)) ++other;
     if (other == all.size() || ++differ > kMostShown) continue;
-    message += fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", value(0)[0].get<std::string>(),
-                           value(0)[1].get<std::string>(), group.ranks()[0],
-                           value(other).is_null() ? "nothing" : value(other)[1].get<std::string>(), group.ranks()[other]);
+    message +=
+        fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", value(0)[0].get<std::string>(),
+                    value(0)[1].get<std::string>(), group.ranks()[0],
+                    value(other).is_null() ? "nothing" : value(other)[1].get<std::string>(), group.ranks()[other]);
   }
   if (differ > kMostShown) message += fmt::format("; and {} more", differ - kMostShown);
   TESSERA_CHECK(differ == 0, ErrorKind::kConfig, "[comm.agree] the ranks differ. {}. {}", message, remedy);

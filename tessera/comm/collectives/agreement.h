@@ -16,8 +16,8 @@
 
 namespace tessera::comm {
 
-// Runs `action` on each rank. When it threw on any, every rank throws an Error of the kind that the first of them threw,
-// with its message and "rank N" in front.
+// Runs `action` on each rank. When it threw on any, every rank throws an Error of the kind that the first of them
+// threw, with its message and "rank N" in front.
 void attempt_together(Group& group, const std::function<void()>& action);
 
 // Names and values that must be equal on all ranks, the same names in the same order.
