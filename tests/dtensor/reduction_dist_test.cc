@@ -84,6 +84,8 @@ TEST(Reduction, ASumThatOverflowsIsReducedBeforeItIsWidened) {
     const at::Tensor x = from_local(at::full({3}, 200, at::kByte), mesh, {Partial()});
     EXPECT_EQ(full_tensor(x.to(at::kLong)).max().item<int64_t>(), 144);
     EXPECT_EQ(value_of(x.sum()), 432);
+    const at::Tensor ones = distribute_tensor(at::ones({3}, at::kInt), mesh, {Replicate()});
+    EXPECT_EQ(full_tensor(x * ones).max().item<int64_t>(), 144);
   });
 }
 

@@ -6,19 +6,16 @@ namespace tessera::detail {
 namespace {
 
 bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
-bool may_wrap(at::ScalarType type) {
-  return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
-}
 
-// A conversion keeps extremes unless to bool, sums unless they would be rounded part by part or have wrapped around.
+// A conversion keeps extremes unless to bool, sums unless they would be rounded part by part.
 void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
   const auto from = call.inputs[0].tensor->scalar_type();
   const auto to = call.has(arg) ? static_cast<at::ScalarType>(call.int_at(arg)) : from;
   propose_pointwise(call, proposal, Commutes::kNone);
   for (const Placement& p : partials_among(call)) {
-    const bool alters = (is_fraction(from) && !is_fraction(to)) || may_wrap(from);
-    if (from == to || (to != at::kBool && (is_extreme(p) || !alters))) {
+    const bool rounds = is_fraction(from) && !is_fraction(to);
+    if (from == to || (to != at::kBool && (is_extreme(p) || !rounds))) {
       proposal.strategies.push_back(alike(call, p));
     }
   }
@@ -58,10 +55,9 @@ void add_linear_names(RuleTable& table) {
 
 void add_monotone_names(RuleTable& table) {
   // Only what is defined everywhere: the parts of a maximum may lie outside of the domain of sqrt or log.
-  table.add({"aten::asinh", "aten::atan",       "aten::ceil",       "aten::erf",       "aten::exp",
-             "aten::exp2",  "aten::expm1",      "aten::floor",      "aten::relu",      "aten::round",
-             "aten::sgn",   "aten::sigmoid",    "aten::sign",       "aten::sinh",      "aten::tanh",
-             "aten::trunc", "aten::nan_to_num", "aten::hardshrink", "aten::clamp_max", "aten::clamp_min"},
+  table.add({"aten::asinh", "aten::atan", "aten::ceil", "aten::erf", "aten::exp", "aten::exp2", "aten::expm1",
+             "aten::floor", "aten::relu", "aten::round", "aten::sgn", "aten::sigmoid", "aten::sign", "aten::sinh",
+             "aten::tanh", "aten::trunc", "aten::hardshrink", "aten::clamp_max", "aten::clamp_min"},
             pointwise(Commutes::kIncreasing));
   table.add("aten::threshold", propose_threshold);
   table.add("aten::erfc", pointwise(Commutes::kDecreasing));
@@ -137,6 +133,7 @@ void add_other_names(RuleTable& table) {
              "aten::lt",
              "aten::mish",
              "aten::mvlgamma",
+             "aten::nan_to_num",  // an infinity may become less than what is finite
              "aten::ne",
              "aten::nextafter",
              "aten::polygamma",

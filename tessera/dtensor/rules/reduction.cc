@@ -126,13 +126,6 @@ void propose_any(const OpCall& call, Proposal& proposal) {
   propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNothing, truth ? is_max : nullptr});
 }
 
-// sum(self, dim): small integers are widened, after they have wrapped around.
-void propose_sum(const OpCall& call, Proposal& proposal) {
-  const auto type = call.inputs[0].tensor->scalar_type();
-  const bool widens = at::isIntegralType(type, /*includeBool=*/true) && c10::elementSize(type) < 4;
-  propose(call, proposal, {Partial(ReduceOp::kSum), Needs::kNothing, widens ? nullptr : is_additive});
-}
-
 // norm(self, p, dim): parts of a norm combine as (sum of x^p)^(1/p).
 void propose_norm(const OpCall& call, Proposal& proposal) {
   int order_arg = call.arg_named("ord");
@@ -171,7 +164,7 @@ void propose_histogram(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table.add("aten::sum", propose_sum);
+  table.add("aten::sum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
   table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));  // a part may be no number
   table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
   table.add({"aten::prod"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));

@@ -207,9 +207,12 @@ Sizes broadcast_sizes(const OpCall& call) {
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
   c10::SmallVector<Placement, 2> found;
   for (const auto& input : call.inputs) {
-    const bool truth = input.tensor->scalar_type() == at::kBool;
+    const auto type = input.tensor->scalar_type();
+    const bool truth = type == at::kBool;
+    const bool wraps = at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
     for (const auto& placement : input.placements) {
-      if (truth && is_additive(placement)) {
+      if ((truth && is_additive(placement)) ||
+          (wraps && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)))) {
         continue;
       }
       if (placement.is_partial() && std::find(found.begin(), found.end(), placement) == found.end()) {

@@ -66,8 +66,9 @@ void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack
 
 // Shape of the operands broadcast together.
 Sizes broadcast_sizes(const OpCall& call);
-// The reductions that occur among the inputs' placements, each once. Not the sums of booleans: they say whether any is
-// true, and what passed them on would count.
+// The reductions that occur among the inputs' placements, each once. Not the sums of booleans, which say whether any is
+// true: what passed them on would count. Nor sums and products of small integers, which wrap around: what passed them
+// on in a wider type would not.
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 // Whether some input is cut along its dim `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
