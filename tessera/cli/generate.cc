@@ -16,7 +16,7 @@
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/models/weights.h"
-#include "tessera/parallel/parallelize_model.h"
+#include "tessera/parallel/data_parallel.h"
 #include "tessera/text/chat_template.h"
 #include "tessera/text/tokenizer.h"
 
@@ -116,6 +116,7 @@ std::shared_ptr<CausalLM> load_model(const Flags& flags, const ModelConfig& conf
   std::vector<nn::Module*> blocks;
   for (const auto& block : model->blocks()) blocks.push_back(block.get());
   fully_shard_blocks(*model, blocks, {.mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp_shard"})});
+  to_empty(*model, at::kCPU);
   load_pretrained(*model, flags.model);
   return model;
 }

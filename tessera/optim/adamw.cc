@@ -10,7 +10,8 @@ namespace {
 class AdamW : public Optimizer {
  public:
   AdamW(nn::Module& module, const AdamWOptions& options)
-      : Optimizer(module, options.lr, options.weight_decay, options.groups, {"exp_avg", "exp_avg_sq"}),
+      : Optimizer(module, options.lr, options.weight_decay, options.groups, {"exp_avg", "exp_avg_sq"},
+                  options.master_weights),
         beta1_(options.beta1),
         beta2_(options.beta2),
         eps_(options.eps) {
@@ -23,8 +24,8 @@ class AdamW : public Optimizer {
  private:
   void apply(const std::vector<Update>& updates, double lr, double weight_decay) override {
     std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
-    for (const auto& [entry, gradient] : updates) {
-      parameters.push_back(entry->local);
+    for (const auto& [entry, value, gradient] : updates) {
+      parameters.push_back(value);
       gradients.push_back(gradient);
       averages.push_back(entry->state.at("exp_avg"));
       squares.push_back(entry->state.at("exp_avg_sq"));

@@ -12,7 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 
 namespace tessera::optim {
 namespace {
@@ -112,8 +112,6 @@ Placements without_partial(Placements placements) {
   }
   return placements;
 }
-
-at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; }
 
 }  // namespace
 

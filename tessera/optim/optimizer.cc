@@ -1,6 +1,7 @@
 #include "tessera/optim/optimizer.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -10,18 +11,27 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 
 namespace tessera::optim {
 namespace {
 
-at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; }
+constexpr const char* kMaster = "master";
+
+bool is_narrow(const at::Tensor& tensor) { return tensor.is_floating_point() && tensor.itemsize() < 4; }
+
+// Grows with every counted write.
+uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
+  return parameter.is_inference() || local.is_inference()
+             ? 0
+             : static_cast<uint64_t>(parameter._version()) + static_cast<uint64_t>(local._version());
+}
 
 }  // namespace
 
 Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
-                     const std::vector<std::string>& state_names)
-    : lr_(lr), state_names_(state_names) {
+                     const std::vector<std::string>& state_names, bool master_weights)
+    : lr_(lr), state_names_(state_names), master_weights_(master_weights) {
   TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
                 "[optim.make] found lr {} and weight decay {}, wanted none below 0", lr, weight_decay);
   c10::NoGradGuard no_grad;
@@ -56,7 +66,24 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
 }
 
 void Optimizer::make_state(Entry& entry) const {
-  for (const auto& name : state_names_) entry.state[name] = at::zeros_like(entry.local);
+  const bool master = master_weights_ && is_narrow(entry.local);
+  const auto options = entry.local.options().dtype(master ? c10::kFloat : entry.local.scalar_type());
+  for (const auto& name : state_names_) entry.state[name] = at::zeros_like(entry.local, options);
+  if (!master) return;
+  entry.state[kMaster] = entry.local.to(c10::kFloat);
+  entry.rounded_version = version_of(entry.parameter, entry.local);
+}
+
+// One at a time: the gradient is needed in float32 only for so long.
+void Optimizer::update_master(Entry& entry, const at::Tensor& gradient) {
+  const at::Tensor& master = entry.state.at(kMaster);
+  if (version_of(entry.parameter, entry.local) != entry.rounded_version) {
+    const at::Tensor elsewhere = master.to(entry.local.scalar_type()).ne(entry.local);
+    master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
+  }
+  apply({{&entry, master, gradient.to(c10::kFloat)}}, lr_ * entry.lr_factor, entry.weight_decay);
+  entry.local.copy_(master);
+  entry.rounded_version = version_of(entry.parameter, entry.local);
 }
 
 void Optimizer::step() {
@@ -75,13 +102,24 @@ void Optimizer::step() {
                   is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     if (entry.state.empty()) make_state(entry);  // was frozen when the optimizer was made
+    if (entry.state.contains(kMaster)) {
+      entry.step.add_(1);
+      update_master(entry, local_part(gradient));
+      continue;
+    }
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.lr_factor, entry.weight_decay};
     auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) { return other.first == key; });
     if (batch == batches.end()) batch = batches.insert(batches.end(), {key, {}});
     entry.step.add_(1);
-    batch->second.push_back({&entry, local_part(gradient)});
+    batch->second.push_back({&entry, entry.local, local_part(gradient)});
   }
-  for (const auto& [key, updates] : batches) apply(updates, lr_ * std::get<2>(key), std::get<3>(key));
+  for (const auto& [key, updates] : batches) {
+    apply(updates, lr_ * std::get<2>(key), std::get<3>(key));
+    // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.
+    for (const auto& update : updates) {
+      if (!update.entry->local.is_inference()) update.entry->local.unsafeGetTensorImpl()->bump_version();
+    }
+  }
   ++steps_;
 }
 

@@ -8,6 +8,10 @@
 // Parameters without a gradient are left alone, their state too. Weight decay spares norms, biases and whatever else
 // says so in its slot (ParameterSlot::decay) or has fewer than two dims, unless groups say otherwise. An optimizer
 // holds the module by reference and belongs to the same rank; make it after fully_shard and to_empty.
+//
+// Parameters of 16 bits hold about three digits: most updates are less than their last one. So their state is float32 by
+// default, and so is a copy of each, state `master`, which is updated and then rounded into the parameter. Where somebody
+// wrote other values into the parameter, the copy follows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,6 +40,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 0.01;
   std::vector<ParameterGroup> groups = {};  // parameters in none: the default rule above
+  bool master_weights = true;               // false: state and updates of 16-bit parameters in 16 bits
 };
 
 struct SgdOptions {
@@ -45,6 +50,7 @@ struct SgdOptions {
   double weight_decay = 0;  // added to the gradient
   bool nesterov = false;
   std::vector<ParameterGroup> groups = {};
+  bool master_weights = true;  // as above
 };
 
 class Optimizer {
@@ -77,22 +83,26 @@ class Optimizer {
     double weight_decay = 0;
     std::map<std::string, at::Tensor> state;  // local parts
     at::Tensor step;                          // float32 scalar on the CPU
+    uint64_t rounded_version = 0;             // of the parameter, when its master was rounded into it
   };
-  // An entry and this step's gradient, both local.
+  // What is updated, the parameter or its master, and this step's gradient, both local and of one dtype.
   struct Update {
     Entry* entry;
+    at::Tensor value;
     at::Tensor gradient;
   };
 
   Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
-            const std::vector<std::string>& state_names);
-  // Entries of `updates` share dtype, device, lr_factor and weight_decay; their step counts this step already.
+            const std::vector<std::string>& state_names, bool master_weights);
+  // Values of `updates` share dtype, device, lr_factor and weight_decay; the step of each entry counts this one already.
   virtual void apply(const std::vector<Update>& updates, double lr, double weight_decay) = 0;
 
  private:
   void make_state(Entry& entry) const;
+  void update_master(Entry& entry, const at::Tensor& gradient);
   double lr_;
   std::vector<std::string> state_names_;
+  bool master_weights_;
   int64_t steps_ = 0;
   std::vector<Entry> entries_;
 };

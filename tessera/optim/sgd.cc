@@ -10,7 +10,8 @@ class Sgd : public Optimizer {
  public:
   Sgd(nn::Module& module, const SgdOptions& options)
       : Optimizer(module, options.lr, options.weight_decay, options.groups,
-                  options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{}),
+                  options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{},
+                  options.master_weights),
         momentum_(options.momentum),
         dampening_(options.dampening),
         nesterov_(options.nesterov) {
@@ -21,8 +22,8 @@ class Sgd : public Optimizer {
 
  private:
   void apply(const std::vector<Update>& updates, double lr, double weight_decay) override {
-    for (const auto& [entry, gradient] : updates) {
-      at::Tensor direction = weight_decay == 0 ? gradient : gradient.add(entry->local, weight_decay);
+    for (const auto& [entry, value, gradient] : updates) {
+      at::Tensor direction = weight_decay == 0 ? gradient : gradient.add(value, weight_decay);
       if (momentum_ > 0) {
         at::Tensor& buffer = entry->state.at("momentum_buffer");
         // The first step takes the gradient as it is, without dampening.
@@ -30,7 +31,7 @@ class Sgd : public Optimizer {
         buffer.mul_(momentum_).add_(direction, first ? 1.0 : 1.0 - dampening_);
         direction = nesterov_ ? direction.add(buffer, momentum_) : buffer;
       }
-      entry->local.add_(direction, -lr);
+      value.add_(direction, -lr);
     }
   }
 

@@ -120,6 +120,8 @@ void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   state->install_hooks();
 }
 
+bool is_fully_sharded(nn::Module& module) { return !parallel::fsdp_states(module).empty(); }
+
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse) {
   for (auto* state : states_of(module, recurse, "set_reshard_after_forward")) state->set_reshard_after_forward(on);
 }
@@ -143,12 +145,14 @@ void reshard(nn::Module& module) {
 
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
-  std::set<parallel::Schedule*> seen;
+  std::set<parallel::GatherSchedule*> seen;
   for (auto* state : states_of(root, true, "stats")) {
+    if (state->group() != nullptr) sum.accumulated_bytes += state->group()->reducer().accumulated_bytes();
     auto* schedule = state->schedule();
     if (schedule == nullptr || !seen.insert(schedule).second) continue;
     const auto& stats = schedule->stats();
     sum.all_gathers += stats.all_gathers;
+    sum.piecewise_gathers += stats.piecewise_gathers;
     sum.reduce_scatters += stats.reduce_scatters;
     sum.unsharded_groups += stats.unsharded_groups;
     sum.peak_unsharded_groups += stats.peak_unsharded_groups;
@@ -161,7 +165,7 @@ void reset_fsdp_stats(nn::Module& root) {
   for (auto* state : states_of(root, true, "stats")) {
     if (state->schedule() == nullptr) continue;
     auto& stats = state->schedule()->stats();
-    stats.all_gathers = stats.reduce_scatters = 0;
+    stats.all_gathers = stats.piecewise_gathers = stats.reduce_scatters = 0;
     stats.peak_unsharded_groups = stats.unsharded_groups;
   }
 }
@@ -172,7 +176,7 @@ void to_empty(nn::Module& module, c10::Device device) {
     TESSERA_CHECK(state->group()->mesh()->device_type() == device.type(), ErrorKind::kShape,
                   "[fsdp.to_empty] parameters are sharded over {}, wanted {}", state->group()->mesh()->to_string(),
                   device.str());
-    state->group()->materialize();
+    state->group()->shards().materialise();
   }
   std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;
   for (const auto& named : module.named_parameters(true)) {

@@ -8,6 +8,11 @@
 //
 // Apply bottom-up. Semantics of torch.distributed.fsdp.fully_shard. The module keeps its sharding state; it belongs to
 // one rank.
+//
+// Where parameters stay gathered between forwards, each forward of the root asks whether shards have changed (a word to
+// the other ranks) and gathers those groups again. Changes are known by tensor versions, which every in-place operation,
+// load and optimizer here counts. After writing a shard through its data pointer, or with an operation that does not
+// count (torch's _fused_*), call reshard().
 #pragma once
 
 #include <c10/core/Device.h>
@@ -34,6 +39,8 @@ struct FullyShardOptions {
 // Errors kShape: mesh of other than 1 or 2 dims, scalar or non-contiguous parameters, a module sharded twice, a
 // parameter tied to one of another group.
 void fully_shard(nn::Module& module, const FullyShardOptions& options);
+// Whether fully_shard was called on this module or one below it.
+bool is_fully_sharded(nn::Module& module);
 
 // Gives parameters and buffers on the meta device uninitialised memory on `device`, sharded ones their shard only. They
 // become new tensors: call it before making an optimizer. Initialise or load them next. COLLECTIVE as fully_shard.
@@ -45,16 +52,20 @@ void set_reshard_after_forward(nn::Module& module, bool on, bool recurse = true)
 // Gathers or frees by hand; unshard is COLLECTIVE over the mesh.
 void unshard(nn::Module& module);
 void reshard(nn::Module& module);
-// Turns prefetch (gather of the next group while this one computes) on or off; default: on when there are at least as
-// many cores as ranks on this host.
+// Turns prefetch (gather of the next group while this one computes) on or off. Call it alike on all ranks: it changes the
+// order of collectives, so ranks that differ wait for one another until the timeout; before the first forward a
+// difference is an Error kShape there. Default, agreed on by all ranks in the first forward: on when every host has a
+// core for each of its ranks, by CPU affinity.
 void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {
   int64_t all_gathers = 0;
+  int64_t piecewise_gathers = 0;  // of these, with shards that had to be put together first (parameters replaced by a load)
   int64_t reduce_scatters = 0;
   int64_t unsharded_groups = 0;       // now
   int64_t peak_unsharded_groups = 0;  // since reset
   int64_t unsharded_bytes = 0;
+  int64_t accumulated_bytes = 0;  // of whole gradients that wait for a backward with synchronisation, now
 };
 FsdpStats fsdp_stats(nn::Module& root);
 void reset_fsdp_stats(nn::Module& root);

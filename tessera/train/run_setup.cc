@@ -8,7 +8,7 @@
 #include "tessera/base/version.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/models/weights.h"
-#include "tessera/parallel/parallelize_model.h"
+#include "tessera/parallel/data_parallel.h"
 #include "tessera/train/recipe_schema.h"
 #include "tessera/train/recipe_value.h"
 #include "tessera/train/run_mark.h"

@@ -93,6 +93,45 @@ TEST(Optimizer, TakesOverParametersThatWereFrozen) {
   EXPECT_TRUE(model.weight.detach().allclose(at::full({4, 4}, 0.9)));
 }
 
+// A hundred steps, each below the last digit of bfloat16, move a parameter as far as in float32; what somebody writes in
+// between counts.
+TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
+  const auto make = [](bool adam, Model& model, bool masters) {
+    return adam ? make_adamw(model, {.lr = 1e-3, .master_weights = masters})
+                : make_sgd(model, {.lr = 1e-3, .momentum = 0.5, .master_weights = masters});
+  };
+  for (const bool adam : {true, false}) {
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      Model wide, narrow, lossy;
+      for (auto* model : {&narrow, &lossy}) {
+        for (auto& slot : model->own_parameters()) {
+          nn::Module::set_parameter(slot, slot.parameter.detach().to(dtype).set_requires_grad(true));
+        }
+      }
+      const auto reference = make(adam, wide, true), optimizer = make(adam, narrow, true);
+      const auto rounding = make(adam, lossy, false);
+      EXPECT_EQ(reference->state("weight").count("master"), 0u);
+      EXPECT_EQ(optimizer->state("weight").at("master").scalar_type(), at::kFloat);
+      EXPECT_EQ(optimizer->state("weight").at(adam ? "exp_avg" : "momentum_buffer").scalar_type(), at::kFloat);
+      EXPECT_EQ(rounding->state("weight").at(adam ? "exp_avg" : "momentum_buffer").scalar_type(), dtype);
+      for (int step = 0; step < 100; ++step) {
+        for (auto* model : {&wide, &narrow, &lossy}) set_gradients(*model, 0.5);
+        for (const auto& each : {reference.get(), optimizer.get(), rounding.get()}) each->step();
+        if (step == 60) {
+          const at::NoGradGuard no_grad;
+          for (auto* model : {&wide, &narrow}) model->weight.select(0, 1).fill_(3);
+        }
+      }
+      EXPECT_TRUE(narrow.weight.equal(wide.weight.to(dtype)));
+      EXPECT_TRUE(narrow.norm.equal(wide.norm.to(dtype)));
+      EXPECT_LT(narrow.norm[0].item<float>(), 0.97);
+      if (dtype == at::kBFloat16) {
+        EXPECT_TRUE(lossy.norm.equal(at::ones({4}, dtype)));
+      }
+    }
+  }
+}
+
 TEST(Optimizer, RefusesSettingsOutOfRange) {
   Model model;
   EXPECT_THAT(error_of([&] { make_adamw(model, {.lr = -1}); }), HasSubstr("found lr -1"));

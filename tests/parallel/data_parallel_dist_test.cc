@@ -3,7 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/parallel/parallelize_model.h"
+#include "tessera/parallel/data_parallel.h"
 #include "tests/parallel/small_model.h"
 
 namespace tessera::testing {

@@ -183,47 +183,6 @@ TEST(FullyShard, FreesFrozenGroupsInBackwardToo) {
   });
 }
 
-TEST(FullyShard, EvaluatesBetweenStepsWithTheNewestParameters) {
-  on_threads(2, [](const WorldPtr& world) {
-    SmallModel plain, sharded;
-    shard(sharded, {.mesh = line(world)});
-    set_gradient_divide_factor(sharded, 1);
-    auto plain_optimizer = optim::make_sgd(plain, {.lr = 0.5});
-    auto optimizer = optim::make_sgd(sharded, {.lr = 0.5});
-    for (int step = 0; step < 3; ++step) {
-      plain_backward(plain, step);
-      rank_backward(sharded, *world, step);
-      const auto evaluate = [&](SmallModel& model) {
-        at::NoGradGuard no_grad;
-        return model(tokens_of(50));
-      };
-      EXPECT_LT(distance({evaluate(sharded)}, {evaluate(plain)}), 5 * kTolerance);
-      EXPECT_EQ(fsdp_stats(sharded).unsharded_groups, 0);
-      plain_optimizer->step();
-      optimizer->step();
-      EXPECT_LT(distance({evaluate(sharded)}, {evaluate(plain)}), 5 * kTolerance);
-      plain.zero_grad();
-      sharded.zero_grad();
-    }
-  });
-}
-
-TEST(FullyShard, GathersAnewWhenShardsChangedWhileUnsharded) {
-  on_threads(2, [](const WorldPtr& world) {
-    SmallModel model;
-    shard(model, {.mesh = line(world), .reshard_after_forward = false});
-    at::NoGradGuard no_grad;
-    const auto before = model(tokens_of(0));
-    EXPECT_EQ(fsdp_stats(model).unsharded_groups, 4);
-    for (auto& parameter : model.parameters()) to_local(parameter).mul_(0.5);
-    const auto after = model(tokens_of(0));
-    SmallModel plain;
-    for (auto& parameter : plain.parameters()) parameter.mul_(0.5);
-    EXPECT_FALSE(after.equal(before));
-    EXPECT_LT(distance({after}, {plain(tokens_of(0))}), kTolerance);
-  });
-}
-
 TEST(FullyShard, UnshardsAndReshardsByHand) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain, model;

@@ -1,12 +1,11 @@
 #include <gmock/gmock.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/detail/bucket_plan.h"
 #include "tessera/parallel/replicate.h"
-#include "tests/parallel/small_model.h"
+#include "tests/parallel/checkpointed.h"
 
 namespace tessera::testing {
 namespace {
@@ -261,39 +260,9 @@ TEST(Replicate, LeavesFrozenParametersWithoutGradientsAndSeesThemThaw) {
 
 // ---- recomputation inside backward ----
 
-struct Recompute : torch::autograd::Function<Recompute> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, Layer* layer) {
-    context->save_for_backward({x});
-    context->saved_data["layer"] = reinterpret_cast<int64_t>(layer);
-    return (*layer)(x);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 torch::autograd::variable_list gradients) {
-    at::AutoGradMode on(true);
-    const auto input = context->get_saved_variables()[0].detach().set_requires_grad(true);
-    auto output = (*reinterpret_cast<Layer*>(context->saved_data["layer"].toInt()))(input);
-    output.backward(gradients[0]);
-    return {input.grad(), {}};
-  }
-};
-
-struct Checkpointed : nn::Callable<Checkpointed> {
-  std::vector<std::shared_ptr<Layer>> layers;
-  bool recompute;
-  explicit Checkpointed(bool recompute) : recompute(recompute) {
-    Values values(3);
-    for (const auto* name : {"0", "1", "2"})
-      layers.push_back(register_module(name, std::make_shared<Layer>(values, 6, 10)));
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) x = recompute ? Recompute::apply(x, layer.get()) : (*layer)(x);
-    return x;
-  }
-};
-
 TEST(Replicate, TakesGradientsFromReentrantCheckpointsOfAStaticGraph) {
   on_threads(2, [](const WorldPtr& world) {
-    Checkpointed plain(false), model(true);
+    Checkpointed plain({false, false, false}), model({true, true, true});
     replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .static_graph = true});
     set_gradient_divide_factor(model, 1);
     for (int step = 0; step < 4; ++step) {
@@ -311,7 +280,7 @@ TEST(Replicate, TakesGradientsFromReentrantCheckpointsOfAStaticGraph) {
 
 TEST(Replicate, NamesAParameterWhoseGradientComesTooLate) {
   on_threads(2, [](const WorldPtr& world) {
-    Checkpointed model(true);
+    Checkpointed model({true, true, true});
     // One bucket across two layers: each checkpoint hands in a part of it.
     replicate(model, {.mesh = line(world), .bucket_bytes = 700, .first_bucket_bytes = 700, .learn_order = false});
     const auto run = [&] { model(Values(1)({4, 6}).set_requires_grad(true)).sum().backward(); };

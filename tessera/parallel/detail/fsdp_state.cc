@@ -2,19 +2,13 @@
 
 #include <c10/core/GradMode.h>
 
-#include <thread>
+#include <algorithm>
 
 #include "tessera/base/error.h"
 #include "tessera/parallel/detail/group_node.h"
+#include "tessera/parallel/detail/prefetch_choice.h"
 
 namespace tessera::parallel {
-namespace {
-
-bool enough_cores(const DeviceMesh& mesh) {
-  return static_cast<int>(std::thread::hardware_concurrency()) >= mesh.world()->info().local_size;
-}
-
-}  // namespace
 
 FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group)
     : module_(module),
@@ -43,11 +37,13 @@ void FsdpState::set_divide(double factor) {
 
 void FsdpState::settle() {
   if (schedule_) return;
-  auto schedule = std::make_shared<Schedule>(prefetch_.value_or(enough_cores(*mesh_)));
   std::string on_meta;
+  std::vector<MeshPtr> meshes;
   for (const auto& [path, module] : module_.named_modules()) {
     FsdpState* state = fsdp_state(*module);
     if (state == nullptr) continue;
+    const auto is_theirs = [&](const MeshPtr& mesh) { return *mesh == *state->mesh_; };
+    if (std::none_of(meshes.begin(), meshes.end(), is_theirs)) meshes.push_back(state->mesh_);
     TESSERA_CHECK(!state->schedule_, ErrorKind::kShape,
                   "[fsdp.forward] '{}': its forward ran before that of the root above it. Run forward through the root "
                   "module first.",
@@ -61,6 +57,8 @@ void FsdpState::settle() {
                 "[fsdp.forward] parameters are still on the meta device: {}. Call to_empty(module, device) and "
                 "initialise or load them before training.",
                 on_meta);
+  const bool prefetch = agree_on_prefetch(*mesh_->world(), meshes, prefetch_);
+  auto schedule = std::make_shared<GatherSchedule>(prefetch);
   for (const auto& [path, module] : module_.named_modules()) {
     FsdpState* state = fsdp_state(*module);
     if (state == nullptr) continue;
@@ -75,7 +73,7 @@ void FsdpState::settle() {
 // What forward reads, connected to the gradients of the shards.
 std::vector<at::Tensor> FsdpState::whole_parameters() {
   auto whole = group_->whole_tensors();
-  const auto trainable = c10::GradMode::is_enabled() ? group_->trainable() : std::vector<size_t>{};
+  const auto trainable = c10::GradMode::is_enabled() ? group_->shards().trainable() : std::vector<size_t>{};
   if (trainable.empty()) return whole;
   std::vector<at::Tensor> shards, outputs;
   for (size_t index : trainable) {
@@ -92,7 +90,7 @@ std::vector<at::Tensor> FsdpState::whole_parameters() {
 
 // A group without trainable parameters has no gradients to tell when its backward is over: those of its inputs do.
 void FsdpState::watch_inputs(const nn::TensorRefs& inputs) {
-  if (!c10::GradMode::is_enabled() || !group_->trainable().empty()) return;
+  if (!c10::GradMode::is_enabled() || !group_->shards().trainable().empty()) return;
   std::vector<at::Tensor*> watched;
   for (at::Tensor* input : inputs) {
     if (input->defined() && input->requires_grad()) watched.push_back(input);

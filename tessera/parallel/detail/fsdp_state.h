@@ -8,8 +8,8 @@
 
 #include "tessera/nn/module.h"
 #include "tessera/parallel/detail/data_parallel_state.h"
+#include "tessera/parallel/detail/gather_schedule.h"
 #include "tessera/parallel/detail/param_group.h"
-#include "tessera/parallel/detail/schedule.h"
 #include "tessera/parallel/fully_shard.h"
 
 namespace tessera::parallel {
@@ -21,13 +21,13 @@ class FsdpState : public DataParallelState, public std::enable_shared_from_this<
   void install_hooks();
 
   ParamGroup* group() const { return group_.get(); }
-  Schedule* schedule() const { return schedule_.get(); }
+  GatherSchedule* schedule() const { return schedule_.get(); }
   void set_reshard_after_forward(bool on) { reshard_after_forward_ = on; }
   void set_prefetch(bool on);
   bool synchronizes() const override { return !group_ || group_->synchronize; }
   void set_synchronize(bool on) override;
   void set_divide(double factor) override;
-  // Makes this module the root of all sharded modules below it, if it has no root yet.
+  // Makes this module the root of all sharded modules below it, if it has no root yet. COLLECTIVE over their meshes then.
   void settle();
 
  private:
@@ -42,7 +42,7 @@ class FsdpState : public DataParallelState, public std::enable_shared_from_this<
   std::optional<bool> reshard_after_forward_;
   std::optional<bool> prefetch_;
   std::shared_ptr<ParamGroup> group_;
-  std::shared_ptr<Schedule> schedule_;
+  std::shared_ptr<GatherSchedule> schedule_;
   bool root_ = false;
 };
 

@@ -5,8 +5,7 @@
 //   ...
 //   bucket.finish();                   // waits; the parameters' grad() are views of the bucket
 //
-// A parameter that no rank had a gradient for keeps its grad() as it was: the buffer ends with a flag for every
-// parameter, reduced along with the gradients. Belongs to one rank.
+// A parameter that no rank had a gradient for keeps its grad() as it was. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +16,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/nn/module.h"
-#include "tessera/parallel/detail/buffer_pool.h"
-#include "tessera/parallel/detail/flat_layout.h"
+#include "tessera/parallel/detail/flat_gradients.h"
 #include "tessera/parallel/detail/sharded_param.h"
 
 namespace tessera::parallel {
@@ -36,7 +34,7 @@ class GradBucket {
   GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
              c10::Allocator* memory, std::string name);
   ~GradBucket();
-  GradBucket(GradBucket&&) = default;
+  GradBucket(GradBucket&&) noexcept;
 
   // COLLECTIVE over the parameter's own mesh when its gradient is a DTensor that lies otherwise.
   void add(size_t position, const at::Tensor& gradient);
@@ -45,28 +43,24 @@ class GradBucket {
   void start(comm::Group& group, double divide);
   void finish();
   void drop();  // after an error: waits for what is in flight and forgets it
-  bool started() const { return started_; }
-  bool accumulated() const { return buffer_.defined() && !started_; }
+  bool started() const { return sent_.defined(); }
+  bool accumulated() const { return flat_.is_open(); }
   size_t size() const { return params_.size(); }
 
  private:
   void begin();
   void forget_dropped();
-  at::Tensor view_of(const at::Tensor& values, size_t position) const;
+  at::Tensor shaped(const at::Tensor& values, size_t position) const;
   void set_gradient(size_t position, const at::Tensor& values);
 
   std::vector<ReplicatedParam*> params_;
   c10::ScalarType dtype_;  // travels
-  std::shared_ptr<BufferPool> pool_;
   c10::Allocator* memory_;
   std::string name_;
   FlatLayout layout_{1};
-  int64_t flags_offset_ = 0;  // elements
-  std::vector<bool> filled_;
+  FlatGradients flat_;
   std::vector<bool> shown_;  // grad() shows what has accumulated here
-  at::Tensor buffer_;
-  double post_scale_ = 1;
-  bool started_ = false;
+  at::Tensor sent_;
   comm::Pending pending_;
 };
 

@@ -1,14 +1,12 @@
-// The gradients of one group on their way to the shards: packed into one flat buffer, accumulated there over
-// micro-batches without synchronisation, reduce-scattered (and over replicas all-reduced), then handed to the sharded
-// parameters' grad().
+// The gradients of one group on their way to the shards: accumulated whole over micro-batches without synchronisation,
+// reduce-scattered (and over replicas all-reduced), then handed to the sharded parameters' grad().
 //
 //   reducer.accumulate(params, trainable, gradients);   // local
 //   reducer.start();                                    // COLLECTIVE over the mesh; returns at once
 //   ...
 //   reducer.finish();                                   // waits; gradients are DTensors of the parameters
 //
-// A parameter that no rank had a gradient for keeps its grad() as it was: each part carries a flag for every parameter,
-// reduced along with the gradients. Belongs to one rank.
+// A parameter that no rank had a gradient for keeps its grad() as it was. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +18,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/parallel/detail/buffer_pool.h"
-#include "tessera/parallel/detail/flat_layout.h"
+#include "tessera/parallel/detail/flat_gradients.h"
 #include "tessera/parallel/detail/sharded_param.h"
 
 namespace tessera::parallel {
@@ -40,13 +37,16 @@ class GradReducer {
   // left and the gradients are in place.
   bool advance(const std::string& subject);
   void finish(const std::string& subject);  // all stages
-  bool in_flight() const { return stage_ == Stage::kReduceScatter || stage_ == Stage::kAllReduce; }
-  bool accumulated() const { return stage_ == Stage::kAccumulated; }
+  bool in_flight() const { return stage_ != Stage::kIdle; }
+  int64_t accumulated_bytes() const { return flat_.bytes(); }
   void drop();  // after an error: waits for what is in flight and forgets it
-  void set_pool(std::shared_ptr<BufferPool> pool) { pool_ = std::move(pool); }
+  void set_pool(std::shared_ptr<BufferPool> pool) {
+    flat_.set_pool(pool);
+    pool_ = std::move(pool);
+  }
 
  private:
-  enum class Stage { kIdle, kAccumulated, kReduceScatter, kAllReduce };
+  enum class Stage { kIdle, kReduceScatter, kAllReduce };  // what is in flight
   void begin(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable, c10::ScalarType dtype);
   void set_gradients();
 
@@ -55,13 +55,10 @@ class GradReducer {
   std::optional<c10::ScalarType> reduce_dtype_;
   int64_t shard_dim_;
   Stage stage_ = Stage::kIdle;
-  FlatLayout layout_{1};
+  FlatGradients flat_;
   std::vector<ShardedParam>* params_ = nullptr;
   std::vector<size_t> trainable_;
-  std::vector<bool> filled_;
-  int64_t flags_offset_ = 0;  // elements inside a part
-  double post_scale_ = 1.0;
-  at::Tensor parts_;   // [ranks * part]
+  at::Tensor parts_;   // [ranks * part], sent
   at::Tensor output_;  // [part]
   comm::Pending pending_;
 };

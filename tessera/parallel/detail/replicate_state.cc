@@ -10,13 +10,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/detail/bucket_plan.h"
 
 namespace tessera::parallel {
 namespace {
-
-at::Tensor local_part(const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; }
 
 // Lines "name [shape] dtype" of what must be the same on all ranks.
 std::string fingerprint(const std::vector<ReplicatedParam>& params) {

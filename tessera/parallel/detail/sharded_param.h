@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
 
 namespace tessera::parallel {
@@ -34,6 +35,9 @@ struct ShardedParam {
     for (size_t d = 1; d < shape.size(); ++d) n *= shape[d];
     return n;
   }
+  int64_t numel() const { return rows() * row_numel(); }
+  // `part`, shaped like the local part, as a DTensor that lies on `mesh` as the parameter does.
+  at::Tensor distributed(const at::Tensor& part, const MeshPtr& mesh) const;
 };
 
 }  // namespace tessera::parallel

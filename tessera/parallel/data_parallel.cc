@@ -1,4 +1,4 @@
-#include "tessera/parallel/parallelize_model.h"
+#include "tessera/parallel/data_parallel.h"
 
 #include "tessera/base/error.h"
 

@@ -1,4 +1,4 @@
-// How a model is laid out over ranks, in one call.
+// Data parallelism of a whole model in one call: the mesh says which kind.
 //
 //   std::vector<nn::Module*> blocks;
 //   for (auto& layer : model->layers) blocks.push_back(layer.get());
@@ -14,7 +14,7 @@
 namespace tessera {
 
 // fully_shard on each block, then on the root for what is left. options.reshard_after_forward, when given, is for the
-// blocks; the root decides as fully_shard does by default. No communication.
+// blocks; the root decides as fully_shard does by default. COLLECTIVE as fully_shard, in the order of the blocks.
 void fully_shard_blocks(nn::Module& root, const std::vector<nn::Module*>& blocks, const FullyShardOptions& options);
 
 struct DataParallelOptions {
@@ -26,8 +26,8 @@ struct DataParallelOptions {
 };
 
 // Data parallelism as the mesh says: replicate(root) when there are several replicas of one shard, else
-// fully_shard_blocks over dp_shard, with replicas over dp_replicate. Gradients are averaged over both dims. No
-// communication. Error kShape for a mesh with neither dim.
+// fully_shard_blocks over dp_shard, with replicas over dp_replicate. Gradients are averaged over both dims. COLLECTIVE
+// over the mesh where its groups are not made yet. Error kShape for a mesh with neither dim.
 void data_parallel(nn::Module& root, const std::vector<nn::Module*>& blocks, const DataParallelOptions& options);
 
 }  // namespace tessera

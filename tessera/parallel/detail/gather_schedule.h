@@ -18,18 +18,22 @@ namespace tessera::parallel {
 
 // One forward of one sharded module, as its backward hooks see it.
 struct ForwardRun {
-  size_t position = 0;          // in the post-forward order
-  uint64_t epoch = 0;           // of that order
-  uint64_t seen_backward = 0;   // the backward whose start this run has noticed already
+  size_t position = 0;         // in the post-forward order
+  uint64_t epoch = 0;          // of that order
+  uint64_t seen_backward = 0;  // the backward whose start this run has noticed already
+  bool recomputed = false;     // inside a backward, in place of one whose results were not kept
 };
 
-class Schedule : public std::enable_shared_from_this<Schedule> {
+class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
  public:
-  explicit Schedule(bool prefetch) : prefetch_(prefetch) {}
+  // prefetch: the same on all ranks.
+  explicit GatherSchedule(bool prefetch) : prefetch_(prefetch) {}
   void add(const std::shared_ptr<ParamGroup>& group);
 
-  void begin_forward();                 // of the root
-  void end_forward();                   // of the root; frees what was gathered ahead for nothing
+  // Of the root. Groups that stayed gathered although shards have changed since are freed. COLLECTIVE over the shard
+  // dim of the groups that stayed gathered, which are the same on all ranks.
+  void begin_forward();
+  void end_forward();  // of the root; frees what was gathered ahead for nothing
   void before_forward(ParamGroup& group);
   // Records the order for backward; the group may be null.
   ForwardRun after_forward(ParamGroup* group);
@@ -45,6 +49,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void end_backward();
   void reset();
   void start_reduction(ParamGroup& group);
+  void free_stale();
+  ParamGroup* next_in_backward(const ParamGroup& group, const ForwardRun& run);
 
   bool prefetch_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
@@ -53,6 +59,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<ParamGroup*> forward_order_;       // of the forward before
   std::vector<ParamGroup*> next_forward_order_;  // of this one, so far
   std::vector<ParamGroup*> post_forward_order_;
+  size_t recomputed_ = 0;              // of forward_order_: what lies behind has been computed again in this backward
   std::vector<ParamGroup*> reducing_;  // in flight, oldest first
   uint64_t epoch_ = 1;
   uint64_t backward_ = 0;

@@ -1,0 +1,68 @@
+#include "tessera/parallel/detail/flat_gradients.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/parallel/detail/data_parallel_state.h"
+
+namespace tessera::parallel {
+
+void FlatGradients::open(FlatLayout layout, c10::ScalarType dtype, c10::Device device, c10::Allocator* memory) {
+  layout_ = std::move(layout);
+  const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
+  const size_t count = layout_.entries.size();
+  flags_offset_ = layout_.append_extra(static_cast<int64_t>(count), itemsize) / itemsize;
+  filled_.assign(count, false);
+  buffer_ = pool_->empty(layout_.ranks * layout_.part_bytes / itemsize, dtype, device, memory);
+}
+
+void FlatGradients::add(size_t index, const at::Tensor& gradient) {
+  const c10::NoGradGuard no_grad;
+  pack_gradient(layout_, index, gradient, buffer_, filled_[index]);
+  filled_[index] = true;
+}
+
+at::Tensor FlatGradients::close(double divide) {
+  const c10::NoGradGuard no_grad;
+  zero_unfilled(layout_, buffer_, filled_);
+  const int64_t part = buffer_.numel() / layout_.ranks;
+  for (size_t i = 0; i < filled_.size(); ++i) {
+    if (!filled_[i]) continue;
+    buffer_.as_strided({layout_.ranks}, {part}, flags_offset_ + static_cast<int64_t>(i)).fill_(1);
+  }
+  double pre_divisor = 1;
+  if (buffer_.scalar_type() == c10::kHalf && divide != 1.0) {
+    pre_divisor = fp16_pre_divisor(divide);
+    buffer_.as_strided({layout_.ranks, flags_offset_}, {part, 1}, 0).mul_(1.0 / pre_divisor);
+  }
+  post_scale_ = pre_divisor / divide;
+  return std::exchange(buffer_, {});
+}
+
+void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype,
+                           const std::function<void(size_t index, const at::Tensor& values)>& take) {
+  const c10::NoGradGuard no_grad;
+  // What this rank has used, all ranks count as used: only the others need the reduced flags.
+  at::Tensor flags;
+  if (std::find(filled_.begin(), filled_.end(), false) != filled_.end()) {
+    flags = sum.narrow(0, flags_offset_, static_cast<int64_t>(filled_.size())).to(c10::kCPU, c10::kFloat);
+  }
+  if (post_scale_ != 1.0) sum.narrow(0, 0, flags_offset_).mul_(post_scale_);
+  at::Tensor values = sum;
+  if (dtype != sum.scalar_type()) {
+    values = pool_->empty(sum.numel(), dtype, sum.device());
+    values.copy_(sum);
+  }
+  for (size_t i = 0; i < filled_.size(); ++i) {
+    if (filled_[i] || flags.const_data_ptr<float>()[i] > 0) take(i, values_of(values, i, rank));
+  }
+}
+
+at::Tensor FlatGradients::values_of(const at::Tensor& part, size_t index, int64_t rank) const {
+  const auto& entry = layout_.entries[index];
+  return part.narrow(0, entry.offset / entry.itemsize, entry.rows_on(rank) * entry.row_numel);
+}
+
+}  // namespace tessera::parallel

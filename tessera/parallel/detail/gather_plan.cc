@@ -1,0 +1,62 @@
+#include "tessera/parallel/detail/gather_plan.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+
+namespace tessera::parallel {
+namespace {
+
+GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Device device) {
+  const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
+  if (ranks == 1 && std::none_of(params.begin(), params.end(), casts)) return GatherWay::kAlias;
+  if (ranks == 1 || params.size() == 1) return GatherWay::kInPlace;
+  const auto largest = std::max_element(params.begin(), params.end(),
+                                        [](const auto& a, const auto& b) { return a.numel() < b.numel(); });
+  int64_t all = 0;
+  for (const auto& param : params) all += param.numel();
+  if (!device.is_cpu() || all == 0 || 4 * largest->numel() < 3 * all) return GatherWay::kUnpack;
+  std::rotate(params.begin(), largest, largest + 1);
+  return GatherWay::kCompact;
+}
+
+}  // namespace
+
+GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy) {
+  for (auto& param : params) {
+    const bool floating = c10::isFloatingType(param.dtype);
+    param.gather_dtype = floating ? policy.param_dtype.value_or(param.dtype) : param.dtype;
+  }
+  const int64_t ranks = mesh.size(mesh.ndim() - 1);
+  GatherPlan plan{.way = choose_way(params, ranks, mesh.device()), .layout = FlatLayout(ranks), .whole_offsets = {}};
+  for (const auto& param : params) {
+    plan.layout.append(param.rows(), param.row_numel(), static_cast<int64_t>(c10::elementSize(param.gather_dtype)));
+  }
+  const int64_t gathered_bytes = ranks * plan.layout.part_bytes;
+  if (plan.way == GatherWay::kAlias || plan.way == GatherWay::kInPlace) {
+    for (const auto& entry : plan.layout.entries) plan.whole_offsets.push_back(entry.offset);
+    plan.whole_bytes = gathered_bytes;
+    return plan;
+  }
+  FlatLayout whole(1);
+  for (const auto& entry : plan.layout.entries) whole.append(entry.rows, entry.row_numel, entry.itemsize);
+  for (const auto& entry : whole.entries) plan.whole_offsets.push_back(entry.offset);
+  plan.whole_bytes = plan.way == GatherWay::kCompact ? std::max(whole.part_bytes, gathered_bytes) : whole.part_bytes;
+  return plan;
+}
+
+void lay_out(const GatherPlan& plan, const at::TensorBase& gathered, const WholeStorage& whole, BufferPool& pool) {
+  if (plan.way == GatherWay::kUnpack) {
+    unpack_parts(plan.layout, gathered, whole.tensor(0, {plan.whole_bytes}, c10::kByte), plan.whole_offsets);
+  } else if (plan.way == GatherWay::kCompact) {
+    const int64_t first_end = plan.whole_offsets[1];
+    std::vector<int64_t> offsets = plan.whole_offsets;
+    for (auto& offset : offsets) offset -= first_end;
+    const at::Tensor others = pool.empty(plan.whole_bytes - first_end, c10::kByte, gathered.device());
+    unpack_parts(plan.layout, gathered, others, offsets, 1);
+    compact_first(plan.layout, gathered);
+    whole.tensor(first_end, {plan.whole_bytes - first_end}, c10::kByte).copy_(others);
+  }
+}
+
+}  // namespace tessera::parallel
