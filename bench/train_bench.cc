@@ -43,6 +43,7 @@ int rank_main(const std::string& dir, int64_t rows, int64_t length) {
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
   for (const auto& block : model->blocks()) fully_shard(*block, {.mesh = mesh});
   fully_shard(*model, {.mesh = mesh});
+  to_empty(*model, mesh->device());
   load_pretrained(*model, dir);
   const auto optimizer = optim::make_adamw(*model, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
   train::TrainStep step(*model, *optimizer, world->group(), {.max_grad_norm = 1.0});

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <map>
 #include <mutex>
 
@@ -16,22 +17,17 @@ namespace tessera::train {
 namespace {
 
 double measure_peak(c10::ScalarType dtype) {
-  using Clock = std::chrono::steady_clock;
   constexpr int64_t kSize = 1024;
   constexpr double kFlops = 2.0 * kSize * kSize * kSize;
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::ones({kSize, kSize}, dtype);
   const at::Tensor weight = at::ones({kSize, kSize}, dtype);
   tessera::linear(x, weight);  // kernels are chosen and memory is touched outside the measurement
-  const auto start = Clock::now();
-  double best_seconds = 1e9;
-  for (auto now = start; now - start < std::chrono::milliseconds(200);) {
-    tessera::linear(x, weight);
-    const auto end = Clock::now();
-    best_seconds = std::min(best_seconds, std::chrono::duration<double>(end - now).count());
-    now = end;
-  }
-  return kFlops / std::max(best_seconds, 1e-9);
+  const auto now = [] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  };
+  return best_rate(
+      kFlops, 0.2, [&] { tessera::linear(x, weight); }, now);
 }
 
 }  // namespace
@@ -43,6 +39,18 @@ double matmul_peak(c10::ScalarType dtype) {
   const auto [entry, fresh] = peaks.try_emplace({dtype, at::get_num_threads()}, 0.0);
   if (fresh) entry->second = measure_peak(dtype);
   return entry->second;
+}
+
+double best_rate(double work, double seconds, const std::function<void()>& call, const std::function<double()>& now) {
+  const double start = now();
+  double shortest = std::numeric_limits<double>::infinity();
+  for (double begin = start; begin - start < seconds;) {
+    call();
+    const double end = now();
+    shortest = std::min(shortest, end - begin);
+    begin = end;
+  }
+  return work / std::max(shortest, 1e-9);
 }
 
 double flops_per_token(const ModelConfig& config, int64_t sequence_length) {

@@ -47,6 +47,7 @@ struct ParallelSection {
   bool sequence_parallel = false;
   std::string activation_checkpointing = "none";
   bool cpu_offload = false;
+  bool defer_gradient_sync = false;
   std::string plan = "auto";
 };
 
@@ -57,6 +58,7 @@ struct OptimizerSection {
   double eps = 1e-8;
   double weight_decay = 0.1;
   double max_grad_norm = 1.0;
+  bool master_weights = true;
 };
 
 struct ScheduleSection {

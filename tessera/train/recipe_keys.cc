@@ -48,7 +48,7 @@ std::vector<RecipeKey> make_model_and_data_keys() {
       {.section = "model",
        .name = "dtype",
        .field = kModel<&ModelSection::dtype>,
-       .help = "Stored dtype of the parameters and of the exported model",
+       .help = "Dtype of the exported model; while training parameters have it too without optimizer.master_weights",
        .allowed = kDtypes,
        .aliases = {"training.dtype", "model.torch_dtype"}},
       {.section = "model",
@@ -169,6 +169,12 @@ std::vector<RecipeKey> make_parallel_keys() {
        .available = {"false"},
        .aliases = {"training.enable_cpu_offload", "policy.dtensor_cfg.cpu_offload"}},
       {.section = "parallel",
+       .name = "defer_gradient_sync",
+       .field = kParallel<&ParallelSection::defer_gradient_sync>,
+       .help = "FSDP: reduce gradients once a step, not after each micro-batch; less traffic, but every rank then holds "
+               "them whole, in precision.reduce",
+       .aliases = {"distributed.defer_fsdp_grad_sync"}},
+      {.section = "parallel",
        .name = "plan",
        .field = kParallel<&ParallelSection::plan>,
        .help = "auto: the model family's own plan, else a plan file",
@@ -215,6 +221,11 @@ std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
        .help = "Gradients are scaled down to this norm; 0: never",
        .range = {.minimum = 0},
        .aliases = {"training.max_norm", "clip_grad_norm.max_norm", "policy.max_grad_norm"}},
+      {.section = "optimizer",
+       .name = "master_weights",
+       .field = kOptimizer<&OptimizerSection::master_weights>,
+       .help = "Parameters and optimizer state in float32 although model.dtype is bfloat16, which is then that of the "
+               "exported model; false: all in bfloat16, half the memory, but small updates are rounded away"},
 
       {.section = "schedule",
        .name = "name",

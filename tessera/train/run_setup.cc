@@ -106,8 +106,8 @@ RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>&
 }
 
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
-  auto model =
-      make_model(config, {.dtype = dtype_of("model.dtype", recipe.model.dtype), .device = c10::Device(at::kMeta)});
+  const auto dtype = recipe.optimizer.master_weights ? at::kFloat : dtype_of("model.dtype", recipe.model.dtype);
+  auto model = make_model(config, {.dtype = dtype, .device = c10::Device(at::kMeta)});
   std::vector<nn::Module*> blocks;
   for (const auto& block : model->blocks()) blocks.push_back(block.get());
   // All ranks read or draw the same values, and our models register parameters in the order of use.
@@ -117,6 +117,7 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
                                .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
                                .output_dtype = dtype_of("precision.output", recipe.precision.output)},
                  .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
+  to_empty(*model, mesh->device());  // shards of a group in one buffer, for the values that follow
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
   } else {
@@ -125,14 +126,33 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
   return model;
 }
 
+std::string describe_precision(const Recipe& recipe) {
+  const auto& dtype = recipe.model.dtype;
+  if (recipe.optimizer.master_weights) {
+    return fmt::format(
+        "[train.precision] model.dtype={}: parameters and optimizer state are kept in float32 while training, the "
+        "exported model is {}. optimizer.master_weights=false halves their memory and rounds each update.",
+        dtype, dtype);
+  }
+  return fmt::format(
+      "[train.precision] optimizer.master_weights=false: parameters and optimizer state are {}; updates below about "
+      "1/256 of a parameter are lost.",
+      dtype);
+}
+
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model) {
   const auto& section = recipe.optimizer;
-  if (section.name == "sgd") return optim::make_sgd(model, {.lr = section.lr, .weight_decay = section.weight_decay});
+  if (section.name == "sgd") {
+    return optim::make_sgd(model, {.lr = section.lr,
+                                   .weight_decay = section.weight_decay,
+                                   .master_weights = section.master_weights});
+  }
   return optim::make_adamw(model, {.lr = section.lr,
                                    .beta1 = section.betas.at(0),
                                    .beta2 = section.betas.at(1),
                                    .eps = section.eps,
-                                   .weight_decay = section.weight_decay});
+                                   .weight_decay = section.weight_decay,
+                                   .master_weights = section.master_weights});
 }
 
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {

@@ -51,6 +51,8 @@ comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::stri
 // holds all of it. COLLECTIVE over the mesh.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
+// One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.
+std::string describe_precision(const Recipe& recipe);
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps);
 

@@ -14,6 +14,7 @@
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/parallel/fully_shard.h"
 #include "tessera/parallel/gradient_sync.h"
 
 namespace tessera::train {
@@ -70,9 +71,10 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   }
   if (result.failed) return result;
   const double divisor = static_cast<double>(std::max<int64_t>(result.label_tokens, 1));
+  const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
   double own_loss = 0;
   for (size_t i = 0; i < micro_batches.size(); ++i) {
-    set_requires_gradient_sync(model_, i + 1 == micro_batches.size());
+    set_requires_gradient_sync(model_, reduce_each || i + 1 == micro_batches.size());
     auto loss = loss_sum(model_, micro_batches[i]) / divisor;
     loss.backward();
     own_loss += loss.item<double>();

@@ -26,6 +26,9 @@ namespace train {
 struct StepOptions {
   double max_grad_norm = 1.0;    // 0: gradients are not clipped
   bool skip_nonfinite = false;   // a step whose loss or norm is not finite: true leaves it out, false is an error
+  // Of a sharded model, where gradients of several micro-batches add up. false: in the shards, each micro-batch is
+  // reduced, and memory is that of one. true: whole on every rank, reduced once a step; less traffic.
+  bool defer_gradient_sync = false;
 };
 
 struct StepResult {

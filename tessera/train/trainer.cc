@@ -165,11 +165,13 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   prepare();
   model = build_model(recipe, config, place.data_parallel());
   optimizer = build_optimizer(recipe, *model);
+  if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
   schedule = build_schedule(recipe, steps);
   loader = std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true);
   step_runner = std::make_unique<TrainStep>(*model, *optimizer, place.loss_group(),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
-                                                        .skip_nonfinite = recipe.train.on_nonfinite == "skip"});
+                                                        .skip_nonfinite = recipe.train.on_nonfinite == "skip",
+                                                        .defer_gradient_sync = recipe.parallel.defer_gradient_sync});
   checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
                                                                      .world = world,
                                                                      .keep_last = recipe.checkpoint.keep_last,
@@ -289,7 +291,9 @@ void Trainer::Impl::export_model() {
   comm::barrier(place.everyone());
   // COLLECTIVE where the model is sharded; of a replicated one rank 0 has all.
   comm::attempt_together(place.everyone(), [&] {
-    if (chief() || is_dtensor(model->parameters().front())) save_pretrained(*model, fresh, recipe.model.path);
+    if (chief() || is_dtensor(model->parameters().front())) {
+      save_pretrained(*model, fresh, recipe.model.path, {.dtype = parse_dtype_name(recipe.model.dtype)});
+    }
     if (chief()) folder->publish_model(fresh);
   });
 }

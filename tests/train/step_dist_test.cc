@@ -7,7 +7,7 @@
 #include "tessera/models/causal_lm.h"
 #include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
-#include "tessera/parallel/parallelize_model.h"
+#include "tessera/parallel/data_parallel.h"
 #include "tessera/train/step.h"
 #include "tests/models/tiny.h"
 
