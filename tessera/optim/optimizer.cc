@@ -75,13 +75,14 @@ void Optimizer::make_state(Entry& entry) const {
 }
 
 // One at a time: the gradient is needed in float32 only for so long.
-void Optimizer::update_master(Entry& entry, const at::Tensor& gradient) {
+void Optimizer::update_master(Entry& entry) {
   const at::Tensor& master = entry.state.at(kMaster);
   if (version_of(entry.parameter, entry.local) != entry.rounded_version) {
     const at::Tensor elsewhere = master.to(entry.local.scalar_type()).ne(entry.local);
     master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
   }
-  apply({{&entry, master, gradient.to(c10::kFloat)}}, lr_ * entry.lr_factor, entry.weight_decay);
+  entry.step.add_(1);
+  apply({{&entry, master, local_part(entry.parameter.grad()).to(c10::kFloat)}}, lr_ * entry.lr_factor, entry.weight_decay);
   entry.local.copy_(master);
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
@@ -90,6 +91,7 @@ void Optimizer::step() {
   c10::NoGradGuard no_grad;
   using Key = std::tuple<c10::ScalarType, c10::Device, double, double>;
   std::vector<std::pair<Key, std::vector<Update>>> batches;  // few, in the order of the parameters
+  std::vector<Entry*> with_master;
   for (auto& entry : entries_) {
     const at::Tensor& parameter = entry.slot->parameter;
     const at::Tensor& gradient = parameter.grad();
@@ -103,8 +105,7 @@ void Optimizer::step() {
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     if (entry.state.empty()) make_state(entry);  // was frozen when the optimizer was made
     if (entry.state.contains(kMaster)) {
-      entry.step.add_(1);
-      update_master(entry, local_part(gradient));
+      with_master.push_back(&entry);
       continue;
     }
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.lr_factor, entry.weight_decay};
@@ -113,6 +114,7 @@ void Optimizer::step() {
     entry.step.add_(1);
     batch->second.push_back({&entry, entry.local, local_part(gradient)});
   }
+  for (auto* entry : with_master) update_master(*entry);
   for (const auto& [key, updates] : batches) {
     apply(updates, lr_ * std::get<2>(key), std::get<3>(key));
     // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.

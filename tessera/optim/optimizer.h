@@ -99,7 +99,7 @@ class Optimizer {
 
  private:
   void make_state(Entry& entry) const;
-  void update_master(Entry& entry, const at::Tensor& gradient);
+  void update_master(Entry& entry);
   double lr_;
   std::vector<std::string> state_names_;
   bool master_weights_;
