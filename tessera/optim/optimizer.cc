@@ -35,7 +35,6 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
   TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
                 "[optim.make] found lr {} and weight decay {}, wanted none below 0", lr, weight_decay);
   c10::NoGradGuard no_grad;
-  std::unordered_map<std::string, size_t> position;
   for (const auto& named : module.named_parameters()) {
     const at::Tensor& parameter = named.slot->parameter;
     TESSERA_CHECK(!parameter.is_meta(), ErrorKind::kShape,
@@ -48,14 +47,14 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
     entry.weight_decay = named.slot->decay && parameter.dim() >= 2 ? weight_decay : 0;
     entry.step = at::zeros({}, at::kFloat);
     if (parameter.requires_grad()) make_state(entry);
-    position[entry.name] = entries_.size();
+    position_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
   }
   std::unordered_map<std::string, bool> named_before;
   for (const auto& group : groups) {
     for (const auto& name : group.names) {
-      const auto found = position.find(name);
-      TESSERA_CHECK(found != position.end(), ErrorKind::kConfig, "[optim.make] parameter group names '{}', which the model has not",
+      const auto found = position_.find(name);
+      TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig, "[optim.make] parameter group names '{}', which the model has not",
                     name);
       TESSERA_CHECK(named_before.emplace(name, true).second, ErrorKind::kConfig,
                     "[optim.make] '{}' is in two parameter groups", name);
@@ -137,20 +136,19 @@ std::vector<std::string> Optimizer::parameter_names() const {
 
 std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter) const {
   c10::NoGradGuard no_grad;
-  for (const auto& entry : entries_) {
-    if (entry.name != parameter) continue;
-    std::map<std::string, at::Tensor> out;
-    for (const auto& [name, local] : entry.state) {
-      out[name] = local;
-      if (is_dtensor(entry.parameter)) {
-        out[name] = from_local(local, device_mesh(entry.parameter), placements(entry.parameter),
-                               {.shape = entry.parameter.sizes().vec(), .stride = entry.parameter.strides().vec()});
-      }
+  const auto found = position_.find(parameter);
+  TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig, "[optim.state] no parameter is named '{}'", parameter);
+  const auto& entry = entries_[found->second];
+  std::map<std::string, at::Tensor> out;
+  for (const auto& [name, local] : entry.state) {
+    out[name] = local;
+    if (is_dtensor(entry.parameter)) {
+      out[name] = from_local(local, device_mesh(entry.parameter), placements(entry.parameter),
+                             {.shape = entry.parameter.sizes().vec(), .stride = entry.parameter.strides().vec()});
     }
-    out["step"] = entry.step;
-    return out;
   }
-  raise(ErrorKind::kConfig, "[optim.state] no parameter is named '{}'", parameter);
+  out["step"] = entry.step;
+  return out;
 }
 
 }  // namespace tessera::optim

@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/nn/module.h"
@@ -105,6 +106,7 @@ class Optimizer {
   bool master_weights_;
   int64_t steps_ = 0;
   std::vector<Entry> entries_;
+  std::unordered_map<std::string, size_t> position_;  // of each name in entries_
 };
 
 // Adam with decoupled weight decay; states exp_avg and exp_avg_sq. The updates of torch.optim.AdamW. Error kConfig for
