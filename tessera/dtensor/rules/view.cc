@@ -301,10 +301,11 @@ void propose_reshape_alias(const OpCall& call, Proposal& proposal) {
   propose_view(call, proposal, /*may_gather=*/true);
   proposal.local = [](const OpCall&, const Choice&) {
     return [](const LocalCall& local) {
-      local.finish({at::_reshape_alias(
-          local.arg(0).toTensor(), local.arg(1).toIntVector(),
-          *at::detail::computeStride(local.arg(0).toTensor().sizes(), local.arg(0).toTensor().strides(),
-                                     local.arg(1).toIntVector()))});
+      const at::Tensor part = local.arg(0).toTensor();
+      const auto sizes = local.arg(1).toIntVector();
+      const auto strides = at::detail::computeStride(part.sizes(), part.strides(), sizes);
+      // A part that the user gave need not lie as the whole is said to.
+      local.finish({strides ? at::_reshape_alias(part, sizes, *strides) : part.reshape(sizes)});
     };
   };
 }
