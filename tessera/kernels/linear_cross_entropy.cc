@@ -57,6 +57,11 @@ void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part
 Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                       bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes) {
   check_shapes(hidden.sizes(), weight.sizes(), labels);
+  if (hidden.is_meta()) {
+    const auto loss = at::empty({}, hidden.options().dtype(detail::wide_type(hidden.scalar_type())));
+    return {loss, hidden_gradient ? at::empty_like(hidden) : at::Tensor(),
+            weight_gradient ? at::empty(weight.sizes(), weight.options()) : at::Tensor()};
+  }
   check_labels(labels, weight.size(0), {});
   const auto sums = detail::cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
                                                {hidden_gradient, weight_gradient, chunk_bytes});

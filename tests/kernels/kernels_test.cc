@@ -194,6 +194,18 @@ TEST(LinearCrossEntropy, AllIgnoredIsZeroWithZeroGradients) {
   EXPECT_EQ(hidden.grad().abs().sum().item<float>(), 0.0F);
 }
 
+TEST(LinearCrossEntropy, OnTheMetaDeviceNothingIsComputed) {
+  const auto hidden =
+      at::empty({4, 16}, at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16)).set_requires_grad(true);
+  const auto weight = at::empty({1 << 30, 16}, hidden.options()),
+             labels = at::empty({4}, hidden.options().dtype(at::kLong));
+  const auto loss = linear_cross_entropy(hidden, weight, labels);
+  EXPECT_EQ(loss.dim(), 0);
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  loss.backward();
+  EXPECT_EQ(hidden.grad().sizes(), hidden.sizes());
+}
+
 TEST(LinearCrossEntropy, LabelOutsideTheVocabularyIsAnError) {
   const auto hidden = random_tensor({3, 16}), weight = random_tensor({32, 16});
   for (const int64_t wrong : {32, -1, -101}) {
