@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "tessera/base/file.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/fully_shard.h"
@@ -36,11 +36,11 @@ Recipe write_recipe(const TempFolder& folder, std::vector<std::string> overrides
   return parse_recipe("", "tiny.yaml", overrides);
 }
 
-struct Run {
+struct Rig {
   Recipe recipe;
   std::shared_ptr<CausalLM> model;
   std::unique_ptr<optim::Optimizer> optimizer;
-  Run(Recipe given, const WorldPtr& world) : recipe(std::move(given)) {
+  Rig(Recipe given, const WorldPtr& world) : recipe(std::move(given)) {
     const auto config = load_model_config(recipe);
     model = build_model(recipe, config, build_run_mesh(recipe, world).data_parallel());
     optimizer = build_optimizer(recipe, *model);
@@ -71,7 +71,7 @@ TEST(ShardedRun, GathersItsShardsAsTheyLie) {
     for (const bool pretrained : {false, true}) {
       auto of_this_run = recipe;
       if (pretrained) of_this_run.model.init = "pretrained";
-      Run run(of_this_run, world);
+      Rig run(of_this_run, world);
       TrainStep step(*run.model, *run.optimizer, world->group(), {});
       step.run({rows_of(0, world)}, 1e-3);
       step.run({rows_of(1, world)}, 1e-3);
@@ -94,7 +94,7 @@ TEST(ShardedRun, KeepsNoWholeGradientsBetweenMicroBatchesUnlessTold) {
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     std::vector<std::vector<at::Tensor>> results;
     for (const bool defer : {false, true}) {
-      Run run(recipe, world);
+      Rig run(recipe, world);
       int64_t most = 0;
       run.model->register_forward_pre_hook(
           [&](nn::Module& model, nn::TensorRefs&) { most = std::max(most, fsdp_stats(model).accumulated_bytes); });
@@ -125,7 +125,7 @@ TEST(ShardedRun, KeepsABfloat16ModelInFloat32WhileItTrains) {
   EXPECT_THAT(describe_precision(recipe), HasSubstr("kept in float32 while training, the exported model is bfloat16"));
   EXPECT_THAT(describe_precision(rounding), HasSubstr("optimizer state are bfloat16"));
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
-    Run run(recipe, world), rounded(rounding, world);
+    Rig run(recipe, world), rounded(rounding, world);
     const auto before = whole_parameters(*run.model), rounded_before = whole_parameters(*rounded.model);
     for (auto* each : {&run, &rounded}) {
       TrainStep step(*each->model, *each->optimizer, world->group(), {.max_grad_norm = 0});

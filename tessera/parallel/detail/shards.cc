@@ -19,7 +19,8 @@ Placements shard_placements(const DeviceMesh& mesh) {
 
 at::Tensor ShardedParam::distributed(const at::Tensor& part, const MeshPtr& mesh) const {
   const auto strides = c10::contiguous_strides(shape);
-  return from_local(part, mesh, shard_placements(*mesh), {.shape = shape, .stride = {strides.begin(), strides.end()}});
+  return from_local(part, mesh, shard_placements(*mesh),
+                    {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
 }
 
 Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh)
