@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "tessera/base/error.h"
-#include "tessera/text/detail/unicode.h"
+#include "tessera/base/utf8.h"
 #include "tessera/text/tokenizer.h"
 
 namespace {
@@ -20,10 +20,10 @@ void exercise(const tessera::text::Tokenizer& tokenizer, std::string_view text) 
   const auto encoding = tokenizer.encode_with_offsets(text);
   require(ids == encoding.ids && ids.size() == encoding.offsets.size());
   for (const auto& [begin, end] : encoding.offsets) require(begin <= end && end <= text.size());
-  require(is_valid_utf8(tokenizer.decode(ids)));
+  require(tessera::is_valid_utf8(tokenizer.decode(ids)));
   StreamDecoder stream(tokenizer);
-  for (size_t i = 0; i < ids.size() && i < 32; ++i) require(is_valid_utf8(stream.push(ids[i])));
-  require(is_valid_utf8(stream.finish()));
+  for (size_t i = 0; i < ids.size() && i < 32; ++i) require(tessera::is_valid_utf8(stream.push(ids[i])));
+  require(tessera::is_valid_utf8(stream.finish()));
 }
 
 }  // namespace
