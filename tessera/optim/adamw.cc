@@ -17,8 +17,8 @@ class AdamW : public Optimizer {
         eps_(options.eps) {
     const auto is_decay_rate = [](double beta) { return beta >= 0 && beta < 1; };
     TESSERA_CHECK(is_decay_rate(beta1_) && is_decay_rate(beta2_) && eps_ >= 0, ErrorKind::kConfig,
-                  "[optim.make_adamw] found betas ({}, {}) and eps {}, wanted betas in [0, 1) and eps of at least 0", beta1_,
-                  beta2_, eps_);
+                  "[optim.make_adamw] found betas ({}, {}) and eps {}, wanted betas in [0, 1) and eps of at least 0",
+                  beta1_, beta2_, eps_);
   }
 
  private:

@@ -45,12 +45,18 @@ double reduce_piece(const T* data, int64_t n, Term term, Add add) {
 template <class T>
 double reduce_piece(const T* data, int64_t n, const Norm& norm) {
   const auto plus = [](double a, double b) { return a + b; };
-  if (norm.p == 2) return reduce_piece(data, n, [](double x) { return x * x; }, plus);
-  if (norm.p == 1) return reduce_piece(data, n, [](double x) { return std::fabs(x); }, plus);
+  if (norm.p == 2)
+    return reduce_piece(
+        data, n, [](double x) { return x * x; }, plus);
+  if (norm.p == 1)
+    return reduce_piece(
+        data, n, [](double x) { return std::fabs(x); }, plus);
   if (norm.infinite()) {
-    return reduce_piece(data, n, [](double x) { return std::fabs(x); }, larger);
+    return reduce_piece(
+        data, n, [](double x) { return std::fabs(x); }, larger);
   }
-  return reduce_piece(data, n, [p = norm.p](double x) { return std::pow(std::fabs(x), p); }, plus);
+  return reduce_piece(
+      data, n, [p = norm.p](double x) { return std::pow(std::fabs(x), p); }, plus);
 }
 
 // In pieces of fixed size, so that the number of threads does not show in the result.
@@ -100,7 +106,8 @@ void reduce_over_mesh(MeshSums& part, const Norm& norm) {
     i = 0;
     for (auto& [key, sum] : part.sums) {
       sum = values[i];  // rank 0 speaks for replicas
-      for (int64_t rank = 1; rank < size && (key >> dim & 1) != 0; ++rank) sum = norm.add(sum, values[rank * count + i]);
+      for (int64_t rank = 1; rank < size && (key >> dim & 1) != 0; ++rank)
+        sum = norm.add(sum, values[rank * count + i]);
       ++i;
     }
   }
@@ -116,8 +123,8 @@ Placements without_partial(Placements placements) {
 }  // namespace
 
 double get_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
-  TESSERA_CHECK(norm_type > 0, ErrorKind::kConfig, "[optim.grad_norm] norm type: found {}, wanted a positive number or infinity",
-                norm_type);
+  TESSERA_CHECK(norm_type > 0, ErrorKind::kConfig,
+                "[optim.grad_norm] norm type: found {}, wanted a positive number or infinity", norm_type);
   c10::NoGradGuard no_grad;
   const Norm norm{norm_type};
   double total = 0;

@@ -38,7 +38,8 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
   for (const auto& named : module.named_parameters()) {
     const at::Tensor& parameter = named.slot->parameter;
     TESSERA_CHECK(!parameter.is_meta(), ErrorKind::kShape,
-                  "[optim.make] {}: still on the meta device. Call to_empty(module, device) and load it first.", named.name);
+                  "[optim.make] {}: still on the meta device. Call to_empty(module, device) and load it first.",
+                  named.name);
     Entry entry;
     entry.name = named.name;
     entry.slot = named.slot;
@@ -54,8 +55,8 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
   for (const auto& group : groups) {
     for (const auto& name : group.names) {
       const auto found = position_.find(name);
-      TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig, "[optim.make] parameter group names '{}', which the model has not",
-                    name);
+      TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig,
+                    "[optim.make] parameter group names '{}', which the model has not", name);
       TESSERA_CHECK(named_before.emplace(name, true).second, ErrorKind::kConfig,
                     "[optim.make] '{}' is in two parameter groups", name);
       entries_[found->second].lr_factor = group.lr_factor;
@@ -81,7 +82,8 @@ void Optimizer::update_master(Entry& entry) {
     master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
   }
   entry.step.add_(1);
-  apply({{&entry, master, local_part(entry.parameter.grad()).to(c10::kFloat)}}, lr_ * entry.lr_factor, entry.weight_decay);
+  apply({{&entry, master, local_part(entry.parameter.grad()).to(c10::kFloat)}}, lr_ * entry.lr_factor,
+        entry.weight_decay);
   entry.local.copy_(master);
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
@@ -96,11 +98,12 @@ void Optimizer::step() {
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined() || !parameter.requires_grad()) continue;
     TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
-                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer last.", entry.name);
+                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer last.",
+                  entry.name);
     TESSERA_CHECK(is_dtensor(gradient) == is_dtensor(parameter) &&
                       (!is_dtensor(parameter) || placements(gradient) == placements(parameter)),
-                  ErrorKind::kShape, "[optim.step] {}: the gradient lies as {}, the parameter as {}. Redistribute it.", entry.name,
-                  is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
+                  ErrorKind::kShape, "[optim.step] {}: the gradient lies as {}, the parameter as {}. Redistribute it.",
+                  entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     if (entry.state.empty()) make_state(entry);  // was frozen when the optimizer was made
     if (entry.state.contains(kMaster)) {

@@ -9,9 +9,9 @@
 // says so in its slot (ParameterSlot::decay) or has fewer than two dims, unless groups say otherwise. An optimizer
 // holds the module by reference and belongs to the same rank; make it after fully_shard and to_empty.
 //
-// Parameters of 16 bits hold about three digits: most updates are less than their last one. So their state is float32 by
-// default, and so is a copy of each, state `master`, which is updated and then rounded into the parameter. Where somebody
-// wrote other values into the parameter, the copy follows.
+// Parameters of 16 bits hold about three digits: most updates are less than their last one. So their state is float32
+// by default, and so is a copy of each, state `master`, which is updated and then rounded into the parameter. Where
+// somebody wrote other values into the parameter, the copy follows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -70,7 +70,8 @@ class Optimizer {
   void set_step(int64_t steps) { steps_ = steps; }
 
   // State of one parameter by name, for checkpoints: tensors shaped and placed like the parameter (DTensors when it is
-  // one), and "step", a scalar. They share memory with the optimizer: writing into them (or their local parts) loads it.
+  // one), and "step", a scalar. They share memory with the optimizer: writing into them (or their local parts) loads
+  // it.
   std::map<std::string, at::Tensor> state(const std::string& parameter) const;
   std::vector<std::string> parameter_names() const;
 
@@ -95,7 +96,8 @@ class Optimizer {
 
   Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
             const std::vector<std::string>& state_names, bool master_weights);
-  // Values of `updates` share dtype, device, lr_factor and weight_decay; the step of each entry counts this one already.
+  // Values of `updates` share dtype, device, lr_factor and weight_decay; the step of each entry counts this one
+  // already.
   virtual void apply(const std::vector<Update>& updates, double lr, double weight_decay) = 0;
 
  private:

@@ -13,7 +13,8 @@ Schedule::Schedule(ScheduleOptions options) : options_(std::move(options)) {
   const auto& o = options_;
   TESSERA_CHECK(o.name == "cosine" || o.name == "linear" || o.name == "constant", ErrorKind::kConfig,
                 "[optim.schedule] found '{}', wanted cosine, linear or constant", o.name);
-  TESSERA_CHECK(std::isfinite(o.lr) && o.lr >= 0, ErrorKind::kConfig, "[optim.schedule] lr: found {}, wanted at least 0", o.lr);
+  TESSERA_CHECK(std::isfinite(o.lr) && o.lr >= 0, ErrorKind::kConfig,
+                "[optim.schedule] lr: found {}, wanted at least 0", o.lr);
   TESSERA_CHECK(o.warmup_steps >= 0 && o.total_steps >= 0, ErrorKind::kConfig,
                 "[optim.schedule] found {} warm-up steps of {}, wanted none below 0", o.warmup_steps, o.total_steps);
   TESSERA_CHECK(o.min_lr_ratio >= 0 && o.min_lr_ratio <= 1, ErrorKind::kConfig,

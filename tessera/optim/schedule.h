@@ -1,7 +1,7 @@
 // The learning rate of each step: linear warm-up, then cosine or linear decay to a floor, or constant.
 //
-//   optim::Schedule schedule({.name = "cosine", .lr = 1e-4, .warmup_steps = 10, .total_steps = 100, .min_lr_ratio = 0.1});
-//   optimizer->set_lr(schedule.at(step));      // step counts from 0
+//   optim::Schedule schedule({.name = "cosine", .lr = 1e-4, .warmup_steps = 10, .total_steps = 100, .min_lr_ratio =
+//   0.1}); optimizer->set_lr(schedule.at(step));      // step counts from 0
 //
 // Step t of T with W warm-up steps has lr * (t + 1) / W while t < W (as torchtitan; step 0 learns already), then the
 // values of transformers' get_{linear,cosine}_schedule_with_warmup and cosine_with_min_lr at t: with

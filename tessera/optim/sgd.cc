@@ -15,9 +15,11 @@ class Sgd : public Optimizer {
         momentum_(options.momentum),
         dampening_(options.dampening),
         nesterov_(options.nesterov) {
-    TESSERA_CHECK(momentum_ >= 0, ErrorKind::kConfig, "[optim.make_sgd] found momentum {}, wanted at least 0", momentum_);
+    TESSERA_CHECK(momentum_ >= 0, ErrorKind::kConfig, "[optim.make_sgd] found momentum {}, wanted at least 0",
+                  momentum_);
     TESSERA_CHECK(!nesterov_ || (momentum_ > 0 && dampening_ == 0), ErrorKind::kConfig,
-                  "[optim.make_sgd] nesterov wants momentum above 0 and no dampening, found {} and {}", momentum_, dampening_);
+                  "[optim.make_sgd] nesterov wants momentum above 0 and no dampening, found {} and {}", momentum_,
+                  dampening_);
   }
 
  private:

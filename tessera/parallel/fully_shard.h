@@ -10,9 +10,9 @@
 // one rank.
 //
 // Where parameters stay gathered between forwards, each forward of the root asks whether shards have changed (a word to
-// the other ranks) and gathers those groups again. Changes are known by tensor versions, which every in-place operation,
-// load and optimizer here counts. After writing a shard through its data pointer, or with an operation that does not
-// count (torch's _fused_*), call reshard().
+// the other ranks) and gathers those groups again. Changes are known by tensor versions, which every in-place
+// operation, load and optimizer here counts. After writing a shard through its data pointer, or with an operation that
+// does not count (torch's _fused_*), call reshard().
 #pragma once
 
 #include <c10/core/Device.h>
@@ -52,15 +52,16 @@ void set_reshard_after_forward(nn::Module& module, bool on, bool recurse = true)
 // Gathers or frees by hand; unshard is COLLECTIVE over the mesh.
 void unshard(nn::Module& module);
 void reshard(nn::Module& module);
-// Turns prefetch (gather of the next group while this one computes) on or off. Call it alike on all ranks: it changes the
-// order of collectives, so ranks that differ wait for one another until the timeout; before the first forward a
+// Turns prefetch (gather of the next group while this one computes) on or off. Call it alike on all ranks: it changes
+// the order of collectives, so ranks that differ wait for one another until the timeout; before the first forward a
 // difference is an Error kShape there. Default, agreed on by all ranks in the first forward: on when every host has a
 // core for each of its ranks, by CPU affinity.
 void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {
   int64_t all_gathers = 0;
-  int64_t piecewise_gathers = 0;  // of these, with shards that had to be put together first (parameters replaced by a load)
+  int64_t piecewise_gathers =
+      0;  // of these, with shards that had to be put together first (parameters replaced by a load)
   int64_t reduce_scatters = 0;
   int64_t unsharded_groups = 0;       // now
   int64_t peak_unsharded_groups = 0;  // since reset

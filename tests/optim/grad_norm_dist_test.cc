@@ -1,10 +1,9 @@
-#include "tessera/optim/grad_norm.h"
-
 #include <gmock/gmock.h>
 
 #include <limits>
 #include <random>
 
+#include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tests/parallel/small_model.h"
 
@@ -30,7 +29,8 @@ double reference_norm(const std::vector<at::Tensor>& gradients, double p) {
 // Gradients of random shapes and placements on meshes of three shapes: every rank draws the same.
 TEST(GradNorm, EqualsTheNormOnOneRankForRandomPlacements) {
   on_threads(4, [](const WorldPtr& world) {
-    const std::vector<MeshPtr> meshes = {init_device_mesh(world, "cpu", {4}, {"x"}), init_device_mesh(world, "cpu", {2, 2}, {"a", "b"}),
+    const std::vector<MeshPtr> meshes = {init_device_mesh(world, "cpu", {4}, {"x"}),
+                                         init_device_mesh(world, "cpu", {2, 2}, {"a", "b"}),
                                          init_device_mesh(world, "cpu", {1, 4}, {"c", "d"})};
     std::mt19937 random(5);
     const auto draw = [&](int n) { return static_cast<int64_t>(random() % static_cast<unsigned>(n)); };

@@ -57,8 +57,9 @@ void expect_like_pytorch(const json& run, const std::function<std::unique_ptr<Op
 
 TEST(Optimizer, AdamWUpdatesAsPyTorch) {
   for (const double decay : {0.0, 0.3}) {
-    const auto run = oracle("optimizers.py", {"adamw", json{{"lr", 0.1}, {"betas", {0.8, 0.95}}, {"eps", 1e-6},
-                                                            {"weight_decay", decay}}.dump()});
+    const auto run =
+        oracle("optimizers.py",
+               {"adamw", json{{"lr", 0.1}, {"betas", {0.8, 0.95}}, {"eps", 1e-6}, {"weight_decay", decay}}.dump()});
     expect_like_pytorch(run, [&](nn::Module& model) {
       return make_adamw(model, {.lr = 0.1, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = decay});
     });
@@ -74,8 +75,11 @@ TEST(Optimizer, SgdUpdatesAsPyTorch) {
     keywords["weight_decay"] = 0.2;
     const auto run = oracle("optimizers.py", {"sgd", keywords.dump()});
     expect_like_pytorch(run, [&](nn::Module& model) {
-      return make_sgd(model, {.lr = 0.1, .momentum = options["momentum"], .dampening = options["dampening"],
-                              .weight_decay = 0.2, .nesterov = options["nesterov"]});
+      return make_sgd(model, {.lr = 0.1,
+                              .momentum = options["momentum"],
+                              .dampening = options["dampening"],
+                              .weight_decay = 0.2,
+                              .nesterov = options["nesterov"]});
     });
   }
 }
@@ -83,11 +87,12 @@ TEST(Optimizer, SgdUpdatesAsPyTorch) {
 TEST(Schedule, DecaysAsTransformersAndWarmsUpOneStepAhead) {
   const int64_t warmup = 4, total = 20, count = total + 1;  // there the cosine rises again after its end
   for (const double floor : {0.0, 0.1}) {
-    const auto rates = oracle("schedules.py", {std::to_string(warmup), std::to_string(total), std::to_string(floor),
-                                               std::to_string(count)});
+    const auto rates = oracle(
+        "schedules.py", {std::to_string(warmup), std::to_string(total), std::to_string(floor), std::to_string(count)});
     for (const std::string name : {"cosine", "linear", "constant"}) {
       const double ratio = name == "linear" ? 0 : floor;  // there is no linear schedule with a floor to compare with
-      const Schedule schedule({.name = name, .lr = 1, .warmup_steps = warmup, .total_steps = total, .min_lr_ratio = ratio});
+      const Schedule schedule(
+          {.name = name, .lr = 1, .warmup_steps = warmup, .total_steps = total, .min_lr_ratio = ratio});
       for (int64_t step = 0; step < count; ++step) {
         const double expected = rates[name][static_cast<size_t>(step < warmup ? step + 1 : step)];
         EXPECT_NEAR(schedule.at(step), expected, 1e-12) << name << " step " << step;

@@ -47,13 +47,17 @@ TEST(Optimizer, DecaysMatricesOnlyUnlessTheirSlotSaysNo) {
 
 TEST(Optimizer, GroupsOverrideDecayAndRate) {
   Model model;
-  const auto optimizer = make_sgd(model, {.lr = 0.1, .weight_decay = 0.5, .groups = {{.names = {"norm"}, .lr_factor = 2, .weight_decay = 1}}});
+  const auto optimizer = make_sgd(
+      model, {.lr = 0.1, .weight_decay = 0.5, .groups = {{.names = {"norm"}, .lr_factor = 2, .weight_decay = 1}}});
   set_gradients(model, 0);
   optimizer->step();
   EXPECT_TRUE(model.weight.allclose(at::full({4, 4}, 0.95)));
   EXPECT_TRUE(model.norm.allclose(at::full({4}, 0.8)));
   EXPECT_THAT(error_of([&] { make_sgd(model, {.groups = {{.names = {"nrom"}}}}); }), HasSubstr("names 'nrom'"));
-  EXPECT_THAT(error_of([&] { make_sgd(model, {.groups = {{.names = {"norm", "norm"}}}}); }), HasSubstr("in two parameter groups"));
+  EXPECT_THAT(error_of([&] {
+                make_sgd(model, {.groups = {{.names = {"norm", "norm"}}}});
+              }),
+              HasSubstr("in two parameter groups"));
 }
 
 TEST(Optimizer, ContinuesFromItsState) {
@@ -93,8 +97,8 @@ TEST(Optimizer, TakesOverParametersThatWereFrozen) {
   EXPECT_TRUE(model.weight.detach().allclose(at::full({4, 4}, 0.9)));
 }
 
-// A hundred steps, each below the last digit of bfloat16, move a parameter as far as in float32; what somebody writes in
-// between counts.
+// A hundred steps, each below the last digit of bfloat16, move a parameter as far as in float32; what somebody writes
+// in between counts.
 TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
   const auto make = [](bool adam, Model& model, bool masters) {
     return adam ? make_adamw(model, {.lr = 1e-3, .master_weights = masters})
@@ -156,7 +160,8 @@ TEST(Schedule, WarmsUpFromTheFirstStepAndEndsOnTheFloor) {
   EXPECT_DOUBLE_EQ(Schedule({.name = "cosine", .lr = 3, .total_steps = 10}).at(0), 3);
   EXPECT_DOUBLE_EQ(Schedule({.name = "constant", .lr = 3}).at(7), 3);
   EXPECT_DOUBLE_EQ(Schedule({.name = "cosine", .lr = 3, .warmup_steps = 2, .total_steps = 2}).at(2), 3);
-  EXPECT_THAT(error_of([] { Schedule({.name = "step"}); }), HasSubstr("found 'step', wanted cosine, linear or constant"));
+  EXPECT_THAT(error_of([] { Schedule({.name = "step"}); }),
+              HasSubstr("found 'step', wanted cosine, linear or constant"));
   EXPECT_THAT(error_of([] { Schedule({.min_lr_ratio = 2}); }), HasSubstr("min_lr_ratio: found 2"));
   EXPECT_THAT(error_of([] { Schedule({.warmup_steps = -1}); }), HasSubstr("found -1 warm-up steps"));
 }

@@ -51,7 +51,8 @@ TEST(FullyShard, CommunicatesPerStepAsFsdp2) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool keep : {false, true}) {
       TwoLayers model;
-      const FullyShardOptions options = {.mesh = line(world), .reshard_after_forward = keep ? std::optional(false) : std::nullopt};
+      const FullyShardOptions options = {.mesh = line(world),
+                                         .reshard_after_forward = keep ? std::optional(false) : std::nullopt};
       fully_shard(*model.first, options);
       fully_shard(*model.second, options);
       fully_shard(model, {.mesh = options.mesh});
@@ -101,7 +102,8 @@ TEST(FullyShard, GivesTheSameBitsAgainAndWithoutPrefetch) {
     const auto first = parameters_after_training(world, true, {.mesh = mesh});
     EXPECT_TRUE(same_bits(first, parameters_after_training(world, true, {.mesh = mesh})));
     EXPECT_TRUE(same_bits(first, parameters_after_training(world, false, {.mesh = mesh})));
-    EXPECT_TRUE(same_bits(first, parameters_after_training(world, true, {.mesh = mesh, .reshard_after_forward = false})));
+    EXPECT_TRUE(
+        same_bits(first, parameters_after_training(world, true, {.mesh = mesh, .reshard_after_forward = false})));
   });
 }
 
@@ -205,7 +207,8 @@ TEST(FullyShard, WaitsForAMetaModelToBeMaterialised) {
     SmallModel plain, sharded(3, at::TensorOptions(at::kFloat).device(at::kMeta));
     shard(sharded, {.mesh = line(world)});
     EXPECT_TRUE(to_local(sharded.embedding).is_meta());
-    EXPECT_THAT(error_of([&] { sharded(tokens_of(0)); }), HasSubstr("still on the meta device: embedding, norm, layers.0.norm, layers.0.up"));
+    EXPECT_THAT(error_of([&] { sharded(tokens_of(0)); }),
+                HasSubstr("still on the meta device: embedding, norm, layers.0.norm, layers.0.up"));
     EXPECT_THAT(error_of([&] { optim::make_adamw(sharded, {}); }), HasSubstr("still on the meta device"));
     to_empty(sharded, at::kCPU);
     EXPECT_TRUE(sharded.head.is_same(sharded.embedding));
@@ -230,7 +233,8 @@ TEST(FullyShard, RefusesAParameterThatALoadReplacedWhole) {
     SmallModel model;
     shard(model, {.mesh = line(world)});
     nn::Module::set_parameter(*model.named_parameters(true)[2].slot, at::ones({6}).set_requires_grad(true));
-    EXPECT_THAT(error_of([&] { model(tokens_of(0)); }), HasSubstr("norm: the parameter was replaced by one that is not sharded"));
+    EXPECT_THAT(error_of([&] { model(tokens_of(0)); }),
+                HasSubstr("norm: the parameter was replaced by one that is not sharded"));
   });
 }
 
@@ -250,9 +254,8 @@ TEST(FullyShard, NamesTheModuleWhoseFreedParametersBackwardReads) {
     fully_shard(model, {.mesh = line(world)});
     at::Tensor leaked;
     // After the pre-hook of fully_shard, so it sees the whole parameters.
-    model.layer->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
-      leaked = at::linear(*inputs[0], model.layer->up).sum();
-    });
+    model.layer->register_forward_pre_hook(
+        [&](nn::Module&, nn::TensorRefs& inputs) { leaked = at::linear(*inputs[0], model.layer->up).sum(); });
     const auto input = at::ones({2, 6}).set_requires_grad(true);
     model(input);
     EXPECT_THAT(error_of([&] { leaked.backward(); }), HasSubstr("layer: its parameters are freed"));
@@ -283,7 +286,8 @@ TEST(FullyShard, RefusesWhatItCannotShard) {
     const auto unnamed = init_device_mesh(world, "cpu", {1, 2});
     EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = unnamed}); }), HasSubstr("needs dim names"));
     const auto cube = init_device_mesh(world, "cpu", {1, 1, 2}, {"a", "b", "c"});
-    EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = cube}); }), HasSubstr("expects a 1D or 2D DeviceMesh but got DeviceMesh("));
+    EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = cube}); }),
+                HasSubstr("expects a 1D or 2D DeviceMesh but got DeviceMesh("));
   });
 }
 
@@ -306,8 +310,10 @@ TEST(FullyShard, RefusesTiesAcrossGroupsAndChildrenBeforeTheRoot) {
     SmallModel model;
     shard(model, {.mesh = mesh});
     (*model.layers[1])(at::ones({2, 6}));
-    EXPECT_THAT(error_of([&] { model(tokens_of(0)); }),
-                HasSubstr("'layers.1': its forward ran before that of the root above it. Run forward through the root module first"));
+    EXPECT_THAT(
+        error_of([&] { model(tokens_of(0)); }),
+        HasSubstr(
+            "'layers.1': its forward ran before that of the root above it. Run forward through the root module first"));
   });
 }
 

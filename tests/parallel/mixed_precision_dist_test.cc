@@ -101,8 +101,10 @@ TEST(MixedPrecision, CastsInputsAndOutputs) {
     for (const bool cast_inputs : {true, false}) {
       Values values(1);
       Layer layer(values, 6, 10);
-      fully_shard(layer, {.mesh = line(world),
-                          .mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kDouble, .cast_forward_inputs = cast_inputs}});
+      fully_shard(layer,
+                  {.mesh = line(world),
+                   .mp_policy = {
+                       .param_dtype = at::kBFloat16, .output_dtype = at::kDouble, .cast_forward_inputs = cast_inputs}});
       c10::ScalarType seen = at::kByte;
       layer.register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
         seen = inputs[0]->scalar_type();

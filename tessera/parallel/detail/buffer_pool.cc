@@ -46,7 +46,8 @@ c10::DataPtr take_idle(BufferPool::Shelf& shelf, BufferPool::Shelf::Kind& kind) 
   const auto& [allocator, bytes] = kind;
   const std::lock_guard lock(shelf.mutex);
   const auto found = shelf.idle.lower_bound(kind);
-  if (found == shelf.idle.end() || found->first.first != allocator || found->first.second > bytes + bytes / 4) return {};
+  if (found == shelf.idle.end() || found->first.first != allocator || found->first.second > bytes + bytes / 4)
+    return {};
   kind = found->first;
   c10::DataPtr memory = std::move(found->second);
   shelf.idle_bytes -= kind.second;

@@ -117,7 +117,8 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
   const int64_t part = layout.part_bytes / entry.itemsize;
   const int64_t offset = parts.storage_offset() + entry.offset / entry.itemsize;
   const at::Tensor flat = source.view({-1});
-  if (full > 0) put(parts.as_strided({full, chunk}, {part, 1}, offset), flat.narrow(0, 0, full * chunk).view({full, chunk}));
+  if (full > 0)
+    put(parts.as_strided({full, chunk}, {part, 1}, offset), flat.narrow(0, 0, full * chunk).view({full, chunk}));
   const int64_t rest = entry.numel() - full * chunk;
   if (rest > 0) put(parts.as_strided({rest}, {1}, offset + full * part), flat.narrow(0, full * chunk, rest));
 }

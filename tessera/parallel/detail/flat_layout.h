@@ -18,7 +18,7 @@ struct FlatEntry {
   int64_t chunk_rows = 0;  // ceil(rows / ranks)
   int64_t row_numel = 0;   // elements in a row
   int64_t itemsize = 0;
-  int64_t offset = 0;      // of the chunk, inside a part
+  int64_t offset = 0;  // of the chunk, inside a part
 
   int64_t row_bytes() const { return row_numel * itemsize; }
   int64_t chunk_bytes() const { return chunk_rows * row_bytes(); }
@@ -37,7 +37,8 @@ struct FlatLayout {
   int64_t append_extra(int64_t numel, int64_t itemsize);
 };
 
-// Writes the parameters that `gathered` (ranks * part_bytes) holds, from number `first` on, to their offsets in `whole`.
+// Writes the parameters that `gathered` (ranks * part_bytes) holds, from number `first` on, to their offsets in
+// `whole`.
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
                   const std::vector<int64_t>& whole_offsets, size_t first = 0);
 // Moves the chunks of the first parameter together at the start of `gathered`, over what lies between. CPU only.

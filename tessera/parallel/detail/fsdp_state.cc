@@ -50,7 +50,8 @@ void FsdpState::settle() {
                   path);
     if (!state->group_) continue;
     for (const auto& param : state->group_->params()) {
-      if (param.slots[0].get().parameter.is_meta()) on_meta += (on_meta.empty() ? "" : ", ") + (path.empty() ? "" : path + ".") + param.name;
+      if (param.slots[0].get().parameter.is_meta())
+        on_meta += (on_meta.empty() ? "" : ", ") + (path.empty() ? "" : path + ".") + param.name;
     }
   }
   TESSERA_CHECK(on_meta.empty(), ErrorKind::kShape,
@@ -119,15 +120,15 @@ void FsdpState::before_forward(nn::TensorRefs& inputs) {
 void FsdpState::after_forward(nn::TensorRefs& outputs) {
   bool backward_follows = false;
   for (at::Tensor* output : outputs) {
-    backward_follows = backward_follows || (c10::GradMode::is_enabled() && output->defined() && output->requires_grad());
+    backward_follows =
+        backward_follows || (c10::GradMode::is_enabled() && output->defined() && output->requires_grad());
   }
   if (backward_follows) {
     auto run = std::make_shared<ForwardRun>(schedule_->after_forward(group_.get()));
     for (at::Tensor* output : outputs) {
       if (!output->defined() || !output->requires_grad()) continue;
-      before_backward_of(*output, [self = shared_from_this(), run] {
-        self->schedule_->before_backward(self->group_.get(), *run);
-      });
+      before_backward_of(
+          *output, [self = shared_from_this(), run] { self->schedule_->before_backward(self->group_.get(), *run); });
     }
   }
   if (group_) {

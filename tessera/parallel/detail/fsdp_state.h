@@ -27,7 +27,8 @@ class FsdpState : public DataParallelState, public std::enable_shared_from_this<
   bool synchronizes() const override { return !group_ || group_->synchronize; }
   void set_synchronize(bool on) override;
   void set_divide(double factor) override;
-  // Makes this module the root of all sharded modules below it, if it has no root yet. COLLECTIVE over their meshes then.
+  // Makes this module the root of all sharded modules below it, if it has no root yet. COLLECTIVE over their meshes
+  // then.
   void settle();
 
  private:
