@@ -19,11 +19,10 @@ std::string manifest(const std::string& shape, const std::vector<std::pair<std::
   for (const auto& [offset, size] : parts) {
     list += (list.empty() ? "" : ",") + fmt::format(R"({{"file":0,"offset":{},"shape":{}}})", offset, size);
   }
-  return fmt::format(
-      R"({{"format":"tessera.checkpoint","version":1,"step":3,"world_size":1,"validation_loss":null,)"
-      R"("files":[{{"name":"a.safetensors","bytes":8,"xxh3":"00ff"}}],)"
-      R"("tensors":{{"{}":{{"dtype":"F32","shape":{},"parts":[{}]}}}},"extra":{{"k":[1]}}}})",
-      name, shape, list);
+  return fmt::format(R"({{"format":"tessera.checkpoint","version":1,"step":3,"world_size":1,"validation_loss":null,)"
+                     R"("files":[{{"name":"a.safetensors","bytes":8,"xxh3":"00ff"}}],)"
+                     R"("tensors":{{"{}":{{"dtype":"F32","shape":{},"parts":[{}]}}}},"extra":{{"k":[1]}}}})",
+                     name, shape, list);
 }
 
 std::string error_of(const std::string& text) {
@@ -44,9 +43,10 @@ TEST(Manifest, PartsThatCoverTheTensorAreRead) {
   EXPECT_EQ(rows.tensors.at("w").parts.at(1).offset, (std::vector<int64_t>{2, 0}));
   EXPECT_EQ(Manifest::parse(rows.dump(), "again").dump(), rows.dump());
   // A grid whose columns are cut at other places in each row, an empty part, a scalar and an empty tensor.
-  Manifest::parse(manifest("[2,4]", {{"[0,0]", "[1,1]"}, {"[0,1]", "[1,3]"}, {"[1,0]", "[1,3]"}, {"[1,3]", "[1,1]"},
-                                     {"[0,0]", "[0,4]"}}),
-                  "m");
+  Manifest::parse(
+      manifest("[2,4]",
+               {{"[0,0]", "[1,1]"}, {"[0,1]", "[1,3]"}, {"[1,0]", "[1,3]"}, {"[1,3]", "[1,1]"}, {"[0,0]", "[0,4]"}}),
+      "m");
   Manifest::parse(manifest("[]", {{"[]", "[]"}}), "m");
   Manifest::parse(manifest("[0,281474976710656]", {}), "m");
 }
@@ -69,7 +69,8 @@ TEST(Manifest, SizesThatOverflowAreRefused) {
 
 TEST(Manifest, HostileTextIsAnErrorThatATerminalCanShow) {
   EXPECT_THAT(error_of(std::string(100'000, '[')), HasSubstr("nested deeper"));
-  EXPECT_THAT(error_of(R"({"format":"tessera.checkpoint","version":)" + std::string(100'000, '[')), HasSubstr("nested"));
+  EXPECT_THAT(error_of(R"({"format":"tessera.checkpoint","version":)" + std::string(100'000, '[')),
+              HasSubstr("nested"));
   EXPECT_THAT(error_of(manifest("[4]", {}, "\\u001b[31m")), HasSubstr("'\\x1b[31m'"));
   EXPECT_THAT(error_of(R"({"format":"\u001b[31m","version":1})"), HasSubstr("format"));
 }

@@ -1,4 +1,5 @@
-// Any bytes as a model's config.json: read, or refused in one clean line; what is read is written and read again the same.
+// Any bytes as a model's config.json: read, or refused in one clean line; what is read is written and read again the
+// same.
 #include <ATen/ATen.h>
 
 #include <cstdlib>

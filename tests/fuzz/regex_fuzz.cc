@@ -1,8 +1,8 @@
 // A pattern up to the first newline, then the text it cuts: matches are in order and in bounds.
 #include <cstdlib>
 
-#include "tessera/base/utf8.h"
 #include "tessera/base/error.h"
+#include "tessera/base/utf8.h"
 #include "tessera/text/detail/regex.h"
 #include "tests/fuzz/input_file.h"
 

@@ -1,5 +1,5 @@
-// Any bytes as tokenizer_config.json beside a small tokenizer: special tokens and the chat template are read and used, or
-// refused.
+// Any bytes as tokenizer_config.json beside a small tokenizer: special tokens and the chat template are read and used,
+// or refused.
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
