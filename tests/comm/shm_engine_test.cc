@@ -17,7 +17,9 @@ using namespace std::chrono_literals;
 struct Ranks {
   explicit Ranks(int size) : memory(SharedMemory::create(Layout(size).bytes())) {
     initialize(*memory, size);
-    ChannelOptions options{.size = size, .processes = std::vector<pid_t>(size, ::getpid())};
+    ChannelOptions options;
+    options.size = size;
+    options.processes.assign(size, ::getpid());
     for (; options.rank < size; ++options.rank) {
       channels.push_back(std::make_shared<Channel>(memory, options));
       engines.push_back(std::make_shared<Engine>(channels.back()));
