@@ -55,7 +55,7 @@ TEST(Agree, HostsWithUnlikeRanksAndCoresAreOneRecord) {
   EXPECT_EQ(agreed.hosts.most_ranks, 4);
   EXPECT_EQ(agreed.hosts.least_cores_per_rank, 0);  // two for four
   EXPECT_EQ(agreed.places[0].cores_per_rank, 0);
-  EXPECT_EQ(agreed.places[5].cores_per_rank, 8);
+  EXPECT_EQ(agreed.places[5].cores_per_rank, 4);
   EXPECT_EQ(agreed.places[5].local_rank, 1);
 }
 

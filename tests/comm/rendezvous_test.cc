@@ -257,8 +257,8 @@ TEST(Meet, TwoProcessesOfOneRankAreFound) {
   std::vector<Meeting> meetings = {file_meeting(folder, 0, 2), file_meeting(folder, 0, 2)};
   const auto errors = meet_all(meetings, std::chrono::seconds(1));
   EXPECT_THAT(errors[0] + errors[1], HasSubstr("two processes say that they are rank 0 of 2"));
-  EXPECT_THAT(errors[0] + errors[1],
-              ::testing::ContainsRegex("rank 0 \\(process .*\\), and this, rank 0 \\(process .*\\)"));
+  EXPECT_THAT(errors[0] + errors[1], HasSubstr(": rank 0 (process "));
+  EXPECT_THAT(errors[0] + errors[1], HasSubstr("), and this, rank 0 (process "));
 }
 
 // Two launchers, --nproc 2 and --nproc 1 of 2 hosts: one counts 4 ranks, the other 2, and both have a rank 1.
