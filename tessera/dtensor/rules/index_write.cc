@@ -8,7 +8,6 @@ namespace {
 // scatter(self, dim, index, src or value), scatter_add likewise: independent along dims that all have in the same size.
 void propose_scatter(const OpCall& call, Proposal& proposal) {
   const TensorInput& self = call.inputs[0];
-  const TensorInput& index = call.inputs[1];
   const int64_t dim_written = wrap_dim(call.int_at(1), self.dim());
   for (int64_t dim = 0; dim < self.dim(); ++dim) {
     bool alike = dim != dim_written;
