@@ -236,6 +236,19 @@ Rule like(Body body) {
   };
 }
 
+// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is
+// given has a count of its own.
+bool takes_stream(const OpCall& call) {
+  if (call.has(call.arg_named("generator"))) {
+    return false;
+  }
+  if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
+    return call.has(training) && call.bool_at(training);
+  }
+  const int train = call.arg_named("train");  // native_dropout
+  return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
+}
+
 // Rows of a matrix of odds are independent; a row is drawn from whole.
 void propose_multinomial(const OpCall& call, Proposal& proposal) {
   const auto& odds = call.inputs[0];
@@ -260,19 +273,6 @@ void propose_multinomial(const OpCall& call, Proposal& proposal) {
       multinomial(draw);
     };
   };
-}
-
-// Whether the call draws at all, so that ranks outside the mesh count what those inside count. A generator that is
-// given has a count of its own.
-bool takes_stream(const OpCall& call) {
-  if (call.has(call.arg_named("generator"))) {
-    return false;
-  }
-  if (const int training = call.arg_named("training"); training >= 0) {  // rrelu_with_noise
-    return call.has(training) && call.bool_at(training);
-  }
-  const int train = call.arg_named("train");  // native_dropout
-  return train < 0 || ((!call.has(train) || call.bool_at(train)) && call.args[call.arg_named("p")].toDouble() != 1);
 }
 
 }  // namespace
