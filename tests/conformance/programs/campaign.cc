@@ -14,7 +14,7 @@ namespace tessera::testing {
 
 namespace {
 
-constexpr int kShrunkLabels = 12;
+constexpr int kMostShrunk = 60;
 
 // What is left of a program without what is refused, as far as it runs.
 struct Rest {
@@ -73,6 +73,27 @@ Program shrink_defect(RanksSession& ranks, const Program& program, const Verdict
   return shrunk;
 }
 
+// Defects are told apart by what is left of the programs that show them.
+void record(RanksSession& ranks, uint64_t seed, const Rest& rest, Findings& findings) {
+  std::string label = rest.verdict.label;
+  if (findings.shrunk >= kMostShrunk) {
+    ++findings.wrong[label];
+    return;
+  }
+  ++findings.shrunk;
+  const Program shrunk = shrink_defect(ranks, rest.trial->program, rest.verdict);
+  for (const auto& step : shrunk.steps) {
+    label += step.kind == Step::Kind::kCall ? " " + step.op : "";
+  }
+  label += shrunk.flows.empty() ? "" : shrunk.twice ? ", second derivative" : ", backward";
+  if (++findings.wrong[label] == 1) {
+    const auto again = make_trial(shrunk);
+    const Verdict last = again != nullptr ? ranks.run(again) : rest.verdict;
+    const bool shows = last.kind == Verdict::Kind::kWrong;
+    findings.defects.push_back({seed, label, shows ? last.what : rest.verdict.what, shrunk});
+  }
+}
+
 }  // namespace
 
 Verdict run_program(RanksSession& ranks, Program program, Findings& findings) {
@@ -111,13 +132,7 @@ Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int
     if (rest.verdict.kind != Verdict::Kind::kWrong) {
       continue;
     }
-    if (++findings.wrong[rest.verdict.label] == 1 && findings.defects.size() < kShrunkLabels) {
-      const Program shrunk = shrink_defect(ranks, rest.trial->program, rest.verdict);
-      const auto again = make_trial(shrunk);
-      const Verdict last = again != nullptr ? ranks.run(again) : rest.verdict;
-      findings.defects.push_back(
-          {seed, rest.verdict.label, last.kind == Verdict::Kind::kWrong ? last.what : rest.verdict.what, shrunk});
-    }
+    record(ranks, seed, rest, findings);
   }
   return findings;
 }

@@ -28,11 +28,12 @@ struct Findings {
   int64_t backward = 0;
   int64_t twice = 0;
   int64_t narrow = 0;
+  int64_t shrunk = 0;
   std::map<std::string, int64_t> operations;   // how often each was run
   std::map<std::string, int64_t> refusals;     // by kind
   std::map<std::string, int64_t> no_backward;  // why
-  std::map<std::string, int64_t> wrong;        // programs, by label of the defect
-  std::vector<Defect> defects;                 // the first of each label, shrunk
+  std::map<std::string, int64_t> wrong;        // programs, by what they show
+  std::vector<Defect> defects;                 // the first of each, shrunk
 
   std::string log() const;
 };

@@ -129,7 +129,7 @@ const Binary kBinaries[] = {
     {"mul", ".Tensor", "fcib"},
     {"div", ".Tensor", "fc", -1e4, 1e4, 0.2, 50},
     {"true_divide", ".Tensor", "f", -1e4, 1e4, 0.2, 50},
-    {"floor_divide", "", "fi", -1e4, 1e4, 0.2, 50},
+    {"floor_divide", "", "fi", -1e4, 1e4, 0.2, 50, false},
     {"atan2", "", "f", 0.2, 50},
     {"copysign", ".Tensor"},
     {"fmax", "", "fi", -1e4, 1e4, -1e4, 1e4, false},
@@ -148,7 +148,7 @@ const Binary kBinaries[] = {
     {"xlogy", ".Tensor", "f", -20, 20, 0.1, 50},
     {"special_xlog1py", "", "f", -20, 20, -0.8, 50, false},
     {"heaviside", "", "f"},
-    {"ldexp", ".Tensor", "f", -50, 50, -4, 4},
+    {"ldexp", ".Tensor", "f", -50, 50, -4, 4, false},
     {"gcd", "", "i"},
     {"lcm", "", "i"},
     {"bitwise_and", ".Tensor", "ib"},
@@ -253,9 +253,9 @@ std::vector<Row> ternaries() {
                  if (factor) {
                    args.push_back(num(draw.coefficient()));
                  }
-                 std::string name = op;
-                 name.insert(std::min(name.find('.'), name.size()), write ? "_" : "");
-                 return draw.call(name, args);
+                 const std::string name = op;
+                 const size_t dot = std::min(name.find('.'), name.size());
+                 return draw.call(write ? name.substr(0, dot) + "_" + name.substr(dot) : name, args);
                }};
   };
   return {

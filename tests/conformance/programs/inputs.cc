@@ -100,14 +100,18 @@ at::Tensor share(const at::Tensor& whole, const Placement& placement, int64_t r,
       if (!whole.is_floating_point() && !whole.is_complex()) {
         return r == 0 ? whole.clone() : at::ones_like(whole);
       }
-      return whole * (r == 0 ? 2.0 : r == 1 ? 0.5 : 1.0);
+      return r == 0 ? whole * 2 : at::full_like(whole, r == 1 ? 0.5 : 1.0);
     default:
       break;
   }
   if (!whole.is_floating_point() && !whole.is_complex()) {
     return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
   }
-  return whole * (weight(r, k) * (placement.reduce_op == ReduceOp::kAvg ? static_cast<double>(k) : 1.0));
+  const double times = placement.reduce_op == ReduceOp::kAvg ? static_cast<double>(k) : 1.0;
+  if (is_narrow(whole.scalar_type())) {  // few bits more than the whole has
+    return r == 0 ? (whole - 0.5 * static_cast<double>(k - 1)) * times : at::full_like(whole, 0.5 * times);
+  }
+  return whole * (weight(r, k) * times);
 }
 
 }  // namespace

@@ -40,12 +40,30 @@ bool are_stable(const std::vector<c10::IValue>& clean, const std::vector<c10::IV
                     });
 }
 
+namespace {
+
+// Whether a type with 3 bits less would hold it too: shares of it need some.
+bool has_spare_bits(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor values =
+      (tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor).to(at::kDouble).contiguous();
+  const int bits = tensor.scalar_type() == at::kBFloat16 ? 5 : tensor.scalar_type() == at::kHalf ? 8 : 20;
+  const auto* data = values.const_data_ptr<double>();
+  return std::all_of(data, data + values.numel(), [bits](double x) {
+    int exponent = 0;
+    const double scaled = std::ldexp(std::frexp(x, &exponent), bits);
+    return scaled == std::rint(scaled);
+  });
+}
+
+}  // namespace
+
 bool is_exact(const at::Tensor& clean, const at::Tensor& wide) {
   if (!clean.defined() || !is_narrow(clean.scalar_type())) {
     return alike(clean, wide, 1e-13);
   }
   const auto type = clean.is_complex() ? at::kComplexDouble : at::kDouble;
-  return alike(clean.detach().to(type), wide, 0);
+  return alike(clean.detach().to(type), wide, 0) && has_spare_bits(clean.detach());
 }
 
 std::pair<double, double> bounds(const at::Tensor& tensor) {
