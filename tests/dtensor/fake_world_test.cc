@@ -5,6 +5,7 @@
 #include <set>
 
 #include "tessera/comm/backends/fake_backend.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {
