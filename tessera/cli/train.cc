@@ -43,6 +43,7 @@ int run_train(VerbArguments args) {
     train::check_run(recipe, std::max<int64_t>(nproc, 1));
     return 0;
   }
+  train::check_run_folder(recipe);  // before there are ranks, which leave flight records in it when they fail
   if (const auto code = launch_ranks("train", args, nproc)) return *code;
   const auto world = connect_world({.backend = recipe.comm.backend,
                                     .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),

@@ -40,7 +40,8 @@ std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const st
 std::string mesh_device(const Recipe& recipe, const comm::World& world) {
   if (recipe.comm.backend != "nccl") return "cpu";
   const std::string reason = comm::why_no_nccl(world.info().local_size);
-  TESSERA_CHECK(reason.empty(), ErrorKind::kConfig, "[train.mesh] comm.backend=nccl: {}. Use comm.backend=gloo.", reason);
+  TESSERA_CHECK(reason.empty(), ErrorKind::kConfig, "[train.mesh] comm.backend=nccl: {}. Use comm.backend=gloo.",
+                reason);
   return "cuda";
 }
 
@@ -143,9 +144,8 @@ std::string describe_precision(const Recipe& recipe) {
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model) {
   const auto& section = recipe.optimizer;
   if (section.name == "sgd") {
-    return optim::make_sgd(model, {.lr = section.lr,
-                                   .weight_decay = section.weight_decay,
-                                   .master_weights = section.master_weights});
+    return optim::make_sgd(
+        model, {.lr = section.lr, .weight_decay = section.weight_decay, .master_weights = section.master_weights});
   }
   return optim::make_adamw(model, {.lr = section.lr,
                                    .beta1 = section.betas.at(0),

@@ -36,12 +36,12 @@ RunData load_run_data(const Recipe& recipe);
 // The config of model.path, checked against the recipe: sequence length within the context, dtype. Error kConfig.
 ModelConfig load_model_config(const Recipe& recipe);
 
-// The recipe's layout over all ranks: of GPUs when comm.backend is nccl, else of CPUs. Error kConfig when there are no GPUs
-// or the layout does not fit the world. No communication.
+// The recipe's layout over all ranks: of GPUs when comm.backend is nccl, else of CPUs. Error kConfig when there are no
+// GPUs or the layout does not fit the world. No communication.
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world);
 
-// What tells the model that a run starts from: config.json and, unless it is drawn, the weights (both ends and some places
-// of each file). Error kIo.
+// What tells the model that a run starts from: config.json and, unless it is drawn, the weights (both ends and some
+// places of each file). Error kIo.
 std::string model_fingerprint(const Recipe& recipe);
 
 // What must be the same on all ranks: settings that are no paths, data, model, version. For comm::check_same().

@@ -79,8 +79,8 @@ std::vector<int64_t> sample_prompt(const data::Batch& row) {
   return {tokens, tokens + length};
 }
 
-// The share of a data-parallel rank in all rows, in batches of `rows`. One that has fewer rows than another is given rows without
-// labels, so that all take as many steps.
+// The share of a data-parallel rank in all rows, in batches of `rows`. One that has fewer rows than another is given
+// rows without labels, so that all take as many steps.
 std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place) {
   const int64_t each = (dataset.rows() + place.data_size() - 1) / place.data_size();
   std::vector<data::Batch> batches;
@@ -108,19 +108,6 @@ bool is_in(const std::filesystem::path& path, const std::filesystem::path& folde
   return std::filesystem::weakly_canonical(path).parent_path() == std::filesystem::weakly_canonical(folder);
 }
 
-// What can be said of the run's folder before it is made or taken.
-void check_run_folder(const Recipe& recipe) {
-  const std::filesystem::path dir = recipe.checkpoint.dir;
-  const RunMark mark(dir);
-  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_free();
-  const auto model = std::filesystem::weakly_canonical(recipe.model.path);
-  TESSERA_CHECK(recipe.checkpoint.export_model == "never" || model != std::filesystem::weakly_canonical(dir / "model"),
-                ErrorKind::kConfig,
-                "[train.run_folder] model.path: {} is where this run would export its own model to. Choose another "
-                "checkpoint.dir.",
-                recipe.model.path);
-}
-
 }  // namespace
 
 struct Trainer::Impl {
@@ -144,12 +131,12 @@ struct Trainer::Impl {
   RunData data;
   ModelConfig config;
   std::string model_identity;
-  std::unique_ptr<RunFolder> folder;      // rank 0 only
+  std::unique_ptr<RunFolder> folder;  // rank 0 only
   std::shared_ptr<CausalLM> model;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<data::DataLoader> loader;
   std::unique_ptr<CheckpointWriter> checkpoints;
-  std::unique_ptr<RunReport> report;      // rank 0 only
+  std::unique_ptr<RunReport> report;  // rank 0 only
   std::unique_ptr<TrainStep> step_runner;
   std::optional<optim::Schedule> schedule;
   std::vector<data::Batch> validation_batches;
@@ -211,7 +198,8 @@ void Trainer::Impl::resume() {
   if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
   if (wanted != "auto" && wanted != "never") {
     TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
-                  "[train.resume] checkpoint.resume: found {}, wanted auto, never or the folder of a checkpoint.", wanted);
+                  "[train.resume] checkpoint.resume: found {}, wanted auto, never or the folder of a checkpoint.",
+                  wanted);
     checkpoint = Checkpoint::open(wanted, group);
   }
   comm::attempt_together(group, [&] {
@@ -234,7 +222,8 @@ void Trainer::Impl::resume() {
   comm::attempt_together(group, [&] {
     if (goes_on || !chief()) return;
     const auto aside = folder->put_aside_history();
-    if (!aside.empty()) log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
+    if (!aside.empty())
+      log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
   });
   if (!checkpoint) return;
   first_step = checkpoint->step();
@@ -326,8 +315,9 @@ RunSummary Trainer::Impl::run() {
   if (!stopped_early && recipe.checkpoint.export_model != "never") export_model();
   if (report) {
     report->finish(stopped_early ? fmt::format("asked to stop after step {}; the same command goes on from there", step)
-                   : recipe.checkpoint.export_model == "never" ? fmt::format("done, {}", run_path().string())
-                                                               : fmt::format("done, the model is in {}", (run_path() / "model").string()));
+                   : recipe.checkpoint.export_model == "never"
+                       ? fmt::format("done, {}", run_path().string())
+                       : fmt::format("done, the model is in {}", (run_path() / "model").string()));
   }
   return {first_step, step, stopped_early};
 }
@@ -337,6 +327,17 @@ Trainer::Trainer(const Recipe& recipe, std::shared_ptr<comm::World> world)
 Trainer::~Trainer() = default;
 RunSummary Trainer::run() { return impl_->run(); }
 
+void check_run_folder(const Recipe& recipe) {
+  const std::filesystem::path dir = recipe.checkpoint.dir;
+  const RunMark mark(dir);
+  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_free();
+  const auto model = std::filesystem::weakly_canonical(recipe.model.path);
+  TESSERA_CHECK(recipe.checkpoint.export_model == "never" || model != std::filesystem::weakly_canonical(dir / "model"),
+                ErrorKind::kConfig,
+                "[train.run_folder] model.path: {} is where this run would export its own model to. Choose another "
+                "checkpoint.dir.",
+                recipe.model.path);
+}
 
 void check_run(const Recipe& recipe, int64_t world_size) {
   const auto layout = resolve_layout(recipe, world_size);
@@ -354,8 +355,8 @@ void check_run(const Recipe& recipe, int64_t world_size) {
              stats.documents, data.train->rows(), recipe.data.sequence_length, stats.label_tokens, stats.truncated,
              stats.dropped, stats.unlabelled);
   if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
-  fmt::print("layout      {} ranks: dp_replicate {} x dp_shard {}, {} micro-batches of {} a rank and step\n", world_size,
-             layout.dp_replicate, layout.dp_shard, layout.micro_batches, recipe.train.local_batch_size);
+  fmt::print("layout      {} ranks: dp_replicate {} x dp_shard {}, {} micro-batches of {} a rank and step\n",
+             world_size, layout.dp_replicate, layout.dp_shard, layout.micro_batches, recipe.train.local_batch_size);
   fmt::print("run         {} steps, {:.2f} epochs, into {}\n", steps,
              static_cast<double>(steps * recipe.train.global_batch_size) / static_cast<double>(data.train->rows()),
              recipe.checkpoint.dir);

@@ -15,9 +15,9 @@
 namespace tessera::train {
 
 struct RunSummary {
-  int64_t first_step = 0;       // the step the run started after
+  int64_t first_step = 0;  // the step the run started after
   int64_t last_step = 0;
-  bool stopped_early = false;   // asked to stop; the state was saved
+  bool stopped_early = false;  // asked to stop; the state was saved
 };
 
 class Trainer {
@@ -32,6 +32,10 @@ class Trainer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// What can be said of the run's folder before it is made or taken; writes nothing. Error kConfig when something that no
+// run wrote is in the way, or the run would export over the model that it starts from.
+void check_run_folder(const Recipe& recipe);
 
 // Everything that can be known without training: recipe, data, model config and weights' headers, layout. Prints what
 // the run would be. Errors as Trainer's.
