@@ -61,7 +61,7 @@ function(tessera_layer name)
   target_link_libraries(tessera_${name} PUBLIC tessera_fmt)
   if(ARG_PLAIN)
     target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>
-      PkgConfig::ONIGURUMA PkgConfig::UTF8PROC PkgConfig::XXHASH Threads::Threads)
+      ${CMAKE_DL_LIBS} PkgConfig::UTF8PROC PkgConfig::XXHASH Threads::Threads)
   else()
     target_link_libraries(tessera_${name} PUBLIC tessera_torch
       PRIVATE $<BUILD_INTERFACE:nlohmann_json::nlohmann_json> yaml-cpp PkgConfig::XXHASH)

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <regex.h>
 
 #include <thread>
 
@@ -75,6 +76,16 @@ TEST(Regex, LongRunsOfSpaceAreNoTrouble) {
   const auto found = matches(pattern, text);
   EXPECT_EQ(found.size(), 60u);
   EXPECT_EQ(found[0].size(), 19'999u);
+}
+
+// libonig has a regcomp() too, which must not take the place of libc's.
+TEST(Regex, LeavesPosixsOwnAlone) {
+  const Regex ours("a", "test");
+  regex_t posix;
+  ASSERT_EQ(::regcomp(&posix, "^[0-9]+\\.[0-9]+$", REG_EXTENDED), 0);
+  EXPECT_EQ(::regexec(&posix, "12.5", 0, nullptr, 0), 0);
+  EXPECT_EQ(::regexec(&posix, "1225", 0, nullptr, 0), REG_NOMATCH);
+  ::regfree(&posix);
 }
 
 TEST(Regex, ManyThreadsShareOne) {
