@@ -83,13 +83,6 @@ std::vector<std::pair<std::string, Program>> writes_to_views() {
          h.narrow(2, 0, 2).mul_(w.narrow(2, 2, 2));
          return h;
        }},
-      {"split",
-       [](const at::Tensor& w) {
-         const at::Tensor h = w * 1;
-         const auto parts = h.split(2, 2);
-         h.mul_(w);
-         return at::cat({parts[2], parts[0]}, 2);
-       }},
   };
 }
 

@@ -1,7 +1,9 @@
 // Composite operations whose own decomposition does not suit DTensors, written again from operations that do. They are
 // registered at the autograd key too, so that their gradients come from what they are made of.
 #include <ATen/ATen.h>
+#include <ATen/InferSize.h>
 #include <ATen/OpMathType.h>
+#include <ATen/TensorUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
@@ -114,6 +116,14 @@ at::Tensor pad_circular(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
     padded = parts.size() == 1 ? body : at::cat(parts, dim);
   }
   return padded.is_same(self) ? self.clone() : padded;
+}
+
+// Upstream takes a view, which must alias. This may be a view of a gathered copy: what is cut unevenly can be reshaped.
+at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
+  const at::DimVector sizes = at::infer_size_dv(C10_AS_INTARRAYREF_SLOW(symbolic), self.numel());
+  const auto strides = at::detail::computeStride(self.sizes(), self.strides(), sizes);
+  return strides ? at::_reshape_alias(self, sizes, *strides)
+                 : at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
 }
 
 at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
@@ -244,6 +254,7 @@ void register_composites() {
       made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
       made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
       made->back()->impl("pad", TORCH_FN(pad));
+      made->back()->impl("reshape", TORCH_FN(reshape));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
     made->back()->impl("mvlgamma", TORCH_FN(log_multigamma));

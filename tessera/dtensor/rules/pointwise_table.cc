@@ -39,7 +39,7 @@ void propose_log_sigmoid(const OpCall& call, Proposal& proposal) {
 }
 
 void add_linear_names(RuleTable& table) {
-  table.add({"aten::neg", "aten::negative"}, pointwise(Commutes::kNegation));
+  table.add({"aten::neg", "aten::negative", "aten::_neg_view", "aten::_neg_view_copy"}, pointwise(Commutes::kNegation));
   table.add({"aten::rad2deg", "aten::deg2rad"}, pointwise(Commutes::kScaling));
   table.add({"aten::add", "aten::sub"}, pointwise(Commutes::kAdditive));
   table.add({"aten::mul"}, pointwise(Commutes::kMultiplicative));
