@@ -50,8 +50,9 @@ Behaviour planned(const Sample& sample, const std::vector<Slot>& slots, const st
     for (size_t i = 0; i < slots.size(); ++i) {
       if (slots[i].arg == move.arg && slots[i].element == move.element) {
         const at::Tensor local = to_local(placed[i]);
-        for (const auto& step : move.steps) {
-          behaviour.bytes += step_bytes(step.from, step.to, local.numel() * static_cast<int64_t>(local.element_size()));
+        if (!move.steps.empty()) {  // one, over the one mesh dim
+          behaviour.bytes += step_bytes(placements(placed[i])[0], move.to->values[0],
+                                        local.numel() * static_cast<int64_t>(local.element_size()));
         }
       }
     }
