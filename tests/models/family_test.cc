@@ -52,7 +52,8 @@ TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
                                                  .mlp_bias = biases});
       std::map<std::string, std::vector<int64_t>> said, held;
       for (const auto& tensor : tensors) said[tensor.hf_name] = tensor.shape;
-      for (const auto& named : make_model(config, {.device = at::kMeta})->named_parameters()) {
+      const auto model = make_model(config, {.device = at::kMeta});
+      for (const auto& named : model->named_parameters()) {
         held[named.name] = named.slot->parameter.sizes().vec();
       }
       EXPECT_EQ(said, held) << family->architecture;
