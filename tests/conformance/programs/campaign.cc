@@ -14,7 +14,8 @@ namespace tessera::testing {
 
 namespace {
 
-constexpr int kMostShrunk = 60;
+constexpr int kMostShrunk = 40;
+constexpr int kMostPartings = 12;  // of one program that is shrunk: each costs a while and new ranks
 
 // What is left of a program without what is refused, as far as it runs.
 struct Rest {
@@ -61,12 +62,14 @@ void count(const Trial& trial, Findings& findings) {
 
 Program shrink_defect(RanksSession& ranks, const Program& program, const Verdict& verdict) {
   ranks.set_patience(std::chrono::milliseconds(4000));
+  int partings = 0;
   Program shrunk = shrink(program, [&](const Program& candidate) {
-    const auto trial = make_trial(candidate);
+    const auto trial = partings < kMostPartings ? make_trial(candidate) : nullptr;
     if (trial == nullptr) {
       return false;
     }
     const Verdict now = ranks.run(trial);
+    partings += now.label == kParted;
     return now.kind == Verdict::Kind::kWrong && now.label == verdict.label;
   });
   ranks.set_patience(std::chrono::milliseconds(15000));

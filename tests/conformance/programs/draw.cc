@@ -415,7 +415,7 @@ std::pair<Program, Plain> Draw::finish() {
       if (whole.flows.empty()) {
         throw;
       }
-      note = std::string("plain tensors raise: ") + error.what();
+      note = "plain tensors raise: " + text_of(error);
     }
     if (whole.twice) {
       whole.twice = false;

@@ -433,6 +433,11 @@ std::string text_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::string text_of(const std::exception& error) {
+  const auto* known = dynamic_cast<const c10::Error*>(&error);
+  return known != nullptr ? known->what_without_backtrace() : error.what();
+}
+
 std::string difference(const at::Tensor& found, const at::Tensor& wanted, double tolerance) {
   const at::NoGradGuard no_grad;
   if (found.sizes() != wanted.sizes()) {

@@ -90,6 +90,9 @@ bool takes_gradients(c10::ScalarType type);  // floating point and complex
 const c10::OperatorHandle& find_op(const std::string& name);
 bool writes(const Step& step);  // to an argument
 
+// What an exception says, without libtorch's backtrace, which takes long to write.
+std::string text_of(const std::exception& error);
+
 // Equal within a tolerance relative to 1 + |wanted|; infinities and NaNs alike. Empty when so, else what differs.
 std::string difference(const at::Tensor& found, const at::Tensor& wanted, double tolerance);
 

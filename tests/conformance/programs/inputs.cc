@@ -156,8 +156,9 @@ std::vector<Placement> partials_of(c10::ScalarType type, bool nonnegative, const
   if (type == at::kBool) {
     return {Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct)};
   }
-  std::vector<Placement> all{Partial(), Partial(ReduceOp::kProduct)};
-  if (!complex) {
+  std::vector<Placement> all{Partial()};
+  if (!complex) {  // the collectives neither multiply nor order complex numbers
+    all.push_back(Partial(ReduceOp::kProduct));
     all.push_back(Partial(ReduceOp::kMax));
     all.push_back(Partial(ReduceOp::kMin));
   }

@@ -143,7 +143,7 @@ class RankRun {
     try {
       body();
     } catch (const std::exception& caught) {
-      word.error = caught.what();
+      word.error = text_of(caught);
       word.error = word.error.empty() ? "an exception without text" : word.error;
     }
     word.step = step_;
@@ -359,7 +359,7 @@ class RanksSession::Impl {
     end();
     Verdict verdict;
     verdict.kind = Verdict::Kind::kWrong;
-    verdict.label = "ranks parted";
+    verdict.label = kParted;
     verdict.what = "ranks parted:" + meeting_->parting();
     return verdict;
   }

@@ -33,6 +33,9 @@ struct Verdict {
   std::string what;   // in full
 };
 
+// The label where a rank waits for another that went on or raised.
+inline constexpr const char* kParted = "ranks parted";
+
 class RanksSession {
  public:
   explicit RanksSession(std::vector<int64_t> mesh);
