@@ -248,7 +248,8 @@ TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
   comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .async = false});
     auto tensors = sharded(world, 2);
-    tensors.emplace_back(std::string(1 << 10, 'x'), at::ones({1}, at::kComplexFloat));  // no safetensors dtype
+    const std::string long_name(1 << 10, 'x');
+    tensors.emplace_back(long_name, at::ones({1}, at::kComplexFloat));  // no safetensors dtype
     EXPECT_THROW(writer.save(6, tensors, {}), Error);
   });
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{"LATEST", "step-00000005"}));
