@@ -4,6 +4,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorUtils.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
@@ -126,6 +127,27 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef symbolic) {
                  : at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
 }
 
+// Upstream's does not ask the dispatcher for its reshape.
+at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
+  const int64_t begin = at::maybe_wrap_dim(first, self.dim());
+  const int64_t end = at::maybe_wrap_dim(last, self.dim());
+  TESSERA_CHECK(
+      begin <= end, ErrorKind::kShape,
+      "[dtensor.flatten] found dims {} to {}, wanted a range: flatten() has invalid args: start_dim cannot come "
+      "after end_dim.",
+      first, last);
+  if (self.dim() == 0) {
+    return self.reshape({1});
+  }
+  if (begin == end) {
+    return self;
+  }
+  std::vector<int64_t> sizes(self.sizes().begin(), self.sizes().begin() + begin);
+  sizes.push_back(c10::multiply_integers(self.sizes().begin() + begin, self.sizes().begin() + end + 1));
+  sizes.insert(sizes.end(), self.sizes().begin() + end + 1, self.sizes().end());
+  return self.reshape(sizes);
+}
+
 at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
   const bool known = mode == "constant" || mode == "reflect" || mode == "replicate" || mode == "circular";
   TESSERA_CHECK(
@@ -136,7 +158,8 @@ at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view
   return at::native::pad_symint(self, pad, mode, value);
 }
 
-// Upstream's derivative copies blocks into at::zeros(). Theirs too: the corner of the exponential of [[A^H, G], [0, A^H]].
+// Upstream's derivative copies blocks into at::zeros(). Theirs too: the corner of the exponential of [[A^H, G], [0,
+// A^H]].
 struct MatrixExp : torch::autograd::Function<MatrixExp> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     ctx->save_for_backward({self});
@@ -178,10 +201,10 @@ at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
   return from_local(tensor, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
 }
 
-// What label smoothing adds: the negative log-probabilities of all classes. Upstream masks a sum over classes, which may be
-// partial, in place, and takes the mean of a selection, whose shape depends on data.
-at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& target, const at::Tensor& weight, int64_t reduction,
-                       int64_t ignored_index) {
+// What label smoothing adds: the negative log-probabilities of all classes. Upstream masks a sum over classes, which
+// may be partial, in place, and takes the mean of a selection, whose shape depends on data.
+at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& target, const at::Tensor& weight,
+                       int64_t reduction, int64_t ignored_index) {
   const int64_t class_dim = log_probabilities.dim() == 1 ? 0 : 1;
   at::Tensor terms = log_probabilities;
   if (weight.defined()) {
@@ -208,7 +231,8 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
                               int64_t reduction, c10::SymInt ignore_index, double label_smoothing) {
   const bool of_classes = self.sizes() != target.sizes();  // not of probabilities
   if (label_smoothing <= 0 || label_smoothing > 1 || !of_classes || !is_dtensor(self)) {
-    return at::native::cross_entropy_loss_symint(self, target, weight, reduction, std::move(ignore_index), label_smoothing);
+    return at::native::cross_entropy_loss_symint(self, target, weight, reduction, std::move(ignore_index),
+                                                 label_smoothing);
   }
   const int64_t class_dim = self.dim() == 1 ? 0 : 1;
   const int64_t ignored = ignore_index.expect_int();
@@ -220,10 +244,11 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
 }
 
 // Upstream makes the causal mask with at::ones(options), which would be a plain tensor.
-std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                                  const std::optional<at::Tensor>& mask, double dropout, bool causal,
-                                                  const std::optional<at::Tensor>& dropout_mask, std::optional<double> scale,
-                                                  bool grouped) {
+std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key,
+                                                  const at::Tensor& value, const std::optional<at::Tensor>& mask,
+                                                  double dropout, bool causal,
+                                                  const std::optional<at::Tensor>& dropout_mask,
+                                                  std::optional<double> scale, bool grouped) {
   const bool masked = mask && mask->defined();  // which does not go with causal: upstream's error
   if (!causal || masked || !is_dtensor(query)) {
     return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
@@ -255,6 +280,7 @@ void register_composites() {
       made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
       made->back()->impl("pad", TORCH_FN(pad));
       made->back()->impl("reshape", TORCH_FN(reshape));
+      made->back()->impl("flatten.using_ints", TORCH_FN(flatten));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
     made->back()->impl("mvlgamma", TORCH_FN(log_multigamma));
