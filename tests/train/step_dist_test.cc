@@ -29,7 +29,7 @@ struct Rig {
     model = make_model(ModelConfig::parse(testing::tiny_config(), "tiny"), {.device = c10::Device(at::kMeta)});
     std::vector<nn::Module*> blocks;
     for (const auto& block : model->blocks()) blocks.push_back(block.get());
-    data_parallel(*model, blocks, {.mesh = init_device_mesh(world, "cpu", {world->size()})});
+    data_parallel(*model, blocks, {.mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp_shard"})});
     init_weights(*model, 5);
     optimizer = optim::make_adamw(*model, {.lr = 0.01});
     step = std::make_unique<TrainStep>(*model, *optimizer, world->group(), StepOptions{.skip_nonfinite = skip});
