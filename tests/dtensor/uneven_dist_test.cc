@@ -129,6 +129,25 @@ TEST(Uneven, LinearLeavesActivationsWhereTheyLie) {
   });
 }
 
+TEST(Uneven, ViewsOfWhatHasNoElements) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({0, 4}), mesh, {Shard(1)});
+    EXPECT_EQ(full_tensor(x.reshape({0}).sum()).item<double>(), 0);
+    EXPECT_EQ(full_tensor(at::einsum("ij,jk->ki", {distribute_tensor(at::ones({5, 0}), mesh, {Shard(0)}), x})).numel(),
+              20);
+  });
+}
+
+TEST(Uneven, TransposesInPlace) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = values({3, 4});
+    const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});
+    x.transpose_(0, 1);
+    EXPECT_EQ(placements(x)[0], Shard(1));
+    EXPECT_TRUE(full_tensor(x).equal(plain.t()));
+  });
+}
+
 TEST(Uneven, WhatMustAliasAndCannotIsRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = distribute_tensor(values({3, 4}), mesh, {Shard(0)});

@@ -15,7 +15,8 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, Commutes::kNone);
   for (const Placement& p : partials_among(call)) {
     const bool rounds = is_fraction(from) && !is_fraction(to);
-    if (from == to || (to != at::kBool && (is_extreme(p) || !rounds))) {
+    const bool passes = is_extreme(p) ? !at::isComplexType(to) : !rounds;  // complex numbers have no order
+    if (from == to || (to != at::kBool && passes)) {
       proposal.strategies.push_back(alike(call, p));
     }
   }

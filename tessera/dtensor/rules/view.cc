@@ -168,7 +168,7 @@ class ViewPlacements {
     if (pieces % outer_parts != 0) {
       fail_flatten(m);
     }
-    return StridedShard(group->to[0], pieces / outer_parts);
+    return StridedShard(group->to[0], std::max<int64_t>(pieces / outer_parts, 1));  // 0 of what has no elements
   }
 
   Placement flattened_strided(int64_t m, const DimGroup& group, int64_t all_parts) const {

@@ -115,7 +115,8 @@ void handle_in_place_view(const OpEntry& op, c10::DispatchKeySet, Stack* stack) 
   const at::Tensor self = (*stack)[base].toTensor();
   std::string name = op.name.substr(0, op.name.find('.'));
   name.pop_back();
-  const std::string overload = op.name.find('.') == std::string::npos ? "" : op.name.substr(op.name.find('.') + 1);
+  std::string overload = op.name.find('.') == std::string::npos ? "" : op.name.substr(op.name.find('.') + 1);
+  overload = name == "aten::transpose" ? "int" : overload;
   c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()).callBoxed(stack);
   const at::Tensor view = torch::jit::pop(*stack).toTensor();
   self.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
