@@ -363,7 +363,7 @@ TEST(Checkpoint, ARankMayWriteLongerThanACollectiveMayTake) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 2);
 }
 
-TESSERA_RANKS_TEST(Saves, LeaveNothingInStoreOrMemory, (3)) { expect_flat(world, 60, 4096); }
+TESSERA_RANKS_TEST(Saves, LeaveNothingInStoreOrMemory, (3)) { expect_flat(world, 25, 4096); }
 
 TEST(Checkpoint, NoLatestMeansNone) {
   TempFolder folder;

@@ -22,7 +22,7 @@ inline int64_t resident_kib() {
   return 0;
 }
 
-// Saves after a tenth of which memory and store are looked at; the rest may add `allowed_kib` to this process.
+// Saves after a fifth of which memory and store are looked at; the rest may add `allowed_kib` to this process.
 inline void expect_flat(const std::shared_ptr<comm::World>& world, int saves, int64_t allowed_kib) {
   static const testing::TempFolder folder;  // processes have one each, of which the first rank's counts
   const auto path = std::filesystem::path(comm::broadcast_bytes(*world->group(), folder.path().string()));
@@ -35,7 +35,7 @@ inline void expect_flat(const std::shared_ptr<comm::World>& world, int saves, in
   int64_t keys = 0, resident = 0;
   for (int step = 1; step <= saves; ++step) {
     writer.save(step, tensors, {}, step);
-    if (step != saves / 10) continue;
+    if (step != saves / 5) continue;
     writer.finish();
     comm::barrier(*world->group());
     keys = world->store().getNumKeys();
