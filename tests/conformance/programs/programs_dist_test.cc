@@ -1,44 +1,20 @@
-// Random programs of operations on DTensors against plain tensors, with new seeds at every run; and the programs kept
-// in kept/, which once showed a defect. TESSERA_SEED=N draws those of N again; TESSERA_PROGRAMS=N how many a mesh.
+// Programs of operations on DTensors against plain tensors: those of kept/, each of which once showed a defect. New ones
+// are drawn by programs_slow_test.cc.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <filesystem>
-#include <iostream>
 #include <map>
 #include <memory>
-#include <random>
 #include <set>
 
 #include "tessera/base/file.h"
-#include "tests/conformance/programs/campaign.h"
+#include "tests/conformance/programs/ranks_session.h"
 #include "tests/conformance/programs/catalog.h"
 #include "tests/conformance/programs/shrink.h"
 #include "tests/support/process.h"
 
 namespace tessera::testing {
 namespace {
-
-int64_t setting(const char* name, int64_t otherwise) {
-  const char* given = std::getenv(name);
-  return given != nullptr ? std::stoll(given) : otherwise;
-}
-
-class RandomPrograms : public ::testing::TestWithParam<std::vector<int64_t>> {};
-
-TEST_P(RandomPrograms, EqualPlainTensors) {
-  const auto seed = static_cast<uint64_t>(setting("TESSERA_SEED", std::random_device{}()));
-  std::cout << "seed " << seed << " (TESSERA_SEED=" << seed << " draws the same again)\n";
-  const Findings found = run_programs(GetParam(), seed, setting("TESSERA_PROGRAMS", 375));
-  std::cout << found.log();
-  EXPECT_TRUE(found.wrong.empty());
-}
-
-INSTANTIATE_TEST_SUITE_P(, RandomPrograms,
-                         ::testing::ValuesIn(std::vector<std::vector<int64_t>>{
-                             {2}, {3}, {4}, {8}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}}),
-                         [](const auto& info) { return mesh_name(info.param); });
 
 TEST(KeptPrograms, EqualPlainTensors) {
   std::map<std::string, std::unique_ptr<RanksSession>> sessions;
