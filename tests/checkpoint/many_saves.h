@@ -47,6 +47,7 @@ inline void expect_flat(const std::shared_ptr<comm::World>& world, int saves, in
   EXPECT_EQ(world->store().getNumKeys(), keys);
   EXPECT_LT(resident_kib() - resident, allowed_kib);
   EXPECT_EQ(Checkpoint::latest(path)->step(), saves);
+  comm::barrier(*world->group());  // the folder goes with the first rank's process
 }
 
 }  // namespace tessera

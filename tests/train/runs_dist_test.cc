@@ -232,7 +232,7 @@ TEST(Runs, TildeIsTheHomeFolder) {
   fs::create_directory(runs / "home");
   const auto run = testing::run_process(
       {"bash", "-c",
-       fmt::format("cd {0} && HOME={0}/home exec {1} train recipe.yaml 'checkpoint.dir=~/x' train.steps=1",
+       fmt::format("cd {0} && HOME={0}/home exec {1} train recipe.yaml 'checkpoint.dir=~/x' train.steps=2",
                    (runs / "").string(), testing::program())});
   ASSERT_RUNS(run);
   EXPECT_TRUE(fs::exists(runs / "home/x/model/config.json"));

@@ -35,9 +35,9 @@ class TinyRun {
                                                     line * (line % 7), line % 5, line * (line % 7) + line % 5)}})
                    .dump() +
                "\n";
+      if (line == 11) write("held-out.jsonl", lines);
     }
     write("train.jsonl", lines);
-    write("held-out.jsonl", lines.substr(0, lines.size() / 4 * 4 / 6));
     write("recipe.yaml", fmt::format(R"(
 model: {{path: {0}/base, init: random}}
 data: {{train: [{0}/train.jsonl], format: jsonl, sequence_length: 48}}
