@@ -8,7 +8,7 @@
 #include <set>
 
 #include "tessera/base/file.h"
-#include "tests/conformance/programs/ranks_session.h"
+#include "tests/conformance/programs/campaign.h"
 #include "tests/conformance/programs/catalog.h"
 #include "tests/conformance/programs/shrink.h"
 #include "tests/support/process.h"
