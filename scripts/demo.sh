@@ -12,11 +12,11 @@ dialogues=3
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" | { [ -t 1 ] && [ -z "${NO_COLOR:-}" ] && cat || sed 's/\x1b\[[0-9;]*m//g'; }; }
 
-# Of the first short held-out dialogues {"messages":[{"role":...,"content":QUESTION},{"role":...,"content":ANSWER}]}, all with
+# Of the first short held-out dialogues {"messages":[{"role":...,"content":QUESTION?},{"role":...,"content":ANSWER}]}, all with
 # different questions: one of the two, a line each.
 field() {  # field 1|2
   awk -F'"content":"' -v n="$1" -v most="$dialogues" '
-    NF == 3 && !/\\/ && length($0) < 200 && !seen[$2]++ { text = $(n + 1); sub(/".*/, "", text); print text; if (++count == most) exit }
+    NF == 3 && !/\\/ && $2 ~ /\?"/ && length($0) < 220 && !seen[$2]++ { text = $(n + 1); sub(/".*/, "", text); print text; if (++count == most) exit }
   ' "$held_out"
 }
 
