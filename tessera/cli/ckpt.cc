@@ -41,7 +41,7 @@ void print_verified(const std::string& path, const VerifiedFiles& verified) {
                     count, fmt::join(types, ", ")));
 }
 
-void print_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
+void list_as_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const auto& tensor : tensors) {
     list.push_back({{"name", tensor.name},
@@ -73,7 +73,7 @@ void list(const std::string& path, bool as_json) {
   const auto tensors = list_tensors(path);
   uint64_t total_bytes = 0;
   for (const auto& tensor : tensors) total_bytes += tensor.size_bytes;
-  as_json ? print_json(tensors, total_bytes) : print_table(tensors, total_bytes);
+  as_json ? list_as_json(tensors, total_bytes) : print_table(tensors, total_bytes);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ namespace {
 
 using detail::LlamaShape;
 
-constexpr int64_t kMaxSize = int64_t{1} << 32;
+constexpr int64_t kMaxTensorSize = int64_t{1} << 32;
 constexpr double kMaxNumber = 1e30;
 
 // The keys of config.json that GGUF has, too.
@@ -41,7 +41,7 @@ class Config {
   const std::string& where() const { return where_; }
 
   int64_t whole(const char* key, std::optional<int64_t> absent = std::nullopt) const {
-    return top_.integer(key, absent, 0, kMaxSize);
+    return top_.integer(key, absent, 0, kMaxTensorSize);
   }
   double number(const char* key, double absent) const { return top_.number(key, absent, kLeast, kMaxNumber); }
   bool flag(const char* key) const { return top_.boolean(key, false); }

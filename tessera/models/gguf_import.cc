@@ -118,7 +118,7 @@ json rope_scaling(const GgufFile& file, double theta, int64_t head_dim) {
   return scaling;
 }
 
-const char* dtype_name(c10::ScalarType dtype) {
+const char* import_dtype_name(c10::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
       return "float32";
@@ -151,7 +151,7 @@ json model_config(const GgufFile& file, const ModelFamily& family, const LlamaSh
                  {"rope_scaling", rope_scaling(file, theta, shape.head_dim)},
                  {"rope_theta", theta},
                  {"tie_word_embeddings", shape.tied},
-                 {"torch_dtype", dtype_name(dtype)},
+                 {"torch_dtype", import_dtype_name(dtype)},
                  {"use_cache", true},
                  {"vocab_size", shape.vocab}};
   for (const auto& [name, key] :
@@ -233,7 +233,7 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
   }
   writer.finish();
   folder.publish();
-  log_info("[gguf] {}: {} tensors written to {} as {}", gguf.string(), tensors.size(), dir.string(), dtype_name(dtype));
+  log_info("[gguf] {}: {} tensors written to {} as {}", gguf.string(), tensors.size(), dir.string(), import_dtype_name(dtype));
 }
 
 }  // namespace tessera

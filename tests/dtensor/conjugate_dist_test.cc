@@ -9,14 +9,14 @@ namespace {
 
 using testing::on_ranks;
 
-at::Tensor values(std::vector<int64_t> sizes) {
+at::Tensor complex_values(std::vector<int64_t> sizes) {
   const at::Tensor flat = at::arange(c10::multiply_integers(sizes), at::kDouble).view(sizes);
   return at::complex(flat, flat * 2 - 3);
 }
 
 TEST(Conjugate, IsKnownToTheWhole) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({4, 3});
+    const at::Tensor plain = complex_values({4, 3});
     for (const Placement& lie : {Shard(0), Shard(1), Replicate()}) {
       const at::Tensor z = distribute_tensor(plain, mesh, {lie});
       EXPECT_TRUE(z.conj().is_conj());
@@ -33,7 +33,7 @@ TEST(Conjugate, IsKnownToTheWhole) {
 
 TEST(Conjugate, OperationsOnWhatIsStillToBeConjugated) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({4, 4});
+    const at::Tensor plain = complex_values({4, 4});
     for (const Placement& lie : {Shard(0), Shard(1), Replicate(), Partial()}) {
       const at::Tensor z =
           lie.is_partial() ? from_local(plain / 2, mesh, {lie}) : distribute_tensor(plain, mesh, {lie});
@@ -49,7 +49,7 @@ TEST(Conjugate, OperationsOnWhatIsStillToBeConjugated) {
 
 TEST(Conjugate, WritesReachTheTensorItWasTakenOf) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({4, 3});
+    const at::Tensor plain = complex_values({4, 3});
     const at::Tensor z = distribute_tensor(plain, mesh, {Shard(0)});
     z.conj().mul_(c10::complex<double>(0, 1));
     at::imag(z).add_(5);
@@ -61,7 +61,7 @@ TEST(Conjugate, WritesReachTheTensorItWasTakenOf) {
 
 TEST(Conjugate, Gradients) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({4, 3}).requires_grad_(true);
+    const at::Tensor plain = complex_values({4, 3}).requires_grad_(true);
     const at::Tensor z = distribute_tensor(plain.detach(), mesh, {Shard(0)}).requires_grad_(true);
     const auto loss = [](const at::Tensor& t) {
       return at::view_as_real((t.conj() * t * t).resolve_conj()).pow(2).sum();

@@ -11,25 +11,25 @@ namespace {
 
 using testing::on_ranks;
 
-at::Tensor values(std::vector<int64_t> sizes) {
+at::Tensor counted(std::vector<int64_t> sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble).view(sizes);
 }
 
 TEST(Strides, AreThoseOfTheWholeWhereOneRankHasOneRow) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({4, 3, 5});
+    const at::Tensor plain = counted({4, 3, 5});
     const at::Tensor x = distribute_tensor(plain, mesh, {Shard(1)});
     const at::Tensor sum = x.transpose(0, 1) + 1;
     EXPECT_EQ(sum.strides(), (plain.transpose(0, 1) + 1).strides());
     // Whether this folds must not differ between the ranks.
-    const at::Tensor product = at::matmul(sum, distribute_tensor(values({5, 2}), mesh, {Replicate()}));
-    EXPECT_TRUE(full_tensor(product).equal(at::matmul(plain.transpose(0, 1) + 1, values({5, 2}))));
+    const at::Tensor product = at::matmul(sum, distribute_tensor(counted({5, 2}), mesh, {Replicate()}));
+    EXPECT_TRUE(full_tensor(product).equal(at::matmul(plain.transpose(0, 1) + 1, counted({5, 2}))));
   });
 }
 
 TEST(Strides, OfPermutedOperandsOnAllPlacements) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({3, 2, 5});
+    const at::Tensor plain = counted({3, 2, 5});
     const auto all = [&](const at::Tensor& t) {
       return std::vector<at::Tensor>{t.permute({2, 0, 1}) * 2,
                                      t.permute({2, 0, 1}).exp(),
@@ -59,7 +59,7 @@ TEST(Strides, OfPermutedOperandsOnAllPlacements) {
 
 TEST(Strides, OfWhatAGatheredViewHolds) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({4, 3, 5});
+    const at::Tensor plain = counted({4, 3, 5});
     const at::Tensor view = distribute_tensor(plain, mesh, {Shard(1)}).transpose(0, 2).narrow(1, 0, 2);
     EXPECT_EQ(placements(view)[0], Replicate());
     EXPECT_TRUE(to_local(view).sizes() == view.sizes());
@@ -77,7 +77,7 @@ void on_part_of_the_world(const std::function<void(const MeshPtr&)>& body) {
 
 TEST(OutsideTheMesh, ResultsHaveTheDtypeOfTheOperation) {
   on_part_of_the_world([](const MeshPtr& mesh) {
-    const at::Tensor x = distribute_tensor(values({4, 6}).to(at::kFloat), mesh, {Shard(0)});
+    const at::Tensor x = distribute_tensor(counted({4, 6}).to(at::kFloat), mesh, {Shard(0)});
     EXPECT_EQ(x.argmax(1).scalar_type(), at::kLong);
     EXPECT_EQ(x.gt(0).scalar_type(), at::kBool);
     EXPECT_EQ(x.to(at::kDouble).scalar_type(), at::kDouble);
@@ -89,8 +89,8 @@ TEST(OutsideTheMesh, ResultsHaveTheDtypeOfTheOperation) {
 
 TEST(OutsideTheMesh, ResultsLieAsInside) {
   on_part_of_the_world([](const MeshPtr& mesh) {
-    const at::Tensor a = distribute_tensor(values({8, 6}), mesh, {Shard(0)});
-    const at::Tensor b = distribute_tensor(values({6, 4}), mesh, {Shard(0)});
+    const at::Tensor a = distribute_tensor(counted({8, 6}), mesh, {Shard(0)});
+    const at::Tensor b = distribute_tensor(counted({6, 4}), mesh, {Shard(0)});
     EXPECT_EQ(placements(at::mm(a, b))[0], Shard(0));  // the smaller operand is gathered
     EXPECT_EQ(a.t().add(1).strides(), at::IntArrayRef({1, 6}));
   });
@@ -99,7 +99,7 @@ TEST(OutsideTheMesh, ResultsLieAsInside) {
 TEST(OutsideTheMesh, RandomOperationsCountAlike) {
   on_part_of_the_world([](const MeshPtr& mesh) {
     manual_seed(3, mesh);
-    const at::Tensor x = distribute_tensor(values({4, 6}), mesh, {Shard(0)});
+    const at::Tensor x = distribute_tensor(counted({4, 6}), mesh, {Shard(0)});
     const auto count = [&] { return random_state(mesh).offset; };
     at::native_dropout(x, 0.5, /*train=*/false);
     EXPECT_EQ(count(), 0);

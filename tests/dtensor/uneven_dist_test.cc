@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using testing::on_ranks;
 using ::testing::StartsWith;
 
-at::Tensor values(std::vector<int64_t> sizes) {
+at::Tensor waves(std::vector<int64_t> sizes) {
   return (at::arange(c10::multiply_integers(sizes), at::kDouble) * 0.37).sin().view(sizes);
 }
 
@@ -83,8 +83,8 @@ std::vector<Placements> all_placements(int64_t mesh_dims, int64_t dims) {
 
 void check(const Case& c, const MeshPtr& mesh) {
   const auto leaf = [](const at::Tensor& t) { return t.detach().clone().requires_grad_(true); };
-  const at::Tensor x = leaf(values(c.x));
-  const at::Tensor w = leaf(values(c.w));
+  const at::Tensor x = leaf(waves(c.x));
+  const at::Tensor w = leaf(waves(c.w));
   const at::Tensor wanted = c.run(x, w);
   wanted.pow(2).sum().backward();
   for (const auto& lie : all_placements(mesh->ndim(), static_cast<int64_t>(c.x.size()))) {
@@ -118,9 +118,9 @@ TEST(Uneven, ValuesAndGradientsOnTwoMeshDims) {
 
 TEST(Uneven, LinearLeavesActivationsWhereTheyLie) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor w = distribute_tensor(values({6, 4}), mesh, {Replicate()});
+    const at::Tensor w = distribute_tensor(waves({6, 4}), mesh, {Replicate()});
     for (const int64_t dim : {0, 1}) {
-      const at::Tensor x = distribute_tensor(values({3, 5, 4}), mesh, {Shard(dim)});
+      const at::Tensor x = distribute_tensor(waves({3, 5, 4}), mesh, {Shard(dim)});
       CommDebugMode moved;
       EXPECT_EQ(placements(at::linear(x, w))[0], Shard(dim));
       EXPECT_EQ(placements(at::matmul(x, w.t()))[0], Shard(dim));
@@ -140,7 +140,7 @@ TEST(Uneven, ViewsOfWhatHasNoElements) {
 
 TEST(Uneven, TransposesInPlace) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor plain = values({3, 4});
+    const at::Tensor plain = waves({3, 4});
     const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});
     x.transpose_(0, 1);
     EXPECT_EQ(placements(x)[0], Shard(1));
@@ -150,7 +150,7 @@ TEST(Uneven, TransposesInPlace) {
 
 TEST(Uneven, WhatMustAliasAndCannotIsRefused) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor x = distribute_tensor(values({3, 4}), mesh, {Shard(0)});
+    const at::Tensor x = distribute_tensor(waves({3, 4}), mesh, {Shard(0)});
     EXPECT_THAT(error_of([&] { x.view({12}); }), HasSubstr("Cannot flatten unevenly sharded tensor"));
     for (const at::Tensor& copy : {x.reshape({12}), x.unbind(0)[1], x.select(0, 1)}) {
       EXPECT_THAT(error_of([&] { copy.add_(1); }), StartsWith("Sharding dimension mismatch"));
@@ -161,7 +161,7 @@ TEST(Uneven, WhatMustAliasAndCannotIsRefused) {
 TEST(Uneven, ViewsOfGatheredCopiesFollowTheirBase) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     for (const bool recorded : {false, true}) {
-      const at::Tensor plain = values({3, 4});
+      const at::Tensor plain = waves({3, 4});
       const at::Tensor w = distribute_tensor(plain, mesh, {Shard(0)}).requires_grad_(recorded);
       const at::Tensor plain_w = plain.clone().requires_grad_(recorded);
       const auto run = [](const at::Tensor& leaf) {

@@ -11,7 +11,7 @@ namespace {
 
 using testing::on_ranks;
 
-at::Tensor values(std::vector<int64_t> sizes) {
+at::Tensor sevenths(std::vector<int64_t> sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble).view(sizes) / 7 - 1;
 }
 
@@ -90,9 +90,9 @@ at::Tensor loss_of(const at::Tensor& result, const at::Tensor& weights) { return
 
 TEST(ViewWrite, GradientsAreThoseOfPlainTensors) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor weights = values({6}).cos();
+    const at::Tensor weights = sevenths({6}).cos();
     for (const auto& [name, program] : writes_to_views()) {
-      const at::Tensor plain = values({4, 3, 6}).requires_grad_(true);
+      const at::Tensor plain = sevenths({4, 3, 6}).requires_grad_(true);
       loss_of(program(plain), weights).backward();
       for (const Placement& lie : {Shard(0), Replicate()}) {
         const at::Tensor w = distribute_tensor(plain.detach(), mesh, {lie}).requires_grad_(true);
@@ -112,7 +112,7 @@ TEST(ViewWrite, SecondDerivatives) {
       return torch::autograd::grad({first.pow(2).sum()}, {w})[0];
     };
     for (const auto& [name, program] : writes_to_views()) {
-      const at::Tensor plain = values({4, 3, 6}).requires_grad_(true);
+      const at::Tensor plain = sevenths({4, 3, 6}).requires_grad_(true);
       const at::Tensor w = distribute_tensor(plain.detach(), mesh, {Shard(0)}).requires_grad_(true);
       EXPECT_TRUE(full_tensor(twice(program, w)).allclose(twice(program, plain), 1e-9)) << name;
     }
@@ -121,7 +121,7 @@ TEST(ViewWrite, SecondDerivatives) {
 
 TEST(ViewWrite, GradientOfTheBaseStaysCutWhereTheViewAllowsIt) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    const at::Tensor w = distribute_tensor(values({4, 6}), mesh, {Shard(0)}).requires_grad_(true);
+    const at::Tensor w = distribute_tensor(sevenths({4, 6}), mesh, {Shard(0)}).requires_grad_(true);
     const at::Tensor h = w * 1;
     h.select(1, 0).mul_(2);
     const at::Tensor loss = (h * h).sum();
@@ -133,7 +133,7 @@ TEST(ViewWrite, GradientOfTheBaseStaysCutWhereTheViewAllowsIt) {
 }
 
 TEST(ViewWrite, PlainTensorsAreLeftAlone) {
-  const at::Tensor w = values({4, 6}).requires_grad_(true);
+  const at::Tensor w = sevenths({4, 6}).requires_grad_(true);
   const at::Tensor h = w * 1;
   h.select(1, 0).mul_(2);
   h.sum().backward();

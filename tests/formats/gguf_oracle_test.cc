@@ -18,7 +18,7 @@ namespace {
 using testing::run_python;
 using testing::TempFolder;
 
-constexpr const char* kScript = "tests/formats/oracle/gguf_oracle.py";
+constexpr const char* kGgufScript = "tests/formats/oracle/gguf_oracle.py";
 
 // Equal bits, or both not a number.
 ::testing::AssertionResult same_bits(const at::Tensor& ours, const at::Tensor& theirs) {
@@ -31,7 +31,7 @@ constexpr const char* kScript = "tests/formats/oracle/gguf_oracle.py";
 
 TEST(GgufOracle, EveryTypeDecodesBitwiseLikeTheGgufPackage) {
   TempFolder folder;
-  const auto run = run_python(kScript, {"blocks", folder.path().string()});
+  const auto run = run_python(kGgufScript, {"blocks", folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto file = GgufFile::open(folder / "blocks.gguf");
   const auto wanted = SafetensorsFolder::open(folder / "wanted.safetensors");
@@ -74,7 +74,7 @@ TEST(GgufOracle, TheGgufPackageReadsWhatWeWriteAndQuantisesAlike) {
   }
   for (const auto* name : {"Q8_0", "F32", "BF16", "F16"}) writer.write(name, values);
   writer.finish();
-  const auto run = run_python(kScript, {"check", folder.path().string()});
+  const auto run = run_python(kGgufScript, {"check", folder.path().string()});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_EQ(run.out, "4 tensors equal\n");
 }

@@ -13,11 +13,11 @@ namespace {
 using testing::run_python;
 using testing::TempFolder;
 
-constexpr const char* kScript = "tests/formats/oracle/safetensors_oracle.py";
+constexpr const char* kSafetensorsScript = "tests/formats/oracle/safetensors_oracle.py";
 
 TEST(SafetensorsOracle, FilesOfTheSafetensorsPackageReadAlike) {
   TempFolder folder;
-  const auto run = run_python(kScript, {"write", folder.path().string()});
+  const auto run = run_python(kSafetensorsScript, {"write", folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const auto file = SafetensorsFile::open(folder / "theirs.safetensors");
   EXPECT_EQ(file->metadata().at("format"), "pt");
@@ -39,7 +39,7 @@ TEST(SafetensorsOracle, TheSafetensorsPackageReadsWhatWeWrite) {
   SafetensorsFolderWriter writer(folder.path(), specs, {.max_shard_bytes = 100});
   for (const auto& spec : specs) writer.write(spec.name, at::arange(15).remainder(2).view({3, 5}).to(spec.dtype));
   writer.finish();
-  const auto run = run_python(kScript, {"check", folder.path().string()});
+  const auto run = run_python(kSafetensorsScript, {"check", folder.path().string()});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_EQ(run.out, "12 tensors equal\n");
 }

@@ -32,7 +32,7 @@ const detail::LlamaShape kTiny = {.layers = 2,
                                   .vocab = 40,
                                   .attention_bias = true};
 
-json tiny_config() {
+json gguf_config() {
   return {
       {"model_type", "llama"},  {"hidden_size", 64},        {"intermediate_size", 96},       {"num_hidden_layers", 2},
       {"vocab_size", 40},       {"num_attention_heads", 4}, {"num_key_value_heads", 2},      {"rms_norm_eps", 1e-5},
@@ -59,7 +59,7 @@ json tiny_tokenizer() {
 // A whole tiny Hugging Face folder of random weights; what the test wants otherwise it writes over.
 fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat) {
   fs::create_directories(dir);
-  publish_file(dir / "config.json", tiny_config().dump());
+  publish_file(dir / "config.json", gguf_config().dump());
   publish_file(dir / "tokenizer.json", tiny_tokenizer().dump());
   publish_file(dir / "tokenizer_config.json",
                json{{"eos_token", {{"content", "<end>"}}}, {"chat_template", "{{ x }}"}}.dump());
@@ -120,7 +120,7 @@ TEST(GgufConvert, FolderToGgufAndBackKeepsEveryTensorBitwise) {
     for (const auto& [tensor, file] : before.files())
       EXPECT_TRUE(at::equal(before.tensor(tensor), after.tensor(tensor))) << tensor;
     const auto config = json::parse(read_file(folder / "back" / "config.json"));
-    const auto wanted = tiny_config();
+    const auto wanted = gguf_config();
     for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config.at(key), value) << key;
     EXPECT_EQ(config.at("torch_dtype"), name);
     EXPECT_EQ(config.at("eos_token_id"), 28);
@@ -182,7 +182,7 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
   };
   const auto with_config = [](const char* key, json value) {
     return [=](const fs::path& dir) {
-      auto config = tiny_config();
+      auto config = gguf_config();
       config[key] = value;
       publish_file(dir / "config.json", config.dump());
     };

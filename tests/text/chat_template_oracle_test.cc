@@ -16,32 +16,32 @@
 namespace tessera::text {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using testing::TempFolder;
 namespace fs = std::filesystem;
 
 const char* kCases = "tests/text/oracle/chat_cases.json";
 
-Json oracle(const TempFolder& folder, const std::vector<std::pair<std::string, fs::path>>& templates) {
+OrderedJson oracle(const TempFolder& folder, const std::vector<std::pair<std::string, fs::path>>& templates) {
   std::vector<std::string> arguments = {(folder / "out.json").string(), (testing::source_folder() / kCases).string()};
   for (const auto& [name, path] : templates) arguments.push_back(name + "=" + path.string());
   testing::ProcessOptions options;
   options.timeout_seconds = 400;
   const auto run = testing::run_python("tests/text/oracle/chat_oracle.py", arguments, options);
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  return Json::parse(read_file(folder / "out.json"));
+  return OrderedJson::parse(read_file(folder / "out.json"));
 }
 
-Json ours(const ChatTemplate& chat, const Json& given, const Json& test_case, bool prompt) {
-  Json extra = given.at("extra");
+OrderedJson ours(const ChatTemplate& chat, const OrderedJson& given, const OrderedJson& test_case, bool prompt) {
+  OrderedJson extra = given.at("extra");
   if (test_case.contains("tools")) extra["tools"] = given.at("tools");
   if (test_case.contains("extra")) extra.update(test_case.at("extra"));
   try {
     const RenderedChat rendered = chat.render(test_case.at("messages"), prompt, extra);
-    return Json{{"text", rendered.text}, {"spans", rendered.generation_spans}};
+    return OrderedJson{{"text", rendered.text}, {"spans", rendered.generation_spans}};
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kFormat);
-    return Json{{"error", error.what()}};
+    return OrderedJson{{"error", error.what()}};
   }
 }
 
@@ -53,9 +53,9 @@ std::string first_difference(const std::string& theirs, const std::string& mine)
 }
 
 // Renders every case of one template both ways; returns what differs, empty when all is equal.
-std::string difference(const std::string& source, const std::string& name, const Json& given, const Json& expected,
+std::string difference(const std::string& source, const std::string& name, const OrderedJson& given, const OrderedJson& expected,
                        int& errors) {
-  const Json cases = Json::parse(read_file(testing::source_folder() / kCases));
+  const OrderedJson cases = OrderedJson::parse(read_file(testing::source_folder() / kCases));
   std::optional<ChatTemplate> chat;
   try {
     chat = ChatTemplate::parse(source, name);
@@ -67,8 +67,8 @@ std::string difference(const std::string& source, const std::string& name, const
   for (const auto& test_case : cases) {
     for (const bool prompt : {false, true}) {
       const std::string key = test_case["name"].get<std::string>() + (prompt ? "/1" : "/0");
-      const Json& theirs = expected.at(key);
-      const Json mine = ours(*chat, given, test_case, prompt);
+      const OrderedJson& theirs = expected.at(key);
+      const OrderedJson mine = ours(*chat, given, test_case, prompt);
       if (theirs.contains("error") && mine.contains("error")) {
         ++errors;
         continue;
@@ -87,7 +87,7 @@ TEST(ChatTemplateOracle, RendersTheTemplateFilesAsJinja2Does) {
   std::sort(templates.begin(), templates.end());
   ASSERT_EQ(templates.size(), 70u);
   TempFolder folder;
-  const Json expected = oracle(folder, templates);
+  const OrderedJson expected = oracle(folder, templates);
   int errors = 0;
   for (const auto& [name, path] : templates) {
     const std::string found = difference(read_file(path), name, expected.at(""), expected.at(name), errors);
@@ -106,14 +106,14 @@ TEST(ChatTemplateOracle, RendersTheFamiliesAsApplyChatTemplateDoes) {
   TempFolder folder;
   std::vector<std::pair<std::string, fs::path>> templates;
   for (const std::string name : {"tokenizers/qwen3", "tokenizers/llama3", "tokenizers/gemma3", "smollm2"}) {
-    const Json config = Json::parse(read_file(testing::asset(name) / "tokenizer_config.json"));
+    const OrderedJson config = OrderedJson::parse(read_file(testing::asset(name) / "tokenizer_config.json"));
     const std::string stem = fs::path(name).filename().string();
     const fs::path beside = testing::asset(name) / "chat_template.jinja";
     const std::string source = fs::exists(beside) ? read_file(beside) : config.at("chat_template").get<std::string>();
     templates.emplace_back(stem, write_template(folder, stem, source));
     EXPECT_TRUE(ChatTemplate::from_folder(testing::asset(name)).has_value()) << name;
   }
-  const Json expected = oracle(folder, templates);
+  const OrderedJson expected = oracle(folder, templates);
   int errors = 0;
   for (const auto& [name, path] : templates) {
     const std::string found = difference(read_file(path), name, expected.at(""), expected.at(name), errors);
@@ -127,9 +127,9 @@ TEST(ChatTemplateOracle, EvaluatesTheLanguageAsJinja2Does) {
   const auto run =
       testing::run_python("tests/text/oracle/snippet_oracle.py", {(folder / "out.json").string(), snippets.string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
-  const Json expected = Json::parse(read_file(folder / "out.json"));
-  const Json messages =
-      Json::parse(R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
+  const OrderedJson expected = OrderedJson::parse(read_file(folder / "out.json"));
+  const OrderedJson messages =
+      OrderedJson::parse(R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
   std::ifstream file(snippets);
   size_t line = 0;
   for (std::string source; std::getline(file, source); ++line) {

@@ -12,13 +12,13 @@
 namespace tessera::text {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::TempFolder;
 
-const Json kMessages = Json::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hö"}])");
+const OrderedJson kMessages = OrderedJson::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hö"}])");
 
 std::string render(const std::string& source, const ChatTemplateLimits& limits = {}) {
   return ChatTemplate::parse(source, "t", limits).render(kMessages, false).text;
@@ -26,7 +26,7 @@ std::string render(const std::string& source, const ChatTemplateLimits& limits =
 
 // The message of the error, which must be of kind kFormat and one line.
 std::string error_of(const std::string& source, const ChatTemplateLimits& limits = {},
-                     const Json& messages = kMessages) {
+                     const OrderedJson& messages = kMessages) {
   try {
     const std::string text = ChatTemplate::parse(source, "t", limits).render(messages, false).text;
     ADD_FAILURE() << source.substr(0, 200) << " gives " << text.substr(0, 200);
@@ -68,7 +68,7 @@ TEST(ChatTemplate, ReportsGenerationSpansInBytes) {
 }
 
 TEST(ChatTemplate, KeepsTheOrderOfKeysInTools) {
-  const Json extra = Json::parse(R"({"tools": [{"z": 1, "a": {"y": 2, "b": 3}}]})");
+  const OrderedJson extra = OrderedJson::parse(R"({"tools": [{"z": 1, "a": {"y": 2, "b": 3}}]})");
   EXPECT_EQ(ChatTemplate::parse("{{ tools | tojson }}", "t").render(kMessages, false, extra).text,
             R"([{"z": 1, "a": {"y": 2, "b": 3}}])");
 }
@@ -119,9 +119,9 @@ TEST(ChatTemplate, DeepNestingIsAnErrorWhereverItComesFrom) {
               HasSubstr("nested deeper"));
   EXPECT_THAT(error_of("{% set ns = namespace() %}{% for i in range(99999) %}{% set ns.me = ns %}{% endfor %}"),
               HasSubstr("nested deeper"));
-  Json deep = "x";
-  for (int i = 0; i < 1000; ++i) deep = Json::array({deep});
-  EXPECT_THAT(error_of("x", {}, Json::array({Json{{"content", deep}}})), HasSubstr("nested deeper"));
+  OrderedJson deep = "x";
+  for (int i = 0; i < 1000; ++i) deep = OrderedJson::array({deep});
+  EXPECT_THAT(error_of("x", {}, OrderedJson::array({OrderedJson{{"content", deep}}})), HasSubstr("nested deeper"));
 }
 
 TEST(ChatTemplate, BlocksInMacrosThatCallThemselvesAreAnError) {
@@ -195,17 +195,17 @@ TEST(ChatTemplate, CyclesOfOwnersAreFreed) {  // seen by the leak sanitizer
 }
 
 TEST(ChatTemplate, RefusesWrongInput) {
-  EXPECT_THAT(error_of("x", {}, Json::parse(R"({"role": "user"})")), HasSubstr("wanted an array"));
-  EXPECT_THAT(error_of("x", {}, Json::parse(R"(["hi"])")), HasSubstr("message 0 is string"));
+  EXPECT_THAT(error_of("x", {}, OrderedJson::parse(R"({"role": "user"})")), HasSubstr("wanted an array"));
+  EXPECT_THAT(error_of("x", {}, OrderedJson::parse(R"(["hi"])")), HasSubstr("message 0 is string"));
   EXPECT_THAT(error_of("\xff"), HasSubstr("not UTF-8"));
   EXPECT_THAT(error_of(std::string(2 << 20, 'x')), HasSubstr("wanted at most"));
-  EXPECT_THAT(error_of("x", {}, Json::parse(R"([{"n": 18446744073709551615}])")), HasSubstr("64 bits"));
+  EXPECT_THAT(error_of("x", {}, OrderedJson::parse(R"([{"n": 18446744073709551615}])")), HasSubstr("64 bits"));
 }
 
 class ChatTemplateFolder : public ::testing::Test {
  protected:
   void write(const std::string& name, const std::string& content) { std::ofstream(folder_ / name) << content; }
-  std::string rendered(const Json& extra = Json::object()) {
+  std::string rendered(const OrderedJson& extra = OrderedJson::object()) {
     return ChatTemplate::from_folder(folder_.path())->render(kMessages, false, extra).text;
   }
   TempFolder folder_;
@@ -235,7 +235,7 @@ TEST_F(ChatTemplateFolder, ChoosesFromAListByTools) {
   write("tokenizer_config.json",
         R"({"chat_template": [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]})");
   EXPECT_EQ(rendered(), "plain");
-  EXPECT_EQ(rendered({{"tools", Json::array()}}), "tools");
+  EXPECT_EQ(rendered({{"tools", OrderedJson::array()}}), "tools");
 }
 
 TEST_F(ChatTemplateFolder, RefusesABrokenConfig) {

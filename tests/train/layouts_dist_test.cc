@@ -20,7 +20,7 @@ using testing::run_process;
 using testing::TempFolder;
 
 // A tiny Llama with random weights and the tokenizer of SmolLM2.
-std::filesystem::path write_recipe(const TempFolder& folder) {
+std::filesystem::path layouts_recipe(const TempFolder& folder) {
   const auto model = folder / "tiny";
   std::filesystem::create_directories(model);
   for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
@@ -82,7 +82,7 @@ std::vector<std::string> with(std::vector<std::string> overrides, const std::vec
 class TwoHosts : public testing::TwoHostsTest {};
 
 TEST_F(TwoHosts, TrainAsOneDoes) {
-  const auto recipe = write_recipe(folder_);
+  const auto recipe = layouts_recipe(folder_);
   start([&](int number) {
     std::vector<std::string> command = {program(), "launch", "--nproc", "2", "--nnodes", "2", "--node-rank",
                                         std::to_string(number), "--master", testing::kFirstHost, "--", program(), "train",
@@ -104,7 +104,7 @@ TEST_F(TwoHosts, TrainAsOneDoes) {
 
 TEST(Layouts, ReplicatedRanksTrainAsShardedOnesDo) {
   TempFolder folder;
-  const auto recipe = write_recipe(folder);
+  const auto recipe = layouts_recipe(folder);
   const auto sharded = train(recipe, folder / "sharded", 2, {});
   ASSERT_EQ(sharded.exit_code, 0) << sharded.err;
   ASSERT_EQ(read_metrics(folder / "sharded").size(), 12u);
@@ -123,7 +123,7 @@ TEST(Layouts, ReplicatedRanksTrainAsShardedOnesDo) {
 
 TEST(Layouts, AReplicatedRunGoesOnBitwiseEqualAndAShardedOneGoesOnFromIt) {
   TempFolder folder;
-  const auto recipe = write_recipe(folder);
+  const auto recipe = layouts_recipe(folder);
   for (const bool replicas : {true, false}) {
     const auto dir = folder / (replicas ? "replicas" : "sharded");
     // The other schedules depend on the number of steps.
@@ -145,7 +145,7 @@ TEST(Layouts, AReplicatedRunGoesOnBitwiseEqualAndAShardedOneGoesOnFromIt) {
 
 TEST(Layouts, AFailedSaveEndsTheRunAtTheNextStep) {
   TempFolder folder;
-  const auto recipe = write_recipe(folder);
+  const auto recipe = layouts_recipe(folder);
   // No file may be longer than 100 KiB: every rank's part of a checkpoint is.
   const auto script = fmt::format(
       "trap '' XFSZ; ulimit -f 100; exec {} train {} --nproc 2 checkpoint.dir={} checkpoint.every=40 train.steps=4000",
@@ -162,7 +162,7 @@ TEST(Layouts, AFailedSaveEndsTheRunAtTheNextStep) {
 
 TEST(Layouts, SamplesWhileItTrainsAndLeavesTheTrainingAlone) {
   TempFolder folder;
-  const auto recipe = write_recipe(folder);
+  const auto recipe = layouts_recipe(folder);
   const auto plain = train(recipe, folder / "plain", 2, {"train.steps=4"});
   ASSERT_EQ(plain.exit_code, 0) << plain.err;
   EXPECT_EQ(plain.err.find("sample"), std::string::npos);

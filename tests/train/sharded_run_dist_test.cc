@@ -23,7 +23,7 @@ using WorldPtr = std::shared_ptr<comm::World>;
 constexpr int64_t kVocabulary = 24, kLength = 16;
 
 // A model folder of a tiny Llama, without weights, and a recipe that starts from random ones.
-Recipe write_recipe(const TempFolder& folder, std::vector<std::string> overrides = {}) {
+Recipe sharded_recipe(const TempFolder& folder, std::vector<std::string> overrides = {}) {
   const auto model = folder / "model";
   std::filesystem::create_directories(model);
   publish_file(model / "config.json",
@@ -36,11 +36,11 @@ Recipe write_recipe(const TempFolder& folder, std::vector<std::string> overrides
   return parse_recipe("", "tiny.yaml", overrides);
 }
 
-struct Rig {
+struct RunRig {
   Recipe recipe;
   std::shared_ptr<CausalLM> model;
   std::unique_ptr<optim::Optimizer> optimizer;
-  Rig(Recipe given, const WorldPtr& world) : recipe(std::move(given)) {
+  RunRig(Recipe given, const WorldPtr& world) : recipe(std::move(given)) {
     const auto config = load_model_config(recipe);
     model = build_model(recipe, config, build_run_mesh(recipe, world).data_parallel());
     optimizer = build_optimizer(recipe, *model);
@@ -66,12 +66,12 @@ std::vector<at::Tensor> whole_parameters(nn::Module& model) {
 
 TEST(ShardedRun, GathersItsShardsAsTheyLie) {
   const TempFolder folder;
-  const auto recipe = write_recipe(folder);
+  const auto recipe = sharded_recipe(folder);
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     for (const bool pretrained : {false, true}) {
       auto of_this_run = recipe;
       if (pretrained) of_this_run.model.init = "pretrained";
-      Rig run(of_this_run, world);
+      RunRig run(of_this_run, world);
       TrainStep step(*run.model, *run.optimizer, world->group(), {});
       step.run({rows_of(0, world)}, 1e-3);
       step.run({rows_of(1, world)}, 1e-3);
@@ -90,11 +90,11 @@ TEST(ShardedRun, GathersItsShardsAsTheyLie) {
 
 TEST(ShardedRun, KeepsNoWholeGradientsBetweenMicroBatchesUnlessTold) {
   const TempFolder folder;
-  const auto recipe = write_recipe(folder);
+  const auto recipe = sharded_recipe(folder);
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
     std::vector<std::vector<at::Tensor>> results;
     for (const bool defer : {false, true}) {
-      Rig run(recipe, world);
+      RunRig run(recipe, world);
       int64_t most = 0;
       run.model->register_forward_pre_hook(
           [&](nn::Module& model, nn::TensorRefs&) { most = std::max(most, fsdp_stats(model).accumulated_bytes); });
@@ -120,12 +120,12 @@ TEST(ShardedRun, KeepsNoWholeGradientsBetweenMicroBatchesUnlessTold) {
 
 TEST(ShardedRun, KeepsABfloat16ModelInFloat32WhileItTrains) {
   const TempFolder folder;
-  const auto recipe = write_recipe(folder, {"model.dtype=bfloat16", "precision.param=bfloat16"});
-  const auto rounding = write_recipe(folder, {"model.dtype=bfloat16", "optimizer.master_weights=false"});
+  const auto recipe = sharded_recipe(folder, {"model.dtype=bfloat16", "precision.param=bfloat16"});
+  const auto rounding = sharded_recipe(folder, {"model.dtype=bfloat16", "optimizer.master_weights=false"});
   EXPECT_THAT(describe_precision(recipe), HasSubstr("kept in float32 while training, the exported model is bfloat16"));
   EXPECT_THAT(describe_precision(rounding), HasSubstr("optimizer state are bfloat16"));
   testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
-    Rig run(recipe, world), rounded(rounding, world);
+    RunRig run(recipe, world), rounded(rounding, world);
     const auto before = whole_parameters(*run.model), rounded_before = whole_parameters(*rounded.model);
     for (auto* each : {&run, &rounded}) {
       TrainStep step(*each->model, *each->optimizer, world->group(), {.max_grad_norm = 0});

@@ -20,12 +20,12 @@ data::Batch batch_of(int64_t first) {
                           at::zeros({2, 12}, at::kLong));
 }
 
-struct Rig {
+struct StepRig {
   std::shared_ptr<CausalLM> model;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<TrainStep> step;
 
-  Rig(const std::shared_ptr<comm::World>& world, bool skip) {
+  StepRig(const std::shared_ptr<comm::World>& world, bool skip) {
     model = make_model(ModelConfig::parse(testing::tiny_config(), "tiny"), {.device = c10::Device(at::kMeta)});
     std::vector<nn::Module*> blocks;
     for (const auto& block : model->blocks()) blocks.push_back(block.get());
@@ -64,8 +64,8 @@ TEST(TrainStep, WhatIsNotFiniteIsLeftOutOrIsAnErrorAndChangesNothing) {
   for (const int ranks : {1, 2}) {
     for (const bool skip : {true, false}) {
       comm::run_thread_ranks(ranks, [&](const std::shared_ptr<comm::World>& world) {
-        Rig disturbed(world, skip), plain(world, skip);
-        for (Rig* rig : {&disturbed, &plain}) EXPECT_FALSE(rig->run(0, world).skipped);
+        StepRig disturbed(world, skip), plain(world, skip);
+        for (StepRig* rig : {&disturbed, &plain}) EXPECT_FALSE(rig->run(0, world).skipped);
         const auto before = disturbed.values();
         constexpr double kHuge = 1e38;  // finite, but its squares are not
         disturbed.add_to_weight(kHuge);
@@ -96,7 +96,7 @@ TEST(TrainStep, WhatIsNotFiniteIsLeftOutOrIsAnErrorAndChangesNothing) {
           if (device_mesh(last)->rank() == 0) local.view(-1).narrow(0, 0, 1).copy_(first_rows);
         }
         expect_equal(disturbed.values(), before);
-        for (Rig* rig : {&disturbed, &plain}) EXPECT_FALSE(rig->run(9, world).skipped);
+        for (StepRig* rig : {&disturbed, &plain}) EXPECT_FALSE(rig->run(9, world).skipped);
         expect_equal(disturbed.values(), plain.values());
       });
     }

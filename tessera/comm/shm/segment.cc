@@ -95,8 +95,8 @@ bool ready(int socket, Clock::time_point deadline, const char* what) {
   return count > 0;
 }
 
-struct Message {
-  explicit Message(int descriptor) {
+struct DescriptorMessage {
+  explicit DescriptorMessage(int descriptor) {
     header.msg_iov = &part;
     header.msg_iovlen = 1;
     header.msg_control = control;
@@ -149,7 +149,7 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
                 "the socket of the rank with the memory belongs to another user");
   while (!ready(socket.get(), deadline, "waiting for shared memory")) {
   }
-  Message message(-1);
+  DescriptorMessage message(-1);
   const ssize_t count = ::recvmsg(socket.get(), &message.header, MSG_CMSG_CLOEXEC);
   if (count < 0) fail("receiving shared memory");
   const cmsghdr* first = CMSG_FIRSTHDR(&message.header);
@@ -188,7 +188,7 @@ void MemoryServer::hand_out(const SharedMemory& memory, int processes, Clock::ti
     const Descriptor peer(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (peer.get() < 0 && (errno == EMFILE || errno == ENFILE)) fail("accepting a rank");
     if (peer.get() < 0 || !same_user(peer.get())) continue;
-    Message message(memory.descriptor());
+    DescriptorMessage message(memory.descriptor());
     if (::sendmsg(peer.get(), &message.header, MSG_NOSIGNAL) == 1) --processes;
   }
 }

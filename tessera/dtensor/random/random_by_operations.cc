@@ -78,7 +78,7 @@ at::Tensor fraction(const at::Tensor& high, const at::Tensor& low) {
   return at::bitwise_or(left(high, 21), right(low, 11)).to(at::kDouble) * 0x1p-53;
 }
 
-struct Draw {
+struct LawDraw {
   const std::array<at::Tensor, 4> lanes;
   const at::Tensor within;  // position in the block
   bool doubles;
@@ -135,7 +135,7 @@ void fill_by_operations(const at::Tensor& part, const Region& region, const Rand
   const at::Tensor index = global_indices(region, part.device());
   const auto rounding = "trunc";
   const at::Tensor within = index.remainder(width);
-  const Draw draw{philox_of(key, index.div(width, rounding)), within, doubles};
+  const LawDraw draw{philox_of(key, index.div(width, rounding)), within, doubles};
   at::Tensor values;
   switch (d.law) {
     case Law::kInteger: {

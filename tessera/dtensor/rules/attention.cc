@@ -92,7 +92,7 @@ void propose_forward(const OpCall& call, Proposal& proposal) {
 }
 
 // (grad_out, query, key, value, out, logsumexp, ...) -> gradients of query, key, value
-void propose_backward(const OpCall& call, Proposal& proposal) {
+void propose_flash_backward(const OpCall& call, Proposal& proposal) {
   const Roles role = roles(call);
   const int value = call.input_at(call.arg_named("value"));
   const auto add = [&](int64_t dim, bool keys_too) {
@@ -117,7 +117,7 @@ void propose_backward(const OpCall& call, Proposal& proposal) {
 
 void add_attention_rules(RuleTable& table) {
   table.add("aten::_scaled_dot_product_flash_attention_for_cpu", propose_forward);
-  table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward", propose_backward);
+  table.add("aten::_scaled_dot_product_flash_attention_for_cpu_backward", propose_flash_backward);
 }
 
 }  // namespace tessera::detail

@@ -129,7 +129,7 @@ Rule forward(size_t outputs) {
 }
 
 // native_batch_norm_backward(grad, input, weight?, ...) -> gradients of input, weight and bias
-void propose_backward(const OpCall& call, Proposal& proposal) {
+void propose_batch_norm_backward(const OpCall& call, Proposal& proposal) {
   proposal.strategies.push_back(over_channels(call, 1, 2));
   if (!is_training(call)) {
     add_over_elements(call, proposal, Partial(), 3);
@@ -143,7 +143,7 @@ void propose_backward(const OpCall& call, Proposal& proposal) {
 
 // The workspace of a fused kernel is a tensor of bytes, on each rank its own.
 void propose_cudnn_backward(const OpCall& call, Proposal& proposal) {
-  propose_backward(call, proposal);
+  propose_batch_norm_backward(call, proposal);
   const int reserve = call.input_at(call.arg_named("reserveSpace"));
   for (auto& strategy : proposal.strategies) {
     if (reserve >= 0) {
@@ -186,7 +186,7 @@ void add_batch_norm_rules(RuleTable& table) {
              "aten::miopen_batch_norm"},
             forward(3));
   table.add({"aten::_batch_norm_with_update", "aten::_batch_norm_no_update", "aten::cudnn_batch_norm"}, forward(4));
-  table.add({"aten::native_batch_norm_backward"}, propose_backward);
+  table.add({"aten::native_batch_norm_backward"}, propose_batch_norm_backward);
   table.add({"aten::cudnn_batch_norm_backward", "aten::batch_norm_backward"}, propose_cudnn_backward);
   table.add("aten::native_group_norm", propose_group_norm);
   table.add("aten::native_group_norm_backward", propose_group_norm_backward);

@@ -46,28 +46,28 @@ std::string number(double x) {
   return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
-std::string text_of(const std::vector<Arg>& args);
+std::string spelled(const std::vector<Arg>& args);
 
-std::string text_of(const Arg& arg) {
+std::string spelled(const Arg& arg) {
   return std::visit(Overloaded{[](const Arg::None&) { return std::string("None"); },
                                [](const Arg::Ref& r) { return fmt::format("%{}", r.id); },
                                [](int64_t n) { return fmt::format("{}", n); }, [](double x) { return number(x); },
                                [](bool b) { return std::string(b ? "true" : "false"); },
                                [](const std::string& s) { return "\"" + s + "\""; },
                                [](const Arg::Dtype& d) { return std::string(short_name(d.type)); },
-                               [](const Arg::List& list) { return "[" + text_of(list) + "]"; }},
+                               [](const Arg::List& list) { return "[" + spelled(list) + "]"; }},
                     arg.value);
 }
 
-std::string text_of(const std::vector<Arg>& args) {
+std::string spelled(const std::vector<Arg>& args) {
   std::string text;
   for (const auto& arg : args) {
-    text += (text.empty() ? "" : ", ") + text_of(arg);
+    text += (text.empty() ? "" : ", ") + spelled(arg);
   }
   return text;
 }
 
-std::string text_of(const Fill& fill) {
+std::string spelled(const Fill& fill) {
   std::string name;
   for (const auto& [kind, text] : kFills) {
     name = kind == fill.kind ? text : name;
@@ -363,12 +363,12 @@ std::string to_text(const Step& step) {
       for (size_t i = 0; i < step.sizes.size(); ++i) {
         text += fmt::format("{}{}", i == 0 ? "" : ", ", step.sizes[i]);
       }
-      return text + fmt::format("] {} {}{}", text_of(step.fill), to_string(step.placements), step.grad ? " grad" : "");
+      return text + fmt::format("] {} {}{}", spelled(step.fill), to_string(step.placements), step.grad ? " grad" : "");
     case Step::Kind::kRedistribute:
-      return text + fmt::format("redistribute({}, {}){}", text_of(step.args[0]), to_string(step.placements),
+      return text + fmt::format("redistribute({}, {}){}", spelled(step.args[0]), to_string(step.placements),
                                 step.async ? " async" : "");
     case Step::Kind::kCall:
-      return text + fmt::format("{}({})", step.op, text_of(step.args));
+      return text + fmt::format("{}({})", step.op, spelled(step.args));
   }
   return text;
 }
