@@ -32,7 +32,8 @@ TEST(Trace, NamesTheCulpritAndSaysWhereEachRankIs) {
   for (const int rank : {0, 1}) publish_file(folder / comm::flight_record_name(rank), record_of(rank));
   const auto run = trace(folder.path().string());
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_TRUE(run.out.starts_with("culprit: rank 1\nfinding: rank 1 has not made barrier (call 1 of group 'world')")) << run.out;
+  EXPECT_TRUE(run.out.starts_with("culprit: rank 1\nfinding: rank 1 has not made barrier (call 1 of group 'world')"))
+      << run.out;
   EXPECT_THAT(run.out, HasSubstr("rank 0 waits in barrier (call 1 of group 'world')"));
   EXPECT_THAT(run.out, HasSubstr("rank 1 has made no call"));
 }
@@ -55,7 +56,7 @@ TEST(Trace, BadInputIsAnErrorOfOneLine) {
   publish_file(folder / comm::flight_record_name(0), whole.substr(0, whole.size() / 2));
   const auto run = trace(folder.path().string());
   EXPECT_EQ(run.exit_code, 3);
-  EXPECT_THAT(run.err, HasSubstr("flight-00000.json: broken JSON at byte"));
+  EXPECT_THAT(run.err, HasSubstr("flight-00000.json: byte "));
   EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
 }
 

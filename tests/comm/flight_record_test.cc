@@ -131,6 +131,10 @@ TEST(FlightRecord, WhatIsCutOrChangedIsAFormatError) {
   EXPECT_TRUE(refused(changed("\"op\":\"barrier\"", "\"op\":\"dance\"")));
   EXPECT_TRUE(refused(changed("\"dtype\":\"float32\"", "\"dtype\":\"float33\"")));
   EXPECT_TRUE(refused(changed("\"ranks\":[0,1,2]", "\"ranks\":[0,1,7]")));
+  EXPECT_TRUE(refused(changed("\"dims\":0", "\"dims\":256")));
+  EXPECT_TRUE(refused(changed("\"tag\":0", "\"tag\":4294967296")));
+  EXPECT_TRUE(refused(changed("\"hash\":\"", "\"hash\":\"-")));
+  EXPECT_TRUE(refused(changed("\"groups\":[", "\"groups\":[" + std::string(100'000, '['))));
   EXPECT_TRUE(refused("[]"));
 }
 

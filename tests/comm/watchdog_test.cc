@@ -10,6 +10,9 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "tessera/base/error.h"
+#include "tessera/comm/watch/watch_roles.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -125,6 +128,22 @@ TEST(Watchdog, WhereOneRankCannotReachRankZeroNoneIsWatched) {
   }
   for (auto& rank : ranks) rank.join();
   for (const auto& outcome : outcomes) EXPECT_EQ(outcome, "none");
+}
+
+TEST(WatchWords, AreReadBackAndRubbishIsAnError) {
+  const Trouble trouble{.group = 4'000'000'000, .sequence = UINT64_MAX, .text = "a \"b\"\n", .timed_out = true};
+  EXPECT_EQ(to_text(parse_trouble(to_text(trouble), 3)), to_text(trouble));
+  const Verdict verdict{.text = "rank 1 has ended", .culprit = 1, .consequence = true};
+  EXPECT_EQ(to_text(parse_verdict(to_text(verdict))), to_text(verdict));
+  for (const std::string& rubbish :
+       {std::string(), std::string("{}"), std::string("[1]"), std::string(100'000, '['),
+        std::string(
+            R"({"group": -1, "sequence": 1, "text": "", "timed_out": true, "culprit": -2, "consequence": false})"),
+        std::string(R"({"group": 1, "sequence": 1, "text": [], "timed_out": 1, "culprit": 0, "consequence": 0})"),
+        R"({"text": ")" + std::string(2 << 20, 'x') + R"(", "culprit": 0, "consequence": true})"}) {
+    EXPECT_THROW(parse_trouble(rubbish, 3), Error) << rubbish.substr(0, 60);
+    EXPECT_THROW(parse_verdict(rubbish), Error) << rubbish.substr(0, 60);
+  }
 }
 
 }  // namespace

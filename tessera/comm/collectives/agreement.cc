@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 #include "tessera/comm/collectives/collectives.h"
 
 namespace tessera::comm {
@@ -15,6 +16,20 @@ std::string packed(const std::exception& error) {
   const auto kind = own ? own->kind() : exit_code_for(error) == 5 ? ErrorKind::kMemory : ErrorKind::kInternal;
   const std::string text = error.what();
   return static_cast<char>('0' + static_cast<int>(kind)) + text.substr(0, text.find('\n'));
+}
+
+constexpr JsonLimits kFactLimits{.max_bytes = size_t{16} << 20, .max_depth = 2, .max_keys = 0};
+
+Facts parse_facts(const std::string& text, int rank) {
+  const std::string where = fmt::format("[comm.agree] the facts of rank {}", rank);
+  const Json json = parse_json(text, where, kFactLimits);
+  Facts facts;
+  for (const auto& fact : JsonReader(json, where, ErrorKind::kComm).items()) {
+    const auto parts = fact.items();
+    if (parts.size() != 2) fact.fail("a name and a value");
+    facts.emplace_back(parts[0].as_string(), parts[1].as_string());
+  }
+  return facts;
 }
 
 }  // namespace
@@ -39,22 +54,21 @@ void check_same(Group& group, const Facts& facts, std::string_view remedy) {
   if (group.size() == 1) return;
   nlohmann::json own = nlohmann::json::array();
   for (const auto& [name, value] : facts) own.push_back({name, value});
-  std::vector<nlohmann::json> all;
+  std::vector<Facts> all;
   for (const auto& text : all_gather_bytes(group, own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace))) {
-    all.push_back(nlohmann::json::parse(text));
+    all.push_back(parse_facts(text, group.ranks()[all.size()]));
   }
   constexpr int kMostShown = 3;
   int differ = 0;
   std::string message;
   for (size_t fact = 0; fact < all[0].size(); ++fact) {
-    const auto value = [&](size_t rank) { return fact < all[rank].size() ? all[rank][fact] : nlohmann::json(); };
+    const auto value = [&](size_t rank) { return fact < all[rank].size() ? &all[rank][fact] : nullptr; };
     size_t other = 1;
-    while (other < all.size() && value(other) == value(0)) ++other;
+    while (other < all.size() && value(other) && *value(other) == *value(0)) ++other;
     if (other == all.size() || ++differ > kMostShown) continue;
-    message +=
-        fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", value(0)[0].get<std::string>(),
-                    value(0)[1].get<std::string>(), group.ranks()[0],
-                    value(other).is_null() ? "nothing" : value(other)[1].get<std::string>(), group.ranks()[other]);
+    message += fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", value(0)->first,
+                           value(0)->second, group.ranks()[0], value(other) ? value(other)->second : "nothing",
+                           group.ranks()[other]);
   }
   if (differ > kMostShown) message += fmt::format("; and {} more", differ - kMostShown);
   TESSERA_CHECK(differ == 0, ErrorKind::kConfig, "[comm.agree] the ranks differ. {}. {}", message, remedy);

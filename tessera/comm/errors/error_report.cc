@@ -6,9 +6,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/comm/errors/peer_failed.h"
 
 namespace tessera::comm {
+namespace {
+
+constexpr JsonLimits kReportLimits{.max_bytes = size_t{1} << 20, .max_depth = 16, .max_keys = 1000};
+
+}  // namespace
 
 bool report_error(const std::exception& error) noexcept {
   const char* path = std::getenv("TORCHELASTIC_ERROR_FILE");
@@ -33,12 +39,12 @@ bool report_error(const std::exception& error) noexcept {
 
 std::optional<ErrorReport> read_error_report(const std::filesystem::path& path) {
   try {
-    const auto report = nlohmann::json::parse(read_file(path, 1 << 20));
-    const auto& message = report.at("message");
-    if (message.is_string()) return ErrorReport{.message = message};
-    ErrorReport result{.message = message.at("message")};
+    const Json json = parse_json_object(read_file(path, kReportLimits.max_bytes), path.string(), kReportLimits);
+    const JsonReader message = JsonReader(json, path.string()).at("message");
+    if (!message.is_object()) return ErrorReport{.message = message.as_string()};
+    ErrorReport result{.message = message.string("message")};
     const auto extra = message.find("extraInfo");
-    if (extra != message.end() && extra->is_object()) result.consequence = extra->value("consequence", false);
+    if (extra && extra->is_object()) result.consequence = extra->boolean("consequence", false);
     return result;
   } catch (const std::exception&) {
     return std::nullopt;

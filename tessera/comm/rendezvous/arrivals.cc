@@ -6,6 +6,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/host.h"
+#include "tessera/base/json.h"
+#include "tessera/base/quote.h"
 
 namespace tessera::comm {
 namespace {
@@ -14,15 +16,22 @@ using nlohmann::json;
 
 std::string dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
+constexpr JsonLimits kArrivalLimits{.max_bytes = size_t{1} << 16, .max_depth = 1, .max_keys = 64};
+
 // Whatever a stranger left in the store is an error of its own.
 template <class Take>
 auto parsed(const std::string& text, const Take& take) {
   try {
-    return take(json::parse(text));
-  } catch (const json::exception& error) {
-    raise(ErrorKind::kComm, "[comm.rendezvous] '{}' is no word of a rank of this version: {}", text.substr(0, 80),
+    const Json said = parse_json_object(text, "it", kArrivalLimits);
+    return take(JsonReader(said, "it"));
+  } catch (const Error& error) {
+    raise(ErrorKind::kComm, "[comm.rendezvous] {} is no word of a rank of this version: {}", quote(text, 80),
           error.what());
   }
+}
+
+int count_at(const JsonReader& said, const char* key) {
+  return static_cast<int>(said.integer(key, std::nullopt, 0, INT32_MAX));
 }
 
 // The ranks that share a host, and its cores.
@@ -54,16 +63,16 @@ std::string Arrival::text() const {
 }
 
 Arrival Arrival::parse(const std::string& text) {
-  return parsed(text, [](const json& said) {
-    return Arrival{.rank = said.at("rank"),
-                   .size = said.at("size"),
-                   .local_rank = said.at("local_rank"),
-                   .local_size = said.at("local_size"),
-                   .pid = said.at("pid"),
-                   .host_name = said.at("name"),
-                   .host = said.at("host"),
-                   .cores = said.at("cores"),
-                   .address = said.at("address")};
+  return parsed(text, [](const JsonReader& said) {
+    return Arrival{.rank = count_at(said, "rank"),
+                   .size = count_at(said, "size"),
+                   .local_rank = count_at(said, "local_rank"),
+                   .local_size = count_at(said, "local_size"),
+                   .pid = said.integer("pid", std::nullopt, 0, INT64_MAX),
+                   .host_name = said.string("name"),
+                   .host = said.string("host"),
+                   .cores = said.string("cores"),
+                   .address = said.string("address")};
   });
 }
 
@@ -77,11 +86,11 @@ std::string Place::text() const {
 }
 
 Place Place::parse(const std::string& text) {
-  return parsed(text, [](const json& said) {
-    return Place{.local_rank = said.at("local_rank"),
-                 .local_size = said.at("local_size"),
-                 .cores_per_rank = said.at("cores_per_rank"),
-                 .other_host = said.at("other_host")};
+  return parsed(text, [](const JsonReader& said) {
+    return Place{.local_rank = count_at(said, "local_rank"),
+                 .local_size = count_at(said, "local_size"),
+                 .cores_per_rank = count_at(said, "cores_per_rank"),
+                 .other_host = said.string("other_host")};
   });
 }
 
@@ -100,12 +109,12 @@ std::string text_of_hosts(const Hosts& hosts) {
 }
 
 Hosts hosts_of_text(const std::string& text) {
-  return parsed(text, [](const json& said) {
-    return Hosts{.count = said.at("count"),
-                 .least_ranks = said.at("least_ranks"),
-                 .most_ranks = said.at("most_ranks"),
-                 .least_cores_per_rank = said.at("least_cores_per_rank"),
-                 .loopback = said.at("loopback")};
+  return parsed(text, [](const JsonReader& said) {
+    return Hosts{.count = count_at(said, "count"),
+                 .least_ranks = count_at(said, "least_ranks"),
+                 .most_ranks = count_at(said, "most_ranks"),
+                 .least_cores_per_rank = count_at(said, "least_cores_per_rank"),
+                 .loopback = said.boolean("loopback")};
   });
 }
 

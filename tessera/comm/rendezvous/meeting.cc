@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/host.h"
+#include "tessera/base/json.h"
 #include "tessera/base/listen.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/errors/libtorch_error.h"
@@ -129,6 +130,21 @@ class OtherRun final : public Error {
   explicit OtherRun(const std::string& message) : Error(ErrorKind::kConfig, message) {}
 };
 
+struct RunName {
+  std::string run, who;
+};
+
+// Empty where somebody else, or an earlier version, left something there.
+RunName parse_run_name(const std::string& text) {
+  try {
+    const Json json = parse_json_object(text, "name", {.max_bytes = size_t{1} << 16, .max_depth = 1, .max_keys = 16});
+    const JsonReader said(json, "name");
+    return {.run = said.string("run", ""), .who = said.string("who", "")};
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 // Before anything that another run could feel: is rank 0, at this place, of the same run, and does it know the token?
 c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting,
                                           const Arrival& self, Clock::time_point deadline, milliseconds timeout) {
@@ -141,9 +157,7 @@ c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>&
   TESSERA_CHECK(wait_for(*store, "name", deadline + std::chrono::seconds(2)), ErrorKind::kComm,
                 "[comm.rendezvous] rank 0 of {} did not arrive within {} s at {}", self.size, timeout.count() / 1000,
                 meeting.place());
-  const auto said = nlohmann::json::parse(text_of(*store, "name"), nullptr, false);
-  const std::string run = said.is_object() ? said.value("run", "") : "",
-                    who = said.is_object() ? said.value("who", "") : "";
+  const auto [run, who] = parse_run_name(text_of(*store, "name"));
   if (run != meeting.run && !run.empty() && !meeting.run.empty()) {
     throw OtherRun(
         fmt::format("[comm.rendezvous] two runs at {}: this is {} of run '{}', there is {} of run '{}'. Give each a "

@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstring>
 #include <ctime>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 
 namespace tessera::comm {
 namespace {
@@ -21,6 +23,7 @@ constexpr const char* kFormat = "tessera.flight_record";
 constexpr int kVersion = 1;
 constexpr int kMaxRanks = 1 << 24;
 constexpr uint64_t kMaxFileBytes = 64U << 20;
+constexpr JsonLimits kRecordLimits{.max_bytes = kMaxFileBytes, .max_depth = 8, .max_keys = 1'000'000};
 
 constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::kBroadcast, Op::kScatter,
                        Op::kAllToAll,  Op::kSend,      Op::kRecv,          Op::kBarrier};
@@ -50,21 +53,31 @@ json json_of(const FlightCall& call) {
   return result;
 }
 
-// The value of `values` that is called `name`.
+// The value of `values` that is called so.
 template <class Value, size_t size>
-Value named(const Value (&values)[size], const std::string& name) {
+Value named(const Value (&values)[size], const JsonReader& said, std::string_view wanted) {
+  const std::string name = said.as_string();
   for (const Value value : values) {
     if (name == to_string(value)) return value;
   }
-  throw std::invalid_argument(fmt::format("unknown '{}'", name.substr(0, 40)));
+  said.fail(wanted);
 }
 
-int dtype_named(const std::string& name) {
+int8_t dtype_named(const JsonReader& said) {
+  const std::string name = said.as_string();
   if (name.empty()) return -1;
   for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); ++type) {
-    if (name == dtype_name(type)) return type;
+    if (name == dtype_name(type)) return static_cast<int8_t>(type);
   }
-  throw std::invalid_argument(fmt::format("unknown dtype '{}'", name.substr(0, 40)));
+  said.fail("a dtype");
+}
+
+uint64_t hash_of_hex(const JsonReader& said) {
+  const std::string digits = said.as_string();
+  uint64_t hash = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), hash, 16);
+  if (error != std::errc() || end != digits.data() + digits.size()) said.fail("hexadecimal digits");
+  return hash;
 }
 
 template <size_t size>
@@ -87,88 +100,89 @@ std::string runs_of(const std::vector<int>& ranks) {
   return text;
 }
 
-std::vector<int> ranks_of_runs(std::string_view text, int world_size) {
+std::vector<int> ranks_of_runs(const JsonReader& said, int world_size) {
+  const std::string runs = said.as_string();
+  std::string_view text = runs;
   std::vector<int> ranks;
   const auto number = [&](char before) {
     if (before && !text.starts_with(before)) return -1;
     if (before) text.remove_prefix(1);
     int value = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || value < 0 || value >= world_size)
-      throw std::invalid_argument("a group with foreign ranks");
+    if (error != std::errc() || value < 0 || value >= world_size) said.fail("ranks of the world");
     text.remove_prefix(static_cast<size_t>(end - text.data()));
     return value;
   };
   while (!text.empty()) {
     const int first = number(ranks.empty() ? '\0' : ',');
-    if (first < 0) throw std::invalid_argument("a group with no list of ranks");
+    if (first < 0) said.fail("runs of ranks");
     const int last = number('-'), step = last < 0 ? -1 : number(':');
-    if (step == 0 || ranks.size() > static_cast<size_t>(world_size))
-      throw std::invalid_argument("a group with no list of ranks");
+    if (step == 0 || ranks.size() > static_cast<size_t>(world_size)) said.fail("runs of ranks");
     for (int rank = first; rank <= std::max(first, last); rank += std::max(step, 1)) ranks.push_back(rank);
   }
   return ranks;
 }
 
-std::vector<int> ranks_of(const json& said, int world_size) {
-  return said.is_string() ? ranks_of_runs(said.get<std::string>(), world_size) : said.get<std::vector<int>>();
+std::vector<int> ranks_of(const JsonReader& said, int world_size) {
+  if (said.value().is_string()) return ranks_of_runs(said, world_size);
+  std::vector<int> ranks;
+  for (const auto& rank : said.items()) ranks.push_back(static_cast<int>(rank.as_integer(0, world_size - 1)));
+  return ranks;
 }
 
-FlightCall call_of(const json& entry, const std::vector<FlightGroup>& groups) {
+template <class Integer>
+Integer integer_at(const JsonReader& entry, const char* key) {
+  using Limits = std::numeric_limits<Integer>;
+  return static_cast<Integer>(entry.integer(key, std::nullopt, Limits::min(), Limits::max()));
+}
+
+FlightCall call_of(const JsonReader& entry, const std::vector<FlightGroup>& groups) {
   FlightCall call;
   Signature& signature = call.signature;
-  signature.members = entry.at("group").get<uint32_t>();
-  signature.sequence = entry.at("sequence").get<uint64_t>();
-  signature.op = named(kOps, entry.at("op").get<std::string>());
-  signature.reduce = named(kReductions, entry.at("reduce").get<std::string>());
-  signature.dtype = static_cast<int8_t>(dtype_named(entry.at("dtype").get<std::string>()));
-  signature.dims = entry.at("dims").get<uint8_t>();
-  const auto sizes = entry.at("sizes").get<std::vector<int64_t>>();
-  if (sizes.size() != std::min<size_t>(signature.dims, Signature::kMaxSizes))
-    throw std::invalid_argument("sizes do not fit dims");
-  std::copy(sizes.begin(), sizes.end(), signature.sizes);
-  signature.root = entry.at("root").get<int32_t>();
-  signature.tag = entry.at("tag").get<int32_t>();
-  put(signature.subject, entry.at("subject").get<std::string>());
-  const auto hash = entry.at("hash").get<std::string>();
-  size_t read = 0;
-  signature.hash = std::stoull(hash, &read, 16);
-  if (read != hash.size()) throw std::invalid_argument("hash is not hexadecimal");
-  call.state = named(kStates, entry.at("state").get<std::string>());
-  call.started_us = entry.at("started_us").get<int64_t>();
-  call.waiting_us = entry.at("waiting_us").get<int64_t>();
-  call.finished_us = entry.at("finished_us").get<int64_t>();
+  signature.members = integer_at<uint32_t>(entry, "group");
+  signature.sequence = entry.at("sequence").as_unsigned();
+  signature.op = named(kOps, entry.at("op"), "an operation");
+  signature.reduce = named(kReductions, entry.at("reduce"), "a reduction");
+  signature.dtype = dtype_named(entry.at("dtype"));
+  signature.dims = integer_at<uint8_t>(entry, "dims");
+  const JsonReader list = entry.at("sizes");
+  const auto sizes = list.items();
+  if (sizes.size() != std::min<size_t>(signature.dims, Signature::kMaxSizes)) list.fail("as many as dims, at most 6");
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    signature.sizes[dim] = sizes[dim].as_integer(INT64_MIN, INT64_MAX);
+  }
+  signature.root = integer_at<int32_t>(entry, "root");
+  signature.tag = integer_at<int32_t>(entry, "tag");
+  put(signature.subject, entry.string("subject"));
+  signature.hash = hash_of_hex(entry.at("hash"));
+  call.state = named(kStates, entry.at("state"), "a state");
+  call.started_us = integer_at<int64_t>(entry, "started_us");
+  call.waiting_us = integer_at<int64_t>(entry, "waiting_us");
+  call.finished_us = integer_at<int64_t>(entry, "finished_us");
   const auto group =
       std::find_if(groups.begin(), groups.end(), [&](const FlightGroup& one) { return one.id == signature.members; });
-  if (group == groups.end()) throw std::invalid_argument("a call in a group that is not listed");
+  if (group == groups.end()) entry.at("group").fail("a group that is listed");
   put(signature.group, group->name);
   return call;
 }
 
-FlightRecord record_of(const json& document) {
-  if (!document.is_object() || document.value("format", "") != kFormat) throw std::invalid_argument("no flight record");
-  if (document.at("version") != kVersion)
-    throw std::invalid_argument("another version than 1");
+FlightRecord record_of(const JsonReader& document) {
+  if (document.string("format", "") != kFormat) document.fail(fmt::format("{}, version {}", kFormat, kVersion));
+  document.integer("version", std::nullopt, kVersion, kVersion);
   FlightRecord record;
-  record.rank = document.at("rank").get<int>();
-  record.world_size = document.at("world_size").get<int>();
-  const auto is_rank = [&](int rank) { return rank >= 0 && rank < record.world_size; };
-  if (record.world_size > kMaxRanks || !is_rank(record.rank)) {
-    throw std::invalid_argument(fmt::format("rank {} of {}", record.rank, record.world_size));
+  record.world_size = static_cast<int>(document.integer("world_size", std::nullopt, 1, kMaxRanks));
+  record.rank = static_cast<int>(document.integer("rank", std::nullopt, 0, record.world_size - 1));
+  record.host = document.string("host");
+  record.pid = integer_at<int64_t>(document, "pid");
+  record.reason = document.string("reason");
+  record.written_us = integer_at<int64_t>(document, "written_us");
+  record.calls_made = document.at("calls_made").as_unsigned();
+  for (const auto& entry : document.at("groups").items()) {
+    record.groups.push_back({.id = integer_at<uint32_t>(entry, "id"),
+                             .name = entry.string("name"),
+                             .ranks = ranks_of(entry.at("ranks"), record.world_size)});
   }
-  record.host = document.at("host").get<std::string>();
-  record.pid = document.at("pid").get<int64_t>();
-  record.reason = document.at("reason").get<std::string>();
-  record.written_us = document.at("written_us").get<int64_t>();
-  record.calls_made = document.at("calls_made").get<uint64_t>();
-  for (const json& entry : document.at("groups")) {
-    FlightGroup group{entry.at("id").get<uint32_t>(), entry.at("name").get<std::string>(),
-                      ranks_of(entry.at("ranks"), record.world_size)};
-    if (!std::all_of(group.ranks.begin(), group.ranks.end(), is_rank))
-      throw std::invalid_argument("a group with foreign ranks");
-    record.groups.push_back(std::move(group));
-  }
-  for (const json& entry : document.at("calls")) record.calls.push_back(call_of(entry, record.groups));
+  for (const auto& entry : document.at("calls").items()) record.calls.push_back(call_of(entry, record.groups));
   return record;
 }
 
@@ -210,15 +224,13 @@ std::string to_json(const FlightRecord& record, RankLists lists) {
 }
 
 FlightRecord parse_flight_record(std::string_view text, const std::string& source) {
+  const std::string where = "[comm.flight_record] " + source;
   try {
-    return record_of(json::parse(text));
-  } catch (const json::parse_error& error) {
+    const Json json = parse_json_object(text, where, kRecordLimits);
+    return record_of(JsonReader(json, where));
+  } catch (const Error& error) {
     raise(ErrorKind::kFormat,
-          "[comm.flight_record] {}: broken JSON at byte {} of {}. Was the rank killed while it wrote?", source,
-          error.byte, text.size());
-  } catch (const std::exception& error) {  // json's type errors, invalid_argument, stoull's
-    raise(ErrorKind::kFormat,
-          "[comm.flight_record] {}: {}. Wanted a file that Tessera wrote (docs/format/flight-record.md).", source,
+          "{}. Wanted a file that Tessera wrote (docs/format/flight-record.md). Was the rank killed while it wrote?",
           error.what());
   }
 }

@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/json.h"
+
 namespace tessera::comm {
 namespace {
 
@@ -13,24 +15,9 @@ using nlohmann::json;
 
 constexpr milliseconds kAnswers{2000};    // for all ranks to say where they are
 constexpr milliseconds kLastWords{1000};  // for a rank that broke a connection to be seen to end
+constexpr JsonLimits kWordLimits{.max_bytes = size_t{1} << 20, .max_depth = 1, .max_keys = 64};
 
 std::string text_of(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
-
-Trouble trouble_of(const std::string& text) {
-  const json value = json::parse(text);
-  return {.group = value.at("group"),
-          .sequence = value.at("sequence"),
-          .text = value.at("text"),
-          .timed_out = value.at("timed_out")};
-}
-
-std::string to_text(const Verdict& verdict) {
-  return text_of({{"text", verdict.text}, {"culprit", verdict.culprit}, {"consequence", verdict.consequence}});
-}
-Verdict verdict_of(const std::string& text) {
-  const json value = json::parse(text);
-  return {.text = value.at("text"), .culprit = value.at("culprit"), .consequence = value.at("consequence")};
-}
 
 Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
   if (!silent) {
@@ -47,6 +34,25 @@ Verdict verdict_on_lost(int rank, bool silent, milliseconds silence) {
 
 }  // namespace
 
+Trouble parse_trouble(const std::string& text, int from) {
+  const std::string where = fmt::format("[comm.watchdog] the trouble of rank {}", from);
+  const Json json = parse_json_object(text, where, kWordLimits);
+  const JsonReader said(json, where, ErrorKind::kComm);
+  return {.group = static_cast<uint32_t>(said.integer("group", std::nullopt, 0, UINT32_MAX)),
+          .sequence = said.at("sequence").as_unsigned(),
+          .text = said.string("text"),
+          .timed_out = said.boolean("timed_out")};
+}
+
+Verdict parse_verdict(const std::string& text) {
+  const std::string where = "[comm.watchdog] the verdict of rank 0";
+  const Json json = parse_json_object(text, where, kWordLimits);
+  const JsonReader said(json, where, ErrorKind::kComm);
+  return {.text = said.string("text"),
+          .culprit = static_cast<int>(said.integer("culprit", std::nullopt, -1, INT32_MAX)),
+          .consequence = said.boolean("consequence")};
+}
+
 std::string to_text(const Trouble& trouble) {
   return text_of({{"group", trouble.group},
                   {"sequence", trouble.sequence},
@@ -54,11 +60,15 @@ std::string to_text(const Trouble& trouble) {
                   {"timed_out", trouble.timed_out}});
 }
 
+std::string to_text(const Verdict& verdict) {
+  return text_of({{"text", verdict.text}, {"culprit", verdict.culprit}, {"consequence", verdict.consequence}});
+}
+
 void WatchSpoke::receive(int, const Frame& frame) {
   if (frame.kind == FrameKind::kBye) drop(0);  // nobody is left to watch over us
-  if (frame.kind == FrameKind::kVerdict) announce(verdict_of(frame.text));
+  if (frame.kind == FrameKind::kVerdict) announce(parse_verdict(frame.text));
   if (frame.kind == FrameKind::kAsk) {
-    const Trouble trouble = trouble_of(frame.text);
+    const Trouble trouble = parse_trouble(frame.text, 0);
     send(0, {FrameKind::kStatus, rank_, to_json(listener_.where(trouble.group, trouble.sequence), RankLists::kRuns)});
   }
 }
@@ -79,7 +89,7 @@ void WatchHub::receive(int from, const Frame& frame) {
       settle({.text = fmt::format("rank {} failed: {}", from, frame.text), .culprit = from, .consequence = true});
       break;
     case FrameKind::kTrouble:
-      inquire(from, trouble_of(frame.text));
+      inquire(from, parse_trouble(frame.text, from));
       break;
     case FrameKind::kStatus:
       if (inquiry_)
@@ -101,7 +111,7 @@ void WatchHub::inquire(int rank, Trouble trouble) {
   inquiry_ = Inquiry{.trouble = std::move(trouble), .rank = rank, .begun = Clock::now(), .answers = {}};
   if (!compare_) return;
   inquiry_->answers[0] = listener_.where(inquiry_->trouble.group, inquiry_->trouble.sequence);
-  tell_all({FrameKind::kAsk, 0, comm::to_text(inquiry_->trouble)});
+  tell_all({FrameKind::kAsk, 0, to_text(inquiry_->trouble)});
 }
 
 void WatchHub::on_tick() {

@@ -55,7 +55,10 @@ class WatchHub final : public WatchLoop {
   std::set<int> left_;
 };
 
-// What a frame of kind kTrouble says.
+// What frames of kinds kTrouble, kAsk and kVerdict say. Parsing: Error for what is none, which the loop logs.
 std::string to_text(const Trouble& trouble);
+std::string to_text(const Verdict& verdict);
+Trouble parse_trouble(const std::string& text, int from);
+Verdict parse_verdict(const std::string& text);
 
 }  // namespace tessera::comm
