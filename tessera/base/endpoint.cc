@@ -9,8 +9,8 @@ namespace tessera {
 int parse_port(std::string_view text, std::string_view what) {
   int port = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
-  TESSERA_CHECK(error == std::errc() && end == text.data() + text.size() && port > 0 && port < 65536, ErrorKind::kConfig,
-                "[endpoint] {}: '{}' is no port; wanted 1 to 65535", what, text);
+  TESSERA_CHECK(error == std::errc() && end == text.data() + text.size() && port > 0 && port < 65536,
+                ErrorKind::kConfig, "[endpoint] {}: '{}' is no port; wanted 1 to 65535", what, text);
   return port;
 }
 

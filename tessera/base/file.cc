@@ -13,7 +13,8 @@ namespace tessera {
 
 std::string read_file(const std::filesystem::path& path, size_t limit_bytes) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  TESSERA_CHECK(fd >= 0, ErrorKind::kIo, "[file] {}: cannot be opened for reading: {}", path.string(), std::strerror(errno));
+  TESSERA_CHECK(fd >= 0, ErrorKind::kIo, "[file] {}: cannot be opened for reading: {}", path.string(),
+                std::strerror(errno));
   std::string content;
   char buffer[1 << 16];
   ssize_t got = 0;

@@ -14,7 +14,8 @@ namespace tessera {
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  TESSERA_CHECK(fd >= 0, ErrorKind::kIo, "[file] {}: cannot be opened for reading: {}", path.string(), std::strerror(errno));
+  TESSERA_CHECK(fd >= 0, ErrorKind::kIo, "[file] {}: cannot be opened for reading: {}", path.string(),
+                std::strerror(errno));
   struct stat info {};
   if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(fd);
@@ -27,7 +28,8 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
     if (data == MAP_FAILED) {
       const int reason = errno;
       ::close(fd);
-      raise(ErrorKind::kIo, "[file] {}: {} bytes cannot be mapped: {}", path.string(), size_bytes, std::strerror(reason));
+      raise(ErrorKind::kIo, "[file] {}: {} bytes cannot be mapped: {}", path.string(), size_bytes,
+            std::strerror(reason));
     }
   }
   ::close(fd);

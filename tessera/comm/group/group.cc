@@ -16,8 +16,10 @@ Group::Group(std::string name, std::vector<int> ranks, int rank, c10::intrusive_
       backend_(std::move(backend)),
       context_(std::move(context)),
       comparing_(dynamic_cast<ComparesSignatures*>(backend_.get())) {
-  TESSERA_CHECK(rank_ >= 0 && rank_ < size(), ErrorKind::kInternal, "[comm] group '{}': rank {} of {}", name_, rank_, size());
-  TESSERA_CHECK(size() == 1 || backend_, ErrorKind::kInternal, "[comm] group '{}' of {} ranks has no back-end", name_, size());
+  TESSERA_CHECK(rank_ >= 0 && rank_ < size(), ErrorKind::kInternal, "[comm] group '{}': rank {} of {}", name_, rank_,
+                size());
+  TESSERA_CHECK(size() == 1 || backend_, ErrorKind::kInternal, "[comm] group '{}' of {} ranks has no back-end", name_,
+                size());
 }
 
 Group::~Group() = default;

@@ -40,7 +40,8 @@ std::vector<std::string_view> split(std::string_view list, std::string_view what
   return parts;
 }
 
-void expand_name(std::string_view name, const std::string& head, std::string_view list, std::vector<std::string>& names) {
+void expand_name(std::string_view name, const std::string& head, std::string_view list,
+                 std::vector<std::string>& names) {
   constexpr std::string_view kWhat = "Slurm's node list";
   const size_t open = name.find('[');
   if (open == name.npos) {
