@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -98,6 +99,44 @@ TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMe
     EXPECT_ANY_THROW(waits->wait());
   }
   barrier(*world->group());
+}
+
+// TCP connections of this process with both ends on this host.
+size_t connections() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    sockaddr_in peer{};
+    socklen_t size = sizeof peer;
+    const int descriptor = std::stoi(entry.path().filename());
+    const bool connected = ::getpeername(descriptor, reinterpret_cast<sockaddr*>(&peer), &size) == 0;
+    count += connected && peer.sin_family == AF_INET && peer.sin_addr.s_addr == htonl(INADDR_LOOPBACK);
+  }
+  return count;
+}
+
+// Four ranks of this process: all to all they would have 12 ends of connections.
+TEST(GlooGroup, RanksConnectWhenOneSendsToTheOther) {
+  run_thread_ranks(4, [](const std::shared_ptr<World>& world) {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(
+        "gloo_lazy", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
+    barrier(*world->group());
+    const size_t before = connections();
+    barrier(*world->group());
+    const auto backend =
+        make_gloo_backend(store, {.rank = world->rank(), .size = world->size(), .loopback = true, .timeout = 60s});
+    barrier(*world->group());
+    EXPECT_EQ(connections(), before);
+    barrier(*world->group());
+    std::vector<at::Tensor> tensors = {at::full({3}, world->rank() == 2 ? 7.0 : 0.0)};
+    if (world->rank() == 2) backend->send(tensors, 3, 0)->wait();
+    if (world->rank() == 3) backend->recv(tensors, 2, 0)->wait();
+    barrier(*world->group());
+    EXPECT_EQ(connections(), before + 2);
+    if (world->rank() == 3) {
+      EXPECT_EQ(tensors[0].sum().item<double>(), 21);
+    }
+    barrier(*world->group());
+  });
 }
 
 }  // namespace

@@ -21,9 +21,11 @@ StorePtr part_of(const StorePtr& store, const std::string& name) {
 }
 
 BackendPtr make_gloo(const StorePtr& store, const BackendRequest& request, int rank, int size) {
-  return make_gloo_backend(
-      store,
-      {.rank = rank, .size = size, .loopback = request.one_host, .other_host = request.other_host, .timeout = request.timeout});
+  return make_gloo_backend(store, {.rank = rank,
+                                   .size = size,
+                                   .loopback = request.one_host,
+                                   .other_host = request.other_host,
+                                   .timeout = request.timeout});
 }
 
 // The ranks that share memory if they can: `ranks` are global, `rank` is this one's position in them.

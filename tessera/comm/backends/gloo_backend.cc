@@ -72,36 +72,33 @@ auto make_device(const Make& make, std::string& listens_at) {
 
 // Gloo has no abort: closing a connection of its own leaves the local waits standing until their timeout. An end of
 // file does end them, here and at the peer, so abort() shuts the group's connections down underneath it: those that it
-// has accepted at its own listener, and those that it has made to its peers' listeners. With ranks as threads that
-// includes the other rank's half, which is aborted with this one.
+// has accepted at its own listener, and those that it has made to its peers' listeners, which are the group's alone.
+// With ranks as threads that includes the other rank's half, which is aborted with this one.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
               const std::string& listens_at)
-      : ProcessGroupGloo(store, rank, size, std::move(options)) {
+      : ProcessGroupGloo(store, rank, size, std::move(options)), listens_at_(listens_at) {
     const auto key = [](int of) { return "listens_at/" + std::to_string(of); };
     store->set(key(rank), std::vector<uint8_t>(listens_at.begin(), listens_at.end()));
-    std::set<std::string> of_peers;
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       const auto end = store->get(key(peer));
-      of_peers.emplace(end.begin(), end.end());
+      peers_listen_at_.emplace(end.begin(), end.end());
     }
-    for_each_socket([&](int descriptor, const std::string& socket) {
-      if (listens(descriptor)) return;
-      const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
-      if (!other.empty() && (own == listens_at || of_peers.contains(other))) connections_.insert(socket);
-    });
   }
 
   void abort() override {
-    for_each_socket([&](int descriptor, const std::string& socket) {
-      if (connections_.contains(socket)) ::shutdown(descriptor, SHUT_RDWR);
+    for_each_socket([&](int descriptor, const std::string&) {
+      if (listens(descriptor)) return;
+      const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
+      if (!other.empty() && (own == listens_at_ || peers_listen_at_.contains(other))) ::shutdown(descriptor, SHUT_RDWR);
     });
   }
 
  private:
-  std::set<std::string> connections_;
+  const std::string listens_at_;
+  std::set<std::string> peers_listen_at_;
 };
 
 }  // namespace
@@ -112,9 +109,13 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Sto
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   // What Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
   const std::string own = options.loopback ? "127.0.0.1" : address_towards(options.other_host);
+  constexpr bool kLazy = true;  // two ranks connect when one first sends to the other, not all to all at the start
   const auto make = [&] {
-    if (!options.loopback && interface && *interface) return ProcessGroupGloo::createDeviceForInterface(interface);
-    return own.empty() ? ProcessGroupGloo::createDefaultDevice() : ProcessGroupGloo::createDeviceForHostname(own);
+    if (!options.loopback && interface && *interface) {
+      return ProcessGroupGloo::createDeviceForInterface(interface, kLazy);
+    }
+    return own.empty() ? ProcessGroupGloo::createDefaultDevice(kLazy)
+                       : ProcessGroupGloo::createDeviceForHostname(own, kLazy);
   };
   std::string listens_at;
   gloo->devices.push_back(make_device(make, listens_at));

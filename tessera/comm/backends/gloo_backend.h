@@ -2,7 +2,8 @@
 //
 //   auto backend = make_gloo_backend(store, {.rank = 0, .size = 2, .loopback = true, .timeout = 5min});
 //
-// The result is used by one rank; abort() may come from any thread.
+// Two ranks connect when one first sends to the other: a ring over a thousand ranks makes two connections each, not a
+// thousand. The result is used by one rank; abort() may come from any thread.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
