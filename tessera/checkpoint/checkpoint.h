@@ -9,8 +9,8 @@
 // A checkpoint is a folder step-XXXXXXXX holding one safetensors file a rank and manifest.json, which says what box of
 // which tensor lies where, with an XXH3 hash of each file (docs/format/checkpoint.md). It is written under another
 // name, synced and renamed; LATEST is replaced last. What is published is never half-written, never overwritten, and an
-// older checkpoint goes only after a newer one is there. Loading takes any world size and any placements of Shard and
-// Replicate.
+// older checkpoint goes only after a newer one is there. Loading takes any world size and any placements of Shard,
+// StridedShard and Replicate.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +35,9 @@ struct CheckpointOptions {
   int64_t keep_last = 2;  // how many of those published last stay; 0: all
   int64_t keep_best = 1;  // and how many with the lowest validation loss
   bool async = true;      // write in a thread while training goes on
+  // The lowest rank of those whose tensors are called as this rank's: of its pipeline stage. It writes plain tensors;
+  // of DTensors on some of those ranks only, the mesh that it is in writes.
+  int first_holder = 0;
 };
 
 class CheckpointWriter {
@@ -46,11 +49,12 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Takes a copy of this rank's parts of `tensors` (the same names in the same order on all ranks; replicas are written
-  // once) and starts writing. A save still under way is finished first. Returns when written unless async. Ranks may
-  // take any time to write. `validation_loss` ranks the checkpoint for keep_best. COLLECTIVE over the world. Error kIo
-  // when this or the previous save failed on any rank; nothing of the failed one stays. Error kShape for placements
-  // that cannot be saved, before anything is done. What cannot be pruned is logged.
+  // Takes a copy of this rank's parts of `tensors` (the same names on all ranks of a pipeline stage, others on those of
+  // another; replicas are written once) and starts writing. A save still under way is finished first. Returns when
+  // written unless async. Ranks may take any time to write. `validation_loss` ranks the checkpoint for keep_best.
+  // COLLECTIVE over the world. Error kIo when this or the previous save failed on any rank, or when the ranks together
+  // did not hold each tensor exactly once; nothing of the failed one stays. Error kShape for placements that cannot be
+  // saved (Partial), before anything is done. What cannot be pruned is logged.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
             std::optional<double> validation_loss = std::nullopt);
   // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.

@@ -71,42 +71,59 @@ void check_disjoint(const std::string& name, const ManifestTensor& tensor) {
 
 void check_box(const std::string& name, const ManifestTensor& tensor, const ManifestPart& part, size_t files) {
   bool ok = part.file < files && part.offset.size() == tensor.shape.size() && part.shape.size() == tensor.shape.size();
+  ok = ok && (part.at.empty() || part.at.size() == tensor.shape.size());
   for (size_t d = 0; ok && d < tensor.shape.size(); ++d) {
     ok = part.offset[d] >= 0 && part.shape[d] >= 0 && part.offset[d] <= tensor.shape[d] - part.shape[d];
+    ok = ok && (part.at.empty() || (part.at[d] >= 0 && part.at[d] <= tensor.shape[d] - part.shape[d]));
   }
   TESSERA_CHECK(ok, ErrorKind::kFormat, "{}: a part at {} of shape {} lies outside {}", quote(name),
                 fmt::join(part.offset, ","), fmt::join(part.shape, ","), fmt::join(tensor.shape, ","));
 }
 
-ManifestTensor parse_tensor(const std::string& name, const nlohmann::json& json, size_t files) {
-  ManifestTensor tensor;
-  tensor.dtype = parse_safetensors_dtype(json.at("dtype").get<std::string>());
-  tensor.shape = json.at("shape").get<std::vector<int64_t>>();
+void check_tensor(const std::string& name, const ManifestTensor& tensor, size_t files) {
   for (const int64_t size : tensor.shape) {
     TESSERA_CHECK(size >= 0 && size <= (int64_t{1} << 48), ErrorKind::kFormat, "{}: dim of {} elements", quote(name),
                   size);
   }
   const int64_t elements = volume(name, tensor.shape);
   int64_t covered = 0;
-  for (const auto& each : json.at("parts")) {
-    ManifestPart part{each.at("file").get<size_t>(), each.at("offset").get<std::vector<int64_t>>(),
-                      each.at("shape").get<std::vector<int64_t>>()};
+  for (const auto& part : tensor.parts) {
     check_box(name, tensor, part, files);
     covered += volume(name, part.shape);
     TESSERA_CHECK(covered <= elements, ErrorKind::kFormat, "{}: the parts hold more than its {} elements", quote(name),
                   elements);
-    tensor.parts.push_back(std::move(part));
   }
   TESSERA_CHECK(covered == elements, ErrorKind::kFormat, "{}: parts cover {} of {} elements", quote(name), covered,
                 elements);
   check_disjoint(name, tensor);
+}
+
+ManifestTensor parse_tensor(const nlohmann::json& json) {
+  ManifestTensor tensor;
+  tensor.dtype = parse_safetensors_dtype(json.at("dtype").get<std::string>());
+  tensor.shape = json.at("shape").get<std::vector<int64_t>>();
+  for (const auto& part : json.at("parts")) tensor.parts.push_back(part_from_json(part));
   return tensor;
 }
 
 }  // namespace
 
 nlohmann::json part_to_json(const ManifestPart& part) {
-  return {{"file", part.file}, {"offset", part.offset}, {"shape", part.shape}};
+  nlohmann::json json = {{"file", part.file}, {"offset", part.offset}, {"shape", part.shape}};
+  if (!part.at.empty()) json["at"] = part.at;
+  return json;
+}
+
+ManifestPart part_from_json(const nlohmann::json& json) {
+  ManifestPart part{.file = json.at("file").get<size_t>(),
+                    .offset = json.at("offset").get<std::vector<int64_t>>(),
+                    .shape = json.at("shape").get<std::vector<int64_t>>()};
+  if (const auto at = json.find("at"); at != json.end()) part.at = at->get<std::vector<int64_t>>();
+  return part;
+}
+
+void Manifest::check() const {
+  for (const auto& [name, tensor] : tensors) check_tensor(name, tensor, files.size());
 }
 
 std::string Manifest::dump() const {
@@ -147,8 +164,9 @@ Manifest Manifest::parse(const std::string& text, const std::filesystem::path& p
       manifest.files.push_back(std::move(entry));
     }
     for (const auto& [name, tensor] : json.at("tensors").items()) {
-      manifest.tensors.emplace(name, parse_tensor(name, tensor, manifest.files.size()));
+      manifest.tensors.emplace(name, parse_tensor(tensor));
     }
+    manifest.check();
     manifest.extra = json.at("extra");
     return manifest;
   } catch (const std::exception& error) {

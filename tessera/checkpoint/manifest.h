@@ -20,9 +20,10 @@ struct ManifestFile {
 };
 
 struct ManifestPart {
-  size_t file = 0;               // index into Manifest::files
-  std::vector<int64_t> offset;   // of the box in the global tensor
+  size_t file = 0;              // index into Manifest::files
+  std::vector<int64_t> offset;  // of the box in the global tensor
   std::vector<int64_t> shape;
+  std::vector<int64_t> at = {};  // of the box in the tensor of that file; empty: at its start
 };
 
 struct ManifestTensor {
@@ -41,6 +42,8 @@ struct Manifest {
   nlohmann::json extra;
 
   std::string dump() const;
+  // Error kFormat unless the parts of every tensor lie inside it, do not overlap and cover it.
+  void check() const;
   // Error kFormat, naming `path`, for anything that is not such a manifest: names outside the folder, boxes outside
   // their tensor, parts that do not cover it.
   static Manifest parse(const std::string& text, const std::filesystem::path& path);
@@ -48,7 +51,8 @@ struct Manifest {
 
 // XXH3 of a whole file, 64 bits.
 uint64_t hash_file(const std::filesystem::path& path);
-// One rank's contribution to the manifest, as it travels to the rank that writes it.
 nlohmann::json part_to_json(const ManifestPart& part);
+// nlohmann's exceptions for what is none.
+ManifestPart part_from_json(const nlohmann::json& json);
 
 }  // namespace tessera

@@ -1,10 +1,14 @@
 #include <ATen/core/grad_mode.h>
+#include <c10/util/accumulate.h>
 #include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
+#include "tessera/checkpoint/held_boxes.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -85,29 +89,43 @@ void Checkpoint::verify_file(size_t index) const {
 
 namespace {
 
-// The local tensor and its place in the global one.
-struct Target {
-  at::Tensor local;
-  LocalBox box;
-};
-
-Target target_of(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return {tensor, {tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0)}};
-  return {to_local(tensor), local_box(tensor.sizes().vec(), *device_mesh(tensor), placements(tensor))};
+bool meet(const ManifestPart& part, const HeldBox& box) {
+  for (size_t d = 0; d < part.shape.size(); ++d) {
+    const int64_t begin = std::max(part.offset[d], box.offset[d]);
+    if (begin >= std::min(part.offset[d] + part.shape[d], box.offset[d] + box.shape[d])) return false;
+  }
+  return true;
 }
 
-// Copies the intersection of one stored part with the target's box.
-void copy_part(const Target& target, const std::string& name, const ManifestPart& part, const SafetensorsFile& file) {
+// Copies the intersection of one stored part with a box of the local tensor.
+void copy_part(const at::Tensor& local, const HeldBox& box, const std::string& name, const ManifestPart& part,
+               const SafetensorsFile& file) {
   std::vector<IndexRange> source(part.shape.size());
-  at::Tensor into = target.local;
+  at::Tensor into = local;
   for (size_t d = 0; d < part.shape.size(); ++d) {
-    const int64_t begin = std::max(part.offset[d], target.box.offset[d]);
-    const int64_t end = std::min(part.offset[d] + part.shape[d], target.box.offset[d] + target.box.shape[d]);
-    if (begin >= end) return;
-    source[d] = {begin - part.offset[d], end - part.offset[d]};
-    into = into.narrow(static_cast<int64_t>(d), begin - target.box.offset[d], end - begin);
+    const int64_t begin = std::max(part.offset[d], box.offset[d]);
+    const int64_t end = std::min(part.offset[d] + part.shape[d], box.offset[d] + box.shape[d]);
+    const int64_t stored = (part.at.empty() ? 0 : part.at[d]) - part.offset[d];
+    source[d] = {begin + stored, end + stored};
+    into = into.narrow(static_cast<int64_t>(d), begin - box.offset[d] + box.at[d], end - begin);
   }
   into.copy_(file.read_slice(name, source));
+}
+
+// Whether the file's tensor holds the parts that the manifest says are in it, and nothing else.
+bool is_stored(const SafetensorsFile& file, const std::string& name, const ManifestTensor& tensor, size_t index) {
+  if (!file.contains(name)) return false;
+  const auto& shape = file.entry(name).shape;
+  int64_t elements = 0;
+  for (const auto& part : tensor.parts) {
+    if (part.file != index) continue;
+    if (part.shape.size() != shape.size()) return false;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if ((part.at.empty() ? 0 : part.at[d]) + part.shape[d] > shape[d]) return false;
+    }
+    elements += c10::multiply_integers(part.shape);
+  }
+  return elements == c10::multiply_integers(shape);
 }
 
 }  // namespace
@@ -126,15 +144,21 @@ void Checkpoint::load(const NamedTensors& tensors) const {
   }
   std::vector<std::shared_ptr<const SafetensorsFile>> files(impl_->manifest.files.size());
   for (const auto& [name, tensor] : tensors) {
-    const auto target = target_of(tensor);
-    for (const auto& part : impl_->manifest.tensors.at(name).parts) {
+    const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
+    const auto boxes = held_boxes(tensor);
+    const auto& saved = impl_->manifest.tensors.at(name);
+    for (const auto& part : saved.parts) {
+      const bool wanted = std::any_of(boxes.begin(), boxes.end(), [&](const HeldBox& box) { return meet(part, box); });
+      if (!wanted) continue;
       auto& file = files[part.file];
       if (!file) file = SafetensorsFile::open(impl_->path / impl_->manifest.files[part.file].name);
       TESSERA_CHECK(
-          file->contains(name) && file->entry(name).shape == part.shape, ErrorKind::kFormat,
+          is_stored(*file, name, saved, part.file), ErrorKind::kFormat,
           "[checkpoint.load] {}: {} differs from manifest.json. The checkpoint is damaged; take an older one.",
           file->path().string(), name);
-      copy_part(target, name, part, *file);
+      for (const auto& box : boxes) {
+        if (meet(part, box)) copy_part(local, box, name, part, *file);
+      }
     }
   }
 }

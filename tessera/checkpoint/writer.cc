@@ -74,20 +74,18 @@ struct CheckpointWriter::Impl {
 
 // Rank 0 makes the folder, all ranks learn its name. COLLECTIVE over the world.
 std::filesystem::path CheckpointWriter::Impl::stage(int64_t step) {
-  nlohmann::json outcome;
+  std::string outcome;  // "+NAME" or "-ERROR"; the folder may be mounted elsewhere on another host
   if (chief()) {
     try {
-      outcome["staged"] = folder.stage(step).string();
+      outcome = "+" + folder.stage(step).filename().string();
     } catch (const std::exception& error) {
-      outcome["error"] = error.what();
+      outcome = std::string("-") + error.what();
     }
   }
-  outcome = nlohmann::json::parse(
-      comm::broadcast_bytes(*group, outcome.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)));
-  TESSERA_CHECK(!outcome.contains("error"), ErrorKind::kIo, "[checkpoint.save] {}: not saved: {}",
-                options.folder.string(), outcome["error"].get<std::string>());
-  // The folder may be mounted elsewhere on another host.
-  return options.folder / std::filesystem::path(outcome["staged"].get<std::string>()).filename();
+  outcome = comm::broadcast_bytes(*group, outcome);
+  TESSERA_CHECK(outcome.starts_with('+'), ErrorKind::kIo, "[checkpoint.save] {}: not saved: {}",
+                options.folder.string(), outcome.substr(1));
+  return options.folder / outcome.substr(1);
 }
 
 // Waits until the task of every rank has ended. Returns this rank's result.
@@ -106,11 +104,10 @@ std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
 // This rank's report as JSON, {"error": ...} when it could not write its file.
 std::string CheckpointWriter::Impl::write(const Share& share, const std::filesystem::path& staged) {
   try {
-    return write_share(share, staged, rank(), size()).dump();
+    return write_share(share, staged, rank(), size());
   } catch (const std::exception& error) {
     failed = true;
-    const nlohmann::json report = {{"error", fmt::format("rank {}: {}", rank(), error.what())}};
-    return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    return failure_report(rank(), error);
   }
 }
 
@@ -119,11 +116,8 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
                                             const std::filesystem::path& staged) {
   const auto hold = options.world->monitor().hold();  // all parts are there: nothing that happens to a peer undoes that
   try {
-    for (const auto& text : reports) {
-      const auto report = nlohmann::json::parse(text);
-      TESSERA_CHECK(!report.contains("error"), ErrorKind::kIo, "{}", report["error"].get<std::string>());
-      add_report(manifest, report);
-    }
+    for (const auto& report : reports) add_report(manifest, report);
+    manifest.check();  // what could not be loaded is not published
     folder.publish(staged, std::move(manifest));
     return "";
   } catch (const std::exception& error) {
@@ -192,10 +186,9 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
   Share share;
   std::string not_taken;  // the other ranks are told in the same way as of a file that cannot be written
   try {
-    share = take_share(tensors, impl_->rank());
+    share = take_share(tensors, impl_->rank(), impl_->options.first_holder);
   } catch (const std::exception& error) {
-    not_taken = nlohmann::json{{"error", fmt::format("rank {}: {}", impl_->rank(), error.what())}}.dump(
-        -1, ' ', false, nlohmann::json::error_handler_t::replace);
+    not_taken = failure_report(impl_->rank(), error);
   }
   impl_->failed = !not_taken.empty();
   impl_->thread = std::thread([this, share = std::move(share), not_taken, manifest = std::move(manifest),

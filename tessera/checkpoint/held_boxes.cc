@@ -1,0 +1,41 @@
+#include "tessera/checkpoint/held_boxes.h"
+
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/layout.h"
+
+namespace tessera {
+namespace {
+
+detail::Runs held_runs(const at::Tensor& tensor, int64_t dim) {
+  const int64_t n = tensor.size(dim);
+  if (is_dtensor(tensor)) {
+    const auto& mesh = *device_mesh(tensor);
+    return detail::runs_of(n, dim, mesh, detail::cuts_of(mesh, placements(tensor)), *mesh.coordinate());
+  }
+  return n > 0 ? detail::Runs{detail::Run{0, n}} : detail::Runs{};
+}
+
+}  // namespace
+
+std::vector<HeldBox> held_boxes(const at::Tensor& tensor) {
+  if (is_dtensor(tensor) && !device_mesh(tensor)->coordinate()) return {};
+  std::vector<HeldBox> boxes(1);
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    const auto runs = held_runs(tensor, dim);
+    std::vector<HeldBox> cut;
+    for (const auto& box : boxes) {
+      int64_t at = 0;
+      for (const auto& run : runs) {
+        cut.push_back(box);
+        cut.back().offset.push_back(run.start);
+        cut.back().shape.push_back(run.size);
+        cut.back().at.push_back(at);
+        at += run.size;
+      }
+    }
+    boxes = std::move(cut);
+  }
+  return boxes;
+}
+
+}  // namespace tessera

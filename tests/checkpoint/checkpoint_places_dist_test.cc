@@ -1,0 +1,128 @@
+// Checkpoints of ranks that hold different parts for different reasons: FSDP over tensor parallel, strided shards,
+// replicas on part of the ranks, pipeline stages.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+using WorldOfRanks = std::shared_ptr<comm::World>;
+
+at::Tensor numbered(at::IntArrayRef shape, double first) {
+  return at::arange(c10::multiply_integers(shape), at::kDouble).add(first).view(shape);
+}
+
+// Of a mesh (dp, tp): what FSDP over tensor parallel makes, shards in pieces, what tensor parallel leaves alone, plain.
+NamedTensors spread_over(const MeshPtr& mesh, double factor) {
+  const auto dp = mesh->slice({"dp"});
+  const auto tp = mesh->slice({"tp"});
+  const auto tp_size = mesh->size(1);
+  const auto lay = [&](at::IntArrayRef shape, double first, const MeshPtr& on, const Placements& how) {
+    return distribute_tensor(numbered(shape, first) * factor, on, how, std::nullopt);
+  };
+  return {{"fsdp_over_tp", lay({7, 3}, 1, mesh, {StridedShard(0, tp_size), Shard(0)})},
+          {"pieces", lay({11, 2}, 100, dp, {StridedShard(0, 3)})},
+          {"pieces_of_both_dims", lay({6, 10}, 200, mesh, {StridedShard(0, 3), StridedShard(1, 2)})},
+          {"columns", lay({3, 5}, 300, mesh, {Replicate(), Shard(1)})},
+          {"dp_alone", lay({5}, 400, dp, {Shard(0)})},
+          {"tp_alone", lay({5}, 500, tp, {Shard(0)})},
+          {"scalar", lay({}, 600, mesh, {Replicate(), Replicate()})},
+          {"nothing", lay({0, 4}, 0, mesh, {Shard(0), Shard(1)})},
+          {"plain", numbered({3}, 700) * factor}};
+}
+
+TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
+  const testing::TempFolder folder;
+  comm::run_thread_ranks(4, [&](const WorldOfRanks& world) {
+    CheckpointWriter writer({.folder = folder.path(), .world = world});
+    writer.save(1, spread_over(init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"}), 1), {});
+    writer.finish();
+  });
+  const auto path = folder / "step-00000001" / "manifest.json";
+  const auto manifest = Manifest::parse(read_file(path), path);  // which checks that no part overlaps another
+  int64_t in_pieces = 0;
+  for (const auto& part : manifest.tensors.at("pieces").parts) in_pieces += !part.at.empty();
+  EXPECT_GT(in_pieces, 0) << "no file holds several boxes: this test shows nothing";
+  for (const auto& [ranks, dp] : {std::pair(1, 1), std::pair(4, 2), std::pair(4, 4), std::pair(3, 3)}) {
+    comm::run_thread_ranks(ranks, [&, ranks = ranks, dp = dp](const WorldOfRanks& world) {
+      const auto mesh = init_device_mesh(world, "cpu", {dp, ranks / dp}, {"dp", "tp"});
+      const auto found = spread_over(mesh, 0), wanted = spread_over(mesh, 1);
+      Checkpoint::latest(folder.path())->load(found);
+      for (size_t i = 0; i < found.size(); ++i) {
+        const auto local = [](const at::Tensor& tensor) { return is_dtensor(tensor) ? to_local(tensor) : tensor; };
+        EXPECT_TRUE(at::equal(local(found[i].second), local(wanted[i].second)))
+            << found[i].first << " on " << dp << " x " << ranks / dp;
+      }
+    });
+  }
+}
+
+// Two stages of two ranks each.
+NamedTensors of_stage(const WorldOfRanks& world, double factor) {
+  const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", "dp"});
+  const auto stage = mesh->local_rank(0);
+  const auto name = [&](const char* what) { return fmt::format("stage{}.{}", stage, what); };
+  const auto first = 50.0 * static_cast<double>(stage);
+  return {{name("weight"), distribute_tensor(numbered({5, 2}, first) * factor, mesh->slice({"dp"}), {Shard(0)})},
+          {name("plain"), numbered({3}, first + 20) * factor}};
+}
+
+TEST(CheckpointPlaces, PipelineStagesSaveTheirOwnTensors) {
+  const testing::TempFolder folder;
+  comm::run_thread_ranks(4, [&](const WorldOfRanks& world) {
+    CheckpointWriter writer({.folder = folder.path(), .world = world, .first_holder = world->rank() / 2 * 2});
+    writer.save(1, of_stage(world, 1), {});
+    writer.finish();
+    const auto again = of_stage(world, 0);
+    Checkpoint::latest(folder.path())->load(again);
+    EXPECT_TRUE(at::equal(full_tensor(again[0].second), full_tensor(of_stage(world, 1)[0].second)));
+  });
+  for (const int stage : {0, 1}) {
+    const auto weight = at::zeros({5, 2}, at::kDouble), plain = at::zeros({3}, at::kDouble);
+    Checkpoint::latest(folder.path())
+        ->load({{fmt::format("stage{}.weight", stage), weight}, {fmt::format("stage{}.plain", stage), plain}});
+    EXPECT_TRUE(at::equal(weight, numbered({5, 2}, 50 * stage)));
+    EXPECT_TRUE(at::equal(plain, numbered({3}, 50 * stage + 20)));
+  }
+}
+
+// The message of the save that fails on every rank.
+std::string why_not_saved(const std::filesystem::path& folder,
+                          const std::function<NamedTensors(const WorldOfRanks&)>& tensors) {
+  std::string message;
+  comm::run_thread_ranks(4, [&](const WorldOfRanks& world) {
+    CheckpointWriter writer({.folder = folder, .world = world, .async = false});
+    try {
+      writer.save(1, tensors(world), {});
+      ADD_FAILURE() << "it was saved";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kIo);
+      if (world->rank() == 0) message = error.what();
+    }
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  return message;
+}
+
+TEST(CheckpointPlaces, WhatCouldNotBeLoadedIsNotPublished) {
+  const testing::TempFolder folder;
+  // The second stage's plain tensor, which nobody writes when all ranks are taken for one stage.
+  const auto missing = why_not_saved(folder.path(), [](const auto& world) { return of_stage(world, 1); });
+  EXPECT_NE(missing.find("'stage1.plain': parts cover 0 of 3 elements"), std::string::npos) << missing;
+  const auto unlike = why_not_saved(folder.path(), [](const WorldOfRanks& world) {
+    return NamedTensors{{"w", at::ones({world->rank() == 2 ? 8 : 4})}};
+  });
+  EXPECT_NE(unlike.find("w: Float [4] on one rank, Float [8] on another"), std::string::npos) << unlike;
+}
+
+}  // namespace
+}  // namespace tessera
