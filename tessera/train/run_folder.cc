@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/staged.h"
 #include "tessera/train/recipe_print.h"
@@ -42,10 +43,13 @@ std::string holder_of(int lock) {
 
 // The step of a metrics line, -1 when it is none.
 int64_t step_of(std::string_view line) {
-  const auto json = nlohmann::json::parse(line, nullptr, false);
-  if (!json.is_object()) return -1;
-  const auto step = json.find("step");
-  return step != json.end() && step->is_number_integer() ? step->get<int64_t>() : -1;
+  constexpr JsonLimits kLineLimits{.max_bytes = size_t{1} << 16, .max_depth = 4, .max_keys = 1000};
+  try {
+    const Json json = parse_json_object(line, kMetricsName, kLineLimits);
+    return JsonReader(json, kMetricsName).integer("step", -1, 0, INT64_MAX);
+  } catch (const Error&) {
+    return -1;
+  }
 }
 
 // The lines up to `last_step`, each with its newline.

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/base/mapped_file.h"
 #include "tessera/base/staged.h"
 
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFormatName = "tessera.run";
 constexpr int kVersion = 1;
-constexpr size_t kMostBytes = size_t{1} << 20;
+constexpr JsonLimits kMarkLimits{.max_bytes = size_t{1} << 20, .max_depth = 8, .max_keys = 10'000};
 constexpr size_t kMostHashed = size_t{16} << 20;
 
 // Everything that a run may write into its folder, beside trace/, which holds nothing but flight records.
@@ -80,22 +81,24 @@ std::string fingerprint_of(const fs::path& path) {
 RunMark::RunMark(fs::path dir) : dir_(std::move(dir)) {
   const auto path = mark_path(dir_);
   if (!fs::exists(fs::symlink_status(path))) return;
-  const auto json = nlohmann::json::parse(read_file(path, kMostBytes), nullptr, false);
-  const bool ours = json.is_object() && json.value("format", nlohmann::json()) == kFormatName &&
-                    json.value("version", nlohmann::json()) == kVersion && json.contains("id") &&
-                    json["id"].is_string();
-  TESSERA_CHECK(ours, ErrorKind::kFormat,
-                "[train.run_folder] {}: is not the mark of a run ({}, version {}). Choose another checkpoint.dir.",
-                path.string(), kFormatName, kVersion);
-  set_ = true;
-  id_ = json["id"];
-  const auto own = json.find("own");
-  if (own == json.end() || !own->is_object()) return;
-  for (const auto& [name, hashes] : own->items()) {
-    for (const auto& hash : hashes) {
-      if (hash.is_string()) own_[name].push_back(hash);
+  const std::string where = "[train.run_folder] " + path.string();
+  const std::string text = read_file(path, kMarkLimits.max_bytes);
+  try {
+    const Json json = parse_json_object(text, where, kMarkLimits);
+    const JsonReader mark(json, where);
+    if (mark.string("format") != kFormatName) mark.at("format").fail(kFormatName);
+    mark.integer("version", std::nullopt, kVersion, kVersion);
+    id_ = mark.string("id");
+    if (const auto own = mark.find("own")) {
+      for (const auto& [name, hashes] : own->members()) {
+        for (const auto& hash : hashes.items()) own_[name].push_back(hash.as_string());
+      }
     }
+  } catch (const Error& error) {
+    raise(error.kind(), "{}. It is not the mark of a run ({}, version {}). Choose another checkpoint.dir.",
+          error.what(), kFormatName, kVersion);
   }
+  set_ = true;
 }
 
 void RunMark::check_free() const {

@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
+
+#include "tests/support/process.h"
 
 namespace tessera {
 namespace {
@@ -49,6 +54,24 @@ TEST(ParseJson, LimitsDepthBytesAndKeys) {
   EXPECT_EQ(parse_json("[[1],[2]]", "t", {.max_depth = 2}).size(), 2u);
   EXPECT_THAT(refused("[1, 2, 3]", {.max_bytes = 8}), HasSubstr("9 bytes of JSON, at most 8"));
   EXPECT_THAT(refused(R"({"a":{"b":1},"c":1})", {.max_keys = 2}), HasSubstr("more than 2 keys"));
+}
+
+// But for two that keep a part of the document elsewhere, and have limits of their own.
+TEST(ParseJson, IsTheOnlyWayInWhichTheLibraryReadsJson) {
+  namespace fs = std::filesystem;
+  const auto root = testing::source_folder() / "tessera";
+  std::set<std::string> others;
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    const auto extension = entry.path().extension();
+    if ((extension != ".cc" && extension != ".h") || entry.path() == root / "base" / "json.cc") continue;
+    std::ifstream file(entry.path());
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    for (const char* other : {"json::parse(", "Json::parse(", "json::accept(", "json::from_"}) {
+      EXPECT_EQ(text.find(other), text.npos) << entry.path() << ": " << other;
+    }
+    if (text.find("sax_parse(") != text.npos) others.insert(fs::relative(entry.path(), root).string());
+  }
+  EXPECT_THAT(others, ::testing::ElementsAre("formats/detail/safetensors_header.cc", "text/detail/tokenizer_file.cc"));
 }
 
 // Quadratic insertion would take minutes, which ctest's limit ends.

@@ -163,8 +163,12 @@ TEST(RunFolder, WhatNoRunWroteIsNotTouched) {
   }
   testing::TempFolder temp;
   std::filesystem::create_directories(temp / ".tessera");
-  publish_file(temp / ".tessera" / "run.json", "{}");
-  EXPECT_THAT(refusal(temp.path(), ErrorKind::kFormat), HasSubstr("is not the mark of a run"));
+  const std::string start = R"({"format": "tessera.run", "version": 1, "id": "x", "own": )";
+  for (const std::string& mark :
+       {std::string("{}"), start + "[]}", start + R"({"model": [3]}})", start + std::string(100'000, '[')}) {
+    publish_file(temp / ".tessera" / "run.json", mark);
+    EXPECT_THAT(refusal(temp.path(), ErrorKind::kFormat), HasSubstr("is not the mark of a run"));
+  }
 }
 
 TEST(RunFolder, OtherFilesAndEmptyFoldersAreNotInTheWay) {
