@@ -1,0 +1,33 @@
+#include "tessera/kernels/logprobs/detail/id_places.h"
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/ignored_label.h"
+
+namespace tessera::detail {
+
+IdPlaces::IdPlaces(const at::Tensor& ids, const VocabPart& part)
+    : own(ids.ge(part.start).logical_and_(ids.lt(part.end))),
+      place(ids.sub(part.start).masked_fill_(own.logical_not(), 0)) {}
+
+void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids, bool many) {
+  const auto leading = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
+  const auto found = ids.sizes();
+  const bool fits = many ? ids.dim() >= 1 && found.slice(0, found.size() - 1) == leading : found == leading;
+  TESSERA_CHECK(fits && ids.scalar_type() == at::kLong, ErrorKind::kShape,
+                "[kernels.{}] found ids of {}, {}, beside logits of {}: wanted int64 ids of {}{}", verb,
+                c10::str(found), c10::toString(ids.scalar_type()), c10::str(logits.sizes()), c10::str(leading),
+                many ? " and K of each" : "");
+}
+
+void check_found(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabPart& part) {
+  const auto wrong = found.ne(1).logical_and_(ids.ne(kIgnoredLabel));
+  if (wrong.numel() == 0 || !wrong.any().item<bool>()) return;
+  const auto at = wrong.flatten().nonzero()[0].item<int64_t>();
+  raise(ErrorKind::kShape,
+        "[kernels.{}] target {}: found {}, which {} of {} ranks have; wanted an id that one has, or {}. This rank has "
+        "[{}, {}).",
+        verb, at, ids.flatten()[at].item<int64_t>(), found.flatten()[at].to(at::kLong).item<int64_t>(), part.size(),
+        kIgnoredLabel, part.start, part.end);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,93 @@
+#include "tessera/kernels/logprobs/detail/row_tiles.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace tessera::detail {
+namespace {
+
+constexpr int64_t kCacheElements = 1 << 16;   // of a tile on the CPU
+constexpr int64_t kDeviceElements = 1 << 24;  // elsewhere: enough to fill a device
+
+struct TileSpan {
+  size_t block;
+  int64_t begin;  // in the block
+  int64_t rows;
+};
+
+std::vector<TileSpan> tile_spans(const LogitRows& rows, int64_t most_rows) {
+  const int64_t elements = rows.options.device().is_cpu() ? kCacheElements : kDeviceElements;
+  const int64_t most =
+      std::clamp<int64_t>(elements / std::max<int64_t>(1, rows.columns), 1, std::max<int64_t>(1, most_rows));
+  std::vector<TileSpan> spans;
+  for (size_t block = 0; block < rows.blocks.size(); ++block) {
+    const int64_t count = rows.blocks[block].matrix.size(0);
+    for (int64_t begin = 0; begin < count; begin += most)
+      spans.push_back({block, begin, std::min(most, count - begin)});
+  }
+  return spans;
+}
+
+}  // namespace
+
+LogitRows::LogitRows(const at::Tensor& given) : options(given.options().requires_grad(false)) {
+  const at::Tensor logits = given.detach();  // threads of the pool would record what is done with it
+  columns = logits.size(-1);
+  rows = 1;
+  for (int64_t dim = 0; dim + 1 < logits.dim(); ++dim) rows *= logits.size(dim);
+  wide = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (rows == 0) return;
+  const std::vector<int64_t> shape = {rows, columns};
+  if (at::detail::computeStride(logits.sizes(), logits.strides(), c10::IntArrayRef(shape)) || logits.dim() < 3) {
+    blocks.push_back({logits.reshape(shape), 0});
+    return;
+  }
+  const int64_t each = rows / logits.size(0);
+  for (int64_t i = 0; i < logits.size(0); ++i) {
+    blocks.push_back({logits.select(0, i).reshape({each, columns}), i * each});
+  }
+}
+
+at::Tensor LogitRows::gather(const at::Tensor& wanted) const {
+  if (blocks.empty()) return at::empty(wanted.sizes(), options);
+  if (blocks.size() == 1) return blocks[0].matrix.gather(1, wanted);
+  std::vector<at::Tensor> parts;
+  for (const auto& [matrix, first] : blocks) {
+    parts.push_back(matrix.gather(1, wanted.narrow(0, first, matrix.size(0))));
+  }
+  return at::cat(parts);
+}
+
+void for_row_tiles(const LogitRows& rows, const at::Tensor& skip, const std::function<void(const RowTile&)>& visit,
+                   int64_t most_rows) {
+  const auto spans = tile_spans(rows, most_rows);
+  if (spans.empty()) return;
+  const bool on_cpu = rows.options.device().is_cpu();
+  const bool* skipped = skip.defined() && on_cpu ? skip.const_data_ptr<bool>() : nullptr;
+  int64_t largest = 0;
+  for (const auto& span : spans) largest = std::max(largest, span.rows);
+  const auto run = [&](int64_t begin, int64_t end) {
+    const at::AutoDispatchBelowADInplaceOrView guard;  // of each thread, which may be in another mode than the caller
+    at::Tensor scratch;
+    for (int64_t i = begin; i < end; ++i) {
+      const auto& [block, offset, count] = spans[static_cast<size_t>(i)];
+      const int64_t first = rows.blocks[block].first + offset;
+      if (skipped && std::all_of(skipped + first, skipped + first + count, [](bool each) { return each; })) continue;
+      if (!scratch.defined()) scratch = at::empty({largest, rows.columns}, rows.options.dtype(rows.wide));
+      visit({first, count, rows.blocks[block].matrix.narrow(0, offset, count), scratch.narrow(0, 0, count)});
+    }
+  };
+  const auto count = static_cast<int64_t>(spans.size());
+  if (on_cpu) {
+    at::parallel_for(0, count, 1, run);
+  } else {
+    run(0, count);
+  }
+}
+
+}  // namespace tessera::detail

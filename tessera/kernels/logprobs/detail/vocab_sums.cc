@@ -1,0 +1,106 @@
+#include "tessera/kernels/logprobs/detail/vocab_sums.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::detail {
+namespace {
+
+constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
+
+struct GroupHolder : torch::CustomClassHolder {
+  explicit GroupHolder(std::shared_ptr<comm::Group> group) : group(std::move(group)) {}
+  std::shared_ptr<comm::Group> group;
+};
+
+}  // namespace
+
+at::Tensor finite_most(const at::Tensor& most) { return most.masked_fill(most.eq(kNoLogit), 0); }
+
+at::Tensor tile_sums(const RowTile& tile, const RowSums& sums) {
+  const auto most = tile.logits.amax(1, true).to(tile.scratch.scalar_type());
+  const auto taken = finite_most(most);
+  at::Tensor scratch = tile.scratch;
+  at::sub_out(scratch, tile.logits, taken);
+  scratch.exp_();
+  sums.most.narrow(0, tile.first, tile.rows).copy_(most.squeeze(1));
+  sums.sum.narrow(0, tile.first, tile.rows).copy_(scratch.sum(1));
+  return taken;
+}
+
+RowSums row_sums(const LogitRows& rows, const at::Tensor& skip, int64_t most_rows) {
+  const auto options = rows.options.dtype(at::kDouble);
+  const RowSums sums{at::full({rows.rows}, kNoLogit, options), at::zeros({rows.rows}, options)};
+  if (rows.columns == 0) return sums;
+  for_row_tiles(
+      rows, skip, [&](const RowTile& tile) { tile_sums(tile, sums); }, most_rows);
+  return sums;
+}
+
+at::Tensor gather_parts(const VocabPart& part, const at::Tensor& own) {
+  if (part.size() == 1) return own.unsqueeze(0);
+  std::vector<int64_t> shape = {part.size()};
+  shape.insert(shape.end(), own.sizes().begin(), own.sizes().end());
+  const at::Tensor all = at::empty(shape, own.options());
+  if (own.numel() > 0) comm::all_gather_into(*part.group, all, own.contiguous(), "log-probs").wait();
+  return all;
+}
+
+JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum) {
+  JoinedSums joined;
+  joined.all.most = most.amax(0);
+  joined.factors = most.sub(finite_most(joined.all.most)).exp_();
+  joined.all.sum = sum.mul(joined.factors).sum(0);
+  return joined;
+}
+
+c10::IValue hold_group(const VocabPart& part) {
+  if (part.size() == 1) return {};
+  return c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(part.group));
+}
+
+std::shared_ptr<comm::Group> held_group(const c10::IValue& held) {
+  if (held.isNone()) return nullptr;
+  return static_cast<GroupHolder*>(held.toCapsule().get())->group;
+}
+
+int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size) {
+  TESSERA_CHECK(chunk_size > 0, ErrorKind::kShape, "[kernels.{}] chunk_size: found {}, wanted at least 1", verb,
+                chunk_size);
+  int64_t others = 1;
+  for (int64_t dim = 0; dim + 2 < logits.dim(); ++dim) others *= logits.size(dim);
+  return std::max<int64_t>(1, others) * std::min<int64_t>(chunk_size, int64_t{1} << 32);
+}
+
+void check_part(const char* verb, const at::Tensor& logits, const VocabPart& part) {
+  TESSERA_CHECK(!is_dtensor(logits), ErrorKind::kShape,
+                "[kernels.{}] logits: found a DTensor, wanted this rank's columns. Use "
+                "get_logprobs_from_vocab_parallel_logits, or to_local.",
+                verb);
+  TESSERA_CHECK(logits.dim() >= 1 && logits.is_floating_point(), ErrorKind::kShape,
+                "[kernels.{}] logits: found {} dims of {}, wanted [..., V] of a floating dtype", verb, logits.dim(),
+                c10::toString(logits.scalar_type()));
+  TESSERA_CHECK(part.start >= 0 && part.end - part.start == logits.size(-1), ErrorKind::kShape,
+                "[kernels.{}] logits have {} columns, their part of the vocabulary is [{}, {})", verb, logits.size(-1),
+                part.start, part.end);
+}
+
+void refuse_second_derivative(const char* verb) {
+  TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kInternal,
+                "[kernels.{}] has no second derivative. Differentiate log_softmax instead, or without create_graph.",
+                verb);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,275 @@
+// Sums over the whole vocabulary under a softmax: entropy, cross entropy, and the softmax itself.
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/logprobs/logprobs.h"
+
+namespace tessera {
+namespace {
+
+using detail::LogitRows;
+using detail::RowSums;
+using detail::RowTile;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr int64_t kAnyRows = std::numeric_limits<int64_t>::max();
+
+at::Tensor as_rows(const at::Tensor& values) { return values.unsqueeze(1); }
+
+// What a row's softmax and log-softmax are made of, wide [rows, 1].
+struct RowScale {
+  at::Tensor most, sum, log_sum;
+  RowScale(const RowSums& sums, at::ScalarType wide)
+      : most(as_rows(detail::finite_most(sums.most)).to(wide)),
+        sum(as_rows(sums.sum).to(wide)),
+        log_sum(as_rows(sums.sum.log()).to(wide)) {}
+};
+
+at::Tensor rows_of_tile(const at::Tensor& values, const RowTile& tile) {
+  return values.narrow(0, tile.first, tile.rows);
+}
+
+std::vector<int64_t> leading_sizes(const at::Tensor& logits) {
+  return logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1)).vec();
+}
+
+// ---- entropy ----
+
+struct EntropyOfRows {
+  at::Tensor entropy;  // sum p log p, float64 [rows]
+  RowSums sums;
+};
+
+// COLLECTIVE over the part's group.
+EntropyOfRows entropy_of_rows(const at::Tensor& logits, const VocabPart& part, int64_t most_rows) {
+  const LogitRows rows(logits);
+  const auto options = rows.options.dtype(at::kDouble);
+  auto own = at::zeros({rows.rows, 3}, options);  // most, sum of e^z, sum of z e^z
+  own.select(1, 0).fill_(-std::numeric_limits<double>::infinity());
+  const RowSums sums{own.select(1, 0), own.select(1, 1)};
+  if (rows.columns > 0) {
+    detail::for_row_tiles(
+        rows, {},
+        [&](const RowTile& tile) {
+          const auto taken = detail::tile_sums(tile, sums);
+          const auto z = at::sub(tile.logits, taken);
+          const auto weighted = (z * tile.scratch).masked_fill_(tile.scratch.eq(0), 0);
+          rows_of_tile(own.select(1, 2), tile).copy_(weighted.sum(1));
+        },
+        most_rows);
+  }
+  const auto all = detail::gather_parts(part, own);
+  const auto most = all.select(2, 0), sum = all.select(2, 1), weighted = all.select(2, 2);
+  const auto joined = detail::join_sums(most, sum);
+  const auto shift = detail::finite_most(most).sub(detail::finite_most(joined.all.most));
+  // A part without finite logits has a shift of no meaning, and sums of 0.
+  const auto total = weighted.add(shift.mul(sum)).mul(joined.factors).sum(0);
+  return {total.div(joined.all.sum).sub(joined.all.sum.log()), joined.all};
+}
+
+struct EntropyFunction : torch::autograd::Function<EntropyFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const VocabPart& part, int64_t most_rows) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto found = entropy_of_rows(logits, part, most_rows);
+    ctx->save_for_backward({logits, found.entropy, found.sums.most, found.sums.sum});
+    ctx->saved_data["most_rows"] = most_rows;
+    return found.entropy.to(detail::wide_type(logits.scalar_type())).view(leading_sizes(logits));
+  }
+
+  // p (log p - sum p log p) g
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    detail::refuse_second_derivative("chunked_distributed_entropy");
+    const auto saved = ctx->get_saved_variables();
+    const LogitRows rows(saved[0]);
+    const auto result = at::empty(saved[0].sizes(), rows.options);
+    const at::Tensor none;
+    if (result.numel() == 0) return {result, none, none};
+    const auto matrix = result.view({rows.rows, rows.columns});
+    const RowScale scale({saved[2], saved[3]}, rows.wide);
+    const auto offset = scale.log_sum + as_rows(saved[1]).to(rows.wide);
+    const auto factor = grads[0].reshape({rows.rows, 1}).to(rows.wide).div(scale.sum);
+    detail::for_row_tiles(
+        rows, {},
+        [&](const RowTile& tile) {
+          at::Tensor z = tile.scratch;
+          at::sub_out(z, tile.logits, rows_of_tile(scale.most, tile));
+          const auto e = z.exp();
+          z.sub_(rows_of_tile(offset, tile)).mul_(e).masked_fill_(e.eq(0), 0).mul_(rows_of_tile(factor, tile));
+          rows_of_tile(matrix, tile).copy_(z);
+        },
+        ctx->saved_data["most_rows"].toInt());
+    return {result, none, none};
+  }
+};
+
+// ---- cross entropy against another softmax ----
+
+struct CrossEntropyOfRows {
+  at::Tensor loss;  // float64 [rows]
+  RowSums student, target;
+};
+
+// COLLECTIVE over the part's group.
+CrossEntropyOfRows cross_entropy_of_rows(const at::Tensor& student, const at::Tensor& target, const VocabPart& part) {
+  const LogitRows q(student), p(target);
+  const auto options = q.options.dtype(at::kDouble);
+  auto own = at::zeros({q.rows, 5}, options);  // most and sum of each, sum of e^(target - most) (student - most)
+  const double none = -std::numeric_limits<double>::infinity();
+  const RowSums of_q{own.select(1, 0).fill_(none), own.select(1, 1)};
+  const RowSums of_p{own.select(1, 2).fill_(none), own.select(1, 3)};
+  if (q.columns > 0) {
+    const auto target_rows = p.blocks.size() == 1 ? p.blocks[0].matrix : target.detach().reshape({p.rows, p.columns});
+    detail::for_row_tiles(q, {}, [&](const RowTile& tile) {
+      const auto z = at::sub(tile.logits, detail::tile_sums(tile, of_q));
+      const RowTile other{tile.first, tile.rows, rows_of_tile(target_rows, tile), tile.scratch};
+      detail::tile_sums(other, of_p);
+      const auto weighted = (z * other.scratch).masked_fill_(other.scratch.eq(0), 0);
+      rows_of_tile(own.select(1, 4), tile).copy_(weighted.sum(1));
+    });
+  }
+  const auto all = detail::gather_parts(part, own);
+  const auto joined_q = detail::join_sums(all.select(2, 0), all.select(2, 1));
+  const auto joined_p = detail::join_sums(all.select(2, 2), all.select(2, 3));
+  const auto shift = detail::finite_most(all.select(2, 0)).sub(detail::finite_most(joined_q.all.most));
+  const auto total = all.select(2, 4).add(shift.mul(all.select(2, 3))).mul(joined_p.factors).sum(0);
+  return {joined_q.all.sum.log().sub(total.div(joined_p.all.sum)), joined_q.all, joined_p.all};
+}
+
+struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& student, const at::Tensor& target,
+                            const VocabPart& part) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto found = cross_entropy_of_rows(student, target, part);
+    ctx->save_for_backward(
+        {student, target, found.student.most, found.student.sum, found.target.most, found.target.sum});
+    return found.loss.to(detail::wide_type(student.scalar_type())).view(leading_sizes(student));
+  }
+
+  // (q - p) g
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    detail::refuse_second_derivative("distributed_cross_entropy");
+    const auto saved = ctx->get_saved_variables();
+    const LogitRows rows(saved[0]);
+    const auto result = at::empty(saved[0].sizes(), rows.options);
+    const at::Tensor none;
+    if (result.numel() == 0) return {result, none, none};
+    const auto matrix = result.view({rows.rows, rows.columns});
+    const auto target_rows = saved[1].detach().reshape({rows.rows, rows.columns});
+    const RowScale q({saved[2], saved[3]}, rows.wide), p({saved[4], saved[5]}, rows.wide);
+    const auto g = grads[0].reshape({rows.rows, 1}).to(rows.wide);
+    detail::for_row_tiles(rows, {}, [&](const RowTile& tile) {
+      at::Tensor own = tile.scratch;
+      at::sub_out(own, tile.logits, rows_of_tile(q.most, tile));
+      own.exp_().div_(rows_of_tile(q.sum, tile));
+      const auto other = at::sub(rows_of_tile(target_rows, tile), rows_of_tile(p.most, tile)).exp_();
+      own.sub_(other.div_(rows_of_tile(p.sum, tile))).mul_(rows_of_tile(g, tile));
+      rows_of_tile(matrix, tile).copy_(own);
+    });
+    return {result, none, none};
+  }
+};
+
+// ---- softmax ----
+
+// COLLECTIVE over the part's group.
+at::Tensor softmax_of_parts(const at::Tensor& logits, const VocabPart& part, bool logarithm) {
+  const LogitRows rows(logits);
+  auto sums = detail::row_sums(rows, {}, kAnyRows);
+  const auto all = detail::gather_parts(part, at::stack({sums.most, sums.sum}, 1));
+  sums = detail::join_sums(all.select(2, 0), all.select(2, 1)).all;
+  const auto result = at::empty(logits.sizes(), rows.options);
+  if (result.numel() == 0) return result;
+  const auto matrix = result.view({rows.rows, rows.columns});
+  const RowScale scale(sums, rows.wide);
+  detail::for_row_tiles(rows, {}, [&](const RowTile& tile) {
+    at::Tensor z = tile.scratch;
+    at::sub_out(z, tile.logits, rows_of_tile(scale.most, tile));
+    if (logarithm) {
+      z.sub_(rows_of_tile(scale.log_sum, tile));
+    } else {
+      z.exp_().div_(rows_of_tile(scale.sum, tile));
+    }
+    rows_of_tile(matrix, tile).copy_(z);
+  });
+  return result;
+}
+
+struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const VocabPart& part) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto result = softmax_of_parts(logits, part, true);
+    ctx->save_for_backward({result});
+    ctx->saved_data["group"] = detail::hold_group(part);
+    return result;
+  }
+
+  // g - softmax sum(g), the sum over all columns
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    detail::refuse_second_derivative("compute_distributed_log_softmax");
+    const auto result = ctx->get_saved_variables()[0];
+    const LogitRows rows(result);
+    const auto g = grads[0].reshape({rows.rows, rows.columns});
+    auto sum = g.sum(1, true, at::kDouble);
+    if (const auto group = detail::held_group(ctx->saved_data["group"])) {
+      comm::all_reduce(*group, sum, comm::ReduceOp::kSum, "log-softmax").wait();
+    }
+    sum = sum.to(rows.wide);
+    const auto out = at::empty(result.sizes(), rows.options);
+    if (out.numel() == 0) return {out, at::Tensor()};
+    const auto matrix = out.view({rows.rows, rows.columns});
+    detail::for_row_tiles(rows, {}, [&](const RowTile& tile) {
+      at::Tensor z = tile.scratch;
+      z.copy_(tile.logits).exp_().mul_(rows_of_tile(sum, tile));
+      rows_of_tile(matrix, tile).copy_(z.neg_().add_(rows_of_tile(g, tile)));
+    });
+    return {out, at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor chunked_distributed_entropy(const at::Tensor& logits, const VocabPart& part, int64_t chunk_size,
+                                       bool inference_only) {
+  constexpr const char* kVerb = "chunked_distributed_entropy";
+  detail::check_part(kVerb, logits, part);
+  const c10::AutoGradMode mode(c10::GradMode::is_enabled() && !inference_only);
+  return EntropyFunction::apply(logits, part, detail::rows_of_chunk(kVerb, logits, chunk_size));
+}
+
+at::Tensor distributed_cross_entropy(const at::Tensor& student_logits, const at::Tensor& target_logits,
+                                     const VocabPart& part, bool inference_only) {
+  constexpr const char* kVerb = "distributed_cross_entropy";
+  detail::check_part(kVerb, student_logits, part);
+  detail::check_part(kVerb, target_logits, part);
+  TESSERA_CHECK(student_logits.sizes() == target_logits.sizes(), ErrorKind::kShape,
+                "[kernels.{}] student logits are {}, target logits {}: wanted one shape", kVerb,
+                c10::str(student_logits.sizes()), c10::str(target_logits.sizes()));
+  const c10::AutoGradMode mode(c10::GradMode::is_enabled() && !inference_only);
+  return CrossEntropyFunction::apply(student_logits, target_logits.detach(), part);
+}
+
+at::Tensor compute_distributed_log_softmax(const at::Tensor& logits, const VocabPart& part) {
+  detail::check_part("compute_distributed_log_softmax", logits, part);
+  return LogSoftmaxFunction::apply(logits, part);
+}
+
+at::Tensor compute_distributed_softmax(const at::Tensor& logits, const VocabPart& part) {
+  detail::check_part("compute_distributed_softmax", logits, part);
+  const c10::NoGradGuard no_grad;
+  return softmax_of_parts(logits, part, false);
+}
+
+at::Tensor vocab_parallel_log_softmax(const at::Tensor& logits, const VocabPart& part, double temperature) {
+  TESSERA_CHECK(temperature > 0, ErrorKind::kConfig,
+                "[kernels.vocab_parallel_log_softmax] temperature: found {}, wanted a positive number", temperature);
+  const auto wide = logits.to(detail::wide_type(logits.scalar_type()));
+  return compute_distributed_log_softmax(temperature == 1 ? wide : wide / temperature, part);
+}
+
+}  // namespace tessera

@@ -1,0 +1,143 @@
+// log p at given ids: distributed_logprob and its kin.
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/logprobs/detail/id_places.h"
+#include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/logprobs/logprobs.h"
+
+namespace tessera {
+namespace {
+
+using detail::LogitRows;
+using detail::RowTile;
+
+// [rows] bool: no id of the row counts. On the CPU only; undefined when all rows count.
+at::Tensor ignored_rows(const at::Tensor& ignored) {
+  if (!ignored.device().is_cpu()) return {};
+  const auto rows = ignored.all(1);
+  return rows.any().item<bool>() ? rows.contiguous() : at::Tensor();
+}
+
+struct GatheredLogprobs {
+  at::Tensor logprobs;  // [rows, K], float64
+  detail::RowSums sums;
+};
+
+GatheredLogprobs gather_logprobs(const at::Tensor& logits, const at::Tensor& ids, const VocabPart& part,
+                                 int64_t most_rows) {
+  const LogitRows rows(logits);
+  const auto ignored = ids.eq(kIgnoredLabel);
+  auto sums = detail::row_sums(rows, ignored_rows(ignored), most_rows);
+  const detail::IdPlaces places(ids, part);
+  const int64_t count = ids.size(1);
+  auto own = at::zeros({rows.rows, 2 + 2 * count}, sums.most.options());
+  own.select(1, 0).copy_(sums.most);
+  own.select(1, 1).copy_(sums.sum);
+  if (rows.columns > 0) {
+    own.narrow(1, 2, count).copy_(rows.gather(places.place)).masked_fill_(places.own.logical_not(), 0);
+    own.narrow(1, 2 + count, count).copy_(places.own);
+  }
+  const auto all = detail::gather_parts(part, own);
+  detail::check_found("distributed_logprob", ids, all.narrow(2, 2 + count, count).sum(0), part);
+  sums = detail::join_sums(all.select(2, 0), all.select(2, 1)).all;
+  const auto target = all.narrow(2, 2, count).sum(0);
+  auto logprobs = target.sub_(sums.most.unsqueeze(1)).sub_(sums.sum.log().unsqueeze(1)).masked_fill_(ignored, 0);
+  return {logprobs, sums};
+}
+
+// (onehot - softmax) g, added up over K.
+at::Tensor gather_logprobs_backward(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& ids,
+                                    const detail::RowSums& sums, const VocabPart& part, int64_t most_rows) {
+  const LogitRows rows(logits);
+  const auto result = at::empty(logits.sizes(), rows.options);
+  if (result.numel() == 0) return result;
+  const auto matrix = result.view({rows.rows, rows.columns});
+  const auto ignored = ids.eq(kIgnoredLabel);
+  const auto skip = ignored_rows(ignored);
+  const auto g = grad.reshape(ids.sizes()).to(rows.wide).masked_fill(ignored, 0);
+  const auto factor = g.sum(1, true).neg_().div_(sums.sum.unsqueeze(1).to(rows.wide));
+  const auto most = detail::finite_most(sums.most).unsqueeze(1).to(rows.wide);
+  const detail::IdPlaces places(ids, part);
+  const auto own_g = g * places.own;
+  const auto dead = ignored.all(1, true);
+  const bool some_dead = skip.defined() || !dead.device().is_cpu();
+  if (skip.defined()) result.zero_();
+  const bool direct = rows.wide == logits.scalar_type();
+  detail::for_row_tiles(
+      rows, skip,
+      [&](const RowTile& tile) {
+        const auto target = matrix.narrow(0, tile.first, tile.rows);
+        at::Tensor buffer = direct ? target : tile.scratch;
+        const auto part_of = [&](const at::Tensor& each) { return each.narrow(0, tile.first, tile.rows); };
+        at::sub_out(buffer, tile.logits, part_of(most));
+        buffer.exp_().mul_(part_of(factor));
+        if (some_dead) buffer.masked_fill_(part_of(dead), 0);
+        buffer.scatter_add_(1, part_of(places.place), part_of(own_g));
+        if (!direct) target.copy_(buffer);
+      },
+      most_rows);
+  return result;
+}
+
+// logits [..., V], ids [rows, K] -> [rows, K]
+struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& ids,
+                            const VocabPart& part, int64_t most_rows) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto found = gather_logprobs(logits, ids, part, most_rows);
+    ctx->save_for_backward({logits, ids, found.sums.most, found.sums.sum});
+    ctx->saved_data["start"] = part.start;
+    ctx->saved_data["end"] = part.end;
+    ctx->saved_data["most_rows"] = most_rows;
+    return found.logprobs.to(detail::wide_type(logits.scalar_type()));
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    detail::refuse_second_derivative("distributed_logprob");
+    const auto saved = ctx->get_saved_variables();
+    const VocabPart part{.start = ctx->saved_data["start"].toInt(), .end = ctx->saved_data["end"].toInt()};
+    const at::Tensor none;
+    return {gather_logprobs_backward(grads[0], saved[0], saved[1], {saved[2], saved[3]}, part,
+                                     ctx->saved_data["most_rows"].toInt()),
+            none, none, none};
+  }
+};
+
+at::Tensor logprobs_at(const char* verb, const at::Tensor& logits, const at::Tensor& ids, const VocabPart& part,
+                       int64_t most_rows, bool inference_only, bool many) {
+  detail::check_part(verb, logits, part);
+  detail::check_ids(verb, logits, ids, many);
+  const auto found = ids.sizes();
+  const auto flat = ids.reshape({detail::LogitRows(logits).rows, many ? ids.size(-1) : 1});
+  const at::AutoGradMode mode(at::GradMode::is_enabled() && !inference_only);
+  return GatherLogprobs::apply(logits, flat, part, most_rows).view(found);
+}
+
+}  // namespace
+
+at::Tensor distributed_logprob(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+                               bool inference_only) {
+  return logprobs_at("distributed_logprob", logits, target, part, std::numeric_limits<int64_t>::max(), inference_only,
+                     false);
+}
+
+at::Tensor chunked_distributed_logprob(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+                                       int64_t chunk_size, bool inference_only) {
+  constexpr const char* kVerb = "chunked_distributed_logprob";
+  return logprobs_at(kVerb, logits, target, part, detail::rows_of_chunk(kVerb, logits, chunk_size), inference_only,
+                     false);
+}
+
+at::Tensor chunked_distributed_gather_logprob(const at::Tensor& logits, const at::Tensor& global_indices,
+                                              const VocabPart& part, int64_t chunk_size, bool inference_only) {
+  constexpr const char* kVerb = "chunked_distributed_gather_logprob";
+  return logprobs_at(kVerb, logits, global_indices, part, detail::rows_of_chunk(kVerb, logits, chunk_size),
+                     inference_only, true);
+}
+
+}  // namespace tessera

@@ -1,0 +1,316 @@
+#include "tessera/kernels/logprobs/sampling.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/logprobs/detail/id_places.h"
+#include "tessera/kernels/logprobs/detail/vocab_sums.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kExchangeBytes = int64_t{64} << 20;
+constexpr double kLeftOut = -std::numeric_limits<double>::infinity();
+
+bool limits_k(const TrainingSamplingParams& sampling) { return sampling.top_k && *sampling.top_k > 0; }
+
+void check_sampling(const TrainingSamplingParams& sampling, int64_t vocabulary) {
+  TESSERA_CHECK(!limits_k(sampling) || *sampling.top_k <= vocabulary, ErrorKind::kConfig,
+                "[kernels.sampling] top_k: found {}, wanted at most the {} tokens of the vocabulary", *sampling.top_k,
+                vocabulary);
+  TESSERA_CHECK(sampling.top_p >= 0 && sampling.top_p <= 1, ErrorKind::kConfig,
+                "[kernels.sampling] top_p: found {}, wanted 0 to 1", sampling.top_p);
+}
+
+// bool [rows, V]: which tokens stay.
+at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sampling) {
+  if (sampling.top_p == 1) {
+    const auto least = std::get<0>(rows.topk(*sampling.top_k, 1)).narrow(1, *sampling.top_k - 1, 1);
+    return rows.ge(least);
+  }
+  auto [sorted, order] = rows.sort(/*stable=*/true, 1, /*descending=*/false);
+  const int64_t last = rows.size(1) - 1;
+  if (limits_k(sampling)) {
+    const auto least = sorted.narrow(1, rows.size(1) - *sampling.top_k, 1).clone();
+    sorted.masked_fill_(sorted.lt(least), kLeftOut);
+  }
+  auto kept = sorted.softmax(1).cumsum(1).gt(1 - sampling.top_p);
+  kept.select(1, last).fill_(true);
+  return at::zeros_like(kept).scatter_(1, order, kept);
+}
+
+// ---- columns for rows ----
+
+// The chunks in which the ranks of a part exchange rows [begin, begin + count), and the columns that each rank has.
+class RowExchange {
+ public:
+  RowExchange(const at::Tensor& logits, const VocabPart& part, int64_t most_rows) : part_(part), own_(logits.size(-1)) {
+    const auto sizes = at::full({1, 2}, own_, at::kLong);
+    sizes.select(1, 1).fill_(part.start);
+    const auto all = gather(sizes.to(logits.device())).to(at::kCPU);
+    for (int64_t rank = 0; rank < part.size(); ++rank) {
+      columns_.push_back(all[rank][0][0].item<int64_t>());
+      starts_.push_back(all[rank][0][1].item<int64_t>());
+      vocabulary_ += columns_.back();
+    }
+    const auto row_bytes = std::max<int64_t>(1, vocabulary_) * static_cast<int64_t>(logits.itemsize());
+    most_rows_ = std::max<int64_t>(1, std::min(most_rows, kExchangeBytes / row_bytes * part.size()));
+  }
+
+  int64_t vocabulary() const { return vocabulary_; }
+  int64_t most_rows() const { return most_rows_; }
+  // Of a chunk of `count` rows, those that are this rank's.
+  LocalRange own_rows(int64_t count) const {
+    const auto range = local_range(count, part_.size(), rank());
+    return {range.size, std::min(range.offset, count)};
+  }
+
+  // [count, own columns] of every rank to [own rows, V], columns in the order of their ids.
+  at::Tensor to_rows(const at::Tensor& columns) const {
+    if (part_.size() == 1) return columns;
+    const int64_t count = columns.size(0), mine = own_rows(count).size;
+    const auto received = at::empty({mine * vocabulary_}, columns.options());
+    std::vector<int64_t> sent, taken;
+    for (int64_t rank = 0; rank < part_.size(); ++rank) {
+      sent.push_back(local_range(count, part_.size(), rank).size * own_);
+      taken.push_back(mine * columns_[static_cast<size_t>(rank)]);
+    }
+    comm::all_to_all_single(*part_.group, received, columns.reshape({-1}), taken, sent, "sampling").wait();
+    const auto rows = at::empty({mine, vocabulary_}, columns.options());
+    int64_t at = 0;
+    for (size_t rank = 0; rank < columns_.size(); ++rank) {
+      rows.narrow(1, starts_[rank], columns_[rank])
+          .copy_(received.narrow(0, at, taken[rank]).view({mine, columns_[rank]}));
+      at += taken[rank];
+    }
+    return rows;
+  }
+
+  // The way back, into `columns`.
+  void to_columns(const at::Tensor& rows, const at::Tensor& columns) const {
+    if (part_.size() == 1) {
+      columns.copy_(rows);
+      return;
+    }
+    const int64_t count = columns.size(0), mine = rows.size(0);
+    const auto sending = at::empty({mine * vocabulary_}, columns.options());
+    std::vector<int64_t> sent, taken;
+    int64_t at = 0;
+    for (int64_t rank = 0; rank < part_.size(); ++rank) {
+      const int64_t width = columns_[static_cast<size_t>(rank)];
+      sent.push_back(mine * width);
+      taken.push_back(local_range(count, part_.size(), rank).size * own_);
+      sending.narrow(0, at, mine * width)
+          .view({mine, width})
+          .copy_(rows.narrow(1, starts_[static_cast<size_t>(rank)], width));
+      at += mine * width;
+    }
+    const auto received = at::empty({count * own_}, columns.options());
+    comm::all_to_all_single(*part_.group, received, sending, taken, sent, "sampling").wait();
+    columns.copy_(received.view({count, own_}));
+  }
+
+  // Values that each row's own rank has, and others 0, on all.
+  void share(const at::Tensor& values) const {
+    if (part_.size() > 1 && values.numel() > 0) {
+      comm::all_reduce(*part_.group, values, comm::ReduceOp::kSum, "sampling").wait();
+    }
+  }
+
+ private:
+  int64_t rank() const { return part_.group ? part_.group->rank() : 0; }
+  at::Tensor gather(const at::Tensor& own) const { return detail::gather_parts(part_, own); }
+
+  VocabPart part_;
+  int64_t own_;
+  std::vector<int64_t> columns_, starts_;
+  int64_t vocabulary_ = 0;
+  int64_t most_rows_ = 1;
+};
+
+// Every column is there once.
+void check_columns(const RowExchange& exchange, const at::Tensor& target) {
+  const auto wrong = target.ne(kIgnoredLabel).logical_and(target.lt(0).logical_or(target.ge(exchange.vocabulary())));
+  if (wrong.numel() == 0 || !wrong.any().item<bool>()) return;
+  const auto at = wrong.nonzero()[0].item<int64_t>();
+  raise(ErrorKind::kShape,
+        "[kernels.distributed_logprob_with_sampling] target {}: found {}, wanted one of the {} ids, or {}", at,
+        target[at].item<int64_t>(), exchange.vocabulary(), kIgnoredLabel);
+}
+
+// This rank's rows of a chunk, filtered, and where their targets stand.
+struct FilteredRows {
+  at::Tensor logits;   // [rows, V]
+  at::Tensor place;    // [rows, 1]: the target, 0 where it is ignored
+  at::Tensor ignored;  // bool [rows, 1]
+  detail::RowSums sums;
+};
+
+FilteredRows filter_rows(const at::Tensor& rows, const at::Tensor& target, const TrainingSamplingParams& sampling) {
+  FilteredRows found;
+  found.logits = apply_top_k_top_p(rows, sampling).first;
+  found.ignored = target.eq(kIgnoredLabel).unsqueeze(1);
+  found.place = target.unsqueeze(1).masked_fill(found.ignored, 0);
+  found.sums = detail::row_sums(detail::LogitRows(found.logits), {}, std::numeric_limits<int64_t>::max());
+  return found;
+}
+
+// Calls visit(first row, rows of the chunk, this rank's) of every chunk.
+template <class Visit>
+void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
+  for (int64_t begin = 0; begin < rows; begin += exchange.most_rows()) {
+    const int64_t count = std::min(exchange.most_rows(), rows - begin);
+    visit(begin, count, exchange.own_rows(count));
+  }
+}
+
+// COLLECTIVE over the part's group. float64 [rows].
+at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, const VocabPart& part,
+                            const TrainingSamplingParams& sampling, int64_t most_rows) {
+  const RowExchange exchange(matrix, part, most_rows);
+  check_sampling(sampling, exchange.vocabulary());
+  check_columns(exchange, target);
+  const auto result = at::zeros({matrix.size(0)}, matrix.options().dtype(at::kDouble));
+  for_chunks(exchange, matrix.size(0), [&](int64_t begin, int64_t count, const LocalRange& own) {
+    const auto rows = exchange.to_rows(matrix.narrow(0, begin, count));
+    if (own.size == 0) return;
+    const auto found = filter_rows(rows, target.narrow(0, begin + own.offset, own.size), sampling);
+    const auto chosen = found.logits.gather(1, found.place).to(at::kDouble).squeeze(1);
+    result.narrow(0, begin + own.offset, own.size)
+        .copy_(chosen.sub(found.sums.most).sub_(found.sums.sum.log()).masked_fill_(found.ignored.squeeze(1), 0));
+  });
+  exchange.share(result);
+  return result;
+}
+
+// (onehot - softmax) g where tokens are kept. COLLECTIVE over the part's group.
+at::Tensor sampled_logprobs_backward(const at::Tensor& grad, const at::Tensor& matrix, const at::Tensor& target,
+                                     const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows) {
+  const RowExchange exchange(matrix, part, most_rows);
+  const auto result = at::empty(matrix.sizes(), matrix.options());
+  const auto wide = detail::wide_type(matrix.scalar_type());
+  for_chunks(exchange, matrix.size(0), [&](int64_t begin, int64_t count, const LocalRange& own) {
+    const auto rows = exchange.to_rows(matrix.narrow(0, begin, count));
+    auto gradient = at::empty(rows.sizes(), rows.options());
+    if (own.size > 0) {
+      const auto found = filter_rows(rows, target.narrow(0, begin + own.offset, own.size), sampling);
+      const auto g = grad.narrow(0, begin + own.offset, own.size).unsqueeze(1).to(wide).masked_fill(found.ignored, 0);
+      const auto most = found.sums.most.unsqueeze(1).to(wide);
+      auto softmax = found.logits.to(wide).sub(most).exp_().div_(found.sums.sum.unsqueeze(1).to(wide));
+      const auto kept = found.logits.gather(1, found.place).ne(kLeftOut);
+      softmax.mul_(g.neg()).masked_fill_(found.ignored, 0).scatter_add_(1, found.place, g * kept);
+      gradient.copy_(softmax);
+    }
+    exchange.to_columns(gradient, result.narrow(0, begin, count));
+  });
+  return result;
+}
+
+// logits [..., V], target [rows] -> [rows]
+struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& target,
+                            const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto matrix = logits.detach().reshape({target.size(0), logits.size(-1)});
+    const auto found = sampled_logprobs(matrix, target, part, sampling, most_rows);
+    ctx->save_for_backward({logits, target});
+    ctx->saved_data["group"] = detail::hold_group(part);
+    ctx->saved_data["start"] = part.start;
+    ctx->saved_data["end"] = part.end;
+    ctx->saved_data["top_k"] = sampling.top_k.value_or(0);
+    ctx->saved_data["top_p"] = sampling.top_p;
+    ctx->saved_data["most_rows"] = most_rows;
+    return found.to(detail::wide_type(logits.scalar_type()));
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    detail::refuse_second_derivative("distributed_logprob_with_sampling");
+    const auto saved = ctx->get_saved_variables();
+    auto& data = ctx->saved_data;
+    const VocabPart part{data["start"].toInt(), data["end"].toInt(), detail::held_group(data["group"])};
+    const TrainingSamplingParams sampling{.top_k = data["top_k"].toInt(), .top_p = data["top_p"].toDouble()};
+    const auto matrix = saved[0].detach().reshape({saved[1].size(0), saved[0].size(-1)});
+    const auto gradient =
+        sampled_logprobs_backward(grads[0], matrix, saved[1], part, sampling, data["most_rows"].toInt());
+    const at::Tensor none;
+    return {gradient.view(saved[0].sizes()), none, none, none, none};
+  }
+};
+
+at::Tensor logprobs_with_sampling(const char* verb, const at::Tensor& logits, const at::Tensor& target,
+                                  const VocabPart& part, const TrainingSamplingParams& sampling, int64_t most_rows,
+                                  bool inference_only) {
+  detail::check_part(verb, logits, part);
+  detail::check_ids(verb, logits, target, false);
+  const c10::AutoGradMode mode(c10::GradMode::is_enabled() && !inference_only);
+  return SampledLogprobs::apply(logits, target.reshape({target.numel()}), part, sampling, most_rows)
+      .view(target.sizes());
+}
+
+}  // namespace
+
+bool need_top_k_or_top_p_filtering(const TrainingSamplingParams& sampling) {
+  return limits_k(sampling) || sampling.top_p != 1;
+}
+
+std::pair<at::Tensor, at::Tensor> apply_top_k_top_p(const at::Tensor& logits, const TrainingSamplingParams& sampling,
+                                                    int64_t chunk_size) {
+  TESSERA_CHECK(logits.dim() >= 1 && logits.is_floating_point() && chunk_size > 0, ErrorKind::kShape,
+                "[kernels.apply_top_k_top_p] found {} dims of {} and chunks of {}, wanted [..., V] of a floating dtype "
+                "and at least 1 row",
+                logits.dim(), c10::toString(logits.scalar_type()), chunk_size);
+  if (!need_top_k_or_top_p_filtering(sampling)) return {logits, {}};
+  check_sampling(sampling, logits.size(-1));
+  at::Tensor kept;
+  {
+    const c10::NoGradGuard no_grad;
+    kept = at::ones(logits.sizes(), logits.options().dtype(at::kBool));
+    if (logits.numel() > 0) {
+      const auto rows = logits.detach().reshape({-1, logits.size(-1)});
+      const auto matrix = kept.view(rows.sizes());
+      for (int64_t begin = 0; begin < rows.size(0); begin += chunk_size) {
+        const int64_t count = std::min(chunk_size, rows.size(0) - begin);
+        matrix.narrow(0, begin, count).copy_(kept_tokens(rows.narrow(0, begin, count), sampling));
+      }
+    }
+  }
+  return {logits.masked_fill(kept.logical_not(), kLeftOut), kept};
+}
+
+at::Tensor distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+                                             const TrainingSamplingParams& sampling, bool inference_only) {
+  return logprobs_with_sampling("distributed_logprob_with_sampling", logits, target, part, sampling,
+                                std::numeric_limits<int64_t>::max(), inference_only);
+}
+
+at::Tensor chunked_distributed_logprob_with_sampling(const at::Tensor& logits, const at::Tensor& target,
+                                                     const VocabPart& part, int64_t chunk_size,
+                                                     const TrainingSamplingParams& sampling, bool inference_only) {
+  constexpr const char* kVerb = "chunked_distributed_logprob_with_sampling";
+  return logprobs_with_sampling(kVerb, logits, target, part, sampling, detail::rows_of_chunk(kVerb, logits, chunk_size),
+                                inference_only);
+}
+
+at::Tensor mask_out_neg_inf_logprobs(const at::Tensor& logprobs, const at::Tensor& mask, std::string_view name) {
+  const auto infinite = logprobs.detach().isinf();
+  const auto unmasked = mask.ne(0);
+  const auto count = infinite.logical_and(unmasked).sum().item<int64_t>();
+  if (count > 0) {
+    log_warning(
+        "[kernels.logprobs] {}: {} of {} log-probs are infinite, as their tokens are left out by top_k or "
+        "top_p; they count as 0",
+        name, count, unmasked.sum().item<int64_t>());
+  }
+  return logprobs.masked_fill(infinite.logical_or(unmasked.logical_not()), 0);
+}
+
+}  // namespace tessera
