@@ -11,7 +11,7 @@ class AdamW : public Optimizer {
  public:
   AdamW(nn::Module& module, const AdamWOptions& options)
       : Optimizer(module, options.lr, options.weight_decay, options.groups, {"exp_avg", "exp_avg_sq"},
-                  options.master_weights),
+                  {options.master_weights, options.stochastic_rounding, options.seed}),
         beta1_(options.beta1),
         beta2_(options.beta2),
         eps_(options.eps) {

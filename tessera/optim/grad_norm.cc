@@ -1,116 +1,51 @@
 #include "tessera/optim/grad_norm.h"
 
-#include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
-#include <map>
+#include <limits>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/nn/module.h"
+#include "tessera/optim/detail/power_sum.h"
 
 namespace tessera::optim {
 namespace {
 
-constexpr int64_t kPiece = 1 << 16;
-constexpr int kLanes = 8;
+using detail::PowerSum;
 
-double larger(double a, double b) { return a >= b || a != a ? a : b; }  // a NaN stays
+// Replaces `value` by that over all ranks of the group, taken in their order.
+void sum_over_group(comm::Group& group, c10::Device device, const PowerSum& power, double& value) {
+  if (group.size() == 1) return;
+  at::Tensor own = at::empty({1}, at::kDouble);
+  own.mutable_data_ptr<double>()[0] = value;
+  own = own.to(device);
+  at::Tensor all = at::empty({group.size()}, own.options());
+  comm::all_gather_into(group, all, own, "gradient norm").wait();
+  all = all.to(at::kCPU);
+  const double* values = all.const_data_ptr<double>();
+  value = values[0];
+  for (int rank = 1; rank < group.size(); ++rank) value = power.add(value, values[rank]);
+}
 
-// What is gathered per tensor: sum of |x|^p, or max of |x| for the infinite norm.
-struct Norm {
-  double p;
-  bool infinite() const { return std::isinf(p); }
-  double add(double a, double b) const { return infinite() ? larger(a, b) : a + b; }
+// The gradients of some parameters, by where they lie.
+struct Gradients {
+  std::vector<at::Tensor> plain;
+  std::vector<MeshPtr> meshes;                 // each once, in the order of the parameters
+  std::vector<std::vector<at::Tensor>> parts;  // of each mesh: what this rank counts
 };
 
-template <class T, class Term, class Add>
-double reduce_piece(const T* data, int64_t n, Term term, Add add) {
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = add(lanes[lane], term(static_cast<double>(data[i + lane])));
+// One rank speaks for replicas.
+bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
+  for (size_t dim = 0; dim < placements.size(); ++dim) {
+    if (placements[dim].is_replicate() && mesh.local_rank(static_cast<int64_t>(dim)) != 0) return false;
   }
-  double sum = 0;
-  for (double lane : lanes) sum = add(sum, lane);
-  for (; i < n; ++i) sum = add(sum, term(static_cast<double>(data[i])));
-  return sum;
-}
-
-template <class T>
-double reduce_piece(const T* data, int64_t n, const Norm& norm) {
-  const auto plus = [](double a, double b) { return a + b; };
-  if (norm.p == 2)
-    return reduce_piece(
-        data, n, [](double x) { return x * x; }, plus);
-  if (norm.p == 1)
-    return reduce_piece(
-        data, n, [](double x) { return std::fabs(x); }, plus);
-  if (norm.infinite()) {
-    return reduce_piece(
-        data, n, [](double x) { return std::fabs(x); }, larger);
-  }
-  return reduce_piece(
-      data, n, [p = norm.p](double x) { return std::pow(std::fabs(x), p); }, plus);
-}
-
-// In pieces of fixed size, so that the number of threads does not show in the result.
-double reduce_local(const at::Tensor& tensor, const Norm& norm) {
-  if (tensor.numel() == 0) return 0;
-  if (!tensor.device().is_cpu()) {
-    const double value = at::linalg_vector_norm(tensor, norm.p, std::nullopt, false, at::kDouble).item<double>();
-    return norm.infinite() ? value : std::pow(value, norm.p);
-  }
-  const at::Tensor flat = tensor.contiguous();
-  std::vector<double> pieces(static_cast<size_t>((flat.numel() + kPiece - 1) / kPiece));
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, flat.scalar_type(), "get_grad_norm", [&] {
-    const auto* data = flat.const_data_ptr<scalar_t>();
-    at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t offset = i * kPiece;
-        pieces[static_cast<size_t>(i)] = reduce_piece(data + offset, std::min(kPiece, flat.numel() - offset), norm);
-      }
-    });
-  });
-  double sum = 0;
-  for (double piece : pieces) sum = norm.add(sum, piece);
-  return sum;
-}
-
-// What the gradients on one mesh add up to here, by the set of mesh dims that shard them (a bit each).
-struct MeshSums {
-  MeshPtr mesh;
-  std::map<uint64_t, double> sums;
-};
-
-// Replaces sums of this rank by those over the mesh. All ranks of a mesh hold the same keys: gradients are DTensors
-// with the same placements on all.
-void reduce_over_mesh(MeshSums& part, const Norm& norm) {
-  const auto count = static_cast<int64_t>(part.sums.size());
-  for (int64_t dim = 0; dim < part.mesh->ndim(); ++dim) {
-    const int64_t size = part.mesh->size(dim);
-    if (size == 1) continue;
-    at::Tensor own = at::empty({count}, at::kDouble);
-    int64_t i = 0;
-    for (const auto& [key, sum] : part.sums) own.mutable_data_ptr<double>()[i++] = sum;
-    own = own.to(part.mesh->device());
-    at::Tensor all = at::empty({size * count}, own.options());
-    comm::all_gather_into(*part.mesh->group(dim), all, own, "gradient norm").wait();
-    all = all.to(at::kCPU);
-    const double* values = all.const_data_ptr<double>();
-    i = 0;
-    for (auto& [key, sum] : part.sums) {
-      sum = values[i];  // rank 0 speaks for replicas
-      for (int64_t rank = 1; rank < size && (key >> dim & 1) != 0; ++rank)
-        sum = norm.add(sum, values[rank * count + i]);
-      ++i;
-    }
-  }
+  return true;
 }
 
 Placements without_partial(Placements placements) {
@@ -120,53 +55,207 @@ Placements without_partial(Placements placements) {
   return placements;
 }
 
+// COLLECTIVE over the meshes of pending sums.
+Gradients sort_gradients(const std::vector<at::Tensor>& parameters) {
+  Gradients found;
+  for (const auto& parameter : parameters) {
+    at::Tensor gradient = parameter.grad();
+    const at::Tensor& shown = gradient.defined() ? gradient : parameter;
+    if (!is_dtensor(shown)) {
+      if (gradient.defined()) found.plain.push_back(gradient);
+      continue;
+    }
+    const MeshPtr mesh = device_mesh(shown);
+    auto at =
+        std::find_if(found.meshes.begin(), found.meshes.end(), [&](const auto& other) { return *other == *mesh; });
+    if (at == found.meshes.end()) {
+      at = found.meshes.insert(at, mesh);
+      found.parts.emplace_back();
+    }
+    if (!gradient.defined()) continue;
+    const Placements wanted = without_partial(placements(gradient));
+    if (wanted != placements(gradient)) gradient = redistribute(gradient, wanted);
+    auto& parts = found.parts[static_cast<size_t>(at - found.meshes.begin())];
+    if (mesh->coordinate() && counts_here(*mesh, wanted)) parts.push_back(to_local(gradient));
+  }
+  return found;
+}
+
+// The two groups of the plain gradients; null: those are alike everywhere.
+struct ShardGroups {
+  comm::Group* dp_cp = nullptr;
+  comm::Group* tp = nullptr;
+  c10::Device device = at::kCPU;
+};
+
+// Sum of |x|^p, or the largest |x|, over all ranks.
+double sum_of_all(const Gradients& gradients, const ShardGroups& groups, const PowerSum& power) {
+  double total = power.of(gradients.plain);
+  for (auto* group : {groups.dp_cp, groups.tp}) {
+    if (group != nullptr) sum_over_group(*group, groups.device, power, total);
+  }
+  for (size_t i = 0; i < gradients.meshes.size(); ++i) {
+    const auto& mesh = *gradients.meshes[i];
+    if (!mesh.coordinate()) continue;
+    double sum = power.of(gradients.parts[i]);
+    for (int64_t dim = 0; dim < mesh.ndim(); ++dim) sum_over_group(*mesh.group(dim), mesh.device(), power, sum);
+    total = power.add(total, sum);
+  }
+  return total;
+}
+
+// The norm as a sum of powers that may have to be taken again over the largest value: `sum_of` gives the sum over all
+// ranks, alike on all of them.
+template <class SumOf>
+double norm_of_sums(double norm_type, const SumOf& sum_of) {
+  const PowerSum largest{.p = std::numeric_limits<double>::infinity()};
+  if (std::isinf(norm_type)) return sum_of(largest);
+  const double sum = sum_of(PowerSum{.p = norm_type});
+  // Below this, terms may have lost digits or vanished.
+  constexpr double kSmall = std::numeric_limits<double>::min() / std::numeric_limits<double>::epsilon();
+  if (std::isnan(sum) || (sum >= kSmall && !std::isinf(sum))) return std::pow(sum, 1 / norm_type);
+  const double most = sum_of(largest);
+  if (!std::isfinite(most) || most == 0) return most;
+  return most * std::pow(sum_of(PowerSum{.p = norm_type, .divisor = most}), 1 / norm_type);
+}
+
+void check_norm_type(double norm_type) {
+  TESSERA_CHECK(norm_type > 0, ErrorKind::kConfig,
+                "[optim.grad_norm] norm type: found {}, wanted a positive number or infinity", norm_type);
+}
+
+void check_sum_dtype(at::ScalarType dtype) {
+  TESSERA_CHECK(dtype == at::kFloat || dtype == at::kDouble, ErrorKind::kConfig,
+                "[optim.grad_norm] dtype: found {}, wanted float32 or float64. Gradients of any dtype are read.",
+                c10::toString(dtype));
+}
+
+double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& groups, double norm_type) {
+  c10::NoGradGuard no_grad;
+  const Gradients gradients = sort_gradients(parameters);
+  return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
+}
+
+// The ranks of `group` among those of the mesh are those along some of its dims.
+bool lies_along_dims(const comm::Group& group, const DeviceMesh& mesh, bool& whole) {
+  std::vector<int> shared;
+  for (const int rank : group.ranks()) {
+    if (std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) != mesh.ranks().end()) shared.push_back(rank);
+  }
+  whole = shared.size() == group.ranks().size();
+  const auto& own = *mesh.coordinate();
+  std::vector<bool> varies(own.size(), false);
+  std::vector<int64_t> coordinate(own.size());
+  for (const int rank : shared) {
+    auto index = std::find(mesh.ranks().begin(), mesh.ranks().end(), rank) - mesh.ranks().begin();
+    for (size_t dim = own.size(); dim-- > 0;) {
+      const int64_t size = mesh.size(static_cast<int64_t>(dim));
+      varies[dim] = varies[dim] || index % size != own[dim];
+      index /= size;
+    }
+  }
+  size_t along = 1;
+  for (size_t dim = 0; dim < own.size(); ++dim) {
+    if (varies[dim]) along *= static_cast<size_t>(mesh.size(static_cast<int64_t>(dim)));
+  }
+  return shared.empty() || along == shared.size();
+}
+
+// Every group is made of dims of some mesh, and cuts none across.
+void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, const char* name) {
+  bool found = group.size() == 1;
+  std::string seen;
+  for (const auto& mesh : meshes) {
+    if (!mesh->coordinate()) continue;
+    bool whole = false;
+    TESSERA_CHECK(lies_along_dims(group, *mesh, whole), ErrorKind::kShape,
+                  "[optim.get_grad_norm] {}: '{}' of {} ranks crosses {}, on which a gradient lies; wanted one of its "
+                  "dims, or several flattened",
+                  name, group.name(), group.size(), mesh->to_string());
+    found = found || whole;
+    seen += (seen.empty() ? "" : ", ") + mesh->to_string();
+  }
+  TESSERA_CHECK(found || seen.empty(), ErrorKind::kShape,
+                "[optim.get_grad_norm] {}: '{}' of {} ranks is no dim, nor several dims flattened, of {}, on which "
+                "gradients lie. Pass a group of their mesh, or call get_grad_norm without groups.",
+                name, group.name(), group.size(), seen);
+}
+
+// Each in its own dtype.
+void scale_gradients(const std::vector<at::Tensor>& parameters, double factor) {
+  c10::NoGradGuard no_grad;
+  for (const auto& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    const at::Tensor part = local_part(parameter.grad());
+    if (part.numel() > 0) part.mul_(factor);
+  }
+}
+
 }  // namespace
 
 double get_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
-  TESSERA_CHECK(norm_type > 0, ErrorKind::kConfig,
-                "[optim.grad_norm] norm type: found {}, wanted a positive number or infinity", norm_type);
-  c10::NoGradGuard no_grad;
-  const Norm norm{norm_type};
-  double total = 0;
-  std::vector<MeshSums> meshes;  // in the order of the parameters, which is the same on all ranks
-  for (const auto& parameter : parameters) {
-    at::Tensor gradient = parameter.grad();
-    if (!gradient.defined()) continue;
-    if (!is_dtensor(gradient)) {
-      total = norm.add(total, reduce_local(gradient, norm));
-      continue;
-    }
-    const Placements wanted = without_partial(placements(gradient));
-    if (wanted != placements(gradient)) gradient = redistribute(gradient, wanted);
-    const MeshPtr& mesh = device_mesh(gradient);
-    auto part = std::find_if(meshes.begin(), meshes.end(), [&](const MeshSums& other) { return *other.mesh == *mesh; });
-    if (part == meshes.end()) part = meshes.insert(meshes.end(), {mesh, {}});
-    uint64_t key = 0;
-    for (size_t dim = 0; dim < wanted.size(); ++dim) key |= static_cast<uint64_t>(!wanted[dim].is_replicate()) << dim;
-    double& sum = part->sums[key];
-    sum = norm.add(sum, reduce_local(to_local(gradient), norm));
-  }
-  for (auto& part : meshes) {
-    reduce_over_mesh(part, norm);
-    for (const auto& [key, sum] : part.sums) total = norm.add(total, sum);
-  }
-  return norm.infinite() ? total : std::pow(total, 1.0 / norm.p);
+  check_norm_type(norm_type);
+  return norm_of(parameters, {}, norm_type);
 }
 
-void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double total_norm) {
-  if (!std::isfinite(total_norm)) return;
-  const double factor = max_norm / (total_norm + 1e-6);
-  if (factor >= 1) return;
-  c10::NoGradGuard no_grad;
+double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_cp_group, comm::Group& tp_group,
+                     double norm_type, at::ScalarType dtype) {
+  check_norm_type(norm_type);
+  check_sum_dtype(dtype);
+  std::vector<MeshPtr> meshes;
+  ShardGroups groups{.dp_cp = &dp_cp_group, .tp = &tp_group};
   for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) local_part(parameter.grad()).mul_(factor);
+    if (is_dtensor(parameter)) meshes.push_back(device_mesh(parameter));
+    if (parameter.defined() && !parameter.device().is_cpu()) groups.device = parameter.device();
   }
+  check_group(dp_cp_group, meshes, "dp_cp_group");
+  check_group(tp_group, meshes, "tp_group");
+  return norm_of(parameters, groups, norm_type);
 }
 
-double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
-  const double total = get_grad_norm(parameters, norm_type);
-  clip_grad_by_total_norm_(parameters, max_norm, total);
+void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm, double total_norm,
+                              at::ScalarType dtype) {
+  check_sum_dtype(dtype);
+  const double factor = max_grad_norm / (total_norm + 1e-6);
+  if (factor < 1) scale_gradients(parameters, factor);
+}
+
+double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm, const ClipGradNormOptions& options) {
+  double total = get_grad_norm(parameters, options.norm_type);
+  if (options.pp_mesh) {
+    const auto& mesh = *options.pp_mesh;
+    TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape, "[optim.clip_grad_norm] pp_mesh: found {}, wanted one dim",
+                  mesh.to_string());
+    const double own = total;
+    total = norm_of_sums(options.norm_type, [&](const PowerSum& power) {
+      double sum = power.term(own);
+      sum_over_group(*mesh.group(0), mesh.device(), power, sum);
+      return sum;
+    });
+  }
+  TESSERA_CHECK(!options.error_if_nonfinite || std::isfinite(total), ErrorKind::kInternal,
+                "[optim.clip_grad_norm] the norm of order {} is {}, so gradients cannot be clipped by it",
+                options.norm_type, total);
+  const double factor = max_norm / (total + 1e-6);
+  if (!(factor >= 1)) scale_gradients(parameters, factor);
   return total;
+}
+
+double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn::Module*>& model_parts,
+                      const ModelClipOptions& options) {
+  if (!max_grad_norm) return 0;
+  TESSERA_CHECK(!options.pp_enabled || !options.pp_axis_name.empty(), ErrorKind::kConfig,
+                "[optim.clip_grad_norm] pp_axis_name must be provided when pp_enabled is true");
+  std::vector<at::Tensor> parameters;
+  for (auto* part : model_parts) {
+    for (const auto& parameter : part->parameters()) {
+      if (parameter.requires_grad()) parameters.push_back(parameter);
+    }
+  }
+  const bool staged = options.pp_enabled && options.device_mesh;
+  return clip_grad_norm(parameters, *max_grad_norm,
+                        {.norm_type = options.norm_type,
+                         .pp_mesh = staged ? options.device_mesh->slice({options.pp_axis_name}) : nullptr});
 }
 
 }  // namespace tessera::optim

@@ -1,32 +1,74 @@
-// The norm of all gradients of a model as if they lay on one rank, and clipping by it.
+// The norm of all gradients of a model as if they lay on one rank, and clipping by it. Semantics of NeMo RL's
+// get_grad_norm and clip_grad_by_total_norm_ and of NeMo AutoModel's clip_grad_norm, except that each element of the
+// global gradient counts once whatever the layout.
 //
 //   double norm = optim::clip_grad_norm(model->parameters(), 1.0);      // COLLECTIVE over the parameters' meshes
 //
-// Each element of the global gradient counts once: sharded ones are summed over their mesh dims, replicated ones are
-// counted on one rank, pending sums (Partial) are reduced first; parameters on different meshes are combined. Sums are
-// kept in double precision and taken in a fixed order, so that the norm is the same in every run and does not depend on
-// the layout beyond rounding. Plain parameters are taken to be the same on every rank.
+// Gradients may be plain or DTensors on any mixture of meshes, placements and dtypes: what is sharded (StridedShard
+// too) is summed over its mesh dims, what is replicated is counted on one rank, pending sums (Partial) are reduced
+// first. Each rank reads its gradients in one pass and keeps sums in float64, with one gather of a number a mesh dim;
+// ranks add up in their order, so the norm is the same on all ranks and in every run, and other layouts change its
+// rounding only. Where powers of finite gradients leave float64, they are taken again over the largest. Every mesh of a
+// parameter takes part, also of one without a gradient, so that ranks of which some lack a gradient still meet; a
+// pending sum must be there on all ranks of its mesh.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
+#include <c10/core/ScalarType.h>
 
+#include <optional>
+#include <string>
 #include <vector>
+
+#include "tessera/mesh/device_mesh.h"
 
 namespace at {
 class Tensor;
 }
+namespace tessera::nn {
+class Module;
+}
 
 namespace tessera::optim {
 
-// norm_type: 1, 2, any positive number, or infinity. Parameters without gradients are left out; 0 when none has one.
-// COLLECTIVE over every mesh that a gradient lies on. Error kConfig for another norm_type.
+// norm_type: any positive number, or infinity. 0 when no parameter has a gradient; NaN and infinity are carried.
+// Plain gradients are taken to be the same on every rank. COLLECTIVE over every mesh that a parameter lies on, in the
+// order of the parameters. Error kConfig for another norm_type.
 double get_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
-// Scales gradients of every dtype by max_norm / (total_norm + 1e-6) where that is below 1, as
-// torch.nn.utils.clip_grad_norm_ does. No communication: total_norm is the same on all ranks.
-void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double total_norm);
+// The same beside groups: plain gradients are this rank's shards, summed over dp_cp_group, then tp_group; DTensors are
+// reduced over their own mesh as above. dtype is what sums need at least, float32 or float64; they are kept in float64
+// for either. COLLECTIVE over both groups, then over the meshes. Errors, alike on all ranks: kConfig for norm_type and
+// dtype, kShape for a group that is no dim, nor several dims flattened, of the meshes that DTensors lie on.
+double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_cp_group, comm::Group& tp_group,
+                     double norm_type = 2.0, at::ScalarType dtype = at::kFloat);
 
-// Both; returns the norm before clipping. COLLECTIVE as get_grad_norm. A norm that is not finite clips nothing.
-double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
+// Multiplies gradients by max_grad_norm / (total_norm + 1e-6) where that is below 1, each in its own dtype (bfloat16
+// and float16 too; the factor is float32 at least). A NaN total leaves them alone; an infinite one makes finite
+// gradients 0 and infinite ones NaN. dtype as above. No communication: total_norm is the same on all ranks.
+void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm, double total_norm,
+                              at::ScalarType dtype = at::kFloat);
+
+struct ClipGradNormOptions {
+  double norm_type = 2.0;
+  bool error_if_nonfinite = false;  // kInternal, before anything is scaled
+  MeshPtr pp_mesh = {};             // one dim of pipeline stages, whose norms are combined; null: one stage
+};
+// get_grad_norm, then every gradient times min(1, max_norm / (norm + 1e-6)), as torch's clip_grads_with_norm_: a NaN
+// norm makes all gradients NaN, an infinite one finite gradients 0 and infinite ones NaN. Returns the norm before
+// clipping. COLLECTIVE as get_grad_norm, then over pp_mesh.
+double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,
+                      const ClipGradNormOptions& options = {});
+
+struct ModelClipOptions {
+  double norm_type = 2.0;
+  bool pp_enabled = false;
+  MeshPtr device_mesh = {};  // with pp_enabled, its dim pp_axis_name holds the stages; null: one stage
+  std::string pp_axis_name = "";
+};
+// Of all parameters that require gradients of all parts, in order. nullopt: 0, nothing is computed or sent. Error
+// kConfig for pp_enabled without pp_axis_name. COLLECTIVE as above.
+double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn::Module*>& model_parts,
+                      const ModelClipOptions& options = {});
 
 }  // namespace tessera::optim

@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/optim/detail/stochastic_rounding.h"
 
 namespace tessera::optim {
 namespace {
@@ -30,8 +31,11 @@ uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
 }  // namespace
 
 Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
-                     const std::vector<std::string>& state_names, bool master_weights)
-    : lr_(lr), state_names_(state_names), master_weights_(master_weights) {
+                     const std::vector<std::string>& state_names, const Precision& precision)
+    : lr_(lr), state_names_(state_names), precision_(precision) {
+  TESSERA_CHECK(!precision.stochastic_rounding || !precision.master_weights, ErrorKind::kConfig,
+                "[optim.make] stochastic_rounding beside master_weights, which are rounded from: set master_weights to "
+                "false");
   TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
                 "[optim.make] found lr {} and weight decay {}, wanted none below 0", lr, weight_decay);
   c10::NoGradGuard no_grad;
@@ -40,6 +44,8 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
     TESSERA_CHECK(!parameter.is_meta(), ErrorKind::kShape,
                   "[optim.make] {}: still on the meta device. Call to_empty(module, device) and load it first.",
                   named.name);
+    TESSERA_CHECK(!precision.stochastic_rounding || parameter.scalar_type() != at::kHalf, ErrorKind::kConfig,
+                  "[optim.make] {}: stochastic_rounding of float16, wanted bfloat16 or wider", named.name);
     Entry entry;
     entry.name = named.name;
     entry.slot = named.slot;
@@ -66,8 +72,9 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
 }
 
 void Optimizer::make_state(Entry& entry) const {
-  const bool master = master_weights_ && is_narrow(entry.local);
-  const auto options = entry.local.options().dtype(master ? c10::kFloat : entry.local.scalar_type());
+  const bool narrow = is_narrow(entry.local), master = precision_.master_weights && narrow;
+  const bool wide_state = master || (precision_.stochastic_rounding && narrow);
+  const auto options = entry.local.options().dtype(wide_state ? c10::kFloat : entry.local.scalar_type());
   for (const auto& name : state_names_) entry.state[name] = at::zeros_like(entry.local, options);
   if (!master) return;
   entry.state[kMaster] = entry.local.to(c10::kFloat);
@@ -88,11 +95,21 @@ void Optimizer::update_master(Entry& entry) {
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
 
+// Without a copy: the parameter itself in float32, for this update only.
+void Optimizer::update_rounding(Entry& entry) {
+  entry.step.add_(1);
+  const at::Tensor value = entry.local.to(c10::kFloat);
+  apply({{&entry, value, local_part(entry.parameter.grad()).to(c10::kFloat)}}, lr_ * entry.lr_factor,
+        entry.weight_decay);
+  detail::round_stochastically(entry.local, value, entry.parameter, precision_.seed, entry.name,
+                               entry.step.item().toLong());
+}
+
 void Optimizer::step() {
   c10::NoGradGuard no_grad;
   using Key = std::tuple<c10::ScalarType, c10::Device, double, double>;
   std::vector<std::pair<Key, std::vector<Update>>> batches;  // few, in the order of the parameters
-  std::vector<Entry*> with_master;
+  std::vector<Entry*> one_by_one;
   for (auto& entry : entries_) {
     const at::Tensor& parameter = entry.slot->parameter;
     const at::Tensor& gradient = parameter.grad();
@@ -106,8 +123,8 @@ void Optimizer::step() {
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     if (entry.state.empty()) make_state(entry);  // was frozen when the optimizer was made
-    if (entry.state.contains(kMaster)) {
-      with_master.push_back(&entry);
+    if (entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local))) {
+      one_by_one.push_back(&entry);
       continue;
     }
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.lr_factor, entry.weight_decay};
@@ -116,7 +133,7 @@ void Optimizer::step() {
     entry.step.add_(1);
     batch->second.push_back({&entry, entry.local, local_part(gradient)});
   }
-  for (auto* entry : with_master) update_master(*entry);
+  for (auto* entry : one_by_one) precision_.stochastic_rounding ? update_rounding(*entry) : update_master(*entry);
   for (const auto& [key, updates] : batches) {
     apply(updates, lr_ * std::get<2>(key), std::get<3>(key));
     // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.

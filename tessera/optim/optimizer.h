@@ -11,7 +11,9 @@
 //
 // Parameters of 16 bits hold about three digits: most updates are less than their last one. So their state is float32
 // by default, and so is a copy of each, state `master`, which is updated and then rounded into the parameter. Where
-// somebody wrote other values into the parameter, the copy follows.
+// somebody wrote other values into the parameter, the copy follows. With stochastic_rounding there is no copy: bfloat16
+// parameters are read, updated in float32 and rounded up or down at random, so that small updates count on average.
+// What is drawn depends on seed, parameter, step and global element, not on the layout or on what was drawn before.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,6 +44,8 @@ struct AdamWOptions {
   double weight_decay = 0.01;
   std::vector<ParameterGroup> groups = {};  // parameters in none: the default rule above
   bool master_weights = true;               // false: state and updates of 16-bit parameters in 16 bits
+  bool stochastic_rounding = false;         // beside master_weights = false, of bfloat16: state and updates in float32
+  uint64_t seed = 0;                        // of the rounding
 };
 
 struct SgdOptions {
@@ -52,6 +56,8 @@ struct SgdOptions {
   bool nesterov = false;
   std::vector<ParameterGroup> groups = {};
   bool master_weights = true;  // as above
+  bool stochastic_rounding = false;
+  uint64_t seed = 0;
 };
 
 class Optimizer {
@@ -94,8 +100,13 @@ class Optimizer {
     at::Tensor gradient;
   };
 
+  struct Precision {
+    bool master_weights = true;
+    bool stochastic_rounding = false;
+    uint64_t seed = 0;
+  };
   Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
-            const std::vector<std::string>& state_names, bool master_weights);
+            const std::vector<std::string>& state_names, const Precision& precision);
   // Values of `updates` share dtype, device, lr_factor and weight_decay; the step of each entry counts this one
   // already.
   virtual void apply(const std::vector<Update>& updates, double lr, double weight_decay) = 0;
@@ -103,16 +114,18 @@ class Optimizer {
  private:
   void make_state(Entry& entry) const;
   void update_master(Entry& entry);
+  void update_rounding(Entry& entry);
   double lr_;
   std::vector<std::string> state_names_;
-  bool master_weights_;
+  Precision precision_;
   int64_t steps_ = 0;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, size_t> position_;  // of each name in entries_
 };
 
 // Adam with decoupled weight decay; states exp_avg and exp_avg_sq. The updates of torch.optim.AdamW. Error kConfig for
-// settings out of range, or groups that name unknown parameters or one twice.
+// settings out of range, groups that name unknown parameters or one twice, or stochastic rounding beside master weights
+// or of float16.
 std::unique_ptr<Optimizer> make_adamw(nn::Module& module, const AdamWOptions& options);
 // State momentum_buffer when there is momentum. The updates of torch.optim.SGD.
 std::unique_ptr<Optimizer> make_sgd(nn::Module& module, const SgdOptions& options);

@@ -11,7 +11,7 @@ class Sgd : public Optimizer {
   Sgd(nn::Module& module, const SgdOptions& options)
       : Optimizer(module, options.lr, options.weight_decay, options.groups,
                   options.momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{},
-                  options.master_weights),
+                  {options.master_weights, options.stochastic_rounding, options.seed}),
         momentum_(options.momentum),
         dampening_(options.dampening),
         nesterov_(options.nesterov) {

@@ -1,8 +1,11 @@
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <limits>
+#include <map>
 #include <random>
 
+#include "tessera/base/error.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tests/parallel/small_model.h"
@@ -105,15 +108,213 @@ TEST(GradNorm, ClipsEveryDtypeToTheNorm) {
   });
 }
 
-TEST(GradNorm, CarriesNonFiniteGradientsAndClipsNothingThen) {
+// What each function does with a norm that is not finite is upstream's: spec nemo.md 1.8 and 4.2.
+TEST(GradNorm, CarriesNonFiniteGradientsAndClipsAsUpstreamDoes) {
   for (const double bad : {kInfinity, std::nan("")}) {
-    const auto parameter = with_gradient(at::tensor({1.0, bad, 2.0}));
-    for (const double p : {2.0, kInfinity}) EXPECT_FALSE(std::isfinite(optim::get_grad_norm({parameter}, p)));
-    EXPECT_FALSE(std::isfinite(optim::clip_grad_norm({parameter}, 0.1)));
-    EXPECT_EQ(parameter.grad()[2].item<double>(), 2.0);
+    const auto made = [bad] { return with_gradient(at::tensor({1.0, bad, 2.0})); };
+    for (const double p : {2.0, 3.0, kInfinity}) EXPECT_FALSE(std::isfinite(optim::get_grad_norm({made()}, p)));
+    const auto by_total = made(), clipped = made(), refused = made();
+    optim::clip_grad_by_total_norm_({by_total}, 0.1, optim::get_grad_norm({by_total}));
+    EXPECT_EQ(by_total.grad()[2].item<double>(), std::isnan(bad) ? 2.0 : 0.0);
+    EXPECT_TRUE(std::isnan(by_total.grad()[1].item<double>()));
+    EXPECT_FALSE(std::isfinite(optim::clip_grad_norm({clipped}, 0.1)));
+    EXPECT_EQ(std::isnan(clipped.grad()[2].item<double>()), std::isnan(bad));
+    EXPECT_TRUE(std::isnan(clipped.grad()[1].item<double>()));
+    EXPECT_THROW(optim::clip_grad_norm({refused}, 0.1, {.error_if_nonfinite = true}), Error);
+    EXPECT_EQ(refused.grad()[2].item<double>(), 2.0);
   }
   EXPECT_EQ(optim::get_grad_norm({}), 0);
-  EXPECT_THAT(error_of([] { optim::get_grad_norm({}, 0); }), ::testing::HasSubstr("norm type: found 0"));
+  EXPECT_EQ(optim::get_grad_norm({with_gradient(at::zeros({3}))}), 0);
+  EXPECT_THROW(optim::get_grad_norm({}, 0), Error);
+  EXPECT_THROW(optim::get_grad_norm({}, -1), Error);
+}
+
+// Sums of powers that would leave float64 are taken again over the largest gradient.
+TEST(GradNorm, DoesNotOverflowOrVanish) {
+  const auto large = with_gradient(at::tensor({6e31f, 4.0f}));
+  EXPECT_NEAR(optim::clip_grad_norm({large}, 0.3) / 6e31, 1, 1e-7);
+  EXPECT_NEAR(large.grad()[0].item<double>(), 0.3, 1e-7);
+  for (const double scale : {1e200, 1e-200}) {
+    const auto parameter = with_gradient(at::tensor({3 * scale, 4 * scale}, at::kDouble));
+    EXPECT_NEAR(optim::get_grad_norm({parameter}) / scale, 5, 1e-12);
+    EXPECT_NEAR(optim::get_grad_norm({parameter}, 20) / scale, std::pow(std::pow(3, 20) + std::pow(4, 20), 0.05),
+                1e-12);
+  }
+}
+
+TEST(GradNorm, OfRankWithoutAGradientMeetsTheOthers) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto mesh = line(world);
+    const auto other = with_gradient(distribute_tensor(at::full({2}, 3.0f), mesh, {Shard(0)}, std::nullopt));
+    auto missing = distribute_tensor(at::full({2}, 4.0f), mesh, {Shard(0)}, std::nullopt);
+    const auto here = world->rank() == 0 ? with_gradient(missing) : missing.set_requires_grad(true);
+    EXPECT_NEAR(optim::get_grad_norm({here, other}), std::sqrt(9 + 9 + 16), 1e-6);
+    EXPECT_NEAR(optim::get_grad_norm({here}), 4, 1e-6);
+  });
+}
+
+// ---- upstream's numbers: spec nemo.md 1.9, 4.2 and 4.10 ----
+
+struct Drawn {
+  std::vector<int64_t> shape;
+  MeshPtr mesh;
+  Placements placements;
+  uint64_t seed;
+  double scale;
+};
+at::Tensor drawn(const Drawn& each) {
+  const auto whole =
+      at::randn(each.shape, at::detail::createCPUGenerator(each.seed + 10000), at::TensorOptions(at::kFloat)) *
+      each.scale;
+  return with_gradient(distribute_tensor(whole, each.mesh, each.placements, std::nullopt));
+}
+void expect_norms(const std::vector<Drawn>& list, const std::vector<std::pair<double, double>>& wanted) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& each : list) parameters.push_back(drawn(each));
+  for (const auto& [p, norm] : wanted) {
+    EXPECT_NEAR(optim::clip_grad_norm(parameters, 1e10, {.norm_type = p}), norm, 1e-6 * norm) << "p " << p;
+  }
+}
+
+TEST(GradNorm, GivesUpstreamsNumbersForMixedPlacementsAndMeshes) {
+  on_threads(4, [](const WorldPtr& world) {
+    const auto grid = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
+    const auto ep = init_device_mesh(world, "cpu", {4}, {"ep"}), dp = init_device_mesh(world, "cpu", {4}, {"dp"});
+    expect_norms({{{8, 256}, grid, {Shard(0), Replicate()}, 800, 1.0},
+                  {{256, 8}, grid, {Replicate(), Shard(1)}, 801, 2.0},
+                  {{16, 8}, grid, {Shard(0), Shard(1)}, 802, 1.5},
+                  {{128, 128}, grid, {Replicate(), Replicate()}, 803, 0.5}},
+                 {{2, 121.40694884}, {1, 11580.475332}, {3, 32.390460153}, {kInfinity, 6.1132287979}});
+    expect_norms({{{8, 64, 128}, ep, {Shard(0)}, 500, 2.0},
+                  {{8, 128, 64}, ep, {Shard(0)}, 501, 1.5},
+                  {{16, 256}, dp, {Shard(0)}, 502, 1.0},
+                  {{32, 128}, dp, {Shard(0)}, 503, 3.0}},
+                 {{2, 672.188705197}, {1, 196125.418046}, {3, 111.389943056}, {kInfinity, 12.2996826172}});
+    expect_norms({{{64, 128}, dp, {Replicate()}, 700, 1.5}, {{128, 64}, dp, {Replicate()}, 701, 2.0}},
+                 {{2, 223.937919226}, {1, 22701.5173723}, {3, 52.3322671291}, {kInfinity, 7.7198195457}});
+    expect_norms({{{5, 3}, dp, {Shard(0)}, 1, 1.0}, {{3}, dp, {Shard(0)}, 2, 1.0}},
+                 {{2, 3.449259858}, {1, 12.03499455}, {3, 2.441244102}, {kInfinity, 1.684926867}});
+    const auto strided = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
+    const auto whole = Values(3)({9, 5});
+    const auto parameter =
+        with_gradient(distribute_tensor(whole, strided, {StridedShard(0, 2), Shard(0)}, std::nullopt));
+    EXPECT_NEAR(optim::get_grad_norm({parameter}), reference_norm({whole}, 2), 1e-6);
+  });
+}
+
+TEST(GradNorm, IsAsPreciseForHalvesAsUpstreamsTest) {
+  const auto magnitudes = at::logspace(-2, 2, 65536, 10, at::TensorOptions(at::kFloat));
+  const auto signs = at::arange(65536).remainder(3).eq(0).to(at::kFloat) * 2 - 1;
+  const std::map<at::ScalarType, std::vector<double>> wanted = {
+      {at::kFloat, {711516.0743158413, 5965.053308688728, 100}},
+      {at::kBFloat16, {711515.3513793945, 5965.06201931552, 100}}};
+  on_threads(1, [&](const WorldPtr& world) {
+    const auto group = world->group();
+    for (const auto& [dtype, norms] : wanted) {
+      const auto values = (magnitudes * signs).to(dtype);
+      const std::vector<at::Tensor> parameters = {with_gradient(values.narrow(0, 0, 30000).clone()),
+                                                  with_gradient(values.narrow(0, 30000, 35536).clone())};
+      const std::vector<double> orders = {1, 2, kInfinity};
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_NEAR(optim::get_grad_norm(parameters, *group, *group, orders[i], at::kFloat), norms[i], 1e-6 * norms[i]);
+      }
+    }
+  });
+}
+
+struct TwoWeights : nn::Callable<TwoWeights> {
+  at::Tensor weight, bias;
+  TwoWeights() {
+    register_parameter("weight", weight, at::zeros({10, 10}));
+    register_parameter("bias", bias, at::zeros({10}));
+    for (const auto& each : parameters()) each.mutable_grad() = at::full_like(each.detach(), 10);
+  }
+};
+
+TEST(GradNorm, OfModelPartsGivesUpstreamsNumbers) {
+  TwoWeights one;
+  EXPECT_NEAR(optim::clip_grad_norm(1.0, {&one}), 104.8808823, 1e-5);
+  EXPECT_NEAR(one.weight.grad()[0][0].item<double>(), 0.0953463, 1e-6);
+  EXPECT_NEAR(optim::get_grad_norm(one.parameters()), 1.0, 1e-5);
+  TwoWeights two, three, frozen;
+  for (const auto& each : frozen.parameters()) each.set_requires_grad(false);
+  EXPECT_NEAR(optim::clip_grad_norm(1.0, {&two, &three, &frozen}), std::sqrt(220.0) * 10, 1e-4);
+  EXPECT_EQ(frozen.weight.grad()[0][0].item<double>(), 10);
+  EXPECT_EQ(optim::clip_grad_norm(std::nullopt, {&frozen}), 0);
+  EXPECT_THROW(optim::clip_grad_norm(1.0, {&one}, {.pp_enabled = true}), Error);
+  two.zero_grad();
+  EXPECT_EQ(optim::clip_grad_norm(1.0, {&two}), 0);
+}
+
+TEST(GradNorm, AddsUpTheStagesOfAPipeline) {
+  on_threads(4, [](const WorldPtr& world) {
+    const auto mesh = init_device_mesh(world, "cpu", {4}, {"pp"});
+    const double own = world->rank() + 1;
+    const auto parameter = with_gradient(at::full({3}, own, at::kFloat));
+    EXPECT_NEAR(optim::clip_grad_norm({parameter}, 1.0, {.pp_mesh = mesh}), 9.486832980505138, 1e-12);
+    EXPECT_NEAR(parameter.grad()[0].item<double>(), 0.1054092422 * own, 1e-7);
+    const auto again = with_gradient(at::full({3}, own, at::kFloat));
+    EXPECT_EQ(optim::clip_grad_norm({again}, 1e9, {.norm_type = kInfinity, .pp_mesh = mesh}), 4);
+    TwoWeights stage;
+    const double norm =
+        optim::clip_grad_norm(1.0, {&stage}, {.pp_enabled = true, .device_mesh = mesh, .pp_axis_name = "pp"});
+    EXPECT_NEAR(norm, 2 * 104.8808823, 1e-4);
+  });
+}
+
+TEST(GradNorm, OfAnEmptyShardIsThatOfTheOthers) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto parameter =
+        with_gradient(distribute_tensor(at::tensor({3.0f, 4.0f}).view({1, 2}), line(world), {Shard(0)}, std::nullopt));
+    EXPECT_EQ(optim::get_grad_norm({parameter}, kInfinity), 4);
+    EXPECT_NEAR(optim::clip_grad_norm({parameter}, 1.0), 5, 1e-12);
+    if (world->rank() > 0) return;
+    EXPECT_TRUE(to_local(parameter.grad()).allclose(at::tensor({0.6f, 0.8f}).view({1, 2}), 1e-5));
+  });
+}
+
+TEST(GradNorm, ByTotalNormScalesOnlyWhatIsTooLarge) {
+  const auto made = [] {
+    return std::vector<at::Tensor>{with_gradient(at::tensor({3.0, 4.0})), with_gradient(at::tensor({1.0, 2.0})),
+                                   at::ones({2}).set_requires_grad(true)};
+  };
+  auto parameters = made();
+  EXPECT_NEAR(optim::get_grad_norm(parameters), std::sqrt(30.0), 1e-6);
+  optim::clip_grad_by_total_norm_(parameters, 1, 5);
+  EXPECT_TRUE(parameters[0].grad().allclose(at::tensor({0.6, 0.8}), 1e-5));
+  parameters = made();
+  optim::clip_grad_by_total_norm_(parameters, 10, 5);
+  EXPECT_TRUE(parameters[0].grad().equal(at::tensor({3.0, 4.0})));
+  EXPECT_EQ(optim::get_grad_norm({with_gradient(at::tensor({-3.0, 7.0}))}, kInfinity), 7);
+  EXPECT_THROW(optim::clip_grad_by_total_norm_(parameters, 1, 5, at::kBFloat16), Error);
+}
+
+// ---- groups ----
+
+TEST(GradNorm, SumsPlainShardsOverBothGroupsAndDTensorsOverTheirMesh) {
+  on_threads(4, [](const WorldPtr& world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2, 1, 2}, {"dp", "cp", "tp"});
+    auto& dp_cp = *mesh->group(std::vector<int64_t>{0, 1});
+    auto& tp = *mesh->group("tp");
+    const auto plain = with_gradient(at::full({1}, world->rank() + 1.0, at::kFloat));
+    const auto placed =
+        with_gradient(distribute_tensor(at::full({6}, 2.0f), mesh, {Shard(0), Replicate(), Replicate()}, std::nullopt));
+    EXPECT_NEAR(optim::get_grad_norm({plain}, dp_cp, tp), std::sqrt(1 + 4 + 9 + 16), 1e-6);
+    EXPECT_NEAR(optim::get_grad_norm({plain, placed}, dp_cp, tp), std::sqrt(30 + 24), 1e-6);
+    EXPECT_EQ(optim::get_grad_norm({plain, placed}, dp_cp, tp, kInfinity), 4);
+    EXPECT_EQ(optim::get_grad_norm({}, dp_cp, tp), 0);
+    // Sharded over dp alone, while tp lies across.
+    const auto on_dp =
+        with_gradient(distribute_tensor(at::full({6}, 2.0f), mesh->slice({"dp"}), {Shard(0)}, std::nullopt));
+    EXPECT_NEAR(optim::get_grad_norm({on_dp, placed}, dp_cp, tp), std::sqrt(48), 1e-6);
+    EXPECT_THAT(error_of([&] { optim::get_grad_norm({on_dp}, dp_cp, tp); }),
+                ::testing::HasSubstr("ranks is no dim, nor several dims flattened"));
+    // Ranks 0 and 3, 1 and 2: a diagonal.
+    const auto diagonal =
+        world->new_group(world->rank() % 3 == 0 ? std::vector<int>{0, 3} : std::vector<int>{1, 2}, "x");
+    EXPECT_THAT(error_of([&] { optim::get_grad_norm({placed}, dp_cp, *diagonal); }),
+                ::testing::HasSubstr("of 2 ranks crosses"));
+  });
 }
 
 TEST(Optimizer, ShowsItsStateAsDTensorsOfTheParametersPlacement) {
@@ -133,6 +334,38 @@ TEST(Optimizer, ShowsItsStateAsDTensorsOfTheParametersPlacement) {
     to_local(state.at("exp_avg")).fill_(3);
     EXPECT_TRUE(whole(optimizer->state("embedding").at("exp_avg")).equal(at::full({11, 6}, 3.0f)));
   });
+}
+
+// What is drawn is a function of the global element: shards round as the whole does.
+TEST(Optimizer, RoundsStochasticallyTheSameOnEveryLayout) {
+  struct One : nn::Callable<One> {
+    at::Tensor weight;
+    explicit One(const at::Tensor& value) { register_parameter("weight", weight, value); }
+  };
+  const auto start = Values(5)({7, 6}).to(at::kBFloat16), gradient = Values(6)({7, 6}).to(at::kBFloat16);
+  const auto train = [&](One& model, const at::Tensor& grad) {
+    const auto optimizer =
+        optim::make_adamw(model, {.lr = 1e-3, .master_weights = false, .stochastic_rounding = true, .seed = 11});
+    for (int step = 0; step < 3; ++step) {
+      model.weight.mutable_grad() = grad;
+      optimizer->step();
+    }
+    return whole(model.weight).detach().clone();
+  };
+  One plain(start.clone());
+  const auto expected = train(plain, gradient);
+  EXPECT_FALSE(expected.equal(start));
+  for (const int size : {1, 2, 3, 4}) {
+    on_threads(size, [&](const WorldPtr& world) {
+      for (const auto& placement : {Shard(0), Shard(1), Replicate()}) {
+        const auto place = [&](const at::Tensor& t) {
+          return distribute_tensor(t.clone(), line(world), {placement}, std::nullopt);
+        };
+        One model(place(start));
+        EXPECT_TRUE(train(model, place(gradient)).equal(expected)) << size << " ranks, " << to_string(placement);
+      }
+    });
+  }
 }
 
 }  // namespace

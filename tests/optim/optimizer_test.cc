@@ -4,6 +4,8 @@
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 
+#include <cmath>
+
 #include "tessera/base/error.h"
 #include "tessera/optim/schedule.h"
 
@@ -164,6 +166,62 @@ TEST(Schedule, WarmsUpFromTheFirstStepAndEndsOnTheFloor) {
               HasSubstr("found 'step', wanted cosine, linear or constant"));
   EXPECT_THAT(error_of([] { Schedule({.min_lr_ratio = 2}); }), HasSubstr("min_lr_ratio: found 2"));
   EXPECT_THAT(error_of([] { Schedule({.warmup_steps = -1}); }), HasSubstr("found -1 warm-up steps"));
+}
+
+struct HalfModel : nn::Callable<HalfModel> {
+  at::Tensor weight;
+  explicit HalfModel(const at::Tensor& value) { register_parameter("weight", weight, value); }
+};
+
+// A thousand steps, each a hundredth of the last digit: nearest rounding stands still, the random one gets there.
+TEST(Optimizer, StochasticRoundingKeepsSmallUpdatesOnAverage) {
+  const auto start = at::ones({64, 64}, at::kBFloat16);
+  HalfModel still(start.clone()), moving(start.clone());
+  const auto nearest = make_sgd(still, {.lr = 1, .master_weights = false});
+  const auto random =
+      make_sgd(moving, {.lr = 1, .momentum = 0.5, .master_weights = false, .stochastic_rounding = true, .seed = 3});
+  EXPECT_EQ(random->state("weight").at("momentum_buffer").scalar_type(), at::kFloat);
+  EXPECT_EQ(random->state("weight").count("master"), 0u);
+  for (int step = 0; step < 1000; ++step) {
+    still.weight.mutable_grad() = at::full_like(start, -4e-5);
+    moving.weight.mutable_grad() = at::full_like(start, -2e-5);  // twice that with the momentum
+    nearest->step();
+    random->step();
+  }
+  EXPECT_TRUE(still.weight.equal(start));
+  const auto mean = moving.weight.detach().to(at::kDouble).mean().item<double>();
+  EXPECT_NEAR(mean, 1.04, 1.5e-3);
+  EXPECT_GT(moving.weight.detach().to(at::kDouble).std().item<double>(), 1e-3) << "all went the same way";
+}
+
+TEST(Optimizer, StochasticRoundingTakesEitherNeighbourOnlyAndLeavesWhatNeedsNoRounding) {
+  HalfModel model(at::tensor({1.0, -2.0, 0.0, 3.0e38}).to(at::kBFloat16));
+  const auto optimizer = make_sgd(model, {.lr = 1, .master_weights = false, .stochastic_rounding = true});
+  model.weight.mutable_grad() = at::tensor({0.0, 0.0, 0.0, 0.0}).to(at::kBFloat16);
+  const auto before = model.weight.detach().clone();
+  optimizer->step();
+  EXPECT_TRUE(model.weight.equal(before));
+  model.weight.mutable_grad() = at::tensor({double(INFINITY), double(NAN), 1.0, 0.0}).to(at::kBFloat16);
+  optimizer->step();
+  EXPECT_EQ(model.weight[0].item<double>(), -INFINITY);
+  EXPECT_TRUE(std::isnan(model.weight[1].item<double>()));
+  EXPECT_EQ(model.weight[2].item<double>(), -1);
+  const auto exact = at::full({4096}, 1 + 1.0 / 512);  // halfway between two neighbours and a quarter of them
+  HalfModel many(at::ones({4096}, at::kBFloat16));
+  const auto rounding = make_sgd(many, {.lr = 1, .master_weights = false, .stochastic_rounding = true, .seed = 9});
+  many.weight.mutable_grad() = at::full({4096}, -1.0 / 512).to(at::kBFloat16);
+  rounding->step();
+  const auto found = many.weight.detach().to(at::kFloat);
+  EXPECT_TRUE(found.eq(1).logical_or(found.eq(1 + 1.0 / 128)).all().item<bool>());
+  EXPECT_NEAR(found.eq(1).to(at::kFloat).mean().item<double>(), 0.75, 0.03);
+  EXPECT_NEAR(found.mean().item<double>(), exact.mean().item<double>(), 3e-4);
+}
+
+TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
+  HalfModel bfloat(at::ones({2}, at::kBFloat16)), half(at::ones({2}, at::kHalf));
+  EXPECT_THAT(error_of([&] { make_sgd(bfloat, {.stochastic_rounding = true}); }), HasSubstr("beside master_weights"));
+  EXPECT_THAT(error_of([&] { make_adamw(half, {.master_weights = false, .stochastic_rounding = true}); }),
+              HasSubstr("stochastic_rounding of float16"));
 }
 
 }  // namespace

@@ -1,0 +1,43 @@
+#include "tessera/optim/detail/stochastic_rounding.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
+
+#include "tessera/dtensor/random/random_fill.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::optim::detail {
+namespace {
+
+using tessera::detail::Region;
+
+constexpr int64_t kDroppedBits = 16;
+
+// FNV-1a: the same on every machine.
+uint64_t hash_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char each : text) hash = (hash ^ static_cast<unsigned char>(each)) * 0x100000001b3;
+  return hash;
+}
+
+Region region_of(const at::Tensor& parameter) {
+  if (!is_dtensor(parameter)) return Region(parameter.sizes());
+  return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};
+}
+
+}  // namespace
+
+void round_stochastically(const at::Tensor& into, const at::Tensor& values, const at::Tensor& parameter, uint64_t seed,
+                          std::string_view name, int64_t step) {
+  if (into.numel() == 0) return;
+  const auto bits = at::empty(values.sizes(), values.options().dtype(at::kInt));
+  const tessera::detail::RandomKey key{.seed = seed ^ hash_of(name), .operation = static_cast<uint64_t>(step)};
+  tessera::detail::fill_random(bits, region_of(parameter), key,
+                               {.law = tessera::detail::Law::kInteger, .low = 0, .range = uint64_t{1} << kDroppedBits});
+  // The magnitude grows past the next bfloat16 as often as what is dropped says.
+  bits.add_(values.contiguous().view(at::kInt)).bitwise_and_(-(int64_t{1} << kDroppedBits));
+  into.copy_(at::where(values.isfinite(), bits.view(at::kFloat), values));
+}
+
+}  // namespace tessera::optim::detail
