@@ -21,9 +21,14 @@ MeshPtr RunMesh::data_parallel() const {
   return mesh_->slice({"dp_replicate", "dp_shard"});
 }
 
-const std::shared_ptr<comm::Group>& RunMesh::loss_group() const {
-  return mesh_->group(
-      std::vector<int64_t>{mesh_->dim_of("dp_replicate"), mesh_->dim_of("dp_shard"), mesh_->dim_of("cp")});
+bool RunMesh::counts() const {
+  const int64_t stage = mesh_->dim_of("pp");
+  return mesh_->local_rank(mesh_->dim_of("tp")) == 0 && mesh_->local_rank(stage) == mesh_->size(stage) - 1;
+}
+
+int RunMesh::first_of_stage() const {
+  const int64_t stage = mesh_->dim_of("pp"), ranks = mesh_->size() / mesh_->size(stage);
+  return mesh_->ranks().at(mesh_->local_rank(stage) * ranks);
 }
 
 }  // namespace tessera::train

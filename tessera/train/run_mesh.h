@@ -3,7 +3,7 @@
 //   RunMesh place(resolve_layout(recipe, world->size()), "cpu", world);       // all ranks alike
 //   data_parallel(*model, blocks, {.mesh = place.data_parallel()});
 //   auto batch = loader.next_global_slice(global, place.data_rank() * rows, rows);
-//   TrainStep step(*model, *optimizer, place.loss_group(), options);
+//   TrainStep step(*model, *optimizer, place.world().group(), {.counts = place.counts()});
 //
 // The ranks of the world are the mesh (pp, dp_replicate, dp_shard, cp, tp), the last varying fastest: those that talk
 // most are neighbours. Experts take no dim of their own; they divide dp x cp x tp. Nothing is communicated before a
@@ -35,8 +35,11 @@ class RunMesh {
   int64_t data_size() const;
   // What parameters are sharded and replicated over: (dp_shard), or (dp_replicate, dp_shard) when there are replicas.
   MeshPtr data_parallel() const;
-  // The ranks whose losses make up that of the global batch: dp and cp. COLLECTIVE over them at its first use.
-  const std::shared_ptr<comm::Group>& loss_group() const;
+  // Whether this rank's tokens and losses count: those of the global batch are the sums over the ranks that do, one of
+  // each tp group, in the last pp stage, which has the loss.
+  bool counts() const;
+  // The lowest rank of this one's pp stage, whose ranks have the same parameters: CheckpointOptions::first_holder.
+  int first_of_stage() const;
 
  private:
   std::shared_ptr<comm::World> world_;

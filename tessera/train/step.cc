@@ -42,7 +42,8 @@ int64_t status_bytes(const std::string& field) {
 }
 
 at::Tensor loss_sum(CausalLM& model, const data::Batch& batch) {
-  return model.loss_sum({.tokens = batch.tokens, .positions = batch.positions, .document_ids = batch.document_ids}, batch.labels);
+  return model.loss_sum({.tokens = batch.tokens, .positions = batch.positions, .document_ids = batch.document_ids},
+                        batch.labels);
 }
 
 }  // namespace
@@ -60,6 +61,7 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   StepResult result;
   std::vector<double> counts = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0};
   for (const auto& batch : micro_batches) {
+    if (!options_.counts) break;
     counts[0] += static_cast<double>(batch.label_tokens);
     counts[1] += static_cast<double>(batch.tokens_used);
   }
@@ -77,7 +79,7 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
     set_requires_gradient_sync(model_, reduce_each || i + 1 == micro_batches.size());
     auto loss = loss_sum(model_, micro_batches[i]) / divisor;
     loss.backward();
-    own_loss += loss.item<double>();
+    if (options_.counts) own_loss += loss.item<double>();
   }
   for (const auto& row : gather_numbers(*group_, {own_loss, static_cast<double>(resident_bytes())})) {
     result.loss += row[0];
@@ -88,8 +90,8 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
     optimizer_.zero_grad();
     TESSERA_CHECK(options_.skip_nonfinite, ErrorKind::kInternal,
-                  "[train.step] loss {} and gradient norm {} of {} label tokens: not finite. Lower optimizer.lr, or set "
-                  "train.on_nonfinite=skip to leave such steps out.",
+                  "[train.step] loss {} and gradient norm {} of {} label tokens: not finite. Lower optimizer.lr, or "
+                  "set train.on_nonfinite=skip to leave such steps out.",
                   result.loss, result.grad_norm, result.label_tokens);
     result.skipped = true;
     return result;
@@ -102,15 +104,16 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
 }
 
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches) {
+                       const std::vector<data::Batch>& batches, bool counts) {
   const at::NoGradGuard no_grad;
   const bool was_training = model.training();
   model.train(false);
   double sum = 0;
   double labels = 0;
   for (const auto& batch : batches) {
-    sum += loss_sum(model, batch).item<double>();
-    labels += static_cast<double>(batch.label_tokens);
+    const double loss = loss_sum(model, batch).item<double>();
+    sum += counts ? loss : 0;
+    labels += counts ? static_cast<double>(batch.label_tokens) : 0;
   }
   model.train(was_training);
   double total_sum = 0;

@@ -1,4 +1,4 @@
-// One optimizer step of a causal language model over the micro-batches of all ranks.
+// One optimizer step of a causal language model over the micro-batches of the ranks of a run.
 //
 //   TrainStep step(model, optimizer, world->group(), {.max_grad_norm = 1.0});
 //   StepResult result = step.run(micro_batches, lr);          // COLLECTIVE over the group
@@ -24,22 +24,25 @@ class Optimizer;
 namespace train {
 
 struct StepOptions {
-  double max_grad_norm = 1.0;    // 0: gradients are not clipped
-  bool skip_nonfinite = false;   // a step whose loss or norm is not finite: true leaves it out, false is an error
+  double max_grad_norm = 1.0;   // 0: gradients are not clipped
+  bool skip_nonfinite = false;  // a step whose loss or norm is not finite: true leaves it out, false is an error
   // Of a sharded model, where gradients of several micro-batches add up. false: in the shards, each micro-batch is
   // reduced, and memory is that of one. true: whole on every rank, reduced once a step; less traffic.
   bool defer_gradient_sync = false;
+  // Whether this rank's tokens and loss are counted: false for those that see the same rows as one that counts (tensor
+  // parallel), or that have no loss (all pipeline stages but the last). RunMesh::counts().
+  bool counts = true;
 };
 
 struct StepResult {
   double loss = 0;
-  double grad_norm = 0;          // before clipping
-  int64_t label_tokens = 0;      // of the global batch
-  int64_t tokens = 0;            // of the global batch, padding left out
-  int64_t memory_bytes = 0;      // the largest resident set of a rank
+  double grad_norm = 0;      // before clipping
+  int64_t label_tokens = 0;  // of the global batch
+  int64_t tokens = 0;        // of the global batch, padding left out
+  int64_t memory_bytes = 0;  // the largest resident set of a rank
   bool skipped = false;
-  bool stop_requested = false;   // some rank was asked to stop
-  bool failed = false;           // some rank cannot go on; the step was not taken
+  bool stop_requested = false;  // some rank was asked to stop
+  bool failed = false;          // some rank cannot go on; the step was not taken
 };
 
 // What a rank tells the others at the start of a step.
@@ -50,10 +53,10 @@ struct StepSignals {
 
 class TrainStep {
  public:
-  // `group`: the ranks that share the global batch.
+  // `group`: all ranks of the run; what one of them signals, all hear.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
-  // `micro_batches`: this rank's part, as many on every rank. COLLECTIVE over the group. Error kInternal when the loss is
-  // not finite and such steps are not skipped; the model is then unchanged.
+  // `micro_batches`: this rank's part, as many on every rank. COLLECTIVE over the group. Error kInternal when the loss
+  // is not finite and such steps are not skipped; the model is then unchanged.
   StepResult run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
 
  private:
@@ -63,12 +66,13 @@ class TrainStep {
   StepOptions options_;
 };
 
-// Mean loss over the label tokens of all rows of `batches`; each rank passes its own, as many on every rank.
-// No gradients. COLLECTIVE over the group.
+// Mean loss over the label tokens of all rows of `batches`; each rank passes its own, as many on every rank. `group`
+// and `counts` as of TrainStep. No gradients. COLLECTIVE over the group.
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
-                       const std::vector<data::Batch>& batches);
+                       const std::vector<data::Batch>& batches, bool counts = true);
 
-// The resident set of this process in bytes, now and at its largest, without what it reads in place of its peers' memory.
+// The resident set of this process in bytes, now and at its largest, without what it reads in place of its peers'
+// memory.
 int64_t resident_bytes();
 int64_t peak_resident_bytes();
 

@@ -15,6 +15,7 @@
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
+#include "tessera/parallel/parallelize_model.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_mark.h"
 #include "tessera/train/run_mesh.h"
@@ -150,20 +151,22 @@ struct Trainer::Impl {
 Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
     : recipe(given), world(std::move(given_world)), place(build_run_mesh(recipe, world)) {
   prepare();
-  model = build_model(recipe, config, place.data_parallel());
+  model = build_model(recipe, config, place.mesh());
   optimizer = build_optimizer(recipe, *model);
   if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
   schedule = build_schedule(recipe, steps);
   loader = std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true);
-  step_runner = std::make_unique<TrainStep>(*model, *optimizer, place.loss_group(),
+  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
-                                                        .defer_gradient_sync = recipe.parallel.defer_gradient_sync});
+                                                        .defer_gradient_sync = recipe.parallel.defer_gradient_sync,
+                                                        .counts = place.counts()});
   checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
                                                                      .world = world,
                                                                      .keep_last = recipe.checkpoint.keep_last,
                                                                      .keep_best = recipe.checkpoint.keep_best,
-                                                                     .async = recipe.checkpoint.async});
+                                                                     .async = recipe.checkpoint.async,
+                                                                     .first_holder = place.first_of_stage()});
   if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
   resume();
 }
@@ -245,7 +248,7 @@ void Trainer::Impl::train_step(int64_t step) {
 
 void Trainer::Impl::validate(int64_t step) {
   const auto start = Clock::now();
-  last_validation_loss = validation_loss(*model, place.loss_group(), validation_batches);
+  last_validation_loss = validation_loss(*model, world->group(), validation_batches, place.counts());
   validated_step = step;
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
 }
@@ -344,6 +347,10 @@ void check_run(const Recipe& recipe, int64_t world_size) {
   const auto config = load_model_config(recipe);
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
   if (recipe.model.init == "pretrained") check_pretrained(*model, recipe.model.path);
+  if (layout.tp > 1) {
+    check_heads(config, layout.tp, recipe.parallel.replicate_kv);
+    resolve_plan(*model, parse_plan_choice(recipe.parallel.plan), recipe.parallel.sequence_parallel);
+  }
   const auto data = load_run_data(recipe);
   int64_t parameters = 0;
   for (const auto& parameter : model->parameters()) parameters += parameter.numel();
@@ -355,8 +362,11 @@ void check_run(const Recipe& recipe, int64_t world_size) {
              stats.documents, data.train->rows(), recipe.data.sequence_length, stats.label_tokens, stats.truncated,
              stats.dropped, stats.unlabelled);
   if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
-  fmt::print("layout      {} ranks: dp_replicate {} x dp_shard {}, {} micro-batches of {} a rank and step\n",
-             world_size, layout.dp_replicate, layout.dp_shard, layout.micro_batches, recipe.train.local_batch_size);
+  fmt::print(
+      "layout      {} ranks: dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {}, {} micro-batches of {} a rank "
+      "and step\n",
+      world_size, layout.dp_replicate, layout.dp_shard, layout.tp, layout.cp, layout.pp, layout.micro_batches,
+      recipe.train.local_batch_size);
   fmt::print("run         {} steps, {:.2f} epochs, into {}\n", steps,
              static_cast<double>(steps * recipe.train.global_batch_size) / static_cast<double>(data.train->rows()),
              recipe.checkpoint.dir);

@@ -24,7 +24,8 @@ TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
     EXPECT_EQ(place.chief(), rank == 0);
     by_place[{at[1], at[2]}].insert(place.data_rank());
     EXPECT_EQ(place.data_parallel()->dim_names(), (std::vector<std::string>{"dp_replicate", "dp_shard"}));
-    EXPECT_EQ(place.loss_group()->size(), 12);  // dp x cp
+    EXPECT_EQ(place.counts(), at[4] == 0 && at[0] == 1);  // dp x cp ranks of the last stage
+    EXPECT_EQ(place.first_of_stage(), rank < 24 ? 0 : 24);
   }
   std::set<int64_t> all;
   for (const auto& [place, ranks] : by_place) {
@@ -41,7 +42,8 @@ TEST(RunMesh, WithDataParallelRanksAloneEverybodyReadsHisRank) {
     for (int rank = 0; rank < 4; ++rank) {
       const auto place = place_of(rank, layout);
       EXPECT_EQ(place.data_rank(), rank);
-      EXPECT_EQ(place.loss_group().get(), place.world().group().get());
+      EXPECT_TRUE(place.counts());
+      EXPECT_EQ(place.first_of_stage(), 0);
       EXPECT_EQ(place.data_parallel()->ndim(), layout.dp_replicate == 1 ? 1 : 2);
     }
   }
