@@ -18,14 +18,15 @@ ProgressOptions progress_options(const Recipe& recipe, int64_t first_step, int64
 
 }  // namespace
 
-RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, int world_size, int64_t first_step,
-                     int64_t total_steps)
+RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, int world_size,
+                     int64_t first_step, int64_t total_steps)
     : jsonl_(recipe.log.jsonl),
       folder_(folder),
       progress_(progress_options(recipe, first_step, total_steps)),
       flops_per_token_(flops_per_token(config, recipe.data.sequence_length)),
-      peak_flops_(matmul_peak(recipe.precision.param == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float) *
-                  world_size) {
+      peak_flops_(
+          matmul_peak(recipe.precision.param == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float) *
+          world_size) {
   folder_.write_recipe(recipe);
   if (jsonl_) folder_.open_metrics(first_step);
   if (recipe.log.tensorboard) {

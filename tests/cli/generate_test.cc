@@ -19,12 +19,25 @@ std::string character_tokenizer() {
   nlohmann::json vocabulary;
   const std::string characters = "abcdefghijklmnopqrstuvwxyz .,:;!?()'-";
   for (size_t i = 0; i < characters.size(); ++i) vocabulary[std::string(1, characters[i])] = i;
-  const nlohmann::json model = {{"type", "BPE"},   {"dropout", nullptr},       {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
-                                {"end_of_word_suffix", nullptr}, {"fuse_unk", false}, {"byte_fallback", false},
-                                {"vocab", vocabulary}, {"merges", nlohmann::json::array()}};
-  return nlohmann::json({{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", nlohmann::json::array()},
-                         {"normalizer", nullptr}, {"pre_tokenizer", nullptr}, {"post_processor", nullptr},
-                         {"decoder", {{"type", "Fuse"}}}, {"model", model}}).dump();
+  const nlohmann::json model = {{"type", "BPE"},
+                                {"dropout", nullptr},
+                                {"unk_token", nullptr},
+                                {"continuing_subword_prefix", nullptr},
+                                {"end_of_word_suffix", nullptr},
+                                {"fuse_unk", false},
+                                {"byte_fallback", false},
+                                {"vocab", vocabulary},
+                                {"merges", nlohmann::json::array()}};
+  return nlohmann::json({{"version", "1.0"},
+                         {"truncation", nullptr},
+                         {"padding", nullptr},
+                         {"added_tokens", nlohmann::json::array()},
+                         {"normalizer", nullptr},
+                         {"pre_tokenizer", nullptr},
+                         {"post_processor", nullptr},
+                         {"decoder", {{"type", "Fuse"}}},
+                         {"model", model}})
+      .dump();
 }
 
 class Generate : public ::testing::Test {
@@ -85,8 +98,9 @@ TEST_F(Generate, ShardedOverRanksItGivesTheSameTextOnce) {
 }
 
 TEST_F(Generate, ChatPutsThePromptIntoTheTemplate) {
-  publish_file(dir() / "chat_template.jinja",
-               "{% for m in messages %}({{ m.role }}) {{ m.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}");
+  publish_file(
+      dir() / "chat_template.jinja",
+      "{% for m in messages %}({{ m.role }}) {{ m.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}");
   const auto found = run({"--prompt", "hi", "--chat", "--json", "--max-new-tokens", "2"});
   ASSERT_EQ(found.exit_code, 0) << found.err;
   EXPECT_EQ(nlohmann::json::parse(found.out)["prompt_tokens"].size(), std::string("(user) hi: ").size());

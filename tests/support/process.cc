@@ -29,7 +29,8 @@ void close_quietly(int& fd) {
 
 ProcessResult run_process(const std::vector<std::string>& arguments, const ProcessOptions& options) {
   int in[2], out[2], err[2];
-  if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC) || ::pipe2(err, O_CLOEXEC)) throw std::runtime_error("pipe2 failed");
+  if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC) || ::pipe2(err, O_CLOEXEC))
+    throw std::runtime_error("pipe2 failed");
   std::vector<char*> argv;
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
@@ -81,7 +82,8 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const Proce
   return result;
 }
 
-ProcessResult run_python(const std::string& script, const std::vector<std::string>& arguments, const ProcessOptions& options) {
+ProcessResult run_python(const std::string& script, const std::vector<std::string>& arguments,
+                         const ProcessOptions& options) {
   std::vector<std::string> all = {required_env("TESSERA_PYTHON"), (source_folder() / script).string()};
   all.insert(all.end(), arguments.begin(), arguments.end());
   return run_process(all, options);

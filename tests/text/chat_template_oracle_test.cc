@@ -53,8 +53,8 @@ std::string first_difference(const std::string& theirs, const std::string& mine)
 }
 
 // Renders every case of one template both ways; returns what differs, empty when all is equal.
-std::string difference(const std::string& source, const std::string& name, const OrderedJson& given, const OrderedJson& expected,
-                       int& errors) {
+std::string difference(const std::string& source, const std::string& name, const OrderedJson& given,
+                       const OrderedJson& expected, int& errors) {
   const OrderedJson cases = OrderedJson::parse(read_file(testing::source_folder() / kCases));
   std::optional<ChatTemplate> chat;
   try {
@@ -128,8 +128,8 @@ TEST(ChatTemplateOracle, EvaluatesTheLanguageAsJinja2Does) {
       testing::run_python("tests/text/oracle/snippet_oracle.py", {(folder / "out.json").string(), snippets.string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const OrderedJson expected = OrderedJson::parse(read_file(folder / "out.json"));
-  const OrderedJson messages =
-      OrderedJson::parse(R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
+  const OrderedJson messages = OrderedJson::parse(
+      R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
   std::ifstream file(snippets);
   size_t line = 0;
   for (std::string source; std::getline(file, source); ++line) {

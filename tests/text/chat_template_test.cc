@@ -18,7 +18,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::TempFolder;
 
-const OrderedJson kMessages = OrderedJson::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hö"}])");
+const OrderedJson kMessages =
+    OrderedJson::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hö"}])");
 
 std::string render(const std::string& source, const ChatTemplateLimits& limits = {}) {
   return ChatTemplate::parse(source, "t", limits).render(kMessages, false).text;

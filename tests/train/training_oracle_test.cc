@@ -41,13 +41,14 @@ train: {{steps: {}, global_batch_size: {}, local_batch_size: 1, validate_every: 
 checkpoint: {{every: 0, export: final}}
 log: {{tensorboard: false}}
 )",
-                                     options.model.string(), asset("text/dialogues.jsonl").string(), options.sequence_length, options.lr,
-                                     options.steps, options.global_batch_size);
+                                     options.model.string(), asset("text/dialogues.jsonl").string(),
+                                     options.sequence_length, options.lr, options.steps, options.global_batch_size);
   return path;
 }
 
 std::filesystem::path tiny_model(const TempFolder& folder) {
-  const auto run = run_python("tests/train/oracle/tiny_llama.py", {(folder / "tiny").string(), asset("smollm2").string()});
+  const auto run =
+      run_python("tests/train/oracle/tiny_llama.py", {(folder / "tiny").string(), asset("smollm2").string()});
   if (run.exit_code != 0) throw std::runtime_error(run.err);
   return folder / "tiny";
 }
@@ -105,9 +106,10 @@ std::vector<StepNumbers> run_pytorch(const TempFolder& folder, const std::filesy
                             {"max_grad_norm", recipe.optimizer.max_grad_norm}};
   for (const auto& step : ours) options["lr"].push_back(step.lr);
   publish_file(folder / "options.json", options.dump());
-  const auto python = run_python("tests/train/oracle/plain_training.py",
-                                 {recipe.model.path, (folder / "batches.safetensors").string(), (folder / "options.json").string()},
-                                 {.timeout_seconds = 400});
+  const auto python =
+      run_python("tests/train/oracle/plain_training.py",
+                 {recipe.model.path, (folder / "batches.safetensors").string(), (folder / "options.json").string()},
+                 {.timeout_seconds = 400});
   EXPECT_EQ(python.exit_code, 0) << python.err;
   std::istringstream lines(python.out);
   return read_steps(lines);
@@ -129,13 +131,15 @@ TEST(Training, TwentyStepsOfATinyLlamaAgreeOnOneToFourRanksAndWithPyTorch) {
   EXPECT_LT(one.back().loss, one.front().loss);
   expect_close(one, run_pytorch(folder, recipe, one), "1 rank against PyTorch");
   for (const int ranks : {2, 3, 4}) {
-    expect_close(run_tessera(recipe, folder / std::to_string(ranks), ranks), one, std::to_string(ranks) + " ranks against 1");
+    expect_close(run_tessera(recipe, folder / std::to_string(ranks), ranks), one,
+                 std::to_string(ranks) + " ranks against 1");
   }
 }
 
 TEST(Training, TwoStepsOfSmolLM2AgreeOnTwoRanksAndWithPyTorch) {
   TempFolder folder;
-  const auto recipe = write_recipe(folder, {.model = asset("smollm2"), .steps = 2, .global_batch_size = 2, .sequence_length = 128, .lr = 2e-5});
+  const auto recipe = write_recipe(
+      folder, {.model = asset("smollm2"), .steps = 2, .global_batch_size = 2, .sequence_length = 128, .lr = 2e-5});
   const auto two = run_tessera(recipe, folder / "two", 2, {"schedule.warmup_steps=0"});
   ASSERT_EQ(two.size(), 2u);
   expect_close(two, run_pytorch(folder, recipe, two), "2 ranks against PyTorch");
