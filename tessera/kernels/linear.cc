@@ -8,6 +8,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/detail/linear_choice.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/kept_results.h"
 
 namespace tessera {
 namespace {
@@ -58,14 +59,14 @@ at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const Opti
 }
 
 // y = x weight^T + bias through a node that keeps x and weight alone. Its derivative is made of differentiable
-// products.
+// products. known: y, where it has been computed before.
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const OptionalTensor& bias) {
+                            const OptionalTensor& bias, const OptionalTensor& known) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->save_for_backward({x, weight});
     ctx->saved_data["has_bias"] = bias.has_value();
-    return call_linear(x, weight, bias);
+    return known ? known->detach() : call_linear(x, weight, bias);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -80,7 +81,7 @@ struct Linear : torch::autograd::Function<Linear> {
       std::iota(leading.begin(), leading.end(), 0);
       grad_bias = leading.empty() ? grad : grad.sum(leading);
     }
-    return {grad_x, grad_weight, grad_bias};
+    return {grad_x, grad_weight, grad_bias, at::Tensor()};
   }
 };
 
@@ -100,7 +101,8 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
 // libtorch's node where the product is libtorch's.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   const bool distributed = is_dtensor(x) || is_dtensor(weight) || (bias && is_dtensor(*bias));
-  return distributed || runs_on_onednn(x, weight, bias) ? Linear::apply(x, weight, bias) : at::linear(x, weight, bias);
+  return distributed || runs_on_onednn(x, weight, bias) ? Linear::apply(x, weight, bias, std::nullopt)
+                                                             : at::linear(x, weight, bias);
 }
 
 at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
@@ -180,7 +182,13 @@ at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  return call_linear(x, weight, bias.defined() ? OptionalTensor(bias) : std::nullopt);
+  const auto given = bias.defined() ? OptionalTensor(bias) : std::nullopt;
+  auto* const kept = kernels::KeptResults::current();
+  if (kept == nullptr || !kept->keeps_next_product()) return call_linear(x, weight, given);
+  if (kept->mode() == kernels::KeptResults::Mode::kReplay) return Linear::apply(x, weight, given, kept->next().at(0));
+  const auto y = call_linear(x, weight, given);
+  kept->keep({y});
+  return y;
 }
 
 }  // namespace tessera

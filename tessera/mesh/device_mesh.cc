@@ -27,6 +27,12 @@ struct DeviceMesh::FlattenedMeshes {
   std::map<std::string, std::shared_ptr<GroupSlot>> by_name;
   std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;            // groups over several dims
   std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;  // of submeshes, by shape and ranks
+  struct Arrangement {
+    std::vector<int64_t> shape;
+    std::vector<std::string> names;
+    std::vector<int> ranks;
+  };
+  std::vector<Arrangement> arrangements;  // the root's, and those that unflatten() made of its ranks
 
   // One slot for the same ranks, however they were asked for. The mutex must be held.
   std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
@@ -199,6 +205,7 @@ struct DeviceMeshBuilder {
     auto mesh = make(world, type, shape, names, std::move(ranks));
     add_slots(*mesh);
     mesh->flattened_ = std::make_shared<DeviceMesh::FlattenedMeshes>();
+    mesh->flattened_->arrangements.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
     return mesh;
   }
 
@@ -221,7 +228,52 @@ struct DeviceMeshBuilder {
         mesh->slots_[i] = from.slots_[i < dim ? i : i - inner + 1];
       }
     }
+    std::lock_guard lock(from.flattened_->mutex);
+    from.flattened_->arrangements.push_back({mesh->shape_, mesh->dim_names_, mesh->ranks_});
     return mesh;
+  }
+
+  // The slice of an arrangement of the same ranks that has the dims of both; null when there is none.
+  static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second) {
+    using Arrangement = DeviceMesh::FlattenedMeshes::Arrangement;
+    if (first.flattened_ != second.flattened_ || first.dim_names_.empty() || second.dim_names_.empty()) {
+      return nullptr;
+    }
+    std::vector<Arrangement> arrangements;
+    {
+      std::lock_guard lock(first.flattened_->mutex);
+      arrangements = first.flattened_->arrangements;
+    }
+    for (const auto& whole : arrangements) {
+      std::vector<int64_t> dims;
+      std::vector<std::shared_ptr<DeviceMesh::GroupSlot>> slots;
+      std::vector<int64_t> shape;
+      std::vector<std::string> names;
+      for (size_t dim = 0; dim < whole.names.size(); ++dim) {
+        const auto& name = whole.names[dim];
+        if (!first.has_dim(name) && !second.has_dim(name)) {
+          continue;
+        }
+        const DeviceMesh& owner = first.has_dim(name) ? first : second;
+        const int64_t own = owner.dim_of(name);
+        if (owner.shape_[own] != whole.shape[dim]) {
+          continue;
+        }
+        dims.push_back(static_cast<int64_t>(dim));
+        shape.push_back(whole.shape[dim]);
+        names.push_back(name);
+        slots.push_back(owner.slots_.at(own));
+      }
+      if (static_cast<int64_t>(dims.size()) != first.ndim() + second.ndim()) {
+        continue;
+      }
+      const auto all = make(first.world_, first.device_type_, whole.shape, whole.names, whole.ranks);
+      auto mesh = make(first.world_, first.device_type_, shape, names, ranks_over(*all, dims));
+      mesh->slots_ = std::move(slots);
+      join(*mesh, first.flattened_);
+      return mesh;
+    }
+    return nullptr;
   }
 
   static void use_group(DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group) {
@@ -479,6 +531,19 @@ MeshPtr mesh_from_groups(const std::shared_ptr<comm::World>& world, const std::s
   for (size_t dim = 0; dim < groups.size(); ++dim) {
     DeviceMeshBuilder::use_group(*mesh, static_cast<int64_t>(dim), groups[dim]);
   }
+  return mesh;
+}
+
+MeshPtr concatenate(const MeshPtr& first, const MeshPtr& second) {
+  for (const auto& name : first->dim_names()) {
+    TESSERA_CHECK(!second->has_dim(name), ErrorKind::kShape, "[mesh.concatenate] {} and {} both have the dim '{}'.",
+                  first->to_string(), second->to_string(), name);
+  }
+  auto mesh = DeviceMeshBuilder::concatenate(*first, *second);
+  TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape,
+                "[mesh.concatenate] {} and {} are no slices of one mesh with named dims. Slice both from one mesh that "
+                "init_device_mesh made.",
+                first->to_string(), second->to_string());
   return mesh;
 }
 

@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/detail/fsdp_state.h"
 
 namespace tessera {
@@ -37,10 +37,6 @@ void check_mesh(const FullyShardOptions& options) {
 }
 
 void check_parameter(const std::string& name, const at::Tensor& tensor) {
-  TESSERA_CHECK(!is_dtensor(tensor), ErrorKind::kShape,
-                "[fsdp.shard] {}: already a DTensor; fully_shard takes plain parameters. Shard it with one of the two "
-                "only.",
-                name);
   TESSERA_CHECK(tensor.dim() > 0, ErrorKind::kShape,
                 "[fsdp.shard] {}: fully_shard doesn't support scalar parameters. Change it to a 1D tensor with numel "
                 "equal to 1.",
@@ -51,8 +47,23 @@ void check_parameter(const std::string& name, const at::Tensor& tensor) {
                 name, fmt::join(tensor.strides(), ","), fmt::join(tensor.sizes(), "x"));
 }
 
+// Null for a parameter that lies over no other dims.
+std::shared_ptr<const parallel::TensorParallelPart> part_over_other_dims(const std::string& name,
+                                                                         const at::Tensor& tensor,
+                                                                         const FullyShardOptions& options) {
+  if (is_dtensor(tensor)) {
+    return parallel::tensor_parallel_part(name, options.mesh, device_mesh(tensor), placements(tensor),
+                                          tensor.sizes().vec(), /*plain=*/false);
+  }
+  if (!options.replicated_over) return nullptr;
+  const auto& mesh = options.replicated_over;
+  return parallel::tensor_parallel_part(name, options.mesh, mesh,
+                                        Placements(static_cast<size_t>(mesh->ndim()), Replicate()),
+                                        tensor.sizes().vec(), /*plain=*/true);
+}
+
 // The parameters below `module` that no nested call manages; a tied one once, with all its slots.
-std::vector<ShardedParam> unmanaged_parameters(nn::Module& module) {
+std::vector<ShardedParam> unmanaged_parameters(nn::Module& module, const FullyShardOptions& options) {
   std::set<SlotKey> managed;
   std::set<const c10::TensorImpl*> managed_tensors;
   for (auto* state : parallel::fsdp_states(module)) {
@@ -77,15 +88,17 @@ std::vector<ShardedParam> unmanaged_parameters(nn::Module& module) {
                   named.name);
     const auto [found, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), out.size());
     if (fresh) {
-      check_parameter(named.name, tensor);
+      const at::Tensor part = local_part(tensor.detach());
+      check_parameter(named.name, part);
       out.push_back({.name = named.name,
                      .slots = {},
-                     .shape = tensor.sizes().vec(),
+                     .shape = part.sizes().vec(),
                      .dtype = tensor.scalar_type(),
                      .gather_dtype = tensor.scalar_type(),
                      .parameter = tensor,
                      .local = {},
-                     .whole = {}});
+                     .whole = {},
+                     .tensor_parallel = part_over_other_dims(named.name, tensor, options)});
     }
     out[found->second].slots.push_back({key.first, key.second});
   }
@@ -111,7 +124,7 @@ void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
   TESSERA_CHECK(parallel::data_parallel_states(module).size() == parallel::fsdp_states(module).size(),
                 ErrorKind::kShape, "[fsdp.shard] replicate was called on a module below this one. Use one of the two.");
-  auto params = unmanaged_parameters(module);
+  auto params = unmanaged_parameters(module, options);
   std::shared_ptr<parallel::ParamGroup> group;
   if (!params.empty())
     group = std::make_shared<parallel::ParamGroup>(std::move(params), options.mesh, options.mp_policy);
@@ -178,13 +191,21 @@ void to_empty(nn::Module& module, c10::Device device) {
                   device.str());
     state->group()->shards().materialise();
   }
+  const c10::NoGradGuard no_grad;
   std::unordered_map<const c10::TensorImpl*, at::Tensor> replaced;
   for (const auto& named : module.named_parameters(true)) {
     const at::Tensor old = named.slot->parameter;
-    if (!old.is_meta()) continue;
+    const at::Tensor part = local_part(old.detach());
+    if (!part.is_meta()) continue;
     at::Tensor& fresh = replaced[old.unsafeGetTensorImpl()];
-    if (!fresh.defined())
-      fresh = at::empty_like(old, old.options().device(device)).set_requires_grad(old.requires_grad());
+    if (!fresh.defined()) {
+      fresh = at::empty_like(part, part.options().device(device));
+      if (is_dtensor(old)) {
+        fresh = from_local(fresh, device_mesh(old), placements(old),
+                           {.shape = old.sizes().vec(), .stride = old.strides().vec()});
+      }
+      fresh.set_requires_grad(old.requires_grad());
+    }
     nn::Module::set_parameter(*named.slot, fresh);
   }
   for (const auto& [path, child] : module.named_modules()) {

@@ -31,13 +31,20 @@ struct FullyShardOptions {
   MeshPtr mesh = {};                               // 1-d (shard), or 2-d (replicate, shard) with names
   std::optional<bool> reshard_after_forward = {};  // default: true, but false for the root
   MixedPrecisionPolicy mp_policy = {};
+  // Beside tensor parallelism: plain parameters are alike on all ranks of this mesh, and the DTensors that they become say
+  // so (Shard, Replicate); forward reads plain tensors. None: their DTensors lie over `mesh` alone.
+  MeshPtr replicated_over = {};
 };
 
-// Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be on the meta
+// Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be DTensors of tensor
+// parallelism, over another slice of the mesh that `mesh` is a slice of: what lies on a rank is sharded then, as
+// (StridedShard, Shard) or (Shard, Shard(1)); forward sees DTensors as before, and gradients are brought to the
+// parameter's placements before they are reduced. Parameters may be on the meta
 // device: then their shards are too, until materialised (to_empty and load, or init). Shards lie in memory that the
 // ranks of one host gather from in place, so COLLECTIVE over the shard dim where that makes its group.
 // Errors kShape: mesh of other than 1 or 2 dims, scalar or non-contiguous parameters, a module sharded twice, a
-// parameter tied to one of another group.
+// parameter tied to one of another group, a DTensor over a mesh of other origin or with other placements than Shard and
+// Replicate.
 void fully_shard(nn::Module& module, const FullyShardOptions& options);
 // Whether fully_shard was called on this module or one below it.
 bool is_fully_sharded(nn::Module& module);

@@ -44,6 +44,27 @@ TEST(DeviceMesh, LaysRanksOutRowMajorAndSlicesByName) {
   });
 }
 
+TEST(DeviceMesh, ConcatenatesSlicesOfOneMesh) {
+  comm::run_thread_ranks(8, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2, 2, 2}, {"pp", "dp", "tp"});
+    const auto joined = concatenate(mesh->slice({"tp"}), mesh->slice({"dp"}));
+    EXPECT_EQ(*joined, *mesh->slice({"dp", "tp"})) << "in the order of the mesh";
+    EXPECT_EQ(joined->group("tp"), mesh->group("tp"));
+    EXPECT_EQ(concatenate(mesh->slice({"pp"}), mesh->slice({"dp", "tp"}))->to_string(), mesh->to_string());
+    const auto halves = mesh->slice({"dp"})->unflatten("dp", {2, 1}, {"dp_replicate", "dp_shard"});
+    EXPECT_THAT(error_of([&] { concatenate(halves->slice({"dp_shard"}), mesh->slice({"tp"})); }),
+                HasSubstr("no slices of one mesh"));
+    const auto other = init_device_mesh(world, "cpu", {2, 2, 2}, {"pp", "dp", "tp"});
+    EXPECT_THAT(error_of([&] { concatenate(other->slice({"dp"}), mesh->slice({"tp"})); }),
+                HasSubstr("no slices of one mesh"));
+    EXPECT_THAT(error_of([&] { concatenate(mesh->slice({"pp", "dp"}), mesh->slice({"dp"})); }), HasSubstr("both have"));
+    EXPECT_THAT(error_of([&] { concatenate(mesh->slice({"dp", "tp"})->flatten("both"), mesh->slice({"pp"})); }),
+                HasSubstr("no slices of one mesh"));
+    const auto whole = mesh->unflatten("dp", {1, 2}, {"dp_replicate", "dp_shard"});
+    EXPECT_EQ(*concatenate(whole->slice({"dp_shard"}), whole->slice({"tp"})), *whole->slice({"dp_shard", "tp"}));
+  });
+}
+
 TEST(DeviceMesh, FlattenMakesOneGroupThatSliceFindsAgain) {
   comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "cp"});

@@ -12,10 +12,11 @@ GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Devi
   if (ranks == 1 && std::none_of(params.begin(), params.end(), casts)) return GatherWay::kAlias;
   if (ranks == 1 || params.size() == 1) return GatherWay::kInPlace;
   const auto largest = std::max_element(params.begin(), params.end(),
-                                        [](const auto& a, const auto& b) { return a.numel() < b.numel(); });
+                                        [](const auto& a, const auto& b) { return a.numel_of_all_ranks() < b.numel_of_all_ranks(); });
+  // By the sizes over all ranks: their tensor-parallel parts may differ, but not the order in which gradients come.
   int64_t all = 0;
-  for (const auto& param : params) all += param.numel();
-  if (!device.is_cpu() || all == 0 || 4 * largest->numel() < 3 * all) return GatherWay::kUnpack;
+  for (const auto& param : params) all += param.numel_of_all_ranks();
+  if (!device.is_cpu() || all == 0 || 4 * largest->numel_of_all_ranks() < 3 * all) return GatherWay::kUnpack;
   std::rotate(params.begin(), largest, largest + 1);
   return GatherWay::kCompact;
 }

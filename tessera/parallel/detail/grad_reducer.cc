@@ -4,7 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 
 namespace tessera::parallel {
 
@@ -46,10 +46,28 @@ void GradReducer::accumulate(std::vector<ShardedParam>& params, const std::vecto
                 "[fsdp.backward] {}: requires_grad changed while gradients were accumulating without synchronisation. "
                 "Run a synchronised backward first.",
                 subject);
+  bring_to_parameters(params, trainable, gradients, subject);
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    flat_.add(i, gradients[i]);
+    flat_.add(i, local_part(gradients[i]));
     gradients[i].reset();
+  }
+}
+
+// Gradients of tensor-parallel parameters, as the parameters lie. All of them start before the first is waited for.
+void GradReducer::bring_to_parameters(const std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
+                                      std::vector<at::Tensor>& gradients, const std::string& subject) const {
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const auto& param = params[trainable[i]];
+    at::Tensor& gradient = gradients[i];
+    if (!gradient.defined()) continue;
+    const bool wanted = param.tensor_parallel && !param.tensor_parallel->plain;
+    TESSERA_CHECK(is_dtensor(gradient) == wanted, ErrorKind::kShape,
+                  "[fsdp.backward] {}: the gradient of {} is {}, wanted {}. Let its module compute on DTensors alone, or "
+                  "on plain tensors alone.",
+                  subject, param.name, is_dtensor(gradient) ? "a DTensor" : "a plain tensor",
+                  wanted ? "a DTensor" : "a plain tensor");
+    if (wanted) gradient = redistribute(gradient, param.tensor_parallel->placements, {.async_op = true});
   }
 }
 

@@ -1,20 +1,17 @@
 #include "tessera/parallel/detail/group_node.h"
 
-#include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <limits>
-#include <type_traits>
+
+#include "tessera/parallel/detail/make_node.h"
 
 namespace tessera::parallel {
 namespace {
 
 using torch::autograd::variable_list;
-// shared_ptr or intrusive_ptr, by the version of libtorch.
-using NodePtr = std::remove_cvref_t<decltype(std::declval<torch::autograd::Edge>().function)>;
 
 // A node rather than a torch::autograd::Function: it owns the gradients that it is called with, so the sink can free
 // each as soon as it has been packed.
@@ -39,19 +36,6 @@ struct ReplicatedParameters : torch::autograd::Node {
   }
   std::string name() const override { return "ReplicatedParameters"; }
 };
-
-template <class NodeType, class Pointer = NodePtr>
-std::pair<Pointer, NodeType*> make_node() {
-  auto node = [] {
-    if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-      return std::make_shared<NodeType>();
-    } else {
-      return c10::make_intrusive<NodeType>();
-    }
-  }();
-  auto* plain = node.get();
-  return {Pointer(std::move(node)), plain};
-}
 
 }  // namespace
 

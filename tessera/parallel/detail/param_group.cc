@@ -116,7 +116,7 @@ void ParamGroup::reshard() {
 std::vector<at::Tensor> ParamGroup::whole_tensors() const {
   std::vector<at::Tensor> out;
   for (const auto& param : shards_.params()) {
-    out.push_back(plan_.way == GatherWay::kAlias ? param.whole.detach() : param.whole.variable_data());
+    out.push_back(param.as_seen(plan_.way == GatherWay::kAlias ? param.whole.detach() : param.whole.variable_data()));
   }
   return out;
 }

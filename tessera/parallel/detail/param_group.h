@@ -20,7 +20,8 @@ namespace tessera::parallel {
 
 class ParamGroup {
  public:
-  // Shards `params` (name, slots, shape, dtype and parameter are set; parameter is the whole tensor, meta included)
+  // Shards `params` (name, slots, shape, dtype and parameter are set; parameter is the whole tensor, meta included,
+  // or a DTensor of tensor parallelism)
   // and shows the shards in the modules. COLLECTIVE over the shard dim of the mesh where its group is not made yet.
   ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy);
 

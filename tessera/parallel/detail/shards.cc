@@ -2,35 +2,21 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/strides.h>
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/parallel/detail/whole_storage.h"
 
 namespace tessera::parallel {
-namespace {
-
-Placements shard_placements(const DeviceMesh& mesh) {
-  return mesh.ndim() == 2 ? Placements{Replicate(), Shard(0)} : Placements{Shard(0)};
-}
-
-}  // namespace
-
-at::Tensor ShardedParam::distributed(const at::Tensor& part, const MeshPtr& mesh) const {
-  const auto strides = c10::contiguous_strides(shape);
-  return from_local(part, mesh, shard_placements(*mesh),
-                    {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
-}
 
 Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh)
     : params_(std::move(params)),
       mesh_(std::move(mesh)),
       shard_dim_(mesh_->ndim() - 1),
       layout_(mesh_->size(shard_dim_)) {
-  const bool meta = params_[0].parameter.is_meta();
+  const bool meta = local_part(params_[0].parameter).is_meta();
   for (const auto& param : params_) {
-    TESSERA_CHECK(param.parameter.is_meta() == meta, ErrorKind::kShape,
+    TESSERA_CHECK(local_part(param.parameter).is_meta() == meta, ErrorKind::kShape,
                   "[fsdp.shard] {} and {}: one is on the meta device, the other is not; wanted all or none of a group.",
                   params_[0].name, param.name);
     uniform_ = uniform_ && param.dtype == params_[0].dtype && param.gather_dtype == params_[0].gather_dtype;
@@ -54,7 +40,7 @@ void Shards::create(c10::Device device, bool copy_values) {
     } else {
       param.local = tensor_over(buffer_.storage(), entry.offset, shape, param.dtype);
       if (copy_values && shape[0] > 0) {
-        param.local.copy_(param.parameter.narrow(0, rank * entry.chunk_rows, shape[0]));
+        param.local.copy_(local_part(param.parameter).narrow(0, rank * entry.chunk_rows, shape[0]));
       }
     }
     const bool requires_grad = param.parameter.requires_grad();
@@ -97,8 +83,9 @@ void Shards::adopt_replaced() {
       const at::Tensor& now = slot.get().parameter;
       if (now.is_same(param.parameter)) continue;
       TESSERA_CHECK(
-          is_dtensor(now) && *device_mesh(now) == *mesh_ && placements(now) == shard_placements(*mesh_) &&
-              now.sizes() == at::IntArrayRef(param.shape) && now.scalar_type() == param.dtype,
+          is_dtensor(now) && *device_mesh(now) == *param.mesh_of(mesh_) &&
+              placements(now) == param.placements_on(*mesh_) && now.sizes() == at::IntArrayRef(param.full_shape()) &&
+              now.scalar_type() == param.dtype,
           ErrorKind::kShape,
           "[fsdp.forward] {}: the parameter was replaced by one that is not sharded alike. Copy values into it "
           "instead, or replace it before fully_shard.",

@@ -1,0 +1,190 @@
+#include "tessera/parallel/activation_checkpoint.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/kept_results.h"
+#include "tessera/parallel/detail/make_node.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::variable_list;
+
+// What a member showed, and where.
+struct ShownParameter {
+  at::Tensor* member;
+  at::Tensor shown;
+};
+
+// The parameters that forward reads, each once, with all members that show it.
+struct Shown {
+  std::vector<at::Tensor> tensors;
+  std::vector<std::vector<at::Tensor*>> members;
+};
+
+Shown shown_parameters(nn::Module& module) {
+  Shown out;
+  for (const auto& named : module.named_parameters(/*all=*/true)) {
+    at::Tensor* member = named.slot->slot;
+    const auto found = std::find_if(out.tensors.begin(), out.tensors.end(),
+                                    [&](const at::Tensor& each) { return each.is_same(*member); });
+    if (found != out.tensors.end()) {
+      out.members[static_cast<size_t>(found - out.tensors.begin())].push_back(member);
+    } else {
+      out.tensors.push_back(*member);
+      out.members.push_back({member});
+    }
+  }
+  return out;
+}
+
+// While it lives, the members show copies that are leaves of the graph of a second forward.
+class ShowLeaves {
+ public:
+  ShowLeaves(const Shown& shown, const std::vector<at::Tensor>& leaves) {
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      for (at::Tensor* member : shown.members[i]) {
+        before_.push_back({member, *member});
+        *member = leaves[i];
+      }
+    }
+  }
+  ~ShowLeaves() {
+    for (auto& [member, shown] : before_) *member = shown;
+  }
+  ShowLeaves(const ShowLeaves&) = delete;
+  ShowLeaves& operator=(const ShowLeaves&) = delete;
+
+ private:
+  std::vector<ShownParameter> before_;
+};
+
+at::Tensor leaf_of(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.detach().set_requires_grad(tensor.requires_grad()) : tensor;
+}
+
+std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> out;
+  for (const auto& tensor : tensors) out.push_back(leaf_of(tensor));
+  return out;
+}
+
+// Inputs first, then parameters: those that need a gradient are the node's inputs, in this order.
+struct Recomputation : torch::autograd::Node {
+  nn::Rerun rerun;
+  std::vector<at::Tensor> inputs;
+  Shown parameters;
+  std::vector<size_t> differentiable_outputs;
+  std::shared_ptr<kernels::KeptResults> kept;
+
+  variable_list apply(variable_list&& gradients) override {
+    TESSERA_CHECK(rerun, ErrorKind::kShape,
+                  "[parallel.checkpoint] backward ran through a checkpointed module a second time. Run forward again.");
+    const auto inner_inputs = leaves_of(inputs), inner_parameters = leaves_of(parameters.tensors);
+    variable_list outputs, output_gradients, wanted;
+    {
+      const c10::AutoGradMode on(true);
+      const ShowLeaves show(parameters, inner_parameters);
+      kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
+      const auto results = rerun(inner_inputs);
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        if (!gradients[i].defined()) continue;
+        outputs.push_back(results.at(differentiable_outputs[i]));
+        output_gradients.push_back(gradients[i]);
+      }
+    }
+    for (const auto* each : {&inner_inputs, &inner_parameters}) {
+      for (const auto& tensor : *each) {
+        if (tensor.defined() && tensor.requires_grad()) wanted.push_back(tensor);
+      }
+    }
+    variable_list found(wanted.size());
+    if (!outputs.empty()) {
+      found = torch::autograd::grad(outputs, wanted, output_gradients, /*retain_graph=*/false, /*create_graph=*/false,
+                                    /*allow_unused=*/true);
+    }
+    return found;
+  }
+  void release_variables() override {
+    rerun = {};
+    inputs.clear();
+    parameters.tensors.clear();
+    parameters.members.clear();
+    kept.reset();
+  }
+  std::string name() const override { return "Recomputation"; }
+};
+
+void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun,
+                  std::shared_ptr<kernels::KeptResults> kept) {
+  auto [pointer, node] = parallel::make_node<Recomputation>();
+  node->parameters = shown_parameters(module);
+  for (const auto* input : inputs) node->inputs.push_back(*input);
+  std::vector<at::Tensor> depends_on;
+  for (const auto* each : {&node->inputs, &node->parameters.tensors}) {
+    for (const auto& tensor : *each) {
+      if (tensor.defined() && tensor.requires_grad()) depends_on.push_back(tensor);
+    }
+  }
+  if (depends_on.empty()) return;
+  node->rerun = std::move(rerun);
+  node->kept = std::move(kept);
+  std::vector<at::Tensor> results;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i]->defined() || !outputs[i]->is_floating_point()) continue;
+    node->differentiable_outputs.push_back(i);
+    // An input that is handed on as it came must not become the node's result.
+    *outputs[i] = outputs[i]->detach();
+    results.push_back(*outputs[i]);
+  }
+  node->set_next_edges(torch::autograd::collect_next_edges(depends_on));
+  torch::autograd::set_history(results, pointer);
+}
+
+}  // namespace
+
+void checkpoint_activations(nn::Module& module, bool selective) {
+  TESSERA_CHECK(!module.forward_wrapper(), ErrorKind::kConfig,
+                "[parallel.checkpoint] this module is checkpointed already. Do it once.");
+  module.set_forward_wrapper([selective](nn::Module& of) -> nn::WrapOutputs {
+    const auto kept = selective ? std::make_shared<kernels::KeptResults>() : nullptr;
+    const auto record = std::make_shared<kernels::KeptResults::Scope>(kept, kernels::KeptResults::Mode::kRecord);
+    return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun) {
+      record->end();
+      wrap_forward(of, inputs, outputs, std::move(rerun), kept);
+    };
+  });
+}
+
+void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing how) {
+  if (how == ActivationCheckpointing::kNone) return;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (how != ActivationCheckpointing::kMlp) {
+      checkpoint_activations(*layers[i], how == ActivationCheckpointing::kSelective);
+      continue;
+    }
+    const auto& children = layers[i]->named_children();
+    const auto mlp = std::find_if(children.begin(), children.end(), [](const auto& child) { return child.first == "mlp"; });
+    TESSERA_CHECK(mlp != children.end(), ErrorKind::kConfig,
+                  "[parallel.checkpoint] layer {} has no child named mlp. Use full checkpointing.", i);
+    checkpoint_activations(*mlp->second);
+  }
+}
+
+ActivationCheckpointing parse_activation_checkpointing(const std::string& text) {
+  if (text == "none" || text == "false") return ActivationCheckpointing::kNone;
+  if (text == "mlp" || text == "true") return ActivationCheckpointing::kMlp;
+  if (text == "selective") return ActivationCheckpointing::kSelective;
+  if (text == "full") return ActivationCheckpointing::kFull;
+  raise(ErrorKind::kConfig,
+        "[parallel.checkpoint] activation checkpointing: found '{}', wanted none, mlp (or true), selective or full.",
+        text);
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/tensor_parallel/detail/layouts.h"
+#include "tessera/parallel/tensor_parallel/styles.h"
+
+namespace tessera {
+
+using namespace detail;
+
+ColwiseParallel::ColwiseParallel(const LayoutOptions& options) : options_(options) {}
+
+std::string ColwiseParallel::describe() const {
+  return "ColwiseParallel(" +
+         describe_layouts(options_.input_layout.value_or(Replicate()), options_.output_layout.value_or(Shard(-1)),
+                          options_.use_local_output) +
+         ")";
+}
+
+void ColwiseParallel::apply(nn::Module& module, const StyleContext& context) const {
+  const bool embedding = dynamic_cast<nn::Embedding*>(&module) != nullptr;
+  TESSERA_CHECK(
+      embedding || dynamic_cast<nn::Linear*>(&module) != nullptr || dynamic_cast<nn::Head*>(&module) != nullptr,
+      ErrorKind::kConfig,
+      "[parallel.style] {}: ColwiseParallel currently only support nn.Linear and nn.Embedding! Give it another style.",
+      context.path);
+  claim(module, context.path);
+  for (auto& slot : module.own_parameters()) context.distribute(slot, embedding ? Shard(1) : Shard(0));
+  const auto declared = options_.input_layout.value_or(Replicate());
+  module.register_forward_pre_hook(
+      [mesh = context.mesh, path = context.path, declared](nn::Module&, nn::TensorRefs& inputs) {
+        at::Tensor& x = first_of(inputs, path, "inputs");
+        if (!is_dtensor(x)) x = as_dtensor(x, mesh, declared);
+        x = laid_out(x, Replicate());
+      });
+  const auto wanted = options_.output_layout.value_or(Shard(-1));
+  module.register_forward_hook(
+      [path = context.path, wanted, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
+        at::Tensor& y = first_of(outputs, path, "outputs");
+        if (!is_dtensor(y)) return;  // a head's log-probs, which are whole
+        const bool loss = y.dim() == 0;
+        y = laid_out(y, loss ? Replicate() : wanted);
+        if (local || loss) y = to_local(y);
+      });
+}
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#include "tessera/parallel/tensor_parallel/detail/layouts.h"
+
+#include <c10/util/strides.h>
+
+#include "tessera/base/error.h"
+
+namespace tessera::detail {
+
+Placement on_dims(const Placement& placement, int64_t ndim) {
+  Placement resolved = placement;
+  if (resolved.is_any_shard() && resolved.dim < 0) resolved.dim += static_cast<int32_t>(ndim);
+  return resolved;
+}
+
+at::Tensor as_dtensor(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& layout, int64_t global_extent) {
+  const Placement placed = on_dims(layout, tensor.dim());
+  if (global_extent < 0 || !placed.is_shard()) return from_local(tensor, mesh, {placed});
+  auto shape = tensor.sizes().vec();
+  shape[static_cast<size_t>(placed.dim)] = global_extent;
+  const auto strides = c10::contiguous_strides(shape);
+  return from_local(tensor.contiguous(), mesh, {placed},
+                    {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
+}
+
+at::Tensor laid_out(const at::Tensor& dtensor, const Placement& wanted) {
+  return redistribute(dtensor, {on_dims(wanted, dtensor.dim())});
+}
+
+at::Tensor& first_of(const nn::TensorRefs& tensors, const std::string& path, const char* what) {
+  TESSERA_CHECK(!tensors.empty() && tensors[0]->defined(), ErrorKind::kShape,
+                "[parallel.style] {}: found no tensor among its {}, its style needs one.", path, what);
+  return *tensors[0];
+}
+
+std::string describe_layouts(const Placement& input, const Placement& output, bool local) {
+  return to_string(input) + " -> " + to_string(output) + (local ? ", local" : "");
+}
+
+void claim(nn::Module& module, const std::string& path) {
+  TESSERA_CHECK(module.mark_distributed(), ErrorKind::kConfig,
+                "[parallel.style] {}: a style that shards parameters was applied to this module already. Name it once "
+                "in the plan.",
+                path.empty() ? "the module" : path);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,62 @@
+#include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/tensor_parallel/detail/layouts.h"
+#include "tessera/parallel/tensor_parallel/styles.h"
+
+namespace tessera {
+
+using namespace detail;
+
+void QKNormParallel::apply(nn::Module& module, const StyleContext& context) const {
+  constexpr int64_t kHeads = 2;
+  claim(module, context.path);
+  context.replicate_rest(module);
+  // Whether the call now running was given a DTensor; a module belongs to one rank and is not called inside itself.
+  const auto distributed = std::make_shared<bool>(false);
+  module.register_forward_pre_hook(
+      [mesh = context.mesh, path = context.path, distributed](nn::Module&, nn::TensorRefs& inputs) {
+        at::Tensor& x = first_of(inputs, path, "inputs");
+        *distributed = is_dtensor(x);
+        if (!*distributed) {
+          x = as_dtensor(x, mesh, Shard(kHeads));
+          return;
+        }
+        TESSERA_CHECK(placements(x) == Placements{Shard(kHeads)}, ErrorKind::kShape,
+                      "[parallel.style] {}: found an input that lies as {}, wanted heads [B, T, heads, head_dim] as "
+                      "(S(2)). Give the projection before it a column-wise style.",
+                      path, to_string(placements(x)));
+      });
+  module.register_forward_hook([distributed](nn::Module&, nn::TensorRefs& outputs) {
+    for (at::Tensor* y : outputs) {
+      if (y->defined() && !*distributed && is_dtensor(*y)) *y = to_local(*y);
+    }
+  });
+}
+
+std::string ReplicatedKeyValue::describe() const { return fmt::format("ReplicatedKeyValue({} heads)", kv_heads_); }
+
+void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) const {
+  auto* linear = dynamic_cast<nn::Linear*>(&module);
+  const int64_t ranks = context.mesh->size();
+  TESSERA_CHECK(linear != nullptr && kv_heads_ > 0 && linear->weight.size(0) % kv_heads_ == 0 && ranks % kv_heads_ == 0,
+                ErrorKind::kConfig,
+                "[parallel.style] {}: ReplicatedKeyValue wants a projection to {} heads on a multiple of as many ranks, "
+                "found {} rows on {} ranks.",
+                context.path, kv_heads_, linear == nullptr ? 0 : linear->weight.size(0), ranks);
+  const int64_t head_dim = linear->weight.size(0) / kv_heads_;
+  const int64_t head = context.mesh->local_rank(0) * kv_heads_ / ranks;
+  claim(module, context.path);
+  for (auto& slot : module.own_parameters()) context.distribute(slot, Replicate());
+  module.register_forward_pre_hook([mesh = context.mesh, path = context.path](nn::Module&, nn::TensorRefs& inputs) {
+    at::Tensor& x = first_of(inputs, path, "inputs");
+    if (!is_dtensor(x)) x = as_dtensor(x, mesh, Replicate());
+    x = laid_out(x, Replicate());
+  });
+  module.register_forward_hook([path = context.path, head, head_dim](nn::Module&, nn::TensorRefs& outputs) {
+    // Each rank has the gradient of what its own query heads read: together they are the whole one.
+    at::Tensor& y = first_of(outputs, path, "outputs");
+    y = to_local(laid_out(y, Replicate()), Placements{Partial()}).narrow(-1, head * head_dim, head_dim);
+  });
+}
+
+}  // namespace tessera

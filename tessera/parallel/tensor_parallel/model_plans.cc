@@ -1,0 +1,205 @@
+#include "tessera/parallel/tensor_parallel/model_plans.h"
+
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+#include "tessera/models/family.h"
+
+namespace tessera {
+namespace {
+
+const LayoutOptions kVocabRows{.input_layout = Replicate()};
+const LayoutOptions kShardedLogits{.output_layout = Shard(-1), .use_local_output = false};
+
+std::string inner_of(const CausalLM& model) { return std::string(family_of(model.config().architecture).plan.inner); }
+
+// Where residuals are whole. The input of attention and MLP is wrapped once for all products that read it, so that its
+// gradient is summed over the ranks once.
+ParallelPlan base_plan(const std::string& inner, bool head_norms) {
+  const std::string layer = inner + ".layers.*.";
+  const auto whole_input = std::make_shared<PrepareModuleInput>(PrepareModuleInputOptions{
+      .input_layouts = {Replicate()}, .desired_input_layouts = {Replicate()}, .leave_others = true});
+  const auto columns = std::make_shared<ColwiseParallel>();
+  const auto rows = std::make_shared<RowwiseParallel>();
+  ParallelPlan plan;
+  plan.set(inner + ".embed_tokens", std::make_shared<RowwiseParallel>(kVocabRows));
+  plan.set(layer + "self_attn", whole_input);
+  for (const char* name : {"q_proj", "k_proj", "v_proj"}) plan.set(layer + "self_attn." + name, columns);
+  if (head_norms) {
+    for (const char* name : {"q_norm", "k_norm"})
+      plan.set(layer + "self_attn." + name, std::make_shared<QKNormParallel>());
+  }
+  plan.set(layer + "self_attn.o_proj", rows);
+  plan.set(layer + "mlp", whole_input);
+  for (const char* name : {"up_proj", "gate_proj"}) plan.set(layer + "mlp." + name, columns);
+  plan.set(layer + "mlp.down_proj", rows);
+  plan.set("lm_head", std::make_shared<ColwiseParallel>(kShardedLogits));
+  return plan;
+}
+
+struct NormNames {
+  std::vector<std::string> before_products;  // gathered once for all products that read them
+  std::vector<std::string> others;
+};
+
+void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, const NormNames& norms) {
+  const std::string layer = inner + ".layers.*.";
+  const auto scattered_rows =
+      std::make_shared<RowwiseParallel>(LayoutOptions{.output_layout = Shard(1), .use_local_output = false});
+  plan.erase(layer + "self_attn");
+  plan.erase(layer + "mlp");
+  plan.set(inner + ".embed_tokens",
+           std::make_shared<RowwiseParallel>(LayoutOptions{
+               .input_layout = Replicate(), .output_layout = Shard(1), .use_local_output = false}));
+  plan.set(inner + ".norm", std::make_shared<SequenceParallel>());
+  for (const auto& name : norms.before_products) {
+    plan.set(layer + name, std::make_shared<SequenceParallelAllGatherActivation>());
+  }
+  for (const auto& name : norms.others) plan.set(layer + name, std::make_shared<SequenceParallel>());
+  plan.set(layer + "self_attn.o_proj", scattered_rows);
+  plan.set(layer + "mlp.down_proj", scattered_rows);
+  plan.set("lm_head", std::make_shared<ColwiseParallel>(LayoutOptions{
+                          .input_layout = Shard(1), .output_layout = Shard(-1), .use_local_output = false}));
+}
+
+void add_rotary(ParallelPlan& plan, const std::string& path) {
+  plan.set(path, std::make_shared<RotaryEmbedParallel>(SequenceParallelOptions{.use_local_output = true}));
+}
+
+ParallelPlan llama_plan(const CausalLM& model, bool sequence_parallel) {
+  const auto inner = inner_of(model);
+  auto plan = base_plan(inner, /*head_norms=*/false);
+  if (sequence_parallel)
+    add_sequence_parallelism(plan, inner, {.before_products = {"input_layernorm", "post_attention_layernorm"}, .others = {}});
+  return plan;
+}
+
+ParallelPlan qwen_plan(const CausalLM& model, bool sequence_parallel) {
+  const auto inner = inner_of(model);
+  auto plan = base_plan(inner, /*head_norms=*/true);
+  if (!sequence_parallel) return plan;
+  add_sequence_parallelism(plan, inner, {.before_products = {"input_layernorm", "post_attention_layernorm"}, .others = {}});
+  add_rotary(plan, inner + ".rotary_emb");
+  return plan;
+}
+
+ParallelPlan gemma3_plan(const CausalLM& model, bool sequence_parallel) {
+  const auto inner = inner_of(model);
+  auto plan = base_plan(inner, /*head_norms=*/true);
+  if (!sequence_parallel) return plan;
+  add_sequence_parallelism(plan, inner,
+                           {.before_products = {"input_layernorm", "pre_feedforward_layernorm"},
+                            .others = {"post_attention_layernorm", "post_feedforward_layernorm"}});
+  add_rotary(plan, inner + ".rotary_emb");
+  add_rotary(plan, inner + ".rotary_emb_local");
+  return plan;
+}
+
+PlanFunctions make_plan_functions() {
+  const std::map<std::string_view, PlanFunction> by_plan = {
+      {"llama", llama_plan}, {"qwen", qwen_plan}, {"gemma3", gemma3_plan}};
+  PlanFunctions functions;
+  for (const auto* family : model_families()) {
+    const auto found = by_plan.find(family->plan.name);
+    if (found != by_plan.end()) functions.emplace(family->architecture, found->second);
+  }
+  return functions;
+}
+
+const std::map<std::string, StylePtr, std::less<>>& known_styles() {
+  static const std::map<std::string, StylePtr, std::less<>> styles = {
+      {"colwise", std::make_shared<ColwiseParallel>()},
+      {"rowwise", std::make_shared<RowwiseParallel>()},
+      {"colwise_rep", std::make_shared<ColwiseParallel>(LayoutOptions{.output_layout = Replicate()})},
+      {"colwise_gather_output", std::make_shared<ColwiseParallel>(LayoutOptions{.output_layout = Replicate()})},
+      {"rowwise_rep", std::make_shared<RowwiseParallel>(kVocabRows)},
+      {"sequence_parallel", std::make_shared<SequenceParallel>()},
+      {"replicated_with_grad_allreduce", std::make_shared<QKNormParallel>()}};
+  return styles;
+}
+
+std::vector<std::pair<std::string, std::string>> plan_in_config(const ModelConfig& config) {
+  std::vector<std::pair<std::string, std::string>> out;
+  const auto text = config.to_json(config.dtype.value_or(at::kFloat));
+  const auto source = parse_json_object(text, "[parallel.plan] config.json");
+  for (const char* key : {"base_model_tp_plan", "tp_plan"}) {
+    if (!source.contains(key) || !source[key].is_object()) continue;
+    for (const auto& [pattern, style] : source[key].items()) {
+      TESSERA_CHECK(style.is_string(), ErrorKind::kConfig,
+                    "[parallel.plan] config.json: {}.{}: parallel style type should be str, but found {}.", key, pattern,
+                    style.type_name());
+      out.emplace_back(pattern, style.get<std::string>());
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+const PlanFunctions& PARALLIZE_FUNCTIONS() {
+  static const PlanFunctions functions = make_plan_functions();
+  return functions;
+}
+
+ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan) {
+  const std::string layer = inner_of(model) + ".layers.*.";
+  ParallelPlan out = plan;
+  bool gathered = false;
+  for (const auto& [pattern, style] : plan.entries()) {
+    if (dynamic_cast<const SequenceParallelAllGatherActivation*>(style.get()) == nullptr) continue;
+    gathered = true;
+    out.set(pattern, std::make_shared<SequenceParallel>());  // the block gathers
+  }
+  TESSERA_CHECK(gathered, ErrorKind::kConfig,
+                "[parallel.plan] asynchronous tensor parallelism needs a plan with sequence parallelism.");
+  const auto overlap = [&](const std::string& block, const std::vector<std::string>& columns, const std::string& rows) {
+    for (const auto& name : columns) out.erase(layer + block + "." + name);
+    out.erase(layer + block + "." + rows);
+    out.set(layer + block,
+            std::make_shared<OverlappedBlock>(OverlappedBlockOptions{.gathered = columns, .scattered = rows}));
+  };
+  overlap("self_attn", {"q_proj", "k_proj", "v_proj"}, "o_proj");
+  overlap("mlp", {"gate_proj", "up_proj"}, "down_proj");
+  return out;
+}
+
+StylePtr translate_parallel_style(std::string_view style) {
+  const auto found = known_styles().find(style);
+  if (found != known_styles().end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [name, known] : known_styles()) names.push_back(name);
+  raise(ErrorKind::kConfig, "[parallel.plan] Unknown parallel style: {}. Known: {}.", style, fmt::join(names, ", "));
+}
+
+ParallelPlan get_hf_tp_plan(const CausalLM& model) {
+  const auto& config = model.config();
+  const auto& keys = family_of(config.architecture).plan;
+  const std::string inner(keys.inner);
+  std::vector<std::pair<std::string, std::string>> styles;
+  for (const auto& [pattern, style] : keys.top) styles.emplace_back(pattern, style);
+  const auto from_config = plan_in_config(config);
+  if (!from_config.empty()) {
+    for (const auto& [pattern, style] : from_config) styles.emplace_back(inner + "." + pattern, style);
+  } else {
+    for (const auto& [pattern, style] : keys.layers) styles.emplace_back(inner + "." + std::string(pattern), style);
+  }
+  TESSERA_CHECK(!styles.empty(), ErrorKind::kConfig,
+                "[parallel.plan] {}: transformers has no tensor-parallel plan for it. Set parallel.tp to 1, or give a plan "
+                "of your own.",
+                config.architecture);
+  ParallelPlan plan;
+  for (const auto& [pattern, style] : styles) {
+    const bool head = pattern == "lm_head" || pattern == "language_model.lm_head";
+    const bool gathers = style == "colwise_rep" || style == "colwise_gather_output";
+    plan.set(pattern, head && gathers ? std::make_shared<ColwiseParallel>(kShardedLogits)
+                                      : translate_parallel_style(style));
+  }
+  const auto embedding = inner + ".embed_tokens";
+  if (!plan.find(embedding)) plan.set(embedding, translate_parallel_style("rowwise_rep"));
+  return plan;
+}
+
+}  // namespace tessera

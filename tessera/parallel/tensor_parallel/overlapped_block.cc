@@ -1,0 +1,129 @@
+#include <c10/util/strides.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/tensor_parallel/detail/layouts.h"
+#include "tessera/parallel/tensor_parallel/overlapped_products.h"
+#include "tessera/parallel/tensor_parallel/styles.h"
+
+namespace tessera {
+namespace {
+
+// A Linear that shows the parameters of another, which it takes the place of.
+struct ReplacedLinear : nn::Linear {
+  explicit ReplacedLinear(nn::Linear& former)
+      : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}) {
+    for (size_t i = 0; i < own_parameters().size(); ++i) {
+      own_parameters()[i].decay = former.own_parameters()[i].decay;
+      set_parameter(own_parameters()[i], former.own_parameters()[i].parameter);
+    }
+  }
+};
+
+// The products that read one input, made together when the first of them is asked for.
+struct SharedProducts {
+  MeshPtr mesh;
+  std::string path;
+  int64_t chunks;
+  std::vector<nn::Linear*> members;
+  at::Tensor input;
+  std::vector<at::Tensor> ready;
+
+  at::Tensor take(size_t index, const at::Tensor& x) {
+    if (!input.defined() || !input.is_same(x) || !ready[index].defined()) compute(x);
+    const at::Tensor result = std::exchange(ready[index], at::Tensor());
+    const auto waits = [](const at::Tensor& tensor) { return tensor.defined(); };
+    if (std::none_of(ready.begin(), ready.end(), waits)) input.reset();
+    return result;
+  }
+
+ private:
+  void compute(const at::Tensor& x) {
+    TESSERA_CHECK(is_dtensor(x) && placements(x) == Placements{Shard(1)}, ErrorKind::kShape,
+                  "[parallel.style] {}: found an input that lies as {}, wanted tokens as (S(1)). Give the norm before it "
+                  "the style SequenceParallel.",
+                  path, is_dtensor(x) ? to_string(placements(x)) : "a plain tensor");
+    std::vector<at::Tensor> weights, biases;
+    for (const auto* member : members) {
+      weights.push_back(to_local(member->weight));
+      biases.push_back(member->bias.defined() ? to_local(member->bias) : at::Tensor());
+    }
+    ready = gathered_products(to_local(x), weights, biases,
+                              {.along = {.mesh = mesh}, .tokens = x.size(1), .chunks = chunks});
+    input = x;
+  }
+};
+
+struct GatheredLinear : ReplacedLinear {
+  std::shared_ptr<SharedProducts> shared;
+  size_t index;
+  GatheredLinear(nn::Linear& former, std::shared_ptr<SharedProducts> products)
+      : ReplacedLinear(former), shared(std::move(products)), index(shared->members.size()) {
+    shared->members.push_back(this);
+  }
+  at::Tensor forward(const at::Tensor& x) override { return shared->take(index, x); }
+};
+
+struct ScatteredLinear : ReplacedLinear {
+  MeshPtr mesh;
+  int64_t chunks;
+  ScatteredLinear(nn::Linear& former, MeshPtr over, int64_t pieces)
+      : ReplacedLinear(former), mesh(std::move(over)), chunks(pieces) {}
+  at::Tensor forward(const at::Tensor& x) override {
+    const auto part = scattered_product(is_dtensor(x) ? to_local(x) : x, to_local(weight),
+                                        {.along = {.mesh = mesh}, .tokens = x.size(1), .chunks = chunks});
+    const std::vector<int64_t> shape = {x.size(0), x.size(1), part.size(2)};
+    const auto strides = c10::contiguous_strides(shape);
+    const auto y = from_local(part.contiguous(), mesh, {Shard(1)},
+                              {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
+    return bias.defined() ? y + bias : y;
+  }
+};
+
+nn::Linear& linear_child(nn::Module& module, const std::string& name, const std::string& path) {
+  for (const auto& [child_name, child] : module.named_children()) {
+    auto* linear = child_name == name ? dynamic_cast<nn::Linear*>(child.get()) : nullptr;
+    if (linear != nullptr) return *linear;
+  }
+  raise(ErrorKind::kConfig, "[parallel.style] {}: found no Linear named {}, which its style OverlappedBlock needs.", path,
+        name);
+}
+
+}  // namespace
+
+std::string OverlappedBlock::describe() const {
+  return fmt::format("OverlappedBlock({} -> {}, {} chunks)", fmt::join(options_.gathered, ", "), options_.scattered,
+                     options_.chunks);
+}
+
+void OverlappedBlock::apply(nn::Module& module, const StyleContext& context) const {
+  for (const auto& name : options_.gathered) linear_child(module, name, context.path);
+  linear_child(module, options_.scattered, context.path);
+  const auto shared = std::make_shared<SharedProducts>();
+  shared->mesh = context.mesh;
+  shared->path = context.path;
+  shared->chunks = options_.chunks;
+  const auto replace = [&](const std::string& name, const auto& make) {
+    auto& former = linear_child(module, name, context.path);
+    detail::claim(former, context.path + "." + name);
+    const bool rows = name == options_.scattered;
+    for (auto& slot : former.own_parameters()) {
+      context.distribute(slot, !rows ? Shard(0) : slot.parameter.dim() == 2 ? Shard(1) : Replicate());
+    }
+    const std::shared_ptr<nn::Linear> made = make(former);
+    detail::claim(*made, context.path + "." + name);
+    module.replace_child(name, made);
+    if (context.styled != nullptr) context.styled->insert(made.get());
+  };
+  for (const auto& name : options_.gathered) {
+    replace(name, [&](nn::Linear& former) { return std::make_shared<GatheredLinear>(former, shared); });
+  }
+  replace(options_.scattered, [&](nn::Linear& former) {
+    return std::make_shared<ScatteredLinear>(former, context.mesh, options_.chunks);
+  });
+}
+
+}  // namespace tessera

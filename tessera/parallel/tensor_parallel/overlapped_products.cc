@@ -1,0 +1,255 @@
+#include "tessera/parallel/tensor_parallel/overlapped_products.h"
+
+#include <ATen/core/ivalue.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/linear.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Where the tokens of all ranks lie: rank r holds rows r * most .. of a padded list of ranks * most tokens, in chunks of
+// each rank's rows.
+struct ChunkedTokens {
+  OverlapOptions options;
+  int64_t ranks, most, chunks;
+
+  explicit ChunkedTokens(const OverlapOptions& given)
+      : options(given),
+        ranks(given.along.mesh->size(given.along.mesh_dim)),
+        most((given.tokens + ranks - 1) / ranks),
+        chunks(std::max<int64_t>(std::min(given.chunks, most), 1)) {}
+
+  comm::Group& group() const { return *options.along.mesh->group(options.along.mesh_dim); }
+  int64_t own() const {
+    return local_range(options.tokens, ranks, options.along.mesh->local_rank(options.along.mesh_dim)).size;
+  }
+  int64_t begin(int64_t chunk) const { return most * chunk / chunks; }
+  int64_t length(int64_t chunk) const { return begin(chunk + 1) - begin(chunk); }
+
+  // [B, own, d] as [most, B, d], zeros behind the own tokens.
+  at::Tensor own_rows(const at::Tensor& x) const {
+    const auto rows = x.transpose(0, 1);
+    if (own() == most) return rows.contiguous();
+    auto padded = at::zeros({most, x.size(0), x.size(2)}, x.options());
+    padded.narrow(0, 0, own()).copy_(rows);
+    return padded;
+  }
+  // [B, tokens, d] as [ranks, most, B, d].
+  at::Tensor all_rows(const at::Tensor& x) const {
+    auto rows = x.transpose(0, 1);
+    if (ranks * most != options.tokens) {
+      auto padded = at::zeros({ranks * most, x.size(0), x.size(2)}, x.options());
+      padded.narrow(0, 0, options.tokens).copy_(rows);
+      rows = padded;
+    }
+    return rows.reshape({ranks, most, x.size(0), x.size(2)});
+  }
+  at::Tensor from_all_rows(const at::Tensor& rows) const {
+    return rows.view({ranks * most, rows.size(2), rows.size(3)}).narrow(0, 0, options.tokens).transpose(0, 1);
+  }
+  at::Tensor from_own_rows(const at::Tensor& rows) const { return rows.narrow(0, 0, own()).transpose(0, 1); }
+};
+
+// The chunks of all ranks' rows, gathered one ahead of the one that is worked on.
+class GatheredChunks {
+ public:
+  GatheredChunks(const ChunkedTokens& tokens, at::Tensor own_rows) : tokens_(tokens), rows_(std::move(own_rows)) {
+    start();
+  }
+  // [ranks, length, B, d] of the next chunk; starts the one behind it.
+  at::Tensor next() {
+    start();
+    auto [chunk, pending] = std::move(under_way_.front());
+    under_way_.erase(under_way_.begin());
+    pending.wait();
+    return chunk;
+  }
+
+ private:
+  void start() {
+    if (started_ == tokens_.chunks) return;
+    const auto sent = rows_.narrow(0, tokens_.begin(started_), tokens_.length(started_)).contiguous();
+    const auto chunk = at::empty({tokens_.ranks, sent.size(0), sent.size(1), sent.size(2)}, sent.options());
+    under_way_.emplace_back(chunk, comm::all_gather_into(tokens_.group(), chunk, sent, "chunk of tokens"));
+    ++started_;
+  }
+
+  const ChunkedTokens& tokens_;
+  at::Tensor rows_;
+  int64_t started_ = 0;
+  std::vector<std::pair<at::Tensor, comm::Pending>> under_way_;
+};
+
+// Sums over the ranks of chunks of all rows, of which each rank keeps its own.
+class ScatteredChunks {
+ public:
+  ScatteredChunks(const ChunkedTokens& tokens, int64_t batch, int64_t width, const at::TensorOptions& options)
+      : tokens_(tokens), rows_(at::empty({tokens.most, batch, width}, options)) {}
+  // [ranks, length, B, d] of the next chunk.
+  void add(const at::Tensor& chunk) {
+    const auto begin = tokens_.begin(added_), length = tokens_.length(added_);
+    pending_.push_back(comm::reduce_scatter_into(tokens_.group(), rows_.narrow(0, begin, length), chunk.contiguous(),
+                                                 comm::ReduceOp::kSum, "chunk of tokens"));
+    ++added_;
+  }
+  at::Tensor finish() {
+    for (auto& pending : pending_) pending.wait();
+    return rows_;
+  }
+
+ private:
+  const ChunkedTokens& tokens_;
+  at::Tensor rows_;
+  int64_t added_ = 0;
+  std::vector<comm::Pending> pending_;
+};
+
+at::Tensor flat_rows(const at::Tensor& chunk) { return chunk.reshape({-1, chunk.size(-1)}); }
+// The product with weight [o, d] of rows [ranks, length, B, d].
+at::Tensor product(const at::Tensor& chunk, const at::Tensor& weight) {
+  return product_nt(flat_rows(chunk), weight).view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(0)});
+}
+at::Tensor product_transposed(const at::Tensor& chunk, const at::Tensor& weight) {
+  return product_nt(flat_rows(chunk), weight.t()).view({chunk.size(0), chunk.size(1), chunk.size(2), weight.size(1)});
+}
+void add_outer(at::Tensor& sum, const at::Tensor& left, const at::Tensor& right) {
+  const auto outer = product_nt(flat_rows(left).t(), flat_rows(right).t());
+  sum = sum.defined() ? sum.add_(outer) : outer;
+}
+
+// What backward needs to know, kept by the node.
+struct OverlapState : torch::CustomClassHolder {
+  explicit OverlapState(const OverlapOptions& options) : tokens(options) {}
+  ChunkedTokens tokens;
+};
+using OverlapStatePtr = c10::intrusive_ptr<OverlapState>;
+
+void keep_tokens(AutogradContext* ctx, const OverlapStatePtr& state) {
+  ctx->saved_data["tokens"] = c10::IValue::make_capsule(state);
+}
+const ChunkedTokens& kept_tokens(AutogradContext* ctx) {
+  return static_cast<OverlapState*>(ctx->saved_data["tokens"].toCapsule().get())->tokens;
+}
+
+struct GatheredProducts : torch::autograd::Function<GatheredProducts> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList weights,
+                               const OverlapOptions& options) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto state = c10::make_intrusive<OverlapState>(options);
+    const auto& tokens = state->tokens;
+    GatheredChunks chunks(tokens, tokens.own_rows(x));
+    variable_list saved, outputs;
+    for (const auto& weight : weights) {
+      outputs.push_back(at::empty({tokens.ranks, tokens.most, x.size(0), weight.size(0)}, x.options()));
+    }
+    for (int64_t c = 0; c < tokens.chunks; ++c) {
+      const auto chunk = chunks.next();
+      for (size_t i = 0; i < weights.size(); ++i) {
+        outputs[i].narrow(1, tokens.begin(c), tokens.length(c)).copy_(product(chunk, weights[i]));
+      }
+      saved.push_back(chunk);
+    }
+    saved.insert(saved.end(), weights.begin(), weights.end());
+    ctx->save_for_backward(saved);
+    keep_tokens(ctx, state);
+    for (auto& output : outputs) output = tokens.from_all_rows(output);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto& tokens = kept_tokens(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const size_t count = grads.size(), chunks = static_cast<size_t>(tokens.chunks);
+    variable_list rows(count), weight_gradients(count);
+    for (size_t i = 0; i < count; ++i) {
+      if (grads[i].defined()) rows[i] = tokens.all_rows(grads[i]);
+    }
+    ScatteredChunks scattered(tokens, saved[0].size(2), saved[0].size(3), saved[0].options());
+    for (size_t c = 0; c < chunks; ++c) {
+      const auto begin = tokens.begin(static_cast<int64_t>(c)), length = tokens.length(static_cast<int64_t>(c));
+      at::Tensor sum = at::zeros_like(saved[c]);
+      for (size_t i = 0; i < count; ++i) {
+        if (rows[i].defined()) sum.add_(product_transposed(rows[i].narrow(1, begin, length), saved[chunks + i]));
+      }
+      scattered.add(sum);  // on its way while the weights' gradients are computed
+      for (size_t i = 0; i < count; ++i) {
+        if (rows[i].defined()) add_outer(weight_gradients[i], rows[i].narrow(1, begin, length), saved[c]);
+      }
+    }
+    variable_list out = {tokens.from_own_rows(scattered.finish())};
+    out.insert(out.end(), weight_gradients.begin(), weight_gradients.end());
+    out.emplace_back();
+    return out;
+  }
+};
+
+struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const OverlapOptions& options) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const auto state = c10::make_intrusive<OverlapState>(options);
+    const auto& tokens = state->tokens;
+    ctx->save_for_backward({x, weight});
+    keep_tokens(ctx, state);
+    const auto rows = tokens.all_rows(x);
+    ScatteredChunks scattered(tokens, x.size(0), weight.size(0), x.options());
+    for (int64_t c = 0; c < tokens.chunks; ++c) {
+      scattered.add(product(rows.narrow(1, tokens.begin(c), tokens.length(c)), weight));
+    }
+    return tokens.from_own_rows(scattered.finish());
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto& tokens = kept_tokens(ctx);
+    const auto saved = ctx->get_saved_variables();
+    const auto rows = tokens.all_rows(saved[0]);
+    GatheredChunks chunks(tokens, tokens.own_rows(grads[0]));
+    const auto x_rows = at::empty_like(rows);
+    at::Tensor weight_gradient;
+    for (int64_t c = 0; c < tokens.chunks; ++c) {
+      const auto chunk = chunks.next();
+      x_rows.narrow(1, tokens.begin(c), tokens.length(c)).copy_(product_transposed(chunk, saved[1]));
+      add_outer(weight_gradient, chunk, rows.narrow(1, tokens.begin(c), tokens.length(c)));
+    }
+    return {tokens.from_all_rows(x_rows), weight_gradient, at::Tensor()};
+  }
+};
+
+void check_overlap(const at::Tensor& x, int64_t tokens_here, int64_t width, const at::Tensor& weight) {
+  TESSERA_CHECK(x.dim() == 3 && x.size(1) == tokens_here && !is_dtensor(x) && !is_dtensor(weight) && weight.dim() == 2 &&
+                    weight.size(1) == width,
+                ErrorKind::kShape,
+                "[parallel.overlapped_products] found [{}] and a weight of [{}], wanted a plain [B, {}, {}] and a weight "
+                "of as many columns.",
+                fmt::join(x.sizes(), ", "), fmt::join(weight.sizes(), ", "), tokens_here, width);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> gathered_products(const at::Tensor& x, const std::vector<at::Tensor>& weights,
+                                          const std::vector<at::Tensor>& biases, const OverlapOptions& options) {
+  const ChunkedTokens tokens(options);
+  for (const auto& weight : weights) check_overlap(x, tokens.own(), x.size(-1), weight);
+  auto results = GatheredProducts::apply(x, at::TensorList(weights), options);
+  for (size_t i = 0; i < results.size() && i < biases.size(); ++i) {
+    if (biases[i].defined()) results[i] = results[i] + biases[i];
+  }
+  return results;
+}
+
+at::Tensor scattered_product(const at::Tensor& x, const at::Tensor& weight, const OverlapOptions& options) {
+  check_overlap(x, options.tokens, x.size(-1), weight);
+  return ScatteredProduct::apply(x, weight, options);
+}
+
+}  // namespace tessera

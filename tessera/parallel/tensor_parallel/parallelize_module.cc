@@ -1,0 +1,125 @@
+#include "tessera/parallel/tensor_parallel/parallelize_module.h"
+
+#include <ATen/core/Tensor.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+
+namespace tessera {
+namespace {
+
+using Matches = std::vector<std::pair<std::string, nn::Module*>>;
+
+void match_below(nn::Module& module, const std::string& path, std::string_view pattern, Matches& out) {
+  const size_t dot = pattern.find('.');
+  const std::string head(pattern.substr(0, dot));
+  for (const auto& [name, child] : module.named_children()) {
+    if (fnmatch(head.c_str(), name.c_str(), 0) != 0) continue;
+    const std::string below = path.empty() ? name : path + "." + name;
+    if (dot == std::string_view::npos) {
+      out.emplace_back(below, child.get());
+    } else {
+      match_below(*child, below, pattern.substr(dot + 1), out);
+    }
+  }
+}
+
+void check_tensor_parallel_mesh(const MeshPtr& mesh) {
+  TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape, "[parallel.parallelize_module] no mesh given.");
+  TESSERA_CHECK(mesh->ndim() == 1, ErrorKind::kShape,
+                "[parallel.parallelize_module] wanted a 1-d mesh, found {}. Take a slice of it: mesh->slice({{\"tp\"}}).",
+                mesh->to_string());
+  TESSERA_CHECK(mesh->coordinate().has_value(), ErrorKind::kShape,
+                "[parallel.parallelize_module] rank {} is not part of {}.", mesh->rank(), mesh->to_string());
+}
+
+// A module that no style was applied to would compute with plain inputs on a DTensor.
+void check_nothing_left(nn::Module& root, const std::set<nn::Module*>& styled) {
+  for (const auto& [path, module] : root.named_modules()) {
+    if (styled.contains(module)) continue;
+    for (const auto& slot : module->own_parameters()) {
+      TESSERA_CHECK(!is_dtensor(slot.parameter), ErrorKind::kConfig,
+                    "[parallel.parallelize_module] {}.{}: is tied to a parameter that the plan shards, but the plan has "
+                    "no style for '{}'. Add one that shards it alike.",
+                    path, slot.name, path);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, nn::Module*>> match_modules(nn::Module& root, const std::string& pattern) {
+  Matches out;
+  if (pattern.empty()) {
+    out.emplace_back("", &root);
+  } else {
+    match_below(root, "", pattern, out);
+  }
+  return out;
+}
+
+std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& mesh, const ParallelPlan& plan,
+                                            const ParallelizeOptions& options) {
+  check_tensor_parallel_mesh(mesh);
+  std::vector<std::string> unmatched;
+  if (plan.empty()) {
+    log_warning("[parallel.parallelize_module] the plan is empty, so nothing becomes parallel.");
+    return unmatched;
+  }
+  std::vector<std::pair<const ParallelStyle*, Matches>> work;
+  for (const auto& [pattern, style] : plan.entries()) {
+    TESSERA_CHECK(style != nullptr, ErrorKind::kConfig,
+                  "[parallel.parallelize_module] found no style for '{}', wanted one of a ParallelStyle.", pattern);
+    auto matches = match_modules(module, pattern);
+    if (matches.empty()) {
+      unmatched.push_back(pattern);
+    } else {
+      work.emplace_back(style.get(), std::move(matches));
+    }
+  }
+  TESSERA_CHECK(!work.empty(), ErrorKind::kConfig,
+                "[parallel.parallelize_module] no pattern of the plan ({}) is a module here; its children are {}. Write "
+                "patterns as \"layers.*.mlp.up_proj\".",
+                fmt::join(unmatched, ", "), [&] {
+                  std::string names;
+                  for (const auto& [name, child] : module.named_children()) names += (names.empty() ? "" : ", ") + name;
+                  return names.empty() ? std::string("none") : names;
+                }());
+  for (const auto& pattern : unmatched) {
+    if (options.warn_unmatched) {
+      log_warning("[parallel.parallelize_module] '{}' is no module here: that line of the plan does nothing.", pattern);
+    }
+  }
+  std::set<nn::Module*> styled;
+  for (const auto& [path, each] : module.named_modules()) {
+    const auto& own = each->own_parameters();
+    if (std::any_of(own.begin(), own.end(), [](const auto& slot) { return is_dtensor(slot.parameter); })) {
+      styled.insert(each);  // by an earlier call
+    }
+  }
+  const TiedSlots tied(module);
+  for (const auto& [style, matches] : work) {
+    for (const auto& [path, each] : matches) {
+      style->apply(*each, {.mesh = mesh,
+                           .path = path,
+                           .src_data_rank = options.src_data_rank,
+                           .tied = &tied,
+                           .styled = &styled});
+      styled.insert(each);
+    }
+  }
+  check_nothing_left(module, styled);
+  return unmatched;
+}
+
+void parallelize_module(nn::Module& module, const MeshPtr& mesh, const StylePtr& style,
+                        const ParallelizeOptions& options) {
+  parallelize_module(module, mesh, ParallelPlan{{"", style}}, options);
+}
+
+}  // namespace tessera

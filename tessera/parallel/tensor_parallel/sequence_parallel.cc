@@ -1,0 +1,78 @@
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/layers.h"
+#include "tessera/parallel/tensor_parallel/detail/layouts.h"
+#include "tessera/parallel/tensor_parallel/styles.h"
+
+namespace tessera {
+
+using namespace detail;
+
+std::string SequenceParallel::describe() const {
+  return fmt::format("{}(dim {}{})", gathers_output_ ? "SequenceParallelAllGatherActivation" : "SequenceParallel",
+                     options_.sequence_dim, options_.use_local_output ? ", local" : "");
+}
+
+void SequenceParallel::apply(nn::Module& module, const StyleContext& context) const {
+  claim(module, context.path);
+  context.replicate_rest(module);
+  const auto layout = Shard(options_.sequence_dim);
+  module.register_forward_pre_hook(
+      [mesh = context.mesh, path = context.path, layout](nn::Module&, nn::TensorRefs& inputs) {
+        at::Tensor& x = first_of(inputs, path, "inputs");
+        if (!is_dtensor(x)) x = as_dtensor(x, mesh, layout);
+        x = laid_out(x, layout);
+      });
+  module.register_forward_hook(
+      [gather = gathers_output_, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
+        for (at::Tensor* y : outputs) {
+          if (!y->defined() || !is_dtensor(*y)) continue;
+          if (gather) *y = laid_out(*y, Replicate());
+          if (local) *y = to_local(*y);
+        }
+      });
+}
+
+std::string RotaryEmbedParallel::describe() const {
+  return fmt::format("RotaryEmbedParallel(dim {}{})", options_.sequence_dim, options_.use_local_output ? ", local" : "");
+}
+
+namespace {
+
+// A part of the hidden states whose shape all ranks must share.
+at::Tensor as_checked_sequence(const at::Tensor& x, const MeshPtr& mesh, const Placement& layout,
+                               const std::string& path) {
+  try {
+    return from_local(x, mesh, {layout}, {.run_check = true});
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kShape) throw;
+    raise(ErrorKind::kShape,
+          "[parallel.style] {}: could not shard a tensor for sequence parallelism: the local shape on rank {} is [{}], "
+          "and all ranks need the same shape. Pad the sequence, or hand over DTensors. {}",
+          path, mesh->rank(), fmt::join(x.sizes(), ", "), error.what());
+  }
+}
+
+}  // namespace
+
+void RotaryEmbedParallel::apply(nn::Module& module, const StyleContext& context) const {
+  claim(module, context.path);
+  context.replicate_rest(module);
+  const auto layout = Shard(options_.sequence_dim);
+  module.register_forward_pre_hook(
+      [mesh = context.mesh, path = context.path, layout](nn::Module&, nn::TensorRefs& inputs) {
+        at::Tensor& x = first_of(inputs, path, "inputs");
+        if (!is_dtensor(x)) x = as_checked_sequence(x, mesh, layout, path);
+        for (size_t i = 1; i < inputs.size(); ++i) {
+          if (inputs[i]->defined() && !is_dtensor(*inputs[i])) *inputs[i] = as_dtensor(*inputs[i], mesh, Replicate());
+        }
+      });
+  module.register_forward_hook([local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
+    for (at::Tensor* y : outputs) {
+      if (local && y->defined() && is_dtensor(*y)) *y = to_local(*y);
+    }
+  });
+}
+
+}  // namespace tessera

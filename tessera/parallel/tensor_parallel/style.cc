@@ -1,0 +1,90 @@
+#include "tessera/parallel/tensor_parallel/style.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+TiedSlots::TiedSlots(nn::Module& root) {
+  std::unordered_map<const at::TensorImpl*, std::shared_ptr<std::vector<nn::ParameterSlot*>>> by_tensor;
+  for (const auto& named : root.named_parameters(/*all=*/true)) {
+    auto& group = by_tensor[named.slot->parameter.unsafeGetTensorImpl()];
+    if (!group) {
+      group = std::make_shared<std::vector<nn::ParameterSlot*>>();
+      kept_.push_back(named.slot->parameter);
+    }
+    group->push_back(named.slot);
+    groups_[named.slot] = group;
+  }
+}
+
+std::vector<nn::ParameterSlot*> TiedSlots::of(nn::ParameterSlot& slot) const {
+  const auto found = groups_.find(&slot);
+  return found == groups_.end() ? std::vector<nn::ParameterSlot*>{&slot} : *found->second;
+}
+
+void StyleContext::distribute(nn::ParameterSlot& slot, const Placement& placement) const {
+  const at::Tensor old = slot.parameter;
+  if (is_dtensor(old)) {
+    TESSERA_CHECK(*device_mesh(old) == *mesh && placements(old) == Placements{placement}, ErrorKind::kConfig,
+                  "[parallel.style] {}.{}: lies as {} over {} already, {} over {} is wanted. Parameters that are tied "
+                  "need styles that shard them alike.",
+                  path, slot.name, to_string(placements(old)), device_mesh(old)->to_string(), to_string(placement),
+                  mesh->to_string());
+    return;
+  }
+  at::Tensor made = distribute_tensor(old.detach(), mesh, {placement}, src_data_rank);
+  made.set_requires_grad(old.requires_grad());
+  for (auto* each : tied == nullptr ? std::vector<nn::ParameterSlot*>{&slot} : tied->of(slot)) {
+    nn::Module::set_parameter(*each, made);
+  }
+}
+
+void StyleContext::replicate_rest(nn::Module& module) const {
+  for (auto& slot : module.own_parameters()) {
+    if (is_dtensor(slot.parameter)) continue;
+    at::Tensor made = from_local(slot.parameter.detach(), mesh, {Replicate()});
+    made.set_requires_grad(slot.parameter.requires_grad());
+    for (auto* each : tied == nullptr ? std::vector<nn::ParameterSlot*>{&slot} : tied->of(slot)) {
+      nn::Module::set_parameter(*each, made);
+    }
+  }
+  for (auto& buffer : module.own_buffers()) {
+    if (buffer.slot->defined() && !is_dtensor(*buffer.slot)) {
+      *buffer.slot = from_local(*buffer.slot, mesh, {Replicate()});
+    }
+  }
+}
+
+ParallelPlan::ParallelPlan(std::initializer_list<std::pair<std::string, StylePtr>> entries) {
+  for (const auto& [pattern, style] : entries) set(pattern, style);
+}
+
+void ParallelPlan::set(const std::string& pattern, StylePtr style) {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.first == pattern; });
+  if (found != entries_.end()) {
+    found->second = std::move(style);
+  } else {
+    entries_.emplace_back(pattern, std::move(style));
+  }
+}
+
+void ParallelPlan::update(const ParallelPlan& other) {
+  for (const auto& [pattern, style] : other.entries_) set(pattern, style);
+}
+
+void ParallelPlan::erase(const std::string& pattern) {
+  std::erase_if(entries_, [&](const auto& entry) { return entry.first == pattern; });
+}
+
+const ParallelStyle* ParallelPlan::find(const std::string& pattern) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.first == pattern; });
+  return found == entries_.end() ? nullptr : found->second.get();
+}
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+// Tiny random models of every family, made parallel and compared with one rank.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/kernels/ignored_label.h"
+#include "tessera/models/weights.h"
+#include "tessera/optim/grad_norm.h"
+#include "tessera/parallel/parallelize_model.h"
+#include "tests/parallel/small_model.h"
+
+namespace tessera::testing {
+
+struct TinyFamily {
+  std::string architecture;
+  int64_t heads = 4, kv_heads = 4;
+  std::string more = "";  // further keys, each after a comma
+};
+
+// Odd sizes: 37 tokens of vocabulary, 22 of inner width.
+inline ModelConfig config_of(const TinyFamily& family) {
+  const auto text = fmt::format(
+      R"({{"architectures": ["{}"], "vocab_size": 37, "hidden_size": 24, "intermediate_size": 22,
+      "num_hidden_layers": 2, "num_attention_heads": {}, "num_key_value_heads": {}, "head_dim": 6,
+      "max_position_embeddings": 64, "initializer_range": 0.3, "torch_dtype": "float32", "rms_norm_eps": 1e-05{}}})",
+      family.architecture, family.heads, family.kv_heads, family.more);
+  return ModelConfig::parse(text, family.architecture);
+}
+
+inline const std::string kGemmaKeys =
+    R"(, "sliding_window": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 6, "tie_word_embeddings": true)";
+
+inline std::vector<TinyFamily> all_families(int64_t heads = 4, int64_t kv_heads = 4) {
+  return {{"LlamaForCausalLM", heads, kv_heads, R"(, "attention_bias": true, "mlp_bias": true)"},
+          {"MistralForCausalLM", heads, kv_heads, R"(, "sliding_window": 3)"},
+          {"Qwen2ForCausalLM", heads, kv_heads, R"(, "tie_word_embeddings": true)"},
+          {"Qwen3ForCausalLM", heads, kv_heads, ""},
+          {"Gemma3ForCausalLM", heads, kv_heads, kGemmaKeys}};
+}
+
+// Random in all parameters, vectors too.
+inline std::shared_ptr<CausalLM> random_model(const ModelConfig& config,
+                                              const std::optional<ParallelizeModelOptions>& parallel = std::nullopt) {
+  auto model = make_model(config, {.device = at::kMeta});
+  if (parallel) {
+    parallelize_model(*model, *parallel);
+    to_empty(*model, at::kCPU);
+  }
+  init_weights(*model, 11);
+  const at::NoGradGuard no_grad;
+  uint64_t seed = 70;
+  for (const auto& named : model->named_parameters()) {
+    auto& parameter = named.slot->parameter;
+    ++seed;
+    if (parameter.dim() > 1) continue;
+    const auto values = Values(seed)(parameter.sizes().vec(), 0.2) + named.slot->initial;
+    parameter.copy_(is_dtensor(parameter) ? distribute_tensor(values, device_mesh(parameter), placements(parameter))
+                                          : values);
+  }
+  return model;
+}
+
+struct StepOutcome {
+  double loss = 0, norm = 0;
+  std::map<std::string, at::Tensor> gradients;
+};
+
+// The mean loss of `rows` rows and its gradients; this rank computes part `part` of `parts` of the rows.
+inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, int64_t part, int64_t parts,
+                                comm::Group* world, int64_t alike) {
+  auto generator = at::detail::createCPUGenerator(9);
+  const auto text = at::randint(0, 37, {rows, length + 1}, generator, at::kLong);
+  const auto own = text.tensor_split(parts, 0)[static_cast<size_t>(part)];
+  auto labels = own.narrow(1, 1, length).clone();
+  labels.select(1, 0).fill_(kIgnoredLabel);
+  if (world != nullptr) set_gradient_divide_factor(model, 1);
+  auto loss = model.loss_sum({.tokens = own.narrow(1, 0, length).contiguous()}, labels) /
+              static_cast<double>(rows * (length - 1));
+  loss.backward();
+  StepOutcome out;
+  auto sum = loss.detach().to(at::kDouble).reshape({1}).clone();
+  if (world != nullptr) comm::all_reduce(*world, sum).wait();
+  out.loss = sum.item<double>() / static_cast<double>(alike);
+  out.norm = optim::get_grad_norm(model.parameters());
+  for (const auto& named : model.named_parameters()) out.gradients[named.name] = whole(named.slot->parameter.grad());
+  return out;
+}
+
+// Within what the order of sums may change.
+inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted, const std::string& what) {
+  EXPECT_NEAR(found.loss, wanted.loss, 1e-5 * wanted.loss) << what;
+  EXPECT_NEAR(found.norm, wanted.norm, 1e-5 * wanted.norm) << what;
+  ASSERT_EQ(found.gradients.size(), wanted.gradients.size()) << what;
+  for (const auto& [name, gradient] : wanted.gradients) {
+    ASSERT_TRUE(found.gradients.contains(name)) << what << ": " << name;
+    const auto most = gradient.abs().max().item<double>();
+    const auto difference = (found.gradients.at(name) - gradient).abs().max().item<double>();
+    EXPECT_LE(difference, 1e-4 * most) << what << ": " << name;
+  }
+}
+
+}  // namespace tessera::testing
