@@ -82,8 +82,11 @@ class RecipeReader {
     }
     check_duration();
     check_batch();
+    check_rounding();
     return std::move(recipe_);
   }
+  // What was set, unchecked beyond each value's own type and range.
+  Recipe take() { return std::move(recipe_); }
 
  private:
   // Only a mapping that is no key of its own is walked into; parse_yaml() limits the depth.
@@ -211,6 +214,15 @@ class RecipeReader {
         where("train.global_batch_size"), train.global_batch_size, train.local_batch_size);
   }
 
+  void check_rounding() const {
+    const auto& optimizer = recipe_.optimizer;
+    TESSERA_CHECK(!optimizer.stochastic_rounding || (!optimizer.master_weights && recipe_.model.dtype == "bfloat16"),
+                  ErrorKind::kConfig,
+                  "[train.recipe] {}: optimizer.stochastic_rounding: found true beside optimizer.master_weights {} and "
+                  "model.dtype {}, wanted false and bfloat16.",
+                  where("optimizer.stochastic_rounding"), optimizer.master_weights, recipe_.model.dtype);
+  }
+
   struct SetBy {
     std::string spelled;
     std::string where;
@@ -247,6 +259,17 @@ Recipe parse_recipe(std::string_view yaml, const std::string& source, std::span<
   reader.read(parse_yaml(yaml, source));
   for (const auto& text : overrides) reader.override_with(text);
   return reader.finish();
+}
+
+Recipe parse_layout_settings(std::span<const std::string> settings, const std::string& verb) {
+  RecipeReader reader(verb);
+  for (const auto& text : settings) {
+    TESSERA_CHECK(text.starts_with("parallel.") || text.starts_with("comm."), ErrorKind::kConfig,
+                  "[{}] setting {}: wanted parallel.KEY=VALUE or comm.KEY=VALUE, as in parallel.tp=2.", verb,
+                  shown(text));
+    reader.override_with(text);
+  }
+  return reader.take();
 }
 
 RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {

@@ -49,6 +49,7 @@ struct ParallelSection {
   bool cpu_offload = false;
   bool defer_gradient_sync = false;
   std::string plan = "auto";
+  bool replicate_kv = false;
 };
 
 struct OptimizerSection {
@@ -59,6 +60,7 @@ struct OptimizerSection {
   double weight_decay = 0.1;
   double max_grad_norm = 1.0;
   bool master_weights = true;
+  bool stochastic_rounding = false;
 };
 
 struct ScheduleSection {
@@ -128,6 +130,11 @@ struct Recipe {
 Recipe read_recipe(const std::filesystem::path& file, std::span<const std::string> overrides = {});
 // The same for text; `source` names it in errors and its stem is the recipe's name.
 Recipe parse_recipe(std::string_view yaml, const std::string& source, std::span<const std::string> overrides = {});
+
+// The sections parallel and comm for a verb that runs a model without training it, from settings of those sections
+// alone; the others are as by default. What training cannot do yet is taken: the verb says what it can. Error kConfig
+// for another section, and per setting as above.
+Recipe parse_layout_settings(std::span<const std::string> settings, const std::string& verb);
 
 // The parallel section with every -1 replaced, and what follows from it.
 struct RunLayout {

@@ -118,10 +118,9 @@ std::vector<RecipeKey> make_parallel_keys() {
       {.section = "parallel",
        .name = "tp",
        .field = kParallel<&ParallelSection::tp>,
-       .help = "Tensor parallelism",
+       .help = "Tensor parallelism: ranks that share heads, inner widths and vocabulary; -1: what is left",
        .unit = "ranks",
        .range = kDimension,
-       .available = {"1"},
        .aliases = {"parallelism.tensor_parallel_degree", "distributed.tp_size",
                    "policy.dtensor_cfg.tensor_parallel_size"}},
       {.section = "parallel",
@@ -153,33 +152,38 @@ std::vector<RecipeKey> make_parallel_keys() {
        .name = "sequence_parallel",
        .field = kParallel<&ParallelSection::sequence_parallel>,
        .help = "Shard activations between tensor-parallel blocks along the sequence",
-       .available = {"false"},
        .aliases = {"distributed.sequence_parallel", "policy.dtensor_cfg.sequence_parallel"}},
       {.section = "parallel",
        .name = "activation_checkpointing",
        .field = kParallel<&ParallelSection::activation_checkpointing>,
-       .help = "Compute activations again in backward instead of keeping them",
-       .allowed = {"none", "selective", "full"},
-       .available = {"none"},
+       .help =
+           "Compute activations again in backward instead of keeping them: those of each layer's MLP (mlp, or true), of "
+           "each layer (full), or of each layer but attention and every second product (selective)",
+       .allowed = {"none", "mlp", "selective", "full", "true", "false"},
        .aliases = {"activation_checkpoint.mode"}},
       {.section = "parallel",
        .name = "cpu_offload",
        .field = kParallel<&ParallelSection::cpu_offload>,
-       .help = "Keep shards and optimizer state in host memory",
-       .available = {"false"},
+       .help = "Keep shards, gradients and optimizer state in host memory; on CPUs they are there anyway",
        .aliases = {"training.enable_cpu_offload", "policy.dtensor_cfg.cpu_offload"}},
       {.section = "parallel",
        .name = "defer_gradient_sync",
        .field = kParallel<&ParallelSection::defer_gradient_sync>,
-       .help = "FSDP: reduce gradients once a step, not after each micro-batch; less traffic, but every rank then holds "
-               "them whole, in precision.reduce",
+       .help =
+           "FSDP: reduce gradients once a step, not after each micro-batch; less traffic, but every rank then holds "
+           "them whole, in precision.reduce",
        .aliases = {"distributed.defer_fsdp_grad_sync"}},
       {.section = "parallel",
        .name = "plan",
        .field = kParallel<&ParallelSection::plan>,
-       .help = "auto: the model family's own plan, else a plan file",
-       .available = {"auto"},
+       .help =
+           "How tp shards the model. auto: the family's own plan; hf: transformers' plan; or a YAML file, from pattern of "
+           "modules to style",
        .aliases = {"policy.dtensor_cfg.custom_parallel_plan"}},
+      {.section = "parallel",
+       .name = "replicate_kv",
+       .field = kParallel<&ParallelSection::replicate_kv>,
+       .help = "With fewer key-value heads than tp, a multiple of them: every rank keeps their projections whole"},
   };
 }
 
@@ -226,6 +230,11 @@ std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
        .field = kOptimizer<&OptimizerSection::master_weights>,
        .help = "Parameters and optimizer state in float32 although model.dtype is bfloat16, which is then that of the "
                "exported model; false: all in bfloat16, half the memory, but small updates are rounded away"},
+      {.section = "optimizer",
+       .name = "stochastic_rounding",
+       .field = kOptimizer<&OptimizerSection::stochastic_rounding>,
+       .help = "With master_weights false and a bfloat16 model: parameters are rounded up or down at random, by train.seed, "
+               "so that small updates count on average; optimizer state is float32"},
 
       {.section = "schedule",
        .name = "name",
@@ -374,8 +383,9 @@ std::vector<RecipeKey> make_run_keys() {
       {.section = "checkpoint",
        .name = "resume",
        .field = kCheckpoint<&CheckpointSection::resume>,
-       .help = "auto: from the checkpoint published last in dir, if there is one; never: what is in dir is put aside into "
-               "dir/previous; or the folder of a checkpoint",
+       .help =
+           "auto: from the checkpoint published last in dir, if there is one; never: what is in dir is put aside into "
+           "dir/previous; or the folder of a checkpoint",
        .required = true},
       {.section = "checkpoint",
        .name = "export",

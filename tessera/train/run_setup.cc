@@ -8,7 +8,7 @@
 #include "tessera/base/version.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/models/weights.h"
-#include "tessera/parallel/data_parallel.h"
+#include "tessera/parallel/parallelize_model.h"
 #include "tessera/train/recipe_schema.h"
 #include "tessera/train/recipe_value.h"
 #include "tessera/train/run_mark.h"
@@ -109,15 +109,19 @@ RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>&
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
   const auto dtype = recipe.optimizer.master_weights ? at::kFloat : dtype_of("model.dtype", recipe.model.dtype);
   auto model = make_model(config, {.dtype = dtype, .device = c10::Device(at::kMeta)});
-  std::vector<nn::Module*> blocks;
-  for (const auto& block : model->blocks()) blocks.push_back(block.get());
   // All ranks read or draw the same values, and our models register parameters in the order of use.
-  data_parallel(*model, blocks,
-                {.mesh = mesh,
-                 .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
-                               .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
-                               .output_dtype = dtype_of("precision.output", recipe.precision.output)},
-                 .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
+  parallelize_model(
+      *model,
+      {.mesh = mesh,
+       .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
+                     .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
+                     .output_dtype = dtype_of("precision.output", recipe.precision.output)},
+       .sequence_parallel = recipe.parallel.sequence_parallel,
+       .activation_checkpointing = parse_activation_checkpointing(recipe.parallel.activation_checkpointing),
+       .cpu_offload = recipe.parallel.cpu_offload,
+       .plan = parse_plan_choice(recipe.parallel.plan),
+       .replicate_kv = recipe.parallel.replicate_kv,
+       .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
   to_empty(*model, mesh->device());  // shards of a group in one buffer, for the values that follow
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
@@ -135,6 +139,12 @@ std::string describe_precision(const Recipe& recipe) {
         "exported model is {}. optimizer.master_weights=false halves their memory and rounds each update.",
         dtype, dtype);
   }
+  if (recipe.optimizer.stochastic_rounding) {
+    return fmt::format(
+        "[train.precision] optimizer.stochastic_rounding=true: parameters are {} without a float32 copy and are rounded "
+        "at random by train.seed={}; optimizer state is float32.",
+        dtype, recipe.train.seed);
+  }
   return fmt::format(
       "[train.precision] optimizer.master_weights=false: parameters and optimizer state are {}; updates below about "
       "1/256 of a parameter are lost.",
@@ -145,14 +155,20 @@ std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM
   const auto& section = recipe.optimizer;
   if (section.name == "sgd") {
     return optim::make_sgd(
-        model, {.lr = section.lr, .weight_decay = section.weight_decay, .master_weights = section.master_weights});
+        model, {.lr = section.lr,
+                .weight_decay = section.weight_decay,
+                .master_weights = section.master_weights,
+                .stochastic_rounding = section.stochastic_rounding,
+                .seed = static_cast<uint64_t>(recipe.train.seed)});
   }
   return optim::make_adamw(model, {.lr = section.lr,
                                    .beta1 = section.betas.at(0),
                                    .beta2 = section.betas.at(1),
                                    .eps = section.eps,
                                    .weight_decay = section.weight_decay,
-                                   .master_weights = section.master_weights});
+                                   .master_weights = section.master_weights,
+                                   .stochastic_rounding = section.stochastic_rounding,
+                                   .seed = static_cast<uint64_t>(recipe.train.seed)});
 }
 
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {

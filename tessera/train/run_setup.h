@@ -1,7 +1,7 @@
 // What a run is made of, built from its recipe: data, model, optimizer state by name.
 //
 //   RunData data = load_run_data(recipe);
-//   auto model = build_model(recipe, config, place.data_parallel());        // sharded, weights in place
+//   auto model = build_model(recipe, config, place.mesh());        // sharded, weights in place
 #pragma once
 
 #include <memory>
@@ -47,8 +47,8 @@ std::string model_fingerprint(const Recipe& recipe);
 // What must be the same on all ranks: settings that are no paths, data, model, version. For comm::check_same().
 comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
 
-// The model of the recipe, sharded or replicated over the mesh, its parameters read or drawn: unless replicated no rank
-// holds all of it. COLLECTIVE over the mesh.
+// The model of the recipe, parallel over the dims dp_replicate, dp_shard and tp of the mesh (parallelize_model), its
+// parameters read or drawn: unless replicated no rank holds all of it. COLLECTIVE over the mesh.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 // One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.

@@ -41,7 +41,7 @@ TEST(TrainVerb, WrongRecipesExitWithTwoAndOneLine) {
       {"unknown-key", fine + "train: {step: 5}\n", {}, ":3: unknown key 'train.step'. Did you mean 'train.steps'?"},
       {"wrong-type", fine + "optimizer: {lr: fast}\n", {}, ":3: optimizer.lr: found 'fast', wanted number >= 0"},
       {"wrong-range", fine, {"schedule.min_lr_ratio=2"}, "schedule.min_lr_ratio: found '2', wanted number in [0, 1]"},
-      {"not-built", fine + "parallel: {tp: 2}\n", {}, "parallel.tp: '2' is not available in this version"},
+      {"not-built", fine + "parallel: {cp: 2}\n", {}, "parallel.cp: '2' is not available in this version"},
       {"not-built-lora", fine, {"model.lora={rank: 8}"}, "model.lora is not available in this version"},
       {"missing", "model: {path: m}\n", {}, "data.train is missing"},
       {"bomb", bomb, {}, "once its aliases are expanded"},

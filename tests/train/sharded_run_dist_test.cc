@@ -42,7 +42,7 @@ struct RunRig {
   std::unique_ptr<optim::Optimizer> optimizer;
   RunRig(Recipe given, const WorldPtr& world) : recipe(std::move(given)) {
     const auto config = load_model_config(recipe);
-    model = build_model(recipe, config, build_run_mesh(recipe, world).data_parallel());
+    model = build_model(recipe, config, build_run_mesh(recipe, world).mesh());
     optimizer = build_optimizer(recipe, *model);
   }
 };
