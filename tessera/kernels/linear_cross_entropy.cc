@@ -55,7 +55,7 @@ void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part
 }
 
 Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                      bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes) {
+                      bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
   check_shapes(hidden.sizes(), weight.sizes(), labels);
   if (hidden.is_meta()) {
     const auto loss = at::empty({}, hidden.options().dtype(detail::wide_type(hidden.scalar_type())));
@@ -64,7 +64,7 @@ Triple with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const 
   }
   check_labels(labels, weight.size(0), {});
   const auto sums = detail::cross_entropy_sums(hidden, weight, labels, {.most = weight.size(0)},
-                                               {hidden_gradient, weight_gradient, chunk_bytes});
+                                               {hidden_gradient, weight_gradient, chunk_bytes, softcap});
   return {sums.loss, sums.grad_hidden, sums.grad_weight};
 }
 
@@ -109,8 +109,9 @@ LocalFunction on_parts(const OpCall& call, const Choice& choice) {
     check_labels(labels, classes, {own_range(rows, local.mesh, row_dims).offset, groups_of(local.mesh, row_dims)});
     const ClassPart part{own_range(classes, local.mesh, class_dims).offset,
                          largest_part(classes, local.mesh, class_dims), groups_of(local.mesh, class_dims)};
-    const auto sums = detail::cross_entropy_sums(hidden, weight, labels, part,
-                                                 {local.arg(3).toBool(), local.arg(4).toBool(), local.arg(5).toInt()});
+    const auto sums = detail::cross_entropy_sums(
+        hidden, weight, labels, part,
+        {local.arg(3).toBool(), local.arg(4).toBool(), local.arg(5).toInt(), local.arg(6).toDouble()});
     local.finish({sums.loss, sums.grad_hidden, sums.grad_weight});
   };
 }
@@ -131,11 +132,11 @@ void propose(const OpCall& call, Proposal& proposal) {
 // ---- derivative ----
 
 Triple call_with_gradients(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                           bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes) {
+                           bool hidden_gradient, bool weight_gradient, int64_t chunk_bytes, double softcap) {
   static const auto op =
-      detail::operation<Triple(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, bool, int64_t)>(
+      detail::operation<Triple(const at::Tensor&, const at::Tensor&, const at::Tensor&, bool, bool, int64_t, double)>(
           "tessera::linear_cross_entropy_with_gradients");
-  return op.call(hidden, weight, labels, hidden_gradient, weight_gradient, chunk_bytes);
+  return op.call(hidden, weight, labels, hidden_gradient, weight_gradient, chunk_bytes, softcap);
 }
 
 // `gradient` times `factor`: in its own memory when nobody can ask for it again.
@@ -147,10 +148,11 @@ at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor, bool kee
 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& hidden, const at::Tensor& weight,
-                            const at::Tensor& labels, bool wants_hidden, bool wants_weight, int64_t chunk_bytes) {
+                            const at::Tensor& labels, bool wants_hidden, bool wants_weight, int64_t chunk_bytes,
+                            double softcap) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, grad_hidden, grad_weight] =
-        call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes);
+        call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes, softcap);
     // Results of our own, which FSDP never frees: kept outside save_for_backward so that backward can give them away.
     ctx->saved_data["grad_hidden"] = grad_hidden;
     ctx->saved_data["grad_weight"] = grad_weight;
@@ -166,15 +168,15 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     const at::Tensor grad_weight = ctx->saved_data["grad_weight"].toTensor();
     if (!keep) ctx->saved_data.clear();
     const at::Tensor none;
-    return {scaled(grad_hidden, grads[0], keep), scaled(grad_weight, grads[0], keep), none, none, none, none};
+    return {scaled(grad_hidden, grads[0], keep), scaled(grad_weight, grads[0], keep), none, none, none, none, none};
   }
 };
 
 at::Tensor differentiable(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
-                          int64_t chunk_bytes) {
+                          int64_t chunk_bytes, double softcap) {
   const bool grad = at::GradMode::is_enabled();
   return LinearCrossEntropy::apply(hidden, weight, labels, grad && hidden.requires_grad(),
-                                   grad && weight.requires_grad(), chunk_bytes);
+                                   grad && weight.requires_grad(), chunk_bytes, softcap);
 }
 
 }  // namespace
@@ -182,12 +184,14 @@ at::Tensor differentiable(const at::Tensor& hidden, const at::Tensor& weight, co
 namespace detail {
 
 void define_linear_cross_entropy(torch::Library& library) {
-  library.def("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int chunk_bytes=67108864) -> Tensor");
+  library.def(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, int chunk_bytes=67108864, float softcap=0.) "
+      "-> Tensor");
   library.impl("linear_cross_entropy",
                torch::dispatch(c10::DispatchKey::CompositeImplicitAutograd, TORCH_FN(differentiable)));
   library.def(
       "linear_cross_entropy_with_gradients(Tensor hidden, Tensor weight, Tensor labels, bool hidden_gradient, "
-      "bool weight_gradient, int chunk_bytes) -> (Tensor, Tensor, Tensor)");
+      "bool weight_gradient, int chunk_bytes, float softcap) -> (Tensor, Tensor, Tensor)");
   library.impl("linear_cross_entropy_with_gradients",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(with_gradients)));
   has_no_derivative(library, "linear_cross_entropy_with_gradients");
@@ -200,12 +204,14 @@ void register_linear_cross_entropy_rules() { register_rule("tessera::linear_cros
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                 const LinearCrossEntropyOptions& options) {
   static const auto op =
-      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t)>(
+      detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t, double)>(
           "tessera::linear_cross_entropy");
   check_shapes(hidden.sizes(), weight.sizes(), labels);
-  if (!is_dtensor(hidden) || is_dtensor(labels)) return op.call(hidden, weight, labels, options.chunk_bytes);
-  const Placements whole(placements(hidden).size(), Replicate());
-  return op.call(hidden, weight, from_local(labels, device_mesh(hidden), whole), options.chunk_bytes);
+  auto beside = labels;
+  if (is_dtensor(hidden) && !is_dtensor(labels)) {
+    beside = from_local(labels, device_mesh(hidden), Placements(placements(hidden).size(), Replicate()));
+  }
+  return op.call(hidden, weight, beside, options.chunk_bytes, options.softcap);
 }
 
 }  // namespace tessera

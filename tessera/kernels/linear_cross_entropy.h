@@ -26,6 +26,7 @@ namespace tessera {
 
 struct LinearCrossEntropyOptions {
   int64_t chunk_bytes = int64_t{64} << 20;
+  double softcap = 0;  // logits are softcap * tanh(logits / softcap), as in Gemma; 0: as they are
 };
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,

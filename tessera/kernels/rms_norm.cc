@@ -74,30 +74,37 @@ std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at
   return {grad_x, partial.sum(0)};
 }
 
+// What the rows are multiplied with.
+at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
+
 // (y, inverse_rms [..., 1])
-std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps) {
+std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps,
+                                               bool one_plus) {
   const auto x = given.contiguous();
   if (runs_as_loop(x, weight)) {
-    auto [y, inverse_rms] = forward_loop(x, weight.contiguous(), eps);
+    auto [y, inverse_rms] = forward_loop(x, factors_of(weight, one_plus), eps);
     return {y, inverse_rms};
   }
   const auto wide = x.to(detail::wide_type(x.scalar_type()));
   const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
-  return {weight * wide.mul(inverse_rms).to(x.scalar_type()), inverse_rms};
+  const auto normed = wide.mul(inverse_rms);
+  if (!one_plus) return {weight * normed.to(x.scalar_type()), inverse_rms};
+  return {normed.mul(weight.to(wide.scalar_type()) + 1).to(x.scalar_type()), inverse_rms};
 }
 
 // (grad_x, grad_weight)
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x,
-                                                        const at::Tensor& weight, const at::Tensor& inverse_rms) {
+                                                        const at::Tensor& weight, const at::Tensor& inverse_rms,
+                                                        bool one_plus) {
   if (runs_as_loop(x, weight) && grad_y.scalar_type() == at::kFloat) {
     auto [grad_x, grad_weight] =
-        backward_loop(grad_y.contiguous(), x.contiguous(), weight.contiguous(), inverse_rms.contiguous());
+        backward_loop(grad_y.contiguous(), x.contiguous(), factors_of(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight};
   }
   const auto wide = detail::wide_type(x.scalar_type());
   const auto normed = x.to(wide).mul(inverse_rms);
   const auto grad = grad_y.to(wide);
-  const auto scaled = grad * weight.to(wide);
+  const auto scaled = grad * factors_of(weight.to(wide), one_plus);
   const auto grad_x = inverse_rms * (scaled - normed * (scaled * normed).mean(-1, true));
   auto grad_weight = grad * normed;
   if (x.dim() > 1) grad_weight = grad_weight.flatten(0, -2).sum(0);
@@ -106,25 +113,27 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
-Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  static const auto op = detail::operation<Pair(const at::Tensor&, const at::Tensor&, double)>("tessera::rms_norm");
-  return op.call(x, weight, eps);
+Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
+  static const auto op =
+      detail::operation<Pair(const at::Tensor&, const at::Tensor&, double, bool)>("tessera::rms_norm");
+  return op.call(x, weight, eps, one_plus);
 }
 
-Pair call_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
-                   const at::Tensor& inverse_rms) {
+Pair call_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& inverse_rms, bool one_plus) {
   static const auto op =
-      detail::operation<Pair(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&)>(
+      detail::operation<Pair(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, bool)>(
           "tessera::rms_norm_backward");
-  return op.call(grad, x, weight, inverse_rms);
+  return op.call(grad, x, weight, inverse_rms, one_plus);
 }
 
 struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                                                const at::Tensor& weight, double eps) {
+                                                const at::Tensor& weight, double eps, bool one_plus) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [y, inverse_rms] = call_rms_norm(x, weight, eps);
+    auto [y, inverse_rms] = call_rms_norm(x, weight, eps, one_plus);
     ctx->save_for_backward({x, weight, inverse_rms});
+    ctx->saved_data["one_plus"] = one_plus;
     ctx->mark_non_differentiable({inverse_rms});
     return {y, inverse_rms};
   }
@@ -132,13 +141,14 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto [grad_x, grad_weight] = call_backward(grads[0], saved[0], saved[1], saved[2]);
-    return {grad_x, grad_weight, at::Tensor()};
+    const bool one_plus = ctx->saved_data["one_plus"].toBool();
+    const auto [grad_x, grad_weight] = call_rms_norm_backward(grads[0], saved[0], saved[1], saved[2], one_plus);
+    return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
   }
 };
 
-Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const auto results = RmsNorm::apply(x, weight, eps);
+Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
+  const auto results = RmsNorm::apply(x, weight, eps, one_plus);
   return {results[0], results[1]};
 }
 
@@ -159,7 +169,7 @@ void propose_rms_norm(const OpCall& call, Proposal& proposal) {
 }
 
 // grad, x, weight, inverse_rms -> grad_x, grad_weight (a sum over rows): linear in grad.
-void propose_backward(const OpCall& call, Proposal& proposal) {
+void propose_rms_norm_backward(const OpCall& call, Proposal& proposal) {
   const auto& x = call.inputs[1];
   for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) {
     proposal.strategies.push_back({{Shard(dim), Partial()}, {Shard(dim), Shard(dim), Replicate(), Shard(dim)}});
@@ -174,10 +184,12 @@ void propose_backward(const OpCall& call, Proposal& proposal) {
 namespace detail {
 
 void define_rms_norm(torch::Library& library) {
-  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  library.def("rms_norm(Tensor x, Tensor weight, float eps, bool one_plus=False) -> (Tensor, Tensor)");
   library.impl("rms_norm", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_of)));
   library.impl("rms_norm", torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rms_norm)));
-  library.def("rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse_rms) -> (Tensor, Tensor)");
+  library.def(
+      "rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse_rms, bool one_plus=False) -> "
+      "(Tensor, Tensor)");
   library.impl("rms_norm_backward",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_backward_of)));
   has_no_derivative(library, "rms_norm_backward");
@@ -185,16 +197,16 @@ void define_rms_norm(torch::Library& library) {
 
 void register_rms_norm_rules() {
   register_rule("tessera::rms_norm", propose_rms_norm);
-  register_rule("tessera::rms_norm_backward", propose_backward);
+  register_rule("tessera::rms_norm_backward", propose_rms_norm_backward);
 }
 
 }  // namespace detail
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
   TESSERA_CHECK(x.dim() >= 1 && weight.dim() == 1 && x.size(-1) == weight.size(0), ErrorKind::kShape,
                 "[kernels.rms_norm] input: found last dim {}, wanted the weight's {}", x.dim() ? x.size(-1) : 0,
                 weight.numel());
-  return std::get<0>(call_rms_norm(x, weight, eps));
+  return std::get<0>(call_rms_norm(x, weight, eps, one_plus));
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 // Root mean square normalisation over the last dim, as LlamaRMSNorm of transformers: statistics and scaling in fp32,
-// the product with the weight in the input's dtype.
+// the product with the weight in the input's dtype. With one_plus as Gemma3RMSNorm: the product is with 1 + weight and
+// in fp32, rounded at the end.
 //
 //   at::Tensor y = rms_norm(x, weight, 1e-5);    // x [..., d], weight [d]
 //
@@ -11,6 +12,6 @@
 
 namespace tessera {
 
-at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus = false);
 
 }  // namespace tessera

@@ -10,17 +10,23 @@ Attention::Attention(const AttentionOptions& attention, const ParameterOptions& 
   register_module("k_proj", k_proj, std::make_shared<Linear>(attention.width, kv_inner, attention.qkv_bias, options));
   register_module("v_proj", v_proj, std::make_shared<Linear>(attention.width, kv_inner, attention.qkv_bias, options));
   register_module("o_proj", o_proj, std::make_shared<Linear>(inner, attention.width, attention.output_bias, options));
+  if (!attention.qk_norm) return;
+  register_module("q_norm", q_norm, std::make_shared<RMSNorm>(attention.head_dim, *attention.qk_norm, options));
+  register_module("k_norm", k_norm, std::make_shared<RMSNorm>(attention.head_dim, *attention.qk_norm, options));
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const AttentionContext& context) {
+  const auto& [cos, sin] = context.angles;
   const auto heads = [this](const at::Tensor& projected) {
     return projected.view({projected.size(0), projected.size(1), -1, attention_.head_dim});
   };
-  const auto q = rotary(heads((*q_proj)(x)), context.cos, context.sin).transpose(1, 2);
-  auto k = rotary(heads((*k_proj)(x)), context.cos, context.sin).transpose(1, 2);
-  auto v = heads((*v_proj)(x)).transpose(1, 2);
+  auto q = heads((*q_proj)(x)), k = heads((*k_proj)(x)), v = heads((*v_proj)(x)).transpose(1, 2);
+  if (q_norm) q = (*q_norm)(q);
+  if (k_norm) k = (*k_norm)(k);
+  q = rotary(q, cos, sin).transpose(1, 2);
+  k = rotary(k, cos, sin).transpose(1, 2);
   if (context.cache) std::tie(k, v) = context.cache->append(attention_.layer, k, v);
-  const auto y = attend(q, k, v, context.pattern).transpose(1, 2);
+  const auto y = attend(q, k, v, context.pattern, attention_.scores).transpose(1, 2);
   return (*o_proj)(y.reshape({y.size(0), y.size(1), -1}));
 }
 

@@ -1,11 +1,13 @@
 #include "tessera/nn/attention_pattern.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/kept_attention.h"
 
 namespace tessera::nn {
 namespace {
@@ -81,13 +83,49 @@ at::Tensor visible(int64_t first_query, int64_t queries, int64_t keys, int64_t w
   return at::zeros({queries, keys}, options).masked_fill_(hidden, -std::numeric_limits<double>::infinity());
 }
 
-at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                              std::optional<at::Tensor> mask = std::nullopt) {
-  if (mask && is_dtensor(q)) {  // made alike on all ranks
-    mask = from_local(*mask, device_mesh(q), Placements(placements(q).size(), Replicate()));
+// A mask beside a DTensor is made alike on all ranks.
+at::Tensor mask_beside(const at::Tensor& mask, const at::Tensor& q) {
+  if (!is_dtensor(q)) return mask;
+  return from_local(mask, device_mesh(q), Placements(placements(q).size(), Replicate()));
+}
+
+// [B, G, T, d] as [B, H, T, d].
+at::Tensor repeat_heads(const at::Tensor& tensor, int64_t heads) {
+  const int64_t groups = tensor.size(1);
+  if (groups == heads) return tensor;
+  const auto sizes = tensor.sizes();
+  return tensor.unsqueeze(2)
+      .expand({sizes[0], groups, heads / groups, sizes[2], sizes[3]})
+      .reshape({sizes[0], heads, sizes[2], sizes[3]});
+}
+
+at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                            const std::optional<at::Tensor>& mask, const AttentionScores& scores) {
+  const auto keys = repeat_heads(k, q.size(1)).transpose(2, 3), values = repeat_heads(v, q.size(1));
+  const double scale = scores.scale > 0 ? scores.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<at::Tensor> results;
+  for (int64_t begin = 0; begin < q.size(2); begin += kMostPiece) {
+    const int64_t count = std::min(kMostPiece, q.size(2) - begin), seen = causal ? begin + count : k.size(2);
+    auto score = q.narrow(2, begin, count).matmul(keys.narrow(3, 0, seen)).mul(scale / scores.softcap);
+    score = score.tanh().mul(scores.softcap);
+    if (causal) score = score + mask_beside(visible(begin, count, seen, /*window=*/0, q.options()), q);
+    if (mask) score = score + mask_beside(mask->narrow(0, begin, count), q);
+    results.push_back(at::softmax(score, -1, wide).to(q.scalar_type()).matmul(values.narrow(2, 0, seen)));
   }
-  return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, causal && q.size(2) > 1,
-                                          /*scale=*/std::nullopt, /*enable_gqa=*/q.size(1) != k.size(1));
+  return results.size() == 1 ? results[0] : at::cat(results, 2);
+}
+
+at::Tensor scaled_dot_product(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                              std::optional<at::Tensor> mask, const AttentionScores& scores) {
+  if (scores.softcap > 0) return capped_attention(q, k, v, causal, mask, scores);
+  if (mask) mask = mask_beside(*mask, q);
+  const auto scale = scores.scale > 0 ? std::optional<double>(scores.scale) : std::nullopt;
+  if (kernels::keeps_attention(q)) {
+    return kernels::kept_attention(q, k, v, {.causal = causal && q.size(2) > 1, .mask = mask, .scale = scale});
+  }
+  return at::scaled_dot_product_attention(q, k, v, mask, /*dropout_p=*/0.0, causal && q.size(2) > 1, scale,
+                                          /*enable_gqa=*/q.size(1) != k.size(1));
 }
 
 // The rows end to end, cut as the pattern says. Splits whose backward is one concatenation.
@@ -107,8 +145,8 @@ at::Tensor joined(const std::vector<at::Tensor>& parts, size_t last, int64_t ear
   return at::cat(std::vector<at::Tensor>(end - earlier - 1, end), 2);
 }
 
-at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         const AttentionPattern& pattern) {
+at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
+                         const AttentionScores& scores) {
   const auto queries = split(q, pattern.pieces), keys = split(k, pattern.pieces), values = split(v, pattern.pieces);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < queries.size(); ++i) {
@@ -117,13 +155,13 @@ at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Ten
     if (piece.kind == Kind::kPadding) {
       result = at::zeros_like(queries[i]);
     } else if (piece.kind == Kind::kCausal) {
-      result = scaled_dot_product(queries[i], keys[i], values[i], /*causal=*/true);
+      result = scaled_dot_product(queries[i], keys[i], values[i], /*causal=*/true, std::nullopt, scores);
     } else {
       const int64_t own = pattern.window_mask.size(1) - pattern.window_piece;  // the column of its first own key
       const int64_t before = piece.earlier * pattern.window_piece;
       const auto mask = pattern.window_mask.narrow(0, 0, piece.tokens).narrow(1, own - before, before + piece.tokens);
       result = scaled_dot_product(queries[i], joined(keys, i, piece.earlier), joined(values, i, piece.earlier),
-                                  /*causal=*/false, mask);
+                                  /*causal=*/false, mask, scores);
     }
     results.push_back(result.transpose(1, 2));
   }
@@ -131,7 +169,8 @@ at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Ten
 }
 
 // Queries that follow cached keys.
-at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window) {
+at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
+                         const AttentionScores& scores) {
   const int64_t tokens = q.size(2), cached = k.size(2) - tokens;
   std::vector<at::Tensor> results;
   for (int64_t begin = 0; begin < tokens; begin += kMostPiece) {
@@ -140,7 +179,7 @@ at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Ten
     const auto mask = count == 1 ? std::optional<at::Tensor>()
                                  : visible(end - count - first, count, end - first, window, q.options());
     results.push_back(scaled_dot_product(q.narrow(2, begin, count), k.narrow(2, first, end - first),
-                                         v.narrow(2, first, end - first), /*causal=*/false, mask));
+                                         v.narrow(2, first, end - first), /*causal=*/false, mask, scores));
   }
   return results.size() == 1 ? results[0] : at::cat(results, 2);
 }
@@ -174,10 +213,11 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   return pattern;
 }
 
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern) {
-  if (k.size(2) > q.size(2)) return attend_cached(q, k, v, pattern.sliding_window);
-  if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true);
-  return attend_pieces(q, k, v, pattern);
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
+                  const AttentionScores& scores) {
+  if (k.size(2) > q.size(2)) return attend_cached(q, k, v, pattern.sliding_window, scores);
+  if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true, std::nullopt, scores);
+  return attend_pieces(q, k, v, pattern, scores);
 }
 
 }  // namespace tessera::nn

@@ -43,8 +43,16 @@ struct AttentionPatternOptions {
 // COLLECTIVE over its mesh. Error kShape: ids of another shape, ids beside a cache, a document in two pieces.
 AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options);
 
+// How a query scores a key, before the softmax.
+struct AttentionScores {
+  double scale = 0;    // of their product; 0: one over the square root of the head's size
+  double softcap = 0;  // scores are softcap * tanh(score / softcap); 0: as they are. Fused attention cannot do that:
+                       // scores of 1024 queries at a time are in memory
+};
+
 // Scaled dot product attention. Keys beyond the number of queries are cached ones, before all pieces. Query heads may
 // be a multiple of the key heads. Padding gives zeros where the pattern has pieces.
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern);
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
+                  const AttentionScores& scores = {});
 
 }  // namespace tessera::nn

@@ -1,9 +1,11 @@
 #include "tessera/nn/layers.h"
 
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/gated.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/logprobs/linear_logprobs.h"
 #include "tessera/kernels/rms_norm.h"
-#include "tessera/kernels/swiglu.h"
 
 namespace tessera::nn {
 
@@ -14,35 +16,52 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, const ParameterOptions& 
 
 at::Tensor Linear::forward(const at::Tensor& x) { return linear(x, weight, bias); }
 
-Head::Head(int64_t width, int64_t classes, const ParameterOptions& options) {
+Head::Head(int64_t width, int64_t classes, const ParameterOptions& options, double softcap) : softcap_(softcap) {
   register_parameter("weight", weight, at::empty({classes, width}, options.tensor_options()));
 }
 
-at::Tensor Head::forward(const at::Tensor& x) { return tessera::linear(x, weight); }
-
-at::Tensor Head::forward(const at::Tensor& x, const at::Tensor& labels) {
-  return linear_cross_entropy(x.reshape({-1, x.size(-1)}), weight, labels.reshape({-1}));
+at::Tensor Head::forward(const at::Tensor& x) {
+  const auto logits = tessera::linear(x, weight);
+  return softcap_ > 0 ? logits.div(softcap_).tanh().mul(softcap_) : logits;
 }
 
-Embedding::Embedding(int64_t rows, int64_t width, const ParameterOptions& options, int64_t padding_id)
-    : padding_id_(padding_id) {
+at::Tensor Head::forward(const at::Tensor& x, const at::Tensor& labels) {
+  return linear_cross_entropy(x.reshape({-1, x.size(-1)}), weight, labels.reshape({-1}), {.softcap = softcap_});
+}
+
+at::Tensor Head::forward(const at::Tensor& x, const TokenTargets& targets) {
+  const auto logprobs = linear_logprobs(x, weight, targets.ids, {.softcap = softcap_});
+  return is_dtensor(logprobs) ? full_tensor(logprobs) : logprobs;
+}
+
+Embedding::Embedding(int64_t rows, int64_t width, const ParameterOptions& options, const EmbeddingOptions& embedding)
+    : embedding_(embedding) {
   register_parameter("weight", weight, at::empty({rows, width}, options.tensor_options()));
 }
 
-at::Tensor Embedding::forward(const at::Tensor& ids) { return at::embedding(weight, ids, padding_id_); }
-
-RMSNorm::RMSNorm(int64_t width, double eps, const ParameterOptions& options) : eps_(eps) {
-  register_parameter("weight", weight, at::empty({width}, options.tensor_options()), /*decay=*/false);
+at::Tensor Embedding::forward(const at::Tensor& ids) {
+  const auto rows = at::embedding(weight, ids, embedding_.padding_id);
+  if (embedding_.scale == 1) return rows;
+  return rows * at::scalar_tensor(embedding_.scale, weight.scalar_type()).item();
 }
 
-at::Tensor RMSNorm::forward(const at::Tensor& x) { return rms_norm(x, weight, eps_); }
-
-MLP::MLP(int64_t width, int64_t inner, bool bias, const ParameterOptions& options) {
-  register_module("gate_proj", gate_proj, std::make_shared<Linear>(width, inner, bias, options));
-  register_module("up_proj", up_proj, std::make_shared<Linear>(width, inner, bias, options));
-  register_module("down_proj", down_proj, std::make_shared<Linear>(inner, width, bias, options));
+RMSNorm::RMSNorm(int64_t width, const NormOptions& norm, const ParameterOptions& options) : norm_(norm) {
+  register_parameter("weight", weight, at::empty({width}, options.tensor_options()), /*decay=*/false,
+                     /*initial=*/norm.one_plus ? 0.0 : 1.0);
 }
 
-at::Tensor MLP::forward(const at::Tensor& x) { return (*down_proj)(swiglu((*gate_proj)(x), (*up_proj)(x))); }
+at::Tensor RMSNorm::forward(const at::Tensor& x) { return rms_norm(x, weight, norm_.eps, norm_.one_plus); }
+
+MLP::MLP(int64_t width, int64_t inner, const MLPOptions& mlp, const ParameterOptions& options)
+    : activation_(mlp.activation) {
+  register_module("gate_proj", gate_proj, std::make_shared<Linear>(width, inner, mlp.bias, options));
+  register_module("up_proj", up_proj, std::make_shared<Linear>(width, inner, mlp.bias, options));
+  register_module("down_proj", down_proj, std::make_shared<Linear>(inner, width, mlp.bias, options));
+}
+
+at::Tensor MLP::forward(const at::Tensor& x) {
+  const auto gate = (*gate_proj)(x), up = (*up_proj)(x);
+  return (*down_proj)(activation_ == Activation::kSilu ? swiglu(gate, up) : geglu(gate, up));
+}
 
 }  // namespace tessera::nn

@@ -100,12 +100,13 @@ void Module::remove_hook(int id) {
   std::erase_if(post_hooks_, [id](const auto& hook) { return hook.first == id; });
 }
 
-at::Tensor Module::register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay) {
+at::Tensor Module::register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay,
+                                      double initial) {
   for (const auto& own : parameters_) {
     TESSERA_CHECK(own.name != name, ErrorKind::kInternal, "[nn.module] parameter '{}' is registered twice", name);
   }
   value.set_requires_grad(true);
-  parameters_.push_back({std::move(name), &slot, value, decay});
+  parameters_.push_back({std::move(name), &slot, value, decay, initial});
   slot = value;
   return value;
 }

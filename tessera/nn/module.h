@@ -13,6 +13,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <functional>
 #include <memory>
@@ -31,6 +32,7 @@ struct ParameterSlot {
   at::Tensor* slot = nullptr;  // the member that forward reads
   at::Tensor parameter;        // what parameters() shows and the optimizer updates
   bool decay = true;           // false: no weight decay by default (norms, biases)
+  double initial = 0;          // of a vector's elements in a fresh model; matrices are drawn at random
 };
 
 struct BufferSlot {
@@ -50,6 +52,14 @@ using TensorRefs = std::vector<at::Tensor*>;
 using ForwardPreHook = std::function<void(Module&, TensorRefs& inputs)>;
 using ForwardHook = std::function<void(Module&, TensorRefs& outputs)>;
 using ForwardHookWithInputs = std::function<void(Module&, const TensorRefs& inputs, TensorRefs& outputs)>;
+
+// Runs forward again on other tensors in place of the inputs, and gives the outputs.
+using Rerun = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
+// Stands around forward, inside all hooks, where autograd records (activation checkpoints): called before forward, which
+// then runs without recording; what it returned is called with the inputs and outputs afterwards, and makes the outputs
+// results of a graph node of its own.
+using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, Rerun rerun)>;
+using ForwardWrapper = std::function<WrapOutputs(Module&)>;
 
 class Module {
  public:
@@ -85,7 +95,10 @@ class Module {
   int register_forward_hook(ForwardHook hook);
   int register_forward_hook(ForwardHookWithInputs hook);  // the inputs as forward saw them
   void remove_hook(int id);
-  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
+  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty() || wrapper_; }
+  // At most one; an empty one takes it away.
+  void set_forward_wrapper(ForwardWrapper wrapper) { wrapper_ = std::move(wrapper); }
+  const ForwardWrapper& forward_wrapper() const { return wrapper_; }
 
   // What parallel/ keeps with a module (its sharding); it lives and dies with it.
   struct Attachment {
@@ -97,7 +110,8 @@ class Module {
   bool mark_distributed() { return !std::exchange(distributed_, true); }
 
  protected:
-  at::Tensor register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay = true);
+  at::Tensor register_parameter(std::string name, at::Tensor& slot, at::Tensor value, bool decay = true,
+                                double initial = 0);
   at::Tensor register_buffer(std::string name, at::Tensor& slot, at::Tensor value, bool persistent = false);
   template <class M>
   std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> child) {
@@ -128,6 +142,7 @@ class Module {
   std::vector<std::function<bool(const std::shared_ptr<Module>&)>> child_slots_;  // of each child; empty: fixed
   std::vector<std::pair<int, ForwardPreHook>> pre_hooks_;
   std::vector<std::pair<int, ForwardHookWithInputs>> post_hooks_;
+  ForwardWrapper wrapper_;
   std::shared_ptr<Attachment> sharding_;
   int next_hook_id_ = 1;
   bool training_ = true;
@@ -157,10 +172,40 @@ class Callable : public Module {
     TensorRefs inputs;
     std::apply([&](auto&... each) { (collect_tensors(each, inputs), ...); }, copies);
     run_pre_hooks(inputs);
-    auto result = std::apply([&](auto&... each) { return self.forward(each...); }, copies);
+    auto result = wrapped_forward(self, copies, inputs);
     TensorRefs outputs;
     collect_tensors(result, outputs);
     run_post_hooks(inputs, outputs);
+    return result;
+  }
+
+ private:
+  template <class Arguments>
+  auto wrapped_forward(Self& self, Arguments& arguments, const TensorRefs& inputs) {
+    const auto call = [&self](Arguments& with) {
+      return std::apply([&](auto&... each) { return self.forward(each...); }, with);
+    };
+    if (!forward_wrapper() || !c10::GradMode::is_enabled()) return call(arguments);
+    Rerun rerun = [call, kept = arguments](const std::vector<at::Tensor>& tensors) {
+      Arguments again = kept;
+      TensorRefs refs;
+      std::apply([&](auto&... each) { (collect_tensors(each, refs), ...); }, again);
+      for (size_t i = 0; i < refs.size(); ++i) *refs[i] = tensors[i];
+      auto result = call(again);
+      TensorRefs outputs;
+      collect_tensors(result, outputs);
+      std::vector<at::Tensor> values;
+      for (const auto* output : outputs) values.push_back(*output);
+      return values;
+    };
+    const auto wrap_outputs = forward_wrapper()(self);
+    auto result = [&] {
+      const c10::NoGradGuard no_grad;
+      return call(arguments);
+    }();
+    TensorRefs outputs;
+    collect_tensors(result, outputs);
+    wrap_outputs(inputs, outputs, std::move(rerun));
     return result;
   }
 };

@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tessera/kernels/gated.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/rms_norm.h"
 #include "tessera/kernels/rotary.h"
-#include "tessera/kernels/swiglu.h"
 #include "tests/dtensor/op_cases.h"
 #include "tests/support/largest_allocation.h"
 
@@ -36,19 +36,21 @@ at::Tensor labels_of(int64_t rows, int64_t classes) {
 }
 
 // Labels beside hidden states that are cut as these say: plain, or cut as well.
-OpCase cross_entropy_case(int64_t rows, int64_t classes, int64_t chunk_bytes, bool cut_labels) {
+OpCase cross_entropy_case(int64_t rows, int64_t classes, int64_t chunk_bytes, bool cut_labels, double softcap = 0) {
   const auto labels = labels_of(rows, classes);
   return {"linear_cross_entropy of " + std::to_string(rows) + " rows, " + std::to_string(classes) + " classes",
           {{rows, 3}, {classes, 3}},
           against(
-              [labels](const Tensors& t) {
-                return at::cross_entropy_loss(at::linear(t[0], t[1]), labels, {}, at::Reduction::Sum, kIgnoredLabel);
+              [=](const Tensors& t) {
+                auto logits = at::linear(t[0], t[1]);
+                if (softcap > 0) logits = (logits / softcap).tanh() * softcap;
+                return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnoredLabel);
               },
               [=](const Tensors& t) {
                 const auto& mesh = device_mesh(t[0]);
                 const Placements cut(static_cast<size_t>(mesh->ndim()), Shard(0));
                 const auto given = cut_labels ? distribute_tensor(labels, mesh, cut, std::nullopt) : labels;
-                return linear_cross_entropy(t[0], t[1], given, {.chunk_bytes = chunk_bytes});
+                return linear_cross_entropy(t[0], t[1], given, {.chunk_bytes = chunk_bytes, .softcap = softcap});
               })};
 }
 
@@ -75,6 +77,15 @@ std::vector<OpCase> row_cases() {
                      {shape, shape},
                      against([](const Tensors& t) { return at::silu(t[0]) * t[1]; },
                              [](const Tensors& t) { return swiglu(t[0], t[1]); })});
+    cases.push_back({"geglu",
+                     {shape, shape},
+                     against([](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; },
+                             [](const Tensors& t) { return geglu(t[0], t[1]); })});
+    cases.push_back(
+        {"rms_norm, 1 + weight",
+         {shape, {shape.back()}},
+         against([](const Tensors& t) { return (1 + t[1]) * t[0] * at::rsqrt(t[0].square().mean(-1, true) + 1e-5); },
+                 [](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); })});
   }
   return cases;
 }
@@ -120,6 +131,7 @@ TEST(LinearCrossEntropyOnDTensors, EqualsPlainOperationsOnEveryPlacement) {
       cases.push_back(cross_entropy_case(7, 6, chunk_bytes, cut_labels));
     cases.push_back(cross_entropy_case(3, 3, 1, cut_labels));
     cases.push_back(cross_entropy_case(8, 12, 100, cut_labels));
+    cases.push_back(cross_entropy_case(7, 6, 100, cut_labels, /*softcap=*/1.5));
   }
   check_cases({2, 4}, cases);
 }

@@ -5,11 +5,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/detail/linear_choice.h"
+#include "tessera/kernels/gated.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/rms_norm.h"
 #include "tessera/kernels/rotary.h"
-#include "tessera/kernels/swiglu.h"
 #include "tests/kernels/gradients.h"
 
 namespace tessera {
@@ -120,6 +120,25 @@ TEST(RmsNorm, RoundsOnceInHalfPrecision) {
   EXPECT_TRUE(at::equal(tessera::rms_norm(x, weight, 1e-5), upstream));
 }
 
+at::Tensor plain_one_plus_norm(const Tensors& t) {
+  return (1 + t[1]) * t[0] * at::rsqrt(t[0].square().mean(-1, true) + 1e-5);
+}
+
+TEST(RmsNorm, OnePlusWeightMatchesPlainOpsWithGradients) {
+  const auto fused = [](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); };
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 5, 48}, {1, 3}, {700, 33}}) {
+    const Tensors inputs = {random_tensor(sizes), random_tensor({sizes.back()}, 1)};
+    expect_same_with_gradients(fused, plain_one_plus_norm, inputs, 1e-5);
+    expect_same_with_gradients(fused, plain_one_plus_norm, {inputs[0].to(at::kBFloat16), inputs[1].to(at::kBFloat16)},
+                               2e-2);
+  }
+  // Upstream's order: everything in fp32, rounded at the end.
+  const auto x = random_tensor({9, 64}).to(at::kBFloat16), weight = random_tensor({64}, 1).to(at::kBFloat16);
+  const auto wide = x.to(at::kFloat);
+  const auto upstream = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5) * (1.0 + weight.to(at::kFloat)));
+  EXPECT_TRUE(at::equal(fused({x, weight}), upstream.to(at::kBFloat16)));
+}
+
 TEST(Rotary, MatchesHalfRotationWithGradients) {
   for (const int64_t batch : {1, 3}) {
     const auto angles = random_tensor({batch, 7, 8}, 4);
@@ -139,6 +158,28 @@ TEST(SwiGlu, MatchesPlainOpsWithGradients) {
   expect_same_with_gradients([](const Tensors& t) { return swiglu(t[0], t[1]); },
                              [](const Tensors& t) { return at::silu(t[0]) * t[1]; },
                              {random_tensor({3, 40}), random_tensor({3, 40}, 1)}, 1e-5);
+}
+
+TEST(GeGlu, MatchesPlainOpsWithGradients) {
+  expect_same_with_gradients([](const Tensors& t) { return geglu(t[0], t[1]); },
+                             [](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; },
+                             {random_tensor({3, 40}), random_tensor({3, 40}, 1)}, 1e-5);
+}
+
+TEST(LinearCrossEntropy, CappedLogitsMatchThePlainLossWithGradientsWhateverTheChunk) {
+  const auto labels = at::tensor(std::vector<int64_t>{3, kIgnoredLabel, 0, 49, 7, kIgnoredLabel, 21, 3, 3, 48, 12});
+  const Tensors inputs = {random_tensor({11, 24}), random_tensor({50, 24}, 1)};
+  for (const int64_t chunk_bytes : {1, 600, 1 << 20}) {
+    expect_same_with_gradients(
+        [&](const Tensors& t) {
+          return linear_cross_entropy(t[0], t[1], labels, {.chunk_bytes = chunk_bytes, .softcap = 3.0});
+        },
+        [&](const Tensors& t) {
+          const auto logits = (at::linear(t[0], t[1]) / 3.0).tanh() * 3.0;
+          return at::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, kIgnoredLabel);
+        },
+        inputs, 1e-5);
+  }
 }
 
 TEST(LinearCrossEntropy, MatchesPlainLossWithGradientsWhateverTheChunk) {

@@ -39,8 +39,8 @@ TEST(AttentionOnDTensors, HeadsOverTheRanksGiveTheWhole) {
     for (const auto& wanted_pattern : patterns()) {
       const auto angles = at::arange(static_cast<double>(kTokens * 4)).to(at::kFloat).view({1, kTokens, 4}).sin();
       const auto whole = at::arange(2.0 * kTokens * kWidth).cos().to(at::kFloat).view({2, kTokens, kWidth});
-      const AttentionContext context{
-          .cos = angles.cos(), .sin = angles.sin(), .pattern = attention_pattern(wanted_pattern, whole.options())};
+      const AttentionContext context{.angles = {angles.cos(), angles.sin()},
+                                     .pattern = attention_pattern(wanted_pattern, whole.options())};
       auto plain = make_attention(), cut = make_attention();
       const auto read =
           wanted_pattern.document_ids.defined() ? wanted_pattern.document_ids.ge(0) : at::ones({2, kTokens}, at::kBool);

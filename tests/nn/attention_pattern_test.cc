@@ -20,15 +20,16 @@ at::Tensor ids_of(const std::vector<std::vector<int64_t>>& rows) {
 
 // softmax of all scores, with what may not be seen at minus infinity.
 at::Tensor masked_form(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ids,
-                       int64_t window) {
+                       int64_t window, const AttentionScores& how = {}) {
   const int64_t tokens = q.size(2), total = k.size(2), groups = q.size(1) / k.size(1);
   const auto query = at::arange(total - tokens, total).unsqueeze(1), key = at::arange(total).unsqueeze(0);
   auto seen = key.le(query);
   if (window > 0) seen = seen.logical_and(key.gt(query - window));
   seen = seen.view({1, 1, tokens, total});
   if (ids.defined()) seen = seen.logical_and(ids.unsqueeze(2).eq(ids.unsqueeze(1)).unsqueeze(1));
-  const auto scores =
-      q.matmul(k.repeat_interleave(groups, 1).transpose(2, 3)) / std::sqrt(static_cast<double>(q.size(3)));
+  const double scale = how.scale > 0 ? how.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  auto scores = q.matmul(k.repeat_interleave(groups, 1).transpose(2, 3)) * scale;
+  if (how.softcap > 0) scores = (scores / how.softcap).tanh() * how.softcap;
   return at::softmax(scores.masked_fill(seen.logical_not(), -1e30), -1).matmul(v.repeat_interleave(groups, 1));
 }
 
@@ -74,6 +75,30 @@ TEST(AttentionPattern, EqualsTheMaskedFormWithGradients) {
     for (size_t i = 0; i < ours.size(); ++i) {
       EXPECT_TRUE(at::allclose(ours[i].grad(), theirs[i].grad(), 1e-9, 1e-9)) << "window " << window << ", input " << i;
     }
+  }
+}
+
+// A scale of its own and capped scores: packed, padded, with a window, plain, and behind a cache.
+TEST(AttentionScores, ScaledAndCappedOnesEqualTheMaskedFormWithGradients) {
+  for (const AttentionScores scores : {AttentionScores{.scale = 0.11}, AttentionScores{.scale = 0.9, .softcap = 0.7}}) {
+    const auto all = layouts();
+    for (const size_t layout : {0U, 3U, 5U, 7U}) {
+      const auto& [ids, window] = all[layout];
+      const auto read = (ids.defined() ? ids.ge(0) : at::ones({2, 300}, at::kBool)).view({2, 1, 300, 1});
+      const auto q = at::randn({2, 4, 300, 8}, at::kDouble).set_requires_grad(true);
+      const auto k = at::randn({2, 2, 300, 8}, at::kDouble).set_requires_grad(true), v = at::randn_like(k);
+      const auto pattern =
+          attention_pattern({.rows = 2, .tokens = 300, .document_ids = ids, .sliding_window = window}, q.options());
+      const auto found = attend(q, k, v, pattern, scores) * read,
+                 wanted = masked_form(q, k, v, ids, window, scores) * read;
+      EXPECT_TRUE(at::allclose(found, wanted, 1e-9, 1e-9)) << window;
+      const auto ours = torch::autograd::grad({found.square().sum()}, {q, k});
+      const auto theirs = torch::autograd::grad({wanted.square().sum()}, {q, k});
+      for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-9, 1e-9)) << window;
+    }
+    const auto k = at::randn({1, 2, 50, 8}, at::kDouble), q = at::randn({1, 4, 3, 8}, at::kDouble);
+    const auto pattern = attention_pattern({.tokens = 3, .cached = 47, .sliding_window = 9}, q.options());
+    EXPECT_TRUE(at::allclose(attend(q, k, k, pattern, scores), masked_form(q, k, k, {}, 9, scores), 1e-9, 1e-9));
   }
 }
 

@@ -24,14 +24,14 @@ std::shared_ptr<Attention> make_attention(int64_t heads, int64_t kv_heads, bool 
 
 AttentionContext make_context(int64_t tokens) {
   const auto angles = at::arange(tokens, at::kFloat).view({1, tokens, 1}) * at::rand({4}).view({1, 1, 4});
-  return {.cos = angles.cos(), .sin = angles.sin()};
+  return {.angles = {angles.cos(), angles.sin()}};
 }
 
 // softmax(q k^T / sqrt(d)) v with the key-value heads repeated, in plain ops.
 at::Tensor plain_attention(Attention& a, const at::Tensor& x, const AttentionContext& context, int64_t heads,
                            int64_t kv_heads, const at::Tensor& allowed) {
-  const auto cos = at::cat({context.cos, context.cos}, -1).unsqueeze(1);
-  const auto sin = at::cat({context.sin, context.sin}, -1).unsqueeze(1);
+  const auto cos = at::cat({context.angles.cos, context.angles.cos}, -1).unsqueeze(1);
+  const auto sin = at::cat({context.angles.sin, context.angles.sin}, -1).unsqueeze(1);
   const auto project = [&](Linear& linear, int64_t count) {
     return at::linear(x, linear.weight, linear.bias).view({x.size(0), x.size(1), count, 8}).transpose(1, 2);
   };
@@ -80,7 +80,7 @@ TEST(Attention, CacheGivesWhatTheWholeSequenceGives) {
   int64_t begin = 0;
   for (const int64_t step : {4, 1, 3, 2}) {
     const AttentionContext context{
-        .cos = whole.cos.narrow(1, begin, step), .sin = whole.sin.narrow(1, begin, step), .cache = &cache};
+        .angles = {whole.angles.cos.narrow(1, begin, step), whole.angles.sin.narrow(1, begin, step)}, .cache = &cache};
     const auto found = (*attention)(x.narrow(1, begin, step), context);
     cache.advance(step);
     EXPECT_TRUE(at::allclose(found, wanted.narrow(1, begin, step), 1e-4, 1e-5)) << "tokens from " << begin;
@@ -111,7 +111,7 @@ TEST(Attention, TakesThePartOfTheHeadsThatItsProjectionsGive) {
 
 TEST(Layers, OnTheMetaDeviceNothingIsAllocated) {
   // 2^36 elements: 256 GiB if it were real.
-  MLP mlp(1 << 18, 1 << 18, true, {.dtype = at::kBFloat16, .device = at::kMeta});
+  MLP mlp(1 << 18, 1 << 18, {.bias = true}, {.dtype = at::kBFloat16, .device = at::kMeta});
   for (const auto& parameter : mlp.named_parameters()) {
     EXPECT_TRUE(parameter.slot->parameter.is_meta()) << parameter.name;
     EXPECT_EQ(parameter.slot->decay, !parameter.name.ends_with("bias")) << parameter.name;

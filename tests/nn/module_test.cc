@@ -17,7 +17,7 @@ struct Doubled : Linear {
 };
 
 std::shared_ptr<MLP> make_mlp() {
-  auto mlp = std::make_shared<MLP>(4, 6, false, ParameterOptions{});
+  auto mlp = std::make_shared<MLP>(4, 6, MLPOptions{}, ParameterOptions{});
   at::NoGradGuard no_grad;
   for (const auto& parameter : mlp->parameters()) parameter.normal_();
   return mlp;
@@ -56,7 +56,7 @@ TEST(Module, ChildThatIsTakenAwayIsGone) {
 TEST(Module, ReplacementThatDoesNotFitIsAnErrorAndChangesNothing) {
   auto mlp = make_mlp();
   const auto down = mlp->down_proj;
-  const auto norm = std::make_shared<RMSNorm>(4, 1e-5, ParameterOptions{});
+  const auto norm = std::make_shared<RMSNorm>(4, NormOptions{}, ParameterOptions{});
   EXPECT_NE(error_of([&] { mlp->replace_child("down_proj", norm); }).find("another type"), std::string::npos);
   EXPECT_NE(error_of([&] { mlp->replace_child("middle", down); }).find("no child 'middle'"), std::string::npos);
   EXPECT_EQ(mlp->down_proj, down);

@@ -17,7 +17,12 @@ class Summation {
  public:
   Summation(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, const ClassPart& part,
             const CrossEntropyWanted& wanted)
-      : hidden_(hidden), weight_(weight), labels_(labels), part_(part), wide_(wide_type(hidden.scalar_type())) {
+      : hidden_(hidden),
+        weight_(weight),
+        labels_(labels),
+        part_(part),
+        wide_(wide_type(hidden.scalar_type())),
+        softcap_(wanted.softcap) {
     loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
     if (wanted.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
     if (wanted.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
@@ -25,7 +30,9 @@ class Summation {
 
   CrossEntropySums run(int64_t chunk_bytes) {
     const int64_t count = labels_.size(0);
-    const int64_t row_bytes = std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_));
+    const int64_t tensors = softcap_ > 0 ? 2 : 1;  // the logits; the slope of the cap at each of them
+    const int64_t row_bytes =
+        std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
     const int64_t most = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, count));
     const int64_t chunks = (count + most - 1) / most;
     for (int64_t chunk = 0; chunk < chunks;
@@ -42,6 +49,16 @@ class Summation {
     for (auto* group : part_.others) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
   }
 
+  // Caps the logits in place; how fast each of them still follows what it was.
+  at::Tensor cap(at::Tensor& logits) const {
+    if (softcap_ == 0) return {};
+    logits.div_(softcap_).tanh_();
+    const bool wanted = grad_hidden_.defined() || grad_weight_.defined();
+    const auto slope = wanted ? logits.square().neg_().add_(1) : at::Tensor();
+    logits.mul_(softcap_);
+    return slope;
+  }
+
   // Takes the maximum over all classes off each row.
   void level(at::Tensor& logits) const {
     const auto least = -std::numeric_limits<double>::infinity();
@@ -54,6 +71,7 @@ class Summation {
   void add_chunk(int64_t begin, int64_t rows) {
     const auto h = hidden_.narrow(0, begin, rows);
     auto logits = product_nt(h, weight_).to(wide_);
+    const auto slope = cap(logits);
     level(logits);
     // The label's place among this part's classes, and whether it has one.
     const int64_t classes = weight_.size(0);
@@ -70,6 +88,7 @@ class Summation {
     if (!grad_hidden_.defined() && !grad_weight_.defined()) return;
     auto g = logits.div_(sums[0]);  // softmax - onehot, in place of the logits
     if (classes > 0) g.scatter_add_(1, target, own.neg());
+    if (slope.defined()) g.mul_(slope);
     if (grad_hidden_.defined()) {
       grad_hidden_.narrow(0, begin, rows).copy_(product_nt(g.to(weight_.scalar_type()), weight_.t()));
     }
@@ -88,6 +107,7 @@ class Summation {
   at::Tensor hidden_, weight_, labels_;
   const ClassPart& part_;
   at::ScalarType wide_;
+  double softcap_;
   at::Tensor loss_, grad_hidden_, grad_weight_;
 };
 

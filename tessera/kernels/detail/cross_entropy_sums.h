@@ -21,6 +21,7 @@ struct CrossEntropyWanted {
   bool hidden_gradient = false;
   bool weight_gradient = false;
   int64_t chunk_bytes = 0;
+  double softcap = 0;  // 0: none
 };
 
 struct CrossEntropySums {

@@ -16,12 +16,12 @@ void ensure_operations() {
     define_linear(*made);
     define_rms_norm(*made);
     define_rotary(*made);
-    define_swiglu(*made);
+    define_gated(*made);
     define_linear_cross_entropy(*made);
     register_linear_rules();
     register_rms_norm_rules();
     register_rotary_rules();
-    register_swiglu_rules();
+    register_gated_rules();
     register_linear_cross_entropy_rules();
     return made;
   }();

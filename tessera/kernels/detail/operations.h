@@ -30,12 +30,12 @@ void has_no_derivative(torch::Library& library, const char* name);
 void define_linear(torch::Library& library);
 void define_rms_norm(torch::Library& library);
 void define_rotary(torch::Library& library);
-void define_swiglu(torch::Library& library);
+void define_gated(torch::Library& library);
 void define_linear_cross_entropy(torch::Library& library);
 void register_linear_rules();
 void register_rms_norm_rules();
 void register_rotary_rules();
-void register_swiglu_rules();
+void register_gated_rules();
 void register_linear_cross_entropy_rules();
 
 // fp32, or fp64 for fp64: what halves are computed in.

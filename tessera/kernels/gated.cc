@@ -1,0 +1,131 @@
+#include "tessera/kernels/gated.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/rules/table.h"
+#include "tessera/kernels/detail/operations.h"
+
+namespace tessera {
+namespace {
+
+using GatePair = std::tuple<at::Tensor, at::Tensor>;
+
+struct Silu {
+  static constexpr const char* kName = "tessera::swiglu";
+  static constexpr const char* kBackward = "tessera::swiglu_backward";
+  static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
+  static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
+};
+
+struct GeluTanh {
+  static constexpr const char* kName = "tessera::geglu";
+  static constexpr const char* kBackward = "tessera::geglu_backward";
+  static at::Tensor of(const at::Tensor& x) { return at::gelu(x, "tanh"); }
+  static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) {
+    return at::gelu_backward(grad, x, "tanh");
+  }
+};
+
+template <class Activation>
+at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
+  return Activation::of(gate).mul_(up);
+}
+
+// (grad_gate, grad_up)
+template <class Activation>
+GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
+}
+
+template <class Activation>
+at::Tensor call_gated(const at::Tensor& gate, const at::Tensor& up) {
+  static const auto op = detail::operation<at::Tensor(const at::Tensor&, const at::Tensor&)>(Activation::kName);
+  return op.call(gate, up);
+}
+
+template <class Activation>
+GatePair call_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  static const auto op =
+      detail::operation<GatePair(const at::Tensor&, const at::Tensor&, const at::Tensor&)>(Activation::kBackward);
+  return op.call(grad, gate, up);
+}
+
+template <class Activation>
+struct Gated : torch::autograd::Function<Gated<Activation>> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({gate, up});
+    return call_gated<Activation>(gate, up);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto [grad_gate, grad_up] = call_gated_backward<Activation>(grads[0], saved[0], saved[1]);
+    return {grad_gate, grad_up};
+  }
+};
+
+template <class Activation>
+at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
+  return Gated<Activation>::apply(gate, up);
+}
+
+// Element by element; linear in one operand: in `up` forward, in `grad` backward.
+Rule gate_rule(int linear_in, size_t results) {
+  return [linear_in, results](const OpCall& call, Proposal& proposal) {
+    const auto& sizes = call.inputs[0].sizes;
+    for (size_t dim = 0; dim < sizes.size(); ++dim) {
+      proposal.strategies.push_back(detail::alike(call, Shard(static_cast<int64_t>(dim))));
+    }
+    detail::add_partial_of(call, proposal, {linear_in});
+    for (size_t i = 0; i < results; ++i) proposal.output(sizes);
+  };
+}
+
+template <class Activation>
+void implement(torch::Library& library, const char* name, const char* backward) {
+  library.impl(name, torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gated_of<Activation>)));
+  library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated<Activation>)));
+  library.impl(backward,
+               torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gated_backward_of<Activation>)));
+  detail::has_no_derivative(library, backward);
+}
+
+void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) {
+  TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(), ErrorKind::kShape,
+                "[kernels.{}] gate has {} elements of {}, up {} of {}: wanted equal shapes and dtypes", name,
+                gate.numel(), c10::toString(gate.scalar_type()), up.numel(), c10::toString(up.scalar_type()));
+}
+
+}  // namespace
+
+namespace detail {
+
+void define_gated(torch::Library& library) {
+  library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  library.def("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  implement<Silu>(library, "swiglu", "swiglu_backward");
+  library.def("geglu(Tensor gate, Tensor up) -> Tensor");
+  library.def("geglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+  implement<GeluTanh>(library, "geglu", "geglu_backward");
+}
+
+void register_gated_rules() {
+  for (const char* name : {Silu::kName, GeluTanh::kName}) register_rule(name, gate_rule(/*linear_in=*/1, 1));
+  for (const char* name : {Silu::kBackward, GeluTanh::kBackward}) register_rule(name, gate_rule(/*linear_in=*/0, 2));
+}
+
+}  // namespace detail
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  check_gate("swiglu", gate, up);
+  return call_gated<Silu>(gate, up);
+}
+
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up) {
+  check_gate("geglu", gate, up);
+  return call_gated<GeluTanh>(gate, up);
+}
+
+}  // namespace tessera
