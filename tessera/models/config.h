@@ -20,6 +20,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/nn/activation.h"
+
 namespace tessera {
 
 enum class RopeKind { kDefault, kLinear, kDynamic, kYarn, kLlama3 };
@@ -48,17 +50,30 @@ struct ModelConfig {
   int64_t num_key_value_heads = 0;
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 2048;
-  int64_t sliding_window = 0;  // 0: none
+  int64_t sliding_window = 0;        // tokens that a token of a sliding layer sees, itself included; 0: no layer slides
+  std::vector<bool> sliding_layers;  // of each layer whether it is one; empty: all are
   double rms_norm_eps = 1e-6;
   double initializer_range = 0.02;
-  bool attention_bias = false;
+  nn::Activation activation = nn::Activation::kSilu;
+  bool qkv_bias = false;
+  bool output_bias = false;
   bool mlp_bias = false;
   bool tie_word_embeddings = false;
+  double query_pre_attn_scalar = 0;      // scores are divided by its square root; 0: by that of head_dim
+  double attn_logit_softcapping = 0;     // 0: none
+  double final_logit_softcapping = 0;    // 0: none
   std::optional<c10::ScalarType> dtype;  // of the stored weights
   RopeConfig rope;
+  std::optional<RopeConfig> local_rope;  // of the sliding layers, where they have their own
   std::optional<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_ids;
   std::optional<int64_t> pad_token_id;
+  std::vector<int64_t> image_token_ids;  // tokens that stand for an image, which the model does not take
+
+  // Tokens that this layer sees, itself included; 0: all.
+  int64_t window_of(int64_t layer) const {
+    return sliding_layers.empty() || sliding_layers[static_cast<size_t>(layer)] ? sliding_window : 0;
+  }
 
   static ModelConfig from_folder(const std::filesystem::path& dir);
   // `name` is what errors call the text.

@@ -6,13 +6,17 @@
 
 #include "tessera/base/error.h"
 #include "tessera/models/config.h"
+#include "tessera/models/gemma3.h"
 #include "tessera/models/llama.h"
+#include "tessera/models/mistral.h"
+#include "tessera/models/qwen2.h"
+#include "tessera/models/qwen3.h"
 
 namespace tessera {
 namespace {
 
 template <class Matches>
-const ModelFamily* first(Matches matches) {
+const ModelFamily* first_family(Matches matches) {
   const auto& all = model_families();
   const auto found = std::find_if(all.begin(), all.end(), [&](const ModelFamily* family) { return matches(*family); });
   return found == all.end() ? nullptr : *found;
@@ -20,17 +24,32 @@ const ModelFamily* first(Matches matches) {
 
 }  // namespace
 
+std::vector<std::string> WeightMap::names_of(const std::string& parameter) const {
+  std::vector<std::string> names;
+  for (const auto& [ours, theirs] : prefixes) {
+    if (parameter.starts_with(ours)) names.push_back(std::string(theirs) + parameter.substr(ours.size()));
+  }
+  names.push_back(parameter);
+  return names;
+}
+
+bool WeightMap::is_foreign(std::string_view name) const {
+  return std::any_of(foreign.begin(), foreign.end(), [&](std::string_view begin) { return name.starts_with(begin); });
+}
+
 const std::vector<const ModelFamily*>& model_families() {
-  static const std::vector<const ModelFamily*> families = {&llama_family(), &mistral_family()};
+  static const std::vector<const ModelFamily*> families = {&llama_family(),  &mistral_family(),
+                                                           &qwen2_family(),  &qwen3_family(),
+                                                           &gemma3_family(), &gemma3_conditional_family()};
   return families;
 }
 
 const ModelFamily* find_family(std::string_view architecture) {
-  return first([&](const ModelFamily& family) { return family.architecture == architecture; });
+  return first_family([&](const ModelFamily& family) { return family.architecture == architecture; });
 }
 
 const ModelFamily* find_family_of_type(std::string_view model_type) {
-  return first([&](const ModelFamily& family) { return family.model_type == model_type; });
+  return first_family([&](const ModelFamily& family) { return family.model_type == model_type; });
 }
 
 const ModelFamily& family_of(std::string_view architecture) {
@@ -42,7 +61,7 @@ const ModelFamily& family_of(std::string_view architecture) {
 
 const ModelFamily* find_family_of_gguf(std::string_view gguf_architecture) {
   if (gguf_architecture.empty()) return nullptr;
-  return first([&](const ModelFamily& family) { return family.gguf_architecture == gguf_architecture; });
+  return first_family([&](const ModelFamily& family) { return family.gguf.architecture == gguf_architecture; });
 }
 
 const std::vector<std::string>& supported_architectures() {

@@ -3,12 +3,15 @@
 //   const ModelFamily& family = family_of("MistralForCausalLM");     // Error kFormat lists those that there are
 //   std::shared_ptr<CausalLM> model = family.make(config, options);
 //
-// A new family is its model file with its row, named in model_families(): reading config.json, making the model and
-// converting GGUF files look here. Rows are constants; thread-safe.
+// A new family is its model file with its row, named in model_families(): reading config.json, making the model,
+// loading and saving, plans of tensor parallelism and converting GGUF files look here. Rows are constants; thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,20 +20,88 @@
 namespace tessera {
 
 class CausalLM;
+class GgufFile;
+class GgufWriter;
+class JsonReader;
 struct ModelConfig;
-namespace detail {
-struct LlamaShape;
-struct LlamaTensor;
-}  // namespace detail
+
+// Which projections have a bias.
+enum class BiasKeys : uint8_t {
+  kNone,
+  kAttentionAndMlp,  // as attention_bias and mlp_bias say
+  kAttention,        // as attention_bias says
+  kQueryKeyValue     // q, k and v, always
+};
+
+// Which layers see a sliding window.
+struct WindowKeys {
+  bool known = false;      // sliding_window is a key of this family; null: no layer slides
+  bool switched = false;   // only where use_sliding_window is true
+  int64_t missing = 4096;  // sliding_window where it is left out
+  // Where layer_types is left out. Null: all layers, and layer_types does not count.
+  bool (*slides)(const JsonReader& config, int64_t layer) = nullptr;
+};
 
 // What the configuration class of transformers takes where config.json leaves a key out, and which keys it knows.
 struct ConfigKeys {
+  int64_t vocab_size = 32000;
+  int64_t hidden_size = 4096;
   int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 32;
+  int64_t num_attention_heads = 32;
   int64_t most_key_value_heads =
-      0;  // num_key_value_heads is this or the number of heads, whichever is less; 0: the latter
+      0;                 // num_key_value_heads is this or the number of heads, whichever is less; 0: the latter
+  int64_t head_dim = 0;  // 0: hidden_size / num_attention_heads
   int64_t max_position_embeddings = 0;
-  bool sliding_window = false;
-  bool biases = false;  // attention_bias and mlp_bias
+  std::string_view activation = "silu";
+  std::string_view activation_key = "hidden_act";
+  bool tie_word_embeddings = false;
+  BiasKeys biases = BiasKeys::kNone;
+  WindowKeys windows{};
+  std::optional<int64_t> bos_token_id{};
+  std::optional<int64_t> eos_token_id{};
+  std::optional<int64_t> pad_token_id{};
+  std::string_view text_config{};  // the object that holds these keys; empty: the file itself
+  // What is the family's own; `text` holds the keys above, `top` is the file.
+  void (*more)(const JsonReader& text, const JsonReader& top, ModelConfig& config) = nullptr;
+};
+
+// How tensor parallelism cuts the family.
+struct PlanKeys {
+  std::string_view name{};           // of the plans in parallel/ that are written for it
+  std::string_view inner = "model";  // path of the child that holds embed_tokens, layers, norm and rotary_emb
+  // transformers' own plan, FQN pattern -> style: _tp_plan of the class, and base_model_tp_plan of the configuration,
+  // whose patterns begin at `inner`.
+  struct Style {
+    std::string_view pattern, style;
+  };
+  std::vector<Style> top{};
+  std::vector<Style> layers{};
+};
+
+// What files call the parameters, where not by their own names.
+struct WeightMap {
+  struct Prefix {
+    std::string_view ours, theirs;
+  };
+  std::vector<Prefix> prefixes{};
+  std::vector<std::string_view> foreign{};  // beginnings of tensors that the model does not own: saved as they were
+  // The names under which a file may hold the parameter, likeliest first: the first is what is saved.
+  std::vector<std::string> names_of(const std::string& parameter) const;
+  bool is_foreign(std::string_view name) const;
+};
+
+// The same model in GGUF. See detail/gguf_tensors.h.
+struct GgufMap {
+  std::string_view architecture{};  // general.architecture. Where families share one, a file becomes a model of the
+                                    // first. Empty: cannot be converted
+  bool interleaved_rotary = false;  // llama.cpp stores the rows of q and k in another order
+  bool qk_norm = false;             // attn_q_norm, attn_k_norm
+  bool norms_around = false;        // post_attention_norm, post_ffw_norm
+  bool norms_one_plus = false;      // norms are stored with 1 added
+  // Metadata of the family's own, into the file and into the config.json that is made of it. Errors kConfig, kFormat.
+  void (*set_keys)(const ModelConfig& config, const std::string& where, GgufWriter& writer) = nullptr;
+  void (*read_keys)(const GgufFile& file, nlohmann::ordered_json& config) = nullptr;
 };
 
 struct ModelFamily {
@@ -38,10 +109,9 @@ struct ModelFamily {
   std::string_view model_type;    // the same, where architectures is left out
   ConfigKeys config;
   std::shared_ptr<CausalLM> (*make)(const ModelConfig& config, const nn::ParameterOptions& options) = nullptr;
-  // GGUF: general.architecture there, and what its tensors are called on both sides. Where families share a name, a
-  // file becomes a model of the first. Empty: cannot be converted.
-  std::string_view gguf_architecture{};
-  std::vector<detail::LlamaTensor> (*gguf_tensors)(const detail::LlamaShape& shape) = nullptr;
+  PlanKeys plan{};
+  WeightMap weights{};
+  GgufMap gguf{};
 };
 
 const std::vector<const ModelFamily*>& model_families();

@@ -12,6 +12,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/philox.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera {
 namespace {
@@ -194,7 +195,8 @@ std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, 
   nn::KvCache cache(config.num_hidden_layers, given + most);
   auto pending = at::tensor(context).unsqueeze(0).to(device);
   for (int64_t made = 0; made < most; ++made) {
-    const auto logits = model.logits({.tokens = pending, .cache = &cache, .logits_to_keep = 1});
+    auto logits = model.logits({.tokens = pending, .cache = &cache, .logits_to_keep = 1});
+    if (is_dtensor(logits)) logits = full_tensor(logits);  // each rank of a tensor-parallel head has a part of the vocabulary
     const auto [token, last] = next_token(logits.flatten(), context, options, on_token, group);
     context.push_back(token);
     if (last) break;

@@ -1,10 +1,11 @@
-// GGUF files (llama.cpp) to Hugging Face folders and back, for models of the Llama architecture.
+// GGUF files (llama.cpp) to Hugging Face folders and back, for the families that have a GgufMap (family.h).
 //
 //   gguf_to_folder("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2");         // transformers and from_pretrained load it
 //   folder_to_gguf("smollm2-tuned", "tuned.gguf", {.type = GgmlType::kQ8_0});   // llama.cpp loads it
 //
 // Weights, configuration, tokenizer and chat template travel; llama.cpp's order of the rotary rows in q and k is undone
-// and redone. Both ways the result appears whole or not at all, and only one tensor at a time is in memory.
+// and redone, and so is the 1 that it adds to norms. Both ways the result appears whole or not at all, and only one
+// tensor at a time is in memory.
 // Error kFormat for input that is not valid, kConfig for a valid model that this version does not convert,
 // kIo when the destination exists already or the disk refuses. Thread-safe.
 #pragma once

@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -9,10 +8,12 @@
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/base/staged.h"
 #include "tessera/formats/gguf.h"
 #include "tessera/formats/safetensors_writer.h"
-#include "tessera/base/staged.h"
-#include "tessera/models/detail/gguf_llama.h"
+#include "tessera/models/config.h"
+#include "tessera/models/detail/gguf_rope.h"
+#include "tessera/models/detail/gguf_tensors.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
 #include "tessera/models/family.h"
 #include "tessera/models/gguf_convert.h"
@@ -20,105 +21,86 @@
 namespace tessera {
 namespace {
 
-using detail::LlamaShape;
 using json = nlohmann::ordered_json;
 
-// GGUF keeps float32; 1e-5 shall be written as that, not with the digits of its nearest float32.
-double shortest(double value) {
-  const auto narrow = static_cast<float>(value);
-  if (static_cast<double>(narrow) != value) return value;
-  char text[64];
-  const auto end = std::to_chars(text, text + sizeof text, narrow).ptr;
-  std::from_chars(text, end, value);
-  return value;
-}
+// The metadata under the file's own architecture.
+class GgufKeys {
+ public:
+  explicit GgufKeys(const GgufFile& file)
+      : file_(file), architecture_(file.find_string("general.architecture").value_or("")) {}
 
-int64_t whole(const GgufFile& file, const std::string& key) {
-  const auto value = file.require_uint(key);
-  TESSERA_CHECK(value <= (uint64_t{1} << 32), ErrorKind::kFormat, "[gguf] {}: {} is {}", file.path().string(), key,
-                value);
-  return static_cast<int64_t>(value);
-}
+  const GgufFile& file() const { return file_; }
+  const std::string& architecture() const { return architecture_; }
+  std::string where() const { return file_.path().string(); }
+  std::string key(const char* name) const { return architecture_ + "." + name; }
+  int64_t whole(const char* name) const {
+    const auto value = file_.require_uint(key(name));
+    TESSERA_CHECK(value <= (uint64_t{1} << 32), ErrorKind::kFormat, "[gguf] {}: {} is {}", where(), key(name), value);
+    return static_cast<int64_t>(value);
+  }
+  // From `least` to `most`.
+  int64_t size(const char* name, int64_t most) const {
+    const int64_t value = whole(name);
+    TESSERA_CHECK(value >= 1 && value <= most, ErrorKind::kFormat, "[gguf] {}: {} is {}, wanted 1 to {}", where(),
+                  key(name), value, most);
+    return value;
+  }
+  int64_t whole_or(const char* name, int64_t absent) const { return file_.find_uint(key(name)) ? whole(name) : absent; }
+  double number_or(const char* name, double absent) const {
+    return detail::shortest_decimal(file_.find_float(key(name)).value_or(absent));
+  }
 
-int64_t whole_or(const GgufFile& file, const std::string& key, int64_t absent) {
-  return file.find_uint(key) ? whole(file, key) : absent;
-}
+ private:
+  const GgufFile& file_;
+  std::string architecture_;
+};
 
-const ModelFamily& read_family(const GgufFile& file) {
-  const auto name = file.find_string("general.architecture").value_or("");
-  const auto* family = find_family_of_gguf(name);
-  TESSERA_CHECK(family, ErrorKind::kConfig,
-                "[gguf] {}: the architecture {} is not available in this version (llama is)", file.path().string(),
-                quote(name));
-  TESSERA_CHECK(file.find_uint("llama.expert_count").value_or(0) == 0, ErrorKind::kConfig,
-                "[gguf] {}: a mixture of experts is not available in this version", file.path().string());
+const ModelFamily& imported_family(const GgufKeys& keys) {
+  const auto* family = find_family_of_gguf(keys.architecture());
+  if (!family) {
+    std::set<std::string_view> known;
+    for (const auto* each : model_families()) {
+      if (!each->gguf.architecture.empty()) known.insert(each->gguf.architecture);
+    }
+    raise(ErrorKind::kConfig, "[gguf] {}: the architecture {} is not available in this version ({} are)", keys.where(),
+          quote(keys.architecture()), fmt::join(known, ", "));
+  }
+  TESSERA_CHECK(keys.whole_or("expert_count", 0) == 0, ErrorKind::kConfig,
+                "[gguf] {}: a mixture of experts is not available in this version", keys.where());
   return *family;
 }
 
-LlamaShape read_shape(const GgufFile& file) {
+int64_t vocabulary_rows(const GgufFile& file) {
   const auto& embedding = file.tensor_info("token_embd.weight").shape;
-  TESSERA_CHECK(embedding.size() == 2, ErrorKind::kFormat, "[gguf] {}: token_embd.weight has {} dimensions, wanted 2",
-                file.path().string(), embedding.size());
-  LlamaShape shape;
-  shape.layers = whole(file, "llama.block_count");
-  shape.hidden = whole(file, "llama.embedding_length");
-  shape.ff = whole(file, "llama.feed_forward_length");
-  shape.heads = whole(file, "llama.attention.head_count");
-  shape.kv_heads = whole_or(file, "llama.attention.head_count_kv", shape.heads);
-  TESSERA_CHECK(shape.heads > 0, ErrorKind::kFormat, "[gguf] {}: llama.attention.head_count is 0",
-                file.path().string());
-  shape.head_dim = whole_or(file, "llama.attention.key_length", shape.hidden / shape.heads);
-  shape.vocab = embedding[0];
-  shape.tied = !file.contains("output.weight");
-  shape.attention_bias = file.contains("blk.0.attn_q.bias");
-  shape.mlp_bias = file.contains("blk.0.ffn_gate.bias");
-  detail::check_llama_shape(shape, file.path().string());
-  const auto value_dim = whole_or(file, "llama.attention.value_length", shape.head_dim);
-  const auto rotary_dim = whole_or(file, "llama.rope.dimension_count", shape.head_dim);
-  TESSERA_CHECK(
-      value_dim == shape.head_dim && rotary_dim == shape.head_dim, ErrorKind::kConfig,
-      "[gguf] {}: heads of size {} with values of {} and {} rotated dimensions are not available in this version",
-      file.path().string(), shape.head_dim, value_dim, rotary_dim);
-  return shape;
+  TESSERA_CHECK(embedding.size() == 2 && embedding[0] <= (int64_t{1} << 24), ErrorKind::kFormat,
+                "[gguf] {}: token_embd.weight is [{}], wanted [vocabulary, hidden size]", file.path().string(),
+                fmt::join(embedding, ", "));
+  return embedding[0];
 }
 
-// The rope_scaling entry of config.json, or null.
-json rope_scaling(const GgufFile& file, double theta, int64_t head_dim) {
-  const auto where = file.path().string();
-  if (file.contains("rope_freqs.weight")) {
-    const auto divisors = file.tensor("rope_freqs.weight").to(at::kFloat).contiguous();
-    const float* first = divisors.const_data_ptr<float>();
-    detail::Llama3Scaling scaling;
-    TESSERA_CHECK(divisors.numel() == head_dim / 2 &&
-                      detail::recover_llama3_scaling({first, first + divisors.numel()}, theta, scaling),
-                  ErrorKind::kConfig, "[gguf] {}: rope_freqs.weight is no llama3 scaling that this version knows",
-                  where);
-    return {{"rope_type", "llama3"},
-            {"factor", scaling.factor},
-            {"low_freq_factor", scaling.low_freq_factor},
-            {"high_freq_factor", scaling.high_freq_factor},
-            {"original_max_position_embeddings", static_cast<int64_t>(scaling.original_context)}};
-  }
-  const auto type = file.find_string("llama.rope.scaling.type").value_or("none");
-  if (type == "none") return nullptr;
-  const double factor = shortest(file.find_float("llama.rope.scaling.factor").value_or(1.0));
-  if (type == "linear") return {{"rope_type", "linear"}, {"factor", factor}};
-  TESSERA_CHECK(type == "yarn", ErrorKind::kConfig, "[gguf] {}: the rope scaling {} is not available in this version",
-                where, quote(type));
-  json scaling = {{"rope_type", "yarn"}, {"factor", factor}};
-  if (file.find_uint("llama.rope.scaling.original_context_length")) {
-    scaling["original_max_position_embeddings"] = whole(file, "llama.rope.scaling.original_context_length");
-  }
-  // llama.cpp multiplies its own 1 + 0.1 ln(factor) by attn_factor, config.json holds the product.
-  if (const auto attention = file.find_float("llama.rope.scaling.attn_factor")) {
-    scaling["attention_factor"] = shortest(*attention) * (1 + 0.1 * std::log(factor));
-  }
-  if (const auto fast = file.find_float("llama.rope.scaling.yarn_beta_fast")) scaling["beta_fast"] = shortest(*fast);
-  if (const auto slow = file.find_float("llama.rope.scaling.yarn_beta_slow")) scaling["beta_slow"] = shortest(*slow);
-  return scaling;
+struct GgufHeads {
+  int64_t heads, kv_heads, size;
+};
+
+GgufHeads read_heads(const GgufKeys& keys, int64_t hidden) {
+  constexpr int64_t kMost = 65536;
+  GgufHeads heads{keys.size("attention.head_count", kMost), 0, 0};
+  heads.kv_heads = keys.whole_or("attention.head_count_kv", heads.heads);
+  heads.size = keys.whole_or("attention.key_length", hidden / heads.heads);
+  const bool divides = heads.kv_heads >= 1 && heads.heads % heads.kv_heads == 0;
+  TESSERA_CHECK(divides && heads.size >= 2 && heads.size <= kMost && heads.size % 2 == 0, ErrorKind::kFormat,
+                "[gguf] {}: {} heads over {} key-value heads of size {} do not divide", keys.where(), heads.heads,
+                heads.kv_heads, heads.size);
+  const auto value_size = keys.whole_or("attention.value_length", heads.size);
+  const auto rotated = keys.whole_or("rope.dimension_count", heads.size);
+  TESSERA_CHECK(value_size == heads.size && rotated == heads.size, ErrorKind::kConfig,
+                "[gguf] {}: heads of size {} with values of {} and {} rotated dimensions are not available in this "
+                "version",
+                keys.where(), heads.size, value_size, rotated);
+  return heads;
 }
 
-const char* import_dtype_name(c10::ScalarType dtype) {
+const char* config_dtype_name(c10::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
       return "float32";
@@ -131,34 +113,40 @@ const char* import_dtype_name(c10::ScalarType dtype) {
   }
 }
 
-json model_config(const GgufFile& file, const ModelFamily& family, const LlamaShape& shape, c10::ScalarType dtype) {
-  const double theta = shortest(file.find_float("llama.rope.freq_base").value_or(10000.0));
+// The config.json of the folder.
+json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType dtype) {
+  constexpr int64_t kMostWidth = int64_t{1} << 24;
+  const auto& file = keys.file();
+  const int64_t hidden = keys.size("embedding_length", kMostWidth), vocab = vocabulary_rows(file);
+  const auto heads = read_heads(keys, hidden);
+  const double theta = keys.number_or("rope.freq_base", 10000.0);
   json config = {{"architectures", json::array({family.architecture})},
                  {"model_type", family.model_type},
-                 {"attention_bias", shape.attention_bias},
+                 {"attention_bias", file.contains("blk.0.attn_q.bias")},
                  {"attention_dropout", 0.0},
-                 {"head_dim", shape.head_dim},
-                 {"hidden_act", "silu"},
-                 {"hidden_size", shape.hidden},
+                 {"head_dim", heads.size},
+                 {family.config.activation_key, family.config.activation},
+                 {"hidden_size", hidden},
                  {"initializer_range", 0.02},
-                 {"intermediate_size", shape.ff},
-                 {"max_position_embeddings", whole(file, "llama.context_length")},
-                 {"mlp_bias", shape.mlp_bias},
-                 {"num_attention_heads", shape.heads},
-                 {"num_hidden_layers", shape.layers},
-                 {"num_key_value_heads", shape.kv_heads},
-                 {"rms_norm_eps", shortest(file.find_float("llama.attention.layer_norm_rms_epsilon").value_or(1e-6))},
-                 {"rope_scaling", rope_scaling(file, theta, shape.head_dim)},
+                 {"intermediate_size", keys.size("feed_forward_length", kMostWidth)},
+                 {"max_position_embeddings", keys.whole("context_length")},
+                 {"mlp_bias", file.contains("blk.0.ffn_gate.bias")},
+                 {"num_attention_heads", heads.heads},
+                 {"num_hidden_layers", keys.size("block_count", 4096)},
+                 {"num_key_value_heads", heads.kv_heads},
+                 {"rms_norm_eps", keys.number_or("attention.layer_norm_rms_epsilon", 1e-6)},
+                 {"rope_scaling", detail::rope_scaling(file, keys.architecture(), theta, heads.size)},
                  {"rope_theta", theta},
-                 {"tie_word_embeddings", shape.tied},
-                 {"torch_dtype", import_dtype_name(dtype)},
+                 {"tie_word_embeddings", !file.contains("output.weight")},
+                 {"torch_dtype", config_dtype_name(dtype)},
                  {"use_cache", true},
-                 {"vocab_size", shape.vocab}};
+                 {"vocab_size", vocab}};
   for (const auto& [name, key] :
        {std::pair("bos_token_id", "bos"), {"eos_token_id", "eos"}, {"pad_token_id", "padding"}}) {
     const auto id = file.find_uint(std::string("tokenizer.ggml.") + key + "_token_id");
-    if (id && *id < static_cast<uint64_t>(shape.vocab)) config[name] = *id;
+    if (id && *id < static_cast<uint64_t>(vocab)) config[name] = *id;
   }
+  if (family.gguf.read_keys) family.gguf.read_keys(file, config);
   return config;
 }
 
@@ -191,7 +179,7 @@ c10::ScalarType own_dtype(const GgufFile& file) {
 }
 
 // The file must hold what the architecture has, in these shapes, and nothing that would get lost.
-void check_tensors(const GgufFile& file, const std::vector<detail::LlamaTensor>& wanted) {
+void check_file_tensors(const GgufFile& file, const std::vector<detail::GgufTensor>& wanted) {
   std::set<std::string_view> known = {"rope_freqs.weight"};
   for (const auto& tensor : wanted) {
     const auto& info = file.tensor_info(tensor.gguf_name);
@@ -201,8 +189,7 @@ void check_tensors(const GgufFile& file, const std::vector<detail::LlamaTensor>&
   }
   for (const auto& [name, info] : file.tensors()) {
     TESSERA_CHECK(known.contains(name), ErrorKind::kConfig,
-                  "[gguf] {}: tensor {} has no place in a Llama model of this version", file.path().string(),
-                  quote(name));
+                  "[gguf] {}: tensor {} has no place in a model of this version", file.path().string(), quote(name));
   }
 }
 
@@ -211,29 +198,30 @@ void check_tensors(const GgufFile& file, const std::vector<detail::LlamaTensor>&
 void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir,
                     const GgufImportOptions& options) {
   const auto file = GgufFile::open(gguf);
-  const auto& family = read_family(*file);
-  const auto shape = read_shape(*file);
-  const auto tensors = family.gguf_tensors(shape);
-  check_tensors(*file, tensors);
+  const GgufKeys keys(*file);
+  const auto& family = imported_family(keys);
   const auto dtype = options.dtype.value_or(own_dtype(*file));
-  const auto config = model_config(*file, family, shape, dtype);
+  const auto config = config_of(keys, family, dtype);
+  const auto config_text = detail::json_text(config, gguf.string(), 2);
+  const auto parsed = ModelConfig::parse(config_text, gguf.string());
+  const auto tensors = detail::gguf_tensors(family.gguf, parsed);
+  check_file_tensors(*file, tensors);
 
   StagedFolder folder(dir);
-  publish_file(folder.path() / "config.json", detail::json_text(config, gguf.string(), 2));
+  publish_file(folder.path() / "config.json", config_text);
   publish_file(folder.path() / "generation_config.json",
                detail::json_text(generation_config(*file, config), gguf.string(), 2));
-  detail::write_tokenizer_files(*file, folder.path(), shape.vocab, config["max_position_embeddings"].get<int64_t>());
+  detail::write_tokenizer_files(*file, folder.path(), parsed.vocab_size, parsed.max_position_embeddings);
   std::vector<TensorSpec> specs;
   for (const auto& tensor : tensors) specs.push_back({tensor.hf_name, dtype, tensor.shape});
   SafetensorsFolderWriter writer(folder.path(), std::move(specs), {.max_shard_bytes = options.max_shard_bytes});
   for (const auto& tensor : tensors) {
-    auto value = file->tensor(tensor.gguf_name);
-    if (tensor.rotary_heads > 0) value = detail::split_rotary_rows(value, tensor.rotary_heads);
-    writer.write(tensor.hf_name, value.to(dtype));
+    writer.write(tensor.hf_name, detail::from_gguf(tensor, file->tensor(tensor.gguf_name)).to(dtype));
   }
   writer.finish();
   folder.publish();
-  log_info("[gguf] {}: {} tensors written to {} as {}", gguf.string(), tensors.size(), dir.string(), import_dtype_name(dtype));
+  log_info("[gguf] {}: {} tensors written to {} as {}", gguf.string(), tensors.size(), dir.string(),
+           config_dtype_name(dtype));
 }
 
 }  // namespace tessera

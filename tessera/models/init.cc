@@ -67,7 +67,7 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
     if (whole.size() >= 2) {
       local.copy_(normal_box(box, whole, seed, stream_of(name), model.config().initializer_range));
     } else {
-      local.fill_(name.ends_with("bias") ? 0.0 : 1.0);
+      local.fill_(parameter.slots.front()->initial);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include "tessera/base/log.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/models/family.h"
 #include "tessera/models/weights.h"
 
 namespace tessera {
@@ -21,7 +22,7 @@ bool is_weight_dtype(c10::ScalarType dtype) {
 // Tensors that older files hold although they are computed.
 bool is_computed(std::string_view name) { return name.ends_with("rotary_emb.inv_freq"); }
 
-std::string text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+std::string shape_text(c10::IntArrayRef shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 struct Problems {
   std::vector<std::string> lines;
@@ -42,24 +43,26 @@ struct Problems {
 };
 
 // The name under which the folder holds each parameter.
-std::vector<std::string> match_names(const std::vector<detail::SharedParameter>& parameters,
+std::vector<std::string> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
                                      const SafetensorsFolder& folder, const std::filesystem::path& dir) {
+  const auto& map = family_of(model.config().architecture).weights;
   Problems problems;
   std::vector<std::string> found;
   std::set<std::string, std::less<>> known;
   for (const auto& parameter : parameters) {
-    known.insert(parameter.names.begin(), parameter.names.end());
-    const auto name = std::find_if(parameter.names.begin(), parameter.names.end(),
-                                   [&](const auto& each) { return folder.contains(each); });
-    if (name == parameter.names.end()) {
-      problems.add(fmt::format("{} is missing", parameter.names.front()));
+    const auto names = detail::file_names(map, parameter);
+    known.insert(names.begin(), names.end());
+    const auto name = std::find_if(names.begin(), names.end(), [&](const auto& each) { return folder.contains(each); });
+    if (name == names.end()) {
+      problems.add(fmt::format("{} is missing", names.front()));
       continue;
     }
     found.push_back(*name);
     const auto& entry = folder.entry(*name);
     if (parameter.tensor.sizes() != at::IntArrayRef(entry.shape)) {
-      problems.add(
-          fmt::format("{}: saved {}, model wants {}", *name, text(entry.shape), text(parameter.tensor.sizes())), true);
+      problems.add(fmt::format("{}: saved {}, model wants {}", *name, shape_text(entry.shape),
+                               shape_text(parameter.tensor.sizes())),
+                   true);
     }
     if (!is_weight_dtype(entry.dtype)) {
       problems.add(fmt::format("{}: dtype {} is not supported, wanted F32, BF16, F16 or F64", *name,
@@ -67,7 +70,8 @@ std::vector<std::string> match_names(const std::vector<detail::SharedParameter>&
     }
   }
   for (const auto& [name, file] : folder.files()) {
-    if (known.find(name) == known.end() && !is_computed(name)) problems.add(fmt::format("{} is unexpected", name));
+    if (known.contains(name) || is_computed(name) || map.is_foreign(name)) continue;
+    problems.add(fmt::format("{} is unexpected", name));
   }
   problems.raise_if_any(dir);
   return found;
@@ -76,14 +80,14 @@ std::vector<std::string> match_names(const std::vector<detail::SharedParameter>&
 }  // namespace
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
-  match_names(detail::shared_parameters(model), SafetensorsFolder::open(dir), dir);
+  match_names(model, detail::shared_parameters(model), SafetensorsFolder::open(dir), dir);
 }
 
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device) {
   at::NoGradGuard no_grad;
   const auto folder = SafetensorsFolder::open(dir);
   auto parameters = detail::shared_parameters(model);
-  const auto names = match_names(parameters, folder, dir);
+  const auto names = match_names(model, parameters, folder, dir);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto box = detail::local_part_box(parameters[i].tensor);

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "tessera/dtensor/tensor/dtensor.h"
+
 namespace tessera {
 namespace {
 
@@ -76,13 +78,21 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
   return {};
 }
 
-RopeTable rope_table(const ModelConfig& config, const at::Tensor& positions) {
+RotaryEmbedding::RotaryEmbedding(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings)
+    : rope_(rope), head_dim_(head_dim), max_position_embeddings_(max_position_embeddings) {}
+
+nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor& positions) {
   at::NoGradGuard no_grad;
-  const bool dynamic = config.rope.kind == RopeKind::kDynamic && positions.numel() > 0;
+  const bool dynamic = rope_.kind == RopeKind::kDynamic && positions.numel() > 0;
   const int64_t length = dynamic ? positions.max().item<int64_t>() + 1 : 0;
-  const auto frequencies = rope_frequencies(config.rope, config.head_dim, config.max_position_embeddings, length);
-  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * frequencies.inverse.to(positions.device());
-  RopeTable table{angles.cos(), angles.sin()};
+  const auto frequencies = rope_frequencies(rope_, head_dim_, max_position_embeddings_, length);
+  auto inverse = frequencies.inverse.to(x.device());
+  if (is_dtensor(positions)) {
+    const auto& mesh = device_mesh(positions);
+    inverse = from_local(inverse, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
+  }
+  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * inverse;
+  nn::RotaryAngles table{angles.cos(), angles.sin()};
   if (frequencies.scaling != 1.0) {
     table.cos.mul_(frequencies.scaling);
     table.sin.mul_(frequencies.scaling);

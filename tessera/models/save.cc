@@ -2,9 +2,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/models/family.h"
 #include "tessera/models/weights.h"
 
 namespace tessera {
@@ -19,7 +22,23 @@ constexpr const char* kCompanions[] = {"generation_config.json",
                                        "merges.txt",
                                        "tokenizer.model",
                                        "chat_template.jinja",
-                                       "chat_template.json"};
+                                       "chat_template.json",
+                                       "preprocessor_config.json",
+                                       "processor_config.json"};
+
+bool holds_weights(const std::filesystem::path& dir) {
+  return std::filesystem::exists(dir / "model.safetensors") ||
+         std::filesystem::exists(dir / "model.safetensors.index.json");
+}
+
+// The tensors of the folder that a model came from, where its family has any that the model does not own.
+std::optional<SafetensorsFolder> foreign_tensors(const WeightMap& map, const std::filesystem::path& source_dir) {
+  if (map.foreign.empty()) return std::nullopt;
+  if (!source_dir.empty() && holds_weights(source_dir)) return SafetensorsFolder::open(source_dir);
+  log_warning("[models.save] '{}' holds no weights: what the model does not own ({}...) is not saved",
+              source_dir.string(), map.foreign.front());
+  return std::nullopt;
+}
 
 // The folder as it grows; lives on the writing rank alone.
 class FolderInProgress {
@@ -27,7 +46,9 @@ class FolderInProgress {
   FolderInProgress(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
                    const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                    const SaveOptions& options)
-      : folder_(dir),
+      : map_(family_of(model.config().architecture).weights),
+        foreign_(foreign_tensors(map_, source_dir)),
+        folder_(dir),
         weights_(folder_.path(), specs(parameters, options), {.max_shard_bytes = options.max_shard_bytes}) {
     const auto dtype = options.dtype.value_or(parameters.front().tensor.scalar_type());
     publish_file(folder_.path() / "config.json", model.config().to_json(dtype));
@@ -38,22 +59,47 @@ class FolderInProgress {
       }
     }
   }
-  void write(const std::string& name, const at::Tensor& value) { weights_.write(name, value); }
+  void write(const detail::SharedParameter& parameter, const at::Tensor& value) {
+    weights_.write(saved_name(parameter), value);
+  }
   void publish() {
+    for (const auto& name : foreign_names()) weights_.write(name, foreign_->tensor(name));
     weights_.finish();
     folder_.publish();
   }
 
  private:
-  static std::vector<TensorSpec> specs(const std::vector<detail::SharedParameter>& parameters,
-                                       const SaveOptions& options) {
+  // As the source calls it; where there is none, the first of its names.
+  std::string saved_name(const detail::SharedParameter& parameter) const {
+    const auto names = detail::file_names(map_, parameter);
+    for (const auto& name : names) {
+      if (foreign_ && foreign_->contains(name)) return name;
+    }
+    return names.front();
+  }
+  std::vector<std::string> foreign_names() const {
+    std::vector<std::string> names;
+    if (!foreign_) return names;
+    for (const auto& [name, file] : foreign_->files()) {
+      if (map_.is_foreign(name)) names.push_back(name);
+    }
+    return names;
+  }
+  std::vector<TensorSpec> specs(const std::vector<detail::SharedParameter>& parameters,
+                                const SaveOptions& options) const {
     std::vector<TensorSpec> out;
     for (const auto& parameter : parameters) {
-      out.push_back({parameter.names.front(), options.dtype.value_or(parameter.tensor.scalar_type()),
+      out.push_back({saved_name(parameter), options.dtype.value_or(parameter.tensor.scalar_type()),
                      parameter.tensor.sizes().vec()});
+    }
+    for (const auto& name : foreign_names()) {
+      const auto& entry = foreign_->entry(name);
+      out.push_back({name, entry.dtype, entry.shape});
     }
     return out;
   }
+  const WeightMap& map_;
+  std::optional<SafetensorsFolder> foreign_;
   StagedFolder folder_;
   SafetensorsFolderWriter weights_;
 };
@@ -105,8 +151,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
     outcome.attempt([&] {
       TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal,
                     "[models.save] {}: has no values yet. Load or initialise first.", parameter.names.front());
-      folder->write(parameter.names.front(),
-                    whole.detach().to(options.dtype.value_or(whole.scalar_type())).contiguous());
+      folder->write(parameter, whole.detach().to(options.dtype.value_or(whole.scalar_type())).contiguous());
     });
   }
   if (writes) outcome.attempt([&] { folder->publish(); });

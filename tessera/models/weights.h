@@ -22,15 +22,16 @@ namespace tessera {
 
 // Fills every parameter from model.safetensors (or its shards), in the parameter's dtype: floating dtypes are
 // converted. Tied heads need not be in the file. All that is missing, unexpected or of another shape is found and
-// reported in one kFormat or kShape error before anything is changed. No communication.
+// reported in one kFormat or kShape error before anything is changed. Names are those of the family's weight map;
+// tensors that are foreign to the model (a vision tower) are left alone. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 // The checks of load_pretrained alone: reads headers, changes nothing.
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir);
 
-// normal(0, initializer_range) for matrices, ones for norms, zeros for biases. An element's value depends on the seed,
-// the parameter's name and its global index only. No communication.
+// normal(0, initializer_range) for matrices, ones for norms (zeros where they add one), zeros for biases. An element's
+// value depends on the seed, the parameter's name and its global index only. No communication.
 void init_weights(CausalLM& model, uint64_t seed, c10::Device device = c10::Device(c10::DeviceType::CPU));
 
 struct SaveOptions {
@@ -39,7 +40,8 @@ struct SaveOptions {
 };
 // Writes a folder that transformers loads: config.json with unknown keys kept, model.safetensors (in shards where
 // larger than max_shard_bytes), and generation_config.json, tokenizer and chat template of source_dir where it has
-// them. The folder appears when it is complete; it must not exist before, or be empty. COLLECTIVE over the meshes of
+// them. Tensors of source_dir that are foreign to the model are saved byte for byte, and parameters are called as
+// there. The folder appears when it is complete; it must not exist before, or be empty. COLLECTIVE over the meshes of
 // DTensor parameters: they are gathered one by one and rank 0 of the mesh writes. An error of the writing rank is
 // thrown on all.
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,

@@ -62,9 +62,12 @@ double flops_per_token(const ModelConfig& config, int64_t sequence_length) {
   const double mlp_weights = 3 * hidden * number(config.intermediate_size);
   const double layers = number(config.num_hidden_layers);
   const double weights = layers * (attention_weights + mlp_weights) + hidden * number(config.vocab_size);
-  double attended = number(sequence_length) / 2;
-  if (config.sliding_window > 0) attended = std::min(attended, number(config.sliding_window));
-  return 6 * weights + 12 * layers * queries * attended;
+  double attended = 0;  // by a token, in all layers
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const double window = config.window_of(layer) > 0 ? number(config.window_of(layer)) : number(sequence_length);
+    attended += std::min(number(sequence_length) / 2, window);
+  }
+  return 6 * weights + 12 * queries * attended;
 }
 
 }  // namespace tessera::train

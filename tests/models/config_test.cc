@@ -61,6 +61,64 @@ TEST(ModelConfig, DefaultsAreThoseOfTheFamily) {
   EXPECT_TRUE(mistral.eos_token_ids.empty());
 }
 
+TEST(ModelConfig, WindowsAreThoseOfTheLayers) {
+  const auto mistral = ModelConfig::parse(R"({"model_type": "mistral"})", "t");
+  EXPECT_EQ(mistral.window_of(31), 4096) << "left out, the key has a value";
+  EXPECT_EQ(ModelConfig::parse(R"({"model_type": "mistral", "sliding_window": null})", "t").window_of(0), 0);
+  const auto off = ModelConfig::parse(R"({"model_type": "qwen2", "sliding_window": 7, "max_window_layers": 0})", "t");
+  EXPECT_EQ(off.window_of(31), 0);
+  const auto on = ModelConfig::parse(R"({"model_type": "qwen3", "use_sliding_window": true})", "t");
+  EXPECT_EQ(on.window_of(27), 0);
+  EXPECT_EQ(on.window_of(28), 4096);
+  const auto gemma = ModelConfig::parse(R"({"model_type": "gemma3_text", "sliding_window": 512})", "t");
+  EXPECT_EQ(gemma.window_of(0), 512);
+  EXPECT_EQ(gemma.window_of(5), 0);
+  const auto pattern = ModelConfig::parse(R"({"model_type": "gemma3_text", "sliding_window_pattern": 2})", "t");
+  EXPECT_EQ(pattern.window_of(0), 4096);
+  EXPECT_EQ(pattern.window_of(1), 0);
+}
+
+TEST(ModelConfig, Gemma3RotaryBasesInOldAndNewSpellingMeanTheSame) {
+  const auto old_style =
+      ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_theta": 5e5, "rope_local_base_freq": 300,
+      "rope_scaling": {"rope_type": "linear", "factor": 8.0}})",
+                         "t");
+  const auto new_style = ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_parameters": {
+      "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+      "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}})",
+                                            "t");
+  for (const auto& config : {old_style, new_style}) {
+    EXPECT_EQ(config.rope.kind, RopeKind::kLinear);
+    EXPECT_EQ(config.rope.factor, 8);
+    EXPECT_EQ(config.rope.theta, 5e5);
+    ASSERT_TRUE(config.local_rope);
+    EXPECT_EQ(config.local_rope->kind, RopeKind::kDefault);
+    EXPECT_EQ(config.local_rope->theta, 300);
+  }
+  const auto plain = ModelConfig::parse(R"({"model_type": "gemma3_text"})", "t");
+  EXPECT_EQ(plain.rope.theta, 1e6);
+  EXPECT_EQ(plain.local_rope->theta, 1e4);
+  EXPECT_EQ(plain.query_pre_attn_scalar, 256);
+  EXPECT_EQ(plain.activation, nn::Activation::kGeluTanh);
+  EXPECT_TRUE(plain.tie_word_embeddings);
+}
+
+TEST(ModelConfig, TextConfigHoldsTheKeysOfTheModelWithImages) {
+  const auto config =
+      ModelConfig::parse(R"({"model_type": "gemma3", "eos_token_id": [1, 106], "torch_dtype": "bfloat16",
+      "num_hidden_layers": 3, "text_config": {"num_hidden_layers": 2, "hidden_size": 8, "torch_dtype": "float32"}})",
+                         "t");
+  EXPECT_EQ(config.num_hidden_layers, 2);
+  EXPECT_EQ(config.vocab_size, 262208);
+  EXPECT_EQ(config.dtype, at::kBFloat16);
+  EXPECT_EQ(config.eos_token_ids, (std::vector<int64_t>{1, 106}));
+  EXPECT_EQ(config.image_token_ids, (std::vector<int64_t>{262144, 255999}));
+  const auto saved = nlohmann::json::parse(config.to_json(at::kHalf));
+  EXPECT_EQ(saved["torch_dtype"], "float16");
+  EXPECT_EQ(saved["text_config"]["torch_dtype"], "float16");
+  EXPECT_EQ(saved["num_hidden_layers"], 3);
+}
+
 TEST(ModelConfig, SavingKeepsWhatItDoesNotKnow) {
   const auto saved = nlohmann::json::parse(parse("").to_json(at::kBFloat16));
   EXPECT_EQ(saved["house_key"], nlohmann::json::parse(R"({"kept": [1, 2.5, null]})"));
@@ -74,8 +132,9 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error(std::string(100'000, '['), ErrorKind::kFormat, "nested deeper");
   expect_error(tiny_config("\"x\": " + std::string(100'000, '[')), ErrorKind::kFormat, "nested deeper");
   expect_error("[]", ErrorKind::kFormat, "no JSON object");
-  expect_error(R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat,
-               "Supported: LlamaForCausalLM, MistralForCausalLM");
+  expect_error(
+      R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat,
+      "Supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM");
   expect_error(R"({"architectures": []})", ErrorKind::kFormat, "architectures");
   expect_error(R"({"model_type": 3})", ErrorKind::kConfig, "model_type: found 3, wanted a string");
   expect_error(tiny_config(R"("num_attention_heads": 5, "head_dim": 4)"), ErrorKind::kConfig, "num_key_value_heads 2");
@@ -100,6 +159,22 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error(tiny_config(R"("eos_token_id": [2, 37])"), ErrorKind::kConfig, "eos_token_id[1]: found 37");
   expect_error(tiny_config(R"("pad_token_id": 37)"), ErrorKind::kConfig, "pad_token_id: found 37");
   expect_error(tiny_config(R"("hidden_act": "\u001b[31m")"), ErrorKind::kConfig, "hidden_act '\\x1b[31m'");
+  const auto gemma = [](const std::string& changes) {
+    return tiny_config(R"("architectures": ["Gemma3ForCausalLM"], )" + changes);
+  };
+  expect_error(gemma(R"("layer_types": ["full_attention"])"), ErrorKind::kConfig, "layer_types: found 1 types");
+  expect_error(gemma(R"("layer_types": ["full_attention", "chunked"])"), ErrorKind::kConfig,
+               "layer_types[1]: found 'chunked'");
+  expect_error(gemma(R"("sliding_window": null, "layer_types": ["full_attention", "sliding_attention"])"),
+               ErrorKind::kConfig, "without a sliding_window");
+  expect_error(gemma(R"("query_pre_attn_scalar": 0)"), ErrorKind::kConfig, "query_pre_attn_scalar: found 0");
+  expect_error(gemma(R"("final_logit_softcapping": -1)"), ErrorKind::kConfig, "final_logit_softcapping: found -1");
+  expect_error(gemma(R"("hidden_activation": "relu")"), ErrorKind::kConfig, "hidden_activation 'relu'");
+  expect_error(gemma(R"("use_bidirectional_attention": true)"), ErrorKind::kConfig, "use_bidirectional_attention");
+  expect_error(gemma(R"("rope_parameters": [])"), ErrorKind::kConfig, "rope_parameters: found");
+  expect_error(gemma(R"("rope_parameters": {"sliding_attention": {"rope_type": "linear"}})"), ErrorKind::kConfig,
+               "factor is missing");
+  expect_error(R"({"model_type": "gemma3", "text_config": 7})", ErrorKind::kConfig, "text_config: found 7");
   expect_error(tiny_config(R"("quantization_config": {"bits": 4})"), ErrorKind::kConfig, "quantization_config");
 }
 

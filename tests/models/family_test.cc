@@ -7,7 +7,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/models/detail/gguf_llama.h"
+#include "tessera/models/detail/gguf_tensors.h"
 #include "tests/models/tiny.h"
 
 namespace tessera {
@@ -32,32 +32,44 @@ TEST(ModelFamily, EveryRowIsFoundByItsNamesAndMakesItsModel) {
 // What a GGUF file is said to hold is what the model has.
 TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
   for (const auto* family : model_families()) {
-    if (!family->gguf_tensors) continue;
+    if (family->gguf.architecture.empty()) continue;
     for (const bool plain : {true, false}) {
-      const bool biases = !plain && family->config.biases;
       const auto config = ModelConfig::parse(
           testing::tiny_config(
               fmt::format(R"("architectures": ["{}"], "tie_word_embeddings": {}, "attention_bias": {}, "mlp_bias": {})",
-                          family->architecture, plain, biases, biases)),
+                          family->architecture, plain, !plain, !plain)),
           "t");
-      const auto tensors = family->gguf_tensors({.layers = config.num_hidden_layers,
-                                                 .hidden = config.hidden_size,
-                                                 .ff = config.intermediate_size,
-                                                 .heads = config.num_attention_heads,
-                                                 .kv_heads = config.num_key_value_heads,
-                                                 .head_dim = config.head_dim,
-                                                 .vocab = config.vocab_size,
-                                                 .tied = plain,
-                                                 .attention_bias = biases,
-                                                 .mlp_bias = biases});
       std::map<std::string, std::vector<int64_t>> said, held;
-      for (const auto& tensor : tensors) said[tensor.hf_name] = tensor.shape;
+      for (const auto& tensor : detail::gguf_tensors(family->gguf, config)) said[tensor.hf_name] = tensor.shape;
       const auto model = make_model(config, {.device = at::kMeta});
       for (const auto& named : model->named_parameters()) {
         held[named.name] = named.slot->parameter.sizes().vec();
       }
       EXPECT_EQ(said, held) << family->architecture;
     }
+  }
+}
+
+// What plans of tensor parallelism rest on.
+TEST(ModelFamily, PlansNameChildrenThatAreThere) {
+  for (const auto* family : model_families()) {
+    const auto config =
+        ModelConfig::parse(testing::tiny_config(fmt::format(R"("architectures": ["{}"])", family->architecture)), "t");
+    const auto model = make_model(config, {.device = at::kMeta});
+    std::set<std::string> names;
+    for (const auto& [name, module] : model->named_modules()) names.insert(name);
+    const std::string inner(family->plan.inner);
+    for (const char* child : {"embed_tokens", "norm", "rotary_emb", "layers.0.self_attn", "layers.0.mlp"}) {
+      EXPECT_TRUE(names.contains(inner + "." + child)) << family->architecture << " " << child;
+    }
+    for (const auto& [pattern, style] : family->plan.layers) {
+      auto name = inner + "." + std::string(pattern);
+      name.replace(name.find('*'), 1, "0");
+      EXPECT_TRUE(names.contains(name)) << family->architecture << " " << name;
+    }
+    for (const auto& [name, style] : family->plan.top) EXPECT_TRUE(names.contains(std::string(name))) << name;
+    EXPECT_FALSE(family->plan.name.empty());
+    EXPECT_EQ(model->blocks().size(), static_cast<size_t>(config.num_hidden_layers));
   }
 }
 

@@ -29,13 +29,17 @@ TEST(GgufConvertOracle, EveryVariantKeepsItsLogitsThroughGgufAndBack) {
   TempFolder folder;
   const auto made = run_python(kScript, {"make", folder.path().string()}, {.timeout_seconds = 300});
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  for (const auto* name : {"plain", "biases", "llama3", "yarn", "linear"}) {
+  for (const auto* name :
+       {"plain", "biases", "llama3", "yarn", "linear", "qwen2", "qwen2_yarn", "qwen3", "gemma3", "gemma3_pattern"}) {
     folder_to_gguf(folder / name / "hf", folder / name / "model.gguf", {.type = GgmlType::kF32});
     gguf_to_folder(folder / name / "model.gguf", folder / name / "back");
   }
   const auto run = run_python(kScript, {"same", folder.path().string()}, {.timeout_seconds = 300});
   EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_EQ(run.out, "plain None\nbiases None\nllama3 llama3\nyarn yarn\nlinear linear\n");
+  EXPECT_EQ(
+      run.out,
+      "plain None\nbiases None\nllama3 llama3\nyarn yarn\nlinear linear\nqwen2 None\nqwen2_yarn yarn\nqwen3 None\n"
+      "gemma3 None\ngemma3_pattern linear\n");
 }
 
 TEST(GgufConvertOracle, ConvertedTokenizersGiveTheIdsOfLlamaCpp) {

@@ -9,7 +9,10 @@
 #include "tessera/formats/gguf_writer.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
-#include "tessera/models/detail/gguf_llama.h"
+#include "tessera/models/config.h"
+#include "tessera/models/detail/gguf_rope.h"
+#include "tessera/models/detail/gguf_tensors.h"
+#include "tessera/models/llama.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/support/temp_folder.h"
 
@@ -22,15 +25,6 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::TempFolder;
-
-const detail::LlamaShape kTiny = {.layers = 2,
-                                  .hidden = 64,
-                                  .ff = 96,
-                                  .heads = 4,
-                                  .kv_heads = 2,
-                                  .head_dim = 16,
-                                  .vocab = 40,
-                                  .attention_bias = true};
 
 json gguf_config() {
   return {
@@ -64,7 +58,9 @@ fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat) {
   publish_file(dir / "tokenizer_config.json",
                json{{"eos_token", {{"content", "<end>"}}}, {"chat_template", "{{ x }}"}}.dump());
   std::vector<TensorSpec> specs;
-  for (const auto& tensor : detail::llama_tensors(kTiny)) specs.push_back({tensor.hf_name, dtype, tensor.shape});
+  const auto config = ModelConfig::parse(gguf_config().dump(), "tiny");
+  for (const auto& tensor : detail::gguf_tensors(llama_family().gguf, config))
+    specs.push_back({tensor.hf_name, dtype, tensor.shape});
   SafetensorsFolderWriter writer(dir, specs);
   for (const auto& spec : specs) writer.write(spec.name, at::randn(spec.shape).to(dtype));
   writer.finish();
@@ -194,14 +190,16 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
       publish_file(dir / "tokenizer.json", tokenizer.dump());
     };
   };
-  refuse(ErrorKind::kConfig, "model_type 'mamba'", with_config("model_type", "mamba"));
-  refuse(ErrorKind::kFormat, "hidden_size: found -1, wanted an integer", with_config("hidden_size", -1));
+  refuse(ErrorKind::kFormat, "architecture 'mamba' is not supported", with_config("model_type", "mamba"));
+  refuse(ErrorKind::kConfig, "Gemma3ForConditionalGeneration cannot be written", with_config("model_type", "gemma3"));
+  refuse(ErrorKind::kConfig, "hidden_act is not silu", with_config("hidden_act", "gelu_pytorch_tanh"));
+  refuse(ErrorKind::kConfig, "hidden_size: found -1, wanted an integer", with_config("hidden_size", -1));
   refuse(ErrorKind::kFormat, "config.json wants [40, 128]", with_config("hidden_size", 128));
-  refuse(ErrorKind::kFormat, "num_attention_heads is 0", with_config("num_attention_heads", 0));
-  refuse(ErrorKind::kFormat, "layers is 100000", with_config("num_hidden_layers", 100000));
+  refuse(ErrorKind::kConfig, "num_attention_heads: found 0", with_config("num_attention_heads", 0));
+  refuse(ErrorKind::kConfig, "num_hidden_layers: found 100000", with_config("num_hidden_layers", 100000));
   refuse(ErrorKind::kFormat, "holds no tensor 'model.layers.2.", with_config("num_hidden_layers", 3));
   refuse(ErrorKind::kConfig, "has no place", with_config("num_hidden_layers", 1));
-  refuse(ErrorKind::kConfig, "rope scaling 'longrope'", with_config("rope_scaling", {{"rope_type", "longrope"}}));
+  refuse(ErrorKind::kConfig, "rope type 'longrope'", with_config("rope_scaling", {{"rope_type", "longrope"}}));
   refuse(ErrorKind::kFormat, "has the id 40", with_tokenizer("/model/vocab/zz", 40));
   refuse(ErrorKind::kFormat, "has the id -1", with_tokenizer("/model/vocab/zz", -1));
   refuse(ErrorKind::kFormat, "have the same id", with_tokenizer("/model/vocab/zz", 3));
@@ -213,7 +211,7 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
     refuse(ErrorKind::kFormat, "nested deeper",
            [&](const fs::path& dir) { publish_file(dir / name, std::string(100'000, '[')); });
   }
-  refuse(ErrorKind::kIo, "cannot be opened", [](const fs::path& dir) { fs::remove(dir / "config.json"); });
+  refuse(ErrorKind::kIo, "holds no config.json", [](const fs::path& dir) { fs::remove(dir / "config.json"); });
 }
 
 TEST(GgufConvert, DamagedGgufFilesAreRefusedAndLeaveNoFolder) {

@@ -1,4 +1,4 @@
-// Against transformers: tiny random models of every variant, and SmolLM2.
+// Real and saved Llamas against transformers; tiny models of every variant are in families_oracle_test.cc.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -16,26 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::asset;
 using testing::run_python;
-
-TEST(LlamaOracle, TinyVariantsGiveTheLogitsAndLossOfTransformers) {
-  at::NoGradGuard no_grad;
-  testing::TempFolder folder;
-  const auto made = run_python("tests/models/oracle/variants.py", {folder.path().string()});
-  ASSERT_EQ(made.exit_code, 0) << made.err;
-  int variants = 0;
-  for (const auto& entry : fs::directory_iterator(folder.path())) {
-    const auto name = entry.path().filename().string();
-    const auto model = from_pretrained(entry.path());
-    const auto expected = SafetensorsFile::open(entry.path() / "expected.safetensors");
-    const auto tokens = expected->tensor("tokens").clone();
-    const auto difference = (model->logits({.tokens = tokens}) - expected->tensor("logits")).abs().max().item<double>();
-    EXPECT_LT(difference, 1e-5) << name;
-    const auto loss = model->loss_sum({.tokens = tokens}, testing::next_labels(tokens)).item<double>();
-    EXPECT_NEAR(loss / expected->tensor("loss").item<double>(), 1.0, 1e-5) << name;
-    ++variants;
-  }
-  EXPECT_EQ(variants, 17);
-}
 
 // Five prompts as ids: text/ has tests of its own.
 std::vector<std::vector<int64_t>> prompts_of(const fs::path& dir) {

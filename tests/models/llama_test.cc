@@ -1,4 +1,4 @@
-#include "tessera/models/llama.h"
+#include "tessera/models/decoder.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -58,7 +58,7 @@ TEST(Llama, PackedRowGivesTheLossOfItsDocumentsOneByOne) {
 
 TEST(Llama, TiedHeadIsOneParameterInTwoSlots) {
   auto model = tiny_model(R"("tie_word_embeddings": true)");
-  auto& llama = dynamic_cast<LlamaForCausalLM&>(*model);
+  auto& llama = dynamic_cast<DecoderForCausalLM&>(*model);
   EXPECT_TRUE(llama.lm_head->weight.is_same(llama.model->embed_tokens->weight));
   EXPECT_EQ(model->named_parameters(true).size(), model->named_parameters().size() + 1);
   EXPECT_EQ(model->named_parameters().front().name, "model.embed_tokens.weight");
@@ -68,7 +68,7 @@ TEST(Llama, TiedHeadIsOneParameterInTwoSlots) {
 
 TEST(Llama, HooksOfTheModelRunAroundEmbeddingAndHead) {
   auto model = tiny_model();
-  auto& llama = dynamic_cast<LlamaForCausalLM&>(*model);
+  auto& llama = dynamic_cast<DecoderForCausalLM&>(*model);
   const auto embedding = llama.model->embed_tokens->weight, head = llama.lm_head->weight;
   const auto tokens = tiny_tokens(1, 4);
   const auto logits = model->logits({.tokens = tokens});
@@ -93,7 +93,7 @@ TEST(Llama, HooksOfTheModelRunAroundEmbeddingAndHead) {
 // As a unit of its own: nobody may look at the head's weight outside its call.
 TEST(Llama, HooksOfTheHeadRunAroundLogitsAndLoss) {
   auto model = tiny_model();
-  auto& llama = dynamic_cast<LlamaForCausalLM&>(*model);
+  auto& llama = dynamic_cast<DecoderForCausalLM&>(*model);
   const auto tokens = tiny_tokens(2, 4), labels = next_labels(tokens);
   const auto logits = model->logits({.tokens = tokens}), loss = model->loss_sum({.tokens = tokens}, labels);
   auto& slot = llama.lm_head->own_parameters().front();

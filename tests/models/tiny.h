@@ -19,6 +19,18 @@ inline std::string tiny_config(const std::string& changes = "") {
          (changes.empty() ? "" : ", " + changes) + "}";
 }
 
+inline std::string tiny_gemma3_changes() {
+  return R"("architectures": ["Gemma3ForCausalLM"], "head_dim": 6, "sliding_window": 3, "query_pre_attn_scalar": 5,
+    "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 2.5)";
+}
+
+// Gemma3ForConditionalGeneration; tokens 35 and 36 stand for an image.
+inline std::string tiny_config_with_images() {
+  return R"({"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "image_token_index": 36,
+    "boi_token_index": 35, "vision_config": {"hidden_size": 8}, "eos_token_id": [1, 30], "text_config": )" +
+         tiny_config(tiny_gemma3_changes()) + "}";
+}
+
 inline std::shared_ptr<CausalLM> tiny_model(const std::string& changes = "", uint64_t seed = 5) {
   auto model = make_model(ModelConfig::parse(tiny_config(changes), "tiny"), {.device = at::kMeta});
   init_weights(*model, seed);

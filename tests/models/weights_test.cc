@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -111,8 +113,8 @@ TEST(Weights, AllThatDoesNotFitIsReportedBeforeAnythingChanges) {
   } catch (const Error& error) {
     const std::string message = error.what();
     EXPECT_EQ(error.kind(), ErrorKind::kFormat);
-    for (const char* part : {"model.embed_tokens.weight: saved [37, 15], model wants [37, 16]", "q_proj.weight is missing",
-                             "and 17 more", "tessera ckpt ls"}) {
+    for (const char* part : {"model.embed_tokens.weight: saved [37, 15], model wants [37, 16]",
+                             "q_proj.weight is missing", "and 17 more", "tessera ckpt ls"}) {
       EXPECT_NE(message.find(part), std::string::npos) << message;
     }
     EXPECT_EQ(message.find("inv_freq"), std::string::npos) << message;
@@ -129,10 +131,69 @@ TEST(Weights, WrongShapeAloneIsAShapeError) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kShape);
-    EXPECT_NE(std::string(error.what()).find("model.embed_tokens.weight: saved [37, 16], model wants [38, 16]"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("model.embed_tokens.weight: saved [37, 16], model wants [38, 16]"),
+              std::string::npos)
         << error.what();
   }
   for (const auto& parameter : model->parameters()) EXPECT_TRUE(parameter.is_meta());
+}
+
+// A folder of a model with images: its text tower under the names that such files have, and what is beside it.
+TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
+  testing::TempFolder folder;
+  auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
+  init_weights(*model, 5);
+  save_pretrained(*model, folder / "text", {});
+  const auto text = SafetensorsFolder::open(folder / "text");
+  EXPECT_TRUE(text.contains("language_model.model.layers.0.mlp.up_proj.weight"));
+  const std::map<std::string, at::Tensor> foreign = {
+      {"vision_tower.bytes", at::arange(7, at::kByte)},
+      {"vision_tower.weight", at::randn({3, 5}).to(at::kHalf)},
+      {"multi_modal_projector.mm_input_projection_weight", at::full({2, 2}, std::nan(""), at::kFloat)}};
+  std::filesystem::create_directory(folder / "all");
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, file] : text.files()) specs.push_back({name, at::kFloat, text.entry(name).shape});
+  for (const auto& [name, value] : foreign) specs.push_back({name, value.scalar_type(), value.sizes().vec()});
+  SafetensorsFolderWriter writer(folder / "all", specs);
+  for (const auto& [name, file] : text.files()) writer.write(name, text.tensor(name));
+  for (const auto& [name, value] : foreign) writer.write(name, value);
+  writer.finish();
+
+  auto loaded = make_model(model->config(), {.device = at::kMeta});
+  load_pretrained(*loaded, folder / "all");
+  expect_equal(*model, *loaded);
+  save_pretrained(*loaded, folder / "out", folder / "all", {.dtype = at::kBFloat16, .max_shard_bytes = 2000});
+  const auto out = SafetensorsFolder::open(folder / "out");
+  EXPECT_EQ(out.files().size(), specs.size());
+  EXPECT_EQ(out.entry("language_model.model.norm.weight").dtype, at::kBFloat16);
+  for (const auto& [name, value] : foreign) {
+    const auto found = out.tensor(name).contiguous();
+    ASSERT_EQ(found.scalar_type(), value.scalar_type()) << name;
+    ASSERT_EQ(found.sizes(), value.sizes()) << name;
+    EXPECT_EQ(std::memcmp(found.const_data_ptr(), value.const_data_ptr(), value.nbytes()), 0) << name;
+  }
+  // Of any other family they are unexpected.
+  EXPECT_THROW(load_pretrained(*tiny_model(testing::tiny_gemma3_changes()), folder / "all"), Error);
+}
+
+// The spelling of transformers' own parameters, as newer files may have it.
+TEST(Weights, ModelWithImagesLoadsUnderItsOwnNamesAndKeepsThem) {
+  testing::TempFolder folder;
+  auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
+  init_weights(*model, 5);
+  std::filesystem::create_directory(folder / "own");
+  std::vector<TensorSpec> specs;
+  for (const auto& named : model->named_parameters()) {
+    specs.push_back({named.name, at::kFloat, named.slot->parameter.sizes().vec()});
+  }
+  SafetensorsFolderWriter writer(folder / "own", specs);
+  for (const auto& named : model->named_parameters()) writer.write(named.name, named.slot->parameter.detach());
+  writer.finish();
+  auto loaded = make_model(model->config(), {.device = at::kMeta});
+  load_pretrained(*loaded, folder / "own");
+  expect_equal(*model, *loaded);
+  save_pretrained(*loaded, folder / "out", folder / "own");
+  EXPECT_TRUE(SafetensorsFolder::open(folder / "out").contains("model.language_model.norm.weight"));
 }
 
 TEST(InitWeights, ValuesFollowTheConfigAndTheSeed) {

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/formats/gguf_writer.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
@@ -12,6 +13,8 @@ namespace tessera::detail {
 namespace {
 
 using json = nlohmann::ordered_json;
+
+constexpr std::string_view kVisibleSpace = "\u2581";  // SentencePiece's
 
 struct HfVocabulary {
   std::string where;
@@ -80,6 +83,33 @@ void read_merges(const json& model, HfVocabulary& vocabulary) {
   }
 }
 
+// A token beyond the embedding's rows (Gemma's image token in a model without images) cannot be given to the model.
+bool is_beyond_rows(const json& id, const HfVocabulary& vocabulary) {
+  return id.is_number_unsigned() && id.get<uint64_t>() >= vocabulary.tokens.size();
+}
+
+void place_added_token(HfVocabulary& vocabulary, const json& token, const std::string& unk, bool sentence_piece) {
+  const auto text = text_or(token, "content", "");
+  TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
+                "[gguf] {}: an added token has no id or content", vocabulary.where);
+  const auto& id = token["id"];
+  if (is_beyond_rows(id, vocabulary)) {
+    log_warning("[gguf] {}: token {} has the id {} beyond the model's {} rows and is left out", vocabulary.where,
+                quote(text), id.dump(), vocabulary.tokens.size());
+    return;
+  }
+  const bool unknown = sentence_piece && text == unk;
+  const bool special = flag_or(token, "special", false);
+  place_token(vocabulary, text, id, unknown ? kUnknown : special ? kControl : kUserDefined);
+  if (sentence_piece && !unknown && !special) {
+    // llama.cpp looks for these in the text as it is written, before spaces are marked.
+    auto& stored = vocabulary.tokens[id.get<size_t>()];
+    for (size_t at = 0; (at = stored.find(kVisibleSpace, at)) != std::string::npos; ++at) {
+      stored.replace(at, kVisibleSpace.size(), " ");
+    }
+  }
+}
+
 HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, int64_t size, bool sentence_piece) {
   HfVocabulary result;
   result.where = where;
@@ -96,16 +126,7 @@ HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, in
     place_token(result, text, id, type);
   }
   if (const auto* added = find(tokenizer, "added_tokens")) {
-    for (const auto& token : *added) {
-      const auto text = text_or(token, "content", "");
-      TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
-                    "[gguf] {}: an added token has no id or content", where);
-      const bool unknown = sentence_piece && text == unk;
-      place_token(result, text, token["id"],
-                  unknown                            ? kUnknown
-                  : flag_or(token, "special", false) ? kControl
-                                                     : kUserDefined);
-    }
+    for (const auto& token : *added) place_added_token(result, token, unk, sentence_piece);
   }
   read_merges(model, result);
   return result;

@@ -3,6 +3,8 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
+#include "tessera/models/family.h"
+#include "tessera/dtensor/tensor/layout.h"
 
 namespace tessera::detail {
 
@@ -18,12 +20,24 @@ std::vector<SharedParameter> shared_parameters(nn::Module& module) {
   return out;
 }
 
+std::vector<std::string> file_names(const WeightMap& map, const SharedParameter& parameter) {
+  std::vector<std::string> all;
+  for (const auto& own : parameter.names) {
+    for (auto& name : map.names_of(own)) all.push_back(std::move(name));
+  }
+  return all;
+}
+
 LocalBox local_part_box(const at::Tensor& parameter) {
   const auto shape = parameter.sizes().vec();
   if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};
-  for (const auto& placement : placements(parameter)) {
-    TESSERA_CHECK(placement.is_replicate() || placement.is_shard(), ErrorKind::kShape,
-                  "[models.weights] a parameter lies as {}: wanted Shard or Replicate on every mesh dim",
+  for (size_t i = 0; i < placements(parameter).size(); ++i) {
+    const auto& placement = placements(parameter)[i];
+    TESSERA_CHECK(placement.is_replicate() || placement.is_shard() ||
+                      is_nested_last(*device_mesh(parameter), placements(parameter), i),
+                  ErrorKind::kShape,
+                  "[models.weights] a parameter lies as {}: wanted Shard or Replicate on every mesh dim, or the strided "
+                  "shards that FSDP makes of tensor-parallel parameters",
                   to_string(placements(parameter)));
   }
   return local_box(shape, *device_mesh(parameter), placements(parameter));

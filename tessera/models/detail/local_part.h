@@ -9,6 +9,10 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/nn/module.h"
 
+namespace tessera {
+struct WeightMap;
+}
+
 namespace tessera::detail {
 
 // One parameter under all its names: several where weights are tied.
@@ -19,6 +23,8 @@ struct SharedParameter {
 };
 // In the order of named_parameters().
 std::vector<SharedParameter> shared_parameters(nn::Module& module);
+// What a file may call it, likeliest first.
+std::vector<std::string> file_names(const WeightMap& map, const SharedParameter& parameter);
 
 // Shape and offset of the local part in the whole. Error kShape for placements that hold no simple box.
 LocalBox local_part_box(const at::Tensor& parameter);

@@ -29,10 +29,10 @@ writer.write_tensors_to_file()
 writer.close()
 
 
-def write_llama(path, tokenizer):
-    """A Llama of one layer whose tokenizer is byte-level ("gpt2") or SentencePiece ("llama")."""
+def write_model(path, tokenizer, architecture="llama"):
+    """A model of one layer whose tokenizer is byte-level ("gpt2") or SentencePiece ("llama")."""
     hidden, ff, head, vocab = 32, 32, 16, 8
-    out = gguf.GGUFWriter(path, "llama")
+    out = gguf.GGUFWriter(path, architecture)
     out.add_block_count(1)
     out.add_embedding_length(hidden)
     out.add_feed_forward_length(ff)
@@ -61,14 +61,22 @@ def write_llama(path, tokenizer):
         out.add_tensor(name, np.ones((rows, columns // 32 * 34), np.uint8), raw_dtype=q8)
     for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"):
         out.add_tensor(name, np.ones(hidden, np.float32))
+    if architecture == "gemma3":
+        out.add_sliding_window(16)
+        out.add_uint32("gemma3.attention.sliding_window_pattern", 2)
+        out.add_float32("gemma3.rope.freq_base_swa", 500.0)
+        out.add_float32("gemma3.final_logit_softcapping", 30.0)
+        for name, width in (("attn_q_norm", head), ("attn_k_norm", head), ("post_attention_norm", hidden), ("post_ffw_norm", hidden)):
+            out.add_tensor(f"blk.0.{name}.weight", np.ones(width, np.float32))
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
     out.close()
 
 
-write_llama(ROOT + "gguf_folder/byte_level", "gpt2")
-write_llama(ROOT + "gguf_folder/sentence_piece", "llama")
+write_model(ROOT + "gguf_folder/byte_level", "gpt2")
+write_model(ROOT + "gguf_folder/sentence_piece", "llama")
+write_model(ROOT + "gguf_folder/gemma3", "llama", "gemma3")
 for seed in ("byte_level", "sentence_piece"):
     shutil.copy(ROOT + "gguf_folder/" + seed, ROOT + "gguf/" + seed)
 

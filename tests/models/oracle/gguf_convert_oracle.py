@@ -1,7 +1,8 @@
 """transformers' view of converted models.
 
 real GGUF DIR: DIR, converted by us from GGUF, holds what transformers itself decodes from GGUF, bit by bit, and answers.
-make DIR: DIR/VARIANT/hf for each variant, a tiny random Llama folder with a tokenizer.
+decoded GGUF DIR: the same for a DIR of another dtype, without the answer.
+make DIR: DIR/VARIANT/hf for each variant, a tiny random folder with a tokenizer.
 same DIR: transformers reads DIR/VARIANT/model.gguf, converted by us, and DIR/VARIANT/back, converted back, with the
           logits of DIR/VARIANT/hf. Prints the rope_scaling of each folder that came back.
 """
@@ -12,7 +13,8 @@ import sys
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 torch.set_num_threads(2)
 
@@ -30,6 +32,26 @@ VARIANTS = {
         num_key_value_heads=2, tie_word_embeddings=False,
         rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
 }
+# transformers takes what it does not read from GGUF for its own defaults: the head size of Qwen3, the rotary base of Gemma3's
+# sliding layers and the scale of its scores.
+QWEN2S = {
+    "qwen2": dict(num_key_value_heads=2, tie_word_embeddings=False),
+    "qwen2_yarn": dict(
+        num_key_value_heads=4, tie_word_embeddings=True, max_position_embeddings=512,
+        rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)),
+}
+QWEN3S = {"qwen3": dict(num_key_value_heads=2, head_dim=128, tie_word_embeddings=True)}
+GEMMA3 = dict(num_key_value_heads=1, head_dim=256, query_pre_attn_scalar=256, sliding_window=16)
+GEMMA3S = {
+    "gemma3": dict(num_hidden_layers=7, final_logit_softcapping=8.0),
+    "gemma3_pattern": dict(
+        num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2, tie_word_embeddings=False,
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+                             sliding_attention=dict(rope_type="default", rope_theta=500.0))),
+}
+FAMILIES = [(VARIANTS, LlamaConfig, LlamaForCausalLM), (QWEN2S, Qwen2Config, Qwen2ForCausalLM),
+            (QWEN3S, Qwen3Config, Qwen3ForCausalLM),
+            ({name: {**GEMMA3, **changes} for name, changes in GEMMA3S.items()}, Gemma3TextConfig, Gemma3ForCausalLM)]
 
 
 def by_transformers(gguf):
@@ -53,7 +75,15 @@ def real(gguf, folder):
     print(f"{len(theirs)} tensors equal")
 
 
-def make(parent, name):
+def decoded(gguf, folder):
+    ours, theirs = AutoModelForCausalLM.from_pretrained(folder).state_dict(), by_transformers(gguf).state_dict()
+    assert sorted(ours) == sorted(theirs)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name].to(tensor.dtype)), name
+    print(f"{len(theirs)} tensors equal")
+
+
+def make(parent, changes, config_class, model_class):
     folder = parent + "/hf"
     torch.manual_seed(7)
     vocabulary = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -64,16 +94,15 @@ def make(parent, name):
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.chat_template = "{{ messages[0]['content'] }}"
     fast.save_pretrained(folder)
-    config = LlamaConfig(
+    model = model_class(config_class(**{**dict(
         vocab_size=272, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        bos_token_id=259, eos_token_id=260, initializer_range=0.2, **VARIANTS[name])
-    model = LlamaForCausalLM(config)
+        bos_token_id=259, eos_token_id=260, initializer_range=0.2), **changes}))
     for parameter in model.parameters():  # norms and biases too
         torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
 
 
-def same(parent, variant):
+def same(parent, changes, config_class, model_class):
     folder, gguf, back = parent + "/hf", parent + "/model.gguf", parent + "/back"
     ids = torch.randint(0, 272, (2, 100), generator=torch.Generator().manual_seed(3))
     wanted = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -82,11 +111,13 @@ def same(parent, variant):
     with torch.no_grad():
         logits = wanted(ids).logits
         assert logits.std() > 0.1
-        torch.testing.assert_close(returned(ids).logits, logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(returned(ids).logits, logits, rtol=2e-5, atol=2e-5)
     loaded = by_transformers(gguf).state_dict()
     for name, tensor in wanted.state_dict().items():
         if name not in loaded:  # transformers' GGUF reader knows no biases in Llama models
-            assert name.endswith(".bias"), name
+            assert model_class is LlamaForCausalLM and name.endswith(".bias"), name
+        elif model_class is Gemma3ForCausalLM and "norm" in name:  # stored with 1 added, in fp32
+            torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=1e-6)
         else:
             assert torch.equal(loaded[name], tensor), name
     first, second = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(back)
@@ -95,15 +126,16 @@ def same(parent, variant):
     assert (second.bos_token, second.eos_token) == ("<s>", "</s>")
     with open(back + "/config.json") as stream:
         scaling = json.load(stream)["rope_scaling"]
-    print(variant, scaling and scaling["rope_type"])
+    print(os.path.basename(parent), scaling and scaling["rope_type"])
 
 
 def each_variant(check):
     def run(folder):
-        for name in VARIANTS:
-            check(folder + "/" + name, name)
+        for variants, *classes in FAMILIES:
+            for name, changes in variants.items():
+                check(folder + "/" + name, changes, *classes)
 
     return run
 
 
-{"real": real, "make": each_variant(make), "same": each_variant(same)}[sys.argv[1]](*sys.argv[2:])
+{"real": real, "decoded": decoded, "make": each_variant(make), "same": each_variant(same)}[sys.argv[1]](*sys.argv[2:])

@@ -1,7 +1,9 @@
-"""Writes tiny random models of transformers, with tokens and their logits: variants.py OUT_DIR.
+"""Tiny random models of transformers.
 
-Each variant is a folder OUT_DIR/NAME with config.json, model.safetensors and expected.safetensors: tokens [B, T], logits, and
-loss (the sum over the next-token labels).
+variants.py make DIR: each variant a folder DIR/NAME with config.json, model.safetensors and expected.safetensors: tokens
+    [B, T], their logits, loss (the sum over the next-token labels), gradients ("grad:" and the parameter's name), and the
+    greedy continuation of the first row's first tokens.
+variants.py same DIR: DIR/NAME/saved, written by us from DIR/NAME, gives transformers the same model. Prints their number.
 """
 
 import sys
@@ -9,16 +11,25 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
+from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+torch.set_num_threads(1)
+PROMPT, CONTINUATION = 9, 16
 # initializer_range: at 0.2 the fp32 logits of transformers are themselves up to 1.5e-5 off its fp64 ones, which leaves no room
 # for a comparison within 1e-5; at 0.1 rounding is well below it and every variant still differs from its neighbours.
 BASE = dict(vocab_size=67, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
             num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.1, tie_word_embeddings=False)
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 def rope(kind, **values):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **values}}
+
+
+def gemma_rope(full, sliding):
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": sliding}}
 
 
 LLAMAS = {
@@ -28,6 +39,7 @@ LLAMAS = {
     "biases": dict(attention_bias=True, mlp_bias=True),
     "tied": dict(tie_word_embeddings=True),
     "head_dim": dict(head_dim=16),
+    "gelu": dict(hidden_act="gelu_pytorch_tanh"),
     "theta": rope("default"),
     "linear": rope("linear", factor=3.0),
     "dynamic": dict(max_position_embeddings=16, **rope("dynamic", factor=2.5)),
@@ -43,29 +55,119 @@ MISTRALS = {
     "mistral_window": dict(sliding_window=5),
     "mistral_tied": dict(sliding_window=7, tie_word_embeddings=True, head_dim=12),
 }
+QWEN2S = {
+    "qwen2": {},
+    "qwen2_tied": dict(tie_word_embeddings=True, num_key_value_heads=3),
+    "qwen2_unused_window": dict(use_sliding_window=False, sliding_window=4, max_window_layers=0),
+    "qwen2_window": dict(use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    "qwen2_layer_types": dict(use_sliding_window=True, sliding_window=6, layer_types=LAYERS),
+    "qwen2_yarn": rope("yarn", factor=4.0, original_max_position_embeddings=16),
+}
+QWEN3S = {
+    "qwen3": dict(head_dim=16),
+    "qwen3_biases": dict(head_dim=8, attention_bias=True),
+    "qwen3_tied": dict(head_dim=10, tie_word_embeddings=True, num_key_value_heads=1),
+    "qwen3_window": dict(head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=2),
+    "qwen3_layer_types": dict(head_dim=8, use_sliding_window=True, sliding_window=6, layer_types=LAYERS),
+}
+GEMMA3 = dict(tie_word_embeddings=True, head_dim=12, query_pre_attn_scalar=12, sliding_window=6, layer_types=LAYERS,
+              pad_token_id=0, bos_token_id=2, eos_token_id=1)
+GEMMA3S = {
+    "gemma3": {},
+    "gemma3_untied": dict(tie_word_embeddings=False),
+    "gemma3_scale": dict(query_pre_attn_scalar=3),
+    "gemma3_final_cap": dict(final_logit_softcapping=0.7),
+    "gemma3_attention_cap": dict(attn_logit_softcapping=0.3),
+    "gemma3_both_caps": dict(attn_logit_softcapping=0.4, final_logit_softcapping=1.5, tie_word_embeddings=False),
+    "gemma3_biases": dict(attention_bias=True, num_key_value_heads=6),
+    "gemma3_global": dict(layer_types=["full_attention"] * 3),
+    "gemma3_local": dict(layer_types=["sliding_attention"] * 3, sliding_window=3),
+    "gemma3_bases": gemma_rope(dict(rope_type="default", rope_theta=500.0), dict(rope_type="default", rope_theta=50.0)),
+    "gemma3_linear": gemma_rope(dict(rope_type="linear", rope_theta=1000.0, factor=8.0), None),
+    "gemma3_pattern": dict(num_hidden_layers=7, layer_types=None),
+    "gemma3_silu": dict(hidden_activation="silu"),
+}
+IMAGES = {"gemma3_with_images": {}, "gemma3_with_images_untied": dict(tie_word_embeddings=False)}
+FAMILIES = [(LLAMAS, LlamaConfig, LlamaForCausalLM), (MISTRALS, MistralConfig, MistralForCausalLM),
+            (QWEN2S, Qwen2Config, Qwen2ForCausalLM), (QWEN3S, Qwen3Config, Qwen3ForCausalLM),
+            ({name: {**GEMMA3, **changes} for name, changes in GEMMA3S.items()}, Gemma3TextConfig, Gemma3ForCausalLM)]
 
 
-def write(out, name, model):
-    # Biases and norms of fresh models are 0 and 1, which would hide mistakes with them.
+def config_with_images(changes):
+    text = {**BASE, **GEMMA3, **changes}
+    vision = dict(model_type="siglip_vision_model", hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                  num_attention_heads=1, image_size=28, patch_size=14)
+    return Gemma3Config(text_config=text, vision_config=vision, image_token_index=66, boi_token_index=65, eoi_token_index=64,
+                        mm_tokens_per_image=4, tie_word_embeddings=text["tie_word_embeddings"])
+
+
+def logits_of(model, tokens):
+    text = model.config.get_text_config()
+    # transformers reads attn_logit_softcapping of Gemma3, but passes it to no attention.
+    cap = getattr(text, "attn_logit_softcapping", None)
+    return model(tokens, use_cache=False, **({"softcap": cap} if cap else {})).logits
+
+
+@torch.no_grad()
+def continue_greedily(model, tokens):
+    for _ in range(CONTINUATION):
+        tokens = torch.cat([tokens, logits_of(model, tokens)[:, -1:].argmax(-1)], 1)
+    return tokens[0, -CONTINUATION:]
+
+
+def write(folder, model):
+    # Biases and norms of fresh models are constant, which would hide mistakes with them.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.eval()
-    model.save_pretrained(out / name)
-    tokens = torch.randint(0, model.config.vocab_size, (2, 24))
-    with torch.no_grad():
-        logits = model(tokens, use_cache=False).logits
+    model.save_pretrained(folder)
+    tokens = torch.randint(3, 64, (2, 24))
+    logits = logits_of(model, tokens)
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
-    save_file({"tokens": tokens, "logits": logits.contiguous(), "loss": loss.reshape(1)}, out / name / "expected.safetensors")
+    loss.backward()
+    expected = {"tokens": tokens, "logits": logits.detach().contiguous(), "loss": loss.detach().reshape(1),
+                "continuation": continue_greedily(model, tokens[:1, :PROMPT])}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            expected["grad:" + name] = parameter.grad.contiguous()
+    save_file(expected, folder / "expected.safetensors")
 
 
-def main():
-    out = Path(sys.argv[1])
-    for seed, (name, changes) in enumerate({**LLAMAS, **MISTRALS}.items()):
-        torch.manual_seed(seed)
-        config, model = (MistralConfig, MistralForCausalLM) if name in MISTRALS else (LlamaConfig, LlamaForCausalLM)
-        write(out, name, model(config(**{**BASE, **changes}, attn_implementation="eager")))
+def make(out):
+    seed = 0
+    for variants, config, model in FAMILIES:
+        for name, changes in variants.items():
+            torch.manual_seed(seed := seed + 1)
+            write(out / name, model(config(**{**BASE, **changes}, attn_implementation="eager")))
+    for name, changes in IMAGES.items():
+        torch.manual_seed(seed := seed + 1)
+        write(out / name, Gemma3ForConditionalGeneration._from_config(config_with_images(changes), attn_implementation="eager"))
 
 
-main()
+def load(folder):
+    images = AutoConfig.from_pretrained(folder).architectures == ["Gemma3ForConditionalGeneration"]
+    kind = Gemma3ForConditionalGeneration if images else AutoModelForCausalLM
+    model, notes = kind.from_pretrained(folder, output_loading_info=True)
+    assert not notes["missing_keys"] and not notes["unexpected_keys"] and not notes["mismatched_keys"], (folder, notes)
+    return model
+
+
+def settings(model):
+    return {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+
+
+def same(out):
+    folders = sorted(path for path in out.iterdir() if path.is_dir())
+    for folder in folders:
+        wanted, found = load(folder), load(folder / "saved")
+        assert type(wanted) is type(found) and settings(wanted) == settings(found), folder
+        found = found.state_dict()
+        assert list(found) == list(wanted.state_dict()), folder
+        for name, tensor in wanted.state_dict().items():
+            assert tensor.dtype == found[name].dtype and torch.equal(tensor, found[name]), (folder, name)
+    print(len(folders))
+
+
+{"make": make, "same": same}[sys.argv[1]](Path(sys.argv[2]))

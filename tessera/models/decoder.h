@@ -1,0 +1,76 @@
+// What the decoders of all families have in common, with the names of transformers: model (embed_tokens, layers, norm,
+// rotary_emb) and lm_head. A family says in DecoderParts what it makes otherwise than Llama.
+//
+//   DecoderForCausalLM model(config, {.layer = [&](int64_t layer) {
+//     return std::make_shared<DecoderLayer>(attention_options(config, layer), config, options);
+//   }}, options);
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "tessera/models/causal_lm.h"
+#include "tessera/models/rope.h"
+#include "tessera/nn/attention.h"
+#include "tessera/nn/layers.h"
+
+namespace tessera {
+
+// Of the layer, as config.json has it.
+nn::AttentionOptions attention_options(const ModelConfig& config, int64_t layer);
+
+// Attention and MLP, each behind a norm and around a residual.
+struct DecoderLayer : nn::Callable<DecoderLayer> {
+  std::shared_ptr<nn::Attention> self_attn;
+  std::shared_ptr<nn::MLP> mlp;
+  std::shared_ptr<nn::RMSNorm> input_layernorm, post_attention_layernorm;
+  DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config, const nn::ParameterOptions& options,
+               const nn::NormOptions& norm);
+  DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config, const nn::ParameterOptions& options);
+  virtual at::Tensor forward(const at::Tensor& x, const nn::AttentionContext& context);
+};
+
+// A list of modules named "0", "1", ...
+struct DecoderLayers : nn::Module {
+  std::vector<std::shared_ptr<DecoderLayer>> list;
+  DecoderLayers(int64_t count, const std::function<std::shared_ptr<DecoderLayer>(int64_t layer)>& make);
+};
+
+struct DecoderParts {
+  std::function<std::shared_ptr<DecoderLayer>(int64_t layer)> layer{};
+  std::optional<nn::NormOptions> norm{};  // the last one; none: plain, with the config's epsilon
+  double embedding_scale = 1;
+};
+
+// rotary_emb turns the layers that see everything, and the sliding ones unless the config gives them angles of their
+// own: those are of rotary_emb_local.
+struct DecoderModel : nn::Callable<DecoderModel> {
+  std::shared_ptr<nn::Embedding> embed_tokens;
+  std::shared_ptr<DecoderLayers> layers;
+  std::shared_ptr<nn::RMSNorm> norm;
+  std::shared_ptr<RotaryEmbedding> rotary_emb, rotary_emb_local;
+  DecoderModel(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
+  virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
+
+ private:
+  nn::AttentionPattern pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding) const;
+  ModelConfig config_;
+};
+
+// The head of the config: tied, it allocates nothing and its slot shows the embedding's weight.
+std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embedding& embedding,
+                                    const nn::ParameterOptions& options);
+// What CausalLM::forward gives. Error kShape for tokens that are no int64 [B, T].
+at::Tensor decode(DecoderModel& model, nn::Head& head, const ModelInputs& inputs);
+
+class DecoderForCausalLM : public CausalLM {
+ public:
+  std::shared_ptr<DecoderModel> model;
+  std::shared_ptr<nn::Head> lm_head;
+  DecoderForCausalLM(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
+  at::Tensor forward(const ModelInputs& inputs) override;
+  std::vector<std::shared_ptr<nn::Module>> blocks() override;
+};
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+// Every family through the real program: the same losses on one and on two ranks; of a model with images the text tower
+// is trained and the rest of its folder stays as it was.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "tessera/formats/safetensors_folder.h"
+#include "tessera/formats/safetensors_writer.h"
+#include "tessera/models/weights.h"
+#include "tests/train/tiny_run.h"
+
+namespace tessera::train {
+namespace {
+
+std::string tiny_family(const std::string& changes) {
+  return R"({"vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.1,
+    "torch_dtype": "float32", "bos_token_id": 258, "eos_token_id": 258, )" +
+         changes + "}";
+}
+
+const char* const kTinyGemma3 =
+    R"("model_type": "gemma3_text", "head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 9,
+    "layer_types": ["sliding_attention", "full_attention"], "final_logit_softcapping": 20.0)";
+
+TEST(FamiliesRun, EveryFamilyHasTheSameLossesOnOneAndTwoRanks) {
+  const TinyRun runs;
+  int family = 0;
+  for (const std::string changes :
+       {R"("model_type": "qwen2", "use_sliding_window": true, "sliding_window": 9, "max_window_layers": 1)",
+        R"("model_type": "qwen3", "head_dim": 12, "tie_word_embeddings": true)", kTinyGemma3}) {
+    SCOPED_TRACE(changes);
+    runs.write("base/config.json", tiny_family(changes));
+    const auto name = std::to_string(family++);
+    for (const int ranks : {1, 2}) {
+      const auto run = runs.train(name + std::to_string(ranks), ranks, {"train.steps=3", "checkpoint.export=never"});
+      ASSERT_EQ(run.exit_code, 0) << run.err;
+    }
+    const auto one = runs.metrics(name + "1"), two = runs.metrics(name + "2");
+    ASSERT_EQ(one.size(), 3U);
+    ASSERT_EQ(two.size(), 3U);
+    for (size_t step = 0; step < one.size(); ++step) {
+      for (const char* field : {"loss", "grad_norm"}) {
+        const double wanted = one[step].at(field), found = two[step].at(field);
+        EXPECT_LT(std::abs(found / wanted - 1), field[0] == 'l' ? 1e-5 : 1e-4) << field << " of step " << step;
+      }
+    }
+  }
+}
+
+TEST(FamiliesRun, AModelWithImagesTrainsItsTextTowerAndKeepsTheRest) {
+  const TinyRun runs;
+  const auto base = runs / "base";
+  runs.write("base/config.json",
+             R"({"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "float32",
+                 "image_token_index": 5000, "boi_token_index": 5001, "vision_config": {}, "text_config": )" +
+                 tiny_family(kTinyGemma3) + "}");
+  const auto model = make_model(ModelConfig::from_folder(base), {.device = at::kMeta});
+  init_weights(*model, 5);
+  const auto vision = at::arange(60, at::kFloat).view({3, 20}).to(at::kHalf);
+  std::vector<TensorSpec> specs = {{"vision_tower.weight", at::kHalf, {3, 20}}};
+  const auto name_of = [](const std::string& name) {
+    return "language_model.model." + name.substr(std::string("model.language_model.").size());
+  };
+  for (const auto& named : model->named_parameters()) {
+    specs.push_back({name_of(named.name), at::kFloat, named.slot->parameter.sizes().vec()});
+  }
+  SafetensorsFolderWriter writer(base, specs);
+  writer.write("vision_tower.weight", vision);
+  for (const auto& named : model->named_parameters()) writer.write(name_of(named.name), named.slot->parameter.detach());
+  writer.finish();
+
+  const auto run = runs.train("a", 2, {"model.init=pretrained", "train.steps=3"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto before = SafetensorsFolder::open(base), after = SafetensorsFolder::open(runs / "a/model");
+  EXPECT_EQ(after.files().size(), specs.size());
+  const auto kept = after.tensor("vision_tower.weight").contiguous();
+  ASSERT_EQ(kept.scalar_type(), at::kHalf);
+  EXPECT_EQ(std::memcmp(kept.const_data_ptr(), vision.const_data_ptr(), vision.nbytes()), 0);
+  for (const auto& spec : specs) {
+    if (spec.name == "vision_tower.weight") continue;
+    EXPECT_FALSE(at::equal(before.tensor(spec.name), after.tensor(spec.name))) << spec.name << " learned nothing";
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
