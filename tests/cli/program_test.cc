@@ -34,10 +34,10 @@ TEST(Program, HelpListsEveryVerbOnStdout) {
   const auto run = run_process({program(), "--help"});
   EXPECT_EQ(run.exit_code, 0);
   EXPECT_THAT(run.err, IsEmpty());
-  for (const char* verb : {"train", "generate", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
+  for (const char* verb : {"train", "generate", "score", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
     EXPECT_THAT(run.out, HasSubstr(std::string("\n  ") + verb + " ")) << verb;
   }
-  for (const char* absent : {"score", "plan", "reshard"}) EXPECT_THAT(run.out, Not(HasSubstr(absent)));
+  for (const char* absent : {"plan", "reshard"}) EXPECT_THAT(run.out, Not(HasSubstr(absent)));
 }
 
 TEST(Program, RecipesOfTheFirstStepsAreThere) {
@@ -76,7 +76,7 @@ TEST(Program, UnknownVerbNamesTheNearest) {
 }
 
 TEST(Program, EveryVerbPrintsItsHelp) {
-  for (const char* verb : {"train", "generate", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
+  for (const char* verb : {"train", "generate", "score", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
     const auto run = run_process({program(), verb, "--help"});
     EXPECT_EQ(run.exit_code, 0) << verb << run.err;
     EXPECT_THAT(run.out, HasSubstr(std::string("tessera ") + verb)) << verb;

@@ -1,0 +1,135 @@
+// Log-probs of 2 x 1024 tokens over a vocabulary of 151,936 that is cut over 2 CPU ranks, forward and backward, beside
+// the plain way of NeMo RL (distributed log-softmax of all tokens, gather, and its softmax kept for the backward pass):
+// time, and the memory at its peak beyond the given logits and their gradient. Both halves work on the same values;
+// log-probs and gradients must agree.
+//
+//   bench_logprobs                    the harness; each half is a long-lived set of ranks
+//   bench_logprobs --rank DTYPE       one of our ranks, started by `tessera launch`
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include "bench/harness.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/kernels/logprobs/logprobs.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr int64_t kRows = 2, kLength = 1024, kVocabulary = 151'936;
+
+// This rank's columns: element (t, v) of the whole is ((t V + v) 7919 mod 10007) / 1000 - 5, as in the peer.
+at::Tensor make_logits(const VocabPart& part, c10::ScalarType dtype) {
+  const auto logits = at::empty({kRows * kLength, part.end - part.start}, dtype);
+  for (int64_t t = 0; t < kRows * kLength; ++t) {
+    const int64_t first = t * kVocabulary;
+    const auto index = at::arange(first + part.start, first + part.end, at::kLong);
+    logits[t].copy_(index.mul_(7919).remainder_(10007).to(at::kFloat).div_(1000).sub_(5));
+  }
+  return logits.view({kRows, kLength, part.end - part.start}).set_requires_grad(true);
+}
+
+// "VmRSS" or "VmHWM" of this process, bytes.
+int64_t memory_of(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name + ":")) return std::stoll(line.substr(name.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+int rank_main(const std::string& dtype) {
+  const auto world = comm::World::connect({});
+  const int64_t each = kVocabulary / world->size();
+  const VocabPart part{world->rank() * each, (world->rank() + 1) * each, world->group()};
+  const auto logits = make_logits(part, dtype == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  const auto target =
+      at::arange(kRows * kLength, at::kLong).mul_(104'729).remainder_(kVocabulary).view({kRows, kLength});
+  while (true) {
+    std::string line;
+    if (world->rank() == 0 && !std::getline(std::cin, line)) line = "{\"steps\": 0}";
+    if (Json::parse(comm::broadcast_bytes(*world->group(), line)).at("steps").get<int64_t>() == 0) return 0;
+    logits.mutable_grad().reset();
+    std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts anew
+    const int64_t before = memory_of("VmRSS");
+    comm::barrier(*world->group());
+    double sum = 0;
+    const double seconds = seconds_of([&] {
+      const auto logprobs = distributed_logprob(logits, target, part);
+      logprobs.sum().backward();
+      sum = logprobs.sum(at::kDouble).item<double>();
+    });
+    const int64_t beyond = memory_of("VmHWM") - before - logits.numel() * static_cast<int64_t>(logits.itemsize());
+    const double square = logits.grad().flatten().to(at::kFloat).square().sum(at::kDouble).item<double>();
+    const auto answers = comm::all_gather_bytes(*world->group(), Json{seconds, beyond, square}.dump());
+    if (world->rank() > 0) continue;
+    Json answer = {{"seconds", 0.0}, {"beyond_bytes", 0.0}, {"square", 0.0}, {"sum", sum}};
+    for (const auto& text : answers) {
+      const auto found = Json::parse(text);
+      answer["seconds"] = std::max(answer["seconds"].get<double>(), found[0].get<double>());
+      answer["beyond_bytes"] = std::max(answer["beyond_bytes"].get<double>(), found[1].get<double>());
+      answer["square"] = answer["square"].get<double>() + found[2].get<double>();
+    }
+    std::cout << answer.dump() << std::endl;
+  }
+}
+
+void measure(Harness& harness, const std::string& self, const std::string& dtype, double tolerance) {
+  const std::string name = "2 x 1024 x 151,936, " + dtype;
+  if (!harness.wants(name + ", ms") && !harness.wants(name + ", MiB beyond")) return;
+  const char* program = std::getenv("TESSERA_PROGRAM");
+  Peer ours({program ? program : source_folder() + "/build/tessera", "launch", "--nproc", std::to_string(kRanks), "--",
+             self, "--rank", dtype});
+  Peer peer("logprobs.py", {std::to_string(kRanks), dtype});
+  Peer tuned("logprobs.py", {std::to_string(kRanks), dtype}, {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});
+  const Json request = {{"steps", 1}};
+  Json last_ours = ours.ask(request), last_peer = peer.ask(request), last_tuned = tuned.ask(request);
+  const auto agree = [&] {
+    const auto close = [&](const char* what) {
+      return std::abs(last_ours[what].get<double>() / last_peer[what].get<double>() - 1) < tolerance;
+    };
+    return close("sum") && close("square");
+  };
+  harness.threads = kRanks;
+  harness.run({.name = name + ", ms",
+               .unit = "ms",
+               .at_least = 2,
+               .higher_is_better = false,
+               .verified = agree,
+               .ours = [&] { return (last_ours = ours.ask(request))["seconds"].get<double>() * 1e3; },
+               .peer = [&] { return (last_peer = peer.ask(request))["seconds"].get<double>() * 1e3; },
+               .tuned_peer = [&] { return (last_tuned = tuned.ask(request))["seconds"].get<double>() * 1e3; }});
+  const auto beyond = [&](const Json& answer) {
+    return std::max(answer["beyond_bytes"].get<double>() / (1 << 20),
+                    0.1);  // pages are counted by the kernel in batches
+  };
+  harness.run({.name = name + ", MiB beyond logits and gradient",
+               .unit = "MiB",
+               .at_least = 4,
+               .higher_is_better = false,
+               .verified = agree,
+               .ours = [&] { return beyond(last_ours = ours.ask(request)); },
+               .peer = [&] { return beyond(last_peer = peer.ask(request)); },
+               .tuned_peer = [&] { return beyond(last_tuned = tuned.ask(request)); }});
+}
+
+}  // namespace
+}  // namespace tessera::bench
+
+int main(int argc, char** argv) {
+  using namespace tessera::bench;
+  return bench_main("logprobs", [&] {
+    if (argc == 3 && std::string(argv[1]) == "--rank") return rank_main(argv[2]);
+    Harness harness("logprobs", argc, argv);
+    measure(harness, argv[0], "float32", 1e-4);
+    measure(harness, argv[0], "bfloat16", 2e-3);
+    return harness.exit_code();
+  });
+}
