@@ -12,12 +12,14 @@ using ::testing::HasSubstr;
 
 // ---- prefetch ----
 
-// A rank of a host that looks otherwise than the others': `ranks` of the world run there.
-void see_host_with(const WorldPtr& world, int ranks) { const_cast<comm::WorldInfo&>(world->info()).local_size = ranks; }
+// What a rank knows of the hosts, which may be otherwise than what the others know.
+void know_of_cores(const WorldPtr& world, int least_per_rank) {
+  const_cast<comm::WorldInfo&>(world->info()).hosts.least_cores_per_rank = least_per_rank;
+}
 
 TEST(Prefetch, IsDecidedAlikeByRanksOfUnlikeHosts) {
   on_threads(2, [](const WorldPtr& world) {
-    see_host_with(world, world->rank() == 0 ? 1 : 1000);  // no host has so many cores
+    know_of_cores(world, world->rank() == 0 ? 1 : 0);
     SmallModel plain, model(3);
     shard(model, {.mesh = line(world)});
     set_gradient_divide_factor(model, 1);
@@ -32,7 +34,7 @@ TEST(Prefetch, IsDecidedAlikeByRanksOfUnlikeHosts) {
 
 TEST(Prefetch, IsDecidedOverBothDimsOfAMesh) {
   on_threads(4, [](const WorldPtr& world) {
-    see_host_with(world, world->rank() == 3 ? 1000 : 1);
+    know_of_cores(world, world->rank() == 3 ? 0 : 1);
     SmallModel model;
     shard(model, {.mesh = init_device_mesh(world, "cpu", {2, 2}, {"replicate", "shard"})});
     for (int step = 0; step < 2; ++step) rank_backward(model, *world, step);

@@ -2,30 +2,46 @@
 
 #include <gtest/gtest.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tessera/base/error.h"
+#include "tests/support/ranks.h"
+
 namespace tessera::parallel {
 namespace {
 
-RankPlace on(const char* host, int ranks_there, std::vector<int> cores) {
-  return {.rank = 0, .host = host, .ranks_on_host = ranks_there, .cores = std::move(cores), .wish = std::nullopt};
+std::vector<PrefetchVote> votes_of(std::vector<std::optional<bool>> wishes, std::vector<bool> cores) {
+  std::vector<PrefetchVote> votes;
+  for (size_t i = 0; i < wishes.size(); ++i) {
+    votes.push_back({.rank = static_cast<int>(i), .wish = wishes[i], .core_for_each = cores[i]});
+  }
+  return votes;
 }
 
-TEST(PrefetchChoice, WantsACoreForEachRankOfEveryHost) {
-  EXPECT_TRUE(has_core_for_each({on("a", 2, {0, 1}), on("a", 2, {0, 1})}));
-  EXPECT_FALSE(has_core_for_each({on("a", 3, {0, 1}), on("a", 3, {0, 1}), on("a", 3, {0, 1})}));
-  EXPECT_FALSE(has_core_for_each({on("a", 1, {0, 1}), on("b", 3, {0, 1}), on("b", 3, {0, 1}), on("b", 3, {0, 1})}));
-  EXPECT_TRUE(has_core_for_each({on("a", 2, {0, 1}), on("a", 2, {0, 1}), on("b", 1, {0})}));
+TEST(PrefetchChoice, WantsACoreForEachRankWhereNobodyAsked) {
+  EXPECT_TRUE(prefetch_of(votes_of({{}, {}}, {true, true})));
+  EXPECT_FALSE(prefetch_of(votes_of({{}, {}}, {true, false})));  // of ranks that know of unlike hosts: off
+  EXPECT_FALSE(prefetch_of(votes_of({{}, {}}, {false, false})));
 }
 
-TEST(PrefetchChoice, CountsRanksOfTheHostThatAreInNoMeshOfTheirs) {
-  EXPECT_FALSE(has_core_for_each({on("a", 4, {0, 1}), on("a", 4, {0, 1})}));
-  EXPECT_FALSE(has_core_for_each({on("a", 2, {0})}));
+TEST(PrefetchChoice, GoesByWhatAllAskedFor) {
+  EXPECT_TRUE(prefetch_of(votes_of({true, true}, {false, false})));
+  EXPECT_FALSE(prefetch_of(votes_of({false, false}, {true, true})));
+  EXPECT_THROW(prefetch_of(votes_of({true, {}}, {true, true})), Error);
+  EXPECT_THROW(prefetch_of(votes_of({true, false}, {true, true})), Error);
 }
 
-TEST(PrefetchChoice, GoesByTheCoresThatRanksMayRunOn) {
-  EXPECT_FALSE(has_core_for_each({on("a", 2, {0}), on("a", 2, {0})}));  // both under taskset -c 0
-  EXPECT_TRUE(has_core_for_each({on("a", 2, {0}), on("a", 2, {1})}));   // bound by srun or mpirun
-  EXPECT_TRUE(has_core_for_each({on("a", 4, {0}), on("a", 4, {3})}));   // the two others have their own
-  EXPECT_FALSE(has_core_for_each({on("a", 3, {0}), on("a", 3, {1}), on("a", 3, {1})}));
+// What a rank sees of its own host does not count, but what the world agreed on when its ranks met.
+TEST(PrefetchChoice, IsThatOfTheWorldsHosts) {
+  for (const int scarcest : {0, 1}) {
+    const comm::WorldInfo info{
+        .cores_per_rank = 8,
+        .hosts = {.count = 2, .least_ranks = 1, .most_ranks = 4, .least_cores_per_rank = scarcest, .loopback = true}};
+    const auto world = comm::World::create(info, c10::make_intrusive<c10d::HashStore>());
+    const auto mesh = init_device_mesh(world, "cpu", {1});
+    EXPECT_EQ(agree_on_prefetch(*world, {mesh}, std::nullopt), scarcest == 1);
+    EXPECT_EQ(agree_on_prefetch(*world, {mesh}, true), true);
+  }
 }
 
 }  // namespace

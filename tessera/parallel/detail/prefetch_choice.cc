@@ -1,11 +1,8 @@
 #include "tessera/parallel/detail/prefetch_choice.h"
 
 #include <fmt/ranges.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <sstream>
 
@@ -15,80 +12,38 @@
 namespace tessera::parallel {
 namespace {
 
-// One line: rank, ranks on its host, wish, host, cores.
-std::string to_line(const RankPlace& place) {
-  const char* wish = !place.wish ? "default" : *place.wish ? "on" : "off";
-  return fmt::format("{} {} {} {} {}\n", place.rank, place.ranks_on_host, wish, place.host,
-                     fmt::join(place.cores, " "));
+// One line: rank, wish, whether there are cores.
+std::string line_of(const PrefetchVote& vote) {
+  const char* wish = !vote.wish ? "default" : *vote.wish ? "on" : "off";
+  return fmt::format("{} {} {}\n", vote.rank, wish, vote.core_for_each ? 1 : 0);
 }
 
-RankPlace from_line(const std::string& line) {
+PrefetchVote vote_of(const std::string& line) {
   std::istringstream words(line);
-  RankPlace place;
+  PrefetchVote vote;
   std::string wish;
-  words >> place.rank >> place.ranks_on_host >> wish >> place.host;
-  if (wish != "default") place.wish = wish == "on";
-  for (int core = 0; words >> core;) place.cores.push_back(core);
-  return place;
-}
-
-std::vector<int> allowed_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cores;
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  }
-  return cores;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  const bool known = ::gethostname(name, sizeof name - 1) == 0 && name[0] != '\0';
-  return known ? name : "unknown";
-}
-
-void check_wishes(const std::vector<RankPlace>& ranks) {
-  const auto word = [](const RankPlace& place) { return !place.wish ? "not called" : *place.wish ? "on" : "off"; };
-  for (const auto& place : ranks) {
-    TESSERA_CHECK(
-        place.wish == ranks[0].wish, ErrorKind::kShape,
-        "[fsdp.forward] set_prefetch: {} on rank {}, {} on rank {}. Prefetch changes the order of collectives: "
-        "call it alike on all ranks.",
-        word(ranks[0]), ranks[0].rank, word(place), place.rank);
-  }
+  words >> vote.rank >> wish >> vote.core_for_each;
+  if (wish != "default") vote.wish = wish == "on";
+  return vote;
 }
 
 }  // namespace
 
-bool has_core_for_each(const std::vector<RankPlace>& ranks) {
-  struct Host {
-    std::set<int> cores;
-    int here = 0, all = 0;
-    bool bound = false;  // to cores of their own
-  };
-  std::map<std::string, Host> hosts;
-  for (const auto& place : ranks) {
-    auto& host = hosts[place.host];
-    const size_t before = host.cores.size();
-    host.cores.insert(place.cores.begin(), place.cores.end());
-    host.bound = host.bound || (host.here > 0 && host.cores.size() > before);
-    ++host.here;
-    host.all = std::max(host.all, place.ranks_on_host);
+bool prefetch_of(const std::vector<PrefetchVote>& votes) {
+  const auto word = [](const PrefetchVote& vote) { return !vote.wish ? "not called" : *vote.wish ? "on" : "off"; };
+  for (const auto& vote : votes) {
+    TESSERA_CHECK(vote.wish == votes[0].wish, ErrorKind::kShape,
+                  "[fsdp.forward] set_prefetch: {} on rank {}, {} on rank {}. Prefetch changes the order of "
+                  "collectives: call it alike on all ranks.",
+                  word(votes[0]), votes[0].rank, word(vote), vote.rank);
   }
-  return std::all_of(hosts.begin(), hosts.end(), [](const auto& each) {
-    const Host& host = each.second;
-    return static_cast<int>(host.cores.size()) >= (host.bound ? host.here : std::max(host.here, host.all));
-  });
+  return votes.at(0).wish.value_or(
+      std::all_of(votes.begin(), votes.end(), [](const PrefetchVote& vote) { return vote.core_for_each; }));
 }
 
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish) {
-  std::set<std::string> lines = {to_line({.rank = world.rank(),
-                                          .host = host_name(),
-                                          .ranks_on_host = world.info().local_size,
-                                          .cores = allowed_cores(),
-                                          .wish = wish})};
+  std::set<std::string> lines = {line_of(
+      {.rank = world.rank(), .wish = wish, .core_for_each = world.info().hosts.least_cores_per_rank >= 1})};
   for (const auto& mesh : meshes) {
     for (int64_t dim = mesh->ndim(); dim-- > 0;) {
       if (mesh->size(dim) == 1) continue;
@@ -98,11 +53,10 @@ bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& mes
       }
     }
   }
-  std::vector<RankPlace> ranks;
-  for (const auto& line : lines) ranks.push_back(from_line(line));
-  std::sort(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
-  check_wishes(ranks);
-  return wish.value_or(has_core_for_each(ranks));
+  std::vector<PrefetchVote> votes;
+  for (const auto& line : lines) votes.push_back(vote_of(line));
+  std::sort(votes.begin(), votes.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  return prefetch_of(votes);
 }
 
 }  // namespace tessera::parallel

@@ -1,5 +1,5 @@
 // Whether the ranks of a sharded model gather ahead. Prefetch changes the order of collectives, so all ranks must give
-// the same answer, whatever each of them sees of its own host.
+// the same answer.
 //
 //   const bool prefetch = agree_on_prefetch(*world, {mesh}, std::nullopt);
 //
@@ -7,7 +7,6 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "tessera/comm/rendezvous/world.h"
@@ -15,21 +14,18 @@
 
 namespace tessera::parallel {
 
-// What a rank says about itself.
-struct RankPlace {
+// What a rank has to say.
+struct PrefetchVote {
   int rank = 0;
-  std::string host;
-  int ranks_on_host = 1;     // those of the world
-  std::vector<int> cores;    // that it may run on
-  std::optional<bool> wish;  // set_prefetch; none: the default
+  std::optional<bool> wish;    // set_prefetch; none: the default
+  bool core_for_each = false;  // every host of the world has a core for each of its ranks (Hosts), as this rank knows
 };
 
-// The default: on where every host has a core for each of its ranks. Ranks that are bound to cores of their own count
-// those together; ranks that may all run on the same cores share them with all ranks of their host.
-bool has_core_for_each(const std::vector<RankPlace>& ranks);
+// The wish of all, else the default: on where every rank knows of a core for each rank. Error kShape names two ranks
+// with unlike wishes.
+bool prefetch_of(const std::vector<PrefetchVote>& votes);
 
-// set_prefetch where it was called, else the default. COLLECTIVE over each of `meshes`, in their order. Error kShape on
-// all ranks when wishes differ.
+// The same of all ranks of `meshes`. COLLECTIVE over each of them, in their order; the Error is that of all ranks.
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish);
 
 }  // namespace tessera::parallel
