@@ -96,6 +96,7 @@ Observed observe(const SharedSample& shared, const Combination& combination, con
   } catch (const std::exception& error) {
     seen.behaviour.error = true;
     seen.error = error.what();
+    seen.may_refuse = reference.may_refuse(seen.error);
   }
   return seen;
 }

@@ -1,5 +1,6 @@
 // Every operation of ops.txt on DTensors against the plain operation: results and gradients for all placements of its
-// tensors on meshes of 2 and 4, with 0, 1, k - 1, k + 1 and 2k + 1 rows, and at random on a mesh of 2 x 2.
+// tensors on meshes of 2 and 4, with 0, 1, k - 1, k + 1 and 2k + 1 rows (of these also strided shards and uncommon
+// Partials), and at random on a mesh of 2 x 2.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,9 +46,14 @@ class OnMesh : public ::testing::TestWithParam<std::tuple<const char*, int64_t>>
 TEST_P(OnMesh, EqualsThePlainOperationForAllPlacements) {
   const auto& [group, k] = GetParam();
   Conformance run({.mesh = {k}});
-  add_group(group, row_counts(k), [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
+  const auto rows = row_counts(k);
+  add_group(group, {rows[0]},
+            [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference, /*with_rare=*/true); });
+  add_group(group, {rows.begin() + 1, rows.end()},
+            [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
   run.check();
   expect_conforming(run.report(), group);
+  expect_counts(run.report(), fmt::format("{}@{}", group, k));
 }
 
 INSTANTIATE_TEST_SUITE_P(, OnMesh, ::testing::Combine(::testing::ValuesIn(kGroups), ::testing::Values(2, 4)),
@@ -58,13 +64,17 @@ INSTANTIATE_TEST_SUITE_P(, OnMesh, ::testing::Combine(::testing::ValuesIn(kGroup
 class OnTwoMeshDims : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OnTwoMeshDims, EqualsThePlainOperationForRandomPlacements) {
-  const unsigned seed = random_seed(20261121);  // the tests at length draw a new one each time
+  constexpr unsigned kSeed = 20261121;
+  const unsigned seed = random_seed(kSeed);  // the tests at length draw a new one each time
   rc::Random random(seed);
   Conformance run({.mesh = {2, 2}});
   add_group(GetParam(), {5},
             [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 3, random); });
   run.check();
   expect_conforming(run.report(), GetParam(), /*at_random=*/true);
+  if (seed == kSeed) {
+    expect_counts(run.report(), fmt::format("{}@2x2", GetParam()));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(, OnTwoMeshDims, ::testing::ValuesIn(kGroups),

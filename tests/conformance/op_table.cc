@@ -23,6 +23,8 @@ const char* name_of(DifferenceKind kind) {
   switch (kind) {
     case DifferenceKind::kFewer:
       return "fewer";
+    case DifferenceKind::kElsewhere:
+      return "elsewhere";
     case DifferenceKind::kPlacement:
       return "placement";
     case DifferenceKind::kMore:
@@ -54,9 +56,9 @@ Behaviour parse_behaviour(const std::string& text) {
   return behaviour;
 }
 
-OpTable read_op_table() {
+OpTable read_op_table(const std::string& name) {
   OpTable table;
-  std::ifstream file(source_folder() / "tests/conformance/op_table.txt");
+  std::ifstream file(source_folder() / "tests/conformance" / name);
   std::vector<std::string> ops;
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line[0] == '#') {
@@ -73,13 +75,38 @@ OpTable read_op_table() {
     }
     const auto arrow = line.find("->");
     if (arrow == std::string::npos) {
-      throw std::runtime_error("op_table.txt: no arrow in: " + line);
+      throw std::runtime_error(name + ": no arrow in: " + line);
     }
     for (const auto& op : ops) {
       table[op][trimmed(line.substr(0, arrow))] = parse_behaviour(trimmed(line.substr(arrow + 2)));
     }
   }
   return table;
+}
+
+std::string to_text(const OpTable& table) {
+  std::map<std::string, std::string> blocks;
+  std::vector<const std::string*> order;  // by the first operation of each
+  for (const auto& [op, rows] : table) {
+    std::string lines;
+    for (const auto& [inputs, behaviour] : rows) {
+      lines += inputs + " -> " + behaviour.to_string() + "\n";
+    }
+    const auto [block, is_new] = blocks.try_emplace(lines, "ops");
+    block->second += " " + op;
+    if (is_new) {
+      order.push_back(&block->first);
+    }
+  }
+  std::string text;
+  for (const auto* lines : order) {
+    text += "\n" + blocks.at(*lines) + "\n" + *lines;
+  }
+  return text;
+}
+
+bool is_ours(const Behaviour& theirs, const Behaviour& ours) {
+  return theirs.error || theirs.wrong || difference(theirs, ours) == DifferenceKind::kElsewhere;
 }
 
 std::optional<DifferenceKind> difference(const Behaviour& theirs, const Behaviour& ours) {
@@ -93,7 +120,7 @@ std::optional<DifferenceKind> difference(const Behaviour& theirs, const Behaviou
     return DifferenceKind::kMore;
   }
   if (ours.bytes < theirs.bytes) {
-    return DifferenceKind::kFewer;
+    return ours.outputs == theirs.outputs ? DifferenceKind::kFewer : DifferenceKind::kElsewhere;
   }
   return ours.outputs == theirs.outputs ? std::nullopt : std::optional(DifferenceKind::kPlacement);
 }
@@ -106,14 +133,16 @@ ListedDifferences::ListedDifferences() {
     }
     std::istringstream fields(text);
     Line line{.text = text, .kind = {}, .op = {}, .inputs = {}};
-    std::string reason;
-    for (std::string* field : {&line.kind, &line.op, &line.inputs, &reason}) {
+    std::string allowed, reason;
+    for (std::string* field : {&line.kind, &line.op, &line.inputs, &allowed, &reason}) {
       std::getline(fields, *field, '|');
       *field = trimmed(*field);
       if (field->empty()) {
-        throw std::runtime_error("op_differences.txt: wanted 'kind | operation | placements | reason', found: " + text);
+        throw std::runtime_error(
+            "op_differences.txt: wanted 'kind | operations | placements | combinations | reason', found: " + text);
       }
     }
+    line.allowed = std::stoll(allowed);
     lines_.push_back(std::move(line));
   }
 }
@@ -123,17 +152,18 @@ bool ListedDifferences::allows(DifferenceKind kind, const std::string& op, const
   for (auto& line : lines_) {
     if (line.kind == name_of(kind) && fnmatch(line.op.c_str(), op.c_str(), 0) == 0 &&
         fnmatch(line.inputs.c_str(), inputs.c_str(), 0) == 0) {
-      line.used = allowed = true;
+      ++line.used;
+      allowed = true;
     }
   }
   return allowed;
 }
 
-std::vector<std::string> ListedDifferences::unused() const {
+std::vector<std::string> ListedDifferences::miscounted() const {
   std::vector<std::string> texts;
   for (const auto& line : lines_) {
-    if (!line.used) {
-      texts.push_back(line.text);
+    if (line.used != line.allowed) {
+      texts.push_back(fmt::format("{} (found {})", line.text, line.used));
     }
   }
   return texts;

@@ -6,6 +6,8 @@
 #include <random>
 #include <set>
 
+#include "tests/conformance/shares.h"
+
 namespace tessera::testing {
 
 std::vector<Slot> slots_of(const Sample& sample) {
@@ -174,6 +176,69 @@ std::vector<Combination> combinations(const std::vector<Slot>& slots) {
   return different;
 }
 
+namespace {
+
+bool holds(const std::vector<Placement>& list, const Placement& one) {
+  return std::find(list.begin(), list.end(), one) != list.end();
+}
+
+// Strided shards first, by dim.
+std::vector<Placement> rare_kinds(const Slot& slot, int64_t k) {
+  std::vector<Placement> kinds;
+  if (slot.whole) {
+    return kinds;
+  }
+  for (int64_t dim = 0; dim < slot.plain.dim(); ++dim) {
+    kinds.push_back(StridedShard(dim, 2));
+  }
+  const auto type = slot.plain.scalar_type();
+  const bool nonnegative = type == at::kDouble && !at::any(slot.plain.lt(0)).item<bool>();
+  if (c10::isFloatingType(type) && slot.plain.element_size() == 1) {  // there is no arithmetic of them on a CPU
+    return kinds;
+  }
+  const auto usual = plain_kinds(slot), others = other_partials(slot);
+  for (const auto& partial : partials_of(type, nonnegative, {k})) {
+    const bool one_norm_is_enough = partial.kind == Placement::Kind::kNormPartial && partial.norm_order() != 2;
+    const bool rounds = is_narrow(type) && (partial.is_partial(ReduceOp::kSum) || partial.is_partial(ReduceOp::kAvg));
+    if (!holds(usual, partial) && !holds(others, partial) && !one_norm_is_enough && !rounds) {
+      kinds.push_back(partial);
+    }
+  }
+  return kinds;
+}
+
+}  // namespace
+
+std::vector<Combination> rare_combinations(const std::vector<Slot>& slots, int64_t k) {
+  std::vector<Combination> all;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    for (const auto& kind : rare_kinds(slots[i], k)) {
+      Combination others_whole(slots.size(), Replicate());
+      others_whole[i] = kind;
+      all.push_back(others_whole);
+      // The others sharded the usual way, and as this one.
+      Combination others_cut = others_whole, alike = others_whole;
+      for (size_t j = 0; j < slots.size(); ++j) {
+        if (j == i || slots[j].whole) {
+          continue;
+        }
+        if (slots[j].plain.dim() > 0) {
+          others_cut[j] = Shard(0);
+        }
+        if (holds(rare_kinds(slots[j], k), kind)) {
+          alike[j] = kind;
+        }
+      }
+      for (const auto& one : {others_cut, alike}) {
+        if (std::find(all.begin(), all.end(), one) == all.end()) {
+          all.push_back(one);
+        }
+      }
+    }
+  }
+  return all;
+}
+
 std::vector<Placements> random_placements(const std::vector<Slot>& slots, int64_t mesh_ndim, rc::Random& random) {
   std::vector<Placements> all;
   for (const auto& slot : slots) {
@@ -188,8 +253,16 @@ std::vector<Placements> random_placements(const std::vector<Slot>& slots, int64_
 
 namespace {
 
-// The share of rank r of k, in a tensor that is still to be reduced.
-at::Tensor share(const at::Tensor& whole, ReduceOp op, int64_t r, int64_t k) {
+// The share of rank r of k, in a tensor that is still to be reduced: that of oracle/samples.py where PyTorch's tensors
+// lie so.
+at::Tensor share(const at::Tensor& whole, const Placement& placement, int64_t r, int64_t k) {
+  const ReduceOp op = placement.reduce_op;
+  const auto type = whole.scalar_type();
+  const bool shared_with_oracle = type == at::kDouble || type == at::kFloat || type == at::kComplexDouble ||
+                                  ((type == at::kLong || type == at::kInt) && op == ReduceOp::kSum);
+  if (placement.kind == Placement::Kind::kNormPartial || op == ReduceOp::kProduct || !shared_with_oracle) {
+    return share_of(whole, placement, r, k);
+  }
   if (!whole.is_floating_point() && !whole.is_complex()) {
     return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
   }
@@ -201,8 +274,6 @@ at::Tensor share(const at::Tensor& whole, ReduceOp op, int64_t r, int64_t k) {
       return whole * weight;
     case ReduceOp::kAvg:
       return whole * (weight * static_cast<double>(k));
-    case ReduceOp::kProduct:
-      return whole * (r == 0 ? 2.0 : r == 1 ? 0.5 : 1.0);
     default: {
       const at::Tensor below =
           ((at::arange(whole.numel(), at::kLong) + r) % k).to(whole.scalar_type()).view(whole.sizes()) * 0.5;
@@ -219,7 +290,7 @@ at::Tensor place(const at::Tensor& whole, const MeshPtr& mesh, const Placements&
   Placements cut = placements;
   for (int64_t m = 0; m < mesh->ndim(); ++m) {
     if (placements[m].is_partial()) {
-      shared = share(shared, placements[m].reduce_op, (*mesh->coordinate())[m], mesh->shape()[m]);
+      shared = share(shared, placements[m], (*mesh->coordinate())[m], mesh->shape()[m]);
       cut[m] = Replicate();
     }
   }

@@ -1,6 +1,6 @@
 // Which placements a sample's tensors are tried in, and how a plain tensor comes to lie so.
 //
-//   for (const auto& how : combinations(sample, 4)) { ... place(slot.plain, mesh, how[i]) ... }
+//   for (const auto& how : combinations(slots)) { ... place(slot.plain, mesh, {how[i]}) ... }
 #pragma once
 
 #include <rapidcheck/Random.h>
@@ -29,6 +29,8 @@ std::vector<c10::IValue> with_tensors(const Sample& sample, const std::vector<Sl
 // the regular ones, and some at random (the same at every run).
 using Combination = std::vector<Placement>;
 std::vector<Combination> combinations(const std::vector<Slot>& slots);
+// More of them for a mesh of k ranks, with what those do not have: strided shards, and the other Partials of each type.
+std::vector<Combination> rare_combinations(const std::vector<Slot>& slots, int64_t k);
 // Placements on every dim of a mesh, drawn by rapidcheck.
 std::vector<Placements> random_placements(const std::vector<Slot>& slots, int64_t mesh_ndim, rc::Random& random);
 

@@ -8,6 +8,7 @@
 
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/dtensor/random/random.h"
+#include "tests/conformance/refusal_text.h"
 
 namespace tessera::testing {
 
@@ -36,6 +37,17 @@ Outcome call(const Sample& sample, const std::vector<Slot>& slots, const std::ve
 }
 
 bool takes_gradient(const at::Tensor& tensor) { return tensor.is_floating_point() || tensor.is_complex(); }
+
+bool Reference::is_leaf(const Slot& slot) const {
+  const auto& name = sample.op.schema().arguments()[slot.arg].name();
+  return takes_gradient(slot.plain) && !slot.whole &&
+         std::find(constants.begin(), constants.end(), name) == constants.end();
+}
+
+bool Reference::may_refuse(const std::string& error) const {
+  return writes || is_out || sample.may_refuse ? is_refusal_to_write(error)
+                                               : is_view && is_refusal(error, kViewTexts);
+}
 
 Tensors writable(const std::vector<Slot>& slots, const Tensors& leaves) {
   Tensors all = leaves;
@@ -155,12 +167,26 @@ void classify(Reference& reference) {
   }
 }
 
+// The argument that an operation has no derivative for; empty when the text says something else.
+std::string constant_in(const std::string& text) {
+  for (const std::string before : {"is not differentiable with respect to argument '", "the derivative for '"}) {
+    const size_t begin = text.find(before);
+    if (begin != std::string::npos) {
+      const size_t from = begin + before.size();
+      const std::string quoted = text.substr(from, text.find('\'', from) - from);
+      return quoted.substr(quoted.find_last_of(' ') + 1);  // "OPERATION ARGUMENT"
+    }
+  }
+  return "";
+}
+
 void add_gradients(Reference& reference) {
   Tensors leaves;
   for (const auto& slot : reference.slots) {
     leaves.push_back(slot.plain.detach().clone());
-    leaves.back().set_requires_grad(takes_gradient(slot.plain) && !slot.whole);
+    leaves.back().set_requires_grad(reference.is_leaf(slot));
   }
+  reference.flows.clear();
   try {
     const Outcome outcome = call(reference.sample, reference.slots,
                                  with_tensors(reference.sample, reference.slots, writable(reference.slots, leaves)));
@@ -172,8 +198,16 @@ void add_gradients(Reference& reference) {
                                     : at::Tensor());
     }
     reference.gradients = gradients_of(outcome, leaves, reference.flows);
-  } catch (const std::exception&) {  // no derivative
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
     reference.gradients.clear();
+    const std::string constant = constant_in(text);
+    const auto& known = reference.constants;
+    if (!constant.empty() && std::find(known.begin(), known.end(), constant) == known.end()) {
+      reference.constants.push_back(constant);
+      return add_gradients(reference);
+    }
+    reference.no_backward = text.substr(0, text.find('\n'));
   }
 }
 

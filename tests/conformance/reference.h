@@ -31,7 +31,16 @@ struct Reference {
   bool writes = false;                 // to an argument that is not out=
   std::optional<Sample> functional{};  // of an out= form: the same without out
 
+  // What the plain backward says instead of giving gradients, in one line; empty when it gives some, or when nothing of
+  // the outcome has any.
+  std::string no_backward{};
+  // Arguments that the operation has no derivative for though it has one for others, by name: they are constants.
+  std::vector<std::string> constants{};
+
   bool differentiable() const { return !gradients.empty(); }
+  bool is_leaf(const Slot& slot) const;  // of autograd
+  // Whether the operation may end with this error instead of a result: refusal_text.h.
+  bool may_refuse(const std::string& error) const;
 };
 
 // Operations that draw numbers do so from this seed.

@@ -11,6 +11,7 @@
 
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/random/random.h"
+#include "tests/conformance/shares.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera::testing {
@@ -63,7 +64,8 @@ class Meeting {
   bool broken_ = false;
 };
 
-bool says(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+// What the gradient is that flows into the results.
+enum class Flow { kAsTheResult, kReplicated, kPartial };
 
 class Checker {
  public:
@@ -71,7 +73,7 @@ class Checker {
       : options_(options), mesh_(mesh), rank_(rank), meeting_(meeting) {}
 
   // What went wrong on any rank; empty when nothing did.
-  std::string check(const Case& one, bool replicated_flow) {
+  std::string check(const Case& one, Flow flow) {
     case_ = &one;
     reference_ = one.reference.get();
     refused = differentiated = false;
@@ -79,7 +81,7 @@ class Checker {
     outcome_ = {};
     leaves_.clear();
     if (step([&] { forward(); }) && step([&] { compare_outcome(); }) && gradients_wanted() &&
-        step([&] { backward(replicated_flow); })) {
+        step([&] { backward(flow); })) {
       differentiated = true;
       step([&] { compare_gradients(); });
     }
@@ -106,20 +108,11 @@ class Checker {
       return true;
     }
     const bool all = std::none_of(errors.begin(), errors.end(), [](const std::string& e) { return e.empty(); });
-    refused = all && may_refuse(*first);
+    refused = all && reference_->may_refuse(*first);
     if (!refused) {
       wrong_ = (all ? "" : fmt::format("on rank {}: ", first - errors.begin())) + *first;
     }
     return false;
-  }
-
-  bool may_refuse(const std::string& error) const {
-    if ((reference_->writes || reference_->is_out || reference_->sample.may_refuse) &&
-        says(error, "Sharding dimension mismatch")) {
-      return true;
-    }
-    return reference_->is_view &&
-           (says(error, "unevenly sharded tensor") || says(error, "cannot be performed without redistribution"));
   }
 
   bool gradients_wanted() const {
@@ -141,7 +134,7 @@ class Checker {
     for (size_t i = 0; i < reference_->slots.size(); ++i) {
       const auto& slot = reference_->slots[i];
       at::Tensor leaf = place(slot.plain, mesh_, case_->placements[i]);
-      leaf.set_requires_grad(reference_->differentiable() && takes_gradient(slot.plain) && !slot.whole);
+      leaf.set_requires_grad(reference_->differentiable() && reference_->is_leaf(slot));
       leaves_.push_back(leaf);
     }
     if (sample.plan_only) {
@@ -279,7 +272,7 @@ class Checker {
     throw std::runtime_error(text.str());
   }
 
-  void backward(bool replicated_flow) {
+  void backward(Flow flow) {
     Tensors flows;
     for (size_t i = 0; i < reference_->flows.size(); ++i) {
       if (!reference_->flows[i].defined() || !outcome_.tensors[i].defined()) {
@@ -288,11 +281,13 @@ class Checker {
       }
       Placements how = tessera::placements(outcome_.tensors[i]);
       for (auto& placement : how) {
-        if (replicated_flow || placement.is_partial()) {
+        if (flow == Flow::kPartial && !is_narrow(reference_->flows[i].scalar_type())) {
+          placement = Partial();
+        } else if (flow == Flow::kReplicated || placement.is_partial()) {
           placement = Replicate();
         }
       }
-      flows.push_back(distribute_tensor(reference_->flows[i], mesh_, how, std::nullopt));
+      flows.push_back(place(reference_->flows[i], mesh_, how));
     }
     gradients_ = gradients_of(outcome_, leaves_, flows);
   }
@@ -320,6 +315,9 @@ class Checker {
 }  // namespace
 
 void Conformance::add(std::shared_ptr<const Reference> reference, std::vector<Placements> placements) {
+  if (!reference->no_backward.empty()) {
+    report_.no_backward[toString(reference->sample.op.operator_name())].insert(reference->no_backward);
+  }
   cases_.push_back({std::move(reference), std::move(placements)});
 }
 
@@ -336,8 +334,15 @@ std::vector<Slot> free_slots(const Reference& reference) {
 }
 }  // namespace
 
-void Conformance::add_all(const std::shared_ptr<const Reference>& reference) {
-  for (const auto& combination : combinations(free_slots(*reference))) {
+void Conformance::add_all(const std::shared_ptr<const Reference>& reference, bool with_rare) {
+  const auto slots = free_slots(*reference);
+  auto all = combinations(slots);
+  if (with_rare) {
+    const auto rare = rare_combinations(slots, options_.mesh.at(0));
+    report_.rare += static_cast<int64_t>(rare.size());
+    all.insert(all.end(), rare.begin(), rare.end());
+  }
+  for (const auto& combination : all) {
     std::vector<Placements> placements;
     for (const auto& one : combination) {
       placements.push_back({one});
@@ -384,7 +389,7 @@ void Conformance::check() {
         }
         Checker checker(options_, mesh, static_cast<int>(rank), meeting);
         for (size_t i = first; i < cases_.size(); ++i) {
-          const std::string wrong = checker.check(cases_[i], i % 2 == 0);
+          const std::string wrong = checker.check(cases_[i], static_cast<Flow>(i % 3));
           if (rank == 0) {
             count(cases_[i], checker, !wrong.empty());
             if (!wrong.empty()) {

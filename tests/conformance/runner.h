@@ -6,8 +6,9 @@
 //   run.report().failures              // operation -> what went wrong
 //
 // A case is one sample with placements for its tensors. What must hold: the results, and the gradients, equal the plain
-// ones; an operation that writes to an argument may refuse with "Sharding dimension mismatch", a view with the errors
-// of the view rules.
+// ones, whatever gradient flows in: one that lies as the result does, a replicated and a partial one. An operation that
+// writes to an argument may refuse with one of the errors for what would be lost, a view with those of the view rules:
+// their whole texts are in refusal_text.h.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,9 @@ struct Report {
   int64_t cases = 0;
   int64_t refused = 0;    // with an error that the operation may give
   int64_t gradients = 0;  // cases whose gradients were compared
+  int64_t rare = 0;       // cases with a strided shard or an uncommon Partial
+  // What plain backwards say instead of giving gradients, by operation.
+  std::map<std::string, std::set<std::string>> no_backward;
   std::set<std::string> placements;
   std::map<std::string, std::vector<std::string>> failures;  // by operation
   std::map<std::string, int64_t> failed_cases;
@@ -46,8 +50,8 @@ class Conformance {
  public:
   explicit Conformance(ConformanceOptions options) : options_(std::move(options)) {}
   void add(std::shared_ptr<const Reference> reference, std::vector<Placements> placements);
-  // Every combination on a mesh of one dim.
-  void add_all(const std::shared_ptr<const Reference>& reference);
+  // Every combination on a mesh of one dim; with_rare: those of rare_combinations() too.
+  void add_all(const std::shared_ptr<const Reference>& reference, bool with_rare = false);
   // This many, drawn at random.
   void add_random(const std::shared_ptr<const Reference>& reference, int count, rc::Random& random);
   void check();

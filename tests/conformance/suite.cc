@@ -10,6 +10,7 @@
 #include <iostream>
 #include <random>
 
+#include "tests/conformance/refusal_text.h"
 #include "tests/support/process.h"
 
 namespace tessera::testing {
@@ -22,14 +23,30 @@ std::vector<int64_t> row_counts(int64_t k) {
   return rows;
 }
 
+namespace {
+
+// Of a file of tests/conformance: its first words and what follows them.
+std::vector<std::pair<std::string, std::string>> lines_of(const char* name) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  std::ifstream file(source_folder() / "tests/conformance" / name);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && !line.starts_with('#')) {
+      const size_t end = std::min(line.find(' '), line.size());
+      lines.emplace_back(line.substr(0, end), line.substr(std::min(end + 1, line.size())));
+    }
+  }
+  return lines;
+}
+
+bool asked_for_few() { return std::getenv("TESSERA_OP") != nullptr; }
+
+}  // namespace
+
 const std::vector<std::string>& missing_ops() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> read;
-    std::ifstream file(source_folder() / "tests/conformance/missing_ops.txt");
-    for (std::string line; std::getline(file, line);) {
-      if (!line.empty() && !line.starts_with('#')) {
-        read.push_back(line.substr(0, line.find(' ')));
-      }
+    for (const auto& [name, reason] : lines_of("missing_ops.txt")) {
+      read.push_back(name);
     }
     return read;
   }();
@@ -77,7 +94,51 @@ void add_group(const std::string& group, const std::vector<int64_t>& rows,
   }
 }
 
+namespace {
+
+// That there is none is the usual reason; any other one is listed.
+void expect_backward(const std::string& op, const std::set<std::string>& texts) {
+  static const auto listed = lines_of("no_backward.txt");
+  for (const auto& text : texts) {
+    if (!matches_text(text, "derivative for aten::{} is not implemented") &&
+        std::find(listed.begin(), listed.end(), std::pair(op, text)) == listed.end()) {
+      ADD_FAILURE() << "the plain backward fails, so that gradients are compared with nothing. Mend the sample, or "
+                       "list it in tests/conformance/no_backward.txt:\n"
+                    << op << " " << text;
+    }
+  }
+}
+
+}  // namespace
+
+void expect_counts(const Report& report, const std::string& run) {
+  size_t no_backward = 0;
+  for (const auto& [op, texts] : report.no_backward) {
+    no_backward += texts.size();
+  }
+  expect_counted(run, fmt::format("{} cases, {} of them rare, {} with gradients, {} refused; {} backwards not there",
+                                  report.cases, report.rare, report.gradients, report.refused, no_backward));
+}
+
+void expect_counted(const std::string& run, const std::string& found) {
+  std::cout << run << ": " << found << "\n";
+  if (asked_for_few()) {
+    return;
+  }
+  static const auto listed = lines_of("counts.txt");
+  const auto line = std::find_if(listed.begin(), listed.end(), [&](const auto& one) { return one.first == run; });
+  if (line == listed.end()) {
+    std::cout << "  (which counts.txt does not say of it)\n";
+    return;
+  }
+  EXPECT_EQ(line->second, found) << "tests/conformance/counts.txt; if this is right, it is to say:\n"
+                                 << run << " " << found;
+}
+
 void expect_conforming(const Report& report, const std::string& group, bool at_random, bool missing_too) {
+  for (const auto& [op, texts] : report.no_backward) {
+    expect_backward(op, texts);
+  }
   size_t ops = 0, left_out = 0;
   for (const auto& op : listed_ops()) {
     if (!chosen(op, group)) {
@@ -103,9 +164,9 @@ void expect_conforming(const Report& report, const std::string& group, bool at_r
     }
   }
   std::cout << fmt::format(
-      "{}: {} operations ({} more are known to be missing), {} different placements, {} cases, of them {} with gradients, "
-      "{} refused by rule\n", group,
-      ops, left_out, report.placements.size(), report.cases, report.gradients, report.refused);
+      "{}: {} operations ({} more are known to be missing), {} different placements, {} cases, of them {} with "
+      "gradients, {} refused by rule\n",
+      group, ops, left_out, report.placements.size(), report.cases, report.gradients, report.refused);
 }
 
 }  // namespace tessera::testing

@@ -19,12 +19,18 @@ const std::vector<std::string>& missing_ops();
 unsigned random_seed(std::optional<unsigned> otherwise = std::nullopt);
 
 // Gives `add` a reference for every sample of every operation of the group. Fails the test for an operation without.
-// With TESSERA_OP set, only for operations whose name contains it. Leaves those known to be missing out, unless asked for.
+// With TESSERA_OP set, only for operations whose name contains it. Leaves those known to be missing out, unless asked
+// for.
 void add_group(const std::string& group, const std::vector<int64_t>& rows,
                const std::function<void(const std::shared_ptr<const Reference>&)>& add, bool missing_too = false);
 // Fails the test for every operation that went wrong and is not known to be missing, for every one known to be missing
-// that was run and did not (unless the cases were drawn at random), and for one that never took a tensor that was not
-// replicated.
-void expect_conforming(const Report& report, const std::string& group, bool at_random = false, bool missing_too = false);
+// that was run and did not (unless the cases were drawn at random), for one that never took a tensor that was not
+// replicated, and for one whose plain backward fails otherwise than no_backward.txt says.
+void expect_conforming(const Report& report, const std::string& group, bool at_random = false,
+                       bool missing_too = false);
+// Fails the test unless there were as many cases, compared gradients and refusals as counts.txt says of this run. What
+// is neither compared nor refused by rule is thereby seen. With TESSERA_OP set it only prints them.
+void expect_counts(const Report& report, const std::string& run);
+void expect_counted(const std::string& run, const std::string& found);
 
 }  // namespace tessera::testing

@@ -1,14 +1,41 @@
-// Writes the samples as JSON for the scripts of tests/conformance/oracle.
-//   write_op_samples golden|values FILE
+// Writes the samples as JSON for the scripts of tests/conformance/oracle, or op_ours.txt.
+//   write_op_samples golden|values|ours FILE
+#include <fstream>
 #include <iostream>
 #include <string>
 
+#include "tests/conformance/behaviour.h"
+#include "tests/conformance/op_table.h"
 #include "tests/conformance/samples_json.h"
+
+namespace {
+
+void write_ours(const std::string& path) {
+  using namespace tessera::testing;
+  const OpTable theirs = read_op_table("op_table.txt");
+  OpTable ours;
+  for (const auto& one : behaviours_of(golden_samples())) {
+    if (is_ours(theirs.at(one.op).at(one.inputs), one.behaviour)) {
+      ours[one.op][one.inputs] = one.behaviour;
+    }
+  }
+  std::ofstream(path) << R"(# What this library does on a mesh of 4 where op_table.txt, of PyTorch,
+# is no example: there it raises, a value is wrong, or it moves more bytes to end with other placements.
+# conformance_dist_test.cc compares the values with those of plain tensors. Made by
+# 'TESSERA_SOURCE=. build/write_op_samples ours FILE'.
+)" << to_text(ours);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   const std::string which = argc == 3 ? argv[1] : "";
+  if (which == "ours") {
+    write_ours(argv[2]);
+    return 0;
+  }
   if (which != "golden" && which != "values") {
-    std::cerr << "usage: write_op_samples golden|values FILE\n";
+    std::cerr << "usage: write_op_samples golden|values|ours FILE\n";
     return 2;
   }
   tessera::testing::write_samples(
