@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <memory>
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
@@ -67,7 +68,9 @@ int rank_main(const std::string& dtype) {
       sum = logprobs.sum(at::kDouble).item<double>();
     });
     const int64_t beyond = memory_of("VmHWM") - before - logits.numel() * static_cast<int64_t>(logits.itemsize());
-    const double square = logits.grad().flatten().to(at::kFloat).square().sum(at::kDouble).item<double>();
+    double square = 0;
+    for (const auto& row : logits.grad().flatten(0, 1).unbind(0))
+      square += row.to(at::kFloat).square().sum().item<double>();
     const auto answers = comm::all_gather_bytes(*world->group(), Json{seconds, beyond, square}.dump());
     if (world->rank() > 0) continue;
     Json answer = {{"seconds", 0.0}, {"beyond_bytes", 0.0}, {"square", 0.0}, {"sum", sum}};
@@ -85,12 +88,19 @@ void measure(Harness& harness, const std::string& self, const std::string& dtype
   const std::string name = "2 x 1024 x 151,936, " + dtype;
   if (!harness.wants(name + ", ms") && !harness.wants(name + ", MiB beyond")) return;
   const char* program = std::getenv("TESSERA_PROGRAM");
-  Peer ours({program ? program : source_folder() + "/build/tessera", "launch", "--nproc", std::to_string(kRanks), "--",
-             self, "--rank", dtype});
-  Peer peer("logprobs.py", {std::to_string(kRanks), dtype});
-  Peer tuned("logprobs.py", {std::to_string(kRanks), dtype}, {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});
+  // A process keeps what it freed, so memory is that of the first pass of a new one.
+  const auto start_ours = [&] {
+    return std::make_unique<Peer>(std::vector<std::string>{program ? program : source_folder() + "/build/tessera",
+                                                           "launch", "--nproc", std::to_string(kRanks), "--", self,
+                                                           "--rank", dtype});
+  };
+  const auto start_peer = [&](const Peer::Environment& environment) {
+    return std::make_unique<Peer>("logprobs.py", std::vector<std::string>{std::to_string(kRanks), dtype}, environment);
+  };
+  const Peer::Environment allocator = {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}};
+  auto ours = start_ours(), peer = start_peer({}), tuned = start_peer(allocator);
   const Json request = {{"steps", 1}};
-  Json last_ours = ours.ask(request), last_peer = peer.ask(request), last_tuned = tuned.ask(request);
+  Json last_ours = ours->ask(request), last_peer = peer->ask(request), last_tuned = tuned->ask(request);
   const auto agree = [&] {
     const auto close = [&](const char* what) {
       return std::abs(last_ours[what].get<double>() / last_peer[what].get<double>() - 1) < tolerance;
@@ -103,9 +113,12 @@ void measure(Harness& harness, const std::string& self, const std::string& dtype
                .at_least = 2,
                .higher_is_better = false,
                .verified = agree,
-               .ours = [&] { return (last_ours = ours.ask(request))["seconds"].get<double>() * 1e3; },
-               .peer = [&] { return (last_peer = peer.ask(request))["seconds"].get<double>() * 1e3; },
-               .tuned_peer = [&] { return (last_tuned = tuned.ask(request))["seconds"].get<double>() * 1e3; }});
+               .ours = [&] { return (last_ours = ours->ask(request))["seconds"].get<double>() * 1e3; },
+               .peer = [&] { return (last_peer = peer->ask(request))["seconds"].get<double>() * 1e3; },
+               .tuned_peer = [&] { return (last_tuned = tuned->ask(request))["seconds"].get<double>() * 1e3; }});
+  ours.reset();
+  peer.reset();
+  tuned.reset();
   const auto beyond = [&](const Json& answer) {
     return std::max(answer["beyond_bytes"].get<double>() / (1 << 20),
                     0.1);  // pages are counted by the kernel in batches
@@ -115,9 +128,9 @@ void measure(Harness& harness, const std::string& self, const std::string& dtype
                .at_least = 4,
                .higher_is_better = false,
                .verified = agree,
-               .ours = [&] { return beyond(last_ours = ours.ask(request)); },
-               .peer = [&] { return beyond(last_peer = peer.ask(request)); },
-               .tuned_peer = [&] { return beyond(last_tuned = tuned.ask(request)); }});
+               .ours = [&] { return beyond(last_ours = start_ours()->ask(request)); },
+               .peer = [&] { return beyond(last_peer = start_peer({})->ask(request)); },
+               .tuned_peer = [&] { return beyond(last_tuned = start_peer(allocator)->ask(request)); }});
 }
 
 }  // namespace

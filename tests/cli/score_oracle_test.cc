@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 TEST(ScoreOracle, SmolLm2FindsHumanEvalSolutionsAsLikelyAsTransformers) {
-  constexpr size_t kProblems = 12;
+  constexpr size_t kProblems = 8;
   testing::TempFolder folder;
   const auto input = folder / "problems.jsonl", output = folder / "scores.jsonl";
   std::istringstream all(read_file(testing::asset("text/human-eval.jsonl")));
@@ -43,7 +43,7 @@ TEST(ScoreOracle, SmolLm2FindsHumanEvalSolutionsAsLikelyAsTransformers) {
     EXPECT_NEAR(std::log(found["perplexity"].get<double>()), std::log(wanted["perplexity"].get<double>()), 1e-4);
   }
   EXPECT_EQ(problems, kProblems);
-  EXPECT_GT(tokens, 300u);
+  EXPECT_GT(tokens, 200u);
 }
 
 }  // namespace
