@@ -207,6 +207,25 @@ TEST(ParallelizeModel, TakesPlansOfAllForms) {
   });
 }
 
+TEST(ParallelizeModel, ComputesInTheDtypeOfItsPolicy) {
+  on_threads(4, [](const WorldPtr& world) {
+    for (const bool sequences : {false, true}) {
+      const auto config = config_of(all_families()[3]);
+      const auto plain = random_model(config);
+      const auto wanted = step_outcome(*plain, kRows, kLength, 0, 1, nullptr, 1);
+      const auto model = random_model(
+          config, ParallelizeModelOptions{.mesh = ModelLayout{"", 1, 2, 2}.mesh(world),
+                                          .mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat},
+                                          .sequence_parallel = sequences,
+                                          .activation_checkpointing = ActivationCheckpointing::kSelective});
+      const auto found = step_outcome(*model, kRows, kLength, world->rank() / 2, 2, world->group().get(), 2);
+      EXPECT_NEAR(found.loss, wanted.loss, 3e-2 * wanted.loss);
+      EXPECT_NEAR(found.norm, wanted.norm, 5e-2 * wanted.norm);
+      for (const auto& parameter : model->parameters()) EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
+    }
+  });
+}
+
 TEST(ParallelizeModel, GeneratesAsOneRank) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool sequences : {false, true}) {
@@ -222,7 +241,6 @@ TEST(ParallelizeModel, GeneratesAsOneRank) {
   });
 }
 
-// The memory of activations is what checkpoints are for: what backward keeps shrinks from none to full.
 TEST(ActivationCheckpointing, IsParsedAndAppliedOnce) {
   EXPECT_EQ(parse_activation_checkpointing("true"), ActivationCheckpointing::kMlp);
   EXPECT_EQ(parse_activation_checkpointing("full"), ActivationCheckpointing::kFull);
