@@ -6,7 +6,6 @@
 
 #include "tessera/comm/backends/fake_backend.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/collectives/collectives.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

@@ -83,6 +83,29 @@ std::vector<std::pair<std::string, Program>> writes_to_views() {
          h.narrow(2, 0, 2).mul_(w.narrow(2, 2, 2));
          return h;
        }},
+      {"the base was transposed in place",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         const at::Tensor v = h.select(1, 0);
+         h.transpose_(1, 2);
+         h.unsqueeze_(0);
+         v.mul_(w.select(1, 1));
+         h.squeeze_(0);
+         v.add_(1);
+         h.transpose_(1, 2);
+         return h;
+       }},
+      {"the view was transposed in place",
+       [](const at::Tensor& w) {
+         const at::Tensor h = w * 1;
+         const at::Tensor v = h.narrow(2, 1, 3);
+         v.transpose_(1, 2);
+         v.mul_(w.narrow(2, 0, 3).transpose(1, 2));
+         v.unsqueeze_(0);
+         v.squeeze_();
+         v.exp_();
+         return h;
+       }},
   };
 }
 

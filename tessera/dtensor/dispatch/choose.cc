@@ -129,6 +129,9 @@ class Chooser {
       if (wanted == now(i, m)) {
         continue;
       }
+      if (wanted.kind == Placement::Kind::kNormPartial) {  // its parts are not negative, which values may be
+        return false;
+      }
       // What is written to cannot move. Nothing is cut into more parts than it has elements, but to follow what is
       // written or lies so already.
       const bool crowded = wanted.is_any_shard() && input.sizes[wanted.dim] < call_.mesh->shape()[m];

@@ -9,7 +9,9 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
+#include <ATen/ops/cumprod_backward_native.h>
 #include <ATen/ops/pad_native.h>
+#include <ATen/ops/sgn_ops.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -39,6 +41,24 @@ at::Tensor value_selecting_reduction_backward(const at::Tensor& gradient, int64_
 at::Tensor cummaxmin_backward(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& indices,
                               int64_t dim) {
   return input.numel() == 0 ? input.clone() : input.new_zeros(input.sizes()).scatter_add(dim, indices, gradient);
+}
+
+// Upstream's derivative of this, where factors are zero, copies to at::zeros(). Each place takes the sum over later
+// results of their gradient times all other factors.
+at::Tensor cumprod_backward(const at::Tensor& gradient, const at::Tensor& input, int64_t dim,
+                            const at::Tensor& output) {
+  const int64_t size = input.dim() == 0 ? 1 : input.size(dim);
+  if (size <= 1 || !c10::GradMode::is_enabled() || !input.eq(0).any().item<bool>()) {
+    return at::native::cumprod_backward(gradient, input, dim, output);
+  }
+  std::vector<at::Tensor> places;
+  for (int64_t k = 0; k < size; ++k) {
+    const at::Tensor before = input.narrow(dim, 0, k).prod(dim, /*keepdim=*/true);
+    const at::Tensor after = input.narrow(dim, k + 1, size - k - 1).cumprod(dim);
+    const at::Tensor others = at::cat({before, before * after}, dim);
+    places.push_back((gradient.narrow(dim, k, size - k) * others.conj()).sum(dim));
+  }
+  return at::stack(places, dim);
 }
 
 // Upstream adds in place to zeros, which lie as the gradient does where they have its shape, and then cannot move.
@@ -148,6 +168,8 @@ at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   return self.reshape(sizes);
 }
 
+at::Tensor ravel(const at::Tensor& self) { return self.reshape({-1}); }
+
 at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
   const bool known = mode == "constant" || mode == "reflect" || mode == "replicate" || mode == "circular";
   TESSERA_CHECK(
@@ -178,6 +200,74 @@ struct MatrixExp : torch::autograd::Function<MatrixExp> {
 };
 
 at::Tensor matrix_exp(const at::Tensor& self) { return MatrixExp::apply(self); }
+
+// Upstream's derivative fills the diagonal of plain zeros.
+struct Trace : torch::autograd::Function<Trace> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
+    ctx->saved_data["sizes"] = self.sizes().vec();
+    ctx->set_materialize_grads(false);
+    at::AutoDispatchBelowADInplaceOrView below;
+    return at::trace(self);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list gradients) {
+    if (!gradients[0].defined()) {
+      return {at::Tensor()};
+    }
+    const auto sizes = ctx->saved_data["sizes"].toIntVector();
+    const at::Tensor diagonal = gradients[0].expand({std::min(sizes[0], sizes[1])});
+    return {at::diagonal_backward(diagonal, sizes, 0, 0, 1)};
+  }
+};
+
+at::Tensor trace(const at::Tensor& self) { return Trace::apply(self); }
+
+// Upstream's derivative for real numbers is a plain tensor of zeros.
+at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
+  if (!self.is_complex()) {
+    return self.sign();
+  }
+  return at::_ops::sgn::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self);
+}
+
+at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
+  if (!self.is_complex()) {
+    return self.sign_();
+  }
+  return at::_ops::sgn_::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self);
+}
+
+// Upstream's derivative by `other` is a plain tensor of zeros.
+struct CopySign : torch::autograd::Function<CopySign> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self, const at::Tensor& other) {
+    at::Tensor result;
+    {
+      at::AutoDispatchBelowADInplaceOrView below;
+      result = at::copysign(self, other);
+    }
+    ctx->save_for_backward({self, result});
+    ctx->saved_data["sizes"] = other.sizes().vec();
+    ctx->saved_data["dtype"] = static_cast<int64_t>(other.scalar_type());
+    ctx->set_materialize_grads(false);
+    return result;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list gradients) {
+    if (!gradients[0].defined()) {
+      return {at::Tensor(), at::Tensor()};
+    }
+    const auto saved = ctx->get_saved_variables();
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    const at::Tensor sign = (saved[1] / saved[0]).masked_fill(saved[0].eq(0), 0);
+    return {gradients[0] * sign, gradients[0].new_zeros(ctx->saved_data["sizes"].toIntVector(),
+                                                        at::TensorOptions().dtype(dtype))};
+  }
+};
+
+at::Tensor with_sign(const at::Tensor& self, const at::Tensor& other) { return CopySign::apply(self, other); }
+at::Tensor& with_sign_(at::Tensor& self, const at::Tensor& other) {
+  return self.copy_(CopySign::apply(self.clone(), other));
+}
 
 // To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.
 at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
@@ -272,6 +362,7 @@ void register_composites() {
       made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
       made->back()->impl("value_selecting_reduction_backward", TORCH_FN(value_selecting_reduction_backward));
       made->back()->impl("cummaxmin_backward", TORCH_FN(cummaxmin_backward));
+      made->back()->impl("cumprod_backward", TORCH_FN(cumprod_backward));
       made->back()->impl("gather_backward", TORCH_FN(gather_backward));
       made->back()->impl("index_select_backward", TORCH_FN(index_select_backward));
       made->back()->impl("rms_norm", TORCH_FN(rms_norm));
@@ -281,8 +372,14 @@ void register_composites() {
       made->back()->impl("pad", TORCH_FN(pad));
       made->back()->impl("reshape", TORCH_FN(reshape));
       made->back()->impl("flatten.using_ints", TORCH_FN(flatten));
+      made->back()->impl("ravel", TORCH_FN(ravel));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
+    made->back()->impl("trace", TORCH_FN(trace));
+    made->back()->impl("copysign.Tensor", TORCH_FN(with_sign));
+    made->back()->impl("copysign_.Tensor", TORCH_FN(with_sign_));
+    made->back()->impl("sgn", TORCH_FN(sgn));
+    made->back()->impl("sgn_", TORCH_FN(sgn_));
     made->back()->impl("mvlgamma", TORCH_FN(log_multigamma));
     made->back()->impl("mvlgamma_", TORCH_FN(mvlgamma_));
     made->back()->impl("linalg_matrix_exp", TORCH_FN(matrix_exp));

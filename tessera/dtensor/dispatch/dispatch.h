@@ -1,5 +1,7 @@
-// For handlers of operations that take over some calls and leave others to the rules.
+// What handlers, rules and kernels ask of the dispatch of a call.
 #pragma once
+
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <string>
 
@@ -9,6 +11,25 @@ namespace tessera::detail {
 
 // What a call without a handler does. Dispatch must be below autograd.
 void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack);
+
+// Whether this thread runs the formula of a derivative: nobody can redistribute before it what it cannot take.
+inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// In force on its thread while an operation that is made of others runs and gives new tensors: the views that it takes on
+// the way need not alias, so what cannot be viewed where it lies is gathered. gathering_composites.cc.
+class GatheringViews {
+ public:
+  GatheringViews();
+  ~GatheringViews();
+  GatheringViews(const GatheringViews&) = delete;
+  GatheringViews& operator=(const GatheringViews&) = delete;
+  static bool in_force();
+
+ private:
+  bool before_;
+};
+// A result of such an operation: a view of a gathered copy becomes a tensor of its own, which may be written to.
+at::Tensor own_result(const at::Tensor& result);
 
 // Of rules/loss_parallel.cc; null for other operations.
 Handler find_loss_parallel_handler(const std::string& name);

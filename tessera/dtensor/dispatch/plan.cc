@@ -1,128 +1,15 @@
+// From the arguments of a call to its plan.
 #include "tessera/dtensor/dispatch/plan.h"
 
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/dispatch/dispatch.h"
+#include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
-
-namespace {
-
-uint64_t next_op_id() {
-  static std::atomic<uint64_t> counter{0};
-  return ++counter;
-}
-
-bool holds_tensors(const c10::Type& type) {
-  if (type.kind() == c10::TypeKind::TensorType) {
-    return true;
-  }
-  if (type.kind() == c10::TypeKind::ListType || type.kind() == c10::TypeKind::OptionalType) {
-    return holds_tensors(*type.containedType(0));
-  }
-  return false;
-}
-
-}  // namespace
-
-OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.operator_name())), id(next_op_id()) {
-  const auto& schema = op.schema();
-  for (const auto& argument : schema.arguments()) {
-    ArgInfo info{argument.name(), holds_tensors(*argument.type()),
-                 argument.alias_info() != nullptr && argument.alias_info()->isWrite(), argument.is_out()};
-    if (info.tensors) {
-      tensor_args.push_back(static_cast<int>(args.size()));
-      mutates = mutates || info.mutated;
-    }
-    args.push_back(std::move(info));
-  }
-  for (const auto& returned : schema.returns()) {
-    int alias = -1;
-    const auto* viewed = returned.alias_info();
-    for (const int arg : tensor_args) {
-      const auto* info = schema.arguments()[arg].alias_info();
-      if (viewed != nullptr && !viewed->isWrite() && info != nullptr && !info->isWrite()) {
-        view_of = arg;
-      }
-    }
-    if (returned.alias_info() != nullptr && returned.alias_info()->isWrite()) {
-      for (size_t i = 0; i < args.size(); ++i) {
-        const auto* info = schema.arguments()[i].alias_info();
-        if (info != nullptr && info->beforeSets() == returned.alias_info()->beforeSets()) {
-          alias = static_cast<int>(i);
-        }
-      }
-    }
-    return_alias.push_back(alias);
-  }
-  // Their schemas do not say that training moves the statistics.
-  if (name.starts_with("aten::native_batch_norm") || name.starts_with("aten::cudnn_batch_norm") ||
-      name.starts_with("aten::miopen_batch_norm")) {
-    written_if = -1;
-    for (size_t i = 0; i < args.size() && name.find("backward") == std::string::npos; ++i) {
-      written_if = args[i].name == "training" ? static_cast<int>(i) : written_if;
-      args[i].mutated = args[i].mutated || args[i].name.starts_with("running_");
-      mutates = mutates || args[i].mutated;
-    }
-  }
-  in_place_view = op.hasTag(at::Tag::inplace_view);
-  foreach
-    = name.find("::_foreach_") != std::string::npos;
-}
-
-}  // namespace tessera::detail
-
-namespace tessera {
-
-using namespace detail;
-
-const std::string& OpCall::name() const { return op.name; }
-
-int OpCall::input_at(int arg) const {
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].arg == arg) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
-}
-
-int OpCall::arg_named(const char* argument) const {
-  for (size_t i = 0; i < op.args.size(); ++i) {
-    if (op.args[i].name == argument) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
-}
-
-std::vector<int64_t> OpCall::ints_at(int arg) const {
-  if (!has(arg)) {
-    return {};
-  }
-  return args[arg].isInt() ? std::vector<int64_t>{args[arg].toInt()} : args[arg].toIntVector();
-}
-
-std::string OpCall::describe() const {
-  std::string text = op.name + "(";
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto& input = inputs[i];
-    text += fmt::format("{}{}{}: [{}] {}", i == 0 ? "" : ", ", op.args[input.arg].name,
-                        input.element < 0 ? "" : fmt::format("[{}]", input.element), fmt::join(input.sizes, ", "),
-                        to_string(input.placements));
-    if (i == 7 && inputs.size() > 9) {
-      text += fmt::format(", and {} more", inputs.size() - 8);
-      break;
-    }
-  }
-  return text + ")";
-}
-
-namespace detail {
 
 namespace {
 
@@ -182,8 +69,8 @@ class CallReader {
 
   // A plain tensor counts as replicated only where that cannot be wrong.
   void check_plain(int arg, int element, const at::Tensor& tensor) const {
-    const bool may =
-        !op_.args[arg].mutated && (tensor.numel() == 1 || implicit_replication_enabled() || is_engine_zero(tensor));
+    const bool may = !op_.args[arg].mutated &&
+                     (tensor.numel() == 1 || implicit_replication_enabled() || is_made_in_backward(tensor));
     TESSERA_CHECK(
         may, ErrorKind::kShape,
         "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
@@ -192,19 +79,13 @@ class CallReader {
         op_.name, op_.args[arg].name, element < 0 ? "" : fmt::format("[{}]", element), fmt::join(tensor.sizes(), ", "));
   }
 
-  // The autograd engine writes plain zeros for gradients that nobody gave. A gradient of the user's may be zero on some
-  // ranks only: all agree. COLLECTIVE over the mesh.
-  bool is_engine_zero(const at::Tensor& tensor) const {
-    if (torch::autograd::get_current_graph_task_id() == -1 || tensor.is_meta()) {
+  // The autograd engine writes plain zeros for gradients that nobody gave, and formulas of derivatives make plain ones
+  // and ranges. A plain gradient of the user's may differ between ranks: all compare theirs. COLLECTIVE over the mesh.
+  bool is_made_in_backward(const at::Tensor& tensor) const {
+    if (!in_backward() || tensor.is_meta()) {
       return false;
     }
-    const at::Tensor zero = at::any(tensor).logical_not().to(at::kByte).reshape({1});
-    for (int64_t m = 0; m < mesh_->ndim() && mesh_->coordinate(); ++m) {
-      if (mesh_->shape()[m] > 1) {
-        comm::all_reduce(*mesh_->group(m), zero, ReduceOp::kMin, op_.name).wait();
-      }
-    }
-    return zero.item<uint8_t>() != 0;
+    return is_alike(tensor, *mesh_, op_.name);
   }
 
   const OpEntry& op_;
@@ -213,47 +94,6 @@ class CallReader {
   std::vector<TensorInput> inputs_;
   std::vector<TensorInput> outs_;
 };
-
-// An argument on the meta device. moved: whether the tensor at a place in a list is contiguous first.
-using IsMoved = std::function<bool(int element)>;
-
-at::Tensor to_meta(const at::Tensor& tensor, bool moved) {
-  const auto options = tensor.options().device(at::kMeta);
-  at::Tensor meta =
-      moved ? at::empty(tensor.sizes(), options) : at::empty_strided(tensor.sizes(), tensor.strides(), options);
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
-  }
-  return meta;
-}
-
-c10::IValue to_meta(const c10::IValue& value, const IsMoved& moved) {
-  int position = 0;
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? to_meta(value.toTensor(), moved(-1)) : value;
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const auto& element : value.toListRef()) {
-      list.push_back(to_meta(element.toTensor(), moved(position++)));
-    }
-    return list;
-  }
-  if (value.isDevice()) {
-    return c10::Device(at::kMeta);
-  }
-  if (value.isList() && value.type()->containedType(0)->kind() == c10::TypeKind::OptionalType) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const auto& element : value.toListRef()) {
-      const bool contiguous = moved(position++);
-      list.push_back(element.isTensor() && element.toTensor().defined()
-                         ? std::optional<at::Tensor>(to_meta(element.toTensor(), contiguous))
-                         : std::nullopt);
-    }
-    return list;
-  }
-  return value;
-}
 
 size_t count_outputs(const OpCall& call, const std::vector<OutputShape>& shapes) {
   size_t tensors = 0;
@@ -339,48 +179,6 @@ LocalFunction into_outs(const OpCall& call, LocalFunction local) {
   };
 }
 
-std::vector<bool> moved_inputs(const OpCall& call, const Choice& choice) {
-  std::vector<bool> moved;
-  for (size_t i = 0; i < call.inputs.size(); ++i) {
-    moved.push_back(choice.inputs[i] != call.inputs[i].placements);
-  }
-  return moved;
-}
-
-bool all_contiguous(const OpCall& call) {
-  return std::all_of(call.inputs.begin(), call.inputs.end(),
-                     [](const TensorInput& input) { return input.tensor->is_contiguous(); });
-}
-
-// Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: `shapes` come
-// from there already, of the inputs as they lie.
-void complete(const OpCall& call, const Choice& choice, bool inferred, std::vector<OutputShape>& shapes) {
-  const std::vector<bool> moved = moved_inputs(call, choice);
-  const bool contiguous = all_contiguous(call);
-  const bool strides_are_open = inferred ? std::find(moved.begin(), moved.end(), true) != moved.end()
-                                         : std::any_of(shapes.begin(), shapes.end(),
-                                                       [](const OutputShape& shape) { return shape.strides.empty(); });
-  const bool outside = !call.mesh->coordinate();
-  const bool wanted = (!contiguous && strides_are_open) || (outside && !inferred);
-  if (!wanted || !call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
-    return;
-  }
-  std::vector<OutputShape> found;
-  try {
-    found = infer_outputs(call, moved);
-  } catch (const std::exception&) {
-    return;  // the kernel for meta tensors gives up: contiguous
-  }
-  for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
-    if (shapes[i].sizes == found[i].sizes) {
-      if (!contiguous && (inferred || shapes[i].strides.empty())) {
-        shapes[i].strides = std::move(found[i].strides);
-      }
-      shapes[i].dtype = shapes[i].dtype ? shapes[i].dtype : found[i].dtype;
-    }
-  }
-}
-
 TensorSpec spec_of(const OpCall& call, const Placements& placements, const OutputShape& shape) {
   TensorSpec spec{share(placements), Sizes(shape.sizes.begin(), shape.sizes.end()), {}, call.op.view_of >= 0, {}};
   const Sizes strides(shape.strides.begin(), shape.strides.end());
@@ -421,52 +219,6 @@ std::vector<OutputPlan> plan_outputs(const OpCall& call, const Choice& choice, c
 
 }  // namespace
 
-std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved) {
-  Stack stack;
-  for (size_t arg = 0; arg < call.args.size(); ++arg) {
-    stack.push_back(to_meta(call.args[arg], [&](int element) {
-      for (size_t i = 0; i < moved.size(); ++i) {
-        if (call.inputs[i].arg == static_cast<int>(arg) && call.inputs[i].element == element) {
-          return static_cast<bool>(moved[i]);
-        }
-      }
-      return false;
-    }));
-  }
-  try {
-    call.op.handle.callBoxed(stack);
-  } catch (const c10::NotImplementedError& error) {
-    raise(ErrorKind::kInternal,
-          "[dtensor.rule] {}: the rule gives no output shapes and the operation has no meta kernel. "
-          "Give Proposal::outputs. {}",
-          call.name(), error.what_without_backtrace());
-  }
-  std::vector<OutputShape> shapes;
-  const auto& returns = call.op.handle.schema().returns();
-  const auto add = [&](const at::Tensor& tensor, bool view) {
-    OutputShape shape;
-    if (tensor.defined()) {
-      shape.sizes = tensor.sizes().vec();
-      shape.dtype = tensor.scalar_type();
-      if (view || !tensor.is_contiguous()) {
-        shape.strides = tensor.strides().vec();
-      }
-    }
-    shapes.push_back(std::move(shape));
-  };
-  for (size_t i = 0; i < stack.size(); ++i) {
-    const bool view = returns[i].alias_info() != nullptr;
-    if (stack[i].isTensor()) {
-      add(stack[i].toTensor(), view);
-    } else if (stack[i].isTensorList()) {
-      for (const auto& element : stack[i].toListRef()) {
-        add(element.toTensor(), view);
-      }
-    }
-  }
-  return shapes;
-}
-
 std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   CallReader reader(op, args);
   const OpCall call = reader.call();
@@ -489,7 +241,7 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   check_strict(call, proposal, choice);
   check_outs(call, choice, proposal.outputs);
   if (returns_new_tensors(op)) {
-    complete(call, choice, inferred, proposal.outputs);
+    complete_outputs(call, choice, inferred, proposal.outputs);
   }
   auto plan = std::make_shared<Plan>();
   for (size_t i = 0; i < call.inputs.size(); ++i) {
@@ -517,6 +269,4 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   return plan;
 }
 
-}  // namespace detail
-
-}  // namespace tessera
+}  // namespace tessera::detail

@@ -107,6 +107,9 @@ struct LocalCall {
 
 // Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal way.
 std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
+// Puts the results of a call in place of its arguments, at the end of the stack. COLLECTIVE over the mesh where the plan
+// redistributes.
+void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& plan, Stack& stack);
 // Outputs that must lie in a given way because they are written to an argument.
 using FixedOutputs = std::vector<std::pair<size_t, Placements>>;
 // Of the legal combinations, the one that moves least. Error kShape when none is left.
@@ -115,6 +118,14 @@ Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count,
 // first and so contiguous.
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved = {});
 
+// Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: `shapes` come
+// from there already, of the inputs as they lie.
+void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, std::vector<OutputShape>& shapes);
+// A tensor or a list of them, optional or not.
+bool holds_tensors(const c10::Type& type);
+
+// Whether an operation is made of other operations, also for autograd.
+bool is_composite(const c10::OperatorHandle& op);
 // Takes an operation apart that is written in terms of others: on global shapes, what it calls has its own rules.
 void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 
@@ -122,6 +133,8 @@ void decompose(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 const Rule* find_rule(const OpEntry& op);
 // Kernels of composite operations that are replaced for DTensors.
 void register_composites();
+// Operations made of others that give new tensors: their views may gather: gathering_composites.cc. After all others.
+void register_gathering_composites();
 // linear and matmul of more than two dims: rules/folded_product.cc.
 void register_folded_products();
 // Lets autograd take views of DTensors again: view_replay.cc.

@@ -1,6 +1,7 @@
 // Views of DTensors under autograd. A write to a view changes its base's history: autograd then needs the view of the
 // base's gradient, which it takes by as_strided, that DTensors lack, or by calling the operation again, if it was told
-// to remember it. It is told so here, for every operation that gives a view.
+// to remember it. It is told so here, for every operation that gives a view. Strides tell as_strided what a base is
+// whose shape was changed in place; here a view remembers what its base was like, and what happened to itself.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_conj_ops.h>
 #include <ATen/ops/_neg_view_ops.h>
@@ -24,7 +25,10 @@
 #include <ATen/ops/view_as_real_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <c10/core/AutogradState.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
+
+#include <algorithm>
 
 #include "tessera/dtensor/dispatch/plan.h"
 
@@ -44,17 +48,133 @@ class RememberViews {
   bool before_;
 };
 
+// One view after another.
+class ViewOfView final : public torch::autograd::ViewFunc {
+ public:
+  using Next = std::function<at::Tensor(const at::Tensor&)>;
+  ViewOfView(std::unique_ptr<torch::autograd::ViewFunc> first, Next next)
+      : first_(std::move(first)), next_(std::move(next)) {}
+  at::Tensor operator()(const at::Tensor& base) const override { return next_((*first_)(base)); }
+  std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
+                                                           std::optional<std::vector<at::Tensor>>) const override {
+    return std::make_unique<ViewOfView>(first_->clone_and_set(), next_);
+  }
+
+ private:
+  std::unique_ptr<torch::autograd::ViewFunc> first_;
+  Next next_;
+};
+
+torch::autograd::ViewInfo* replayed_view(const at::Tensor& view) {
+  auto* meta = torch::autograd::impl::get_view_autograd_meta(view);
+  const bool replayed = meta != nullptr && meta->has_bw_view() && meta->get_backward_view().has_view_fn();
+  return replayed ? &const_cast<torch::autograd::ViewInfo&>(meta->get_backward_view()) : nullptr;
+}
+
+// A view whose shape was changed in place is taken again with that change.
+void remember_change(const at::Tensor& view, ViewOfView::Next change) {
+  if (auto* info = replayed_view(view)) {
+    info->view_fn_ = std::make_unique<ViewOfView>(std::move(info->view_fn_), std::move(change));
+  }
+}
+
+// A view of a base whose own shape may be changed in place later: it is taken of the base as that was.
+class ViewOfBase final : public torch::autograd::ViewFunc {
+ public:
+  ViewOfBase(Sizes sizes, Sizes strides, std::unique_ptr<torch::autograd::ViewFunc> view)
+      : sizes_(std::move(sizes)), strides_(std::move(strides)), view_(std::move(view)) {}
+  at::Tensor operator()(const at::Tensor& base) const override {
+    const bool as_it_was = base.sizes() == c10::IntArrayRef(sizes_) && lies_as(sizes_, base.strides(), strides_);
+    return (*view_)(as_it_was ? base : restored(base));
+  }
+  std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
+                                                           std::optional<std::vector<at::Tensor>>) const override {
+    return std::make_unique<ViewOfBase>(sizes_, strides_, view_->clone_and_set());
+  }
+
+ private:
+  // Dims of more than one element are told by their strides; others come and go.
+  at::Tensor restored(const at::Tensor& base) const {
+    std::vector<int64_t> order;
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      for (int64_t dim = 0; dim < base.dim() && sizes_[i] != 1; ++dim) {
+        const bool taken = std::find(order.begin(), order.end(), dim) != order.end();
+        if (!taken && base.size(dim) == sizes_[i] && base.stride(dim) == strides_[i]) {
+          order.push_back(dim);
+          break;
+        }
+      }
+    }
+    const auto kept = static_cast<int64_t>(order.size());
+    for (int64_t dim = 0; dim < base.dim(); ++dim) {
+      if (base.size(dim) == 1) {
+        order.push_back(dim);
+      }
+    }
+    at::Tensor moved = base.permute(order);
+    while (moved.dim() > kept) {
+      moved = moved.squeeze(-1);
+    }
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      moved = sizes_[i] == 1 ? moved.unsqueeze(static_cast<int64_t>(i)) : moved;
+    }
+    return moved;
+  }
+
+  Sizes sizes_;
+  Sizes strides_;
+  std::unique_ptr<torch::autograd::ViewFunc> view_;
+};
+
+void remember_base(const at::Tensor& view, const at::Tensor& base) {
+  auto* info = base.is_view() ? nullptr : replayed_view(view);
+  if (info != nullptr) {
+    info->view_fn_ =
+        std::make_unique<ViewOfBase>(Sizes(base.sizes().begin(), base.sizes().end()),
+                                     Sizes(base.strides().begin(), base.strides().end()), std::move(info->view_fn_));
+  }
+}
+
+void remember_base(const std::vector<at::Tensor>& views, const at::Tensor& base) {
+  for (const auto& view : views) {
+    remember_base(view, base);
+  }
+}
+
 template <class Op, class Schema = typename Op::schema>
 struct Replayed;
 template <class Op, class Result, class... Args>
-struct Replayed<Op, Result(Args...)> {
+struct Replayed<Op, Result(const at::Tensor&, Args...)> {
   // Goes on to what libtorch has for all back-ends.
-  static Result call(c10::DispatchKeySet keys, Args... args) {
+  static Result call(c10::DispatchKeySet keys, const at::Tensor& self, Args... args) {
     const RememberViews remember;
     const c10::DispatchKeySet below = keys & c10::after_autograd_keyset;
-    return Op::redispatch(below.add(c10::DispatchKey::AutogradOther), std::forward<Args>(args)...);
+    Result views = Op::redispatch(below.add(c10::DispatchKey::AutogradOther), self, std::forward<Args>(args)...);
+    remember_base(views, self);
+    return views;
   }
 };
+
+inline int64_t held(int64_t dim) { return dim; }
+inline std::vector<int64_t> held(c10::IntArrayRef dims) { return dims.vec(); }
+
+// Op changes the shape in place as View does out of place.
+template <class Op, class View, class Schema = typename Op::schema>
+struct ChangedInPlace;
+template <class Op, class View, class... Args>
+struct ChangedInPlace<Op, View, at::Tensor&(at::Tensor&, Args...)> {
+  static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, Args... args) {
+    Op::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self, args...);
+    remember_change(self, [... kept = held(args)](const at::Tensor& base) { return View::call(base, kept...); });
+    return self;
+  }
+};
+
+template <class Op, class View>
+void add_changed(torch::Library& library, const char* name) {
+  using Changed = ChangedInPlace<Op, View>;
+  library.impl(name, TORCH_FN(Changed::call));
+}
 
 template <class... Ops>
 void add(torch::Library& library) {
@@ -75,6 +195,12 @@ void register_view_replay() {
     add<select_int, slice_Tensor, view, transpose_int, t, permute, expand, unsqueeze, squeeze, squeeze_dim,
         squeeze_dims, diagonal, unfold, _reshape_alias, alias, detach, view_dtype, view_as_real, view_as_complex, _conj,
         _neg_view, unbind_int, split_Tensor, split_with_sizes>(*made);
+    add_changed<squeeze_, squeeze>(*made, "squeeze_");
+    add_changed<squeeze__dim, squeeze_dim>(*made, "squeeze_.dim");
+    add_changed<squeeze__dims, squeeze_dims>(*made, "squeeze_.dims");
+    add_changed<unsqueeze_, unsqueeze>(*made, "unsqueeze_");
+    add_changed<t_, t>(*made, "t_");
+    add_changed<transpose_, transpose_int>(*made, "transpose_");
     return made;
   }();
   (void)library;

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
 
@@ -108,6 +109,15 @@ at::Tensor gradient_in(const char* verb, const at::Tensor& gradient, const Place
 
 namespace {
 
+// A gradient that the engine or a formula made, plain and alike on all ranks, is whole. COLLECTIVE over the mesh where
+// it is plain.
+at::Tensor on_mesh(const char* verb, const at::Tensor& gradient, const MeshPtr& mesh) {
+  const bool whole = !is_dtensor(gradient) && !gradient.requires_grad() && is_alike(gradient, *mesh, verb);
+  return whole ? make_dtensor(gradient, mesh, share(Placements(static_cast<size_t>(mesh->ndim()), Replicate())),
+                              gradient.sizes())
+               : gradient;
+}
+
 struct FromLocal : Function<FromLocal> {
   static Variable forward(AutogradContext* ctx, const Variable& local, const MeshPtr& mesh,
                           const Placements& placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
@@ -119,7 +129,8 @@ struct FromLocal : Function<FromLocal> {
     if (!gradients[0].defined()) {
       return variable_list(6);
     }
-    const at::Tensor gradient = gradient_in("from_local.backward", gradients[0], saved(ctx).placements);
+    const at::Tensor given = on_mesh("from_local.backward", gradients[0], saved(ctx).mesh);
+    const at::Tensor gradient = gradient_in("from_local.backward", given, saved(ctx).placements);
     const bool recorded = at::GradMode::is_enabled() && gradient.requires_grad();
     return {recorded ? to_local_with_gradient(gradient, saved(ctx).placements) : impl_of(gradient)->local(),
             {},
@@ -176,7 +187,8 @@ struct Redistributed : Function<Redistributed> {
     const auto travel = static_cast<at::ScalarType>(ctx->saved_data["backward_dtype"].toInt());
     RedistributeOptions options;
     options.async_op = ctx->saved_data["async"].toBool();
-    const at::Tensor given = travel == at::ScalarType::Undefined ? gradients[0] : gradients[0].to(travel);
+    const at::Tensor incoming = on_mesh("redistribute.backward", gradients[0], saved(ctx).mesh);
+    const at::Tensor given = travel == at::ScalarType::Undefined ? incoming : incoming.to(travel);
     const at::Tensor gradient = gradient_in("redistribute.backward", given, saved(ctx).placements, options);
     return {gradient.scalar_type() == dtype ? gradient : gradient.to(dtype), {}, {}, {}};
   }

@@ -57,12 +57,19 @@ class Planner {
     for (int64_t m = mesh_.ndim(); m-- > 0;) {
       undo_if_misplaced(m);
     }
-    // First to last, but a shard comes after the shards that hold it.
+    // First to last, but a shard comes after the shards that hold it. One that others wait for while it waits itself is
+    // taken back.
     for (bool progress = true; progress;) {
       progress = false;
       for (int64_t m = 0; m < mesh_.ndim(); ++m) {
         if (!done(m) && ready(m)) {
           change(m, to_[m]);
+          progress = true;
+        }
+      }
+      for (int64_t m = mesh_.ndim(); m-- > 0 && !progress;) {
+        if (!done(m) && now_[m].is_any_shard()) {
+          undo(m);
           progress = true;
         }
       }
@@ -104,7 +111,17 @@ class Planner {
     return std::all_of(dims.begin(), dims.end(), [&](int64_t i) { return done(i); });
   }
 
-  bool ready(int64_t m) const { return !to_[m].is_any_shard() || all_done(holders(goal_, to_[m].dim, m)); }
+  // Whether a shard's holders are there and nothing else cuts its dim, which would hold it, too.
+  bool ready(int64_t m) const {
+    if (!to_[m].is_any_shard()) {
+      return true;
+    }
+    const MeshDims outside = holders(goal_, to_[m].dim, m);
+    const Cuts present = of_dim(cuts_, to_[m].dim);
+    return all_done(outside) && std::all_of(present.begin(), present.end(), [&](const Cut& cut) {
+             return cut.mesh_dim == m || std::find(outside.begin(), outside.end(), cut.mesh_dim) != outside.end();
+           });
+  }
 
   // Mesh dims of one rank cut nothing.
   Cuts real(const Cuts& cuts) const {
@@ -138,8 +155,15 @@ class Planner {
     if (!strided && outside == holders(goal_, dim, m) && all_done(outside)) {
       return;
     }
+    undo(m);
+  }
+
+  // Gathers a shard, and before it those inside it.
+  void undo(int64_t m) {
+    const int64_t dim = now_[m].dim;
+    const size_t outside = holders(cuts_, dim, m).size();
     const Cuts nested = of_dim(cuts_, dim);
-    for (size_t i = nested.size(); i-- > outside.size();) {
+    for (size_t i = nested.size(); i-- > outside;) {
       change(nested[i].mesh_dim, Replicate());
     }
   }

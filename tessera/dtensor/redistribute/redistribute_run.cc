@@ -185,10 +185,7 @@ at::Tensor replicate_to_partial(const at::Tensor& local, const Placement& to, in
     return local / std::pow(static_cast<double>(k), 1.0 / to.norm_order());
   }
   switch (to.reduce_op) {
-    case ReduceOp::kSum:
-      if (at::isFloatingType(local.scalar_type()) || at::isComplexType(local.scalar_type())) {
-        return local / static_cast<double>(k);
-      }
+    case ReduceOp::kSum:  // one has it all: no rounding, unlike upstream's division
       return coordinate == 0 ? local : at::zeros_like(local);
     case ReduceOp::kProduct:
       return coordinate == 0 ? local : at::ones_like(local);

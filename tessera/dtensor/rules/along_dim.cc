@@ -22,12 +22,28 @@ Rule along_dim(size_t outputs) {
   };
 }
 
+// glu(self, dim): of two halves one.
+void propose_glu(const OpCall& call, Proposal& proposal) {
+  along_dim(1)(call, proposal);
+  if (const int64_t ndim = call.inputs[0].dim(); ndim > 0) {
+    proposal.outputs[0].sizes[checked_dim(call, call.int_at(1), ndim)] /= 2;
+  }
+}
+
+// glu_backward(grad, self, dim)
+void propose_glu_backward(const OpCall& call, Proposal& proposal) {
+  along_dim(1)(call, proposal);
+  proposal.outputs[0].sizes = call.inputs[1].sizes.vec();
+}
+
 }  // namespace
 
 void add_along_dim_rules(RuleTable& table) {
   table.add({"aten::_softmax", "aten::_log_softmax", "aten::_softmax_backward_data", "aten::_log_softmax_backward_data",
              "aten::_safe_softmax", "aten::cumsum", "aten::cumprod", "aten::logcumsumexp"},
             along_dim(1));
+  table.add("aten::glu", propose_glu);
+  table.add("aten::glu_backward", propose_glu_backward);
   table.add({"aten::sort", "aten::sort.stable", "aten::cummax", "aten::cummin"}, along_dim(2));
   table.add("aten::topk", [sorted = along_dim(2)](const OpCall& call, Proposal& proposal) {
     sorted(call, proposal);

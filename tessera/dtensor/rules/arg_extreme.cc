@@ -89,7 +89,7 @@ LocalFunction search_over(Search search, Sizes local_result) {
 }
 
 // argmax(self, dim, keepdim)
-void propose(const OpCall& call, Proposal& proposal, bool maximum) {
+void propose_arg_extreme(const OpCall& call, Proposal& proposal, bool maximum) {
   const TensorInput& self = call.inputs[0];
   const bool flattened = !call.has(1) || self.dim() == 0;
   const int64_t searched = flattened ? kFlattened : checked_dim(call, call.int_at(1), self.dim());
@@ -114,7 +114,8 @@ void propose(const OpCall& call, Proposal& proposal, bool maximum) {
         search.mesh_dims.push_back(static_cast<int64_t>(m));
       }
     }
-    const bool nothing = searched == kFlattened ? c10::multiply_integers(search.sizes) == 0 : search.sizes[searched] == 0;
+    const bool nothing =
+        searched == kFlattened ? c10::multiply_integers(search.sizes) == 0 : search.sizes[searched] == 0;
     if (search.mesh_dims.empty() || !of.mesh->coordinate() || nothing) {  // the operation says itself what it wants
       return nullptr;
     }
@@ -126,8 +127,8 @@ void propose(const OpCall& call, Proposal& proposal, bool maximum) {
 }  // namespace
 
 void add_arg_extreme_rules(RuleTable& table) {
-  table.add("aten::argmax", [](const OpCall& call, Proposal& proposal) { propose(call, proposal, true); });
-  table.add("aten::argmin", [](const OpCall& call, Proposal& proposal) { propose(call, proposal, false); });
+  table.add("aten::argmax", [](const OpCall& call, Proposal& proposal) { propose_arg_extreme(call, proposal, true); });
+  table.add("aten::argmin", [](const OpCall& call, Proposal& proposal) { propose_arg_extreme(call, proposal, false); });
 }
 
 }  // namespace tessera::detail

@@ -8,6 +8,18 @@ namespace {
 
 bool is_legacy_empty(const TensorInput& input) { return input.dim() == 1 && input.sizes[0] == 0; }
 
+// Whether operands may stay partial so: what is reduced is what they become together.
+bool survives_promotion(const OpCall& call, const Placement& partial) {
+  const auto first = call.inputs[0].tensor->scalar_type();
+  const auto any = [&](auto&& what) { return std::any_of(call.inputs.begin(), call.inputs.end(), what); };
+  if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) {
+    return true;
+  }
+  const auto passing = partials_among(call);
+  return std::find(passing.begin(), passing.end(), partial) != passing.end() &&
+         (is_additive(partial) || !any([](const TensorInput& input) { return input.tensor->is_complex(); }));
+}
+
 // All operands lie as one of them does, which must have the joined dim whole. Candidates follow the operands in turn.
 void propose_cat(const OpCall& call, Proposal& proposal) {
   TESSERA_CHECK(!call.inputs.empty(), ErrorKind::kShape, "[dtensor.dispatch] {}: found no tensors.", call.describe());
@@ -24,7 +36,8 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
     auto& strategies = proposal.by_mesh_dim[m];
     for (const auto& input : call.inputs) {
       Placement followed = input.placements[m];
-      if (is_legacy_empty(input) || followed.is_replicate() || (followed.is_any_shard() && followed.dim == joined)) {
+      if (is_legacy_empty(input) || followed.is_replicate() || (followed.is_any_shard() && followed.dim == joined) ||
+          (followed.is_partial() && !survives_promotion(call, followed))) {
         continue;
       }
       Strategy strategy{{followed}, {}};
@@ -36,13 +49,14 @@ void propose_cat(const OpCall& call, Proposal& proposal) {
   }
   std::vector<int64_t> sizes = example->sizes.vec();
   TESSERA_CHECK(joined >= 0 && joined < static_cast<int64_t>(sizes.size()), ErrorKind::kShape,
-                "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), call.int_at(1), sizes.size());
+                "[dtensor.dispatch] {}: found dim {}, wanted one of {} dims.", call.describe(), call.int_at(1),
+                sizes.size());
   sizes[joined] = 0;
   for (const auto& input : call.inputs) {
     if (!is_legacy_empty(input)) {
       TESSERA_CHECK(input.dim() == example->dim(), ErrorKind::kShape,
-                    "[dtensor.dispatch] {}: found tensors of {} and {} dims, wanted the same.", call.describe(), example->dim(),
-                    input.dim());
+                    "[dtensor.dispatch] {}: found tensors of {} and {} dims, wanted the same.", call.describe(),
+                    example->dim(), input.dim());
       sizes[joined] += input.sizes[joined];
     }
   }
@@ -72,6 +86,12 @@ void propose_stack(const OpCall& call, Proposal& proposal) {
         merged = Replicate();
         break;
       }
+    }
+    const bool norm = merged.kind == Placement::Kind::kNormPartial;  // which nothing else becomes
+    const bool mixed = norm && std::any_of(call.inputs.begin(), call.inputs.end(),
+                                           [&](const TensorInput& input) { return input.placements[m] != merged; });
+    if (mixed || (merged.is_partial() && !survives_promotion(call, merged))) {
+      merged = Replicate();
     }
     common.push_back(merged);
     if (merged.is_any_shard() && merged.dim >= added) {

@@ -9,10 +9,11 @@ namespace tessera::detail {
 namespace {
 
 // Rows [offset, offset + local rows) of the table lie here: other rows count as zero, to be summed over the ranks.
-LocalFunction look_up_own_rows(int64_t offset) {
-  return [offset](const LocalCall& local) {
+LocalFunction look_up_own_rows(int64_t offset, int64_t rows_in_all) {
+  return [offset, rows_in_all](const LocalCall& local) {
     const at::Tensor weight = local.arg(0).toTensor();
     const at::Tensor indices = local.arg(1).toTensor();
+    check_places(local.op.name, indices, rows_in_all);
     if (weight.size(0) == 0) {
       Sizes sizes(indices.sizes().begin(), indices.sizes().end());
       sizes.push_back(weight.size(1));
@@ -52,7 +53,8 @@ void propose_embedding(const OpCall& call, Proposal& proposal) {
   proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
     for (const auto& placement : choice.inputs[0]) {
       if (placement.is_shard(0) && of.mesh->coordinate()) {
-        return look_up_own_rows(local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]).offset[0]);
+        return look_up_own_rows(local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]).offset[0],
+                                of.inputs[0].sizes[0]);
       }
     }
     return nullptr;

@@ -9,6 +9,7 @@
 
 #include <numeric>
 
+#include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -87,11 +88,18 @@ at::Tensor of_rows(const at::Tensor& tensor, Product product) {
   return moves ? unfolded.permute(inverse(back)) : unfolded;
 }
 
-at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+at::Tensor linear_by_rows(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   if (input.dim() < 3 || weight.dim() != 2 || input.size(-1) != weight.size(1) || input.numel() == 0) {
-    return at::native::linear(input, weight, bias);
+    // Upstream adds the bias in place, to a product that may lie in another way.
+    return input.dim() == 2 || !bias || !bias->defined() ? at::native::linear(input, weight, bias)
+                                                         : at::matmul(input, weight.t()).add(*bias);
   }
   return of_rows(input, [&](const at::Tensor& rows) { return at::native::linear(rows, weight, bias); });
+}
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const GatheringViews views;
+  return own_result(linear_by_rows(input, weight, bias));
 }
 
 // Both of at least three dims, of which the matrices' come last.
@@ -115,7 +123,7 @@ at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
   return at::native::matmul(a.permute(order), b.permute(order)).permute(inverse(order));
 }
 
-at::Tensor matmul(const at::Tensor& self, const at::Tensor& other) {
+at::Tensor product_of_folded(const at::Tensor& self, const at::Tensor& other) {
   if (self.numel() == 0 || other.numel() == 0) {
     return at::native::matmul(self, other);
   }
@@ -127,6 +135,11 @@ at::Tensor matmul(const at::Tensor& self, const at::Tensor& other) {
     return at::native::matmul(self, other);
   }
   return of_rows(self, [&](const at::Tensor& rows) { return at::native::matmul(rows, other); });
+}
+
+at::Tensor matmul(const at::Tensor& self, const at::Tensor& other) {
+  const GatheringViews views;
+  return own_result(product_of_folded(self, other));
 }
 
 }  // namespace

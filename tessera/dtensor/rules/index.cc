@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/rules/places.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -10,10 +11,11 @@ namespace tessera::detail {
 namespace {
 
 // Elements [offset, offset + local size) along dim lie here: others count as zero, to be summed over the ranks.
-LocalFunction gather_own(int64_t dim, int64_t offset) {
-  return [dim, offset](const LocalCall& local) {
+LocalFunction gather_own(int64_t dim, int64_t offset, int64_t in_all) {
+  return [dim, offset, in_all](const LocalCall& local) {
     const at::Tensor self = local.arg(0).toTensor();
     const at::Tensor index = local.arg(2).toTensor();
+    check_places(local.op.name, index, in_all);
     if (self.size(dim) == 0) {
       local.finish({at::zeros(index.sizes(), self.options())});
       return;
@@ -49,7 +51,8 @@ void propose_gather(const OpCall& call, Proposal& proposal) {
     proposal.local = [gathered](const OpCall& of, const Choice& choice) -> LocalFunction {
       for (const auto& placement : choice.inputs[0]) {
         if (placement.is_shard(gathered) && of.mesh->coordinate()) {
-          return gather_own(gathered, local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]).offset[gathered]);
+          return gather_own(gathered, local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]).offset[gathered],
+                            of.inputs[0].sizes[gathered]);
         }
       }
       return nullptr;
@@ -138,6 +141,14 @@ void propose_index(const OpCall& call, Proposal& proposal) {
     strategy.inputs[0] = p;
     proposal.strategies.push_back(std::move(strategy));
   }
+  proposal.local = [](const OpCall& of, const Choice& choice) {
+    std::vector<Places> places;
+    for (size_t i = 1; i < of.inputs.size(); ++i) {
+      const auto& index = of.inputs[i];
+      places.push_back({index.arg, index.element, of.inputs[0].sizes[index.element], /*from_end=*/true});
+    }
+    return checked_where_empty(of, choice, std::move(places));
+  };
 }
 
 // take(self, index): places in the flattened tensor, which must be whole.

@@ -1,4 +1,5 @@
 // Writing at the places that index tensors name.
+#include "tessera/dtensor/rules/places.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {
@@ -85,6 +86,16 @@ void propose_index_put(const OpCall& call, Proposal& proposal) {
     }
   }
   proposal.output(self.sizes);
+  proposal.local = [masks = selection.masks](const OpCall& of, const Choice& choice) {
+    std::vector<Places> places;
+    for (size_t i = 1; i < of.inputs.size() && !masks; ++i) {
+      const auto& index = of.inputs[i];
+      if (index.arg == 1 && index.element < of.inputs[0].dim()) {
+        places.push_back({1, index.element, of.inputs[0].sizes[index.element], /*from_end=*/true});
+      }
+    }
+    return checked_where_empty(of, choice, std::move(places));
+  };
 }
 
 // index_add(self, dim, index, source) and its like: dims other than `dim` are independent.
@@ -110,6 +121,12 @@ void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(
     }
   }
   proposal.output(self.sizes);
+  if (self.dim() > 0) {
+    const bool fills = call.name().find("index_fill") != std::string::npos;
+    proposal.local = [fills, size = self.sizes[written]](const OpCall& of, const Choice& choice) {
+      return checked_where_empty(of, choice, {{2, -1, size, /*from_end=*/fills}});
+    };
+  }
 }
 
 Rule along_index(bool (*passes)(const Placement&)) {

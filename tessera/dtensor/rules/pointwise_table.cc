@@ -7,7 +7,16 @@ namespace {
 
 bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
 
-// A conversion keeps extremes unless to bool, sums unless they would be rounded part by part.
+// Whether a conversion keeps the order of all numbers, also of the parts of an extreme, which may be infinite.
+bool keeps_order(at::ScalarType from, at::ScalarType to) {
+  if (at::isFloatingType(to)) {
+    return true;
+  }
+  const bool integers = at::isIntegralType(from, /*includeBool=*/true) && at::isIntegralType(to, /*includeBool=*/false);
+  return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
+}
+
+// A conversion keeps extremes where it keeps the order, sums unless they would be rounded part by part.
 void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
   const auto from = call.inputs[0].tensor->scalar_type();
@@ -15,8 +24,20 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
   propose_pointwise(call, proposal, Commutes::kNone);
   for (const Placement& p : partials_among(call)) {
     const bool rounds = is_fraction(from) && !is_fraction(to);
-    const bool passes = is_extreme(p) ? !at::isComplexType(to) : !rounds;  // complex numbers have no order
+    // Complex numbers have no order, and no collective multiplies them.
+    const bool ordered = !at::isComplexType(to);
+    const bool passes = is_extreme(p) ? keeps_order(from, to) : !rounds && (ordered || is_additive(p));
     if (from == to || (to != at::kBool && passes)) {
+      proposal.strategies.push_back(alike(call, p));
+    }
+  }
+}
+
+// complex(real, imag): of two sums a sum.
+void propose_complex(const OpCall& call, Proposal& proposal) {
+  propose_pointwise(call, proposal, Commutes::kNone);
+  for (const Placement& p : partials_among(call)) {
+    if (is_additive(p)) {
       proposal.strategies.push_back(alike(call, p));
     }
   }
@@ -51,6 +72,8 @@ void add_linear_names(RuleTable& table) {
   table.add({"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh", "aten::copy", "aten::zero",
              "aten::lift_fresh_copy", "aten::alias_copy", "aten::detach_copy", "aten::positive"},
             pointwise(Commutes::kCopy));
+  table.add("aten::complex", propose_complex);
+  table.add("aten::polar", pointwise(Commutes::kNone));
   table.add({"aten::_to_copy", "aten::_conj", "aten::_conj_physical", "aten::conj_physical"}, propose_conversion);
 }
 

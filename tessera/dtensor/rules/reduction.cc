@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
 
@@ -120,10 +121,56 @@ bool is_average(const Placement& p) { return p.is_partial(ReduceOp::kAvg); }
 bool is_max(const Placement& p) { return p.is_partial(ReduceOp::kMax); }
 bool is_min(const Placement& p) { return p.is_partial(ReduceOp::kMin); }
 
+// The collectives do not multiply complex numbers.
+void propose_product(const OpCall& call, Proposal& proposal) {
+  ReductionKind kind{Partial(ReduceOp::kProduct), Needs::kNothing, nullptr};
+  if (call.inputs[0].tensor->is_complex()) {
+    kind.over_shards.reset();
+  }
+  propose(call, proposal, kind);
+}
+
 // any(self, dim): of truth values the largest of the parts' own.
 void propose_any(const OpCall& call, Proposal& proposal) {
   const bool truth = call.inputs[0].tensor->scalar_type() == at::kBool;
   propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNothing, truth ? is_max : nullptr});
+}
+
+// aminmax(self, dim) -> least, most
+void propose_extremes(const OpCall& call, Proposal& proposal) {
+  propose(call, proposal, {Partial(ReduceOp::kMax), Needs::kNonEmpty, nullptr});
+  for (auto& strategy : proposal.strategies) {
+    if (strategy.outputs[0].is_partial()) {
+      strategy.outputs = {Partial(ReduceOp::kMin), Partial(ReduceOp::kMax)};
+    }
+  }
+}
+
+void propose_count(const OpCall& call, Proposal& proposal) {
+  propose(call, proposal, {Partial(ReduceOp::kSum), Needs::kNothing, nullptr});
+  proposal.outputs[0].dtype = at::kLong;
+}
+
+// trace(self): the diagonal of the whole runs through a part as one that is moved by the part's place.
+void propose_trace(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  TESSERA_CHECK(self.dim() == 2, ErrorKind::kShape, "[dtensor.dispatch] {}: found {} dims, wanted a matrix.",
+                call.describe(), self.dim());
+  proposal.strategies = {{{Partial()}, {Shard(0)}}, {{Partial()}, {Shard(1)}}};
+  add_linear(call, proposal, 0);
+  proposal.strided = false;
+  proposal.outputs.push_back({{}, {}, at::isIntegralType(self.tensor->scalar_type(), /*includeBool=*/true)
+                                          ? at::kLong
+                                          : self.tensor->scalar_type()});
+  proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
+    if (!of.mesh->coordinate()) {
+      return nullptr;
+    }
+    const LocalBox box = local_box(of.inputs[0].sizes.vec(), *of.mesh, choice.inputs[0]);
+    return [moved = box.offset[0] - box.offset[1]](const LocalCall& local) {
+      local.finish({local.arg(0).toTensor().diagonal(moved).sum()});
+    };
+  };
 }
 
 // norm(self, p, dim): parts of a norm combine as (sum of x^p)^(1/p).
@@ -167,7 +214,7 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::sum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, is_additive}));
   table.add("aten::nansum", reduction({Partial(ReduceOp::kSum), Needs::kNothing, nullptr}));  // a part may be no number
   table.add({"aten::mean"}, reduction({Partial(ReduceOp::kAvg), Needs::kEqual, is_average}));
-  table.add({"aten::prod"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
+  table.add({"aten::prod"}, propose_product);
   table.add({"aten::all"}, reduction({Partial(ReduceOp::kProduct), Needs::kNothing, nullptr}));
   table.add({"aten::any"}, propose_any);
   table.add({"aten::amax", "aten::max"}, reduction({Partial(ReduceOp::kMax), Needs::kNonEmpty, is_max}));
@@ -184,6 +231,9 @@ void add_reduction_rules(RuleTable& table) {
   table.add("aten::linalg__powsum", powers);
   table.add("aten::_foreach_powsum", zip_rule(powers));
   table.add("aten::histc", propose_histogram);
+  table.add("aten::aminmax", propose_extremes);
+  table.add("aten::count_nonzero", propose_count);
+  table.add("aten::trace", propose_trace);
 }
 
 }  // namespace tessera::detail

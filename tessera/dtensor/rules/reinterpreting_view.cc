@@ -1,4 +1,6 @@
 // Views of the same bytes as another type.
+#include <ATen/ATen.h>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 
@@ -24,6 +26,22 @@ void propose_as_complex(const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({{Shard(dim)}, {Shard(dim)}});
   }
   add_linear(call, proposal, 0);
+  // The kernel looks at the strides of dims that have one element or none, which say nothing.
+  proposal.local = [](const OpCall& of, const Choice&) -> LocalFunction {
+    if (of.name() != "aten::view_as_complex") {
+      return nullptr;
+    }
+    return [](const LocalCall& local) {
+      const at::Tensor part = local.arg(0).toTensor();
+      std::vector<int64_t> strides = part.strides().vec();
+      for (int64_t dim = 0; dim < part.dim(); ++dim) {
+        if (part.size(dim) <= 1 || part.numel() == 0) {
+          strides[static_cast<size_t>(dim)] = dim + 1 < part.dim() ? 2 : 1;
+        }
+      }
+      local.finish({at::view_as_complex(part.as_strided(part.sizes(), strides))});
+    };
+  };
 }
 
 // view(self, dtype): the last dim grows or shrinks with the size of an element, so parts of it must be whole elements

@@ -1,5 +1,7 @@
 #include "tessera/dtensor/rules/table.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <mutex>
 
@@ -236,6 +238,18 @@ void add_linear(const OpCall& call, Proposal& proposal, int input) {
 int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim) {
   const int64_t own = dim - (static_cast<int64_t>(broadcast.size()) - input.dim());
   return own < 0 || (input.sizes[own] == 1 && broadcast[dim] != 1) ? -1 : own;
+}
+
+void check_places(const std::string& op, const at::Tensor& index, int64_t n) {
+  if (!index.is_cpu() || index.numel() == 0) {
+    return;
+  }
+  const auto [least, most] = at::aminmax(index);
+  const int64_t lowest = least.item<int64_t>();
+  const int64_t highest = most.item<int64_t>();
+  TESSERA_CHECK(lowest >= 0 && highest < n, ErrorKind::kShape,
+                "[dtensor.dispatch] {}: index out of range: found {}, wanted one of [0, {}).", op,
+                lowest < 0 ? lowest : highest, n);
 }
 
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim) {

@@ -85,6 +85,9 @@ void add_linear(const OpCall& call, Proposal& proposal, int input);
 int64_t own_dim(const TensorInput& input, c10::IntArrayRef broadcast, int64_t dim);
 // Whether a tensor of sizes `from` that lies so can be viewed with sizes `to` where it lies.
 bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& placements, c10::IntArrayRef to);
+// Error kShape for a place outside [0, n) in an index of which a rank reads only its own places. On the CPU only, since
+// looking would wait for another device.
+void check_places(const std::string& op, const at::Tensor& index, int64_t n);
 // A dim in range; Error kShape otherwise.
 int64_t checked_dim(const OpCall& call, int64_t dim, int64_t ndim);
 // A dim that may be negative, in range.

@@ -4,9 +4,9 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/rules/table.h"
 
 namespace tessera::detail {
@@ -252,10 +252,6 @@ Choice gathered_view(const OpCall& call, c10::IntArrayRef sizes) {
   }
 }
 
-// A derivative's formula may flatten what is cut unevenly, and nobody can redistribute it there: its views may be of
-// gathered copies, which refuse to be written to.
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
-
 // may_gather: what cannot be viewed as it lies is a view of a gathered copy.
 void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
   const TensorInput& self = call.inputs[0];
@@ -279,9 +275,10 @@ void propose_view(const OpCall& call, Proposal& proposal, bool may_gather) {
   };
 }
 
-// view(self, size): must alias, except in backward.
+// view(self, size): must alias, except in backward, whose formulas may flatten what is cut unevenly, and inside
+// operations that give new tensors. There it may be of a gathered copy, which refuses to be written to.
 void propose_strict_view(const OpCall& call, Proposal& proposal) {
-  propose_view(call, proposal, in_backward());
+  propose_view(call, proposal, in_backward() || GatheringViews::in_force());
   proposal.cacheable = proposal.choice->inputs[0] == call.inputs[0].placements;
 }
 
@@ -292,6 +289,22 @@ void propose_view_copy(const OpCall& call, Proposal& proposal) {
   proposal.outputs.push_back({sizes, {}});
   proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
     return Rewrites{{1, local_sizes_value(of, shapes[0].sizes, choice.outputs[0])}};
+  };
+}
+
+// _unsafe_view(self, size): of a copy that nobody else sees, so that one whose strides do not suit is copied.
+void propose_unsafe_view(const OpCall& call, Proposal& proposal) {
+  const at::Tensor& self = *call.inputs[0].tensor;
+  const auto sizes = at::infer_size(call.ints_at(1), self.numel());
+  if (self.is_contiguous() || at::detail::computeStride(self.sizes(), self.strides(), sizes)) {
+    propose_view(call, proposal, /*may_gather=*/true);
+    return;
+  }
+  propose_view_copy(call, proposal);
+  proposal.local = [](const OpCall&, const Choice&) {
+    return [](const LocalCall& local) {
+      local.finish({local.arg(0).toTensor().reshape(local.arg(1).toIntVector())});
+    };
   };
 }
 
@@ -323,8 +336,7 @@ bool can_view(const DeviceMesh& mesh, c10::IntArrayRef from, const Placements& p
 
 void add_view_rules(RuleTable& table) {
   table.add("aten::view", propose_strict_view);
-  // Of a copy that nobody else sees.
-  table.add("aten::_unsafe_view", [](const OpCall& call, Proposal& proposal) { propose_view(call, proposal, true); });
+  table.add("aten::_unsafe_view", propose_unsafe_view);
   table.add("aten::view_copy", propose_view_copy);
   table.add({"aten::_reshape_alias", "aten::_reshape_alias_copy"}, propose_reshape_alias);
 }

@@ -4,6 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -85,11 +86,21 @@ void handle_locally(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
 void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   const size_t base = stack->size() - op.args.size();
   MeshPtr mesh;
+  const auto whole_of = [&mesh](const at::Tensor& tensor) {
+    mesh = is_dtensor(tensor) ? device_mesh(tensor) : mesh;
+    return whole(tensor);
+  };
   for (const int arg : op.tensor_args) {
     c10::IValue& slot = (*stack)[base + arg];
-    if (slot.isTensor() && is_dtensor(slot.toTensor())) {
-      mesh = device_mesh(slot.toTensor());
-      slot = whole(slot.toTensor());
+    if (slot.isTensor() && slot.toTensor().defined()) {
+      slot = whole_of(slot.toTensor());
+    } else if (slot.isList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& element : slot.toListRef()) {
+        const bool given = element.isTensor() && element.toTensor().defined();
+        list.push_back(given ? std::optional(whole_of(element.toTensor())) : std::nullopt);
+      }
+      slot = std::move(list);
     }
   }
   op.handle.callBoxed(*stack);
@@ -99,6 +110,16 @@ void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
       (*stack)[i] = from_local(local, mesh, Placements(mesh->ndim(), Replicate()));
     }
   }
+}
+
+// index(self, indices): what masks select has a shape that depends on their values.
+void handle_index(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto indices = (*stack)[stack->size() - op.args.size() + 1].toListRef();
+  const bool masks = std::any_of(indices.begin(), indices.end(), [](const c10::IValue& index) {
+    return index.isTensor() && index.toTensor().defined() &&
+           (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte);
+  });
+  masks ? handle_replicated(op, keys, stack) : dispatch_by_rule(op, keys, *stack);
 }
 
 void refuse(const OpEntry& op, c10::DispatchKeySet, Stack*) {
@@ -218,6 +239,8 @@ Handler find_builtin_handler(const std::string& name) {
       {"aten::is_same_size", handle_is_same_size},
       {"aten::is_pinned", handle_locally},
       {"aten::nonzero", handle_replicated},
+      {"aten::masked_select", handle_replicated},
+      {"aten::index.Tensor", handle_index},
       {"aten::_unique", handle_replicated},
       {"aten::_unique2", handle_replicated},
       {"aten::record_stream", handle_locally},

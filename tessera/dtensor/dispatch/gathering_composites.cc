@@ -1,0 +1,113 @@
+// Operations that are made of others and give new tensors: einsum, tensordot, bilinear, ... On the way they take views
+// of tensors that nobody else sees. Where such a view cannot alias, because a dim is cut unevenly, it is of a gathered
+// copy, as plain tensors refuse none of these operations.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "tessera/dtensor/dispatch/dispatch.h"
+
+namespace tessera::detail {
+
+namespace {
+
+thread_local bool views_gather = false;
+
+// Those that results may be views of, though no schema says so (einsum of one operand, meshgrid).
+using Bases = c10::SmallVector<at::Tensor, 4>;
+Bases bases_of(c10::ArrayRef<c10::IValue> args) {
+  Bases bases;
+  const auto add = [&](const c10::IValue& value) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      const at::Tensor& tensor = value.toTensor();
+      bases.push_back(tensor.is_view() ? at::Tensor(tensor._base()) : tensor);
+    }
+  };
+  for (const auto& arg : args) {
+    if (arg.isList()) {
+      for (const auto& element : arg.toListRef()) {
+        add(element);
+      }
+    } else {
+      add(arg);
+    }
+  }
+  return bases;
+}
+
+bool is_copied(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl()) &&
+         impl_of(value.toTensor())->is_copied_view();
+}
+
+// A view of what was made on the way becomes a tensor of its own; one of an argument keeps refusing writes.
+void own(c10::IValue& result, const Bases& bases) {
+  if (!is_copied(result) || !result.toTensor().is_view()) {
+    return;
+  }
+  const at::TensorBase& base = result.toTensor()._base();
+  if (std::none_of(bases.begin(), bases.end(), [&](const at::Tensor& of) { return of.is_same(base); })) {
+    result = own_result(result.toTensor());
+  }
+}
+
+struct GatheringKernel final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    const size_t base = stack->size() - op.schema().arguments().size();
+    const GatheringViews views;
+    const auto bases = bases_of(c10::ArrayRef<c10::IValue>(*stack).slice(base));
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+    for (size_t i = base; i < stack->size(); ++i) {
+      own((*stack)[i], bases);
+    }
+  }
+};
+
+bool gives_new_tensors(const c10::FunctionSchema& schema) {
+  const auto aliases = [](const c10::Argument& argument) { return argument.alias_info() != nullptr; };
+  const auto& returns = schema.returns();
+  return !returns.empty() && holds_tensors(*returns[0].type()) &&
+         std::none_of(returns.begin(), returns.end(), aliases) &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), aliases) &&
+         std::any_of(schema.arguments().begin(), schema.arguments().end(),
+                     [](const c10::Argument& argument) { return holds_tensors(*argument.type()); });
+}
+
+}  // namespace
+
+GatheringViews::GatheringViews() : before_(views_gather) { views_gather = true; }
+GatheringViews::~GatheringViews() { views_gather = before_; }
+bool GatheringViews::in_force() { return views_gather; }
+
+at::Tensor own_result(const at::Tensor& result) { return is_copied(result) ? result.clone() : result; }
+
+void register_gathering_composites() {
+  // Never destroyed: the dispatcher keeps calling the kernels. Volatile: see register_composites.
+  static auto* volatile libraries = [] {
+    auto* made = new std::vector<std::unique_ptr<torch::Library>>();
+    constexpr auto kAutograd = c10::DispatchKey::AutogradPrivateUse3;
+    for (const auto key : {kDTensorKey, kAutograd}) {
+      made->push_back(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+    }
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNames()) {
+      const auto op = dispatcher.findSchema(name);
+      // Named dims have no boxed form.
+      const bool named = name.overload_name.find("dimname") != std::string::npos ||
+                         name.overload_name.find("names") != std::string::npos;
+      if (!op || name.getNamespace() != "aten" || named || !is_composite(*op) || !gives_new_tensors(op->schema()) ||
+          op->hasKernelForDispatchKey(kAutograd) || op->hasKernelForDispatchKey(kDTensorKey)) {
+        continue;
+      }
+      for (const auto& library : *made) {
+        library->impl(toString(name).c_str(),
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<GatheringKernel>()));
+      }
+    }
+    return made;
+  }();
+  (void)libraries;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,121 @@
+// What is known of an operation, and one call of it as rules see it.
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/plan.h"
+
+namespace tessera::detail {
+
+namespace {
+
+uint64_t next_op_id() {
+  static std::atomic<uint64_t> counter{0};
+  return ++counter;
+}
+
+}  // namespace
+
+bool holds_tensors(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::TensorType) {
+    return true;
+  }
+  if (type.kind() == c10::TypeKind::ListType || type.kind() == c10::TypeKind::OptionalType) {
+    return holds_tensors(*type.containedType(0));
+  }
+  return false;
+}
+
+OpEntry::OpEntry(const c10::OperatorHandle& op) : handle(op), name(toString(op.operator_name())), id(next_op_id()) {
+  const auto& schema = op.schema();
+  for (const auto& argument : schema.arguments()) {
+    ArgInfo info{argument.name(), holds_tensors(*argument.type()),
+                 argument.alias_info() != nullptr && argument.alias_info()->isWrite(), argument.is_out()};
+    if (info.tensors) {
+      tensor_args.push_back(static_cast<int>(args.size()));
+      mutates = mutates || info.mutated;
+    }
+    args.push_back(std::move(info));
+  }
+  for (const auto& returned : schema.returns()) {
+    int alias = -1;
+    const auto* viewed = returned.alias_info();
+    for (const int arg : tensor_args) {
+      const auto* info = schema.arguments()[arg].alias_info();
+      if (viewed != nullptr && !viewed->isWrite() && info != nullptr && !info->isWrite()) {
+        view_of = arg;
+      }
+    }
+    if (returned.alias_info() != nullptr && returned.alias_info()->isWrite()) {
+      for (size_t i = 0; i < args.size(); ++i) {
+        const auto* info = schema.arguments()[i].alias_info();
+        if (info != nullptr && info->beforeSets() == returned.alias_info()->beforeSets()) {
+          alias = static_cast<int>(i);
+        }
+      }
+    }
+    return_alias.push_back(alias);
+  }
+  // Their schemas do not say that training moves the statistics.
+  if (name.starts_with("aten::native_batch_norm") || name.starts_with("aten::cudnn_batch_norm") ||
+      name.starts_with("aten::miopen_batch_norm")) {
+    written_if = -1;
+    for (size_t i = 0; i < args.size() && name.find("backward") == std::string::npos; ++i) {
+      written_if = args[i].name == "training" ? static_cast<int>(i) : written_if;
+      args[i].mutated = args[i].mutated || args[i].name.starts_with("running_");
+      mutates = mutates || args[i].mutated;
+    }
+  }
+  in_place_view = op.hasTag(at::Tag::inplace_view);
+  foreach
+    = name.find("::_foreach_") != std::string::npos;
+}
+
+}  // namespace tessera::detail
+
+namespace tessera {
+
+using namespace detail;
+
+const std::string& OpCall::name() const { return op.name; }
+
+int OpCall::input_at(int arg) const {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].arg == arg) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+int OpCall::arg_named(const char* argument) const {
+  for (size_t i = 0; i < op.args.size(); ++i) {
+    if (op.args[i].name == argument) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+std::vector<int64_t> OpCall::ints_at(int arg) const {
+  if (!has(arg)) {
+    return {};
+  }
+  return args[arg].isInt() ? std::vector<int64_t>{args[arg].toInt()} : args[arg].toIntVector();
+}
+
+std::string OpCall::describe() const {
+  std::string text = op.name + "(";
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto& input = inputs[i];
+    text += fmt::format("{}{}{}: [{}] {}", i == 0 ? "" : ", ", op.args[input.arg].name,
+                        input.element < 0 ? "" : fmt::format("[{}]", input.element), fmt::join(input.sizes, ", "),
+                        to_string(input.placements));
+    if (i == 7 && inputs.size() > 9) {
+      text += fmt::format(", and {} more", inputs.size() - 8);
+      break;
+    }
+  }
+  return text + ")";
+}
+
+}  // namespace tessera

@@ -1,0 +1,144 @@
+// Sizes, strides and dtypes of results where the rule does not say them: those of the operation on meta tensors.
+#include <ATen/ATen.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/plan.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// An argument on the meta device. moved: whether the tensor at a place in a list is contiguous first.
+using IsMoved = std::function<bool(int element)>;
+
+at::Tensor to_meta(const at::Tensor& tensor, bool moved) {
+  const auto options = tensor.options().device(at::kMeta);
+  at::Tensor meta =
+      moved ? at::empty(tensor.sizes(), options) : at::empty_strided(tensor.sizes(), tensor.strides(), options);
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return meta;
+}
+
+c10::IValue to_meta(const c10::IValue& value, const IsMoved& moved) {
+  int position = 0;
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? to_meta(value.toTensor(), moved(-1)) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const auto& element : value.toListRef()) {
+      list.push_back(to_meta(element.toTensor(), moved(position++)));
+    }
+    return list;
+  }
+  if (value.isDevice()) {
+    return c10::Device(at::kMeta);
+  }
+  if (value.isList() && value.type()->containedType(0)->kind() == c10::TypeKind::OptionalType) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& element : value.toListRef()) {
+      const bool contiguous = moved(position++);
+      list.push_back(element.isTensor() && element.toTensor().defined()
+                         ? std::optional<at::Tensor>(to_meta(element.toTensor(), contiguous))
+                         : std::nullopt);
+    }
+    return list;
+  }
+  return value;
+}
+
+}  // namespace
+
+std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved) {
+  Stack stack;
+  for (size_t arg = 0; arg < call.args.size(); ++arg) {
+    stack.push_back(to_meta(call.args[arg], [&](int element) {
+      for (size_t i = 0; i < moved.size(); ++i) {
+        if (call.inputs[i].arg == static_cast<int>(arg) && call.inputs[i].element == element) {
+          return static_cast<bool>(moved[i]);
+        }
+      }
+      return false;
+    }));
+  }
+  try {
+    call.op.handle.callBoxed(stack);
+  } catch (const c10::NotImplementedError& error) {
+    raise(ErrorKind::kInternal,
+          "[dtensor.rule] {}: the rule gives no output shapes and the operation has no meta kernel. "
+          "Give Proposal::outputs. {}",
+          call.name(), error.what_without_backtrace());
+  }
+  std::vector<OutputShape> shapes;
+  const auto& returns = call.op.handle.schema().returns();
+  const auto add = [&](const at::Tensor& tensor, bool view) {
+    OutputShape shape;
+    if (tensor.defined()) {
+      shape.sizes = tensor.sizes().vec();
+      shape.dtype = tensor.scalar_type();
+      if (view || !tensor.is_contiguous()) {
+        shape.strides = tensor.strides().vec();
+      }
+    }
+    shapes.push_back(std::move(shape));
+  };
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const bool view = returns[i].alias_info() != nullptr;
+    if (stack[i].isTensor()) {
+      add(stack[i].toTensor(), view);
+    } else if (stack[i].isTensorList()) {
+      for (const auto& element : stack[i].toListRef()) {
+        add(element.toTensor(), view);
+      }
+    }
+  }
+  return shapes;
+}
+
+namespace {
+
+std::vector<bool> moved_inputs(const OpCall& call, const Choice& choice) {
+  std::vector<bool> moved;
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    moved.push_back(choice.inputs[i] != call.inputs[i].placements);
+  }
+  return moved;
+}
+
+bool all_contiguous(const OpCall& call) {
+  return std::all_of(call.inputs.begin(), call.inputs.end(),
+                     [](const TensorInput& input) { return input.tensor->is_contiguous(); });
+}
+
+}  // namespace
+
+void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, std::vector<OutputShape>& shapes) {
+  const std::vector<bool> moved = moved_inputs(call, choice);
+  const bool contiguous = all_contiguous(call);
+  const bool strides_are_open = inferred ? std::find(moved.begin(), moved.end(), true) != moved.end()
+                                         : std::any_of(shapes.begin(), shapes.end(),
+                                                       [](const OutputShape& shape) { return shape.strides.empty(); });
+  const bool outside = !call.mesh->coordinate();
+  const bool wanted = (!contiguous && strides_are_open) || (outside && !inferred);
+  if (!wanted || !call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    return;
+  }
+  std::vector<OutputShape> found;
+  try {
+    found = infer_outputs(call, moved);
+  } catch (const std::exception&) {
+    return;  // the kernel for meta tensors gives up: contiguous
+  }
+  for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
+    if (shapes[i].sizes == found[i].sizes) {
+      if (!contiguous && (inferred || shapes[i].strides.empty())) {
+        shapes[i].strides = std::move(found[i].strides);
+      }
+      shapes[i].dtype = shapes[i].dtype ? shapes[i].dtype : found[i].dtype;
+    }
+  }
+}
+
+}  // namespace tessera::detail

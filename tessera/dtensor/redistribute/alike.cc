@@ -1,0 +1,48 @@
+#include "tessera/dtensor/redistribute/alike.h"
+
+#include <ATen/ATen.h>
+
+#include <cstring>
+
+#include "tessera/comm/collectives/collectives.h"
+
+namespace tessera::detail {
+
+namespace {
+
+// Not negative.
+int64_t hash_of(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  if (tensor._is_zerotensor() || !at::any(tensor).item<bool>()) {
+    return 0;
+  }
+  const at::Tensor values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  const auto* bytes = static_cast<const char*>(values.const_data_ptr());
+  const auto count = static_cast<size_t>(values.nbytes());
+  uint64_t hash = 0xcbf29ce484222325;
+  for (size_t at = 0; at < count; at += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + at, std::min(sizeof(uint64_t), count - at));
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+    hash ^= hash >> 29;
+  }
+  return static_cast<int64_t>(hash >> 2);
+}
+
+}  // namespace
+
+bool is_alike(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause) {
+  if (tensor.is_meta()) {
+    return false;
+  }
+  const int64_t hash = hash_of(at::Tensor(tensor));
+  const at::Tensor bounds = at::tensor({hash, -hash}, at::kLong).to(mesh.device());
+  for (int64_t m = 0; m < mesh.ndim() && mesh.coordinate(); ++m) {
+    if (mesh.shape()[m] > 1) {
+      comm::all_reduce(*mesh.group(m), bounds, comm::ReduceOp::kMin, cause).wait();
+    }
+  }
+  return bounds[0].item<int64_t>() == -bounds[1].item<int64_t>();
+}
+
+}  // namespace tessera::detail
