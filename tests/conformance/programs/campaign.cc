@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <future>
 #include <iostream>
+#include <random>
 
 #include "tests/conformance/programs/catalog.h"
 #include "tests/conformance/programs/shrink.h"
@@ -26,6 +27,9 @@ struct Rest {
 Rest run_rest(RanksSession& ranks, std::shared_ptr<const Trial> trial, Findings* findings) {
   for (;;) {
     Verdict verdict = ranks.run(trial);
+    if (verdict.parted) {  // on a busy machine ranks may come late
+      verdict = ranks.run(trial);
+    }
     if (verdict.kind != Verdict::Kind::kRefused) {
       return {std::move(verdict), std::move(trial)};
     }
@@ -138,6 +142,21 @@ Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int
     record(ranks, seed, rest, findings);
   }
   return findings;
+}
+
+Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count) {
+  const char* seed_asked = std::getenv("TESSERA_SEED");
+  const char* count_asked = std::getenv("TESSERA_PROGRAMS");
+  const uint64_t seed = seed_asked != nullptr ? std::stoull(seed_asked) : std::random_device{}();
+  std::cout << "seed " << seed << " (TESSERA_SEED=" << seed << " draws the same again)\n" << std::flush;
+  Findings found = run_programs(mesh, seed, count_asked != nullptr ? std::stoll(count_asked) : count);
+  std::cout << found.log();
+  return found;
+}
+
+const std::vector<std::vector<int64_t>>& program_meshes() {
+  static const std::vector<std::vector<int64_t>> meshes{{2}, {3}, {4}, {8}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}};
+  return meshes;
 }
 
 std::string mesh_name(const std::vector<int64_t>& mesh) {

@@ -41,6 +41,12 @@ struct Findings {
 // Programs of the seeds from `first_seed` on. What a rank refuses is taken out, and the rest run again.
 Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count);
 
+// The same as the environment asks: the first seed in TESSERA_SEED (a new one without), their number in TESSERA_PROGRAMS
+// (`count` without). Prints the seed and the log.
+Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count);
+// {2}, {3}, {4}, {8}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}
+const std::vector<std::vector<int64_t>>& program_meshes();
+
 // Runs one program as it stands. Its refusals are counted; a wrong verdict is returned.
 Verdict run_program(RanksSession& ranks, Program program, Findings& findings);
 

@@ -319,12 +319,7 @@ std::vector<Row> conversions() {
       {"to.dtype",
        [](Draw& draw) {
          const int self = draw.value({.kinds = "fib"});
-         if (!draw.call("to.dtype", {ref(self), type_arg(draw.type_of(draw.one_of(std::string("ffffib"))))})) {
-           return false;
-         }
-         draw.freeze(self);
-         draw.freeze(draw.last_results()[0]);
-         return true;
+         return draw.call("to.dtype", {ref(self), type_arg(draw.type_of(draw.one_of(std::string("ffffib"))))});
        }},
       {"_to_copy",
        [](Draw& draw) {
@@ -332,16 +327,7 @@ std::vector<Row> conversions() {
                                        type_arg(draw.type_of(draw.one_of(std::string("fffcib"))))});
        }},
       {"clone", [](Draw& draw) { return draw.call("clone", {ref(draw.value({.kinds = "fcib"}))}); }},
-      {"contiguous",
-       [](Draw& draw) {
-         const int self = draw.value({.kinds = "fci"});
-         if (!draw.call("contiguous", {ref(self)})) {
-           return false;
-         }
-         draw.freeze(self);
-         draw.freeze(draw.last_results()[0]);
-         return true;
-       }},
+      {"contiguous", [](Draw& draw) { return draw.call("contiguous", {ref(draw.value({.kinds = "fci"}))}); }},
       {"zeros_like", [](Draw& draw) { return draw.call("zeros_like", {ref(draw.value({.kinds = "fib"}))}); }},
       {"ones_like", [](Draw& draw) { return draw.call("ones_like", {ref(draw.value({.kinds = "fib"}))}); }},
       {"full_like",

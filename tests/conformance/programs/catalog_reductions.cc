@@ -86,6 +86,16 @@ std::vector<Row> reductions() {
       whole("any", "fib"),
       over_dim("any.dim", "fib"),
       over_dims("any.dims", "fib"),
+      {"any.dim, counted",
+       [](Draw& draw) {
+         const int self = draw.value({.kinds = "b", .min_dim = 1, .empty = false});
+         if (!draw.call("any.dim", {ref(self), num(draw.dim_of(self)), flag(draw.chance(50))})) {
+           return false;
+         }
+         const int found = draw.last_results()[0];
+         return draw.chance(50) ? draw.call("sum", {ref(found)})
+                                : draw.call("to.dtype", {ref(found), type_arg(draw.type_of('f'))});
+       }},
       whole("all", "fib"),
       over_dim("all.dim", "fib"),
       over_dims("amax", "fi", false),

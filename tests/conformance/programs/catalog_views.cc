@@ -34,16 +34,6 @@ std::vector<int64_t> other_sizes(Draw& draw, std::vector<int64_t> sizes) {
   return sizes;
 }
 
-// What may share memory with its operand or not is not written to afterwards.
-bool freezing(Draw& draw, const std::string& op, std::vector<Arg> args, int self) {
-  if (!draw.call(op, std::move(args))) {
-    return false;
-  }
-  draw.freeze(self);
-  draw.freeze(draw.last_results()[0]);
-  return true;
-}
-
 std::vector<int64_t> order(Draw& draw, int64_t dims) {
   std::vector<int64_t> order(dims);
   std::iota(order.begin(), order.end(), 0);
@@ -67,20 +57,16 @@ std::vector<Row> shapes() {
       {"reshape",
        [](Draw& draw) {
          const int self = draw.value({.kinds = kAll});
-         return freezing(draw, "reshape", {ref(self), ints(other_sizes(draw, draw.sizes_of(self)))}, self);
+         return draw.call("reshape", {ref(self), ints(other_sizes(draw, draw.sizes_of(self)))});
        }},
       {"flatten.using_ints",
        [](Draw& draw) {
          const int self = draw.value({.kinds = kAll, .min_dim = 1});
          const int64_t first = draw.below(draw.tensor(self).dim());
-         return freezing(draw, "flatten.using_ints",
-                         {ref(self), num(first), num(draw.between(first, draw.tensor(self).dim() - 1))}, self);
+         return draw.call("flatten.using_ints",
+                          {ref(self), num(first), num(draw.between(first, draw.tensor(self).dim() - 1))});
        }},
-      {"ravel",
-       [](Draw& draw) {
-         const int self = draw.value({.kinds = kAll});
-         return freezing(draw, "ravel", {ref(self)}, self);
-       }},
+      {"ravel", [](Draw& draw) { return draw.call("ravel", {ref(draw.value({.kinds = kAll}))}); }},
       {"unflatten.int",
        [](Draw& draw) {
          const int self = draw.value({.kinds = kAll, .min_dim = 1});
@@ -110,15 +96,17 @@ std::vector<Row> shapes() {
          return draw.call("expand_as", {ref(draw.partner(other, "f")), ref(other)});
        }},
       {"alias", [](Draw& draw) { return draw.call("alias", {ref(draw.value({.kinds = kAll}))}); }},
-      {"detach",
-       [](Draw& draw) {
-         const int self = draw.value({.kinds = kAll});
-         return freezing(draw, "detach", {ref(self)}, self);  // writes would be hidden from autograd
-       }},
+      {"detach", [](Draw& draw) { return draw.call("detach", {ref(draw.value({.kinds = kAll}))}); }},
       {"view_as_real",
        [](Draw& draw) {
          const int self = draw.value({.kinds = "c", .also = [](const at::Tensor& t) { return !t.is_conj(); }});
          return draw.call("view_as_real", {ref(self)});
+       }},
+      {"conj, resolved",
+       [](Draw& draw) {
+         return draw.call("conj", {ref(draw.value({.kinds = "c"}))}) &&
+                draw.call("resolve_conj", {ref(draw.last_results()[0])}) &&
+                draw.call("view_as_real", {ref(draw.last_results()[0])});
        }},
       {"view_as_complex",
        [](Draw& draw) {

@@ -253,12 +253,7 @@ bool Draw::redistribute() {
   step.placements = placements(tensor(source), /*partial=*/false, false);
   step.async = chance(45);
   step.results = {static_cast<int>(clean_.tensors.size())};
-  if (!append(std::move(step))) {
-    return false;
-  }
-  freeze(source);
-  freeze(last_results()[0]);
-  return true;
+  return append(std::move(step));
 }
 
 bool Draw::call(const std::string& op, std::vector<Arg> args) {
@@ -298,6 +293,10 @@ bool Draw::append(Step step) {
   }
   if (!same_in_twins(step)) {
     return give_up();
+  }
+  if (may_share(step)) {
+    frozen_.insert(std::get<Arg::Ref>(step.args[0].value).id);
+    frozen_.insert(step.results.begin(), step.results.end());
   }
   program_.steps.push_back(std::move(step));
   if (written && !flows_back()) {

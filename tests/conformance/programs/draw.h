@@ -67,8 +67,6 @@ class Draw {
   // Appends the operation; false, and nothing appended, when it cannot be run or compared.
   bool call(const std::string& op, std::vector<Arg> args);
   bool redistribute();
-  // What may or may not share memory: neither is written to from now on.
-  void freeze(int id) { frozen_.insert(id); }
   const std::vector<int>& last_results() const { return program_.steps.back().results; }
 
   // Chooses what flows back, and gives the program with what plain tensors give.
@@ -96,7 +94,7 @@ class Draw {
   std::vector<int64_t> extents_;  // from which sizes are drawn
   bool narrow_ = false;
   c10::ScalarType float_type_ = at::kDouble, complex_type_ = at::kComplexDouble, int_type_ = at::kLong;
-  std::set<int> frozen_;
+  std::set<int> frozen_;  // may or may not share memory with others, and are not written to
   int inputs_ = 0;
   std::string backward_note_;
 };

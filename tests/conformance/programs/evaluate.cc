@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <unordered_map>
 
@@ -15,10 +16,6 @@
 #include "tests/conformance/programs/inputs.h"
 
 namespace tessera::testing {
-
-bool is_narrow(c10::ScalarType type) {
-  return type == at::kBFloat16 || type == at::kHalf || type == at::kFloat || type == at::kComplexFloat;
-}
 
 bool takes_gradients(c10::ScalarType type) { return c10::isFloatingType(type) || c10::isComplexType(type); }
 
@@ -58,6 +55,11 @@ bool writes(const Step& step) {
   return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
   });
+}
+
+bool may_share(const Step& step) {
+  static const std::set<std::string> kOps{"reshape", "flatten.using_ints", "ravel", "detach", "to.dtype", "contiguous"};
+  return step.kind == Step::Kind::kRedistribute || (step.kind == Step::Kind::kCall && kOps.count(step.op) > 0);
 }
 
 namespace {
@@ -165,7 +167,7 @@ void keep(int id, at::Tensor tensor, Values& values) {
 namespace {
 
 // The tensors that an operation returns, those of lists one by one.
-Tensors call(const Machine& machine, const Step& step, Values& values, Tensors& arguments) {
+Tensors call(Machine& machine, const Step& step, Values& values, Tensors& arguments) {
   const auto& op = find_op(step.op);
   const auto& schema = op.schema().arguments();
   torch::jit::Stack stack;
@@ -174,6 +176,7 @@ Tensors call(const Machine& machine, const Step& step, Values& values, Tensors& 
     stack.push_back(i < step.args.size() ? reader.value(step.args[i], *schema[i].type())
                                          : schema[i].default_value().value_or(c10::IValue()));
   }
+  machine.before(step, values);
   op.callBoxed(stack);
   Tensors results;
   for (const auto& value : stack) {
@@ -224,98 +227,6 @@ void Machine::run_open(Step& step, Values& values, uint64_t seed) {
     values.tensors.push_back(result);
   }
   after(step, values, arguments);
-}
-
-at::Tensor PlainMachine::input(const Step& step, uint64_t seed) {
-  at::Tensor made = make_plain(step, seed);
-  if (twin_ == Twin::kWide) {
-    made = made.to(type_of(made.scalar_type()));
-  }
-  return made.set_requires_grad(step.grad);
-}
-
-at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step&) { return tensor.clone(); }
-
-c10::ScalarType PlainMachine::type_of(c10::ScalarType asked) const {
-  if (twin_ != Twin::kWide || !is_narrow(asked)) {
-    return asked;
-  }
-  return c10::isComplexType(asked) ? at::kComplexDouble : at::kDouble;
-}
-
-namespace {
-
-// Operations that divide or take roots inside: what they give may be inexact on other ranks though it is exact here.
-bool rounds_inside(const std::string& op) {
-  for (const char* part :
-       {"mean", "var", "std",    "norm", "div",  "softmax", "sumexp", "prod", "entropy", "loss",
-        "kl_",  "nll", "cosine", "pow",  "dist", "inv",     "solve",  "det",  "pool",    "reciprocal"}) {
-    if (op.find(part) != std::string::npos) {
-      return true;
-    }
-  }
-  return false;
-}
-
-bool is_coarse(double x) { return std::abs(x) < 0x1p20 && x * 0x1p20 == std::rint(x * 0x1p20); }
-
-void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, bool all, uint64_t& state) {
-  if (sizes.empty()) {
-    if (all || !is_coarse(*data)) {
-      *data *= 1 + 1e-13 * (static_cast<double>(next_number(state) >> 11) * 0x1p-52 - 1);
-    }
-    return;
-  }
-  for (int64_t i = 0; i < sizes[0]; ++i) {
-    disturb_along(data + i * strides[0], sizes.slice(1), strides.slice(1), all, state);
-  }
-}
-
-// Without a trace in autograd or the version counter.
-void disturb(const at::Tensor& tensor, bool all, uint64_t& state) {
-  if (!tensor.defined() || tensor.is_conj() || tensor.is_neg()) {
-    return;
-  }
-  at::Tensor data = tensor.variable_data();
-  if (data.scalar_type() == at::kComplexDouble) {
-    data = at::view_as_real(data);
-  }
-  if (data.scalar_type() == at::kDouble && data.numel() > 0) {
-    disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), all, state);
-  }
-}
-
-bool rounds(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
-    return p.kind == Placement::Kind::kNormPartial || p.is_partial(ReduceOp::kAvg);
-  });
-}
-
-}  // namespace
-
-void PlainMachine::after(const Step& step, const Values& values, const Tensors& arguments) {
-  if (twin_ != Twin::kNoisy) {
-    return;
-  }
-  if (step.kind == Step::Kind::kInput) {
-    uint64_t own = static_cast<uint64_t>(step.results[0]) + 1;
-    if (rounds(step.placements)) {
-      disturb(values.tensors[step.results[0]], /*all=*/true, own);
-    }
-    return;
-  }
-  // The same for a step wherever it is run.
-  uint64_t state = step.results.empty() ? 0 : static_cast<uint64_t>(step.results[0]) * 0x51ed2701 + 1;
-  const bool all = rounds_inside(step.op);
-  const bool written = writes(step);
-  for (const int id : step.results) {
-    const at::Tensor& result = values.tensors[id];
-    const bool aliases = std::any_of(arguments.begin(), arguments.end(),
-                                     [&](const at::Tensor& tensor) { return tensor.is_alias_of(result); });
-    if (written || !aliases) {
-      disturb(result, all, state);
-    }
-  }
 }
 
 at::Tensor MeshMachine::input(const Step& step, uint64_t seed) {

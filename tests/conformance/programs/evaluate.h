@@ -5,6 +5,8 @@
 // Three twins of a program tell whether it may be compared at all: kNoisy disturbs every value that is not exact in
 // its last bits, so that what sorts, compares or divides where rounding decides shows up as different; kWide computes
 // narrow types (bf16, f16, f32, c64) in double precision, and a program with such types must give the same to the bit.
+// What PyTorch leaves open is no program: plain tensors refuse to write to memory that the same step reads in another
+// order, to what may be shared or not, and without a derivative to what takes one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,6 +16,7 @@
 
 #include "tessera/mesh/device_mesh.h"
 #include "tests/conformance/programs/program.h"
+#include "tests/conformance/shares.h"
 
 namespace tessera::testing {
 
@@ -33,6 +36,8 @@ class Machine {
   virtual at::Tensor input(const Step& step, uint64_t seed) = 0;
   virtual at::Tensor redistribute(const at::Tensor& tensor, const Step& step) = 0;
   virtual c10::ScalarType type_of(c10::ScalarType asked) const { return asked; }
+  // May throw: a step that is not to be compared.
+  virtual void before(const Step&, const Values&) {}
   virtual void after(const Step&, const Values&, const Tensors& /*arguments*/) {}
   void run(const Step& step, Values& values, uint64_t seed);
   // Of a call, counts the results and gives them the next ids.
@@ -45,10 +50,12 @@ class PlainMachine final : public Machine {
   at::Tensor input(const Step& step, uint64_t seed) override;
   at::Tensor redistribute(const at::Tensor& tensor, const Step& step) override;
   c10::ScalarType type_of(c10::ScalarType asked) const override;
+  void before(const Step& step, const Values& values) override;
   void after(const Step& step, const Values& values, const Tensors& arguments) override;
 
  private:
   Twin twin_;
+  Tensors frozen_;
 };
 
 class MeshMachine final : public Machine {
@@ -84,11 +91,11 @@ struct Plain {
 Plain run_plain(const Program& program, Twin twin);
 Values run_forward(const Program& program, Machine& machine);
 
-bool is_narrow(c10::ScalarType type);        // bf16, f16, f32, c64
 bool has_narrow(const Program& program);     // an input or a conversion
 bool takes_gradients(c10::ScalarType type);  // floating point and complex
 const c10::OperatorHandle& find_op(const std::string& name);
-bool writes(const Step& step);  // to an argument
+bool writes(const Step& step);     // to an argument
+bool may_share(const Step& step);  // what it gives is its operand's memory or a copy, as the layout has it
 
 // What an exception says, without libtorch's backtrace, which takes long to write.
 std::string text_of(const std::exception& error);

@@ -60,60 +60,6 @@ std::vector<double> numbers(const Fill& fill, int64_t count, bool narrow, uint64
   return values;
 }
 
-at::Tensor index_like(const at::Tensor& whole) { return at::arange(whole.numel(), at::kLong).view(whole.sizes()); }
-
-// A share of an extreme: rank r holds some of the elements, the others have less.
-at::Tensor extreme_share(const at::Tensor& whole, bool max, int64_t r, int64_t k) {
-  const at::Tensor mine = (index_like(whole) % k) == r;
-  at::Tensor other;
-  if (whole.scalar_type() == at::kBool) {
-    other = at::full_like(whole, !max);
-  } else if (!whole.is_floating_point()) {
-    other = max ? at::where(whole > 0, whole - 1, whole) : whole + 1;
-  } else {
-    other = max ? whole - 0.5 * static_cast<double>(1 + r) : whole + 0.5 * static_cast<double>(1 + r);
-  }
-  return at::where(mine, whole, other.to(whole.scalar_type()));
-}
-
-// Weights that sum to one, some of them negative.
-double weight(int64_t r, int64_t k) {
-  return r == 0 ? 1 + 0.25 * static_cast<double>(k / 2) - 0.5 * static_cast<double>((k - 1) / 2)
-                : (r % 2 == 1 ? -0.25 : 0.5);
-}
-
-// The share of rank r of k.
-at::Tensor share(const at::Tensor& whole, const Placement& placement, int64_t r, int64_t k) {
-  if (placement.kind == Placement::Kind::kNormPartial) {
-    const double part =
-        r == 0 ? 1 - static_cast<double>(k - 1) / static_cast<double>(2 * k) : 1 / static_cast<double>(2 * k);
-    return whole * std::pow(part, 1 / static_cast<double>(placement.norm_order()));
-  }
-  switch (placement.reduce_op) {
-    case ReduceOp::kMax:
-    case ReduceOp::kMin:
-      return extreme_share(whole, placement.reduce_op == ReduceOp::kMax, r, k);
-    case ReduceOp::kProduct:
-      if (whole.scalar_type() == at::kBool) {
-        return extreme_share(whole, /*max=*/false, r, k);
-      }
-      if (!whole.is_floating_point() && !whole.is_complex()) {
-        return r == 0 ? whole.clone() : at::ones_like(whole);
-      }
-      return r == 0 ? whole * 2 : at::full_like(whole, r == 1 ? 0.5 : 1.0);
-    default:
-      break;
-  }
-  if (!whole.is_floating_point() && !whole.is_complex()) {
-    return r == 0 ? whole - 3 * (k - 1) : at::full_like(whole, 3);
-  }
-  const double times = placement.reduce_op == ReduceOp::kAvg ? static_cast<double>(k) : 1.0;
-  if (is_narrow(whole.scalar_type())) {  // few bits more than the whole has
-    return r == 0 ? (whole - 0.5 * static_cast<double>(k - 1)) * times : at::full_like(whole, 0.5 * times);
-  }
-  return whole * (weight(r, k) * times);
-}
-
 }  // namespace
 
 at::Tensor make_plain(const Step& step, uint64_t seed) {
@@ -138,7 +84,7 @@ at::Tensor lay_out(const at::Tensor& whole, const MeshPtr& mesh, const Placement
   Placements cut = placements;
   for (int64_t m = 0; m < mesh->ndim(); ++m) {
     if (placements[m].is_partial()) {
-      shared = share(shared, placements[m], (*mesh->coordinate())[m], mesh->shape()[m]);
+      shared = share_of(shared, placements[m], (*mesh->coordinate())[m], mesh->shape()[m]);
       cut[m] = Replicate();
     }
   }
@@ -148,30 +94,6 @@ at::Tensor lay_out(const at::Tensor& whole, const MeshPtr& mesh, const Placement
   }
   return from_local(to_local(spread), mesh, placements,
                     {.shape = whole.sizes().vec(), .stride = whole.contiguous().strides().vec()});
-}
-
-std::vector<Placement> partials_of(c10::ScalarType type, bool nonnegative, const std::vector<int64_t>& mesh) {
-  const bool complex = c10::isComplexType(type);
-  const bool real = c10::isFloatingType(type);
-  if (type == at::kBool) {
-    return {Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct)};
-  }
-  std::vector<Placement> all{Partial()};
-  if (!complex) {  // the collectives neither multiply nor order complex numbers
-    all.push_back(Partial(ReduceOp::kProduct));
-    all.push_back(Partial(ReduceOp::kMax));
-    all.push_back(Partial(ReduceOp::kMin));
-  }
-  const bool powers_of_two = std::all_of(mesh.begin(), mesh.end(), [](int64_t k) { return (k & (k - 1)) == 0; });
-  if ((complex || real) && (!is_narrow(type) || powers_of_two)) {
-    all.push_back(Partial(ReduceOp::kAvg));
-  }
-  if (type == at::kDouble && nonnegative) {
-    all.push_back(NormPartial(1));
-    all.push_back(NormPartial(2));
-    all.push_back(NormPartial(3));
-  }
-  return all;
 }
 
 }  // namespace tessera::testing

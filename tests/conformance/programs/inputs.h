@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/conformance/programs/evaluate.h"
+#include "tests/conformance/shares.h"
 
 namespace tessera::testing {
 
@@ -11,9 +12,6 @@ at::Tensor make_plain(const Step& step, uint64_t seed);
 // A plain tensor as a DTensor, which every rank passes whole. Of a Partial the ranks get shares that differ and reduce
 // to the tensor without rounding, but for kAvg over 3 ranks and norms. No communication.
 at::Tensor lay_out(const at::Tensor& whole, const MeshPtr& mesh, const Placements& placements);
-
-// The Partials that a tensor of this type may have on a mesh of this shape.
-std::vector<Placement> partials_of(c10::ScalarType type, bool nonnegative, const std::vector<int64_t>& mesh);
 
 // The next of a sequence of numbers (splitmix64).
 uint64_t next_number(uint64_t& state);

@@ -87,6 +87,26 @@ TEST(Soundness, RefusesWhatRoundingDecides) {
   EXPECT_FALSE(sound("%0 = input bf16 [6] uniform 1 2 (R)\n%1 = sin(%0)\n"));
 }
 
+TEST(Soundness, RefusesWhatTheSignOfAZeroDecides) {
+  const Program program = parse_program(
+      "mesh 2\nvalues 3\n%0 = input f64 [40] uniform -2 2 (R)\n%1 = mul.Scalar(%0, 0)\n%2 = copysign.Tensor(%0, %1)\n");
+  EXPECT_FALSE(is_sound(program, run_plain(program, Twin::kClean)));
+}
+
+TEST(PlainTensors, RefuseWhatPyTorchLeavesOpen) {
+  const auto run = [](const std::string& steps) {
+    run_plain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [4, 4] uniform -2 2 (R)\n" + steps), Twin::kClean);
+  };
+  EXPECT_THROW(run("%1 = select.int(%0, 1, 0)\n%2 = copy_(%0, %1)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%1 = mul_.Tensor(%0, %0)\n"));
+  EXPECT_THROW(run("%1 = addmm_(%0, %0, %0)\n"), std::runtime_error);
+  EXPECT_THROW(run("%1 = redistribute(%0, (R))\n%2 = zero_(%1)\n"), std::runtime_error);
+  EXPECT_THROW(run("%1 = ravel(%0)\n%2 = zero_(%0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%1 = alias(%0)\n%2 = zero_(%1)\n"));
+  EXPECT_THROW(run("%1 = input f64 [4] uniform -2 2 (R) grad\n%2 = exp(%1)\n%3 = logical_not_(%2)\n"),
+               std::runtime_error);
+}
+
 TEST(Refusals, AreToldByTheWholeText) {
   Step write, view, other;
   write.op = "add_.Tensor";

@@ -29,6 +29,7 @@ struct Verdict {
   Kind kind = Kind::kFine;
   Refusal refusal = Refusal::kNone;
   int step = -1;      // refused, or raised
+  bool parted = false;  // a rank waited for another in vain, which new ranks may not do
   std::string label;  // of the defect: what two programs that show the same one have in common
   std::string what;   // in full
 };
