@@ -1,0 +1,111 @@
+"""PyTorch tensor-parallel and FSDP2 training steps on local CPU ranks: the peer of bench/tp_bench.cc.
+
+    tp_step.py MODEL_DIR RANKS ROWS LENGTH dp|tp|sp
+
+Reads one request a line on stdin, {"steps": N}, and answers one line: {"seconds": S, "loss": L, "peak_bytes": [a rank]}.
+The ranks together train on ROWS x LENGTH tokens a step with AdamW (fused), clipping at 1.0, fp32. dp: each has its share of
+the rows (FSDP2); tp: all have all rows (parallelize_module, logits sharded over the vocabulary, loss_parallel); sp: the same
+with sequence parallelism. Tokens are (7919 * index) modulo the vocabulary, as in the other half.
+"""
+
+import contextlib
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import parallel
+
+import local_ranks
+from train_step import joined, peak_bytes
+
+
+def plan(sequence_parallel):
+    columns, rows = parallel.ColwiseParallel, parallel.RowwiseParallel
+    layer = {"self_attn.q_proj": columns(), "self_attn.k_proj": columns(), "self_attn.v_proj": columns(),
+             "self_attn.o_proj": rows(), "mlp.gate_proj": columns(), "mlp.up_proj": columns(), "mlp.down_proj": rows()}
+    whole = {"model.embed_tokens": rows(input_layouts=Replicate()),
+             "lm_head": columns(output_layouts=Shard(-1), use_local_output=False)}
+    if sequence_parallel:
+        gathered = dict(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+        layer.update({"input_layernorm": parallel.SequenceParallel(),
+                      "post_attention_layernorm": parallel.SequenceParallel(),
+                      "self_attn": parallel.PrepareModuleInput(
+                          input_kwarg_layouts={"hidden_states": Shard(1)},
+                          desired_input_kwarg_layouts={"hidden_states": Replicate()}),
+                      "mlp": parallel.PrepareModuleInput(**gathered),
+                      "self_attn.o_proj": rows(output_layouts=Shard(1)),
+                      "mlp.down_proj": rows(output_layouts=Shard(1))})
+        whole.update({"model.embed_tokens": rows(input_layouts=Replicate(), output_layouts=Shard(1)),
+                      "model.norm": parallel.SequenceParallel(),
+                      "lm_head": columns(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)})
+    return layer, whole
+
+
+def build(model_dir, ranks, how):
+    from torch.distributed.fsdp import fully_shard
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
+    mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    if how == "dp":
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    layer_plan, whole_plan = plan(how == "sp")
+    parallel.parallelize_module(model, mesh, whole_plan)
+    for layer in model.model.layers:
+        parallel.parallelize_module(layer, mesh, layer_plan)
+    return model
+
+
+def clip(groups):
+    norms = [torch.nn.utils.get_total_norm([p.grad for p in group]) for group in groups]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, 1.0, total)
+
+
+def make_worker(rank, ranks, model_dir, rows, length, how):
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    model = build(model_dir, ranks, how)
+    vocab = model.config.vocab_size
+    parameters = list(model.parameters())
+    groups = [[p for p in parameters if isinstance(p, DTensor)], [p for p in parameters if not isinstance(p, DTensor)]]
+    groups = [group for group in groups if group]
+    optimizers = [torch.optim.AdamW(group, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True) for group in groups]
+    data_ranks, data_rank = (ranks, rank) if how == "dp" else (1, 0)
+    own = rows // data_ranks
+    step = 0
+
+    def work(request):
+        nonlocal step
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(request["steps"]):
+            first = (step * data_ranks + data_rank) * own * length
+            tokens = ((torch.arange(first, first + own * length) * 7919) % vocab).view(own, length)
+            labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
+            with parallel.loss_parallel() if how != "dp" else contextlib.nullcontext():
+                logits = model(input_ids=tokens, use_cache=False).logits
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+                loss.backward()
+            clip(groups)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            step += 1
+        mean = (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach().clone()
+        dist.all_reduce(mean)
+        return time.perf_counter() - start, mean.item() / ranks, peak_bytes()
+
+    return work
+
+
+if __name__ == "__main__":
+    model_dir, ranks, rows, length = sys.argv[1], *map(int, sys.argv[2:5])
+    local_ranks.serve(ranks, make_worker, (model_dir, rows, length, sys.argv[5]), joined)
