@@ -19,7 +19,7 @@ std::vector<std::string> cut(std::string_view text, const std::vector<Span>& spa
   return words;
 }
 
-std::vector<std::string> matches(const std::string& pattern, std::string_view text) {
+std::vector<std::string> pieces_of(const std::string& pattern, std::string_view text) {
   RegexScratch scratch;
   std::vector<Span> spans;
   Regex(pattern, "test").find_all(text, scratch, spans);
@@ -35,7 +35,7 @@ class RandomText {
     for (uint32_t code = 0x80; code < 0x30000; ++code) {
       if (code < 0xD800 || code > 0xDFFF) append_utf8(code, all);
     }
-    for (const auto& match : matches("\\P{Cn}", all)) known_.push_back(match);
+    for (const auto& match : pieces_of("\\P{Cn}", all)) known_.push_back(match);
   }
   std::string next() {
     static const std::vector<std::string> pieces = {
