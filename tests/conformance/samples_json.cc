@@ -138,8 +138,12 @@ std::vector<SharedSample> value_samples() {
       continue;
     }
     const auto samples = sample_table().samples(op.name, 4, 6);
-    if (!samples.empty() && samples[0].has_values()) {
-      all.push_back(shared(0, samples[0]));
+    if (samples.empty() || !samples[0].has_values()) {
+      continue;
+    }
+    auto one = shared(0, samples[0]);
+    if (!one.reference->is_out) {
+      all.push_back(std::move(one));
     }
   }
   return all;
