@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
+#include <ATen/ops/copysign_ops.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
 #include <ATen/ops/cumprod_backward_native.h>
 #include <ATen/ops/pad_native.h>
@@ -102,8 +103,8 @@ std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::
   const double smallest = type == at::kDouble ? std::numeric_limits<double>::epsilon()
                                               : static_cast<double>(std::numeric_limits<float>::epsilon());
   const at::Tensor scale = x.pow(2).mean(dims, /*keepdim=*/true).add(eps.value_or(smallest)).rsqrt();
-  const at::Tensor normal = (x * scale).to(type);
-  return {weight && weight->defined() ? normal * *weight : normal, scale};
+  const at::Tensor normal = x * scale;
+  return {(weight && weight->defined() ? normal * *weight : normal).to(type), scale};
 }
 
 at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
@@ -264,9 +265,22 @@ struct CopySign : torch::autograd::Function<CopySign> {
   }
 };
 
-at::Tensor with_sign(const at::Tensor& self, const at::Tensor& other) { return CopySign::apply(self, other); }
-at::Tensor& with_sign_(at::Tensor& self, const at::Tensor& other) {
-  return self.copy_(CopySign::apply(self.clone(), other));
+bool wants_gradient(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+at::Tensor with_sign(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other) {
+  if (wants_gradient(other)) {
+    return CopySign::apply(self, other);
+  }
+  return at::_ops::copysign_Tensor::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther),
+                                               self, other);
+}
+
+at::Tensor& with_sign_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& other) {
+  if (wants_gradient(other)) {
+    return self.copy_(CopySign::apply(self.clone(), other));
+  }
+  return at::_ops::copysign__Tensor::redispatch(
+      (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), self, other);
 }
 
 // To the shape and strides that self has, as gradient formulas ask for; its derivative is that of an alias.

@@ -15,8 +15,19 @@ bool survives_promotion(const OpCall& call, const Placement& partial) {
   if (!any([&](const TensorInput& input) { return input.tensor->scalar_type() != first; })) {
     return true;
   }
+  // Sums of narrow integers wrap around, which those of what they become would not.
+  auto together = first;
+  for (const auto& input : call.inputs) {
+    together = c10::promoteTypes(together, input.tensor->scalar_type());
+  }
+  const bool wraps = is_additive(partial) && any([&](const TensorInput& input) {
+                       const auto type = input.tensor->scalar_type();
+                       return type != together && at::isIntegralType(type, /*includeBool=*/true) &&
+                              std::any_of(input.placements.begin(), input.placements.end(),
+                                          [](const Placement& p) { return p.is_partial(); });
+                     });
   const auto passing = partials_among(call);
-  return std::find(passing.begin(), passing.end(), partial) != passing.end() &&
+  return !wraps && std::find(passing.begin(), passing.end(), partial) != passing.end() &&
          (is_additive(partial) || !any([](const TensorInput& input) { return input.tensor->is_complex(); }));
 }
 

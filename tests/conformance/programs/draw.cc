@@ -295,7 +295,8 @@ bool Draw::append(Step step) {
     return give_up();
   }
   if (may_share(step)) {
-    frozen_.insert(std::get<Arg::Ref>(step.args[0].value).id);
+    const auto operands = refs_of(step.args);
+    frozen_.insert(operands.begin(), operands.end());
     frozen_.insert(step.results.begin(), step.results.end());
   }
   program_.steps.push_back(std::move(step));

@@ -1,4 +1,5 @@
 // Plain tensors run a program, in one of its twins.
+#include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -150,8 +151,16 @@ bool rounds(const Placements& placements) {
 
 void PlainMachine::after(const Step& step, const Values& values, const Tensors& arguments) {
   if (may_share(step)) {
-    frozen_.push_back(arguments[0]);
+    frozen_.insert(frozen_.end(), arguments.begin(), arguments.end());
     frozen_.push_back(values.tensors[step.results[0]]);
+  }
+  for (const int id : step.results) {
+    const at::Tensor& result = values.tensors[id];
+    const auto shares = [&](const at::Tensor& argument) { return argument.is_alias_of(result); };
+    if (result.defined() && std::none_of(arguments.begin(), arguments.end(), shares) &&
+        at::has_internal_overlap(result) != at::MemOverlap::No) {
+      leave_open(step, "gives a tensor of which several elements may share memory");
+    }
   }
   if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && rounds_in_sums(step.op)) {
     for (const int id : step.results) {

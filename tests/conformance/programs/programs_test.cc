@@ -102,6 +102,10 @@ TEST(PlainTensors, RefuseWhatPyTorchLeavesOpen) {
   EXPECT_THROW(run("%1 = addmm_(%0, %0, %0)\n"), std::runtime_error);
   EXPECT_THROW(run("%1 = redistribute(%0, (R))\n%2 = zero_(%1)\n"), std::runtime_error);
   EXPECT_THROW(run("%1 = ravel(%0)\n%2 = zero_(%0)\n"), std::runtime_error);
+  EXPECT_THROW(run("%1 = kron(%0, %0)\n%2 = zero_(%0)\n"), std::runtime_error);
+  EXPECT_THROW(run("%1 = unfold(%0, 1, 2, 1)\n%2 = input f64 [4, 3] uniform -2 2 (R)\n"
+                   "%3 = select_scatter(%1, %2, 2, 1)\n"),
+               std::runtime_error);
   EXPECT_NO_THROW(run("%1 = alias(%0)\n%2 = zero_(%1)\n"));
   EXPECT_THROW(run("%1 = input f64 [4] uniform -2 2 (R) grad\n%2 = exp(%1)\n%3 = logical_not_(%2)\n"),
                std::runtime_error);
