@@ -11,7 +11,6 @@ with sequence parallelism. Tokens are (7919 * index) modulo the vocabulary, as i
 import contextlib
 import os
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel
 
 import local_ranks
-from train_step import joined, peak_bytes
+import train_step
+from train_step import adamw, joined, stepper
 
 
 def plan(sequence_parallel):
@@ -45,16 +45,12 @@ def plan(sequence_parallel):
 
 
 def build(model_dir, ranks, how):
-    from torch.distributed.fsdp import fully_shard
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
     mesh = dist.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
     if how == "dp":
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model
+        return train_step.build(model_dir, mesh)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="sdpa")
     layer_plan, whole_plan = plan(how == "sp")
     parallel.parallelize_module(model, mesh, whole_plan)
     for layer in model.model.layers:
@@ -73,37 +69,12 @@ def clip(groups):
 def make_worker(rank, ranks, model_dir, rows, length, how):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     model = build(model_dir, ranks, how)
-    vocab = model.config.vocab_size
     parameters = list(model.parameters())
     groups = [[p for p in parameters if isinstance(p, DTensor)], [p for p in parameters if not isinstance(p, DTensor)]]
     groups = [group for group in groups if group]
-    optimizers = [torch.optim.AdamW(group, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True) for group in groups]
     data_ranks, data_rank = (ranks, rank) if how == "dp" else (1, 0)
-    own = rows // data_ranks
-    step = 0
-
-    def work(request):
-        nonlocal step
-        dist.barrier()
-        start = time.perf_counter()
-        for _ in range(request["steps"]):
-            first = (step * data_ranks + data_rank) * own * length
-            tokens = ((torch.arange(first, first + own * length) * 7919) % vocab).view(own, length)
-            labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
-            with parallel.loss_parallel() if how != "dp" else contextlib.nullcontext():
-                logits = model(input_ids=tokens, use_cache=False).logits
-                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-                loss.backward()
-            clip(groups)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            step += 1
-        mean = (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach().clone()
-        dist.all_reduce(mean)
-        return time.perf_counter() - start, mean.item() / ranks, peak_bytes()
-
-    return work
+    return stepper(model, [adamw(group) for group in groups], lambda: clip(groups), rows // data_ranks, length, data_ranks,
+                   data_rank, parallel.loss_parallel if how != "dp" else contextlib.nullcontext)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-// Counter-based random numbers: a value depends on seed, stream and index alone, so it does not depend on how a tensor is
-// sharded or on how many draws came before. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3".
+// Counter-based random numbers: a value depends on seed, stream and index alone, so it does not depend on how a tensor
+// is sharded or on how many draws came before. Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1,
+// 2, 3".
 //
 //   double u = philox_uniform(philox(seed, index, stream));
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace tessera {
 
@@ -18,7 +20,7 @@ inline constexpr int kPhiloxRounds = 10;
 // Four 32-bit words for one 128-bit counter under a 64-bit key.
 inline PhiloxBlock philox(uint64_t key, uint64_t counter_low, uint64_t counter_high) {
   PhiloxBlock x = {static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
-                               static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
+                   static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
   auto k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
     const uint64_t p0 = uint64_t{kPhiloxM0} * x[0], p1 = uint64_t{kPhiloxM1} * x[2];
@@ -28,6 +30,13 @@ inline PhiloxBlock philox(uint64_t key, uint64_t counter_low, uint64_t counter_h
     k1 += kPhiloxW1;
   }
   return x;
+}
+
+// The number of what has a name (FNV-1a): a stream or a part of a key, the same on every machine.
+inline uint64_t philox_stream(std::string_view name) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char each : name) hash = (hash ^ static_cast<unsigned char>(each)) * 0x100000001b3;
+  return hash;
 }
 
 // In (0, 1]: 53 bits of the first two words.

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/nearest.h"
+#include "tessera/models/config.h"
 
 namespace tessera::cli {
 namespace {
@@ -88,6 +89,13 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), one_line(error.what()), app.get_name());
   }
   return std::nullopt;
+}
+
+std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  const auto dtype = parse_dtype_name(name);
+  TESSERA_CHECK(dtype, ErrorKind::kConfig, "[{}] --dtype: found '{}', wanted float32, bfloat16 or float16", verb, name);
+  return dtype;
 }
 
 bool stderr_has_colour() {

@@ -7,6 +7,8 @@
 // Not thread-safe: parsing sets the process's log level.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +27,9 @@ std::shared_ptr<CLI::App> make_app(const std::string& verb);
 // Fills the variables bound to `app`. A value means: return it at once (0 after --help was printed on stdout).
 // Error kConfig names a wrong flag, the nearest flag and the verb's --help.
 std::optional<int> parse_flags(CLI::App& app, VerbArguments args);
+
+// What --dtype says; empty: nothing. Error kConfig, naming the verb, for no dtype of weights.
+std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name);
 
 // Whether colours and progress bars may be written to stderr: it is a terminal, NO_COLOR is unset or empty
 // (https://no-color.org) and TERM is not "dumb".

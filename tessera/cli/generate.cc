@@ -63,13 +63,6 @@ std::string read_standard_input() {
   return text;
 }
 
-std::optional<c10::ScalarType> wanted_dtype(const std::string& name) {
-  if (name.empty()) return std::nullopt;
-  const auto dtype = parse_dtype_name(name);
-  TESSERA_CHECK(dtype, ErrorKind::kConfig, "[generate] --dtype: found '{}', wanted float32, bfloat16 or float16", name);
-  return dtype;
-}
-
 GenerationOptions generation_options(const Flags& flags, const ModelConfig& config) {
   auto options = GenerationOptions::from_folder(flags.model, config);
   options.sample = (flags.temperature || flags.top_k || flags.top_p || flags.seed) && flags.temperature != 0.0;
@@ -153,7 +146,7 @@ void print_json(CausalLM& model, const text::Tokenizer& tokenizer, const std::ve
 int run_generate(VerbArguments args) {
   Flags flags;
   if (const auto code = read_flags(args, flags)) return *code;
-  const auto dtype = wanted_dtype(flags.dtype);
+  const auto dtype = parse_dtype_flag("generate", flags.dtype);
   // What is cheap to find wrong comes before the weights.
   const auto config = ModelConfig::from_folder(flags.model);
   const auto options = generation_options(flags, config);

@@ -76,44 +76,29 @@ std::vector<int64_t> mesh_shape(const train::ParallelSection& parallel, int64_t 
                 "[score] parallel.cp={}, pp={}, ep={}: wanted 1; scoring divides a model by tp and dp_shard",
                 parallel.cp, parallel.pp, parallel.ep);
   std::vector<int64_t> shape = {parallel.dp_replicate, parallel.dp_shard, parallel.tp};
-  int64_t given = 1, open = 0;
-  for (const int64_t size : shape) {
-    if (size == -1) ++open;
-    if (size != -1) given *= size;
-  }
-  const bool fits = open == 0 ? given == ranks : open == 1 && given > 0 && ranks % given == 0;
+  const bool fits = train::fit_to_ranks({&shape[0], &shape[1], &shape[2]}, ranks);
   TESSERA_CHECK(fits, ErrorKind::kConfig,
                 "[score] parallel.dp_replicate={}, dp_shard={}, tp={}: wanted sizes that multiply to the {} ranks, at "
                 "most one of them -1",
                 shape[0], shape[1], shape[2], ranks);
-  for (auto& size : shape) {
-    if (size == -1) size = ranks / given;
-  }
   return shape;
-}
-
-std::optional<c10::ScalarType> score_dtype(const std::string& name) {
-  if (name.empty()) return std::nullopt;
-  const auto dtype = parse_dtype_name(name);
-  TESSERA_CHECK(dtype, ErrorKind::kConfig, "[score] --dtype: found '{}', wanted float32, bfloat16 or float16", name);
-  return dtype;
 }
 
 // COLLECTIVE over the world.
 std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelConfig& config,
                                            const train::ParallelSection& parallel,
                                            const std::shared_ptr<comm::World>& world, std::vector<int64_t> shape) {
-  const auto dtype = score_dtype(flags.dtype);
+  const auto dtype = parse_dtype_flag("score", flags.dtype);
   if (world->size() == 1) return from_pretrained(flags.model, dtype);
-  auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
   const auto mesh = init_device_mesh(world, "cpu", shape, {"dp_replicate", "dp_shard", "tp"});
-  parallelize_model(*model, {.mesh = mesh,
-                             .sequence_parallel = parallel.sequence_parallel,
-                             .cpu_offload = parallel.cpu_offload,
-                             .plan = parse_plan_choice(parallel.plan),
-                             .replicate_kv = parallel.replicate_kv,
-                             .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
-  to_empty(*model, at::kCPU);
+  const auto model =
+      make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
+                          {.mesh = mesh,
+                           .sequence_parallel = parallel.sequence_parallel,
+                           .cpu_offload = parallel.cpu_offload,
+                           .plan = parse_plan_choice(parallel.plan),
+                           .replicate_kv = parallel.replicate_kv,
+                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
   load_pretrained(*model, flags.model);
   return model;
 }
@@ -263,7 +248,7 @@ int run_score(VerbArguments args) {
   TESSERA_CHECK(flags.batch_tokens >= 1, ErrorKind::kConfig, "[score] --batch-tokens: found {}, wanted at least 1",
                 flags.batch_tokens);
   const auto recipe = train::parse_layout_settings(flags.settings, "score");
-  score_dtype(flags.dtype);
+  parse_dtype_flag("score", flags.dtype);
   const auto config = ModelConfig::from_folder(flags.model);
   if (const auto code = launch_ranks("score", args, flags.nproc)) return *code;
   const bool alone = comm::who_started(comm::process_environment()) == "single";

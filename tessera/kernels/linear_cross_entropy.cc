@@ -10,6 +10,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/detail/cross_entropy_sums.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/wrong_label.h"
 
 namespace tessera {
 namespace {
@@ -42,9 +43,8 @@ int64_t greatest(const RowPart& part, int64_t value, const at::Tensor& like) {
 
 // COLLECTIVE over part.others: a label that is wrong on one rank is an error of all, before they wait for one another.
 void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part) {
-  const auto wrong = labels.ne(kIgnoredLabel).logical_and(labels.lt(0).logical_or(labels.ge(classes)));
-  const bool any = wrong.numel() > 0 && wrong.any().item<bool>();
-  const int64_t own = any ? wrong.nonzero()[0].item<int64_t>() : -1;
+  const int64_t own = detail::first_wrong_label(labels, classes);
+  const bool any = own >= 0;
   const int64_t at = greatest(part, any ? part.first + own : -1, labels);
   if (at < 0) return;
   const bool mine = any && at == part.first + own;

@@ -10,13 +10,6 @@
 namespace tessera {
 namespace {
 
-// FNV-1a: the same stream for a name on every machine.
-uint64_t stream_of(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
 // Two independent standard normals: elements 2 block and 2 block + 1 (Box and Muller).
 std::array<double, 2> normal_pair(uint64_t seed, uint64_t stream, uint64_t block) {
   const auto words = philox(seed, block, stream);
@@ -65,7 +58,7 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
     const auto whole = parameter.tensor.sizes().vec();
     const auto local = detail::writable_part(parameter, device);
     if (whole.size() >= 2) {
-      local.copy_(normal_box(box, whole, seed, stream_of(name), model.config().initializer_range));
+      local.copy_(normal_box(box, whole, seed, philox_stream(name), model.config().initializer_range));
     } else {
       local.fill_(parameter.slots.front()->initial);
     }

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/nn/module.h"
 #include "tessera/optim/detail/power_sum.h"
@@ -48,13 +49,6 @@ bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
   return true;
 }
 
-Placements without_partial(Placements placements) {
-  for (auto& placement : placements) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return placements;
-}
-
 // COLLECTIVE over the meshes of pending sums.
 Gradients sort_gradients(const std::vector<at::Tensor>& parameters) {
   Gradients found;
@@ -73,8 +67,8 @@ Gradients sort_gradients(const std::vector<at::Tensor>& parameters) {
       found.parts.emplace_back();
     }
     if (!gradient.defined()) continue;
-    const Placements wanted = without_partial(placements(gradient));
-    if (wanted != placements(gradient)) gradient = redistribute(gradient, wanted);
+    const Placements wanted = tessera::detail::partial_to_replicated(placements(gradient));
+    gradient = redistribute(gradient, wanted);
     auto& parts = found.parts[static_cast<size_t>(at - found.meshes.begin())];
     if (mesh->coordinate() && counts_here(*mesh, wanted)) parts.push_back(to_local(gradient));
   }

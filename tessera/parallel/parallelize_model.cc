@@ -35,13 +35,13 @@ ModelMesh model_mesh(const MeshPtr& given) {
   if (!sharded) {
     const std::string last = replicated ? "dp_replicate" : "tp";
     const int64_t size = size_of(last);
-    out.all = replicated ? given->unflatten(last, {size, 1}, {last, shard}) : given->unflatten(last, {1, size}, {shard, last});
+    out.all = replicated ? given->unflatten(last, {size, 1}, {last, shard})
+                         : given->unflatten(last, {1, size}, {shard, last});
   }
   out.replicas = std::max<int64_t>(size_of("dp_replicate"), 1);
   out.shards = size_of(shard);
   out.tensor_ranks = std::max<int64_t>(size_of("tp"), 1);
-  out.data_parallel =
-      out.replicas > 1 ? out.all->slice({"dp_replicate", shard}) : out.all->slice({shard});
+  out.data_parallel = out.replicas > 1 ? out.all->slice({"dp_replicate", shard}) : out.all->slice({shard});
   if (out.tensor_ranks > 1) out.tensor_parallel = out.all->slice({"tp"});
   return out;
 }
@@ -61,11 +61,11 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
   check_heads(config, mesh.tensor_ranks, options.replicate_kv);
   auto [plan, custom] = resolve_plan(model, options.plan, options.sequence_parallel);
   if (options.async_tensor_parallel) {
-    TESSERA_CHECK(options.sequence_parallel && !custom && config.num_key_value_heads >= mesh.tensor_ranks,
-                  ErrorKind::kConfig,
-                  "[parallel.parallelize_model] async_tensor_parallel needs sequence_parallel, the family's own plan and a "
-                  "key-value head for each of {} ranks. Set it to false.",
-                  mesh.tensor_ranks);
+    TESSERA_CHECK(
+        options.sequence_parallel && !custom && config.num_key_value_heads >= mesh.tensor_ranks, ErrorKind::kConfig,
+        "[parallel.parallelize_model] async_tensor_parallel needs sequence_parallel, the family's own plan and a "
+        "key-value head for each of {} ranks. Set it to false.",
+        mesh.tensor_ranks);
     plan = with_overlap(model, plan);
   }
   if (config.num_key_value_heads < mesh.tensor_ranks) replicate_key_values(plan, config.num_key_value_heads);
@@ -113,15 +113,16 @@ void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
   if (kv_heads % tp != 0) {
     const bool can = kv_heads < tp && tp % kv_heads == 0;
     TESSERA_CHECK(can && replicate_kv, ErrorKind::kConfig,
-                  "[parallel.parallelize_model] num_key_value_heads ({}) must be divisible by TP size ({}). {}", kv_heads,
-                  tp,
+                  "[parallel.parallelize_model] num_key_value_heads ({}) must be divisible by TP size ({}). {}",
+                  kv_heads, tp,
                   can ? "Set parallel.replicate_kv to keep them whole on all ranks, or lower parallel.tp."
                       : "Choose another parallel.tp.");
   }
-  TESSERA_CHECK(heads % tp == 0, ErrorKind::kConfig,
-                "[parallel.parallelize_model] num_attention_heads ({}) must be divisible by TP size ({}). Choose another "
-                "parallel.tp.",
-                heads, tp);
+  TESSERA_CHECK(
+      heads % tp == 0, ErrorKind::kConfig,
+      "[parallel.parallelize_model] num_attention_heads ({}) must be divisible by TP size ({}). Choose another "
+      "parallel.tp.",
+      heads, tp);
 }
 
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) {
@@ -150,6 +151,14 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
     return replicate(model, replica);
   }
   shard_units(model, layers, mesh, options);
+}
+
+std::shared_ptr<CausalLM> make_parallel_model(const ModelConfig& config, c10::ScalarType dtype,
+                                              const ParallelizeModelOptions& options) {
+  auto model = make_model(config, {.dtype = dtype, .device = c10::Device(at::kMeta)});
+  parallelize_model(*model, options);
+  to_empty(*model, options.mesh->device());
+  return model;
 }
 
 }  // namespace tessera

@@ -1,14 +1,12 @@
-// A whole language model over a mesh in one call: tensor and sequence parallelism, activation checkpoints, mixed precision,
-// FSDP or HSDP.
+// A whole language model over a mesh in one call: tensor and sequence parallelism, activation checkpoints, mixed
+// precision, FSDP or HSDP.
 //
 //   auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp_shard", "tp"});
-//   auto model = make_model(config, {.device = at::kMeta});
-//   parallelize_model(*model, {.mesh = mesh, .sequence_parallel = true});
-//   to_empty(*model, mesh->device());
+//   auto model = make_parallel_model(config, at::kFloat, {.mesh = mesh, .sequence_parallel = true});
 //   load_pretrained(*model, folder);
 //
-// Semantics of NeMo RL's _parallelize_model. Everything is checked before a parameter is touched, so a model on the meta
-// device is refused before any weight is read.
+// Semantics of NeMo RL's _parallelize_model. Everything is checked before a parameter is touched, so a model on the
+// meta device is refused before any weight is read.
 #pragma once
 
 #include "tessera/models/causal_lm.h"
@@ -28,11 +26,11 @@ struct ParallelizeModelOptions {
   // Shards, gradients and optimizer state in host memory. On a CPU mesh they are there already, which is said once.
   bool cpu_offload = false;
   PlanChoice plan = AutoPlan{};
-  // Where there are fewer key-value heads than tp, which must be a multiple of them: their projections are kept whole on
-  // all ranks, each of which uses the head that its queries read.
+  // Where there are fewer key-value heads than tp, which must be a multiple of them: their projections are kept whole
+  // on all ranks, each of which uses the head that its queries read.
   bool replicate_kv = false;
-  // Gathers and scatters of sequence parallelism run in chunks beside the products; needs sequence_parallel, the family's
-  // plan and a key-value head for each rank.
+  // Gathers and scatters of sequence parallelism run in chunks beside the products; needs sequence_parallel, the
+  // family's plan and a key-value head for each rank.
   bool async_tensor_parallel = false;
   ReplicateOptions replicate = {};  // where the mesh says DDP: several dp_replicate, one dp_shard, tp 1
 };
@@ -40,9 +38,14 @@ struct ParallelizeModelOptions {
 // In this order: head counts (key-value heads first), plan, activation checkpoints, then fully_shard of each layer, of
 // embedding and head where they are not tied, and of the rest, with replicas over dp_replicate. With tp above 1 all
 // parameters are DTensors over the dims of data parallelism and tp, those outside the plan as replicas. COLLECTIVE over
-// the mesh. Errors kConfig: head counts that tp does not divide, a plan that fits no module or has an unknown style, and
-// what resolve_plan refuses; kShape: a mesh with none of the dims.
+// the mesh. Errors kConfig: head counts that tp does not divide, a plan that fits no module or has an unknown style,
+// and what resolve_plan refuses; kShape: a mesh with none of the dims.
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options);
+
+// A model made on the meta device, parallelized, and given memory on the mesh's device: shards of a group lie in one
+// buffer. Its values are for the caller to load or draw. COLLECTIVE over the mesh. Errors as above.
+std::shared_ptr<CausalLM> make_parallel_model(const ModelConfig& config, c10::ScalarType dtype,
+                                              const ParallelizeModelOptions& options);
 
 // The checks of head counts alone. Error kConfig.
 void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv);

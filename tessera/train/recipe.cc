@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <map>
 
 #include "tessera/base/error.h"
@@ -272,6 +271,23 @@ Recipe parse_layout_settings(std::span<const std::string> settings, const std::s
   return reader.take();
 }
 
+bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks) {
+  int64_t known = 1;
+  int64_t* open = nullptr;
+  for (int64_t* dim : dims) {
+    if (*dim == -1) {
+      if (open) return false;
+      open = dim;
+    } else {
+      if (*dim < 1 || *dim > ranks / known) return false;  // before the product can overflow
+      known *= *dim;
+    }
+  }
+  if (ranks % known != 0 || (!open && known != ranks)) return false;
+  if (open) *open = ranks / known;
+  return true;
+}
+
 RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {
   const auto& dims = recipe.parallel;
   RunLayout layout{.dp_replicate = dims.dp_replicate,
@@ -280,21 +296,10 @@ RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {
                    .cp = dims.cp,
                    .pp = dims.pp,
                    .ep = dims.ep};
-  int64_t known = 1;
-  int64_t* open = nullptr;
-  for (int64_t* dim : {&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp}) {
-    if (*dim == -1) {
-      TESSERA_CHECK(!open, ErrorKind::kConfig, "[train.recipe] parallel: found -1 twice, wanted at most one -1.");
-      open = dim;
-    } else {
-      // Each is at most 2^24: stop before the product can overflow.
-      TESSERA_CHECK(known <= std::numeric_limits<int64_t>::max() >> 25, ErrorKind::kConfig,
-                    "[train.recipe] parallel: dims that multiply to more ranks than any world has.");
-      known *= *dim;
-    }
-  }
-  if (open && world_size % known == 0) *open = world_size / known;
-  const bool fits = open ? world_size % known == 0 : known == world_size;
+  const auto sizes = {&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp};
+  const auto open = std::count_if(sizes.begin(), sizes.end(), [](const int64_t* size) { return *size == -1; });
+  TESSERA_CHECK(open <= 1, ErrorKind::kConfig, "[train.recipe] parallel: found -1 twice, wanted at most one -1.");
+  const bool fits = fit_to_ranks(sizes, world_size);
   TESSERA_CHECK(
       fits, ErrorKind::kConfig,
       "[train.recipe] parallel: dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {} does not fit a world of {} "

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -94,7 +95,7 @@ struct CheckpointSection {
   int64_t keep_last = 2;
   int64_t keep_best = 1;
   bool async = true;
-  std::string resume = "auto";  // auto, never, or the folder of a checkpoint
+  std::string resume = "auto";         // auto, never, or the folder of a checkpoint
   std::string export_model = "final";  // key `export`
 };
 
@@ -143,6 +144,9 @@ struct RunLayout {
   int64_t micro_batches = 1;  // per rank and step: global_batch_size / (data_parallel * local_batch_size)
 };
 
+// Replaces the one dim that is -1, if any, by what is left of the ranks. False, and nothing is replaced, where more
+// than one is, or they do not multiply to `ranks`.
+bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks);
 // Error kConfig when the dims do not multiply to world_size or the batch does not divide.
 RunLayout resolve_layout(const Recipe& recipe, int64_t world_size);
 

@@ -108,10 +108,9 @@ RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>&
 
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
   const auto dtype = recipe.optimizer.master_weights ? at::kFloat : dtype_of("model.dtype", recipe.model.dtype);
-  auto model = make_model(config, {.dtype = dtype, .device = c10::Device(at::kMeta)});
   // All ranks read or draw the same values, and our models register parameters in the order of use.
-  parallelize_model(
-      *model,
+  auto model = make_parallel_model(
+      config, dtype,
       {.mesh = mesh,
        .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
                      .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
@@ -122,7 +121,6 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
        .plan = parse_plan_choice(recipe.parallel.plan),
        .replicate_kv = recipe.parallel.replicate_kv,
        .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
-  to_empty(*model, mesh->device());  // shards of a group in one buffer, for the values that follow
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
   } else {
@@ -141,7 +139,8 @@ std::string describe_precision(const Recipe& recipe) {
   }
   if (recipe.optimizer.stochastic_rounding) {
     return fmt::format(
-        "[train.precision] optimizer.stochastic_rounding=true: parameters are {} without a float32 copy and are rounded "
+        "[train.precision] optimizer.stochastic_rounding=true: parameters are {} without a float32 copy and are "
+        "rounded "
         "at random by train.seed={}; optimizer state is float32.",
         dtype, recipe.train.seed);
   }
@@ -154,12 +153,11 @@ std::string describe_precision(const Recipe& recipe) {
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model) {
   const auto& section = recipe.optimizer;
   if (section.name == "sgd") {
-    return optim::make_sgd(
-        model, {.lr = section.lr,
-                .weight_decay = section.weight_decay,
-                .master_weights = section.master_weights,
-                .stochastic_rounding = section.stochastic_rounding,
-                .seed = static_cast<uint64_t>(recipe.train.seed)});
+    return optim::make_sgd(model, {.lr = section.lr,
+                                   .weight_decay = section.weight_decay,
+                                   .master_weights = section.master_weights,
+                                   .stochastic_rounding = section.stochastic_rounding,
+                                   .seed = static_cast<uint64_t>(recipe.train.seed)});
   }
   return optim::make_adamw(model, {.lr = section.lr,
                                    .beta1 = section.betas.at(0),

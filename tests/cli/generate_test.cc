@@ -1,10 +1,12 @@
 // `tessera generate` as a user runs it, on a tiny random model.
+#include "tessera/models/generate.h"
+
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/file.h"
-#include "tessera/models/generate.h"
+#include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -14,38 +16,12 @@ namespace {
 
 using testing::ProcessResult;
 
-// One token a character: a-z and 11 signs, 37 in all.
-std::string character_tokenizer() {
-  nlohmann::json vocabulary;
-  const std::string characters = "abcdefghijklmnopqrstuvwxyz .,:;!?()'-";
-  for (size_t i = 0; i < characters.size(); ++i) vocabulary[std::string(1, characters[i])] = i;
-  const nlohmann::json model = {{"type", "BPE"},
-                                {"dropout", nullptr},
-                                {"unk_token", nullptr},
-                                {"continuing_subword_prefix", nullptr},
-                                {"end_of_word_suffix", nullptr},
-                                {"fuse_unk", false},
-                                {"byte_fallback", false},
-                                {"vocab", vocabulary},
-                                {"merges", nlohmann::json::array()}};
-  return nlohmann::json({{"version", "1.0"},
-                         {"truncation", nullptr},
-                         {"padding", nullptr},
-                         {"added_tokens", nlohmann::json::array()},
-                         {"normalizer", nullptr},
-                         {"pre_tokenizer", nullptr},
-                         {"post_processor", nullptr},
-                         {"decoder", {{"type", "Fuse"}}},
-                         {"model", model}})
-      .dump();
-}
-
 class Generate : public ::testing::Test {
  protected:
   void SetUp() override {
     model_ = testing::tiny_model();
     save_pretrained(*model_, dir(), {});
-    publish_file(dir() / "tokenizer.json", character_tokenizer());
+    publish_file(dir() / "tokenizer.json", testing::character_tokenizer("abcdefghijklmnopqrstuvwxyz .,:;!?()'-"));
   }
   std::filesystem::path dir() const { return folder_ / "model"; }
   ProcessResult run(std::vector<std::string> more) const {

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "tessera/base/file.h"
+#include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -18,39 +19,12 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-// A byte-pair tokenizer that knows the letters a to z and a blank, a token each.
-std::string letter_tokenizer() {
-  json vocabulary;
-  for (int i = 0; i < 26; ++i) vocabulary[std::string(1, static_cast<char>('a' + i))] = i;
-  vocabulary[" "] = 26;
-  const json none;
-  const json model = {{"type", "BPE"},
-                      {"dropout", none},
-                      {"unk_token", none},
-                      {"continuing_subword_prefix", none},
-                      {"end_of_word_suffix", none},
-                      {"fuse_unk", false},
-                      {"byte_fallback", false},
-                      {"vocab", vocabulary},
-                      {"merges", json::array()}};
-  return json({{"version", "1.0"},
-               {"truncation", none},
-               {"padding", none},
-               {"added_tokens", json::array()},
-               {"normalizer", none},
-               {"pre_tokenizer", none},
-               {"post_processor", none},
-               {"decoder", {{"type", "Fuse"}}},
-               {"model", model}})
-      .dump();
-}
-
 class Score : public ::testing::Test {
  protected:
   void SetUp() override {
     model_ = testing::tiny_model();
     save_pretrained(*model_, dir(), {});
-    publish_file(dir() / "tokenizer.json", letter_tokenizer());
+    publish_file(dir() / "tokenizer.json", testing::character_tokenizer("abcdefghijklmnopqrstuvwxyz "));
   }
   std::filesystem::path dir() const { return folder_ / "model"; }
   testing::ProcessResult run(const std::string& input, std::vector<std::string> more = {}) const {

@@ -20,7 +20,8 @@ using testing::tiny_tokens;
 const std::vector<std::string>& family_changes() {
   static const std::vector<std::string> changes = {
       "",
-      R"("architectures": ["MistralForCausalLM"], "sliding_window": 4)",
+      R"("tie_word_embeddings": true)",
+      R"("architectures": ["MistralForCausalLM"], "sliding_window": 3)",
       R"("architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 4, "max_window_layers": 1)",
       R"("architectures": ["Qwen3ForCausalLM"], "head_dim": 6)",
       tiny_gemma3_changes(),
@@ -83,6 +84,8 @@ TEST(Families, PackedRowGivesTheLossOfItsDocumentsOneByOne) {
     }
     const auto packed = model->loss_sum({.tokens = tokens, .positions = positions, .document_ids = ids}, labels);
     EXPECT_NEAR(packed.item<double>(), separately, 1e-3) << changes;
+    const auto unaware = model->loss_sum({.tokens = tokens}, labels);
+    EXPECT_GT(std::abs(unaware.item<double>() - separately), 1e-2) << changes << ": the boundaries make no difference";
   }
 }
 

@@ -1,9 +1,8 @@
-#include "tessera/models/decoder.h"
-
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/base/error.h"
+#include "tessera/models/decoder.h"
 #include "tests/models/tiny.h"
 
 namespace tessera {
@@ -12,49 +11,6 @@ namespace {
 using testing::next_labels;
 using testing::tiny_model;
 using testing::tiny_tokens;
-
-TEST(Llama, LossSumIsTheCrossEntropyOfItsLogits) {
-  for (const char* changes : {"", R"("tie_word_embeddings": true)"}) {
-    auto model = tiny_model(changes);
-    const auto tokens = tiny_tokens(3, 12), labels = next_labels(tokens);
-    const auto loss = model->loss_sum({.tokens = tokens}, labels);
-    const auto wanted = at::cross_entropy_loss(model->logits({.tokens = tokens}).view({-1, 37}), labels.view({-1}), {},
-                                               at::Reduction::Sum, -100);
-    EXPECT_NEAR(loss.item<double>(), wanted.item<double>(), 1e-3);
-    loss.backward();
-    std::vector<at::Tensor> gradients;
-    for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad().clone());
-    model->zero_grad();
-    wanted.backward();
-    const auto named = model->named_parameters();
-    for (size_t i = 0; i < named.size(); ++i) {
-      EXPECT_TRUE(at::allclose(gradients[i], named[i].slot->parameter.grad(), 1e-3, 1e-4)) << changes << named[i].name;
-    }
-  }
-}
-
-// Documents of 5, 1, 7 and 4 tokens in one row of 17: the loss is the sum of theirs one by one.
-TEST(Llama, PackedRowGivesTheLossOfItsDocumentsOneByOne) {
-  for (const char* changes : {"", R"("architectures": ["MistralForCausalLM"], "sliding_window": 3)"}) {
-    auto model = tiny_model(changes);
-    const auto tokens = tiny_tokens(1, 17);
-    auto positions = at::empty_like(tokens), ids = at::empty_like(tokens), labels = at::empty_like(tokens);
-    double separately = 0;
-    int64_t begin = 0, id = 4;
-    for (const int64_t length : {5, 1, 7, 4}) {
-      const auto document = tokens.narrow(1, begin, length);
-      positions.narrow(1, begin, length).copy_(at::arange(length));
-      ids.narrow(1, begin, length).fill_(id--);
-      labels.narrow(1, begin, length).copy_(next_labels(document));
-      separately += model->loss_sum({.tokens = document}, next_labels(document)).item<double>();
-      begin += length;
-    }
-    const auto packed = model->loss_sum({.tokens = tokens, .positions = positions, .document_ids = ids}, labels);
-    EXPECT_NEAR(packed.item<double>(), separately, 1e-3) << changes;
-    const auto unaware = model->loss_sum({.tokens = tokens}, labels);
-    EXPECT_GT(std::abs(unaware.item<double>() - separately), 1e-2) << "the boundaries make no difference";
-  }
-}
 
 TEST(Llama, TiedHeadIsOneParameterInTwoSlots) {
   auto model = tiny_model(R"("tie_word_embeddings": true)");
@@ -141,23 +97,6 @@ TEST(Llama, BlocksAreCalledThroughTheirHooks) {
   }
   model->logits({.tokens = tiny_tokens(1, 4)});
   EXPECT_EQ(order, (std::vector<int>{0, 1}));
-}
-
-TEST(Llama, CachedStepsGiveTheLogitsOfTheWhole) {
-  at::NoGradGuard no_grad;
-  for (const char* changes : {"", R"("architectures": ["MistralForCausalLM"], "sliding_window": 4)"}) {
-    auto model = tiny_model(changes);
-    const auto tokens = tiny_tokens(2, 11);
-    const auto whole = model->logits({.tokens = tokens});
-    nn::KvCache cache(2, 11);
-    int64_t begin = 0;
-    for (const int64_t step : {5, 1, 1, 4}) {
-      const auto found = model->logits({.tokens = tokens.narrow(1, begin, step), .cache = &cache});
-      EXPECT_TRUE(at::allclose(found, whole.narrow(1, begin, step), 1e-4, 1e-4)) << changes << begin;
-      begin += step;
-    }
-    EXPECT_EQ(cache.length(), 11);
-  }
 }
 
 TEST(Llama, WrongInputsAreErrors) {

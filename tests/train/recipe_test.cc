@@ -258,7 +258,7 @@ TEST(RecipeLayout, WorldThatDoesNotFitIsAConfigError) {
   EXPECT_THAT(error({"parallel.dp_replicate=2"}, 3), HasSubstr("does not fit a world of 3 ranks"));
   EXPECT_THAT(error({"parallel.dp_shard=4"}, 2), HasSubstr("dp_shard 4"));
   EXPECT_THAT(error({"parallel.dp_replicate=16777216", "parallel.dp_shard=16777216"}, 2),
-              HasSubstr("more ranks than any world"));
+              HasSubstr("does not fit a world of 2 ranks"));
   EXPECT_THAT(error({}, 3), HasSubstr("train.global_batch_size: found 8, wanted a multiple of 6"));
 }
 

@@ -74,10 +74,7 @@ at::Tensor index_select_backward(const at::Tensor& gradient, c10::SymIntArrayRef
 }
 
 // What is partial is reduced once, not at each use.
-at::Tensor reduced(const at::Tensor& tensor) {
-  const Placements whole = partial_to_replicated(placements(tensor));
-  return whole == placements(tensor) ? tensor : redistribute(tensor, whole);
-}
+at::Tensor reduced(const at::Tensor& tensor) { return redistribute(tensor, partial_to_replicated(placements(tensor))); }
 
 // Upstream's derivative adds a plain at::arange(p).
 at::Tensor log_multigamma(const at::Tensor& partial, int64_t p) {
@@ -246,7 +243,9 @@ struct CopySign : torch::autograd::Function<CopySign> {
       at::AutoDispatchBelowADInplaceOrView below;
       result = at::copysign(self, other);
     }
-    ctx->save_for_backward({self, result});
+    if (self.requires_grad()) {
+      ctx->save_for_backward({self, result});
+    }
     ctx->saved_data["sizes"] = other.sizes().vec();
     ctx->saved_data["dtype"] = static_cast<int64_t>(other.scalar_type());
     ctx->set_materialize_grads(false);
@@ -259,9 +258,11 @@ struct CopySign : torch::autograd::Function<CopySign> {
     }
     const auto saved = ctx->get_saved_variables();
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
-    const at::Tensor sign = (saved[1] / saved[0]).masked_fill(saved[0].eq(0), 0);
-    return {gradients[0] * sign, gradients[0].new_zeros(ctx->saved_data["sizes"].toIntVector(),
-                                                        at::TensorOptions().dtype(dtype))};
+    at::Tensor of_self;
+    if (!saved.empty()) {
+      of_self = gradients[0] * (saved[1] / saved[0]).masked_fill(saved[0].eq(0), 0);
+    }
+    return {of_self, gradients[0].new_zeros(ctx->saved_data["sizes"].toIntVector(), at::TensorOptions().dtype(dtype))};
   }
 };
 

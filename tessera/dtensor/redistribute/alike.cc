@@ -1,8 +1,7 @@
 #include "tessera/dtensor/redistribute/alike.h"
 
 #include <ATen/ATen.h>
-
-#include <cstring>
+#include <xxhash.h>
 
 #include "tessera/comm/collectives/collectives.h"
 
@@ -17,16 +16,7 @@ int64_t hash_of(const at::Tensor& tensor) {
     return 0;
   }
   const at::Tensor values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
-  const auto* bytes = static_cast<const char*>(values.const_data_ptr());
-  const auto count = static_cast<size_t>(values.nbytes());
-  uint64_t hash = 0xcbf29ce484222325;
-  for (size_t at = 0; at < count; at += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes + at, std::min(sizeof(uint64_t), count - at));
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15;
-    hash ^= hash >> 29;
-  }
-  return static_cast<int64_t>(hash >> 2);
+  return static_cast<int64_t>(XXH3_64bits(values.const_data_ptr(), values.nbytes()) >> 2);
 }
 
 }  // namespace

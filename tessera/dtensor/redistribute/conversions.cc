@@ -76,6 +76,11 @@ void check_same_everywhere(const at::Tensor& local, const DeviceMesh& mesh, bool
 
 }  // namespace
 
+FromLocalOptions FromLocalOptions::contiguous(std::vector<int64_t> shape) {
+  const Sizes strides = dense_strides(shape);
+  return {.shape = std::move(shape), .stride = std::vector<int64_t>(strides.begin(), strides.end())};
+}
+
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
   TESSERA_CHECK(local.defined() && !is_dtensor(local), ErrorKind::kShape,

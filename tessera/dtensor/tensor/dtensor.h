@@ -38,6 +38,9 @@ struct FromLocalOptions {
   bool run_check = false;  // COLLECTIVE over the mesh: compare shapes, dtypes, broadcast replicas
   // How the gradient of the local tensor lies; default: as the tensor, Partial as Replicate.
   std::optional<Placements> grad_placements = std::nullopt;
+
+  // Of a whole of this shape that is contiguous.
+  static FromLocalOptions contiguous(std::vector<int64_t> shape);
 };
 // Wraps this rank's part. No communication unless run_check. Differentiable.
 at::Tensor from_local(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,

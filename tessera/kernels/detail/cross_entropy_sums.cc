@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <limits>
 
+#include "tessera/kernels/detail/head_chunks.h"
 #include "tessera/kernels/detail/operations.h"
-#include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::detail {
 namespace {
-
-constexpr int64_t kWeightBlockRows = 8192;  // rows of the head whose gradient is added up at a time
 
 // The labelled rows of one call, and what they add up to.
 class Summation {
@@ -33,13 +31,7 @@ class Summation {
     const int64_t tensors = softcap_ > 0 ? 2 : 1;  // the logits; the slope of the cap at each of them
     const int64_t row_bytes =
         std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
-    const int64_t most = std::clamp<int64_t>(chunk_bytes / row_bytes, 1, std::max<int64_t>(1, count));
-    const int64_t chunks = (count + most - 1) / most;
-    for (int64_t chunk = 0; chunk < chunks;
-         ++chunk) {  // of nearly equal size: a small rest would waste a whole product
-      const int64_t begin = count * chunk / chunks, end = count * (chunk + 1) / chunks;
-      add_chunk(begin, end - begin);
-    }
+    for (const auto& chunk : row_chunks(count, row_bytes, chunk_bytes)) add_chunk(chunk.begin, chunk.rows);
     if (grad_hidden_.defined()) together(grad_hidden_, comm::ReduceOp::kSum);
     return {loss_.to(wide_), grad_hidden_, grad_weight_};
   }
@@ -47,16 +39,6 @@ class Summation {
  private:
   void together(const at::Tensor& values, comm::ReduceOp op) const {
     for (auto* group : part_.others) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
-  }
-
-  // Caps the logits in place; how fast each of them still follows what it was.
-  at::Tensor cap(at::Tensor& logits) const {
-    if (softcap_ == 0) return {};
-    logits.div_(softcap_).tanh_();
-    const bool wanted = grad_hidden_.defined() || grad_weight_.defined();
-    const auto slope = wanted ? logits.square().neg_().add_(1) : at::Tensor();
-    logits.mul_(softcap_);
-    return slope;
   }
 
   // Takes the maximum over all classes off each row.
@@ -71,7 +53,7 @@ class Summation {
   void add_chunk(int64_t begin, int64_t rows) {
     const auto h = hidden_.narrow(0, begin, rows);
     auto logits = product_nt(h, weight_).to(wide_);
-    const auto slope = cap(logits);
+    const auto slope = cap_logits(logits, softcap_, grad_hidden_.defined() || grad_weight_.defined());
     level(logits);
     // The label's place among this part's classes, and whether it has one.
     const int64_t classes = weight_.size(0);
@@ -92,16 +74,7 @@ class Summation {
     if (grad_hidden_.defined()) {
       grad_hidden_.narrow(0, begin, rows).copy_(product_nt(g.to(weight_.scalar_type()), weight_.t()));
     }
-    if (grad_weight_.defined()) add_weight_gradient(g, h.to(wide_));
-  }
-
-  // Adds g^T h, block by block of the head's rows so that no second tensor of the head's size is needed.
-  void add_weight_gradient(const at::Tensor& g, const at::Tensor& h) {
-    const int64_t classes = g.size(1);
-    for (int64_t begin = 0; begin < classes; begin += kWeightBlockRows) {
-      const int64_t rows = std::min(kWeightBlockRows, classes - begin);
-      grad_weight_.narrow(0, begin, rows).add_(product_nt(g.narrow(1, begin, rows).t(), h.t()));
-    }
+    if (grad_weight_.defined()) add_head_gradient(grad_weight_, g, h.to(wide_));
   }
 
   at::Tensor hidden_, weight_, labels_;
@@ -115,14 +88,10 @@ class Summation {
 
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                     const ClassPart& part, const CrossEntropyWanted& wanted) {
-  const auto kept = at::nonzero(labels.ne(kIgnoredLabel)).squeeze(1);
-  const bool all = kept.size(0) == labels.size(0);
-  Summation summation(all ? hidden : hidden.index_select(0, kept), weight, all ? labels : labels.index_select(0, kept),
-                      part, wanted);
+  const LabelledRows labelled(labels);
+  Summation summation(labelled.of(hidden), weight, labelled.of(labels), part, wanted);
   auto sums = summation.run(wanted.chunk_bytes);
-  if (wanted.hidden_gradient && !all) {
-    sums.grad_hidden = at::zeros_like(hidden).index_copy_(0, kept, sums.grad_hidden);
-  }
+  if (wanted.hidden_gradient) sums.grad_hidden = labelled.to_all(sums.grad_hidden);
   if (wanted.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
   return sums;
 }

@@ -205,7 +205,7 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto result = softmax_of_parts(logits, part, true);
     ctx->save_for_backward({result});
-    ctx->saved_data["group"] = detail::hold_group(part);
+    ctx->saved_data["part"] = detail::hold_part(part);
     return result;
   }
 
@@ -216,8 +216,8 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     const LogitRows rows(result);
     const auto g = grads[0].reshape({rows.rows, rows.columns});
     auto sum = g.sum(1, true, at::kDouble);
-    if (const auto group = detail::held_group(ctx->saved_data["group"])) {
-      comm::all_reduce(*group, sum, comm::ReduceOp::kSum, "log-softmax").wait();
+    if (const auto& part = detail::held_part(ctx->saved_data["part"]); part.size() > 1) {
+      comm::all_reduce(*part.group, sum, comm::ReduceOp::kSum, "log-softmax").wait();
     }
     sum = sum.to(rows.wide);
     const auto out = at::empty(result.sizes(), rows.options);

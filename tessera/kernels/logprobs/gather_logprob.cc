@@ -90,8 +90,7 @@ struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const auto found = gather_logprobs(logits, ids, part, most_rows);
     ctx->save_for_backward({logits, ids, found.sums.most, found.sums.sum});
-    ctx->saved_data["start"] = part.start;
-    ctx->saved_data["end"] = part.end;
+    ctx->saved_data["part"] = detail::hold_part({part.start, part.end});
     ctx->saved_data["most_rows"] = most_rows;
     return found.logprobs.to(detail::wide_type(logits.scalar_type()));
   }
@@ -100,7 +99,7 @@ struct GatherLogprobs : torch::autograd::Function<GatherLogprobs> {
                                                  torch::autograd::variable_list grads) {
     detail::refuse_second_derivative("distributed_logprob");
     const auto saved = ctx->get_saved_variables();
-    const VocabPart part{.start = ctx->saved_data["start"].toInt(), .end = ctx->saved_data["end"].toInt()};
+    const VocabPart& part = detail::held_part(ctx->saved_data["part"]);
     const at::Tensor none;
     return {gather_logprobs_backward(grads[0], saved[0], saved[1], {saved[2], saved[3]}, part,
                                      ctx->saved_data["most_rows"].toInt()),

@@ -8,7 +8,9 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/detail/head_chunks.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/wrong_label.h"
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
@@ -20,7 +22,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr int64_t kHeadBlockRows = 8192;  // rows of the head whose gradient is added up at a time
 constexpr const char* kLinearVerb = "linear_logprobs";
 
 // The rows of one call that count, and the head's part.
@@ -28,27 +29,18 @@ class HeadRows {
  public:
   HeadRows(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
            const LinearLogprobOptions& options)
-      : weight_(weight.detach()), options_(options), wide_(detail::wide_type(hidden.scalar_type())) {
-    const auto flat = hidden.detach().reshape({target.numel(), hidden.size(-1)});
-    const auto ids = target.reshape({target.numel()});
-    kept_ = at::nonzero(ids.ne(kIgnoredLabel)).squeeze(1);
-    all_ = kept_.numel() == ids.numel();
-    hidden_ = all_ ? flat : flat.index_select(0, kept_);
-    ids_ = (all_ ? ids : ids.index_select(0, kept_)).unsqueeze(1);
-  }
+      : labelled_(target.reshape({target.numel()})),
+        weight_(weight.detach()),
+        hidden_(labelled_.of(hidden.detach().reshape({target.numel(), hidden.size(-1)}))),
+        ids_(labelled_.of(target.reshape({target.numel()})).unsqueeze(1)),
+        options_(options),
+        wide_(detail::wide_type(hidden.scalar_type())) {}
 
   const at::Tensor& hidden() const { return hidden_; }
   const at::Tensor& ids() const { return ids_; }  // [rows, 1]
   int64_t rows() const { return ids_.size(0); }
   at::ScalarType wide() const { return wide_; }
-  at::Tensor of_rows(const at::Tensor& values) const { return all_ ? values : values.index_select(0, kept_); }
-  // Back to all rows; those that do not count are 0.
-  at::Tensor to_all(const at::Tensor& values, int64_t count) const {
-    if (all_) return values;
-    auto shape = values.sizes().vec();
-    shape[0] = count;
-    return at::zeros(shape, values.options()).index_copy_(0, kept_, values);
-  }
+  const detail::LabelledRows& labelled() const { return labelled_; }
 
   // Calls visit(first row, logits of the chunk, slope of the cap or nothing).
   template <class Visit>
@@ -56,26 +48,18 @@ class HeadRows {
     const int64_t tensors = backward && options_.softcap > 0 ? 2 : 1;
     const int64_t row_bytes =
         std::max<int64_t>(1, weight_.size(0)) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
-    const int64_t most = std::clamp<int64_t>(options_.chunk_bytes / row_bytes, 1, std::max<int64_t>(1, rows()));
-    const int64_t chunks = (rows() + most - 1) / most;
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {  // of nearly equal size: a small rest would waste a product
-      const int64_t begin = rows() * chunk / chunks, end = rows() * (chunk + 1) / chunks;
-      auto logits = product_nt(hidden_.narrow(0, begin, end - begin), weight_).to(wide_);
-      at::Tensor slope;
-      if (options_.softcap > 0) {
-        logits.div_(options_.softcap).tanh_();
-        if (backward) slope = logits.square().neg_().add_(1);
-        logits.mul_(options_.softcap);
-      }
-      visit(begin, logits, slope);
+    for (const auto& chunk : detail::row_chunks(rows(), row_bytes, options_.chunk_bytes)) {
+      auto logits = product_nt(hidden_.narrow(0, chunk.begin, chunk.rows), weight_).to(wide_);
+      const auto slope = detail::cap_logits(logits, options_.softcap, backward);
+      visit(chunk.begin, logits, slope);
     }
   }
 
  private:
-  at::Tensor weight_, hidden_, ids_, kept_;
+  detail::LabelledRows labelled_;
+  at::Tensor weight_, hidden_, ids_;
   LinearLogprobOptions options_;
   at::ScalarType wide_;
-  bool all_ = true;
 };
 
 struct LinearForward {
@@ -84,7 +68,7 @@ struct LinearForward {
 };
 
 // COLLECTIVE over the part's group.
-LinearForward linear_forward(const HeadRows& head, const VocabPart& part, int64_t all_rows) {
+LinearForward linear_forward(const HeadRows& head, const VocabPart& part) {
   const detail::IdPlaces places(head.ids(), part);
   auto own = at::zeros({head.rows(), 4}, head.hidden().options().dtype(at::kDouble));  // most, sum, target, found
   own.select(1, 0).fill_(-std::numeric_limits<double>::infinity());
@@ -103,7 +87,7 @@ LinearForward linear_forward(const HeadRows& head, const VocabPart& part, int64_
   detail::check_found(kLinearVerb, head.ids(), all.narrow(2, 3, 1).sum(0), part);
   const auto sums = detail::join_sums(all.select(2, 0), all.select(2, 1)).all;
   const auto logprobs = all.select(2, 2).sum(0).sub_(sums.most).sub_(sums.sum.log());
-  return {head.to_all(logprobs, all_rows), sums};
+  return {head.labelled().to_all(logprobs), sums};
 }
 
 struct LinearGradients {
@@ -118,7 +102,7 @@ LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, 
   if (wants_hidden) out.hidden = at::zeros_like(head.hidden());
   if (wants_weight) out.weight = at::zeros(weight.sizes(), weight.options().dtype(head.wide()));
   const detail::IdPlaces places(head.ids(), part);
-  const auto g = head.of_rows(grad.reshape({grad.numel()})).unsqueeze(1).to(head.wide());
+  const auto g = head.labelled().of(grad.reshape({grad.numel()})).unsqueeze(1).to(head.wide());
   const auto own_g = g * places.own;
   const auto factor = g.neg().div_(sums.sum.unsqueeze(1).to(head.wide()));
   const auto most = detail::finite_most(sums.most).unsqueeze(1).to(head.wide());
@@ -130,12 +114,7 @@ LinearGradients linear_backward(const HeadRows& head, const at::Tensor& weight, 
       logits.scatter_add_(1, part_of(places.place), part_of(own_g));
       if (slope.defined()) logits.mul_(slope);
       if (wants_hidden) part_of(out.hidden).copy_(product_nt(logits.to(weight.scalar_type()), weight.t()));
-      if (!wants_weight) return;
-      const auto h = part_of(head.hidden()).to(head.wide());
-      for (int64_t first = 0; first < logits.size(1); first += kHeadBlockRows) {  // no second tensor of the head's size
-        const int64_t count = std::min(kHeadBlockRows, logits.size(1) - first);
-        out.weight.narrow(0, first, count).add_(product_nt(logits.narrow(1, first, count).t(), h.t()));
-      }
+      if (wants_weight) detail::add_head_gradient(out.weight, logits, part_of(head.hidden()).to(head.wide()));
     });
   }
   if (wants_hidden && part.size() > 1 && out.hidden.numel() > 0) {
@@ -150,11 +129,9 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
                             const at::Tensor& target, const VocabPart& part, const LinearLogprobOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const HeadRows head(hidden, weight, target, options);
-    const auto found = linear_forward(head, part, target.numel());
+    const auto found = linear_forward(head, part);
     ctx->save_for_backward({hidden, weight, target, found.sums.most, found.sums.sum});
-    ctx->saved_data["group"] = detail::hold_group(part);
-    ctx->saved_data["start"] = part.start;
-    ctx->saved_data["end"] = part.end;
+    ctx->saved_data["part"] = detail::hold_part(part);
     ctx->saved_data["chunk_bytes"] = options.chunk_bytes;
     ctx->saved_data["softcap"] = options.softcap;
     return found.logprobs.to(head.wide()).view(target.sizes());
@@ -164,12 +141,12 @@ struct LinearLogprobsFunction : torch::autograd::Function<LinearLogprobsFunction
     detail::refuse_second_derivative(kLinearVerb);
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part{data["start"].toInt(), data["end"].toInt(), detail::held_group(data["group"])};
+    const VocabPart part = detail::held_part(data["part"]);
     const HeadRows head(saved[0], saved[1], saved[2],
                         {.chunk_bytes = data["chunk_bytes"].toInt(), .softcap = data["softcap"].toDouble()});
     auto found = linear_backward(head, saved[1].detach(), grads[0], {saved[3], saved[4]}, part,
                                  ctx->needs_input_grad(0), ctx->needs_input_grad(1));
-    if (found.hidden.defined()) found.hidden = head.to_all(found.hidden, saved[2].numel()).view(saved[0].sizes());
+    if (found.hidden.defined()) found.hidden = head.labelled().to_all(found.hidden).view(saved[0].sizes());
     const at::Tensor none;
     return {found.hidden, found.weight, none, none, none};
   }
@@ -205,10 +182,6 @@ HeadLayout layout_of_head(const at::Tensor& hidden, const at::Tensor& weight) {
   return layout;
 }
 
-at::Tensor laid_out(const at::Tensor& tensor, const Placements& wanted) {
-  return placements(tensor) == wanted ? tensor : redistribute(tensor, wanted);
-}
-
 at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& target,
                                    const LinearLogprobOptions& options) {
   TESSERA_CHECK(is_dtensor(hidden) && is_dtensor(weight) && *device_mesh(hidden) == *device_mesh(weight),
@@ -219,23 +192,14 @@ at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& w
   const MeshPtr mesh = device_mesh(hidden);
   const auto layout = layout_of_head(hidden, weight);
   const auto ids = is_dtensor(target) ? full_tensor(target) : target;
-  const auto wrong = ids.ne(kIgnoredLabel).logical_and(ids.lt(0).logical_or(ids.ge(weight.size(0))));
-  TESSERA_CHECK(wrong.numel() == 0 || !wrong.any().item<bool>(), ErrorKind::kShape,
-                "[kernels.{}] target {}: found {}, wanted one of the {} classes or {}", kLinearVerb,
-                wrong.flatten().nonzero()[0].item<int64_t>(), ids.masked_select(wrong)[0].item<int64_t>(),
-                weight.size(0), kIgnoredLabel);
-  VocabPart part{.start = 0, .end = weight.size(0)};
-  if (layout.class_dim >= 0) {
-    const auto range = local_range(part.end, mesh->size(layout.class_dim), mesh->local_rank(layout.class_dim));
-    part = {.start = range.offset, .end = range.offset + range.size, .group = mesh->group(layout.class_dim)};
-  }
-  const auto own = LinearLogprobsFunction::apply(
-      to_local(laid_out(hidden, layout.hidden)), to_local(laid_out(weight, layout.weight), layout.weight_gradient),
-      to_local(distribute_tensor(ids, mesh, layout.rows, std::nullopt)), part, options);
-  const auto shape = target.sizes().vec();
-  std::vector<int64_t> stride(shape.size(), 1);
-  for (size_t dim = shape.size(); dim-- > 1;) stride[dim - 1] = stride[dim] * std::max<int64_t>(1, shape[dim]);
-  return from_local(own, mesh, layout.rows, {.shape = shape, .stride = stride});
+  const int64_t wrong = detail::first_wrong_label(ids, weight.size(0));
+  TESSERA_CHECK(wrong < 0, ErrorKind::kShape, "[kernels.{}] target {}: found {}, wanted one of the {} classes or {}",
+                kLinearVerb, wrong, ids.flatten()[wrong].item<int64_t>(), weight.size(0), kIgnoredLabel);
+  const auto own = LinearLogprobsFunction::apply(to_local(redistribute(hidden, layout.hidden)),
+                                                 to_local(redistribute(weight, layout.weight), layout.weight_gradient),
+                                                 to_local(distribute_tensor(ids, mesh, layout.rows, std::nullopt)),
+                                                 part_over(*mesh, layout.class_dim, weight.size(0)), options);
+  return from_local(own, mesh, layout.rows, FromLocalOptions::contiguous(target.sizes().vec()));
 }
 
 }  // namespace
@@ -264,12 +228,9 @@ at::Tensor from_parallel_hidden_states_to_logprobs(const at::Tensor& hidden, con
                 "[B, S]",
                 c10::str(hidden.sizes()), c10::str(input_ids.sizes()));
   const auto ids = is_dtensor(input_ids) ? full_tensor(input_ids) : input_ids;
-  auto next = at::full_like(ids, kIgnoredLabel);
-  const int64_t last = ids.size(1) - 1;
-  next.narrow(1, 0, last).copy_(ids.narrow(1, 1, last));
-  const auto logprobs = linear_logprobs(hidden, weight, next, options);
+  const auto logprobs = linear_logprobs(hidden, weight, detail::following_ids(ids), options);
   const bool whole = is_dtensor(logprobs) && !is_dtensor(input_ids);
-  return (whole ? full_tensor(logprobs) : logprobs).narrow(1, 0, last);
+  return (whole ? full_tensor(logprobs) : logprobs).narrow(1, 0, ids.size(1) - 1);
 }
 
 }  // namespace tessera

@@ -2,19 +2,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/detail/wrong_label.h"
 #include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 
 namespace tessera {
 namespace {
-
-// The token after each; the last position of a row has none.
-at::Tensor following(const at::Tensor& ids) {
-  auto next = at::full_like(ids, kIgnoredLabel);
-  const int64_t length = ids.size(-1);
-  if (length > 1) next.narrow(-1, 0, length - 1).copy_(ids.narrow(-1, 1, length - 1));
-  return next;
-}
 
 at::Tensor logprobs_of(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
                        const LogprobOptions& options, bool inference_only) {
@@ -61,10 +55,9 @@ LogitLayout layout_of(const at::Tensor& logits) {
 
 // All ranks have all ids, so an id that is wrong is an error of all.
 void check_ids_of_mesh(const at::Tensor& ids, int64_t vocabulary) {
-  const auto wrong = ids.ne(kIgnoredLabel).logical_and(ids.lt(0).logical_or(ids.ge(vocabulary)));
-  if (wrong.numel() == 0 || !wrong.any().item<bool>()) return;
-  const auto at = wrong.nonzero()[0];
-  const auto row = at[0].item<int64_t>(), column = at[1].item<int64_t>();
+  const int64_t wrong = detail::first_wrong_label(ids, vocabulary);
+  if (wrong < 0) return;
+  const int64_t row = wrong / ids.size(1), column = wrong % ids.size(1);
   raise(ErrorKind::kShape,
         "[kernels.get_logprobs_from_vocab_parallel_logits] row {}, token {}: found id {}, wanted one of the {} ids, or "
         "{}",
@@ -75,18 +68,13 @@ at::Tensor logprobs_of_mesh(const at::Tensor& given, const at::Tensor& ids, cons
   const MeshPtr mesh = device_mesh(given);
   const auto layout = layout_of(given);
   const int64_t vocabulary = given.size(2);
-  const auto logits = layout.logits == placements(given) ? given : redistribute(given, layout.logits);
-  const auto next = following(is_dtensor(ids) ? full_tensor(ids) : ids);
+  const auto logits = redistribute(given, layout.logits);
+  const auto next = detail::following_ids(is_dtensor(ids) ? full_tensor(ids) : ids);
   check_ids_of_mesh(next, vocabulary);
   const auto target = distribute_tensor(next, mesh, layout.rows, std::nullopt);
-  VocabPart part{.start = 0, .end = vocabulary};
-  if (layout.vocab_dim >= 0) {
-    const auto range = local_range(vocabulary, mesh->size(layout.vocab_dim), mesh->local_rank(layout.vocab_dim));
-    part = {.start = range.offset, .end = range.offset + range.size, .group = mesh->group(layout.vocab_dim)};
-  }
+  const auto part = part_over(*mesh, layout.vocab_dim, vocabulary);
   const auto own = logprobs_of(to_local(logits), to_local(target), part, options, !c10::GradMode::is_enabled());
-  const std::vector<int64_t> shape = {given.size(0), given.size(1)};
-  const auto whole = from_local(own, mesh, layout.rows, {.shape = shape, .stride = std::vector<int64_t>{shape[1], 1}});
+  const auto whole = from_local(own, mesh, layout.rows, FromLocalOptions::contiguous({given.size(0), given.size(1)}));
   return is_dtensor(ids) ? without_last(whole) : without_last(full_tensor(whole));
 }
 
@@ -103,7 +91,7 @@ at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_paral
 at::Tensor from_parallel_logits_to_logprobs(const at::Tensor& vocab_parallel_logits, const at::Tensor& target,
                                             const VocabPart& part, const LogprobOptions& options, bool inference_only) {
   check_next_tokens("from_parallel_logits_to_logprobs", vocab_parallel_logits.sizes(), target);
-  return without_last(logprobs_of(vocab_parallel_logits, following(target), part, options, inference_only));
+  return without_last(logprobs_of(vocab_parallel_logits, detail::following_ids(target), part, options, inference_only));
 }
 
 at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& vocab_parallel_logits,
@@ -121,7 +109,7 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
       "bounds and at least 1",
       kVerb, target.size(0), bounds.dim(), bounds.numel(), unpacked_seqlen);
   const int64_t* bound = bounds.const_data_ptr<int64_t>();
-  auto next = options.target_is_pre_rolled ? target.clone() : following(target);
+  auto next = options.target_is_pre_rolled ? target.clone() : detail::following_ids(target);
   const int64_t width = unpacked_seqlen - 1;
   const auto index = at::zeros({sequences, width}, at::kLong);
   const auto missing = at::ones({sequences, width}, at::kBool);

@@ -10,6 +10,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/wrong_label.h"
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
@@ -138,9 +139,8 @@ class RowExchange {
 
 // Every column is there once.
 void check_columns(const RowExchange& exchange, const at::Tensor& target) {
-  const auto wrong = target.ne(kIgnoredLabel).logical_and(target.lt(0).logical_or(target.ge(exchange.vocabulary())));
-  if (wrong.numel() == 0 || !wrong.any().item<bool>()) return;
-  const auto at = wrong.nonzero()[0].item<int64_t>();
+  const int64_t at = detail::first_wrong_label(target, exchange.vocabulary());
+  if (at < 0) return;
   raise(ErrorKind::kShape,
         "[kernels.distributed_logprob_with_sampling] target {}: found {}, wanted one of the {} ids, or {}", at,
         target[at].item<int64_t>(), exchange.vocabulary(), kIgnoredLabel);
@@ -222,9 +222,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     const auto matrix = logits.detach().reshape({target.size(0), logits.size(-1)});
     const auto found = sampled_logprobs(matrix, target, part, sampling, most_rows);
     ctx->save_for_backward({logits, target});
-    ctx->saved_data["group"] = detail::hold_group(part);
-    ctx->saved_data["start"] = part.start;
-    ctx->saved_data["end"] = part.end;
+    ctx->saved_data["part"] = detail::hold_part(part);
     ctx->saved_data["top_k"] = sampling.top_k.value_or(0);
     ctx->saved_data["top_p"] = sampling.top_p;
     ctx->saved_data["most_rows"] = most_rows;
@@ -236,7 +234,7 @@ struct SampledLogprobs : torch::autograd::Function<SampledLogprobs> {
     detail::refuse_second_derivative("distributed_logprob_with_sampling");
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
-    const VocabPart part{data["start"].toInt(), data["end"].toInt(), detail::held_group(data["group"])};
+    const VocabPart part = detail::held_part(data["part"]);
     const TrainingSamplingParams sampling{.top_k = data["top_k"].toInt(), .top_p = data["top_p"].toDouble()};
     const auto matrix = saved[0].detach().reshape({saved[1].size(0), saved[0].size(-1)});
     const auto gradient =

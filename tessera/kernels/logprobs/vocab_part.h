@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "tessera/comm/group/group.h"
+#include "tessera/mesh/device_mesh.h"
 
 namespace tessera {
 
@@ -19,5 +20,8 @@ struct VocabPart {
   std::shared_ptr<comm::Group> group = nullptr;  // null: this rank has all columns
   int size() const { return group ? group->size() : 1; }
 };
+
+// The part of this rank where mesh dim `mesh_dim` cuts a vocabulary of so many as Shard does; all of it for -1.
+VocabPart part_over(const DeviceMesh& mesh, int64_t mesh_dim, int64_t vocabulary);
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 
+#include "tessera/base/philox.h"
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -13,13 +14,6 @@ namespace {
 using tessera::detail::Region;
 
 constexpr int64_t kDroppedBits = 16;
-
-// FNV-1a: the same on every machine.
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char each : text) hash = (hash ^ static_cast<unsigned char>(each)) * 0x100000001b3;
-  return hash;
-}
 
 Region region_of(const at::Tensor& parameter) {
   if (!is_dtensor(parameter)) return Region(parameter.sizes());
@@ -32,7 +26,7 @@ void round_stochastically(const at::Tensor& into, const at::Tensor& values, cons
                           std::string_view name, int64_t step) {
   if (into.numel() == 0) return;
   const auto bits = at::empty(values.sizes(), values.options().dtype(at::kInt));
-  const tessera::detail::RandomKey key{.seed = seed ^ hash_of(name), .operation = static_cast<uint64_t>(step)};
+  const tessera::detail::RandomKey key{.seed = seed ^ philox_stream(name), .operation = static_cast<uint64_t>(step)};
   tessera::detail::fill_random(bits, region_of(parameter), key,
                                {.law = tessera::detail::Law::kInteger, .low = 0, .range = uint64_t{1} << kDroppedBits});
   // The magnitude grows past the next bfloat16 as often as what is dropped says.

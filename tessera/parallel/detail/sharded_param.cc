@@ -2,7 +2,6 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
-#include <c10/util/strides.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -12,9 +11,7 @@ namespace {
 
 at::Tensor part_of(const std::vector<int64_t>& shape, const at::Tensor& local, const MeshPtr& mesh,
                    const Placements& placements) {
-  const auto strides = c10::contiguous_strides(shape);
-  return from_local(local, mesh, placements,
-                    {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
+  return from_local(local, mesh, placements, FromLocalOptions::contiguous(shape));
 }
 
 }  // namespace
@@ -40,10 +37,11 @@ std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string
                                                                const MeshPtr& tensor_parallel,
                                                                const Placements& placements,
                                                                const std::vector<int64_t>& shape, bool plain) {
-  TESSERA_CHECK(tensor_parallel->device_type() == data_parallel->device_type(), ErrorKind::kShape,
-                "[fsdp.shard] {}: Requires DTensor to have mesh of the same type as the FSDP mesh but got {} for DTensor "
-                "and {} for FSDP.",
-                name, tensor_parallel->to_string(), data_parallel->to_string());
+  TESSERA_CHECK(
+      tensor_parallel->device_type() == data_parallel->device_type(), ErrorKind::kShape,
+      "[fsdp.shard] {}: Requires DTensor to have mesh of the same type as the FSDP mesh but got {} for DTensor "
+      "and {} for FSDP.",
+      name, tensor_parallel->to_string(), data_parallel->to_string());
   auto part = std::make_shared<TensorParallelPart>();
   part->mesh = tensor_parallel;
   part->placements = placements;

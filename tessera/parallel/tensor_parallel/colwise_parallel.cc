@@ -29,8 +29,7 @@ void ColwiseParallel::apply(nn::Module& module, const StyleContext& context) con
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, declared](nn::Module&, nn::TensorRefs& inputs) {
         at::Tensor& x = first_of(inputs, path, "inputs");
-        if (!is_dtensor(x)) x = as_dtensor(x, mesh, declared);
-        x = laid_out(x, Replicate());
+        x = brought(x, mesh, declared, Replicate());
       });
   const auto wanted = options_.output_layout.value_or(Shard(-1));
   module.register_forward_hook(

@@ -27,9 +27,7 @@ void QKNormParallel::apply(nn::Module& module, const StyleContext& context) cons
                       path, to_string(placements(x)));
       });
   module.register_forward_hook([distributed](nn::Module&, nn::TensorRefs& outputs) {
-    for (at::Tensor* y : outputs) {
-      if (y->defined() && !*distributed && is_dtensor(*y)) *y = to_local(*y);
-    }
+    if (!*distributed) make_local(outputs);
   });
 }
 
@@ -38,19 +36,19 @@ std::string ReplicatedKeyValue::describe() const { return fmt::format("Replicate
 void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) const {
   auto* linear = dynamic_cast<nn::Linear*>(&module);
   const int64_t ranks = context.mesh->size();
-  TESSERA_CHECK(linear != nullptr && kv_heads_ > 0 && linear->weight.size(0) % kv_heads_ == 0 && ranks % kv_heads_ == 0,
-                ErrorKind::kConfig,
-                "[parallel.style] {}: ReplicatedKeyValue wants a projection to {} heads on a multiple of as many ranks, "
-                "found {} rows on {} ranks.",
-                context.path, kv_heads_, linear == nullptr ? 0 : linear->weight.size(0), ranks);
+  TESSERA_CHECK(
+      linear != nullptr && kv_heads_ > 0 && linear->weight.size(0) % kv_heads_ == 0 && ranks % kv_heads_ == 0,
+      ErrorKind::kConfig,
+      "[parallel.style] {}: ReplicatedKeyValue wants a projection to {} heads on a multiple of as many ranks, "
+      "found {} rows on {} ranks.",
+      context.path, kv_heads_, linear == nullptr ? 0 : linear->weight.size(0), ranks);
   const int64_t head_dim = linear->weight.size(0) / kv_heads_;
   const int64_t head = context.mesh->local_rank(0) * kv_heads_ / ranks;
   claim(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, Replicate());
   module.register_forward_pre_hook([mesh = context.mesh, path = context.path](nn::Module&, nn::TensorRefs& inputs) {
     at::Tensor& x = first_of(inputs, path, "inputs");
-    if (!is_dtensor(x)) x = as_dtensor(x, mesh, Replicate());
-    x = laid_out(x, Replicate());
+    x = brought(x, mesh, Replicate(), Replicate());
   });
   module.register_forward_hook([path = context.path, head, head_dim](nn::Module&, nn::TensorRefs& outputs) {
     // Each rank has the gradient of what its own query heads read: together they are the whole one.

@@ -40,71 +40,61 @@ ParallelPlan base_plan(const std::string& inner, bool head_norms) {
   return plan;
 }
 
-struct NormNames {
-  std::vector<std::string> before_products;  // gathered once for all products that read them
-  std::vector<std::string> others;
+// What a family's plan has of its own.
+struct PlanShape {
+  bool head_norms = false;                  // q_norm and k_norm
+  std::vector<std::string> norms_before{};  // with sequences: gathered once for all products that read them
+  std::vector<std::string> norms_behind{};  // with sequences: the other norms of a layer
+  std::vector<std::string> rotary{};        // with sequences: children that make angles
 };
 
-void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, const NormNames& norms) {
+void add_sequence_parallelism(ParallelPlan& plan, const std::string& inner, const PlanShape& shape) {
   const std::string layer = inner + ".layers.*.";
   const auto scattered_rows =
       std::make_shared<RowwiseParallel>(LayoutOptions{.output_layout = Shard(1), .use_local_output = false});
   plan.erase(layer + "self_attn");
   plan.erase(layer + "mlp");
   plan.set(inner + ".embed_tokens",
-           std::make_shared<RowwiseParallel>(LayoutOptions{
-               .input_layout = Replicate(), .output_layout = Shard(1), .use_local_output = false}));
+           std::make_shared<RowwiseParallel>(
+               LayoutOptions{.input_layout = Replicate(), .output_layout = Shard(1), .use_local_output = false}));
   plan.set(inner + ".norm", std::make_shared<SequenceParallel>());
-  for (const auto& name : norms.before_products) {
+  for (const auto& name : shape.norms_before) {
     plan.set(layer + name, std::make_shared<SequenceParallelAllGatherActivation>());
   }
-  for (const auto& name : norms.others) plan.set(layer + name, std::make_shared<SequenceParallel>());
+  for (const auto& name : shape.norms_behind) plan.set(layer + name, std::make_shared<SequenceParallel>());
   plan.set(layer + "self_attn.o_proj", scattered_rows);
   plan.set(layer + "mlp.down_proj", scattered_rows);
   plan.set("lm_head", std::make_shared<ColwiseParallel>(LayoutOptions{
                           .input_layout = Shard(1), .output_layout = Shard(-1), .use_local_output = false}));
+  for (const auto& name : shape.rotary) {
+    plan.set(inner + "." + name,
+             std::make_shared<RotaryEmbedParallel>(SequenceParallelOptions{.use_local_output = true}));
+  }
 }
 
-void add_rotary(ParallelPlan& plan, const std::string& path) {
-  plan.set(path, std::make_shared<RotaryEmbedParallel>(SequenceParallelOptions{.use_local_output = true}));
-}
-
-ParallelPlan llama_plan(const CausalLM& model, bool sequence_parallel) {
-  const auto inner = inner_of(model);
-  auto plan = base_plan(inner, /*head_norms=*/false);
-  if (sequence_parallel)
-    add_sequence_parallelism(plan, inner, {.before_products = {"input_layernorm", "post_attention_layernorm"}, .others = {}});
-  return plan;
-}
-
-ParallelPlan qwen_plan(const CausalLM& model, bool sequence_parallel) {
-  const auto inner = inner_of(model);
-  auto plan = base_plan(inner, /*head_norms=*/true);
-  if (!sequence_parallel) return plan;
-  add_sequence_parallelism(plan, inner, {.before_products = {"input_layernorm", "post_attention_layernorm"}, .others = {}});
-  add_rotary(plan, inner + ".rotary_emb");
-  return plan;
-}
-
-ParallelPlan gemma3_plan(const CausalLM& model, bool sequence_parallel) {
-  const auto inner = inner_of(model);
-  auto plan = base_plan(inner, /*head_norms=*/true);
-  if (!sequence_parallel) return plan;
-  add_sequence_parallelism(plan, inner,
-                           {.before_products = {"input_layernorm", "pre_feedforward_layernorm"},
-                            .others = {"post_attention_layernorm", "post_feedforward_layernorm"}});
-  add_rotary(plan, inner + ".rotary_emb");
-  add_rotary(plan, inner + ".rotary_emb_local");
-  return plan;
+PlanFunction plan_of_shape(PlanShape shape) {
+  return [shape = std::move(shape)](const CausalLM& model, bool sequence_parallel) {
+    const auto inner = inner_of(model);
+    auto plan = base_plan(inner, shape.head_norms);
+    if (sequence_parallel) add_sequence_parallelism(plan, inner, shape);
+    return plan;
+  };
 }
 
 PlanFunctions make_plan_functions() {
-  const std::map<std::string_view, PlanFunction> by_plan = {
-      {"llama", llama_plan}, {"qwen", qwen_plan}, {"gemma3", gemma3_plan}};
+  const std::vector<std::string> around = {"input_layernorm", "post_attention_layernorm"};
+  const std::map<std::string_view, PlanShape> shapes = {
+      {"llama", {.norms_before = around}},
+      {"qwen", {.head_norms = true, .norms_before = around, .rotary = {"rotary_emb"}}},
+      {"gemma3",
+       {.head_norms = true,
+        .norms_before = {"input_layernorm", "pre_feedforward_layernorm"},
+        .norms_behind = {"post_attention_layernorm", "post_feedforward_layernorm"},
+        .rotary = {"rotary_emb", "rotary_emb_local"}}}};
   PlanFunctions functions;
   for (const auto* family : model_families()) {
-    const auto found = by_plan.find(family->plan.name);
-    if (found != by_plan.end()) functions.emplace(family->architecture, found->second);
+    const auto found = shapes.find(family->plan.name);
+    if (found != shapes.end()) functions.emplace(family->architecture, plan_of_shape(found->second));
   }
   return functions;
 }
@@ -129,8 +119,8 @@ std::vector<std::pair<std::string, std::string>> plan_in_config(const ModelConfi
     if (!source.contains(key) || !source[key].is_object()) continue;
     for (const auto& [pattern, style] : source[key].items()) {
       TESSERA_CHECK(style.is_string(), ErrorKind::kConfig,
-                    "[parallel.plan] config.json: {}.{}: parallel style type should be str, but found {}.", key, pattern,
-                    style.type_name());
+                    "[parallel.plan] config.json: {}.{}: parallel style type should be str, but found {}.", key,
+                    pattern, style.type_name());
       out.emplace_back(pattern, style.get<std::string>());
     }
   }
@@ -186,16 +176,17 @@ ParallelPlan get_hf_tp_plan(const CausalLM& model) {
   } else {
     for (const auto& [pattern, style] : keys.layers) styles.emplace_back(inner + "." + std::string(pattern), style);
   }
-  TESSERA_CHECK(!styles.empty(), ErrorKind::kConfig,
-                "[parallel.plan] {}: transformers has no tensor-parallel plan for it. Set parallel.tp to 1, or give a plan "
-                "of your own.",
-                config.architecture);
+  TESSERA_CHECK(
+      !styles.empty(), ErrorKind::kConfig,
+      "[parallel.plan] {}: transformers has no tensor-parallel plan for it. Set parallel.tp to 1, or give a plan "
+      "of your own.",
+      config.architecture);
   ParallelPlan plan;
   for (const auto& [pattern, style] : styles) {
     const bool head = pattern == "lm_head" || pattern == "language_model.lm_head";
     const bool gathers = style == "colwise_rep" || style == "colwise_gather_output";
-    plan.set(pattern, head && gathers ? std::make_shared<ColwiseParallel>(kShardedLogits)
-                                      : translate_parallel_style(style));
+    plan.set(pattern,
+             head && gathers ? std::make_shared<ColwiseParallel>(kShardedLogits) : translate_parallel_style(style));
   }
   const auto embedding = inner + ".embed_tokens";
   if (!plan.find(embedding)) plan.set(embedding, translate_parallel_style("rowwise_rep"));

@@ -1,4 +1,3 @@
-#include <c10/util/strides.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -42,10 +41,11 @@ struct SharedProducts {
 
  private:
   void compute(const at::Tensor& x) {
-    TESSERA_CHECK(is_dtensor(x) && placements(x) == Placements{Shard(1)}, ErrorKind::kShape,
-                  "[parallel.style] {}: found an input that lies as {}, wanted tokens as (S(1)). Give the norm before it "
-                  "the style SequenceParallel.",
-                  path, is_dtensor(x) ? to_string(placements(x)) : "a plain tensor");
+    TESSERA_CHECK(
+        is_dtensor(x) && placements(x) == Placements{Shard(1)}, ErrorKind::kShape,
+        "[parallel.style] {}: found an input that lies as {}, wanted tokens as (S(1)). Give the norm before it "
+        "the style SequenceParallel.",
+        path, is_dtensor(x) ? to_string(placements(x)) : "a plain tensor");
     std::vector<at::Tensor> weights, biases;
     for (const auto* member : members) {
       weights.push_back(to_local(member->weight));
@@ -75,10 +75,8 @@ struct ScatteredLinear : ReplacedLinear {
   at::Tensor forward(const at::Tensor& x) override {
     const auto part = scattered_product(is_dtensor(x) ? to_local(x) : x, to_local(weight),
                                         {.along = {.mesh = mesh}, .tokens = x.size(1), .chunks = chunks});
-    const std::vector<int64_t> shape = {x.size(0), x.size(1), part.size(2)};
-    const auto strides = c10::contiguous_strides(shape);
     const auto y = from_local(part.contiguous(), mesh, {Shard(1)},
-                              {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
+                              FromLocalOptions::contiguous({x.size(0), x.size(1), part.size(2)}));
     return bias.defined() ? y + bias : y;
   }
 };
@@ -88,8 +86,8 @@ nn::Linear& linear_child(nn::Module& module, const std::string& name, const std:
     auto* linear = child_name == name ? dynamic_cast<nn::Linear*>(child.get()) : nullptr;
     if (linear != nullptr) return *linear;
   }
-  raise(ErrorKind::kConfig, "[parallel.style] {}: found no Linear named {}, which its style OverlappedBlock needs.", path,
-        name);
+  raise(ErrorKind::kConfig, "[parallel.style] {}: found no Linear named {}, which its style OverlappedBlock needs.",
+        path, name);
 }
 
 }  // namespace
@@ -121,9 +119,8 @@ void OverlappedBlock::apply(nn::Module& module, const StyleContext& context) con
   for (const auto& name : options_.gathered) {
     replace(name, [&](nn::Linear& former) { return std::make_shared<GatheredLinear>(former, shared); });
   }
-  replace(options_.scattered, [&](nn::Linear& former) {
-    return std::make_shared<ScatteredLinear>(former, context.mesh, options_.chunks);
-  });
+  replace(options_.scattered,
+          [&](nn::Linear& former) { return std::make_shared<ScatteredLinear>(former, context.mesh, options_.chunks); });
 }
 
 }  // namespace tessera

@@ -37,11 +37,8 @@ void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) con
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, declared, desired, in_features](nn::Module&, nn::TensorRefs& inputs) {
         at::Tensor& x = first_of(inputs, path, "inputs");
-        if (!is_dtensor(x)) {
-          const bool last = declared.is_shard() && on_dims(declared, x.dim()).is_shard(x.dim() - 1);
-          x = as_dtensor(x, mesh, declared, last ? in_features : -1);
-        }
-        x = laid_out(x, desired);
+        const bool last = declared.is_shard() && on_dims(declared, x.dim()).is_shard(x.dim() - 1);
+        x = brought(x, mesh, declared, desired, last ? in_features : -1);
       });
   const auto wanted = options_.output_layout.value_or(Replicate());
   module.register_forward_hook(

@@ -21,21 +21,20 @@ void SequenceParallel::apply(nn::Module& module, const StyleContext& context) co
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, layout](nn::Module&, nn::TensorRefs& inputs) {
         at::Tensor& x = first_of(inputs, path, "inputs");
-        if (!is_dtensor(x)) x = as_dtensor(x, mesh, layout);
-        x = laid_out(x, layout);
+        x = brought(x, mesh, layout, layout);
       });
   module.register_forward_hook(
       [gather = gathers_output_, local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
         for (at::Tensor* y : outputs) {
-          if (!y->defined() || !is_dtensor(*y)) continue;
-          if (gather) *y = laid_out(*y, Replicate());
-          if (local) *y = to_local(*y);
+          if (gather && y->defined() && is_dtensor(*y)) *y = laid_out(*y, Replicate());
         }
+        if (local) make_local(outputs);
       });
 }
 
 std::string RotaryEmbedParallel::describe() const {
-  return fmt::format("RotaryEmbedParallel(dim {}{})", options_.sequence_dim, options_.use_local_output ? ", local" : "");
+  return fmt::format("RotaryEmbedParallel(dim {}{})", options_.sequence_dim,
+                     options_.use_local_output ? ", local" : "");
 }
 
 namespace {
@@ -69,9 +68,7 @@ void RotaryEmbedParallel::apply(nn::Module& module, const StyleContext& context)
         }
       });
   module.register_forward_hook([local = options_.use_local_output](nn::Module&, nn::TensorRefs& outputs) {
-    for (at::Tensor* y : outputs) {
-      if (local && y->defined() && is_dtensor(*y)) *y = to_local(*y);
-    }
+    if (local) make_local(outputs);
   });
 }
 

@@ -26,6 +26,13 @@ std::vector<nn::ParameterSlot*> TiedSlots::of(nn::ParameterSlot& slot) const {
   return found == groups_.end() ? std::vector<nn::ParameterSlot*>{&slot} : *found->second;
 }
 
+void StyleContext::show(nn::ParameterSlot& slot, at::Tensor made) const {
+  made.set_requires_grad(slot.parameter.requires_grad());
+  for (auto* each : tied == nullptr ? std::vector<nn::ParameterSlot*>{&slot} : tied->of(slot)) {
+    nn::Module::set_parameter(*each, made);
+  }
+}
+
 void StyleContext::distribute(nn::ParameterSlot& slot, const Placement& placement) const {
   const at::Tensor old = slot.parameter;
   if (is_dtensor(old)) {
@@ -36,21 +43,12 @@ void StyleContext::distribute(nn::ParameterSlot& slot, const Placement& placemen
                   mesh->to_string());
     return;
   }
-  at::Tensor made = distribute_tensor(old.detach(), mesh, {placement}, src_data_rank);
-  made.set_requires_grad(old.requires_grad());
-  for (auto* each : tied == nullptr ? std::vector<nn::ParameterSlot*>{&slot} : tied->of(slot)) {
-    nn::Module::set_parameter(*each, made);
-  }
+  show(slot, distribute_tensor(old.detach(), mesh, {placement}, src_data_rank));
 }
 
 void StyleContext::replicate_rest(nn::Module& module) const {
   for (auto& slot : module.own_parameters()) {
-    if (is_dtensor(slot.parameter)) continue;
-    at::Tensor made = from_local(slot.parameter.detach(), mesh, {Replicate()});
-    made.set_requires_grad(slot.parameter.requires_grad());
-    for (auto* each : tied == nullptr ? std::vector<nn::ParameterSlot*>{&slot} : tied->of(slot)) {
-      nn::Module::set_parameter(*each, made);
-    }
+    if (!is_dtensor(slot.parameter)) show(slot, from_local(slot.parameter.detach(), mesh, {Replicate()}));
   }
   for (auto& buffer : module.own_buffers()) {
     if (buffer.slot->defined() && !is_dtensor(*buffer.slot)) {

@@ -48,6 +48,10 @@ struct StyleContext {
   void distribute(nn::ParameterSlot& slot, const Placement& placement) const;
   // All parameters and buffers of the module that are still plain become replicated DTensors, of this rank's values.
   void replicate_rest(nn::Module& module) const;
+
+ private:
+  // Puts `made` in place of a parameter and of all that are tied to it.
+  void show(nn::ParameterSlot& slot, at::Tensor made) const;
 };
 
 class ParallelStyle {

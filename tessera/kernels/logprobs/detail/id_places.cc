@@ -9,6 +9,13 @@ IdPlaces::IdPlaces(const at::Tensor& ids, const VocabPart& part)
     : own(ids.ge(part.start).logical_and_(ids.lt(part.end))),
       place(ids.sub(part.start).masked_fill_(own.logical_not(), 0)) {}
 
+at::Tensor following_ids(const at::Tensor& ids) {
+  auto next = at::full_like(ids, kIgnoredLabel);
+  const int64_t length = ids.size(-1);
+  if (length > 1) next.narrow(-1, 0, length - 1).copy_(ids.narrow(-1, 1, length - 1));
+  return next;
+}
+
 void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids, bool many) {
   const auto leading = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
   const auto found = ids.sizes();

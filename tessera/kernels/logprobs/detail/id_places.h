@@ -14,6 +14,9 @@ struct IdPlaces {
   at::Tensor place;  // which; 0 where it is none
 };
 
+// The id after each along the last dim; kIgnoredLabel behind the last.
+at::Tensor following_ids(const at::Tensor& ids);
+
 // Error kShape unless ids are int64 of the logits' leading shape, with a last dim of their own when there are `many`.
 void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids, bool many);
 // found [rows, K]: how many ranks have each id. Error kShape unless that is 1 or the id kIgnoredLabel.

@@ -20,9 +20,9 @@ namespace {
 
 constexpr double kNoLogit = -std::numeric_limits<double>::infinity();
 
-struct GroupHolder : torch::CustomClassHolder {
-  explicit GroupHolder(std::shared_ptr<comm::Group> group) : group(std::move(group)) {}
-  std::shared_ptr<comm::Group> group;
+struct PartHolder : torch::CustomClassHolder {
+  explicit PartHolder(VocabPart given) : part(std::move(given)) {}
+  VocabPart part;
 };
 
 }  // namespace
@@ -66,15 +66,11 @@ JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum) {
   return joined;
 }
 
-c10::IValue hold_group(const VocabPart& part) {
-  if (part.size() == 1) return {};
-  return c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(part.group));
+c10::IValue hold_part(const VocabPart& part) {
+  return c10::IValue::make_capsule(c10::make_intrusive<PartHolder>(part));
 }
 
-std::shared_ptr<comm::Group> held_group(const c10::IValue& held) {
-  if (held.isNone()) return nullptr;
-  return static_cast<GroupHolder*>(held.toCapsule().get())->group;
-}
+const VocabPart& held_part(const c10::IValue& held) { return static_cast<PartHolder*>(held.toCapsule().get())->part; }
 
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size) {
   TESSERA_CHECK(chunk_size > 0, ErrorKind::kShape, "[kernels.{}] chunk_size: found {}, wanted at least 1", verb,

@@ -35,9 +35,9 @@ JoinedSums join_sums(const at::Tensor& most, const at::Tensor& sum);
 // 0 in place of -infinity: what may be taken off -infinity.
 at::Tensor finite_most(const at::Tensor& most);
 
-// Holds a group for the backward pass.
-c10::IValue hold_group(const VocabPart& part);
-std::shared_ptr<comm::Group> held_group(const c10::IValue& held);
+// Holds a part for the backward pass.
+c10::IValue hold_part(const VocabPart& part);
+const VocabPart& held_part(const c10::IValue& held);
 
 // Rows of a chunk of the dim before the vocabulary. Error kShape below 1.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size);

@@ -1,7 +1,5 @@
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 
-#include <c10/util/strides.h>
-
 #include "tessera/base/error.h"
 
 namespace tessera::detail {
@@ -17,13 +15,22 @@ at::Tensor as_dtensor(const at::Tensor& tensor, const MeshPtr& mesh, const Place
   if (global_extent < 0 || !placed.is_shard()) return from_local(tensor, mesh, {placed});
   auto shape = tensor.sizes().vec();
   shape[static_cast<size_t>(placed.dim)] = global_extent;
-  const auto strides = c10::contiguous_strides(shape);
-  return from_local(tensor.contiguous(), mesh, {placed},
-                    {.shape = shape, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
+  return from_local(tensor.contiguous(), mesh, {placed}, FromLocalOptions::contiguous(std::move(shape)));
 }
 
 at::Tensor laid_out(const at::Tensor& dtensor, const Placement& wanted) {
   return redistribute(dtensor, {on_dims(wanted, dtensor.dim())});
+}
+
+at::Tensor brought(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& given, const Placement& wanted,
+                   int64_t global_extent) {
+  return laid_out(is_dtensor(tensor) ? tensor : as_dtensor(tensor, mesh, given, global_extent), wanted);
+}
+
+void make_local(const nn::TensorRefs& tensors) {
+  for (at::Tensor* each : tensors) {
+    if (each->defined() && is_dtensor(*each)) *each = to_local(*each);
+  }
 }
 
 at::Tensor& first_of(const nn::TensorRefs& tensors, const std::string& path, const char* what) {

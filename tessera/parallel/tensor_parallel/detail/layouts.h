@@ -18,6 +18,11 @@ at::Tensor as_dtensor(const at::Tensor& tensor, const MeshPtr& mesh, const Place
                       int64_t global_extent = -1);
 // Brought to `wanted`; the very tensor where it lies so already. COLLECTIVE over its mesh otherwise.
 at::Tensor laid_out(const at::Tensor& dtensor, const Placement& wanted);
+// Brought to `wanted`, where a plain tensor is taken for one that lies as `given`. COLLECTIVE likewise.
+at::Tensor brought(const at::Tensor& tensor, const MeshPtr& mesh, const Placement& given, const Placement& wanted,
+                   int64_t global_extent = -1);
+// DTensors become their local parts.
+void make_local(const nn::TensorRefs& tensors);
 // The first of the tensors among a call's arguments, which a style needs. Error kShape when there is none.
 at::Tensor& first_of(const nn::TensorRefs& tensors, const std::string& path, const char* what);
 // "R -> S(-1), local"

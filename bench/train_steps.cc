@@ -1,0 +1,102 @@
+#include "bench/train_steps.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/data/batch.h"
+#include "tessera/kernels/ignored_label.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/train/step.h"
+
+namespace tessera::bench {
+namespace {
+
+data::Batch rows_from(int64_t first, int64_t rows, int64_t length, int64_t vocabulary) {
+  const auto tokens =
+      at::arange(first, first + rows * length, at::kLong).mul_(7919).remainder_(vocabulary).view({rows, length});
+  const auto labels = at::full_like(tokens, kIgnoredLabel);
+  labels.narrow(1, 0, length - 1).copy_(tokens.narrow(1, 1, length - 1));
+  const auto positions = at::arange(length, at::kLong).expand({rows, length}).contiguous();
+  return data::make_batch(tokens, labels, positions, at::zeros_like(tokens));
+}
+
+double largest_mebibytes(const Json& answer) {
+  double most = 0;
+  for (const auto& each : answer["peak_bytes"]) most = std::max(most, each.get<double>());
+  return most / (1 << 20);
+}
+
+}  // namespace
+
+void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
+  const auto optimizer = optim::make_adamw(model, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
+  train::TrainStep step(model, *optimizer, world.group(), {.max_grad_norm = 1.0, .counts = rows.counts});
+  int64_t done = 0;
+  while (true) {
+    std::string line;
+    if (world.rank() == 0 && !std::getline(std::cin, line)) line = "{\"steps\": 0}";
+    const auto steps = Json::parse(comm::broadcast_bytes(*world.group(), line)).at("steps").get<int64_t>();
+    if (steps == 0) return;
+    comm::barrier(*world.group());
+    double loss = 0;
+    const double seconds = seconds_of([&] {
+      for (int64_t i = 0; i < steps; ++i, ++done) {
+        const int64_t first = (done * rows.data_ranks + rows.data_rank) * rows.rows * rows.length;
+        loss = step.run({rows_from(first, rows.rows, rows.length, model.config().vocab_size)}, 1e-4).loss;
+      }
+    });
+    std::vector<int64_t> peaks;
+    for (const auto& each : comm::all_gather_bytes(*world.group(), std::to_string(train::peak_resident_bytes()))) {
+      peaks.push_back(std::stoll(each));
+    }
+    if (world.rank() == 0) {
+      std::cout << Json{{"seconds", seconds}, {"loss", loss}, {"peak_bytes", peaks}}.dump() << std::endl;
+    }
+  }
+}
+
+void measure_steps(Harness& harness, const std::string& self, const StepCase& given) {
+  if (!harness.wants(given.name)) return;
+  const char* program = std::getenv("TESSERA_PROGRAM");
+  std::vector<std::string> launch = {program ? program : source_folder() + "/build/tessera",
+                                     "launch",
+                                     "--nproc",
+                                     std::to_string(kTrainingRanks),
+                                     "--",
+                                     self,
+                                     "--rank"};
+  launch.insert(launch.end(), given.words.begin(), given.words.end());
+  auto arguments = given.words;
+  arguments.insert(arguments.begin() + 1, std::to_string(kTrainingRanks));
+  Peer ours(launch);
+  Peer peer(given.peer, arguments);
+  Peer tuned(given.peer, arguments, {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});  // the allocator that ours links
+  const Json request = {{"steps", given.steps}};
+  // Warm-up; the same steps on both sides from here on.
+  Json last_ours = ours.ask(request), last_peer = peer.ask(request), last_tuned = tuned.ask(request);
+  const auto agree = [&] {
+    return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < 1e-3;
+  };
+  const auto tokens = static_cast<double>(given.steps * given.tokens);
+  harness.threads = kTrainingRanks;
+  harness.run({.name = given.name + " tokens/s",
+               .unit = "tokens/s",
+               .at_least = 1,
+               .verified = agree,
+               .ours = [&] { return tokens / (last_ours = ours.ask(request))["seconds"].get<double>(); },
+               .peer = [&] { return tokens / (last_peer = peer.ask(request))["seconds"].get<double>(); },
+               .tuned_peer = [&] { return tokens / (last_tuned = tuned.ask(request))["seconds"].get<double>(); }});
+  harness.run({.name = given.name + " peak memory a rank",
+               .unit = "MiB",
+               .at_least = 1 / given.memory_at_most,
+               .higher_is_better = false,
+               .verified = agree,
+               .ours = [&] { return largest_mebibytes(last_ours); },
+               .peer = [&] { return largest_mebibytes(last_peer); },
+               .tuned_peer = [&] { return largest_mebibytes(last_tuned); }});
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,41 @@
+// What the benchmarks of training steps share: our ranks, which answer requests for steps, and the comparison with a
+// peer that trains on the same tokens with the same settings.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bench/harness.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/models/causal_lm.h"
+
+namespace tessera::bench {
+
+constexpr int kTrainingRanks = 2;
+
+// The rows of one rank's step: tokens are consecutive values of (7919 * index) modulo the vocabulary.
+struct StepRows {
+  int64_t rows = 0;  // of this rank
+  int64_t length = 0;
+  int64_t data_ranks = 1, data_rank = 0;  // those that have rows of their own
+  bool counts = true;                     // train::StepOptions::counts
+};
+
+// Trains with AdamW, clipping at 1.0: reads {"steps": N} a line on rank 0's stdin, answers {"seconds", "loss",
+// "peak_bytes": [a rank]}, until {"steps": 0} or the end of the input. COLLECTIVE over the world.
+void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows);
+
+struct StepCase {
+  std::string name;
+  std::string peer;                // script in bench/peers
+  std::vector<std::string> words;  // model folder, rows, length, ...: of our ranks behind --rank; the peer's second
+                                   // word is the number of ranks
+  int64_t steps = 0;          // of a request
+  int64_t tokens = 0;         // of a step, of all ranks
+  double memory_at_most = 1;  // wanted, in shares of the peer's
+};
+// tokens/s and peak memory a rank, `self` being the program of our ranks; the losses of both halves must agree.
+void measure_steps(Harness& harness, const std::string& self, const StepCase& given);
+
+}  // namespace tessera::bench

@@ -1,0 +1,18 @@
+// Labels that are no class.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+
+#include <cstdint>
+
+namespace at {
+class Tensor;
+}
+
+namespace tessera::detail {
+
+// The first of the labels (int64, of any shape) that is neither kIgnoredLabel nor one of the classes: its place in the
+// flattened labels; -1: there is none. Waits for the device.
+int64_t first_wrong_label(const at::Tensor& labels, int64_t classes);
+
+}  // namespace tessera::detail

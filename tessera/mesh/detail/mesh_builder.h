@@ -1,0 +1,82 @@
+// How meshes are made of one another, and the groups that they share. Internal to mesh.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera {
+
+// One group along one dim, made when first asked for and shared by every mesh that holds the dim.
+struct DeviceMesh::GroupSlot {
+  std::mutex mutex;
+  std::vector<int> ranks;
+  std::string name;
+  std::shared_ptr<comm::Group> group;
+};
+
+// The groups over several dims of a root and its submeshes; those of flatten() also by name. Meshes own this, so it
+// must not own meshes.
+struct DeviceMesh::FlattenedMeshes {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<GroupSlot>> by_name;
+  std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;            // groups over several dims
+  std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;  // of submeshes, by shape and ranks
+  struct Arrangement {
+    std::vector<int64_t> shape;
+    std::vector<std::string> names;
+    std::vector<int> ranks;
+  };
+  std::vector<Arrangement> arrangements;  // the root's, and those that unflatten() made of its ranks
+
+  // One slot for the same ranks, however they were asked for. The mutex must be held.
+  std::shared_ptr<GroupSlot> slot_of(const std::vector<int>& ranks, const std::string& name) {
+    auto& slot = by_ranks[ranks];
+    if (!slot) {
+      slot = std::make_shared<GroupSlot>();
+      slot->ranks = ranks;
+      slot->name = name;
+    }
+    return slot;
+  }
+};
+
+struct DeviceMeshBuilder {
+  static std::shared_ptr<DeviceMesh> make(const std::shared_ptr<comm::World>& world, c10::DeviceType device_type,
+                                          std::vector<int64_t> shape, std::vector<std::string> names,
+                                          std::vector<int> ranks);
+  // The ranks that differ from this one on the given dims only, row-major. On a rank outside the mesh: at the origin of
+  // the other dims.
+  static std::vector<int> ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims);
+  // Slots along each dim for the row that holds this rank.
+  static void add_slots(DeviceMesh& mesh);
+  // Makes `mesh` a submesh. One made again has the id of the first.
+  static void join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root);
+  static MeshPtr flatten(const MeshPtr& from, const std::string& name);
+  // The mesh that flatten(name) once made; null when there is none.
+  static MeshPtr find_flattened(const DeviceMesh& root, const std::string& name);
+  static MeshPtr slice(const MeshPtr& from, const std::vector<int64_t>& dims);
+  static std::shared_ptr<DeviceMesh> root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
+                                          const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                                          std::vector<int> ranks);
+  static MeshPtr unflatten(const DeviceMesh& from, int64_t dim, const std::vector<int64_t>& sizes,
+                           const std::vector<std::string>& names);
+  // The slice of an arrangement of the same ranks that has the dims of both; null when there is none.
+  static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second);
+  static void use_group(DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
+  static const std::shared_ptr<comm::Group>& group_of(const DeviceMesh& mesh, DeviceMesh::GroupSlot& slot);
+};
+
+namespace detail {
+
+// "'a', 'b'"
+std::string quoted_names(const std::vector<std::string>& names);
+
+}  // namespace detail
+
+}  // namespace tessera
