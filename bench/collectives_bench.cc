@@ -187,13 +187,12 @@ class Contest {
                   .peer = [&] { return gigabytes(peer_, what.peer_calls); }});
     // The limit: what must move, at the speed at which all ranks copy as many bytes at once.
     const double needed = bytes_needed(what.op, static_cast<double>(what.bytes), ranks_);
-    harness_.run(
-        {.name = name + " of limit",
-         .unit = "GB/s",
-         .at_least = 0.6,
-         .verified = [&] { return verified; },
-         .ours = [&] { return needed / seconds(ours_, what, what.calls) / 1e9; },
-         .peer = [&] { return 2.0 * ranks_ * what.bytes / seconds(ours_, what, "copy", what.calls) / 1e9; }});
+    harness_.run({.name = name + " of limit",
+                  .unit = "GB/s",
+                  .at_least = 0.6,
+                  .verified = [&] { return verified; },
+                  .ours = [&] { return needed / seconds(ours_, what, what.calls) / 1e9; },
+                  .peer = [&] { return 2.0 * ranks_ * what.bytes / seconds(ours_, what, "copy", what.calls) / 1e9; }});
   }
 
  private:

@@ -16,7 +16,8 @@ namespace tessera {
 
 class MappedFile {
  public:
-  // Error kIo when the file cannot be opened, is no regular file or cannot be mapped. An empty file maps to an empty span.
+  // Error kIo when the file cannot be opened, is no regular file or cannot be mapped. An empty file maps to an empty
+  // span.
   static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

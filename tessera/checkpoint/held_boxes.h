@@ -1,6 +1,6 @@
 // Which boxes of a tensor lie on this rank. Internal to checkpoint.
 //
-//   for (const HeldBox& box : held_boxes(tensor)) ...     // box.offset of the global tensor, box.at of to_local(tensor)
+//   for (const HeldBox& box : held_boxes(tensor)) ...     // box.offset: in the whole; box.at: in to_local(tensor)
 //
 // One box for plain tensors, replicas and shards in one piece; several for strided shards in pieces; none where the
 // rank holds nothing. No communication.

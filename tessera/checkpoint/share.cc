@@ -99,8 +99,7 @@ void add_report(Manifest& manifest, const std::string& text) {
   const JsonReader report(json, where);
   TESSERA_CHECK(!report.has("error"), ErrorKind::kIo, "{}", report.string("error"));
   const size_t file = manifest.files.size();
-  manifest.files.push_back(
-      {report.string("file"), report.at("bytes").as_unsigned(), report.at("xxh3").as_unsigned()});
+  manifest.files.push_back({report.string("file"), report.at("bytes").as_unsigned(), report.at("xxh3").as_unsigned()});
   for (const auto& each : report.at("tensors").items()) {
     const std::string name = each.string("name");
     const auto dtype = parse_safetensors_dtype(each.string("dtype"));

@@ -93,8 +93,7 @@ Json report_warnings(const MachineFacts& facts) {
   const char* asked = std::getenv("OMP_NUM_THREADS");
   const int threads = std::max(at::get_num_threads(), asked ? std::atoi(asked) : 0);
   if (threads > facts.cores_allowed) {
-    warnings.push_back(
-        fmt::format("{} threads on {} cores: set OMP_NUM_THREADS", threads, facts.cores_allowed));
+    warnings.push_back(fmt::format("{} threads on {} cores: set OMP_NUM_THREADS", threads, facts.cores_allowed));
   }
   if (facts.open_files_limit > 0 && facts.open_files_limit < 1024) {
     warnings.push_back(fmt::format("only {} open files are allowed: raise 'ulimit -n'", facts.open_files_limit));

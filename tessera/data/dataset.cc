@@ -138,7 +138,8 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
   check_options(options);
   auto set = std::shared_ptr<Dataset>(new Dataset());
   set->options_ = options;
-  // Nothing reads padding but the embedding: a padding token that the model does not know gives way to one that it knows.
+  // Nothing reads padding but the embedding: a padding token that the model does not know gives way to one that it
+  // knows.
   for (const auto token : {tokenizer.eos_id(), tokenizer.pad_id()}) {
     if (token && (options.vocab_size == 0 || *token < options.vocab_size)) set->padding_token_ = *token;
   }

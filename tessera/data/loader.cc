@@ -51,11 +51,12 @@ void DataLoader::load_state(const nlohmann::json& state) {
   }
   TESSERA_CHECK(next >= 0, ErrorKind::kFormat, "[data.resume] the saved data position is {}, wanted 0 or more.", next);
   const nlohmann::json own = this->state();
-  TESSERA_CHECK(other == own, ErrorKind::kConfig,
-                "[data.resume] the data are not those of the checkpoint: saved {}, found {}. Resume with the same "
-                "files, seed and data settings, or start anew in another checkpoint.dir or with checkpoint.resume=never, "
-                "which puts aside what is there.",
-                other.dump(), own.dump());
+  TESSERA_CHECK(
+      other == own, ErrorKind::kConfig,
+      "[data.resume] the data are not those of the checkpoint: saved {}, found {}. Resume with the same "
+      "files, seed and data settings, or start anew in another checkpoint.dir or with checkpoint.resume=never, "
+      "which puts aside what is there.",
+      other.dump(), own.dump());
   next_sample_ = next;
 }
 

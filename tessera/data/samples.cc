@@ -13,10 +13,11 @@ Sample SampleMaker::make(const Record& record) const {
   Sample sample = make_unchecked(record);
   if (vocab_size_ == 0) return sample;
   for (const int32_t token : sample.tokens) {
-    TESSERA_CHECK(token < vocab_size_, ErrorKind::kConfig,
-                  "[data.read] {}: the tokenizer makes token {} ({}) of it, the model knows {} tokens. Do tokenizer and "
-                  "model belong together?",
-                  record.where, token, quote(tokenizer_.id_to_token(token)), vocab_size_);
+    TESSERA_CHECK(
+        token < vocab_size_, ErrorKind::kConfig,
+        "[data.read] {}: the tokenizer makes token {} ({}) of it, the model knows {} tokens. Do tokenizer and "
+        "model belong together?",
+        record.where, token, quote(tokenizer_.id_to_token(token)), vocab_size_);
   }
   return sample;
 }

@@ -34,8 +34,8 @@ class SampleMaker {
               int64_t vocab_size = 0)
       : tokenizer_(tokenizer), chat_template_(chat_template), vocab_size_(vocab_size) {}
 
-  // Error kConfig for a chat without template and for a token that the model does not know; kFormat when the template refuses the messages, or when what it prints
-  // does not show where the assistant speaks.
+  // Error kConfig for a chat without template and for a token that the model does not know; kFormat when the template
+  // refuses the messages, or when what it prints does not show where the assistant speaks.
   Sample make(const Record& record) const;
 
  private:

@@ -16,8 +16,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/formats/gguf.h"
 #include "tessera/base/staged.h"
+#include "tessera/formats/gguf.h"
 
 namespace tessera {
 

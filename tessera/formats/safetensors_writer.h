@@ -18,8 +18,8 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/formats/safetensors.h"
 #include "tessera/base/staged.h"
+#include "tessera/formats/safetensors.h"
 
 namespace at {
 class Tensor;

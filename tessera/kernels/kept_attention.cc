@@ -40,9 +40,7 @@ at::Tensor with_heads(const at::Tensor& tensor, int64_t heads) {
 
 }  // namespace
 
-bool keeps_attention(const at::Tensor& q) {
-  return KeptResults::current() != nullptr && q.is_cpu() && !is_dtensor(q);
-}
+bool keeps_attention(const at::Tensor& q) { return KeptResults::current() != nullptr && q.is_cpu() && !is_dtensor(q); }
 
 at::Tensor kept_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const KeptAttentionOptions& options) {

@@ -2,7 +2,7 @@
 //
 //   auto kept = std::make_shared<KeptResults>();
 //   { KeptResults::Scope record(kept, KeptResults::Mode::kRecord); forward(); }     // without autograd
-//   { KeptResults::Scope replay(kept, KeptResults::Mode::kReplay); forward(); }     // with it: kept results are not computed
+//   { KeptResults::Scope replay(kept, KeptResults::Mode::kReplay); forward(); }     // with it; does not compute them
 //
 // In force on the thread that made the scope, until its end. Kernels that take part ask current(); both forwards must
 // call them in the same order. One rank and forward.

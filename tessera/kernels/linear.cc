@@ -102,7 +102,7 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   const bool distributed = is_dtensor(x) || is_dtensor(weight) || (bias && is_dtensor(*bias));
   return distributed || runs_on_onednn(x, weight, bias) ? Linear::apply(x, weight, bias, std::nullopt)
-                                                             : at::linear(x, weight, bias);
+                                                        : at::linear(x, weight, bias);
 }
 
 at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tensor& x) {

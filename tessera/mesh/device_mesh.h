@@ -99,8 +99,9 @@ MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
 MeshPtr make_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<int>& ranks, const std::vector<int64_t>& shape,
                          const std::vector<std::string>& dim_names = {});
-// The submesh over the dims of two slices of one mesh, in its order: (dp) and (tp) give (dp, tp) again. Groups are shared.
-// As torch's DeviceMesh._concatenate. Errors kShape: meshes of different origin, a dim that both have, a flattened dim.
+// The submesh over the dims of two slices of one mesh, in its order: (dp) and (tp) give (dp, tp) again. Groups are
+// shared. As torch's DeviceMesh._concatenate. Errors kShape: meshes of different origin, a dim that both have, a
+// flattened dim.
 MeshPtr concatenate(const MeshPtr& first, const MeshPtr& second);
 // Over groups that exist already, one a dim; they are shared, not made again. A comm::Group holds any c10d back-end.
 // With one group the mesh is 1-d over its ranks. With several, `ranks` and `shape` say how all ranks lie, and each

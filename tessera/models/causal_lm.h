@@ -23,8 +23,8 @@ struct ModelInputs {
   at::Tensor positions{};     // int64 [B, T]; undefined: 0, 1, 2, ... after the cached tokens
   at::Tensor document_ids{};  // int64 [B, T], a number for each document of a packed row, negative: padding, whose
                               // results mean nothing; undefined: one document a row
-  at::Tensor labels{};  // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
-                        // the summed loss, undefined: the logits
+  at::Tensor labels{};   // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
+                         // the summed loss, undefined: the logits
   at::Tensor targets{};  // int64 [B, T]: as labels, without them; defined: forward gives log p of each, [B, T]
   nn::KvCache* cache = nullptr;  // not owned
   int64_t logits_to_keep = 0;    // logits of the last so many tokens of each row only; 0: of all

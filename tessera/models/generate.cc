@@ -196,7 +196,8 @@ std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, 
   auto pending = at::tensor(context).unsqueeze(0).to(device);
   for (int64_t made = 0; made < most; ++made) {
     auto logits = model.logits({.tokens = pending, .cache = &cache, .logits_to_keep = 1});
-    if (is_dtensor(logits)) logits = full_tensor(logits);  // each rank of a tensor-parallel head has a part of the vocabulary
+    if (is_dtensor(logits))
+      logits = full_tensor(logits);  // each rank of a tensor-parallel head has a part of the vocabulary
     const auto [token, last] = next_token(logits.flatten(), context, options, on_token, group);
     context.push_back(token);
     if (last) break;

@@ -55,9 +55,9 @@ using ForwardHookWithInputs = std::function<void(Module&, const TensorRefs& inpu
 
 // Runs forward again on other tensors in place of the inputs, and gives the outputs.
 using Rerun = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-// Stands around forward, inside all hooks, where autograd records (activation checkpoints): called before forward, which
-// then runs without recording; what it returned is called with the inputs and outputs afterwards, and makes the outputs
-// results of a graph node of its own.
+// Stands around forward, inside all hooks, where autograd records (activation checkpoints): called before forward,
+// which then runs without recording; what it returned is called with the inputs and outputs afterwards, and makes the
+// outputs results of a graph node of its own.
 using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, Rerun rerun)>;
 using ForwardWrapper = std::function<WrapOutputs(Module&)>;
 

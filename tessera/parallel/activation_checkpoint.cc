@@ -170,7 +170,8 @@ void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpo
       continue;
     }
     const auto& children = layers[i]->named_children();
-    const auto mlp = std::find_if(children.begin(), children.end(), [](const auto& child) { return child.first == "mlp"; });
+    const auto mlp =
+        std::find_if(children.begin(), children.end(), [](const auto& child) { return child.first == "mlp"; });
     TESSERA_CHECK(mlp != children.end(), ErrorKind::kConfig,
                   "[parallel.checkpoint] layer {} has no child named mlp. Use full checkpointing.", i);
     checkpoint_activations(*mlp->second);

@@ -2,8 +2,8 @@
 //
 //   checkpoint_activations(*layer);              // keeps its inputs, and runs it again when its gradient is known
 //
-// Numbers do not change: forward is deterministic. Inside the module's hooks, so that FSDP gathers and frees as without it,
-// while hooks of modules below run twice. Gradients of parameters flow through the graph of the forward that was
+// Numbers do not change: forward is deterministic. Inside the module's hooks, so that FSDP gathers and frees as without
+// it, while hooks of modules below run twice. Gradients of parameters flow through the graph of the forward that was
 // wrapped, so that they arrive once, together with those of other uses.
 //
 // The second forward is COLLECTIVE as the first. A module belongs to one rank.

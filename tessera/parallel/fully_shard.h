@@ -31,13 +31,13 @@ struct FullyShardOptions {
   MeshPtr mesh = {};                               // 1-d (shard), or 2-d (replicate, shard) with names
   std::optional<bool> reshard_after_forward = {};  // default: true, but false for the root
   MixedPrecisionPolicy mp_policy = {};
-  // Beside tensor parallelism: plain parameters are alike on all ranks of this mesh, and the DTensors that they become say
-  // so (Shard, Replicate); forward reads plain tensors. None: their DTensors lie over `mesh` alone.
+  // Beside tensor parallelism: plain parameters are alike on all ranks of this mesh, and the DTensors that they become
+  // say so (Shard, Replicate); forward reads plain tensors. None: their DTensors lie over `mesh` alone.
   MeshPtr replicated_over = {};
 };
 
-// Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be DTensors of tensor
-// parallelism, over another slice of the mesh that `mesh` is a slice of: what lies on a rank is sharded then, as
+// Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be DTensors of
+// tensor parallelism, over another slice of the mesh that `mesh` is a slice of: what lies on a rank is sharded then, as
 // (StridedShard, Shard) or (Shard, Shard(1)); forward sees DTensors as before, and gradients are brought to the
 // parameter's placements before they are reduced. Parameters may be on the meta
 // device: then their shards are too, until materialised (to_empty and load, or init). Shards lie in memory that the

@@ -156,9 +156,9 @@ std::vector<RecipeKey> make_parallel_keys() {
       {.section = "parallel",
        .name = "activation_checkpointing",
        .field = kParallel<&ParallelSection::activation_checkpointing>,
-       .help =
-           "Compute activations again in backward instead of keeping them: those of each layer's MLP (mlp, or true), of "
-           "each layer (full), or of each layer but attention and every second product (selective)",
+       .help = "Compute activations again in backward instead of keeping them: those of each layer's MLP (mlp, or "
+               "true), of "
+               "each layer (full), or of each layer but attention and every second product (selective)",
        .allowed = {"none", "mlp", "selective", "full", "true", "false"},
        .aliases = {"activation_checkpoint.mode"}},
       {.section = "parallel",
@@ -176,9 +176,9 @@ std::vector<RecipeKey> make_parallel_keys() {
       {.section = "parallel",
        .name = "plan",
        .field = kParallel<&ParallelSection::plan>,
-       .help =
-           "How tp shards the model. auto: the family's own plan; hf: transformers' plan; or a YAML file, from pattern of "
-           "modules to style",
+       .help = "How tp shards the model. auto: the family's own plan; hf: transformers' plan; or a YAML file, from "
+               "pattern of "
+               "modules to style",
        .aliases = {"policy.dtensor_cfg.custom_parallel_plan"}},
       {.section = "parallel",
        .name = "replicate_kv",
@@ -233,7 +233,8 @@ std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
       {.section = "optimizer",
        .name = "stochastic_rounding",
        .field = kOptimizer<&OptimizerSection::stochastic_rounding>,
-       .help = "With master_weights false and a bfloat16 model: parameters are rounded up or down at random, by train.seed, "
+       .help = "With master_weights false and a bfloat16 model: parameters are rounded up or down at random, by "
+               "train.seed, "
                "so that small updates count on average; optimizer state is float32"},
 
       {.section = "schedule",

@@ -1,8 +1,7 @@
 #include "tessera/train/step.h"
 
-#include <unistd.h>
-
 #include <ATen/core/grad_mode.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <fstream>

@@ -15,7 +15,7 @@ TEST(Quote, PrintableTextStaysAndTheRestIsSpelled) {
 
 TEST(Quote, BytesThatAreNoUtf8AreSpelled) {
   EXPECT_EQ(escape("\xff"
-                    "a\xc3"),
+                   "a\xc3"),
             "\\xffa\\xc3");
   EXPECT_EQ(escape("\xed\xa0\x80"), "\\xed\\xa0\\x80") << "a surrogate";
   EXPECT_EQ(escape("\xc0\x80\xe0\x80\x80\xf5\x80\x80\x80"), "\\xc0\\x80\\xe0\\x80\\x80\\xf5\\x80\\x80\\x80");

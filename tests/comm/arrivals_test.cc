@@ -105,9 +105,8 @@ TEST(Arrival, IsReadBackAndRubbishIsAnError) {
   const Arrival one = arrivals({{"a", 0, 1, "f0"}})[0];
   EXPECT_EQ(Arrival::parse(one.text()).text(), one.text());
   const std::string deep(100'000, '['), negative = one.text().replace(one.text().find("\"rank\":0"), 8, "\"rank\":-1");
-  for (const std::string& rubbish :
-       {std::string(), std::string("{}"), std::string("[1]"), std::string("4\nhost"), std::string(R"({"rank": "x"})"),
-        deep, "{\"rank\": " + deep, negative}) {
+  for (const std::string& rubbish : {std::string(), std::string("{}"), std::string("[1]"), std::string("4\nhost"),
+                                     std::string(R"({"rank": "x"})"), deep, "{\"rank\": " + deep, negative}) {
     try {
       Arrival::parse(rubbish);
       ADD_FAILURE() << rubbish.substr(0, 60);

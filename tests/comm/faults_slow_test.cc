@@ -3,9 +3,7 @@
 namespace tessera::comm {
 namespace {
 
-TEST(Faults, TwoHundredKilledRanksAreNamedByEverySurvivor) {
-  expect_survivors_to_notice(200, std::random_device()());
-}
+TEST(Faults, TwoHundredKilledRanksAreNamedByEverySurvivor) { expect_survivors_to_notice(200, std::random_device()()); }
 
 }  // namespace
 }  // namespace tessera::comm

@@ -41,7 +41,8 @@ TEST(ShmMany, SeventyTwoProcessesShareOneGroup) {
     require_equal(left, at::full({1}, (rank + kMany - 1) % kMany, at::kLong), "recv");
     barrier(group);
   };
-  const auto ends = testing_faults::run_forked(kMany, std::chrono::seconds(100), body, "shm", std::chrono::seconds(110));
+  const auto ends =
+      testing_faults::run_forked(kMany, std::chrono::seconds(100), body, "shm", std::chrono::seconds(110));
   for (const auto& end : ends) EXPECT_EQ(end.exit_code, 0) << end.message;
 }
 

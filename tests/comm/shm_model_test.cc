@@ -489,10 +489,9 @@ class SendChunks final : public Protocol {
 };
 
 Search search_of_chunks(int chunks, int room, int preemptions = -1) {
-  return {.fibers = 2,
-          .slots = room,
-          .preemptions = preemptions,
-          .make = [=] { return std::make_unique<SendChunks>(chunks, room); }};
+  return {.fibers = 2, .slots = room, .preemptions = preemptions, .make = [=] {
+            return std::make_unique<SendChunks>(chunks, room);
+          }};
 }
 
 TEST(ShmModel, ChunksOfMessagesArriveUnderEverySchedule) {

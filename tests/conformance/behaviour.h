@@ -13,7 +13,7 @@ struct Observed {
   std::string op;      // "aten::mm#0"
   std::string inputs;  // "S(0) R"
   Behaviour behaviour;
-  std::string error;         // its text
+  std::string error;        // its text
   bool may_refuse = false;  // with that text: one of those of the operations that write, or of the views
 };
 // As rank 0 sees them, in the order of the samples.

@@ -12,8 +12,9 @@ class AtLength : public ::testing::TestWithParam<std::string> {};
 TEST_P(AtLength, EqualsThePlainOperation) {
   for (const int64_t k : {2, 3, 4}) {
     Conformance run({.mesh = {k}, .full = true});
-    add_group(GetParam(), {2 * k + 1, 2 * k, k + 1, k, k - 1, 1, 0},
-              [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); }, /*missing_too=*/true);
+    add_group(
+        GetParam(), {2 * k + 1, 2 * k, k + 1, k, k - 1, 1, 0},
+        [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); }, /*missing_too=*/true);
     run.check();
     expect_conforming(run.report(), GetParam(), /*at_random=*/false, /*missing_too=*/true);
   }

@@ -45,8 +45,7 @@ bool Reference::is_leaf(const Slot& slot) const {
 }
 
 bool Reference::may_refuse(const std::string& error) const {
-  return writes || is_out || sample.may_refuse ? is_refusal_to_write(error)
-                                               : is_view && is_refusal(error, kViewTexts);
+  return writes || is_out || sample.may_refuse ? is_refusal_to_write(error) : is_view && is_refusal(error, kViewTexts);
 }
 
 Tensors writable(const std::vector<Slot>& slots, const Tensors& leaves) {

@@ -65,9 +65,7 @@ namespace {
 
 bool chosen(const ListedOp& op, const std::string& group) { return op.group == group && is_asked_for(op.name); }
 
-bool is_missing(const ListedOp& op) {
-  return std::count(missing_ops().begin(), missing_ops().end(), op.name) > 0;
-}
+bool is_missing(const ListedOp& op) { return std::count(missing_ops().begin(), missing_ops().end(), op.name) > 0; }
 
 }  // namespace
 

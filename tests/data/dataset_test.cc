@@ -300,13 +300,20 @@ TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
   EXPECT_THAT(error("\xff\xfe" + wide("In the beginning", true)),
               AllOf(HasSubstr("a.txt: byte 0 is 0xff"), HasSubstr("seems to be UTF-16"), HasSubstr("iconv -f UTF-16")));
   EXPECT_THAT(error("\xfe\xff" + wide("In the beginning", false)), HasSubstr("seems to be UTF-16."));
-  EXPECT_THAT(error(wide("In the beginning", true)), AllOf(HasSubstr("byte 1 is 0x00"), HasSubstr("iconv -f UTF-16LE")));
+  EXPECT_THAT(error(wide("In the beginning", true)),
+              AllOf(HasSubstr("byte 1 is 0x00"), HasSubstr("iconv -f UTF-16LE")));
   EXPECT_THAT(error(wide("{\"text\": \"a\"}\n", false), "a.jsonl"),
               AllOf(HasSubstr("byte 0 is 0x00"), HasSubstr("iconv -f UTF-16BE")));
   EXPECT_THAT(error("caf\xe9 au lait"), AllOf(HasSubstr("byte 3 is 0xe9"), HasSubstr("Latin-1")));
   EXPECT_THAT(error("{\"text\": \"caf\xe9 au lait\"}\n", "a.jsonl"), HasSubstr("byte 13 is 0xe9"));
   EXPECT_THAT(error("na\u00efve caf\xc3"), AllOf(HasSubstr("byte 10 is 0xc3"), HasSubstr("cut off")));
-  EXPECT_EQ(load({.paths = {write("b.txt", "\xef\xbb\xbf" "caf\u00e9")}, .sequence_length = 8})->stats().tokens, 6);
+  EXPECT_EQ(load({.paths = {write("b.txt",
+                                  "\xef\xbb\xbf"
+                                  "caf\u00e9")},
+                  .sequence_length = 8})
+                ->stats()
+                .tokens,
+            6);
 }
 
 TEST_F(DatasetTest, EmptyPromptAndCompletionAreASampleWithNothingToLearn) {

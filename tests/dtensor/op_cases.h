@@ -2,8 +2,8 @@
 //
 //   check_cases({2, 4}, {{"mm", {{8, 12}, {12, 16}}, [](const Tensors& t) { return at::mm(t[0], t[1]); }}});
 //
-// For every combination of placements of the inputs (whole, each dim sharded, partial sum): the result's full_tensor() and
-// every gradient's equal the plain ones.
+// For every combination of placements of the inputs (whole, each dim sharded, partial sum): the result's full_tensor()
+// and every gradient's equal the plain ones.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,9 +24,9 @@ struct OpCase {
   std::string name;
   std::vector<std::vector<int64_t>> shapes;
   std::function<at::Tensor(const Tensors&)> run;
-  bool positive = false;         // values in [0.5, 1.5), for roots, logarithms and divisors
-  bool partial = true;           // also with Partial inputs
-  bool may_refuse_uneven = false;  // views may name a shard that they would have to move
+  bool positive = false;             // values in [0.5, 1.5), for roots, logarithms and divisors
+  bool partial = true;               // also with Partial inputs
+  bool may_refuse_uneven = false;    // views may name a shard that they would have to move
   bool may_refuse_in_place = false;  // formulas with in-place steps may name a partial they would have to reduce
   double tolerance = 1e-10;
 };
@@ -83,8 +83,8 @@ inline Result differentiate(const OpCase& op, const Tensors& inputs) {
   return result;
 }
 
-inline void compare(const OpCase& op, const MeshPtr& mesh, const std::vector<Placements>& placements, const Tensors& inputs,
-             const Result& wanted) {
+inline void compare(const OpCase& op, const MeshPtr& mesh, const std::vector<Placements>& placements,
+                    const Tensors& inputs, const Result& wanted) {
   std::string where = op.name + " on " + mesh->to_string();
   Tensors placed;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -97,12 +97,16 @@ inline void compare(const OpCase& op, const MeshPtr& mesh, const std::vector<Pla
     ASSERT_TRUE(is_dtensor(result.output)) << where;
     ASSERT_EQ(result.output.sizes(), wanted.output.sizes()) << where;
     EXPECT_TRUE(at::allclose(full_tensor(result.output), wanted.output, op.tolerance, op.tolerance))
-        << where << '\n' << str(result.output) << '\n' << wanted.output;
+        << where << '\n'
+        << str(result.output) << '\n'
+        << wanted.output;
     for (size_t i = 0; i < inputs.size(); ++i) {
       ASSERT_EQ(result.gradients[i].defined(), wanted.gradients[i].defined()) << where << " gradient " << i;
       if (wanted.gradients[i].defined()) {
         EXPECT_TRUE(at::allclose(full_tensor(result.gradients[i]), wanted.gradients[i], op.tolerance, op.tolerance))
-            << where << " gradient " << i << '\n' << str(result.gradients[i]) << '\n' << wanted.gradients[i];
+            << where << " gradient " << i << '\n'
+            << str(result.gradients[i]) << '\n'
+            << wanted.gradients[i];
       }
     }
   } catch (const Error& error) {
@@ -155,7 +159,8 @@ inline void check_cases(const std::vector<int>& ranks, const std::vector<OpCase>
 }
 
 // The same on an n-d mesh, with combinations drawn at random.
-inline void check_cases_on(const std::vector<int64_t>& mesh_shape, const std::vector<OpCase>& cases, int rounds, unsigned seed) {
+inline void check_cases_on(const std::vector<int64_t>& mesh_shape, const std::vector<OpCase>& cases, int rounds,
+                           unsigned seed) {
   const int size = static_cast<int>(c10::multiply_integers(mesh_shape));
   on_ranks(size, mesh_shape, [&](const MeshPtr& mesh) {
     std::mt19937 random(seed);

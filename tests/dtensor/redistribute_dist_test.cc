@@ -1,8 +1,7 @@
 // Placements, local parts, and every way from one list of placements to another.
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <ATen/ATen.h>
 
 #include <random>
 
@@ -12,16 +11,19 @@ namespace tessera {
 namespace {
 
 using testing::error_of;
-using testing::on_ranks;
 using ::testing::HasSubstr;
+using testing::on_ranks;
 using ::testing::StartsWith;
 
 TEST(LocalRange, FollowsTheChunkRuleOfUpstream) {
-  struct Row { int64_t n, k; std::vector<int64_t> sizes, offsets; };
-  const std::vector<Row> rows = {
-      {5, 4, {2, 2, 1, 0}, {0, 2, 4, 5}}, {6, 4, {2, 2, 2, 0}, {0, 2, 4, 6}}, {4, 4, {1, 1, 1, 1}, {0, 1, 2, 3}},
-      {3, 4, {1, 1, 1, 0}, {0, 1, 2, 3}}, {1, 4, {1, 0, 0, 0}, {0, 1, 1, 1}}, {0, 4, {0, 0, 0, 0}, {0, 0, 0, 0}},
-      {7, 3, {3, 3, 1}, {0, 3, 6}},       {10, 4, {3, 3, 3, 1}, {0, 3, 6, 9}}};
+  struct Row {
+    int64_t n, k;
+    std::vector<int64_t> sizes, offsets;
+  };
+  const std::vector<Row> rows = {{5, 4, {2, 2, 1, 0}, {0, 2, 4, 5}}, {6, 4, {2, 2, 2, 0}, {0, 2, 4, 6}},
+                                 {4, 4, {1, 1, 1, 1}, {0, 1, 2, 3}}, {3, 4, {1, 1, 1, 0}, {0, 1, 2, 3}},
+                                 {1, 4, {1, 0, 0, 0}, {0, 1, 1, 1}}, {0, 4, {0, 0, 0, 0}, {0, 0, 0, 0}},
+                                 {7, 3, {3, 3, 1}, {0, 3, 6}},       {10, 4, {3, 3, 3, 1}, {0, 3, 6, 9}}};
   for (const auto& row : rows) {
     for (int64_t r = 0; r < row.k; ++r) {
       const auto range = local_range(row.n, row.k, r);
@@ -33,9 +35,14 @@ TEST(LocalRange, FollowsTheChunkRuleOfUpstream) {
 
 TEST(LocalBox, NestsShardsOfOneDimFromLeftToRight) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
-    struct Row { int64_t n; std::vector<int64_t> sizes, offsets; };
-    for (const auto& row : std::vector<Row>{{5, {2, 1, 1, 1}, {0, 2, 3, 4}}, {6, {2, 1, 2, 1}, {0, 2, 3, 5}},
-                                            {3, {1, 1, 1, 0}, {0, 1, 2, 3}}, {2, {1, 0, 1, 0}, {0, 2, 1, 2}}}) {
+    struct Row {
+      int64_t n;
+      std::vector<int64_t> sizes, offsets;
+    };
+    for (const auto& row : std::vector<Row>{{5, {2, 1, 1, 1}, {0, 2, 3, 4}},
+                                            {6, {2, 1, 2, 1}, {0, 2, 3, 5}},
+                                            {3, {1, 1, 1, 0}, {0, 1, 2, 3}},
+                                            {2, {1, 0, 1, 0}, {0, 2, 1, 2}}}) {
       const auto box = local_box({row.n}, *mesh, {Shard(0), Shard(0)});
       EXPECT_EQ(box.shape[0], row.sizes[mesh->rank()]) << row.n;
       EXPECT_EQ(box.offset[0], row.offsets[mesh->rank()]) << row.n;
@@ -51,9 +58,14 @@ TEST(Placements, ReadAsUpstreamWritesThem) {
 
 TEST(StridedShard, HoldsTheElementsThatUpstreamGivesIt) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
-    struct Row { int64_t n; std::vector<int64_t> first, second; };
-    for (const auto& row : std::vector<Row>{{8, {0, 1, 4, 5}, {2, 3, 6, 7}}, {7, {0, 1, 4, 5}, {2, 3, 6}},
-                                            {6, {0, 1, 3, 4}, {2, 5}}, {5, {0, 1, 3}, {2, 4}}}) {
+    struct Row {
+      int64_t n;
+      std::vector<int64_t> first, second;
+    };
+    for (const auto& row : std::vector<Row>{{8, {0, 1, 4, 5}, {2, 3, 6, 7}},
+                                            {7, {0, 1, 4, 5}, {2, 3, 6}},
+                                            {6, {0, 1, 3, 4}, {2, 5}},
+                                            {5, {0, 1, 3}, {2, 4}}}) {
       for (const std::optional<int> src : {std::optional<int>(0), std::optional<int>()}) {
         const auto t = distribute_tensor(at::arange(row.n), mesh, {StridedShard(0, 2)}, src);
         EXPECT_TRUE(at::equal(to_local(t), at::tensor(mesh->rank() == 0 ? row.first : row.second))) << str(t);
@@ -74,11 +86,18 @@ TEST(FromLocal, ComputesGlobalShapeAndStridesAndChecksGivenOnes) {
     const auto uneven = from_local(at::ones({mesh->rank() == 0 ? 2 : 1, 3}), mesh, {Shard(0)},
                                    {.shape = std::vector<int64_t>{3, 3}, .stride = std::vector<int64_t>{3, 1}});
     EXPECT_TRUE(at::equal(full_tensor(uneven), at::ones({3, 3})));
-    EXPECT_THAT(error_of([&] { from_local(at::ones({2, 3}), mesh, {Shard(0)}, {.shape = std::vector<int64_t>{9, 3}, .stride = std::vector<int64_t>{3, 1}}); }),
+    EXPECT_THAT(error_of([&] {
+                  from_local(at::ones({2, 3}), mesh, {Shard(0)},
+                             {.shape = std::vector<int64_t>{9, 3}, .stride = std::vector<int64_t>{3, 1}});
+                }),
                 HasSubstr("found shape [2, 3], wanted"));
-    EXPECT_THAT(error_of([&] { from_local(at::ones({2, 3}), mesh, {Shard(0)}, {.shape = std::vector<int64_t>{4, 3}}); }),
+    EXPECT_THAT(error_of([&] {
+                  from_local(at::ones({2, 3}), mesh, {Shard(0)}, {.shape = std::vector<int64_t>{4, 3}});
+                }),
                 HasSubstr("pass both shape and stride"));
-    EXPECT_THAT(error_of([&] { from_local(at::ones({2 + mesh->rank(), 3}), mesh, {Shard(1)}, {.run_check = true}); }),
+    EXPECT_THAT(error_of([&] {
+                  from_local(at::ones({2 + mesh->rank(), 3}), mesh, {Shard(1)}, {.run_check = true});
+                }),
                 HasSubstr("across ranks"));
     const auto checked = from_local(at::full({2}, mesh->rank() + 1.0), mesh, {Replicate()}, {.run_check = true});
     EXPECT_TRUE(at::equal(to_local(checked), at::ones({2})));
@@ -112,8 +131,9 @@ TEST(DistributeTensor, TakesOneRanksDataOrCutsEachRanksOwn) {
 TEST(Redistribute, ToPartialIsForInternalUse) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const auto t = distribute_tensor(at::ones({4}), mesh, {Shard(0)});
-    EXPECT_THAT(error_of([&] { redistribute(t, {Partial()}); }),
-                HasSubstr("Can not redistribute from S(0) to P(sum), redistributing to Partial is for internal use only!"));
+    EXPECT_THAT(
+        error_of([&] { redistribute(t, {Partial()}); }),
+        HasSubstr("Can not redistribute from S(0) to P(sum), redistributing to Partial is for internal use only!"));
     EXPECT_THAT(error_of([&] { redistribute(t, {Shard(3)}); }), HasSubstr("sharded dim 3"));
     EXPECT_THAT(error_of([&] { redistribute(t, {Replicate(), Replicate()}); }), HasSubstr("one for each dim"));
     EXPECT_THAT(error_of([&] { redistribute(at::ones({2}), {Replicate()}); }), HasSubstr("wanted a DTensor"));
@@ -137,7 +157,10 @@ TEST(Redistribute, KeepsValuesBetweenAllPairsOnOneDim) {
       for (const auto op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin}) {
         for (const auto& to : reachable()) {
           const auto part = from_local(whole + mesh->rank(), mesh, {Partial(op)});
-          const at::Tensor reduced = op == ReduceOp::kSum ? whole * 4 + 6 : op == ReduceOp::kAvg ? whole + 1.5 : op == ReduceOp::kMax ? whole + 3 : whole;
+          const at::Tensor reduced = op == ReduceOp::kSum   ? whole * 4 + 6
+                                     : op == ReduceOp::kAvg ? whole + 1.5
+                                     : op == ReduceOp::kMax ? whole + 3
+                                                            : whole;
           EXPECT_TRUE(at::allclose(full_tensor(redistribute(part, {to})), reduced)) << comm::to_string(op);
         }
       }
@@ -171,7 +194,8 @@ TEST(Redistribute, KeepsValuesBetweenRandomPlacementsOnTwoAndThreeDims) {
         const auto moved = redistribute(t, to);
         const auto wanted = to_local(distribute_tensor(whole, mesh, to, std::nullopt));
         ASSERT_TRUE(at::allclose(to_local(moved), wanted))
-            << rows << ' ' << to_string(from) << "->" << to_string(to) << " seed " << seed << '\n' << str(moved) << wanted;
+            << rows << ' ' << to_string(from) << "->" << to_string(to) << " seed " << seed << '\n'
+            << str(moved) << wanted;
       }
     });
   }

@@ -13,8 +13,10 @@
 
 namespace tessera::testing {
 
-inline void on_ranks(int size, const std::vector<int64_t>& mesh_shape, const std::function<void(const MeshPtr&)>& body) {
-  comm::run_thread_ranks(size, [&](std::shared_ptr<comm::World> world) { body(init_device_mesh(world, "cpu", mesh_shape)); });
+inline void on_ranks(int size, const std::vector<int64_t>& mesh_shape,
+                     const std::function<void(const MeshPtr&)>& body) {
+  comm::run_thread_ranks(size,
+                         [&](std::shared_ptr<comm::World> world) { body(init_device_mesh(world, "cpu", mesh_shape)); });
 }
 
 template <class Body>

@@ -1,9 +1,7 @@
 // DTensors under autograd, optimizers and the other things that training does with tensors.
+#include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <ATen/ATen.h>
-
 #include <torch/library.h>
 
 #include "tessera/dtensor/dispatch/rule.h"
@@ -13,8 +11,8 @@ namespace tessera {
 namespace {
 
 using testing::error_of;
-using testing::on_ranks;
 using ::testing::HasSubstr;
+using testing::on_ranks;
 
 at::Tensor values(at::IntArrayRef sizes, double step = 0.1) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble).mul(step).sin().view(sizes);
@@ -34,8 +32,8 @@ struct Block {
     const int64_t length = x.size(1);
     const auto heads = [&](const at::Tensor& t) { return t.view({batch, length, 4, -1}).transpose(1, 2); };
     const at::Tensor h = at::rms_norm(x, {x.size(2)}, norm, 1e-6);
-    const at::Tensor a = at::scaled_dot_product_attention(rotate(heads(at::linear(h, q))), rotate(heads(at::linear(h, k))),
-                                                          heads(at::linear(h, v)), {}, 0.0, true);
+    const at::Tensor a = at::scaled_dot_product_attention(
+        rotate(heads(at::linear(h, q))), rotate(heads(at::linear(h, k))), heads(at::linear(h, v)), {}, 0.0, true);
     const at::Tensor mid = x + at::linear(a.transpose(1, 2).reshape({batch, length, -1}), o);
     const at::Tensor n = at::rms_norm(mid, {mid.size(2)}, norm, 1e-6);
     return mid + at::linear(at::silu(at::linear(n, gate)) * at::linear(n, up), down);
@@ -62,11 +60,13 @@ TEST(Training, ATransformerBlockOverTensorParallelParametersEqualsOneDevice) {
   on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
     Block plain = plain_block();
     Block cut = plain_block();
-    const std::vector<Placement> tp = {Replicate(), Shard(0), Shard(0), Shard(0), Shard(1), Shard(0), Shard(0), Shard(1)};
+    const std::vector<Placement> tp = {Replicate(), Shard(0), Shard(0), Shard(0),
+                                       Shard(1),    Shard(0), Shard(0), Shard(1)};
     const auto parameters = cut.parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       plain.parameters()[i]->set_requires_grad(true);
-      *parameters[i] = distribute_tensor(parameters[i]->set_requires_grad(true), mesh, {Replicate(), tp[i]}, std::nullopt);
+      *parameters[i] =
+          distribute_tensor(parameters[i]->set_requires_grad(true), mesh, {Replicate(), tp[i]}, std::nullopt);
     }
     cut.cos = distribute_tensor(cut.cos, mesh, {Replicate(), Replicate()}, std::nullopt);
     cut.sin = distribute_tensor(cut.sin, mesh, {Replicate(), Replicate()}, std::nullopt);
@@ -75,7 +75,8 @@ TEST(Training, ATransformerBlockOverTensorParallelParametersEqualsOneDevice) {
     const at::Tensor wanted = at::cross_entropy_loss(plain.forward(x).view({24, 8}), target);
     wanted.backward();
     const at::Tensor y = cut.forward(distribute_tensor(x, mesh, {Shard(0), Replicate()}, std::nullopt));
-    const at::Tensor loss = at::cross_entropy_loss(y.view({24, 8}), distribute_tensor(target, mesh, {Shard(0), Replicate()}, std::nullopt));
+    const at::Tensor loss =
+        at::cross_entropy_loss(y.view({24, 8}), distribute_tensor(target, mesh, {Shard(0), Replicate()}, std::nullopt));
     EXPECT_NEAR(loss.item<double>(), wanted.item<double>(), 1e-9);
     loss.backward();
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -164,7 +165,8 @@ TEST(Optimizer, ForeachNormStaysInPartsUntilItIsCombined) {
     const auto total = at::linalg_vector_norm(at::stack(sharded), 2);
     EXPECT_EQ(count.total(), 0);
     const std::vector<at::Tensor> plain(step.plain.begin(), step.plain.begin() + 6);
-    EXPECT_NEAR(total.item<float>(), at::linalg_vector_norm(at::stack(at::_foreach_norm(plain, 2)), 2).item<float>(), 1e-5);
+    EXPECT_NEAR(total.item<float>(), at::linalg_vector_norm(at::stack(at::_foreach_norm(plain, 2)), 2).item<float>(),
+                1e-5);
     EXPECT_EQ(count.all_reduces(), 1);
   });
 }
@@ -217,7 +219,8 @@ TEST(RegisterRule, AddsAnOperationOfAnotherLibrary) {
     return made;
   }();
   (void)library;
-  const auto scale = c10::Dispatcher::singleton().findSchemaOrThrow("tessera_test::scale", "")
+  const auto scale = c10::Dispatcher::singleton()
+                         .findSchemaOrThrow("tessera_test::scale", "")
                          .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
   register_rule("tessera_test::scale", [](const OpCall& call, Proposal& proposal) {
     proposal.strategies.push_back({.outputs = {Shard(0)}, .inputs = {Shard(0), Replicate()}});

@@ -1,4 +1,5 @@
-// Runs a fuzz target on files, without libFuzzer: 'replay_NAME FOLDER...' takes every file of the folders, one after the other.
+// Runs a fuzz target on files, without libFuzzer: 'replay_NAME FOLDER...' takes every file of the folders, one after
+// the other.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>

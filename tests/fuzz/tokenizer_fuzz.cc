@@ -1,5 +1,6 @@
-// tokenizer.json and a text: the input up to the first zero byte is the file, the rest is encoded with it. Checks what must
-// hold for every file: the two encoders agree, offsets lie in the text, decoding gives UTF-8, streamed text is the same.
+// tokenizer.json and a text: the input up to the first zero byte is the file, the rest is encoded with it. Checks what
+// must hold for every file: the two encoders agree, offsets lie in the text, decoding gives UTF-8, streamed text is the
+// same.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

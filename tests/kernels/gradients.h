@@ -35,7 +35,8 @@ inline void expect_same_with_gradients(const Op& fused, const Op& plain, const s
   const auto found = fused(ours), wanted = plain(theirs);
   ASSERT_EQ(found.sizes(), wanted.sizes());
   EXPECT_LT(relative_error(found, wanted), tolerance) << "forward";
-  const auto weights = random_tensor(wanted.dim() ? wanted.sizes().vec() : std::vector<int64_t>{1}, 5).view(wanted.sizes());
+  const auto weights =
+      random_tensor(wanted.dim() ? wanted.sizes().vec() : std::vector<int64_t>{1}, 5).view(wanted.sizes());
   (found * weights.to(found.scalar_type())).sum().backward();
   (wanted * weights.to(at::kDouble)).sum().backward();
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -58,7 +58,9 @@ TEST(DeviceMesh, ConcatenatesSlicesOfOneMesh) {
     EXPECT_THAT(error_of([&] { concatenate(other->slice({"dp"}), mesh->slice({"tp"})); }),
                 HasSubstr("no slices of one mesh"));
     EXPECT_THAT(error_of([&] { concatenate(mesh->slice({"pp", "dp"}), mesh->slice({"dp"})); }), HasSubstr("both have"));
-    EXPECT_THAT(error_of([&] { concatenate(mesh->slice({"dp", "tp"})->flatten("both"), mesh->slice({"pp"})); }),
+    EXPECT_THAT(error_of([&] {
+                  concatenate(mesh->slice({"dp", "tp"})->flatten("both"), mesh->slice({"pp"}));
+                }),
                 HasSubstr("no slices of one mesh"));
     const auto whole = mesh->unflatten("dp", {1, 2}, {"dp_replicate", "dp_shard"});
     EXPECT_EQ(*concatenate(whole->slice({"dp_shard"}), whole->slice({"tp"})), *whole->slice({"dp_shard", "tp"}));

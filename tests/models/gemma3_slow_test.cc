@@ -38,10 +38,9 @@ TEST(Gemma3Slow, LogitsAndGreedyTextAreThoseOfTransformers) {
   const auto listed = run_python("tests/models/oracle/prompts.py", {dir.string()});
   ASSERT_EQ(listed.exit_code, 0) << listed.err;
   const auto prompts = nlohmann::json::parse(listed.out).get<Ids>();
-  publish_file(folder / "request.json", nlohmann::json{{"prompts", prompts},
-                                                       {"max_new_tokens", 40},
-                                                       {"logits_to", (folder / "logits").string()}}
-                                            .dump());
+  publish_file(
+      folder / "request.json",
+      nlohmann::json{{"prompts", prompts}, {"max_new_tokens", 40}, {"logits_to", (folder / "logits").string()}}.dump());
   const auto run = run_python("tests/models/oracle/generate.py", {dir.string(), (folder / "request.json").string()},
                               {.timeout_seconds = 900});
   ASSERT_EQ(run.exit_code, 0) << run.err;

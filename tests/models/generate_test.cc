@@ -78,7 +78,9 @@ TEST(Generate, GreedyIsTheArgmaxOfTheWholeSequenceAtEveryStep) {
 TEST(Generate, SeedDecidesAndRepeats) {
   auto model = tiny_model();
   const std::vector<int64_t> prompt = {4, 9};
-  const auto with_seed = [&](uint64_t seed) { return generate(*model, prompt, {.max_new_tokens = 20, .sample = true, .seed = seed}); };
+  const auto with_seed = [&](uint64_t seed) {
+    return generate(*model, prompt, {.max_new_tokens = 20, .sample = true, .seed = seed});
+  };
   EXPECT_EQ(with_seed(1), with_seed(1));
   EXPECT_NE(with_seed(1), with_seed(2));
 }
@@ -100,8 +102,9 @@ TEST(Generate, WrongPromptsAndOptionsAreErrors) {
   EXPECT_THROW(generate(*model, {}, {}), Error);
   EXPECT_THROW(generate(*model, std::vector<int64_t>{37}, {}), Error);
   EXPECT_THROW(generate(*model, std::vector<int64_t>(64, 1), {}), Error);
-  for (const auto& wrong : {GenerationOptions{.max_new_tokens = 0}, GenerationOptions{.temperature = 0.0}, GenerationOptions{.top_k = -1},
-                            GenerationOptions{.top_p = 1.5}, GenerationOptions{.repetition_penalty = 0}}) {
+  for (const auto& wrong :
+       {GenerationOptions{.max_new_tokens = 0}, GenerationOptions{.temperature = 0.0}, GenerationOptions{.top_k = -1},
+        GenerationOptions{.top_p = 1.5}, GenerationOptions{.repetition_penalty = 0}}) {
     EXPECT_THROW(generate(*model, std::vector<int64_t>{1}, wrong), Error);
   }
 }
@@ -110,8 +113,9 @@ TEST(GenerationOptions, ComeFromTheFolderElseFromTheModel) {
   testing::TempFolder folder;
   const auto config = ModelConfig::parse(testing::tiny_config(), "t");
   EXPECT_EQ(GenerationOptions::from_folder(folder.path(), config).stop_tokens, (std::vector<int64_t>{2, 3}));
-  publish_file(folder / "generation_config.json",
-               R"({"eos_token_id": [7, 8], "do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": null, "num_beams": 1})");
+  publish_file(
+      folder / "generation_config.json",
+      R"({"eos_token_id": [7, 8], "do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": null, "num_beams": 1})");
   const auto options = GenerationOptions::from_folder(folder.path(), config);
   EXPECT_EQ(options.stop_tokens, (std::vector<int64_t>{7, 8}));
   EXPECT_EQ(options.temperature, 0.6);

@@ -26,7 +26,8 @@ std::vector<std::vector<int64_t>> prompts_of(const fs::path& dir) {
 
 nlohmann::json ask_transformers(const fs::path& dir, nlohmann::json request, const fs::path& request_path) {
   publish_file(request_path, request.dump());
-  const auto run = run_python("tests/models/oracle/generate.py", {dir.string(), request_path.string()}, {.timeout_seconds = 500});
+  const auto run =
+      run_python("tests/models/oracle/generate.py", {dir.string(), request_path.string()}, {.timeout_seconds = 500});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   return nlohmann::json::parse(run.out);
 }
@@ -43,8 +44,9 @@ TEST(LlamaOracle, SmolLm2GivesLogitsAndGreedyTextOfTransformers) {
   const auto dir = asset("smollm2");
   const auto prompts = prompts_of(dir);
   const auto model = from_pretrained(dir, at::kFloat);
-  const auto answer = ask_transformers(
-      dir, {{"prompts", prompts}, {"max_new_tokens", 40}, {"logits_to", (folder / "logits").string()}}, folder / "request.json");
+  const auto answer =
+      ask_transformers(dir, {{"prompts", prompts}, {"max_new_tokens", 40}, {"logits_to", (folder / "logits").string()}},
+                       folder / "request.json");
   const auto expected = SafetensorsFile::open(folder / "logits")->tensor("logits");
   {
     at::NoGradGuard no_grad;
@@ -53,14 +55,16 @@ TEST(LlamaOracle, SmolLm2GivesLogitsAndGreedyTextOfTransformers) {
   }
   auto options = GenerationOptions::from_folder(dir, model->config());
   options.max_new_tokens = 40;
-  EXPECT_EQ(continue_greedily(*model, prompts, options), answer["continuations"].get<std::vector<std::vector<int64_t>>>());
+  EXPECT_EQ(continue_greedily(*model, prompts, options),
+            answer["continuations"].get<std::vector<std::vector<int64_t>>>());
 }
 
 TEST(LlamaOracle, SavedFolderGeneratesTheSameInTransformers) {
   testing::TempFolder folder;
   std::vector<std::vector<int64_t>> prompts = {{5, 6, 7}, {30, 1, 2, 9, 9}, {11}};
-  for (const std::string changes : {"", R"("tie_word_embeddings": true, "attention_bias": true)",
-                                    R"("architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 6)"}) {
+  for (const std::string changes :
+       {"", R"("tie_word_embeddings": true, "attention_bias": true)",
+        R"("architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 6)"}) {
     const auto dir = folder / std::to_string(changes.size());
     auto model = testing::tiny_model(changes);
     save_pretrained(*model, dir, {}, {.max_shard_bytes = 5000});
@@ -68,7 +72,9 @@ TEST(LlamaOracle, SavedFolderGeneratesTheSameInTransformers) {
     GenerationOptions options;
     options.max_new_tokens = 24;
     options.stop_tokens = model->config().eos_token_ids;
-    EXPECT_EQ(continue_greedily(*model, prompts, options), answer["continuations"].get<std::vector<std::vector<int64_t>>>()) << changes;
+    EXPECT_EQ(continue_greedily(*model, prompts, options),
+              answer["continuations"].get<std::vector<std::vector<int64_t>>>())
+        << changes;
   }
 }
 

@@ -176,7 +176,8 @@ TEST(FullyShardTensorParallel, StartsOnTheMetaDevice) {
     const auto mesh = layout.mesh(world);
     Stack plain({}), sharded({});
     for (const auto& named : sharded.named_parameters(/*all=*/true)) {
-      nn::Module::set_parameter(*named.slot, at::empty(named.slot->parameter.sizes(), at::kMeta).set_requires_grad(true));
+      nn::Module::set_parameter(*named.slot,
+                                at::empty(named.slot->parameter.sizes(), at::kMeta).set_requires_grad(true));
     }
     shard(sharded, layout, mesh, {});
     to_empty(sharded, at::kCPU);

@@ -38,8 +38,8 @@ TEST(ModelPlans, EveryFamilyHasOneWhosePatternsItMatches) {
     for (const bool sequences : {false, true}) {
       const auto plan = parallelize_functions().at(family.architecture)(*model, sequences);
       if (family.architecture == "Qwen2ForCausalLM") {
-        EXPECT_THAT(unmatched(*model, plan), UnorderedElementsAre("model.layers.*.self_attn.q_norm",
-                                                                  "model.layers.*.self_attn.k_norm"));
+        EXPECT_THAT(unmatched(*model, plan),
+                    UnorderedElementsAre("model.layers.*.self_attn.q_norm", "model.layers.*.self_attn.k_norm"));
       } else if (sequences && family.architecture == "Gemma3ForCausalLM") {
         EXPECT_THAT(unmatched(*model, plan), IsEmpty());
       } else {
@@ -83,12 +83,9 @@ TEST(ModelPlans, SayWhatNeMosDo) {
 
 TEST(TranslateParallelStyle, KnowsTransformersNames) {
   const std::map<std::string, std::string> wanted = {
-      {"colwise", "ColwiseParallel(R -> S(-1), local)"},
-      {"rowwise", "RowwiseParallel(S(-1) -> R, local)"},
-      {"colwise_rep", "ColwiseParallel(R -> R, local)"},
-      {"colwise_gather_output", "ColwiseParallel(R -> R, local)"},
-      {"rowwise_rep", "RowwiseParallel(R -> R, local)"},
-      {"sequence_parallel", "SequenceParallel(dim 1)"},
+      {"colwise", "ColwiseParallel(R -> S(-1), local)"},   {"rowwise", "RowwiseParallel(S(-1) -> R, local)"},
+      {"colwise_rep", "ColwiseParallel(R -> R, local)"},   {"colwise_gather_output", "ColwiseParallel(R -> R, local)"},
+      {"rowwise_rep", "RowwiseParallel(R -> R, local)"},   {"sequence_parallel", "SequenceParallel(dim 1)"},
       {"replicated_with_grad_allreduce", "QKNormParallel"}};
   for (const auto& [name, style] : wanted) {
     EXPECT_EQ(translate_parallel_style(name)->describe(), style);
@@ -132,9 +129,7 @@ TEST(PlanChoice, ReadsFiles) {
 
 TEST(PlanChoice, NamesTheThreeFormsInEveryRefusal) {
   const auto model = on_meta({"LlamaForCausalLM"});
-  const auto refusal = [&](const PlanChoice& choice) {
-    return error_of([&] { resolve_plan(*model, choice, false); });
-  };
+  const auto refusal = [&](const PlanChoice& choice) { return error_of([&] { resolve_plan(*model, choice, false); }); };
   const auto forms = AllOf(HasSubstr("ParallelPlan (a map"), HasSubstr("YAML file"), HasSubstr("function"));
   EXPECT_THAT(refusal(PlanFile{"/nowhere/plan.yaml"}), forms);
   EXPECT_THAT(refusal(ParallelPlan{}), forms);

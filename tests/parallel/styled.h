@@ -44,8 +44,7 @@ struct Stack : nn::Callable<Stack> {
   };
   explicit Stack(const Shape& shape) {
     const nn::ParameterOptions options;
-    register_module("embed_tokens", embed_tokens,
-                    std::make_shared<nn::Embedding>(shape.vocab, shape.width, options));
+    register_module("embed_tokens", embed_tokens, std::make_shared<nn::Embedding>(shape.vocab, shape.width, options));
     blocks.resize(static_cast<size_t>(shape.blocks));
     for (size_t i = 0; i < blocks.size(); ++i) {
       register_module("block" + std::to_string(i), blocks[i],

@@ -91,7 +91,8 @@ TEST(Styles, EmbeddingsByRowsAndByColumnsEqualThePlainOne) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto make = [] {
-        auto made = std::make_shared<nn::Embedding>(11, 6, nn::ParameterOptions{}, nn::EmbeddingOptions{.padding_id = 3});
+        auto made =
+            std::make_shared<nn::Embedding>(11, 6, nn::ParameterOptions{}, nn::EmbeddingOptions{.padding_id = 3});
         draw(*made);
         return made;
       };
@@ -170,7 +171,9 @@ TEST(Styles, OneKeyValueHeadServesTheRanksOfItsQueries) {
       const auto plain = linear(5, kv_heads * head_dim), parallel = linear(5, kv_heads * head_dim);
       const auto x = values_of({2, 3, 5});
       const auto head = world->rank() * kv_heads / 4;
-      const auto weight_of = [&](int64_t rank) { return 1.0 + static_cast<double>(rank); };  // what its queries make of it
+      const auto weight_of = [&](int64_t rank) {
+        return 1.0 + static_cast<double>(rank);
+      };  // what its queries make of it
       auto all = (*plain)(x);
       at::Tensor sum = at::zeros({});
       for (int64_t rank = 0; rank < 4; ++rank) {
@@ -209,7 +212,9 @@ TEST(Styles, RotaryAnglesAreThoseOfAllTokens) {
     EXPECT_TRUE(found.sin.equal(wanted.sin));
     EXPECT_EQ(placements(distributed(distribute_tensor(values_of({1, 5, 4}), mesh, {Shard(1)}), positions).sin),
               Placements{Replicate()});
-    EXPECT_THAT(error_of([&] { parallel(values_of({1, 3 + world->rank(), 4}), positions); }),
+    EXPECT_THAT(error_of([&] {
+                  parallel(values_of({1, 3 + world->rank(), 4}), positions);
+                }),
                 HasSubstr("all ranks need the same shape"));
   });
 }
@@ -221,13 +226,13 @@ TEST(Styles, InputsAndOutputsArePrepared) {
     draw(block);
     at::Tensor seen;
     block.norm->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) { seen = *inputs[0]; });
-    parallelize_module(block, mesh,
-                       {{"norm", style<PrepareModuleInputOutput>(
-                                     PrepareModuleInputOptions{.input_layouts = {Shard(0)},
-                                                               .desired_input_layouts = {Replicate()},
-                                                               .use_local_output = true},
-                                     PrepareModuleOutputOptions{.output_layouts = {Replicate()},
-                                                                .desired_output_layouts = {Shard(0)}})}});
+    parallelize_module(
+        block, mesh,
+        {{"norm",
+          style<PrepareModuleInputOutput>(
+              PrepareModuleInputOptions{
+                  .input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}, .use_local_output = true},
+              PrepareModuleOutputOptions{.output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}})}});
     const auto x = values_of({2, 3, 6});
     const auto y = (*block.norm)(x);  // two rows here, four in all
     EXPECT_EQ(y.size(0), 2);

@@ -18,16 +18,18 @@ struct ProcessResult {
 };
 
 struct ProcessOptions {
-  std::string input{};                              // given on standard input
-  std::map<std::string, std::string> environment{}; // added to this process's own
-  double timeout_seconds = 100;                     // then SIGKILL, exit code 137
+  std::string input{};                               // given on standard input
+  std::map<std::string, std::string> environment{};  // added to this process's own
+  double timeout_seconds = 100;                      // then SIGKILL, exit code 137
 };
 
 // Runs arguments[0] with the rest, waits for its end. The program is looked up on PATH.
 ProcessResult run_process(const std::vector<std::string>& arguments, const ProcessOptions& options = {});
 
-// Runs a Python script of the source tree with the oracle interpreter: run_python("tests/text/oracle/x.py", {"a", "b"}).
-ProcessResult run_python(const std::string& script, const std::vector<std::string>& arguments, const ProcessOptions& options = {});
+// Runs a Python script of the source tree with the oracle interpreter: run_python("tests/text/oracle/x.py", {"a",
+// "b"}).
+ProcessResult run_python(const std::string& script, const std::vector<std::string>& arguments,
+                         const ProcessOptions& options = {});
 
 std::string program();                  // build/tessera
 std::filesystem::path source_folder();  // root of the source tree

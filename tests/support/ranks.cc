@@ -1,7 +1,6 @@
 #include "tests/support/ranks.h"
 
 #include <ATen/Parallel.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include <chrono>
 #include <condition_variable>
@@ -11,6 +10,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -28,12 +28,13 @@ std::string current_test() {
 // Ends the program when it outlives the limit: a hanging collective cannot be interrupted from outside.
 class TimeLimit {
  public:
-  explicit TimeLimit(double seconds) : thread_([this, seconds, test = current_test()] {
-    std::unique_lock lock(mutex_);
-    if (over_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) return;
-    std::fprintf(stderr, "%s: ranks still running after %.0f s\n", test.c_str(), seconds);
-    std::_Exit(99);
-  }) {}
+  explicit TimeLimit(double seconds)
+      : thread_([this, seconds, test = current_test()] {
+          std::unique_lock lock(mutex_);
+          if (over_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) return;
+          std::fprintf(stderr, "%s: ranks still running after %.0f s\n", test.c_str(), seconds);
+          std::_Exit(99);
+        }) {}
   ~TimeLimit() {
     {
       const std::lock_guard lock(mutex_);
@@ -68,8 +69,10 @@ void run_as_process_rank(const RankCase& which, const RankBody& body, int rank, 
   const TimeLimit limit(which.limit_seconds);
   at::set_num_threads(1);
   const auto store = c10::make_intrusive<c10d::FileStore>((folder / "store").string(), which.size);
-  run_body(body, comm::World::create({.rank = rank, .size = which.size, .local_rank = rank, .local_size = which.size,
-                                      .source = "flags"}, store, {.timeout = std::chrono::seconds(60)}));
+  run_body(body,
+           comm::World::create(
+               {.rank = rank, .size = which.size, .local_rank = rank, .local_size = which.size, .source = "flags"},
+               store, {.timeout = std::chrono::seconds(60)}));
   if (!::testing::Test::HasFailure()) std::ofstream(marker(folder, rank)) << "passed\n";
 }
 

@@ -47,12 +47,12 @@ class RanksTest : public ::testing::TestWithParam<RankCase> {};
 
 }  // namespace tessera::testing
 
-#define TESSERA_RANKS_TEST(suite, name, sizes)                                                                    \
-  class suite##_##name : public ::tessera::testing::RanksTest {                                                   \
-   protected:                                                                                                     \
-    static void body(const std::shared_ptr<::tessera::comm::World>& world);                                       \
-  };                                                                                                              \
-  TEST_P(suite##_##name, Ranks) { ::tessera::testing::run_ranks(GetParam(), body); }                              \
-  INSTANTIATE_TEST_SUITE_P(, suite##_##name, ::testing::ValuesIn(::tessera::testing::rank_cases sizes),           \
-                           ::tessera::testing::rank_case_name);                                                   \
+#define TESSERA_RANKS_TEST(suite, name, sizes)                                                          \
+  class suite##_##name : public ::tessera::testing::RanksTest {                                         \
+   protected:                                                                                           \
+    static void body(const std::shared_ptr<::tessera::comm::World>& world);                             \
+  };                                                                                                    \
+  TEST_P(suite##_##name, Ranks) { ::tessera::testing::run_ranks(GetParam(), body); }                    \
+  INSTANTIATE_TEST_SUITE_P(, suite##_##name, ::testing::ValuesIn(::tessera::testing::rank_cases sizes), \
+                           ::tessera::testing::rank_case_name);                                         \
   void suite##_##name::body([[maybe_unused]] const std::shared_ptr<::tessera::comm::World>& world)

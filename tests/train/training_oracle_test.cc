@@ -68,8 +68,8 @@ std::vector<StepNumbers> read_steps(std::istream& lines) {
 
 std::vector<StepNumbers> run_tessera(const std::filesystem::path& recipe, const std::filesystem::path& dir, int ranks,
                                      std::vector<std::string> overrides = {}) {
-  std::vector<std::string> arguments = {program(), "train", recipe.string(), "--nproc", std::to_string(ranks),
-                                        "checkpoint.dir=" + dir.string()};
+  std::vector<std::string> arguments = {
+      program(), "train", recipe.string(), "--nproc", std::to_string(ranks), "checkpoint.dir=" + dir.string()};
   arguments.insert(arguments.end(), overrides.begin(), overrides.end());
   const auto run = run_process(arguments, {.timeout_seconds = 300});
   EXPECT_EQ(run.exit_code, 0) << run.err;

@@ -27,11 +27,11 @@ struct BackendRequest {
   std::string group;
   int rank = 0;  // in the group
   int size = 1;
-  std::vector<int> ranks;   // global numbers
-  bool crowded = false;     // the ranks of this host may use fewer cores than they are
-  bool one_host = true;     // the whole world is on this host
+  std::vector<int> ranks;       // global numbers
+  bool crowded = false;         // the ranks of this host may use fewer cores than they are
+  bool one_host = true;         // the whole world is on this host
   std::string other_host = "";  // an address of another host, when there are several; "": not known
-  std::string host = "";    // tells apart what would be one host; for tests
+  std::string host = "";        // tells apart what would be one host; for tests
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

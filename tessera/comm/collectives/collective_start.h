@@ -38,7 +38,7 @@ struct Pending::State {
   std::function<c10::intrusive_ptr<c10d::Work>()> begin;  // what wait() has to start first
   std::vector<at::Tensor> buffers;                        // kept alive until the work has ended
   std::function<void()> finish;                           // runs on the waiting thread after the work
-  std::exception_ptr failure;  // of a wait
+  std::exception_ptr failure;                             // of a wait
   int unwinding = std::uncaught_exceptions();
 };
 

@@ -58,8 +58,8 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op = ReduceO
 // output holds size() times input's elements, rank by rank.
 Pending all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input, std::string_view subject = "");
 // input holds size() times output's elements; rank r receives the r-th part of the reduction.
-Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum,
-                            std::string_view subject = "");
+Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Tensor& input,
+                            ReduceOp op = ReduceOp::kSum, std::string_view subject = "");
 // In place; root is a position in the group.
 Pending broadcast(Group& group, const at::Tensor& tensor, int root = 0, std::string_view subject = "");
 // inputs is read on the root only and holds one tensor per rank, of output's size.

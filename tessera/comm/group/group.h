@@ -48,7 +48,7 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   const std::string& name() const { return name_; }
-  int rank() const { return rank_; }                        // inside the group
+  int rank() const { return rank_; }  // inside the group
   int size() const { return static_cast<int>(ranks_.size()); }
   const std::vector<int>& ranks() const { return ranks_; }  // global rank of each member
   c10d::Backend& backend() const;                           // Error kInternal when the group has one rank
@@ -58,7 +58,7 @@ class Group {
   c10::Allocator* allocator(c10::DeviceType device) const;
   const GroupContext& context() const { return context_; }
   ComparesSignatures* comparing_backend() const { return comparing_; }  // null: it does not compare by itself
-  uint64_t sequence() const { return sequence_; }           // number of the last collective, from 1
+  uint64_t sequence() const { return sequence_; }                       // number of the last collective, from 1
   uint64_t next_sequence() { return ++sequence_; }
   // The same of messages, of each sender, receiver and tag.
   uint64_t next_message(int from, int to, int tag) { return ++messages_[{from, to, tag}]; }

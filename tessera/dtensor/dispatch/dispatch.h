@@ -15,8 +15,8 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
 // Whether this thread runs the formula of a derivative: nobody can redistribute before it what it cannot take.
 inline bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// In force on its thread while an operation that is made of others runs and gives new tensors: the views that it takes on
-// the way need not alias, so what cannot be viewed where it lies is gathered. gathering_composites.cc.
+// In force on its thread while an operation that is made of others runs and gives new tensors: the views that it takes
+// on the way need not alias, so what cannot be viewed where it lies is gathered. gathering_composites.cc.
 class GatheringViews {
  public:
   GatheringViews();

@@ -107,8 +107,8 @@ struct LocalCall {
 
 // Runs the rule of the operation on these arguments. Error kShape when there is no rule or no legal way.
 std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IValue> args);
-// Puts the results of a call in place of its arguments, at the end of the stack. COLLECTIVE over the mesh where the plan
-// redistributes.
+// Puts the results of a call in place of its arguments, at the end of the stack. COLLECTIVE over the mesh where the
+// plan redistributes.
 void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& plan, Stack& stack);
 // Outputs that must lie in a given way because they are written to an argument.
 using FixedOutputs = std::vector<std::pair<size_t, Placements>>;

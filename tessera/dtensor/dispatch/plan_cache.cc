@@ -9,7 +9,19 @@ namespace tessera::detail {
 
 namespace {
 
-enum class Tag : uint8_t { kUndefined = 1, kDTensor, kPlain, kNone, kInt, kDouble, kBool, kComplex, kString, kDevice, kList };
+enum class Tag : uint8_t {
+  kUndefined = 1,
+  kDTensor,
+  kPlain,
+  kNone,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kDevice,
+  kList
+};
 
 constexpr uint64_t word(Tag tag, uint64_t rest = 0) { return static_cast<uint64_t>(tag) | rest << 8; }
 

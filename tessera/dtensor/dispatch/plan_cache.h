@@ -26,8 +26,8 @@ class CallKey {
   c10::SmallVector<uint64_t, 128> words_;
 };
 
-// One thread's plans. Holds at most kMaxPlans: when the young half is full, it becomes the old half and the old half goes;
-// what is used in the old half moves to the young one.
+// One thread's plans. Holds at most kMaxPlans: when the young half is full, it becomes the old half and the old half
+// goes; what is used in the old half moves to the young one.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 8192;

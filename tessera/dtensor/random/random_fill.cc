@@ -2,6 +2,8 @@
 // rank's memory and in the global tensor. Every element goes through the same scalar code wherever it lies in a
 // stretch: vectorised logarithms differ from scalar ones in the last bit, and which elements are vectorised depends on
 // the sharding.
+#include "tessera/dtensor/random/random_fill.h"
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -10,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/philox.h"
-#include "tessera/dtensor/random/random_fill.h"
 
 namespace tessera::detail {
 

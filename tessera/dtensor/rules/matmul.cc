@@ -22,7 +22,8 @@ Placement at_label(std::string_view operand, char label) {
   return at == std::string_view::npos ? Replicate() : Shard(static_cast<int64_t>(at));
 }
 
-// One strategy a label: those of the output shard it, the others sum over it. Then the product is linear in each operand.
+// One strategy a label: those of the output shard it, the others sum over it. Then the product is linear in each
+// operand.
 std::vector<Strategy> einsum_strategies(const OpCall& call, std::string_view equation) {
   const size_t arrow = equation.find("->");
   const auto operands = operands_of(equation.substr(0, arrow));

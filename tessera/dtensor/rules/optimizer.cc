@@ -38,7 +38,8 @@ void propose_fused_step(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 void add_optimizer_rules(RuleTable& table) {
-  table.add({"aten::_fused_adamw_", "aten::_fused_adam_", "aten::_fused_sgd_", "aten::_fused_adagrad_"}, propose_fused_step);
+  table.add({"aten::_fused_adamw_", "aten::_fused_adam_", "aten::_fused_sgd_", "aten::_fused_adagrad_"},
+            propose_fused_step);
 }
 
 }  // namespace tessera::detail

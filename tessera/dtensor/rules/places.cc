@@ -15,9 +15,8 @@ LocalFunction checked_where_empty(const OpCall& call, const Choice& choice, std:
   return [places = std::move(places)](const LocalCall& local) {
     for (const auto& place : places) {
       const c10::IValue& given = local.arg(static_cast<size_t>(place.arg));
-      const at::Tensor index = place.element < 0
-                                   ? given.toTensor()
-                                   : given.toListRef()[static_cast<size_t>(place.element)].toTensor();
+      const at::Tensor index =
+          place.element < 0 ? given.toTensor() : given.toListRef()[static_cast<size_t>(place.element)].toTensor();
       if (index.is_cpu() && index.numel() > 0) {
         const auto [least, most] = at::aminmax(index);
         const int64_t lowest = least.item<int64_t>();

@@ -159,9 +159,10 @@ void propose_trace(const OpCall& call, Proposal& proposal) {
   proposal.strategies = {{{Partial()}, {Shard(0)}}, {{Partial()}, {Shard(1)}}};
   add_linear(call, proposal, 0);
   proposal.strided = false;
-  proposal.outputs.push_back({{}, {}, at::isIntegralType(self.tensor->scalar_type(), /*includeBool=*/true)
-                                          ? at::kLong
-                                          : self.tensor->scalar_type()});
+  proposal.outputs.push_back(
+      {{},
+       {},
+       at::isIntegralType(self.tensor->scalar_type(), /*includeBool=*/true) ? at::kLong : self.tensor->scalar_type()});
   proposal.local = [](const OpCall& of, const Choice& choice) -> LocalFunction {
     if (!of.mesh->coordinate()) {
       return nullptr;

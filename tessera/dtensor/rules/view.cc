@@ -302,9 +302,7 @@ void propose_unsafe_view(const OpCall& call, Proposal& proposal) {
   }
   propose_view_copy(call, proposal);
   proposal.local = [](const OpCall&, const Choice&) {
-    return [](const LocalCall& local) {
-      local.finish({local.arg(0).toTensor().reshape(local.arg(1).toIntVector())});
-    };
+    return [](const LocalCall& local) { local.finish({local.arg(0).toTensor().reshape(local.arg(1).toIntVector())}); };
   };
 }
 

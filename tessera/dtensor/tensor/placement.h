@@ -42,7 +42,8 @@ struct Placement {
 inline Placement Replicate() { return {}; }
 inline Placement Shard(int64_t dim) { return {Placement::Kind::kShard, ReduceOp::kSum, static_cast<int32_t>(dim), 1}; }
 inline Placement StridedShard(int64_t dim, int64_t split_factor) {
-  return {Placement::Kind::kStridedShard, ReduceOp::kSum, static_cast<int32_t>(dim), static_cast<int32_t>(split_factor)};
+  return {Placement::Kind::kStridedShard, ReduceOp::kSum, static_cast<int32_t>(dim),
+          static_cast<int32_t>(split_factor)};
 }
 inline Placement NormPartial(float order) {
   return {Placement::Kind::kNormPartial, ReduceOp::kSum, 0, std::bit_cast<int32_t>(order)};

@@ -3,8 +3,8 @@
 #include <unordered_map>
 
 #include "tessera/base/error.h"
-#include "tessera/models/family.h"
 #include "tessera/dtensor/tensor/layout.h"
+#include "tessera/models/family.h"
 
 namespace tessera::detail {
 
@@ -33,12 +33,13 @@ LocalBox local_part_box(const at::Tensor& parameter) {
   if (!is_dtensor(parameter)) return {shape, std::vector<int64_t>(shape.size(), 0)};
   for (size_t i = 0; i < placements(parameter).size(); ++i) {
     const auto& placement = placements(parameter)[i];
-    TESSERA_CHECK(placement.is_replicate() || placement.is_shard() ||
-                      is_nested_last(*device_mesh(parameter), placements(parameter), i),
-                  ErrorKind::kShape,
-                  "[models.weights] a parameter lies as {}: wanted Shard or Replicate on every mesh dim, or the strided "
-                  "shards that FSDP makes of tensor-parallel parameters",
-                  to_string(placements(parameter)));
+    TESSERA_CHECK(
+        placement.is_replicate() || placement.is_shard() ||
+            is_nested_last(*device_mesh(parameter), placements(parameter), i),
+        ErrorKind::kShape,
+        "[models.weights] a parameter lies as {}: wanted Shard or Replicate on every mesh dim, or the strided "
+        "shards that FSDP makes of tensor-parallel parameters",
+        to_string(placements(parameter)));
   }
   return local_box(shape, *device_mesh(parameter), placements(parameter));
 }

@@ -11,8 +11,9 @@ GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Devi
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
   if (ranks == 1 && std::none_of(params.begin(), params.end(), casts)) return GatherWay::kAlias;
   if (ranks == 1 || params.size() == 1) return GatherWay::kInPlace;
-  const auto largest = std::max_element(params.begin(), params.end(),
-                                        [](const auto& a, const auto& b) { return a.numel_of_all_ranks() < b.numel_of_all_ranks(); });
+  const auto largest = std::max_element(params.begin(), params.end(), [](const auto& a, const auto& b) {
+    return a.numel_of_all_ranks() < b.numel_of_all_ranks();
+  });
   // By the sizes over all ranks: their tensor-parallel parts may differ, but not the order in which gradients come.
   int64_t all = 0;
   for (const auto& param : params) all += param.numel_of_all_ranks();

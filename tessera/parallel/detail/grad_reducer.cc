@@ -62,11 +62,12 @@ void GradReducer::bring_to_parameters(const std::vector<ShardedParam>& params, c
     at::Tensor& gradient = gradients[i];
     if (!gradient.defined()) continue;
     const bool wanted = param.tensor_parallel && !param.tensor_parallel->plain;
-    TESSERA_CHECK(is_dtensor(gradient) == wanted, ErrorKind::kShape,
-                  "[fsdp.backward] {}: the gradient of {} is {}, wanted {}. Let its module compute on DTensors alone, or "
-                  "on plain tensors alone.",
-                  subject, param.name, is_dtensor(gradient) ? "a DTensor" : "a plain tensor",
-                  wanted ? "a DTensor" : "a plain tensor");
+    TESSERA_CHECK(
+        is_dtensor(gradient) == wanted, ErrorKind::kShape,
+        "[fsdp.backward] {}: the gradient of {} is {}, wanted {}. Let its module compute on DTensors alone, or "
+        "on plain tensors alone.",
+        subject, param.name, is_dtensor(gradient) ? "a DTensor" : "a plain tensor",
+        wanted ? "a DTensor" : "a plain tensor");
     if (wanted) gradient = redistribute(gradient, param.tensor_parallel->placements, {.async_op = true});
   }
 }

@@ -28,8 +28,8 @@ class GradReducer {
   // mesh: 1-d (shard) or 2-d (replicate, shard).
   GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::optional<c10::ScalarType> reduce_dtype);
 
-  // gradients[i] belongs to params[trainable[i]] and may be undefined. COLLECTIVE over the tensor-parallel mesh of those
-  // that lie in another way than their parameter.
+  // gradients[i] belongs to params[trainable[i]] and may be undefined. COLLECTIVE over the tensor-parallel mesh of
+  // those that lie in another way than their parameter.
   void accumulate(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
                   std::vector<at::Tensor>&& gradients, const std::string& subject);
   // Returns whether there was anything to reduce. divide: what the sum over ranks is divided by.

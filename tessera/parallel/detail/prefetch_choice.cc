@@ -42,8 +42,8 @@ bool prefetch_of(const std::vector<PrefetchVote>& votes) {
 }
 
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish) {
-  std::set<std::string> lines = {line_of(
-      {.rank = world.rank(), .wish = wish, .core_for_each = world.info().hosts.least_cores_per_rank >= 1})};
+  std::set<std::string> lines = {
+      line_of({.rank = world.rank(), .wish = wish, .core_for_each = world.info().hosts.least_cores_per_rank >= 1})};
   for (const auto& mesh : meshes) {
     for (int64_t dim = mesh->ndim(); dim-- > 0;) {
       if (mesh->size(dim) == 1) continue;

@@ -23,10 +23,10 @@ struct SlotRef {
 
 // How a parameter lies over other dims than those of data parallelism, which cuts what lies on a rank then.
 struct TensorParallelPart {
-  MeshPtr mesh;            // of tensor parallelism
-  Placements placements;   // on it, of what forward sees
-  bool plain = false;      // forward sees plain tensors that are alike on all ranks of `mesh`
-  MeshPtr all;             // the dims of data parallelism, then those of `mesh`
+  MeshPtr mesh;           // of tensor parallelism
+  Placements placements;  // on it, of what forward sees
+  bool plain = false;     // forward sees plain tensors that are alike on all ranks of `mesh`
+  MeshPtr all;            // the dims of data parallelism, then those of `mesh`
   Placements all_placements;
   std::vector<int64_t> shape;  // of the parameter over all ranks
 };
@@ -61,9 +61,9 @@ struct ShardedParam {
   at::Tensor as_seen(const at::Tensor& gathered) const;
 };
 
-// How a parameter of these placements over `tensor_parallel` lies once dim 0 of its parts is sharded over the last dim of
-// `data_parallel` and replicated over the one before it. Errors kShape: meshes that are no slices of one mesh, in this
-// order, or of another device; placements other than Shard and Replicate.
+// How a parameter of these placements over `tensor_parallel` lies once dim 0 of its parts is sharded over the last dim
+// of `data_parallel` and replicated over the one before it. Errors kShape: meshes that are no slices of one mesh, in
+// this order, or of another device; placements other than Shard and Replicate.
 std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string& name, const MeshPtr& data_parallel,
                                                                const MeshPtr& tensor_parallel,
                                                                const Placements& placements,

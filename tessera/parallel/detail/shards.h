@@ -22,8 +22,8 @@ namespace tessera::parallel {
 class Shards {
  public:
   // Shards `params` on dim 0 over the last dim of `mesh` (name, slots, shape, dtypes and parameter are set; parameter
-  // is the whole tensor, meta included, or a DTensor of tensor parallelism) and shows the shards in the modules. COLLECTIVE over that dim where its group
-  // is not made yet.
+  // is the whole tensor, meta included, or a DTensor of tensor parallelism) and shows the shards in the modules.
+  // COLLECTIVE over that dim where its group is not made yet.
   Shards(std::vector<ShardedParam> params, MeshPtr mesh);
 
   std::vector<ShardedParam>& params() { return params_; }

@@ -4,8 +4,8 @@
 //   ParallelPlan from_transformers = get_hf_tp_plan(*model);
 //   ParallelPlan own = resolve_plan(*model, PlanFile{"plan.yaml"}, /*sequence_parallel=*/false).plan;
 //
-// The families' plans shard vocabulary, heads and the inner width of the MLP, and keep residuals whole, or with sequence
-// parallelism along the tokens, as DTensors that know their uneven sizes. What they do beyond NeMo's is in
+// The families' plans shard vocabulary, heads and the inner width of the MLP, and keep residuals whole, or with
+// sequence parallelism along the tokens, as DTensors that know their uneven sizes. What they do beyond NeMo's is in
 // docs/design/tensor_parallel.md. No communication. Thread-safe.
 #pragma once
 

@@ -17,8 +17,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Where the tokens of all ranks lie: rank r holds rows r * most .. of a padded list of ranks * most tokens, in chunks of
-// each rank's rows.
+// Where the tokens of all ranks lie: rank r holds rows r * most .. of a padded list of ranks * most tokens, in chunks
+// of each rank's rows.
 struct ChunkedTokens {
   OverlapOptions options;
   int64_t ranks, most, chunks;
@@ -226,12 +226,13 @@ struct ScatteredProduct : torch::autograd::Function<ScatteredProduct> {
 };
 
 void check_overlap(const at::Tensor& x, int64_t tokens_here, int64_t width, const at::Tensor& weight) {
-  TESSERA_CHECK(x.dim() == 3 && x.size(1) == tokens_here && !is_dtensor(x) && !is_dtensor(weight) && weight.dim() == 2 &&
-                    weight.size(1) == width,
-                ErrorKind::kShape,
-                "[parallel.overlapped_products] found [{}] and a weight of [{}], wanted a plain [B, {}, {}] and a weight "
-                "of as many columns.",
-                fmt::join(x.sizes(), ", "), fmt::join(weight.sizes(), ", "), tokens_here, width);
+  TESSERA_CHECK(
+      x.dim() == 3 && x.size(1) == tokens_here && !is_dtensor(x) && !is_dtensor(weight) && weight.dim() == 2 &&
+          weight.size(1) == width,
+      ErrorKind::kShape,
+      "[parallel.overlapped_products] found [{}] and a weight of [{}], wanted a plain [B, {}, {}] and a weight "
+      "of as many columns.",
+      fmt::join(x.sizes(), ", "), fmt::join(weight.sizes(), ", "), tokens_here, width);
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Products of sequence parallelism whose collectives run in chunks while others are multiplied (asynchronous tensor
 // parallelism).
 //
-//   auto [q, k, v] = ... gathered_products(x, {wq, wk, wv}, {}, along)       // x: this rank's tokens, results: all tokens
-//   at::Tensor part = scattered_product(y, w, along);                        // y: all tokens, result: this rank's
+//   auto qkv = gathered_products(x, {wq, wk, wv}, {}, along);   // of this rank's tokens: products of all tokens
+//   at::Tensor part = scattered_product(y, w, along);           // of all tokens: the product of this rank's
 //
-// Tokens are split as Shard(1) splits them, in any number. All functions are COLLECTIVE over `along`, as are their backwards;
-// all ranks must ask for as many chunks. Differentiable, once. Plain tensors. Errors kShape.
+// Tokens are split as Shard(1) splits them, in any number. All functions are COLLECTIVE over `along`, as are their
+// backwards; all ranks must ask for as many chunks. Differentiable, once. Plain tensors. Errors kShape.
 #pragma once
 
 #include <ATen/core/Tensor.h>

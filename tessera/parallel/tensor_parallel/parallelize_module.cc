@@ -31,9 +31,10 @@ void match_below(nn::Module& module, const std::string& path, std::string_view p
 
 void check_tensor_parallel_mesh(const MeshPtr& mesh) {
   TESSERA_CHECK(mesh != nullptr, ErrorKind::kShape, "[parallel.parallelize_module] no mesh given.");
-  TESSERA_CHECK(mesh->ndim() == 1, ErrorKind::kShape,
-                "[parallel.parallelize_module] wanted a 1-d mesh, found {}. Take a slice of it: mesh->slice({{\"tp\"}}).",
-                mesh->to_string());
+  TESSERA_CHECK(
+      mesh->ndim() == 1, ErrorKind::kShape,
+      "[parallel.parallelize_module] wanted a 1-d mesh, found {}. Take a slice of it: mesh->slice({{\"tp\"}}).",
+      mesh->to_string());
   TESSERA_CHECK(mesh->coordinate().has_value(), ErrorKind::kShape,
                 "[parallel.parallelize_module] rank {} is not part of {}.", mesh->rank(), mesh->to_string());
 }
@@ -43,10 +44,11 @@ void check_nothing_left(nn::Module& root, const std::set<nn::Module*>& styled) {
   for (const auto& [path, module] : root.named_modules()) {
     if (styled.contains(module)) continue;
     for (const auto& slot : module->own_parameters()) {
-      TESSERA_CHECK(!is_dtensor(slot.parameter), ErrorKind::kConfig,
-                    "[parallel.parallelize_module] {}.{}: is tied to a parameter that the plan shards, but the plan has "
-                    "no style for '{}'. Add one that shards it alike.",
-                    path, slot.name, path);
+      TESSERA_CHECK(
+          !is_dtensor(slot.parameter), ErrorKind::kConfig,
+          "[parallel.parallelize_module] {}.{}: is tied to a parameter that the plan shards, but the plan has "
+          "no style for '{}'. Add one that shards it alike.",
+          path, slot.name, path);
     }
   }
 }
@@ -82,14 +84,15 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
       work.emplace_back(style.get(), std::move(matches));
     }
   }
-  TESSERA_CHECK(!work.empty(), ErrorKind::kConfig,
-                "[parallel.parallelize_module] no pattern of the plan ({}) is a module here; its children are {}. Write "
-                "patterns as \"layers.*.mlp.up_proj\".",
-                fmt::join(unmatched, ", "), [&] {
-                  std::string names;
-                  for (const auto& [name, child] : module.named_children()) names += (names.empty() ? "" : ", ") + name;
-                  return names.empty() ? std::string("none") : names;
-                }());
+  TESSERA_CHECK(
+      !work.empty(), ErrorKind::kConfig,
+      "[parallel.parallelize_module] no pattern of the plan ({}) is a module here; its children are {}. Write "
+      "patterns as \"layers.*.mlp.up_proj\".",
+      fmt::join(unmatched, ", "), [&] {
+        std::string names;
+        for (const auto& [name, child] : module.named_children()) names += (names.empty() ? "" : ", ") + name;
+        return names.empty() ? std::string("none") : names;
+      }());
   for (const auto& pattern : unmatched) {
     if (options.warn_unmatched) {
       log_warning("[parallel.parallelize_module] '{}' is no module here: that line of the plan does nothing.", pattern);
@@ -105,11 +108,9 @@ std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& m
   const TiedSlots tied(module);
   for (const auto& [style, matches] : work) {
     for (const auto& [path, each] : matches) {
-      style->apply(*each, {.mesh = mesh,
-                           .path = path,
-                           .src_data_rank = options.src_data_rank,
-                           .tied = &tied,
-                           .styled = &styled});
+      style->apply(
+          *each,
+          {.mesh = mesh, .path = path, .src_data_rank = options.src_data_rank, .tied = &tied, .styled = &styled});
       styled.insert(each);
     }
   }

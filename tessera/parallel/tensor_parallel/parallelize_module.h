@@ -18,10 +18,10 @@ struct ParallelizeOptions {
   bool warn_unmatched = true;  // one line a pattern that no module has
 };
 
-// The patterns that matched no module. Tied parameters stay tied: their modules need styles that shard them alike. Where
-// several patterns match a module, all are applied in order. Errors: kShape for a mesh of other than one dim; kConfig
-// for a plan of which no pattern matches, for a module that its style cannot take, and for one that would be left with a
-// sharded parameter but no style. Nothing is changed where no pattern matches.
+// The patterns that matched no module. Tied parameters stay tied: their modules need styles that shard them alike.
+// Where several patterns match a module, all are applied in order. Errors: kShape for a mesh of other than one dim;
+// kConfig for a plan of which no pattern matches, for a module that its style cannot take, and for one that would be
+// left with a sharded parameter but no style. Nothing is changed where no pattern matches.
 std::vector<std::string> parallelize_module(nn::Module& module, const MeshPtr& mesh, const ParallelPlan& plan,
                                             const ParallelizeOptions& options = {});
 // The style on the module itself.

@@ -15,7 +15,8 @@ constexpr size_t kMostPlanBytes = 1 << 20;
 
 [[noreturn]] void refuse_plan(const std::string& plan, const std::string& why) {
   raise(ErrorKind::kConfig,
-        "[parallel.plan] {}: {}. A custom plan is one of three: a ParallelPlan (a map from pattern to style), the path of "
+        "[parallel.plan] {}: {}. A custom plan is one of three: a ParallelPlan (a map from pattern to style), the path "
+        "of "
         "a YAML file with such a map, or a function that returns a ParallelPlan.",
         plan, why);
 }
@@ -75,7 +76,8 @@ StylePtr style_with_layouts(const YAML::Node& node, const std::string& where) {
         SequenceParallelOptions{.use_local_output = local_given && options.use_local_output});
   }
   TESSERA_CHECK(!layouts_given && !local_given, ErrorKind::kConfig,
-                "[parallel.plan] {}: the style {} takes no layouts. Those of colwise and rowwise do.", where, quote(name));
+                "[parallel.plan] {}: the style {} takes no layouts. Those of colwise and rowwise do.", where,
+                quote(name));
   return translate_parallel_style(name);
 }
 
@@ -123,8 +125,7 @@ ResolvedPlan resolve_plan(const CausalLM& model, const PlanChoice& choice, bool 
   if (std::holds_alternative<HfPlan>(choice)) return hf_plan(model, sequence_parallel);
   if (std::holds_alternative<AutoPlan>(choice)) {
     const auto found = PARALLIZE_FUNCTIONS().find(model.config().architecture);
-    if (found != PARALLIZE_FUNCTIONS().end())
-      return {.plan = found->second(model, sequence_parallel), .custom = false};
+    if (found != PARALLIZE_FUNCTIONS().end()) return {.plan = found->second(model, sequence_parallel), .custom = false};
     log_info("[parallel.plan] {} has no plan of its own; transformers' is taken.", model.config().architecture);
     return hf_plan(model, sequence_parallel);
   }

@@ -16,8 +16,8 @@ std::string layouts_text(const Layouts& layouts) {
 
 void check_lengths(const Layouts& given, const Layouts& desired, const char* name) {
   TESSERA_CHECK(given.size() == desired.size(), ErrorKind::kConfig,
-                "[parallel.style] {0}_layouts and desired_{0}_layouts should have same length! Found {1} and {2}.", name,
-                given.size(), desired.size());
+                "[parallel.style] {0}_layouts and desired_{0}_layouts should have same length! Found {1} and {2}.",
+                name, given.size(), desired.size());
 }
 
 struct Preparation {

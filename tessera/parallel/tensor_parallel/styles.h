@@ -6,9 +6,9 @@
 //   SequenceParallel     replicated                           Shard(1)     Shard(1)
 //
 // A plain input is taken to lie as input_layout says, unchecked; a DTensor is brought to what the style computes on.
-// All calls of a module are COLLECTIVE over the mesh where its style communicates. Uneven sizes are right as long as the
-// global size can be known: that of a row-wise input comes from the weight, sequences of uneven parts must arrive as
-// DTensors.
+// All calls of a module are COLLECTIVE over the mesh where its style communicates. Uneven sizes are right as long as
+// the global size can be known: that of a row-wise input comes from the weight, sequences of uneven parts must arrive
+// as DTensors.
 #pragma once
 
 #include "tessera/parallel/tensor_parallel/style.h"
@@ -34,8 +34,8 @@ class ColwiseParallel : public ParallelStyle {
   LayoutOptions options_;
 };
 
-// Of a Linear (its bias is replicated, and added once) or an Embedding, where each rank looks up the ids of its rows and
-// the others count as zero; Error kConfig for another module.
+// Of a Linear (its bias is replicated, and added once) or an Embedding, where each rank looks up the ids of its rows
+// and the others count as zero; Error kConfig for another module.
 class RowwiseParallel : public ParallelStyle {
  public:
   explicit RowwiseParallel(const LayoutOptions& options = {});
@@ -52,8 +52,8 @@ struct SequenceParallelOptions {
   bool use_local_output = false;
 };
 
-// A norm or dropout over tokens that are sharded along the sequence. Parameters are replicated, taken to be alike on all
-// ranks; their gradients are summed over the ranks.
+// A norm or dropout over tokens that are sharded along the sequence. Parameters are replicated, taken to be alike on
+// all ranks; their gradients are summed over the ranks.
 class SequenceParallel : public ParallelStyle {
  public:
   explicit SequenceParallel(const SequenceParallelOptions& options = {}) : options_(options) {}
@@ -85,16 +85,16 @@ class RotaryEmbedParallel : public SequenceParallel {
 };
 
 // A norm over the elements of each head, between a column-wise projection and attention: [B, T, heads, head_dim], heads
-// sharded. The weight is replicated, its gradient summed over the ranks. Plain inputs give plain outputs, DTensors must be
-// Shard(2). NeMo's Qwen3QKNorm, and transformers' replicated_with_grad_allreduce.
+// sharded. The weight is replicated, its gradient summed over the ranks. Plain inputs give plain outputs, DTensors must
+// be Shard(2). NeMo's Qwen3QKNorm, and transformers' replicated_with_grad_allreduce.
 class QKNormParallel : public ParallelStyle {
  public:
   void apply(nn::Module& module, const StyleContext& context) const override;
   std::string describe() const override { return "QKNormParallel"; }
 };
 
-// The projection to keys or values of attention that has fewer key-value heads than ranks, of which the number of ranks is
-// a multiple: the weight is replicated, each rank gives the one head that its query heads read.
+// The projection to keys or values of attention that has fewer key-value heads than ranks, of which the number of ranks
+// is a multiple: the weight is replicated, each rank gives the one head that its query heads read.
 class ReplicatedKeyValue : public ParallelStyle {
  public:
   explicit ReplicatedKeyValue(int64_t kv_heads) : kv_heads_(kv_heads) {}
@@ -151,10 +151,10 @@ class PrepareModuleInputOutput : public ParallelStyle {
   PrepareModuleOutput output_;
 };
 
-// Attention or MLP of sequence parallelism whose gathers and scatters run in chunks beside the products (asynchronous tensor
-// parallelism): the children named in `gathered` are sharded by columns and read the module's one input, a DTensor
-// Shard(1), the one named in `scattered` by rows, and gives a DTensor Shard(1). Takes the place of their own styles and of
-// the gather before them. Error kConfig for a child that is no Linear.
+// Attention or MLP of sequence parallelism whose gathers and scatters run in chunks beside the products (asynchronous
+// tensor parallelism): the children named in `gathered` are sharded by columns and read the module's one input, a
+// DTensor Shard(1), the one named in `scattered` by rows, and gives a DTensor Shard(1). Takes the place of their own
+// styles and of the gather before them. Error kConfig for a child that is no Linear.
 struct OverlappedBlockOptions {
   std::vector<std::string> gathered = {};
   std::string scattered = {};
