@@ -1,5 +1,6 @@
 // What goes wrong in a world that nobody supervises, over Gloo: every survivor ends with exit code 4, in time, and says
 // why.
+#include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/monitor.h"
 #include "tests/comm/killed_ranks.h"
@@ -17,8 +18,7 @@ constexpr double kPrompt = 40;
 
 // Runs `body` in three ranks and expects all to end with code 4, promptly from the moment all are ready, and each with
 // all of `wanted` in its message.
-void expect_all_fail(const RendezvousFlags& flags, const std::vector<std::string>& wanted,
-                     const Fleet::Body& body) {
+void expect_all_fail(const RendezvousFlags& flags, const std::vector<std::string>& wanted, const Fleet::Body& body) {
   Fleet fleet(3, flags, [&](const auto& world) {
     barrier(*world->group());
     Fleet::ready();
@@ -34,9 +34,7 @@ void expect_all_fail(const RendezvousFlags& flags, const std::vector<std::string
   }
 }
 
-TEST(Faults, KilledRanksAreNamedByEverySurvivor) {
-  expect_survivors_to_notice(20, std::random_device()());
-}
+TEST(Faults, KilledRanksAreNamedByEverySurvivor) { expect_survivors_to_notice(20, std::random_device()()); }
 
 TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
   Fleet fleet(3, {}, [](const auto& world) {
@@ -55,6 +53,26 @@ TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
                 AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("has made no collective since")))
         << rank;
   }
+}
+
+TEST(Faults, ARankWhoseConnectionsDoNotCloseIsEnded) {
+  Fleet fleet(2, {.timeout = seconds(60)}, [](const auto& world) {
+    barrier(*world->group());
+    Fleet::ready();
+    try {
+      for (;;) barrier(*world->group());
+    } catch (const PeerFailed&) {
+      const auto closes = world->monitor().close();  // what a group holds while its back-end ends
+      std::this_thread::sleep_for(seconds(50));
+    }
+  });
+  ASSERT_TRUE(fleet.await_ready());
+  const double killed = clock_seconds();
+  fleet.send(1, SIGKILL);
+  const auto& end = fleet.end_of(0);
+  EXPECT_EQ(end.code, 4) << end.text;
+  EXPECT_LT(end.time - killed, kPrompt);
+  EXPECT_THAT(end.text, AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("connections do not close")));
 }
 
 TEST(Faults, AStoppedRankIsNamed) {

@@ -1,16 +1,19 @@
 #include "tessera/comm/backends/gloo_backend.h"
 
+#include <fmt/format.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "tessera/base/error.h"
 #include "tessera/base/listen.h"
 
 namespace tessera::comm {
@@ -18,15 +21,36 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Calls visit(descriptor, "socket:[inode]") for every open socket of this process.
+// Calls visit(descriptor, what) for every open descriptor of this process: "socket:[inode]", "anon_inode:[eventpoll]".
 template <class Visit>
-void for_each_socket(const Visit& visit) {
+void for_each_descriptor(const Visit& visit) {
   std::error_code failed;
   for (fs::directory_iterator entry("/proc/self/fd", failed), end; !failed && entry != end; entry.increment(failed)) {
     std::error_code gone;
     const std::string target = fs::read_symlink(entry->path(), gone).string();
-    if (!gone && target.starts_with("socket:")) visit(std::atoi(entry->path().filename().c_str()), target);
+    if (!gone) visit(std::atoi(entry->path().filename().c_str()), target);
   }
+}
+
+template <class Visit>
+void for_each_socket(const Visit& visit) {
+  for_each_descriptor([&](int descriptor, const std::string& target) {
+    if (target.starts_with("socket:")) visit(descriptor, target);
+  });
+}
+
+// The descriptors that event loops of this process wait for.
+std::set<int> polled() {
+  std::set<int> descriptors;
+  for_each_descriptor([&](int descriptor, const std::string& target) {
+    if (target != "anon_inode:[eventpoll]") return;
+    std::ifstream lines(fmt::format("/proc/self/fdinfo/{}", descriptor));
+    for (std::string word; lines >> word;) {
+      int watched = -1;
+      if (word == "tfd:" && lines >> watched) descriptors.insert(watched);
+    }
+  });
+  return descriptors;
 }
 
 bool listens(int descriptor) {
@@ -49,10 +73,13 @@ std::string end_of(int descriptor, const NameOf& name_of) {
   return std::string(host) + " " + port;
 }
 
-std::map<std::string, std::string> listeners() {
+// By "socket:[inode]", where they listen. Those of Gloo are watched by its loop, unlike what others may open meanwhile.
+std::map<std::string, std::string> polled_listeners() {
+  const auto watched = polled();
   std::map<std::string, std::string> ends;
   for_each_socket([&](int descriptor, const std::string& socket) {
-    if (listens(descriptor)) ends[socket] = end_of(descriptor, ::getsockname);
+    const bool may_be_gloos = watched.empty() || watched.contains(descriptor);  // not every kernel lists them
+    if (may_be_gloos && listens(descriptor)) ends[socket] = end_of(descriptor, ::getsockname);
   });
   return ends;
 }
@@ -62,43 +89,48 @@ template <class Make>
 auto make_device(const Make& make, std::string& listens_at) {
   static std::mutex one_by_one;  // of the ranks of this process
   const std::lock_guard lock(one_by_one);
-  const auto before = listeners();
+  const auto before = polled_listeners();
   auto device = make();
-  for (const auto& [socket, end] : listeners()) {
-    if (!before.contains(socket)) listens_at = end;
+  for (const auto& [socket, end] : polled_listeners()) {
+    if (!before.contains(socket) && !end.empty()) listens_at = end;
   }
+  TESSERA_CHECK(!listens_at.empty(), ErrorKind::kComm,
+                "[comm.gloo] no socket of this process listens for the ranks of a group: /proc must be mounted");
   return device;
 }
 
 // Gloo has no abort: closing a connection of its own leaves the local waits standing until their timeout. An end of
 // file does end them, here and at the peer, so abort() shuts the group's connections down underneath it: those that it
-// has accepted at its own listener, and those that it has made to its peers' listeners, which are the group's alone.
-// With ranks as threads that includes the other rank's half, which is aborted with this one.
+// has accepted at its own listener, and those that it has made to its peers' listeners. With ranks as threads that
+// includes the other rank's half, which is aborted with this one.
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
               const std::string& listens_at)
-      : ProcessGroupGloo(store, rank, size, std::move(options)), listens_at_(listens_at) {
+      : ProcessGroupGloo(store, rank, size, std::move(options)) {
     const auto key = [](int of) { return "listens_at/" + std::to_string(of); };
     store->set(key(rank), std::vector<uint8_t>(listens_at.begin(), listens_at.end()));
+    std::set<std::string> of_peers;
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
       const auto end = store->get(key(peer));
-      peers_listen_at_.emplace(end.begin(), end.end());
+      of_peers.emplace(end.begin(), end.end());
     }
+    for_each_socket([&](int descriptor, const std::string& socket) {
+      if (listens(descriptor)) return;
+      const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
+      if (!other.empty() && (own == listens_at || of_peers.contains(other))) connections_.insert(socket);
+    });
   }
 
   void abort() override {
-    for_each_socket([&](int descriptor, const std::string&) {
-      if (listens(descriptor)) return;
-      const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
-      if (!other.empty() && (own == listens_at_ || peers_listen_at_.contains(other))) ::shutdown(descriptor, SHUT_RDWR);
+    for_each_socket([&](int descriptor, const std::string& socket) {
+      if (connections_.contains(socket)) ::shutdown(descriptor, SHUT_RDWR);
     });
   }
 
  private:
-  const std::string listens_at_;
-  std::set<std::string> peers_listen_at_;
+  std::set<std::string> connections_;
 };
 
 }  // namespace
@@ -109,13 +141,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Sto
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   // What Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
   const std::string own = options.loopback ? "127.0.0.1" : address_towards(options.other_host);
-  constexpr bool kLazy = true;  // two ranks connect when one first sends to the other, not all to all at the start
   const auto make = [&] {
-    if (!options.loopback && interface && *interface) {
-      return ProcessGroupGloo::createDeviceForInterface(interface, kLazy);
-    }
-    return own.empty() ? ProcessGroupGloo::createDefaultDevice(kLazy)
-                       : ProcessGroupGloo::createDeviceForHostname(own, kLazy);
+    if (!options.loopback && interface && *interface) return ProcessGroupGloo::createDeviceForInterface(interface);
+    return own.empty() ? ProcessGroupGloo::createDefaultDevice() : ProcessGroupGloo::createDeviceForHostname(own);
   };
   std::string listens_at;
   gloo->devices.push_back(make_device(make, listens_at));

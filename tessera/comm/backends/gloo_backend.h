@@ -2,8 +2,10 @@
 //
 //   auto backend = make_gloo_backend(store, {.rank = 0, .size = 2, .loopback = true, .timeout = 5min});
 //
-// Two ranks connect when one first sends to the other: a ring over a thousand ranks makes two connections each, not a
-// thousand. The result is used by one rank; abort() may come from any thread.
+// All ranks connect to all when it is made. Gloo can also connect two ranks when one first sends to the other, but such
+// a group cannot be destroyed safely: its loop is told to stop before its connections are closed, and for ever spins on
+// one whose peer leaves in between (1 of 400 killed ranks left a survivor that never ended).
+// The result is used by one rank; abort() may come from any thread.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

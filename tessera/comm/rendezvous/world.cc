@@ -40,9 +40,15 @@ struct World::Impl {
   std::mutex mutex;                        // of what follows
   bool aborted = false;
   std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
-  bool serves_store = false;  // this rank's process is the one that runs the others' store
+  std::vector<c10::intrusive_ptr<c10d::Backend>> broken;  // those that abort() broke off
+  bool serves_store = false;                              // this rank's process is the one that runs the others' store
   int fake_local_size = 1;
   bool farewell = false;  // and so they tell it when they leave
+
+  bool is_broken() {
+    const std::lock_guard lock(mutex);
+    return aborted;
+  }
 };
 
 World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options)
@@ -60,12 +66,25 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->give_up();
+  if (failed || impl_->is_broken()) drop_groups();
   leave_store(failed);
+  if (impl_->is_broken()) drop_groups();  // while this rank waited for the others to leave
   impl_->monitor->leave(failed);
 }
 
+// Under the watch, which ends a process that cannot.
+void World::drop_groups() {
+  const auto closes = impl_->monitor->close();
+  impl_->everyone.clear();
+  std::vector<c10::intrusive_ptr<c10d::Backend>> broken;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    broken.swap(impl_->broken);
+  }
+}
+
 void World::leave_store(bool failed) noexcept {
-  if (failed || !impl_->farewell || impl_->aborted) return;
+  if (failed || !impl_->farewell || impl_->is_broken()) return;
   try {
     const int64_t left = impl_->store->add("left", 1);
     if (left == info_.size) impl_->store->set("all_left", "1");
@@ -312,7 +331,12 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
                          error, *impl_->monitor);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
-  auto group = std::make_shared<Group>(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id});
+  const std::shared_ptr<Group> group(
+      new Group(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id}),
+      [monitor = impl_->monitor](Group* ends) {
+        const auto closes = monitor->close();
+        delete ends;
+      });
   impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
   const std::lock_guard lock(impl_->mutex);
   if (impl_->aborted) group->abort();
@@ -327,7 +351,10 @@ void World::abort() noexcept {
   impl_->aborted = true;
   for (const auto& weak : impl_->backends) {
     try {
-      if (const auto backend = weak.lock()) backend->abort();
+      const auto backend = weak.lock();
+      if (!backend) continue;
+      impl_->broken.push_back(backend);  // the watch's thread is not to be the one that waits for its end
+      backend->abort();
     } catch (...) {  // its connections were gone already
     }
   }

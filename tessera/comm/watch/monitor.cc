@@ -157,6 +157,15 @@ std::shared_ptr<void> Monitor::hold() {
           }};
 }
 
+std::shared_ptr<void> Monitor::close() {
+  const std::lock_guard lock(mutex_);
+  if (closes_++ == 0) closes_since_ = Clock::now();
+  return {this, [this](void*) {
+            const std::lock_guard held(mutex_);
+            --closes_;
+          }};
+}
+
 void Monitor::give_up() {
   const std::lock_guard lock(mutex_);
   if (thrown_) return;
@@ -221,19 +230,27 @@ void Monitor::report_overdue() {
 }
 
 void Monitor::end_process_when_due() {
-  std::string text;
-  bool consequence = false;
+  std::optional<Verdict> verdict;
+  bool closes = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!options_.ends_process || !verdict_ || thrown_) return;
-    if (Clock::now() - heard_at_ < (holds_ > 0 ? kLongestHold : kGrace)) return;
-    text =
-        fmt::format("[comm.watchdog] {}. This rank has made no collective since that could have told it, and is ended.",
-                    verdict_->text);
-    consequence = verdict_->consequence;
+    if (!options_.ends_process || !verdict_) return;
+    const auto now = Clock::now();
+    const auto limit = [this](auto usual) { return holds_ > 0 ? kLongestHold : usual; };
+    closes = closes_ > 0 && now - std::max(heard_at_, closes_since_) > limit(kLongestClose);
+    const bool unheard = !thrown_ && now - heard_at_ >= limit(kGrace);
+    if (!closes && !unheard) return;
+    verdict = verdict_;
   }
-  const std::unique_ptr<Error> error = consequence ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))
-                                                   : std::make_unique<Error>(ErrorKind::kComm, text);
+  end_process(*verdict, closes ? "Its connections do not close, and this rank is ended."
+                               : "This rank has made no collective since that could have told it, and is ended.");
+}
+
+void Monitor::end_process(const Verdict& verdict, const std::string& why) {
+  const std::string cause = verdict.culprit == options_.rank ? "this rank failed" : verdict.text;
+  const std::string text = fmt::format("[comm.watchdog] {}. {}", cause, why);
+  const std::unique_ptr<Error> error = verdict.consequence ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))
+                                                           : std::make_unique<Error>(ErrorKind::kComm, text);
   if (!report_error(*error)) {
     const std::string line = fmt::format("tessera: error: rank {}: {}\n", options_.rank, text);
     std::fputs(line.c_str(), stderr);

@@ -7,7 +7,8 @@
 // Once a verdict is there (a peer died, ranks disagree, a collective timed out) the world is broken: its groups are
 // broken off, so that whatever this rank waits for ends, and flight records are written, by a thread of their own: no
 // file system holds that up. A rank that is in no collective hears of it at its next one; if there is none within
-// kGrace, and the options say so, its process is ended with exit code 4, though not while it holds that off.
+// kGrace, and the options say so, its process is ended with exit code 4, though not while it holds that off. So is one
+// that cannot get rid of a broken group.
 // Thread-safe.
 #pragma once
 
@@ -52,6 +53,7 @@ class Monitor final : public PeerListener {
  public:
   static constexpr std::chrono::milliseconds kGrace{3000};
   static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);
+  static constexpr std::chrono::milliseconds kLongestClose{8000};
 
   explicit Monitor(MonitorOptions options);
   ~Monitor() override;
@@ -81,6 +83,10 @@ class Monitor final : public PeerListener {
   // While what it returns lives, the process is not ended for want of a collective (ends_process), at most kLongestHold
   // after the verdict: for work that must not be cut off and needs no peer.
   std::shared_ptr<void> hold();
+  // While what it returns lives, this thread waits for a back-end to end. Gloo now and then never does after a peer
+  // died: when that has taken kLongestClose after a verdict, the process is ended (ends_process), unless it holds that
+  // off.
+  std::shared_ptr<void> close();
   // This rank is about to break off what it has in flight, because it failed on its own account.
   void give_up();
   // Begins to write the flight record, of this moment, into the trace folder. Failures are logged.
@@ -103,6 +109,7 @@ class Monitor final : public PeerListener {
   void finish_what_ran();
   void report_overdue();
   void end_process_when_due();
+  [[noreturn]] void end_process(const Verdict& verdict, const std::string& why);
   void release(uint64_t ticket);
 
   const MonitorOptions options_;
@@ -121,6 +128,8 @@ class Monitor final : public PeerListener {
   Clock::time_point heard_at_{};
   bool thrown_ = false;  // this rank's own thread knows
   int holds_ = 0;
+  int closes_ = 0;
+  Clock::time_point closes_since_{};
   std::mutex writing_;
   bool written_ = false;  // the record of the failure
   RecordWriter writer_;
