@@ -161,10 +161,18 @@ bool is_copied_view(const c10::IValue& value) {
          impl_of(value.toTensor())->is_copied_view();
 }
 
+bool holds_copied_view(const c10::IValue& value) {
+  if (!value.isTensorList()) {
+    return is_copied_view(value);
+  }
+  const auto elements = value.toListRef();
+  return std::any_of(elements.begin(), elements.end(), is_copied_view);
+}
+
 // A write that would be lost must not pass for one.
 void refuse_copied_views(const OpEntry& op, c10::ArrayRef<c10::IValue> args) {
   for (const int arg : op.tensor_args) {
-    if (op.args[arg].mutated && is_copied_view(args[arg])) [[unlikely]] {
+    if (op.args[arg].mutated && holds_copied_view(args[arg])) [[unlikely]] {
       raise(ErrorKind::kShape,
             "Sharding dimension mismatch: [dtensor.dispatch] {}: '{}' is a view along a sharded dim, which holds a "
             "gathered "

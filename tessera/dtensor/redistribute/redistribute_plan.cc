@@ -57,6 +57,11 @@ class Planner {
     for (int64_t m = mesh_.ndim(); m-- > 0;) {
       undo_if_misplaced(m);
     }
+    for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+      if (!done(m) && now_[m].is_partial() && to_[m].is_partial(ReduceOp::kProduct)) {
+        change(m, Replicate());
+      }
+    }
     // First to last, but a shard comes after the shards that hold it. One that others wait for while it waits itself is
     // taken back.
     for (bool progress = true; progress;) {
@@ -111,8 +116,16 @@ class Planner {
     return std::all_of(dims.begin(), dims.end(), [&](int64_t i) { return done(i); });
   }
 
-  // Whether a shard's holders are there and nothing else cuts its dim, which would hold it, too.
+  // Whether a shard's holders are there and nothing else cuts its dim, which would hold it, too; whether nothing is
+  // left to reduce that would add up the ones that fill up a product.
   bool ready(int64_t m) const {
+    if (to_[m].is_partial(ReduceOp::kProduct)) {
+      for (int64_t other = 0; other < mesh_.ndim(); ++other) {
+        if (other != m && !done(other) && now_[other].is_partial()) {
+          return false;
+        }
+      }
+    }
     if (!to_[m].is_any_shard()) {
       return true;
     }

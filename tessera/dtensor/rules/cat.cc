@@ -1,6 +1,7 @@
 // Joining tensors along a dim.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
+#include "tessera/dtensor/tensor/layout.h"
 
 namespace tessera::detail {
 
@@ -101,7 +102,9 @@ void propose_stack(const OpCall& call, Proposal& proposal) {
     const bool norm = merged.kind == Placement::Kind::kNormPartial;  // which nothing else becomes
     const bool mixed = norm && std::any_of(call.inputs.begin(), call.inputs.end(),
                                            [&](const TensorInput& input) { return input.placements[m] != merged; });
-    if (mixed || (merged.is_partial() && !survives_promotion(call, merged))) {
+    const bool alone = std::all_of(common.begin(), common.end(),
+                                   [&](const Placement& p) { return !p.is_partial() || can_mix(p, merged); });
+    if (mixed || (merged.is_partial() && (!alone || !survives_promotion(call, merged)))) {
       merged = Replicate();
     }
     common.push_back(merged);

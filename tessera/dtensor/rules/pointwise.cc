@@ -1,6 +1,8 @@
 // How pointwise operations work on parts; which operations are pointwise stands in pointwise_table.cc.
 #include "tessera/dtensor/rules/pointwise.h"
 
+#include <algorithm>
+
 namespace tessera::detail {
 
 namespace {
@@ -89,6 +91,13 @@ void add_of_two(const Placement& p, Commutes commutes, std::vector<Strategy>& st
   }
 }
 
+bool gives_complex(const OpCall& call) {
+  const auto is_complex = [](const auto& input) { return input.tensor->is_complex(); };
+  const auto is_complex_number = [](const c10::IValue& arg) { return arg.isComplexDouble(); };
+  return std::any_of(call.inputs.begin(), call.inputs.end(), is_complex) ||
+         std::any_of(call.args.begin(), call.args.end(), is_complex_number);
+}
+
 }  // namespace
 
 void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes) {
@@ -111,6 +120,9 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
   }
   const size_t count = call.inputs.size();
   for (const Placement& p : partials_among(call)) {
+    if (!is_additive(p) && gives_complex(call)) {
+      continue;  // complex numbers have no order, and no collective multiplies them
+    }
     if (count == 1) {
       add_of_one(p, commutes, proposal.strategies);
     } else if (count == 2) {

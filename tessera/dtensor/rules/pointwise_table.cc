@@ -16,6 +16,37 @@ bool keeps_order(at::ScalarType from, at::ScalarType to) {
   return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
 }
 
+// Bits of the whole numbers that a type holds without a gap.
+int exact_bits(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return 53;
+    case at::kFloat:
+      return 24;
+    case at::kHalf:
+      return 11;
+    case at::kBFloat16:
+      return 8;
+    case at::kBool:
+      return 1;
+    default:
+      return at::isIntegralType(type, /*includeBool=*/false)
+                 ? 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0)
+                 : 1;  // 8-bit floating point
+  }
+}
+
+// Whether a conversion rounds numbers, parts of a sum among them. Integers that wrap around do so in their sum, too.
+bool rounds(at::ScalarType from, at::ScalarType to) {
+  if (!is_fraction(to)) {
+    return is_fraction(from);
+  }
+  const auto part = c10::toRealValueType(from), wanted = c10::toRealValueType(to);
+  const bool holds = exact_bits(wanted) >= exact_bits(part) &&
+                     (!is_fraction(part) || c10::elementSize(wanted) > c10::elementSize(part));
+  return part != wanted && !holds;
+}
+
 // A conversion keeps extremes where it keeps the order, sums unless they would be rounded part by part.
 void propose_conversion(const OpCall& call, Proposal& proposal) {
   const int arg = call.arg_named("dtype");
@@ -23,10 +54,9 @@ void propose_conversion(const OpCall& call, Proposal& proposal) {
   const auto to = call.has(arg) ? static_cast<at::ScalarType>(call.int_at(arg)) : from;
   propose_pointwise(call, proposal, Commutes::kNone);
   for (const Placement& p : partials_among(call)) {
-    const bool rounds = is_fraction(from) && !is_fraction(to);
     // Complex numbers have no order, and no collective multiplies them.
     const bool ordered = !at::isComplexType(to);
-    const bool passes = is_extreme(p) ? keeps_order(from, to) : !rounds && (ordered || is_additive(p));
+    const bool passes = is_extreme(p) ? keeps_order(from, to) : !rounds(from, to) && (ordered || is_additive(p));
     if (from == to || (to != at::kBool && passes)) {
       proposal.strategies.push_back(alike(call, p));
     }

@@ -59,8 +59,8 @@ bool writes(const Step& step) {
 
 bool may_share(const Step& step) {
   // kron keeps its operands for backward in views that count no writes.
-  static const std::set<std::string> kOps{"reshape", "flatten.using_ints", "ravel", "detach",
-                                          "to.dtype", "contiguous",        "kron"};
+  static const std::set<std::string> kOps{"reshape",  "flatten.using_ints", "ravel", "detach",
+                                          "to.dtype", "contiguous",         "kron"};
   return step.kind == Step::Kind::kRedistribute || (step.kind == Step::Kind::kCall && kOps.count(step.op) > 0);
 }
 

@@ -2,8 +2,9 @@
 //
 //   const Plain plain = run_plain(program, Twin::kClean);     // values, gradients, second gradients
 //
-// Three twins of a program tell whether it may be compared at all: kNoisy disturbs every value that is not exact in
-// its last bits, so that what sorts, compares or divides where rounding decides shows up as different; kWide computes
+// Four twins of a program tell whether it may be compared at all: kNoisy disturbs every value that is not exact in
+// its last bits, kContrary the other way, so that what sorts, compares or divides where rounding decides shows up as
+// different in one of them; kWide computes
 // narrow types (bf16, f16, f32, c64) in double precision, and a program with such types must give the same to the bit.
 // What PyTorch leaves open is no program: plain tensors refuse to write to memory that the same step reads in another
 // order, to what may be shared or not, and without a derivative to what takes one.
@@ -28,7 +29,7 @@ struct Values {
   std::vector<c10::IValue> others;
 };
 
-enum class Twin { kClean, kNoisy, kWide };
+enum class Twin { kClean, kNoisy, kContrary, kWide };
 
 class Machine {
  public:

@@ -20,7 +20,7 @@ namespace tessera::testing {
 
 // What a rank has to say after a phase.
 struct Word {
-  std::string error;      // raised, by libtorch or by this library
+  std::string error;  // raised, by libtorch or by this library
   bool peer_failed = false;
   int step = -1;          // where
   std::string wrong;      // a value that differs from the plain one

@@ -78,9 +78,11 @@ void PlainMachine::before(const Step& step, const Values& values) {
     if (std::any_of(frozen_.begin(), frozen_.end(), shares)) {
       leave_open(step, "writes to what may be shared or not");
     }
-    if (target.requires_grad() && !has_derivative(step.op)) {
-      leave_open(step, "has no derivative");
-    }
+  }
+  const auto takes_gradient = [&](int id) { return values.tensors.at(id).requires_grad(); };
+  if (!has_derivative(step.op) && (std::any_of(written.begin(), written.end(), takes_gradient) ||
+                                   std::any_of(read.begin(), read.end(), takes_gradient))) {
+    leave_open(step, "has no derivative");
   }
 }
 
@@ -111,22 +113,24 @@ bool rounds_in_sums(const std::string& op) {
 
 bool is_coarse(double x) { return std::abs(x) < 0x1p20 && x * 0x1p20 == std::rint(x * 0x1p20); }
 
-void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, bool all, uint64_t& state) {
+void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, bool all, bool contrary,
+                   uint64_t& state) {
   if (sizes.empty()) {
     if (*data == 0) {
-      *data = (next_number(state) & 1) != 0 ? -*data : *data;  // zeros of shares may add up to either
+      *data = ((next_number(state) & 1) != 0) != contrary ? -*data : *data;  // zeros of shares may add up to either
     } else if (all || !is_coarse(*data)) {
-      *data *= 1 + 1e-13 * (static_cast<double>(next_number(state) >> 11) * 0x1p-52 - 1);
+      const double noise = 1e-13 * (static_cast<double>(next_number(state) >> 11) * 0x1p-52 - 1);
+      *data *= contrary ? 1 - noise : 1 + noise;
     }
     return;
   }
   for (int64_t i = 0; i < sizes[0]; ++i) {
-    disturb_along(data + i * strides[0], sizes.slice(1), strides.slice(1), all, state);
+    disturb_along(data + i * strides[0], sizes.slice(1), strides.slice(1), all, contrary, state);
   }
 }
 
 // Without a trace in autograd or the version counter.
-void disturb(const at::Tensor& tensor, bool all, uint64_t& state) {
+void disturb(const at::Tensor& tensor, bool all, bool contrary, uint64_t& state) {
   if (!tensor.defined() || tensor.is_conj() || tensor.is_neg()) {
     return;
   }
@@ -135,7 +139,7 @@ void disturb(const at::Tensor& tensor, bool all, uint64_t& state) {
     data = at::view_as_real(data);
   }
   if (data.scalar_type() == at::kDouble && data.numel() > 0) {
-    disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), all, state);
+    disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), all, contrary, state);
   } else if (data.is_floating_point()) {
     data.copy_(at::where(data.eq(0), -data, data));
   }
@@ -169,13 +173,14 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
       }
     }
   }
-  if (twin_ != Twin::kNoisy) {
+  const bool contrary = twin_ == Twin::kContrary;
+  if (twin_ != Twin::kNoisy && !contrary) {
     return;
   }
   if (step.kind == Step::Kind::kInput) {
     uint64_t own = static_cast<uint64_t>(step.results[0]) + 1;
     if (rounds(step.placements)) {
-      disturb(values.tensors[step.results[0]], /*all=*/true, own);
+      disturb(values.tensors[step.results[0]], /*all=*/true, contrary, own);
     }
     return;
   }
@@ -188,7 +193,7 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
     const bool aliases = std::any_of(arguments.begin(), arguments.end(),
                                      [&](const at::Tensor& tensor) { return tensor.is_alias_of(result); });
     if (written || !aliases) {
-      disturb(result, all, state);
+      disturb(result, all, contrary, state);
     }
   }
 }

@@ -28,10 +28,10 @@ struct Verdict {
   enum class Kind { kFine, kRefused, kWrong };
   Kind kind = Kind::kFine;
   Refusal refusal = Refusal::kNone;
-  int step = -1;      // refused, or raised
+  int step = -1;        // refused, or raised
   bool parted = false;  // a rank waited for another in vain, which new ranks may not do
-  std::string label;  // of the defect: what two programs that show the same one have in common
-  std::string what;   // in full
+  std::string label;    // of the defect: what two programs that show the same one have in common
+  std::string what;     // in full
 };
 
 // The label where a rank waits for another that went on or raised.

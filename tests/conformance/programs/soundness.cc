@@ -83,13 +83,17 @@ std::pair<double, double> bounds(const at::Tensor& tensor) {
 }
 
 bool is_sound(const Program& program, const Plain& plain) {
-  const Plain noisy = run_plain(program, Twin::kNoisy);
   const auto& [first, flows, second] = plain.gradients;
-  if (!all_moderate(plain.values.tensors) || !all_moderate(first) || !all_moderate(second) ||
-      !are_stable(plain.values.others, noisy.values.others) ||
-      !all_stable(plain.values.tensors, noisy.values.tensors) || !all_stable(first, noisy.gradients.first) ||
-      !all_stable(second, noisy.gradients.second)) {
+  if (!all_moderate(plain.values.tensors) || !all_moderate(first) || !all_moderate(second)) {
     return false;
+  }
+  for (const Twin twin : {Twin::kNoisy, Twin::kContrary}) {
+    const Plain noisy = run_plain(program, twin);
+    if (!are_stable(plain.values.others, noisy.values.others) ||
+        !all_stable(plain.values.tensors, noisy.values.tensors) || !all_stable(first, noisy.gradients.first) ||
+        !all_stable(second, noisy.gradients.second)) {
+      return false;
+    }
   }
   if (!has_narrow(program)) {
     return true;
