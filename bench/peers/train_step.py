@@ -7,12 +7,14 @@ Each rank trains on ROWS x LENGTH tokens a step with AdamW (fused), clipping at 
 with as many cores as ranks. Tokens are (7919 * index) modulo the vocabulary, as in the other half.
 """
 
+import contextlib
 import os
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 import local_ranks
 
@@ -34,33 +36,46 @@ def build(model_dir, mesh):
     return model
 
 
-def make_worker(rank, ranks, model_dir, rows, length):
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
-    model = build(model_dir, dist.init_device_mesh("cpu", (ranks,)))
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+
+def stepper(model, optimizers, clip, own, length, data_ranks, data_rank, scope=contextlib.nullcontext):
+    """Answers {"steps": N}: trains on `own` rows of this rank, of those that have rows of their own; forward and backward
+    run within scope()."""
     vocab = model.config.vocab_size
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step = 0
+    positions = torch.arange(length)[None]  # those that the model makes up have the length of a rank's part
 
     def work(request):
         nonlocal step
         dist.barrier()
         start = time.perf_counter()
         for _ in range(request["steps"]):
-            first = (step * ranks + rank) * rows * length
-            tokens = ((torch.arange(first, first + rows * length) * 7919) % vocab).view(rows, length)
+            first = (step * data_ranks + data_rank) * own * length
+            tokens = ((torch.arange(first, first + own * length) * 7919) % vocab).view(own, length)
             labels = torch.nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
-            logits = model(input_ids=tokens, use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+            with scope():
+                logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+                loss.backward()
+            clip()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
             step += 1
-        mean = loss.detach().clone()
+        mean = (loss.full_tensor() if isinstance(loss, DTensor) else loss).detach().clone()
         dist.all_reduce(mean)
-        return time.perf_counter() - start, mean.item() / ranks, peak_bytes()
+        return time.perf_counter() - start, mean.item() / dist.get_world_size(), peak_bytes()
 
     return work
+
+
+def make_worker(rank, ranks, model_dir, rows, length):
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+    model = build(model_dir, dist.init_device_mesh("cpu", (ranks,)))
+    clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return stepper(model, [adamw(model.parameters())], clip, rows, length, ranks, rank)
 
 
 def joined(_, results):

@@ -176,6 +176,7 @@ void Trainer::Impl::prepare() {
   comm::attempt_together(place.everyone(), [&] {
     if (chief()) check_run_folder(recipe);
     config = load_model_config(recipe);
+    check_heads(config, resolve_layout(recipe, world->size()).tp, recipe.parallel.replicate_kv);
     data = load_run_data(recipe);
     steps = total_steps(recipe, *data.train);
     model_identity = model_fingerprint(recipe);
@@ -346,11 +347,11 @@ void check_run(const Recipe& recipe, int64_t world_size) {
   const auto layout = resolve_layout(recipe, world_size);
   const auto config = load_model_config(recipe);
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
-  if (recipe.model.init == "pretrained") check_pretrained(*model, recipe.model.path);
   if (layout.tp > 1) {
     check_heads(config, layout.tp, recipe.parallel.replicate_kv);
     resolve_plan(*model, parse_plan_choice(recipe.parallel.plan), recipe.parallel.sequence_parallel);
   }
+  if (recipe.model.init == "pretrained") check_pretrained(*model, recipe.model.path);
   const auto data = load_run_data(recipe);
   int64_t parameters = 0;
   for (const auto& parameter : model->parameters()) parameters += parameter.numel();

@@ -88,7 +88,7 @@ inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, i
   return out;
 }
 
-// Within what the order of sums may change.
+// Within what the order of sums may change. Gradients of `found` may be DTensors: then COLLECTIVE over their meshes.
 inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted, const std::string& what) {
   EXPECT_NEAR(found.loss, wanted.loss, 1e-5 * wanted.loss) << what;
   EXPECT_NEAR(found.norm, wanted.norm, 1e-5 * wanted.norm) << what;
@@ -96,8 +96,80 @@ inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted
   for (const auto& [name, gradient] : wanted.gradients) {
     ASSERT_TRUE(found.gradients.contains(name)) << what << ": " << name;
     const auto most = gradient.abs().max().item<double>();
-    const auto difference = (found.gradients.at(name) - gradient).abs().max().item<double>();
+    const auto difference = (whole(found.gradients.at(name)) - gradient).abs().max().item<double>();
+    EXPECT_GT(most, 0) << what << ": " << name;
     EXPECT_LE(difference, 1e-4 * most) << what << ": " << name;
+  }
+}
+
+struct ModelLayout {
+  std::string name;
+  int64_t replicas, shards, tensor_ranks;
+  bool sequence_parallel = false;
+  int ranks() const { return static_cast<int>(replicas * shards * tensor_ranks); }
+  int64_t parts() const { return replicas * shards; }  // of the rows
+  MeshPtr mesh(const WorldPtr& world) const {
+    return init_device_mesh(world, "cpu", {replicas, shards, tensor_ranks}, {"dp_replicate", "dp_shard", "tp"});
+  }
+};
+
+inline const std::vector<ModelLayout> kModelLayouts = {{"dp 2", 1, 2, 1},
+                                                       {"tp 2", 1, 1, 2},
+                                                       {"tp 2 with sequences", 1, 1, 2, true},
+                                                       {"tp 3", 1, 1, 3},
+                                                       {"tp 3 with sequences", 1, 1, 3, true},
+                                                       {"tp 4", 1, 1, 4},
+                                                       {"tp 4 with sequences", 1, 1, 4, true},
+                                                       {"dp 2 x tp 2", 1, 2, 2},
+                                                       {"dp 2 x tp 2 with sequences", 1, 2, 2, true},
+                                                       {"hsdp 2 x 2", 2, 2, 1},
+                                                       {"ddp 2 x tp 2", 2, 1, 2},
+                                                       {"hsdp 2 x 2 x tp 2", 2, 2, 2},
+                                                       {"hsdp 2 x 2 x tp 2 with sequences", 2, 2, 2, true}};
+
+inline const std::vector<ActivationCheckpointing> kCheckpointings = {
+    ActivationCheckpointing::kNone, ActivationCheckpointing::kMlp, ActivationCheckpointing::kSelective,
+    ActivationCheckpointing::kFull};
+
+// Two queries share a key-value head, and each rank of a layout has one of those at least.
+inline std::vector<TinyFamily> families_for(const ModelLayout& layout) {
+  const int64_t kv_heads = layout.tensor_ranks == 3 ? 3 : 4;
+  return all_families(2 * kv_heads, kv_heads);
+}
+
+inline StepOutcome one_rank_outcome(const TinyFamily& family, int64_t rows, int64_t length) {
+  return step_outcome(*random_model(config_of(family)), rows, length, 0, 1, nullptr, 1);
+}
+
+// COLLECTIVE over the world.
+inline void expect_equals_one_rank(const ModelLayout& layout, const TinyFamily& family, const WorldPtr& world,
+                                   ActivationCheckpointing checkpointing, int64_t rows, int64_t length,
+                                   const StepOutcome& wanted, bool replicate_kv = false) {
+  const auto model =
+      random_model(config_of(family), ParallelizeModelOptions{.mesh = layout.mesh(world),
+                                                              .sequence_parallel = layout.sequence_parallel,
+                                                              .activation_checkpointing = checkpointing,
+                                                              .replicate_kv = replicate_kv});
+  const auto found = step_outcome(*model, rows, length, world->rank() / layout.tensor_ranks, layout.parts(),
+                                  world->group().get(), layout.tensor_ranks);
+  expect_same_step(found, wanted,
+                   fmt::format("{}, {}, checkpointing {}, {} rows of {}", layout.name, family.architecture,
+                               static_cast<int>(checkpointing), rows, length));
+}
+
+// Every layout, family and kind of activation checkpoints.
+inline void expect_layouts_equal_one_rank(int64_t rows, int64_t length) {
+  for (const auto& layout : kModelLayouts) {
+    const auto families = families_for(layout);
+    std::vector<StepOutcome> wanted;
+    for (const auto& family : families) wanted.push_back(one_rank_outcome(family, rows, length));
+    on_threads(layout.ranks(), [&](const WorldPtr& world) {
+      for (const auto checkpointing : kCheckpointings) {
+        for (size_t i = 0; i < families.size(); ++i) {
+          expect_equals_one_rank(layout, families[i], world, checkpointing, rows, length, wanted[i]);
+        }
+      }
+    });
   }
 }
 

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/dtensor/debug/comm_debug.h"
 #include "tessera/models/generate.h"
 #include "tests/parallel/parallel_families.h"
@@ -10,89 +11,24 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kRows = 4, kLength = 7;  // 7 divides by no number of ranks
+constexpr int64_t kRows = 5, kLength = 7;  // divide by no number of ranks
 
-struct ModelLayout {
-  std::string name;
-  int64_t replicas, shards, tensor_ranks;
-  bool sequence_parallel = false;
-  int ranks() const { return static_cast<int>(replicas * shards * tensor_ranks); }
-  MeshPtr mesh(const WorldPtr& world) const {
-    return init_device_mesh(world, "cpu", {replicas, shards, tensor_ranks}, {"dp_replicate", "dp_shard", "tp"});
-  }
-};
-
-const std::vector<ModelLayout> kLayouts = {{"dp 2", 1, 2, 1},
-                                           {"tp 2", 1, 1, 2},
-                                           {"tp 2 with sequences", 1, 1, 2, true},
-                                           {"tp 4", 1, 1, 4},
-                                           {"dp 2 x tp 2", 1, 2, 2},
-                                           {"dp 2 x tp 2 with sequences", 1, 2, 2, true},
-                                           {"hsdp 2 x 2", 2, 2, 1},
-                                           {"ddp 2 x tp 2", 2, 1, 2}};
-
-void expect_equals_one_rank(const ModelLayout& layout, const TinyFamily& family, const WorldPtr& world,
-                            ActivationCheckpointing checkpointing, bool replicate_kv = false) {
-  const auto config = config_of(family);
-  const auto mesh = layout.mesh(world);
-  const auto plain = random_model(config);
-  const auto wanted = step_outcome(*plain, kRows, kLength, 0, 1, nullptr, 1);
-  const auto model = random_model(config, ParallelizeModelOptions{.mesh = mesh,
-                                                                  .sequence_parallel = layout.sequence_parallel,
-                                                                  .activation_checkpointing = checkpointing,
-                                                                  .replicate_kv = replicate_kv});
-  const auto part = world->rank() / layout.tensor_ranks;
-  const auto found = step_outcome(*model, kRows, kLength, part, layout.replicas * layout.shards, world->group().get(),
-                                  layout.tensor_ranks);
-  expect_same_step(found, wanted, fmt::format("{}, {}, checkpointing {}", layout.name, family.architecture,
-                                              static_cast<int>(checkpointing)));
-}
-
-TEST(ParallelizeModel, EqualsOneRankOnEveryLayoutAndFamily) {
-  for (const auto& layout : kLayouts) {
-    on_threads(layout.ranks(), [&layout](const WorldPtr& world) {
-      for (const auto& family : all_families()) {
-        expect_equals_one_rank(layout, family, world, ActivationCheckpointing::kNone);
-      }
-    });
-  }
-}
-
-TEST(ParallelizeModel, EqualsOneRankWithThreeRanksAndWithEight) {
-  const ModelLayout three{"tp 3", 1, 1, 3}, with_sequences{"tp 3 with sequences", 1, 1, 3, true};
-  for (const auto& layout : {three, with_sequences}) {
-    on_threads(3, [&layout](const WorldPtr& world) {
-      for (const auto& family : all_families(/*heads=*/6, /*kv_heads=*/3)) {
-        expect_equals_one_rank(layout, family, world, ActivationCheckpointing::kNone);
-      }
-    });
-  }
-  const ModelLayout eight{"hsdp 2 x 2 x tp 2", 2, 2, 2};
-  on_threads(8, [&](const WorldPtr& world) {
-    expect_equals_one_rank(eight, all_families()[0], world, ActivationCheckpointing::kMlp);
-    expect_equals_one_rank(eight, all_families()[4], world, ActivationCheckpointing::kNone);
-  });
-}
-
-TEST(ParallelizeModel, EqualsOneRankWithActivationCheckpoints) {
-  for (const auto& layout : kLayouts) {
-    on_threads(layout.ranks(), [&layout](const WorldPtr& world) {
-      for (const auto how : {ActivationCheckpointing::kMlp, ActivationCheckpointing::kSelective,
-                             ActivationCheckpointing::kFull}) {
-        for (const size_t family : {size_t{0}, size_t{4}})
-          expect_equals_one_rank(layout, all_families()[family], world, how);
-      }
-    });
-  }
+TEST(ParallelizeModel, EqualsOneRankOnEveryLayoutFamilyAndCheckpointing) {
+  expect_layouts_equal_one_rank(kRows, kLength);
 }
 
 TEST(ParallelizeModel, RanksShareTheKeyValueHeadsThatAreFewer) {
   for (const int64_t kv_heads : {1, 2}) {
-    on_threads(4, [kv_heads](const WorldPtr& world) {
-      for (const auto& family : all_families(/*heads=*/4, kv_heads)) {
-        for (const bool sequences : {false, true}) {
-          expect_equals_one_rank({"tp 4", 1, 1, 4, sequences}, family, world, ActivationCheckpointing::kNone,
-                                 /*replicate_kv=*/true);
+    const auto families = all_families(/*heads=*/4, kv_heads);
+    std::vector<StepOutcome> wanted;
+    for (const auto& family : families) wanted.push_back(one_rank_outcome(family, kRows, kLength));
+    on_threads(4, [&](const WorldPtr& world) {
+      for (const bool sequences : {false, true}) {
+        for (const auto how : {ActivationCheckpointing::kNone, ActivationCheckpointing::kSelective}) {
+          for (size_t i = 0; i < families.size(); ++i) {
+            expect_equals_one_rank({"tp 4 with shared heads", 1, 1, 4, sequences}, families[i], world, how, kRows,
+                                   kLength, wanted[i], /*replicate_kv=*/true);
+          }
         }
       }
     });
@@ -121,8 +57,9 @@ TEST(ParallelizeModel, BlocksCommunicateAsTheirPlanSays) {
   on_threads(2, [](const WorldPtr& world) {
     const auto tally = [&](bool sequences) {
       const ModelLayout layout{"tp 2", 1, 1, 2};
-      const auto model = random_model(config_of({"LlamaForCausalLM"}), ParallelizeModelOptions{
-                                          .mesh = layout.mesh(world), .sequence_parallel = sequences});
+      const auto model =
+          random_model(config_of({"LlamaForCausalLM"}),
+                       ParallelizeModelOptions{.mesh = layout.mesh(world), .sequence_parallel = sequences});
       CommDebugMode comm;
       model->loss_sum({.tokens = at::zeros({1, 6}, at::kLong)}, at::zeros({1, 6}, at::kLong)).backward();
       return comm.tally();
@@ -148,9 +85,9 @@ TEST(ParallelizeModel, OverlapsProductsAndTheirCollectives) {
         const auto wanted = step_outcome(*plain, kRows, kLength, 0, 1, nullptr, 1);
         int64_t gathers[2] = {};
         for (const bool overlapped : {false, true}) {
-          const auto model = random_model(config, ParallelizeModelOptions{.mesh = mesh,
-                                                                          .sequence_parallel = true,
-                                                                          .async_tensor_parallel = overlapped});
+          const auto model = random_model(
+              config,
+              ParallelizeModelOptions{.mesh = mesh, .sequence_parallel = true, .async_tensor_parallel = overlapped});
           CommDebugMode comm;
           const auto found =
               step_outcome(*model, kRows, kLength, world->rank() / 2, shards, world->group().get(), /*alike=*/2);
@@ -179,12 +116,67 @@ TEST(ParallelizeModel, RefusesBeforeAnyParameterChanges) {
                 HasSubstr("num_key_value_heads (3) must be divisible by TP size (4). Choose"));
     EXPECT_THAT(refusal({llama, 2, 1}, {.replicate_kv = true}), HasSubstr("num_attention_heads (2) must be divisible"));
     EXPECT_THAT(refusal({llama}, {.sequence_parallel = true, .plan = HfPlan{}}), HasSubstr("HF tp plan"));
+    EXPECT_THAT(refusal({llama, 4, 4, R"(, "base_model_tp_plan": {"norm": "sideways"})"}, {.plan = HfPlan{}}),
+                HasSubstr("Unknown parallel style: sideways"));
     EXPECT_THAT(refusal({llama}, {.plan = PlanFile{"nowhere.yaml"}}), HasSubstr("one of three"));
     EXPECT_THAT(refusal({llama}, {.async_tensor_parallel = true}), HasSubstr("needs sequence_parallel"));
     EXPECT_THAT(refusal({llama}, {.plan = ParallelPlan{{"no.module", std::make_shared<ColwiseParallel>()}}}),
                 HasSubstr("no.module"));
-    EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cpu", {4}, {"rows"})}), HasSubstr("none of the dims"));
+    EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cpu", {4}, {"rows"})}),
+                HasSubstr("none of the dims"));
+    EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cuda", {4}, {"tp"}), .cpu_offload = true}),
+                HasSubstr("offloads nothing from GPUs"));
   });
+}
+
+// What `call` writes to stderr.
+std::string said_by(const std::function<void()>& call) {
+  ::testing::internal::CaptureStderr();
+  call();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+size_t count_of(const std::string& part, const std::string& text) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(part, at)) != text.npos; at += part.size()) ++count;
+  return count;
+}
+
+std::string said_while_made_parallel(const TinyFamily& family, int ranks, const ParallelizeModelOptions& options) {
+  return said_by([&] {
+    on_threads(ranks, [&](const WorldPtr& world) {
+      auto own = options;
+      own.mesh = init_device_mesh(world, "cpu", {ranks}, {"tp"});
+      parallelize_model(*make_model(config_of(family), {.device = at::kMeta}), own);
+    });
+  });
+}
+
+TEST(ParallelizeModel, WarnsOfAUsersLinesThatFitNothingButNotOfItsOwn) {
+  ASSERT_LE(log_level(), LogLevel::kWarning);
+  for (const auto& family : all_families()) {  // Qwen2's plan has norms that only Qwen3 has
+    for (const bool sequences : {false, true}) {
+      EXPECT_EQ(said_while_made_parallel(family, 2, {.sequence_parallel = sequences}), "") << family.architecture;
+    }
+    EXPECT_EQ(said_while_made_parallel(family, 2, {.plan = HfPlan{}}), "") << family.architecture;
+  }
+  const auto own = parse_plan("model.layers.*.mlp.up_proj: colwise_rep\nmodel.layers.*.experts: colwise\n", "own.yaml");
+  const auto said = said_while_made_parallel({"LlamaForCausalLM"}, 2, {.plan = own});
+  EXPECT_EQ(count_of("'model.layers.*.experts' is no module here", said), 1U) << said;
+  EXPECT_EQ(count_of("warning: ", said), 1U) << "from one rank, of one line: " << said;
+}
+
+TEST(ParallelizeModel, WarnsOnceThatSequenceParallelismNeedsTensorParallelism) {
+  EXPECT_EQ(said_while_made_parallel({"LlamaForCausalLM"}, 1, {}), "");
+  const auto said = said_by([] {
+    on_threads(2, [](const WorldPtr& world) {
+      parallelize_model(
+          *make_model(config_of({"LlamaForCausalLM"}), {.device = at::kMeta}),
+          {.mesh = init_device_mesh(world, "cpu", {2, 1}, {"dp_shard", "tp"}), .sequence_parallel = true});
+    });
+  });
+  EXPECT_EQ(count_of("warning: ", said), 1U) << said;
+  EXPECT_THAT(said, HasSubstr("sequence_parallel is on, but tp is 1"));
 }
 
 TEST(ParallelizeModel, TakesPlansOfAllForms) {
@@ -195,9 +187,11 @@ TEST(ParallelizeModel, TakesPlansOfAllForms) {
     const auto mesh = layout.mesh(world);
     const auto plain = random_model(config);
     const auto wanted = step_outcome(*plain, kRows, kLength, 0, 1, nullptr, 1);
-    const auto own = parse_plan("model.layers.*.mlp.*e_proj: colwise\n"
-                                "model.layers.*.mlp.up_proj: {style: colwise, output: shard(-1)}\n"
-                                "model.layers.*.mlp.down_proj: rowwise\n", "own.yaml");
+    const auto own = parse_plan(
+        "model.layers.*.mlp.*e_proj: colwise\n"
+        "model.layers.*.mlp.up_proj: {style: colwise, output: shard(-1)}\n"
+        "model.layers.*.mlp.down_proj: rowwise\n",
+        "own.yaml");
     const std::function<ParallelPlan()> function = [&] { return own; };
     for (const PlanChoice& choice : {PlanChoice(HfPlan{}), PlanChoice(own), PlanChoice(function)}) {
       const auto model = random_model(config, ParallelizeModelOptions{.mesh = mesh, .plan = choice});

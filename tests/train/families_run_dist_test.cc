@@ -36,9 +36,9 @@ void expect_same_losses_on_one_and_two_ranks(const std::string& changes) {
   ASSERT_EQ(one.size(), 3U);
   ASSERT_EQ(two.size(), 3U);
   for (size_t step = 0; step < one.size(); ++step) {
-    for (const auto& [field, tolerance] : {std::pair("loss", 1e-5), std::pair("grad_norm", 1e-4)}) {
+    for (const char* field : {"loss", "grad_norm"}) {
       const double wanted = one[step].at(field), found = two[step].at(field);
-      EXPECT_LT(std::abs(found / wanted - 1), tolerance) << field << " of step " << step;
+      EXPECT_LT(std::abs(found / wanted - 1), 1e-5) << field << " of step " << step;
     }
   }
 }

@@ -1,8 +1,6 @@
 // Training runs of the real program on tensor-parallel layouts.
 #include <gmock/gmock.h>
 
-#include <cmath>
-
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {
@@ -10,17 +8,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-void expect_same_run(const TinyRun& runs, const std::string& found, const std::string& wanted) {
-  const auto ours = runs.metrics(found), theirs = runs.metrics(wanted);
-  ASSERT_EQ(ours.size(), theirs.size()) << found;
-  for (size_t i = 0; i < ours.size(); ++i) {
-    const double loss = theirs[i]["loss"], norm = theirs[i]["grad_norm"];
-    EXPECT_NEAR(ours[i]["loss"].get<double>(), loss, 1e-5 * std::abs(loss)) << found << ", step " << i + 1;
-    EXPECT_NEAR(ours[i]["grad_norm"].get<double>(), norm, 1e-4 * norm) << found << ", step " << i + 1;
-    EXPECT_TRUE(ours[i].at("tokens") == theirs[i].at("tokens")) << found << ": each token counts once";
-  }
-}
 
 struct TensorParallelRun {
   std::string name;
@@ -44,7 +31,9 @@ TEST(TensorParallelRuns, TrainAsOneRankDoes) {
       {"sequences", 2, {"parallel.tp=2", "parallel.sequence_parallel=true"}},
       {"dp-tp", 4, {"parallel.tp=2", "parallel.activation_checkpointing=full", "checkpoint.export=never"}},
       {"dp-sequences", 4, {"parallel.tp=-1", "parallel.dp_shard=2", "parallel.sequence_parallel=true"}},
-      {"shared-heads", 4, {"parallel.tp=4", "parallel.replicate_kv=true", "parallel.activation_checkpointing=selective"}}};
+      {"shared-heads",
+       4,
+       {"parallel.tp=4", "parallel.replicate_kv=true", "parallel.activation_checkpointing=selective"}}};
   for (const auto& layout : layouts) {
     run(layout);
     expect_same_run(runs, layout.name, "one");
@@ -72,7 +61,11 @@ TEST(TensorParallelRuns, ResumeOnAnotherLayout) {
 
 TEST(TensorParallelRuns, AreRefusedBeforeTheyStart) {
   const TinyRun runs;
-  const auto refusal = [&](int ranks, const std::vector<std::string>& overrides) {
+  runs.write("base/model.safetensors", "no weights, as whoever reads them finds");
+  const auto read = runs.train("read", 2, {"model.init=pretrained", "parallel.tp=2"});
+  EXPECT_EQ(read.exit_code, 3) << read.err;
+  const auto refusal = [&](int ranks, std::vector<std::string> overrides) {
+    overrides.emplace_back("model.init=pretrained");
     const auto result = runs.train("refused", ranks, overrides);
     EXPECT_EQ(result.exit_code, 2) << result.err;
     return result.err;
@@ -82,9 +75,11 @@ TEST(TensorParallelRuns, AreRefusedBeforeTheyStart) {
   EXPECT_THAT(refusal(2, {"parallel.tp=2", "parallel.plan=nowhere.yaml"}), HasSubstr("one of three"));
   EXPECT_THAT(refusal(2, {"parallel.tp=2", "parallel.plan=hf", "parallel.sequence_parallel=true"}),
               HasSubstr("HF tp plan"));
+  const std::string own_plan = "parallel.plan=" + (runs / "plan.yaml").string();
   runs.write("plan.yaml", "model.layers.*.mlp.up_proj: sideways\n");
-  EXPECT_THAT(refusal(2, {"parallel.tp=2", "parallel.plan=" + (runs / "plan.yaml").string()}),
-              HasSubstr("Unknown parallel style: sideways"));
+  EXPECT_THAT(refusal(2, {"parallel.tp=2", own_plan}), HasSubstr("Unknown parallel style: sideways"));
+  runs.write("plan.yaml", "decoder.layers.*.mlp.up_proj: colwise\n");
+  EXPECT_THAT(refusal(2, {"parallel.tp=2", own_plan}), HasSubstr("no pattern of the plan (decoder.layers.*"));
 }
 
 TEST(TensorParallelRuns, TakeAPlanFileAndSayWhatDoesNothing) {
@@ -94,7 +89,8 @@ TEST(TensorParallelRuns, TakeAPlanFileAndSayWhatDoesNothing) {
              "model.layers.*.mlp.down_proj: rowwise\nmodel.layers.*.experts: colwise\n");
   const std::vector<std::string> common = {"checkpoint.every=0", "train.steps=2", "checkpoint.export=never"};
   auto own = common;
-  own.insert(own.end(), {"parallel.tp=2", "parallel.plan=" + (runs / "plan.yaml").string(), "parallel.cpu_offload=true"});
+  own.insert(own.end(),
+             {"parallel.tp=2", "parallel.plan=" + (runs / "plan.yaml").string(), "parallel.cpu_offload=true"});
   const auto one = runs.train("one", 1, common), planned = runs.train("planned", 2, own);
   ASSERT_EQ(one.exit_code, 0) << one.err;
   ASSERT_EQ(planned.exit_code, 0) << planned.err;

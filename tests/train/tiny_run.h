@@ -6,6 +6,9 @@
 //   EXPECT_EQ(runs.weights("a"), runs.weights("b"));
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -83,5 +86,17 @@ log: {{tensorboard: false}}
  private:
   testing::TempFolder folder_;
 };
+
+// Two runs computed the same: losses and gradient norms of every step within what the order of sums may change.
+inline void expect_same_run(const TinyRun& runs, const std::string& found, const std::string& wanted) {
+  const auto ours = runs.metrics(found), theirs = runs.metrics(wanted);
+  ASSERT_EQ(ours.size(), theirs.size()) << found;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    const double loss = theirs[i]["loss"], norm = theirs[i]["grad_norm"];
+    EXPECT_NEAR(ours[i]["loss"].get<double>(), loss, 1e-5 * std::abs(loss)) << found << ", step " << i + 1;
+    EXPECT_NEAR(ours[i]["grad_norm"].get<double>(), norm, 1e-5 * norm) << found << ", step " << i + 1;
+    EXPECT_TRUE(ours[i].at("tokens") == theirs[i].at("tokens")) << found << ": each token counts once";
+  }
+}
 
 }  // namespace tessera::train

@@ -1,0 +1,154 @@
+// What a rank holds at its peak does not grow with the micro-batches of a step.
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "tessera/models/weights.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/parallelize_model.h"
+#include "tessera/train/run_mesh.h"
+#include "tessera/train/step.h"
+#include "tests/models/tiny.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::train {
+namespace {
+
+// Bytes of tensors that one rank has allocated, now and at most.
+struct Account {
+  std::atomic<int64_t> now = 0, most = 0;
+  void add(int64_t bytes) {
+    const int64_t sum = now += bytes;
+    int64_t before = most;
+    while (before < sum && !most.compare_exchange_weak(before, sum)) {
+    }
+  }
+};
+
+// The usual allocator of the CPU, which keeps the account of the thread that allocates.
+class AccountedMemory final : public c10::Allocator {
+ public:
+  static AccountedMemory& instance() {  // outlives all memory
+    static auto* const memory = new AccountedMemory;
+    return *memory;
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    void* const data = usual_->raw_allocate(bytes);
+    if (data != nullptr && account) {
+      account->add(static_cast<int64_t>(bytes));
+      const std::lock_guard lock(mutex_);
+      pieces_.insert_or_assign(data, Piece{static_cast<int64_t>(bytes), account});
+    }
+    return {data, data, &give_back, c10::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  static thread_local std::shared_ptr<Account> account;  // of this thread's rank; null: not counted
+
+ private:
+  struct Piece {
+    int64_t bytes;
+    std::shared_ptr<Account> account;
+  };
+  static void give_back(void* data) {
+    auto& self = instance();
+    {
+      const std::lock_guard lock(self.mutex_);
+      if (const auto found = self.pieces_.find(data); found != self.pieces_.end()) {
+        found->second.account->add(-found->second.bytes);
+        self.pieces_.erase(found);
+      }
+    }
+    self.usual_->raw_deallocate(data);
+  }
+
+  c10::Allocator* const usual_ = c10::GetCPUAllocator();
+  std::mutex mutex_;
+  std::unordered_map<void*, Piece> pieces_;
+};
+thread_local std::shared_ptr<Account> AccountedMemory::account;
+
+class AccumulationMemory : public ::testing::Test {
+ protected:
+  AccumulationMemory() { c10::SetCPUAllocator(&AccountedMemory::instance()); }
+  ~AccumulationMemory() override { c10::SetCPUAllocator(usual_); }
+
+ private:
+  c10::Allocator* const usual_ = c10::GetCPUAllocator();
+};
+
+struct StepMemory {
+  int64_t peak = 0;    // of a step after the first
+  int64_t shards = 0;  // bytes of this rank's gradients
+  int64_t layer = 0;   // bytes of the largest layer's whole gradients
+};
+
+constexpr int64_t kRowLength = 8;
+
+// Twelve layers, and so few tokens that parameters and gradients are most of it.
+StepMemory memory_of_a_step(const std::shared_ptr<comm::World>& world, const RunLayout& layout, int64_t micro_batches,
+                            bool defer = false) {
+  AccountedMemory::account = std::make_shared<Account>();
+  const RunMesh place(layout, "cpu", world);
+  const auto config = ModelConfig::parse(
+      testing::tiny_config(
+          R"("vocab_size": 256, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 12)"),
+      "tiny");
+  const auto model = make_parallel_model(config, at::kFloat, {.mesh = place.mesh()});
+  init_weights(*model, 5);
+  const auto optimizer = optim::make_adamw(*model, {.lr = 0.001});
+  TrainStep step(*model, *optimizer, world->group(), {.defer_gradient_sync = defer, .counts = place.counts()});
+  std::vector<data::Batch> batches;
+  for (int64_t i = 0; i < micro_batches; ++i) {
+    const auto tokens = testing::tiny_tokens(1, kRowLength).add(17 * place.data_rank() + i).remainder_(256);
+    batches.push_back(data::make_batch(tokens, testing::next_labels(tokens), at::arange(kRowLength).unsqueeze(0),
+                                       at::zeros_like(tokens)));
+  }
+  step.run(batches, 0.001);
+  StepMemory found;
+  AccountedMemory::account->most = AccountedMemory::account->now.load();
+  step.run(batches, 0.001);
+  found.peak = AccountedMemory::account->most;
+  for (const auto& parameter : model->parameters()) found.shards += static_cast<int64_t>(to_local(parameter).nbytes());
+  for (const auto& block : model->blocks()) {
+    int64_t bytes = 0;
+    for (const auto& parameter : block->parameters()) bytes += static_cast<int64_t>(to_local(parameter).nbytes());
+    found.layer = std::max(found.layer, bytes * layout.dp_shard);
+  }
+  AccountedMemory::account.reset();
+  return found;
+}
+
+// Between micro-batches a rank holds its shards of the gradients, which with one micro-batch are there after backward
+// alone. Buffers are counted, too, those that wait for another use among them: of two layers, more or less, as what a
+// collective sent comes back sooner or later. Whole gradients would be much more.
+TEST_F(AccumulationMemory, OfEightMicroBatchesIsThatOfOne) {
+  for (const auto& layout :
+       {RunLayout{.dp_shard = 4}, RunLayout{.dp_shard = 2, .tp = 2}, RunLayout{.dp_replicate = 2, .dp_shard = 2}}) {
+    comm::run_thread_ranks(
+        4,
+        [&](const std::shared_ptr<comm::World>& world) {
+          const auto one = memory_of_a_step(world, layout, 1), two = memory_of_a_step(world, layout, 2),
+                     eight = memory_of_a_step(world, layout, 8),
+                     deferred = memory_of_a_step(world, layout, 2, /*defer=*/true);
+          if (world->rank() == 0) {
+            fmt::print(
+                "hsdp {} x {}, tp {}: {} bytes with one micro-batch, {} with two, {} with eight, {} deferred of two; "
+                "shards of {}, layers of {}\n",
+                layout.dp_replicate, layout.dp_shard, layout.tp, one.peak, two.peak, eight.peak, deferred.peak,
+                one.shards, one.layer);
+          }
+          EXPECT_LE(eight.peak, one.peak + one.shards + 2 * one.layer);
+          EXPECT_LE(eight.peak, two.peak + 2 * one.layer);
+          EXPECT_GT(deferred.peak, one.peak + one.shards + 2 * one.layer) << "whole gradients are seen";
+        },
+        {.backend = "gloo"});  // all memory is of the usual allocator there
+  }
+}
+
+}  // namespace
+}  // namespace tessera::train
