@@ -247,8 +247,7 @@ void Monitor::end_process_when_due() {
 }
 
 void Monitor::end_process(const Verdict& verdict, const std::string& why) {
-  const std::string cause = verdict.culprit == options_.rank ? "this rank failed" : verdict.text;
-  const std::string text = fmt::format("[comm.watchdog] {}. {}", cause, why);
+  const std::string text = fmt::format("[comm.watchdog] {}. {}", verdict.text, why);
   const std::unique_ptr<Error> error = verdict.consequence ? std::unique_ptr<Error>(std::make_unique<PeerFailed>(text))
                                                            : std::make_unique<Error>(ErrorKind::kComm, text);
   if (!report_error(*error)) {
