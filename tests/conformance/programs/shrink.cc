@@ -86,10 +86,23 @@ std::vector<Program> plainer(const Program& program) {
 
 }  // namespace
 
+namespace {
+
+// Without a step that changed a shape in place, a flow may not lie as the program says.
+bool flows_fit(const Program& program, const Values& values) {
+  return std::all_of(program.flows.begin(), program.flows.end(), [&](const auto& flow) {
+    const int64_t dims = values.tensors.at(flow.id).dim();
+    return std::none_of(flow.placements.begin(), flow.placements.end(),
+                        [&](const Placement& p) { return p.is_any_shard() && p.dim >= dims; });
+  });
+}
+
+}  // namespace
+
 std::shared_ptr<const Trial> make_trial(const Program& program) {
   try {
     auto trial = std::make_shared<Trial>(Trial{program, run_plain(program, Twin::kClean)});
-    return is_sound(program, trial->plain) ? trial : nullptr;
+    return flows_fit(program, trial->plain.values) && is_sound(program, trial->plain) ? trial : nullptr;
   } catch (const std::exception&) {
     return nullptr;
   }
