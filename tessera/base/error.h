@@ -1,7 +1,7 @@
 // The one error type of Tessera.
 //
-//   TESSERA_CHECK(saved == wanted, ErrorKind::kShape, "[checkpoint.load] {}: saved {}, model wants {}", name, saved,
-//   wanted); raise(ErrorKind::kConfig, "[train] unknown key '{}'. Did you mean '{}'?", key, nearest);
+//   TESSERA_CHECK(saved == wanted, ErrorKind::kShape, "[checkpoint] {}: saved {}, wanted {}", name, saved, wanted);
+//   raise(ErrorKind::kConfig, "[train] unknown key '{}'. Did you mean '{}'?", key, nearest);
 //
 // A message says what was being done, on which object, found against expected, where, and what to do.
 // Errors are thrown as exceptions; every kind maps to one exit code of the program. Thread-safe.
