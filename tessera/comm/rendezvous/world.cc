@@ -49,6 +49,15 @@ struct World::Impl {
     const std::lock_guard lock(mutex);
     return aborted;
   }
+
+  // Under the watch, which ends a process that cannot.
+  void drop_groups() {
+    const auto closes = monitor->close();
+    everyone.clear();
+    std::vector<c10::intrusive_ptr<c10d::Backend>> ended;
+    const std::lock_guard lock(mutex);
+    broken.swap(ended);
+  }
 };
 
 World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options)
@@ -66,21 +75,9 @@ World::World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions
 World::~World() {
   const bool failed = std::uncaught_exceptions() > 0;
   if (failed) impl_->monitor->give_up();
-  if (failed || impl_->is_broken()) drop_groups();
   leave_store(failed);
-  if (impl_->is_broken()) drop_groups();  // while this rank waited for the others to leave
+  if (failed || impl_->is_broken()) impl_->drop_groups();
   impl_->monitor->leave(failed);
-}
-
-// Under the watch, which ends a process that cannot.
-void World::drop_groups() {
-  const auto closes = impl_->monitor->close();
-  impl_->everyone.clear();
-  std::vector<c10::intrusive_ptr<c10d::Backend>> broken;
-  {
-    const std::lock_guard lock(impl_->mutex);
-    broken.swap(impl_->broken);
-  }
 }
 
 void World::leave_store(bool failed) noexcept {

@@ -111,7 +111,6 @@ class World {
   c10::intrusive_ptr<c10d::Backend> make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks, int position) const;
   void leave_store(bool failed) noexcept;
-  void drop_groups();
   struct Impl;
   WorldInfo info_;
   WorldOptions options_;

@@ -29,6 +29,15 @@ std::filesystem::path record_path(const MonitorOptions& options) {
   return options.trace_folder.empty() ? options.trace_folder : options.trace_folder / flight_record_name(options.rank);
 }
 
+// Adds one as long as the result lives. The caller holds the mutex.
+std::shared_ptr<void> count_in(int& count, std::mutex& mutex) {
+  ++count;
+  return {&count, [&count, &mutex](void*) {
+            const std::lock_guard held(mutex);
+            --count;
+          }};
+}
+
 }  // namespace
 
 void write_records_on_signal() {
@@ -150,20 +159,13 @@ void Monitor::fail_with(uint64_t ticket, const std::string& message) {
 
 std::shared_ptr<void> Monitor::hold() {
   const std::lock_guard lock(mutex_);
-  ++holds_;
-  return {this, [this](void*) {
-            const std::lock_guard held(mutex_);
-            --holds_;
-          }};
+  return count_in(holds_, mutex_);
 }
 
 std::shared_ptr<void> Monitor::close() {
   const std::lock_guard lock(mutex_);
-  if (closes_++ == 0) closes_since_ = Clock::now();
-  return {this, [this](void*) {
-            const std::lock_guard held(mutex_);
-            --closes_;
-          }};
+  if (closes_ == 0) closes_since_ = Clock::now();
+  return count_in(closes_, mutex_);
 }
 
 void Monitor::give_up() {
