@@ -273,20 +273,22 @@ bool Draw::append(Step step) {
     } else {
       forget_results(before);
       clean_.others.resize(others);
-      noisy_.others.resize(std::min(others, noisy_.others.size()));
-      contrary_.others.resize(std::min(others, contrary_.others.size()));
+      for (auto& values : disturbed_) {
+        values.others.resize(std::min(others, values.others.size()));
+      }
       wide_.others.resize(std::min(others, wide_.others.size()));
     }
     return false;
   };
   try {
-    PlainMachine clean(Twin::kClean), noisy(Twin::kNoisy), contrary(Twin::kContrary), wide(Twin::kWide);
+    PlainMachine clean(Twin::kClean), wide(Twin::kWide);
     clean.run_open(step, clean_, program_.values);
     if (!fits_in(step)) {
       return give_up();
     }
-    noisy.run(step, noisy_, program_.values);
-    contrary.run(step, contrary_, program_.values);
+    for (size_t i = 0; i < kDisturbed.size(); ++i) {
+      PlainMachine(kDisturbed[i]).run(step, disturbed_[i], program_.values);
+    }
     if (narrow_) {
       wide.run(step, wide_, program_.values);
     }
@@ -311,22 +313,20 @@ bool Draw::append(Step step) {
 
 void Draw::forget_results(size_t count) {
   clean_.tensors.resize(count);
-  noisy_.tensors.resize(std::min(count, noisy_.tensors.size()));
-  contrary_.tensors.resize(std::min(count, contrary_.tensors.size()));
+  for (auto& values : disturbed_) {
+    values.tensors.resize(std::min(count, values.tensors.size()));
+  }
   wide_.tensors.resize(std::min(count, wide_.tensors.size()));
 }
 
 void Draw::rebuild() {
-  clean_ = noisy_ = contrary_ = wide_ = {};
-  PlainMachine clean(Twin::kClean), noisy(Twin::kNoisy), contrary(Twin::kContrary), wide(Twin::kWide);
-  for (const auto& step : program_.steps) {
-    clean.run(step, clean_, program_.values);
-    noisy.run(step, noisy_, program_.values);
-    contrary.run(step, contrary_, program_.values);
-    if (narrow_) {
-      wide.run(step, wide_, program_.values);
-    }
-  }
+  const auto replayed = [&](Twin twin) {
+    PlainMachine machine(twin);
+    return run_forward(program_, machine);
+  };
+  clean_ = replayed(Twin::kClean);
+  std::transform(kDisturbed.begin(), kDisturbed.end(), disturbed_.begin(), replayed);
+  wide_ = narrow_ ? replayed(Twin::kWide) : Values();
 }
 
 bool Draw::fits_in(const Step& step) const {
@@ -350,12 +350,13 @@ bool Draw::fits_in(const Step& step) const {
 bool Draw::same_in_twins(const Step& step) const {
   const auto same = [&](int id) {
     const at::Tensor& t = clean_.tensors[id];
-    return is_stable(t, noisy_.tensors[id]) && is_stable(t, contrary_.tensors[id]) &&
-           (!narrow_ || is_exact(t, wide_.tensors[id]));
+    const auto stable = [&](const Values& values) { return is_stable(t, values.tensors[id]); };
+    return std::all_of(disturbed_.begin(), disturbed_.end(), stable) && (!narrow_ || is_exact(t, wide_.tensors[id]));
   };
   if (!writes(step)) {
-    return std::all_of(step.results.begin(), step.results.end(), same) && are_stable(clean_.others, noisy_.others) &&
-           are_stable(clean_.others, contrary_.others);
+    const auto others_stable = [&](const Values& values) { return are_stable(clean_.others, values.others); };
+    return std::all_of(step.results.begin(), step.results.end(), same) &&
+           std::all_of(disturbed_.begin(), disturbed_.end(), others_stable);
   }
   for (size_t id = 0; id < clean_.tensors.size(); ++id) {
     if (clean_.tensors[id].defined() && !same(static_cast<int>(id))) {

@@ -90,7 +90,8 @@ class Draw {
 
   uint64_t state_;
   Program program_;
-  Values clean_, noisy_, contrary_, wide_;
+  Values clean_, wide_;
+  std::array<Values, kDisturbed.size()> disturbed_;
   std::vector<int64_t> extents_;  // from which sizes are drawn
   bool narrow_ = false;
   c10::ScalarType float_type_ = at::kDouble, complex_type_ = at::kComplexDouble, int_type_ = at::kLong;

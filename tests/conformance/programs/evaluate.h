@@ -4,8 +4,8 @@
 //
 // Four twins of a program tell whether it may be compared at all: kNoisy disturbs every value that is not exact in
 // its last bits, kContrary the other way, so that what sorts, compares or divides where rounding decides shows up as
-// different in one of them; kWide computes
-// narrow types (bf16, f16, f32, c64) in double precision, and a program with such types must give the same to the bit.
+// different in one of them; kWide computes narrow types (bf16, f16, f32, c64) in double precision, and a program with
+// such types must give the same to the bit.
 // What PyTorch leaves open is no program: plain tensors refuse to write to memory that the same step reads in another
 // order, to what may be shared or not, and without a derivative to what takes one.
 #pragma once
@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <array>
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"
@@ -30,6 +31,7 @@ struct Values {
 };
 
 enum class Twin { kClean, kNoisy, kContrary, kWide };
+constexpr std::array<Twin, 2> kDisturbed{Twin::kNoisy, Twin::kContrary};
 
 class Machine {
  public:

@@ -87,7 +87,7 @@ bool is_sound(const Program& program, const Plain& plain) {
   if (!all_moderate(plain.values.tensors) || !all_moderate(first) || !all_moderate(second)) {
     return false;
   }
-  for (const Twin twin : {Twin::kNoisy, Twin::kContrary}) {
+  for (const Twin twin : kDisturbed) {
     const Plain noisy = run_plain(program, twin);
     if (!are_stable(plain.values.others, noisy.values.others) ||
         !all_stable(plain.values.tensors, noisy.values.tensors) || !all_stable(first, noisy.gradients.first) ||
