@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/formats/safetensors_folder.h"
+#include "tessera/formats/tensor_files.h"
 #include "tessera/models/detail/local_part.h"
 #include "tessera/models/family.h"
 #include "tessera/models/weights.h"
@@ -44,7 +44,7 @@ struct Problems {
 
 // The name under which the folder holds each parameter.
 std::vector<std::string> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
-                                     const SafetensorsFolder& folder, const std::filesystem::path& dir) {
+                                     const TensorFiles& folder) {
   const auto& map = family_of(model.config().architecture).weights;
   Problems problems;
   std::vector<std::string> found;
@@ -58,7 +58,7 @@ std::vector<std::string> match_names(const CausalLM& model, const std::vector<de
       continue;
     }
     found.push_back(*name);
-    const auto& entry = folder.entry(*name);
+    const auto& entry = folder.at(*name);
     if (parameter.tensor.sizes() != at::IntArrayRef(entry.shape)) {
       problems.add(fmt::format("{}: saved {}, model wants {}", *name, shape_text(entry.shape),
                                shape_text(parameter.tensor.sizes())),
@@ -69,36 +69,36 @@ std::vector<std::string> match_names(const CausalLM& model, const std::vector<de
                                c10::toString(entry.dtype)));
     }
   }
-  for (const auto& [name, file] : folder.files()) {
+  for (const auto& [name, stored] : folder.tensors()) {
     if (known.contains(name) || is_computed(name) || map.is_foreign(name)) continue;
     problems.add(fmt::format("{} is unexpected", name));
   }
-  problems.raise_if_any(dir);
+  problems.raise_if_any(folder.path());
   return found;
+}
+
+std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& path) {
+  return TensorFiles::open(path, {.weights_only = true});
 }
 
 }  // namespace
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
-  match_names(model, detail::shared_parameters(model), SafetensorsFolder::open(dir), dir);
+  match_names(model, detail::shared_parameters(model), *open_weights(dir));
 }
 
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device) {
   at::NoGradGuard no_grad;
-  const auto folder = SafetensorsFolder::open(dir);
+  const auto folder = open_weights(dir);
   auto parameters = detail::shared_parameters(model);
-  const auto names = match_names(model, parameters, folder, dir);
+  const auto names = match_names(model, parameters, *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto box = detail::local_part_box(parameters[i].tensor);
-    std::vector<IndexRange> ranges;
-    for (size_t dim = 0; dim < box.shape.size(); ++dim)
-      ranges.push_back({box.offset[dim], box.offset[dim] + box.shape[dim]});
     const auto local = detail::writable_part(parameters[i], device);
     if (local.numel() == 0) continue;
-    const auto saved = folder.read_slice(names[i], ranges);
-    local.copy_(saved);
-    bytes += static_cast<int64_t>(saved.nbytes());
+    folder->read(names[i], box.offset, local);
+    bytes += local.numel() * static_cast<int64_t>(c10::elementSize(folder->at(names[i]).dtype));
   }
   log_info("[models.load] {}: {} parameters, {:.1f} MiB read", dir.string(), parameters.size(),
            static_cast<double>(bytes) / (1 << 20));

@@ -4,6 +4,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/formats/companions.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/detail/local_part.h"
@@ -12,19 +13,6 @@
 
 namespace tessera {
 namespace {
-
-constexpr const char* kCompanions[] = {"generation_config.json",
-                                       "tokenizer.json",
-                                       "tokenizer_config.json",
-                                       "special_tokens_map.json",
-                                       "added_tokens.json",
-                                       "vocab.json",
-                                       "merges.txt",
-                                       "tokenizer.model",
-                                       "chat_template.jinja",
-                                       "chat_template.json",
-                                       "preprocessor_config.json",
-                                       "processor_config.json"};
 
 bool holds_weights(const std::filesystem::path& dir) {
   return std::filesystem::exists(dir / "model.safetensors") ||
@@ -53,7 +41,7 @@ class FolderInProgress {
     const auto dtype = options.dtype.value_or(parameters.front().tensor.scalar_type());
     publish_file(folder_.path() / "config.json", model.config().to_json(dtype));
     if (source_dir.empty()) return;
-    for (const char* name : kCompanions) {
+    for (const char* name : companion_names()) {
       if (std::filesystem::is_regular_file(source_dir / name)) {
         publish_file(folder_.path() / name, read_file(source_dir / name));
       }

@@ -1,0 +1,15 @@
+// The part that a stored box of a tensor and a wanted one have in common.
+#pragma once
+
+#include <ATen/core/ATen_fwd.h>
+#include <c10/util/ArrayRef.h>
+
+namespace tessera::detail {
+
+// Whether they share an element. Without dims they do.
+bool boxes_meet(c10::IntArrayRef a_offset, c10::IntArrayRef a_shape, c10::IntArrayRef b_offset,
+                c10::IntArrayRef b_shape);
+// Copies what `from`, which lies at `at` in the whole, shares with the box of into's shape at `offset`.
+void copy_common_part(const at::Tensor& from, c10::IntArrayRef at, const at::Tensor& into, c10::IntArrayRef offset);
+
+}  // namespace tessera::detail

@@ -1,0 +1,78 @@
+// The tensors of a checkpoint, whatever wrote it: safetensors, torch.distributed.checkpoint, torch.save.
+//
+//   const auto files = TensorFiles::open(path);
+//   for (const auto& [name, stored] : files->tensors()) ...
+//   files->read("model.norm.weight", {0}, into);              // a box of into's shape, from there on
+//
+// What open() takes:
+//   a .safetensors file, a folder with model.safetensors, or with its shards and index     kSafetensors
+//   a folder of shard-*.safetensors, as DCP's HuggingFaceStorageWriter leaves them         kSafetensorsShards
+//   a folder with .metadata, or __0.metadata                                               kDcp
+//   a file of torch.save; a folder with pytorch_model.bin, or with its shards and index    kTorchSave
+// Names are the paths of the nested state dict, joined with dots. Error kIo for what cannot be read, kFormat for what is
+// not valid. Thread-safe. No communication.
+#pragma once
+
+#include <ATen/core/ATen_fwd.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+struct StoredTensor {
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  std::vector<int64_t> shape;
+  std::string file;  // its name, without folder; "3 files" for a tensor in several
+  uint64_t size_bytes() const;
+};
+
+struct TensorFilesOptions {
+  // Of a training checkpoint the model's tensors alone, under the names that the model gives them: those in the dict
+  // "model" (DCP, torch.save) or "state_dict" (torch.save), where there is one.
+  bool weights_only = false;
+};
+
+class TensorFiles {
+ public:
+  enum class Format { kSafetensors, kSafetensorsShards, kDcp, kTorchSave };
+
+  static std::shared_ptr<const TensorFiles> open(const std::filesystem::path& path,
+                                                 const TensorFilesOptions& options = {});
+  // Whether open() would find tensors there; a folder may hold other things.
+  static bool is_there(const std::filesystem::path& path);
+  virtual ~TensorFiles() = default;
+
+  Format format() const { return format_; }
+  const std::filesystem::path& path() const { return path_; }
+  const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
+  bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
+  // Error kFormat when there is none of this name.
+  const StoredTensor& at(std::string_view name) const;
+
+  // Copies the box that begins at `offset` into `into`, whose shape it has, and converts it to its dtype and device.
+  // Error kShape for a box that is not inside the tensor.
+  void read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const;
+  // All of it, on the CPU, in memory of its own.
+  at::Tensor tensor(std::string_view name) const;
+
+ protected:
+  TensorFiles(Format format, std::filesystem::path path) : format_(format), path_(std::move(path)) {}
+  virtual void read_box(const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) const = 0;
+  std::map<std::string, StoredTensor, std::less<>> tensors_;
+
+ private:
+  Format format_;
+  std::filesystem::path path_;
+};
+
+const char* to_string(TensorFiles::Format format);
+
+}  // namespace tessera

@@ -1,0 +1,146 @@
+#include "tessera/formats/torch/detail/box_cover.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/base/error.h"
+
+namespace tessera::detail {
+namespace {
+
+// Coordinates of corners: 256 a box are those of 5 cut dimensions.
+constexpr size_t kMaxCoordinates = size_t{1} << 21;
+constexpr size_t kMaxCoordinatesPerBox = 256;
+constexpr uint64_t kMaxComparisons = uint64_t{1} << 26;
+
+bool is_empty_box(const DcpChunk& box) { return std::find(box.sizes.begin(), box.sizes.end(), 0) != box.sizes.end(); }
+
+bool boxes_share_an_element(const DcpChunk& a, const DcpChunk& b) {
+  for (size_t dim = 0; dim < a.sizes.size(); ++dim) {
+    if (a.offsets[dim] + a.sizes[dim] <= b.offsets[dim] || b.offsets[dim] + b.sizes[dim] <= a.offsets[dim])
+      return false;
+  }
+  return true;
+}
+
+// How many boxes hold an element is a function on the grid, and it is the sum, over the corners of all boxes that lie
+// at or before the element in every dimension, of the corner's sign: + where an even number of its coordinates are
+// ends, - otherwise. The boxes cover the tensor exactly when the signs at each point add up to those of the tensor's
+// own corners. At the first point, in row-major order, where they do not, the difference is that of the element there.
+class CornerSum {
+ public:
+  CornerSum(std::span<const int64_t> size, std::span<const DcpChunk> boxes, const std::string& where) : size_(size) {
+    for (size_t dim = 0; dim < size.size(); ++dim) {
+      const bool whole = std::all_of(boxes.begin(), boxes.end(), [&](const DcpChunk& box) {
+        return is_empty_box(box) || box.sizes[dim] == size[dim];
+      });
+      if (!whole) cut_dims_.push_back(dim);
+    }
+    const size_t dims = cut_dims_.size();
+    const size_t most = kMaxCoordinates + kMaxCoordinatesPerBox * boxes.size();
+    TESSERA_CHECK(dims < 24 && ((boxes.size() + 1) << dims) * dims <= most, ErrorKind::kFormat,
+                  "[dcp] {}: {} chunks that are cut along {} dimensions are too many to check", where, boxes.size(),
+                  dims);
+    const DcpChunk whole{std::vector<int64_t>(size.size(), 0), {size.begin(), size.end()}};
+    add(whole, -1);
+    for (const auto& box : boxes) {
+      if (!is_empty_box(box)) add(box, 1);
+    }
+  }
+
+  std::optional<CoverDefect> first_defect() {
+    const size_t dims = cut_dims_.size();
+    std::vector<size_t> order(signs_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    const auto point = [&](size_t corner) { return points_.begin() + static_cast<std::ptrdiff_t>(corner * dims); };
+    const auto length = static_cast<std::ptrdiff_t>(dims);
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+      return std::lexicographical_compare(point(a), point(a) + length, point(b), point(b) + length);
+    });
+    for (size_t first = 0; first < order.size();) {
+      int64_t sum = 0;
+      size_t next = first;
+      while (next < order.size() && std::equal(point(order[first]), point(order[first]) + length, point(order[next]))) {
+        sum += signs_[order[next++]];
+      }
+      if (sum != 0) {
+        CoverDefect defect{std::vector<int64_t>(size_.size(), 0), 1 + sum};
+        for (size_t i = 0; i < dims; ++i) defect.element[cut_dims_[i]] = point(order[first])[static_cast<long>(i)];
+        return defect;
+      }
+      first = next;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  void add(const DcpChunk& box, int sign) {
+    const size_t dims = cut_dims_.size();
+    for (size_t corner = 0; corner < size_t{1} << dims; ++corner) {
+      int corner_sign = sign;
+      for (size_t i = 0; i < dims; ++i) {
+        const bool end = corner >> i & 1;
+        points_.push_back(box.offsets[cut_dims_[i]] + (end ? box.sizes[cut_dims_[i]] : 0));
+        if (end) corner_sign = -corner_sign;
+      }
+      signs_.push_back(static_cast<int8_t>(corner_sign));
+    }
+  }
+
+  std::span<const int64_t> size_;
+  std::vector<size_t> cut_dims_;  // the others are whole in every box
+  std::vector<int64_t> points_;   // cut_dims_ coordinates a corner
+  std::vector<int8_t> signs_;
+};
+
+// The dimension in which the boxes begin at most places.
+size_t sweep_dim(std::span<const DcpChunk> boxes) {
+  size_t best = 0, most = 0;
+  for (size_t dim = 0; dim < boxes[0].offsets.size(); ++dim) {
+    std::vector<int64_t> starts;
+    for (const auto& box : boxes) starts.push_back(box.offsets[dim]);
+    std::sort(starts.begin(), starts.end());
+    const auto distinct = static_cast<size_t>(std::unique(starts.begin(), starts.end()) - starts.begin());
+    if (distinct > most) best = dim, most = distinct;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::optional<CoverDefect> find_cover_defect(std::span<const int64_t> size, std::span<const DcpChunk> boxes,
+                                             const std::string& where) {
+  if (std::find(size.begin(), size.end(), 0) != size.end()) return std::nullopt;
+  return CornerSum(size, boxes, where).first_defect();
+}
+
+std::optional<std::pair<size_t, size_t>> find_overlap(std::span<const DcpChunk> boxes, const std::string& where) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    if (!is_empty_box(boxes[i])) order.push_back(i);
+  }
+  if (order.size() < 2) return std::nullopt;
+  if (boxes[0].sizes.empty()) return std::pair{order[0], order[1]};
+  const size_t dim = sweep_dim(boxes);
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return boxes[a].offsets[dim] < boxes[b].offsets[dim]; });
+  std::vector<size_t> open;  // boxes that the sweep is in
+  uint64_t comparisons = 0;
+  for (const size_t box : order) {
+    std::erase_if(open, [&](size_t other) {
+      return boxes[other].offsets[dim] + boxes[other].sizes[dim] <= boxes[box].offsets[dim];
+    });
+    comparisons += open.size();
+    TESSERA_CHECK(comparisons <= kMaxComparisons, ErrorKind::kFormat,
+                  "[dcp] {}: {} chunks lie side by side in so many places that they are too many to check", where,
+                  boxes.size());
+    for (const size_t other : open) {
+      if (boxes_share_an_element(boxes[other], boxes[box]))
+        return std::pair{std::min(other, box), std::max(other, box)};
+    }
+    open.push_back(box);
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,267 @@
+#include "tessera/formats/torch/pickle_value.h"
+
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/base/utf8.h"
+#include "tessera/formats/torch/detail/pickle_node.h"
+
+namespace tessera {
+
+using detail::parts_of;
+using detail::PicklePartsNode;
+using detail::PickleTextNode;
+
+namespace {
+
+const PickleValue kNonePickle;
+
+std::shared_ptr<PicklePartsNode> make_parts(PickleKind kind, std::vector<PickleValue> parts) {
+  return std::make_shared<PicklePartsNode>(kind, std::move(parts));
+}
+
+std::shared_ptr<PicklePartsNode> make_dict(std::vector<PickleValue::Pair> pairs) {
+  std::vector<PickleValue> parts;
+  parts.reserve(2 * pairs.size());
+  for (auto& [key, value] : pairs) {
+    parts.push_back(std::move(key));
+    parts.push_back(std::move(value));
+  }
+  return make_parts(PickleKind::kDict, std::move(parts));
+}
+
+bool is_qualified(const std::string& module, const std::string& name, std::string_view wanted) {
+  return wanted.size() == module.size() + 1 + name.size() && wanted.substr(0, module.size()) == module &&
+         wanted[module.size()] == '.' && wanted.substr(module.size() + 1) == name;
+}
+
+}  // namespace
+
+PickleValue::PickleValue(std::string text) {
+  TESSERA_CHECK(is_valid_utf8(text), ErrorKind::kFormat, "[pickle] {} is no UTF-8", quote(text));
+  value_ = std::make_shared<PickleTextNode>(PickleKind::kText, std::move(text));
+}
+
+PickleValue PickleValue::bytes(std::string bytes) {
+  return PickleValue(std::make_shared<PickleTextNode>(PickleKind::kBytes, std::move(bytes)));
+}
+PickleValue PickleValue::list(Items items) { return PickleValue(make_parts(PickleKind::kList, std::move(items))); }
+PickleValue PickleValue::tuple(Items items) { return PickleValue(make_parts(PickleKind::kTuple, std::move(items))); }
+PickleValue PickleValue::set(Items items) { return PickleValue(make_parts(PickleKind::kSet, std::move(items))); }
+PickleValue PickleValue::dict(std::vector<Pair> pairs) { return PickleValue(make_dict(std::move(pairs))); }
+
+PickleValue PickleValue::ordered_dict(std::vector<Pair> pairs) {
+  auto node = make_dict(std::move(pairs));
+  node->ordered = true;
+  return PickleValue(std::move(node));
+}
+
+PickleValue PickleValue::global(std::string module, std::string name) {
+  return PickleValue(make_parts(PickleKind::kGlobal, {std::move(module), std::move(name)}));
+}
+
+PickleValue PickleValue::call(const PickleValue& callee, Items args) {
+  callee.node(PickleKind::kGlobal, "a class or function");
+  args.insert(args.begin(), {callee, PickleValue()});
+  return PickleValue(make_parts(PickleKind::kObject, std::move(args)));
+}
+
+PickleValue PickleValue::instance(const PickleValue& cls, PickleValue state) {
+  cls.node(PickleKind::kGlobal, "a class");
+  auto node = make_parts(PickleKind::kObject, {cls, std::move(state)});
+  node->instance = true;
+  return PickleValue(std::move(node));
+}
+
+PickleValue PickleValue::persistent(PickleValue id) {
+  return PickleValue(make_parts(PickleKind::kPersistent, {std::move(id)}));
+}
+
+PickleKind PickleValue::kind() const {
+  switch (value_.index()) {
+    case 0:
+      return PickleKind::kNone;
+    case 1:
+      return PickleKind::kBool;
+    case 2:
+      return PickleKind::kInt;
+    case 3:
+      return PickleKind::kFloat;
+    default:
+      return std::get<4>(value_)->kind;
+  }
+}
+
+const detail::PickleNode& PickleValue::node(PickleKind wanted_kind, const char* wanted) const {
+  TESSERA_CHECK(kind() == wanted_kind, ErrorKind::kFormat, "[pickle] found {}, wanted {}", describe(), wanted);
+  return *std::get<4>(value_);
+}
+
+bool PickleValue::is_global(std::string_view qualified_name) const {
+  if (kind() != PickleKind::kGlobal) return false;
+  const auto& parts = parts_of(*std::get<4>(value_));
+  return is_qualified(parts[0].as_text(), parts[1].as_text(), qualified_name);
+}
+
+bool PickleValue::is_object(std::string_view qualified_name) const {
+  return kind() == PickleKind::kObject && callee().is_global(qualified_name);
+}
+
+bool PickleValue::as_bool() const {
+  const auto* value = std::get_if<bool>(&value_);
+  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted True or False", describe());
+  return *value;
+}
+
+int64_t PickleValue::as_int() const {
+  const auto* value = std::get_if<int64_t>(&value_);
+  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted an integer", describe());
+  return *value;
+}
+
+double PickleValue::as_float() const {
+  const auto* value = std::get_if<double>(&value_);
+  TESSERA_CHECK(value, ErrorKind::kFormat, "[pickle] found {}, wanted a float", describe());
+  return *value;
+}
+
+const std::string& PickleValue::as_text() const { return detail::text_of(node(PickleKind::kText, "text")); }
+const std::string& PickleValue::as_bytes() const { return detail::text_of(node(PickleKind::kBytes, "bytes")); }
+
+std::span<const PickleValue> PickleValue::items() const {
+  const auto found = kind();
+  TESSERA_CHECK(found == PickleKind::kList || found == PickleKind::kTuple || found == PickleKind::kSet,
+                ErrorKind::kFormat, "[pickle] found {}, wanted a list, tuple or set", describe());
+  return parts_of(*std::get<4>(value_));
+}
+
+size_t PickleValue::dict_size() const { return parts_of(node(PickleKind::kDict, "a dict")).size() / 2; }
+const PickleValue& PickleValue::key(size_t index) const {
+  return parts_of(node(PickleKind::kDict, "a dict")).at(2 * index);
+}
+const PickleValue& PickleValue::value(size_t index) const {
+  return parts_of(node(PickleKind::kDict, "a dict")).at(2 * index + 1);
+}
+
+const PickleValue* PickleValue::find(std::string_view wanted) const {
+  const auto& parts = parts_of(node(PickleKind::kDict, "a dict"));
+  for (size_t i = 0; i + 1 < parts.size(); i += 2) {
+    if (parts[i].kind() == PickleKind::kText && parts[i].as_text() == wanted) return &parts[i + 1];
+  }
+  return nullptr;
+}
+
+bool PickleValue::is_ordered_dict() const { return kind() == PickleKind::kDict && std::get<4>(value_)->ordered; }
+
+std::string PickleValue::qualified_name() const {
+  if (kind() == PickleKind::kObject) return callee().qualified_name();
+  return global_module() + "." + global_name();
+}
+
+const std::string& PickleValue::global_module() const {
+  return parts_of(node(PickleKind::kGlobal, "a class or function"))[0].as_text();
+}
+const std::string& PickleValue::global_name() const {
+  return parts_of(node(PickleKind::kGlobal, "a class or function"))[1].as_text();
+}
+
+const PickleValue& PickleValue::callee() const { return parts_of(node(PickleKind::kObject, "an object"))[0]; }
+std::span<const PickleValue> PickleValue::args() const {
+  return std::span(parts_of(node(PickleKind::kObject, "an object"))).subspan(2);
+}
+bool PickleValue::is_instance() const { return kind() == PickleKind::kObject && std::get<4>(value_)->instance; }
+
+const PickleValue& PickleValue::state() const {
+  if (is_ordered_dict()) {
+    const auto& parts = parts_of(*std::get<4>(value_));
+    return parts.size() % 2 == 1 ? parts.back() : kNonePickle;
+  }
+  return parts_of(node(PickleKind::kObject, "an object"))[1];
+}
+
+const PickleValue& PickleValue::persistent_id() const {
+  return parts_of(node(PickleKind::kPersistent, "a persistent id"))[0];
+}
+
+const void* PickleValue::identity() const {
+  const auto* node = std::get_if<4>(&value_);
+  return node ? node->get() : nullptr;
+}
+
+std::string PickleValue::describe() const {
+  switch (kind()) {
+    case PickleKind::kNone:
+      return "None";
+    case PickleKind::kBool:
+      return as_bool() ? "True" : "False";
+    case PickleKind::kInt:
+      return std::to_string(as_int());
+    case PickleKind::kFloat:
+      return fmt::format("{}", as_float());
+    case PickleKind::kText:
+      return quote(as_text());
+    case PickleKind::kBytes:
+      return fmt::format("{} bytes", as_bytes().size());
+    case PickleKind::kList:
+      return fmt::format("a list of {} values", items().size());
+    case PickleKind::kTuple:
+      return fmt::format("a tuple of {} values", items().size());
+    case PickleKind::kSet:
+      return fmt::format("a set of {} values", items().size());
+    case PickleKind::kDict:
+      return fmt::format("a dict of {} keys", dict_size());
+    case PickleKind::kGlobal:
+      return escape(qualified_name());
+    case PickleKind::kObject:
+      return "a " + escape(qualified_name());
+    case PickleKind::kPersistent:
+      return "a persistent id";
+  }
+  return "";
+}
+
+bool same_pickle(const PickleValue& a, const PickleValue& b) {
+  if (a.kind() != b.kind()) return false;
+  const auto* same_node = a.identity();
+  if (same_node && same_node == b.identity()) return true;
+  const auto same_items = [](std::span<const PickleValue> left, std::span<const PickleValue> right) {
+    return std::equal(left.begin(), left.end(), right.begin(), right.end(), same_pickle);
+  };
+  switch (a.kind()) {
+    case PickleKind::kNone:
+      return true;
+    case PickleKind::kBool:
+      return a.as_bool() == b.as_bool();
+    case PickleKind::kInt:
+      return a.as_int() == b.as_int();
+    case PickleKind::kFloat: {
+      const double left = a.as_float(), right = b.as_float();
+      return std::memcmp(&left, &right, sizeof left) == 0;
+    }
+    case PickleKind::kText:
+      return a.as_text() == b.as_text();
+    case PickleKind::kBytes:
+      return a.as_bytes() == b.as_bytes();
+    case PickleKind::kList:
+    case PickleKind::kTuple:
+    case PickleKind::kSet:
+      return same_items(a.items(), b.items());
+    case PickleKind::kGlobal:
+      return a.qualified_name() == b.qualified_name();
+    case PickleKind::kPersistent:
+      return same_pickle(a.persistent_id(), b.persistent_id());
+    case PickleKind::kObject:
+      return a.is_instance() == b.is_instance() && same_pickle(a.callee(), b.callee()) &&
+             same_pickle(a.state(), b.state()) && same_items(a.args(), b.args());
+    case PickleKind::kDict:
+      if (a.is_ordered_dict() != b.is_ordered_dict() || a.dict_size() != b.dict_size()) return false;
+      for (size_t i = 0; i < a.dict_size(); ++i) {
+        if (!same_pickle(a.key(i), b.key(i)) || !same_pickle(a.value(i), b.value(i))) return false;
+      }
+      return !a.is_ordered_dict() || same_pickle(a.state(), b.state());
+  }
+  return false;
+}
+
+}  // namespace tessera

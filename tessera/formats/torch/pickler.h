@@ -1,0 +1,23 @@
+// Writes values as a pickle that Python reads.
+//
+//   const std::string data_pkl = pickle(root, {.protocol = 2});     // what torch.load(weights_only=True) accepts
+//   const std::string metadata = pickle(root, {.protocol = 4});
+//
+// The same tree gives the same bytes. Text and names that come again are memo references; other shared values are
+// written out. Error kFormat for names outside the list of pickle_names.h, and for values nested more than 90 deep.
+// Pure, thread-safe.
+#pragma once
+
+#include <string>
+
+#include "tessera/formats/torch/pickle_value.h"
+
+namespace tessera {
+
+struct PickleOptions {
+  int protocol = 4;  // 2 or 4
+};
+
+std::string pickle(const PickleValue& root, const PickleOptions& options);
+
+}  // namespace tessera

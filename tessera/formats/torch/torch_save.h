@@ -1,0 +1,97 @@
+// Reading what torch.save writes: one object in a zip archive, its tensors' storages as raw entries.
+//
+//   auto file = TorchSaveFile::open("optimizer.pt");
+//   for (size_t i = 0; i < file->root().dict_size(); ++i) {
+//     if (const auto* info = file->find_tensor(file->root().value(i))) use(file->tensor(*info));
+//   }
+//
+//   const auto record = TorchRecord::parse(bytes, "__0_0.distcp at byte 1577");   // one record of a DCP file
+//   if (const auto* info = record.find_tensor(record.root())) read(info->begin(), info->nbytes());
+//
+// Nothing of a file is executed, and names outside the fixed list are refused (unpickler.h). parse() checks that every
+// tensor lies inside its storage and touches the pickle and the archive's directory only. Error kFormat for what is not
+// valid: compressed entries, the format of torch before 1.6, big-endian files, sparse, quantised and lazily conjugated
+// tensors. Thread-safe after parse. No communication. docs/format/torch.md describes the format.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/formats/torch/pickle_value.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace tessera {
+
+class MappedFile;
+
+// A strided tensor of a record; byte positions count from the record's first byte.
+struct TorchTensorInfo {
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;  // in elements, none negative
+  int64_t storage_offset = 0;    // in elements
+  bool requires_grad = false;
+  bool is_parameter = false;
+  uint64_t storage_begin = 0;  // the raw bytes of its storage
+  uint64_t storage_end = 0;
+
+  int64_t numel() const;
+  uint64_t item_bytes() const { return c10::elementSize(dtype); }
+  uint64_t nbytes() const { return static_cast<uint64_t>(numel()) * item_bytes(); }
+  // Elements lie densely in row-major order: bytes [begin(), begin() + nbytes()) are the tensor.
+  bool is_contiguous() const;
+  // Of the first element.
+  uint64_t begin() const { return storage_begin + static_cast<uint64_t>(storage_offset) * item_bytes(); }
+};
+
+class TorchRecord {
+ public:
+  // `bytes` is the whole record and nothing after it; it is borrowed for the call only. `where` is for messages.
+  static TorchRecord parse(std::span<const std::byte> bytes, const std::string& where);
+
+  // The object. A tensor in it is an object of torch._utils, for which find_tensor() has the rest.
+  const PickleValue& root() const { return root_; }
+  // Null when the value is no tensor of this record.
+  const TorchTensorInfo* find_tensor(const PickleValue& value) const;
+  size_t tensor_count() const { return tensors_.size(); }
+
+ private:
+  PickleValue root_;
+  std::unordered_map<const void*, TorchTensorInfo> tensors_;
+};
+
+// The tensor at its place in the record's bytes, which `keep` keeps alive: a READ-ONLY view where dtype and address
+// allow it, otherwise a copy (bool, unaligned). Strides are kept.
+at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInfo& info,
+                         std::shared_ptr<const void> keep);
+
+// A file of torch.save, mapped.
+class TorchSaveFile {
+ public:
+  // Error kIo when it cannot be read.
+  static std::shared_ptr<const TorchSaveFile> open(const std::filesystem::path& path);
+
+  const PickleValue& root() const { return record_.root(); }
+  const TorchTensorInfo* find_tensor(const PickleValue& value) const { return record_.find_tensor(value); }
+  // record_tensor() of the map: keeps it alive, and is READ ONLY (writing into it ends the process). Tensors of one
+  // storage share its bytes as in the file.
+  at::Tensor tensor(const TorchTensorInfo& info) const;
+
+ private:
+  TorchSaveFile() = default;
+  std::shared_ptr<const MappedFile> file_;
+  TorchRecord record_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+// Writing what torch.load reads, in one pass and with one storage in memory at a time.
+//
+//   StagedFile file(path);
+//   uint64_t end = 0;
+//   const ByteSink sink = [&](std::span<const std::byte> bytes) { file.write_at(end, bytes); end += bytes.size(); };
+//   const uint64_t length = write_tensor_record(tensor, sink);              // DCP records, one after the other
+//   const uint64_t more = write_object_record(PickleValue(0.1), sink);
+//
+//   TorchSaveWriter writer;                                                  // a state dict in one file
+//   const auto weight = writer.add(tensor);
+//   writer.write(PickleValue::dict({{"model", PickleValue::dict({{"weight", weight}})}}), sink);
+//
+// Tensors are detached, come to the CPU when they are written, and lie row-major in storages of exactly their size;
+// contiguous tensors that are all of one storage share it, as in torch.save. torch.load(weights_only=True) reads all of
+// it. Errors of the sink pass through. Error kFormat for dtypes and layouts that a file cannot hold. No communication.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/formats/torch/pickle_value.h"
+#include "tessera/formats/torch/zip_writer.h"
+
+namespace at {
+class Tensor;
+}
+
+namespace tessera {
+
+struct TensorRecordOptions {
+  bool requires_grad = false;
+};
+
+// One record that holds the tensor. Returns its length in bytes.
+uint64_t write_tensor_record(const at::Tensor& tensor, const ByteSink& sink, const TensorRecordOptions& options = {});
+// One record that holds an object without tensors. Returns its length in bytes.
+uint64_t write_object_record(const PickleValue& object, const ByteSink& sink);
+// What the two would return.
+uint64_t tensor_record_bytes(c10::ScalarType dtype, std::span<const int64_t> sizes,
+                             const TensorRecordOptions& options = {});
+uint64_t object_record_bytes(const PickleValue& object);
+
+// An object with any number of tensors in it. One writer belongs to one thread and writes once.
+class TorchSaveWriter {
+ public:
+  TorchSaveWriter();
+  ~TorchSaveWriter();
+  TorchSaveWriter(const TorchSaveWriter&) = delete;
+  TorchSaveWriter& operator=(const TorchSaveWriter&) = delete;
+
+  // What stands for the tensor in the tree, in as many places as wanted. The tensor is kept until the writer goes and
+  // must not change before write().
+  PickleValue add(const at::Tensor& tensor, const TensorRecordOptions& options = {});
+  // Returns the length in bytes.
+  uint64_t write(const PickleValue& root, const ByteSink& sink);
+
+ private:
+  struct Storage;
+  std::vector<Storage> storages_;
+  std::unordered_map<const void*, size_t> whole_;  // storages that lie in the file as they are, by their address
+};
+
+// write() into a file that appears whole or not at all. Error kIo.
+void write_torch_save(const std::filesystem::path& path, TorchSaveWriter& writer, const PickleValue& root);
+
+}  // namespace tessera

@@ -1,0 +1,559 @@
+#include "tessera/formats/torch/unpickler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/base/utf8.h"
+#include "tessera/formats/torch/detail/pickle_node.h"
+#include "tessera/formats/torch/detail/pickle_opcodes.h"
+#include "tessera/formats/torch/pickle_names.h"
+
+namespace tessera {
+
+using detail::PickleNode;
+using detail::PickleOp;
+using detail::PicklePartsNode;
+using detail::PickleTextNode;
+
+// One run over a pickle: the stack machine of Python's pickle.
+class Unpickler {
+ public:
+  Unpickler(std::span<const std::byte> bytes, const std::string& where, const PickleLimits& limits)
+      : bytes_(bytes), where_(where), limits_(limits) {
+    TESSERA_CHECK(bytes.size() <= limits.max_bytes, ErrorKind::kFormat,
+                  "[pickle] {}: {} bytes, at most {} are read. It is no pickle of a checkpoint.", where, bytes.size(),
+                  limits.max_bytes);
+    max_cost_ = limits.max_expanded + limits.max_expanded_per_byte * bytes.size();
+  }
+
+  PickleValue run();
+
+ private:
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
+    raise(ErrorKind::kFormat, "[pickle] {}: byte {}: {}", where_, op_at_,
+          fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  // Input.
+  std::string_view take(uint64_t count);
+  template <class T>
+  T number() {
+    T value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  template <class Length>
+  std::string_view sized() {
+    return take(number<Length>());
+  }
+  std::string_view line();
+  int64_t long_integer();
+  double big_endian_float();
+
+  // Stack.
+  void push(PickleValue value) { stack_.push_back(std::move(value)); }
+  PickleValue pop();
+  PickleValue& top();
+  std::vector<PickleValue> pop_to_mark();
+
+  // Nodes.
+  void push_text(PickleKind kind, std::string_view text);
+  void push_parts(PickleKind kind, std::vector<PickleValue> parts);
+  void push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost);
+  void push_tuple(size_t count);
+  void adopt(PickleNode& parent, const PickleValue& child);
+  void seal(const PickleValue& value);
+  void check_keys(const PicklePartsNode& node, size_t stride) const;
+  PicklePartsNode& open_container(PickleKind kind, const char* op);
+  void append(PickleKind kind, std::vector<PickleValue> items, const char* op);
+
+  // What opcodes do.
+  void opcode(PickleOp op);
+  bool number_opcode(PickleOp op);
+  bool text_opcode(PickleOp op);
+  bool container_opcode(PickleOp op);
+  bool memo_opcode(PickleOp op);
+  void memoize(uint64_t index);
+  void recall(uint64_t index);
+  void global(std::string_view module, std::string_view name);
+  void reduce();
+  bool reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args);
+  bool reduce_to_ordered_dict(std::span<const PickleValue> args);
+  bool reduce_to_bytes(std::span<const PickleValue> args);
+  void new_object();
+  void build();
+
+  std::span<const std::byte> bytes_;
+  const std::string& where_;
+  PickleLimits limits_;
+  uint64_t max_cost_ = 0;
+  size_t position_ = 0;
+  size_t op_at_ = 0;
+  std::vector<PickleValue> stack_;
+  std::vector<size_t> marks_;
+  std::vector<std::optional<PickleValue>> memo_;
+};
+
+std::string_view Unpickler::take(uint64_t count) {
+  if (count > bytes_.size() - position_) {
+    fail("{} bytes are wanted, {} are left. The pickle is cut off or damaged.", count, bytes_.size() - position_);
+  }
+  const std::string_view taken(reinterpret_cast<const char*>(bytes_.data()) + position_, static_cast<size_t>(count));
+  position_ += static_cast<size_t>(count);
+  return taken;
+}
+
+std::string_view Unpickler::line() {
+  const std::string_view rest(reinterpret_cast<const char*>(bytes_.data()) + position_, bytes_.size() - position_);
+  const auto length = rest.substr(0, 1024).find('\n');
+  if (length == rest.npos) fail("a name without an end");
+  return take(length + 1).substr(0, length);
+}
+
+int64_t Unpickler::long_integer() {
+  const auto digits = sized<uint8_t>();
+  if (digits.size() > 8) fail("an integer of {} bytes; only 64-bit integers are read", digits.size());
+  uint64_t value = 0;
+  for (size_t i = 0; i < digits.size(); ++i) value |= uint64_t{static_cast<uint8_t>(digits[i])} << (8 * i);
+  const size_t bits = 8 * digits.size();
+  if (bits > 0 && bits < 64 && (value >> (bits - 1)) != 0) value |= ~uint64_t{0} << bits;
+  return static_cast<int64_t>(value);
+}
+
+double Unpickler::big_endian_float() {
+  uint64_t bits = 0;
+  for (const char byte : take(8)) bits = bits << 8 | static_cast<uint8_t>(byte);
+  return std::bit_cast<double>(bits);
+}
+
+PickleValue Unpickler::pop() {
+  auto value = std::move(top());
+  stack_.pop_back();
+  return value;
+}
+
+PickleValue& Unpickler::top() {
+  if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) fail("nothing is left on the stack");
+  return stack_.back();
+}
+
+std::vector<PickleValue> Unpickler::pop_to_mark() {
+  if (marks_.empty()) fail("no mark is left on the stack");
+  const auto from = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+  std::vector<PickleValue> items(std::make_move_iterator(from), std::make_move_iterator(stack_.end()));
+  stack_.erase(from, stack_.end());
+  marks_.pop_back();
+  return items;
+}
+
+void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
+  node->cost += own_cost;
+  if (node->cost > max_cost_) {
+    fail("written out without references this would be more than {} bytes, from {} bytes of input", max_cost_,
+         bytes_.size());
+  }
+  push(PickleValue(std::move(node)));
+}
+
+void Unpickler::push_text(PickleKind kind, std::string_view text) {
+  if (kind == PickleKind::kText && !is_valid_utf8(text)) fail("{} is no UTF-8", quote(text));
+  push_node(std::make_shared<PickleTextNode>(kind, std::string(text)), 16 + text.size());
+}
+
+void Unpickler::push_parts(PickleKind kind, std::vector<PickleValue> parts) {
+  auto node = std::make_shared<PicklePartsNode>(kind, std::move(parts));
+  for (const auto& part : node->parts) adopt(*node, part);
+  push_node(std::move(node), 16);
+}
+
+void Unpickler::push_tuple(size_t count) {
+  std::vector<PickleValue> items(count);
+  while (count > 0) items[--count] = pop();
+  push_parts(PickleKind::kTuple, std::move(items));
+}
+
+// A value that lies in another one does not change any more: so none can come to lie in itself.
+void Unpickler::adopt(PickleNode& parent, const PickleValue& child) {
+  parent.cost += 8;
+  const auto* held = std::get_if<4>(&child.value_);
+  if (!held) return;
+  seal(child);
+  parent.cost += (*held)->cost;
+  if (parent.cost > max_cost_) {
+    fail("written out without references this would be more than {} bytes, from {} bytes of input", max_cost_,
+         bytes_.size());
+  }
+  parent.depth = std::max(parent.depth, (*held)->depth + 1);
+  if (parent.depth > limits_.max_depth) fail("values are nested more than {} deep", limits_.max_depth);
+}
+
+void Unpickler::seal(const PickleValue& value) {
+  const auto* held = std::get_if<4>(&value.value_);
+  if (!held || (*held)->sealed) return;
+  (*held)->sealed = true;
+  const auto kind = (*held)->kind;
+  if (kind == PickleKind::kDict) check_keys(static_cast<const PicklePartsNode&>(**held), 2);
+  if (kind == PickleKind::kSet) check_keys(static_cast<const PicklePartsNode&>(**held), 1);
+}
+
+void Unpickler::check_keys(const PicklePartsNode& node, size_t stride) const {
+  std::vector<std::string_view> texts;
+  std::vector<int64_t> integers;
+  for (size_t i = 0; i + stride <= node.parts.size(); i += stride) {
+    const auto& key = node.parts[i];
+    if (key.kind() == PickleKind::kText) texts.push_back(key.as_text());
+    if (key.kind() == PickleKind::kInt) integers.push_back(key.as_int());
+  }
+  std::sort(texts.begin(), texts.end());
+  std::sort(integers.begin(), integers.end());
+  const auto text = std::adjacent_find(texts.begin(), texts.end());
+  if (text != texts.end()) fail("the key {} is twice in one dict", quote(*text));
+  const auto integer = std::adjacent_find(integers.begin(), integers.end());
+  if (integer != integers.end()) fail("the key {} is twice in one dict", *integer);
+}
+
+PicklePartsNode& Unpickler::open_container(PickleKind kind, const char* op) {
+  const auto& value = top();
+  if (value.kind() != kind) fail("{} on {}", op, value.describe());
+  auto& node = *std::get<4>(value.value_);
+  if (node.sealed) fail("{} on {} that lies in another value already, perhaps in itself", op, value.describe());
+  return static_cast<PicklePartsNode&>(node);
+}
+
+void Unpickler::append(PickleKind kind, std::vector<PickleValue> items, const char* op) {
+  auto& node = open_container(kind, op);
+  if (kind == PickleKind::kDict && (items.size() % 2 != 0 || node.parts.size() % 2 != 0)) {
+    fail("{} on a dict with a key that has no value", op);
+  }
+  for (auto& item : items) {
+    adopt(node, item);
+    if (node.sealed) fail("{} puts {} into itself", op, item.describe());
+    node.parts.push_back(std::move(item));
+  }
+}
+
+bool Unpickler::number_opcode(PickleOp op) {
+  switch (op) {
+    case PickleOp::kNone:
+      push(PickleValue());
+      return true;
+    case PickleOp::kNewTrue:
+      push(PickleValue(true));
+      return true;
+    case PickleOp::kNewFalse:
+      push(PickleValue(false));
+      return true;
+    case PickleOp::kBinInt:
+      push(PickleValue(int64_t{number<int32_t>()}));
+      return true;
+    case PickleOp::kBinInt1:
+      push(PickleValue(int64_t{number<uint8_t>()}));
+      return true;
+    case PickleOp::kBinInt2:
+      push(PickleValue(int64_t{number<uint16_t>()}));
+      return true;
+    case PickleOp::kLong1:
+      push(PickleValue(long_integer()));
+      return true;
+    case PickleOp::kLong4:
+      fail("an integer of {} bytes; only 64-bit integers are read", number<uint32_t>());
+    case PickleOp::kBinFloat:
+      push(PickleValue(big_endian_float()));
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Unpickler::text_opcode(PickleOp op) {
+  switch (op) {
+    case PickleOp::kShortBinUnicode:
+    case PickleOp::kShortBinString:  // the text of Python 2
+      push_text(PickleKind::kText, sized<uint8_t>());
+      return true;
+    case PickleOp::kBinUnicode:
+    case PickleOp::kBinString:
+      push_text(PickleKind::kText, sized<uint32_t>());
+      return true;
+    case PickleOp::kBinUnicode8:
+      push_text(PickleKind::kText, sized<uint64_t>());
+      return true;
+    case PickleOp::kShortBinBytes:
+      push_text(PickleKind::kBytes, sized<uint8_t>());
+      return true;
+    case PickleOp::kBinBytes:
+      push_text(PickleKind::kBytes, sized<uint32_t>());
+      return true;
+    case PickleOp::kBinBytes8:
+      push_text(PickleKind::kBytes, sized<uint64_t>());
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Unpickler::container_opcode(PickleOp op) {
+  switch (op) {
+    case PickleOp::kEmptyList:
+      push_parts(PickleKind::kList, {});
+      return true;
+    case PickleOp::kEmptyTuple:
+      push_parts(PickleKind::kTuple, {});
+      return true;
+    case PickleOp::kEmptyDict:
+      push_parts(PickleKind::kDict, {});
+      return true;
+    case PickleOp::kEmptySet:
+      push_parts(PickleKind::kSet, {});
+      return true;
+    case PickleOp::kTuple1:
+      push_tuple(1);
+      return true;
+    case PickleOp::kTuple2:
+      push_tuple(2);
+      return true;
+    case PickleOp::kTuple3:
+      push_tuple(3);
+      return true;
+    case PickleOp::kTuple:
+      push_parts(PickleKind::kTuple, pop_to_mark());
+      return true;
+    case PickleOp::kAppend: {
+      auto item = pop();
+      append(PickleKind::kList, {std::move(item)}, "APPEND");
+      return true;
+    }
+    case PickleOp::kAppends:
+      append(PickleKind::kList, pop_to_mark(), "APPENDS");
+      return true;
+    case PickleOp::kSetItem: {
+      auto value = pop();
+      auto key = pop();
+      append(PickleKind::kDict, {std::move(key), std::move(value)}, "SETITEM");
+      return true;
+    }
+    case PickleOp::kSetItems:
+      append(PickleKind::kDict, pop_to_mark(), "SETITEMS");
+      return true;
+    case PickleOp::kAddItems:
+      append(PickleKind::kSet, pop_to_mark(), "ADDITEMS");
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Unpickler::memoize(uint64_t index) {
+  // Writers number from 0, and each entry takes bytes.
+  if (index >= bytes_.size()) fail("memo entry {} in a pickle of {} bytes", index, bytes_.size());
+  if (index >= memo_.size()) memo_.resize(index + 1);
+  memo_[index] = top();
+}
+
+void Unpickler::recall(uint64_t index) {
+  if (index >= memo_.size() || !memo_[index]) fail("memo entry {} was never set", index);
+  push(*memo_[index]);
+}
+
+bool Unpickler::memo_opcode(PickleOp op) {
+  switch (op) {
+    case PickleOp::kMemoize:
+      memoize(memo_.size());
+      return true;
+    case PickleOp::kBinPut:
+      memoize(number<uint8_t>());
+      return true;
+    case PickleOp::kLongBinPut:
+      memoize(number<uint32_t>());
+      return true;
+    case PickleOp::kBinGet:
+      recall(number<uint8_t>());
+      return true;
+    case PickleOp::kLongBinGet:
+      recall(number<uint32_t>());
+      return true;
+    default:
+      return false;
+  }
+}
+
+void Unpickler::global(std::string_view module, std::string_view name) {
+  const auto canonical = canonical_pickle_name(module, name);
+  if (!is_known_pickle_name(canonical)) {
+    fail(
+        "it wants to load {}, which is neither needed for tensors nor known to be harmless. Only tensors, numbers, "
+        "text, bytes, lists, tuples, dicts and sets are read.",
+        quote(std::string(module) + "." + std::string(name)));
+  }
+  push_parts(PickleKind::kGlobal, {canonical.module, canonical.name});
+}
+
+// "set", "bytes" and OrderedDict are values of their own here. False for any other callee.
+bool Unpickler::reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args) {
+  if (callee.is_global("builtins.set")) {
+    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("a set of no list");
+    std::vector<PickleValue> items;
+    if (!args.empty()) items.assign(args[0].items().begin(), args[0].items().end());
+    push_parts(PickleKind::kSet, std::move(items));
+    return true;
+  }
+  if (callee.is_global("builtins.bytes")) {
+    if (!args.empty()) fail("bytes made from {}", args[0].describe());
+    push_text(PickleKind::kBytes, "");
+    return true;
+  }
+  if (callee.is_global("_codecs.encode")) return reduce_to_bytes(args);
+  if (callee.is_global("collections.OrderedDict")) return reduce_to_ordered_dict(args);
+  return false;
+}
+
+bool Unpickler::reduce_to_bytes(std::span<const PickleValue> args) {
+  const bool texts = args.size() == 2 && args[0].kind() == PickleKind::kText && args[1].kind() == PickleKind::kText;
+  if (!texts || (args[1].as_text() != "latin1" && args[1].as_text() != "latin-1")) {
+    fail("_codecs.encode of anything but text as latin1");
+  }
+  const auto& text = args[0].as_text();
+  std::string decoded;
+  for (size_t i = 0; i < text.size();) {
+    const auto character = decode_utf8(text.data() + i);
+    if (character.code > 0xFF) fail("_codecs.encode: {} is not in latin1", quote(text));
+    decoded.push_back(static_cast<char>(character.code));
+    i += character.length;
+  }
+  push_text(PickleKind::kBytes, decoded);
+  return true;
+}
+
+bool Unpickler::reduce_to_ordered_dict(std::span<const PickleValue> args) {
+  std::vector<PickleValue> parts;
+  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("an OrderedDict of no list");
+  if (!args.empty()) {
+    for (const auto& pair : args[0].items()) {
+      const bool is_sequence = pair.kind() == PickleKind::kList || pair.kind() == PickleKind::kTuple;
+      if (!is_sequence || pair.items().size() != 2) fail("an OrderedDict of {}, wanted pairs", pair.describe());
+      parts.insert(parts.end(), pair.items().begin(), pair.items().end());
+    }
+  }
+  push_parts(PickleKind::kDict, std::move(parts));
+  std::get<4>(top().value_)->ordered = true;
+  return true;
+}
+
+void Unpickler::reduce() {
+  const auto args = pop();
+  const auto callee = pop();
+  if (args.kind() != PickleKind::kTuple) fail("REDUCE with {}, wanted a tuple", args.describe());
+  if (callee.kind() != PickleKind::kGlobal) fail("REDUCE of {}, wanted a class or function", callee.describe());
+  seal(args);
+  if (reduce_to_own_kind(callee, args.items())) return;
+  std::vector<PickleValue> parts{callee, PickleValue()};
+  parts.insert(parts.end(), args.items().begin(), args.items().end());
+  push_parts(PickleKind::kObject, std::move(parts));
+}
+
+void Unpickler::new_object() {
+  const auto args = pop();
+  const auto cls = pop();
+  if (cls.kind() != PickleKind::kGlobal) fail("NEWOBJ of {}, wanted a class", cls.describe());
+  if (args.kind() != PickleKind::kTuple || !args.items().empty()) fail("NEWOBJ with {}, wanted ()", args.describe());
+  if (reduce_to_own_kind(cls, {})) return;
+  push_parts(PickleKind::kObject, {cls, PickleValue()});
+  std::get<4>(top().value_)->instance = true;
+}
+
+void Unpickler::build() {
+  auto state = pop();
+  const auto target = top();
+  if (target.is_ordered_dict()) {
+    auto& node = open_container(PickleKind::kDict, "BUILD");
+    if (node.parts.size() % 2 != 0) fail("BUILD twice on one OrderedDict");
+    if (state.kind() != PickleKind::kDict) fail("BUILD of an OrderedDict with {}, wanted a dict", state.describe());
+    adopt(node, state);
+    if (node.sealed) fail("BUILD puts a value into itself");
+    node.parts.push_back(std::move(state));
+    return;
+  }
+  if (!target.is_instance()) fail("BUILD on {}, which has no state", target.describe());
+  auto& node = open_container(PickleKind::kObject, "BUILD");
+  if (!node.parts[1].is_none()) fail("BUILD twice on {}", target.describe());
+  if (state.kind() != PickleKind::kDict && state.kind() != PickleKind::kTuple) {
+    fail("BUILD of {} with {}, wanted a dict or tuple", target.describe(), state.describe());
+  }
+  adopt(node, state);
+  node.parts[1] = std::move(state);
+}
+
+void Unpickler::opcode(PickleOp op) {
+  if (number_opcode(op) || text_opcode(op) || container_opcode(op) || memo_opcode(op)) return;
+  switch (op) {
+    case PickleOp::kFrame:
+      if (const auto length = number<uint64_t>(); length > bytes_.size() - position_) {
+        fail("a frame of {} bytes, {} are left. The pickle is cut off or damaged.", length, bytes_.size() - position_);
+      }
+      return;
+    case PickleOp::kMark:
+      marks_.push_back(stack_.size());
+      return;
+    case PickleOp::kPop:
+      pop();
+      return;
+    case PickleOp::kPopMark:
+      pop_to_mark();
+      return;
+    case PickleOp::kGlobal: {
+      const auto module = line();
+      global(module, line());
+      return;
+    }
+    case PickleOp::kStackGlobal: {
+      const auto name = pop();
+      const auto module = pop();
+      if (module.kind() != PickleKind::kText || name.kind() != PickleKind::kText) fail("STACK_GLOBAL without names");
+      global(module.as_text(), name.as_text());
+      return;
+    }
+    case PickleOp::kReduce:
+      reduce();
+      return;
+    case PickleOp::kNewObj:
+      new_object();
+      return;
+    case PickleOp::kBuild:
+      build();
+      return;
+    case PickleOp::kBinPersId:
+      push_parts(PickleKind::kPersistent, {pop()});
+      return;
+    default:
+      fail("opcode 0x{:02x} is not read", static_cast<unsigned>(op));
+  }
+}
+
+PickleValue Unpickler::run() {
+  if (static_cast<PickleOp>(number<uint8_t>()) != PickleOp::kProto) fail("no pickle of protocol 2 or higher");
+  const auto protocol = number<uint8_t>();
+  if (protocol < 2 || protocol > 5) fail("protocol {}, 2 to 5 are read", protocol);
+  for (;;) {
+    op_at_ = position_;
+    const auto op = static_cast<PickleOp>(number<uint8_t>());
+    if (op == PickleOp::kStop) break;
+    opcode(op);
+  }
+  auto root = pop();
+  if (!stack_.empty() || !marks_.empty()) fail("{} values are left over at the end", stack_.size());
+  if (position_ != bytes_.size()) fail("{} bytes follow the end of the pickle", bytes_.size() - position_);
+  seal(root);
+  return root;
+}
+
+PickleValue unpickle(std::span<const std::byte> bytes, const std::string& where, const PickleLimits& limits) {
+  return Unpickler(bytes, where, limits).run();
+}
+
+}  // namespace tessera
