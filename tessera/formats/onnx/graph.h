@@ -1,0 +1,139 @@
+// A graph of ONNX operators, built node by node.
+//
+//   onnx::Graph graph({.opset = 11});
+//   auto x = graph.input("x", {at::kFloat, {"batch", 3}});
+//   auto w = graph.initializer("weight", weight);                       // keeps the tensor, no copy
+//   auto y = graph.node({.op_type = "MatMul", .inputs = {x, w}}, {at::kFloat, {"batch", 5}});
+//   graph.output(y, "y");
+//   onnx::write_model("model.onnx", graph);                             // model.h
+//
+// A value is what an input, an initializer or a node gives; nodes take values that are there already, so a graph has no
+// cycles and is in order. Every value has a type with a known rank; sizes may be names or unknown. What a node computes
+// is for the caller to know: its type is written, not inferred. Names are unique: those that the caller gives are kept,
+// those that hints make get a number where they are taken. Not thread-safe. No communication.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace at {
+class Tensor;
+}
+
+namespace tessera::onnx {
+
+// A size: unknown, a number, or a name (equal names, equal sizes).
+using Dim = std::variant<std::monostate, int64_t, std::string>;
+
+struct ValueType {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<Dim> shape = {};
+
+  int64_t rank() const { return static_cast<int64_t>(shape.size()); }
+  // As TorchScript writes it: "Float(batch, 3, *)".
+  std::string to_string() const;
+  bool operator==(const ValueType&) const = default;
+};
+
+// TensorProto.DataType. Error kConfig for a dtype that ONNX has not.
+int32_t data_type(at::ScalarType dtype);
+
+class Graph;
+
+// Of one graph; one that is made by nobody is an optional input that is left out.
+class Value {
+ public:
+  Value() = default;
+  bool defined() const { return graph_ != nullptr; }
+  bool operator==(const Value&) const = default;
+
+ private:
+  friend class Graph;
+  Value(const Graph* graph, size_t index) : graph_(graph), index_(index) {}
+  const Graph* graph_ = nullptr;
+  size_t index_ = 0;
+};
+
+using Attribute = std::variant<int64_t, float, std::string, std::vector<int64_t>, std::vector<float>,
+                               std::vector<std::string>, at::TensorBase>;
+
+struct Node {
+  std::string op_type;
+  std::vector<Value> inputs = {};
+  std::vector<std::pair<std::string, Attribute>> attributes = {};
+  std::string hint = {};            // of the outputs' names; empty: the operator's
+  std::string name = {};            // set by the graph
+  std::vector<Value> outputs = {};  // set by the graph
+};
+
+struct GraphOptions {
+  std::string name = "main";
+  int64_t opset = 11;  // 11 to 23
+};
+
+class Graph {
+ public:
+  // Error kConfig for another opset.
+  explicit Graph(const GraphOptions& options = {});
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+
+  // Errors kConfig for a name that is taken, empty or no UTF-8; kShape for a size below 0.
+  Value input(const std::string& name, ValueType type);
+  Value initializer(const std::string& name, const at::Tensor& tensor);  // kShape for one that has no plain memory
+  // An initializer with a name made from `hint`.
+  Value constant(const at::Tensor& tensor, std::string_view hint = "constant");
+  Value constant(const std::vector<int64_t>& values, std::string_view hint = "constant");  // int64, 1-d
+  Value node(Node node, ValueType output);
+  std::vector<Value> node(Node node, std::vector<ValueType> outputs);
+  // `name` renames what a node gave; for an input, an initializer or what is an output already an Identity node is
+  // made. Empty: the name that the value has.
+  void output(Value value, const std::string& name = {});
+
+  const std::string& name() const { return options_.name; }
+  int64_t opset() const { return options_.opset; }
+  // Error kConfig for a value of another graph.
+  const ValueType& type(Value value) const { return at(value).type; }
+  const std::string& name(Value value) const { return at(value).name; }
+  // What made it: the node's operator, "Param" for inputs, "Constant" for initializers.
+  std::string maker(Value value) const;
+  // The tensor of an initializer, null for other values.
+  const at::TensorBase* tensor(Value value) const;
+
+  const std::vector<Value>& inputs() const { return inputs_; }
+  const std::vector<Value>& initializers() const { return initializers_; }
+  const std::vector<Value>& outputs() const { return outputs_; }
+  const std::vector<Node>& nodes() const { return nodes_; }
+
+ private:
+  struct Record {
+    std::string name;
+    ValueType type;
+    at::TensorBase tensor = {};       // of an initializer
+    std::optional<size_t> node = {};  // that made it
+  };
+  const Record& at(Value value) const;
+  Value add(Record record);
+  Value keep(std::string name, const at::Tensor& tensor);
+  std::string claim(const std::string& name);
+  std::string unique(std::string_view hint);
+
+  GraphOptions options_;
+  std::vector<Record> records_;
+  std::vector<Value> inputs_, initializers_, outputs_;
+  std::vector<Node> nodes_;
+  std::set<std::string, std::less<>> names_;
+  std::map<std::string, size_t, std::less<>> numbers_;  // of hints: the next to try
+};
+
+}  // namespace tessera::onnx

@@ -1,0 +1,227 @@
+#include "tessera/formats/onnx/model.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <span>
+#include <system_error>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/base/staged.h"
+#include "tessera/base/utf8.h"
+#include "tessera/base/version.h"
+#include "tessera/formats/onnx/wire.h"
+
+// Field numbers are those of onnx.proto; fields go out in their order.
+namespace tessera::onnx {
+namespace {
+
+constexpr size_t kLargestMessage = std::numeric_limits<int32_t>::max();
+
+// The first version of the format whose release had this opset.
+int64_t ir_version(int64_t opset) {
+  if (opset <= 11) return 6;
+  if (opset <= 14) return 7;
+  if (opset <= 18) return 8;
+  if (opset <= 20) return 9;
+  return opset <= 22 ? 10 : 11;
+}
+
+at::Tensor plain_memory(const at::TensorBase& tensor) {
+  return at::Tensor(tensor).cpu().contiguous().resolve_conj().resolve_neg();
+}
+
+std::string_view bytes_of(const at::Tensor& plain) {
+  return {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()};
+}
+
+// The file beside the model.
+class ExternalFile {
+ public:
+  ExternalFile(const std::filesystem::path& path, int64_t alignment)
+      : file_(path), location_(path.filename().string()), alignment_(static_cast<uint64_t>(alignment)) {}
+
+  // TensorProto's external_data of a tensor that is written at the next place.
+  void put(WireMessage& proto, const at::Tensor& plain) {
+    const std::string_view bytes = bytes_of(plain);
+    end_ = (end_ + alignment_ - 1) / alignment_ * alignment_;
+    file_.write_at(end_, std::as_bytes(std::span(bytes)));
+    entry(proto, "location", location_);
+    entry(proto, "offset", std::to_string(end_));
+    entry(proto, "length", std::to_string(bytes.size()));
+    proto.number(14, 1);
+    end_ += bytes.size();
+  }
+  void publish() { file_.publish(); }
+
+ private:
+  static void entry(WireMessage& proto, std::string_view key, std::string_view value) {
+    WireMessage pair;
+    pair.text(1, key);
+    pair.text(2, value);
+    proto.message(13, pair);
+  }
+
+  StagedFile file_;
+  std::string location_;
+  uint64_t alignment_;
+  uint64_t end_ = 0;
+};
+
+// TensorProto.
+WireMessage tensor_proto(const at::TensorBase& tensor, const std::string& name, ExternalFile* external) {
+  WireMessage out;
+  for (const int64_t size : tensor.sizes()) out.number(1, size);
+  out.number(2, data_type(tensor.scalar_type()));
+  if (!name.empty()) out.text(8, name);
+  const at::Tensor plain = plain_memory(tensor);
+  if (external != nullptr) {
+    external->put(out, plain);
+  } else {
+    out.text(9, bytes_of(plain));
+  }
+  return out;
+}
+
+// ValueInfoProto.
+WireMessage value_proto(const std::string& name, const ValueType& type) {
+  WireMessage shape;
+  for (const auto& dim : type.shape) {
+    WireMessage size;
+    if (const auto* number = std::get_if<int64_t>(&dim)) size.number(1, *number);
+    if (const auto* symbol = std::get_if<std::string>(&dim)) size.text(2, *symbol);
+    shape.message(1, size);
+  }
+  WireMessage tensor, kind, out;
+  tensor.number(1, data_type(type.dtype));
+  tensor.message(2, shape);
+  kind.message(1, tensor);
+  out.text(1, name);
+  out.message(2, kind);
+  return out;
+}
+
+// The value of an AttributeProto; returns its type.
+struct PutAttribute {
+  WireMessage& out;
+  int64_t operator()(int64_t value) const { return out.number(3, value), 2; }
+  int64_t operator()(float value) const { return out.real(2, value), 1; }
+  int64_t operator()(const std::string& value) const { return out.text(4, value), 3; }
+  int64_t operator()(const at::TensorBase& value) const { return out.message(5, tensor_proto(value, "", nullptr)), 4; }
+  int64_t operator()(const std::vector<float>& values) const {
+    for (const float value : values) out.real(7, value);
+    return 6;
+  }
+  int64_t operator()(const std::vector<int64_t>& values) const {
+    for (const int64_t value : values) out.number(8, value);
+    return 7;
+  }
+  int64_t operator()(const std::vector<std::string>& values) const {
+    for (const auto& value : values) out.text(9, value);
+    return 8;
+  }
+};
+
+WireMessage node_proto(const Graph& graph, const Node& node) {
+  WireMessage out;
+  for (const auto& input : node.inputs) out.text(1, input.defined() ? graph.name(input) : "");
+  for (const auto& output : node.outputs) out.text(2, graph.name(output));
+  out.text(3, node.name);
+  out.text(4, node.op_type);
+  for (const auto& [name, value] : node.attributes) {
+    WireMessage attribute;
+    attribute.text(1, name);
+    attribute.number(20, std::visit(PutAttribute{attribute}, value));
+    out.message(5, attribute);
+  }
+  return out;
+}
+
+WireMessage graph_proto(const Graph& graph, ExternalFile* external, int64_t external_from_bytes) {
+  WireMessage out;
+  for (const auto& node : graph.nodes()) out.message(1, node_proto(graph, node));
+  out.text(2, graph.name());
+  for (const auto& value : graph.initializers()) {
+    const auto& tensor = *graph.tensor(value);
+    const bool beside = static_cast<int64_t>(tensor.nbytes()) >= external_from_bytes;
+    out.message(5, tensor_proto(tensor, graph.name(value), beside ? external : nullptr));
+    TESSERA_CHECK(out.bytes().size() <= kLargestMessage, ErrorKind::kConfig,
+                  "[onnx.write] {}: the model is over 2 GiB, which protobuf cannot hold. Set external_from_bytes.",
+                  quote(graph.name()));
+  }
+  const auto describe = [&](uint32_t field, Value value) {
+    out.message(field, value_proto(graph.name(value), graph.type(value)));
+  };
+  for (const auto& value : graph.inputs()) describe(11, value);
+  for (const auto& value : graph.outputs()) describe(12, value);
+  for (const auto& node : graph.nodes()) {
+    for (const auto& value : node.outputs) {
+      const auto& ends = graph.outputs();
+      if (std::find(ends.begin(), ends.end(), value) == ends.end()) describe(13, value);
+    }
+  }
+  return out;
+}
+
+std::string model_proto(const Graph& graph, ExternalFile* external, int64_t external_from_bytes) {
+  TESSERA_CHECK(!graph.outputs().empty(), ErrorKind::kShape,
+                "[onnx.write] {}: the graph has no output. Call output() first.", quote(graph.name()));
+  WireMessage out, opset;
+  opset.text(1, "");
+  opset.number(2, graph.opset());
+  out.number(1, ir_version(graph.opset()));
+  out.text(2, "tessera");
+  out.text(3, version());
+  out.message(7, graph_proto(graph, external, external_from_bytes));
+  out.message(8, opset);
+  TESSERA_CHECK(out.bytes().size() <= kLargestMessage, ErrorKind::kConfig,
+                "[onnx.write] {}: the model is over 2 GiB, which protobuf cannot hold. Set external_from_bytes.",
+                quote(graph.name()));
+  return out.bytes();
+}
+
+bool wants_external(const Graph& graph, int64_t from_bytes) {
+  for (const auto& value : graph.initializers()) {
+    if (static_cast<int64_t>(graph.tensor(value)->nbytes()) >= from_bytes) return true;
+  }
+  return false;
+}
+
+void remove_file(const std::filesystem::path& path) {
+  std::error_code failure;
+  std::filesystem::remove(path, failure);
+  TESSERA_CHECK(!failure, ErrorKind::kIo, "[onnx.write] {}: cannot be replaced: {}", path.string(), failure.message());
+}
+
+}  // namespace
+
+void write_model(const std::filesystem::path& path, const Graph& graph, const WriteOptions& options) {
+  TESSERA_CHECK(options.external_from_bytes >= 1, ErrorKind::kConfig,
+                "[onnx.write] external_from_bytes: found {}, wanted at least 1", options.external_from_bytes);
+  TESSERA_CHECK(options.alignment_bytes > 0 && std::has_single_bit(static_cast<uint64_t>(options.alignment_bytes)),
+                ErrorKind::kConfig, "[onnx.write] alignment_bytes: found {}, wanted a power of two",
+                options.alignment_bytes);
+  std::filesystem::path beside = path;
+  beside += ".data";
+  TESSERA_CHECK(is_valid_utf8(beside.filename().string()), ErrorKind::kConfig,
+                "[onnx.write] {}: the name is no UTF-8, which the model would have to name its data with",
+                quote(path.string()));
+  std::optional<ExternalFile> external;
+  if (wants_external(graph, options.external_from_bytes)) external.emplace(beside, options.alignment_bytes);
+  StagedFile model(path);
+  const std::string bytes = model_proto(graph, external ? &*external : nullptr, options.external_from_bytes);
+  model.write_at(0, std::as_bytes(std::span(bytes)));
+  if (external) {
+    // A model that is here may name the data that is about to be replaced.
+    remove_file(path);
+    external->publish();
+  }
+  model.publish();
+}
+
+std::string model_bytes(const Graph& graph) { return model_proto(graph, nullptr, std::numeric_limits<int64_t>::max()); }
+
+}  // namespace tessera::onnx
