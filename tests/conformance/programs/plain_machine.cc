@@ -116,8 +116,8 @@ bool is_coarse(double x) { return std::abs(x) < 0x1p20 && x * 0x1p20 == std::rin
 void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, bool all, bool contrary,
                    uint64_t& state) {
   if (sizes.empty()) {
-    if (*data == 0) {
-      *data = ((next_number(state) & 1) != 0) != contrary ? -*data : *data;  // zeros of shares may add up to either
+    if (*data == 0) {  // zeros of shares may add up to either: the twins have opposite ones, however often disturbed
+      *data = ((next_number(state) & 1) != 0) != contrary ? -0.0 : 0.0;
     } else if (all || !is_coarse(*data)) {
       const double noise = 1e-13 * (static_cast<double>(next_number(state) >> 11) * 0x1p-52 - 1);
       *data *= contrary ? 1 - noise : 1 + noise;
@@ -131,17 +131,27 @@ void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides,
 
 // Without a trace in autograd or the version counter.
 void disturb(const at::Tensor& tensor, bool all, bool contrary, uint64_t& state) {
-  if (!tensor.defined() || tensor.is_conj() || tensor.is_neg()) {
+  if (!tensor.defined()) {
     return;
   }
   at::Tensor data = tensor.variable_data();
+  data = data.is_conj() ? at::_conj(data) : data;  // as memory has it
+  data = data.is_neg() ? at::_neg_view(data) : data;
   if (data.is_complex()) {
     data = at::view_as_real(data);
   }
   if (data.scalar_type() == at::kDouble && data.numel() > 0) {
     disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), all, contrary, state);
   } else if (data.is_floating_point()) {
-    data.copy_(at::where(data.eq(0), -data, data));
+    data.masked_fill_(data.eq(0), contrary ? -0.0 : 0.0);
+  }
+}
+
+// No narrow type holds what this leaves, zeros included: what adds up to one may have been rounded before.
+void make_inexact(const at::Tensor& tensor) {
+  if (takes_gradients(tensor.scalar_type())) {
+    const at::Tensor data = tensor.variable_data();
+    data.mul_(1 + 1e-14).masked_fill_(data.eq(0), 1e-14);
   }
 }
 
@@ -168,9 +178,7 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
   }
   if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && rounds_in_sums(step.op)) {
     for (const int id : step.results) {
-      if (values.tensors[id].is_floating_point()) {
-        values.tensors[id].variable_data().mul_(1 + 1e-14);
-      }
+      make_inexact(values.tensors[id]);
     }
   }
   const bool contrary = twin_ == Twin::kContrary;
