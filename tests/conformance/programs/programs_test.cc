@@ -124,6 +124,39 @@ TEST(Soundness, RefusesNarrowZerosOfWhatMayBeRounded) {
   EXPECT_TRUE(sound("f64"));
 }
 
+TEST(PlainTensors, RefuseWhatIsRoundedInANarrowTypeAndGivenInAWideOne) {
+  const auto run = [](const std::string& steps) {
+    run_plain(parse_program("mesh 2\nvalues 3\n%0 = input f16 [1] uniform 1 2 (R)\n"
+                            "%1 = input f64 [1] uniform 1 2 (R)\n" +
+                            steps),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("%2 = cosine_similarity(%0, %1, 0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%2 = cosine_similarity(%1, %1, 0)\n"));
+  EXPECT_NO_THROW(run("%2 = add.Tensor(%0, %1)\n"));
+}
+
+TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
+  const auto run = [](const std::string& steps) {
+    run_plain(parse_program("mesh 2\nvalues 3\n%0 = input bf16 [64] uniform -2 2 (R)\n"
+                            "%1 = input bf16 [2] uniform -2 2 (R)\n%2 = input f64 [64] uniform -2 2 (R)\n" +
+                            steps),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("%3 = sum(%0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%3 = sum(%1)\n"));
+  EXPECT_NO_THROW(run("%3 = sum(%2)\n"));
+  EXPECT_THROW(run("%3 = dot(%0, %0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%3 = dot(%2, %2)\n"));
+  const auto sound = [](const std::string& divisor) {
+    const Program program =
+        parse_program("mesh 2\nvalues 3\n%0 = input bf16 [4] uniform 3 3 (R)\n%1 = div.Scalar(%0, " + divisor + ")\n");
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_TRUE(sound("2.0"));
+  EXPECT_FALSE(sound("3.0")) << "is 1, but a share of it is a third";
+}
+
 TEST(SecondDerivatives, MayBeLackedWhereOnlyZerosFlow) {
   const auto in_vain = [](const std::string& step) {
     return depends_in_vain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [4] uniform 1 2 (R) grad\n"
