@@ -54,7 +54,7 @@ bool divides_evenly(const Step& step, const Values& values) {
     int exponent = 0;
     return std::abs(std::frexp(x, &exponent)) == 0.5;
   };
-  const Arg& by = step.args[1];
+  const Arg& by = step.args[step.op.starts_with("addcdiv") ? 2 : 1];
   if (const auto* x = std::get_if<double>(&by.value)) {
     return is_power(*x);
   }
@@ -70,7 +70,8 @@ bool divides_evenly(const Step& step, const Values& values) {
 }
 
 bool divides(const std::string& op) {
-  return op.starts_with("div") || op.starts_with("true_divide") || op.starts_with("_foreach_div");
+  return op.starts_with("div") || op.starts_with("true_divide") || op.starts_with("addcdiv") ||
+         op.starts_with("_foreach_div");
 }
 
 // Operations that add up, and those of them that add up products.
