@@ -157,6 +157,19 @@ TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
   EXPECT_FALSE(sound("3.0")) << "is 1, but a share of it is a third";
 }
 
+TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
+  const auto sound = [](const std::string& type, int size) {
+    const Program program = parse_program(
+        fmt::format("mesh 8\nvalues 301723\n%3 = input {0} [] uniform 0.3 4.3 (R) grad\n"
+                    "%5 = input {0} [{1}, {1}] uniform -2 2 (R)\n%8 = add.Tensor(%5, %3)\nbackward %8 (P(sum))\n",
+                    type, size));
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_FALSE(sound("bf16", 17));
+  EXPECT_TRUE(sound("bf16", 2));
+  EXPECT_TRUE(sound("f64", 17));
+}
+
 TEST(SecondDerivatives, MayBeLackedWhereOnlyZerosFlow) {
   const auto in_vain = [](const std::string& step) {
     return depends_in_vain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [4] uniform 1 2 (R) grad\n"
