@@ -102,9 +102,6 @@ DimMap along(const OpCall& call, int dim_arg) {
   return without(call, checked_dim(call, call.int_at(dim_arg), call.inputs[0].dim()), false);
 }
 
-// unfold(self, dim, size, step): the windows become a new last dim.
-DimMap unfolded(const OpCall& call) { return call.inputs[0].dim() == 0 ? DimMap() : along(call, 1); }
-
 // Which dims lie in the diagonal's plane.
 std::pair<int64_t, int64_t> plane(const OpCall& call, int64_t ndim) {
   return {checked_dim(call, call.int_at(call.arg_named("dim1")), ndim),
@@ -214,6 +211,26 @@ void propose_expand(const OpCall& call, Proposal& proposal) {
   proposal.rewrite = local_input_sizes;
 }
 
+// unfold(self, dim, size, step): the windows become a new last dim. One that is as long as the dim is the dim itself.
+void propose_unfold(const OpCall& call, Proposal& proposal) {
+  const TensorInput& self = call.inputs[0];
+  if (self.dim() == 0) {
+    return;
+  }
+  DimMap map = along(call, 1);
+  const int64_t dim = checked_dim(call, call.int_at(1), self.dim());
+  const bool whole = call.int_at(2) == self.sizes[dim];
+  if (whole) {
+    map[dim] = self.dim();
+  }
+  propose_mapped(call, proposal, map);
+  if (whole) {
+    proposal.rewrite = [](const OpCall& of, const Choice& choice, const std::vector<OutputShape>& shapes) {
+      return Rewrites{{2, local_sizes(shapes[0].sizes, *of.mesh, choice.outputs[0]).back()}};
+    };
+  }
+}
+
 // slice_backward(grad, input_sizes, dim, ...): a tensor of input_sizes, zero outside the slice.
 void propose_cut_backward(const OpCall& call, Proposal& proposal, bool removed) {
   const auto sizes = call.ints_at(1);
@@ -303,7 +320,7 @@ void add_dims_rules(RuleTable& table) {
   table.add({"aten::flip", "aten::roll"}, mapped_in_place(whole_along_dims, Passes::kAll));
   table.add({"aten::tril", "aten::triu"}, propose_triangle);
   table.add({"aten::repeat"}, mapped(repeated));
-  table.add("aten::unfold", mapped(unfolded));
+  table.add("aten::unfold", propose_unfold);
   table.add("aten::unfold_backward", propose_unfold_backward);
   table.add({"aten::diagonal", "aten::diagonal_copy"}, mapped(diagonal));
   table.add("aten::diag_embed", [](const OpCall& c, Proposal& p) { propose_mapped(c, p, embedded(c)); });

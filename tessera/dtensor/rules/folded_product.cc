@@ -85,7 +85,7 @@ at::Tensor of_rows(const at::Tensor& tensor, Product product) {
     back.push_back(count);
   }
   const at::Tensor unfolded = result.reshape(sizes);
-  return moves ? unfolded.permute(inverse(back)) : unfolded;
+  return moves ? unfolded.permute(inverse(back)).contiguous() : unfolded;
 }
 
 at::Tensor linear_by_rows(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
@@ -120,7 +120,7 @@ at::Tensor product_of_batches(const at::Tensor& self, const at::Tensor& other) {
   if (order == present) {
     return at::native::matmul(self, other);
   }
-  return at::native::matmul(a.permute(order), b.permute(order)).permute(inverse(order));
+  return at::native::matmul(a.permute(order), b.permute(order)).permute(inverse(order)).contiguous();
 }
 
 at::Tensor product_of_folded(const at::Tensor& self, const at::Tensor& other) {

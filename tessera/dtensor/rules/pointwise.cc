@@ -98,6 +98,16 @@ bool gives_complex(const OpCall& call) {
          std::any_of(call.args.begin(), call.args.end(), is_complex_number);
 }
 
+// Small integers wrap around, so what is added to them or negated may change their order.
+bool loses_order(const OpCall& call, Commutes commutes) {
+  const auto wraps = [](const auto& input) {
+    const auto type = input.tensor->scalar_type();
+    return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
+  };
+  return (commutes == Commutes::kAdditive || commutes == Commutes::kNegation) &&
+         std::any_of(call.inputs.begin(), call.inputs.end(), wraps);
+}
+
 }  // namespace
 
 void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes) {
@@ -122,6 +132,9 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
   for (const Placement& p : partials_among(call)) {
     if (!is_additive(p) && gives_complex(call)) {
       continue;  // complex numbers have no order, and no collective multiplies them
+    }
+    if (is_extreme(p) && loses_order(call, commutes)) {
+      continue;
     }
     if (count == 1) {
       add_of_one(p, commutes, proposal.strategies);

@@ -206,22 +206,28 @@ Sizes broadcast_sizes(const OpCall& call) {
   return sizes;
 }
 
+namespace {
+// Of booleans and bytes that is another number than of what they become.
+bool is_lost_widened(at::ScalarType type, const Placement& placement) {
+  const bool wraps = at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
+  return (type == at::kBool && is_additive(placement)) ||
+         (wraps && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)));
+}
+}  // namespace
+
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call) {
-  c10::SmallVector<Placement, 2> found;
+  c10::SmallVector<Placement, 2> found, lost;
   for (const auto& input : call.inputs) {
-    const auto type = input.tensor->scalar_type();
-    const bool truth = type == at::kBool;
-    const bool wraps = at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
     for (const auto& placement : input.placements) {
-      if ((truth && is_additive(placement)) ||
-          (wraps && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)))) {
-        continue;
-      }
-      if (placement.is_partial() && std::find(found.begin(), found.end(), placement) == found.end()) {
-        found.push_back(placement);
+      auto& list = is_lost_widened(input.tensor->scalar_type(), placement) ? lost : found;
+      if (placement.is_partial() && std::find(list.begin(), list.end(), placement) == list.end()) {
+        list.push_back(placement);
       }
     }
   }
+  found.erase(std::remove_if(found.begin(), found.end(),
+                             [&](const Placement& p) { return std::find(lost.begin(), lost.end(), p) != lost.end(); }),
+              found.end());
   return found;
 }
 

@@ -308,11 +308,27 @@ Tensors second_gradients(const Program& program, const Values& values, const Ten
       given.push_back(flows[i]);
     }
   }
+  const Tensors leaves = leaves_of(program, values);
   if (outputs.empty()) {
-    return {};
+    return Tensors(leaves.size());
   }
-  return torch::autograd::grad(outputs, leaves_of(program, values), given, /*retain_graph=*/false,
-                               /*create_graph=*/false, /*allow_unused=*/true);
+  return torch::autograd::grad(outputs, leaves, given, /*retain_graph=*/false, /*create_graph=*/false,
+                               /*allow_unused=*/true);
+}
+
+bool is_zero(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return !tensor.defined() || !at::any(tensor.detach()).item<bool>();
+}
+
+bool depends_in_vain(const Program& program, size_t gradient) {
+  PlainMachine machine(Twin::kClean);
+  const Values values = run_forward(program, machine);
+  const Tensors first = gradients(program, values, plain_flows(program, values), /*create_graph=*/true);
+  Tensors flows(first.size());
+  flows[gradient] = plain_second_flows(program, first)[gradient];
+  const Tensors second = second_gradients(program, values, first, flows);
+  return std::all_of(second.begin(), second.end(), is_zero);
 }
 
 Plain run_plain(const Program& program, Twin twin) {

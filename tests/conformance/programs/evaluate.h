@@ -84,6 +84,10 @@ Tensors gradients(const Program& program, const Values& values, const Tensors& f
 Tensors second_gradients(const Program& program, const Values& values, const Tensors& first, const Tensors& flows);
 // Plain flows for second derivatives; undefined for gradients that depend on no input.
 Tensors plain_second_flows(const Program& program, const Tensors& first);
+// Whether what flows back through that gradient of plain tensors is zero everywhere, as through zeros that a write put
+// there.
+bool depends_in_vain(const Program& program, size_t gradient);
+bool is_zero(const at::Tensor& tensor);  // or undefined
 
 struct Plain {
   Values values;

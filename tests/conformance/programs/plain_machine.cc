@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <iterator>
+#include <set>
 
 #include "tests/conformance/programs/evaluate.h"
 #include "tests/conformance/programs/inputs.h"
@@ -19,7 +21,10 @@ at::Tensor PlainMachine::input(const Step& step, uint64_t seed) {
   return made.set_requires_grad(step.grad);
 }
 
-at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step&) { return tensor.clone(); }
+// DTensors that lie so already are passed on.
+at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step&) {
+  return twin_ == Twin::kContrary ? at::alias(tensor) : tensor.clone();
+}
 
 c10::ScalarType PlainMachine::type_of(c10::ScalarType asked) const {
   if (twin_ != Twin::kWide || !is_narrow(asked)) {
@@ -43,13 +48,102 @@ bool has_derivative(const std::string& op) {
   return std::none_of(std::begin(kStarts), std::end(kStarts), [&](const char* start) { return op.starts_with(start); });
 }
 
+// By numbers of which a quotient of shares is as exact as that of the whole.
+bool divides_evenly(const Step& step, const Values& values) {
+  const auto is_power = [](double x) {
+    int exponent = 0;
+    return std::abs(std::frexp(x, &exponent)) == 0.5;
+  };
+  const Arg& by = step.args[step.op.starts_with("addcdiv") ? 2 : 1];
+  if (const auto* x = std::get_if<double>(&by.value)) {
+    return is_power(*x);
+  }
+  if (const auto* n = std::get_if<int64_t>(&by.value)) {
+    return is_power(static_cast<double>(*n));
+  }
+  const auto* id = std::get_if<Arg::Ref>(&by.value);
+  if (id == nullptr || values.tensors[id->id].is_complex()) {
+    return false;
+  }
+  const at::Tensor divisor = values.tensors[id->id].detach().to(at::kDouble).contiguous();
+  return std::all_of(divisor.const_data_ptr<double>(), divisor.const_data_ptr<double>() + divisor.numel(), is_power);
+}
+
+bool divides(const std::string& op) {
+  return op.starts_with("div") || op.starts_with("true_divide") || op.starts_with("addcdiv") ||
+         op.starts_with("_foreach_div");
+}
+
+// Operations that add up, and those of them that add up products.
+bool multiplies_and_adds(const std::string& op) {
+  static const std::set<std::string> kNames{"mm",    "bmm",   "matmul", "linear",   "mv",       "dot",
+                                            "vdot",  "addmm", "addmm_", "baddbmm",  "baddbmm_", "addbmm",
+                                            "addmv", "inner", "einsum", "tensordot"};
+  return kNames.contains(op.substr(0, op.find('.')));
+}
+bool adds(const std::string& op) {
+  static const std::set<std::string> kNames{"sum", "nansum", "cumsum", "cumsum_", "trace"};
+  return multiplies_and_adds(op) || kNames.contains(op.substr(0, op.find('.')));
+}
+
+int bits_of(c10::ScalarType type) { return type == at::kBFloat16 ? 8 : type == at::kHalf ? 11 : 24; }
+
+// As real doubles.
+at::Tensor numbers_of(const at::Tensor& tensor) {
+  const at::Tensor data = tensor.detach().resolve_conj();
+  return (data.is_complex() ? at::view_as_real(data) : data).to(at::kDouble).contiguous();
+}
+
+// The exponent of the last bit that the elements have, or their shares, which are moved by a half.
+int last_bit(const at::Tensor& tensor) {
+  const at::Tensor data = numbers_of(tensor);
+  int last = -1;
+  for (int64_t i = 0; i < data.numel(); ++i) {
+    int exponent = 0;
+    const auto mantissa = static_cast<int64_t>(std::ldexp(std::frexp(data.const_data_ptr<double>()[i], &exponent), 53));
+    last = mantissa == 0 ? last : std::min(last, exponent - 53 + std::countr_zero(static_cast<uint64_t>(mantissa)));
+  }
+  return last;
+}
+
 [[noreturn]] void leave_open(const Step& step, const char* what) {
   throw std::runtime_error(fmt::format("program: {} {}", to_text(step), what));
+}
+
+// Whether some order of adding up numbers of narrow types, or some shares of them, may round: by what the sum of their
+// magnitudes takes, down to the last bit.
+bool may_round_sums(const Step& step, const Values& values) {
+  const at::NoGradGuard no_grad;
+  Values magnitudes = values;
+  int bits = 53, last = 0;
+  for (const int id : refs_of(step.args)) {
+    const at::Tensor& operand = values.tensors.at(id);
+    if (!takes_gradients(operand.scalar_type()) || operand.numel() == 0) {
+      continue;
+    }
+    bits = is_narrow(operand.scalar_type()) ? std::min(bits, bits_of(operand.scalar_type())) : bits;
+    last = multiplies_and_adds(step.op) ? last + last_bit(operand) : std::min(last, last_bit(operand));
+    const at::Tensor magnitude = numbers_of(operand).abs() + 0.5;
+    magnitudes.tensors[id] = operand.is_complex() ? at::view_as_complex(magnitude) : magnitude;
+  }
+  if (bits == 53) {
+    return false;
+  }
+  Step open = step;
+  PlainMachine(Twin::kWide).run_open(open, magnitudes, 0);
+  const auto fits = [&](int id) {
+    const at::Tensor& sum = magnitudes.tensors[id];
+    return sum.numel() == 0 || numbers_of(sum).abs().max().item<double>() <= std::ldexp(1.0, last + bits);
+  };
+  return !std::all_of(open.results.begin(), open.results.end(), fits);
 }
 
 }  // namespace
 
 void PlainMachine::before(const Step& step, const Values& values) {
+  if (twin_ == Twin::kClean && adds(step.op) && may_round_sums(step, values)) {
+    leave_open(step, "adds up more than the type holds, though the whole may be held");
+  }
   if (!writes(step)) {
     return;
   }
@@ -88,36 +182,32 @@ void PlainMachine::before(const Step& step, const Values& values) {
 
 namespace {
 
+bool is_one_of(const std::string& op, std::initializer_list<const char*> parts) {
+  return std::any_of(parts.begin(), parts.end(), [&](const char* part) { return op.find(part) != std::string::npos; });
+}
+
 // Operations that divide or take roots inside: what they give may be inexact on other ranks though it is exact here.
 bool rounds_inside(const std::string& op) {
-  for (const char* part :
-       {"mean", "var", "std",    "norm", "div",  "softmax", "sumexp", "prod", "entropy", "loss",
-        "kl_",  "nll", "cosine", "pow",  "dist", "inv",     "solve",  "det",  "pool",    "reciprocal"}) {
-    if (op.find(part) != std::string::npos) {
-      return true;
-    }
-  }
-  return false;
+  return is_one_of(op, {"mean", "var", "std",    "norm", "div",  "softmax", "sumexp", "prod", "entropy", "loss",
+                        "kl_",  "nll", "cosine", "pow",  "dist", "inv",     "solve",  "det",  "pool",    "reciprocal"});
 }
 
 // Their results may be exact though the sums and roots inside are not.
 bool rounds_in_sums(const std::string& op) {
-  for (const char* part :
-       {"mean", "var", "std", "norm", "softmax", "sumexp", "prod", "cosine", "entropy", "loss", "dist"}) {
-    if (op.find(part) != std::string::npos) {
-      return true;
-    }
-  }
-  return false;
+  return is_one_of(op,
+                   {"mean", "var", "std", "norm", "softmax", "sumexp", "prod", "cosine", "entropy", "loss", "dist"});
 }
+
+// Of those the ones whose zeros come of zeros only; others may have added up to them, and been rounded before.
+bool keeps_zeros(const std::string& op) { return is_one_of(op, {"prod", "rms_norm", "vector_norm"}); }
 
 bool is_coarse(double x) { return std::abs(x) < 0x1p20 && x * 0x1p20 == std::rint(x * 0x1p20); }
 
 void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, bool all, bool contrary,
                    uint64_t& state) {
   if (sizes.empty()) {
-    if (*data == 0) {
-      *data = ((next_number(state) & 1) != 0) != contrary ? -*data : *data;  // zeros of shares may add up to either
+    if (*data == 0) {  // zeros of shares may add up to either: the twins have opposite ones, however often disturbed
+      *data = ((next_number(state) & 1) != 0) != contrary ? -0.0 : 0.0;
     } else if (all || !is_coarse(*data)) {
       const double noise = 1e-13 * (static_cast<double>(next_number(state) >> 11) * 0x1p-52 - 1);
       *data *= contrary ? 1 - noise : 1 + noise;
@@ -131,17 +221,37 @@ void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides,
 
 // Without a trace in autograd or the version counter.
 void disturb(const at::Tensor& tensor, bool all, bool contrary, uint64_t& state) {
-  if (!tensor.defined() || tensor.is_conj() || tensor.is_neg()) {
+  if (!tensor.defined()) {
     return;
   }
   at::Tensor data = tensor.variable_data();
+  data = data.is_conj() ? at::_conj(data) : data;  // as memory has it
+  data = data.is_neg() ? at::_neg_view(data) : data;
   if (data.is_complex()) {
     data = at::view_as_real(data);
   }
   if (data.scalar_type() == at::kDouble && data.numel() > 0) {
     disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), all, contrary, state);
   } else if (data.is_floating_point()) {
-    data.copy_(at::where(data.eq(0), -data, data));
+    data.masked_fill_(data.eq(0), contrary ? -0.0 : 0.0);
+  }
+}
+
+// Each operand is divided by its norm in its own type, then they are multiplied in their common one. What is exact of
+// the whole may be rounded in its shares.
+bool divides_before_it_widens(const Step& step, const Tensors& arguments) {
+  return step.op == "cosine_similarity" && arguments[0].scalar_type() != arguments[1].scalar_type();
+}
+
+// No narrow type holds what this leaves.
+void make_inexact(const at::Tensor& tensor, bool zeros) {
+  if (!takes_gradients(tensor.scalar_type())) {
+    return;
+  }
+  const at::Tensor data = tensor.variable_data();
+  data.mul_(1 + 1e-14);
+  if (zeros) {
+    data.masked_fill_(data.eq(0), 1e-14);
   }
 }
 
@@ -166,11 +276,13 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
       leave_open(step, "gives a tensor of which several elements may share memory");
     }
   }
-  if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && rounds_in_sums(step.op)) {
+  if (divides_before_it_widens(step, arguments)) {
+    leave_open(step, "may round in a narrow type what it gives in a wide one");
+  }
+  const bool inexact = rounds_in_sums(step.op) || (divides(step.op) && !divides_evenly(step, values));
+  if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && inexact) {
     for (const int id : step.results) {
-      if (values.tensors[id].is_floating_point()) {
-        values.tensors[id].variable_data().mul_(1 + 1e-14);
-      }
+      make_inexact(values.tensors[id], !keeps_zeros(step.op));
     }
   }
   const bool contrary = twin_ == Twin::kContrary;

@@ -1,4 +1,5 @@
 // The parts of the random programs that need no ranks: text, refusals, shrinking, and what is drawn.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -91,6 +92,93 @@ TEST(Soundness, RefusesWhatTheSignOfAZeroDecides) {
   const Program program = parse_program(
       "mesh 2\nvalues 3\n%0 = input f64 [40] uniform -2 2 (R)\n%1 = mul.Scalar(%0, 0)\n%2 = copysign.Tensor(%0, %1)\n");
   EXPECT_FALSE(is_sound(program, run_plain(program, Twin::kClean)));
+}
+
+TEST(Soundness, RefusesWhatTheSignOfAZeroDecidesHoweverFarTheZeroCame) {
+  const auto sound = [](const std::string& steps) {
+    const Program program = parse_program("mesh 2\nvalues 3\n" + steps);
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  for (const std::string type : {"f64", "bf16"}) {
+    std::string steps = "%0 = input " + type + " [1] uniform 1 2 (R)\n%1 = mul.Scalar(%0, 0)\n";
+    for (int i = 1; i < 8; ++i) {
+      EXPECT_FALSE(sound(steps + fmt::format("%20 = signbit(%{})\n", i))) << i;
+      steps += fmt::format("%{} = mul.Scalar(%{}, 2)\n", i + 1, i);
+    }
+    EXPECT_TRUE(sound(steps));
+  }
+  // Memory that is still to be conjugated when it is written.
+  EXPECT_FALSE(
+      sound("%0 = input c128 [4] uniform 1 2 (R)\n%1 = conj(%0)\n%2 = zero_(%1)\n%3 = imag(%2)\n%4 = signbit(%3)\n"));
+}
+
+TEST(Soundness, RefusesNarrowZerosOfWhatMayBeRounded) {
+  const auto sound = [](const std::string& type) {
+    const Program program =
+        parse_program("mesh 3\nvalues 3\n%0 = input " + type + " [9] distinct (R)\n%1 = mean(%0)\n");
+    const Plain plain = run_plain(program, Twin::kClean);
+    EXPECT_EQ(plain.values.tensors[1].item<double>(), 0);
+    return is_sound(program, plain);
+  };
+  EXPECT_FALSE(sound("bf16"));
+  EXPECT_TRUE(sound("f64"));
+}
+
+TEST(PlainTensors, RefuseWhatIsRoundedInANarrowTypeAndGivenInAWideOne) {
+  const auto run = [](const std::string& steps) {
+    run_plain(parse_program("mesh 2\nvalues 3\n%0 = input f16 [1] uniform 1 2 (R)\n"
+                            "%1 = input f64 [1] uniform 1 2 (R)\n" +
+                            steps),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("%2 = cosine_similarity(%0, %1, 0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%2 = cosine_similarity(%1, %1, 0)\n"));
+  EXPECT_NO_THROW(run("%2 = add.Tensor(%0, %1)\n"));
+}
+
+TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
+  const auto run = [](const std::string& steps) {
+    run_plain(parse_program("mesh 2\nvalues 3\n%0 = input bf16 [64] uniform -2 2 (R)\n"
+                            "%1 = input bf16 [2] uniform -2 2 (R)\n%2 = input f64 [64] uniform -2 2 (R)\n" +
+                            steps),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("%3 = sum(%0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%3 = sum(%1)\n"));
+  EXPECT_NO_THROW(run("%3 = sum(%2)\n"));
+  EXPECT_THROW(run("%3 = dot(%0, %0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run("%3 = dot(%2, %2)\n"));
+  const auto sound = [](const std::string& divisor) {
+    const Program program =
+        parse_program("mesh 2\nvalues 3\n%0 = input bf16 [4] uniform 3 3 (R)\n%1 = div.Scalar(%0, " + divisor + ")\n");
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_TRUE(sound("2.0"));
+  EXPECT_FALSE(sound("3.0")) << "is 1, but a share of it is a third";
+}
+
+TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
+  const auto sound = [](const std::string& type, int size) {
+    const Program program = parse_program(
+        fmt::format("mesh 8\nvalues 301723\n%3 = input {0} [] uniform 0.3 4.3 (R) grad\n"
+                    "%5 = input {0} [{1}, {1}] uniform -2 2 (R)\n%8 = add.Tensor(%5, %3)\nbackward %8 (P(sum))\n",
+                    type, size));
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_FALSE(sound("bf16", 17));
+  EXPECT_TRUE(sound("bf16", 2));
+  EXPECT_TRUE(sound("f64", 17));
+}
+
+TEST(SecondDerivatives, MayBeLackedWhereOnlyZerosFlow) {
+  const auto in_vain = [](const std::string& step) {
+    return depends_in_vain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [4] uniform 1 2 (R) grad\n"
+                                         "%1 = mul.Tensor(%0, %0)\n" +
+                                         step + "%3 = mul.Tensor(%0, %1)\nbackward %3 (R)\ntwice\n"),
+                           0);
+  };
+  EXPECT_FALSE(in_vain(""));
+  EXPECT_TRUE(in_vain("%2 = zero_(%1)\n"));
 }
 
 TEST(PlainTensors, RefuseWhatPyTorchLeavesOpen) {

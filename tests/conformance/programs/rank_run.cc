@@ -171,7 +171,7 @@ class RankRun {
       const at::Tensor& plain = trial_.plain.gradients.second_flows[i];
       const at::Tensor& gradient = gradients_[i];
       if (!plain.defined() || !gradient.defined() || !gradient.requires_grad()) {
-        note(!plain.defined(), fmt::format("gradient {} depends on no input", i));
+        note(!plain.defined() || depends_in_vain(program_, i), fmt::format("gradient {} depends on no input", i));
         flows.emplace_back();
         continue;
       }
@@ -212,9 +212,10 @@ class RankRun {
     note(found.size() == wanted.size(), fmt::format("{} {}s, wanted {}", found.size(), what, wanted.size()));
     for (size_t i = 0; i < std::min(found.size(), wanted.size()); ++i) {
       const auto name = fmt::format("{} {}", what, i);
-      if (may_lack_zeros && found[i].defined() && !wanted[i].defined()) {
-        const at::Tensor part = is_dtensor(found[i]) ? to_local(found[i].detach()) : found[i].detach();
-        note(!at::any(part).item<bool>(), name + " is not zero");
+      if (may_lack_zeros && found[i].defined() != wanted[i].defined()) {
+        const at::Tensor& tensor = found[i].defined() ? found[i] : wanted[i];
+        note(is_zero(is_dtensor(tensor) ? to_local(tensor.detach()) : tensor),
+             name + (found[i].defined() ? " is not zero" : " is undefined"));
         continue;
       }
       compare(found[i], wanted[i], name, /*may_be_plain=*/true);

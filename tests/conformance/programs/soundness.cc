@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace tessera::testing {
 
@@ -56,6 +57,38 @@ bool has_spare_bits(const at::Tensor& tensor) {
   });
 }
 
+// Whether the gradients of two shares of what flows back add up to those of all of it, as ranks have them add up.
+bool are_exact_in_shares(const Program& program, const Plain& plain) {
+  Program once = program;
+  once.twice = false;
+  const auto of = [&](const Tensors& flows) {
+    PlainMachine machine(Twin::kClean);
+    return gradients(once, run_forward(once, machine), flows, /*create_graph=*/false);
+  };
+  const auto add_up = [&](const std::function<at::Tensor(const at::Tensor&)>& share_of) {
+    const at::NoGradGuard no_grad;
+    Tensors shares, others;
+    for (const auto& flow : plain.flows) {
+      shares.push_back(share_of(flow));
+      others.push_back(flow - shares.back());
+    }
+    const at::AutoGradMode grad(true);
+    const Tensors first = of(shares), second = of(others);
+    for (size_t i = 0; i < first.size(); ++i) {
+      const at::Tensor& whole = plain.gradients.first[i];
+      if (whole.defined() && is_narrow(whole.scalar_type())) {
+        const auto type = whole.is_complex() ? at::kComplexDouble : at::kDouble;
+        if (!alike(first[i].detach().to(type) + second[i].detach().to(type), whole.detach().to(type), 0)) {
+          return false;
+        }
+      }
+    }
+    return true;
+  };
+  return add_up([](const at::Tensor& flow) { return at::full_like(flow, 0.5); }) &&
+         add_up([](const at::Tensor& flow) { return flow * (index_like(flow) % 2); });
+}
+
 }  // namespace
 
 bool is_exact(const at::Tensor& clean, const at::Tensor& wide) {
@@ -100,7 +133,7 @@ bool is_sound(const Program& program, const Plain& plain) {
   }
   const Plain wide = run_plain(program, Twin::kWide);
   return all_exact(plain.values.tensors, wide.values.tensors) && all_exact(first, wide.gradients.first) &&
-         all_exact(second, wide.gradients.second);
+         all_exact(second, wide.gradients.second) && (program.flows.empty() || are_exact_in_shares(program, plain));
 }
 
 }  // namespace tessera::testing
