@@ -106,7 +106,7 @@ at::Tensor Module::register_parameter(std::string name, at::Tensor& slot, at::Te
     TESSERA_CHECK(own.name != name, ErrorKind::kInternal, "[nn.module] parameter '{}' is registered twice", name);
   }
   value.set_requires_grad(true);
-  parameters_.push_back({std::move(name), &slot, value, decay, initial});
+  parameters_.push_back({std::move(name), &slot, value, decay && value.dim() >= 2, initial});
   slot = value;
   return value;
 }

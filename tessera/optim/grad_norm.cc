@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/redistribute/autograd.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/nn/module.h"
+#include "tessera/optim/detail/model_parameters.h"
 #include "tessera/optim/detail/power_sum.h"
 
 namespace tessera::optim {
@@ -36,9 +38,14 @@ void sum_over_group(comm::Group& group, c10::Device device, const PowerSum& powe
 
 // The gradients of some parameters, by where they lie.
 struct Gradients {
+  struct OnMesh {
+    MeshPtr mesh;
+    bool local_experts;
+    std::vector<at::Tensor> parts;  // what this rank counts
+  };
   std::vector<at::Tensor> plain;
-  std::vector<MeshPtr> meshes;                 // each once, in the order of the parameters
-  std::vector<std::vector<at::Tensor>> parts;  // of each mesh: what this rank counts
+  std::vector<at::Tensor> plain_experts;  // those of this rank only
+  std::vector<OnMesh> placed;             // each mesh once, or twice with experts, in the order of the parameters
 };
 
 // One rank speaks for replicas.
@@ -50,36 +57,36 @@ bool counts_here(const DeviceMesh& mesh, const Placements& placements) {
 }
 
 // COLLECTIVE over the meshes of pending sums.
-Gradients sort_gradients(const std::vector<at::Tensor>& parameters) {
+Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& local_experts = {}) {
+  std::unordered_set<const c10::TensorImpl*> experts;
+  for (const auto& parameter : local_experts) experts.insert(parameter.unsafeGetTensorImpl());
   Gradients found;
   for (const auto& parameter : parameters) {
     at::Tensor gradient = parameter.grad();
+    const bool expert = experts.contains(parameter.unsafeGetTensorImpl());
     const at::Tensor& shown = gradient.defined() ? gradient : parameter;
     if (!is_dtensor(shown)) {
-      if (gradient.defined()) found.plain.push_back(gradient);
+      if (gradient.defined()) (expert ? found.plain_experts : found.plain).push_back(gradient);
       continue;
     }
     const MeshPtr mesh = device_mesh(shown);
-    auto at =
-        std::find_if(found.meshes.begin(), found.meshes.end(), [&](const auto& other) { return *other == *mesh; });
-    if (at == found.meshes.end()) {
-      at = found.meshes.insert(at, mesh);
-      found.parts.emplace_back();
-    }
+    auto at = std::find_if(found.placed.begin(), found.placed.end(),
+                           [&](const auto& other) { return other.local_experts == expert && *other.mesh == *mesh; });
+    if (at == found.placed.end()) at = found.placed.insert(at, {mesh, expert, {}});
     if (!gradient.defined()) continue;
     const Placements wanted = tessera::detail::partial_to_replicated(placements(gradient));
     gradient = redistribute(gradient, wanted);
-    auto& parts = found.parts[static_cast<size_t>(at - found.meshes.begin())];
-    if (mesh->coordinate() && counts_here(*mesh, wanted)) parts.push_back(to_local(gradient));
+    if (mesh->coordinate() && counts_here(*mesh, wanted)) at->parts.push_back(to_local(gradient));
   }
   return found;
 }
 
-// The two groups of the plain gradients; null: those are alike everywhere.
+// The two groups of the plain gradients; null: those are alike everywhere. And that of experts of one rank.
 struct ShardGroups {
   comm::Group* dp_cp = nullptr;
   comm::Group* tp = nullptr;
   c10::Device device = at::kCPU;
+  const DeviceMesh* ep = nullptr;
 };
 
 // Sum of |x|^p, or the largest |x|, over all ranks.
@@ -88,14 +95,16 @@ double sum_of_all(const Gradients& gradients, const ShardGroups& groups, const P
   for (auto* group : {groups.dp_cp, groups.tp}) {
     if (group != nullptr) sum_over_group(*group, groups.device, power, total);
   }
-  for (size_t i = 0; i < gradients.meshes.size(); ++i) {
-    const auto& mesh = *gradients.meshes[i];
-    if (!mesh.coordinate()) continue;
-    double sum = power.of(gradients.parts[i]);
-    for (int64_t dim = 0; dim < mesh.ndim(); ++dim) sum_over_group(*mesh.group(dim), mesh.device(), power, sum);
-    total = power.add(total, sum);
+  double experts = power.of(gradients.plain_experts);
+  for (const auto& [mesh, local_experts, parts] : gradients.placed) {
+    if (!mesh->coordinate()) continue;
+    double sum = power.of(parts);
+    for (int64_t dim = 0; dim < mesh->ndim(); ++dim) sum_over_group(*mesh->group(dim), mesh->device(), power, sum);
+    double& part = local_experts ? experts : total;
+    part = power.add(part, sum);
   }
-  return total;
+  if (groups.ep != nullptr) sum_over_group(*groups.ep->group(0), groups.ep->device(), power, experts);
+  return power.add(total, experts);
 }
 
 // The norm as a sum of powers that may have to be taken again over the largest value: `sum_of` gives the sum over all
@@ -124,9 +133,10 @@ void check_sum_dtype(at::ScalarType dtype) {
                 c10::toString(dtype));
 }
 
-double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& groups, double norm_type) {
+double norm_of(const std::vector<at::Tensor>& parameters, const ShardGroups& groups, double norm_type,
+               const std::vector<at::Tensor>& local_experts = {}) {
   c10::NoGradGuard no_grad;
-  const Gradients gradients = sort_gradients(parameters);
+  const Gradients gradients = sort_gradients(parameters, local_experts);
   return norm_of_sums(norm_type, [&](const PowerSum& power) { return sum_of_all(gradients, groups, power); });
 }
 
@@ -215,7 +225,17 @@ void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double 
 }
 
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm, const ClipGradNormOptions& options) {
-  double total = get_grad_norm(parameters, options.norm_type);
+  check_norm_type(options.norm_type);
+  ShardGroups groups;
+  if (options.ep_mesh && !options.ep_parameters.empty()) {
+    const auto& mesh = *options.ep_mesh;
+    TESSERA_CHECK(mesh.ndim() == 1 && mesh.coordinate(), ErrorKind::kShape,
+                  "[optim.clip_grad_norm] ep_mesh: found {} on rank {}, wanted one dim that holds this rank",
+                  mesh.to_string(), mesh.rank());
+    groups.ep = &mesh;
+  }
+  double total = norm_of(parameters, groups, options.norm_type,
+                         groups.ep != nullptr ? options.ep_parameters : std::vector<at::Tensor>{});
   if (options.pp_mesh) {
     const auto& mesh = *options.pp_mesh;
     TESSERA_CHECK(mesh.ndim() == 1, ErrorKind::kShape, "[optim.clip_grad_norm] pp_mesh: found {}, wanted one dim",
@@ -240,16 +260,22 @@ double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn:
   if (!max_grad_norm) return 0;
   TESSERA_CHECK(!options.pp_enabled || !options.pp_axis_name.empty(), ErrorKind::kConfig,
                 "[optim.clip_grad_norm] pp_axis_name must be provided when pp_enabled is true");
-  std::vector<at::Tensor> parameters;
-  for (auto* part : model_parts) {
-    for (const auto& parameter : part->parameters()) {
-      if (parameter.requires_grad()) parameters.push_back(parameter);
-    }
+  const auto& moe = options.moe_mesh;
+  const bool over_experts = moe && moe->has_dim(options.ep_axis_name) && moe->coordinate() &&
+                            moe->size(moe->dim_of(options.ep_axis_name)) > 1;
+  std::vector<at::Tensor> parameters, experts;
+  for (const auto& parameter : detail::model_parameters(model_parts)) {
+    if (!parameter.tensor.requires_grad()) continue;
+    parameters.push_back(parameter.tensor);
+    const bool placed = is_dtensor(parameter.tensor) && device_mesh(parameter.tensor)->has_dim(options.ep_axis_name);
+    if (over_experts && parameter.local_expert && !placed) experts.push_back(parameter.tensor);
   }
   const bool staged = options.pp_enabled && options.device_mesh;
   return clip_grad_norm(parameters, *max_grad_norm,
                         {.norm_type = options.norm_type,
-                         .pp_mesh = staged ? options.device_mesh->slice({options.pp_axis_name}) : nullptr});
+                         .pp_mesh = staged ? options.device_mesh->slice({options.pp_axis_name}) : nullptr,
+                         .ep_mesh = over_experts ? moe->slice({options.ep_axis_name}) : nullptr,
+                         .ep_parameters = std::move(experts)});
 }
 
 }  // namespace tessera::optim

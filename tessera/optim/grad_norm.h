@@ -53,10 +53,14 @@ struct ClipGradNormOptions {
   double norm_type = 2.0;
   bool error_if_nonfinite = false;  // kInternal, before anything is scaled
   MeshPtr pp_mesh = {};             // one dim of pipeline stages, whose norms are combined; null: one stage
+  // One dim of ranks that each have experts of their own: gradients of ep_parameters are added up over it, after the
+  // meshes they lie on. Null: nobody has. Whether there are ep_parameters is alike on all its ranks.
+  MeshPtr ep_mesh = {};
+  std::vector<at::Tensor> ep_parameters = {};
 };
 // get_grad_norm, then every gradient times min(1, max_norm / (norm + 1e-6)), as torch's clip_grads_with_norm_: a NaN
 // norm makes all gradients NaN, an infinite one finite gradients 0 and infinite ones NaN. Returns the norm before
-// clipping. COLLECTIVE as get_grad_norm, then over pp_mesh.
+// clipping. COLLECTIVE as get_grad_norm, then over ep_mesh and pp_mesh.
 double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm,
                       const ClipGradNormOptions& options = {});
 
@@ -65,9 +69,13 @@ struct ModelClipOptions {
   bool pp_enabled = false;
   MeshPtr device_mesh = {};  // with pp_enabled, its dim pp_axis_name holds the stages; null: one stage
   std::string pp_axis_name = "";
+  MeshPtr moe_mesh = {};  // its dim ep_axis_name holds the ranks with experts of their own; null: nobody has
+  std::string ep_axis_name = "";
 };
-// Of all parameters that require gradients of all parts, in order. nullopt: 0, nothing is computed or sent. Error
-// kConfig for pp_enabled without pp_axis_name. COLLECTIVE as above.
+// Of all parameters that require gradients of all parts, in order, each once. nullopt: 0, nothing is computed or sent.
+// Added up over moe_mesh's dim ep_axis_name are experts by nn::GradientMarks::ep_local_experts and by name
+// (is_te_expert_parameter), but not DTensors whose own mesh has that dim. Error kConfig for pp_enabled without
+// pp_axis_name. COLLECTIVE as above.
 double clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn::Module*>& model_parts,
                       const ModelClipOptions& options = {});
 

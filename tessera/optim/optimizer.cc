@@ -8,10 +8,10 @@
 
 #include <algorithm>
 #include <tuple>
-#include <unordered_map>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/detail/stochastic_rounding.h"
 
 namespace tessera::optim {
@@ -30,9 +30,10 @@ uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
 
 }  // namespace
 
-Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
+Optimizer::Optimizer(nn::Module& module, double lr, Hyperparameters settings, const std::vector<ParameterGroup>& groups,
                      const std::vector<std::string>& state_names, const Precision& precision)
-    : lr_(lr), state_names_(state_names), precision_(precision) {
+    : lr_(lr), precision_(precision) {
+  const double weight_decay = detail::number_of(settings, "weight_decay");
   TESSERA_CHECK(!precision.stochastic_rounding || !precision.master_weights, ErrorKind::kConfig,
                 "[optim.make] stochastic_rounding beside master_weights, which are rounded from: set master_weights to "
                 "false");
@@ -51,23 +52,48 @@ Optimizer::Optimizer(nn::Module& module, double lr, double weight_decay, const s
     entry.slot = named.slot;
     entry.parameter = parameter;
     entry.local = local_part(parameter).detach();
-    entry.weight_decay = named.slot->decay && parameter.dim() >= 2 ? weight_decay : 0;
     entry.step = at::zeros({}, at::kFloat);
-    if (parameter.requires_grad()) make_state(entry);
     position_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
   }
-  std::unordered_map<std::string, bool> named_before;
+  make_groups(settings, groups, state_names);
+  for (auto& entry : entries_) {
+    if (entry.parameter.requires_grad()) make_state(entry);
+  }
+}
+
+void Optimizer::make_groups(const Hyperparameters& settings, const std::vector<ParameterGroup>& groups,
+                            const std::vector<std::string>& state_names) {
+  const double weight_decay = detail::number_of(settings, "weight_decay");
+  const auto add = [&](double lr_factor, double decay) {
+    Group group{
+        .lr = lr_ * lr_factor, .lr_factor = lr_factor, .settings = settings, .state_names = state_names, .entries = {}};
+    detail::set_hyperparameter(group.settings, "weight_decay", decay);
+    groups_.push_back(std::move(group));
+    return groups_.size() - 1;
+  };
+  std::vector<bool> grouped(entries_.size());
   for (const auto& group : groups) {
+    const size_t index = add(group.lr_factor, group.weight_decay);
     for (const auto& name : group.names) {
       const auto found = position_.find(name);
       TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig,
                     "[optim.make] parameter group names '{}', which the model has not", name);
-      TESSERA_CHECK(named_before.emplace(name, true).second, ErrorKind::kConfig,
-                    "[optim.make] '{}' is in two parameter groups", name);
-      entries_[found->second].lr_factor = group.lr_factor;
-      entries_[found->second].weight_decay = group.weight_decay;
+      TESSERA_CHECK(!grouped[found->second], ErrorKind::kConfig, "[optim.make] '{}' is in two parameter groups", name);
+      grouped[found->second] = true;
+      entries_[found->second].group = index;
+      groups_[index].entries.push_back(found->second);
     }
+  }
+  std::map<double, size_t> by_decay;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (grouped[i]) continue;
+    const auto& slot = *entries_[i].slot;
+    const double decay = slot.decay ? weight_decay : 0;
+    auto found = by_decay.find(decay);
+    if (found == by_decay.end()) found = by_decay.emplace(decay, add(1, decay)).first;
+    entries_[i].group = found->second;
+    groups_[found->second].entries.push_back(i);
   }
 }
 
@@ -75,8 +101,10 @@ void Optimizer::make_state(Entry& entry) const {
   const bool narrow = is_narrow(entry.local), master = precision_.master_weights && narrow;
   const bool wide_state = master || (precision_.stochastic_rounding && narrow);
   const auto options = entry.local.options().dtype(wide_state ? c10::kFloat : entry.local.scalar_type());
-  for (const auto& name : state_names_) entry.state[name] = at::zeros_like(entry.local, options);
-  if (!master) return;
+  for (const auto& name : groups_[entry.group].state_names) {
+    if (!entry.state.contains(name)) entry.state[name] = at::zeros_like(entry.local, options);
+  }
+  if (!master || entry.state.contains(kMaster)) return;
   entry.state[kMaster] = entry.local.to(c10::kFloat);
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
@@ -89,8 +117,7 @@ void Optimizer::update_master(Entry& entry) {
     master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
   }
   entry.step.add_(1);
-  apply({{&entry, master, local_part(entry.parameter.grad()).to(c10::kFloat)}}, lr_ * entry.lr_factor,
-        entry.weight_decay);
+  apply({{&entry, master, local_part(entry.parameter.grad()).to(c10::kFloat)}}, groups_[entry.group]);
   entry.local.copy_(master);
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
@@ -99,15 +126,14 @@ void Optimizer::update_master(Entry& entry) {
 void Optimizer::update_rounding(Entry& entry) {
   entry.step.add_(1);
   const at::Tensor value = entry.local.to(c10::kFloat);
-  apply({{&entry, value, local_part(entry.parameter.grad()).to(c10::kFloat)}}, lr_ * entry.lr_factor,
-        entry.weight_decay);
+  apply({{&entry, value, local_part(entry.parameter.grad()).to(c10::kFloat)}}, groups_[entry.group]);
   detail::round_stochastically(entry.local, value, entry.parameter, precision_.seed, entry.name,
                                entry.step.item().toLong());
 }
 
 void Optimizer::step() {
   c10::NoGradGuard no_grad;
-  using Key = std::tuple<c10::ScalarType, c10::Device, double, double>;
+  using Key = std::tuple<c10::ScalarType, c10::Device, size_t>;
   std::vector<std::pair<Key, std::vector<Update>>> batches;  // few, in the order of the parameters
   std::vector<Entry*> one_by_one;
   for (auto& entry : entries_) {
@@ -127,7 +153,7 @@ void Optimizer::step() {
       one_by_one.push_back(&entry);
       continue;
     }
-    const Key key{entry.local.scalar_type(), entry.local.device(), entry.lr_factor, entry.weight_decay};
+    const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};
     auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) { return other.first == key; });
     if (batch == batches.end()) batch = batches.insert(batches.end(), {key, {}});
     entry.step.add_(1);
@@ -135,7 +161,7 @@ void Optimizer::step() {
   }
   for (auto* entry : one_by_one) precision_.stochastic_rounding ? update_rounding(*entry) : update_master(*entry);
   for (const auto& [key, updates] : batches) {
-    apply(updates, lr_ * std::get<2>(key), std::get<3>(key));
+    apply(updates, groups_[std::get<2>(key)]);
     // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.
     for (const auto& update : updates) {
       if (!update.entry->local.is_inference()) update.entry->local.unsafeGetTensorImpl()->bump_version();
@@ -154,11 +180,24 @@ std::vector<std::string> Optimizer::parameter_names() const {
   return names;
 }
 
+const Optimizer::Entry& Optimizer::entry_of(const std::string& parameter, const char* verb) const {
+  const auto found = position_.find(parameter);
+  TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig, "[optim.{}] no parameter is named '{}'", verb, parameter);
+  return entries_[found->second];
+}
+
+const nn::ParameterSlot& Optimizer::slot(const std::string& parameter) const {
+  return *entry_of(parameter, "slot").slot;
+}
+
+bool Optimizer::has_master(const std::string& parameter) const {
+  const auto& entry = entry_of(parameter, "has_master");
+  return entry.state.empty() ? precision_.master_weights && is_narrow(entry.local) : entry.state.contains(kMaster);
+}
+
 std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter) const {
   c10::NoGradGuard no_grad;
-  const auto found = position_.find(parameter);
-  TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig, "[optim.state] no parameter is named '{}'", parameter);
-  const auto& entry = entries_[found->second];
+  const auto& entry = entry_of(parameter, "state");
   std::map<std::string, at::Tensor> out;
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
@@ -169,6 +208,21 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   }
   out["step"] = entry.step;
   return out;
+}
+
+void Optimizer::reset_state(const std::string& parameter, bool even_frozen) {
+  c10::NoGradGuard no_grad;
+  auto& entry = const_cast<Entry&>(entry_of(parameter, "reset_state"));
+  entry.step.zero_();
+  if (entry.state.empty() && (even_frozen || entry.slot->parameter.requires_grad())) make_state(entry);
+  for (const auto& [name, value] : entry.state) {
+    if (name == kMaster) {
+      value.copy_(entry.local);
+      entry.rounded_version = version_of(entry.parameter, entry.local);
+    } else {
+      value.zero_();
+    }
+  }
 }
 
 }  // namespace tessera::optim

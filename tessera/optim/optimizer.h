@@ -23,6 +23,8 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "tessera/nn/module.h"
@@ -60,6 +62,16 @@ struct SgdOptions {
   uint64_t seed = 0;
 };
 
+// The value of a hyper-parameter; monostate is Python's None.
+using Hyperparameter = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+using Hyperparameters = std::vector<std::pair<std::string, Hyperparameter>>;
+// A group as torch.optim's param_groups show it: what is set, under PyTorch's names ("lr", "betas", "eps", ...), and
+// the names of its parameters.
+struct ParamGroup {
+  Hyperparameters hyperparameters;
+  std::vector<std::string> params;
+};
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -68,8 +80,8 @@ class Optimizer {
 
   // Error kShape when a parameter's gradient does not lie as the parameter does.
   void step();
-  void zero_grad();  // gradients become undefined
-  void set_lr(double lr) { lr_ = lr; }
+  void zero_grad();        // gradients become undefined
+  void set_lr(double lr);  // groups keep their factors
   double lr() const { return lr_; }
   // Steps taken, for schedules; set_step is for resuming. What updates depend on is in state().
   int64_t steps() const { return steps_; }
@@ -80,15 +92,37 @@ class Optimizer {
   // it.
   std::map<std::string, at::Tensor> state(const std::string& parameter) const;
   std::vector<std::string> parameter_names() const;
+  const nn::ParameterSlot& slot(const std::string& parameter) const;
+  // Whether a float32 copy of the parameter is updated: its state `master`.
+  bool has_master(const std::string& parameter) const;
+  // As before the first step: zeros, no steps, `master` as the parameter; nothing for a frozen parameter that never had
+  // a state, unless even_frozen gives it one. Tensors that state() gave stay its tensors.
+  void reset_state(const std::string& parameter, bool even_frozen = false);
+
+  // Those of the options, then one for each default weight decay of the parameters in none. Each parameter, frozen ones
+  // too, is in one.
+  std::vector<ParamGroup> param_groups() const;
+  // One list a group; what it does not name stays, and names that are not of this optimizer are kept for whoever asks
+  // (initial_lr). lr() becomes the first group's over its factor. Error kConfig, before anything changes: another
+  // number of groups, settings out of range or of another type, maximize, amsgrad.
+  void set_hyperparameters(const std::vector<Hyperparameters>& groups);
+  // Nothing but its errors; the states that parameters of each group will have then, beside master and step.
+  std::vector<std::vector<std::string>> check_hyperparameters(const std::vector<Hyperparameters>& groups) const;
 
  protected:
+  struct Group {
+    double lr = 0;
+    double lr_factor = 1;
+    Hyperparameters settings;              // all but lr
+    std::vector<std::string> state_names;  // that apply wants, without master
+    std::vector<size_t> entries;
+  };
   struct Entry {
     std::string name;
     nn::ParameterSlot* slot = nullptr;
     at::Tensor parameter;  // as it was when the state was made
     at::Tensor local;
-    double lr_factor = 1;
-    double weight_decay = 0;
+    size_t group = 0;
     std::map<std::string, at::Tensor> state;  // local parts
     at::Tensor step;                          // float32 scalar on the CPU
     uint64_t rounded_version = 0;             // of the parameter, when its master was rounded into it
@@ -105,19 +139,27 @@ class Optimizer {
     bool stochastic_rounding = false;
     uint64_t seed = 0;
   };
-  Optimizer(nn::Module& module, double lr, double weight_decay, const std::vector<ParameterGroup>& groups,
+  // settings: what a group has beside lr unless it says otherwise, in PyTorch's order.
+  Optimizer(nn::Module& module, double lr, Hyperparameters settings, const std::vector<ParameterGroup>& groups,
             const std::vector<std::string>& state_names, const Precision& precision);
-  // Values of `updates` share dtype, device, lr_factor and weight_decay; the step of each entry counts this one
-  // already.
-  virtual void apply(const std::vector<Update>& updates, double lr, double weight_decay) = 0;
+  // Values of `updates` share dtype, device and group; the step of each entry counts this one already.
+  virtual void apply(const std::vector<Update>& updates, const Group& group) = 0;
+  // Error kConfig for what apply cannot do, named with `verb`.
+  virtual void check(const Hyperparameters& settings, const char* verb) const = 0;
+  virtual std::vector<std::string> state_names(const Hyperparameters& settings) const = 0;
 
  private:
-  void make_state(Entry& entry) const;
+  void make_groups(const Hyperparameters& settings, const std::vector<ParameterGroup>& groups,
+                   const std::vector<std::string>& state_names);
+  void make_state(Entry& entry) const;  // what it lacks
+  std::vector<Group> changed_groups(const std::vector<Hyperparameters>& groups) const;
+  void add_missing_state();
   void update_master(Entry& entry);
   void update_rounding(Entry& entry);
+  const Entry& entry_of(const std::string& parameter, const char* verb) const;
   double lr_;
-  std::vector<std::string> state_names_;
   Precision precision_;
+  std::vector<Group> groups_;
   int64_t steps_ = 0;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, size_t> position_;  // of each name in entries_

@@ -117,13 +117,21 @@ std::vector<FsdpState*> states_of(nn::Module& module, bool recurse, const char* 
   return {own};
 }
 
+std::vector<parallel::GatheredState*> gathered_states_of(nn::Module& module) {
+  auto states = parallel::gathered_states(module);
+  TESSERA_CHECK(!states.empty(), ErrorKind::kShape,
+                "[fsdp.stats] no module here is sharded. Call fully_shard or wrap_fsdp1 first.");
+  return states;
+}
+
 }  // namespace
 
 void fully_shard(nn::Module& module, const FullyShardOptions& options) {
   check_mesh(options);
   TESSERA_CHECK(!module.sharding(), ErrorKind::kShape, "[fsdp.shard] fully_shard was called on this module already");
   TESSERA_CHECK(parallel::data_parallel_states(module).size() == parallel::fsdp_states(module).size(),
-                ErrorKind::kShape, "[fsdp.shard] replicate was called on a module below this one. Use one of the two.");
+                ErrorKind::kShape,
+                "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
   auto params = unmanaged_parameters(module, options);
   std::shared_ptr<parallel::ParamGroup> group;
   if (!params.empty())
@@ -137,6 +145,14 @@ bool is_fully_sharded(nn::Module& module) { return !parallel::fsdp_states(module
 
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse) {
   for (auto* state : states_of(module, recurse, "set_reshard_after_forward")) state->set_reshard_after_forward(on);
+}
+
+void set_reshard_after_backward(nn::Module& module, bool on, bool recurse) {
+  for (auto* state : states_of(module, recurse, "set_reshard_after_backward")) state->set_reshard_after_backward(on);
+}
+
+void set_is_last_backward(nn::Module& module, bool on) {
+  for (auto* state : states_of(module, true, "set_is_last_backward")) state->set_is_last_backward(on);
 }
 
 void set_prefetch(nn::Module& module, bool on) {
@@ -159,8 +175,8 @@ void reshard(nn::Module& module) {
 FsdpStats fsdp_stats(nn::Module& root) {
   FsdpStats sum;
   std::set<parallel::GatherSchedule*> seen;
-  for (auto* state : states_of(root, true, "stats")) {
-    if (state->group() != nullptr) sum.accumulated_bytes += state->group()->reducer().accumulated_bytes();
+  for (auto* state : gathered_states_of(root)) {
+    if (state->gathered() != nullptr) sum.accumulated_bytes += state->gathered()->accumulated_bytes();
     auto* schedule = state->schedule();
     if (schedule == nullptr || !seen.insert(schedule).second) continue;
     const auto& stats = schedule->stats();
@@ -175,7 +191,7 @@ FsdpStats fsdp_stats(nn::Module& root) {
 }
 
 void reset_fsdp_stats(nn::Module& root) {
-  for (auto* state : states_of(root, true, "stats")) {
+  for (auto* state : gathered_states_of(root)) {
     if (state->schedule() == nullptr) continue;
     auto& stats = state->schedule()->stats();
     stats.all_gathers = stats.piecewise_gathers = stats.reduce_scatters = 0;

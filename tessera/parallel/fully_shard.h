@@ -56,6 +56,12 @@ void to_empty(nn::Module& module, c10::Device device);
 // A switch of one module and, when recurse is set, all sharded modules below it. Those for gradients are in
 // gradient_sync.h; without synchronisation gradients accumulate unsharded.
 void set_reshard_after_forward(nn::Module& module, bool on, bool recurse = true);
+// Whether parameters are freed after their backward (default), or stay gathered for the next forward. Memory: the whole
+// parameters. Whether forward frees them is set_reshard_after_forward's.
+void set_reshard_after_backward(nn::Module& module, bool on, bool recurse = true);
+// false: the backwards that come leave the reductions of their gradients under way, until one with true ends them all;
+// gradients may be read, and optimizers stepped, after that one only. Of all modules below the root of `module`.
+void set_is_last_backward(nn::Module& module, bool on);
 // Gathers or frees by hand; unshard is COLLECTIVE over the mesh.
 void unshard(nn::Module& module);
 void reshard(nn::Module& module);

@@ -202,6 +202,65 @@ TEST(GradNorm, GivesUpstreamsNumbersForMixedPlacementsAndMeshes) {
   });
 }
 
+// run_clip_grad_norm_correctness.py: nothing is clipped, so that the norm is that of the whole gradients.
+TEST(GradNorm, GivesTheNormOfWholeGradientsInEveryCaseOfUpstreamsFunctionalTest) {
+  on_threads(4, [](const WorldPtr& world) {
+    const int64_t w = world->size();
+    const auto row = [&](const std::string& name) { return init_device_mesh(world, "cpu", {w}, {name}); };
+    const auto grid = [&](int64_t rows, int64_t columns, const std::string& a, const std::string& b) {
+      return init_device_mesh(world, "cpu", {rows, columns}, {a, b});
+    };
+    const auto ep = row("ep"), dp = row("dp"), tp = row("tp");
+    const auto dp_ep = grid(2, w / 2, "dp", "ep"), dp_tp = grid(w / 2, 2, "dp", "tp"), flat = grid(1, w, "a", "b");
+    const Placements s0{Shard(0)}, s1{Shard(1)}, r{Replicate()};
+    struct Case {
+      std::vector<Drawn> parameters;
+      double p = 2;
+    };
+    std::vector<Case> cases = {
+        {{{{2 * w, 64, 128}, ep, s0, 100, 1.5}, {{2 * w, 128, 64}, ep, s0, 101, 2.0}}},
+        {{{{2 * w, 32, 64}, ep, s0, 200, 3.0}, {{2 * w, 64, 32}, ep, s0, 201, 1.2}}, kInfinity},
+        {},
+        {{{{4 * w, 128}, dp, s0, 400, 1.0}, {{8 * w, 64}, dp, s0, 401, 2.5}}},
+        {{{{2 * w, 64, 128}, ep, s0, 500, 2.0},
+          {{2 * w, 128, 64}, ep, s0, 501, 1.5},
+          {{4 * w, 256}, dp, s0, 502, 1.0},
+          {{8 * w, 128}, dp, s0, 503, 3.0}}},
+        {{{{4, 8, 64}, dp_ep, {Shard(1), Shard(0)}, 600, 2.0},
+          {{16, 128}, dp_ep, {Shard(0), Replicate()}, 601, 1.5},
+          {{64, 64}, dp_ep, {Replicate(), Replicate()}, 602, 0.8}}},
+        {{{{64, 128}, dp, r, 700, 1.5}, {{128, 64}, dp, r, 701, 2.0}}},
+        {{{{8, 256}, dp_tp, {Shard(0), Replicate()}, 800, 1.0},
+          {{256, 8}, dp_tp, {Replicate(), Shard(1)}, 801, 2.0},
+          {{16, 8}, dp_tp, {Shard(0), Shard(1)}, 802, 1.5},
+          {{128, 128}, dp_tp, {Replicate(), Replicate()}, 803, 0.5}}},
+        {{{{2 * w, 64, 128}, flat, {Replicate(), Shard(0)}, 1000, 2.0},
+          {{32, 4 * w}, flat, {Replicate(), Shard(1)}, 1001, 1.5}}},
+        {{{{2 * w, 64, 64}, ep, s0, 1100, 1.0},
+          {{4 * w, 128}, dp, s0, 1101, 2.0},
+          {{64, 4 * w}, tp, s1, 1102, 1.5},
+          {{32, 32}, dp, r, 1103, 0.8}}},
+        {{{{2 * w, 64, 128}, ep, s0, 1200, 3.0}, {{4 * w, 256}, dp, s0, 1201, 1.0}, {{64, 64}, dp, r, 1202, 2.0}},
+         kInfinity},
+        {{{{4 * w}, dp, s0, 1300, 1.5}, {{16}, dp, r, 1301, 2.0}}}};
+    for (uint64_t i = 0; i < 5; ++i) {
+      cases[2].parameters.push_back({{2 * w, 16, 32}, ep, s0, 300 + i, 1 + 0.1 * static_cast<double>(i)});
+    }
+    for (size_t number = 0; number < cases.size(); ++number) {
+      std::vector<at::Tensor> parameters, wholes;
+      for (const auto& each : cases[number].parameters) {
+        parameters.push_back(drawn(each));
+        wholes.push_back(whole(parameters.back().grad()));
+      }
+      const double p = cases[number].p, wanted = reference_norm(wholes, p);
+      EXPECT_NEAR(optim::clip_grad_norm(parameters, 1e10, {.norm_type = p}), wanted, 1e-4 * wanted) << number;
+    }
+    const auto full = at::randn({64, 128}, at::detail::createCPUGenerator(901), at::TensorOptions(at::kFloat));
+    const auto pending = with_gradient(from_local(full / static_cast<double>(w), dp, {Partial()}));
+    EXPECT_NEAR(optim::clip_grad_norm({pending}, 1e10), reference_norm({full}, 2), 1e-4 * reference_norm({full}, 2));
+  });
+}
+
 TEST(GradNorm, IsAsPreciseForHalvesAsUpstreamsTest) {
   const auto magnitudes = at::logspace(-2, 2, 65536, 10, at::TensorOptions(at::kFloat));
   const auto signs = at::arange(65536).remainder(3).eq(0).to(at::kFloat) * 2 - 1;
@@ -259,6 +318,25 @@ TEST(GradNorm, AddsUpTheStagesOfAPipeline) {
     const double norm =
         optim::clip_grad_norm(1.0, {&stage}, {.pp_enabled = true, .device_mesh = mesh, .pp_axis_name = "pp"});
     EXPECT_NEAR(norm, 2 * 104.8808823, 1e-4);
+  });
+}
+
+TEST(GradNorm, AddsUpStagesThatAreShardedBesides) {
+  on_threads(4, [](const WorldPtr& world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", "tp"});
+    const double stage = 1.0 + static_cast<double>(mesh->local_rank(0));
+    TwoWeights part;
+    const at::NoGradGuard no_grad;
+    const auto sharded = [&](double value) {
+      return distribute_tensor(at::full({10, 10}, value, at::kFloat), mesh->slice({"tp"}), {Shard(0)}, std::nullopt);
+    };
+    auto weight = sharded(0).set_requires_grad(true);
+    weight.mutable_grad() = sharded(stage);
+    nn::Module::set_parameter(part.own_parameters()[0], weight);
+    part.bias.mutable_grad() = at::full({10}, stage, at::kFloat);
+    EXPECT_NEAR(optim::clip_grad_norm(1.0, {&part}, {.pp_enabled = true, .device_mesh = mesh, .pp_axis_name = "pp"}),
+                std::sqrt(110.0 * (1 + 4)), 1e-10);
+    EXPECT_NEAR(to_local(weight.grad())[0][0].item<double>(), stage / std::sqrt(550.0), 1e-7);
   });
 }
 

@@ -11,7 +11,7 @@
 
 namespace tessera::parallel {
 
-void GatherSchedule::add(const std::shared_ptr<ParamGroup>& group) {
+void GatherSchedule::add(const std::shared_ptr<GatheredGroup>& group) {
   group->join(pool_, &stats_);
   groups_.push_back(group);
 }
@@ -28,10 +28,10 @@ void GatherSchedule::begin_forward() {
 
 // A rank may hold none of the rows that changed: what some rank finds stale is stale for all.
 void GatherSchedule::free_stale() {
-  std::vector<std::pair<comm::Group*, std::vector<ParamGroup*>>> kept;  // in the same order on all ranks
+  std::vector<std::pair<comm::Group*, std::vector<GatheredGroup*>>> kept;  // in the same order on all ranks
   for (const auto& group : groups_) {
     if (!group->may_be_stale()) continue;
-    auto* ranks = group->mesh()->group(group->mesh()->ndim() - 1).get();
+    auto* ranks = &group->ranks();
     auto found = std::find_if(kept.begin(), kept.end(), [&](const auto& each) { return each.first == ranks; });
     if (found == kept.end()) found = kept.insert(kept.end(), {ranks, {}});
     found->second.push_back(group.get());
@@ -55,7 +55,7 @@ void GatherSchedule::end_forward() {
   in_forward_ = false;
 }
 
-void GatherSchedule::before_forward(ParamGroup& group) {
+void GatherSchedule::before_forward(GatheredGroup& group) {
   group.start_unshard();
   group.finish_unshard();
   if (recomputing()) return;
@@ -65,7 +65,7 @@ void GatherSchedule::before_forward(ParamGroup& group) {
   if (prefetch_ && as_before) forward_order_[position + 1]->start_unshard();
 }
 
-ForwardRun GatherSchedule::after_forward(ParamGroup* group) {
+ForwardRun GatherSchedule::after_forward(GatheredGroup* group) {
   ForwardRun run{post_forward_order_.size(), epoch_, 0, recomputing()};
   if (group != nullptr && !run.recomputed) post_forward_order_.push_back(group);
   return run;
@@ -79,7 +79,7 @@ void GatherSchedule::enter_backward() {
   at_end_of_backward([self = shared_from_this()] { self->end_backward(); });
 }
 
-void GatherSchedule::before_backward(ParamGroup* group, ForwardRun& run) {
+void GatherSchedule::before_backward(GatheredGroup* group, ForwardRun& run) {
   enter_backward();
   if (run.seen_backward == backward_) return;
   run.seen_backward = backward_;
@@ -91,7 +91,7 @@ void GatherSchedule::before_backward(ParamGroup* group, ForwardRun& run) {
 }
 
 // The group that backward is likely to want after this one; null when that is unknown.
-ParamGroup* GatherSchedule::next_in_backward(const ParamGroup& group, const ForwardRun& run) {
+GatheredGroup* GatherSchedule::next_in_backward(const GatheredGroup& group, const ForwardRun& run) {
   if (!run.recomputed) {
     const bool known = run.epoch == epoch_ && run.position > 0 && run.position <= post_forward_order_.size();
     return known ? post_forward_order_[run.position - 1] : nullptr;
@@ -105,28 +105,35 @@ ParamGroup* GatherSchedule::next_in_backward(const ParamGroup& group, const Forw
   return nullptr;
 }
 
-void GatherSchedule::start_reduction(ParamGroup& group) {
+void GatherSchedule::start_reduction(GatheredGroup& group) {
   if (!group.synchronize) return;
-  if (!group.reducer().start(group.divide, group.name())) return;
-  if (group.mesh()->size(group.mesh()->ndim() - 1) > 1) ++stats_.reduce_scatters;
+  if (!group.start_reduction()) return;
+  if (group.ranks().size() > 1) ++stats_.reduce_scatters;
   reducing_.push_back(&group);
 }
 
-void GatherSchedule::after_backward(ParamGroup& group) {
+void GatherSchedule::after_backward(GatheredGroup& group) {
   enter_backward();
-  group.reshard();
-  std::erase_if(reducing_, [](ParamGroup* other) { return !other->reducer().advance(other->name()); });
+  if (group.reshard_after_backward) group.reshard();
+  std::erase_if(reducing_, [](GatheredGroup* other) { return !other->advance_reduction(); });
   start_reduction(group);
 }
 
 void GatherSchedule::end_backward() {
-  for (const auto& group : groups_) group->reshard();
+  for (const auto& group : groups_) {
+    if (group->reshard_after_backward || group->gathering()) group->reshard();
+  }
   // Gradients of earlier backwards without synchronisation whose group this backward did not reach.
   for (const auto& group : groups_) start_reduction(*group);
-  for (auto* group : reducing_) group->reducer().finish(group->name());
-  reducing_.clear();
-  post_forward_order_.clear();
-  ++epoch_;
+  if (is_last_backward_) {
+    for (auto* group : reducing_) {
+      while (group->advance_reduction()) {
+      }
+    }
+    reducing_.clear();
+    post_forward_order_.clear();
+    ++epoch_;
+  }
   in_backward_ = false;
 }
 
@@ -138,7 +145,7 @@ void GatherSchedule::reset() {
       group->reshard();
     } catch (const Error&) {  // of the gather that failed; the user has had it
     }
-    group->reducer().drop();
+    group->drop_gradients();
   }
   forward_order_.clear();
   recomputed_ = 0;

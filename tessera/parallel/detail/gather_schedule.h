@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/parallel/detail/param_group.h"
+#include "tessera/parallel/detail/gathered_group.h"
 #include "tessera/parallel/fully_shard.h"
 
 namespace tessera::parallel {
@@ -28,43 +28,46 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
  public:
   // prefetch: the same on all ranks.
   explicit GatherSchedule(bool prefetch) : prefetch_(prefetch) {}
-  void add(const std::shared_ptr<ParamGroup>& group);
+  void add(const std::shared_ptr<GatheredGroup>& group);
 
   // Of the root. Groups that stayed gathered although shards have changed since are freed. COLLECTIVE over the shard
   // dim of the groups that stayed gathered, which are the same on all ranks.
   void begin_forward();
   void end_forward();  // of the root; frees what was gathered ahead for nothing
-  void before_forward(ParamGroup& group);
+  void before_forward(GatheredGroup& group);
   // Records the order for backward; the group may be null.
-  ForwardRun after_forward(ParamGroup* group);
-  void before_backward(ParamGroup* group, ForwardRun& run);
-  void after_backward(ParamGroup& group);
+  ForwardRun after_forward(GatheredGroup* group);
+  void before_backward(GatheredGroup* group, ForwardRun& run);
+  void after_backward(GatheredGroup& group);
   bool recomputing() const;  // a forward inside a backward
 
   void set_prefetch(bool on) { prefetch_ = on; }
+  // false: a backward leaves its reductions under way, to be finished by the last one.
+  void set_is_last_backward(bool on) { is_last_backward_ = on; }
   FsdpStats& stats() { return stats_; }
 
  private:
   void enter_backward();
   void end_backward();
   void reset();
-  void start_reduction(ParamGroup& group);
+  void start_reduction(GatheredGroup& group);
   void free_stale();
-  ParamGroup* next_in_backward(const ParamGroup& group, const ForwardRun& run);
+  GatheredGroup* next_in_backward(const GatheredGroup& group, const ForwardRun& run);
 
   bool prefetch_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
   FsdpStats stats_;
-  std::vector<std::shared_ptr<ParamGroup>> groups_;
-  std::vector<ParamGroup*> forward_order_;       // of the forward before
-  std::vector<ParamGroup*> next_forward_order_;  // of this one, so far
-  std::vector<ParamGroup*> post_forward_order_;
-  size_t recomputed_ = 0;              // of forward_order_: what lies behind has been computed again in this backward
-  std::vector<ParamGroup*> reducing_;  // in flight, oldest first
+  std::vector<std::shared_ptr<GatheredGroup>> groups_;
+  std::vector<GatheredGroup*> forward_order_;       // of the forward before
+  std::vector<GatheredGroup*> next_forward_order_;  // of this one, so far
+  std::vector<GatheredGroup*> post_forward_order_;
+  size_t recomputed_ = 0;  // of forward_order_: what lies behind has been computed again in this backward
+  std::vector<GatheredGroup*> reducing_;  // in flight, oldest first
   uint64_t epoch_ = 1;
   uint64_t backward_ = 0;
   bool in_forward_ = false;
   bool in_backward_ = false;
+  bool is_last_backward_ = true;
 };
 
 }  // namespace tessera::parallel

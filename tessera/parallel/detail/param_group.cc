@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-
 #include "tessera/base/error.h"
 
 namespace tessera::parallel {
@@ -19,27 +17,16 @@ std::vector<ParamGroup::WeakTensor> weak_handles(const std::vector<ShardedParam>
 }  // namespace
 
 ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy)
-    : divide(static_cast<double>(mesh->size())),
-      name_(params[0].name),
+    : GatheredGroup(params[0].name, static_cast<double>(mesh->size())),
       originals_(weak_handles(params)),
       plan_(plan_gather(params, *mesh, policy)),
       shards_(std::move(params), mesh),
       whole_(mesh->device()),
-      pool_(std::make_shared<BufferPool>()),
       reducer_(mesh, pool_, policy.reduce_dtype) {}
 
-void ParamGroup::join(std::shared_ptr<BufferPool> pool, FsdpStats* stats) {
-  pool_ = std::move(pool);
+void ParamGroup::on_joined() {
   reducer_.set_pool(pool_);
-  stats_ = stats;
   if (state_ != State::kSharded) count(1);  // gathered by hand before
-}
-
-void ParamGroup::count(int64_t groups) {
-  if (stats_ == nullptr) return;
-  stats_->unsharded_groups += groups;
-  stats_->unsharded_bytes += groups * (plan_.way == GatherWay::kAlias ? 0 : plan_.whole_bytes);
-  stats_->peak_unsharded_groups = std::max(stats_->peak_unsharded_groups, stats_->unsharded_groups);
 }
 
 void ParamGroup::fill_whole() {
@@ -73,7 +60,7 @@ void ParamGroup::start_unshard() {
   count(1);
   if (shards_.ranks() == 1) return shards_.write_to(gathered_, plan_.layout);
   input_ = shards_.to_send(plan_.layout, *pool_);
-  pending_ = comm::all_gather_into(shards_.group(), gathered_, input_, name_);
+  pending_ = comm::all_gather_into(shards_.group(), gathered_, input_, name());
   if (stats_ == nullptr) return;
   ++stats_->all_gathers;
   stats_->piecewise_gathers += !shards_.lies_flat();
@@ -104,7 +91,7 @@ void ParamGroup::reshard() {
   if (plan_.way == GatherWay::kAlias) {
     for (auto& param : params()) param.whole.reset();
   } else {
-    whole_.free("[fsdp.backward] " + name_ +
+    whole_.free("[fsdp.backward] " + name() +
                 ": its parameters are freed. A tensor computed from them reached backward without passing "
                 "an output of the module's forward; return it from forward.");
   }
@@ -118,6 +105,12 @@ std::vector<at::Tensor> ParamGroup::whole_tensors() const {
   for (const auto& param : shards_.params()) {
     out.push_back(param.as_seen(plan_.way == GatherWay::kAlias ? param.whole.detach() : param.whole.variable_data()));
   }
+  return out;
+}
+
+std::vector<at::Tensor> ParamGroup::leaves(const std::vector<size_t>& trainable) const {
+  std::vector<at::Tensor> out;
+  for (size_t index : trainable) out.push_back(shards_.params()[index].parameter);
   return out;
 }
 

@@ -5,12 +5,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/detail/buffer_pool.h"
 #include "tessera/parallel/detail/gather_plan.h"
+#include "tessera/parallel/detail/gathered_group.h"
 #include "tessera/parallel/detail/grad_reducer.h"
 #include "tessera/parallel/detail/shards.h"
 #include "tessera/parallel/detail/whole_storage.h"
@@ -18,51 +18,48 @@
 
 namespace tessera::parallel {
 
-class ParamGroup {
+class ParamGroup : public GatheredGroup {
  public:
   // Shards `params` (name, slots, shape, dtype and parameter are set; parameter is the whole tensor, meta included,
   // or a DTensor of tensor parallelism)
   // and shows the shards in the modules. COLLECTIVE over the shard dim of the mesh where its group is not made yet.
   ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy);
 
-  // COLLECTIVE over the shard dim of the mesh. start returns at once; finish waits and lays the parameters out.
-  // start gathers anew when this rank's shards have changed since.
-  void start_unshard();
-  void finish_unshard();
-  void reshard();
-  bool gathering() const { return state_ == State::kGathering; }  // started, not finished
-  // Gathered, as a copy of the shards; changed: those of this rank have been written or replaced since.
-  bool may_be_stale() const { return state_ == State::kUnsharded && plan_.way != GatherWay::kAlias; }
-  bool changed() const { return shards_.replaced() || shards_.version() != gathered_version_; }
+  void start_unshard() override;
+  void finish_unshard() override;
+  void reshard() override;
+  bool gathering() const override { return state_ == State::kGathering; }
+  bool may_be_stale() const override { return state_ == State::kUnsharded && plan_.way != GatherWay::kAlias; }
+  bool changed() const override { return shards_.replaced() || shards_.version() != gathered_version_; }
+  comm::Group& ranks() const override { return shards_.group(); }
 
-  // What the modules' forward reads: handles from whole_tensors(), or the DTensors.
-  void show_whole(const std::vector<at::Tensor>& tensors);
-  void show_shards();
-  // Fresh handles of the unsharded parameters, in order of params().
-  std::vector<at::Tensor> whole_tensors() const;
+  void show_whole(const std::vector<at::Tensor>& tensors) override;
+  void show_shards() override;                             // the DTensors
+  std::vector<at::Tensor> whole_tensors() const override;  // in order of params()
+  std::vector<size_t> trainable() const override { return shards_.trainable(); }
+  std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const override;
+
+  void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) override {
+    reducer_.accumulate(params(), trainable, std::move(gradients), name());
+  }
+  bool start_reduction() override { return reducer_.start(divide, name()); }
+  bool advance_reduction() override { return reducer_.advance(name()); }
+  void drop_gradients() override { reducer_.drop(); }
+  int64_t accumulated_bytes() const override { return reducer_.accumulated_bytes(); }
 
   std::vector<ShardedParam>& params() { return shards_.params(); }
   Shards& shards() { return shards_; }
   const MeshPtr& mesh() const { return shards_.mesh(); }
-  GradReducer& reducer() { return reducer_; }
-  const std::string& name() const { return name_; }
-  void set_name(std::string name) { name_ = std::move(name); }
   // The tensors that were sharded, to recognise other slots that are tied to them.
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   const std::vector<WeakTensor>& originals() const { return originals_; }
 
-  bool synchronize = true;  // reduce at the end of its backward; else accumulate
-  double divide;            // the sum of gradients over ranks; default: their number
-
-  // Where buffers come from and what is counted; shared by the groups below one root.
-  void join(std::shared_ptr<BufferPool> pool, FsdpStats* stats);
-
  private:
   enum class State { kSharded, kGathering, kUnsharded };
   void fill_whole();
-  void count(int64_t groups);
+  void on_joined() override;
+  void count(int64_t groups) { GatheredGroup::count(groups, plan_.way == GatherWay::kAlias ? 0 : plan_.whole_bytes); }
 
-  std::string name_;
   std::vector<WeakTensor> originals_;
   GatherPlan plan_;
   Shards shards_;
@@ -73,8 +70,6 @@ class ParamGroup {
   at::Tensor gathered_;
   at::Tensor input_;
   comm::Pending pending_;
-  std::shared_ptr<BufferPool> pool_;
-  FsdpStats* stats_ = nullptr;
   GradReducer reducer_;
 };
 

@@ -1,0 +1,129 @@
+#include "tessera/optim/detail/hyperparameters.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+
+namespace tessera::optim {
+namespace detail {
+
+const Hyperparameter* find_hyperparameter(const Hyperparameters& settings, std::string_view name) {
+  for (const auto& [key, value] : settings) {
+    if (key == name) return &value;
+  }
+  return nullptr;
+}
+
+void set_hyperparameter(Hyperparameters& settings, std::string_view name, Hyperparameter value) {
+  if (const auto* found = find_hyperparameter(settings, name)) {
+    *const_cast<Hyperparameter*>(found) = std::move(value);
+  } else {
+    settings.emplace_back(name, std::move(value));
+  }
+}
+
+double number_of(const Hyperparameters& settings, std::string_view name) {
+  const auto* value = find_hyperparameter(settings, name);
+  if (value && std::holds_alternative<double>(*value)) return std::get<double>(*value);
+  TESSERA_CHECK(value && std::holds_alternative<int64_t>(*value), ErrorKind::kConfig,
+                "[optim] {} is {}, wanted a number", quote(name), value ? "of another type" : "missing");
+  return static_cast<double>(std::get<int64_t>(*value));
+}
+
+std::pair<double, double> pair_of(const Hyperparameters& settings, std::string_view name) {
+  const auto* value = find_hyperparameter(settings, name);
+  const auto* numbers = value ? std::get_if<std::vector<double>>(value) : nullptr;
+  TESSERA_CHECK(numbers && numbers->size() == 2, ErrorKind::kConfig, "[optim] {} is {}, wanted two numbers",
+                quote(name), value ? "of another type" : "missing");
+  return {numbers->front(), numbers->back()};
+}
+
+bool flag_of(const Hyperparameters& settings, std::string_view name) {
+  const auto* value = find_hyperparameter(settings, name);
+  TESSERA_CHECK(value && std::holds_alternative<bool>(*value), ErrorKind::kConfig,
+                "[optim] {} is {}, wanted true or false", quote(name), value ? "of another type" : "missing");
+  return std::get<bool>(*value);
+}
+
+}  // namespace detail
+
+void Optimizer::set_lr(double lr) {
+  lr_ = lr;
+  for (auto& group : groups_) group.lr = lr * group.lr_factor;
+}
+
+std::vector<ParamGroup> Optimizer::param_groups() const {
+  std::vector<ParamGroup> out;
+  for (const auto& group : groups_) {
+    auto& shown = out.emplace_back();
+    shown.hyperparameters.emplace_back("lr", group.lr);
+    shown.hyperparameters.insert(shown.hyperparameters.end(), group.settings.begin(), group.settings.end());
+    for (const size_t entry : group.entries) shown.params.push_back(entries_[entry].name);
+  }
+  return out;
+}
+
+std::vector<Optimizer::Group> Optimizer::changed_groups(const std::vector<Hyperparameters>& groups) const {
+  TESSERA_CHECK(groups.size() == groups_.size(), ErrorKind::kConfig,
+                "[optim.set_hyperparameters] found {} groups, this optimizer has {}", groups.size(), groups_.size());
+  auto changed = groups_;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (const auto& [name, value] : groups[i]) {
+      if (name == "lr") {
+        changed[i].lr = detail::number_of(groups[i], "lr");
+      } else {
+        detail::set_hyperparameter(changed[i].settings, name, value);
+      }
+    }
+    const double decay = detail::number_of(changed[i].settings, "weight_decay");
+    TESSERA_CHECK(changed[i].lr >= 0 && decay >= 0, ErrorKind::kConfig,
+                  "[optim.set_hyperparameters] group {}: found lr {} and weight decay {}, wanted none below 0", i,
+                  changed[i].lr, decay);
+    check(changed[i].settings, "set_hyperparameters");
+    changed[i].state_names = state_names(changed[i].settings);
+  }
+  return changed;
+}
+
+std::vector<std::vector<std::string>> Optimizer::check_hyperparameters(
+    const std::vector<Hyperparameters>& groups) const {
+  std::vector<std::vector<std::string>> names;
+  for (const auto& group : changed_groups(groups)) names.push_back(group.state_names);
+  return names;
+}
+
+void Optimizer::set_hyperparameters(const std::vector<Hyperparameters>& groups) {
+  auto changed = changed_groups(groups);
+  // Groups keep their factors where one base fits them all, so that a schedule goes on as before.
+  double base = 0;
+  for (const auto& group : changed) {
+    if (base == 0 && group.lr_factor != 0) base = group.lr / group.lr_factor;
+  }
+  for (const auto& group : changed) base = base == 0 ? group.lr : base;
+  for (auto& group : changed) {
+    if (std::abs(group.lr - base * group.lr_factor) > 1e-12 * group.lr) group.lr_factor = group.lr / base;
+  }
+  lr_ = base;
+  groups_ = std::move(changed);
+  add_missing_state();
+}
+
+// Momentum that was set just now: its first step takes the gradient as it is.
+void Optimizer::add_missing_state() {
+  c10::NoGradGuard no_grad;
+  for (auto& group : groups_) {
+    for (const size_t index : group.entries) {
+      auto& entry = entries_[index];
+      const auto has = [&](const std::string& name) { return entry.state.contains(name); };
+      if (!entry.slot->parameter.requires_grad() || std::ranges::all_of(group.state_names, has)) continue;
+      make_state(entry);
+      entry.step.zero_();
+    }
+  }
+}
+
+}  // namespace tessera::optim

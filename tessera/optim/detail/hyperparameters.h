@@ -1,0 +1,20 @@
+// Reading and changing the hyper-parameters of a group.
+#pragma once
+
+#include <string_view>
+
+#include "tessera/optim/optimizer.h"
+
+namespace tessera::optim::detail {
+
+// nullptr when there is none of this name.
+const Hyperparameter* find_hyperparameter(const Hyperparameters& settings, std::string_view name);
+// Replaces one, or adds it at the end.
+void set_hyperparameter(Hyperparameters& settings, std::string_view name, Hyperparameter value);
+
+// Error kConfig when it is missing or of another type. Whole numbers count as numbers.
+double number_of(const Hyperparameters& settings, std::string_view name);
+std::pair<double, double> pair_of(const Hyperparameters& settings, std::string_view name);
+bool flag_of(const Hyperparameters& settings, std::string_view name);
+
+}  // namespace tessera::optim::detail

@@ -1,0 +1,314 @@
+#include "tessera/parallel/fsdp1/flat_group.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::parallel {
+namespace {
+
+// Storages of the shards of all units of the process, to tell their pieces from ordinary parameters.
+struct FlatStorages {
+  std::mutex mutex;
+  std::set<const c10::StorageImpl*> set;
+};
+FlatStorages& flat_storages() {
+  static FlatStorages storages;
+  return storages;
+}
+
+// With a version counter of its own.
+at::Tensor strided_over(const c10::Storage& storage, int64_t offset, c10::IntArrayRef shape, c10::IntArrayRef strides,
+                        c10::ScalarType dtype) {
+  return at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()))
+      .set_(storage, offset, shape, strides);
+}
+
+std::vector<FlatGroup::WeakTensor> weak_sources(const std::vector<FlatSource>& sources) {
+  std::vector<FlatGroup::WeakTensor> out;
+  for (const auto& source : sources) out.emplace_back(source.tensor.getIntrusivePtr());
+  return out;
+}
+
+// Takes slots away from their modules, whose members stay.
+void remove_slots(const std::vector<FlatSource>& sources) {
+  std::map<nn::Module*, std::set<size_t>> removed;
+  for (const auto& source : sources) {
+    for (const auto& slot : source.slots) removed[slot.owner].insert(slot.index);
+  }
+  for (const auto& [owner, indices] : removed) {
+    auto& own = owner->own_parameters();
+    for (auto index = indices.rbegin(); index != indices.rend(); ++index) {
+      own.erase(own.begin() + static_cast<std::ptrdiff_t>(*index));
+    }
+  }
+}
+
+}  // namespace
+
+bool lies_in_flat_parameter(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return false;
+  auto& storages = flat_storages();
+  const std::lock_guard lock(storages.mutex);
+  return storages.set.contains(tensor.storage().unsafeGetStorageImpl());
+}
+
+FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, bool sharded, FlatParameterLayout layout,
+                     std::vector<FlatSource> sources)
+    : GatheredGroup(sources[0].member.fqn, static_cast<double>(group->size())),
+      group_(std::move(group)),
+      sharded_(sharded),
+      layout_(std::move(layout)),
+      originals_(weak_sources(sources)),
+      whole_(layout_.members()[0].device),
+      reducer_(layout_, group_, layout_.members()[0].device, {.sharded = sharded, .flags = layout_.use_orig_params()}) {
+  const c10::NoGradGuard no_grad;
+  const c10::Device device = layout_.members()[0].device;
+  std::vector<at::Tensor> tensors;
+  for (const auto& source : sources) tensors.push_back(source.tensor.detach());
+  at::Tensor flat = layout_.flatten(tensors);
+  if (sharded_) flat = layout_.shard(flat, group_->rank());
+  shard_ = BufferPool().empty(flat.numel(), layout_.dtype(), device, group_->allocator(device.type()));
+  shard_.copy_(flat);
+  {
+    auto& storages = flat_storages();
+    const std::lock_guard lock(storages.mutex);
+    storages.set.insert(shard_.storage().unsafeGetStorageImpl());
+  }
+  members_.resize(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    for (const auto& slot : sources[i].slots) members_[i].shown.push_back(slot.get().slot);
+  }
+  if (sharded_) make_whole_views();
+  layout_.use_orig_params() ? make_pieces(sources) : make_flat_parameter(module, sources);
+  show_shards();
+}
+
+FlatGroup::~FlatGroup() {
+  auto& storages = flat_storages();
+  const std::lock_guard lock(storages.mutex);
+  storages.set.erase(shard_.storage().unsafeGetStorageImpl());
+}
+
+std::vector<ShardParamInfo> FlatGroup::param_infos() const {
+  return sharded_ ? layout_.shard_param_infos(group_->rank()) : layout_.whole_param_infos();
+}
+
+void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
+  const auto infos = param_infos();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    auto& [shown, slots, piece, whole] = members_[i];
+    const auto& member = layout_.members()[i];
+    if (sharded_) {
+      piece = tensor_over(shard_.storage(), infos[i].offset_in_shard * static_cast<int64_t>(shard_.itemsize()),
+                          {infos[i].numel_in_shard}, layout_.dtype());
+    } else {
+      piece = strided_over(shard_.storage(), layout_.offset(i), member.shape, member.strides, layout_.dtype());
+    }
+    piece.set_requires_grad(member.requires_grad);
+    slots = sources[i].slots;
+    for (const auto& slot : slots) nn::Module::set_parameter(slot.get(), piece);
+  }
+}
+
+void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSource>& sources) {
+  bool decay = false;
+  for (const auto& source : sources) decay = decay || source.slots[0].get().decay;
+  remove_slots(sources);
+  flat_ = tensor_over(shard_.storage(), 0, shard_.sizes(), layout_.dtype());
+  flat_.set_requires_grad(layout_.requires_grad());
+  flat_shown_ = flat_;
+  flat_slot_ = {&module, module.own_parameters().size()};
+  module.own_parameters().push_back({kFlatParam, &flat_shown_, flat_, decay, 0});
+}
+
+// They are made once; the storage that they look into is empty between uses.
+void FlatGroup::make_whole_views() {
+  BufferPool passing;
+  whole_.fill(passing, whole_bytes());
+  const c10::Storage storage = whole_.tensor(0, {0}, layout_.dtype()).storage();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& member = layout_.members()[i];
+    members_[i].whole = strided_over(storage, layout_.offset(i), member.shape, member.strides, layout_.dtype());
+  }
+  free_whole();
+}
+
+int64_t FlatGroup::whole_bytes() const {
+  return sharded_ ? layout_.padded_numel() * static_cast<int64_t>(c10::elementSize(layout_.dtype())) : 0;
+}
+
+void FlatGroup::on_joined() { reducer_.set_pool(pool_); }
+
+std::vector<at::Tensor> FlatGroup::all_leaves() const {
+  if (!layout_.use_orig_params()) return {flat_};
+  std::vector<at::Tensor> out;
+  for (const auto& member : members_) out.push_back(member.piece);
+  return out;
+}
+
+uint64_t FlatGroup::version() const {
+  uint64_t sum = 0;
+  const auto add = [&](const at::Tensor& tensor) {
+    sum += tensor.is_inference() ? 0 : static_cast<uint64_t>(tensor._version());
+  };
+  add(shard_);
+  for (const auto& leaf : all_leaves()) add(leaf);
+  return sum;
+}
+
+void FlatGroup::check_not_replaced() const {
+  const auto check = [&](const nn::ParameterSlot& slot, const at::Tensor& leaf) {
+    TESSERA_CHECK(
+        slot.parameter.is_same(leaf), ErrorKind::kShape,
+        "[fsdp1.forward] {}: parameter '{}' was replaced by another tensor, which the flat parameter does not "
+        "hold. Copy values into it instead, or replace it before wrap_fsdp1.",
+        name(), slot.name);
+  };
+  if (!layout_.use_orig_params()) return check(flat_slot_.get(), flat_);
+  for (const auto& member : members_) {
+    for (const auto& slot : member.slots) check(slot.get(), member.piece);
+  }
+}
+
+void FlatGroup::start_unshard() {
+  if (may_be_stale() && changed()) reshard();
+  if (state_ != State::kSharded) return;
+  const c10::NoGradGuard no_grad;
+  check_not_replaced();
+  state_ = State::kUnsharded;
+  count(1, whole_bytes());
+  if (!sharded_) return;
+  gathered_version_ = version();
+  whole_.fill(*pool_, whole_bytes());
+  if (layout_.padded_numel() == 0) return;
+  state_ = State::kGathering;
+  pending_ =
+      comm::all_gather_into(*group_, whole_.tensor(0, {layout_.padded_numel()}, layout_.dtype()), shard_, name());
+  if (stats_ != nullptr) ++stats_->all_gathers;
+}
+
+void FlatGroup::finish_unshard() {
+  if (state_ != State::kGathering) return;
+  pending_.wait();
+  state_ = State::kUnsharded;
+}
+
+void FlatGroup::free_whole() {
+  whole_.free("[fsdp1] " + name() +
+              ": its parameters are freed. They are there from the start of its module's forward to its end, and for "
+              "its backward, which only outputs of forward start: return from forward what backward needs.");
+}
+
+void FlatGroup::reshard() {
+  if (state_ == State::kSharded) return;
+  std::exception_ptr failure;
+  try {
+    pending_.wait();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (shows_whole_) show_shards();
+  if (sharded_) free_whole();
+  count(-1, whole_bytes());
+  state_ = State::kSharded;
+  if (failure) std::rethrow_exception(failure);
+}
+
+std::vector<at::Tensor> FlatGroup::whole_tensors() const {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> out;
+  if (sharded_) {
+    for (const auto& member : members_) out.push_back(member.whole.variable_data());
+  } else if (layout_.use_orig_params()) {
+    for (const auto& member : members_) out.push_back(member.piece.detach());
+  } else {
+    for (const auto& view : layout_.unflatten(flat_.detach())) out.push_back(view.detach());
+  }
+  return out;
+}
+
+void FlatGroup::show_whole(const std::vector<at::Tensor>& tensors) {
+  for (size_t i = 0; i < members_.size(); ++i) {
+    for (at::Tensor* shown : members_[i].shown) *shown = tensors[i];
+  }
+  shows_whole_ = true;
+}
+
+void FlatGroup::show_shards() {
+  const auto wholes = layout_.use_orig_params() ? std::vector<at::Tensor>{} : whole_tensors();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const at::Tensor& stand_in = layout_.use_orig_params() ? members_[i].piece : wholes[i];
+    for (at::Tensor* shown : members_[i].shown) *shown = stand_in;
+  }
+  shows_whole_ = false;
+}
+
+std::vector<size_t> FlatGroup::trainable() const {
+  std::vector<size_t> out;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if ((layout_.use_orig_params() ? members_[i].piece : flat_).requires_grad()) out.push_back(i);
+  }
+  return out;
+}
+
+std::vector<at::Tensor> FlatGroup::leaves(const std::vector<size_t>& trainable) const {
+  if (!layout_.use_orig_params()) return {flat_};
+  std::vector<at::Tensor> out;
+  for (size_t index : trainable) out.push_back(members_[index].piece);
+  return out;
+}
+
+void FlatGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
+  advance_reduction();  // of an earlier use in one graph
+  reducer_.open();      // also without any gradient: other ranks may have some
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    reducer_.add(trainable[i], gradients[i]);
+    gradients[i].reset();
+  }
+}
+
+bool FlatGroup::start_reduction() {
+  if (!reducer_.is_open()) return false;
+  reducer_.start(divide, name());
+  return true;
+}
+
+void FlatGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& values) const {
+  at::Tensor& grad = leaf.mutable_grad();
+  if (grad.defined()) {
+    grad.add_(values);
+  } else {
+    grad = values;
+  }
+}
+
+bool FlatGroup::advance_reduction() {
+  if (!reducer_.in_flight()) return false;
+  const c10::NoGradGuard no_grad;
+  const auto sum = reducer_.finish();
+  if (!layout_.use_orig_params()) {
+    set_gradient(flat_, sum.values);
+    return false;
+  }
+  const auto infos = param_infos();
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& [shown, slots, piece, whole] = members_[i];
+    // None where nothing of it lies, as upstream: optimizers then leave it alone.
+    if (!piece.requires_grad() || !sum.has[i] || !infos[i].in_shard) continue;
+    set_gradient(piece, sharded_ ? sum.values.narrow(0, infos[i].offset_in_shard, infos[i].numel_in_shard)
+                                 : sum.values.as_strided(piece.sizes(), piece.strides(),
+                                                         sum.values.storage_offset() + layout_.offset(i)));
+  }
+  return false;
+}
+
+}  // namespace tessera::parallel
