@@ -44,7 +44,7 @@ class Installed {
 
 TEST(Examples, BuildAgainstTheInstalledLibraryAndRunOnOneToFourRanks) {
   const Installed installed;
-  for (const char* example : {"matrix_product", "distributed_sum", "sharded_linear"}) {
+  for (const char* example : {"matrix_product", "distributed_sum", "sharded_linear", "fsdp_checkpoint"}) {
     for (const int ranks : {1, 2, 4}) {
       const auto run = installed.run(example, ranks);  // they check their own results
       EXPECT_EQ(run.exit_code, 0) << example << " on " << ranks << " ranks\n" << run.out << run.err;

@@ -1,0 +1,137 @@
+// A model under FSDP1 (flat parameters) and its Adam, saved sharded after a step and loaded into a fresh model that is
+// wrapped otherwise:
+//
+//   tessera launch --nproc 2 -- build/fsdp_checkpoint/fsdp_checkpoint
+//
+// Prints what was saved and restored; exits 1 unless weights, optimizer state and the step that follows are the same.
+#include <ATen/ATen.h>
+#include <tessera/base/error.h>
+#include <tessera/checkpoint/checkpoint.h>
+#include <tessera/comm/collectives/collectives.h>
+#include <tessera/comm/rendezvous/rendezvous.h>
+#include <tessera/optim/optimizer.h>
+#include <tessera/parallel/fsdp1/fully_sharded_data_parallel.h>
+#include <tessera/state/fsdp1/model_state_dict.h>
+#include <tessera/state/fsdp1/optim_state_dict.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+using namespace tessera;
+
+struct Layer : nn::Callable<Layer> {
+  at::Tensor weight, bias;
+  Layer(int64_t in, int64_t out, const at::Generator& random) {
+    register_parameter("weight", weight, at::randn({out, in}, random) / std::sqrt(in));
+    register_parameter("bias", bias, at::zeros({out}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
+};
+
+struct Net : nn::Callable<Net> {
+  std::shared_ptr<Layer> hidden, out;
+  explicit Net(uint64_t seed) {
+    const auto random = at::make_generator<at::CPUGeneratorImpl>(seed);  // the same values on every rank
+    hidden = register_module("hidden", std::make_shared<Layer>(3, 13, random));
+    out = register_module("out", std::make_shared<Layer>(13, 1, random));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*out)(at::tanh((*hidden)(x))); }
+};
+
+struct Training {
+  Net net;
+  std::unique_ptr<optim::Optimizer> adam;
+  Training(uint64_t seed, const std::shared_ptr<comm::Group>& group, bool use_orig_params) : net(seed) {
+    if (!use_orig_params) wrap_fsdp1(*net.hidden, {.group = group});
+    wrap_fsdp1(net, {.group = group, .use_orig_params = use_orig_params});
+    adam = optim::make_adamw(net, {.lr = 0.01, .weight_decay = 0});
+  }
+  double step() {
+    const auto x = at::linspace(-1, 1, 24).view({8, 3});
+    const auto loss = (net(x) - at::sin(x.sum(1, true))).pow(2).mean();
+    loss.backward();
+    adam->step();
+    adam->zero_grad();
+    return loss.item<double>();
+  }
+};
+
+// Names of the tensors of both dicts in the checkpoint.
+NamedTensors named(const StateDict& weights, const StateDict& states) {
+  NamedTensors tensors;
+  for (const auto& [name, value] : weights) tensors.emplace_back("model." + to_string(name), value.tensor());
+  for (const auto& [parameter, state] : states.at("state").dict()) {
+    for (const auto& [name, value] : state.dict()) {
+      tensors.emplace_back("optimizer." + to_string(parameter) + "." + to_string(name), value.tensor());
+    }
+  }
+  return tensors;
+}
+
+struct Saved {
+  StateDict weights, states;
+};
+// Chunks of rows as DTensors: this rank's share only.
+Saved sharded(Training& training, const MeshPtr& mesh) {
+  const auto scope = state_dict_type(training.net, {.type = StateDictType::kSharded, .device_mesh = mesh});
+  return {fsdp1_state_dict(training.net), optim_state_dict(training.net, *training.adam)};
+}
+// The whole, to compare.
+NamedTensors whole(Training& training) {
+  return named(fsdp1_state_dict(training.net), optim_state_dict(training.net, *training.adam));
+}
+
+int run(const std::shared_ptr<comm::World>& world, const std::filesystem::path& folder) {
+  const auto group = world->group();
+  const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp"});
+  Training trained(/*seed=*/1, group, /*use_orig_params=*/false);
+  trained.step();
+  {
+    const auto state = sharded(trained, mesh);
+    CheckpointWriter writer({.folder = folder, .world = world, .async = false});
+    writer.save(/*step=*/1, named(state.weights, state.states), nlohmann::json::object());
+    writer.finish();
+  }
+
+  Training fresh(/*seed=*/2, group, /*use_orig_params=*/true);
+  const auto state = sharded(fresh, mesh);  // what is to be read: names, shapes and this rank's rows
+  const auto checkpoint = Checkpoint::latest(folder, *group);
+  if (!checkpoint) return 1;
+  checkpoint->load(named(state.weights, state.states));
+  {
+    const auto scope = state_dict_type(fresh.net, {.type = StateDictType::kSharded, .device_mesh = mesh});
+    load_fsdp1_state_dict(fresh.net, state.weights);
+    optim_state_dict_to_load(fresh.net, *fresh.adam, state.states, {.load_directly = true});
+  }
+
+  const auto before = whole(trained), after = whole(fresh);
+  bool same = before.size() == after.size();
+  for (const auto& [name, tensor] : before) {
+    const auto found = std::find_if(after.begin(), after.end(), [&](const auto& each) { return each.first == name; });
+    same = same && found != after.end() && tensor.equal(found->second);
+  }
+  const double next = trained.step(), next_of_fresh = fresh.step();
+  if (world->rank() == 0) {
+    std::printf("%zu tensors saved by %d ranks and restored: %s; the next step's loss is %.6f and %.6f\n",
+                before.size(), world->size(), same ? "the same" : "they differ", next, next_of_fresh);
+  }
+  return same && std::abs(next - next_of_fresh) < 1e-6 ? 0 : 1;
+}
+
+int main() {
+  try {
+    const auto world = comm::World::connect({});
+    std::string folder = (std::filesystem::temp_directory_path() / "fsdp_checkpoint.XXXXXX").string();
+    if (world->rank() == 0 && !mkdtemp(folder.data())) return 1;
+    folder = comm::broadcast_bytes(*world->group(), folder);
+    const int result = run(world, folder);
+    comm::barrier(*world->group());
+    if (world->rank() == 0) std::filesystem::remove_all(folder);
+    return result;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fsdp_checkpoint: %s\n", error.what());
+    return exit_code_for(error);
+  }
+}

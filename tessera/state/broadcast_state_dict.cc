@@ -1,0 +1,114 @@
+#include "tessera/state/broadcast_state_dict.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/state/detail/load_tensor.h"
+#include "tessera/state/detail/map_tensors.h"
+#include "tessera/state/detail/state_broadcast.h"
+
+namespace tessera {
+namespace {
+
+void check_entry(const StateKey& key, const StateValue& value, const StateDict& local) {
+  TESSERA_CHECK(value.is_tensor() || (!value.is_dict() && !value.is_sharded()), ErrorKind::kShape,
+                "[state.broadcast] {}: a {} in a flat dict. Flatten it first (flatten_state_dict).",
+                quote(to_string(key)), type_name(value));
+  const auto* target = local.find(key);
+  if (!value.is_tensor() || !target || !target->is_tensor() || !target->tensor().defined()) return;
+  if (!is_dtensor(target->tensor())) return;
+  const auto misfit = detail::loading_misfit(target->tensor(), value.tensor());
+  TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.broadcast] {}: {}", quote(to_string(key)), misfit);
+}
+
+bool is_written_in_place(const StateValue& target, const at::Tensor& values, c10::Device device) {
+  if (!target.is_tensor() || !target.tensor().defined()) return false;
+  const at::Tensor& tensor = target.tensor();
+  return !is_dtensor(tensor) && tensor.sizes() == values.sizes() && tensor.scalar_type() == values.scalar_type() &&
+         tensor.device() == device;
+}
+
+// Puts whole values in the place of what is there. `fresh`: nobody else has `values`.
+void put_whole(StateValue& target, const at::Tensor& values, c10::Device device, bool fresh) {
+  if (target.is_tensor() && target.tensor().defined() && is_dtensor(target.tensor())) {
+    const at::Tensor tensor = target.tensor();
+    const at::Tensor local = to_local(tensor.detach());
+    if (!local.is_meta()) {
+      detail::load_tensor(tensor, values);
+      return;
+    }
+    const at::Tensor part = is_dtensor(values) ? to_local(values) : detail::part_of_whole(values, tensor);
+    target = detail::with_local(tensor, part.to(device).clone(c10::MemoryFormat::Contiguous));
+    return;
+  }
+  if (is_written_in_place(target, values, device)) {
+    target.tensor().detach().copy_(values);
+  } else {
+    const at::Tensor placed = values.detach().to(device);
+    target = !fresh && placed.is_alias_of(values) ? placed.clone() : placed;
+  }
+}
+
+}  // namespace
+
+void broadcast_state_dict(const StateDict& full, StateDict& local, const BroadcastStateOptions& options) {
+  TESSERA_CHECK(options.group, ErrorKind::kConfig, "[state.broadcast] found no group, wanted the ranks that take part");
+  const c10::NoGradGuard no_grad;
+  detail::StateBroadcast incoming(full, *options.group);
+  comm::attempt_together(*options.group, [&] {
+    for (const auto& [key, value] : incoming.message()) check_entry(key, value, local);
+  });
+  std::unordered_map<const c10::TensorImpl*, StateKey> keys;
+  for (const auto& [key, value] : incoming.message()) {
+    if (value.is_tensor() && value.tensor().is_meta()) {
+      keys.emplace(value.tensor().unsafeGetTensorImpl(), key);
+    } else if (auto* target = local.find(key)) {
+      if (value.is_tensor() && target->is_tensor() && target->tensor().defined() && is_dtensor(target->tensor())) {
+        put_whole(*target, value.tensor(), options.device, /*fresh=*/true);
+      } else {
+        *target = value;
+      }
+    }
+  }
+  const bool is_source = options.group->rank() == 0;
+  incoming.each(options.device, [&](const at::Tensor& announced, const at::Tensor& values) {
+    const auto found = keys.find(announced.unsafeGetTensorImpl());
+    if (found == keys.end()) return;
+    if (auto* target = local.find(found->second)) put_whole(*target, values, options.device, !is_source);
+  });
+  if (options.strict) {
+    StateDict kept;
+    for (const auto& [key, value] : local) {
+      if (incoming.message().contains(key)) kept.set(key, value);
+    }
+    local = std::move(kept);
+  }
+  if (!options.cpu_offload) return;
+  for (auto& [key, value] : local) {
+    value = detail::map_local_parts(value, [](const at::Tensor& part) { return part.cpu(); });
+  }
+}
+
+void distribute_state_dict(const StateDict& full, StateDict& local, c10::Device device) {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [key, value] : full) check_entry(key, value, local);
+  for (const auto& [key, value] : full) {
+    auto* target = local.find(key);
+    if (target == nullptr) continue;
+    if (value.is_tensor() && (value.tensor().dim() > 0 || (target->is_tensor() && is_dtensor(target->tensor())))) {
+      put_whole(*target, value.tensor(), device, /*fresh=*/false);
+    } else {
+      *target = value.is_tensor() ? StateValue(value.tensor().detach().to(c10::kCPU, value.tensor().scalar_type(),
+                                                                          /*non_blocking=*/false, /*copy=*/true))
+                                  : value;
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+#include "tessera/state/detail/load_tensor.h"
+
+#include <ATen/ops/cat.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/layout.h"
+#include "tessera/dtensor/tensor/local_part.h"
+
+namespace tessera::detail {
+namespace {
+
+bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
+  return placements(a) == placements(b) && *device_mesh(a) == *device_mesh(b);
+}
+
+bool has_partial(const Placements& placements) {
+  for (const auto& placement : placements) {
+    if (placement.is_partial()) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+at::Tensor part_of_whole(const at::Tensor& whole, const at::Tensor& like) {
+  const DeviceMesh& mesh = *device_mesh(like);
+  if (!mesh.coordinate()) return whole.new_empty(to_local(like).sizes());
+  const Cuts cuts = cuts_of(mesh, placements(like));
+  at::Tensor part = whole;
+  for (int64_t dim = 0; dim < whole.dim(); ++dim) {
+    const Runs runs = runs_of(whole.size(dim), dim, mesh, cuts, *mesh.coordinate());
+    if (runs.empty()) {
+      part = part.narrow(dim, 0, 0);
+    } else if (runs.size() == 1) {
+      part = part.narrow(dim, runs[0].start, runs[0].size);
+    } else {
+      std::vector<at::Tensor> pieces;
+      for (const auto& run : runs) pieces.push_back(part.narrow(dim, run.start, run.size));
+      part = at::cat(pieces, dim);
+    }
+  }
+  return part;
+}
+
+std::string loading_misfit(const at::Tensor& target, const at::Tensor& value) {
+  if (!value.defined()) return "is an undefined tensor";
+  if (value.sizes() != target.sizes()) {
+    return fmt::format("has shape [{}], wanted [{}]", fmt::join(value.sizes(), ", "), fmt::join(target.sizes(), ", "));
+  }
+  if (value.is_complex() && !target.is_complex()) return "is complex, wanted real numbers";
+  if (!is_dtensor(target)) {
+    if (!is_dtensor(value)) return "";
+    return fmt::format("is a DTensor on {}, wanted a plain tensor. Gather it first (gather_state_dict)",
+                       device_mesh(value)->to_string());
+  }
+  if (has_partial(placements(target))) {
+    return fmt::format("is for a DTensor with pending sums {}. Redistribute that first", to_string(placements(target)));
+  }
+  if (is_dtensor(value) && !lies_alike(target, value)) {
+    return fmt::format("lies as {} on {}, wanted {} on {}. Redistribute it, or pass it whole",
+                       to_string(placements(value)), device_mesh(value)->to_string(), to_string(placements(target)),
+                       device_mesh(target)->to_string());
+  }
+  return "";
+}
+
+void load_tensor(const at::Tensor& target, const at::Tensor& value) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor local = local_part(target);
+  if (is_dtensor(target) && !is_dtensor(value)) {
+    local.copy_(part_of_whole(value, target));
+  } else {
+    local.copy_(local_part(value));
+  }
+}
+
+}  // namespace tessera::detail

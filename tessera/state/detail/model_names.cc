@@ -1,0 +1,130 @@
+#include "tessera/state/detail/model_names.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/state/gather_state_dict.h"
+#include "tessera/state/sharded_tensor.h"
+
+namespace tessera::detail {
+
+std::string clean_fqn(const std::string& name) {
+  static const std::unordered_set<std::string> kWrappers = {"_orig_mod", "_fsdp_wrapped_module",
+                                                            "_checkpoint_wrapped_module"};
+  std::string out;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    const auto component = name.substr(begin, end - begin);
+    if (!kWrappers.contains(component)) {
+      if (begin > 0 && !out.empty()) out += '.';
+      out += component;
+    }
+    begin = end + 1;
+  }
+  return out;
+}
+
+ModelNames::ModelNames(nn::Module& model, const StateDictOptions& options) {
+  visit(model, "", options);
+  std::unordered_set<std::string_view> seen;
+  for (const auto& [name, entry] : names_) {
+    TESSERA_CHECK(seen.insert(name).second, ErrorKind::kConfig, "[state.names] two tensors of the model are named {}",
+                  quote(name));
+  }
+}
+
+// Shared modules are visited at each of their places, as Module.state_dict() does.
+void ModelNames::visit(nn::Module& module, const std::string& prefix, const StateDictOptions& options) {
+  for (auto& slot : module.own_parameters()) {
+    add(prefix + slot.name, {.names = {}, .parameter = &slot, .buffer = nullptr}, options);
+  }
+  for (auto& buffer : module.own_buffers()) {
+    if (buffer.persistent && buffer.slot->defined()) {
+      add(prefix + buffer.name, {.names = {}, .parameter = nullptr, .buffer = buffer.slot}, options);
+    }
+  }
+  for (const auto& [name, child] : module.named_children()) visit(*child, prefix + name + ".", options);
+}
+
+void ModelNames::add(const std::string& fqn, const Entry& entry, const StateDictOptions& options) {
+  const auto name = options.fqn_modifier ? options.fqn_modifier(fqn) : fqn;
+  const auto [found, is_new] = by_tensor_.try_emplace(entry.tensor().unsafeGetTensorImpl(), entries_.size());
+  if (is_new) entries_.push_back(entry);
+  entries_[found->second].names.push_back(name);
+  names_.emplace_back(name, found->second);
+}
+
+const ModelNames::Entry* ModelNames::find(const at::Tensor& parameter) const {
+  const auto found = by_tensor_.find(parameter.unsafeGetTensorImpl());
+  return found == by_tensor_.end() ? nullptr : &entries_[found->second];
+}
+
+std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options) {
+  if (options.group) return options.group;
+  for (const auto& entry : model.entries()) {
+    if (!is_dtensor(entry.tensor())) continue;
+    const auto& mesh = device_mesh(entry.tensor());
+    return mesh->world()->group(mesh->device_type());
+  }
+  return nullptr;
+}
+
+c10::Device device_of(const ModelNames& model, const comm::Group* group) {
+  std::optional<c10::Device> device;
+  for (const auto& entry : model.entries()) {
+    const c10::NoGradGuard no_grad;
+    const at::Tensor part = local_part(entry.tensor());
+    auto own = part.device();
+    if (part.is_meta() && is_dtensor(entry.tensor())) own = device_mesh(entry.tensor())->device();
+    if (part.dim() == 0 || own.is_meta()) continue;
+    TESSERA_CHECK(!device || *device == own, ErrorKind::kShape,
+                  "[state.set] Multiple devices found: {} and {}. Load the parts of the model one by one.",
+                  device->str(), own.str());
+    device = own;
+  }
+  const bool only_cuda = !device && group && group->context().cuda;
+  return device.value_or(only_cuda ? c10::Device(c10::kCUDA) : c10::Device(c10::kCPU));
+}
+
+void check_options(const StateDictOptions& options) {
+  TESSERA_CHECK(!options.broadcast_from_rank0 || options.full_state_dict, ErrorKind::kConfig,
+                "[state] full_state_dict must be True when broadcast_from_rank0 is True.");
+  TESSERA_CHECK(options.keep_submodule_prefixes || options.submodules.size() == 1, ErrorKind::kConfig,
+                "[state] keep_submodule_prefixes is off for {} submodules, wanted one, whose names alone cannot clash",
+                options.submodules.size());
+}
+
+StateDict full_or_on_cpu(const StateDict& state_dict, const StateDictOptions& options,
+                         const std::shared_ptr<comm::Group>& group) {
+  IterateOptions how{.cpu_offload = options.cpu_offload, .group = group};
+  if (options.full_state_dict) {
+    if (options.cpu_offload && group) how.ranks_only = {0};
+    return gather_state_dict(state_dict, how);
+  }
+  return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, how) : state_dict;
+}
+
+namespace {
+
+bool has_sharded(const StateDict& dict) {
+  return std::any_of(dict.begin(), dict.end(), [](const auto& item) {
+    return item.second.is_sharded() || (item.second.is_dict() && has_sharded(item.second.dict()));
+  });
+}
+
+}  // namespace
+
+StateDict without_sharded(const StateDict& state_dict) {
+  if (!has_sharded(state_dict)) return state_dict;
+  const auto gather = [](const StateValue& value) -> StateValue { return all_gather_sharded_tensor(*value.sharded()); };
+  return iterate_state_dict(state_dict, {.sharded = gather});
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,158 @@
+#include "tessera/state/detail/saved_optimizer.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/state/optimizer_forms.h"
+
+namespace tessera::detail {
+namespace {
+
+bool is_by_id(const StateDict& saved) {
+  const auto& state = saved.at("state").dict();
+  const auto is_id = [](const auto& item) { return std::holds_alternative<int64_t>(item.first); };
+  if (!state.empty()) return std::all_of(state.begin(), state.end(), is_id);
+  for (const auto& group : saved.at("param_groups").list()) {
+    for (const auto& param : group.dict().at("params").list()) return param.is_int();
+  }
+  return false;
+}
+
+// A flat dict of parameters that may be shared, under whatever names they were saved.
+StateDict unflattened(const StateDict& flat, const std::vector<OptimizerNames>& optimizers) {
+  std::vector<std::vector<std::string>> names;
+  for (const auto& optimizer : optimizers) {
+    for (const auto& group : optimizer.groups) {
+      auto& all = names.emplace_back();
+      for (const auto& parameter : group) all.insert(all.end(), parameter.names.begin(), parameter.names.end());
+    }
+  }
+  return unflatten_optimizer_dict(flat, names);
+}
+
+class OptimizerSelection {
+ public:
+  struct Rules {
+    bool strict;
+    bool has_empty_groups;  // a flat dict has none to match
+    bool several_optimizers;
+  };
+  OptimizerSelection(const StateDict& saved, const Rules& rules)
+      : rules_(rules), state_(saved.at("state").dict()), groups_(saved.at("param_groups").list()) {
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      const auto& params = groups_[i].dict().at("params").list();
+      if (params.empty()) empty_.push_back(i);
+      for (const auto& param : params) {
+        TESSERA_CHECK(param.is_string(), ErrorKind::kShape,
+                      "[state.set_optimizer] params of saved group {}: found a {} among names", i, type_name(param));
+        TESSERA_CHECK(group_of_.emplace(param.string(), i).second, ErrorKind::kShape,
+                      "[state.set_optimizer] {} is in two saved groups", quote(param.string()));
+      }
+    }
+  }
+
+  StateDict select(const OptimizerNames& optimizer) const {
+    StateDict state;
+    StateList groups;
+    int64_t next_id = 0;
+    for (const auto& group : optimizer.groups) {
+      StateList ids;
+      for (const auto& parameter : group) {
+        const auto* saved = state_of(parameter);
+        TESSERA_CHECK(saved || !rules_.strict || !parameter.wants_state || optimizer.is_stateless, ErrorKind::kShape,
+                      "[state.set_optimizer] Missing optimizer state for parameter '{}' in checkpoint. The parameter "
+                      "requires gradients but has no saved optimizer state. To load anyway, use "
+                      "StateDictOptions(strict=False).",
+                      escape(parameter.names.front()));
+        if (saved) state.set(next_id, *saved);
+        ids.emplace_back(next_id++);
+      }
+      StateDict settings = settings_of(group);
+      settings.set("params", std::move(ids));
+      if (settings.contains("param_names")) settings.erase("param_names");
+      groups.emplace_back(std::move(settings));
+    }
+    StateDict out;
+    out.set("state", std::move(state));
+    out.set("param_groups", std::move(groups));
+    return out;
+  }
+
+ private:
+  const StateValue* state_of(const NamedParameterState& parameter) const {
+    for (const auto& name : parameter.names) {
+      if (const auto* found = state_.find(name)) return found;
+    }
+    return nullptr;
+  }
+
+  const StateDict* settings_of(const NamedParameterState& parameter) const {
+    for (const auto& name : parameter.names) {
+      const auto found = group_of_.find(name);
+      if (found != group_of_.end()) return &groups_[found->second].dict();
+    }
+    return nullptr;
+  }
+
+  // Of the saved group that its parameters were in; nothing when they were in none.
+  StateDict settings_of(const GroupNames& group) const {
+    if (group.empty()) return rules_.has_empty_groups ? only_empty_group() : StateDict();
+    const StateDict* settings = nullptr;
+    std::string settled_by;
+    for (const auto& parameter : group) {
+      const auto* own = settings_of(parameter);
+      if (own == nullptr || own == settings) continue;
+      TESSERA_CHECK(!settings || same_hyperparameters(*settings, *own), ErrorKind::kShape,
+                    "[state.set_optimizer] {} and {} are in one parameter group here, but were saved in groups with "
+                    "different hyper-parameters. Make the groups as they were saved.",
+                    quote(settled_by), quote(parameter.names.front()));
+      settings = own;
+      settled_by = parameter.names.front();
+    }
+    return settings ? *settings : StateDict();
+  }
+
+  const StateDict& only_empty_group() const {
+    TESSERA_CHECK(empty_.size() == 1, ErrorKind::kShape,
+                  "[state.set_optimizer] There are param groups that have zero parameters. In such a case, DSD only "
+                  "support exactly one param group with zero parameters. But the loaded state_dict has {} param groups "
+                  "that have zero parameters.",
+                  empty_.size());
+    TESSERA_CHECK(!rules_.several_optimizers, ErrorKind::kShape,
+                  "[state.set_optimizer] When there is a parameter group that has zero parameters, multiple optimizers "
+                  "are not supported.");
+    return groups_[empty_.front()].dict();
+  }
+
+  Rules rules_;
+  const StateDict& state_;
+  const StateList& groups_;
+  std::unordered_map<std::string, size_t> group_of_;  // of each saved name
+  std::vector<size_t> empty_;                         // saved groups without parameters
+};
+
+}  // namespace
+
+std::vector<StateDict> select_optimizers(const StateDict& saved, const std::vector<OptimizerNames>& optimizers,
+                                         bool strict) {
+  const bool is_flat = !saved.contains("state");
+  if (!is_flat && is_by_id(saved)) {
+    TESSERA_CHECK(optimizers.size() == 1, ErrorKind::kShape,
+                  "[state.set_optimizer] found a dict by id for {} optimizers. Load each with "
+                  "load_optimizer_state_dict.",
+                  optimizers.size());
+    return {saved};
+  }
+  const StateDict nested = is_flat ? unflattened(saved, optimizers) : StateDict();
+  const OptimizerSelection selection(
+      is_flat ? nested : saved,
+      {.strict = strict, .has_empty_groups = !is_flat, .several_optimizers = optimizers.size() > 1});
+  std::vector<StateDict> out;
+  for (const auto& optimizer : optimizers) out.push_back(selection.select(optimizer));
+  return out;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,69 @@
+#include "tessera/state/detail/state_broadcast.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/state/detail/load_tensor.h"
+#include "tessera/state/state_dict_structure.h"
+#include "tessera/state/state_message.h"
+
+namespace tessera::detail {
+
+StateBroadcast::StateBroadcast(const StateDict& full, comm::Group& group) : group_(group) {
+  std::string bytes;
+  comm::attempt_together(group, [&] {
+    if (group.rank() != 0) return;
+    bytes = encode_state(full, TensorsInMessage::kShapes);
+    visit_tensors(full, [](const at::Tensor& tensor) {
+      TESSERA_CHECK(!tensor.is_meta(), ErrorKind::kShape,
+                    "[state.broadcast] found a tensor on the meta device, which has no values");
+    });
+  });
+  bytes = comm::broadcast_bytes(group, bytes);
+  message_ = std::move(decode_state(bytes).dict());
+  visit_tensors(message_, [&](const at::Tensor& tensor) {
+    if (tensor.is_meta()) announced_.push_back(tensor);
+  });
+  if (group.rank() != 0) return;
+  visit_tensors(full, [&](const at::Tensor& tensor) {
+    if (tensor.dim() > 0) values_.push_back(tensor);
+  });
+}
+
+void StateBroadcast::each(c10::Device device, const std::function<void(const at::Tensor&, const at::Tensor&)>& take) {
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < announced_.size(); ++i) {
+    const at::Tensor& announced = announced_[i];
+    const at::Tensor values = group_.rank() == 0
+                                  ? values_[i].detach().resolve_conj().resolve_neg().to(device).contiguous()
+                                  : at::empty(announced.sizes(), announced.options().device(device));
+    if (values.numel() > 0) {
+      comm::broadcast(group_, values.view({-1}).view(c10::kByte), 0, "broadcast_state_dict").wait();
+    }
+    take(announced, values);
+  }
+}
+
+void load_copies(const std::vector<TensorCopy>& copies, StateBroadcast* incoming, c10::Device device) {
+  std::unordered_map<const c10::TensorImpl*, std::vector<at::Tensor>> awaited;
+  for (const auto& copy : copies) {
+    if (incoming && copy.source.is_meta()) {
+      awaited[copy.source.unsafeGetTensorImpl()].push_back(copy.target);
+    } else {
+      load_tensor(copy.target, copy.source);
+    }
+  }
+  if (!incoming) return;
+  incoming->each(device, [&](const at::Tensor& announced, const at::Tensor& values) {
+    const auto found = awaited.find(announced.unsafeGetTensorImpl());
+    if (found == awaited.end()) return;
+    for (const auto& target : found->second) load_tensor(target, values);
+  });
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,244 @@
+#include "tessera/state/gather_state_dict.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/state/detail/map_tensors.h"
+#include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_dict_structure.h"
+
+namespace tessera {
+namespace detail {
+
+at::Tensor with_local(const at::Tensor& dtensor, const at::Tensor& local) {
+  return from_local(local, device_mesh(dtensor), placements(dtensor),
+                    {.shape = dtensor.sizes().vec(), .stride = dtensor.strides().vec()});
+}
+
+StateValue map_local_parts(const StateValue& value, const std::function<at::Tensor(const at::Tensor&)>& change) {
+  if (value.is_tensor() && value.tensor().defined()) {
+    const at::Tensor detached = value.tensor().detach();
+    if (!is_dtensor(detached)) return change(detached);
+    const at::Tensor local = to_local(detached), changed = change(local);
+    return changed.is_same(local) ? value : with_local(detached, changed);
+  }
+  if (value.is_sharded() && value.sharded()) {
+    auto out = std::make_shared<ShardedTensor>(*value.sharded());
+    for (auto& shard : out->local_shards) shard.tensor = change(shard.tensor.detach());
+    return out;
+  }
+  return value;
+}
+
+void wait_for_copies(const std::optional<c10::Device>& device) {
+  if (device) c10::impl::VirtualGuardImpl(device->type()).synchronizeDevice(device->has_index() ? device->index() : -1);
+}
+
+}  // namespace detail
+
+namespace {
+
+// The global rank of this process, if anything in the dict knows it.
+std::optional<int> rank_known_by(const StateValue& value) {
+  if (value.is_tensor() && value.tensor().defined() && is_dtensor(value.tensor())) {
+    return device_mesh(value.tensor())->rank();
+  }
+  if (value.is_sharded() && value.sharded() && value.sharded()->group) {
+    const auto& group = *value.sharded()->group;
+    return group.ranks()[static_cast<size_t>(group.rank())];
+  }
+  const auto first_of = [](const StateList& items) -> std::optional<int> {
+    for (const auto& item : items) {
+      if (const auto rank = rank_known_by(item)) return rank;
+    }
+    return std::nullopt;
+  };
+  if (value.is_list()) return first_of(value.list());
+  if (value.is_tuple()) return first_of(std::get<StateTuple>(value.variant()).items);
+  if (value.is_dict()) {
+    for (const auto& [key, child] : value.dict()) {
+      if (const auto rank = rank_known_by(child)) return rank;
+    }
+  }
+  return std::nullopt;
+}
+
+class StateIteration {
+ public:
+  StateIteration(const LeafFunctions& functions, const IterateOptions& options, bool keep)
+      : functions_(functions), options_(options), keep_(keep) {}
+
+  StateValue visit(const StateValue& value, const StateValue* companion, const std::string& path) {
+    if (value.is_dict()) return visit_dict(value.dict(), companion, path);
+    if (value.is_list()) return visit_items(value.list(), companion, path);
+    if (const auto* tuple = std::get_if<StateTuple>(&value.variant())) {
+      auto items = visit_items(tuple->items, companion, path);
+      return items.is_list() ? StateValue(StateTuple{std::move(items.list())}) : items;
+    }
+    StateValue result = leaf(value, path);
+    if (!keep_) return {};
+    if (companion && (result.is_tensor() || result.is_sharded())) return copied(result, *companion, path);
+    if (!options_.cpu_offload) return result;
+    return detail::map_local_parts(result, [&](const at::Tensor& local) { return moved_to_cpu(local); });
+  }
+
+  // Copies that may still be under way.
+  const std::optional<c10::Device>& accelerator() const { return accelerator_; }
+
+ private:
+  [[noreturn]] static void mismatch(const std::string& path, const std::string& what) {
+    raise(ErrorKind::kShape, "[state.copy] CompanionMismatch at {}: {}. Make it again (create_cpu_state_dict).",
+          quote(path), what);
+  }
+
+  StateValue leaf(const StateValue& value, const std::string& path) {
+    const bool is_hollow = (value.is_tensor() && !value.tensor().defined()) || (value.is_sharded() && !value.sharded());
+    if (is_hollow) {
+      TESSERA_CHECK(!options_.type_check, ErrorKind::kShape,
+                    "[state.iterate] {}: Unexpected value type, an undefined {}", quote(path), type_name(value));
+      return value;
+    }
+    const auto& function = value.is_sharded()           ? functions_.sharded
+                           : !value.is_tensor()         ? kNothing
+                           : is_dtensor(value.tensor()) ? functions_.dtensor
+                                                        : functions_.tensor;
+    return function ? function(value) : value;
+  }
+
+  StateValue visit_dict(const StateDict& dict, const StateValue* companion, const std::string& path) {
+    if (companion && !companion->is_dict())
+      mismatch(path, fmt::format("found a {}, wanted a dict", type_name(*companion)));
+    if (companion && companion->dict().size() != dict.size()) {
+      mismatch(path, fmt::format("found {} keys, wanted {}", companion->dict().size(), dict.size()));
+    }
+    StateDict out;
+    for (const auto& [key, child] : dict) {
+      const auto inner = path.empty() ? to_string(key) : path + "." + to_string(key);
+      const StateValue* beside = companion ? companion->dict().find(key) : nullptr;
+      if (companion && !beside) mismatch(inner, "the companion lacks this key");
+      auto value = visit(child, beside, inner);
+      if (keep_) out.set(key, std::move(value));
+    }
+    return out;
+  }
+
+  StateValue visit_items(const StateList& items, const StateValue* companion, const std::string& path) {
+    const StateList* beside = nullptr;
+    if (companion && companion->is_list()) beside = &companion->list();
+    if (companion && companion->is_tuple()) beside = &std::get<StateTuple>(companion->variant()).items;
+    if (companion && (!beside || beside->size() != items.size())) {
+      mismatch(path, fmt::format("found a {}{}, wanted {} items", type_name(*companion),
+                                 beside ? fmt::format(" of {}", beside->size()) : "", items.size()));
+    }
+    StateList out;
+    for (size_t i = 0; i < items.size(); ++i) {
+      out.push_back(visit(items[i], beside ? &(*beside)[i] : nullptr, fmt::format("{}.{}", path, i)));
+    }
+    return keep_ ? StateValue(std::move(out)) : StateValue();
+  }
+
+  at::Tensor moved_to_cpu(const at::Tensor& local) {
+    if (local.is_cpu()) return local;
+    remember(local);
+    return local.to(local.options().device(c10::kCPU), options_.non_blocking);
+  }
+
+  void remember(const at::Tensor& tensor) {
+    if (options_.non_blocking && !tensor.is_cpu() && !tensor.is_meta()) accelerator_ = tensor.device();
+  }
+
+  void copy_local(const at::Tensor& to, const at::Tensor& from, const std::string& path) {
+    if (to.sizes() != from.sizes()) {
+      mismatch(path, fmt::format("found a tensor of [{}], wanted [{}]", fmt::join(to.sizes(), ", "),
+                                 fmt::join(from.sizes(), ", ")));
+    }
+    remember(from);
+    remember(to);
+    to.copy_(from.detach(), options_.non_blocking);
+  }
+
+  StateValue copied(const StateValue& from, const StateValue& to, const std::string& path) {
+    if (from.is_sharded() && to.is_sharded() && to.sharded()) {
+      const auto &source = from.sharded()->local_shards, &target = to.sharded()->local_shards;
+      if (source.size() != target.size()) mismatch(path, "it has another number of local shards");
+      for (size_t i = 0; i < source.size(); ++i) copy_local(target[i].tensor, source[i].tensor, path);
+      return to;
+    }
+    const bool both_tensors = from.is_tensor() && to.is_tensor() && to.tensor().defined();
+    if (!both_tensors || is_dtensor(from.tensor()) != is_dtensor(to.tensor())) {
+      mismatch(path, fmt::format("found a {}, wanted a {}", type_name(to), type_name(from)));
+    }
+    if (is_dtensor(to.tensor()) && from.tensor().sizes() != to.tensor().sizes()) {
+      mismatch(path, "it is a DTensor of another shape");
+    }
+    copy_local(local_part(to.tensor()), local_part(from.tensor()), path);
+    return to;
+  }
+
+  inline static const std::function<StateValue(const StateValue&)> kNothing = {};
+  const LeafFunctions& functions_;
+  const IterateOptions& options_;
+  bool keep_;
+  std::optional<c10::Device> accelerator_;
+};
+
+bool keeps_result(const StateDict& state_dict, const IterateOptions& options) {
+  if (options.ranks_only.empty()) return true;
+  const auto rank = options.group ? std::optional<int>(options.group->rank()) : rank_known_by(state_dict);
+  TESSERA_CHECK(rank, ErrorKind::kConfig,
+                "[state.iterate] ranks_only without a group, and no distributed tensor tells which rank this is. Pass "
+                "the group.");
+  return std::ranges::find(options.ranks_only, *rank) != options.ranks_only.end();
+}
+
+StateValue gathered_dtensor(const StateValue& value) {
+  at::Tensor tensor = value.tensor().detach();
+  const at::Tensor local = to_local(tensor);
+  TESSERA_CHECK(!local.is_meta(), ErrorKind::kShape,
+                "[state.gather] found a DTensor on the meta device, which has no values. Call to_empty and load it.");
+  const auto device = device_mesh(tensor)->device();
+  if (local.device().type() != device.type()) tensor = detail::with_local(tensor, local.to(device));
+  return full_tensor(tensor);
+}
+
+StateValue gathered_sharded(const StateValue& value) { return all_gather_sharded_tensor(*value.sharded()); }
+
+}  // namespace
+
+StateDict iterate_state_dict(const StateDict& state_dict, const LeafFunctions& functions,
+                             const IterateOptions& options) {
+  const c10::NoGradGuard no_grad;
+  StateIteration iteration(functions, options, keeps_result(state_dict, options));
+  const StateValue companion = options.companion ? StateValue(*options.companion) : StateValue();
+  auto result = iteration.visit(state_dict, options.companion ? &companion : nullptr, "");
+  detail::wait_for_copies(iteration.accelerator());
+  return std::move(result.dict());
+}
+
+StateDict gather_state_dict(const StateDict& state_dict, const IterateOptions& options) {
+  return iterate_state_dict(state_dict, {.sharded = gathered_sharded, .dtensor = gathered_dtensor}, options);
+}
+
+StateDict offload_state_dict_to_cpu(const StateDict& state_dict, const IterateOptions& options) {
+  auto offload = options;
+  offload.cpu_offload = true;
+  return iterate_state_dict(state_dict, {}, offload);
+}
+
+StateDict copy_state_dict(const StateDict& state_dict, const StateDict& companion, bool non_blocking, bool type_check) {
+  return iterate_state_dict(state_dict, {},
+                            {.companion = &companion, .type_check = type_check, .non_blocking = non_blocking});
+}
+
+}  // namespace tessera

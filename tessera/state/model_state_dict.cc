@@ -1,0 +1,221 @@
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <optional>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/quote.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/parallel/fully_shard.h"
+#include "tessera/state/detail/fsdp1_handover.h"
+#include "tessera/state/detail/load_tensor.h"
+#include "tessera/state/detail/model_names.h"
+#include "tessera/state/detail/state_broadcast.h"
+#include "tessera/state/state_dict.h"
+#include "tessera/state/state_dict_structure.h"
+
+namespace tessera {
+namespace {
+
+using detail::ModelNames;
+
+constexpr size_t kListedKeys = 20;
+
+std::string listed(const std::vector<std::string>& keys) {
+  std::string out;
+  for (size_t i = 0; i < std::min(keys.size(), kListedKeys); ++i) out += (i ? ", " : "") + quote(keys[i]);
+  if (keys.size() > kListedKeys) out += fmt::format(" and {} more", keys.size() - kListedKeys);
+  return out;
+}
+
+// What of a dict goes where in a model, checked.
+class ModelLoad {
+ public:
+  ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options)
+      : model_(model), options_(options) {
+    std::unordered_map<std::string, const StateValue*> given;
+    for (const auto& [key, value] : values) {
+      const auto name = detail::clean_fqn(to_string(key));
+      TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
+                    "[state.set_model] two values are for {}, once the names of wrappers are taken away", quote(name));
+    }
+    std::unordered_map<std::string_view, bool> known;
+    for (const auto& [name, entry] : model.names()) known.emplace(name, true);
+    for (const auto& [key, value] : values) {
+      if (!known.contains(detail::clean_fqn(to_string(key)))) keys_.unexpected.push_back(to_string(key));
+    }
+    for (const auto& entry : model.entries()) plan(entry, given);
+    const bool complete = keys_.missing.empty() && keys_.unexpected.empty();
+    TESSERA_CHECK(misfits_.empty() && (complete || !options.strict), ErrorKind::kShape,
+                  "[state.set_model] Error(s) in loading state_dict:{}{}{}", misfits_,
+                  keys_.missing.empty() || !options.strict
+                      ? ""
+                      : fmt::format(" Missing key(s) in state_dict: {}.", listed(keys_.missing)),
+                  keys_.unexpected.empty() || !options.strict
+                      ? ""
+                      : fmt::format(" Unexpected key(s) in state_dict: {}.", listed(keys_.unexpected)));
+  }
+
+  const IncompatibleKeys& keys() const { return keys_; }
+  bool fills_meta() const { return fills_meta_; }
+
+  // Once what is filled is real.
+  std::vector<detail::TensorCopy> copies() const {
+    std::vector<detail::TensorCopy> out;
+    for (const auto& [entry, source] : sources_) out.push_back({source, entry->tensor().detach()});
+    return out;
+  }
+
+ private:
+  using Given = std::unordered_map<std::string, const StateValue*>;
+
+  // The values under the names of one tensor; all of them when they are equal.
+  const StateValue* value_of(const ModelNames::Entry& entry, const Given& given) {
+    const StateValue* value = nullptr;
+    for (const auto& name : entry.names) {
+      const auto found = given.find(name);
+      if (found == given.end()) continue;
+      if (value && value->is_tensor() && found->second->is_tensor() && !value->tensor().is_meta()) {
+        TESSERA_CHECK(same_values(*value, *found->second), ErrorKind::kShape,
+                      "[state.set_model] {} and {} are one tensor of the model, but the dict has different values",
+                      quote(entry.names.front()), quote(name));
+      }
+      if (!value) value = found->second;
+    }
+    return value;
+  }
+
+  void plan(const ModelNames::Entry& entry, const Given& given) {
+    const auto& name = entry.names.front();
+    const bool is_meta = local_part(entry.tensor().detach()).is_meta();
+    const auto* value = value_of(entry, given);
+    if (!value) {
+      const bool may_miss = options_.ignore_frozen_params && entry.parameter && !entry.tensor().requires_grad();
+      if (!may_miss) keys_.missing.insert(keys_.missing.end(), entry.names.begin(), entry.names.end());
+      if (is_meta) misfits_ += fmt::format(" {} is on the meta device, and there is no value for it.", quote(name));
+      return;
+    }
+    fills_meta_ |= is_meta;
+    if (!value->is_tensor()) {
+      misfits_ += fmt::format(" {} is a {}, wanted a Tensor.", quote(name), type_name(*value));
+      return;
+    }
+    const auto misfit = detail::loading_misfit(entry.tensor(), value->tensor());
+    if (!misfit.empty()) misfits_ += fmt::format(" size mismatch for {}: it {}.", quote(name), misfit);
+    if (value->tensor().defined() && value->tensor().is_meta() && !options_.broadcast_from_rank0) {
+      misfits_ += fmt::format(" {} is on the meta device, without values.", quote(name));
+    }
+    sources_.emplace_back(&entry, value->tensor());
+  }
+
+  const ModelNames& model_;
+  const StateDictOptions& options_;
+  IncompatibleKeys keys_;
+  std::string misfits_;
+  std::vector<std::pair<const ModelNames::Entry*, at::Tensor>> sources_;
+  bool fills_meta_ = false;
+};
+
+// Parameters and persistent buffers; others would have values that nobody wrote.
+void materialise(nn::Module& model, c10::Device device) {
+  std::vector<std::pair<at::Tensor*, at::Tensor>> kept;
+  for (const auto& [path, module] : model.named_modules()) {
+    for (auto& buffer : module->own_buffers()) {
+      if (!buffer.persistent && buffer.slot->defined() && buffer.slot->is_meta())
+        kept.emplace_back(buffer.slot, *buffer.slot);
+    }
+  }
+  to_empty(model, device);
+  for (const auto& [slot, meta] : kept) *slot = meta;
+}
+
+bool is_under(const std::string& name, const std::vector<std::string>& prefixes) {
+  for (const auto& prefix : prefixes) {
+    if (name.starts_with(prefix)) return true;
+  }
+  return prefixes.empty();
+}
+
+std::vector<std::string> submodule_prefixes(nn::Module& model, const StateDictOptions& options) {
+  std::vector<std::string> prefixes;
+  if (options.submodules.empty()) return prefixes;
+  log_warning(
+      "[state] Getting submodules only model/optim state_dict is deprecated: filter what get_state_dict returns");
+  for (const auto* wanted : options.submodules) {
+    const size_t before = prefixes.size();
+    for (const auto& [path, module] : model.named_modules()) {
+      if (module == wanted) prefixes.push_back(path.empty() ? "" : path + ".");
+    }
+    TESSERA_CHECK(prefixes.size() > before, ErrorKind::kConfig,
+                  "[state.get] one of the submodules is not in the model");
+  }
+  return prefixes;
+}
+
+}  // namespace
+
+StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) {
+  detail::check_options(options);
+  if (detail::is_fsdp1(model)) return detail::get_fsdp1_model_state(model, options);
+  const c10::NoGradGuard no_grad;
+  const ModelNames names(model, options);
+  const auto prefixes = submodule_prefixes(model, options);
+  StateDict parts;
+  for (const auto& [name, index] : names.names()) {
+    const auto& entry = names.entries()[index];
+    if (options.ignore_frozen_params && entry.parameter && !entry.tensor().requires_grad()) continue;
+    if (!is_under(name, prefixes)) continue;
+    const bool keeps_prefix = prefixes.empty() || options.keep_submodule_prefixes;
+    parts.set(keeps_prefix ? name : name.substr(prefixes.front().size()), entry.tensor().detach());
+  }
+  const bool asks_ranks = options.full_state_dict && options.cpu_offload;
+  auto out = detail::full_or_on_cpu(parts, options, asks_ranks ? detail::group_of(names, options) : options.group);
+  verify_model_state_dict(out, options);
+  return out;
+}
+
+IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_state_dict,
+                                      const StateDictOptions& options) {
+  detail::check_options(options);
+  if (detail::is_fsdp1(model)) return detail::set_fsdp1_model_state(model, model_state_dict, options);
+  const c10::NoGradGuard no_grad;
+  std::optional<ModelNames> names(std::in_place, model, options);
+  const auto group = options.broadcast_from_rank0 ? detail::group_of(*names, options) : nullptr;
+  TESSERA_CHECK(
+      group || !options.broadcast_from_rank0, ErrorKind::kConfig,
+      "[state.set_model] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
+  const auto device = detail::device_of(*names, group.get());
+  std::optional<detail::StateBroadcast> incoming;
+  std::optional<ModelLoad> load;
+  if (group) {
+    incoming.emplace(model_state_dict, *group);
+    comm::attempt_together(*group, [&] {
+      if (group->rank() == 0) ModelLoad(*names, model_state_dict, options);  // compares values under several names
+      load.emplace(*names, incoming->message(), options);
+    });
+  } else {
+    verify_model_state_dict(model_state_dict, options);
+    load.emplace(*names, detail::without_sharded(model_state_dict), options);
+  }
+  if (load->fills_meta()) materialise(model, device);
+  detail::load_copies(load->copies(), incoming ? &*incoming : nullptr, device);
+  return load->keys();
+}
+
+void verify_model_state_dict(const StateDict& model_state_dict, const StateDictOptions& options) {
+  const bool may_be_empty = !options.submodules.empty() || options.ignore_frozen_params || !options.strict ||
+                            options.broadcast_from_rank0 || (options.cpu_offload && options.full_state_dict);
+  TESSERA_CHECK(!model_state_dict.empty() || may_be_empty, ErrorKind::kShape,
+                "[state.verify] The option indicates that model state_dict is required to save or load, but model "
+                "state_dict is empty.");
+  for (const auto& [key, value] : model_state_dict) {
+    TESSERA_CHECK(to_string(key).find("_flat_param") == std::string::npos, ErrorKind::kShape,
+                  "[state.verify] {} contains _flat_param. This can happen if the model is not the root module.",
+                  quote(to_string(key)));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,235 @@
+#include "tessera/state/optimizer_dict.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/quote.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/state/detail/load_tensor.h"
+#include "tessera/state/detail/optimizer_load.h"
+
+namespace tessera {
+namespace detail {
+namespace {
+
+constexpr const char* kMasterState = "master";
+
+double step_value(const std::string& name, const StateValue& value) {
+  if (value.is_int() || value.is_double()) return value.number();
+  TESSERA_CHECK(
+      value.is_tensor() && value.tensor().defined() && !value.tensor().is_meta() && value.tensor().numel() == 1,
+      ErrorKind::kShape, "[state.load_optimizer] {}: step is a {}, wanted one number", quote(name), type_name(value));
+  return local_part(value.tensor().detach()).item().toDouble();
+}
+
+// None, and the empty dict that older flattened dicts of stateless optimizers have for it.
+bool is_missing(const StateValue* value) {
+  return value == nullptr || value->is_none() || (value->is_dict() && value->dict().empty());
+}
+
+// Where an optimizer has its parameters in another order than param_names, ids would go to the wrong ones.
+void check_names(const StateDict& group, const std::vector<std::string>& params) {
+  const auto* saved = group.find("param_names");
+  if (saved == nullptr || !saved->is_list() || saved->list().size() != params.size()) return;
+  const std::unordered_map<std::string, size_t> ours = [&] {
+    std::unordered_map<std::string, size_t> out;
+    for (size_t i = 0; i < params.size(); ++i) out.emplace(params[i], i);
+    return out;
+  }();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto& value = saved->list()[i];
+    if (!value.is_string()) return;
+    const auto found = ours.find(value.string());
+    TESSERA_CHECK(found == ours.end() || found->second == i, ErrorKind::kShape,
+                  "[state.load_optimizer] param_names: found {} as number {} of its group, this optimizer has it as "
+                  "number {}. Load it by names (set_optimizer_state_dict).",
+                  quote(value.string()), i, found->second);
+  }
+}
+
+using Ids = std::unordered_map<int64_t, size_t>;  // id of a saved parameter to our position
+
+// By position, as torch.optim does.
+Ids match_ids(const StateDict& state_dict, const std::vector<optim::ParamGroup>& groups) {
+  Ids ids;
+  size_t position = 0;
+  const auto* saved_groups = state_dict.find("param_groups");
+  if (saved_groups == nullptr) {
+    for (const auto& group : groups) {
+      for (size_t i = 0; i < group.params.size(); ++i, ++position)
+        ids.emplace(static_cast<int64_t>(position), position);
+    }
+    return ids;
+  }
+  TESSERA_CHECK(saved_groups->list().size() == groups.size(), ErrorKind::kShape,
+                "[state.load_optimizer] loaded state dict has a different number of parameter groups: found {}, this "
+                "optimizer has {}",
+                saved_groups->list().size(), groups.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const StateDict& saved = saved_groups->list()[i].dict();
+    const StateList& params = saved.at("params").list();
+    TESSERA_CHECK(params.size() == groups[i].params.size(), ErrorKind::kShape,
+                  "[state.load_optimizer] loaded state dict contains a parameter group that doesn't match the size of "
+                  "optimizer's group: group {} has {} parameters, found {}",
+                  i, groups[i].params.size(), params.size());
+    check_names(saved, groups[i].params);
+    for (const auto& id : params) {
+      TESSERA_CHECK(id.is_int(), ErrorKind::kShape,
+                    "[state.load_optimizer] params of group {}: found a {}, wanted numbers. Load a dict with names "
+                    "through set_optimizer_state_dict.",
+                    i, type_name(id));
+      TESSERA_CHECK(ids.emplace(id.integer(), position++).second, ErrorKind::kShape,
+                    "[state.load_optimizer] params of group {}: parameter {} is there twice", i, id.integer());
+    }
+  }
+  return ids;
+}
+
+}  // namespace
+
+void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const StateValue& entry) {
+  TESSERA_CHECK(entry.is_dict(), ErrorKind::kShape, "[state.load_optimizer] {}: its state is a {}, wanted a dict",
+                quote(parameter.name), type_name(entry));
+  const StateDict& values = entry.dict();
+  auto wanted = state_names_[parameter.group];
+  const at::Tensor& like = optimizer_->slot(parameter.name).parameter;
+  const bool has_master = optimizer_->has_master(parameter.name);
+  if (has_master) wanted.emplace_back(kMasterState);
+  const auto* step = values.find("step");
+  if (!is_missing(step)) parameter.step = step_value(parameter.name, *step);
+
+  parameter.first_copy = copies_.size();
+  for (const auto& state : wanted) {
+    const auto* value = values.find(state);
+    if (is_missing(value)) {
+      TESSERA_CHECK(state == kMasterState || state == "momentum_buffer" || parameter.step == 0, ErrorKind::kShape,
+                    "[state.load_optimizer] {}: found step {} without {}. Save all states of a parameter, or none.",
+                    quote(parameter.name), parameter.step, state);
+      if (state == "momentum_buffer") parameter.step = 0;  // the next step takes the gradient as it is
+      continue;
+    }
+    TESSERA_CHECK(value->is_tensor(), ErrorKind::kShape, "[state.load_optimizer] {}: {} is a {}, wanted a Tensor",
+                  quote(parameter.name), state, type_name(*value));
+    const auto misfit = loading_misfit(like, value->tensor());
+    TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.load_optimizer] {}: {} {}", quote(parameter.name), state,
+                  misfit);
+    copies_.push_back({position, state, value->tensor(), {}});
+    if (is_missing(step)) {
+      TESSERA_CHECK(state == "momentum_buffer" || state == kMasterState, ErrorKind::kShape,
+                    "[state.load_optimizer] {}: found {} without step. Save both, or neither.", quote(parameter.name),
+                    state);
+      if (state == "momentum_buffer") parameter.step = 1;  // torch.optim.SGD does not count; it is not the first
+    }
+  }
+  parameter.copies = copies_.size() - parameter.first_copy;
+  parameter.is_covered = parameter.copies == wanted.size();
+}
+
+OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& state_dict) {
+  OptimizerLoad load;
+  load.optimizer_ = &optimizer;
+  const auto groups = optimizer.param_groups();
+  const auto* saved_groups = state_dict.find("param_groups");
+  const Ids ids = match_ids(state_dict, groups);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    load.groups_.push_back(saved_groups ? hyperparameters_of(saved_groups->list()[i].dict())
+                                        : optim::Hyperparameters{});
+    for (const auto& name : groups[i].params) load.parameters_.push_back({.name = name, .group = i});
+  }
+  load.state_names_ = optimizer.check_hyperparameters(load.groups_);
+  for (const auto& [key, entry] : state_dict.at("state").dict()) {
+    const auto* id = std::get_if<int64_t>(&key);
+    TESSERA_CHECK(id, ErrorKind::kShape,
+                  "[state.load_optimizer] state has the key {}, wanted numbers of parameters. Load a dict with names "
+                  "through set_optimizer_state_dict.",
+                  quote(to_string(key)));
+    const auto found = ids.find(*id);
+    if (found != ids.end()) load.plan_state(load.parameters_[found->second], found->second, entry);
+  }
+  return load;
+}
+
+void OptimizerLoad::begin() {
+  optimizer_->set_hyperparameters(groups_);
+  for (auto& parameter : parameters_) {
+    const bool has_values = parameter.copies > 0;
+    auto states = optimizer_->state(parameter.name);
+    if (!parameter.is_covered || states.size() <= parameter.copies) {
+      optimizer_->reset_state(parameter.name, has_values);
+      if (has_values) states = optimizer_->state(parameter.name);
+    }
+    parameter.step_target = states.at("step");
+    for (size_t i = 0; i < parameter.copies; ++i) {
+      auto& copy = copies_[parameter.first_copy + i];
+      copy.target = states.at(copy.state);
+    }
+  }
+}
+
+void OptimizerLoad::finish() {
+  const c10::NoGradGuard no_grad;
+  double most = 0;
+  for (const auto& parameter : parameters_) {
+    parameter.step_target.fill_(parameter.step);
+    most = std::max(most, parameter.step);
+  }
+  optimizer_->set_step(static_cast<int64_t>(most));
+}
+
+}  // namespace detail
+
+std::vector<std::string> optimizer_parameter_names(const optim::Optimizer& optimizer) {
+  std::vector<std::string> names;
+  for (const auto& group : optimizer.param_groups())
+    names.insert(names.end(), group.params.begin(), group.params.end());
+  return names;
+}
+
+StateDict optimizer_state_dict(const optim::Optimizer& optimizer) {
+  StateDict states;
+  StateList groups;
+  int64_t id = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    StateDict shown = detail::to_state_dict(group.hyperparameters);
+    StateList ids;
+    for (const auto& name : group.params) {
+      const auto state = optimizer.state(name);
+      if (optimizer.slot(name).parameter.requires_grad() || state.size() > 1) {
+        StateDict entry;
+        entry.set("step", state.at("step"));
+        for (const auto& [key, value] : state) {
+          if (key != "step") entry.set(key, value);
+        }
+        states.set(id, std::move(entry));
+      }
+      ids.emplace_back(id++);
+    }
+    shown.set("params", std::move(ids));
+    groups.emplace_back(std::move(shown));
+  }
+  StateDict out;
+  out.set("state", std::move(states));
+  out.set("param_groups", std::move(groups));
+  return out;
+}
+
+void load_optimizer_state_dict(optim::Optimizer& optimizer, const StateDict& state_dict) {
+  auto load = detail::plan_optimizer_load(optimizer, state_dict);
+  for (const auto& copy : load.copies()) {
+    TESSERA_CHECK(!copy.source.is_meta(), ErrorKind::kShape,
+                  "[state.load_optimizer] {}: {} is on the meta device, without values",
+                  quote(optimizer_parameter_names(optimizer)[copy.parameter]), copy.state);
+  }
+  load.begin();
+  for (const auto& copy : load.copies()) detail::load_tensor(copy.target, copy.source);
+  load.finish();
+}
+
+}  // namespace tessera

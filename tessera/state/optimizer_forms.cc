@@ -1,0 +1,235 @@
+#include "tessera/state/optimizer_forms.h"
+
+#include <unordered_set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/state/detail/flat_key.h"
+#include "tessera/state/state_dict_structure.h"
+
+namespace tessera {
+namespace detail {
+namespace {
+
+constexpr std::string_view kStatePrefix = "state.", kGroupsPrefix = "param_groups.";
+
+}  // namespace
+
+FlatKeyReader::FlatKeyReader(const std::vector<std::string>& parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TESSERA_CHECK(parameters_.emplace(parameters[i], i).second, ErrorKind::kShape,
+                  "[state.unflatten_optimizer] parameter {} is in two groups", quote(parameters[i]));
+  }
+}
+
+bool FlatKeyReader::read(std::string_view key, Parts& parts) {
+  parts.is_state = key.starts_with(kStatePrefix);
+  if (!parts.is_state && !key.starts_with(kGroupsPrefix)) return false;
+  const auto path = key.substr(parts.is_state ? kStatePrefix.size() : kGroupsPrefix.size());
+  // The longest known name that leaves something: names of states and hyper-parameters seldom have dots.
+  for (size_t dot = path.rfind('.'); dot != std::string_view::npos && dot > 0; dot = path.rfind('.', dot - 1)) {
+    ++lookups_;
+    const auto found = parameters_.find(path.substr(0, dot));
+    if (found == parameters_.end()) continue;
+    parts.parameter = found->second;
+    parts.rest = path.substr(dot + 1);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace detail
+
+namespace {
+
+// What each group's `params` become; `rename` is told each id or name, in order.
+template <class Rename>
+StateList renamed_groups(const StateDict& optimizer_dict, const Rename& rename) {
+  StateList groups;
+  for (const auto& value : optimizer_dict.at("param_groups").list()) {
+    StateDict group = value.dict();
+    StateList params;
+    for (const auto& param : group.at("params").list()) params.push_back(rename(param));
+    group.set("params", std::move(params));
+    groups.emplace_back(std::move(group));
+  }
+  return groups;
+}
+
+StateKey key_of(const StateValue& param) {
+  return param.is_int() ? StateKey(param.integer()) : StateKey(param.string());
+}
+
+// {"state": of the same entries under other keys, "param_groups": groups}.
+StateDict rekeyed(const StateDict& optimizer_dict, const std::unordered_map<StateKey, StateKey>& keys,
+                  StateList groups) {
+  StateDict state;
+  for (const auto& [key, value] : optimizer_dict.at("state").dict()) {
+    const auto found = keys.find(key);
+    const StateKey& name = found == keys.end() ? key : found->second;
+    TESSERA_CHECK(!state.contains(name), ErrorKind::kShape, "[state.optimizer_dict] two states would have the key {}",
+                  quote(to_string(name)));
+    state.set(name, value);
+  }
+  StateDict out;
+  out.set("state", std::move(state));
+  out.set("param_groups", std::move(groups));
+  return out;
+}
+
+void set_new(StateDict& flat, const std::string& key, const StateValue& value) {
+  const size_t before = flat.size();
+  flat.set(key, value);
+  TESSERA_CHECK(flat.size() > before, ErrorKind::kShape, "[state.flatten_optimizer] two values would have the key {}",
+                quote(key));
+}
+
+void flatten_state(const StateDict& nested, const std::string& prefix, StateDict& out) {
+  for (const auto& [key, value] : nested) {
+    const auto full = prefix + "." + to_string(key);
+    if (value.is_dict()) {
+      flatten_state(value.dict(), full, out);
+      continue;
+    }
+    TESSERA_CHECK(
+        value.is_tensor() || value.is_sharded() || value.is_bool() || value.is_int() || value.is_double(),
+        ErrorKind::kShape,
+        "[state.flatten_optimizer] {}: Flattening optimizer state_dict only supports tensor, int, float, dict "
+        "states now. Type is {}.",
+        quote(full), type_name(value));
+    set_new(out, full, value);
+  }
+}
+
+// Sets `value` at "a.b.c" below `nested`.
+void set_nested(StateDict& nested, std::string_view path, const StateValue& value, const std::string& key) {
+  const auto dot = path.find('.');
+  if (dot == std::string_view::npos) {
+    TESSERA_CHECK(!nested.contains(std::string(path)), ErrorKind::kShape,
+                  "[state.unflatten_optimizer] {}: there is a value below the same name", quote(key));
+    nested.set(std::string(path), value);
+    return;
+  }
+  const std::string step(path.substr(0, dot));
+  auto* inner = nested.find(step);
+  if (inner == nullptr) inner = &nested.set(step, StateDict());
+  TESSERA_CHECK(inner->is_dict(), ErrorKind::kShape, "[state.unflatten_optimizer] {}: {} has a value itself",
+                quote(key), quote(step));
+  set_nested(inner->dict(), path.substr(dot + 1), value, key);
+}
+
+std::string brief(const StateValue* value) {
+  if (value == nullptr) return "missing";
+  if (value->is_bool()) return std::get<bool>(value->variant()) ? "True" : "False";
+  if (value->is_int() || value->is_double()) return fmt::format("{}", value->number());
+  if (value->is_string()) return quote(value->string());
+  return fmt::format("a {}", type_name(*value));
+}
+
+// Settings of two parameters that are in one group here.
+void check_same_settings(const StateDict& first, const std::string& name, const StateDict& settings) {
+  const auto compare = [&](const StateKey& key) {
+    const auto *value = settings.find(key), *other = first.find(key);
+    TESSERA_CHECK(value && other && same_values(*value, *other), ErrorKind::kShape,
+                  "[state.unflatten_optimizer] All the parameters in the same parameter group should have the same "
+                  "saved param_group value. But {}.{} is {} while other(s) is {}.",
+                  escape(name), escape(to_string(key)), brief(value), brief(other));
+  };
+  for (const auto& [key, value] : settings) compare(key);
+  for (const auto& [key, value] : first) compare(key);
+}
+
+}  // namespace
+
+StateDict optimizer_dict_to_names(const StateDict& by_id, const std::vector<std::string>& names) {
+  std::unordered_map<StateKey, StateKey> keys;
+  std::unordered_set<std::string_view> seen;
+  size_t position = 0;
+  auto groups = renamed_groups(by_id, [&](const StateValue& param) -> StateValue {
+    TESSERA_CHECK(position < names.size(), ErrorKind::kShape,
+                  "[state.optimizer_dict_to_names] the groups have more parameters than the {} names", names.size());
+    const auto& name = names[position++];
+    TESSERA_CHECK(keys.emplace(key_of(param), name).second, ErrorKind::kShape,
+                  "[state.optimizer_dict_to_names] parameter {} is in two groups", quote(to_string(key_of(param))));
+    TESSERA_CHECK(seen.insert(name).second, ErrorKind::kShape, "[state.optimizer_dict_to_names] name {} is there twice",
+                  quote(name));
+    return name;
+  });
+  TESSERA_CHECK(position == names.size(), ErrorKind::kShape,
+                "[state.optimizer_dict_to_names] the groups have {} parameters, found {} names", position,
+                names.size());
+  return rekeyed(by_id, keys, std::move(groups));
+}
+
+StateDict optimizer_dict_to_ids(const StateDict& by_name) {
+  std::unordered_map<StateKey, StateKey> keys;
+  int64_t id = 0;
+  auto groups = renamed_groups(by_name, [&](const StateValue& param) -> StateValue {
+    TESSERA_CHECK(keys.emplace(key_of(param), id).second, ErrorKind::kShape,
+                  "[state.optimizer_dict_to_ids] parameter {} is in two groups", quote(to_string(key_of(param))));
+    return id++;
+  });
+  return rekeyed(by_name, keys, std::move(groups));
+}
+
+StateDict flatten_optimizer_dict(const StateDict& by_name) {
+  StateDict flat;
+  for (const auto& [name, state] : by_name.at("state").dict()) {
+    flatten_state(state.dict(), "state." + to_string(name), flat);
+  }
+  for (const auto& value : by_name.at("param_groups").list()) {
+    const StateDict& group = value.dict();
+    for (const auto& param : group.at("params").list()) {
+      const auto prefix = "param_groups." + to_string(key_of(param)) + ".";
+      for (const auto& [key, setting] : group) {
+        if (key == StateKey("params") || key == StateKey("param_names")) continue;
+        set_new(flat, prefix + to_string(key), setting);
+      }
+    }
+  }
+  return flat;
+}
+
+StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std::vector<std::string>>& groups) {
+  std::vector<std::string> names;
+  for (const auto& group : groups) names.insert(names.end(), group.begin(), group.end());
+  detail::FlatKeyReader reader(names);
+  std::vector<StateDict> states(names.size()), settings(names.size());
+  for (const auto& [key, value] : flat) {
+    TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
+                  "[state.unflatten_optimizer] found the key {}, wanted text. Is it a dict by id?", to_string(key));
+    const auto& text = std::get<std::string>(key);
+    detail::FlatKeyReader::Parts parts;
+    if (!reader.read(text, parts)) continue;
+    if (parts.is_state) {
+      set_nested(states[parts.parameter], parts.rest, value, text);
+    } else {
+      settings[parts.parameter].set(std::string(parts.rest), value);
+    }
+  }
+  StateDict state;
+  StateList out_groups;
+  size_t position = 0;
+  for (const auto& group : groups) {
+    const size_t begin = position;
+    StateList params;
+    const StateDict* first = nullptr;
+    for (; position < begin + group.size(); ++position) {
+      const auto& name = names[position];
+      if (settings[position].empty() && states[position].empty()) continue;
+      if (first) check_same_settings(*first, name, settings[position]);
+      if (!first) first = &settings[position];
+      if (!states[position].empty()) state.set(name, std::move(states[position]));
+      params.emplace_back(name);
+    }
+    StateDict merged = first ? *first : StateDict();
+    merged.set("params", std::move(params));
+    out_groups.emplace_back(std::move(merged));
+  }
+  StateDict out;
+  out.set("state", std::move(state));
+  out.set("param_groups", std::move(out_groups));
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,175 @@
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/comm/collectives/agreement.h"
+#include "tessera/state/detail/fsdp1_handover.h"
+#include "tessera/state/detail/hyperparameter_values.h"
+#include "tessera/state/detail/model_names.h"
+#include "tessera/state/detail/optimizer_load.h"
+#include "tessera/state/detail/saved_optimizer.h"
+#include "tessera/state/detail/state_broadcast.h"
+#include "tessera/state/optimizer_dict.h"
+#include "tessera/state/optimizer_forms.h"
+#include "tessera/state/state_dict.h"
+
+namespace tessera {
+namespace {
+
+using detail::ModelNames;
+
+// Names of the parameters of each group as the model has them, all names of a shared one.
+std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelNames& model) {
+  std::vector<detail::GroupNames> groups;
+  for (const auto& group : optimizer.param_groups()) {
+    auto& names = groups.emplace_back();
+    for (const auto& name : group.params) {
+      const auto& parameter = optimizer.slot(name).parameter;
+      const auto* entry = model.find(parameter);
+      TESSERA_CHECK(entry, ErrorKind::kConfig,
+                    "[state] {} of an optimizer is no parameter of this model. Pass the model that it was made for, or "
+                    "make the optimizer after the model is sharded and loaded.",
+                    quote(name));
+      names.push_back({.names = entry->names, .wants_state = parameter.requires_grad()});
+    }
+  }
+  return groups;
+}
+
+void check_optimizers(const std::vector<optim::Optimizer*>& optimizers) {
+  TESSERA_CHECK(!optimizers.empty() && std::ranges::find(optimizers, nullptr) == optimizers.end(), ErrorKind::kConfig,
+                "[state] Optimizers are not passed in, but their state is asked for.");
+}
+
+std::vector<detail::OptimizerNames> optimizer_names(const std::vector<optim::Optimizer*>& optimizers,
+                                                    const ModelNames& model) {
+  std::vector<detail::OptimizerNames> out;
+  for (const auto* optimizer : optimizers) {
+    detail::OptimizerNames names{.groups = group_names(*optimizer, model)};
+    const auto states = optimizer->check_hyperparameters(std::vector<optim::Hyperparameters>(names.groups.size()));
+    names.is_stateless = std::ranges::all_of(states, [](const auto& of_group) { return of_group.empty(); });
+    out.push_back(std::move(names));
+  }
+  return out;
+}
+
+}  // namespace
+
+StateDict get_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                   const StateDictOptions& options) {
+  detail::check_options(options);
+  check_optimizers(optimizers);
+  if (detail::is_fsdp1(model)) return detail::get_fsdp1_optimizer_state(model, optimizers, options);
+  const c10::NoGradGuard no_grad;
+  const ModelNames names(model, options);
+  StateDict state;
+  StateList groups;
+  for (const auto* optimizer : optimizers) {
+    std::vector<std::string> params;
+    for (const auto& group : group_names(*optimizer, names)) {
+      for (const auto& parameter : group) params.push_back(parameter.names.front());
+    }
+    auto named = optimizer_dict_to_names(optimizer_state_dict(*optimizer), params);
+    for (auto& [name, value] : named.at("state").dict()) {
+      TESSERA_CHECK(!state.contains(name), ErrorKind::kConfig, "[state.get_optimizer] two optimizers hold {}",
+                    quote(to_string(name)));
+      state.set(name, std::move(value));
+    }
+    for (auto& group : named.at("param_groups").list()) groups.push_back(std::move(group));
+  }
+  StateDict out;
+  out.set("state", std::move(state));
+  out.set("param_groups", std::move(groups));
+  if (options.flatten_optimizer_state_dict) out = flatten_optimizer_dict(out);
+  const bool asks_ranks = options.full_state_dict && options.cpu_offload;
+  out = detail::full_or_on_cpu(out, options, asks_ranks ? detail::group_of(names, options) : options.group);
+  verify_optimizer_state_dict(out, options);
+  return out;
+}
+
+void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                              const StateDict& optimizer_state_dict, const StateDictOptions& options) {
+  detail::check_options(options);
+  check_optimizers(optimizers);
+  if (detail::is_fsdp1(model))
+    return detail::set_fsdp1_optimizer_state(model, optimizers, optimizer_state_dict, options);
+  const c10::NoGradGuard no_grad;
+  const ModelNames names(model, options);
+  const auto group = options.broadcast_from_rank0 ? detail::group_of(names, options) : nullptr;
+  TESSERA_CHECK(
+      group || !options.broadcast_from_rank0, ErrorKind::kConfig,
+      "[state.set_optimizer] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
+  const auto device = detail::device_of(names, group.get());
+  std::optional<detail::StateBroadcast> incoming;
+  std::vector<detail::OptimizerLoad> loads;
+  const auto plan = [&](const StateDict& saved) {
+    verify_optimizer_state_dict(saved, {});
+    const auto split = detail::select_optimizers(saved, optimizer_names(optimizers, names), options.strict);
+    for (size_t i = 0; i < optimizers.size(); ++i)
+      loads.push_back(detail::plan_optimizer_load(*optimizers[i], split[i]));
+  };
+  if (group) {
+    incoming.emplace(optimizer_state_dict, *group);
+    comm::attempt_together(*group, [&] { plan(incoming->message()); });
+  } else {
+    plan(detail::without_sharded(optimizer_state_dict));
+    for (const auto& load : loads) {
+      for (const auto& copy : load.copies()) {
+        TESSERA_CHECK(!copy.source.is_meta(), ErrorKind::kShape,
+                      "[state.set_optimizer] a value of {} is on the meta device, without values", copy.state);
+      }
+    }
+  }
+  std::vector<detail::TensorCopy> copies;
+  for (auto& load : loads) {
+    load.begin();
+    for (const auto& copy : load.copies()) copies.push_back({copy.source, copy.target});
+  }
+  detail::load_copies(copies, incoming ? &*incoming : nullptr, device);
+  for (auto& load : loads) load.finish();
+}
+
+void verify_optimizer_state_dict(const StateDict& optimizer_state_dict, const StateDictOptions& options) {
+  const bool may_be_empty = options.broadcast_from_rank0 || (options.cpu_offload && options.full_state_dict);
+  if (optimizer_state_dict.empty() && may_be_empty) return;
+  TESSERA_CHECK(!optimizer_state_dict.empty(), ErrorKind::kShape,
+                "[state.verify] The option indicates that model state_dict is required to save, or load but optim "
+                "state_dict is empty.");
+  if (!optimizer_state_dict.contains("state") && !optimizer_state_dict.contains("param_groups")) {
+    for (const auto& [key, value] : optimizer_state_dict) {
+      const auto text = to_string(key);
+      TESSERA_CHECK(text.starts_with("state.") || text.starts_with("param_groups."), ErrorKind::kShape,
+                    "[state.verify] {} is no key of an optimizer's dict, flat or not", quote(text));
+    }
+    return;
+  }
+  const auto *state = optimizer_state_dict.find("state"), *groups = optimizer_state_dict.find("param_groups");
+  TESSERA_CHECK(state && state->is_dict() && groups && groups->is_list(), ErrorKind::kShape,
+                "[state.verify] an optimizer's dict wants a dict \"state\" and a list \"param_groups\"");
+}
+
+void verify_state_dict(const StateDict& model_state_dict, const StateDict& optimizer_state_dict,
+                       const StateDictOptions& options) {
+  verify_model_state_dict(model_state_dict, options);
+  verify_optimizer_state_dict(optimizer_state_dict, options);
+}
+
+ModelAndOptimizerState get_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                      const StateDictOptions& options) {
+  auto weights = get_model_state_dict(model, options);
+  return {.model = std::move(weights), .optimizer = get_optimizer_state_dict(model, optimizers, options)};
+}
+
+IncompatibleKeys set_state_dict(nn::Module& model, const std::vector<optim::Optimizer*>& optimizers,
+                                const StateDict& model_state_dict, const StateDict& optimizer_state_dict,
+                                const StateDictOptions& options) {
+  set_optimizer_state_dict(model, optimizers, optimizer_state_dict, options);
+  return set_model_state_dict(model, model_state_dict, options);
+}
+
+}  // namespace tessera

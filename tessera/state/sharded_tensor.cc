@@ -1,0 +1,240 @@
+#include "tessera/state/sharded_tensor.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/state/state_message.h"
+
+namespace tessera {
+namespace {
+
+struct RankBox {
+  int rank;  // of the group
+  std::vector<int64_t> offsets, sizes;
+};
+
+// What every rank must know of the others' shards, so that all find the same faults.
+struct ShardsOfAll {
+  std::vector<RankBox> boxes;     // rank by rank
+  std::vector<int64_t> elements;  // of each rank
+  bool any_on_cuda = false;
+  std::string fault;  // of one rank, or between two; empty: none
+};
+
+int64_t volume(const std::vector<int64_t>& sizes) {
+  int64_t product = 1;
+  for (const auto size : sizes) product *= size;
+  return product;
+}
+
+StateValue to_list(const std::vector<int64_t>& numbers) { return StateList(numbers.begin(), numbers.end()); }
+
+std::vector<int64_t> to_numbers(const StateValue& list) {
+  std::vector<int64_t> out;
+  for (const auto& item : list.list()) out.push_back(item.integer());
+  return out;
+}
+
+std::string fault_of(const LocalShard& shard, c10::ScalarType dtype) {
+  const auto& [offsets, sizes, placement] = shard.metadata;
+  if (!shard.tensor.defined() || is_dtensor(shard.tensor) || shard.tensor.is_meta()) {
+    return "is no plain tensor with values";
+  }
+  if (shard.tensor.sizes() != c10::IntArrayRef(sizes)) {
+    return fmt::format("has shape [{}], its metadata says [{}]", fmt::join(shard.tensor.sizes(), ", "),
+                       fmt::join(sizes, ", "));
+  }
+  if (shard.tensor.scalar_type() != dtype) {
+    return fmt::format("is of dtype {}, the whole of {}", c10::toString(shard.tensor.scalar_type()),
+                       c10::toString(dtype));
+  }
+  return "";
+}
+
+std::string describe_shards(const ShardedTensor& tensor) {
+  StateList boxes;
+  std::string fault;
+  bool on_cuda = false;
+  for (const auto& shard : tensor.local_shards) {
+    if (fault.empty()) fault = fault_of(shard, tensor.dtype);
+    on_cuda |= shard.tensor.defined() && shard.tensor.is_cuda();
+    boxes.emplace_back(StateList{to_list(shard.metadata.shard_offsets), to_list(shard.metadata.shard_sizes)});
+  }
+  return encode_state(StateDict{{"size", to_list(tensor.size)},
+                                {"dtype", c10::toString(tensor.dtype)},
+                                {"boxes", std::move(boxes)},
+                                {"fault", fault},
+                                {"cuda", on_cuda}});
+}
+
+ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
+  ShardsOfAll all;
+  const auto messages = comm::all_gather_bytes(*tensor.group, describe_shards(tensor));
+  std::optional<StateDict> first;
+  for (size_t rank = 0; rank < messages.size(); ++rank) {
+    const StateDict said = decode_state(messages[rank]).dict();
+    if (!first) first = said;
+    int64_t elements = 0;
+    for (const auto& box : said.at("boxes").list()) {
+      all.boxes.push_back({static_cast<int>(rank), to_numbers(box.list().at(0)), to_numbers(box.list().at(1))});
+      elements += volume(all.boxes.back().sizes);
+    }
+    all.elements.push_back(elements);
+    all.any_on_cuda |= std::get<bool>(said.at("cuda").variant());
+    if (!all.fault.empty()) continue;
+    const auto& fault = said.at("fault").string();
+    if (!fault.empty()) all.fault = fmt::format("a shard of rank {} {}", rank, fault);
+    if (to_numbers(said.at("size")) != to_numbers(first->at("size")) ||
+        said.at("dtype").string() != first->at("dtype").string()) {
+      all.fault = fmt::format("rank 0 says it is {} [{}], rank {} {} [{}]", first->at("dtype").string(),
+                              fmt::join(to_numbers(first->at("size")), ", "), rank, said.at("dtype").string(),
+                              fmt::join(to_numbers(said.at("size")), ", "));
+    }
+  }
+  return all;
+}
+
+bool overlap(const RankBox& a, const RankBox& b) {
+  for (size_t d = 0; d < a.offsets.size(); ++d) {
+    if (a.offsets[d] + a.sizes[d] <= b.offsets[d] || b.offsets[d] + b.sizes[d] <= a.offsets[d]) return false;
+  }
+  return true;
+}
+
+// Sweeps along the dim with most offsets, so that chunks of any one dim are compared with few others.
+std::string overlap_fault(std::vector<const RankBox*> boxes, size_t dims) {
+  size_t along = 0, most = 0;
+  for (size_t d = 0; d < dims; ++d) {
+    std::set<int64_t> offsets;
+    for (const auto* box : boxes) offsets.insert(box->offsets[d]);
+    if (offsets.size() > most) most = offsets.size(), along = d;
+  }
+  std::ranges::sort(boxes,
+                    [&](const auto* a, const auto* b) { return dims > 0 && a->offsets[along] < b->offsets[along]; });
+  std::vector<const RankBox*> open;
+  for (const auto* box : boxes) {
+    std::erase_if(open, [&](const auto* other) {
+      return dims > 0 && other->offsets[along] + other->sizes[along] <= box->offsets[along];
+    });
+    for (const auto* other : open) {
+      if (overlap(*other, *box)) {
+        return fmt::format("shards of ranks {} and {} overlap: at [{}] of [{}], at [{}] of [{}]", other->rank,
+                           box->rank, fmt::join(other->offsets, ", "), fmt::join(other->sizes, ", "),
+                           fmt::join(box->offsets, ", "), fmt::join(box->sizes, ", "));
+      }
+    }
+    open.push_back(box);
+  }
+  return "";
+}
+
+std::string layout_fault(const std::vector<int64_t>& size, const std::vector<RankBox>& boxes) {
+  std::vector<const RankBox*> filled;
+  int64_t held = 0;
+  for (const auto& box : boxes) {
+    bool inside = box.offsets.size() == size.size() && box.sizes.size() == size.size();
+    for (size_t d = 0; inside && d < size.size(); ++d) {
+      inside = box.offsets[d] >= 0 && box.sizes[d] >= 0 && box.offsets[d] <= size[d] &&
+               box.sizes[d] <= size[d] - box.offsets[d];
+    }
+    if (!inside) {
+      return fmt::format("a shard of rank {} at [{}] of [{}] reaches beyond [{}]", box.rank,
+                         fmt::join(box.offsets, ", "), fmt::join(box.sizes, ", "), fmt::join(size, ", "));
+    }
+    if (volume(box.sizes) == 0) continue;
+    held += volume(box.sizes);
+    filled.push_back(&box);
+  }
+  if (auto fault = overlap_fault(filled, size.size()); !fault.empty()) return fault;
+  if (held == volume(size)) return "";
+  return fmt::format("the shards of all ranks hold {} of {} elements", held, volume(size));
+}
+
+// This rank's elements, shard after shard, as bytes; `elements` long.
+at::Tensor packed(const ShardedTensor& tensor, int64_t elements, at::TensorOptions options) {
+  std::vector<at::Tensor> pieces;
+  int64_t own = 0;
+  for (const auto& shard : tensor.local_shards) {
+    pieces.push_back(shard.tensor.detach().to(options.device()).reshape({-1}));
+    own += shard.tensor.numel();
+  }
+  if (pieces.empty() || own < elements) pieces.push_back(at::zeros({elements - own}, options));
+  return at::cat(pieces).view(c10::kByte);
+}
+
+}  // namespace
+
+std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, const std::shared_ptr<comm::Group>& group) {
+  TESSERA_CHECK(group, ErrorKind::kShape, "[state.chunk_sharded_tensor] found no group");
+  TESSERA_CHECK(full.defined() && full.dim() > 0 && !is_dtensor(full), ErrorKind::kShape,
+                "[state.chunk_sharded_tensor] found {}, wanted a plain tensor with at least one dim",
+                !full.defined()   ? "an undefined tensor"
+                : full.dim() == 0 ? "a tensor without dims"
+                                  : "a DTensor");
+  auto out = std::make_shared<ShardedTensor>();
+  out->size = full.sizes().vec();
+  out->dtype = full.scalar_type();
+  out->group = group;
+  const int64_t rows = full.size(0), chunk = (rows + group->size() - 1) / group->size();
+  for (int rank = 0; rank < group->size(); ++rank) {
+    const int64_t first = chunk * rank;
+    if (first >= rows) break;
+    ShardMetadata metadata{
+        .shard_offsets = std::vector<int64_t>(full.dim(), 0), .shard_sizes = out->size, .placement = {}};
+    metadata.shard_offsets[0] = first;
+    metadata.shard_sizes[0] = std::min(chunk, rows - first);
+    metadata.placement = fmt::format("rank:{}/{}", group->ranks()[rank], full.device().str());
+    if (rank == group->rank()) {
+      const c10::NoGradGuard no_grad;
+      auto own = full.detach().narrow(0, first, metadata.shard_sizes[0]).clone(c10::MemoryFormat::Contiguous);
+      out->local_shards.push_back({std::move(own), metadata});
+    }
+    out->shards_metadata.push_back(std::move(metadata));
+  }
+  return out;
+}
+
+at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
+  TESSERA_CHECK(tensor.group, ErrorKind::kShape, "[state.all_gather_sharded_tensor] the tensor has no group");
+  const c10::NoGradGuard no_grad;
+  auto all = exchange_shards(tensor);
+  if (all.fault.empty()) all.fault = layout_fault(tensor.size, all.boxes);
+  TESSERA_CHECK(all.fault.empty(), ErrorKind::kShape,
+                "[state.all_gather_sharded_tensor] {} [{}]: {}. Each element must be in one shard of one rank.",
+                c10::toString(tensor.dtype), fmt::join(tensor.size, ", "), all.fault);
+  const auto home = tensor.local_shards.empty() ? c10::Device(c10::kCPU) : tensor.local_shards.front().tensor.device();
+  const auto device = home.is_cpu() && all.any_on_cuda ? c10::Device(c10::kCUDA) : home;
+  const auto options = at::TensorOptions().dtype(tensor.dtype).device(device);
+  at::Tensor whole = at::empty(tensor.size, options);
+  if (whole.numel() == 0) return whole.to(home);
+
+  const int64_t most = std::ranges::max(all.elements);
+  const at::Tensor gathered = at::empty({most * tensor.group->size()}, options);
+  comm::all_gather_into(*tensor.group, gathered.view(c10::kByte), packed(tensor, most, options),
+                        "all_gather_sharded_tensor")
+      .wait();
+  std::vector<int64_t> taken(tensor.group->size(), 0);
+  for (const auto& box : all.boxes) {
+    at::Tensor place = whole;
+    for (size_t d = 0; d < box.sizes.size(); ++d) {
+      place = place.narrow(static_cast<int64_t>(d), box.offsets[d], box.sizes[d]);
+    }
+    const int64_t count = volume(box.sizes);
+    place.copy_(gathered.narrow(0, most * box.rank + taken[box.rank], count).view(box.sizes));
+    taken[box.rank] += count;
+  }
+  return whole.to(home);
+}
+
+}  // namespace tessera

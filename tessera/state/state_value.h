@@ -1,0 +1,127 @@
+// Values of a state dict, as torch knows them: tensors (DTensors among them), sharded tensors, numbers, text, bytes,
+// and lists, tuples and dicts of these.
+//
+//   StateDict model;
+//   model.set("layers.0.weight", weight);                          // insertion order is kept
+//   StateDict optimizer{{"state", states}, {"param_groups", StateList{group}}};
+//   for (const auto& [key, value] : optimizer) ...
+//   const at::Tensor& step = model.at("step").tensor();
+//
+// Copies share tensors and nothing else. Not thread-safe. Keys are text or integers (parameter ids of torch.optim).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tessera {
+
+struct ShardedTensor;  // state/sharded_tensor.h
+class StateValue;
+
+using StateKey = std::variant<int64_t, std::string>;
+std::string to_string(const StateKey& key);
+
+// A dict in insertion order; finding a key takes constant time.
+class StateDict {
+ public:
+  using Item = std::pair<StateKey, StateValue>;
+
+  StateDict() = default;
+  StateDict(std::initializer_list<Item> items);  // later duplicates overwrite
+
+  bool empty() const { return index_.empty(); }
+  size_t size() const { return index_.size(); }
+  bool contains(const StateKey& key) const { return index_.contains(key); }
+  // nullptr when there is no such key.
+  const StateValue* find(const StateKey& key) const;
+  StateValue* find(const StateKey& key);
+  // Error kShape when there is no such key.
+  const StateValue& at(const StateKey& key) const;
+  StateValue& at(const StateKey& key);
+  // Inserts at the end, or overwrites in place. Returns what is stored; a later insertion invalidates the reference.
+  StateValue& set(StateKey key, StateValue value);
+  // Takes time linear in the size.
+  void erase(const StateKey& key);
+
+  auto begin() const { return items_.begin(); }
+  auto end() const { return items_.end(); }
+  auto begin() { return items_.begin(); }  // do not change keys
+  auto end() { return items_.end(); }
+
+ private:
+  std::vector<Item> items_;
+  std::unordered_map<StateKey, size_t> index_;
+};
+
+using StateList = std::vector<StateValue>;
+struct StateTuple {
+  StateList items;
+};
+struct StateBytes {
+  std::string bytes;
+};
+
+class StateValue {
+ public:
+  using Variant = std::variant<std::monostate, bool, int64_t, double, std::string, StateBytes, at::Tensor,
+                               std::shared_ptr<ShardedTensor>, StateList, StateTuple, StateDict>;
+
+  StateValue() = default;  // None
+  StateValue(std::nullptr_t) {}
+  StateValue(bool value) : value_(value) {}
+  StateValue(int value) : value_(int64_t{value}) {}
+  StateValue(int64_t value) : value_(value) {}
+  StateValue(double value) : value_(value) {}
+  StateValue(const char* value) : value_(std::string(value)) {}
+  StateValue(std::string value) : value_(std::move(value)) {}
+  StateValue(StateBytes value) : value_(std::move(value)) {}
+  StateValue(at::Tensor value) : value_(std::move(value)) {}
+  StateValue(std::shared_ptr<ShardedTensor> value) : value_(std::move(value)) {}
+  StateValue(StateList value) : value_(std::move(value)) {}
+  StateValue(StateTuple value) : value_(std::move(value)) {}
+  StateValue(StateDict value) : value_(std::move(value)) {}
+
+  bool is_none() const { return std::holds_alternative<std::monostate>(value_); }
+  bool is_bool() const { return std::holds_alternative<bool>(value_); }
+  bool is_int() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_double() const { return std::holds_alternative<double>(value_); }
+  bool is_string() const { return std::holds_alternative<std::string>(value_); }
+  bool is_bytes() const { return std::holds_alternative<StateBytes>(value_); }
+  bool is_tensor() const { return std::holds_alternative<at::Tensor>(value_); }  // plain or DTensor
+  bool is_sharded() const { return std::holds_alternative<std::shared_ptr<ShardedTensor>>(value_); }
+  bool is_list() const { return std::holds_alternative<StateList>(value_); }
+  bool is_tuple() const { return std::holds_alternative<StateTuple>(value_); }
+  bool is_dict() const { return std::holds_alternative<StateDict>(value_); }
+
+  // Error kShape, which names both types, when it is something else.
+  const at::Tensor& tensor() const;
+  at::Tensor& tensor();
+  const std::shared_ptr<ShardedTensor>& sharded() const;
+  const StateDict& dict() const;
+  StateDict& dict();
+  const StateList& list() const;
+  StateList& list();
+  const std::string& string() const;
+  int64_t integer() const;
+  double number() const;  // an int as well
+
+  const Variant& variant() const { return value_; }
+  Variant& variant() { return value_; }
+
+ private:
+  Variant value_;
+};
+
+// "Tensor", "DTensor", "ShardedTensor", "int", "dict", ...: as messages name the type of a value.
+const char* type_name(const StateValue& value);
+
+}  // namespace tessera
