@@ -69,6 +69,11 @@ void StagedFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
                   offset + written, std::strerror(errno));
     written += static_cast<size_t>(step);
   }
+  // Large pieces go to the disk while the next ones are made; publish() waits for all of it.
+  constexpr size_t kLarge = 1 << 20;
+  if (written >= kLarge) {
+    ::sync_file_range(fd_, static_cast<off64_t>(offset), static_cast<off64_t>(written), SYNC_FILE_RANGE_WRITE);
+  }
 }
 
 void StagedFile::publish() {

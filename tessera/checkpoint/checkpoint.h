@@ -6,11 +6,11 @@
 //   auto checkpoint = Checkpoint::latest(run / "checkpoints", *world->group());          // COLLECTIVE over the world
 //   if (checkpoint) checkpoint->load({{"model.norm.weight", norm}, ...});
 //
-// A checkpoint is a folder step-XXXXXXXX holding one safetensors file a rank and manifest.json, which says what box of
-// which tensor lies where, with an XXH3 hash of each file (docs/format/checkpoint.md). It is written under another
-// name, synced and renamed; LATEST is replaced last. What is published is never half-written, never overwritten, and an
-// older checkpoint goes only after a newer one is there. Loading takes any world size and any placements of Shard,
-// StridedShard and Replicate.
+// A checkpoint is a folder step-XXXXXXXX, which is a PyTorch distributed checkpoint (torch.distributed.checkpoint loads
+// it) with a manifest.json beside it: an XXH3 hash of each file and what is no tensor (docs/format/checkpoint.md). It
+// is written under another name, synced and renamed; LATEST is replaced last. What is published is never half-written,
+// never overwritten, and an older checkpoint goes only after a newer one is there. Loading takes any world size and any
+// placements of Shard, StridedShard and Replicate, and folders that PyTorch wrote.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,10 +24,13 @@
 #include <vector>
 
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/formats/torch/dcp_folder.h"
+#include "tessera/state/state_value.h"
 
 namespace tessera {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+using NamedObjects = std::vector<std::pair<std::string, StateValue>>;  // numbers, text, lists of them
 
 struct CheckpointOptions {
   std::filesystem::path folder;  // made when it is not there
@@ -35,9 +38,9 @@ struct CheckpointOptions {
   int64_t keep_last = 2;  // how many of those published last stay; 0: all
   int64_t keep_best = 1;  // and how many with the lowest validation loss
   bool async = true;      // write in a thread while training goes on
-  // The lowest rank of those whose tensors are called as this rank's: of its pipeline stage. It writes plain tensors;
-  // of DTensors on some of those ranks only, the mesh that it is in writes.
-  int first_holder = 0;
+  // The ranks whose tensors are called as this rank's: of its pipeline stage. They share the writing of what they all
+  // have; of DTensors on some of them only, the mesh that the lowest one is in writes. None: all ranks.
+  std::vector<int> holders = {};
 };
 
 class CheckpointWriter {
@@ -50,13 +53,14 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Takes a copy of this rank's parts of `tensors` (the same names on all ranks of a pipeline stage, others on those of
-  // another; replicas are written once) and starts writing. A save still under way is finished first. Returns when
-  // written unless async. Ranks may take any time to write. `validation_loss` ranks the checkpoint for keep_best.
-  // COLLECTIVE over the world. Error kIo when this or the previous save failed on any rank, or when the ranks together
-  // did not hold each tensor exactly once; nothing of the failed one stays. Error kShape for placements that cannot be
-  // saved (Partial), before anything is done. What cannot be pruned is logged.
+  // another; replicas and a tensor under two names are written once) and starts writing. `objects` are alike on those
+  // ranks, too. PyTorch finds "model.NAME" as NAME in its state dict "model". A save still under way is finished first.
+  // Returns when written unless async. Ranks may take any time to write. `validation_loss` ranks the checkpoint for
+  // keep_best. COLLECTIVE over the world. Error kIo when this or the previous save failed on any rank, or when the
+  // ranks together did not hold each tensor exactly once; nothing of the failed one stays. Error kShape for placements
+  // that cannot be saved (Partial), before anything is done. What cannot be pruned is logged.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
-            std::optional<double> validation_loss = std::nullopt);
+            std::optional<double> validation_loss = std::nullopt, const NamedObjects& objects = {});
   // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.
   void finish();
   // Whether the save under way has failed, as far as this rank knows: rank 0 knows of all, another of its own part.
@@ -77,7 +81,8 @@ class Checkpoint {
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder, comm::Group& group);
   // One checkpoint, compared and opened likewise. COLLECTIVE over the group.
   static Checkpoint open(const std::filesystem::path& checkpoint, comm::Group& group);
-  // The folder of one checkpoint. Reads and checks manifest.json and the sizes of the files.
+  // The folder of one checkpoint. Reads and checks manifest.json, .metadata and the sizes of the files. A folder
+  // without manifest.json is one that PyTorch wrote: step 0, nothing extra, no hashes to compare.
   static Checkpoint open(const std::filesystem::path& checkpoint);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -86,10 +91,13 @@ class Checkpoint {
   const std::filesystem::path& path() const;
   int64_t step() const;
   const nlohmann::json& extra() const;
+  bool has_hashes() const;  // false: PyTorch wrote it, and verify() reads no more than that there is
+  const DcpFolder& contents() const;
   // Fills the tensors in place, each rank reading only what its parts need. All problems (missing tensors, other shapes
   // or dtypes) are found before anything is changed: Error kShape. No communication.
   void load(const NamedTensors& tensors) const;
-  // Compares every file with its hash; Error kFormat names the first that differs. No communication.
+  // Compares every file with its hash and reads every record; Error kFormat names the first that differs. No
+  // communication.
   void verify() const;
 
  private:

@@ -137,6 +137,26 @@ void CheckpointFolder::look_around() {
   known_ = std::move(found);
 }
 
+std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, const std::function<fs::path()>& aside) {
+  look_around();
+  const auto resumed = known_.find(name);
+  TESSERA_CHECK(resumed != known_.end() && resumed->second.ours, ErrorKind::kIo,
+                "[checkpoint.resume] {}: no save of this run wrote it", (folder_ / name).string());
+  publish_file(folder_ / kLatest, name + "\n");
+  std::vector<std::string> later;
+  for (const auto& [each, known] : known_) {
+    if (known.ours && known.step > resumed->second.step) later.push_back(each);
+  }
+  if (later.empty()) return later;
+  const auto into = aside();
+  for (const auto& each : later) {
+    fs::rename(folder_ / each, into / each);
+    known_.erase(each);
+  }
+  sync_folder(folder_);
+  return later;
+}
+
 // Out of sight first, so that what is seen is always whole.
 void CheckpointFolder::remove(const std::string& name) const {
   const auto hidden = make_new(folder_, name, make_folder);

@@ -10,9 +10,11 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/checkpoint/manifest.h"
 
@@ -34,6 +36,9 @@ class CheckpointFolder {
   // Removes checkpoints but the `keep_last` published last, the `keep_best` with the lowest validation loss, and the
   // one that LATEST names. keep_last 0 keeps all. Failures are logged.
   void prune(int64_t keep_last, int64_t keep_best) noexcept;
+  // Makes LATEST name this published checkpoint, then moves those of later steps that saves wrote to the folder that
+  // `aside` makes, which is asked only when there are any. Returns their names. Error kIo.
+  std::vector<std::string> go_back_to(const std::string& name, const std::function<std::filesystem::path()>& aside);
   // What LATEST names, nullopt without LATEST. Error kFormat when that is no name of a checkpoint.
   static std::optional<std::string> latest_name(const std::filesystem::path& folder);
 

@@ -8,37 +8,57 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
+#include "tessera/base/quote.h"
 #include "tessera/checkpoint/held_boxes.h"
+#include "tessera/checkpoint/pickled.h"
+#include "tessera/checkpoint/record_file.h"
 #include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/formats/safetensors.h"
-#include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/torch/torch_save_writer.h"
 
 namespace tessera {
 namespace {
 
 constexpr JsonLimits kReportLimits{.max_bytes = size_t{1} << 30, .max_depth = 8, .max_keys = 20'000'000};
 
-// Whether no other rank writes this rank's part.
-bool writes_part(const at::Tensor& tensor, int rank, int first_holder) {
-  if (!is_dtensor(tensor)) return rank == first_holder;
-  const auto& mesh = *device_mesh(tensor);
-  const auto& ranks = mesh.ranks();
-  if (!mesh.coordinate() || std::find(ranks.begin(), ranks.end(), first_holder) == ranks.end()) return false;
-  for (size_t dim = 0; dim < placements(tensor).size(); ++dim) {
-    if (placements(tensor)[dim].is_replicate() && (*mesh.coordinate())[dim] != 0) return false;
+// This rank's boxes of a tensor. Of one without elements there is one box, so that somebody names it.
+std::vector<Share::Chunk> take_chunks(const at::Tensor& tensor, SnapshotPool& pool) {
+  const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
+  std::vector<Share::Chunk> chunks;
+  for (const auto& box : held_boxes(tensor)) {
+    at::Tensor piece = local.detach();
+    for (size_t d = 0; d < box.at.size(); ++d) {
+      piece = piece.narrow(static_cast<int64_t>(d), box.at[d], box.shape[d]);
+    }
+    chunks.push_back({box.offset, pool.copy(piece)});
   }
-  return true;
+  return chunks;
 }
 
-void write_tensors(const std::filesystem::path& path, const NamedTensors& tensors) {
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.scalar_type(), tensor.sizes().vec()});
-  SafetensorsWriter writer(path, std::move(specs));
-  for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
-  writer.finish();
+// Tied weights: one tensor under two names. Handles of one implementation, or of one memory.
+const void* tensor_identity(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
+
+nlohmann::json place_to_json(const RecordPlace& place) { return {{"at", place.offset}, {"bytes", place.length}}; }
+
+DcpStorageInfo place_in(const std::string& file, const JsonReader& json) {
+  return {.relative_path = file, .offset = json.at("at").as_unsigned(), .length = json.at("bytes").as_unsigned()};
 }
 
 }  // namespace
+
+CheckpointContents::CheckpointContents() {
+  metadata.planner_data.emplace();
+  metadata.storage_meta.emplace().save_id = random_name();
+  metadata.version = "1.0.0";
+}
+
+DcpPath planner_path(const std::string& name) {
+  for (const std::string_view top : {"model", "optim"}) {
+    if (name.starts_with(top) && name.size() > top.size() + 1 && name[top.size()] == '.') {
+      return {std::string(top), name.substr(top.size() + 1)};
+    }
+  }
+  return {name};
+}
 
 void check_placements(const NamedTensors& tensors) {
   for (const auto& [name, tensor] : tensors) {
@@ -52,39 +72,70 @@ void check_placements(const NamedTensors& tensors) {
   }
 }
 
-Share take_share(const NamedTensors& tensors, int rank, int first_holder) {
+Share take_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers, SnapshotPool& pool) {
   const at::NoGradGuard no_grad;
   Share share;
+  std::unordered_map<const void*, size_t> known;
   for (const auto& [name, tensor] : tensors) {
-    auto& origin = share.origins.emplace_back(Share::Origin{name, tensor.scalar_type(), tensor.sizes().vec()});
-    if (!writes_part(tensor, rank, first_holder)) continue;
-    const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
-    for (const auto& box : held_boxes(tensor)) {
-      const bool at_start = std::all_of(box.at.begin(), box.at.end(), [](int64_t begin) { return begin == 0; });
-      origin.parts.push_back(
-          {.file = 0, .offset = box.offset, .shape = box.shape, .at = at_start ? std::vector<int64_t>() : box.at});
+    auto& item = share.items.emplace_back(Share::Item{name, tensor.scalar_type(), tensor.sizes().vec()});
+    const auto [first, is_new] = known.try_emplace(tensor_identity(tensor), share.items.size() - 1);
+    if (!is_new) {
+      item.same_as = first->second;
+    } else if (tensor.numel() == 0) {
+      if (writers.first()) {
+        item.chunks.push_back(
+            {std::vector<int64_t>(item.shape.size(), 0), at::empty(item.shape, at::TensorOptions(item.dtype))});
+      }
+    } else if (writers.write_here(tensor)) {
+      item.chunks = take_chunks(tensor, pool);
     }
-    share.tensors.emplace_back(name, local.detach().to(at::kCPU, local.scalar_type(), false, true));
   }
+  if (writers.first()) share.objects = objects;
   return share;
 }
 
-std::string write_share(const Share& share, const std::filesystem::path& staged, int rank, int size) {
-  const auto name = fmt::format("rank-{:05}-of-{:05}.safetensors", rank, size);
-  write_tensors(staged / name, share.tensors);
-  nlohmann::json tensors = nlohmann::json::array();
-  for (const auto& origin : share.origins) {
-    nlohmann::json parts = nlohmann::json::array();
-    for (const auto& part : origin.parts) parts.push_back(part_to_json(part));
-    tensors.push_back({{"name", origin.name},
-                       {"dtype", safetensors_dtype_name(origin.dtype)},
-                       {"shape", origin.shape},
-                       {"parts", std::move(parts)}});
+void give_back(const Share& share, SnapshotPool& pool) {
+  for (const auto& item : share.items) {
+    for (const auto& chunk : item.chunks) pool.give_back(chunk.data);
   }
-  const nlohmann::json report = {{"file", name},
-                                 {"bytes", std::filesystem::file_size(staged / name)},
-                                 {"xxh3", hash_file(staged / name)},
-                                 {"tensors", std::move(tensors)}};
+}
+
+std::string write_share(const Share& share, const std::filesystem::path& staged, int rank) {
+  RecordFile file(staged / fmt::format("__{}_0.distcp", rank));
+  nlohmann::json tensors = nlohmann::json::array(), objects = nlohmann::json::array();
+  for (const auto& item : share.items) {
+    nlohmann::json chunks = nlohmann::json::array();
+    for (const auto& chunk : item.chunks) {
+      const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(chunk.data, sink); });
+      chunks.push_back(place_to_json(place));
+      chunks.back()["offset"] = chunk.offset;
+      chunks.back()["shape"] = chunk.data.sizes().vec();
+    }
+    if (item.same_as != Share::kItself) chunks = tensors.at(item.same_as).at("chunks");
+    tensors.push_back({{"name", item.name},
+                       {"dtype", static_cast<int>(item.dtype)},
+                       {"shape", item.shape},
+                       {"chunks", std::move(chunks)}});
+  }
+  std::map<std::string, RecordPlace> written;  // equal objects share a record
+  for (const auto& [name, value] : share.objects) {
+    std::string record;
+    write_object_record(to_pickle(value), [&](std::span<const std::byte> bytes) {
+      record.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    });
+    const auto [found, is_new] = written.try_emplace(std::move(record));
+    if (is_new) {
+      found->second = file.append([&](const ByteSink& sink) { sink(std::as_bytes(std::span(found->first))); });
+    }
+    objects.push_back(place_to_json(found->second));
+    objects.back()["name"] = name;
+  }
+  const auto done = file.publish();
+  const nlohmann::json report = {{"file", done.name},
+                                 {"bytes", done.size_bytes},
+                                 {"xxh3", done.xxh3},
+                                 {"tensors", std::move(tensors)},
+                                 {"objects", std::move(objects)}};
   return report.dump();
 }
 
@@ -93,26 +144,58 @@ std::string failure_report(int rank, const std::exception& error) {
   return report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-void add_report(Manifest& manifest, const std::string& text) {
-  const std::string where = fmt::format("report {}", manifest.files.size());
+namespace {
+
+// The entry of a name, new or reported before.
+DcpEntry& entry_of(CheckpointContents& contents, const std::string& name) {
+  const auto [found, is_new] = contents.position.try_emplace(name, contents.metadata.entries.size());
+  if (!is_new) return contents.metadata.entries[found->second];
+  contents.metadata.planner_data->emplace_back(name, planner_path(name));
+  return contents.metadata.entries.emplace_back(DcpEntry{.name = name, .tensor = std::nullopt});
+}
+
+void add_tensor(CheckpointContents& contents, const std::string& file, const JsonReader& report) {
+  const std::string name = report.string("name");
+  const auto dtype = report.at("dtype").as_unsigned();
+  TESSERA_CHECK(dtype < static_cast<uint64_t>(c10::ScalarType::NumOptions), ErrorKind::kFormat, "{}: dtype {}",
+                quote(name), dtype);
+  DcpTensor told;
+  told.dtype = static_cast<c10::ScalarType>(dtype);
+  told.size = report.integers("shape", 0, INT64_MAX);
+  const bool is_new = !contents.position.contains(name);
+  auto& entry = entry_of(contents, name);
+  TESSERA_CHECK(is_new || entry.tensor, ErrorKind::kShape, "{}: a tensor on one rank, an object on another",
+                quote(name));
+  if (is_new) entry.tensor = told;
+  auto& tensor = *entry.tensor;
+  TESSERA_CHECK(tensor.dtype == told.dtype && tensor.size == told.size, ErrorKind::kShape,
+                "{}: {} [{}] on one rank, {} [{}] on another", name, c10::toString(tensor.dtype),
+                fmt::join(tensor.size, ", "), c10::toString(told.dtype), fmt::join(told.size, ", "));
+  for (const auto& chunk : report.at("chunks").items()) {
+    DcpChunk box{.offsets = chunk.integers("offset", 0, INT64_MAX), .sizes = chunk.integers("shape", 0, INT64_MAX)};
+    contents.metadata.storage_data.emplace_back(
+        DcpIndex{.name = name, .offset = box.offsets, .index = static_cast<int64_t>(tensor.chunks.size())},
+        place_in(file, chunk));
+    tensor.chunks.push_back(std::move(box));
+  }
+}
+
+}  // namespace
+
+void add_report(CheckpointContents& contents, const std::string& text) {
+  const std::string where = fmt::format("report {}", contents.files.size());
   const Json json = parse_json_object(text, where, kReportLimits);
   const JsonReader report(json, where);
   TESSERA_CHECK(!report.has("error"), ErrorKind::kIo, "{}", report.string("error"));
-  const size_t file = manifest.files.size();
-  manifest.files.push_back({report.string("file"), report.at("bytes").as_unsigned(), report.at("xxh3").as_unsigned()});
-  for (const auto& each : report.at("tensors").items()) {
+  const std::string file = report.string("file");
+  contents.files.push_back({file, report.at("bytes").as_unsigned(), report.at("xxh3").as_unsigned()});
+  for (const auto& each : report.at("tensors").items()) add_tensor(contents, file, each);
+  for (const auto& each : report.at("objects").items()) {
     const std::string name = each.string("name");
-    const auto dtype = parse_safetensors_dtype(each.string("dtype"));
-    const auto shape = each.integers("shape", 0, INT64_MAX);
-    const auto [found, is_new] = manifest.tensors.try_emplace(name, ManifestTensor{dtype, shape, {}});
-    auto& tensor = found->second;
-    TESSERA_CHECK(tensor.dtype == dtype && tensor.shape == shape, ErrorKind::kShape,
-                  "{}: {} [{}] on one rank, {} [{}] on another", name, c10::toString(tensor.dtype),
-                  fmt::join(tensor.shape, ", "), c10::toString(dtype), fmt::join(shape, ", "));
-    for (const auto& part : each.at("parts").items()) {
-      tensor.parts.push_back(part_from_json(part.value()));
-      tensor.parts.back().file = file;
-    }
+    TESSERA_CHECK(!contents.position.contains(name), ErrorKind::kShape, "{}: saved by two ranks", quote(name));
+    entry_of(contents, name);
+    contents.metadata.storage_data.emplace_back(DcpIndex{.name = name, .offset = std::nullopt, .index = std::nullopt},
+                                                place_in(file, each));
   }
 }
 

@@ -1,9 +1,9 @@
 // What one rank contributes to a checkpoint: copies of its parts, and the file that holds them. Internal to checkpoint.
 //
 //   check_placements(tensors);
-//   Share share = take_share(tensors, rank, 0);
-//   std::string report = write_share(share, staged, rank, size);         // what the manifest needs to know
-//   add_report(manifest, report);                                        // on rank 0, rank by rank
+//   Share share = take_share(tensors, objects, Writers(rank, holders), pool);
+//   std::string report = write_share(share, staged, rank);               // what the metadata needs to know
+//   add_report(contents, report);                                        // on rank 0, rank by rank
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,33 +11,55 @@
 #include <exception>
 #include <filesystem>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/snapshot_pool.h"
+#include "tessera/checkpoint/writers.h"
+#include "tessera/formats/torch/dcp_metadata.h"
 
 namespace tessera {
 
 struct Share {
-  struct Origin {
+  struct Chunk {
+    std::vector<int64_t> offset;  // of the box in the global tensor
+    at::Tensor data;              // the box, contiguous, on the CPU
+  };
+  struct Item {
     std::string name;
     c10::ScalarType dtype;
-    std::vector<int64_t> shape;            // the global one
-    std::vector<ManifestPart> parts = {};  // their `file` is not known yet
+    std::vector<int64_t> shape;      // the global one
+    std::vector<Chunk> chunks = {};  // none where another rank is to write them
+    size_t same_as = kItself;        // position of the item that is the very same tensor under another name
   };
-  NamedTensors tensors;         // what the rank writes: local parts, copies on the CPU
-  std::vector<Origin> origins;  // of every tensor that it has, without parts where another rank is to write them
+  static constexpr size_t kItself = SIZE_MAX;
+  std::vector<Item> items;
+  NamedObjects objects;  // those that this rank writes
 };
+
+// What a checkpoint will hold, as far as ranks have reported.
+struct CheckpointContents {
+  CheckpointContents();
+  std::vector<ManifestFile> files;
+  DcpMetadata metadata;
+  std::unordered_map<std::string, size_t> position = {};  // of a name in metadata.entries
+};
+
+// Where its path in the nested state dict is cut: torch knows "model" and "optim" as dicts of flat names.
+DcpPath planner_path(const std::string& name);
 
 // Error kShape, alike on all ranks, for placements that cannot be saved.
 void check_placements(const NamedTensors& tensors);
-// Replicas are the first rank's that holds them; first_holder as in CheckpointOptions.
-Share take_share(const NamedTensors& tensors, int rank, int first_holder);
+Share take_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers, SnapshotPool& pool);
+// The copies go back to the pool they came from.
+void give_back(const Share& share, SnapshotPool& pool);
 // Writes the rank's file into `staged` and syncs it. Errors are Error kIo or kFormat.
-std::string write_share(const Share& share, const std::filesystem::path& staged, int rank, int size);
+std::string write_share(const Share& share, const std::filesystem::path& staged, int rank);
 // The report of a rank that has nothing else to report.
 std::string failure_report(int rank, const std::exception& error);
 // Error kIo for a failure, kFormat for what no rank writes, kShape for a tensor of which ranks report unlike shapes.
-void add_report(Manifest& manifest, const std::string& report);
+void add_report(CheckpointContents& contents, const std::string& report);
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
@@ -52,21 +53,29 @@ struct CheckpointWriter::Impl {
   explicit Impl(CheckpointOptions given) : options(std::move(given)), folder(options.folder) {}
 
   CheckpointOptions options;
-  CheckpointFolder folder;             // rank 0 uses it
+  CheckpointFolder folder;  // rank 0 uses it
+  SnapshotPool pool;
   std::shared_ptr<comm::Group> group;  // of all ranks and of the saves alone; made by the first one
   std::atomic<bool> failed{false};
   bool under_way = false;
   std::thread thread;
-  std::string problem;        // why the save failed; these two are the thread's until it ends
+  Share share;                // what the save under way writes; this and the next two are the thread's until it ends
+  std::string problem;        // why it failed
   std::exception_ptr broken;  // the ranks lost each other
 
   int rank() const { return options.world->rank(); }
   int size() const { return options.world->size(); }
   bool chief() const { return rank() == 0; }
+  std::vector<int> all_ranks() const {
+    std::vector<int> ranks(static_cast<size_t>(size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    return ranks;
+  }
+  std::vector<int> holders() const { return options.holders.empty() ? all_ranks() : options.holders; }
 
   std::filesystem::path stage(int64_t step);
-  void save(const Share& share, const std::string& not_taken, Manifest manifest, const std::filesystem::path& staged);
-  std::string write(const Share& share, const std::filesystem::path& staged);
+  void save(const std::string& not_taken, Manifest manifest, const std::filesystem::path& staged);
+  std::string write(const std::filesystem::path& staged);
   std::string publish(const std::vector<std::string>& reports, Manifest manifest, const std::filesystem::path& staged);
   std::string await_all(std::future<std::string> own);
   void join_and_check();
@@ -102,9 +111,9 @@ std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
 }
 
 // This rank's report as JSON, {"error": ...} when it could not write its file.
-std::string CheckpointWriter::Impl::write(const Share& share, const std::filesystem::path& staged) {
+std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
   try {
-    return write_share(share, staged, rank(), size());
+    return write_share(share, staged, rank());
   } catch (const std::exception& error) {
     failed = true;
     return failure_report(rank(), error);
@@ -116,8 +125,13 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
                                             const std::filesystem::path& staged) {
   const auto hold = options.world->monitor().hold();  // all parts are there: nothing that happens to a peer undoes that
   try {
-    for (const auto& report : reports) add_report(manifest, report);
-    manifest.check();  // what could not be loaded is not published
+    CheckpointContents contents;
+    for (const auto& report : reports) add_report(contents, report);
+    contents.metadata.check(staged.string());  // what could not be loaded is not published
+    manifest.files = std::move(contents.files);
+    const auto metadata = contents.metadata.dump();
+    publish_file(staged / ".metadata", metadata);
+    manifest.files.push_back({".metadata", metadata.size(), hash_bytes(metadata)});
     folder.publish(staged, std::move(manifest));
     return "";
   } catch (const std::exception& error) {
@@ -127,11 +141,11 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
 }
 
 // The whole save, in a thread of its own.
-void CheckpointWriter::Impl::save(const Share& share, const std::string& not_taken, Manifest manifest,
+void CheckpointWriter::Impl::save(const std::string& not_taken, Manifest manifest,
                                   const std::filesystem::path& staged) {
   try {
     auto report =
-        await_all(std::async(std::launch::async, [&] { return not_taken.empty() ? write(share, staged) : not_taken; }));
+        await_all(std::async(std::launch::async, [&] { return not_taken.empty() ? write(staged) : not_taken; }));
     const auto reports = gather_bytes(*group, report);
     problem = await_all(std::async(
         std::launch::async, [&] { return chief() ? publish(reports, std::move(manifest), staged) : std::string(); }));
@@ -149,8 +163,10 @@ void CheckpointWriter::Impl::join_and_check() {
   if (!under_way) return;
   under_way = false;
   if (thread.joinable()) thread.join();
+  give_back(std::exchange(share, {}), pool);
   failed = false;
   if (broken) std::rethrow_exception(std::exchange(broken, nullptr));
+  if (problem.ends_with('.')) problem.pop_back();
   TESSERA_CHECK(problem.empty(), ErrorKind::kIo,
                 "[checkpoint.save] {}: not saved: {}. Earlier checkpoints are untouched.", options.folder.string(),
                 std::exchange(problem, ""));
@@ -169,13 +185,11 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
-                            std::optional<double> validation_loss) {
+                            std::optional<double> validation_loss, const NamedObjects& objects) {
   impl_->join_and_check();
   check_placements(tensors);
   if (!impl_->group) {
-    std::vector<int> ranks(impl_->size());
-    std::iota(ranks.begin(), ranks.end(), 0);
-    impl_->group = impl_->options.world->new_group(ranks, "checkpoint");
+    impl_->group = impl_->options.world->new_group(impl_->all_ranks(), "checkpoint");
   }
   const auto staged = impl_->stage(step);
   Manifest manifest;
@@ -183,16 +197,16 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
   manifest.world_size = impl_->size();
   manifest.validation_loss = validation_loss;
   manifest.extra = extra;
-  Share share;
   std::string not_taken;  // the other ranks are told in the same way as of a file that cannot be written
   try {
-    share = take_share(tensors, impl_->rank(), impl_->options.first_holder);
+    impl_->share = take_share(tensors, objects, Writers(impl_->rank(), impl_->holders()), impl_->pool);
   } catch (const std::exception& error) {
     not_taken = failure_report(impl_->rank(), error);
   }
   impl_->failed = !not_taken.empty();
-  impl_->thread = std::thread([this, share = std::move(share), not_taken, manifest = std::move(manifest),
-                               staged]() mutable { impl_->save(share, not_taken, std::move(manifest), staged); });
+  impl_->thread = std::thread([this, not_taken, manifest = std::move(manifest), staged]() mutable {
+    impl_->save(not_taken, std::move(manifest), staged);
+  });
   impl_->under_way = true;
   if (!impl_->options.async) impl_->join_and_check();
 }

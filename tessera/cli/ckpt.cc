@@ -9,6 +9,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/checkpoint/write_dcp.h"
+#include "tessera/cli/ckpt_convert.h"
 #include "tessera/cli/ckpt_files.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
@@ -25,8 +27,10 @@ void print(const std::string& text) {
 
 void print_verified(const std::string& path, const VerifiedFiles& verified) {
   std::string line = fmt::format("{}: {} tensors, {} bytes, ", path, verified.tensors, verified.size_bytes);
+  if (verified.has_step) line += fmt::format("step {}, ", verified.step);
+  const std::string hashes = verified.hashed ? ", every file has the hash that the run noted" : "";
   if (verified.unread.empty()) {
-    print(line + "all good\n");
+    print(line + "all good" + hashes + "\n");
     return;
   }
   size_t count = 0;
@@ -69,6 +73,22 @@ void print_table(const std::vector<ListedTensor>& tensors, uint64_t total_bytes)
   print(fmt::format("{} tensors, {} bytes\n", tensors.size(), total_bytes));
 }
 
+// 0 when they are bitwise equal, else 1.
+int print_comparison(const ComparedFiles& compared) {
+  for (const auto& each : compared.different) {
+    const auto name = escape(each.name, kShownName);
+    if (!each.what.empty()) {
+      print(fmt::format("{}: {}\n", name, each.what));
+    } else {
+      print(fmt::format("{}: {} elements differ, at most by {:.3g}, {:.3g} of the largest\n", name, each.differing,
+                        each.largest, each.relative));
+    }
+  }
+  print(fmt::format("{} tensors are equal, {} differ{}\n", compared.equal, compared.different.size(),
+                    compared.weights_only ? " (weights alone)" : ""));
+  return compared.different.empty() ? 0 : 1;
+}
+
 void list(const std::string& path, bool as_json) {
   const auto tensors = list_tensors(path);
   uint64_t total_bytes = 0;
@@ -85,25 +105,43 @@ int run_ckpt(VerbArguments args) {
   std::string path, source, destination;
   bool json = false;
   ConvertOptions convert;
-  auto* ls = app->add_subcommand("ls", "List the tensors of a folder, a safetensors or GGUF file, or a checkpoint");
+  auto* ls = app->add_subcommand(
+      "ls", "List the tensors of a checkpoint, a Hugging Face folder, a safetensors, GGUF or torch.save file");
   ls->add_option("PATH", path, "What to list")->required();
   ls->add_flag("--json", json, "One JSON object: name, dtype, shape, bytes and file of each tensor");
   auto* verify =
       app->add_subcommand("verify", "Read everything and check structure, hashes and that values are finite");
   verify->add_option("PATH", path, "What to check")->required();
-  auto* change = app->add_subcommand("convert", "GGUF file to Hugging Face folder, or folder to GGUF file");
-  change->add_option("SRC", source, "A GGUF file or a Hugging Face folder")->required();
+  auto* diff = app->add_subcommand("diff", "Compare two checkpoints tensor by tensor; exits with 1 where they differ");
+  diff->add_option("A", source, "The first")->required();
+  diff->add_option("B", destination, "The second")->required();
+  auto* change =
+      app->add_subcommand("convert", "Between Hugging Face folders, GGUF, distributed checkpoints, torch.save");
+  change->add_option("SRC", source, "A Hugging Face folder, GGUF file, distributed checkpoint or torch.save file")
+      ->required();
   change->add_option("DST", destination, "Must not exist yet")->required();
-  change->add_option("--to", convert.to, "hf or gguf; by default the other one")->type_name("FORMAT");
+  change->add_option("--to", convert.to, "hf, gguf, dcp or torch; by default hf, and gguf from a Hugging Face folder")
+      ->type_name("FORMAT");
   change->add_option("--dtype", convert.dtype, "float32, bfloat16, float16, and q8_0 for GGUF; by default that of SRC")
       ->type_name("DTYPE");
+  change->add_option("--config", convert.config, "Folder whose config.json and tokenizer go with the weights")
+      ->type_name("DIR");
+  int ranks = 1;
+  auto* cut = app->add_subcommand("reshard", "A distributed checkpoint in the files of another number of ranks");
+  cut->add_option("SRC", source, "A run's or PyTorch's distributed checkpoint")->required();
+  cut->add_option("DST", destination, "Must not exist yet")->required();
+  cut->add_option("--ranks", ranks, "How many files, one a rank")->required()->type_name("N");
   if (const auto code = parse_flags(*app, args)) return *code;
   if (ls->parsed()) {
     list(path, json);
   } else if (verify->parsed()) {
     print_verified(path, verify_checkpoint(path));
-  } else {
-    convert_checkpoint(source, destination, convert);
+  } else if (diff->parsed()) {
+    return print_comparison(compare_checkpoints(source, destination));
+  } else if (cut->parsed()) {
+    reshard(source, destination, ranks);
+  } else if (const auto remark = convert_checkpoint(source, destination, convert); !remark.empty()) {
+    log_warning("[ckpt.convert] {}", remark);
   }
   return 0;
 }

@@ -1,33 +1,28 @@
 #include "tessera/cli/ckpt_files.h"
 
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
-#include <optional>
+#include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/base/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/manifest.h"
 #include "tessera/formats/gguf.h"
-#include "tessera/formats/safetensors_folder.h"
-#include "tessera/models/gguf_convert.h"
+#include "tessera/formats/safetensors.h"
+#include "tessera/formats/tensor_files.h"
 
 namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-enum class Kind { kGguf, kSafetensors, kCheckpoint };
-
-Kind kind_of(const fs::path& path) {
-  if (fs::is_directory(path)) return fs::exists(path / "manifest.json") ? Kind::kCheckpoint : Kind::kSafetensors;
-  TESSERA_CHECK(fs::exists(path), ErrorKind::kIo, "[ckpt] {}: does not exist", path.string());
-  std::array<char, 4> magic{};
-  std::ifstream(path, std::ios::binary).read(magic.data(), magic.size());
-  return std::string_view(magic.data(), magic.size()) == "GGUF" ? Kind::kGguf : Kind::kSafetensors;
+std::string dtype_name(c10::ScalarType dtype) {
+  // safetensors knows no complex numbers.
+  return c10::isComplexType(dtype) ? c10::toString(dtype) : std::string(safetensors_dtype_name(dtype));
 }
 
 std::vector<ListedTensor> list_gguf(const fs::path& path) {
@@ -39,84 +34,68 @@ std::vector<ListedTensor> list_gguf(const fs::path& path) {
   return result;
 }
 
-std::vector<ListedTensor> list_safetensors(const fs::path& path) {
-  std::vector<ListedTensor> result;
-  const auto folder = SafetensorsFolder::open(path);
-  for (const auto& [name, file] : folder.files()) {
-    const auto& entry = file->entry(name);
-    result.push_back({name, std::string(safetensors_dtype_name(entry.dtype)), entry.shape, entry.size_bytes(),
-                      file->path().filename()});
-  }
-  return result;
-}
-
-std::vector<ListedTensor> list_manifest(const fs::path& path) {
-  std::vector<ListedTensor> result;
-  const auto manifest = Manifest::parse(read_file(path / "manifest.json"), path / "manifest.json");
-  for (const auto& [name, tensor] : manifest.tensors) {
-    uint64_t bytes = c10::elementSize(tensor.dtype);
-    for (const int64_t size : tensor.shape) bytes *= static_cast<uint64_t>(size);
-    const auto file = tensor.parts.size() == 1 ? manifest.files.at(tensor.parts[0].file).name
-                                               : fmt::format("{} files", tensor.parts.size());
-    result.push_back({name, std::string(safetensors_dtype_name(tensor.dtype)), tensor.shape, bytes, file});
-  }
-  return result;
-}
-
-std::optional<c10::ScalarType> parse_hf_dtype(const std::string& name) {
-  if (name.empty()) return std::nullopt;
-  if (name == "float32" || name == "f32") return at::kFloat;
-  if (name == "bfloat16" || name == "bf16") return at::kBFloat16;
-  if (name == "float16" || name == "f16") return at::kHalf;
-  raise(ErrorKind::kConfig, "[ckpt.convert] --dtype {}: a Hugging Face folder takes float32, bfloat16 or float16",
-        name);
-}
-
-std::optional<GgmlType> parse_gguf_dtype(const std::string& name) {
-  if (name.empty()) return std::nullopt;
-  if (name == "float32" || name == "f32") return GgmlType::kF32;
-  if (name == "bfloat16" || name == "bf16") return GgmlType::kBF16;
-  if (name == "float16" || name == "f16") return GgmlType::kF16;
-  if (name == "q8_0") return GgmlType::kQ8_0;
-  raise(ErrorKind::kConfig, "[ckpt.convert] --dtype {}: a GGUF file takes float32, bfloat16, float16 or q8_0", name);
+bool all_finite(const at::Tensor& tensor) {
+  if (!(tensor.is_floating_point() || tensor.is_complex()) || tensor.numel() == 0) return true;
+  // isfinite() knows no float8; whatever is not finite there is not finite in float32 either.
+  const auto values = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
+  return values.isfinite().all().item<bool>();
 }
 
 void check_finite(const at::Tensor& tensor, const std::string& name, const fs::path& path) {
-  if (!tensor.is_floating_point() || tensor.numel() == 0) return;
-  // isfinite() knows no float8; whatever is not finite there is not finite in float32 either.
-  const auto values = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
-  TESSERA_CHECK(values.isfinite().all().item<bool>(), ErrorKind::kFormat,
-                "[ckpt.verify] {}: tensor {} holds values that are not finite", path.string(), quote(name));
+  TESSERA_CHECK(all_finite(tensor), ErrorKind::kFormat, "[ckpt.verify] {}: tensor {} holds values that are not finite",
+                path.string(), quote(name));
+}
+
+void verify_gguf(const fs::path& path, VerifiedFiles& result) {
+  const auto file = GgufFile::open(path);
+  for (const auto& [name, info] : file->tensors()) {
+    if (ggml_type_info(static_cast<uint32_t>(info.type))->decodes) {
+      check_finite(file->tensor(name), name, path);
+    } else {
+      ++result.unread[std::string(info.type_name())];
+    }
+  }
+}
+
+std::string kind_of_tensor(const StoredTensor& stored) {
+  return fmt::format("{} [{}]", dtype_name(stored.dtype), fmt::join(stored.shape, ", "));
+}
+
+at::Tensor raw_bytes(const at::Tensor& tensor) { return tensor.reshape({-1}).view(at::kByte); }
+
+// Nothing when they are bitwise equal.
+std::optional<TensorDifference> difference_of(const std::string& name, const at::Tensor& a, const at::Tensor& b) {
+  if (at::equal(raw_bytes(a), raw_bytes(b))) return std::nullopt;
+  TensorDifference found{.name = name, .what = {}};
+  const auto wide = [](const at::Tensor& tensor) {
+    return tensor.is_complex() ? tensor.to(at::kComplexDouble) : tensor.to(at::kDouble);
+  };
+  const auto x = wide(a), y = wide(b), distance = (x - y).abs();
+  found.largest = distance.max().item<double>();
+  const double scale = x.abs().max().item<double>();
+  found.relative = scale > 0 ? found.largest / scale : found.largest;
+  found.differing = static_cast<uint64_t>(x.ne(y).sum().item<int64_t>());
+  return found;
 }
 
 }  // namespace
 
-std::vector<ListedTensor> list_tensors(const fs::path& path) {
-  switch (kind_of(path)) {
-    case Kind::kGguf:
-      return list_gguf(path);
-    case Kind::kCheckpoint:
-      return list_manifest(path);
-    case Kind::kSafetensors:
-      return list_safetensors(path);
-  }
-  raise(ErrorKind::kInternal, "[ckpt.ls] {}: kind of file", path.string());
+bool is_gguf(const fs::path& path) {
+  TESSERA_CHECK(fs::exists(path), ErrorKind::kIo, "[ckpt] {}: does not exist", path.string());
+  if (fs::is_directory(path)) return false;
+  std::array<char, 4> magic{};
+  std::ifstream(path, std::ios::binary).read(magic.data(), magic.size());
+  return std::string_view(magic.data(), magic.size()) == "GGUF";
 }
 
-void convert_checkpoint(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
-  const auto kind = kind_of(source);
-  const auto to = !options.to.empty() ? options.to : kind == Kind::kGguf ? "hf" : "gguf";
-  TESSERA_CHECK(to == "hf" || to == "gguf", ErrorKind::kConfig, "[ckpt.convert] --to {}: wanted hf or gguf", to);
-  const bool possible = to == "hf" ? kind == Kind::kGguf : kind == Kind::kSafetensors && fs::is_directory(source);
-  TESSERA_CHECK(possible, ErrorKind::kConfig,
-                "[ckpt.convert] {}: converting this to {} is not available in this version (a GGUF file to hf and a "
-                "Hugging Face folder to gguf are)",
-                source.string(), to);
-  if (to == "hf") {
-    gguf_to_folder(source, destination, {.dtype = parse_hf_dtype(options.dtype)});
-  } else {
-    folder_to_gguf(source, destination, {.type = parse_gguf_dtype(options.dtype)});
+std::vector<ListedTensor> list_tensors(const fs::path& path) {
+  if (is_gguf(path)) return list_gguf(path);
+  std::vector<ListedTensor> result;
+  const auto files = TensorFiles::open(path);
+  for (const auto& [name, stored] : files->tensors()) {
+    result.push_back({name, dtype_name(stored.dtype), stored.shape, stored.size_bytes(), stored.file});
   }
+  return result;
 }
 
 VerifiedFiles verify_checkpoint(const fs::path& path) {
@@ -125,21 +104,48 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
     ++result.tensors;
     result.size_bytes += tensor.size_bytes;
   }
-  const auto kind = kind_of(path);
-  if (kind == Kind::kCheckpoint) {
-    Checkpoint::open(path).verify();
-  } else if (kind == Kind::kGguf) {
-    const auto file = GgufFile::open(path);
-    for (const auto& [name, info] : file->tensors()) {
-      if (ggml_type_info(static_cast<uint32_t>(info.type))->decodes) {
-        check_finite(file->tensor(name), name, path);
-      } else {
-        ++result.unread[std::string(info.type_name())];
-      }
+  if (is_gguf(path)) {
+    verify_gguf(path, result);
+    return result;
+  }
+  const auto files = TensorFiles::open(path);
+  if (files->format() == TensorFiles::Format::kDcp) {
+    const auto checkpoint = Checkpoint::open(path);
+    checkpoint.verify();
+    result.hashed = result.has_step = checkpoint.has_hashes();
+    result.step = checkpoint.step();
+  }
+  for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, path);
+  return result;
+}
+
+ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path) {
+  TESSERA_CHECK(!is_gguf(a_path) && !is_gguf(b_path), ErrorKind::kConfig,
+                "[ckpt.diff] a GGUF file: convert it with 'tessera ckpt convert --to hf' first");
+  auto a = TensorFiles::open(a_path), b = TensorFiles::open(b_path);
+  ComparedFiles result;
+  const auto is_training_state = [](const TensorFiles& files) {
+    return files.format() == TensorFiles::Format::kDcp || files.format() == TensorFiles::Format::kTorchSave;
+  };
+  result.weights_only = is_training_state(*a) != is_training_state(*b);
+  if (result.weights_only) {
+    a = TensorFiles::open(a_path, {.weights_only = true});
+    b = TensorFiles::open(b_path, {.weights_only = true});
+  }
+  std::set<std::string> names;
+  for (const auto& [name, stored] : a->tensors()) names.insert(name);
+  for (const auto& [name, stored] : b->tensors()) names.insert(name);
+  for (const auto& name : names) {
+    if (!a->contains(name) || !b->contains(name)) {
+      result.different.push_back(
+          {.name = name, .what = a->contains(name) ? "only in the first" : "only in the second"});
+    } else if (const auto& x = a->at(name), &y = b->at(name); x.dtype != y.dtype || x.shape != y.shape) {
+      result.different.push_back({.name = name, .what = kind_of_tensor(x) + " and " + kind_of_tensor(y)});
+    } else if (auto found = difference_of(name, a->tensor(name), b->tensor(name))) {
+      result.different.push_back(std::move(*found));
+    } else {
+      ++result.equal;
     }
-  } else {
-    const auto folder = SafetensorsFolder::open(path);
-    for (const auto& [name, file] : folder.files()) check_finite(file->tensor(name), name, file->path());
   }
   return result;
 }

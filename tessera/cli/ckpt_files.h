@@ -1,9 +1,9 @@
-// What `tessera ckpt` does with files, apart from flags: list, convert, verify.
+// What `tessera ckpt` does with files, apart from flags: list, verify, compare.
 //
-//   auto listing = list_tensors("smollm2");   // a .safetensors file, a folder of them, a GGUF file or a checkpoint
-//   convert_checkpoint("model.gguf", "dir", {});   // GGUF to Hugging Face folder, or the other way round
+//   auto listing = list_tensors("smollm2");   // what TensorFiles opens, or a GGUF file
+//   auto verified = verify_checkpoint("runs/a/checkpoints/step-00000050");
 //
-// Errors as in formats/, models/gguf_convert.h and checkpoint/. Thread-safe.
+// Errors as in formats/ and checkpoint/. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,8 @@
 #include <vector>
 
 namespace tessera::cli {
+
+bool is_gguf(const std::filesystem::path& path);
 
 struct ListedTensor {
   std::string name;
@@ -25,20 +27,31 @@ struct ListedTensor {
 // By name.
 std::vector<ListedTensor> list_tensors(const std::filesystem::path& path);
 
-struct ConvertOptions {
-  std::string to;     // "hf", "gguf"; empty: hf from a GGUF file, gguf from a folder
-  std::string dtype;  // empty: as GgufImportOptions and GgufExportOptions say
-};
-void convert_checkpoint(const std::filesystem::path& source, const std::filesystem::path& destination,
-                        const ConvertOptions& options);
-
 struct VerifiedFiles {
   size_t tensors = 0;
   uint64_t size_bytes = 0;
+  bool hashed = false;    // every file was compared with the hash that a run noted
+  bool has_step = false;  // of a run's checkpoint
+  int64_t step = 0;
   std::map<std::string, size_t> unread;  // tensors of each type that cannot be decoded: their values were not checked
 };
 // Reads everything: structure, hashes where there are some, and that floating-point values are finite.
 // Error kFormat names the first thing that is wrong.
 VerifiedFiles verify_checkpoint(const std::filesystem::path& path);
+
+struct TensorDifference {
+  std::string name;
+  std::string what;        // "only in the first", "F32 [2, 3] and BF16 [2, 3]"; empty: values differ
+  double largest = 0;      // of |a - b|
+  double relative = 0;     // that over the largest |a|
+  uint64_t differing = 0;  // elements
+};
+struct ComparedFiles {
+  size_t equal = 0;  // tensors that are bitwise equal
+  std::vector<TensorDifference> different;
+  bool weights_only = false;  // one of the two holds no more than a model's weights
+};
+// Tensor by tensor, by name; of a training checkpoint against plain weights the model's tensors alone.
+ComparedFiles compare_checkpoints(const std::filesystem::path& a, const std::filesystem::path& b);
 
 }  // namespace tessera::cli

@@ -71,6 +71,7 @@ class RecipeReader {
     constexpr std::string_view kPlaceholder = "RECIPE-NAME";
     if (const size_t at = dir.find(kPlaceholder); at != dir.npos) dir.replace(at, kPlaceholder.size(), recipe_.name);
     expand_home("model.path", recipe_.model.path);
+    expand_home("model.weights", recipe_.model.weights);
     for (auto& path : recipe_.data.train) expand_home("data.train", path);
     for (auto& path : recipe_.data.validation) expand_home("data.validation", path);
     expand_home("checkpoint.dir", dir);

@@ -23,7 +23,8 @@ namespace tessera::train {
 struct NotYet {};
 
 struct ModelSection {
-  std::string path;  // Hugging Face folder
+  std::string path;     // Hugging Face folder
+  std::string weights;  // where the values come from; empty: path
   std::string dtype = "float32";
   std::string init = "pretrained";
   NotYet lora;

@@ -46,6 +46,12 @@ std::vector<RecipeKey> make_model_and_data_keys() {
        .required = true,
        .aliases = {"model.hf_assets_path", "model.pretrained_model_name_or_path", "policy.model_name"}},
       {.section = "model",
+       .name = "weights",
+       .field = kModel<&ModelSection::weights>,
+       .help = "Start from these weights instead of those in model.path: a run's or PyTorch's distributed checkpoint, "
+               "safetensors, a torch.save file",
+       .aliases = {"checkpoint.initial_load_path"}},
+      {.section = "model",
        .name = "dtype",
        .field = kModel<&ModelSection::dtype>,
        .help = "Dtype of the exported model; while training parameters have it too without optimizer.master_weights",

@@ -17,6 +17,7 @@
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/staged.h"
+#include "tessera/checkpoint/folder.h"
 #include "tessera/train/recipe_print.h"
 
 namespace tessera::train {
@@ -165,6 +166,18 @@ fs::path RunFolder::put_aside_history() {
     if (shared) mark_.settle(name);
   }
   if (!into.empty()) sync_folder(path_);
+  return into;
+}
+
+fs::path RunFolder::put_aside_beyond(const fs::path& checkpoint) {
+  fs::path into;
+  on_disk("later checkpoints cannot be put aside", [&] {
+    CheckpointFolder(checkpoints()).go_back_to(checkpoint.filename().string(), [&] {
+      into = next_previous() / "checkpoints";
+      fs::create_directory(into);
+      return into;
+    });
+  });
   return into;
 }
 

@@ -55,6 +55,10 @@ class RunFolder {
   // empty when there was nothing. Error kIo.
   std::filesystem::path put_aside_history();
 
+  // For a run that goes on from a checkpoint of its own which is not the last: LATEST names it, and checkpoints of
+  // later steps go to previous/NNN/checkpoints, which is returned; empty when there are none. Error kIo.
+  std::filesystem::path put_aside_beyond(const std::filesystem::path& checkpoint);
+
   // Leaves a recipe.yaml alone that was changed since a run wrote it, and writes recipe.resolved.yaml.
   void write_recipe(const Recipe& recipe);
 

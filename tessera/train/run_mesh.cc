@@ -26,9 +26,10 @@ bool RunMesh::counts() const {
   return mesh_->local_rank(mesh_->dim_of("tp")) == 0 && mesh_->local_rank(stage) == mesh_->size(stage) - 1;
 }
 
-int RunMesh::first_of_stage() const {
+std::vector<int> RunMesh::stage_ranks() const {
   const int64_t stage = mesh_->dim_of("pp"), ranks = mesh_->size() / mesh_->size(stage);
-  return mesh_->ranks().at(mesh_->local_rank(stage) * ranks);
+  const auto first = mesh_->ranks().begin() + mesh_->local_rank(stage) * ranks;
+  return {first, first + ranks};
 }
 
 }  // namespace tessera::train

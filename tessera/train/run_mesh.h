@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/train/recipe.h"
@@ -38,8 +39,8 @@ class RunMesh {
   // Whether this rank's tokens and losses count: those of the global batch are the sums over the ranks that do, one of
   // each tp group, in the last pp stage, which has the loss.
   bool counts() const;
-  // The lowest rank of this one's pp stage, whose ranks have the same parameters: CheckpointOptions::first_holder.
-  int first_of_stage() const;
+  // The ranks of this one's pp stage, which have the same parameters: CheckpointOptions::holders.
+  std::vector<int> stage_ranks() const;
 
  private:
   std::shared_ptr<comm::World> world_;

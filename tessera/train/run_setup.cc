@@ -9,6 +9,7 @@
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/train/recipe_schema.h"
 #include "tessera/train/recipe_value.h"
 #include "tessera/train/run_mark.h"
@@ -65,17 +66,34 @@ ModelConfig load_model_config(const Recipe& recipe) {
   return config;
 }
 
+std::filesystem::path weights_path(const Recipe& recipe) {
+  return recipe.model.weights.empty() ? recipe.model.path : recipe.model.weights;
+}
+
+namespace {
+
+std::vector<std::filesystem::path> weight_files(const std::filesystem::path& path) {
+  const auto source = std::filesystem::canonical(path);
+  if (!std::filesystem::is_directory(source)) return {source};
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(source)) {
+    const auto extension = entry.path().extension();
+    if (extension == ".safetensors" || extension == ".distcp" || extension == ".bin") {
+      files.push_back(std::filesystem::canonical(entry.path()));
+    }
+  }
+  return files;
+}
+
+}  // namespace
+
 std::string model_fingerprint(const Recipe& recipe) {
   const auto folder = std::filesystem::canonical(recipe.model.path);  // the Hub's cache holds links
   if (!std::filesystem::is_directory(folder)) return fingerprint_of(folder);
   std::string identity = fingerprint_of(std::filesystem::canonical(folder / "config.json"));
   if (recipe.model.init == "random") return identity + "-random";
-  std::vector<std::filesystem::path> weights;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() == ".safetensors") weights.push_back(std::filesystem::canonical(entry.path()));
-  }
   std::vector<std::string> hashes;
-  for (const auto& file : weights) hashes.push_back(fingerprint_of(file));
+  for (const auto& file : weight_files(weights_path(recipe))) hashes.push_back(fingerprint_of(file));
   std::sort(hashes.begin(), hashes.end());
   for (const auto& hash : hashes) identity += "-" + hash;
   return identity;
@@ -87,8 +105,8 @@ comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::stri
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();
     // Hosts may mount the same files elsewhere; what is in them is compared instead.
-    if (path == "model.path" || path == "data.train" || path == "data.validation" || path == "checkpoint.dir" ||
-        path == "checkpoint.resume") {
+    if (path == "model.path" || path == "model.weights" || path == "data.train" || path == "data.validation" ||
+        path == "checkpoint.dir" || path == "checkpoint.resume") {
       continue;
     }
     facts.emplace_back(path, format_value(key, copy));
@@ -124,7 +142,7 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
   } else {
-    load_pretrained(*model, recipe.model.path);
+    load_pretrained(*model, weights_path(recipe));
   }
   return model;
 }
@@ -177,15 +195,22 @@ optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {
                           .min_lr_ratio = recipe.schedule.min_lr_ratio});
 }
 
-NamedTensors training_state(CausalLM& model, optim::Optimizer& optimizer) {
-  NamedTensors tensors;
-  for (const auto& named : model.named_parameters()) {
-    tensors.emplace_back(named.name, named.slot->parameter);
-    for (const auto& [state, tensor] : optimizer.state(named.name)) {
-      tensors.emplace_back("optimizer." + state + "." + named.name, tensor);
+TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
+  const auto [weights, states] = get_state_dict(model, {&optimizer}, {.flatten_optimizer_state_dict = true});
+  TrainingState out;
+  const auto add = [&](const std::string& prefix, const StateDict& dict) {
+    for (const auto& [key, value] : dict) {
+      const auto name = prefix + to_string(key);
+      if (value.is_tensor()) {
+        out.tensors.emplace_back(name, value.tensor());
+      } else {
+        out.objects.emplace_back(name, value);
+      }
     }
-  }
-  return tensors;
+  };
+  add("model.", weights);
+  add("optim.", states);
+  return out;
 }
 
 int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset) {

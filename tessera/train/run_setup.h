@@ -4,6 +4,7 @@
 //   auto model = build_model(recipe, config, place.mesh());        // sharded, weights in place
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,8 @@ ModelConfig load_model_config(const Recipe& recipe);
 // GPUs or the layout does not fit the world. No communication.
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world);
 
+// Where the values of the parameters come from: model.weights, else model.path.
+std::filesystem::path weights_path(const Recipe& recipe);
 // What tells the model that a run starts from: config.json and, unless it is drawn, the weights (both ends and some
 // places of each file). Error kIo.
 std::string model_fingerprint(const Recipe& recipe);
@@ -56,8 +59,13 @@ std::string describe_precision(const Recipe& recipe);
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps);
 
-// All tensors that a resumed run needs, by their names in a checkpoint.
-NamedTensors training_state(CausalLM& model, optim::Optimizer& optimizer);
+// What a checkpoint holds of a run, by its names there: "model.NAME" and "optim.KEY", as torch's get_state_dict with
+// flatten_optimizer_state_dict calls them.
+struct TrainingState {
+  NamedTensors tensors;  // they share memory with model and optimizer: loading into them resumes
+  NamedObjects objects;  // hyper-parameters, for PyTorch; a resumed run has those of its recipe
+};
+TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer);
 
 // Steps of the whole run: train.steps, or train.epochs over the rows of the data.
 int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset);

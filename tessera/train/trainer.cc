@@ -11,6 +11,7 @@
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/loader.h"
+#include "tessera/dtensor/random/random.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
@@ -29,14 +30,29 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> stop_signal{false};
+std::atomic<int64_t> stop_signal_ms{0};  // when it came
 
-// SIGTERM and SIGUSR1 ask the run to save and end; the handlers of before come back with the object.
+// One that comes within a second is the same: a launcher and its ranks are often asked at once, and it tells its ranks.
+void on_stop_signal(int signal) {
+  struct timespec now {};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  const int64_t now_ms = now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+  if (!stop_signal.exchange(true)) {
+    stop_signal_ms = now_ms;
+  } else if (now_ms - stop_signal_ms > 1000) {
+    ::signal(signal, SIG_DFL);
+    ::raise(signal);
+  }
+}
+
+// SIGTERM and SIGUSR1 ask the run to save and end, a second one ends it at once; the handlers of before come back with
+// the object.
 class StopSignals {
  public:
   StopSignals() {
     stop_signal = false;
     struct sigaction action {};
-    action.sa_handler = [](int) { stop_signal = true; };
+    action.sa_handler = on_stop_signal;
     ::sigaction(SIGTERM, &action, &before_[0]);
     ::sigaction(SIGUSR1, &action, &before_[1]);
   }
@@ -151,6 +167,7 @@ struct Trainer::Impl {
 Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
     : recipe(given), world(std::move(given_world)), place(build_run_mesh(recipe, world)) {
   prepare();
+  manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
   model = build_model(recipe, config, place.mesh());
   optimizer = build_optimizer(recipe, *model);
   if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
@@ -166,7 +183,7 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
                                                                      .keep_last = recipe.checkpoint.keep_last,
                                                                      .keep_best = recipe.checkpoint.keep_best,
                                                                      .async = recipe.checkpoint.async,
-                                                                     .first_holder = place.first_of_stage()});
+                                                                     .holders = place.stage_ranks()});
   if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
   resume();
 }
@@ -192,7 +209,11 @@ void Trainer::Impl::prepare() {
 
 // What a resumed run must agree on, beside the tensors.
 nlohmann::json Trainer::Impl::extra_state() const {
-  return {{"data", loader->state()}, {"optimizer", recipe.optimizer.name}, {"model", model_identity}};
+  const auto random = random_state(place.mesh());
+  return {{"data", loader->state()},
+          {"optimizer", recipe.optimizer.name},
+          {"model", model_identity},
+          {"random", {{"seed", random.seed}, {"offset", random.offset}}}};
 }
 
 void Trainer::Impl::resume() {
@@ -200,7 +221,8 @@ void Trainer::Impl::resume() {
   const auto& wanted = recipe.checkpoint.resume;
   std::optional<Checkpoint> checkpoint;
   if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
-  if (wanted != "auto" && wanted != "never") {
+  const bool named = wanted != "auto" && wanted != "never";
+  if (named) {
     TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
                   "[train.resume] checkpoint.resume: found {}, wanted auto, never or the folder of a checkpoint.",
                   wanted);
@@ -209,6 +231,10 @@ void Trainer::Impl::resume() {
   comm::attempt_together(group, [&] {
     if (!checkpoint) return;
     const auto& extra = checkpoint->extra();
+    TESSERA_CHECK(extra.contains("data"), ErrorKind::kConfig,
+                  "[train.resume] {}: no run of this program wrote it, so that it has no position in the data. Start "
+                  "from its weights with model.weights={}.",
+                  checkpoint->path().string(), checkpoint->path().string());
     const auto check = [&](const char* what, const std::string& now) {
       if (!extra.contains(what)) return;  // of an earlier version
       TESSERA_CHECK(extra.at(what) == now, ErrorKind::kConfig,
@@ -219,13 +245,17 @@ void Trainer::Impl::resume() {
     check("optimizer", recipe.optimizer.name);
     check("model", model_identity);
     loader->load_state(extra.at("data"));
-    checkpoint->load(training_state(*model, *optimizer));
+    if (const auto random = extra.find("random"); random != extra.end()) {
+      set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, place.mesh());
+    }
+    checkpoint->load(training_state(*model, *optimizer).tensors);
   });
   // A history goes on only from its own checkpoints; the lines after an older one are dropped.
   const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
   comm::attempt_together(group, [&] {
-    if (goes_on || !chief()) return;
-    const auto aside = folder->put_aside_history();
+    if (!chief()) return;
+    if (goes_on && !named) return;
+    const auto aside = goes_on ? folder->put_aside_beyond(checkpoint->path()) : folder->put_aside_history();
     if (!aside.empty())
       log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
   });
@@ -273,8 +303,9 @@ void Trainer::Impl::sample(int64_t step) {
 
 // Ranked by the loss of this very step, if it was measured.
 void Trainer::Impl::save(int64_t step) {
-  checkpoints->save(step, training_state(*model, *optimizer), extra_state(),
-                    validated_step == step ? last_validation_loss : std::nullopt);
+  const auto state = training_state(*model, *optimizer);
+  checkpoints->save(step, state.tensors, extra_state(), validated_step == step ? last_validation_loss : std::nullopt,
+                    state.objects);
 }
 
 // model/ is replaced once the new folder is complete.
@@ -351,7 +382,7 @@ void check_run(const Recipe& recipe, int64_t world_size) {
     check_heads(config, layout.tp, recipe.parallel.replicate_kv);
     resolve_plan(*model, parse_plan_choice(recipe.parallel.plan), recipe.parallel.sequence_parallel);
   }
-  if (recipe.model.init == "pretrained") check_pretrained(*model, recipe.model.path);
+  if (recipe.model.init == "pretrained") check_pretrained(*model, weights_path(recipe));
   const auto data = load_run_data(recipe);
   int64_t parameters = 0;
   for (const auto& parameter : model->parameters()) parameters += parameter.numel();

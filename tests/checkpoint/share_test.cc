@@ -3,50 +3,104 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
 
-TEST(ShareReport, TellsTheManifestWhatWasWritten) {
+Share share_of(const NamedTensors& tensors, const NamedObjects& objects, int rank, const std::vector<int>& holders) {
+  SnapshotPool pool;
+  return take_share(tensors, objects, Writers(rank, holders), pool);
+}
+
+// What two ranks that hold the same report.
+CheckpointContents saved_by_two(const std::filesystem::path& folder, const NamedTensors& tensors,
+                                const NamedObjects& objects = {}) {
+  CheckpointContents contents;
+  for (const int rank : {0, 1}) {
+    add_report(contents, write_share(share_of(tensors, objects, rank, {0, 1}), folder, rank));
+  }
+  contents.metadata.check("test");
+  publish_file(folder / ".metadata", contents.metadata.dump());
+  return contents;
+}
+
+TEST(Share, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
   const testing::TempFolder folder;
-  const NamedTensors tensors = {{"w", at::ones({2, 3})}, {"scalar", at::ones({}, at::kDouble)}};
-  Manifest manifest;
-  add_report(manifest, write_share(take_share(tensors, 0, 0), folder.path(), 0, 2));
-  add_report(manifest, write_share(take_share(tensors, 1, 0), folder.path(), 1, 2));  // of replicas: no parts
-  manifest.check();
-  EXPECT_EQ(manifest.files.size(), 2U);
-  EXPECT_EQ(manifest.files.at(0).xxh3, hash_file(folder / manifest.files[0].name));
-  ASSERT_EQ(manifest.tensors.at("w").parts.size(), 1U);
-  EXPECT_EQ(manifest.tensors.at("w").parts[0].shape, (std::vector<int64_t>{2, 3}));
-  EXPECT_EQ(manifest.tensors.at("scalar").dtype, at::kDouble);
-  EXPECT_EQ(Manifest::parse(manifest.dump(), "again").dump(), manifest.dump());
+  const NamedTensors tensors = {{"w", at::rand({200, 30})},
+                                {"v", at::rand({100, 60})},
+                                {"scalar", at::ones({}, at::kDouble)},
+                                {"empty", at::ones({0, 3})}};
+  const auto contents = saved_by_two(folder.path(), tensors);
+  ASSERT_EQ(contents.files.size(), 2U);
+  for (const auto& file : contents.files) {
+    EXPECT_EQ(file.xxh3, hash_file(folder / file.name));
+    EXPECT_GT(file.size_bytes, 20'000U) << file.name;  // one of the two matrices
+  }
+  const auto saved = DcpFolder::open(folder.path());
+  for (const auto& [name, tensor] : tensors) EXPECT_TRUE(at::equal(saved->tensor(name), tensor)) << name;
+  EXPECT_EQ(saved->find_tensor("scalar")->dtype, at::kDouble);
+}
+
+TEST(Share, TiedTensorsAndEqualObjectsAreWrittenOnce) {
+  const testing::TempFolder folder;
+  const auto tied = at::rand({1000});
+  const NamedObjects objects = {{"optim.param_groups.a.lr", 0.5}, {"optim.param_groups.b.lr", 0.5}};
+  const auto contents = saved_by_two(folder.path(), {{"model.a", tied}, {"model.b", tied}}, objects);
+  EXPECT_LT(contents.files[0].size_bytes + contents.files[1].size_bytes, 8'000U);
+  const auto saved = DcpFolder::open(folder.path());
+  EXPECT_TRUE(at::equal(saved->tensor("model.a"), tied));
+  EXPECT_TRUE(at::equal(saved->tensor("model.b"), tied));
+  EXPECT_EQ(saved->object("optim.param_groups.b.lr").as_float(), 0.5);
+}
+
+TEST(Share, PathsAreThoseOfTorchStateDicts) {
+  const testing::TempFolder folder;
+  const auto contents = saved_by_two(folder.path(), {{"model.layers.0.w", at::ones({1})}, {"modelling", at::ones({1})}},
+                                     {{"optim.x", 1}});
+  const DcpLookup lookup(contents.metadata);
+  EXPECT_EQ(*lookup.find_path("model.layers.0.w"), (DcpPath{"model", "layers.0.w"}));
+  EXPECT_EQ(*lookup.find_path("modelling"), (DcpPath{"modelling"}));
+  EXPECT_EQ(*lookup.find_path("optim.x"), (DcpPath{"optim", "x"}));
+}
+
+TEST(Share, MemoryOfASnapshotServesTheNext) {
+  SnapshotPool pool;
+  const auto first = pool.copy(at::ones({2, 3}));
+  const auto* memory = first.const_data_ptr();
+  pool.give_back(first);
+  EXPECT_NE(pool.copy(at::ones({6}, at::kDouble)).const_data_ptr(), memory);
+  const auto second = pool.copy(at::arange(6, at::kFloat).view({3, 2}).t());
+  EXPECT_EQ(second.const_data_ptr(), memory);
+  EXPECT_TRUE(at::equal(second, at::arange(6, at::kFloat).view({3, 2}).t()));
+  EXPECT_TRUE(second.is_contiguous());
 }
 
 TEST(ShareReport, AFailureIsAnErrorAndSoIsRubbish) {
-  Manifest manifest;
+  CheckpointContents contents;
   try {
-    add_report(manifest, failure_report(3, std::runtime_error("disk \"full\"\xff")));
+    add_report(contents, failure_report(3, std::runtime_error("disk \"full\"\xff")));
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kIo);
     EXPECT_EQ(std::string(error.what()).rfind("rank 3: disk \"full\"", 0), 0U) << error.what();
   }
-  const std::string tensor = R"({"name": "w", "dtype": "F32", "shape": [2], "parts": )";
+  const std::string tensor = R"({"name": "w", "dtype": 6, "shape": [2], "chunks": )";
   const auto report = [](const std::string& tensors) {
-    return R"({"file": "a", "bytes": 1, "xxh3": 2, "tensors": [)" + tensors + "]}";
+    return R"({"file": "a", "bytes": 1, "xxh3": 2, "objects": [], "tensors": [)" + tensors + "]}";
   };
   for (const std::string& rubbish :
        {std::string(), std::string("[]"), std::string("{}"), std::string(100'000, '['),
         report(tensor + std::string(100'000, '[')), report(tensor + "[{}]}"), report(tensor + "3}"),
-        report(R"({"name": "w", "dtype": "F33", "shape": [2], "parts": []})"),
-        report(R"({"name": "w", "dtype": "F32", "shape": [-2], "parts": []})")}) {
-    Manifest other;
+        report(R"({"name": "w", "dtype": 1000, "shape": [2], "chunks": []})"),
+        report(R"({"name": "w", "dtype": 6, "shape": [-2], "chunks": []})")}) {
+    CheckpointContents other;
     EXPECT_THROW(add_report(other, rubbish), std::exception) << rubbish.substr(0, 80);
   }
-  Manifest outside;  // a part that lies outside its tensor is found before it is published
-  add_report(outside, report(tensor + R"([{"file": 0, "offset": [1], "shape": [2]}]})"));
-  EXPECT_THROW(outside.check(), Error);
+  CheckpointContents outside;  // a chunk that lies outside its tensor is found before it is published
+  add_report(outside, report(tensor + R"([{"offset": [1], "shape": [2], "at": 0, "bytes": 1}]})"));
+  EXPECT_THROW(outside.metadata.check("test"), Error);
 }
 
 }  // namespace

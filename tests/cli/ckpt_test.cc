@@ -102,6 +102,20 @@ TEST(Ckpt, ListingOfHostileNamesIsShortAndPlain) {
   EXPECT_THAT(run.out, AllOf(Not(HasSubstr("\x1b")), Not(HasSubstr("\u202e")), HasSubstr("\\x1b[31m\\u202ennn")));
 }
 
+TEST(Ckpt, DiffNamesWhatDiffersAndByHowMuch) {
+  TempFolder first, second;
+  write_safetensors(first.path(), at::ones({4}));
+  auto other = at::ones({4});
+  other[2] = 1.5;
+  write_safetensors(second.path(), other);
+  const auto same = run_process({program(), "ckpt", "diff", first.path().string(), first.path().string()});
+  EXPECT_EQ(same.exit_code, 0) << same.err;
+  EXPECT_EQ(same.out, "2 tensors are equal, 0 differ\n");
+  const auto differ = run_process({program(), "ckpt", "diff", first.path().string(), second.path().string()});
+  EXPECT_EQ(differ.exit_code, 1) << differ.err;
+  EXPECT_EQ(differ.out, "b: 1 elements differ, at most by 0.5, 0.5 of the largest\n1 tensors are equal, 1 differ\n");
+}
+
 TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
   TempFolder folder;
   write_safetensors(folder.path(), at::ones({4}));
@@ -111,8 +125,13 @@ TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
     int exit_code;
     const char* message;
   } cases[] = {
-      {{"convert", dir, dir + "/x", "--to", "onnx"}, 2, "wanted hf or gguf"},
-      {{"convert", dir, dir + "/x", "--to", "hf"}, 2, "is not available in this version"},
+      {{"convert", dir, dir + "/x", "--to", "onnx"}, 2, "wanted hf, gguf, dcp or torch"},
+      {{"convert", dir, dir + "/x", "--to", "torch"}, 2, "takes a distributed checkpoint"},
+      {{"convert", dir, dir + "/x", "--to", "dcp", "--dtype", "bf16"}, 2, "keeps the dtypes"},
+      {{"convert", dir, dir + "/x", "--to", "hf", "--config", dir}, 2, "holds no config.json"},
+      {{"reshard", dir, dir + "/x", "--ranks", "2"}, 3, "holds no .metadata"},
+      {{"reshard", dir, dir + "/x"}, 2, "--ranks"},
+      {{"diff", dir, dir + "/missing"}, 3, "does not exist"},
       {{"convert", dir, dir + "/x", "--dtype", "q4_k"}, 2, "--dtype q4_k"},
       {{"ls"}, 2, "PATH"},
       {{"ls", dir + "/missing"}, 3, "does not exist"},

@@ -69,8 +69,8 @@ Found train_two_steps(const RunLayout& layout, int ranks, const std::filesystem:
     own.validation = run.validate();
     const at::NoGradGuard no_grad;
     for (const auto& parameter : run.model->parameters()) own.values.push_back(full_tensor(parameter).clone());
-    CheckpointWriter writer({.folder = checkpoints, .world = world, .first_holder = run.place.first_of_stage()});
-    writer.save(2, training_state(*run.model, *run.optimizer), {});
+    CheckpointWriter writer({.folder = checkpoints, .world = world, .holders = run.place.stage_ranks()});
+    writer.save(2, training_state(*run.model, *run.optimizer).tensors, {});
     writer.finish();
     if (world->rank() == 0) {
       const std::lock_guard lock(mutex);
@@ -97,7 +97,7 @@ TEST(RunMeshRanks, ThoseThatRepeatOthersRowsChangeNothing) {
   // What the twins saved is the whole model, once, and any other layout reads it.
   comm::run_thread_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({}, world);
-    Checkpoint::latest(twin_folder.path())->load(training_state(*run.model, *run.optimizer));
+    Checkpoint::latest(twin_folder.path())->load(training_state(*run.model, *run.optimizer).tensors);
     const at::NoGradGuard no_grad;
     const auto parameters = run.model->parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {

@@ -25,7 +25,9 @@ TEST(RunMesh, RanksOfOneModelReadTheSameAndOthersReadDifferently) {
     by_place[{at[1], at[2]}].insert(place.data_rank());
     EXPECT_EQ(place.data_parallel()->dim_names(), (std::vector<std::string>{"dp_replicate", "dp_shard"}));
     EXPECT_EQ(place.counts(), at[4] == 0 && at[0] == 1);  // dp x cp ranks of the last stage
-    EXPECT_EQ(place.first_of_stage(), rank < 24 ? 0 : 24);
+    EXPECT_EQ(place.stage_ranks().front(), rank < 24 ? 0 : 24);
+    EXPECT_EQ(place.stage_ranks().back(), rank < 24 ? 23 : 47);
+    EXPECT_EQ(place.stage_ranks().size(), 24u);
   }
   std::set<int64_t> all;
   for (const auto& [place, ranks] : by_place) {
@@ -43,7 +45,7 @@ TEST(RunMesh, WithDataParallelRanksAloneEverybodyReadsHisRank) {
       const auto place = place_of(rank, layout);
       EXPECT_EQ(place.data_rank(), rank);
       EXPECT_TRUE(place.counts());
-      EXPECT_EQ(place.first_of_stage(), 0);
+      EXPECT_EQ(place.stage_ranks().front(), 0);
       EXPECT_EQ(place.data_parallel()->ndim(), layout.dp_replicate == 1 ? 1 : 2);
     }
   }

@@ -89,14 +89,14 @@ TEST(Runs, AUsersFilesInTheFolderAreLeftAlone) {
 TEST(Runs, ADamagedCheckpointIsNotTrainedOn) {
   const TinyRun runs;
   ASSERT_RUNS(runs.train("a", 2, {}));
-  const auto file = runs / "a/checkpoints/step-00000006/rank-00001-of-00002.safetensors";
+  const auto file = runs / "a/checkpoints/step-00000006/__1_0.distcp";
   auto bytes = read_file(file);
   bytes[bytes.size() - 5] ^= 0x10;  // a value, of the same shape
   publish_file(file, bytes);
   for (const int ranks : {1, 2}) {
     const auto run = runs.train("a", ranks, {"train.steps=8"});
     EXPECT_EQ(run.exit_code, 3) << run.err;
-    EXPECT_THAT(run.err, HasSubstr("step-00000006/rank-00001-of-00002.safetensors: hash is "));
+    EXPECT_THAT(run.err, HasSubstr("step-00000006/__1_0.distcp: hash is "));
   }
   // The older one that the message speaks of.
   const auto older =

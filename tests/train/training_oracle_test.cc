@@ -79,7 +79,8 @@ std::vector<StepNumbers> run_tessera(const std::filesystem::path& recipe, const 
 
 // The batches that every layout trains on, through the same loader, for the plain PyTorch run.
 std::vector<StepNumbers> run_pytorch(const TempFolder& folder, const std::filesystem::path& recipe_path,
-                                     const std::vector<StepNumbers>& ours) {
+                                     const std::vector<StepNumbers>& ours,
+                                     const std::vector<std::string>& checkpoint = {}) {
   const auto recipe = read_recipe(recipe_path);
   const auto run = load_run_data(recipe);
   data::DataLoader loader(run.train, static_cast<uint64_t>(recipe.train.seed), true);
@@ -106,10 +107,10 @@ std::vector<StepNumbers> run_pytorch(const TempFolder& folder, const std::filesy
                             {"max_grad_norm", recipe.optimizer.max_grad_norm}};
   for (const auto& step : ours) options["lr"].push_back(step.lr);
   publish_file(folder / "options.json", options.dump());
-  const auto python =
-      run_python("tests/train/oracle/plain_training.py",
-                 {recipe.model.path, (folder / "batches.safetensors").string(), (folder / "options.json").string()},
-                 {.timeout_seconds = 400});
+  std::vector<std::string> arguments = {recipe.model.path, (folder / "batches.safetensors").string(),
+                                        (folder / "options.json").string()};
+  arguments.insert(arguments.end(), checkpoint.begin(), checkpoint.end());
+  const auto python = run_python("tests/train/oracle/plain_training.py", arguments, {.timeout_seconds = 400});
   EXPECT_EQ(python.exit_code, 0) << python.err;
   std::istringstream lines(python.out);
   return read_steps(lines);
@@ -134,6 +135,16 @@ TEST(Training, TwentyStepsOfATinyLlamaAgreeOnOneToFourRanksAndWithPyTorch) {
     expect_close(run_tessera(recipe, folder / std::to_string(ranks), ranks), one,
                  std::to_string(ranks) + " ranks against 1");
   }
+}
+
+TEST(Training, PyTorchGoesOnFromACheckpointOfARun) {
+  TempFolder folder;
+  const auto recipe = write_recipe(folder, {.model = tiny_model(folder), .steps = 8});
+  const auto ours = run_tessera(recipe, folder / "run", 3, {"checkpoint.every=4", "checkpoint.keep_last=9"});
+  ASSERT_EQ(ours.size(), 8u);
+  const auto checkpoint = folder / "run/checkpoints/step-00000004";
+  const auto theirs = run_pytorch(folder, recipe, ours, {checkpoint.string(), "4"});
+  expect_close(theirs, {ours.begin() + 4, ours.end()}, "PyTorch from step 5 on");
 }
 
 TEST(Training, TwoStepsOfSmolLM2AgreeOnTwoRanksAndWithPyTorch) {

@@ -1,6 +1,8 @@
 """Trains a Hugging Face model in plain PyTorch on the batches that Tessera trained on, and prints one JSON object a step.
 
-    plain_training.py MODEL_DIR BATCHES.safetensors OPTIONS.json
+    plain_training.py MODEL_DIR BATCHES.safetensors OPTIONS.json [CHECKPOINT STEP]
+
+With a CHECKPOINT, the distributed checkpoint of a run after STEP, it goes on from there with the steps after it.
 
 BATCHES holds tokens, labels, positions and document_ids, each [steps, rows, T]; labels are aligned with tokens' next
 token and -100 where there is none. OPTIONS: lr (a list, one a step), betas, eps, weight_decay, max_grad_norm. The loss of a step is the
@@ -11,7 +13,9 @@ import json
 import sys
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from transformers import AutoModelForCausalLM
 
 
@@ -33,8 +37,17 @@ def clip_by_exact_norm(parameters, max_norm):
     return norm
 
 
+def load(model, optimizer, checkpoint):
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=options)
+    state = {"model": model_state, "optim": optimizer_state}
+    dcp.load(state, checkpoint_id=checkpoint)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"], options=options)
+
+
 def main():
-    model_dir, batches_path, options_path = sys.argv[1:]
+    model_dir, batches_path, options_path = sys.argv[1:4]
+    checkpoint, first_step = (sys.argv[4], int(sys.argv[5])) if len(sys.argv) > 4 else (None, 0)
     options = json.load(open(options_path))
     batches = load_file(batches_path)
     torch.manual_seed(0)
@@ -45,7 +58,11 @@ def main():
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": options["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
         lr=options["lr"][0], betas=tuple(options["betas"]), eps=options["eps"])
+    if checkpoint:
+        load(model, optimizer, checkpoint)
     for step, lr in enumerate(options["lr"]):
+        if step < first_step:
+            continue
         tokens, labels = batches["tokens"][step], batches["labels"][step]
         logits = model(input_ids=tokens, position_ids=batches["positions"][step],
                        attention_mask=block_causal_mask(batches["document_ids"][step]), use_cache=False).logits

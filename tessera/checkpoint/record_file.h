@@ -1,0 +1,43 @@
+// A file of records, one after another, hashed while it is written. Internal to checkpoint.
+//
+//   RecordFile file(staged / "__0_0.distcp");
+//   const auto place = file.append([&](const ByteSink& sink) { write_torch_tensor(tensor, sink); });
+//   const ManifestFile written = file.publish();
+//
+// Appears whole or not at all, as StagedFile. Belongs to one thread. Error kIo.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include "tessera/base/staged.h"
+#include "tessera/checkpoint/manifest.h"
+#include "tessera/formats/torch/torch_save_writer.h"
+
+namespace tessera {
+
+struct RecordPlace {
+  uint64_t offset = 0;  // in the file
+  uint64_t length = 0;
+};
+
+class RecordFile {
+ public:
+  explicit RecordFile(const std::filesystem::path& path);
+  ~RecordFile();
+
+  // What `write` hands to the sink is the next record.
+  RecordPlace append(const std::function<void(const ByteSink&)>& write);
+  // Syncs; the file is there. Its name, size and hash.
+  ManifestFile publish();
+
+ private:
+  struct Hash;
+  StagedFile file_;
+  std::unique_ptr<Hash> hash_;
+  uint64_t size_bytes_ = 0;
+};
+
+}  // namespace tessera

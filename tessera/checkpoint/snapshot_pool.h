@@ -1,0 +1,28 @@
+// Memory of earlier snapshots, taken again for the next one: touching fresh pages costs more than the copies do.
+// Internal to checkpoint.
+//
+//   at::Tensor copy = pool.copy(parameter);     // the caller goes on changing the parameter
+//   pool.give_back(copy);                       // when it is written
+//
+// One thread at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <utility>
+
+namespace tessera {
+
+class SnapshotPool {
+ public:
+  // A contiguous copy of a plain tensor, on the CPU.
+  at::Tensor copy(const at::Tensor& tensor);
+  void give_back(const at::Tensor& copy);
+
+ private:
+  std::multimap<std::pair<c10::ScalarType, int64_t>, at::Tensor> free_;  // by dtype and number of elements
+};
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// Any checkpoint as a folder of torch.distributed.checkpoint, in one process.
+//
+//   write_dcp(*TensorFiles::open("smollm2"), "out", {.ranks = 4, .prefix = "model."});
+//   reshard("runs/a/checkpoints/step-00000050", "out", 8);
+//
+// Tensors are cut along dim 0 as torch.chunk cuts them, chunk r into the file of rank r; one chunk at a time is in
+// memory. The folder must not exist, or be empty, and appears when it is complete. Error kIo and kFormat. No
+// communication.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/formats/tensor_files.h"
+
+namespace tessera {
+
+struct WriteDcpOptions {
+  int ranks = 1;
+  std::string prefix = {};  // of every name; "model." makes the state dict that get_state_dict's is loaded from
+  // Files of this folder that are copied beside the checkpoint: config.json, tokenizer.json, ...
+  std::filesystem::path companions = {};
+};
+
+void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options = {});
+
+// The same checkpoint in the files of another number of ranks: every tensor and object, and what a run's manifest says
+// beside them, so that the run goes on from it (checkpoint.resume). Error kFormat for a source that is damaged.
+void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks);
+
+}  // namespace tessera

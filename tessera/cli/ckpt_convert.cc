@@ -1,0 +1,169 @@
+#include "tessera/cli/ckpt_convert.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/staged.h"
+#include "tessera/checkpoint/write_dcp.h"
+#include "tessera/cli/ckpt_files.h"
+#include "tessera/formats/companions.h"
+#include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/tensor_files.h"
+#include "tessera/formats/torch/dcp_folder.h"
+#include "tessera/formats/torch/torch_save_writer.h"
+#include "tessera/models/gguf_convert.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<c10::ScalarType> parse_weights_dtype(const ConvertOptions& options) {
+  const auto& name = options.dtype;
+  if (name.empty()) return std::nullopt;
+  if (name == "float32" || name == "f32") return at::kFloat;
+  if (name == "bfloat16" || name == "bf16") return at::kBFloat16;
+  if (name == "float16" || name == "f16") return at::kHalf;
+  raise(ErrorKind::kConfig, "[ckpt.convert] --dtype {}: a Hugging Face folder takes float32, bfloat16 or float16",
+        name);
+}
+
+std::optional<GgmlType> parse_gguf_dtype(const std::string& name) {
+  if (name.empty()) return std::nullopt;
+  if (name == "float32" || name == "f32") return GgmlType::kF32;
+  if (name == "bfloat16" || name == "bf16") return GgmlType::kBF16;
+  if (name == "float16" || name == "f16") return GgmlType::kF16;
+  if (name == "q8_0") return GgmlType::kQ8_0;
+  raise(ErrorKind::kConfig, "[ckpt.convert] --dtype {}: a GGUF file takes float32, bfloat16, float16 or q8_0", name);
+}
+
+fs::path companions_of(const fs::path& source, const ConvertOptions& options) {
+  if (!options.config.empty()) {
+    TESSERA_CHECK(fs::is_regular_file(options.config / "config.json"), ErrorKind::kConfig,
+                  "[ckpt.convert] --config {}: holds no config.json", options.config.string());
+    return options.config;
+  }
+  const auto folder = fs::is_directory(source) ? source : source.parent_path();
+  return fs::is_regular_file(folder / "config.json") ? folder : fs::path();
+}
+
+std::string without_config(const fs::path& companions, const fs::path& destination) {
+  if (!companions.empty()) return "";
+  return fmt::format(
+      "{}: weights alone, as the source holds no config.json. Give the model's folder with --config DIR.",
+      destination.string());
+}
+
+std::string weights_to_folder(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  const auto dtype = parse_weights_dtype(options);
+  const auto files = TensorFiles::open(source, {.weights_only = true});
+  const auto companions = companions_of(source, options);
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, stored] : files->tensors()) {
+    const bool converts = dtype && c10::isFloatingType(stored.dtype);
+    specs.push_back({name, converts ? *dtype : stored.dtype, stored.shape});
+  }
+  StagedFolder folder(destination);
+  if (!companions.empty()) copy_companions(companions, folder.path());
+  SafetensorsFolderWriter writer(folder.path(), specs);
+  for (const auto& spec : specs) writer.write(spec.name, files->tensor(spec.name).to(spec.dtype));
+  writer.finish();
+  folder.publish();
+  return without_config(companions, destination);
+}
+
+std::string weights_to_dcp(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  TESSERA_CHECK(options.dtype.empty(), ErrorKind::kConfig,
+                "[ckpt.convert] --dtype {}: a distributed checkpoint keeps the dtypes of its source", options.dtype);
+  const auto files = TensorFiles::open(source, {.weights_only = true});
+  TESSERA_CHECK(files->format() != TensorFiles::Format::kDcp, ErrorKind::kConfig,
+                "[ckpt.convert] {}: is a distributed checkpoint already; 'tessera ckpt reshard' changes its files",
+                source.string());
+  const auto companions = companions_of(source, options);
+  write_dcp(*files, destination, {.ranks = 1, .prefix = "model.", .companions = companions});
+  return without_config(companions, destination);
+}
+
+// The nested dict as its paths say.
+class NestedDict {
+ public:
+  void put(const DcpPath& path, PickleValue value) { put(root_, path, 0, std::move(value)); }
+  PickleValue pickle() const { return pickle(root_); }
+
+ private:
+  struct Node {
+    std::optional<PickleValue> leaf;
+    bool is_list = false;
+    std::vector<std::pair<DcpPath::value_type, std::unique_ptr<Node>>> children;
+    std::map<DcpPath::value_type, size_t> position;
+  };
+  static void put(Node& node, const DcpPath& path, size_t depth, PickleValue value) {
+    if (depth == path.size()) {
+      node.leaf = std::move(value);
+      return;
+    }
+    node.is_list = node.is_list || std::holds_alternative<int64_t>(path[depth]);
+    const auto [found, is_new] = node.position.try_emplace(path[depth], node.children.size());
+    if (is_new) node.children.emplace_back(path[depth], std::make_unique<Node>());
+    put(*node.children[found->second].second, path, depth + 1, std::move(value));
+  }
+  static PickleValue pickle(const Node& node) {
+    if (node.leaf) return *node.leaf;
+    if (node.is_list) {
+      PickleValue::Items items;
+      for (const auto& [key, place] : node.position) items.push_back(pickle(*node.children[place].second));
+      return PickleValue::list(std::move(items));
+    }
+    std::vector<PickleValue::Pair> pairs;
+    for (const auto& [key, child] : node.children) pairs.emplace_back(std::get<std::string>(key), pickle(*child));
+    return PickleValue::dict(std::move(pairs));
+  }
+  Node root_;
+};
+
+// As torch's dcp_to_torch_save: the whole nested state dict in one file.
+void dcp_to_torch(const fs::path& source, const fs::path& destination) {
+  TESSERA_CHECK(!fs::exists(destination), ErrorKind::kIo, "[ckpt.convert] {}: exists already", destination.string());
+  const auto folder = DcpFolder::open(source);
+  const DcpLookup lookup(folder->metadata());
+  TorchSaveWriter writer;
+  NestedDict dict;
+  for (const auto& entry : folder->metadata().entries) {
+    const auto* path = lookup.find_path(entry.name);
+    dict.put(path ? *path : DcpPath{entry.name},
+             entry.tensor ? writer.add(folder->tensor(entry.name)) : folder->object(entry.name));
+  }
+  write_torch_save(destination, writer, dict.pickle());
+}
+
+}  // namespace
+
+std::string convert_checkpoint(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  const bool gguf = is_gguf(source);
+  const bool plain_folder =
+      !gguf && fs::is_directory(source) && TensorFiles::open(source)->format() == TensorFiles::Format::kSafetensors;
+  const auto to = !options.to.empty() ? options.to : plain_folder ? "gguf" : "hf";
+  TESSERA_CHECK(to == "hf" || to == "gguf" || to == "dcp" || to == "torch", ErrorKind::kConfig,
+                "[ckpt.convert] --to {}: wanted hf, gguf, dcp or torch", to);
+  if (gguf && to == "hf") {
+    gguf_to_folder(source, destination, {.dtype = parse_weights_dtype(options)});
+    return "";
+  }
+  if (to == "gguf" && plain_folder) {
+    folder_to_gguf(source, destination, {.type = parse_gguf_dtype(options.dtype)});
+    return "";
+  }
+  TESSERA_CHECK(!gguf && to != "gguf", ErrorKind::kConfig,
+                "[ckpt.convert] {}: GGUF goes from and to a Hugging Face folder; convert {} first", source.string(),
+                gguf ? "it with --to hf" : "this with --to hf");
+  if (to == "hf") return weights_to_folder(source, destination, options);
+  if (to == "dcp") return weights_to_dcp(source, destination, options);
+  TESSERA_CHECK(DcpFolder::is_one(source), ErrorKind::kConfig,
+                "[ckpt.convert] {}: --to torch takes a distributed checkpoint", source.string());
+  dcp_to_torch(source, destination);
+  return "";
+}
+
+}  // namespace tessera::cli
