@@ -2,16 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
-#include <optional>
 #include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
 #include "tessera/base/utf8.h"
-#include "tessera/formats/torch/detail/pickle_node.h"
-#include "tessera/formats/torch/detail/pickle_opcodes.h"
-#include "tessera/formats/torch/pickle_names.h"
+#include "tessera/formats/torch/detail/unpickle_machine.h"
 
 namespace tessera {
 
@@ -19,86 +15,6 @@ using detail::PickleNode;
 using detail::PickleOp;
 using detail::PicklePartsNode;
 using detail::PickleTextNode;
-
-// One run over a pickle: the stack machine of Python's pickle.
-class Unpickler {
- public:
-  Unpickler(std::span<const std::byte> bytes, const std::string& where, const PickleLimits& limits)
-      : bytes_(bytes), where_(where), limits_(limits) {
-    TESSERA_CHECK(bytes.size() <= limits.max_bytes, ErrorKind::kFormat,
-                  "[pickle] {}: {} bytes, at most {} are read. It is no pickle of a checkpoint.", where, bytes.size(),
-                  limits.max_bytes);
-    max_cost_ = limits.max_expanded + limits.max_expanded_per_byte * bytes.size();
-  }
-
-  PickleValue run();
-
- private:
-  template <class... Args>
-  [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    raise(ErrorKind::kFormat, "[pickle] {}: byte {}: {}", where_, op_at_,
-          fmt::format(format, std::forward<Args>(args)...));
-  }
-
-  // Input.
-  std::string_view take(uint64_t count);
-  template <class T>
-  T number() {
-    T value;
-    std::memcpy(&value, take(sizeof value).data(), sizeof value);
-    return value;
-  }
-  template <class Length>
-  std::string_view sized() {
-    return take(number<Length>());
-  }
-  std::string_view line();
-  int64_t long_integer();
-  double big_endian_float();
-
-  // Stack.
-  void push(PickleValue value) { stack_.push_back(std::move(value)); }
-  PickleValue pop();
-  PickleValue& top();
-  std::vector<PickleValue> pop_to_mark();
-
-  // Nodes.
-  void push_text(PickleKind kind, std::string_view text);
-  void push_parts(PickleKind kind, std::vector<PickleValue> parts);
-  void push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost);
-  void push_tuple(size_t count);
-  void adopt(PickleNode& parent, const PickleValue& child);
-  void seal(const PickleValue& value);
-  void check_keys(const PicklePartsNode& node, size_t stride) const;
-  PicklePartsNode& open_container(PickleKind kind, const char* op);
-  void append(PickleKind kind, std::vector<PickleValue> items, const char* op);
-
-  // What opcodes do.
-  void opcode(PickleOp op);
-  bool number_opcode(PickleOp op);
-  bool text_opcode(PickleOp op);
-  bool container_opcode(PickleOp op);
-  bool memo_opcode(PickleOp op);
-  void memoize(uint64_t index);
-  void recall(uint64_t index);
-  void global(std::string_view module, std::string_view name);
-  void reduce();
-  bool reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args);
-  bool reduce_to_ordered_dict(std::span<const PickleValue> args);
-  bool reduce_to_bytes(std::span<const PickleValue> args);
-  void new_object();
-  void build();
-
-  std::span<const std::byte> bytes_;
-  const std::string& where_;
-  PickleLimits limits_;
-  uint64_t max_cost_ = 0;
-  size_t position_ = 0;
-  size_t op_at_ = 0;
-  std::vector<PickleValue> stack_;
-  std::vector<size_t> marks_;
-  std::vector<std::optional<PickleValue>> memo_;
-};
 
 std::string_view Unpickler::take(uint64_t count) {
   if (count > bytes_.size() - position_) {
@@ -381,112 +297,6 @@ bool Unpickler::memo_opcode(PickleOp op) {
     default:
       return false;
   }
-}
-
-void Unpickler::global(std::string_view module, std::string_view name) {
-  const auto canonical = canonical_pickle_name(module, name);
-  if (!is_known_pickle_name(canonical)) {
-    fail(
-        "it wants to load {}, which is neither needed for tensors nor known to be harmless. Only tensors, numbers, "
-        "text, bytes, lists, tuples, dicts and sets are read.",
-        quote(std::string(module) + "." + std::string(name)));
-  }
-  push_parts(PickleKind::kGlobal, {canonical.module, canonical.name});
-}
-
-// "set", "bytes" and OrderedDict are values of their own here. False for any other callee.
-bool Unpickler::reduce_to_own_kind(const PickleValue& callee, std::span<const PickleValue> args) {
-  if (callee.is_global("builtins.set")) {
-    if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("a set of no list");
-    std::vector<PickleValue> items;
-    if (!args.empty()) items.assign(args[0].items().begin(), args[0].items().end());
-    push_parts(PickleKind::kSet, std::move(items));
-    return true;
-  }
-  if (callee.is_global("builtins.bytes")) {
-    if (!args.empty()) fail("bytes made from {}", args[0].describe());
-    push_text(PickleKind::kBytes, "");
-    return true;
-  }
-  if (callee.is_global("_codecs.encode")) return reduce_to_bytes(args);
-  if (callee.is_global("collections.OrderedDict")) return reduce_to_ordered_dict(args);
-  return false;
-}
-
-bool Unpickler::reduce_to_bytes(std::span<const PickleValue> args) {
-  const bool texts = args.size() == 2 && args[0].kind() == PickleKind::kText && args[1].kind() == PickleKind::kText;
-  if (!texts || (args[1].as_text() != "latin1" && args[1].as_text() != "latin-1")) {
-    fail("_codecs.encode of anything but text as latin1");
-  }
-  const auto& text = args[0].as_text();
-  std::string decoded;
-  for (size_t i = 0; i < text.size();) {
-    const auto character = decode_utf8(text.data() + i);
-    if (character.code > 0xFF) fail("_codecs.encode: {} is not in latin1", quote(text));
-    decoded.push_back(static_cast<char>(character.code));
-    i += character.length;
-  }
-  push_text(PickleKind::kBytes, decoded);
-  return true;
-}
-
-bool Unpickler::reduce_to_ordered_dict(std::span<const PickleValue> args) {
-  std::vector<PickleValue> parts;
-  if (args.size() > 1 || (args.size() == 1 && args[0].kind() != PickleKind::kList)) fail("an OrderedDict of no list");
-  if (!args.empty()) {
-    for (const auto& pair : args[0].items()) {
-      const bool is_sequence = pair.kind() == PickleKind::kList || pair.kind() == PickleKind::kTuple;
-      if (!is_sequence || pair.items().size() != 2) fail("an OrderedDict of {}, wanted pairs", pair.describe());
-      parts.insert(parts.end(), pair.items().begin(), pair.items().end());
-    }
-  }
-  push_parts(PickleKind::kDict, std::move(parts));
-  std::get<4>(top().value_)->ordered = true;
-  return true;
-}
-
-void Unpickler::reduce() {
-  const auto args = pop();
-  const auto callee = pop();
-  if (args.kind() != PickleKind::kTuple) fail("REDUCE with {}, wanted a tuple", args.describe());
-  if (callee.kind() != PickleKind::kGlobal) fail("REDUCE of {}, wanted a class or function", callee.describe());
-  seal(args);
-  if (reduce_to_own_kind(callee, args.items())) return;
-  std::vector<PickleValue> parts{callee, PickleValue()};
-  parts.insert(parts.end(), args.items().begin(), args.items().end());
-  push_parts(PickleKind::kObject, std::move(parts));
-}
-
-void Unpickler::new_object() {
-  const auto args = pop();
-  const auto cls = pop();
-  if (cls.kind() != PickleKind::kGlobal) fail("NEWOBJ of {}, wanted a class", cls.describe());
-  if (args.kind() != PickleKind::kTuple || !args.items().empty()) fail("NEWOBJ with {}, wanted ()", args.describe());
-  if (reduce_to_own_kind(cls, {})) return;
-  push_parts(PickleKind::kObject, {cls, PickleValue()});
-  std::get<4>(top().value_)->instance = true;
-}
-
-void Unpickler::build() {
-  auto state = pop();
-  const auto target = top();
-  if (target.is_ordered_dict()) {
-    auto& node = open_container(PickleKind::kDict, "BUILD");
-    if (node.parts.size() % 2 != 0) fail("BUILD twice on one OrderedDict");
-    if (state.kind() != PickleKind::kDict) fail("BUILD of an OrderedDict with {}, wanted a dict", state.describe());
-    adopt(node, state);
-    if (node.sealed) fail("BUILD puts a value into itself");
-    node.parts.push_back(std::move(state));
-    return;
-  }
-  if (!target.is_instance()) fail("BUILD on {}, which has no state", target.describe());
-  auto& node = open_container(PickleKind::kObject, "BUILD");
-  if (!node.parts[1].is_none()) fail("BUILD twice on {}", target.describe());
-  if (state.kind() != PickleKind::kDict && state.kind() != PickleKind::kTuple) {
-    fail("BUILD of {} with {}, wanted a dict or tuple", target.describe(), state.describe());
-  }
-  adopt(node, state);
-  node.parts[1] = std::move(state);
 }
 
 void Unpickler::opcode(PickleOp op) {
