@@ -124,8 +124,12 @@ int main() {
   try {
     const auto world = comm::World::connect({});
     std::string folder = (std::filesystem::temp_directory_path() / "fsdp_checkpoint.XXXXXX").string();
-    if (world->rank() == 0 && !mkdtemp(folder.data())) return 1;
+    if (world->rank() == 0 && !mkdtemp(folder.data())) {
+      std::perror(folder.c_str());
+      folder.clear();
+    }
     folder = comm::broadcast_bytes(*world->group(), folder);
+    if (folder.empty()) return 1;
     const int result = run(world, folder);
     comm::barrier(*world->group());
     if (world->rank() == 0) std::filesystem::remove_all(folder);

@@ -102,24 +102,43 @@ void Optimizer::make_state(Entry& entry) const {
   const bool wide_state = master || (precision_.stochastic_rounding && narrow);
   const auto options = entry.local.options().dtype(wide_state ? c10::kFloat : entry.local.scalar_type());
   for (const auto& name : groups_[entry.group].state_names) {
-    if (!entry.state.contains(name)) entry.state[name] = at::zeros_like(entry.local, options);
+    if (entry.state.contains(name)) continue;
+    entry.state[name] = at::zeros_like(entry.local, options);
+    entry.step.zero_();
   }
   if (!master || entry.state.contains(kMaster)) return;
   entry.state[kMaster] = entry.local.to(c10::kFloat);
   entry.rounded_version = version_of(entry.parameter, entry.local);
 }
 
+// Frozen parameters get what they lack when they are updated.
+void Optimizer::fit_state_to_settings() {
+  c10::NoGradGuard no_grad;
+  for (auto& group : groups_) {
+    for (const size_t index : group.entries) {
+      auto& entry = entries_[index];
+      std::erase_if(entry.state, [&](const auto& state) {
+        return state.first != kMaster && std::ranges::find(group.state_names, state.first) == group.state_names.end();
+      });
+      if (entry.slot->parameter.requires_grad()) make_state(entry);
+    }
+  }
+}
+
+// Takes over what somebody wrote into the parameter.
+void Optimizer::follow_writes(Entry& entry) {
+  if (version_of(entry.parameter, entry.local) == entry.rounded_version) return;
+  const at::Tensor& master = entry.state.at(kMaster);
+  const at::Tensor elsewhere = master.to(entry.local.scalar_type()).ne(entry.local);
+  master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
+}
+
 // One at a time: the gradient is needed in float32 only for so long.
 void Optimizer::update_master(Entry& entry) {
   const at::Tensor& master = entry.state.at(kMaster);
-  if (version_of(entry.parameter, entry.local) != entry.rounded_version) {
-    const at::Tensor elsewhere = master.to(entry.local.scalar_type()).ne(entry.local);
-    master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
-  }
   entry.step.add_(1);
   apply({{&entry, master, local_part(entry.parameter.grad()).to(c10::kFloat)}}, groups_[entry.group]);
   entry.local.copy_(master);
-  entry.rounded_version = version_of(entry.parameter, entry.local);
 }
 
 // Without a copy: the parameter itself in float32, for this update only.
@@ -148,7 +167,7 @@ void Optimizer::step() {
                   ErrorKind::kShape, "[optim.step] {}: the gradient lies as {}, the parameter as {}. Redistribute it.",
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
-    if (entry.state.empty()) make_state(entry);  // was frozen when the optimizer was made
+    make_state(entry);  // it was frozen when others got theirs
     if (entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local))) {
       one_by_one.push_back(&entry);
       continue;
@@ -159,7 +178,14 @@ void Optimizer::step() {
     entry.step.add_(1);
     batch->second.push_back({&entry, entry.local, local_part(gradient)});
   }
-  for (auto* entry : one_by_one) precision_.stochastic_rounding ? update_rounding(*entry) : update_master(*entry);
+  if (precision_.stochastic_rounding) {
+    for (auto* entry : one_by_one) update_rounding(*entry);
+  } else {
+    // Parameters may share a version counter, as pieces of a flat one do: an update counts as a write of all of them.
+    for (auto* entry : one_by_one) follow_writes(*entry);
+    for (auto* entry : one_by_one) update_master(*entry);
+    for (auto* entry : one_by_one) entry->rounded_version = version_of(entry->parameter, entry->local);
+  }
   for (const auto& [key, updates] : batches) {
     apply(updates, groups_[std::get<2>(key)]);
     // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.
@@ -210,12 +236,13 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   return out;
 }
 
-void Optimizer::reset_state(const std::string& parameter, bool even_frozen) {
+void Optimizer::reset_state(const std::string& parameter, bool even_frozen, const std::set<std::string>& except) {
   c10::NoGradGuard no_grad;
   auto& entry = const_cast<Entry&>(entry_of(parameter, "reset_state"));
   entry.step.zero_();
-  if (entry.state.empty() && (even_frozen || entry.slot->parameter.requires_grad())) make_state(entry);
+  if (even_frozen || entry.slot->parameter.requires_grad()) make_state(entry);
   for (const auto& [name, value] : entry.state) {
+    if (except.contains(name)) continue;
     if (name == kMaster) {
       value.copy_(entry.local);
       entry.rounded_version = version_of(entry.parameter, entry.local);

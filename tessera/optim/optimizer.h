@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -96,15 +97,17 @@ class Optimizer {
   // Whether a float32 copy of the parameter is updated: its state `master`.
   bool has_master(const std::string& parameter) const;
   // As before the first step: zeros, no steps, `master` as the parameter; nothing for a frozen parameter that never had
-  // a state, unless even_frozen gives it one. Tensors that state() gave stay its tensors.
-  void reset_state(const std::string& parameter, bool even_frozen = false);
+  // a state, unless even_frozen gives it one. States named in `except` keep their values. Tensors that state() gave
+  // stay its tensors.
+  void reset_state(const std::string& parameter, bool even_frozen = false, const std::set<std::string>& except = {});
 
   // Those of the options, then one for each default weight decay of the parameters in none. Each parameter, frozen ones
   // too, is in one.
   std::vector<ParamGroup> param_groups() const;
   // One list a group; what it does not name stays, and names that are not of this optimizer are kept for whoever asks
-  // (initial_lr). lr() becomes the first group's over its factor. Error kConfig, before anything changes: another
-  // number of groups, settings out of range or of another type, maximize, amsgrad.
+  // (initial_lr). lr() becomes the lr of the first list that names one, over the group's factor; groups whose list
+  // names none follow it by theirs. States that the settings have no use for any more are dropped. Error kConfig,
+  // before anything changes: another number of groups, settings out of range or of another type, maximize, amsgrad.
   void set_hyperparameters(const std::vector<Hyperparameters>& groups);
   // Nothing but its errors; the states that parameters of each group will have then, beside master and step.
   std::vector<std::vector<std::string>> check_hyperparameters(const std::vector<Hyperparameters>& groups) const;
@@ -151,9 +154,11 @@ class Optimizer {
  private:
   void make_groups(const Hyperparameters& settings, const std::vector<ParameterGroup>& groups,
                    const std::vector<std::string>& state_names);
-  void make_state(Entry& entry) const;  // what it lacks
+  void make_state(Entry& entry) const;  // what it lacks; its next step is then its first
   std::vector<Group> changed_groups(const std::vector<Hyperparameters>& groups) const;
-  void add_missing_state();
+  double fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const;
+  void fit_state_to_settings();
+  void follow_writes(Entry& entry);
   void update_master(Entry& entry);
   void update_rounding(Entry& entry);
   const Entry& entry_of(const std::string& parameter, const char* verb) const;

@@ -1,6 +1,7 @@
 #include "tessera/state/cpu_state_dict.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <optional>
@@ -24,9 +25,10 @@ class CpuCopies {
     if (value.is_tensor()) return of(value.tensor(), name);
     if (value.is_sharded() && value.sharded()) {
       const auto& shards = value.sharded()->local_shards;
-      TESSERA_CHECK(shards.size() == 1, ErrorKind::kShape,
+      TESSERA_CHECK(shards.size() <= 1, ErrorKind::kShape,
                     "[state.get_cpu] {}: a ShardedTensor with {} local shards, wanted one. Gather it first.",
                     quote(name), shards.size());
+      if (shards.empty()) return at::empty({0}, at::TensorOptions(value.sharded()->dtype));
       return of(shards.front().tensor, name);
     }
     if (value.is_list()) return all_of(value.list(), name);

@@ -22,8 +22,8 @@ at::Tensor to_local_if_dtensor(const at::Tensor& tensor);
 
 // Contiguous copies on the CPU of the local parts, complete on return; nothing is gathered, and no result shares memory
 // with its source (PyTorch's scalars do). Later values of a name overwrite earlier ones. Other values of a dict are
-// kept. pin_memory: in page-locked memory; without an accelerator a warning, once. No communication. Error kShape for a
-// ShardedTensor with other than one local shard.
+// kept. pin_memory: in page-locked memory; without an accelerator a warning, once. No communication. Of a ShardedTensor
+// the local shard; [0] on ranks that have none. Error kShape for several.
 StateDict get_cpu_state_dict(const std::vector<std::pair<std::string, at::Tensor>>& named_tensors,
                              bool pin_memory = false);
 StateDict get_cpu_state_dict(const StateDict& state_dict, bool pin_memory = false);

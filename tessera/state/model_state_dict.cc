@@ -164,12 +164,15 @@ StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& option
   const ModelNames names(model, options);
   const auto prefixes = submodule_prefixes(model, options);
   StateDict parts;
+  std::vector<at::Tensor>
+      values;  // one handle for all names of a shared parameter, which is how a checkpoint knows them
+  for (const auto& entry : names.entries()) values.push_back(entry.tensor().detach());
   for (const auto& [name, index] : names.names()) {
     const auto& entry = names.entries()[index];
     if (options.ignore_frozen_params && entry.parameter && !entry.tensor().requires_grad()) continue;
     if (!is_under(name, prefixes)) continue;
     const bool keeps_prefix = prefixes.empty() || options.keep_submodule_prefixes;
-    parts.set(keeps_prefix ? name : name.substr(prefixes.front().size()), entry.tensor().detach());
+    parts.set(keeps_prefix ? name : name.substr(prefixes.front().size()), values[index]);
   }
   const bool asks_ranks = options.full_state_dict && options.cpu_offload;
   auto out = detail::full_or_on_cpu(parts, options, asks_ranks ? detail::group_of(names, options) : options.group);

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <span>
 #include <unordered_map>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -129,7 +132,6 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
     }
   }
   parameter.copies = copies_.size() - parameter.first_copy;
-  parameter.is_covered = parameter.copies == wanted.size();
 }
 
 OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& state_dict) {
@@ -157,19 +159,35 @@ OptimizerLoad plan_optimizer_load(optim::Optimizer& optimizer, const StateDict& 
 }
 
 void OptimizerLoad::begin() {
+  copy_sources_of_other_states();
   optimizer_->set_hyperparameters(groups_);
   for (auto& parameter : parameters_) {
-    const bool has_values = parameter.copies > 0;
-    auto states = optimizer_->state(parameter.name);
-    if (!parameter.is_covered || states.size() <= parameter.copies) {
-      optimizer_->reset_state(parameter.name, has_values);
-      if (has_values) states = optimizer_->state(parameter.name);
-    }
+    const auto copies = std::span(copies_).subspan(parameter.first_copy, parameter.copies);
+    // These may be their own sources (optimizer_state_dict shares memory).
+    std::set<std::string> given;
+    for (const auto& copy : copies) given.insert(copy.state);
+    optimizer_->reset_state(parameter.name, /*even_frozen=*/!given.empty(), given);
+    const auto states = optimizer_->state(parameter.name);
     parameter.step_target = states.at("step");
-    for (size_t i = 0; i < parameter.copies; ++i) {
-      auto& copy = copies_[parameter.first_copy + i];
-      copy.target = states.at(copy.state);
-    }
+    for (auto& copy : copies) copy.target = states.at(copy.state);
+  }
+}
+
+// Where a dict that shares memory with this optimizer gives a state to another one, both are written in turn.
+void OptimizerLoad::copy_sources_of_other_states() {
+  const auto storage_of = [](const at::Tensor& tensor) -> const c10::StorageImpl* {
+    const at::Tensor local = local_part(tensor.detach());
+    return local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr;
+  };
+  std::unordered_map<const c10::StorageImpl*, std::pair<size_t, std::string>> own;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    for (const auto& [state, value] : optimizer_->state(parameters_[i].name))
+      own.insert({storage_of(value), {i, state}});
+  }
+  for (auto& copy : copies_) {
+    const auto found = own.find(storage_of(copy.source));
+    if (found == own.end() || found->second == std::pair(copy.parameter, copy.state)) continue;
+    copy.source = copy.source.detach().clone();
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -12,6 +13,7 @@
 namespace tessera::optim {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 struct Model : nn::Callable<Model> {
@@ -135,6 +137,61 @@ TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
         EXPECT_TRUE(lossy.norm.equal(at::ones({4}, dtype)));
       }
     }
+  }
+}
+
+TEST(Optimizer, GroupsWithoutAnLrOfTheirOwnFollowByTheirFactors) {
+  Model model;
+  const auto optimizer = make_sgd(model, {.lr = 0.1, .groups = {{{"norm"}, 2, 0}, {{}, 4, 0}, {{"spared"}, 0, 0}}});
+  const auto rates = [&] {
+    std::vector<double> out;
+    for (const auto& group : optimizer->param_groups())
+      out.push_back(std::get<double>(group.hyperparameters[0].second));
+    return out;
+  };
+  const Hyperparameters nothing;
+  for (const double lr : {0.025, 0.0, 0.5}) {  // a schedule went on
+    optimizer->set_hyperparameters({nothing, nothing, nothing, {{"lr", lr}}});
+    EXPECT_EQ(optimizer->lr(), lr);
+    EXPECT_THAT(rates(), ElementsAre(2 * lr, 4 * lr, 0, lr));
+    optimizer->set_hyperparameters({nothing, nothing, nothing, nothing});
+    EXPECT_THAT(rates(), ElementsAre(2 * lr, 4 * lr, 0, lr));
+  }
+  optimizer->set_hyperparameters({nothing, nothing, {{"lr", 0.25}}, nothing});  // its factor was 0 and fits nothing
+  EXPECT_THAT(rates(), ElementsAre(1, 2, 0.25, 0.5));
+  optimizer->set_lr(1);
+  EXPECT_THAT(rates(), ElementsAre(2, 4, 0.5, 1));
+}
+
+// Whatever a parameter had before: it was frozen when the momentum was set.
+TEST(Optimizer, GivesThawedParametersWhatTheyLack) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    Model model;
+    for (auto& slot : model.own_parameters()) {
+      nn::Module::set_parameter(slot, slot.parameter.detach().to(dtype).set_requires_grad(true));
+    }
+    const auto optimizer = make_sgd(model, {.lr = 0.25});
+    const auto step = [&] {
+      set_gradients(model, 1);
+      optimizer->step();
+      return model.weight.detach()[0][0].item<double>();
+    };
+    step();
+    const auto weight = model.parameters()[0];
+    weight.set_requires_grad(false);
+    optimizer->set_hyperparameters({{{"momentum", 0.5}, {"dampening", 0.5}}});
+    EXPECT_EQ(step(), 0.75);
+    EXPECT_EQ(optimizer->state("weight").count("momentum_buffer"), 0u);
+    weight.set_requires_grad(true);
+    EXPECT_EQ(step(), 0.5);   // the gradient as it is
+    EXPECT_EQ(step(), 0.25);  // half of the buffer and half of the gradient
+
+    optimizer->set_hyperparameters({{{"momentum", 0.0}}});
+    EXPECT_EQ(optimizer->state("weight").count("momentum_buffer"), 0u);
+    optimizer->set_hyperparameters({{{"momentum", 0.5}}});
+    EXPECT_TRUE(optimizer->state("weight").at("momentum_buffer").equal(at::zeros({4, 4})));
+    EXPECT_EQ(step(), 0);
+    EXPECT_EQ(optimizer->state("weight").count("master"), dtype == at::kBFloat16 ? 1u : 0u);
   }
 }
 

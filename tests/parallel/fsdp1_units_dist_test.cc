@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/grad_norm.h"
+#include "tessera/optim/optimizer.h"
 #include "tests/parallel/fsdp1_model.h"
 
 namespace tessera::testing {
@@ -153,6 +154,40 @@ TEST(Fsdp1Units, MayBeEmptyAroundOthers) {
     const auto tokens = tokens_of(0);
     loss_sum(model(tokens), tokens).backward();
     EXPECT_EQ(fsdp_stats(model).reduce_scatters, 4);
+  });
+}
+
+// Masters of 16-bit parameters follow what is written into a shard, as loading does it.
+TEST(Fsdp1Units, GoOnFromWhatIsWrittenIntoTheirShards) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const auto strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
+      for (const bool use_orig_params : {false, true}) {
+        SmallModel model(2, at::kBFloat16, 7), other(2, at::kBFloat16, 9);
+        std::vector<std::unique_ptr<optim::Optimizer>> optimizers;
+        for (auto* each : {&model, &other}) {
+          wrap(*each, {world->group(), strategy, use_orig_params});
+          optimizers.push_back(optim::make_adamw(*each, {.lr = 1e-2}));
+        }
+        const auto expect_alike_after_a_step = [&] {
+          for (auto* each : {&model, &other}) {
+            for (const auto& parameter : each->parameters()) {
+              if (parameter.numel() > 0) parameter.mutable_grad() = at::full_like(parameter.detach(), 0.5);
+            }
+          }
+          for (const auto& optimizer : optimizers) optimizer->step();
+          EXPECT_EQ(distance(whole_values(model), whole_values(other)), 0) << use_orig_params;
+        };
+        const auto from = flat_parameter_handles(other), to = flat_parameter_handles(model);
+        for (const double factor : {1.0, -3.0}) {
+          const at::NoGradGuard no_grad;
+          for (size_t i = 0; i < to.size(); ++i) {
+            from[i]->shard().mul_(factor);
+            to[i]->shard().detach().copy_(from[i]->shard());
+          }
+          for (int step = 0; step < 2; ++step) expect_alike_after_a_step();
+        }
+      }
+    }
   });
 }
 

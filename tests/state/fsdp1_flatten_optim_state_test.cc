@@ -173,7 +173,7 @@ class FlattenDict : public ::testing::TestWithParam<bool> {
              StateList{StateDict{{"lr", 0.1}, {"params", StateList{"free", "b.weight", "a.bias", "a.weight"}}}}}};
   }
   StateDict loaded(const StateDict& dict) const {
-    return rekey_flattened(flatten_optim_state_dict(units_, dict, {}), units_, names(), false);
+    return rekey_flattened(flatten_optim_state_dict(units_, dict, {}), units_, {names()}, false);
   }
   HandMadeRank rank_;
   Fsdp1Units units_;
@@ -231,6 +231,58 @@ TEST_P(FlattenDict, RefusesDictsThatAreNone) {
     for (const auto& [name, shape] : kMembers) empty.set(name, StateDict{});
     EXPECT_THAT(message({{"state", empty}}), HasSubstr("is empty. This should happen when use_orig_params=True"));
   }
+}
+
+StateDict group_of(double lr, const StateList& params) { return {{"lr", lr}, {"params", params}}; }
+
+TEST(RekeyFlattened, GivesTheGroupsOfTheOptimizerTheSettingsOfTheirParameters) {
+  const HandMadeRank rank(0, 1);
+  const Fsdp1Units units({rank.handle(kMembers, true)}, {"a.weight", "a.bias", "b.weight"});
+  StateDict states;
+  for (const auto& [member, state] : adam_states()) states.set(kMembers[member].first, state);
+  const auto loaded = [&](const StateList& groups, const ParameterGroupNames& own, bool by_name = false) {
+    const StateDict dict{{"state", states}, {"param_groups", groups}};
+    return rekey_flattened(flatten_optim_state_dict(units, dict, {}), units, own, by_name);
+  };
+  const ParameterGroupNames own = {{"b.weight", "a.weight"}, {"a.bias"}};
+  const auto dict = loaded({group_of(0.5, {"a.weight", "a.bias"}), group_of(0.5, {"b.weight"})}, own);
+  const auto& groups = dict.at("param_groups").list();
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups[0].dict().at("params").list().at(0).integer(), 0);
+  EXPECT_EQ(groups[0].dict().at("params").list().at(1).integer(), 1);
+  EXPECT_EQ(groups[1].dict().at("params").list().at(0).integer(), 2);
+  EXPECT_EQ(groups[1].dict().at("lr").number(), 0.5);
+  EXPECT_TRUE(dict.at("state").dict().at(0).dict().at("exp_avg").tensor().equal(numbers({5}, 200).view({-1})));
+  EXPECT_TRUE(dict.at("state").dict().at(2).dict().at("exp_avg").tensor().equal(numbers({5}, 100)));
+
+  const auto swapped = loaded({group_of(0.1, {"a.bias"}), group_of(0.2, {"a.weight", "b.weight"})}, own, true);
+  EXPECT_EQ(swapped.at("param_groups").list()[0].dict().at("lr").number(), 0.2);
+  EXPECT_EQ(swapped.at("param_groups").list()[0].dict().at("params").list().at(0).string(), "b.weight");
+  EXPECT_FALSE(loaded({group_of(0.1, {"a.bias"})}, own).at("param_groups").list()[0].dict().contains("lr"));
+  try {
+    loaded({group_of(0.1, {"a.bias", "a.weight"}), group_of(0.2, {"b.weight"})}, own);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kShape);
+    EXPECT_THAT(error.what(), HasSubstr("'b.weight' and 'a.weight' are in one parameter group here, but were saved in "
+                                        "groups with different hyper-parameters"));
+  }
+}
+
+TEST(RekeyFlattened, MakesOneGroupOfSavedOnesThatAreAlike) {
+  const HandMadeRank rank(0, 1);
+  const Fsdp1Units units({rank.handle(kMembers, false)}, {"_flat_param"});
+  const StateList alike = {group_of(0.5, {"a.bias"}), group_of(0.5, {"b.weight", "a.weight"})};
+  const auto rekeyed = [&](const StateList& groups) {
+    return rekey_flattened({.entries = {}, .user_state = {}, .param_groups = groups}, units, {{"_flat_param"}}, false)
+        .at("param_groups")
+        .list();
+  };
+  const auto groups = rekeyed(alike);
+  ASSERT_EQ(groups.size(), 1U);
+  EXPECT_EQ(groups[0].dict().at("lr").number(), 0.5);
+  EXPECT_EQ(groups[0].dict().at("params").list().size(), 1U);
+  EXPECT_THROW(rekeyed({group_of(0.5, {"a.bias"}), group_of(0.1, {"b.weight", "a.weight"})}), Error);
 }
 
 struct PlainNet : nn::Module {

@@ -39,7 +39,13 @@ class HandMadeHandle : public FlatParameterHandle {
     for (const auto& member : layout_.members()) names.push_back(prefix_ + member.fqn);
     return names;
   }
-  std::vector<at::Tensor> parameters() const override { return {shard_}; }
+  std::vector<at::Tensor> parameters() const override {
+    const auto leaf = [](bool requires_grad) { return at::zeros({0}).set_requires_grad(requires_grad); };
+    if (!layout_.use_orig_params()) return {leaf(layout_.requires_grad())};
+    std::vector<at::Tensor> leaves;
+    for (const auto& member : layout_.members()) leaves.push_back(leaf(member.requires_grad));
+    return leaves;
+  }
 
  private:
   FlatParameterLayout layout_;

@@ -1,6 +1,9 @@
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
+
+#include <cmath>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -44,7 +47,7 @@ StateDict saved(nn::Module& net, StateDictType type, MeshPtr mesh = {}) {
 IncompatibleKeys load(nn::Module& net, const StateDict& dict, StateDictType type = StateDictType::kFull,
                       bool strict = true) {
   const StateDictTypeScope scope(net, {.type = type});
-  return load_fsdp1_state_dict(net, dict, strict);
+  return load_fsdp1_state_dict(net, dict, {.strict = strict});
 }
 
 TEST(Fsdp1ModelStateDict, OfEveryTypeHasTheWeights) {
@@ -177,6 +180,56 @@ TEST(Fsdp1ModelStateDict, SaysWhatIsMissingOrDoesNotFitOnAllRanks) {
     const auto keys = load(net, partial, StateDictType::kFull, /*strict=*/false);
     EXPECT_THAT(keys.missing, ::testing::ElementsAre("last.bias"));
     EXPECT_THAT(keys.unexpected, ::testing::ElementsAre("extra"));
+  });
+}
+
+TEST(Fsdp1ModelStateDict, TakesNamesOfWrappers) {
+  on_ranks(2, [](const WorldPtr& world) {
+    for (const bool rank0_only : {false, true}) {
+      Fsdp1Net net(8);
+      wrap(net, world->group(), Wrapping::kEach, false);
+      StateDict wrapped;
+      for (const auto& [key, value] : plain_weights(Fsdp1Net(3))) {
+        wrapped.set("_orig_mod." + to_string(key), value);
+      }
+      wrapped.set("_fsdp_wrapped_module.last._checkpoint_wrapped_module.bias", wrapped.at("_orig_mod.last.bias"));
+      const StateDictTypeScope scope(net, {.state_dict_config = FullStateDictConfig{.rank0_only = rank0_only}});
+      EXPECT_THAT(message_of([&] { load_fsdp1_state_dict(net, wrapped); }),
+                  HasSubstr("two values are for 'last.bias'"));
+      wrapped.erase("_orig_mod.last.bias");
+      load_fsdp1_state_dict(net, wrapped);
+      EXPECT_EQ(state_difference(saved(net, StateDictType::kFull), plain_weights(Fsdp1Net(3))), "");
+    }
+  });
+}
+
+TEST(Fsdp1ModelStateDict, ComparesTheNamesOfOneParameterBitwiseAndFirst) {
+  on_ranks(2, [](const WorldPtr& world) {
+    for (const bool rank0_only : {false, true}) {
+      Fsdp1Net net(3);
+      wrap(net, world->group(), Wrapping::kEach, false);
+      const auto before = saved(net, StateDictType::kFull);
+      auto other = plain_weights(Fsdp1Net(8));
+      const StateDictTypeScope scope(net, {.state_dict_config = FullStateDictConfig{.rank0_only = rank0_only}});
+      other.set("again", at::zeros({7}));
+      EXPECT_THAT(message_of([&] { load_fsdp1_state_dict(net, other); }), HasSubstr("scale, again are one parameter"));
+      EXPECT_EQ(state_difference(saved(net, StateDictType::kFull), before), "");
+      for (const char* name : {"scale", "again"}) other.set(name, at::full({7}, std::nan("")));
+      EXPECT_EQ(message_of([&] { load_fsdp1_state_dict(net, other); }), "");
+      EXPECT_TRUE(saved(net, StateDictType::kFull).at("scale").tensor().isnan().all().item<bool>());
+    }
+  });
+}
+
+TEST(Fsdp1ModelStateDict, ARankWithAnotherTypeEndsAll) {
+  on_ranks(2, [](const WorldPtr& world) {
+    Fsdp1Net net;
+    wrap(net, world->group(), Wrapping::kEach, false);
+    const auto full = saved(net, StateDictType::kFull);
+    if (world->rank() == 1) set_state_dict_type(*net.middle, {.type = StateDictType::kLocal});
+    const auto differ = HasSubstr("All FSDP modules should have the same state_dict_type");
+    EXPECT_THAT(message_of([&] { fsdp1_state_dict(net); }), differ);
+    EXPECT_THAT(message_of([&] { load_fsdp1_state_dict(net, full); }), differ);
   });
 }
 

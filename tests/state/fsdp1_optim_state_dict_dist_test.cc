@@ -178,6 +178,69 @@ TEST(Fsdp1OptimStateDict, OfNoStateIsEmpty) {
   });
 }
 
+std::unique_ptr<optim::Optimizer> adam_of_groups(Fsdp1Net& net, const std::vector<std::string>& first_group) {
+  std::vector<std::string> others;
+  for (const auto& parameter : net.named_parameters()) {
+    if (std::find(first_group.begin(), first_group.end(), parameter.name) == first_group.end()) {
+      others.push_back(parameter.name);
+    }
+  }
+  return optim::make_adamw(
+      net, {.lr = 0.05, .weight_decay = 0, .groups = {{.names = first_group}, {.names = std::move(others)}}});
+}
+
+TEST(Fsdp1OptimStateDict, FindsItsParametersInOtherGroups) {
+  on_ranks(2, [](const WorldPtr& world) {
+    Fsdp1Net from(3), to(3);
+    for (auto* net : {&from, &to}) wrap(*net, world->group(), Wrapping::kEach, /*use_orig_params=*/true);
+    const auto optimizer = adam_of_groups(from, {"first.weight", "first.bias"}),
+               other = adam_of_groups(to, {"first.weight", "last.bias"});
+    train(from, *optimizer, 3);
+    const auto saved = optim_state_dict(from, *optimizer);
+    optim_state_dict_to_load(to, *other, saved, {.load_directly = true});
+    EXPECT_EQ(state_difference(optim_state_dict(to, *other).at("state"), saved.at("state")), "");
+
+    auto two_rates = saved;
+    two_rates.at("param_groups").list()[0].dict().set("lr", 0.1);
+    EXPECT_THAT(message_of([&] { optim_state_dict_to_load(to, *other, two_rates); }),
+                HasSubstr("but were saved in groups with different hyper-parameters"));
+  });
+}
+
+TEST(Fsdp1OptimStateDict, IsExchangedInOneOrderWhateverThatOfADict) {
+  on_ranks(2, [](const WorldPtr& world) {
+    Wrapped from(world->group(), Wrapping::kEach, true, 3), to(world->group(), Wrapping::kMiddle, true);
+    auto saved = from.saved(StateDictType::kSharded);
+    if (world->rank() == 1) {
+      for (auto& [name, state] : saved.at("state").dict()) {
+        const StateDict before = state.dict();
+        state = StateDict{
+            {"exp_avg_sq", before.at("exp_avg_sq")}, {"exp_avg", before.at("exp_avg")}, {"step", before.at("step")}};
+      }
+    }
+    to.to_load(saved, /*directly=*/true);
+    EXPECT_EQ(state_difference(to.saved().at("state"), from.saved().at("state")), "");
+  });
+}
+
+TEST(Fsdp1OptimStateDict, AsksForNoStateOfWhatWasFrozenAfterWrapping) {
+  on_ranks(2, [](const WorldPtr& world) {
+    Fsdp1Net net, fresh;
+    for (auto* each : {&net, &fresh}) {
+      wrap(*each, world->group(), Wrapping::kEach, /*use_orig_params=*/true);
+      for (const auto& parameter : each->named_parameters()) {
+        if (parameter.name == "last.bias") parameter.slot->parameter.set_requires_grad(false);
+      }
+    }
+    const auto optimizer = adam_of(net), other = adam_of(fresh);
+    train(net, *optimizer, 2);
+    const auto saved = optim_state_dict(net, *optimizer);
+    EXPECT_FALSE(saved.at("state").dict().contains("last.bias"));
+    optim_state_dict_to_load(fresh, *other, saved, {.load_directly = true});
+    EXPECT_EQ(state_difference(optim_state_dict(fresh, *other).at("state"), saved.at("state")), "");
+  });
+}
+
 TEST(Fsdp1OptimStateDict, TakesNamedOptimizersAndTheStateOfUsers) {
   on_ranks(2, [](const WorldPtr& world) {
     for (const bool original : {false, true}) {

@@ -107,23 +107,63 @@ TEST(OptimizerDict, KeepsStatesOfFrozenParametersThatWereTrained) {
   EXPECT_EQ(optimizer_state_dict(*second).at("state").dict().size(), 5u);
 }
 
-TEST(OptimizerDict, CarriesMastersOrMakesThemOfTheParameters) {
-  const auto narrow = [](AffineNet& net) {
-    for (auto* layer : {net.a.get(), net.b.get(), net.c.get()}) {
-      for (auto& slot : layer->own_parameters()) {
-        nn::Module::set_parameter(slot, slot.parameter.detach().to(at::kBFloat16).set_requires_grad(true));
-      }
+void narrow(AffineNet& net) {
+  for (auto* layer : {net.a.get(), net.b.get(), net.c.get()}) {
+    for (auto& slot : layer->own_parameters()) {
+      nn::Module::set_parameter(slot, slot.parameter.detach().to(at::kBFloat16).set_requires_grad(true));
     }
-  };
+  }
+}
+void train_narrow(AffineNet& net, optim::Optimizer& optimizer, uint64_t seed) {
+  for (const auto& parameter : net.parameters()) {
+    parameter.mutable_grad() = drawn(parameter.sizes().vec(), ++seed).to(at::kBFloat16);
+  }
+  optimizer.step();
+}
+
+TEST(OptimizerDict, TakesBackItsOwnStatesThatWereEdited) {
+  AffineNet net;
+  narrow(net);
+  const auto adam = make_adamw(net, {.lr = 1e-3});
+  train_narrow(net, *adam, 50);
+  auto dict = optimizer_state_dict(*adam);
+  auto before = copy_of(dict);
+  state(dict, 0).erase("master");  // then it follows the parameter
+  state(dict, 1) = StateDict{};
+  const at::Tensor average = state(dict, 2).at("exp_avg").tensor();
+  state(dict, 2).set("exp_avg", state(dict, 2).at("exp_avg_sq"));
+  state(dict, 2).set("exp_avg_sq", average);
+  load_optimizer_state_dict(*adam, dict);
+  auto after = copy_of(optimizer_state_dict(*adam));
+  state(before, 0).set("master", net.a->weight.detach().to(at::kFloat));
+  state(before, 1) = StateDict{{"step", at::zeros({})},
+                               {"exp_avg", at::zeros({2, 4})},
+                               {"exp_avg_sq", at::zeros({2, 4})},
+                               {"master", net.b->weight.detach().to(at::kFloat)}};
+  const at::Tensor average_before = state(before, 2).at("exp_avg").tensor();
+  state(before, 2).set("exp_avg", state(before, 2).at("exp_avg_sq"));
+  state(before, 2).set("exp_avg_sq", average_before);
+  for (int64_t id = 0; id < 5; ++id) {
+    for (const auto& [key, value] : state(before, id)) {
+      EXPECT_TRUE(state(after, id).at(key).tensor().equal(value.tensor())) << id << " " << to_string(key);
+    }
+  }
+  EXPECT_EQ(keys_of(state(after, 1)).size(), 4u);
+
+  const auto sgd = make_sgd(net, {.lr = 1e-3, .momentum = 0.9});
+  train_narrow(net, *sgd, 90);
+  dict = optimizer_state_dict(*sgd);
+  before = copy_of(dict);
+  state(dict, 0).erase("momentum_buffer");
+  load_optimizer_state_dict(*sgd, dict);
+  EXPECT_TRUE(sgd->state("a.weight").at("master").equal(state(before, 0).at("master").tensor()));
+  EXPECT_TRUE(sgd->state("a.weight").at("momentum_buffer").equal(at::zeros({4, 3})));
+}
+
+TEST(OptimizerDict, CarriesMastersOrMakesThemOfTheParameters) {
   AffineNet straight, resumed, bare;
   for (auto* net : {&straight, &resumed, &bare}) narrow(*net);
   const auto first = make_adamw(straight, {.lr = 1e-3}), second = make_adamw(resumed, {}), third = make_adamw(bare, {});
-  const auto train_narrow = [](AffineNet& net, optim::Optimizer& optimizer, uint64_t seed) {
-    for (const auto& parameter : net.parameters()) {
-      parameter.mutable_grad() = drawn(parameter.sizes().vec(), ++seed).to(at::kBFloat16);
-    }
-    optimizer.step();
-  };
   train_narrow(straight, *first, 50);
   auto dict = copy_of(optimizer_state_dict(*first));
   EXPECT_EQ(state(dict, 0).at("master").tensor().scalar_type(), at::kFloat);
@@ -188,6 +228,7 @@ TEST(OptimizerDict, HyperparametersHoldForEachGroup) {
   EXPECT_EQ(group(dict, 0).at("lr").number(), 0.2);
 
   for (size_t i = 0; i < 3; ++i) group(dict, i).set("lr", (i == 0 ? 0.2 : 0.1) * 0.25);  // a schedule went on
+  group(dict, 1).erase("lr");
   group(dict, 0).set("initial_lr", 0.2);
   group(dict, 2).set("lr", at::full({}, 0.025, at::kDouble));  // a tensor lr
   load_optimizer_state_dict(*optimizer, dict);
@@ -196,6 +237,7 @@ TEST(OptimizerDict, HyperparametersHoldForEachGroup) {
   optimizer->set_lr(1);
   dict = optimizer_state_dict(*optimizer);
   EXPECT_EQ(group(dict, 0).at("lr").number(), 2);
+  EXPECT_EQ(group(dict, 1).at("lr").number(), 1);
   EXPECT_EQ(group(dict, 2).at("lr").number(), 1);
 
   group(dict, 0).set("lr", 6);  // no base fits both factors

@@ -96,34 +96,35 @@ std::vector<std::vector<std::string>> Optimizer::check_hyperparameters(
   return names;
 }
 
+// Over it, groups with an lr of their own keep their factors where one fits them all: a schedule goes on as before.
+double Optimizer::fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const {
+  double base = lr_;
+  bool is_fitted = false;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (!has_lr[i] || groups[i].lr_factor == 0 || (is_fitted && base != 0)) continue;
+    base = groups[i].lr / groups[i].lr_factor;
+    is_fitted = true;
+  }
+  for (size_t i = 0; i < groups.size() && base == 0; ++i) base = has_lr[i] ? groups[i].lr : 0;
+  return base;
+}
+
 void Optimizer::set_hyperparameters(const std::vector<Hyperparameters>& groups) {
   auto changed = changed_groups(groups);
-  // Groups keep their factors where one base fits them all, so that a schedule goes on as before.
-  double base = 0;
-  for (const auto& group : changed) {
-    if (base == 0 && group.lr_factor != 0) base = group.lr / group.lr_factor;
-  }
-  for (const auto& group : changed) base = base == 0 ? group.lr : base;
-  for (auto& group : changed) {
-    if (std::abs(group.lr - base * group.lr_factor) > 1e-12 * group.lr) group.lr_factor = group.lr / base;
+  std::vector<bool> has_lr;
+  for (const auto& settings : groups) has_lr.push_back(detail::find_hyperparameter(settings, "lr") != nullptr);
+  const double base = fitted_lr(changed, has_lr);
+  for (size_t i = 0; i < changed.size(); ++i) {
+    auto& group = changed[i];
+    if (!has_lr[i]) {
+      if (base != lr_) group.lr = base * group.lr_factor;
+    } else if (std::abs(group.lr - base * group.lr_factor) > 1e-12 * group.lr) {
+      group.lr_factor = group.lr / base;
+    }
   }
   lr_ = base;
   groups_ = std::move(changed);
-  add_missing_state();
-}
-
-// Momentum that was set just now: its first step takes the gradient as it is.
-void Optimizer::add_missing_state() {
-  c10::NoGradGuard no_grad;
-  for (auto& group : groups_) {
-    for (const size_t index : group.entries) {
-      auto& entry = entries_[index];
-      const auto has = [&](const std::string& name) { return entry.state.contains(name); };
-      if (!entry.slot->parameter.requires_grad() || std::ranges::all_of(group.state_names, has)) continue;
-      make_state(entry);
-      entry.step.zero_();
-    }
-  }
+  fit_state_to_settings();
 }
 
 }  // namespace tessera::optim

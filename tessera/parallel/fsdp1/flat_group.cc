@@ -24,11 +24,15 @@ FlatStorages& flat_storages() {
   return storages;
 }
 
-// With a version counter of its own.
 at::Tensor strided_over(const c10::Storage& storage, int64_t offset, c10::IntArrayRef shape, c10::IntArrayRef strides,
                         c10::ScalarType dtype) {
   return at::empty({0}, at::TensorOptions().dtype(dtype).device(storage.device()))
       .set_(storage, offset, shape, strides);
+}
+
+// A write to either counts for both.
+void share_version(const at::Tensor& leaf, const at::Tensor& shard) {
+  leaf.unsafeGetTensorImpl()->set_version_counter(shard.unsafeGetTensorImpl()->version_counter());
 }
 
 std::vector<FlatGroup::WeakTensor> weak_sources(const std::vector<FlatSource>& sources) {
@@ -112,6 +116,7 @@ void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
     } else {
       piece = strided_over(shard_.storage(), layout_.offset(i), member.shape, member.strides, layout_.dtype());
     }
+    share_version(piece, shard_);
     piece.set_requires_grad(member.requires_grad);
     slots = sources[i].slots;
     for (const auto& slot : slots) nn::Module::set_parameter(slot.get(), piece);
@@ -123,6 +128,7 @@ void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSo
   for (const auto& source : sources) decay = decay || source.slots[0].get().decay;
   remove_slots(sources);
   flat_ = tensor_over(shard_.storage(), 0, shard_.sizes(), layout_.dtype());
+  share_version(flat_, shard_);
   flat_.set_requires_grad(layout_.requires_grad());
   flat_shown_ = flat_;
   flat_slot_ = {&module, module.own_parameters().size()};
@@ -154,15 +160,7 @@ std::vector<at::Tensor> FlatGroup::all_leaves() const {
   return out;
 }
 
-uint64_t FlatGroup::version() const {
-  uint64_t sum = 0;
-  const auto add = [&](const at::Tensor& tensor) {
-    sum += tensor.is_inference() ? 0 : static_cast<uint64_t>(tensor._version());
-  };
-  add(shard_);
-  for (const auto& leaf : all_leaves()) add(leaf);
-  return sum;
-}
+uint64_t FlatGroup::version() const { return shard_.is_inference() ? 0 : static_cast<uint64_t>(shard_._version()); }
 
 void FlatGroup::check_not_replaced() const {
   const auto check = [&](const nn::ParameterSlot& slot, const at::Tensor& leaf) {

@@ -41,6 +41,7 @@ class FlatGroup : public GatheredGroup {
   const FlatParameterLayout& layout() const { return layout_; }
   const std::shared_ptr<comm::Group>& group() const { return group_; }
   bool sharded() const { return sharded_; }
+  // It and the leaves have one version counter, which loads of it bump and optimizers look at.
   const at::Tensor& shard() const { return shard_; }
   std::vector<ShardParamInfo> param_infos() const;  // of this rank
   // What the optimizer sees, one a member or just one. And the tensors that were flattened.

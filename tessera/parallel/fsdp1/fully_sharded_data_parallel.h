@@ -57,7 +57,8 @@ class FlatParameterHandle {
   virtual ShardingStrategy sharding_strategy() const = 0;  // effective: kNoShard in a group of one rank
   // From the root asked to the wrapped module: "" or "layers.0." with the final dot.
   virtual std::string prefix() const = 0;
-  // This rank's shard: [layout().sharded_numel()], or the whole without sharding. Writing into it changes the model.
+  // This rank's shard: [layout().sharded_numel()], or the whole without sharding. Writing into it changes the
+  // model, and counts as a write of parameters().
   virtual at::Tensor shard() const = 0;
   // Of this rank, one a member: layout().shard_param_infos(), or whole_param_infos() without sharding.
   virtual std::vector<ShardParamInfo> shard_param_infos() const = 0;

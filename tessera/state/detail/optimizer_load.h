@@ -40,9 +40,9 @@ class OptimizerLoad {
     double step = 0;
     at::Tensor step_target = {};  // after begin()
     size_t first_copy = 0, copies = 0;
-    bool is_covered = false;  // every state gets a value
   };
   void plan_state(Parameter& parameter, size_t position, const StateValue& entry);
+  void copy_sources_of_other_states();
 
   optim::Optimizer* optimizer_ = nullptr;
   std::vector<optim::Hyperparameters> groups_;

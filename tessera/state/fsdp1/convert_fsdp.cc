@@ -78,7 +78,7 @@ std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& mo
           {place, unit.piece(unit.handle->shard().detach(), member), take(names_of_member(unit, member), place.shape)});
     }
   }
-  for (const auto& [names, tensor] : unmanaged_tensors(fsdp1, model)) {
+  for (const auto& [names, tensor, is_parameter] : unmanaged_tensors(fsdp1, model)) {
     plain.emplace_back(tensor.detach(), take(names, tensor.sizes()));
   }
   for (const auto& [key, value] : targets) {
@@ -201,7 +201,7 @@ void copy_fsdp2_to_fsdp1(const optim::Optimizer& from, nn::Module& fsdp1, optim:
   });
   const auto flat = flatten_optim_state_dict(model, StateDict{{"state", std::move(states)}}, {});
   comm::attempt_together(group, [&] {
-    auto loaded = rekey_flattened(flat, model, optimizer_parameter_names(to), /*by_name=*/false);
+    auto loaded = rekey_flattened(flat, model, parameter_group_names(to), /*by_name=*/false);
     loaded.set("param_groups", optimizer_state_dict(to).at("param_groups"));
     load_optimizer_state_dict(to, loaded);
   });

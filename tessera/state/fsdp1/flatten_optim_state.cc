@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <functional>
 #include <set>
 #include <unordered_set>
@@ -69,10 +68,13 @@ StateDict flatten_unit(const Fsdp1Unit& unit, const UnitStates& states, const Re
 
 StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& state, const ResolveValue& resolve) {
   StateDict sharded;
-  for (const auto& [key, value] : state) {
-    const auto place = unit.place(member).named(to_string(key));
+  std::set<std::string> names;  // exchanged in one order, whatever that of the rank's dict
+  for (const auto& [key, value] : state) names.insert(to_string(key));
+  for (const auto& name : names) {
+    const auto& value = state.at(name);
+    const auto place = unit.place(member).named(name);
     if (!has_dims(value)) {
-      sharded.set(key, clone_state(resolve(value, place.name)));
+      sharded.set(name, clone_state(resolve(value, place.name)));
       continue;
     }
     TESSERA_CHECK(value_shape(value)->shape == place.shape, ErrorKind::kShape,
@@ -81,7 +83,7 @@ StateDict shard_member(const Fsdp1Unit& unit, size_t member, const StateDict& st
                   quote(place.name), fmt::join(value_shape(value)->shape, ", "), fmt::join(place.shape, ", "));
     const at::Tensor piece = ranges_of_value(place, resolve(value, place.name));
     // Without sharding the optimizer sees the parameter in its own shape.
-    sharded.set(key, unit.sharded() ? piece : logical_order(place, piece));
+    sharded.set(name, unit.sharded() ? piece : logical_order(place, piece));
   }
   return unit.place(member).own().empty() ? StateDict{} : sharded;
 }
@@ -93,7 +95,8 @@ const StateDict kNoStates;
 // What is to be done with a dict, checked before anything is sent.
 class FlattenPlan {
  public:
-  FlattenPlan(const Fsdp1Units& model, const StateDict& states) : model_(model), by_unit(model.units().size()) {
+  FlattenPlan(const Fsdp1Units& model, const StateDict& states, bool partial_units)
+      : by_unit(model.units().size()), model_(model), partial_units_(partial_units) {
     for (const auto& [key, value] : states) {
       TESSERA_CHECK(std::holds_alternative<std::string>(key), ErrorKind::kShape,
                     "[fsdp1.load] found the parameter id {} in the state, expected names. Pass what optim_state_dict "
@@ -130,9 +133,10 @@ class FlattenPlan {
     return facts;
   }
 
- private:
-  const Fsdp1Units& model_;
+  std::vector<UnitStates> by_unit;
+  std::vector<StateKey> user_keys;
 
+ private:
   void collect(size_t unit_index, const StateDict& states, std::unordered_set<std::string>& used) {
     const auto& unit = model_.units()[unit_index];
     std::vector<std::pair<std::string, size_t>> names;
@@ -152,7 +156,7 @@ class FlattenPlan {
   void check(size_t unit_index) const {
     const auto& unit = model_.units()[unit_index];
     const auto& states = by_unit[unit_index];
-    check_unit_states(unit, states);
+    check_unit_states(unit, states, partial_units_);
     if (states.empty() || unit.layout().use_orig_params()) return;
     bool any = false;
     for (const auto& [member, state] : states) any = any || !state.empty();
@@ -162,9 +166,8 @@ class FlattenPlan {
                   fmt::join(unit.fqns, ", "));
   }
 
- public:
-  std::vector<UnitStates> by_unit;
-  std::vector<StateKey> user_keys;
+  const Fsdp1Units& model_;
+  bool partial_units_;
 };
 
 const StateDict& states_of(const StateDict& dict) {
@@ -175,17 +178,28 @@ const StateDict& states_of(const StateDict& dict) {
   return states->dict();
 }
 
-// The optimizer's own state of a parameter of which this rank has nothing.
-StateDict own_state(const optim::Optimizer& optimizer, const std::string& name, const comm::Group& group) {
-  const auto names = optimizer.parameter_names();
-  StateDict state;
-  if (std::find(names.begin(), names.end(), name) == names.end()) {
-    log_warning("[fsdp1.load] optim_state[{}] is not on rank{}.", quote(name), group.rank());
+// A named optimizer's own states, for parameters of which this rank has nothing.
+class OwnStates {
+ public:
+  explicit OwnStates(const optim::Optimizer* optimizer) : optimizer_(optimizer) {
+    if (!optimizer) return;
+    for (auto& name : optimizer->parameter_names()) names_.insert(std::move(name));
+  }
+  StateDict of(const std::string& name, const comm::Group& group) const {
+    StateDict state;
+    if (!optimizer_) return state;
+    if (!names_.contains(name)) {
+      log_warning("[fsdp1.load] optim_state[{}] is not on rank{}.", quote(name), group.rank());
+      return state;
+    }
+    for (const auto& [key, tensor] : optimizer_->state(name)) state.set(key, tensor.detach().clone());
     return state;
   }
-  for (const auto& [key, tensor] : optimizer.state(name)) state.set(key, tensor.detach().clone());
-  return state;
-}
+
+ private:
+  const optim::Optimizer* optimizer_;
+  std::unordered_set<std::string> names_;
+};
 
 }  // namespace
 
@@ -209,7 +223,7 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
   std::optional<FlattenPlan> plan;
   comm::Facts facts;
   comm::attempt_together(group, [&] {
-    plan.emplace(model, states);
+    plan.emplace(model, states, options.partial_units);
     if (!options.rank0_only) facts = plan->facts();
   });
   check_alike(group, facts, "Pass the same optimizer state dict on all ranks, or set rank0_only.");
@@ -218,9 +232,10 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     return options.rank0_only ? broadcast_state(group, value, model.units()[0].handle->shard().device(), subject)
                               : value;
   };
+  const OwnStates own_states(options.named_optimizer);
   FlattenedOptimState flat;
   for (const auto& parameter : model.parameters()) {
-    FlattenedOptimEntry entry{parameter.fqns, parameter.name, parameter.unit.has_value(), {}};
+    FlattenedOptimEntry entry{.parameter = parameter.name, .state = {}};
     if (!parameter.unit) {
       const auto* state = states.find(parameter.name);
       if (!state) continue;
@@ -232,9 +247,7 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
         entry.state = flatten_unit(unit, members, resolve);
       } else if (const auto found = members.find(parameter.first_member); found != members.end()) {
         entry.state = shard_member(unit, parameter.first_member, found->second, resolve);
-        if (entry.state.empty() && options.named_optimizer) {
-          entry.state = own_state(*options.named_optimizer, parameter.name, group);
-        }
+        if (entry.state.empty()) entry.state = own_states.of(parameter.name, group);
       }
       if (entry.state.empty()) continue;
     }
@@ -246,50 +259,6 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
     flat.param_groups = clone_state(resolve(*groups, "param_groups")).list();
   }
   return flat;
-}
-
-StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& model,
-                          const std::vector<std::string>& optimizer_parameters, bool by_name) {
-  std::unordered_map<std::string, StateKey> keys;  // by the name that named_parameters shows
-  for (size_t id = 0; id < optimizer_parameters.size(); ++id) {
-    const auto& name = optimizer_parameters[id];
-    keys.emplace(name, by_name ? StateKey(name) : StateKey(static_cast<int64_t>(id)));
-  }
-  StateDict state;
-  for (const auto& entry : flat.entries) {
-    const auto key = keys.find(entry.parameter);
-    if (key == keys.end()) {
-      log_warning("[fsdp1.load] {}: the optimizer has not this parameter, its state is left out", entry.parameter);
-    } else {
-      state.set(key->second, entry.state);
-    }
-  }
-  for (const auto& [key, value] : flat.user_state) state.set(key, value);
-  StateDict result{{"state", std::move(state)}};
-  if (!flat.param_groups) return result;
-  StateList groups;
-  for (const auto& group : *flat.param_groups) {
-    StateDict rekeyed = group.dict();
-    std::set<StateKey> wanted;
-    for (const auto& name : rekeyed.at("params").list()) {
-      const auto* parameter = model.find_fqn(name.string());
-      const auto key = parameter ? keys.find(parameter->name) : keys.end();
-      TESSERA_CHECK(key != keys.end(), ErrorKind::kShape,
-                    "[fsdp1.load] a parameter group names {}, which the model or its optimizer has not. Load the state "
-                    "of this model.",
-                    quote(name.string()));
-      wanted.insert(key->second);
-    }
-    StateList params;
-    for (const auto& key : wanted) {
-      const auto* id = std::get_if<int64_t>(&key);
-      params.push_back(id ? StateValue(*id) : StateValue(std::get<std::string>(key)));
-    }
-    rekeyed.set("params", std::move(params));
-    groups.push_back(std::move(rekeyed));
-  }
-  result.set("param_groups", std::move(groups));
-  return result;
 }
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 // keeps: the state of its flat parameters, or of its ranges of the original ones.
 //
 //   FlattenedOptimState flat = flatten_optim_state_dict(Fsdp1Units::of(*model), saved, {});
-//   StateDict by_id = rekey_flattened(flat, model, optimizer_parameter_names(*optimizer), false);
+//   StateDict by_id = rekey_flattened(flat, model, parameter_group_names(*optimizer), false);
 //
 // Tensors are cut one at a time: beside its results no rank holds more than one parameter's state and what it is cut
 // from. Where a value does not fit every rank throws the same Error: shapes, dtypes, names of states, members that lack
@@ -20,11 +20,9 @@
 
 namespace tessera {
 
-// State of one parameter of the optimizer, under all original names that it stands for.
+// State of one parameter of the optimizer.
 struct FlattenedOptimEntry {
-  std::vector<std::string> unflat_param_names;
   std::string parameter;  // its name in Module::named_parameters
-  bool is_fsdp_managed = true;
   StateDict state;
 };
 struct FlattenedOptimState {
@@ -37,6 +35,8 @@ struct FlattenOptions {
   bool rank0_only = false;  // the dict of the group's rank 0 counts, others' are not looked at
   // Keyed or named optimizers want state for parameters of which a rank has nothing, too: their own is copied.
   const optim::Optimizer* named_optimizer = nullptr;
+  // With use_orig_params: trained parameters may lack state beside others of their unit that have some.
+  bool partial_units = false;
   std::shared_ptr<comm::Group> group = {};  // the FSDP group by default
 };
 
@@ -46,8 +46,8 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
 
 // The states of the members of one unit that have any, by member.
 using UnitStates = std::map<size_t, StateDict>;
-// Checks what flatten_optim_state and shard_orig_param_state assume. No communication.
-void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states);
+// Checks what flatten_optim_state and shard_orig_param_state assume. partial: see FlattenOptions. No communication.
+void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial = false);
 
 // One flat parameter's state: tensors with dims become this rank's shard ([sharded_numel], the whole without sharding),
 // members without the state count as zeros; others must be the same in all members. Results on the CPU. Empty when
@@ -57,9 +57,15 @@ StateDict flatten_optim_state(const Fsdp1Unit& unit, const UnitStates& states);
 // the rank has nothing of the parameter. COLLECTIVE over the unit's group for sharded values, also then.
 StateDict shard_orig_param_state(const Fsdp1Unit& unit, size_t member, const StateDict& state);
 
-// Keyed as the optimizer with these parameters (in the order of their ids) keeps it: by id, or by name. What the
-// optimizer does not train is left out with a warning. Error kShape: a parameter group names an unknown parameter.
+// Names of the parameters of each group of an optimizer, in the order of their ids.
+using ParameterGroupNames = std::vector<std::vector<std::string>>;
+ParameterGroupNames parameter_group_names(const optim::Optimizer& optimizer);
+
+// Keyed as the optimizer with these groups keeps it: by id, or by name. Its groups are the result's, in its order, with
+// the settings that their parameters were saved with; none where they were in no saved group. What the optimizer does
+// not train is left out with a warning. Errors kShape: a parameter group names an unknown parameter; parameters of one
+// group that were saved in groups with different hyper-parameters; several saved groups without parameters for one.
 StateDict rekey_flattened(const FlattenedOptimState& flat, const Fsdp1Units& model,
-                          const std::vector<std::string>& optimizer_parameters, bool by_name);
+                          const ParameterGroupNames& optimizer_groups, bool by_name);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "tessera/state/fsdp1/legacy_optim_state_dict.h"
 
 #include "tessera/base/log.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/state/fsdp1/flatten_optim_state.h"
 #include "tessera/state/fsdp1/optim_state_dict.h"
 #include "tessera/state/optimizer_dict.h"
@@ -20,13 +21,16 @@ std::vector<std::string> legacy_names(const optim::Optimizer& optimizer, const L
   return *options.optim_input;
 }
 
-StateDict legacy_load(const StateDict& dict, nn::Module& model, const std::vector<std::string>& names, bool rank0_only,
-                      const LegacyOptimOptions& options) {
+StateDict legacy_load(const StateDict& dict, nn::Module& model, const optim::Optimizer& optimizer,
+                      const std::vector<std::string>& names, bool rank0_only, const LegacyOptimOptions& options) {
   const auto units = Fsdp1Units::of(model);
   comm::Group& group = options.group ? *options.group : *units.group();
   const auto flat = flatten_optim_state_dict(units, dict, {.rank0_only = rank0_only, .group = options.group});
+  // Other names than the optimizer's are one group, as torch.optim makes of a list of parameters.
+  const bool is_own = names == optimizer_parameter_names(optimizer);
+  const auto groups = is_own ? parameter_group_names(optimizer) : ParameterGroupNames(1, names);
   StateDict result;
-  comm::attempt_together(group, [&] { result = rekey_flattened(flat, units, names, /*by_name=*/false); });
+  comm::attempt_together(group, [&] { result = rekey_flattened(flat, units, groups, /*by_name=*/false); });
   return result;
 }
 
@@ -51,19 +55,19 @@ StateDict sharded_optim_state_dict(nn::Module& model, const optim::Optimizer& op
 StateDict shard_full_optim_state_dict(const StateDict& full, nn::Module& model, const optim::Optimizer& optimizer,
                                       const LegacyOptimOptions& options) {
   const auto names = legacy_names(optimizer, options, "shard_full_optim_state_dict", "optim_state_dict_to_load");
-  return legacy_load(full, model, names, /*rank0_only=*/false, options);
+  return legacy_load(full, model, optimizer, names, /*rank0_only=*/false, options);
 }
 
 StateDict flatten_sharded_optim_state_dict(const StateDict& sharded, nn::Module& model,
                                            const optim::Optimizer& optimizer, const LegacyOptimOptions& options) {
   const auto names = legacy_names(optimizer, options, "flatten_sharded_optim_state_dict", "optim_state_dict_to_load");
-  return legacy_load(sharded, model, names, /*rank0_only=*/false, options);
+  return legacy_load(sharded, model, optimizer, names, /*rank0_only=*/false, options);
 }
 
 StateDict scatter_full_optim_state_dict(const std::optional<StateDict>& full, nn::Module& model,
                                         const optim::Optimizer& optimizer, const LegacyOptimOptions& options) {
   const auto names = legacy_names(optimizer, options, "scatter_full_optim_state_dict", "optim_state_dict_to_load");
-  return legacy_load(full.value_or(StateDict{}), model, names, /*rank0_only=*/true, options);
+  return legacy_load(full.value_or(StateDict{}), model, optimizer, names, /*rank0_only=*/true, options);
 }
 
 }  // namespace tessera

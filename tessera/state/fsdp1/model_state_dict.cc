@@ -5,12 +5,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/state/detail/model_names.h"
 #include "tessera/state/fsdp1/broadcast_state.h"
 #include "tessera/state/fsdp1/placed_values.h"
 #include "tessera/state/sharded_tensor.h"
@@ -24,6 +26,7 @@ struct ModelTensor {
   std::vector<std::string> names;  // more than one: shared
   at::Tensor own;                  // 1-d, this rank's range; outside FSDP units the tensor itself
   bool managed = true;
+  bool frozen = false;  // a parameter that needs no gradient
 };
 
 struct ModelForm {
@@ -79,20 +82,23 @@ std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model
   std::vector<ModelTensor> tensors;
   for (const auto& unit : model.units()) {
     const at::Tensor shard = unit.handle->shard().detach();
+    const auto trained = unit.trained();
     if (local) {
       auto place = unit.flat_place();
       const auto name = place.name;
-      tensors.push_back({place, {name}, shard.narrow(0, 0, place.own().numel())});
+      const bool frozen = std::find(trained.begin(), trained.end(), true) == trained.end();
+      tensors.push_back({place, {name}, shard.narrow(0, 0, place.own().numel()), true, frozen});
       continue;
     }
     const size_t first = tensors.size();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      tensors.push_back({unit.place(member), {unit.fqns[member]}, unit.piece(shard, member)});
+      tensors.push_back({unit.place(member), {unit.fqns[member]}, unit.piece(shard, member), true, !trained[member]});
     }
     for (const auto& [alias, member] : unit.aliases) tensors[first + member].names.push_back(alias);
   }
-  for (const auto& [names, tensor] : unmanaged_tensors(root, model)) {
-    tensors.push_back({replicated_place(names[0], tensor, model), names, tensor.detach(), false});
+  for (const auto& [names, tensor, is_parameter] : unmanaged_tensors(root, model)) {
+    const bool frozen = is_parameter && !tensor.requires_grad();
+    tensors.push_back({replicated_place(names[0], tensor, model), names, tensor.detach(), false, frozen});
   }
   return tensors;
 }
@@ -140,37 +146,48 @@ void check_strict(const IncompatibleKeys& keys) {
                 "[fsdp1.load] {}Load the state dict of this model and state_dict_type, or set strict to false.", text);
 }
 
-LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, bool strict) {
+void check_given(const ModelTensor& tensor, const std::string& name, const StateValue& value) {
+  const auto shape = value_shape(value);
+  TESSERA_CHECK(shape, ErrorKind::kShape, "[fsdp1.load] {}: found {}, expected a tensor", quote(name),
+                type_name(value));
+  TESSERA_CHECK(shape->shape == tensor.place.shape, ErrorKind::kShape,
+                "[fsdp1.load] size mismatch for {}: copying a param with shape [{}] from checkpoint, the shape in "
+                "current model is [{}]. Load the state dict of this model and state_dict_type.",
+                quote(name), fmt::join(shape->shape, ", "), fmt::join(tensor.place.shape, ", "));
+  if (!value.is_sharded()) return;
+  for (const auto& shard : value.sharded()->local_shards) {
+    TESSERA_CHECK(shard.tensor.defined() && shard.tensor.sizes() == at::IntArrayRef(shard.metadata.shard_sizes),
+                  ErrorKind::kShape, "[fsdp1.load] {}: a local shard has not the shape of its metadata, [{}]",
+                  quote(name), fmt::join(shard.metadata.shard_sizes, ", "));
+  }
+}
+
+LoadPlan plan_load(const std::vector<ModelTensor>& tensors, const StateDict& dict, const Fsdp1LoadOptions& options) {
+  std::unordered_map<std::string, const StateValue*> given;
+  for (const auto& [key, value] : dict) {
+    const auto name = detail::clean_fqn(to_string(key));
+    TESSERA_CHECK(given.emplace(name, &value).second, ErrorKind::kShape,
+                  "[fsdp1.load] two values are for {}, once the names of wrappers are taken away. Leave one.",
+                  quote(name));
+  }
   LoadPlan plan;
-  std::set<std::string> known;
+  std::unordered_set<std::string> known;
   for (const auto& tensor : tensors) {
     auto& values = plan.values.emplace_back();
     for (const auto& name : tensor.names) {
       known.insert(name);
-      const auto* value = dict.find(name);
-      if (!value) continue;
-      const auto shape = value_shape(*value);
-      TESSERA_CHECK(shape, ErrorKind::kShape, "[fsdp1.load] {}: found {}, expected a tensor", quote(name),
-                    type_name(*value));
-      TESSERA_CHECK(shape->shape == tensor.place.shape, ErrorKind::kShape,
-                    "[fsdp1.load] size mismatch for {}: copying a param with shape [{}] from checkpoint, the shape in "
-                    "current model is [{}]. Load the state dict of this model and state_dict_type.",
-                    quote(name), fmt::join(shape->shape, ", "), fmt::join(tensor.place.shape, ", "));
-      if (value->is_sharded()) {
-        for (const auto& shard : value->sharded()->local_shards) {
-          TESSERA_CHECK(shard.tensor.defined() && shard.tensor.sizes() == at::IntArrayRef(shard.metadata.shard_sizes),
-                        ErrorKind::kShape, "[fsdp1.load] {}: a local shard has not the shape of its metadata, [{}]",
-                        quote(name), fmt::join(shard.metadata.shard_sizes, ", "));
-        }
-      }
-      values.push_back(value);
+      const auto found = given.find(name);
+      if (found == given.end()) continue;
+      check_given(tensor, name, *found->second);
+      values.push_back(found->second);
     }
-    if (values.empty()) plan.keys.missing.push_back(tensor.names[0]);
+    const bool may_miss = options.ignore_frozen_params && tensor.frozen;
+    if (values.empty() && !may_miss) plan.keys.missing.push_back(tensor.names[0]);
   }
   for (const auto& [key, value] : dict) {
-    if (!known.contains(to_string(key))) plan.keys.unexpected.push_back(to_string(key));
+    if (!known.contains(detail::clean_fqn(to_string(key)))) plan.keys.unexpected.push_back(to_string(key));
   }
-  if (strict) check_strict(plan.keys);
+  if (options.strict) check_strict(plan.keys);
   return plan;
 }
 
@@ -188,16 +205,22 @@ comm::Facts load_facts(const std::vector<ModelTensor>& tensors, const LoadPlan& 
   return facts;
 }
 
+// Whether both give the model's dtype the same bits: NaNs are the same, zeros of other signs are not.
+bool same_bits(const at::Tensor& a, const at::Tensor& b, c10::ScalarType dtype) {
+  return a.to(dtype).view(at::kByte).equal(b.to(dtype).view(at::kByte));
+}
+
 }  // namespace
 
 StateDict fsdp1_state_dict(nn::Module& root) {
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(root);
-  const auto settings = get_state_dict_type(root);
   comm::Group& group = *model.group();
+  StateDictSettings settings;
   ModelForm form;
   std::vector<ModelTensor> tensors;
   comm::attempt_together(group, [&] {
+    settings = get_state_dict_type(root);
     form = model_form(settings, model);
     tensors = model_tensors(root, model, form.local);
     const bool sharded = form.values.form == ValueForm::kSharded;
@@ -230,14 +253,15 @@ StateDict fsdp1_state_dict(nn::Module& root) {
   return dict;
 }
 
-IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_dict, bool strict) {
+IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_dict, const Fsdp1LoadOptions& options) {
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(root);
-  const auto settings = get_state_dict_type(root);
   comm::Group& group = *model.group();
+  StateDictSettings settings;
   ModelForm form;
   std::vector<ModelTensor> tensors;
   comm::attempt_together(group, [&] {
+    settings = get_state_dict_type(root);
     form = model_form(settings, model);
     tensors = model_tensors(root, model, form.local);
   });
@@ -247,24 +271,23 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   LoadPlan plan;
   comm::Facts facts;
   comm::attempt_together(group, [&] {
-    plan = plan_load(tensors, tree, strict);
+    plan = plan_load(tensors, tree, options);
     if (!form.rank0_only) facts = load_facts(tensors, plan);
   });
   check_alike(group, facts, "Pass the same state dict on all ranks, or set rank0_only.");
 
+  const auto piece_of = [&](const FlatPlace& place, const StateValue& value) {
+    return ranges_of_value(place, form.rank0_only ? broadcast_state(group, value, place.device, place.name) : value);
+  };
   std::string differing;  // a shared parameter whose names have different values
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto& tensor = tensors[i];
-    at::Tensor first;
-    for (const auto* value : plan.values[i]) {
-      const auto& place = tensor.place;
-      const at::Tensor piece =
-          ranges_of_value(place, form.rank0_only ? broadcast_state(group, *value, place.device, place.name) : *value);
-      if (!first.defined()) {
-        first = piece;
-        tensor.own.copy_(tensor.managed ? piece : piece.view(place.shape));
-      } else if (!piece.equal(first) && differing.empty()) {
-        differing = fmt::format("{}", fmt::join(tensor.names, ", "));
+    const auto& values = plan.values[i];
+    if (values.size() < 2) continue;
+    const at::Tensor first = piece_of(tensors[i].place, *values[0]);
+    for (size_t other = 1; other < values.size(); ++other) {
+      const at::Tensor piece = piece_of(tensors[i].place, *values[other]);
+      if (differing.empty() && !same_bits(first, piece, tensors[i].own.scalar_type())) {
+        differing = fmt::format("{}", fmt::join(tensors[i].names, ", "));
       }
     }
   }
@@ -274,6 +297,12 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
                   "dict of a model that shares it.",
                   differing);
   });
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (plan.values[i].empty()) continue;
+    const auto& [place, names, own, managed, frozen] = tensors[i];
+    const at::Tensor piece = piece_of(place, *plan.values[i][0]);
+    own.copy_(managed ? piece : piece.view(place.shape));
+  }
   return plan.keys;
 }
 

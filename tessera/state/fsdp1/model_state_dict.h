@@ -26,10 +26,17 @@ namespace tessera {
 // device mesh, local of a model of which only some units are sharded.
 StateDict fsdp1_state_dict(nn::Module& model);
 
+struct Fsdp1LoadOptions {
+  bool strict = true;                 // missing and unexpected keys are Errors
+  bool ignore_frozen_params = false;  // parameters that need no gradient may be missing, and are not named as such
+};
+
 // Values may be whole, ShardedTensors or DTensors of any layout, whatever the type; only local ones must be of the
-// local type. With rank0_only the dict of rank 0 counts. Nothing is changed before all shapes are checked. Errors
-// kShape: missing or unexpected keys when strict, other shapes, dicts that differ between ranks, different values for
-// the names of one shared parameter.
-IncompatibleKeys load_fsdp1_state_dict(nn::Module& model, const StateDict& state_dict, bool strict = true);
+// local type. Names may have the prefixes of PyTorch's wrappers (state_dict.h). With rank0_only the dict of rank 0
+// counts. Nothing is changed before shapes and shared parameters are checked. Errors kShape: missing or unexpected keys
+// when strict, other shapes, two keys for one name, dicts that differ between ranks, values of other bits for the names
+// of one shared parameter.
+IncompatibleKeys load_fsdp1_state_dict(nn::Module& model, const StateDict& state_dict,
+                                       const Fsdp1LoadOptions& options = {});
 
 }  // namespace tessera

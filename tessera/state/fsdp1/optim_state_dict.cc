@@ -190,10 +190,11 @@ StateDict optim_state_dict_to_load(nn::Module& model, optim::Optimizer& optimize
       flatten_optim_state_dict(units, form.rank0_only && group.rank() != 0 ? StateDict{} : optim_state_dict,
                                {.rank0_only = form.rank0_only,
                                 .named_optimizer = options.is_named_optimizer ? &optimizer : nullptr,
+                                .partial_units = options.partial_units,
                                 .group = options.group});
   StateDict result;
   comm::attempt_together(group, [&] {
-    result = rekey_flattened(flat, units, optimizer_parameter_names(optimizer), options.is_named_optimizer);
+    result = rekey_flattened(flat, units, parameter_group_names(optimizer), options.is_named_optimizer);
   });
   if (!options.load_directly) return result;
   comm::attempt_together(group, [&] {

@@ -47,6 +47,7 @@ StateDict optim_state_dict(const Fsdp1Units& model, const StateDictSettings& set
 struct OptimStateDictToLoadOptions {
   bool is_named_optimizer = false;  // keys of the result are names
   bool load_directly = false;       // into the optimizer, too
+  bool partial_units = false;       // see FlattenOptions
   std::shared_ptr<comm::Group> group = {};
 };
 

@@ -181,9 +181,9 @@ void check_unit_complete(const Fsdp1Units& model, const std::set<std::string>& h
   for (const auto& unit : model.units()) {
     const auto has = [&](const std::string& fqn) { return have.contains(fqn); };
     if (std::none_of(unit.fqns.begin(), unit.fqns.end(), has)) continue;
+    const auto trained = unit.trained();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      const auto& info = unit.layout().members()[member];
-      if (has(unit.fqns[member]) || !info.requires_grad || info.numel == 0) continue;
+      if (has(unit.fqns[member]) || !trained[member] || unit.place(member).numel() == 0) continue;
       std::vector<std::string> with_state;
       std::copy_if(unit.fqns.begin(), unit.fqns.end(), std::back_inserter(with_state), has);
       raise(ErrorKind::kShape,

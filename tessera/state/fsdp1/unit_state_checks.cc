@@ -160,7 +160,7 @@ class StateCheck {
 
 }  // namespace
 
-void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states) {
+void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial) {
   if (states.empty()) return;
   const auto names = state_names(states.begin()->second, unit.fqns[states.begin()->first]);
   for (const auto& [member, state] : states) {
@@ -175,10 +175,10 @@ void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states) {
         names_of(unit.fqns), unit.fqns[states.begin()->first], fmt::join(names, ", "), unit.fqns[member],
         fmt::join(own, ", "));
   }
-  if (unit.layout().use_orig_params()) {
+  if (unit.layout().use_orig_params() && !partial) {
+    const auto trained = unit.trained();
     for (size_t member = 0; member < unit.fqns.size(); ++member) {
-      const auto& info = unit.layout().members()[member];
-      TESSERA_CHECK(states.contains(member) || !info.requires_grad || info.numel == 0, ErrorKind::kShape,
+      TESSERA_CHECK(states.contains(member) || !trained[member] || unit.place(member).numel() == 0, ErrorKind::kShape,
                     "[fsdp1.load] {} has no state in the optimizer state dict, while {} of the same unit has. Save all "
                     "trained parameters, or freeze it before loading.",
                     unit.fqns[member], unit.fqns[states.begin()->first]);

@@ -68,6 +68,15 @@ at::Tensor Fsdp1Unit::piece(const at::Tensor& shard, size_t member) const {
   return shard.narrow(0, offsets[member], places[member].own().numel());
 }
 
+std::vector<bool> Fsdp1Unit::trained() const {
+  const auto parameters = handle->parameters();
+  std::vector<bool> trained;
+  for (size_t member = 0; member < fqns.size(); ++member) {
+    trained.push_back(parameters.at(layout().use_orig_params() ? member : 0).requires_grad());
+  }
+  return trained;
+}
+
 Fsdp1Units Fsdp1Units::of(nn::Module& root) {
   std::vector<std::string> names;
   for (const auto& parameter : root.named_parameters()) names.push_back(parameter.name);
@@ -91,8 +100,6 @@ Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& 
                   fmt::join(handle->group()->ranks(), ","));
     const auto shown = handle->parameter_names();
     for (size_t i = 0; i < shown.size(); ++i) managed[shown[i]] = {units_.size() - 1, i};
-    for (size_t i = 0; i < unit.fqns.size(); ++i) members_[unit.fqns[i]] = {units_.size() - 1, i};
-    for (const auto& [alias, member] : unit.aliases) members_.try_emplace(alias, MemberOf{units_.size() - 1, member});
   }
   for (const auto& name : names) {
     Parameter parameter{.name = name, .fqns = {name}, .unit = std::nullopt};
@@ -125,11 +132,6 @@ const Fsdp1Units::Parameter* Fsdp1Units::find_fqn(const std::string& fqn) const 
   return found == by_fqn_.end() ? nullptr : &parameters_[found->second];
 }
 
-std::optional<Fsdp1Units::MemberOf> Fsdp1Units::member(const std::string& fqn) const {
-  const auto found = members_.find(fqn);
-  return found == members_.end() ? std::nullopt : std::optional(found->second);
-}
-
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model) {
   std::vector<UnmanagedTensor> tensors;
   std::unordered_map<const void*, std::optional<size_t>> found;  // by tensor; nullopt: of a unit
@@ -139,14 +141,16 @@ std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Unit
     const auto* known = model.find(parameter.name);
     if (is_new && known && !known->unit) {
       place->second = tensors.size();
-      tensors.push_back({{}, tensor});
+      tensors.push_back({.names = {}, .tensor = tensor});
     }
     if (place->second) tensors[*place->second].names.push_back(parameter.name);
   }
   for (const auto& [path, module] : root.named_modules()) {
     for (const auto& buffer : module->own_buffers()) {
       if (!buffer.persistent || !buffer.slot->defined()) continue;
-      tensors.push_back({{path.empty() ? buffer.name : path + "." + buffer.name}, *buffer.slot});
+      tensors.push_back({.names = {path.empty() ? buffer.name : path + "." + buffer.name},
+                         .tensor = *buffer.slot,
+                         .is_parameter = false});
     }
   }
   return tensors;

@@ -51,6 +51,8 @@ struct Fsdp1Unit {
   FlatPlace flat_place() const;
   // The piece of a member in something that lies as the shard does; a view.
   at::Tensor piece(const at::Tensor& shard, size_t member) const;
+  // Of each member, whether it requires a gradient now.
+  std::vector<bool> trained() const;
 
   std::shared_ptr<FlatParameterHandle> handle;
   std::vector<std::string> fqns;  // of the members, from the root
@@ -69,10 +71,6 @@ class Fsdp1Units {
     std::optional<size_t> unit;
     size_t first_member = 0;  // of the unit; as many as there are fqns
   };
-  struct MemberOf {
-    size_t unit;
-    size_t member;
-  };
 
   // Errors kConfig: no unit, units that differ in use_orig_params or in their ranks.
   static Fsdp1Units of(nn::Module& root);
@@ -87,19 +85,18 @@ class Fsdp1Units {
   const Parameter* find(const std::string& name) const;
   // By FQN, other names of shared parameters included.
   const Parameter* find_fqn(const std::string& fqn) const;
-  std::optional<MemberOf> member(const std::string& fqn) const;
 
  private:
   std::vector<Fsdp1Unit> units_;
   std::vector<Parameter> parameters_;
   std::unordered_map<std::string, size_t> by_name_, by_fqn_;
-  std::unordered_map<std::string, MemberOf> members_;
 };
 
 // What of a module belongs to no unit: parameters, each once with all its names, and persistent buffers.
 struct UnmanagedTensor {
   std::vector<std::string> names;
   at::Tensor tensor;
+  bool is_parameter = true;
 };
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model);
 
