@@ -48,6 +48,12 @@ bool is_staged_name(std::string_view name) {
 
 std::string step_name(int64_t step) { return fmt::format("step-{:08}", step); }
 
+bool on_one_device(const fs::path& a, const fs::path& b) {
+  struct stat first {
+  }, second{};
+  return ::stat(a.c_str(), &first) == 0 && ::stat(b.c_str(), &second) == 0 && first.st_dev == second.st_dev;
+}
+
 int make_folder(const fs::path& name) { return ::mkdir(name.c_str(), 0755) == 0 ? 0 : errno; }
 
 }  // namespace
@@ -139,21 +145,26 @@ void CheckpointFolder::look_around() {
 
 std::vector<std::string> CheckpointFolder::go_back_to(const std::string& name, const std::function<fs::path()>& aside) {
   look_around();
-  const auto resumed = known_.find(name);
-  TESSERA_CHECK(resumed != known_.end() && resumed->second.ours, ErrorKind::kIo,
-                "[checkpoint.resume] {}: no save of this run wrote it", (folder_ / name).string());
-  publish_file(folder_ / kLatest, name + "\n");
+  const auto manifest = folder_ / name / kManifest;
+  const int64_t step = Manifest::parse(read_file(manifest), manifest).step;
   std::vector<std::string> later;
   for (const auto& [each, known] : known_) {
-    if (known.ours && known.step > resumed->second.step) later.push_back(each);
+    if (known.ours && known.step > step) later.push_back(each);
   }
-  if (later.empty()) return later;
-  const auto into = aside();
+  const auto into = later.empty() ? fs::path() : aside();
+  TESSERA_CHECK(later.empty() || on_one_device(folder_, into), ErrorKind::kIo,
+                "[checkpoint.resume] {}: later checkpoints cannot be put aside in {}, which is on another file system. "
+                "Move them yourself, or resume into another checkpoint.dir.",
+                folder_.string(), into.string());
+  publish_file(folder_ / kLatest, name + "\n");
   for (const auto& each : later) {
     fs::rename(folder_ / each, into / each);
     known_.erase(each);
   }
-  sync_folder(folder_);
+  if (!later.empty()) {
+    sync_folder(into);
+    sync_folder(folder_);
+  }
   return later;
 }
 

@@ -37,7 +37,8 @@ class CheckpointFolder {
   // one that LATEST names. keep_last 0 keeps all. Failures are logged.
   void prune(int64_t keep_last, int64_t keep_best) noexcept;
   // Makes LATEST name this published checkpoint, then moves those of later steps that saves wrote to the folder that
-  // `aside` makes, which is asked only when there are any. Returns their names. Error kIo.
+  // `aside` makes, which is asked only when there are any. Returns their names. Error kIo, also where that folder is on
+  // another file system; kFormat for what is no checkpoint.
   std::vector<std::string> go_back_to(const std::string& name, const std::function<std::filesystem::path()>& aside);
   // What LATEST names, nullopt without LATEST. Error kFormat when that is no name of a checkpoint.
   static std::optional<std::string> latest_name(const std::filesystem::path& folder);

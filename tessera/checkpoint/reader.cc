@@ -79,7 +79,13 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   auto impl = std::make_unique<Impl>();
   impl->path = checkpoint;
   const auto path = checkpoint / "manifest.json";
-  if (std::filesystem::exists(path) || !DcpFolder::is_one(checkpoint)) {
+  const bool has_manifest = std::filesystem::exists(path);
+  TESSERA_CHECK(
+      has_manifest || DcpFolder::is_one(checkpoint), ErrorKind::kFormat,
+      "[checkpoint.load] {}: holds neither manifest.json nor .metadata. It is no checkpoint, or its save never "
+      "ended.",
+      checkpoint.string());
+  if (has_manifest) {
     impl->manifest = Manifest::parse(read_file(path), path);
     check_sizes(checkpoint, *impl->manifest);
   }

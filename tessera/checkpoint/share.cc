@@ -20,7 +20,7 @@ namespace {
 
 constexpr JsonLimits kReportLimits{.max_bytes = size_t{1} << 30, .max_depth = 8, .max_keys = 20'000'000};
 
-// This rank's boxes of a tensor. Of one without elements there is one box, so that somebody names it.
+// This rank's boxes of a tensor.
 std::vector<Share::Chunk> take_chunks(const at::Tensor& tensor, SnapshotPool& pool) {
   const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
   std::vector<Share::Chunk> chunks;
@@ -34,7 +34,7 @@ std::vector<Share::Chunk> take_chunks(const at::Tensor& tensor, SnapshotPool& po
   return chunks;
 }
 
-// Tied weights: one tensor under two names. Handles of one implementation, or of one memory.
+// Tied weights are one handle under two names.
 const void* tensor_identity(const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl(); }
 
 nlohmann::json place_to_json(const RecordPlace& place) { return {{"at", place.offset}, {"bytes", place.length}}; }

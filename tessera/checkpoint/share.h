@@ -50,7 +50,7 @@ struct CheckpointContents {
 // Where its path in the nested state dict is cut: torch knows "model" and "optim" as dicts of flat names.
 DcpPath planner_path(const std::string& name);
 
-// Error kShape, alike on all ranks, for placements that cannot be saved.
+// Error kShape for placements that cannot be saved.
 void check_placements(const NamedTensors& tensors);
 Share take_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers, SnapshotPool& pool);
 // The copies go back to the pool they came from.

@@ -17,6 +17,7 @@ at::Tensor SnapshotPool::copy(const at::Tensor& tensor) {
 }
 
 void SnapshotPool::give_back(const at::Tensor& copy) {
+  if (copy.numel() == 0) return;
   free_.emplace(std::pair(copy.scalar_type(), copy.numel()), copy.view({-1}));
 }
 

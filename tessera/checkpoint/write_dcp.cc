@@ -1,15 +1,16 @@
 #include "tessera/checkpoint/write_dcp.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 
-#include <algorithm>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/staged.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/record_file.h"
 #include "tessera/checkpoint/share.h"
@@ -20,65 +21,45 @@
 namespace tessera {
 namespace {
 
-// The files of all ranks and what has been written into them.
+// What a folder will hold; written rank by rank, so that one file is open at a time.
 class DcpInProgress {
  public:
-  DcpInProgress(const std::filesystem::path& dir, int ranks) : folder_(dir) {
+  using ReadBox = std::function<void(c10::IntArrayRef offset, const at::Tensor& into)>;
+
+  DcpInProgress(const std::filesystem::path& dir, int ranks) : folder_(dir), ranks_(ranks) {
     TESSERA_CHECK(ranks > 0 && ranks <= 65536, ErrorKind::kConfig, "[checkpoint.write] {} ranks, wanted 1 to 65536",
                   ranks);
-    for (int rank = 0; rank < ranks; ++rank) {
-      files_.push_back(std::make_unique<RecordFile>(folder_.path() / fmt::format("__{}_0.distcp", rank)));
-    }
   }
 
   const std::filesystem::path& path() const { return folder_.path(); }
 
   // `read` fills the box of into's shape from an offset on.
-  void add_tensor(const std::string& name, const DcpPath& path, const StoredTensor& stored,
-                  const std::function<void(c10::IntArrayRef offset, const at::Tensor& into)>& read) {
+  void add_tensor(const std::string& name, const DcpPath& path, const StoredTensor& stored, ReadBox read) {
     DcpTensor tensor;
     tensor.dtype = stored.dtype;
     tensor.size = stored.shape;
-    const auto ranks = static_cast<int64_t>(files_.size());
-    const bool cut = !stored.shape.empty() && stored.size_bytes() > 0;
-    for (int64_t rank = 0; rank < (cut ? ranks : 1); ++rank) {
-      std::vector<int64_t> offset(stored.shape.size(), 0), shape = stored.shape;
-      if (cut) {
-        const auto range = local_range(stored.shape[0], ranks, rank);
-        if (range.size == 0) break;
-        offset[0] = range.offset, shape[0] = range.size;
-      }
-      const auto box = at::empty(shape, at::TensorOptions(stored.dtype));
-      read(offset, box);
-      auto& file = *files_[static_cast<size_t>(cut ? rank : 0)];
-      const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(box, sink); });
-      metadata().storage_data.emplace_back(
-          DcpIndex{.name = name, .offset = offset, .index = static_cast<int64_t>(tensor.chunks.size())},
-          storage(cut ? rank : 0, place));
-      tensor.chunks.push_back({offset, shape});
-    }
     metadata().planner_data->emplace_back(name, path);
     metadata().entries.push_back({name, std::move(tensor)});
+    readers_.push_back(std::move(read));
   }
 
   void add_object(const std::string& name, const DcpPath& path, const PickleValue& value) {
-    const auto place = files_.front()->append([&](const ByteSink& sink) { write_object_record(value, sink); });
-    metadata().storage_data.emplace_back(DcpIndex{.name = name, .offset = std::nullopt, .index = std::nullopt},
-                                         storage(0, place));
     metadata().planner_data->emplace_back(name, path);
     metadata().entries.push_back({name, std::nullopt});
+    objects_.emplace_back(name, value);
+    readers_.emplace_back();
   }
 
   // A manifest is written when there is one to go on.
   void publish(std::optional<Manifest> manifest) {
-    for (auto& file : files_) contents_.files.push_back(file->publish());
+    for (int rank = 0; rank < ranks_; ++rank) write_rank(rank);
     metadata().check(folder_.path().string());
     const auto bytes = metadata().dump();
     publish_file(folder_.path() / ".metadata", bytes);
     if (manifest) {
       manifest->files = contents_.files;
       manifest->files.push_back({".metadata", bytes.size(), hash_bytes(bytes)});
-      manifest->world_size = static_cast<int64_t>(files_.size());
+      manifest->world_size = ranks_;
       publish_file(folder_.path() / "manifest.json", manifest->dump());
     }
     folder_.publish();
@@ -86,12 +67,50 @@ class DcpInProgress {
 
  private:
   DcpMetadata& metadata() { return contents_.metadata; }
-  static DcpStorageInfo storage(int64_t rank, const RecordPlace& place) {
-    return {.relative_path = fmt::format("__{}_0.distcp", rank), .offset = place.offset, .length = place.length};
+
+  void write_rank(int rank) {
+    const auto name = fmt::format("__{}_0.distcp", rank);
+    RecordFile file(folder_.path() / name);
+    for (size_t i = 0; i < readers_.size(); ++i) {
+      if (readers_[i]) write_chunk(file, name, rank, metadata().entries[i], readers_[i]);
+    }
+    for (const auto& [object, value] : objects_) {
+      if (rank > 0) break;
+      const auto place = file.append([&](const ByteSink& sink) { write_object_record(value, sink); });
+      note(DcpIndex{.name = object, .offset = std::nullopt, .index = std::nullopt}, name, place);
+    }
+    contents_.files.push_back(file.publish());
+  }
+
+  // Dim 0 as torch.chunk cuts it. What cannot be cut is rank 0's.
+  void write_chunk(RecordFile& file, const std::string& file_name, int rank, DcpEntry& entry, const ReadBox& read) {
+    auto& tensor = *entry.tensor;
+    std::vector<int64_t> offset(tensor.size.size(), 0), shape = tensor.size;
+    if (shape.empty() || c10::multiply_integers(shape) == 0) {
+      if (rank > 0) return;
+    } else {
+      const auto range = local_range(shape[0], ranks_, rank);
+      if (range.size == 0) return;
+      offset[0] = range.offset;
+      shape[0] = range.size;
+    }
+    const auto box = at::empty(shape, at::TensorOptions(tensor.dtype));
+    read(offset, box);
+    const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(box, sink); });
+    const auto index = static_cast<int64_t>(tensor.chunks.size());
+    note(DcpIndex{.name = entry.name, .offset = offset, .index = index}, file_name, place);
+    tensor.chunks.push_back({offset, shape});
+  }
+
+  void note(DcpIndex index, const std::string& file_name, const RecordPlace& place) {
+    metadata().storage_data.emplace_back(
+        std::move(index), DcpStorageInfo{.relative_path = file_name, .offset = place.offset, .length = place.length});
   }
 
   StagedFolder folder_;
-  std::vector<std::unique_ptr<RecordFile>> files_;
+  int ranks_;
+  std::vector<ReadBox> readers_;  // of each entry of the metadata; none of an object
+  std::vector<std::pair<std::string, PickleValue>> objects_;
   CheckpointContents contents_;
 };
 
@@ -109,23 +128,24 @@ void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const 
 }
 
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks) {
+  const auto checkpoint = Checkpoint::open(from);
+  checkpoint.verify();  // what is damaged is not given new hashes
   std::optional<Manifest> manifest;
-  if (const auto path = from / "manifest.json"; std::filesystem::exists(path)) {
-    manifest = Manifest::parse(read_file(path), path);
-  }
-  const auto source = DcpFolder::open(from);
-  const DcpLookup lookup(source->metadata());
+  if (checkpoint.has_hashes()) manifest = Manifest::parse(read_file(from / "manifest.json"), from / "manifest.json");
+  const auto& source = checkpoint.contents();
+  const DcpLookup lookup(source.metadata());
   DcpInProgress out(dir, ranks);
-  for (const auto& entry : source->metadata().entries) {
+  for (const auto& entry : source.metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
     const auto whole_path = path ? *path : DcpPath{entry.name};
     if (!entry.tensor) {
-      out.add_object(entry.name, whole_path, source->object(entry.name));
+      out.add_object(entry.name, whole_path, source.object(entry.name));
       continue;
     }
     out.add_tensor(entry.name, whole_path, {entry.tensor->dtype, entry.tensor->size, {}},
-                   [&](c10::IntArrayRef offset, const at::Tensor& into) { source->read(entry.name, offset, into); });
+                   [&](c10::IntArrayRef offset, const at::Tensor& into) { source.read(entry.name, offset, into); });
   }
+  if (!manifest) copy_companions(from, out.path());
   out.publish(std::move(manifest));
 }
 

@@ -25,7 +25,8 @@ struct WriteDcpOptions {
 void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options = {});
 
 // The same checkpoint in the files of another number of ranks: every tensor and object, and what a run's manifest says
-// beside them, so that the run goes on from it (checkpoint.resume). Error kFormat for a source that is damaged.
+// beside them, so that the run goes on from it (checkpoint.resume), or the files of a model. Error kFormat for a source
+// that is damaged, by its hashes where it has some.
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks);
 
 }  // namespace tessera

@@ -14,9 +14,11 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
+#include "tessera/base/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/share.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/watch/monitor.h"
 
@@ -43,6 +45,15 @@ std::vector<std::string> gather_bytes(comm::Group& group, const std::string& own
   const auto* begin = reinterpret_cast<const char*>(all.const_data_ptr<uint8_t>());
   for (int rank = 0; group.rank() == 0 && rank < size; begin += from[rank++]) reports.emplace_back(begin, from[rank]);
   return reports;
+}
+
+void check_written(const DcpMetadata& metadata) {
+  for (const auto& entry : metadata.entries) {
+    TESSERA_CHECK(!entry.tensor || !entry.tensor->chunks.empty(), ErrorKind::kIo,
+                  "{}: no rank wrote any of it. It lies on a mesh without the lowest of the ranks that save it; give "
+                  "CheckpointOptions::holders",
+                  quote(entry.name));
+  }
 }
 
 }  // namespace
@@ -127,6 +138,7 @@ std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& repo
   try {
     CheckpointContents contents;
     for (const auto& report : reports) add_report(contents, report);
+    check_written(contents.metadata);
     contents.metadata.check(staged.string());  // what could not be loaded is not published
     manifest.files = std::move(contents.files);
     const auto metadata = contents.metadata.dump();
@@ -187,10 +199,10 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
                             std::optional<double> validation_loss, const NamedObjects& objects) {
   impl_->join_and_check();
-  check_placements(tensors);
   if (!impl_->group) {
     impl_->group = impl_->options.world->new_group(impl_->all_ranks(), "checkpoint");
   }
+  comm::attempt_together(*impl_->group, [&] { check_placements(tensors); });  // stages have tensors of their own
   const auto staged = impl_->stage(step);
   Manifest manifest;
   manifest.step = step;

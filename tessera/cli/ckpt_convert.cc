@@ -5,7 +5,9 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/base/staged.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/write_dcp.h"
 #include "tessera/cli/ckpt_files.h"
 #include "tessera/formats/companions.h"
@@ -86,6 +88,11 @@ std::string weights_to_dcp(const fs::path& source, const fs::path& destination, 
   return without_config(companions, destination);
 }
 
+// Of a run's checkpoint: what is damaged is not given hashes, or a format, that hide it.
+void check_hashes(const fs::path& source) {
+  if (fs::is_directory(source) && DcpFolder::is_one(source)) Checkpoint::open(source).verify();
+}
+
 // The nested dict as its paths say.
 class NestedDict {
  public:
@@ -99,12 +106,30 @@ class NestedDict {
     std::vector<std::pair<DcpPath::value_type, std::unique_ptr<Node>>> children;
     std::map<DcpPath::value_type, size_t> position;
   };
+  static constexpr int64_t kLongestList = 1 << 20;
+  static std::string shown(const DcpPath& path) {
+    std::string out;
+    for (const auto& part : path) {
+      const auto* number = std::get_if<int64_t>(&part);
+      out += (out.empty() ? "" : ".") + (number ? std::to_string(*number) : std::get<std::string>(part));
+    }
+    return out;
+  }
   static void put(Node& node, const DcpPath& path, size_t depth, PickleValue value) {
+    const auto check = [&](bool fits) {
+      TESSERA_CHECK(fits, ErrorKind::kFormat,
+                    "[ckpt.convert] paths of the state dict that contradict each other, at {}", quote(shown(path)));
+    };
+    check(!node.leaf);
     if (depth == path.size()) {
+      check(node.children.empty());
       node.leaf = std::move(value);
       return;
     }
-    node.is_list = node.is_list || std::holds_alternative<int64_t>(path[depth]);
+    const bool in_list = std::holds_alternative<int64_t>(path[depth]);
+    check(node.children.empty() || node.is_list == in_list);
+    check(!in_list || (std::get<int64_t>(path[depth]) >= 0 && std::get<int64_t>(path[depth]) < kLongestList));
+    node.is_list = in_list;
     const auto [found, is_new] = node.position.try_emplace(path[depth], node.children.size());
     if (is_new) node.children.emplace_back(path[depth], std::make_unique<Node>());
     put(*node.children[found->second].second, path, depth + 1, std::move(value));
@@ -113,7 +138,10 @@ class NestedDict {
     if (node.leaf) return *node.leaf;
     if (node.is_list) {
       PickleValue::Items items;
-      for (const auto& [key, place] : node.position) items.push_back(pickle(*node.children[place].second));
+      for (const auto& [key, place] : node.position) {
+        items.resize(static_cast<size_t>(std::get<int64_t>(key)));  // empty dicts of a list are not saved
+        items.push_back(pickle(*node.children[place].second));
+      }
       return PickleValue::list(std::move(items));
     }
     std::vector<PickleValue::Pair> pairs;
@@ -147,6 +175,11 @@ std::string convert_checkpoint(const fs::path& source, const fs::path& destinati
   const auto to = !options.to.empty() ? options.to : plain_folder ? "gguf" : "hf";
   TESSERA_CHECK(to == "hf" || to == "gguf" || to == "dcp" || to == "torch", ErrorKind::kConfig,
                 "[ckpt.convert] --to {}: wanted hf, gguf, dcp or torch", to);
+  TESSERA_CHECK(options.config.empty() || to == "hf" || to == "dcp", ErrorKind::kConfig,
+                "[ckpt.convert] --config {}: goes with --to hf and --to dcp", options.config.string());
+  TESSERA_CHECK(options.dtype.empty() || to != "torch", ErrorKind::kConfig,
+                "[ckpt.convert] --dtype {}: a torch.save file keeps the dtypes of its source", options.dtype);
+  check_hashes(source);
   if (gguf && to == "hf") {
     gguf_to_folder(source, destination, {.dtype = parse_weights_dtype(options)});
     return "";

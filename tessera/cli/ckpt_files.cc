@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <ranges>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -124,13 +125,16 @@ ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path
                 "[ckpt.diff] a GGUF file: convert it with 'tessera ckpt convert --to hf' first");
   auto a = TensorFiles::open(a_path), b = TensorFiles::open(b_path);
   ComparedFiles result;
-  const auto is_training_state = [](const TensorFiles& files) {
-    return files.format() == TensorFiles::Format::kDcp || files.format() == TensorFiles::Format::kTorchSave;
+  const auto a_weights = TensorFiles::open(a_path, {.weights_only = true});
+  const auto b_weights = TensorFiles::open(b_path, {.weights_only = true});
+  // Whether a model's tensors are one dict among others.
+  const auto is_training_state = [](const TensorFiles& all, const TensorFiles& weights) {
+    return !std::ranges::equal(std::views::keys(all.tensors()), std::views::keys(weights.tensors()));
   };
-  result.weights_only = is_training_state(*a) != is_training_state(*b);
+  result.weights_only = is_training_state(*a, *a_weights) != is_training_state(*b, *b_weights);
   if (result.weights_only) {
-    a = TensorFiles::open(a_path, {.weights_only = true});
-    b = TensorFiles::open(b_path, {.weights_only = true});
+    a = a_weights;
+    b = b_weights;
   }
   std::set<std::string> names;
   for (const auto& [name, stored] : a->tensors()) names.insert(name);

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
+#include "tessera/formats/detail/common_part.h"
 #include "tessera/formats/detail/stored_formats.h"
 #include "tessera/formats/torch/dcp_folder.h"
 
@@ -60,6 +61,11 @@ std::shared_ptr<const TensorFiles> TensorFiles::open(const fs::path& path, const
   if (DcpFolder::is_one(path)) return detail::open_dcp(path, options);
   if (has_torch_save(path)) return detail::open_torch_save(path, options);
   if (holds_sharded_safetensors(path)) return detail::open_safetensors_shards(path);
+  TESSERA_CHECK(
+      !fs::exists(path / "manifest.json"), ErrorKind::kFormat,
+      "[formats] {}: holds manifest.json and no .metadata: a checkpoint of an earlier version of this program, "
+      "or a damaged one. Load it with the program that wrote it, and export the model.",
+      path.string());
   raise(ErrorKind::kIo,
         "[formats] {}: holds no tensors: neither model.safetensors nor its index, nor .metadata of a distributed "
         "checkpoint, pytorch_model.bin or shard-*.safetensors",
@@ -75,12 +81,9 @@ const StoredTensor& TensorFiles::at(std::string_view name) const {
 
 void TensorFiles::read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const {
   const auto& stored = at(name);
-  bool inside = offset.size() == stored.shape.size() && into.sizes().size() == stored.shape.size();
-  for (size_t d = 0; inside && d < offset.size(); ++d) {
-    inside = offset[d] >= 0 && into.sizes()[d] <= stored.shape[d] - offset[d];
-  }
-  TESSERA_CHECK(inside, ErrorKind::kShape, "[formats] {}: {}: wanted [{}] from [{}] on, saved [{}]", path_.string(),
-                quote(name), fmt::join(into.sizes(), ", "), fmt::join(offset, ", "), fmt::join(stored.shape, ", "));
+  TESSERA_CHECK(detail::box_lies_inside(offset, into.sizes(), stored.shape), ErrorKind::kShape,
+                "[formats] {}: {}: wanted [{}] from [{}] on, saved [{}]", path_.string(), quote(name),
+                fmt::join(into.sizes(), ", "), fmt::join(offset, ", "), fmt::join(stored.shape, ", "));
   const at::NoGradGuard no_grad;
   read_box(std::string(name), offset, into);
 }

@@ -9,8 +9,8 @@
 //   a folder of shard-*.safetensors, as DCP's HuggingFaceStorageWriter leaves them         kSafetensorsShards
 //   a folder with .metadata, or __0.metadata                                               kDcp
 //   a file of torch.save; a folder with pytorch_model.bin, or with its shards and index    kTorchSave
-// Names are the paths of the nested state dict, joined with dots. Error kIo for what cannot be read, kFormat for what is
-// not valid. Thread-safe. No communication.
+// Names are the paths of the nested state dict, joined with dots. Error kIo for what cannot be read, kFormat for what
+// is not valid. Thread-safe. No communication.
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
@@ -36,7 +36,7 @@ struct StoredTensor {
 
 struct TensorFilesOptions {
   // Of a training checkpoint the model's tensors alone, under the names that the model gives them: those in the dict
-  // "model" (DCP, torch.save) or "state_dict" (torch.save), where there is one.
+  // "model" (DCP, torch.save), "state_dict" or "model_state_dict" (torch.save), where there is one.
   bool weights_only = false;
 };
 

@@ -77,8 +77,9 @@ std::vector<std::filesystem::path> weight_files(const std::filesystem::path& pat
   if (!std::filesystem::is_directory(source)) return {source};
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(source)) {
-    const auto extension = entry.path().extension();
-    if (extension == ".safetensors" || extension == ".distcp" || extension == ".bin") {
+    const auto name = entry.path().filename().string();
+    if (name.ends_with(".safetensors") || name.ends_with(".distcp") ||
+        (name.starts_with("pytorch_model") && name.ends_with(".bin"))) {
       files.push_back(std::filesystem::canonical(entry.path()));
     }
   }
@@ -89,8 +90,9 @@ std::vector<std::filesystem::path> weight_files(const std::filesystem::path& pat
 
 std::string model_fingerprint(const Recipe& recipe) {
   const auto folder = std::filesystem::canonical(recipe.model.path);  // the Hub's cache holds links
-  if (!std::filesystem::is_directory(folder)) return fingerprint_of(folder);
-  std::string identity = fingerprint_of(std::filesystem::canonical(folder / "config.json"));
+  const bool is_file = !std::filesystem::is_directory(folder);
+  std::string identity = fingerprint_of(is_file ? folder : std::filesystem::canonical(folder / "config.json"));
+  if (is_file && recipe.model.weights.empty()) return identity;
   if (recipe.model.init == "random") return identity + "-random";
   std::vector<std::string> hashes;
   for (const auto& file : weight_files(weights_path(recipe))) hashes.push_back(fingerprint_of(file));

@@ -29,20 +29,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::atomic<bool> stop_signal{false};
-std::atomic<int64_t> stop_signal_ms{0};  // when it came
+std::atomic<int64_t> stop_signal_ms{0};  // when it came; 0: not yet
 
 // One that comes within a second is the same: a launcher and its ranks are often asked at once, and it tells its ranks.
 void on_stop_signal(int signal) {
   struct timespec now {};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   const int64_t now_ms = now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-  if (!stop_signal.exchange(true)) {
-    stop_signal_ms = now_ms;
-  } else if (now_ms - stop_signal_ms > 1000) {
-    ::signal(signal, SIG_DFL);
-    ::raise(signal);
-  }
+  int64_t first_ms = 0;
+  if (stop_signal_ms.compare_exchange_strong(first_ms, now_ms) || now_ms - first_ms <= 1000) return;
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
 }
 
 // SIGTERM and SIGUSR1 ask the run to save and end, a second one ends it at once; the handlers of before come back with
@@ -50,7 +47,7 @@ void on_stop_signal(int signal) {
 class StopSignals {
  public:
   StopSignals() {
-    stop_signal = false;
+    stop_signal_ms = 0;
     struct sigaction action {};
     action.sa_handler = on_stop_signal;
     ::sigaction(SIGTERM, &action, &before_[0]);
@@ -168,6 +165,9 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
     : recipe(given), world(std::move(given_world)), place(build_run_mesh(recipe, world)) {
   prepare();
   manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
+  // Weights out of a checkpoint with hashes are compared with them, as when a run resumes.
+  const auto weights = weights_path(recipe);
+  if (recipe.model.init == "pretrained" && DcpFolder::is_one(weights)) Checkpoint::open(weights, place.everyone());
   model = build_model(recipe, config, place.mesh());
   optimizer = build_optimizer(recipe, *model);
   if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
@@ -223,9 +223,11 @@ void Trainer::Impl::resume() {
   if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
   const bool named = wanted != "auto" && wanted != "never";
   if (named) {
-    TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
-                  "[train.resume] checkpoint.resume: found {}, wanted auto, never or the folder of a checkpoint.",
-                  wanted);
+    comm::attempt_together(group, [&] {
+      TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
+                    "[train.resume] checkpoint.resume: found {}, wanted auto, never or the folder of a checkpoint.",
+                    wanted);
+    });
     checkpoint = Checkpoint::open(wanted, group);
   }
   comm::attempt_together(group, [&] {
@@ -255,7 +257,8 @@ void Trainer::Impl::resume() {
   comm::attempt_together(group, [&] {
     if (!chief()) return;
     if (goes_on && !named) return;
-    const auto aside = goes_on ? folder->put_aside_beyond(checkpoint->path()) : folder->put_aside_history();
+    const auto aside = goes_on ? folder->put_aside_beyond(std::filesystem::weakly_canonical(checkpoint->path()))
+                               : folder->put_aside_history();
     if (!aside.empty())
       log_info("[train.resume] what an earlier run left in {} is now in {}", run_path().string(), aside.string());
   });
@@ -271,7 +274,7 @@ void Trainer::Impl::train_step(int64_t step) {
   const auto batch = loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows);
   const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
-                                       {.stop = stop_signal.load(), .failed = checkpoints->failed()});
+                                       {.stop = stop_signal_ms != 0, .failed = checkpoints->failed()});
   if (result.failed) checkpoints->finish();  // throws, on every rank
   stop_requested = result.stop_requested;
   if (report) report->step(step, result, lr, seconds_since(start));

@@ -350,6 +350,19 @@ TEST_P(TorchPickleRefuses, WithItsReason) { EXPECT_THAT(refusal_of(GetParam().te
 INSTANTIATE_TEST_SUITE_P(, TorchPickleRefuses, ::testing::ValuesIn(kBadPickles),
                          [](const auto& info) { return info.param.name; });
 
+TEST(TorchPickle, OneValueIsNotMadeIntoManyOfItsSize) {
+  // A list of 50,000 in the memo, and sets of it: kept on the stack, or thrown away at once.
+  const std::string list = bytes("\x80\x02](") + std::string(50'000, 'N') +
+                           bytes(
+                               "eq\x00"
+                               "c__builtin__\nset\nq\x01");
+  for (const auto& call : {bytes("h\x01h\x00\x85R"), bytes("h\x01h\x00\x85R0")}) {
+    std::string pickle = list;
+    for (int i = 0; i < 4'000; ++i) pickle += call;
+    EXPECT_THAT(refusal_of(pickle + "."), HasSubstr("it makes values of more than"));
+  }
+}
+
 TEST(TorchPickle, DamagedPicklesAreReadOrRefused) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/formats/tensor_files.h"
+#include "tessera/formats/torch/dcp_folder.h"
 #include "tests/train/kills.h"
 #include "tests/train/tiny_run.h"
 
@@ -29,8 +29,16 @@ TEST(RunCheckpoints, GoingBackPutsLaterStepsAside) {
   ASSERT_ENDS_WELL(runs.train("a", 2, {"checkpoint.keep_last=9"}));
   const auto straight = runs.weights("a");
   const auto checkpoints = runs / "a/checkpoints";
+  // The tied head is the embedding under another name.
+  const auto saved = DcpFolder::open(checkpoints / "step-00000006");
+  const DcpLookup lookup(saved->metadata());
+  for (const auto& chunk : saved->find_tensor("model.lm_head.weight")->chunks) {
+    EXPECT_EQ(lookup.storage("model.lm_head.weight", chunk.offsets),
+              lookup.storage("model.model.embed_tokens.weight", chunk.offsets));
+  }
+  runs.write("a/checkpoints/step-00000002/notes.txt", "x");  // the user's, who may still go on from it
   ASSERT_ENDS_WELL(
-      runs.train("a", 2, {"checkpoint.keep_last=9", "checkpoint.resume=" + (checkpoints / "step-00000002").string()}));
+      runs.train("a", 2, {"checkpoint.keep_last=9", "checkpoint.resume=" + (checkpoints / "step-00000002/").string()}));
   EXPECT_TRUE(runs.weights("a") == straight);
   for (const char* name : {"step-00000004", "step-00000006"}) {
     EXPECT_TRUE(fs::is_directory(runs / "a/previous/001/checkpoints" / name)) << name;
@@ -55,6 +63,16 @@ TEST(RunCheckpoints, AReshardedOneGoesOnInAnotherRun) {
   EXPECT_EQ(same.exit_code, 0) << same.out;
   EXPECT_THAT(same.out, HasSubstr(" tensors are equal, 0 differ"));
   ASSERT_ENDS_WELL(runs.train("other", 2, {"checkpoint.resume=" + cut}));
+  auto bytes = read_file(runs / "cut/__3_0.distcp");
+  bytes[bytes.size() / 2] ^= 1;
+  publish_file(runs / "cut/__3_0.distcp", bytes);
+  for (const auto& arguments : {std::vector<std::string>{"reshard", cut, (runs / "new").string(), "--ranks", "2"},
+                                {"convert", cut, (runs / "new").string(), "--to", "hf"}}) {
+    const auto damaged = ckpt(arguments);
+    EXPECT_EQ(damaged.exit_code, 3) << damaged.err;
+    EXPECT_THAT(damaged.err, HasSubstr("__3_0.distcp: hash is "));
+    EXPECT_FALSE(fs::exists(runs / "new"));
+  }
   EXPECT_TRUE(runs.weights("other") == runs.weights("straight"));
   EXPECT_TRUE(fs::is_directory(runs / "other/checkpoints/step-00000006"));
 }
@@ -71,6 +89,9 @@ TEST(RunCheckpoints, AreWhatAnotherRunStartsFromInEveryFormat) {
   EXPECT_EQ(compared.exit_code, 1);  // the checkpoint has the tied head under its own name, too
   EXPECT_THAT(compared.out,
               AllOf(HasSubstr("lm_head.weight: only in the first"), HasSubstr(", 1 differ (weights alone)")));
+  for (const auto& other : {dcp, torch_file}) {
+    EXPECT_THAT(ckpt({"diff", folder, other}).out, HasSubstr(" tensors are equal, 0 differ (weights alone)")) << other;
+  }
   ASSERT_ENDS_WELL(runs.train(
       "exported", 1, {"train.steps=2", "model.init=pretrained", "model.path=" + (runs / "first/model").string()}));
   int number = 0;

@@ -9,11 +9,12 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
+#include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/formats/detail/common_part.h"
 #include "tessera/formats/safetensors_folder.h"
-#include "tessera/formats/torch/detail/box_cover.h"
 #include "tessera/formats/torch/dcp_folder.h"
+#include "tessera/formats/torch/detail/box_cover.h"
 #include "tessera/formats/torch/torch_save.h"
 
 namespace tessera::detail {
@@ -52,7 +53,8 @@ std::vector<int64_t> saved_offsets(const SafetensorsFile& file, const std::optio
   std::vector<int64_t> offsets(dims, 0);
   if (!info) return offsets;
   const JsonReader reader(*info, where);
-  if (reader.has(name)) offsets = reader.at(name).integers("saved_offsets", 0, int64_t{1} << 48);
+  constexpr int64_t kMost = int64_t{1} << 48;
+  if (reader.has(name)) offsets = reader.at(name).integers("saved_offsets", 0, kMost);
   TESSERA_CHECK(offsets.size() == dims, ErrorKind::kFormat, "{}: {} has {} dims and {} offsets", where, quote(name),
                 dims, offsets.size());
   return offsets;
@@ -65,6 +67,7 @@ class ShardedSafetensors : public TensorFiles {
     for (const auto& entry : fs::directory_iterator(folder)) {
       if (is_shard_name(entry.path().filename().string())) names.insert(entry.path());
     }
+    check_numbers(names);
     for (const auto& name : names) add(SafetensorsFile::open(name));
     for (const auto& [name, parts] : parts_) check(name, parts);
   }
@@ -74,6 +77,20 @@ class ShardedSafetensors : public TensorFiles {
     DcpChunk box;
     std::shared_ptr<const SafetensorsFile> file;
   };
+
+  // Their names do not say how many there are: that the last is missing shows in shapes only.
+  void check_numbers(const std::set<fs::path>& names) const {
+    std::set<std::string> ranks;  // "00001" of shard-00001-model-...
+    for (const auto& name : names) ranks.insert(name.filename().string().substr(6, 5));
+    int number = 0;
+    for (const auto& rank : ranks) {
+      TESSERA_CHECK(rank == fmt::format("{:05}", ++number), ErrorKind::kFormat,
+                    "[safetensors] {}: the shards of rank {} are missing; found those of {}", path().string(), number,
+                    quote(rank));
+    }
+    log_info("[safetensors] {}: shards of {} ranks; their names do not say whether there were more", path().string(),
+             number);
+  }
 
   void add(const std::shared_ptr<const SafetensorsFile>& file) {
     constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 28, .max_depth = 8, .max_keys = 10'000'000};
@@ -91,6 +108,8 @@ class ShardedSafetensors : public TensorFiles {
                     "[safetensors] {}: {} has another dtype or number of dims than in another shard",
                     file->path().string(), quote(name));
       for (size_t d = 0; d < entry.shape.size(); ++d) {
+        TESSERA_CHECK(entry.shape[d] <= int64_t{1} << 48, ErrorKind::kFormat,
+                      "[safetensors] {}: {}: dim of {} elements", file->path().string(), quote(name), entry.shape[d]);
         stored.shape[d] = std::max(stored.shape[d], part.box.offsets[d] + entry.shape[d]);
       }
       parts.push_back(std::move(part));
@@ -132,9 +151,8 @@ class DcpTensors : public TensorFiles {
       const bool is_weight = path && path->size() > 1 && path->front() == DcpPath::value_type("model");
       return is_weight && name.starts_with(kModel) ? name.substr(kModel.size()) : "";
     };
-    const bool has_model = std::ranges::any_of(metadata.entries, [&](const DcpEntry& entry) {
-      return entry.tensor && !weight_name(entry.name).empty();
-    });
+    const bool has_model = std::ranges::any_of(
+        metadata.entries, [&](const DcpEntry& entry) { return entry.tensor && !weight_name(entry.name).empty(); });
     for (const auto& entry : metadata.entries) {
       const auto name = options.weights_only && has_model ? weight_name(entry.name) : entry.name;
       if (!entry.tensor || name.empty()) continue;

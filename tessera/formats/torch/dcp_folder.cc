@@ -49,6 +49,16 @@ void merge_metadata(DcpMetadata& all, DcpMetadata more, std::set<std::pair<std::
     if (!into) into = &all.entries.emplace_back(std::move(entry));
     into->tensor->chunks.insert(into->tensor->chunks.end(), chunks.begin(), chunks.end());
   }
+  if (more.planner_data) {
+    std::set<std::string> placed;
+    if (!all.planner_data) all.planner_data.emplace();
+    for (const auto& [name, path] : *all.planner_data) placed.insert(name);
+    for (auto& each : *more.planner_data) {
+      if (placed.insert(each.first).second) all.planner_data->push_back(std::move(each));
+    }
+  }
+  if (!all.version) all.version = more.version;
+  if (!all.storage_meta) all.storage_meta = more.storage_meta;
   for (auto& [index, place] : more.storage_data) {
     if (added.contains({index.name, index.offset.value_or(std::vector<int64_t>())})) {
       all.storage_data.emplace_back(std::move(index), std::move(place));
@@ -151,12 +161,9 @@ void DcpFolder::read(std::string_view name, c10::IntArrayRef offset, const at::T
   const auto& entry = lookup_.at(name);
   TESSERA_CHECK(entry.tensor, ErrorKind::kShape, "[dcp.read] {}: {} is no tensor", path_.string(), quote(name));
   const auto& tensor = *entry.tensor;
-  bool inside = offset.size() == tensor.size.size() && into.sizes().size() == tensor.size.size();
-  for (size_t d = 0; inside && d < offset.size(); ++d) {
-    inside = offset[d] >= 0 && into.sizes()[d] <= tensor.size[d] - offset[d];
-  }
-  TESSERA_CHECK(inside, ErrorKind::kShape, "[dcp.read] {}: {}: wanted [{}] from [{}] on, saved [{}]", path_.string(),
-                quote(name), fmt::join(into.sizes(), ", "), fmt::join(offset, ", "), fmt::join(tensor.size, ", "));
+  TESSERA_CHECK(detail::box_lies_inside(offset, into.sizes(), tensor.size), ErrorKind::kShape,
+                "[dcp.read] {}: {}: wanted [{}] from [{}] on, saved [{}]", path_.string(), quote(name),
+                fmt::join(into.sizes(), ", "), fmt::join(offset, ", "), fmt::join(tensor.size, ", "));
   const at::NoGradGuard no_grad;
   for (const auto& part : tensor.chunks) {
     if (!detail::boxes_meet(part.offsets, part.sizes, offset, into.sizes())) continue;

@@ -68,7 +68,15 @@ std::vector<PickleValue> Unpickler::pop_to_mark() {
   return items;
 }
 
+// One value may be called upon again and again to make others, each of its size, which no tree holds together.
+void Unpickler::count_made(uint64_t bytes) {
+  made_ += bytes;
+  if (made_ > max_cost_)
+    fail("it makes values of more than {} bytes, from {} bytes of input", max_cost_, bytes_.size());
+}
+
 void Unpickler::push_node(std::shared_ptr<PickleNode> node, uint64_t own_cost) {
+  count_made(own_cost);
   node->cost += own_cost;
   if (node->cost > max_cost_) {
     fail("written out without references this would be more than {} bytes, from {} bytes of input", max_cost_,
@@ -83,6 +91,7 @@ void Unpickler::push_text(PickleKind kind, std::string_view text) {
 }
 
 void Unpickler::push_parts(PickleKind kind, std::vector<PickleValue> parts) {
+  count_made(8 * parts.size());
   auto node = std::make_shared<PicklePartsNode>(kind, std::move(parts));
   for (const auto& part : node->parts) adopt(*node, part);
   push_node(std::move(node), 16);

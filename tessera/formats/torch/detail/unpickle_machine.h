@@ -61,6 +61,7 @@ class Unpickler {
   std::vector<PickleValue> pop_to_mark();
 
   // Nodes.
+  void count_made(uint64_t bytes);
   void push_text(PickleKind kind, std::string_view text);
   void push_parts(PickleKind kind, std::vector<PickleValue> parts);
   void push_node(std::shared_ptr<detail::PickleNode> node, uint64_t own_cost);
@@ -91,6 +92,7 @@ class Unpickler {
   const std::string& where_;
   PickleLimits limits_;
   uint64_t max_cost_ = 0;
+  uint64_t made_ = 0;  // bytes of all nodes so far, what lies in them not counted
   size_t position_ = 0;
   size_t op_at_ = 0;
   std::vector<PickleValue> stack_;
