@@ -114,6 +114,7 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
     const auto checkpoint = Checkpoint::open(path);
     checkpoint.verify();
     result.hashed = result.has_step = checkpoint.has_hashes();
+    result.unhashed = !result.hashed;
     result.step = checkpoint.step();
   }
   for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, path);

@@ -31,6 +31,7 @@ struct VerifiedFiles {
   size_t tensors = 0;
   uint64_t size_bytes = 0;
   bool hashed = false;    // every file was compared with the hash that a run noted
+  bool unhashed = false;  // a distributed checkpoint without such hashes: changed values are not found
   bool has_step = false;  // of a run's checkpoint
   int64_t step = 0;
   std::map<std::string, size_t> unread;  // tensors of each type that cannot be decoded: their values were not checked

@@ -21,9 +21,10 @@
 namespace tessera {
 
 // Fills every parameter from what TensorFiles reads (model.safetensors or its shards, a distributed checkpoint of a run
-// or of PyTorch, torch.save), in the parameter's dtype: floating dtypes are converted. Tied heads need not be in the file. All that is missing, unexpected or of another shape is found and
-// reported in one kFormat or kShape error before anything is changed. Names are those of the family's weight map;
-// tensors that are foreign to the model (a vision tower) are left alone. No communication.
+// or of PyTorch, torch.save), in the parameter's dtype: floating dtypes are converted. Tied heads need not be in the
+// file. All that is missing, unexpected or of another shape is found and reported in one kFormat or kShape error before
+// anything is changed. Names are those of the family's weight map; tensors that are foreign to the model (a vision
+// tower) are left alone. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU));
 
