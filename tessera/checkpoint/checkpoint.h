@@ -43,6 +43,8 @@ struct CheckpointOptions {
   std::vector<int> holders = {};
 };
 
+struct Manifest;  // checkpoint/manifest.h
+
 class CheckpointWriter {
  public:
   // No communication. Rank 0 removes from the folder what saves left that were killed, so that no other writer may be
@@ -92,6 +94,7 @@ class Checkpoint {
   int64_t step() const;
   const nlohmann::json& extra() const;
   bool has_hashes() const;  // false: PyTorch wrote it, and verify() reads no more than that there is
+  const std::optional<Manifest>& manifest() const;
   const DcpFolder& contents() const;
   // Fills the tensors in place, each rank reading only what its parts need. All problems (missing tensors, other shapes
   // or dtypes) are found before anything is changed: Error kShape. No communication.

@@ -38,4 +38,10 @@ std::vector<HeldBox> held_boxes(const at::Tensor& tensor) {
   return boxes;
 }
 
+at::Tensor held_part(const at::Tensor& local, const HeldBox& box) {
+  at::Tensor part = local;
+  for (size_t d = 0; d < box.at.size(); ++d) part = part.narrow(static_cast<int64_t>(d), box.at[d], box.shape[d]);
+  return part;
+}
+
 }  // namespace tessera

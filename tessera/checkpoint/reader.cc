@@ -25,6 +25,7 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 
 const std::filesystem::path& Checkpoint::path() const { return impl_->path; }
+const std::optional<Manifest>& Checkpoint::manifest() const { return impl_->manifest; }
 int64_t Checkpoint::step() const { return impl_->manifest ? impl_->manifest->step : 0; }
 const nlohmann::json& Checkpoint::extra() const {
   static const nlohmann::json nothing = nlohmann::json::object();
@@ -122,13 +123,7 @@ void Checkpoint::load(const NamedTensors& tensors) const {
   }
   for (const auto& [name, tensor] : tensors) {
     const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
-    for (const auto& box : held_boxes(tensor)) {
-      at::Tensor into = local;
-      for (size_t d = 0; d < box.at.size(); ++d) {
-        into = into.narrow(static_cast<int64_t>(d), box.at[d], box.shape[d]);
-      }
-      contents.read(name, box.offset, into);
-    }
+    for (const auto& box : held_boxes(tensor)) contents.read(name, box.offset, held_part(local, box));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/pickled.h"
 #include "tessera/checkpoint/record_file.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/formats/torch/pickler.h"
 #include "tessera/formats/torch/torch_save_writer.h"
 
 namespace tessera {
@@ -25,11 +26,7 @@ std::vector<Share::Chunk> take_chunks(const at::Tensor& tensor, SnapshotPool& po
   const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
   std::vector<Share::Chunk> chunks;
   for (const auto& box : held_boxes(tensor)) {
-    at::Tensor piece = local.detach();
-    for (size_t d = 0; d < box.at.size(); ++d) {
-      piece = piece.narrow(static_cast<int64_t>(d), box.at[d], box.shape[d]);
-    }
-    chunks.push_back({box.offset, pool.copy(piece)});
+    chunks.push_back({box.offset, pool.copy(held_part(local.detach(), box))});
   }
   return chunks;
 }
@@ -117,15 +114,12 @@ std::string write_share(const Share& share, const std::filesystem::path& staged,
                        {"shape", item.shape},
                        {"chunks", std::move(chunks)}});
   }
-  std::map<std::string, RecordPlace> written;  // equal objects share a record
+  std::map<std::string, RecordPlace> written;  // by their pickles: equal objects share a record
   for (const auto& [name, value] : share.objects) {
-    std::string record;
-    write_object_record(to_pickle(value), [&](std::span<const std::byte> bytes) {
-      record.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    });
-    const auto [found, is_new] = written.try_emplace(std::move(record));
+    const auto object = to_pickle(value);
+    const auto [found, is_new] = written.try_emplace(pickle(object, {.protocol = 2}));
     if (is_new) {
-      found->second = file.append([&](const ByteSink& sink) { sink(std::as_bytes(std::span(found->first))); });
+      found->second = file.append([&](const ByteSink& sink) { write_object_record(object, sink); });
     }
     objects.push_back(place_to_json(found->second));
     objects.back()["name"] = name;

@@ -130,8 +130,6 @@ void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const 
 void reshard(const std::filesystem::path& from, const std::filesystem::path& dir, int ranks) {
   const auto checkpoint = Checkpoint::open(from);
   checkpoint.verify();  // what is damaged is not given new hashes
-  std::optional<Manifest> manifest;
-  if (checkpoint.has_hashes()) manifest = Manifest::parse(read_file(from / "manifest.json"), from / "manifest.json");
   const auto& source = checkpoint.contents();
   const DcpLookup lookup(source.metadata());
   DcpInProgress out(dir, ranks);
@@ -145,8 +143,8 @@ void reshard(const std::filesystem::path& from, const std::filesystem::path& dir
     out.add_tensor(entry.name, whole_path, {entry.tensor->dtype, entry.tensor->size, {}},
                    [&](c10::IntArrayRef offset, const at::Tensor& into) { source.read(entry.name, offset, into); });
   }
-  if (!manifest) copy_companions(from, out.path());
-  out.publish(std::move(manifest));
+  if (!checkpoint.manifest()) copy_companions(from, out.path());
+  out.publish(checkpoint.manifest());
 }
 
 }  // namespace tessera

@@ -26,6 +26,14 @@ std::string dtype_name(c10::ScalarType dtype) {
   return c10::isComplexType(dtype) ? c10::toString(dtype) : std::string(safetensors_dtype_name(dtype));
 }
 
+std::vector<ListedTensor> list_files(const TensorFiles& files) {
+  std::vector<ListedTensor> result;
+  for (const auto& [name, stored] : files.tensors()) {
+    result.push_back({name, dtype_name(stored.dtype), stored.shape, stored.size_bytes(), stored.file});
+  }
+  return result;
+}
+
 std::vector<ListedTensor> list_gguf(const fs::path& path) {
   std::vector<ListedTensor> result;
   const auto file = GgufFile::open(path);
@@ -90,26 +98,22 @@ bool is_gguf(const fs::path& path) {
 }
 
 std::vector<ListedTensor> list_tensors(const fs::path& path) {
-  if (is_gguf(path)) return list_gguf(path);
-  std::vector<ListedTensor> result;
-  const auto files = TensorFiles::open(path);
-  for (const auto& [name, stored] : files->tensors()) {
-    result.push_back({name, dtype_name(stored.dtype), stored.shape, stored.size_bytes(), stored.file});
-  }
-  return result;
+  return is_gguf(path) ? list_gguf(path) : list_files(*TensorFiles::open(path));
 }
 
 VerifiedFiles verify_checkpoint(const fs::path& path) {
   VerifiedFiles result;
-  for (const auto& tensor : list_tensors(path)) {
-    ++result.tensors;
-    result.size_bytes += tensor.size_bytes;
-  }
+  const auto count = [&](const std::vector<ListedTensor>& tensors) {
+    result.tensors = tensors.size();
+    for (const auto& tensor : tensors) result.size_bytes += tensor.size_bytes;
+  };
   if (is_gguf(path)) {
+    count(list_gguf(path));
     verify_gguf(path, result);
     return result;
   }
   const auto files = TensorFiles::open(path);
+  count(list_files(*files));
   if (files->format() == TensorFiles::Format::kDcp) {
     const auto checkpoint = Checkpoint::open(path);
     checkpoint.verify();

@@ -8,7 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
-#include "tessera/formats/detail/common_part.h"
+#include "tessera/formats/detail/boxes.h"
 #include "tessera/formats/detail/stored_formats.h"
 #include "tessera/formats/torch/dcp_folder.h"
 

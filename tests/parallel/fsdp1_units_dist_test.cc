@@ -305,18 +305,8 @@ TEST(Fsdp1Misuse, IsRefused) {
 
 TEST(Fsdp1Misuse, OfTiesAndOrderIsRefused) {
   on_threads(2, [](const WorldPtr& world) {
-    struct Tied : nn::Callable<Tied> {
-      at::Tensor copy;
-      std::shared_ptr<Layer> layer;
-      Tied() {
-        Values values(5);
-        layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
-        register_parameter("copy", copy, layer->up);
-      }
-      at::Tensor forward(const at::Tensor& x) { return (*layer)(x); }
-    };
     for (const bool use_orig_params : {false, true}) {
-      Tied tied;
+      TiedToItsLayer tied;
       wrap_fsdp1(*tied.layer, {.group = world->group(), .use_orig_params = use_orig_params});
       EXPECT_THAT(error_of([&] { wrap_fsdp1(tied, {.group = world->group()}); }),
                   HasSubstr("copy: shared with a parameter of a nested unit"));

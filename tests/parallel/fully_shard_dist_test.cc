@@ -293,16 +293,7 @@ TEST(FullyShard, RefusesWhatItCannotShard) {
 
 TEST(FullyShard, RefusesTiesAcrossGroupsAndChildrenBeforeTheRoot) {
   on_threads(2, [](const WorldPtr& world) {
-    struct Tied : nn::Callable<Tied> {
-      at::Tensor copy;
-      std::shared_ptr<Layer> layer;
-      Tied() {
-        Values values(5);
-        layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
-        register_parameter("copy", copy, layer->up);
-      }
-      at::Tensor forward(const at::Tensor& x) { return (*layer)(x); }
-    } tied;
+    TiedToItsLayer tied;
     const auto mesh = line(world);
     fully_shard(*tied.layer, {.mesh = mesh});
     EXPECT_THAT(error_of([&] { fully_shard(tied, {.mesh = mesh}); }),

@@ -49,6 +49,18 @@ struct Layer : nn::Callable<Layer> {
   }
 };
 
+// One whose own parameter is also its layer's.
+struct TiedToItsLayer : nn::Callable<TiedToItsLayer> {
+  at::Tensor copy;
+  std::shared_ptr<Layer> layer;
+  TiedToItsLayer() {
+    Values values(5);
+    layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
+    register_parameter("copy", copy, layer->up);
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*layer)(x); }
+};
+
 struct SmallModel : nn::Callable<SmallModel> {
   static constexpr int64_t kVocab = 11, kWidth = 6, kHidden = 10;
   at::Tensor embedding, head, norm;

@@ -98,12 +98,9 @@ bool gives_complex(const OpCall& call) {
          std::any_of(call.args.begin(), call.args.end(), is_complex_number);
 }
 
-// Small integers wrap around, so what is added to them or negated may change their order.
+// Whether extremes of the inputs may be others than those of the result.
 bool loses_order(const OpCall& call, Commutes commutes) {
-  const auto wraps = [](const auto& input) {
-    const auto type = input.tensor->scalar_type();
-    return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
-  };
+  const auto wraps = [](const auto& input) { return wraps_around(input.tensor->scalar_type()); };
   return (commutes == Commutes::kAdditive || commutes == Commutes::kNegation) &&
          std::any_of(call.inputs.begin(), call.inputs.end(), wraps);
 }

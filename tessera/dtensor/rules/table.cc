@@ -209,9 +209,8 @@ Sizes broadcast_sizes(const OpCall& call) {
 namespace {
 // Of booleans and bytes that is another number than of what they become.
 bool is_lost_widened(at::ScalarType type, const Placement& placement) {
-  const bool wraps = at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
   return (type == at::kBool && is_additive(placement)) ||
-         (wraps && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)));
+         (wraps_around(type) && (is_additive(placement) || placement.is_partial(ReduceOp::kProduct)));
 }
 }  // namespace
 

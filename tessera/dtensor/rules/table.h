@@ -72,6 +72,10 @@ Sizes broadcast_sizes(const OpCall& call);
 c10::SmallVector<Placement, 2> partials_among(const OpCall& call);
 // Whether some input is cut along its dim `dim` on any mesh dim.
 bool is_sharded_on(const TensorInput& input, int64_t dim);
+// Small integers wrap around, so what is added to them may change their order, and a wider type other sums.
+inline bool wraps_around(at::ScalarType type) {
+  return at::isIntegralType(type, /*includeBool=*/false) && c10::elementSize(type) < 4;
+}
 // Sums pass through what is linear.
 inline bool is_additive(const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); }
 inline bool is_extreme(const Placement& p) { return p.is_partial(ReduceOp::kMax) || p.is_partial(ReduceOp::kMin); }

@@ -11,7 +11,7 @@
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
-#include "tessera/formats/detail/common_part.h"
+#include "tessera/formats/detail/boxes.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/torch/dcp_folder.h"
 #include "tessera/formats/torch/detail/box_cover.h"

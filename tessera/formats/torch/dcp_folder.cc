@@ -10,7 +10,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/mapped_file.h"
 #include "tessera/base/quote.h"
-#include "tessera/formats/detail/common_part.h"
+#include "tessera/formats/detail/boxes.h"
 
 namespace tessera {
 namespace {

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/comm/collectives/collective_start.h"
 #include "tessera/comm/group/group.h"
 #include "tessera/parallel/detail/buffer_pool.h"
 #include "tessera/parallel/fully_shard.h"
@@ -29,7 +31,7 @@ class GatheredGroup {
   virtual void start_unshard() = 0;
   virtual void finish_unshard() = 0;
   virtual void reshard() = 0;
-  virtual bool gathering() const = 0;  // started, not finished
+  bool gathering() const { return state_ == State::kGathering; }  // started, not finished
   // Gathered, as a copy of the shards; changed: those of this rank have been written or replaced since.
   virtual bool may_be_stale() const = 0;
   virtual bool changed() const = 0;
@@ -68,7 +70,18 @@ class GatheredGroup {
   double divide;                       // the sum of gradients over ranks
 
  protected:
+  enum class State { kSharded, kGathering, kUnsharded };
+
   virtual void on_joined() = 0;
+  // Waits for a gather that is given up; its error, if any, for when everything is put away.
+  static std::exception_ptr wait_for_failure(comm::Pending& gather) noexcept {
+    try {
+      gather.wait();
+      return nullptr;
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
   // Groups that are unsharded from now on, or no longer, each of `bytes` of whole parameters.
   void count(int64_t groups, int64_t bytes) {
     if (stats_ == nullptr) return;
@@ -77,6 +90,8 @@ class GatheredGroup {
     stats_->peak_unsharded_groups = std::max(stats_->peak_unsharded_groups, stats_->unsharded_groups);
   }
 
+  State state_ = State::kSharded;
+  bool shows_whole_ = false;  // in the modules
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
   FsdpStats* stats_ = nullptr;
 

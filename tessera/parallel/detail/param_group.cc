@@ -79,12 +79,7 @@ void ParamGroup::finish_unshard() {
 
 void ParamGroup::reshard() {
   if (state_ == State::kSharded) return;
-  std::exception_ptr failure;
-  try {
-    pending_.wait();
-  } catch (...) {
-    failure = std::current_exception();
-  }
+  const auto failure = wait_for_failure(pending_);
   if (shows_whole_) show_shards();
   input_.reset();
   gathered_.reset();

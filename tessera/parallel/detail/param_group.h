@@ -28,7 +28,6 @@ class ParamGroup : public GatheredGroup {
   void start_unshard() override;
   void finish_unshard() override;
   void reshard() override;
-  bool gathering() const override { return state_ == State::kGathering; }
   bool may_be_stale() const override { return state_ == State::kUnsharded && plan_.way != GatherWay::kAlias; }
   bool changed() const override { return shards_.replaced() || shards_.version() != gathered_version_; }
   comm::Group& ranks() const override { return shards_.group(); }
@@ -55,7 +54,6 @@ class ParamGroup : public GatheredGroup {
   const std::vector<WeakTensor>& originals() const { return originals_; }
 
  private:
-  enum class State { kSharded, kGathering, kUnsharded };
   void fill_whole();
   void on_joined() override;
   void count(int64_t groups) { GatheredGroup::count(groups, plan_.way == GatherWay::kAlias ? 0 : plan_.whole_bytes); }
@@ -64,8 +62,6 @@ class ParamGroup : public GatheredGroup {
   GatherPlan plan_;
   Shards shards_;
   WholeStorage whole_;
-  State state_ = State::kSharded;
-  bool shows_whole_ = false;
   uint64_t gathered_version_ = 0;  // of the shards, when they were gathered
   at::Tensor gathered_;
   at::Tensor input_;

@@ -207,12 +207,7 @@ void FlatGroup::free_whole() {
 
 void FlatGroup::reshard() {
   if (state_ == State::kSharded) return;
-  std::exception_ptr failure;
-  try {
-    pending_.wait();
-  } catch (...) {
-    failure = std::current_exception();
-  }
+  const auto failure = wait_for_failure(pending_);
   if (shows_whole_) show_shards();
   if (sharded_) free_whole();
   count(-1, whole_bytes());

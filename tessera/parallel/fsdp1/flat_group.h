@@ -52,7 +52,6 @@ class FlatGroup : public GatheredGroup {
   void start_unshard() override;
   void finish_unshard() override;
   void reshard() override;
-  bool gathering() const override { return state_ == State::kGathering; }
   bool may_be_stale() const override { return sharded_ && state_ == State::kUnsharded; }
   bool changed() const override { return version() != gathered_version_; }
   comm::Group& ranks() const override { return *group_; }
@@ -70,7 +69,6 @@ class FlatGroup : public GatheredGroup {
   int64_t accumulated_bytes() const override { return reducer_.bytes(); }
 
  private:
-  enum class State { kSharded, kGathering, kUnsharded };
   struct Member {
     std::vector<at::Tensor*> shown;  // what forward reads
     std::vector<SlotRef> slots;      // with use_orig_params
@@ -98,8 +96,6 @@ class FlatGroup : public GatheredGroup {
   std::vector<Member> members_;
   WholeStorage whole_;
   FlatReducer reducer_;
-  State state_ = State::kSharded;
-  bool shows_whole_ = false;
   uint64_t gathered_version_ = 0;
   comm::Pending pending_;
 };

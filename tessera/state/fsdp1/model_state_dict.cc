@@ -210,27 +210,36 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b, c10::ScalarType dtype) 
   return a.to(dtype).view(at::kByte).equal(b.to(dtype).view(at::kByte));
 }
 
+// What a dict of the model is made of, by the type that is in force.
+struct ModelView {
+  StateDictSettings settings;
+  ModelForm form;
+  std::vector<ModelTensor> tensors;
+
+  ModelView(nn::Module& root, const Fsdp1Units& model)
+      : settings(get_state_dict_type(root)),
+        form(model_form(settings, model)),
+        tensors(model_tensors(root, model, form.local)) {}
+};
+
 }  // namespace
 
 StateDict fsdp1_state_dict(nn::Module& root) {
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(root);
   comm::Group& group = *model.group();
-  StateDictSettings settings;
-  ModelForm form;
-  std::vector<ModelTensor> tensors;
+  std::optional<ModelView> view;
   comm::attempt_together(group, [&] {
-    settings = get_state_dict_type(root);
-    form = model_form(settings, model);
-    tensors = model_tensors(root, model, form.local);
-    const bool sharded = form.values.form == ValueForm::kSharded;
-    for (const auto& tensor : tensors) {
+    view.emplace(root, model);
+    const bool sharded = view->form.values.form == ValueForm::kSharded;
+    for (const auto& tensor : view->tensors) {
       TESSERA_CHECK(!sharded || !tensor.managed || !tensor.place.shape.empty(), ErrorKind::kShape,
                     "[fsdp1.state_dict] {}: found a tensor without dims, expected rows to shard. Give it shape [1], or "
                     "use FULL_STATE_DICT.",
                     tensor.names[0]);
     }
   });
+  const auto& [settings, form, tensors] = *view;
   check_alike(group,
               {{"state_dict_type",
                 fmt::format("{} {} {} {}", to_string(settings.type), form.rank0_only, form.values.offload_to_cpu,
@@ -257,14 +266,9 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   const c10::NoGradGuard no_grad;
   const auto model = Fsdp1Units::of(root);
   comm::Group& group = *model.group();
-  StateDictSettings settings;
-  ModelForm form;
-  std::vector<ModelTensor> tensors;
-  comm::attempt_together(group, [&] {
-    settings = get_state_dict_type(root);
-    form = model_form(settings, model);
-    tensors = model_tensors(root, model, form.local);
-  });
+  std::optional<ModelView> view;
+  comm::attempt_together(group, [&] { view.emplace(root, model); });
+  auto& [settings, form, tensors] = *view;
   check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(settings.type), form.rank0_only)}},
               "Set the same state_dict_type on all ranks.");
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;

@@ -1,4 +1,4 @@
-#include "tessera/formats/detail/common_part.h"
+#include "tessera/formats/detail/boxes.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-// The part that a stored box of a tensor and a wanted one have in common.
+// Boxes of a tensor, each an offset and a shape: stored ones, wanted ones, and what they share.
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
