@@ -101,7 +101,7 @@ std::tuple<at::Tensor, at::Tensor> fused_rms_norm(const at::Tensor& input, c10::
                                               : static_cast<double>(std::numeric_limits<float>::epsilon());
   const at::Tensor scale = x.pow(2).mean(dims, /*keepdim=*/true).add(eps.value_or(smallest)).rsqrt();
   const at::Tensor normal = x * scale;
-  return {(weight && weight->defined() ? normal * *weight : normal).to(type), scale};
+  return {(weight && weight->defined() ? normal * *weight : normal).to(type).contiguous(), scale};
 }
 
 at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef normalized_shape,

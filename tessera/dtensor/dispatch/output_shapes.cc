@@ -2,34 +2,41 @@
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/gathered_strides.h"
 #include "tessera/dtensor/dispatch/plan.h"
 
 namespace tessera::detail {
 
 namespace {
 
-// An argument on the meta device. moved: whether the tensor at a place in a list is contiguous first.
-using IsMoved = std::function<bool(int element)>;
+// How the tensor at a place in a list lies when the operation reads it: as it is, dense in the same order of dims (what
+// a view gathers), or contiguous (what else is moved).
+enum class Lies : uint8_t { kAsItIs, kInOrder, kContiguous };
+using HowItLies = std::function<Lies(int element)>;
 
-at::Tensor to_meta(const at::Tensor& tensor, bool moved) {
+at::Tensor to_meta(const at::Tensor& tensor, Lies how) {
   const auto options = tensor.options().device(at::kMeta);
   at::Tensor meta =
-      moved ? at::empty(tensor.sizes(), options) : at::empty_strided(tensor.sizes(), tensor.strides(), options);
+      how == Lies::kContiguous ? at::empty(tensor.sizes(), options)
+      : how == Lies::kInOrder
+          ? at::empty_strided(tensor.sizes(), strides_of_gathered(tensor.sizes(), tensor.strides()), options)
+          : at::empty_strided(tensor.sizes(), tensor.strides(), options);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
     meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
   return meta;
 }
 
-c10::IValue to_meta(const c10::IValue& value, const IsMoved& moved) {
+// An argument on the meta device.
+c10::IValue to_meta(const c10::IValue& value, const HowItLies& how) {
   int position = 0;
   if (value.isTensor()) {
-    return value.toTensor().defined() ? to_meta(value.toTensor(), moved(-1)) : value;
+    return value.toTensor().defined() ? to_meta(value.toTensor(), how(-1)) : value;
   }
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
     for (const auto& element : value.toListRef()) {
-      list.push_back(to_meta(element.toTensor(), moved(position++)));
+      list.push_back(to_meta(element.toTensor(), how(position++)));
     }
     return list;
   }
@@ -39,9 +46,9 @@ c10::IValue to_meta(const c10::IValue& value, const IsMoved& moved) {
   if (value.isList() && value.type()->containedType(0)->kind() == c10::TypeKind::OptionalType) {
     c10::List<std::optional<at::Tensor>> list;
     for (const auto& element : value.toListRef()) {
-      const bool contiguous = moved(position++);
+      const Lies lies = how(position++);
       list.push_back(element.isTensor() && element.toTensor().defined()
-                         ? std::optional<at::Tensor>(to_meta(element.toTensor(), contiguous))
+                         ? std::optional<at::Tensor>(to_meta(element.toTensor(), lies))
                          : std::nullopt);
     }
     return list;
@@ -56,11 +63,11 @@ std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<boo
   for (size_t arg = 0; arg < call.args.size(); ++arg) {
     stack.push_back(to_meta(call.args[arg], [&](int element) {
       for (size_t i = 0; i < moved.size(); ++i) {
-        if (call.inputs[i].arg == static_cast<int>(arg) && call.inputs[i].element == element) {
-          return static_cast<bool>(moved[i]);
+        if (moved[i] && call.inputs[i].arg == static_cast<int>(arg) && call.inputs[i].element == element) {
+          return call.op.view_of == call.inputs[i].arg ? Lies::kInOrder : Lies::kContiguous;
         }
       }
-      return false;
+      return Lies::kAsItIs;
     }));
   }
   try {

@@ -70,9 +70,8 @@ class CallReader {
   // A plain tensor counts as replicated only where that cannot be wrong.
   void check_plain(int arg, int element, const at::Tensor& tensor) const {
     const bool read = !op_.args[arg].mutated;
-    // Sums of gradients are begun in zeros that a formula made, of no element where what it is of has none.
-    const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) ||
-                     ((read || tensor.numel() == 0) && is_made_in_backward(tensor));
+    // Sums of gradients are begun in zeros that a formula made, plain ones where what flows back to it is.
+    const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) || is_made_in_backward(tensor);
     TESSERA_CHECK(
         may, ErrorKind::kShape,
         "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "

@@ -2,6 +2,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dispatch/gathered_strides.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
@@ -281,6 +282,17 @@ class CopiedView final : public LocalSource {
   size_t element_;
 };
 
+// A gathered copy lies in memory as what it is gathered of, so that what can be viewed of that can be of the copy.
+void lay_as_gathered_of(const DTensorImpl& viewed, c10::IValue& value) {
+  const at::Tensor& copy = value.toTensor();
+  const auto wanted = strides_of_gathered(copy.sizes(), viewed.strides());
+  if (lies_as(copy.sizes(), copy.strides(), wanted)) {
+    return;
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  value = at::empty_strided(copy.sizes(), wanted, copy.options()).copy_(copy);
+}
+
 // The results are views of a gathered copy, or of such a view.
 void mark_copied_views(const std::shared_ptr<const CopiedView::Made>& made, const Stack& stack) {
   for_each_result(*made->plan, stack, [&](const at::Tensor& tensor, size_t output, size_t element) {
@@ -316,6 +328,9 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
   Localizer localizer(op, plan, *mesh);
   for (const int arg : op.tensor_args) {
     localizer.replace(stack[base + arg], arg);
+  }
+  if (copied && plan.copies_view && mesh->coordinate()) [[unlikely]] {
+    lay_as_gathered_of(*impl_of(copied->args[op.view_of].toTensor()), stack[base + op.view_of]);
   }
   if (!mesh->coordinate()) [[unlikely]] {
     if (plan.random) {

@@ -99,7 +99,8 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
     for (size_t i = 0; i < sizes_.size(); ++i) {
       for (int64_t dim = 0; dim < base.dim() && sizes_[i] != 1; ++dim) {
         const bool taken = std::find(order.begin(), order.end(), dim) != order.end();
-        if (!taken && base.size(dim) == sizes_[i] && base.stride(dim) == strides_[i]) {
+        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // of no elements: any
+        if (!taken && base.size(dim) == sizes_[i] && same_stride) {
           order.push_back(dim);
           break;
         }

@@ -261,6 +261,22 @@ bool rounds(const Placements& placements) {
   });
 }
 
+// What flows back through a least or largest element is divided among those that are equal: exactly by two only.
+bool may_round_among_equals(const Step& step, const Values& values) {
+  static const std::set<std::string> kNames{"min", "max", "amin", "amax", "aminmax", "median", "nanmedian"};
+  const auto ids = refs_of(step.args);
+  if (!kNames.contains(step.op.substr(0, step.op.find('.'))) || ids.empty()) {
+    return false;
+  }
+  const at::Tensor& operand = values.tensors.at(ids.front());
+  if (!operand.requires_grad() || !is_narrow(operand.scalar_type()) || operand.numel() == 0) {
+    return false;
+  }
+  const auto counts = std::get<2>(at::_unique2(operand.detach(), /*sorted=*/true, /*return_inverse=*/false,
+                                               /*return_counts=*/true));
+  return counts.max().item<int64_t>() > 2;
+}
+
 }  // namespace
 
 void PlainMachine::after(const Step& step, const Values& values, const Tensors& arguments) {
@@ -276,7 +292,7 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
       leave_open(step, "gives a tensor of which several elements may share memory");
     }
   }
-  if (divides_before_it_widens(step, arguments)) {
+  if (divides_before_it_widens(step, arguments) || may_round_among_equals(step, values)) {
     leave_open(step, "may round in a narrow type what it gives in a wide one");
   }
   const bool inexact = rounds_in_sums(step.op) || (divides(step.op) && !divides_evenly(step, values));

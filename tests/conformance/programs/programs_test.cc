@@ -157,6 +157,32 @@ TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
   EXPECT_FALSE(sound("3.0")) << "is 1, but a share of it is a third";
 }
 
+TEST(Soundness, RefusesNarrowGradientsThatAreDividedAmongThreeEqualElements) {
+  const auto run = [](const std::string& type, int equal) {
+    run_plain(parse_program(fmt::format("mesh 2\nvalues 3\n%0 = input {} [{}] uniform 1 1 (R) grad\n%1 = min(%0)\n"
+                                        "backward %1 (P(sum))\n",
+                                        type, equal)),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("f32", 3), std::runtime_error);
+  EXPECT_NO_THROW(run("f32", 2));
+  EXPECT_NO_THROW(run("f64", 3));
+}
+
+TEST(Soundness, RefusesNarrowSecondGradientsOfWhichSharesRound) {
+  const auto sound = [](const std::string& type) {
+    const Program program = parse_program(
+        fmt::format("mesh 3\nvalues 505581\n%0 = input f32 [5, 2] uniform -2 2 (R) grad\n"
+                    "%11 = input f32 [2, 5] uniform -2 2 (R) grad\n%14 = input f32 [2] uniform -2 2 (R) grad\n"
+                    "%15 = input f64 [2, 2] uniform -2 2 (R) grad\n%28 = input {} [3, 2] uniform -2 2 (R) grad\n"
+                    "%32 = copysign.Scalar(%28, -1)\nbackward %32 (P(sum))\ntwice\n",
+                    type));
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_FALSE(sound("f32"));
+  EXPECT_TRUE(sound("f64"));
+}
+
 TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
   const auto sound = [](const std::string& type, int size) {
     const Program program = parse_program(

@@ -57,14 +57,21 @@ bool has_spare_bits(const at::Tensor& tensor) {
   });
 }
 
-// Whether the gradients of two shares of what flows back add up to those of all of it, as ranks have them add up.
+// Whether the gradients of two shares of what flows back add up to those of all of it, as ranks have them add up: the
+// first ones, and the second ones, which are linear in it, too.
 bool are_exact_in_shares(const Program& program, const Plain& plain) {
-  Program once = program;
-  once.twice = false;
   const auto of = [&](const Tensors& flows) {
     PlainMachine machine(Twin::kClean);
-    return gradients(once, run_forward(once, machine), flows, /*create_graph=*/false);
+    const Values values = run_forward(program, machine);
+    Tensors all = gradients(program, values, flows, /*create_graph=*/program.twice);
+    if (program.twice) {
+      const Tensors second = second_gradients(program, values, all, plain.gradients.second_flows);
+      all.insert(all.end(), second.begin(), second.end());
+    }
+    return all;
   };
+  Tensors wholes = plain.gradients.first;
+  wholes.insert(wholes.end(), plain.gradients.second.begin(), plain.gradients.second.end());
   const auto add_up = [&](const std::function<at::Tensor(const at::Tensor&)>& share_of) {
     const at::NoGradGuard no_grad;
     Tensors shares, others;
@@ -75,8 +82,8 @@ bool are_exact_in_shares(const Program& program, const Plain& plain) {
     const at::AutoGradMode grad(true);
     const Tensors first = of(shares), second = of(others);
     for (size_t i = 0; i < first.size(); ++i) {
-      const at::Tensor& whole = plain.gradients.first[i];
-      if (whole.defined() && is_narrow(whole.scalar_type())) {
+      const at::Tensor& whole = wholes[i];
+      if (whole.defined() && first[i].defined() && second[i].defined() && is_narrow(whole.scalar_type())) {
         const auto type = whole.is_complex() ? at::kComplexDouble : at::kDouble;
         if (!alike(first[i].detach().to(type) + second[i].detach().to(type), whole.detach().to(type), 0)) {
           return false;
