@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/detail/hyperparameters.h"
+#include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/optim/detail/stochastic_rounding.h"
 
 namespace tessera::optim {
@@ -30,16 +31,19 @@ uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
 
 }  // namespace
 
-Optimizer::Optimizer(nn::Module& module, double lr, Hyperparameters settings, const std::vector<ParameterGroup>& groups,
-                     const std::vector<std::string>& state_names, const Precision& precision)
-    : lr_(lr), precision_(precision) {
-  const double weight_decay = detail::number_of(settings, "weight_decay");
+Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Kind>& kinds,
+                     const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice)
+    : lr_(lr), precision_(precision), kind_setting_(choice.setting) {
   TESSERA_CHECK(!precision.stochastic_rounding || !precision.master_weights, ErrorKind::kConfig,
                 "[optim.make] stochastic_rounding beside master_weights, which are rounded from: set master_weights to "
                 "false");
-  TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
-                "[optim.make] found lr {} and weight decay {}, wanted none below 0", lr, weight_decay);
+  for (const auto& kind : kinds) {
+    const double weight_decay = detail::number_of(kind.settings, "weight_decay");
+    TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
+                  "[optim.make] found lr {} and weight decay {}, wanted none below 0", lr, weight_decay);
+  }
   c10::NoGradGuard no_grad;
+  std::vector<size_t> kind_of_entry;
   for (const auto& named : module.named_parameters()) {
     const at::Tensor& parameter = named.slot->parameter;
     TESSERA_CHECK(!parameter.is_meta(), ErrorKind::kShape,
@@ -55,46 +59,80 @@ Optimizer::Optimizer(nn::Module& module, double lr, Hyperparameters settings, co
     entry.step = at::zeros({}, at::kFloat);
     position_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
+    kind_of_entry.push_back(choice.kind_of ? choice.kind_of(named) : 0);
   }
-  make_groups(settings, groups, state_names);
+  make_groups(kinds, kind_of_entry, groups);
   for (auto& entry : entries_) {
     if (entry.parameter.requires_grad()) make_state(entry);
   }
 }
 
-void Optimizer::make_groups(const Hyperparameters& settings, const std::vector<ParameterGroup>& groups,
-                            const std::vector<std::string>& state_names) {
-  const double weight_decay = detail::number_of(settings, "weight_decay");
-  const auto add = [&](double lr_factor, double decay) {
-    Group group{
-        .lr = lr_ * lr_factor, .lr_factor = lr_factor, .settings = settings, .state_names = state_names, .entries = {}};
-    detail::set_hyperparameter(group.settings, "weight_decay", decay);
-    groups_.push_back(std::move(group));
+namespace {
+
+// Over the settings of a kind those that a group gives itself; what the kind has not is another's.
+Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup& group) {
+  for (const auto& [name, value] : group.settings) {
+    if (detail::find_hyperparameter(settings, name)) detail::set_hyperparameter(settings, name, value);
+  }
+  return settings;
+}
+
+}  // namespace
+
+void Optimizer::make_groups(const std::vector<Kind>& kinds, const std::vector<size_t>& kind_of_entry,
+                            const std::vector<ParameterGroup>& groups) {
+  const auto add = [&](const Kind& kind, Hyperparameters settings, double lr_factor, double decay) {
+    TESSERA_CHECK(lr_factor >= 0 && decay >= 0, ErrorKind::kConfig,
+                  "[optim.make] parameter group: found lr_factor {} and weight decay {}, wanted none below 0",
+                  lr_factor, decay);
+    detail::set_hyperparameter(settings, "weight_decay", decay);
+    groups_.push_back({.lr = lr_ * lr_factor,
+                       .lr_factor = lr_factor,
+                       .settings = std::move(settings),
+                       .state_names = kind.state_names,
+                       .entries = {}});
     return groups_.size() - 1;
   };
   std::vector<bool> grouped(entries_.size());
   for (const auto& group : groups) {
-    const size_t index = add(group.lr_factor, group.weight_decay);
+    std::map<size_t, size_t> by_kind;
+    if (group.names.empty()) {
+      add(kinds.front(), with_own_settings(kinds.front().settings, group), group.lr_factor, group.weight_decay);
+    }
     for (const auto& name : group.names) {
       const auto found = position_.find(name);
       TESSERA_CHECK(found != position_.end(), ErrorKind::kConfig,
                     "[optim.make] parameter group names '{}', which the model has not", name);
-      TESSERA_CHECK(!grouped[found->second], ErrorKind::kConfig, "[optim.make] '{}' is in two parameter groups", name);
-      grouped[found->second] = true;
-      entries_[found->second].group = index;
-      groups_[index].entries.push_back(found->second);
+      const size_t entry = found->second, kind = kind_of_entry[entry];
+      TESSERA_CHECK(!grouped[entry], ErrorKind::kConfig, "[optim.make] '{}' is in two parameter groups", name);
+      if (!by_kind.contains(kind)) {
+        by_kind[kind] =
+            add(kinds[kind], with_own_settings(kinds[kind].settings, group), group.lr_factor, group.weight_decay);
+      }
+      grouped[entry] = true;
+      entries_[entry].group = by_kind[kind];
+      groups_[by_kind[kind]].entries.push_back(entry);
     }
   }
-  std::map<double, size_t> by_decay;
+  std::map<std::pair<size_t, double>, size_t> by_decay;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (grouped[i]) continue;
-    const auto& slot = *entries_[i].slot;
-    const double decay = slot.decay ? weight_decay : 0;
-    auto found = by_decay.find(decay);
-    if (found == by_decay.end()) found = by_decay.emplace(decay, add(1, decay)).first;
+    const Kind& kind = kinds[kind_of_entry[i]];
+    const double decay = entries_[i].slot->decay ? detail::number_of(kind.settings, "weight_decay") : 0;
+    const std::pair key(kind_of_entry[i], decay);
+    auto found = by_decay.find(key);
+    if (found == by_decay.end()) found = by_decay.emplace(key, add(kind, kind.settings, 1, decay)).first;
     entries_[i].group = found->second;
     groups_[found->second].entries.push_back(i);
   }
+}
+
+void Optimizer::check_groups(const char* verb) {
+  for (auto& group : groups_) {
+    check(group.settings, verb);
+    group.state_names = state_names(group.settings);  // momentum of its own
+  }
+  fit_state_to_settings();
 }
 
 void Optimizer::make_state(Entry& entry) const {
@@ -103,7 +141,7 @@ void Optimizer::make_state(Entry& entry) const {
   const auto options = entry.local.options().dtype(wide_state ? c10::kFloat : entry.local.scalar_type());
   for (const auto& name : groups_[entry.group].state_names) {
     if (entry.state.contains(name)) continue;
-    entry.state[name] = at::zeros_like(entry.local, options);
+    entry.state[name] = detail::new_state(name, entry.parameter, entry.local, options);
     entry.step.zero_();
   }
   if (!master || entry.state.contains(kMaster)) return;
@@ -227,7 +265,7 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   std::map<std::string, at::Tensor> out;
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
-    if (is_dtensor(entry.parameter)) {
+    if (is_dtensor(entry.parameter) && !detail::is_whole_state(name)) {
       out[name] = from_local(local, device_mesh(entry.parameter), placements(entry.parameter),
                              {.shape = entry.parameter.sizes().vec(), .stride = entry.parameter.strides().vec()});
     }

@@ -1,4 +1,6 @@
-// Optimizers over the parameters of a module. They work on each rank's shards; no communication.
+// Optimizers over the parameters of a module. They work on each rank's shards. No communication, but for Muon, which
+// needs whole matrices, and 8-bit AdamW, whose blocks may lie on several ranks: their step() is COLLECTIVE over the
+// meshes of the parameters that have a gradient.
 //
 //   auto optimizer = optim::make_adamw(*model, {.lr = 1e-4, .weight_decay = 0.1});
 //   loss.backward();
@@ -19,6 +21,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -32,11 +35,16 @@
 
 namespace tessera::optim {
 
+// The value of a hyper-parameter; monostate is Python's None.
+using Hyperparameter = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+using Hyperparameters = std::vector<std::pair<std::string, Hyperparameter>>;
+
 // Parameters that are treated alike. Factors are relative to the optimizer's own settings.
 struct ParameterGroup {
   std::vector<std::string> names;  // as in Module::named_parameters
   double lr_factor = 1;
   double weight_decay = 0;
+  Hyperparameters settings = {};  // in place of the optimizer's own, where it has one of that name ("betas")
 };
 
 struct AdamWOptions {
@@ -51,6 +59,28 @@ struct AdamWOptions {
   uint64_t seed = 0;                        // of the rounding
 };
 
+// 8-bit AdamW: both moments of a parameter in 8 bits, with a scale for each block of 256 elements.
+struct AdamW8bitOptions : AdamWOptions {};
+
+// Muon for the matrices of hidden layers, AdamW for all else.
+struct MuonOptions {
+  double lr = 1e-3;
+  double weight_decay = 0.1;
+  double momentum = 0.95;
+  bool nesterov = true;
+  std::vector<double> ns_coefficients = {3.4445, -4.7750, 2.0315};
+  double eps = 1e-7;
+  int64_t ns_steps = 5;
+  // "original": lr times sqrt(max(1, rows / columns)); "match_rms_adamw": times 0.2 sqrt(max(rows, columns)), so that
+  // lr and weight decay of AdamW suit matrices, too.
+  std::string adjust_lr_fn = "original";
+  AdamWOptions adamw = {};  // betas and eps of the other parameters; its lr, decay, groups and precision are not read
+  std::vector<ParameterGroup> groups = {};
+  bool master_weights = true;  // as of AdamW
+  bool stochastic_rounding = false;
+  uint64_t seed = 0;
+};
+
 struct SgdOptions {
   double lr = 1e-3;
   double momentum = 0;
@@ -63,9 +93,6 @@ struct SgdOptions {
   uint64_t seed = 0;
 };
 
-// The value of a hyper-parameter; monostate is Python's None.
-using Hyperparameter = std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
-using Hyperparameters = std::vector<std::pair<std::string, Hyperparameter>>;
 // A group as torch.optim's param_groups show it: what is set, under PyTorch's names ("lr", "betas", "eps", ...), and
 // the names of its parameters.
 struct ParamGroup {
@@ -89,8 +116,8 @@ class Optimizer {
   void set_step(int64_t steps) { steps_ = steps; }
 
   // State of one parameter by name, for checkpoints: tensors shaped and placed like the parameter (DTensors when it is
-  // one), and "step", a scalar. They share memory with the optimizer: writing into them (or their local parts) loads
-  // it.
+  // one), "step", a scalar, and what is of the whole parameter on every rank (scales). They share memory with the
+  // optimizer: writing into them (or their local parts) loads it.
   std::map<std::string, at::Tensor> state(const std::string& parameter) const;
   std::vector<std::string> parameter_names() const;
   const nn::ParameterSlot& slot(const std::string& parameter) const;
@@ -102,12 +129,14 @@ class Optimizer {
   void reset_state(const std::string& parameter, bool even_frozen = false, const std::set<std::string>& except = {});
 
   // Those of the options, then one for each default weight decay of the parameters in none. Each parameter, frozen ones
-  // too, is in one.
+  // too, is in one. Where an optimizer treats parameters in two ways (Muon: use_muon; 8-bit AdamW: optim_bits), a group
+  // that has both is two.
   std::vector<ParamGroup> param_groups() const;
   // One list a group; what it does not name stays, and names that are not of this optimizer are kept for whoever asks
   // (initial_lr). lr() becomes the lr of the first list that names one, over the group's factor; groups whose list
   // names none follow it by theirs. States that the settings have no use for any more are dropped. Error kConfig,
-  // before anything changes: another number of groups, settings out of range or of another type, maximize, amsgrad.
+  // before anything changes: another number of groups, settings out of range or of another type, maximize, amsgrad,
+  // another use_muon or optim_bits.
   void set_hyperparameters(const std::vector<Hyperparameters>& groups);
   // Nothing but its errors; the states that parameters of each group will have then, beside master and step.
   std::vector<std::vector<std::string>> check_hyperparameters(const std::vector<Hyperparameters>& groups) const;
@@ -142,9 +171,20 @@ class Optimizer {
     bool stochastic_rounding = false;
     uint64_t seed = 0;
   };
-  // settings: what a group has beside lr unless it says otherwise, in PyTorch's order.
-  Optimizer(nn::Module& module, double lr, Hyperparameters settings, const std::vector<ParameterGroup>& groups,
-            const std::vector<std::string>& state_names, const Precision& precision);
+  // A way to treat parameters. settings: what a group has beside lr unless it says otherwise, in PyTorch's order.
+  struct Kind {
+    Hyperparameters settings;
+    std::vector<std::string> state_names;
+  };
+  // Which of the kinds a parameter is of; the setting whose value tells a group's kind.
+  struct KindChoice {
+    std::function<size_t(const nn::NamedParameter&)> kind_of;  // none: all of the first
+    std::string setting;
+  };
+  Optimizer(nn::Module& module, double lr, const std::vector<Kind>& kinds, const std::vector<ParameterGroup>& groups,
+            const Precision& precision, const KindChoice& choice);
+  // check() of each group, and the state that its settings want; for constructors of what derives.
+  void check_groups(const char* verb);
   // Values of `updates` share dtype, device and group; the step of each entry counts this one already.
   virtual void apply(const std::vector<Update>& updates, const Group& group) = 0;
   // Error kConfig for what apply cannot do, named with `verb`.
@@ -152,8 +192,8 @@ class Optimizer {
   virtual std::vector<std::string> state_names(const Hyperparameters& settings) const = 0;
 
  private:
-  void make_groups(const Hyperparameters& settings, const std::vector<ParameterGroup>& groups,
-                   const std::vector<std::string>& state_names);
+  void make_groups(const std::vector<Kind>& kinds, const std::vector<size_t>& kind_of_entry,
+                   const std::vector<ParameterGroup>& groups);
   void make_state(Entry& entry) const;  // what it lacks; its next step is then its first
   std::vector<Group> changed_groups(const std::vector<Hyperparameters>& groups) const;
   double fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const;
@@ -164,6 +204,7 @@ class Optimizer {
   const Entry& entry_of(const std::string& parameter, const char* verb) const;
   double lr_;
   Precision precision_;
+  std::string kind_setting_;
   std::vector<Group> groups_;
   int64_t steps_ = 0;
   std::vector<Entry> entries_;
@@ -174,6 +215,15 @@ class Optimizer {
 // settings out of range, groups that name unknown parameters or one twice, or stochastic rounding beside master weights
 // or of float16.
 std::unique_ptr<Optimizer> make_adamw(nn::Module& module, const AdamWOptions& options);
+// States exp_avg_codes, exp_avg_scale, exp_avg_sq_codes and exp_avg_sq_scale of parameters with at least 4096 elements,
+// a multiple of 256: 8-bit codes of bitsandbytes' dynamic map, and a float32 scale for each block of 256 elements of
+// the whole parameter, flattened; so numbers do not depend on the layout. AdamW's states of others. The updates of
+// torchao's AdamW8bit.
+std::unique_ptr<Optimizer> make_adamw8bit(nn::Module& module, const AdamW8bitOptions& options);
+// The updates of torch.optim.Muon (state momentum_buffer) for parameters of two dims that are no embedding or head;
+// those of AdamW for the others. Matrices are gathered, each is computed by one rank of its mesh, and what comes out is
+// sent to all: numbers do not depend on the layout.
+std::unique_ptr<Optimizer> make_muon(nn::Module& module, const MuonOptions& options);
 // State momentum_buffer when there is momentum. The updates of torch.optim.SGD.
 std::unique_ptr<Optimizer> make_sgd(nn::Module& module, const SgdOptions& options);
 

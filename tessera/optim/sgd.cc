@@ -17,9 +17,9 @@ std::vector<std::string> sgd_states(double momentum) {
 class Sgd : public Optimizer {
  public:
   Sgd(nn::Module& module, const SgdOptions& options, const Hyperparameters& settings)
-      : Optimizer(module, options.lr, settings, options.groups, sgd_states(options.momentum),
-                  {options.master_weights, options.stochastic_rounding, options.seed}) {
-    check(settings, "make_sgd");
+      : Optimizer(module, options.lr, {{settings, sgd_states(options.momentum)}}, options.groups,
+                  {options.master_weights, options.stochastic_rounding, options.seed}, {}) {
+    check_groups("make_sgd");
   }
 
  private:

@@ -102,7 +102,7 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
                 quote(parameter.name), type_name(entry));
   const StateDict& values = entry.dict();
   auto wanted = state_names_[parameter.group];
-  const at::Tensor& like = optimizer_->slot(parameter.name).parameter;
+  const auto own = optimizer_->state(parameter.name);
   const bool has_master = optimizer_->has_master(parameter.name);
   if (has_master) wanted.emplace_back(kMasterState);
   const auto* step = values.find("step");
@@ -120,7 +120,9 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
     }
     TESSERA_CHECK(value->is_tensor(), ErrorKind::kShape, "[state.load_optimizer] {}: {} is a {}, wanted a Tensor",
                   quote(parameter.name), state, type_name(*value));
-    const auto misfit = loading_misfit(like, value->tensor());
+    const auto like = own.find(state);
+    const auto misfit =
+        loading_misfit(like != own.end() ? like->second : optimizer_->slot(parameter.name).parameter, value->tensor());
     TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.load_optimizer] {}: {} {}", quote(parameter.name), state,
                   misfit);
     copies_.push_back({position, state, value->tensor(), {}});

@@ -220,7 +220,7 @@ TEST(Schedule, WarmsUpFromTheFirstStepAndEndsOnTheFloor) {
   EXPECT_DOUBLE_EQ(Schedule({.name = "constant", .lr = 3}).at(7), 3);
   EXPECT_DOUBLE_EQ(Schedule({.name = "cosine", .lr = 3, .warmup_steps = 2, .total_steps = 2}).at(2), 3);
   EXPECT_THAT(error_of([] { Schedule({.name = "step"}); }),
-              HasSubstr("found 'step', wanted cosine, linear or constant"));
+              HasSubstr("found 'step', wanted cosine, linear, constant or wsd"));
   EXPECT_THAT(error_of([] { Schedule({.min_lr_ratio = 2}); }), HasSubstr("min_lr_ratio: found 2"));
   EXPECT_THAT(error_of([] { Schedule({.warmup_steps = -1}); }), HasSubstr("found -1 warm-up steps"));
 }
@@ -279,6 +279,61 @@ TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
   EXPECT_THAT(error_of([&] { make_sgd(bfloat, {.stochastic_rounding = true}); }), HasSubstr("beside master_weights"));
   EXPECT_THAT(error_of([&] { make_adamw(half, {.master_weights = false, .stochastic_rounding = true}); }),
               HasSubstr("stochastic_rounding of float16"));
+}
+
+TEST(Schedule, OfWsdMustHaveRoomForWarmUpAndDecay) {
+  ScheduleOptions options{.name = "wsd", .lr = 1, .warmup_steps = 6, .total_steps = 10};
+  options.decay_steps = 5;
+  EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("found 6 of warm-up and 5 of decay"));
+  options.decay_steps = 4;
+  const Schedule tight(options);
+  EXPECT_EQ(tight.at(6), 1);  // no step between the two
+  EXPECT_LT(tight.at(7), 1);
+  options.decay_type = "sqrt";
+  EXPECT_THAT(error_of([&] { Schedule schedule(options); }), HasSubstr("decay_type: found 'sqrt'"));
+}
+
+TEST(Optimizer, AGroupMayHaveMomentumWhereTheOthersHaveNone) {
+  Model model;
+  const auto optimizer =
+      make_sgd(model, {.lr = 0.1, .groups = {{.names = {"norm"}, .weight_decay = 0, .settings = {{"momentum", 0.5}}}}});
+  for (int step = 0; step < 2; ++step) {
+    set_gradients(model, 1);
+    optimizer->step();
+  }
+  EXPECT_TRUE(model.weight.allclose(at::full({4, 4}, 0.8)));
+  EXPECT_TRUE(model.norm.allclose(at::full({4}, 0.75))) << "1 - 0.1 - 0.1 * 1.5";
+}
+
+TEST(Optimizer, GroupsHaveSettingsOfTheirOwn) {
+  Model model;
+  const auto optimizer =
+      make_muon(model, {.lr = 0.1,
+                        .groups = {{.names = {"spared", "norm"},
+                                    .lr_factor = 0.5,
+                                    .weight_decay = 0.2,
+                                    .settings = {{"betas", std::vector<double>{0.5, 0.6}}, {"momentum", 0.7}}}}});
+  const auto groups = optimizer->param_groups();
+  ASSERT_EQ(groups.size(), 3u) << "the group is two, of Muon and of AdamW, and the rest is one";
+  const auto setting = [&](size_t group, const std::string& name) {
+    for (const auto& [key, value] : groups[group].hyperparameters) {
+      if (key == name) return value;
+    }
+    return Hyperparameter();
+  };
+  EXPECT_THAT(groups[0].params, ElementsAre("spared"));
+  EXPECT_EQ(std::get<bool>(setting(0, "use_muon")), true);
+  EXPECT_EQ(std::get<double>(setting(0, "momentum")), 0.7);
+  EXPECT_EQ(std::get<double>(setting(0, "lr")), 0.05);
+  EXPECT_THAT(groups[1].params, ElementsAre("norm"));
+  EXPECT_EQ(std::get<std::vector<double>>(setting(1, "betas")), (std::vector<double>{0.5, 0.6}));
+  EXPECT_EQ(std::get<double>(setting(1, "weight_decay")), 0.2);
+  EXPECT_THAT(groups[2].params, ElementsAre("weight"));
+  EXPECT_EQ(std::get<double>(setting(2, "momentum")), 0.95);
+  EXPECT_THAT(error_of([&] {
+                optimizer->set_hyperparameters({{{"use_muon", false}}, {}, {}});
+              }),
+              HasSubstr("found another use_muon"));
 }
 
 }  // namespace

@@ -73,6 +73,11 @@ std::vector<Optimizer::Group> Optimizer::changed_groups(const std::vector<Hyperp
   auto changed = groups_;
   for (size_t i = 0; i < groups.size(); ++i) {
     for (const auto& [name, value] : groups[i]) {
+      const auto* own = detail::find_hyperparameter(changed[i].settings, name);
+      TESSERA_CHECK(name != kind_setting_ || !own || *own == value, ErrorKind::kConfig,
+                    "[optim.set_hyperparameters] group {}: found another {} than this optimizer was made with, which "
+                    "says how its parameters are updated. Load what was saved by an optimizer made alike.",
+                    i, kind_setting_);
       if (name == "lr") {
         changed[i].lr = detail::number_of(groups[i], "lr");
       } else {

@@ -5,20 +5,12 @@
 #include <ATen/ops/where.h>
 
 #include "tessera/base/philox.h"
-#include "tessera/dtensor/random/random_fill.h"
-#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/optim/detail/region.h"
 
 namespace tessera::optim::detail {
 namespace {
 
-using tessera::detail::Region;
-
 constexpr int64_t kDroppedBits = 16;
-
-Region region_of(const at::Tensor& parameter) {
-  if (!is_dtensor(parameter)) return Region(parameter.sizes());
-  return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};
-}
 
 }  // namespace
 

@@ -1,0 +1,134 @@
+#include "tessera/optim/detail/quantized_moments.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linspace.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+
+#include "tessera/base/error.h"
+
+namespace tessera::optim::detail {
+namespace {
+
+using tessera::detail::Region;
+
+// Calls visit(local, count, block) for stretches of one block each, from several threads.
+template <class Visit>
+void for_each_block_part(const Region& region, const Visit& visit) {
+  tessera::detail::for_each_stretch(region, [&](int64_t local, int64_t global, int64_t count) {
+    while (count > 0) {
+      const int64_t part = std::min(count, kMomentBlock - global % kMomentBlock);
+      visit(local, part, global / kMomentBlock);
+      local += part;
+      global += part;
+      count -= part;
+    }
+  });
+}
+
+void check_on_cpu(const at::Tensor& tensor) {
+  TESSERA_CHECK(tensor.is_cpu() && tensor.is_contiguous(), ErrorKind::kConfig,
+                "[optim.adamw8bit] found moments on {}, wanted contiguous ones on the CPU: this version has no 8-bit "
+                "moments elsewhere. Use optimizer.name=adamw.",
+                tensor.device().str());
+}
+
+// Of non-negative floats, whose bits are ordered as they are.
+void raise_to(float& target, float value) {
+  std::atomic_ref<uint32_t> bits(reinterpret_cast<uint32_t&>(target));
+  const auto wanted = std::bit_cast<uint32_t>(value);
+  uint32_t found = bits.load(std::memory_order_relaxed);
+  while (found < wanted && !bits.compare_exchange_weak(found, wanted, std::memory_order_relaxed)) {
+  }
+}
+
+uint8_t nearest_code(const float* map, float value) {
+  const auto above = std::upper_bound(map, map + 256, value) - map;
+  const auto down = std::max<std::ptrdiff_t>(above - 1, 0), up = std::min<std::ptrdiff_t>(down + 1, 255);
+  return static_cast<uint8_t>(value - map[down] >= (map[up] - map[down]) * 0.5F ? up : down);
+}
+
+}  // namespace
+
+bool is_quantized(int64_t numel) { return numel >= 4096 && numel % kMomentBlock == 0; }
+
+// Exponents from -6 to 0, each with twice as many fractions as the one before it. Computed as torchao does, in its
+// order of roundings.
+at::Tensor dynamic_map(bool is_signed) {
+  constexpr int kExponents = 7;
+  std::vector<double> values = {0, 1};
+  for (int i = 0; i < kExponents; ++i) {
+    const int64_t fractions = (int64_t{1} << (is_signed ? i : i + 1)) + 1;
+    const auto boundaries = at::linspace(0.1, 1, fractions, at::kFloat);
+    const auto means = (boundaries.slice(0, 0, fractions - 1) + boundaries.slice(0, 1)).div(2.0);
+    const auto scaled = means.mul(std::pow(10.0, i - (kExponents - 1)));
+    for (int64_t each = 0; each + 1 < fractions; ++each) {
+      const double value = scaled[each].item<double>();
+      values.push_back(value);
+      if (is_signed) values.push_back(-value);
+    }
+  }
+  std::sort(values.begin(), values.end());
+  TESSERA_CHECK(values.size() == 256, ErrorKind::kInternal, "[optim.adamw8bit] the map has {} values", values.size());
+  return at::tensor(values, at::kFloat);
+}
+
+at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map, const Region& region) {
+  check_on_cpu(codes);
+  const auto out = at::empty(codes.sizes(), codes.options().dtype(at::kFloat));
+  const auto* from = codes.const_data_ptr<uint8_t>();
+  const auto* scales = scale.const_data_ptr<float>();
+  const auto* values = map.const_data_ptr<float>();
+  auto* to = out.mutable_data_ptr<float>();
+  for_each_block_part(region, [=](int64_t local, int64_t count, int64_t block) {
+    for (int64_t i = local; i < local + count; ++i) to[i] = values[from[i]] * scales[block];
+  });
+  return out;
+}
+
+void add_block_maxima(const at::Tensor& values, const Region& region, const at::Tensor& largest) {
+  check_on_cpu(values);
+  const auto* from = values.const_data_ptr<float>();
+  auto* to = largest.mutable_data_ptr<float>();
+  for_each_block_part(region, [=](int64_t local, int64_t count, int64_t block) {
+    float most = 0;
+    for (int64_t i = local; i < local + count; ++i) {
+      const float size = std::fabs(from[i]);
+      most = size > most || std::isnan(size) ? size : most;
+    }
+    raise_to(to[block], most);
+  });
+}
+
+void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Tensor& map, const Region& region,
+              const at::Tensor& codes, const at::Tensor& scale) {
+  check_on_cpu(codes);
+  scale.copy_(largest.clamp_min(1e-12));
+  const auto* from = values.const_data_ptr<float>();
+  const auto* scales = scale.const_data_ptr<float>();
+  const auto* steps = map.const_data_ptr<float>();
+  auto* to = codes.mutable_data_ptr<uint8_t>();
+  for_each_block_part(region, [=](int64_t local, int64_t count, int64_t block) {
+    for (int64_t i = local; i < local + count; ++i) to[i] = nearest_code(steps, from[i] / scales[block]);
+  });
+}
+
+at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const at::Tensor& local,
+                     const at::TensorOptions& options) {
+  if (is_whole_state(name)) return at::zeros({parameter.numel() / kMomentBlock}, options.dtype(at::kFloat));
+  if (name.ends_with("_codes")) {
+    return at::zeros(local.sizes(), options.dtype(at::kByte));
+  }
+  return at::zeros_like(local, options);
+}
+
+bool is_whole_state(std::string_view name) { return name.ends_with("_scale"); }
+
+}  // namespace tessera::optim::detail

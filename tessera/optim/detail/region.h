@@ -1,0 +1,17 @@
+// Which elements of a parameter a rank holds.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/dtensor/random/random_fill.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera::optim::detail {
+
+// The part of `parameter`, a DTensor or plain, that lies on this rank. No communication.
+inline tessera::detail::Region region_of(const at::Tensor& parameter) {
+  if (!is_dtensor(parameter)) return tessera::detail::Region(parameter.sizes());
+  return {parameter.sizes(), *device_mesh(parameter), placements(parameter)};
+}
+
+}  // namespace tessera::optim::detail

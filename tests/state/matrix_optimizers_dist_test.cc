@@ -1,0 +1,171 @@
+// Muon and 8-bit AdamW of parameters that lie on several ranks: the numbers of one rank, whatever the layout.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/state/state_dict.h"
+#include "tests/parallel/styled.h"
+
+namespace tessera::testing {
+namespace {
+
+const std::vector<std::vector<int64_t>> kShapes = {{24, 40}, {192, 64}, {64, 64}, {7, 5}, {8}};
+
+at::Tensor drawn(size_t index, int64_t number) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 * number) + index);
+  return at::randn(kShapes[index], generator);
+}
+
+struct Lay {
+  const char* name;
+  std::vector<int64_t> mesh;  // empty: plain tensors
+  Placements matrix, vector;
+  at::ScalarType dtype = at::kFloat;
+};
+
+struct Weights : nn::Callable<Weights> {
+  std::vector<at::Tensor> weights;
+  MeshPtr mesh;
+  Weights(const Lay& lay, const WorldPtr& world) : weights(kShapes.size()) {
+    if (!lay.mesh.empty()) {
+      mesh =
+          init_device_mesh(world, "cpu", lay.mesh,
+                           lay.mesh.size() == 1 ? std::vector<std::string>{"a"} : std::vector<std::string>{"a", "b"});
+    }
+    for (size_t i = 0; i < kShapes.size(); ++i) {
+      register_parameter(fmt::format("w{}", i), weights[i], laid(drawn(i, 0).to(lay.dtype), lay));
+    }
+  }
+  at::Tensor laid(const at::Tensor& whole, const Lay& lay) const {
+    return mesh ? distribute_tensor(whole, mesh, whole.dim() == 2 ? lay.matrix : lay.vector, std::nullopt) : whole;
+  }
+  std::vector<at::Tensor> wholes() {
+    std::vector<at::Tensor> out;
+    for (const auto& parameter : parameters()) {
+      out.push_back(mesh ? full_tensor(parameter.detach()) : parameter.detach().clone());
+    }
+    return out;
+  }
+  void take_step(optim::Optimizer& optimizer, const Lay& lay, int64_t number) {
+    const auto own = parameters();
+    for (size_t i = 0; i < own.size(); ++i) {
+      if (i == 1 && number == 2) continue;  // no gradient in this step
+      own[i].mutable_grad() = laid(drawn(i, number).to(lay.dtype), lay);
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+};
+
+std::vector<Lay> lays(at::ScalarType dtype = at::kFloat) {
+  return {{"plain", {}, {}, {}, dtype},
+          {"rows", {3}, {Shard(0)}, {Shard(0)}, dtype},
+          {"columns", {2}, {Shard(1)}, {Replicate()}, dtype},
+          {"replicas of rows", {2, 2}, {Replicate(), Shard(0)}, {Replicate(), Shard(0)}, dtype},
+          {"rows and columns", {2, 2}, {Shard(0), Shard(1)}, {Shard(0), Replicate()}, dtype}};
+}
+
+int ranks_of(const Lay& lay) {
+  int ranks = 1;
+  for (const int64_t size : lay.mesh) ranks *= static_cast<int>(size);
+  return ranks;
+}
+
+using Make = std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)>;
+
+// 4 steps; the state of the third goes through a checkpoint's state dict into another optimizer.
+std::vector<at::Tensor> run(const Lay& lay, const WorldPtr& world, const Make& make, bool through_state) {
+  Weights model(lay, world);
+  auto optimizer = make(model);
+  for (int64_t step = 1; step <= 4; ++step) {
+    if (step == 4 && through_state) {
+      const auto saved = get_optimizer_state_dict(model, {optimizer.get()}, {.full_state_dict = true});
+      optimizer = make(model);
+      set_optimizer_state_dict(model, {optimizer.get()}, saved, {.full_state_dict = true});
+    }
+    model.take_step(*optimizer, lay, step);
+  }
+  return model.wholes();
+}
+
+void expect_same_everywhere(const Make& make, double tolerance, at::ScalarType dtype = at::kFloat) {
+  std::vector<at::Tensor> wanted;
+  for (const auto& lay : lays(dtype)) {
+    on_threads(ranks_of(lay), [&](const WorldPtr& world) {
+      const auto found = run(lay, world, make, false), resumed = run(lay, world, make, true);
+      if (lay.mesh.empty()) wanted = found;
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(found[i].allclose(wanted[i], 0, tolerance)) << lay.name << ", weight " << i;
+        EXPECT_TRUE(resumed[i].equal(found[i])) << lay.name << ", weight " << i << " after a resume";
+        EXPECT_FALSE(found[i].allclose(drawn(i, 0).to(dtype), 0, 1e-2)) << "nothing moved";
+      }
+    });
+  }
+}
+
+TEST(MuonLayouts, GiveTheNumbersOfOneRank) {
+  expect_same_everywhere([](nn::Module& model) { return optim::make_muon(model, {.lr = 0.02}); }, 1e-6);
+}
+
+TEST(MuonLayouts, RoundStochasticallyAlikeAndKeepMasters) {
+  expect_same_everywhere(
+      [](nn::Module& model) {
+        return optim::make_muon(model, {.lr = 0.02, .master_weights = false, .stochastic_rounding = true, .seed = 7});
+      },
+      0, at::kBFloat16);
+  expect_same_everywhere([](nn::Module& model) { return optim::make_muon(model, {.lr = 0.02}); }, 0, at::kBFloat16);
+}
+
+TEST(AdamW8bitLayouts, GiveTheNumbersOfOneRank) {
+  expect_same_everywhere([](nn::Module& model) { return optim::make_adamw8bit(model, {{.lr = 0.02}}); }, 0);
+  expect_same_everywhere([](nn::Module& model) { return optim::make_adamw8bit(model, {{.lr = 0.02}}); }, 0,
+                         at::kBFloat16);
+}
+
+TEST(AdamW8bitLayouts, StateOfOneGoesOnAsAnother) {
+  const Make make = [](nn::Module& model) { return optim::make_adamw8bit(model, {{.lr = 0.02}}); };
+  const auto all = lays();
+  const auto wanted = [&] {
+    std::vector<at::Tensor> out;
+    on_threads(1, [&](const WorldPtr& world) { out = run(all[0], world, make, false); });
+    return out;
+  }();
+  StateDict weights, state;
+  on_threads(1, [&](const WorldPtr& world) {
+    Weights model(all[0], world);
+    const auto optimizer = make(model);
+    for (int64_t step = 1; step <= 3; ++step) model.take_step(*optimizer, all[0], step);
+    weights = get_model_state_dict(model, {.full_state_dict = true});
+    state = get_optimizer_state_dict(model, {optimizer.get()}, {.full_state_dict = true});
+  });
+  for (const auto& lay : all) {
+    on_threads(ranks_of(lay), [&](const WorldPtr& world) {
+      Weights model(lay, world);
+      const auto optimizer = make(model);
+      set_model_state_dict(model, weights, {.full_state_dict = true});
+      set_optimizer_state_dict(model, {optimizer.get()}, state, {.full_state_dict = true});
+      model.take_step(*optimizer, lay, 4);
+      const auto found = model.wholes();
+      for (size_t i = 0; i < found.size(); ++i) {
+        EXPECT_TRUE(found[i].equal(wanted[i])) << lay.name << ", weight " << i;
+      }
+    });
+  }
+}
+
+TEST(AdamW8bit, MomentsTakeAQuarterOfTheMemoryAndAreOfLargeTensorsOnly) {
+  on_threads(1, [&](const WorldPtr& world) {
+    Weights model(lays()[0], world);
+    const auto optimizer = optim::make_adamw8bit(model, {});
+    const auto large = optimizer->state("w1"), small = optimizer->state("w0");
+    int64_t bytes = 0;
+    for (const auto& [name, value] : large) bytes += name == "step" ? 0 : static_cast<int64_t>(value.nbytes());
+    EXPECT_EQ(bytes, 2 * (192 * 64 + 192 * 64 / 256 * 4));
+    EXPECT_EQ(small.count("exp_avg"), 1u);
+    EXPECT_EQ(large.count("exp_avg"), 0u);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing
