@@ -15,7 +15,9 @@
 #include "tessera/formats/tensor_files.h"
 #include "tessera/formats/torch/dcp_folder.h"
 #include "tessera/formats/torch/torch_save_writer.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/gguf_convert.h"
+#include "tessera/models/weights.h"
 
 namespace tessera::cli {
 namespace {
@@ -166,20 +168,37 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
   write_torch_save(destination, writer, dict.pickle());
 }
 
+// In float32, rounded once.
+void merge_adapter(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
+  const auto adapters = read_adapter_config(options.adapter);
+  const auto model = from_pretrained(source);
+  add_adapters(*model, adapters);
+  load_adapters(*model, options.adapter);
+  save_pretrained(*model, destination, source, {.dtype = parse_weights_dtype(options), .merge_adapters = true});
+}
+
 }  // namespace
 
 std::string convert_checkpoint(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
   const bool gguf = is_gguf(source);
   const bool plain_folder =
       !gguf && fs::is_directory(source) && TensorFiles::open(source)->format() == TensorFiles::Format::kSafetensors;
-  const auto to = !options.to.empty() ? options.to : plain_folder ? "gguf" : "hf";
+  const auto to = !options.to.empty() ? options.to : plain_folder && options.adapter.empty() ? "gguf" : "hf";
   TESSERA_CHECK(to == "hf" || to == "gguf" || to == "dcp" || to == "torch", ErrorKind::kConfig,
                 "[ckpt.convert] --to {}: wanted hf, gguf, dcp or torch", to);
   TESSERA_CHECK(options.config.empty() || to == "hf" || to == "dcp", ErrorKind::kConfig,
                 "[ckpt.convert] --config {}: goes with --to hf and --to dcp", options.config.string());
   TESSERA_CHECK(options.dtype.empty() || to != "torch", ErrorKind::kConfig,
                 "[ckpt.convert] --dtype {}: a torch.save file keeps the dtypes of its source", options.dtype);
+  TESSERA_CHECK(options.adapter.empty() || (plain_folder && to == "hf"), ErrorKind::kConfig,
+                "[ckpt.convert] --adapter {}: goes with --to hf and a Hugging Face folder", options.adapter.string());
+  TESSERA_CHECK(options.adapter.empty() || options.config.empty(), ErrorKind::kConfig,
+                "[ckpt.convert] --config {}: found beside --adapter, whose base has its own", options.config.string());
   check_hashes(source);
+  if (!options.adapter.empty()) {
+    merge_adapter(source, destination, options);
+    return "";
+  }
   if (gguf && to == "hf") {
     gguf_to_folder(source, destination, {.dtype = parse_weights_dtype(options)});
     return "";

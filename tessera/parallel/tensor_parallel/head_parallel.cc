@@ -1,5 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
+#include "tessera/parallel/tensor_parallel/detail/adapters.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
@@ -46,6 +47,7 @@ void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) 
   const int64_t head = context.mesh->local_rank(0) * kv_heads_ / ranks;
   claim(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, Replicate());
+  distribute_adapters(module, Replicate(), context);
   module.register_forward_pre_hook([mesh = context.mesh, path = context.path](nn::Module&, nn::TensorRefs& inputs) {
     at::Tensor& x = first_of(inputs, path, "inputs");
     x = brought(x, mesh, Replicate(), Replicate());

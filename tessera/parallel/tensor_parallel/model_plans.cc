@@ -86,6 +86,11 @@ PlanFunctions make_plan_functions() {
   const std::map<std::string_view, PlanShape> shapes = {
       {"llama", {.norms_before = around}},
       {"qwen", {.head_norms = true, .norms_before = around, .rotary = {"rotary_emb"}}},
+      {"qwen_moe",  // experts take their ranks' share of a sequence
+       {.head_norms = true,
+        .norms_before = {"input_layernorm"},
+        .norms_behind = {"post_attention_layernorm"},
+        .rotary = {"rotary_emb"}}},
       {"gemma3",
        {.head_norms = true,
         .norms_before = {"input_layernorm", "pre_feedforward_layernorm"},

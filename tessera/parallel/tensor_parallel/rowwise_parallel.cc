@@ -1,5 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
+#include "tessera/parallel/tensor_parallel/detail/adapters.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
@@ -33,6 +34,7 @@ void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) con
     const bool columns = !embedding && slot.parameter.dim() == 2;
     context.distribute(slot, columns ? Shard(1) : embedding ? Shard(0) : Replicate());
   }
+  distribute_adapters(module, Shard(1), context);
   const auto desired = embedding ? Replicate() : Shard(-1);
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, declared, desired, in_features](nn::Module&, nn::TensorRefs& inputs) {

@@ -1,0 +1,71 @@
+// Low-rank adapters of a language model (LoRA, DoRA), in PEFT's format: adapter_config.json and
+// adapter_model.safetensors.
+//
+//   auto model = make_model(config, {.device = at::kMeta});
+//   add_adapters(*model, {.rank = 8, .target_modules = {"q_proj", "v_proj"}});   // the rest is frozen
+//   parallelize_model(*model, options); to_empty(*model, device);               // any layout, or none
+//   load_pretrained(*model, dir);                                                // the base
+//   init_adapters(*model, seed);                                                 // or load_adapters(*model, folder)
+//   ...
+//   save_adapters(*model, "out", {.base = dir});
+//   save_pretrained(*model, "merged", dir, {.merge_adapters = true});            // weights.h
+//
+// A model belongs to one rank.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/models/causal_lm.h"
+#include "tessera/nn/lora.h"
+
+namespace tessera {
+
+struct AdapterConfig {
+  int64_t rank = 8;
+  double alpha = 16;
+  double dropout = 0;
+  bool rslora = false;
+  bool dora = false;
+  // As PEFT's: names of Linears, whole or their last parts; one that is no name is a regular expression of the whole
+  // path; "all-linear", alone: every Linear.
+  std::vector<std::string> target_modules = {"all-linear"};
+};
+
+// What a folder of PEFT's says. Error kFormat; kConfig for what this version does not do (another kind of adapter,
+// ranks of single layers, saved modules, trained biases, initialisations that change the base).
+AdapterConfig read_adapter_config(const std::filesystem::path& folder);
+
+// Puts a LoraLinear in place of every Linear that is meant, and freezes all other parameters. Adapters are of `dtype`,
+// on the device of their Linears, uninitialised. Gives the paths of the Linears. Before parallelize_model. Error
+// kConfig: a target that is no Linear here, settings out of range, a model that has adapters. No communication.
+std::vector<std::string> add_adapters(CausalLM& model, const AdapterConfig& config,
+                                      c10::ScalarType dtype = c10::ScalarType::Float);
+using AdaptedLinears = std::vector<std::pair<std::string, nn::LoraLinear*>>;
+// The adapted Linears by path, in order; none: a model without adapters.
+AdaptedLinears adapted_linears(nn::Module& model);
+// What all adapters share of their dropout; null where nothing is dropped.
+std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model);
+
+// As PEFT: A uniform within 1 / sqrt(in) by a random number of seed, name and global element; B zero; magnitudes the
+// norms of the base's rows, which must be there. COLLECTIVE over the meshes of the weights with DoRA.
+void init_adapters(CausalLM& model, uint64_t seed);
+// Values from adapter_model.safetensors, each rank its own part. Everything that is missing, unexpected or of another
+// shape is reported before anything is changed: kFormat or kShape. No communication.
+void load_adapters(CausalLM& model, const std::filesystem::path& folder);
+
+struct SaveAdaptersOptions {
+  std::string base = {};  // base_model_name_or_path, for PEFT
+};
+// Writes the folder, which must not exist before, or be empty; it appears when it is complete. COLLECTIVE over the
+// meshes of the adapters: they are gathered, and rank 0 of the mesh writes. An error of it is thrown on all.
+void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options = {});
+
+// The weight of an adapted Linear with its adapter in it; `whole` is the weight gathered. COLLECTIVE over the meshes of
+// the adapter.
+at::Tensor merged_weight(nn::LoraLinear& linear, const at::Tensor& whole);
+
+}  // namespace tessera

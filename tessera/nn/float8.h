@@ -1,0 +1,57 @@
+// Linears that multiply in float8, with a scale for each tensor, as torchao's dynamic float8 training: inputs and
+// weights as float8_e4m3fn, gradients of outputs as float8_e5m2, sums in float32. Parameters, inputs and outputs stay
+// as they were.
+//
+//   const auto steps = nn::convert_to_float8(*model);              // before it is parallelized
+//   flags.on_change([steps](const train::MicrobatchFlags& now) {   // tessera/train/accumulation.h
+//     if (now.first_microbatch() == true && !now.optim_step()) steps->begin();
+//   });
+//
+// In training a weight is converted once a step, at its first use after begin(), and kept for the other micro-batches
+// and for recomputed forwards; without begin(), and outside training, at each use. Whoever changes a parameter calls
+// begin(). What is kept is a byte an element, of whole weights under fully_shard. The float8 products are computed in
+// float32 from the float8 values, on every device: the values are those of the hardware's products, not their speed.
+// Belongs to one rank.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "tessera/nn/layers.h"
+
+namespace tessera::nn {
+
+// Shared by the float8 Linears of a model.
+struct Float8Steps {
+  int64_t number = 0;              // of the step under way; 0: before the first, nothing is kept
+  int64_t weight_conversions = 0;  // so far, of all weights
+  void begin() { ++number; }
+};
+
+// A tensor in float8 and what it was multiplied with: data = round(tensor * scale), whose largest is the dtype's.
+struct Float8Tensor {
+  at::Tensor data;           // of the tensor's shape
+  at::Tensor scale;          // float32 scalar
+  at::Tensor value() const;  // float32: data / scale
+};
+// As torchao's hp_tensor_to_float8_dynamic with one scale; dtype float8_e4m3fn or float8_e5m2. Rounds as torch does.
+Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype);
+
+// In the place of a Linear, whose parameters it shows.
+struct Float8Linear : Linear {
+  Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps);
+  // Error kConfig for weights that are DTensors: float8 and tensor parallelism do not go together in this version.
+  at::Tensor forward(const at::Tensor& x) override;
+
+ private:
+  const Float8Tensor& converted_weight();
+  std::shared_ptr<Float8Steps> steps_;
+  Float8Tensor kept_;
+  int64_t kept_in_ = 0;  // the step; 0: nothing is kept
+};
+
+// Puts a Float8Linear in place of each Linear below `root` that is one exactly, adapted ones left alone. Error kConfig
+// for modules that have hooks already.
+std::shared_ptr<Float8Steps> convert_to_float8(Module& root);
+
+}  // namespace tessera::nn

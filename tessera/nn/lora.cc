@@ -1,0 +1,132 @@
+#include "tessera/nn/lora.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/base/philox.h"
+#include "tessera/dtensor/random/random_fill.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/kernels/linear.h"
+
+namespace tessera::nn {
+namespace {
+
+// The elements of x that this rank has, in a tensor of all rows that were ever trained on.
+tessera::detail::Region place_in_run(const at::Tensor& x, int64_t first_row) {
+  constexpr int64_t kRows = int64_t{1} << 40;
+  auto region = is_dtensor(x) ? tessera::detail::Region(x.sizes(), *device_mesh(x), placements(x))
+                              : tessera::detail::Region(x.sizes());
+  region.global[0] = kRows;
+  for (auto& run : region.runs[0]) run.start += first_row;
+  return region;
+}
+
+// [out], of weight [out, in]. In float32 at least.
+at::Tensor row_norms(const at::Tensor& weight) {
+  const auto wide = weight.itemsize() < 4 ? weight.to(at::kFloat) : weight;
+  return wide.square().sum(1).sqrt();
+}
+
+}  // namespace
+
+void LoraDropout::begin_call(int64_t rows) {
+  first_row = row_of_call ? row_of_call(calls) : next_row;
+  next_row = first_row + rows;
+  ++calls;
+}
+
+LoraMatrix::LoraMatrix(int64_t in, int64_t out, const ParameterOptions& options) {
+  register_parameter("weight", weight, at::empty({out, in}, options.tensor_options()));
+}
+
+at::Tensor LoraMatrix::forward(const at::Tensor& x) { return tessera::linear(x, weight); }
+
+LoraMagnitude::LoraMagnitude(int64_t out, const ParameterOptions& options) {
+  register_parameter("weight", weight, at::empty({out}, options.tensor_options()), /*decay=*/false);
+}
+
+LoraLinear::LoraLinear(Linear& former, const LoraSettings& settings)
+    : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}),
+      settings_(settings),
+      scaling_(settings.alpha /
+               (settings.rslora ? std::sqrt(static_cast<double>(settings.rank)) : static_cast<double>(settings.rank))),
+      stream_(philox_stream(settings.path)) {
+  TESSERA_CHECK(settings.rank >= 1, ErrorKind::kConfig, "[nn.lora] {}: rank: found {}, wanted at least 1",
+                settings.path, settings.rank);
+  TESSERA_CHECK(!former.has_hooks() && !is_dtensor(former.weight), ErrorKind::kConfig,
+                "[nn.lora] {}: is parallel or has hooks already. Add adapters before the model is parallelized.",
+                settings.path);
+  for (size_t i = 0; i < own_parameters().size(); ++i) {
+    const auto& slot = former.own_parameters()[i];
+    own_parameters()[i].decay = slot.decay;
+    slot.parameter.set_requires_grad(false);
+    set_parameter(own_parameters()[i], slot.parameter);
+  }
+  const ParameterOptions options{.dtype = settings.dtype, .device = weight.device()};
+  register_module("lora_A", lora_A, std::make_shared<LoraMatrix>(weight.size(1), settings.rank, options));
+  register_module("lora_B", lora_B, std::make_shared<LoraMatrix>(settings.rank, weight.size(0), options));
+  if (settings.dora) {
+    register_module("lora_magnitude_vector", lora_magnitude_vector,
+                    std::make_shared<LoraMagnitude>(weight.size(0), options));
+  }
+  train(former.training());
+}
+
+at::Tensor LoraLinear::dropped(const at::Tensor& x) const {
+  const auto& dropout = settings_.dropout;
+  if (!dropout || dropout->probability == 0 || !training()) return x;
+  at::Tensor mask;
+  {
+    const c10::NoGradGuard no_grad;
+    const at::Tensor part = local_part(x);
+    const double p = dropout->probability;
+    const auto drawn = at::empty(part.sizes(), part.options().dtype(at::kFloat));
+    tessera::detail::fill_random(drawn, place_in_run(x, dropout->first_row),
+                                 {.seed = dropout->seed ^ stream_, .operation = 0},
+                                 {.law = tessera::detail::Law::kUniform, .a = 0, .b = 1});
+    mask = drawn.ge(p).to(part.scalar_type()).mul_(1 / (1 - p));
+    if (is_dtensor(x)) {
+      mask = from_local(mask, device_mesh(x), placements(x), {.shape = x.sizes().vec(), .stride = x.strides().vec()});
+    }
+  }
+  return x * mask;
+}
+
+// What DoRA multiplies each output with. The norm is taken as a constant, as in its paper (4.3).
+at::Tensor LoraLinear::row_scale() const {
+  at::Tensor norms;
+  {
+    const c10::NoGradGuard no_grad;
+    const auto delta = lora_B->weight.detach().matmul(lora_A->weight.detach()).mul(scaling_);
+    norms = row_norms(weight.detach() + delta.to(weight.scalar_type()));
+  }
+  return lora_magnitude_vector->weight / norms.to(lora_magnitude_vector->weight.scalar_type());
+}
+
+at::Tensor LoraLinear::forward(const at::Tensor& x) {
+  const at::Tensor y = tessera::linear(x, weight, bias);
+  const at::Tensor in = dropped(x);
+  const auto dtype = lora_A->weight.scalar_type();
+  // Scaled where it is narrow.
+  const at::Tensor narrow = (*lora_A)(in.scalar_type() == dtype ? in : in.to(dtype)).mul(scaling_);
+  const at::Tensor low = (*lora_B)(narrow);
+  if (!lora_magnitude_vector) return y + low.to(y.scalar_type());
+  const at::Tensor scale = row_scale();
+  const at::Tensor unbiased = in.is_same(x) && !bias.defined() ? y : tessera::linear(in, weight);
+  return y + ((scale - 1) * unbiased + scale * low).to(y.scalar_type());
+}
+
+at::Tensor LoraLinear::merged(const at::Tensor& weight, const at::Tensor& a, const at::Tensor& b,
+                              const at::Tensor& magnitude, double scaling) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor sum = weight.to(at::kFloat) + b.to(at::kFloat).matmul(a.to(at::kFloat)).mul(scaling);
+  if (magnitude.defined()) sum = sum * (magnitude.to(at::kFloat) / row_norms(sum)).unsqueeze(1);
+  return sum.to(weight.scalar_type());
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,38 @@
+// tessera ckpt convert --adapter: a model with PEFT's adapters added to its weights.
+#include <gmock/gmock.h>
+
+#include "tessera/base/error.h"
+#include "tessera/cli/ckpt_convert.h"
+#include "tessera/models/adapters.h"
+#include "tests/models/tiny.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::cli {
+namespace {
+
+TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
+  const testing::TempFolder folder;
+  const auto model = testing::tiny_model();
+  save_pretrained(*model, folder / "base", {});
+  add_adapters(*model, {.rank = 2, .target_modules = {"q_proj", "down_proj"}});
+  init_adapters(*model, 3);
+  {
+    const at::NoGradGuard no_grad;
+    for (const auto& [path, linear] : adapted_linears(*model)) linear->lora_B->weight.fill_(0.2);
+  }
+  save_adapters(*model, folder / "adapter");
+  convert_checkpoint(folder / "base", folder / "merged", {.to = "hf", .dtype = "", .adapter = folder / "adapter"});
+  const auto tokens = testing::tiny_tokens(1, 6);
+  const auto merged = from_pretrained(folder / "merged")->logits({.tokens = tokens});
+  EXPECT_TRUE(merged.allclose(model->logits({.tokens = tokens}), 1e-4, 1e-5));
+  EXPECT_FALSE(merged.allclose(from_pretrained(folder / "base")->logits({.tokens = tokens}), 1e-2, 1e-2));
+  EXPECT_THROW(
+      convert_checkpoint(folder / "base", folder / "no", {.to = "gguf", .dtype = "", .adapter = folder / "adapter"}),
+      Error);
+  EXPECT_THROW(
+      convert_checkpoint(folder / "base", folder / "no", {.to = "hf", .dtype = "", .adapter = folder / "base"}), Error);
+  EXPECT_FALSE(std::filesystem::exists(folder / "no"));
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,194 @@
+#include "tessera/models/adapters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/formats/safetensors.h"
+#include "tests/models/tiny.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string adapter_error(const std::function<void()>& call, ErrorKind kind) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  return "no error";
+}
+
+std::shared_ptr<CausalLM> adapted(const AdapterConfig& config, uint64_t seed = 7) {
+  auto model = testing::tiny_model();
+  add_adapters(*model, config);
+  init_adapters(*model, seed);
+  return model;
+}
+
+void set_b(CausalLM& model, double value) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [path, linear] : adapted_linears(model)) linear->lora_B->weight.fill_(value);
+}
+
+TEST(Adapters, BeginAsTheModelAndAreAllThatIsTrained) {
+  const auto tokens = testing::tiny_tokens(2, 7);
+  const auto wanted = testing::tiny_model()->logits({.tokens = tokens});
+  for (const bool dora : {false, true}) {
+    const auto model = adapted({.rank = 2, .dora = dora, .target_modules = {"q_proj", "mlp.down_proj"}});
+    EXPECT_TRUE(model->logits({.tokens = tokens}).allclose(wanted, 1e-5, 1e-6));
+    int64_t trained = 0;
+    for (const auto& named : model->named_parameters()) {
+      EXPECT_EQ(named.slot->parameter.requires_grad(), named.name.find(".lora_") != std::string::npos) << named.name;
+      trained += named.slot->parameter.requires_grad();
+    }
+    EXPECT_EQ(trained, 2 * 2 * (dora ? 3 : 2));
+  }
+}
+
+TEST(Adapters, AreDrawnUniformlyAsPeftDoes) {
+  const auto model = adapted({.rank = 16});
+  const auto& a = adapted_linears(*model).front().second->lora_A->weight;
+  const double bound = 1 / std::sqrt(16.0);  // the width
+  EXPECT_LE(a.abs().max().item<double>(), bound);
+  EXPECT_GT(a.abs().max().item<double>(), 0.9 * bound);
+  EXPECT_NEAR(a.mean().item<double>(), 0, 0.1 * bound);
+  EXPECT_TRUE(a.equal(adapted_linears(*adapted({.rank = 16})).front().second->lora_A->weight));
+  EXPECT_FALSE(a.equal(adapted_linears(*adapted({.rank = 16}, 8)).front().second->lora_A->weight));
+}
+
+TEST(Adapters, TargetsAreNamesOrPatterns) {
+  const auto paths = [](std::vector<std::string> targets) {
+    auto model = testing::tiny_model();
+    return add_adapters(*model, {.target_modules = std::move(targets)});
+  };
+  EXPECT_EQ(paths({"all-linear"}).size(), 14u);
+  EXPECT_THAT(paths({"v_proj"}), ElementsAre("model.layers.0.self_attn.v_proj", "model.layers.1.self_attn.v_proj"));
+  EXPECT_THAT(paths({"1.self_attn.v_proj"}), ElementsAre("model.layers.1.self_attn.v_proj"));
+  EXPECT_THAT(paths({"model\\.layers\\.0\\.mlp\\.(up|down)_proj"}),
+              ElementsAre("model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"));
+  EXPECT_THAT(adapter_error(
+                  [&] {
+                    paths({"q_proj", "qkv"});
+                  },
+                  ErrorKind::kConfig),
+              HasSubstr("'qkv' is no Linear of this model. Its Linears are called down_proj"));
+  EXPECT_THAT(adapter_error([&] { paths({"(q_proj"}); }, ErrorKind::kConfig), HasSubstr("nor a regular expression"));
+  EXPECT_THAT(adapter_error([&] { paths({}); }, ErrorKind::kConfig), HasSubstr("found none"));
+  auto model = testing::tiny_model();
+  add_adapters(*model, {});
+  EXPECT_THAT(adapter_error([&] { add_adapters(*model, {}); }, ErrorKind::kConfig), HasSubstr("has adapters already"));
+  EXPECT_THAT(adapter_error([&] { paths({"lm_head"}); }, ErrorKind::kConfig), HasSubstr("is no Linear"));
+}
+
+TEST(Adapters, AreReadAsTheyWereSaved) {
+  const testing::TempFolder folder;
+  const auto tokens = testing::tiny_tokens(1, 8);
+  const AdapterConfig config{.rank = 3, .alpha = 5, .dora = true, .target_modules = {"o_proj", "up_proj"}};
+  const auto model = adapted(config);
+  set_b(*model, 0.05);
+  save_adapters(*model, folder / "a", {.base = "some/model"});
+  const auto read = read_adapter_config(folder / "a");
+  EXPECT_EQ(read.rank, 3);
+  EXPECT_EQ(read.alpha, 5);
+  EXPECT_TRUE(read.dora);
+  EXPECT_THAT(read.target_modules, ElementsAre("o_proj", "up_proj"));
+  auto again = testing::tiny_model();
+  add_adapters(*again, read);
+  load_adapters(*again, folder / "a");
+  EXPECT_TRUE(again->logits({.tokens = tokens}).equal(model->logits({.tokens = tokens})));
+
+  auto other = testing::tiny_model();
+  add_adapters(*other, {.rank = 4, .dora = true, .target_modules = {"o_proj", "up_proj"}});
+  EXPECT_THAT(adapter_error([&] { load_adapters(*other, folder / "a"); }, ErrorKind::kShape),
+              HasSubstr("o_proj.lora_A.weight: saved [3, 16], model wants [4, 16] (and 7 more)"));
+  auto fewer = testing::tiny_model();
+  add_adapters(*fewer, {.rank = 3, .dora = true, .target_modules = {"o_proj"}});
+  EXPECT_THAT(adapter_error([&] { load_adapters(*fewer, folder / "a"); }, ErrorKind::kFormat),
+              HasSubstr("is unexpected"));
+  EXPECT_THAT(adapter_error([&] { save_adapters(*model, folder / "a"); }, ErrorKind::kIo), HasSubstr("a"));
+}
+
+TEST(Adapters, OfTwoLayersOnlyAreSavedByTheirPaths) {
+  const testing::TempFolder folder;
+  save_adapters(*adapted({.target_modules = {"1.self_attn.v_proj"}}), folder / "a");
+  EXPECT_THAT(read_adapter_config(folder / "a").target_modules, ElementsAre("model.layers.1.self_attn.v_proj"));
+}
+
+// As a hostile adapter_config.json may hold.
+TEST(Adapters, PatternsOfTargetsEndSoon) {
+  auto model = testing::tiny_model();
+  EXPECT_THAT(adapter_error([&] { add_adapters(*model, {.target_modules = {"(.+)+!"}}); }, ErrorKind::kConfig),
+              HasSubstr("(.+)+!"));
+  EXPECT_THAT(
+      adapter_error([&] { add_adapters(*model, {.target_modules = {std::string(20000, '(')}}); }, ErrorKind::kConfig),
+      HasSubstr("20000 characters, wanted 1000 at most"));
+}
+
+TEST(Adapters, OfKindsThatAreNotBuiltAreRefused) {
+  const testing::TempFolder folder;
+  const auto error_of = [&](const std::string& members, ErrorKind kind = ErrorKind::kConfig) {
+    publish_file(folder / "adapter_config.json", "{" + members + "}");
+    return adapter_error([&] { read_adapter_config(folder / ""); }, kind);
+  };
+  const std::string fine = R"("peft_type": "LORA", "r": 4, "target_modules": ["q_proj"])";
+  EXPECT_EQ(error_of(fine + R"(, "bias": "none", "rank_pattern": {}, "modules_to_save": null)"), "no error");
+  EXPECT_THAT(error_of(R"("peft_type": "IA3")"), HasSubstr("peft_type: found 'IA3', wanted LORA"));
+  EXPECT_THAT(error_of(fine + R"(, "bias": "all")"), HasSubstr("trains no biases"));
+  EXPECT_THAT(error_of(fine + R"(, "rank_pattern": {"q_proj": 2})"), HasSubstr("rank_pattern: found"));
+  EXPECT_THAT(error_of(fine + R"(, "modules_to_save": ["lm_head"])"), HasSubstr("modules_to_save: found"));
+  EXPECT_THAT(error_of(fine + R"(, "init_lora_weights": "pissa")"), HasSubstr("others change the base"));
+  EXPECT_THAT(error_of(R"("peft_type": "LORA", "r": 0, "target_modules": [])", ErrorKind::kFormat),
+              HasSubstr(": r: found 0"));
+  EXPECT_THAT(error_of(R"("peft_type": "LORA", "r": 2)", ErrorKind::kFormat), HasSubstr("target_modules is missing"));
+}
+
+TEST(Adapters, MergedAreTheModelThatTheyMake) {
+  const testing::TempFolder folder;
+  const auto tokens = testing::tiny_tokens(2, 6);
+  for (const bool dora : {false, true}) {
+    const auto model = adapted({.rank = 2, .dora = dora});
+    set_b(*model, 0.1);
+    const auto dir = folder / (dora ? "dora" : "lora");
+    save_pretrained(*model, dir, {}, {.merge_adapters = true});
+    const auto merged = from_pretrained(dir);
+    EXPECT_TRUE(merged->logits({.tokens = tokens}).allclose(model->logits({.tokens = tokens}), 1e-4, 1e-5));
+    save_pretrained(*model, folder / (dora ? "dora-base" : "lora-base"), {});
+    const auto base = from_pretrained(folder / (dora ? "dora-base" : "lora-base"));
+    EXPECT_TRUE(base->logits({.tokens = tokens}).equal(testing::tiny_model()->logits({.tokens = tokens})));
+  }
+}
+
+TEST(Adapters, DropInputsByTheirPlaceInTheRun) {
+  const auto tokens = testing::tiny_tokens(4, 8);
+  const auto loss = [&](CausalLM& model, int64_t first, int64_t count) {
+    const auto rows = tokens.narrow(0, first, count);
+    return model.loss_sum({.tokens = rows}, testing::next_labels(rows)).item<double>();
+  };
+  const AdapterConfig config{.rank = 2, .dropout = 0.5};
+  const auto make = [&] {
+    auto model = adapted(config);
+    set_b(*model, 0.3);
+    return model;
+  };
+  const auto whole = make(), halves = make(), quiet = make(), other = make();
+  const double all = loss(*whole, 0, 4);
+  EXPECT_NEAR(loss(*halves, 0, 2) + loss(*halves, 2, 2), all, 1e-5 * all) << "rows follow one another";
+  adapter_dropout(*other)->seed = 1;
+  EXPECT_GT(std::abs(loss(*other, 0, 4) - all), 1e-3);
+  EXPECT_GT(std::abs(loss(*whole, 0, 4) - all), 1e-3) << "the next rows of the run";
+  quiet->train(false);
+  EXPECT_EQ(loss(*quiet, 0, 4), loss(*quiet, 0, 4));
+  const auto plain = adapted({.rank = 2});
+  set_b(*plain, 0.3);
+  EXPECT_EQ(loss(*quiet, 0, 4), loss(*plain, 0, 4));
+}
+
+}  // namespace
+}  // namespace tessera
