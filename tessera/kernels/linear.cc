@@ -1,11 +1,13 @@
 #include "tessera/kernels/linear.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/detail/linear_choice.h"
 #include "tessera/kernels/detail/operations.h"
 #include "tessera/kernels/kept_results.h"
@@ -58,6 +60,11 @@ at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const Opti
   return op.call(x, weight, bias);
 }
 
+kernels::DeferredGradients* deferral_in_force() {
+  auto* const deferred = kernels::DeferredGradients::current();
+  return deferred != nullptr && deferred->takes_linear ? deferred : nullptr;
+}
+
 // y = x weight^T + bias through a node that keeps x and weight alone. Its derivative is made of differentiable
 // products. known: y, where it has been computed before.
 struct Linear : torch::autograd::Function<Linear> {
@@ -75,7 +82,14 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto &x = saved[0], &weight = saved[1], &grad = grads[0];
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t(), std::nullopt);
-    if (ctx->needs_input_grad(1)) grad_weight = weight_gradient(grad, x);
+    if (ctx->needs_input_grad(1)) {
+      auto* const later = deferral_in_force();
+      if (later != nullptr && !c10::GradMode::is_enabled()) {
+        later->add(weight, [grad, x] { return weight_gradient(grad, x); });
+      } else {
+        grad_weight = weight_gradient(grad, x);
+      }
+    }
     if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) {
       std::vector<int64_t> leading(static_cast<size_t>(grad.dim()) - 1);
       std::iota(leading.begin(), leading.end(), 0);
@@ -98,11 +112,12 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
   }
 };
 
-// libtorch's node where the product is libtorch's.
+// libtorch's node where the product is libtorch's and the gradient of its weight is to be had at once.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   const bool distributed = is_dtensor(x) || is_dtensor(weight) || (bias && is_dtensor(*bias));
-  return distributed || runs_on_onednn(x, weight, bias) ? Linear::apply(x, weight, bias, std::nullopt)
-                                                        : at::linear(x, weight, bias);
+  return distributed || deferral_in_force() != nullptr || runs_on_onednn(x, weight, bias)
+             ? Linear::apply(x, weight, bias, std::nullopt)
+             : at::linear(x, weight, bias);
 }
 
 at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tensor& x) {

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/detail/cross_entropy_sums.h"
 #include "tessera/kernels/detail/operations.h"
 #include "tessera/kernels/detail/wrong_label.h"
@@ -155,7 +156,10 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
         call_with_gradients(hidden, weight, labels, wants_hidden, wants_weight, chunk_bytes, softcap);
     // Results of our own, which FSDP never frees: kept outside save_for_backward so that backward can give them away.
     ctx->saved_data["grad_hidden"] = grad_hidden;
-    ctx->saved_data["grad_weight"] = grad_weight;
+    auto* const sooner = kernels::DeferredGradients::current();
+    const bool hands_on = sooner != nullptr && sooner->loss_factor && grad_weight.defined();
+    if (hands_on) sooner->add(weight, [g = grad_weight.mul_(*sooner->loss_factor)] { return g; });
+    ctx->saved_data["grad_weight"] = hands_on ? at::Tensor() : grad_weight;
     return loss;
   }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/models/config.h"
@@ -18,6 +19,13 @@
 
 namespace tessera {
 
+// A stage of a pipeline: some decoder layers in a row, the embedding before them where it is the first, norm and head
+// behind them where it is the last.
+struct StageRange {
+  int64_t first_layer = 0, end_layer = 0;
+  bool is_first = true, is_last = true;
+};
+
 struct ModelInputs {
   at::Tensor tokens{};        // int64 [B, T]
   at::Tensor positions{};     // int64 [B, T]; undefined: 0, 1, 2, ... after the cached tokens
@@ -26,12 +34,14 @@ struct ModelInputs {
   at::Tensor labels{};   // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
                          // the summed loss, undefined: the logits
   at::Tensor targets{};  // int64 [B, T]: as labels, without them; defined: forward gives log p of each, [B, T]
-  nn::KvCache* cache = nullptr;  // not owned
-  int64_t logits_to_keep = 0;    // logits of the last so many tokens of each row only; 0: of all
+  at::Tensor hidden{};   // [B, T, hidden_size]: what the stage before gave, of a stage that is not the first
+  std::optional<StageRange> stage{};  // what to run; a stage that is not the last gives [B, T, hidden_size]. None: all
+  nn::KvCache* cache = nullptr;       // not owned
+  int64_t logits_to_keep = 0;         // logits of the last so many tokens of each row only; 0: of all
 
   template <class F>
   void visit_tensors(F&& visit) {
-    for (auto* tensor : {&tokens, &positions, &document_ids, &labels, &targets}) {
+    for (auto* tensor : {&tokens, &positions, &document_ids, &labels, &targets, &hidden}) {
       if (tensor->defined()) visit(*tensor);
     }
   }
@@ -41,9 +51,10 @@ class CausalLM : public nn::Callable<CausalLM> {
  public:
   explicit CausalLM(ModelConfig config) : config_(std::move(config)) {}
 
-  // Logits [B, T, V] in the model's dtype, or with labels their cross entropy summed, fp32. Call it through operator().
+  // Logits [B, T, V] in the model's dtype, or with labels their cross entropy summed, fp32, or what a stage gives. Call
+  // it through operator().
   virtual at::Tensor forward(const ModelInputs& inputs) = 0;
-  // The decoder layers, in order: what parallel/ treats as units.
+  // The decoder layers that this rank has, in order: what parallel/ treats as units.
   virtual std::vector<std::shared_ptr<nn::Module>> blocks() = 0;
 
   at::Tensor logits(ModelInputs inputs);

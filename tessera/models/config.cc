@@ -221,11 +221,8 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   parse_text(in, family.config, config);
   config.tie_word_embeddings =
       top.boolean("tie_word_embeddings", in.boolean("tie_word_embeddings", family.config.tie_word_embeddings));
-  if (family.config.more) {
-    family.config.more(in, top, config);
-  } else {
-    config.rope = parse_rope(in, config.max_position_embeddings);
-  }
+  if (!family.config.own_rope) config.rope = parse_rope(in, config.max_position_embeddings);
+  if (family.config.more) family.config.more(in, top, config);
   parse_dtype(in, config);
   parse_dtype(top, config);
   parse_tokens(top, in, family.config, config);

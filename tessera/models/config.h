@@ -40,6 +40,17 @@ struct RopeConfig {
   bool truncate = true;                       // yarn
 };
 
+// Layers in which each token takes some of many small MLPs. Also read where no layer has any.
+struct ExpertConfig {
+  int64_t count = 0;                 // in a layer; 0: no layer has experts
+  int64_t chosen = 0;                // that a token takes
+  int64_t inner = 0;                 // intermediate size of one
+  bool normalise = false;            // the weights of those that a token takes add up to 1
+  std::vector<bool> layers{};        // of each layer whether it has them
+  bool balance = false;              // training adds the load-balance loss
+  double balance_coefficient = 0.0;  // what it is multiplied with
+};
+
 struct ModelConfig {
   std::string architecture;  // e.g. "LlamaForCausalLM"
   int64_t vocab_size = 0;
@@ -64,6 +75,7 @@ struct ModelConfig {
   double final_logit_softcapping = 0;    // 0: none
   std::optional<c10::ScalarType> dtype;  // of the stored weights
   RopeConfig rope;
+  ExpertConfig experts;
   std::optional<RopeConfig> local_rope;  // of the sliding layers, where they have their own
   std::optional<int64_t> bos_token_id;
   std::vector<int64_t> eos_token_ids;
@@ -73,6 +85,10 @@ struct ModelConfig {
   // Tokens that this layer sees, itself included; 0: all.
   int64_t window_of(int64_t layer) const {
     return sliding_layers.empty() || sliding_layers[static_cast<size_t>(layer)] ? sliding_window : 0;
+  }
+
+  bool has_experts(int64_t layer) const {
+    return !experts.layers.empty() && experts.layers[static_cast<size_t>(layer)];
   }
 
   static ModelConfig from_folder(const std::filesystem::path& dir);

@@ -13,28 +13,43 @@
 #include "tessera/models/causal_lm.h"
 #include "tessera/models/rope.h"
 #include "tessera/nn/attention.h"
+#include "tessera/nn/context_attention.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/moe.h"
 
 namespace tessera {
 
 // Of the layer, as config.json has it.
 nn::AttentionOptions attention_options(const ModelConfig& config, int64_t layer);
+nn::MoEOptions moe_options(const ModelConfig& config);
 
-// Attention and MLP, each behind a norm and around a residual.
+// What the layers of a forward share.
+struct LayerContext : nn::AttentionContext {
+  at::Tensor real{};  // bool [B, T]: tokens that are no padding, for the statistics of routers; undefined: all
+};
+
+// Attention and MLP, or experts, each behind a norm and around a residual.
 struct DecoderLayer : nn::Callable<DecoderLayer> {
   std::shared_ptr<nn::Attention> self_attn;
   std::shared_ptr<nn::MLP> mlp;
+  std::shared_ptr<nn::MoE> moe;  // in place of mlp, and the child of that name, where the config says so
   std::shared_ptr<nn::RMSNorm> input_layernorm, post_attention_layernorm;
   DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config, const nn::ParameterOptions& options,
                const nn::NormOptions& norm);
   DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config, const nn::ParameterOptions& options);
-  virtual at::Tensor forward(const at::Tensor& x, const nn::AttentionContext& context);
+  virtual at::Tensor forward(const at::Tensor& x, const LayerContext& context);
+
+ protected:
+  // The MLP or the experts.
+  at::Tensor feed_forward(const at::Tensor& x, const LayerContext& context);
 };
 
-// A list of modules named "0", "1", ...
+// A list of modules named "0", "1", ...; null where replace_child has taken one away, which other ranks of a pipeline
+// have.
 struct DecoderLayers : nn::Module {
   std::vector<std::shared_ptr<DecoderLayer>> list;
   DecoderLayers(int64_t count, const std::function<std::shared_ptr<DecoderLayer>(int64_t layer)>& make);
+  std::vector<std::shared_ptr<nn::Module>> present() const;
 };
 
 struct DecoderParts {
@@ -43,7 +58,8 @@ struct DecoderParts {
   double embedding_scale = 1;
 };
 
-// rotary_emb turns the layers that see everything, and the sliding ones unless the config gives them angles of their
+// Null where they are not of this rank's stages: layers, embed_tokens, norm. rotary_emb turns the layers that see
+// everything, and the sliding ones unless the config gives them angles of their
 // own: those are of rotary_emb_local.
 struct DecoderModel : nn::Callable<DecoderModel> {
   std::shared_ptr<nn::Embedding> embed_tokens;
@@ -52,17 +68,26 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   std::shared_ptr<RotaryEmbedding> rotary_emb, rotary_emb_local;
   DecoderModel(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
   virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
+  // From now on inputs are this rank's tokens of rows that lie over the group as ContextLayout cuts them, positions
+  // undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). Then a cache and
+  // logits_to_keep are kConfig errors.
+  void set_context_parallelism(nn::ContextParallelism how) { context_ = std::move(how); }
 
  private:
-  nn::AttentionPattern pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding) const;
+  using Sequence = std::shared_ptr<const nn::ContextSequence>;
+  Sequence sequence_over_ranks(const ModelInputs& inputs) const;  // null where tokens are not cut
+  nn::AttentionPattern pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
+                               const Sequence& sequence) const;
   ModelConfig config_;
+  std::optional<nn::ContextParallelism> context_;
 };
 
 // The head of the config: tied, it allocates nothing and its slot shows the embedding's weight.
 std::shared_ptr<nn::Head> make_head(const ModelConfig& config, const nn::Embedding& embedding,
                                     const nn::ParameterOptions& options);
-// What CausalLM::forward gives. Error kShape for tokens that are no int64 [B, T].
-at::Tensor decode(DecoderModel& model, nn::Head& head, const ModelInputs& inputs);
+// What CausalLM::forward gives; the head may be null where no last stage is run. Errors kShape: tokens that are no
+// int64 [B, T], hidden states that are not [B, T, hidden_size]; kConfig: a stage that this rank has not.
+at::Tensor decode(DecoderModel& model, nn::Head* head, const ModelInputs& inputs);
 
 class DecoderForCausalLM : public CausalLM {
  public:

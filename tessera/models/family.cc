@@ -11,6 +11,7 @@
 #include "tessera/models/mistral.h"
 #include "tessera/models/qwen2.h"
 #include "tessera/models/qwen3.h"
+#include "tessera/models/qwen3_moe.h"
 
 namespace tessera {
 namespace {
@@ -38,9 +39,9 @@ bool WeightMap::is_foreign(std::string_view name) const {
 }
 
 const std::vector<const ModelFamily*>& model_families() {
-  static const std::vector<const ModelFamily*> families = {&llama_family(),  &mistral_family(),
-                                                           &qwen2_family(),  &qwen3_family(),
-                                                           &gemma3_family(), &gemma3_conditional_family()};
+  static const std::vector<const ModelFamily*> families = {
+      &llama_family(),  &mistral_family(),           &qwen2_family(), &qwen3_family(), &qwen3_moe_family(),
+      &gemma3_family(), &gemma3_conditional_family()};
   return families;
 }
 

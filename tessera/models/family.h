@@ -64,6 +64,8 @@ struct ConfigKeys {
   std::string_view text_config{};  // the object that holds these keys; empty: the file itself
   // What is the family's own; `text` holds the keys above, `top` is the file.
   void (*more)(const JsonReader& text, const JsonReader& top, ModelConfig& config) = nullptr;
+  // Whether `more` reads rotary settings, too, in place of the common keys.
+  bool own_rope = false;
 };
 
 // How tensor parallelism cuts the family.
@@ -85,6 +87,14 @@ struct WeightMap {
     std::string_view ours, theirs;
   };
   std::vector<Prefix> prefixes{};
+  // Parameters of stacked experts [experts, rows, columns] whose names end in `parameter`, ".experts.gate_up_proj": a
+  // file may hold for each expert M the tensors ".experts.M." + tensors, equal parts of its rows one after another. So
+  // they are saved.
+  struct Stack {
+    std::string_view parameter;
+    std::vector<std::string_view> tensors;
+  };
+  std::vector<Stack> stacks{};
   std::vector<std::string_view> foreign{};  // beginnings of tensors that the model does not own: saved as they were
   // The names under which a file may hold the parameter, likeliest first: the first is what is saved.
   std::vector<std::string> names_of(const std::string& parameter) const;

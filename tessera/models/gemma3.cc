@@ -36,7 +36,7 @@ Gemma3DecoderLayer::Gemma3DecoderLayer(const ModelConfig& config, int64_t layer,
                   std::make_shared<nn::RMSNorm>(config.hidden_size, gemma3_norm(config), options));
 }
 
-at::Tensor Gemma3DecoderLayer::forward(const at::Tensor& x, const nn::AttentionContext& context) {
+at::Tensor Gemma3DecoderLayer::forward(const at::Tensor& x, const LayerContext& context) {
   const auto attended = x + (*post_attention_layernorm)((*self_attn)((*input_layernorm)(x), context));
   return attended + (*post_feedforward_layernorm)((*mlp)((*pre_feedforward_layernorm)(attended)));
 }
@@ -61,12 +61,11 @@ at::Tensor Gemma3ForConditionalGeneration::forward(const ModelInputs& inputs) {
                   "Gemma3ForConditionalGeneration alone. Give text without images.",
                   id);
   }
-  return decode(*model->language_model, *lm_head, inputs);
+  return decode(*model->language_model, lm_head.get(), inputs);
 }
 
 std::vector<std::shared_ptr<nn::Module>> Gemma3ForConditionalGeneration::blocks() {
-  const auto& layers = model->language_model->layers->list;
-  return {layers.begin(), layers.end()};
+  return model->language_model->layers->present();
 }
 
 namespace {
@@ -127,7 +126,8 @@ ConfigKeys gemma3_keys() {
           .bos_token_id = 2,
           .eos_token_id = 1,
           .pad_token_id = 0,
-          .more = read_gemma3_text};
+          .more = read_gemma3_text,
+          .own_rope = true};
 }
 
 std::shared_ptr<CausalLM> make_gemma3(const ModelConfig& config, const nn::ParameterOptions& options) {

@@ -11,7 +11,7 @@ namespace tessera {
 struct Gemma3DecoderLayer : DecoderLayer {
   std::shared_ptr<nn::RMSNorm> pre_feedforward_layernorm, post_feedforward_layernorm;
   Gemma3DecoderLayer(const ModelConfig& config, int64_t layer, const nn::ParameterOptions& options);
-  at::Tensor forward(const at::Tensor& x, const nn::AttentionContext& context) override;
+  at::Tensor forward(const at::Tensor& x, const LayerContext& context) override;
 };
 
 // Holds what is under "model" beside the vision tower, which is not made.

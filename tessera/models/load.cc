@@ -7,6 +7,7 @@
 #include "tessera/base/log.h"
 #include "tessera/formats/tensor_files.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/models/detail/stacked_tensors.h"
 #include "tessera/models/family.h"
 #include "tessera/models/weights.h"
 
@@ -42,39 +43,119 @@ struct Problems {
   }
 };
 
-// The name under which the folder holds each parameter.
-std::vector<std::string> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
-                                     const TensorFiles& folder) {
+// Where the folder holds a parameter: under a name, or in tensors of which it is stacked.
+struct Source {
+  std::string name;
+  std::vector<detail::StackedTensor> stacked;
+};
+
+void check_stored(const std::string& name, const StoredTensor& entry, c10::IntArrayRef wanted, Problems& problems) {
+  if (wanted != at::IntArrayRef(entry.shape)) {
+    problems.add(fmt::format("{}: saved {}, model wants {}", name, shape_text(entry.shape), shape_text(wanted)), true);
+  }
+  if (!is_weight_dtype(entry.dtype)) {
+    problems.add(
+        fmt::format("{}: dtype {} is not supported, wanted F32, BF16, F16 or F64", name, c10::toString(entry.dtype)));
+  }
+}
+
+// Up to the first that is missing: a file may claim more experts than it has room for.
+bool has_stacked(const std::vector<detail::StackedTensor>& stacked, int64_t columns, const TensorFiles& folder,
+                 Problems& problems) {
+  for (const auto& each : stacked) {
+    if (!folder.contains(each.name)) {
+      problems.add(fmt::format("{} is missing", each.name));
+      return false;
+    }
+    check_stored(each.name, folder.at(each.name), {each.rows, columns}, problems);
+  }
+  return true;
+}
+
+// What files call the parameters that a model of this config has and this one has not.
+std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, const WeightMap& map,
+                                                 const std::vector<detail::SharedParameter>& own,
+                                                 const TensorFiles& folder) {
+  std::set<std::string> held;
+  for (const auto& parameter : own) held.insert(parameter.names.begin(), parameter.names.end());
+  std::set<std::string, std::less<>> all;
+  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
+  for (const auto& parameter : detail::shared_parameters(*model)) {
+    const auto is_held = [&](const std::string& name) { return held.contains(name); };
+    if (std::any_of(parameter.names.begin(), parameter.names.end(), is_held)) {
+      // Of a tied weight the other name.
+      for (const auto& name : parameter.names) {
+        for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
+      }
+      continue;
+    }
+    const auto names = detail::file_names(map, parameter);
+    all.insert(names.begin(), names.end());
+    for (const auto& each : detail::stacked_tensors(map, names.front(), parameter.tensor.sizes())) {
+      if (folder.contains(each.name)) all.insert(each.name);
+    }
+  }
+  return all;
+}
+
+std::vector<Source> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
+                                const TensorFiles& folder) {
   const auto& map = family_of(model.config().architecture).weights;
   Problems problems;
-  std::vector<std::string> found;
+  std::vector<Source> found;
   std::set<std::string, std::less<>> known;
   for (const auto& parameter : parameters) {
     const auto names = detail::file_names(map, parameter);
-    known.insert(names.begin(), names.end());
     const auto name = std::find_if(names.begin(), names.end(), [&](const auto& each) { return folder.contains(each); });
-    if (name == names.end()) {
-      problems.add(fmt::format("{} is missing", names.front()));
+    auto stacked = detail::stacked_tensors(map, names.front(), parameter.tensor.sizes());
+    const bool in_parts = name == names.end() && !stacked.empty() && folder.contains(stacked.front().name);
+    if (!in_parts) {
+      known.insert(names.begin(), names.end());
+      if (name == names.end()) {
+        problems.add(fmt::format("{} is missing", names.front()));
+        continue;
+      }
+      found.push_back({*name, {}});
+      check_stored(*name, folder.at(*name), parameter.tensor.sizes(), problems);
       continue;
     }
-    found.push_back(*name);
-    const auto& entry = folder.at(*name);
-    if (parameter.tensor.sizes() != at::IntArrayRef(entry.shape)) {
-      problems.add(fmt::format("{}: saved {}, model wants {}", *name, shape_text(entry.shape),
-                               shape_text(parameter.tensor.sizes())),
-                   true);
+    for (const auto& each : stacked) {
+      if (folder.contains(each.name)) known.insert(each.name);
     }
-    if (!is_weight_dtype(entry.dtype)) {
-      problems.add(fmt::format("{}: dtype {} is not supported, wanted F32, BF16, F16 or F64", *name,
-                               c10::toString(entry.dtype)));
+    if (has_stacked(stacked, parameter.tensor.size(2), folder, problems)) {
+      found.push_back({names.front(), std::move(stacked)});
     }
   }
+  std::optional<std::set<std::string, std::less<>>> elsewhere;  // in other stages of a pipeline
+  const auto lies_elsewhere = [&](const std::string& name) {
+    if (!elsewhere) elsewhere = names_of_rest(model.config(), map, parameters, folder);
+    return elsewhere->contains(name);
+  };
   for (const auto& [name, stored] : folder.tensors()) {
-    if (known.contains(name) || is_computed(name) || map.is_foreign(name)) continue;
+    if (known.contains(name) || is_computed(name) || map.is_foreign(name) || lies_elsewhere(name)) continue;
     problems.add(fmt::format("{} is unexpected", name));
   }
   problems.raise_if_any(folder.path());
   return found;
+}
+
+// The part of `source` that lies in the box of `local`; its bytes in the folder.
+int64_t read_source(const TensorFiles& folder, const Source& source, const LocalBox& box, const at::Tensor& local) {
+  const auto read = [&](const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) {
+    folder.read(name, offset, into);
+    return into.numel() * static_cast<int64_t>(c10::elementSize(folder.at(name).dtype));
+  };
+  if (source.stacked.empty()) return read(source.name, box.offset, local);
+  int64_t bytes = 0;
+  for (const auto& each : source.stacked) {
+    const int64_t expert = each.expert - box.offset[0];
+    const int64_t begin = std::max(each.first_row, box.offset[1]);
+    const int64_t end = std::min(each.first_row + each.rows, box.offset[1] + box.shape[1]);
+    if (expert < 0 || expert >= box.shape[0] || begin >= end) continue;
+    const auto into = local[expert].narrow(0, begin - box.offset[1], end - begin);
+    bytes += read(each.name, {begin - each.first_row, box.offset[2]}, into);
+  }
+  return bytes;
 }
 
 std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& path) {
@@ -91,14 +172,13 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   at::NoGradGuard no_grad;
   const auto folder = open_weights(dir);
   auto parameters = detail::shared_parameters(model);
-  const auto names = match_names(model, parameters, *folder);
+  const auto sources = match_names(model, parameters, *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto box = detail::local_part_box(parameters[i].tensor);
     const auto local = detail::writable_part(parameters[i], device);
     if (local.numel() == 0) continue;
-    folder->read(names[i], box.offset, local);
-    bytes += local.numel() * static_cast<int64_t>(c10::elementSize(folder->at(names[i]).dtype));
+    bytes += read_source(*folder, sources[i], box, local);
   }
   log_info("[models.load] {}: {} parameters, {:.1f} MiB read", dir.string(), parameters.size(),
            static_cast<double>(bytes) / (1 << 20));

@@ -1,3 +1,5 @@
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -7,7 +9,10 @@
 #include "tessera/formats/companions.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/models/detail/stacked_tensors.h"
+#include "tessera/models/detail/stage_values.h"
 #include "tessera/models/family.h"
 #include "tessera/models/weights.h"
 
@@ -48,7 +53,9 @@ class FolderInProgress {
     }
   }
   void write(const detail::SharedParameter& parameter, const at::Tensor& value) {
-    weights_.write(saved_name(parameter), value);
+    const auto stacked = stacked_of(parameter);
+    if (stacked.empty()) weights_.write(saved_name(parameter), value);
+    for (const auto& each : stacked) weights_.write(each.name, value[each.expert].narrow(0, each.first_row, each.rows));
   }
   void publish() {
     for (const auto& name : foreign_names()) weights_.write(name, foreign_->tensor(name));
@@ -65,6 +72,9 @@ class FolderInProgress {
     }
     return names.front();
   }
+  std::vector<detail::StackedTensor> stacked_of(const detail::SharedParameter& parameter) const {
+    return detail::stacked_tensors(map_, saved_name(parameter), parameter.tensor.sizes());
+  }
   std::vector<std::string> foreign_names() const {
     std::vector<std::string> names;
     if (!foreign_) return names;
@@ -77,8 +87,10 @@ class FolderInProgress {
                                 const SaveOptions& options) const {
     std::vector<TensorSpec> out;
     for (const auto& parameter : parameters) {
-      out.push_back({saved_name(parameter), options.dtype.value_or(parameter.tensor.scalar_type()),
-                     parameter.tensor.sizes().vec()});
+      const auto dtype = options.dtype.value_or(parameter.tensor.scalar_type());
+      const auto stacked = stacked_of(parameter);
+      if (stacked.empty()) out.push_back({saved_name(parameter), dtype, parameter.tensor.sizes().vec()});
+      for (const auto& each : stacked) out.push_back({each.name, dtype, {each.rows, parameter.tensor.size(2)}});
     }
     for (const auto& name : foreign_names()) {
       const auto& entry = foreign_->entry(name);
@@ -114,11 +126,28 @@ struct Outcome {
   }
 };
 
-MeshPtr mesh_of(const std::vector<detail::SharedParameter>& parameters) {
-  for (const auto& parameter : parameters) {
-    if (is_dtensor(parameter.tensor)) return device_mesh(parameter.tensor);
+// Gives the whole of a parameter by any of its names, with its adapter in it where that is wanted. COLLECTIVE over its
+// mesh.
+std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM& model,
+                                                                       const std::vector<detail::SharedParameter>& own,
+                                                                       const SaveOptions& options) {
+  std::map<const c10::TensorImpl*, nn::LoraLinear*> adapted;
+  for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
+    adapted[linear->own_parameters().front().parameter.unsafeGetTensorImpl()] = linear;
   }
-  return nullptr;
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& parameter : own) {
+    for (const auto& name : parameter.names) tensors[name] = parameter.tensor;
+  }
+  return [adapted, tensors](const detail::SharedParameter& parameter) {
+    const auto held = std::find_if(parameter.names.begin(), parameter.names.end(),
+                                   [&](const std::string& name) { return tensors.contains(name); });
+    const auto& tensor = tensors.at(*held);
+    const auto whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
+    const auto adapter = adapted.find(tensor.unsafeGetTensorImpl());
+    // In float32, so that the sum is rounded once.
+    return adapter == adapted.end() ? whole : merged_weight(*adapter->second, whole.to(at::kFloat));
+  };
 }
 
 }  // namespace
@@ -126,20 +155,30 @@ MeshPtr mesh_of(const std::vector<detail::SharedParameter>& parameters) {
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                      const SaveOptions& options) {
   at::NoGradGuard no_grad;
-  const auto parameters = detail::shared_parameters(model);
-  const auto mesh = mesh_of(parameters);
-  const bool writes = !mesh || mesh->rank() == mesh->ranks().front();
+  const auto own = detail::shared_parameters(model);
+  std::optional<detail::StageValues> stages;
+  if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), own);
+  const nn::ParameterOptions as_own{own.front().tensor.scalar_type(), at::kMeta};
+  const auto whole_model = stages ? make_model(model.config(), as_own) : nullptr;
+  const auto parameters = stages ? detail::shared_parameters(*whole_model) : own;
+  const auto mesh = detail::mesh_of(own);
+  const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
+  const bool writes = speaks && (!stages || stages->rank() == 0);
+  const auto value_of = value_getter(model, own, options);
   Outcome outcome;
   std::optional<FolderInProgress> folder;
   if (writes) outcome.attempt([&] { folder.emplace(model, parameters, dir, source_dir, options); });
   for (const auto& parameter : parameters) {
     // Also after an error: the other ranks are in the same collective.
-    const auto whole = is_dtensor(parameter.tensor) ? full_tensor(parameter.tensor) : parameter.tensor;
+    at::Tensor whole;
+    if (!stages || stages->gives(parameter)) whole = value_of(parameter);
+    if (stages && speaks) whole = stages->bring(parameter, whole);
     if (!writes) continue;
     outcome.attempt([&] {
       TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal,
                     "[models.save] {}: has no values yet. Load or initialise first.", parameter.names.front());
-      folder->write(parameter, whole.detach().to(options.dtype.value_or(whole.scalar_type())).contiguous());
+      const auto dtype = options.dtype.value_or(parameter.tensor.scalar_type());
+      folder->write(parameter, whole.detach().to(dtype).contiguous());
     });
   }
   if (writes) outcome.attempt([&] { folder->publish(); });
@@ -149,6 +188,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
     const auto line = mesh->ndim() == 1 ? mesh : mesh->flatten();
     result = comm::broadcast_bytes(*line->group(0), result);
   }
+  if (stages) result = comm::broadcast_bytes(*options.pipeline->group(0), result);
   Outcome::throw_if_failed(result);
 }
 

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/models/causal_lm.h"
 
 namespace tessera {
@@ -24,7 +25,7 @@ namespace tessera {
 // or of PyTorch, torch.save), in the parameter's dtype: floating dtypes are converted. Tied heads need not be in the
 // file. All that is missing, unexpected or of another shape is found and reported in one kFormat or kShape error before
 // anything is changed. Names are those of the family's weight map; tensors that are foreign to the model (a vision
-// tower) are left alone. No communication.
+// tower) are left alone, as is what lies in other stages of a pipeline. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU));
 
@@ -38,13 +39,18 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device = c10::Devi
 struct SaveOptions {
   std::optional<c10::ScalarType> dtype = std::nullopt;  // none: as the parameters are
   uint64_t max_shard_bytes = 5'000'000'000;
+  // Adapters (adapters.h) are added to the weights that they adapt; else only the base is saved.
+  bool merge_adapters = false;
+  // 1-d, over the ranks whose stages make up the model (keep_stages of parallel/pipeline); null: it is whole. The first
+  // of them writes.
+  MeshPtr pipeline = {};
 };
 // Writes a folder that transformers loads: config.json with unknown keys kept, model.safetensors (in shards where
 // larger than max_shard_bytes), and generation_config.json, tokenizer and chat template of source_dir where it has
 // them. Tensors of source_dir that are foreign to the model are saved byte for byte, and parameters are called as
-// there. The folder appears when it is complete; it must not exist before, or be empty. COLLECTIVE over the meshes of
-// DTensor parameters: they are gathered one by one and rank 0 of the mesh writes. An error of the writing rank is
-// thrown on all.
+// there. The folder appears when it is complete; it must not exist before, or be empty. COLLECTIVE over the pipeline
+// and the meshes of DTensor parameters: they are gathered one by one and rank 0 of the mesh writes. An error of the
+// writing rank is thrown on all.
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                      const SaveOptions& options = {});
 

@@ -8,6 +8,8 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/kept_attention.h"
+#include "tessera/nn/context_attention.h"
+#include "tessera/nn/context_scope.h"
 
 namespace tessera::nn {
 namespace {
@@ -188,6 +190,22 @@ at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Ten
 
 AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options) {
   AttentionPattern pattern{.sliding_window = wanted.sliding_window};
+  if (wanted.context) {
+    TESSERA_CHECK(wanted.cached == 0, ErrorKind::kShape,
+                  "[nn.attention] {} cached tokens beside a sequence that lies over ranks: a cache is of one rank. "
+                  "Generate with a model that is not context parallel.",
+                  wanted.cached);
+    pattern.context = context_pattern(wanted.context, {.sliding_window = wanted.sliding_window}, options);
+    return pattern;
+  }
+  if (const auto* scope = ContextScope::current()) {
+    TESSERA_CHECK(!wanted.document_ids.defined() && wanted.cached == 0, ErrorKind::kShape,
+                  "[nn.attention] document ids or {} cached tokens inside a context_parallel scope, which knows one "
+                  "document a row. Use apply_context_parallel.",
+                  wanted.cached);
+    pattern.context = scope->pattern(wanted.rows, {.sliding_window = wanted.sliding_window}, options);
+    return pattern;
+  }
   const auto rows = runs_of_rows(wanted);
   const auto plain = [&](const auto& row) { return is_plain_causal(row, wanted.sliding_window); };
   if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
@@ -215,6 +233,8 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
 
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                   const AttentionScores& scores) {
+  if (pattern.context) return attend_context(q, k, v, pattern.context, scores);
+  if (const auto* scope = ContextScope::current()) return scope->attend(q, k, v, pattern, scores);
   if (k.size(2) > q.size(2)) return attend_cached(q, k, v, pattern.sliding_window, scores);
   if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true, std::nullopt, scores);
   return attend_pieces(q, k, v, pattern, scores);

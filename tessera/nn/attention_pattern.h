@@ -12,9 +12,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace tessera::nn {
+
+struct ContextPattern;
+struct ContextSequence;
 
 struct AttentionPattern {
   enum class Kind : uint8_t { kCausal, kWindow, kPadding };
@@ -27,6 +31,8 @@ struct AttentionPattern {
   int64_t sliding_window = 0;
   int64_t window_piece = 0;  // tokens of a full piece of kind kWindow
   at::Tensor window_mask{};  // added to the scores of such a piece, its last window_piece columns are its own keys
+  // Where the tokens lie over ranks: in place of all above.
+  std::shared_ptr<const ContextPattern> context{};
 };
 
 struct AttentionPatternOptions {
@@ -37,10 +43,14 @@ struct AttentionPatternOptions {
   // undefined: one document a row.
   at::Tensor document_ids{};
   int64_t sliding_window = 0;  // a token sees itself and window - 1 before it; 0: all before it
+  // Where a row's tokens lie over ranks: of those, this rank's are `tokens`, and the document ids are here already
+  // (context_attention.h).
+  std::shared_ptr<const ContextSequence> context{};
 };
 
 // `options` tells dtype and device of the queries. Reads the document ids on the host; where they are a DTensor it is
-// COLLECTIVE over its mesh. Error kShape: ids of another shape, ids beside a cache, a document in two pieces.
+// COLLECTIVE over its mesh. Error kShape: ids of another shape, ids beside a cache, a document in two pieces, a
+// cache beside a sequence over ranks.
 AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const at::TensorOptions& options);
 
 // How a query scores a key, before the softmax.
@@ -51,7 +61,8 @@ struct AttentionScores {
 };
 
 // Scaled dot product attention. Keys beyond the number of queries are cached ones, before all pieces. Query heads may
-// be a multiple of the key heads. Padding gives zeros where the pattern has pieces.
+// be a multiple of the key heads. Padding gives zeros where the pattern has pieces. COLLECTIVE where tokens lie over
+// ranks, by the pattern or a ContextScope: over their group.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                   const AttentionScores& scores = {});
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/kept_results.h"
 #include "tessera/parallel/detail/make_node.h"
 
@@ -86,6 +87,8 @@ struct Recomputation : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(rerun, ErrorKind::kShape,
                   "[parallel.checkpoint] backward ran through a checkpointed module a second time. Run forward again.");
+    // The graph behind the inner weights ends here.
+    const kernels::DeferredGradients::Scope all_at_once(nullptr);
     const auto inner_inputs = leaves_of(inputs), inner_parameters = leaves_of(parameters.tensors);
     variable_list outputs, output_gradients, wanted;
     {

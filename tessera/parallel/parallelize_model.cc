@@ -5,18 +5,56 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/nn/layers.h"
+#include "tessera/parallel/context_parallel/apply_context_parallel.h"
+#include "tessera/parallel/experts/expert_parallel.h"
 #include "tessera/parallel/tensor_parallel/parallelize_module.h"
 
 namespace tessera {
 namespace {
 
-// The dims of a mesh that count here, each of its slices null where there is none.
+// The dims of a mesh that count here, dp_shard and cp as one, each of its slices null where there is none.
 struct ModelMesh {
   MeshPtr data_parallel;    // (shard), or (replicate, shard)
   MeshPtr tensor_parallel;  // null when of one rank
   MeshPtr all;
+  MeshPtr experts;  // (ep_shard, ep); null where experts are parameters like the others
   int64_t replicas = 1, shards = 1, tensor_ranks = 1;
 };
+
+bool has_ranks(const DeviceMesh& mesh, const std::string& dim) {
+  return mesh.has_dim(dim) && mesh.size(mesh.dim_of(dim)) > 1;
+}
+
+// The ranks of a context-parallel group hold the same parameters, so they share in one copy: (dp_replicate, dp_shard,
+// cp, tp) as (dp_replicate, dp_shard_cp, tp), over the same groups.
+MeshPtr sharded_over_context(const MeshPtr& given, const std::string& shard) {
+  std::vector<std::string> names, kept;
+  for (const auto& name : {std::string("dp_replicate"), shard, std::string("cp"), std::string("tp")}) {
+    if (given->has_dim(name)) names.push_back(name);
+  }
+  const auto stage = given->slice(names);  // of this rank's pipeline stage
+  std::vector<std::shared_ptr<comm::Group>> groups;
+  std::vector<int64_t> shape, joined;
+  for (const auto& name : names) {
+    const int64_t dim = stage->dim_of(name);
+    if (name == shard) {
+      joined.push_back(dim);
+      continue;
+    }
+    if (name == "cp") {
+      joined.push_back(dim);
+      kept.emplace_back("dp_shard_cp");
+      groups.push_back(stage->group(joined));
+      shape.push_back(groups.back()->size());
+      continue;
+    }
+    kept.push_back(name);
+    groups.push_back(stage->group(dim));
+    shape.push_back(stage->size(dim));
+  }
+  return mesh_from_groups(given->world(), c10::DeviceTypeName(given->device_type(), /*lower_case=*/true), groups,
+                          stage->ranks(), shape, kept);
+}
 
 ModelMesh model_mesh(const MeshPtr& given) {
   TESSERA_CHECK(given != nullptr, ErrorKind::kShape,
@@ -27,9 +65,14 @@ ModelMesh model_mesh(const MeshPtr& given) {
     return out.all->has_dim(name) ? out.all->size(out.all->dim_of(name)) : int64_t{0};
   };
   std::string shard = given->has_dim("dp_shard") || !given->has_dim("dp") ? "dp_shard" : "dp";
-  const bool replicated = given->has_dim("dp_replicate"), sharded = given->has_dim(shard);
+  if (has_ranks(*given, "cp")) {
+    out.all = sharded_over_context(given, shard);
+    shard = "dp_shard_cp";
+  }
+  const bool replicated = out.all->has_dim("dp_replicate"), sharded = out.all->has_dim(shard);
   TESSERA_CHECK(replicated || sharded || given->has_dim("tp"), ErrorKind::kShape,
-                "[parallel.parallelize_model] {} has none of the dims dp_replicate, dp_shard and tp. Name its dims so.",
+                "[parallel.parallelize_model] {} has none of the dims dp_replicate, dp_shard, cp and tp. Name its dims "
+                "so.",
                 given->to_string());
   // A shard dim of one rank where there is none.
   if (!sharded) {
@@ -44,6 +87,23 @@ ModelMesh model_mesh(const MeshPtr& given) {
   out.data_parallel = out.replicas > 1 ? out.all->slice({"dp_replicate", shard}) : out.all->slice({shard});
   if (out.tensor_ranks > 1) out.tensor_parallel = out.all->slice({"tp"});
   return out;
+}
+
+ExpertParallelOptions expert_options(const ModelMesh& mesh, const ParallelizeModelOptions& options) {
+  return {.mesh = mesh.experts,
+          .tensor_parallel = mesh.tensor_parallel,
+          .sequence_parallel = options.sequence_parallel && mesh.tensor_ranks > 1};
+}
+
+MeshPtr expert_mesh(const CausalLM& model, const ModelMesh& mesh, int64_t ep) {
+  const bool has_experts = model.config().experts.count > 0;
+  TESSERA_CHECK(has_experts || ep == 1, ErrorKind::kConfig,
+                "[parallel.parallelize_model] ep {}: {} has no experts here. Set parallel.ep to 1.", ep,
+                model.config().architecture);
+  if (!has_experts || (ep == 1 && mesh.tensor_ranks == 1)) return nullptr;
+  auto names = mesh.data_parallel->dim_names();
+  if (mesh.all->has_dim("tp")) names.emplace_back("tp");
+  return make_expert_mesh(mesh.all->slice(names), ep);
 }
 
 // Projections to keys and values that every rank holds whole.
@@ -62,9 +122,11 @@ void apply_plan(CausalLM& model, const ModelMesh& mesh, const ParallelizeModelOp
   auto [plan, custom] = resolve_plan(model, options.plan, options.sequence_parallel);
   if (options.async_tensor_parallel) {
     TESSERA_CHECK(
-        options.sequence_parallel && !custom && config.num_key_value_heads >= mesh.tensor_ranks, ErrorKind::kConfig,
-        "[parallel.parallelize_model] async_tensor_parallel needs sequence_parallel, the family's own plan and a "
-        "key-value head for each of {} ranks. Set it to false.",
+        options.sequence_parallel && !custom && config.num_key_value_heads >= mesh.tensor_ranks &&
+            config.experts.count == 0,
+        ErrorKind::kConfig,
+        "[parallel.parallelize_model] async_tensor_parallel needs sequence_parallel, the family's own plan, a "
+        "key-value head for each of {} ranks and layers without experts. Set it to false.",
         mesh.tensor_ranks);
     plan = with_overlap(model, plan);
   }
@@ -90,11 +152,22 @@ std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model)
   return out;
 }
 
+// What a stage without a head gives is for the next one, and stays as it is.
+MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptions& options) {
+  auto policy = options.mp_policy;
+  const auto modules = model.named_modules();
+  const bool has_head = std::any_of(modules.begin(), modules.end(),
+                                    [](const auto& each) { return dynamic_cast<nn::Head*>(each.second) != nullptr; });
+  if (!has_head) policy.output_dtype.reset();
+  return policy;
+}
+
 void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
                  const ParallelizeModelOptions& options) {
   FullyShardOptions inner{
       .mesh = mesh.data_parallel, .mp_policy = options.mp_policy, .replicated_over = mesh.tensor_parallel};
   inner.mp_policy.output_dtype.reset();  // they compute in param_dtype and hand it on
+  if (mesh.experts) shard_experts(model, mesh.experts, inner);
   for (auto* layer : layers) fully_shard(*layer, inner);
   for (const auto& [module, stays] : units_of_vocabulary(model)) {
     auto unit = inner;
@@ -102,7 +175,7 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
     fully_shard(*module, unit);
   }
   auto root = inner;
-  root.mp_policy = options.mp_policy;
+  root.mp_policy = policy_of_root(model, options);
   fully_shard(model, root);
 }
 
@@ -126,17 +199,23 @@ void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
 }
 
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) {
-  const auto mesh = model_mesh(options.mesh);
+  auto mesh = model_mesh(options.mesh);
   const bool on_cpu = mesh.all->device_type() == c10::DeviceType::CPU;
   TESSERA_CHECK(!options.cpu_offload || on_cpu, ErrorKind::kConfig,
                 "[parallel.parallelize_model] cpu_offload on {}: this version offloads nothing from GPUs. Set "
                 "parallel.cpu_offload to false.",
                 mesh.all->to_string());
   const bool speaks = mesh.all->rank() == mesh.all->ranks().front();
+  mesh.experts = expert_mesh(model, mesh, options.ep);
+  if (mesh.experts) check_expert_parallel(model, expert_options(mesh, options));
   if (mesh.tensor_ranks > 1) {
     apply_plan(model, mesh, options);
   } else if (options.sequence_parallel && speaks) {
     log_warning("[parallel.parallelize_model] sequence_parallel is on, but tp is 1: it changes nothing.");
+  }
+  if (mesh.experts) apply_expert_parallel(model, expert_options(mesh, options));
+  if (has_ranks(*options.mesh, "cp")) {
+    apply_context_parallel(model, options.mesh->slice({"cp"}), {.rotate_method = options.cp_rotate_method});
   }
   std::vector<nn::Module*> layers;
   for (const auto& block : model.blocks()) layers.push_back(block.get());
@@ -144,10 +223,10 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   if (options.cpu_offload && speaks) {
     log_info("[parallel.parallelize_model] cpu_offload: the mesh is of CPUs, where it changes nothing.");
   }
-  if (mesh.tensor_ranks == 1 && mesh.replicas > 1 && mesh.shards == 1) {
+  if (mesh.tensor_ranks == 1 && mesh.replicas > 1 && mesh.shards == 1 && !mesh.experts) {
     auto replica = options.replicate;
     replica.mesh = mesh.all->slice({"dp_replicate"});
-    replica.mp_policy = options.mp_policy;
+    replica.mp_policy = policy_of_root(model, options);
     return replicate(model, replica);
   }
   shard_units(model, layers, mesh, options);

@@ -17,9 +17,13 @@
 namespace tessera {
 
 struct ParallelizeModelOptions {
-  // With dims among dp_replicate, dp_shard (or dp) and tp, others are left alone. What it has not counts as 1.
+  // With dims among dp_replicate, dp_shard (or dp), cp and tp, others are left alone. What it has not counts as 1.
   MeshPtr mesh = {};
   MixedPrecisionPolicy mp_policy = {};
+  // Ranks that share the experts of a layer: must divide the ranks of all dims of the mesh together, and the experts.
+  int64_t ep = 1;
+  // Of context parallelism: how keys and values reach the other ranks (apply_context_parallel).
+  std::string cp_rotate_method = "allgather";
   // Residuals between tensor-parallel blocks are sharded along the tokens. With tp 1 a warning, nothing else.
   bool sequence_parallel = false;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::kNone;
@@ -35,11 +39,14 @@ struct ParallelizeModelOptions {
   ReplicateOptions replicate = {};  // where the mesh says DDP: several dp_replicate, one dp_shard, tp 1
 };
 
-// In this order: head counts (key-value heads first), plan, activation checkpoints, then fully_shard of each layer, of
-// embedding and head where they are not tied, and of the rest, with replicas over dp_replicate. With tp above 1 all
-// parameters are DTensors over the dims of data parallelism and tp, those outside the plan as replicas. COLLECTIVE over
-// the mesh. Errors kConfig: head counts that tp does not divide, a plan that fits no module or has an unknown style,
-// and what resolve_plan refuses; kShape: a mesh with none of the dims.
+// In this order: head counts (key-value heads first), plan, experts, attention over cp, activation checkpoints, then
+// fully_shard of each layer over dp_shard x cp, of embedding and head where they are not tied, and of the rest, with
+// replicas over dp_replicate. With cp above 1 each rank passes its own tokens of the rows (ContextLayout). With tp
+// above 1 all parameters are DTensors over the dims of data parallelism and tp, those outside the plan as replicas.
+// With ep or tp above 1 experts lie over a mesh of their own, (ep_shard, ep), as units of FSDP of their own:
+// parallel/experts/expert_parallel.h. COLLECTIVE over the mesh. Errors kConfig: head counts that tp does not divide,
+// experts or ranks that ep does not divide, ep above 1 for a model without experts, a plan that fits no module or has
+// an unknown style, and what resolve_plan refuses; kShape: a mesh with none of the dims.
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options);
 
 // A model made on the meta device, parallelized, and given memory on the mesh's device: shards of a group lie in one

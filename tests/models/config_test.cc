@@ -134,7 +134,7 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error("[]", ErrorKind::kFormat, "no JSON object");
   expect_error(
       R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat,
-      "Supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma3ForCausalLM");
+      "Supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, ");
   expect_error(R"({"architectures": []})", ErrorKind::kFormat, "architectures");
   expect_error(R"({"model_type": 3})", ErrorKind::kConfig, "model_type: found 3, wanted a string");
   expect_error(tiny_config(R"("num_attention_heads": 5, "head_dim": 4)"), ErrorKind::kConfig, "num_key_value_heads 2");
@@ -176,6 +176,32 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
                "factor is missing");
   expect_error(R"({"model_type": "gemma3", "text_config": 7})", ErrorKind::kConfig, "text_config: found 7");
   expect_error(tiny_config(R"("quantization_config": {"bits": 4})"), ErrorKind::kConfig, "quantization_config");
+}
+
+TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
+  const std::string moe = R"("architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 4, )";
+  const auto layers = [&](const std::string& changes) { return parse(moe + changes).experts.layers; };
+  EXPECT_EQ(layers(R"("num_experts": 8)"), (std::vector<bool>{true, true, true, true}));
+  EXPECT_EQ(layers(R"("num_experts": 8, "decoder_sparse_step": 2)"), (std::vector<bool>{false, true, false, true}));
+  EXPECT_EQ(layers(R"("num_local_experts": 8, "mlp_only_layers": [0, 3], "decoder_sparse_step": 2)"),
+            (std::vector<bool>{false, true, false, false}));
+  EXPECT_EQ(layers(R"("num_experts": 0)"), std::vector<bool>{});
+  const auto given = parse(moe + R"("num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 5,
+      "norm_topk_prob": true, "output_router_logits": true, "router_aux_loss_coef": 0.5)")
+                         .experts;
+  EXPECT_EQ(given.count, 9);
+  EXPECT_EQ(given.chosen, 3);
+  EXPECT_EQ(given.inner, 5);
+  EXPECT_TRUE(given.normalise && given.balance);
+  EXPECT_EQ(given.balance_coefficient, 0.5);
+  EXPECT_EQ(parse("").experts.count, 0);
+  using testing::tiny_config;
+  expect_error(tiny_config(moe + R"("num_experts": 4, "num_experts_per_tok": 5)"), ErrorKind::kConfig,
+               "num_experts_per_tok 5 is more than the 4 experts");
+  expect_error(tiny_config(moe + R"("num_experts": 100000)"), ErrorKind::kConfig, "num_experts");
+  expect_error(tiny_config(moe + R"("num_experts": 4096, "moe_intermediate_size": 2000000000, "hidden_size": 400000)"),
+               ErrorKind::kConfig, "too large");
+  expect_error(tiny_config(moe + R"("decoder_sparse_step": 0)"), ErrorKind::kConfig, "decoder_sparse_step");
 }
 
 }  // namespace

@@ -24,6 +24,8 @@ const std::vector<std::string>& family_changes() {
       R"("architectures": ["MistralForCausalLM"], "sliding_window": 3)",
       R"("architectures": ["Qwen2ForCausalLM"], "use_sliding_window": true, "sliding_window": 4, "max_window_layers": 1)",
       R"("architectures": ["Qwen3ForCausalLM"], "head_dim": 6)",
+      R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 7)",
+      R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 1, "mlp_only_layers": [0])",
       tiny_gemma3_changes(),
       tiny_gemma3_changes() + R"(, "attn_logit_softcapping": 1.5)"};
   return changes;

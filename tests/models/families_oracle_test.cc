@@ -7,6 +7,7 @@
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/models/family.h"
 #include "tessera/models/generate.h"
+#include "tessera/nn/router_statistics.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 using testing::run_python;
 
 constexpr const char* kVariants = "tests/models/oracle/variants.py";
-constexpr int kVariantCount = 44;
+constexpr int kVariantCount = 54;
 
 std::vector<int64_t> ids_of(const at::Tensor& tensor) {
   const auto row = tensor.contiguous();
@@ -32,8 +33,14 @@ void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expec
     at::NoGradGuard no_grad;
     EXPECT_LT((model.logits({.tokens = tokens}) - expected.tensor("logits")).abs().max().item<double>(), 1e-5);
   }
+  if (model.config().experts.balance) nn::router_statistics(model)->begin();
   const auto loss = model.loss_sum({.tokens = tokens}, testing::next_labels(tokens));
   EXPECT_NEAR(loss.item<double>() / expected.tensor("loss").item<double>(), 1.0, 1e-5);
+  if (model.config().experts.balance) {
+    auto& statistics = *nn::router_statistics(model);
+    statistics.finish(statistics.sums());
+    EXPECT_NEAR(statistics.loss() / expected.tensor("balance").item<double>(), 1.0, 1e-5);
+  }
   loss.backward();
   for (const auto& named : model.named_parameters()) {
     const auto& found = named.slot->parameter.grad();

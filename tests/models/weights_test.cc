@@ -213,5 +213,66 @@ TEST(InitWeights, ValuesFollowTheConfigAndTheSeed) {
   }
 }
 
+constexpr const char* kExperts =
+    R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 6)";
+
+TEST(StackedExperts, AreSavedOneByOneAndLoadedFromEitherForm) {
+  testing::TempFolder folder;
+  auto model = tiny_model(kExperts);
+  save_pretrained(*model, folder / "out", {});
+  const auto saved = SafetensorsFolder::open(folder / "out");
+  const auto& stacked = dynamic_cast<CausalLM&>(*model).named_parameters();
+  at::Tensor gate_up, down;
+  for (const auto& named : stacked) {
+    if (named.name == "model.layers.1.mlp.experts.gate_up_proj") gate_up = named.slot->parameter;
+    if (named.name == "model.layers.1.mlp.experts.down_proj") down = named.slot->parameter;
+  }
+  for (int64_t expert = 0; expert < 5; ++expert) {
+    const auto prefix = "model.layers.1.mlp.experts." + std::to_string(expert) + ".";
+    EXPECT_TRUE(at::equal(saved.tensor(prefix + "gate_proj.weight"), gate_up[expert].narrow(0, 0, 6)));
+    EXPECT_TRUE(at::equal(saved.tensor(prefix + "up_proj.weight"), gate_up[expert].narrow(0, 6, 6)));
+    EXPECT_TRUE(at::equal(saved.tensor(prefix + "down_proj.weight"), down[expert]));
+  }
+  EXPECT_FALSE(saved.contains("model.layers.1.mlp.experts.gate_up_proj"));
+  expect_equal(*model, *from_pretrained(folder / "out"));
+
+  std::filesystem::create_directory(folder / "whole");
+  std::vector<TensorSpec> specs;
+  for (const auto& named : stacked) {
+    specs.push_back({named.name, at::kFloat, named.slot->parameter.sizes().vec()});
+  }
+  {
+    SafetensorsFolderWriter writer(folder / "whole", specs, {});
+    for (const auto& named : stacked) writer.write(named.name, named.slot->parameter.detach());
+    writer.finish();
+  }
+  publish_file(folder / "whole" / "config.json", read_file(folder / "out" / "config.json"));
+  expect_equal(*model, *from_pretrained(folder / "whole"));
+}
+
+TEST(StackedExperts, MissingAndMisshapenOnesAreNamed) {
+  testing::TempFolder folder;
+  save_pretrained(*tiny_model(kExperts), folder / "out", {});
+  const auto refusal = [&](const std::string& changes) -> std::string {
+    auto other = make_model(ModelConfig::parse(tiny_config(changes), "t"), {.device = at::kMeta});
+    try {
+      load_pretrained(*other, folder / "out");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string base = R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts_per_tok": 2, )";
+  EXPECT_NE(
+      refusal(base + R"("num_experts": 6, "moe_intermediate_size": 6)").find("experts.5.gate_proj.weight is missing"),
+      std::string::npos);
+  EXPECT_NE(refusal(base + R"("num_experts": 4, "moe_intermediate_size": 6)")
+                .find("experts.4.down_proj.weight is unexpected"),
+            std::string::npos);
+  EXPECT_NE(refusal(base + R"("num_experts": 5, "moe_intermediate_size": 8)")
+                .find("experts.0.gate_proj.weight: saved [6, 16], model wants [8, 16]"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace tessera

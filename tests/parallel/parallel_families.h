@@ -32,12 +32,17 @@ inline ModelConfig config_of(const TinyFamily& family) {
 inline const std::string kGemmaKeys =
     R"(, "sliding_window": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 6, "tie_word_embeddings": true)";
 
+// A layer with experts and one with an MLP.
+inline const std::string kExpertKeys =
+    R"(, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "mlp_only_layers": [1])";
+
 inline std::vector<TinyFamily> all_families(int64_t heads = 4, int64_t kv_heads = 4) {
   return {{"LlamaForCausalLM", heads, kv_heads, R"(, "attention_bias": true, "mlp_bias": true)"},
           {"MistralForCausalLM", heads, kv_heads, R"(, "sliding_window": 3)"},
           {"Qwen2ForCausalLM", heads, kv_heads, R"(, "tie_word_embeddings": true)"},
           {"Qwen3ForCausalLM", heads, kv_heads, ""},
-          {"Gemma3ForCausalLM", heads, kv_heads, kGemmaKeys}};
+          {"Gemma3ForCausalLM", heads, kv_heads, kGemmaKeys},
+          {"Qwen3MoeForCausalLM", heads, kv_heads, kExpertKeys}};
 }
 
 // Random in all parameters, vectors too.

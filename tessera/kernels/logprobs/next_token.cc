@@ -1,9 +1,13 @@
 #include "tessera/kernels/logprobs/next_token.h"
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/context_layout.h"
 #include "tessera/kernels/detail/wrong_label.h"
 #include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/logprobs/detail/context_tokens.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 
@@ -64,18 +68,147 @@ void check_ids_of_mesh(const at::Tensor& ids, int64_t vocabulary) {
         row, column + 1, ids[row][column].item<int64_t>(), vocabulary, kIgnoredLabel);
 }
 
+// Where the logits' tokens stand in the sequence, on the host; undefined: in its order.
+at::Tensor order_of(const at::Tensor& logits, const LogprobOptions& options) {
+  if (!options.seq_index.defined()) return {};
+  const auto& names = device_mesh(logits)->dim_names();
+  TESSERA_CHECK(std::find(names.begin(), names.end(), "cp") != names.end(), ErrorKind::kShape,
+                "[kernels.get_logprobs_from_vocab_parallel_logits] seq_index with logits over {}, which has no dim cp. "
+                "Name the dim of context parallelism so.",
+                device_mesh(logits)->to_string());
+  const auto order =
+      (is_dtensor(options.seq_index) ? full_tensor(options.seq_index) : options.seq_index).to(at::kCPU, at::kLong);
+  const bool fits = order.dim() == 1 && order.numel() == logits.size(1) &&
+                    std::get<0>(order.sort()).equal(at::arange(order.numel(), at::kLong));
+  TESSERA_CHECK(fits, ErrorKind::kShape,
+                "[kernels.get_logprobs_from_vocab_parallel_logits] seq_index {}: wanted each place of {} tokens once",
+                c10::str(order.sizes()), logits.size(1));
+  return order;
+}
+
 at::Tensor logprobs_of_mesh(const at::Tensor& given, const at::Tensor& ids, const LogprobOptions& options) {
   const MeshPtr mesh = device_mesh(given);
   const auto layout = layout_of(given);
   const int64_t vocabulary = given.size(2);
   const auto logits = redistribute(given, layout.logits);
-  const auto next = detail::following_ids(is_dtensor(ids) ? full_tensor(ids) : ids);
+  auto whole_ids = is_dtensor(ids) ? full_tensor(ids) : ids;
+  const auto order = order_of(given, options);
+  const auto back = order.defined() ? order.argsort().to(whole_ids.device()) : order;
+  if (order.defined() && is_dtensor(ids)) whole_ids = whole_ids.index_select(1, back);
+  auto next = detail::following_ids(whole_ids);
   check_ids_of_mesh(next, vocabulary);
+  if (order.defined()) next = next.index_select(1, order.to(next.device()));
   const auto target = distribute_tensor(next, mesh, layout.rows, std::nullopt);
   const auto part = part_over(*mesh, layout.vocab_dim, vocabulary);
   const auto own = logprobs_of(to_local(logits), to_local(target), part, options, !c10::GradMode::is_enabled());
   const auto whole = from_local(own, mesh, layout.rows, FromLocalOptions::contiguous({given.size(0), given.size(1)}));
+  if (order.defined()) return without_last(full_tensor(whole).index_select(1, back.to(given.device())));
   return is_dtensor(ids) ? without_last(whole) : without_last(full_tensor(whole));
+}
+
+// ---- tokens over ranks ----
+
+// How the tokens lie of which this rank has so many logits, where the targets are `tokens`.
+ContextLayout layout_of_logits(comm::Group& group, int64_t own, int64_t tokens, const at::Device& device) {
+  const auto lengths = detail::tokens_of_ranks(group, own, device);
+  const auto layout = detail::balanced_layout("from_parallel_logits_to_logprobs", lengths);
+  const bool padded = layout.tokens() > tokens && layout.tokens() % (2 * layout.ranks()) == 0;
+  TESSERA_CHECK(
+      layout.tokens() == tokens || padded, ErrorKind::kShape,
+      "[kernels.from_parallel_logits_to_logprobs] the ranks of {} have {} tokens together and {} targets each: "
+      "wanted as many, or a multiple of {} that holds them",
+      group.name(), layout.tokens(), tokens, 2 * layout.ranks());
+  return layout;
+}
+
+at::Tensor logprobs_over_ranks(const at::Tensor& logits, const at::Tensor& target, const VocabPart& part,
+                               const LogprobOptions& options, bool inference_only) {
+  TESSERA_CHECK(
+      logits.dim() == 3 && target.dim() == 2 && target.scalar_type() == at::kLong && target.size(0) == logits.size(0),
+      ErrorKind::kShape,
+      "[kernels.from_parallel_logits_to_logprobs] found logits {} and {} ids {}: wanted [B, own, V] "
+      "and int64 [B, S]",
+      c10::str(logits.sizes()), c10::toString(target.scalar_type()), c10::str(target.sizes()));
+  auto& group = *options.cp_group;
+  const int64_t tokens = target.size(1);
+  const auto layout = layout_of_logits(group, logits.size(1), tokens, logits.device());
+  auto next = at::full({target.size(0), layout.tokens()}, kIgnoredLabel, target.options());
+  next.narrow(1, 0, tokens).copy_(detail::following_ids(target));
+  const auto own = logprobs_of(logits, layout.shard(next, 1, group.rank()), part, options, inference_only);
+  return without_last(layout.unshard(group, own, 1).narrow(1, 0, tokens));
+}
+
+// ---- packed sequences ----
+
+constexpr const char* kPackedVerb = "from_parallel_logits_to_logprobs_packed_sequences";
+
+// All tokens of the row, of which the logits are those of one of `ranks`.
+int64_t check_packed(const at::Tensor& logits, const at::Tensor& target, int64_t ranks, bool rolled) {
+  if (ranks == 1) {
+    check_next_tokens(kPackedVerb, logits.sizes(), target);
+  }
+  const int64_t own = logits.dim() == 3 ? logits.size(1) : 0, targets = rolled ? own : own * ranks;
+  TESSERA_CHECK(own > 0 && logits.size(0) == 1 && target.scalar_type() == at::kLong && target.dim() == 2 &&
+                    target.size(0) == 1 && target.size(1) == targets,
+                ErrorKind::kShape,
+                "[kernels.{}] found logits {} and {} ids {}: wanted [1, T / {}, V] and int64 [1, {}]", kPackedVerb,
+                c10::str(logits.sizes()), c10::toString(target.scalar_type()), c10::str(target.sizes()), ranks,
+                targets);
+  return own * ranks;
+}
+
+struct PackedSequences {
+  int64_t tokens = 0;
+  std::vector<int64_t> bounds;
+  at::Tensor is_last;  // bool [tokens]: of its sequence
+  at::Tensor index;    // int64 [n, width]: the token of each result
+  at::Tensor missing;  // bool [n, width]
+};
+
+PackedSequences packed_sequences(const at::Tensor& cu_seqlens_padded, int64_t unpacked_seqlen, int64_t tokens) {
+  const auto given = cu_seqlens_padded.to(at::kCPU, at::kLong).contiguous();
+  const int64_t sequences = given.numel() - 1, width = unpacked_seqlen - 1;
+  TESSERA_CHECK(given.dim() == 1 && sequences >= 0 && unpacked_seqlen >= 1, ErrorKind::kShape,
+                "[kernels.{}] found {}-d cu_seqlens_padded of {} and unpacked_seqlen {}: wanted n + 1 bounds and at "
+                "least 1",
+                kPackedVerb, given.dim(), given.numel(), unpacked_seqlen);
+  const int64_t* bound = given.const_data_ptr<int64_t>();
+  PackedSequences out{.tokens = tokens,
+                      .bounds = {bound, bound + given.numel()},
+                      .is_last = at::zeros({tokens}, at::kBool),
+                      .index = at::zeros({sequences, width}, at::kLong),
+                      .missing = at::ones({sequences, width}, at::kBool)};
+  for (int64_t i = 0; i < sequences; ++i) {
+    const int64_t begin = bound[i], end = bound[i + 1];
+    TESSERA_CHECK(0 <= begin && begin <= end && end <= tokens, ErrorKind::kShape,
+                  "[kernels.{}] cu_seqlens_padded: sequence {} is [{}, {}), wanted within the {} tokens", kPackedVerb,
+                  i, begin, end, tokens);
+    if (begin == end) continue;
+    out.is_last[end - 1].fill_(true);
+    const int64_t kept = std::min(end - begin - 1, width);
+    out.index[i].narrow(0, 0, kept).copy_(at::arange(begin, begin + kept, at::kLong));
+    out.missing[i].narrow(0, 0, kept).fill_(false);
+  }
+  return out;
+}
+
+// Where in the whole row the tokens of a rank stand, each sequence being cut on its own. int64 [T / ranks].
+at::Tensor packed_positions(const PackedSequences& packed, int64_t ranks, int64_t rank) {
+  const auto& bounds = packed.bounds;
+  TESSERA_CHECK(
+      bounds.front() == 0 && bounds.back() == packed.tokens, ErrorKind::kShape,
+      "[kernels.{}] cu_seqlens_padded goes from {} to {}, wanted from 0 to all {} tokens, which lie over ranks",
+      kPackedVerb, bounds.front(), bounds.back(), packed.tokens);
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i + 1 < bounds.size(); ++i) {
+    const int64_t tokens = bounds[i + 1] - bounds[i];
+    TESSERA_CHECK(tokens % (2 * ranks) == 0, ErrorKind::kShape,
+                  "[kernels.{}] cu_seqlens_padded: sequence {} has {} tokens, wanted a multiple of {}, twice the ranks "
+                  "over which it lies",
+                  kPackedVerb, i, tokens, 2 * ranks);
+    parts.push_back(ContextLayout(tokens, ranks).positions(rank).add_(bounds[i]));
+  }
+  return at::cat(parts);
 }
 
 }  // namespace
@@ -83,6 +216,9 @@ at::Tensor logprobs_of_mesh(const at::Tensor& given, const at::Tensor& ids, cons
 at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_parallel_logits, const at::Tensor& input_ids,
                                                    const LogprobOptions& options) {
   check_next_tokens("get_logprobs_from_vocab_parallel_logits", vocab_parallel_logits.sizes(), input_ids);
+  TESSERA_CHECK(!is_dtensor(vocab_parallel_logits) || !options.cp_group, ErrorKind::kShape,
+                "[kernels.get_logprobs_from_vocab_parallel_logits] cp_group beside a DTensor. Give seq_index, or this "
+                "rank's columns to from_parallel_logits_to_logprobs.");
   if (is_dtensor(vocab_parallel_logits)) return logprobs_of_mesh(vocab_parallel_logits, input_ids, options);
   return from_parallel_logits_to_logprobs(vocab_parallel_logits, input_ids,
                                           {.start = 0, .end = vocab_parallel_logits.size(2)}, options);
@@ -90,6 +226,13 @@ at::Tensor get_logprobs_from_vocab_parallel_logits(const at::Tensor& vocab_paral
 
 at::Tensor from_parallel_logits_to_logprobs(const at::Tensor& vocab_parallel_logits, const at::Tensor& target,
                                             const VocabPart& part, const LogprobOptions& options, bool inference_only) {
+  TESSERA_CHECK(
+      !options.seq_index.defined(), ErrorKind::kShape,
+      "[kernels.from_parallel_logits_to_logprobs] seq_index beside plain logits. Give cp_group, or a DTensor to "
+      "get_logprobs_from_vocab_parallel_logits.");
+  if (options.cp_group && options.cp_group->size() > 1) {
+    return logprobs_over_ranks(vocab_parallel_logits, target, part, options, inference_only);
+  }
   check_next_tokens("from_parallel_logits_to_logprobs", vocab_parallel_logits.sizes(), target);
   return without_last(logprobs_of(vocab_parallel_logits, detail::following_ids(target), part, options, inference_only));
 }
@@ -99,39 +242,33 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
                                                              const at::Tensor& cu_seqlens_padded,
                                                              int64_t unpacked_seqlen, const VocabPart& part,
                                                              const PackedLogprobOptions& options) {
-  constexpr const char* kVerb = "from_parallel_logits_to_logprobs_packed_sequences";
-  check_next_tokens(kVerb, vocab_parallel_logits.sizes(), target);
-  const auto bounds = cu_seqlens_padded.to(at::kCPU, at::kLong).contiguous();
-  const int64_t tokens = target.size(1), sequences = bounds.numel() - 1;
-  TESSERA_CHECK(
-      target.size(0) == 1 && bounds.dim() == 1 && sequences >= 0 && unpacked_seqlen >= 1, ErrorKind::kShape,
-      "[kernels.{}] found {} rows, {}-d cu_seqlens_padded of {} and unpacked_seqlen {}: wanted one row, n + 1 "
-      "bounds and at least 1",
-      kVerb, target.size(0), bounds.dim(), bounds.numel(), unpacked_seqlen);
-  const int64_t* bound = bounds.const_data_ptr<int64_t>();
-  auto next = options.target_is_pre_rolled ? target.clone() : detail::following_ids(target);
-  const int64_t width = unpacked_seqlen - 1;
-  const auto index = at::zeros({sequences, width}, at::kLong);
-  const auto missing = at::ones({sequences, width}, at::kBool);
-  for (int64_t i = 0; i < sequences; ++i) {
-    const int64_t begin = bound[i], end = bound[i + 1];
-    TESSERA_CHECK(0 <= begin && begin <= end && end <= tokens, ErrorKind::kShape,
-                  "[kernels.{}] cu_seqlens_padded: sequence {} is [{}, {}), wanted within the {} tokens", kVerb, i,
-                  begin, end, tokens);
-    if (begin == end) continue;
-    next.select(1, end - 1).fill_(kIgnoredLabel);  // what follows is another sequence
-    const int64_t kept = std::min(end - begin - 1, width);
-    index[i].narrow(0, 0, kept).copy_(at::arange(begin, begin + kept, at::kLong));
-    missing[i].narrow(0, 0, kept).fill_(false);
+  const int64_t ranks = options.cp_group ? options.cp_group->size() : 1;
+  const auto packed =
+      packed_sequences(cu_seqlens_padded, unpacked_seqlen,
+                       check_packed(vocab_parallel_logits, target, ranks, options.target_is_pre_rolled));
+  // This rank's targets; what follows a sequence's last token is another sequence.
+  auto next = options.target_is_pre_rolled ? target : detail::following_ids(target);
+  std::vector<at::Tensor> order;
+  if (ranks > 1) {
+    for (int64_t rank = 0; rank < ranks; ++rank) order.push_back(packed_positions(packed, ranks, rank));
+    const auto& own = order[static_cast<size_t>(options.cp_group->rank())];
+    if (!options.target_is_pre_rolled) next = next.index_select(1, own.to(next.device()));
+    next = next.masked_fill(packed.is_last.index_select(0, own).to(next.device()), kIgnoredLabel);
+  } else {
+    next = next.masked_fill(packed.is_last.to(next.device()), kIgnoredLabel);
   }
-  const auto logprobs = logprobs_of(vocab_parallel_logits, next, part,
-                                    {.chunk_size = options.chunk_size, .sampling_params = options.sampling_params},
-                                    options.inference_only);
+  auto logprobs = logprobs_of(vocab_parallel_logits, next, part,
+                              {.chunk_size = options.chunk_size, .sampling_params = options.sampling_params},
+                              options.inference_only);
   const auto device = logprobs.device();
+  if (ranks > 1) {
+    const ContextLayout by_rank(packed.tokens, ranks, ContextLayout::Order::kContiguous);
+    logprobs = by_rank.unshard(*options.cp_group, logprobs, 1).index_select(1, at::cat(order).argsort().to(device));
+  }
   return logprobs.squeeze(0)
-      .index_select(0, index.flatten().to(device))
-      .view({sequences, width})
-      .masked_fill(missing.to(device), 0);
+      .index_select(0, packed.index.flatten().to(device))
+      .view(packed.index.sizes())
+      .masked_fill(packed.missing.to(device), 0);
 }
 
 }  // namespace tessera

@@ -5,19 +5,29 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/layout.h"
 #include "tessera/models/family.h"
+#include "tessera/nn/lora.h"
 
 namespace tessera::detail {
 
-std::vector<SharedParameter> shared_parameters(nn::Module& module) {
+std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which) {
   std::vector<SharedParameter> out;
   std::unordered_map<const at::TensorImpl*, size_t> seen;
   for (const auto& named : module.named_parameters(/*all=*/true)) {
+    const bool of_adapter = dynamic_cast<nn::AdapterPart*>(named.owner) != nullptr;
+    if (of_adapter != (which == Parameters::kOfAdapters)) continue;
     const auto [found, fresh] = seen.emplace(named.slot->parameter.unsafeGetTensorImpl(), out.size());
     if (fresh) out.push_back({named.slot->parameter, {}, {}});
     out[found->second].names.push_back(named.name);
     out[found->second].slots.push_back(named.slot);
   }
   return out;
+}
+
+MeshPtr mesh_of(const std::vector<SharedParameter>& parameters) {
+  for (const auto& parameter : parameters) {
+    if (is_dtensor(parameter.tensor)) return device_mesh(parameter.tensor);
+  }
+  return nullptr;
 }
 
 std::vector<std::string> file_names(const WeightMap& map, const SharedParameter& parameter) {

@@ -21,8 +21,11 @@ struct SharedParameter {
   std::vector<std::string> names;
   std::vector<nn::ParameterSlot*> slots;
 };
-// In the order of named_parameters().
-std::vector<SharedParameter> shared_parameters(nn::Module& module);
+enum class Parameters { kOfModel, kOfAdapters };
+// In the order of named_parameters(); those of adapters (nn::AdapterPart) are no part of the model.
+std::vector<SharedParameter> shared_parameters(nn::Module& module, Parameters which = Parameters::kOfModel);
+// Of the first that is a DTensor; null: all are plain.
+MeshPtr mesh_of(const std::vector<SharedParameter>& parameters);
 // What a file may call it, likeliest first.
 std::vector<std::string> file_names(const WeightMap& map, const SharedParameter& parameter);
 

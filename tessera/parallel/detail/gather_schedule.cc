@@ -119,6 +119,19 @@ void GatherSchedule::after_backward(GatheredGroup& group) {
   start_reduction(group);
 }
 
+void GatherSchedule::finish_reductions() {
+  for (auto* group : reducing_) {
+    while (group->advance_reduction()) {
+    }
+  }
+  reducing_.clear();
+}
+
+void GatherSchedule::reduce_accumulated() {
+  for (const auto& group : groups_) start_reduction(*group);
+  finish_reductions();
+}
+
 void GatherSchedule::end_backward() {
   for (const auto& group : groups_) {
     if (group->reshard_after_backward || group->gathering()) group->reshard();
@@ -126,11 +139,7 @@ void GatherSchedule::end_backward() {
   // Gradients of earlier backwards without synchronisation whose group this backward did not reach.
   for (const auto& group : groups_) start_reduction(*group);
   if (is_last_backward_) {
-    for (auto* group : reducing_) {
-      while (group->advance_reduction()) {
-      }
-    }
-    reducing_.clear();
+    finish_reductions();
     post_forward_order_.clear();
     ++epoch_;
   }

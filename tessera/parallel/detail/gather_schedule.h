@@ -40,6 +40,9 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void before_backward(GatheredGroup* group, ForwardRun& run);
   void after_backward(GatheredGroup& group);
   bool recomputing() const;  // a forward inside a backward
+  // What backwards without synchronisation have left, of the groups that synchronise; until it is in place. COLLECTIVE
+  // as a backward's reductions.
+  void reduce_accumulated();
 
   void set_prefetch(bool on) { prefetch_ = on; }
   // false: a backward leaves its reductions under way, to be finished by the last one.
@@ -51,6 +54,7 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
   void end_backward();
   void reset();
   void start_reduction(GatheredGroup& group);
+  void finish_reductions();
   void free_stale();
   GatheredGroup* next_in_backward(const GatheredGroup& group, const ForwardRun& run);
 

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::parallel {
 namespace {
@@ -105,7 +106,13 @@ std::vector<at::Tensor> ParamGroup::whole_tensors() const {
 
 std::vector<at::Tensor> ParamGroup::leaves(const std::vector<size_t>& trainable) const {
   std::vector<at::Tensor> out;
-  for (size_t index : trainable) out.push_back(shards_.params()[index].parameter);
+  for (size_t index : trainable) {
+    const auto& param = shards_.params()[index];
+    // An activation checkpoint around the unit shows a leaf of its own, whose graph ends there.
+    const at::Tensor& shown = *param.slots[0].get().slot;
+    const bool stands_for_shards = is_dtensor(shown) && shown.is_leaf() && shown.requires_grad();
+    out.push_back(stands_for_shards ? shown : param.parameter);
+  }
   return out;
 }
 

@@ -1,7 +1,8 @@
 """Tiny random models of transformers.
 
 variants.py make DIR: each variant a folder DIR/NAME with config.json, model.safetensors and expected.safetensors: tokens
-    [B, T], their logits, loss (the sum over the next-token labels), gradients ("grad:" and the parameter's name), and the
+    [B, T], their logits, loss (the sum over the next-token labels), balance (what experts' load adds to it, or 0), gradients of
+    both together ("grad:" and the parameter's name), and the
     greedy continuation of the first row's first tokens.
 variants.py same DIR: DIR/NAME/saved, written by us from DIR/NAME, gives transformers the same model. Prints their number.
 """
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 torch.set_num_threads(1)
 PROMPT, CONTINUATION = 9, 16
@@ -70,6 +71,19 @@ QWEN3S = {
     "qwen3_window": dict(head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=2),
     "qwen3_layer_types": dict(head_dim=8, use_sliding_window=True, sliding_window=6, layer_types=LAYERS),
 }
+EXPERTS = dict(head_dim=12, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=28)
+MOES = {
+    "qwen3_moe": {},
+    "qwen3_moe_normed": dict(norm_topk_prob=True, attention_bias=True),
+    "qwen3_moe_one": dict(num_experts_per_tok=1, tie_word_embeddings=True),
+    "qwen3_moe_all": dict(num_experts_per_tok=6, num_experts=6),
+    "qwen3_moe_mlp_only": dict(mlp_only_layers=[1], norm_topk_prob=True),
+    "qwen3_moe_step": dict(decoder_sparse_step=2),
+    "qwen3_moe_none": dict(decoder_sparse_step=4),
+    "qwen3_moe_window": dict(use_sliding_window=True, sliding_window=5, hidden_act="gelu_pytorch_tanh"),
+    "qwen3_moe_yarn": rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    "qwen3_moe_balanced": dict(output_router_logits=True, router_aux_loss_coef=0.3, norm_topk_prob=True),
+}
 GEMMA3 = dict(tie_word_embeddings=True, head_dim=12, query_pre_attn_scalar=12, sliding_window=6, layer_types=LAYERS,
               pad_token_id=0, bos_token_id=2, eos_token_id=1)
 GEMMA3S = {
@@ -90,6 +104,7 @@ GEMMA3S = {
 IMAGES = {"gemma3_with_images": {}, "gemma3_with_images_untied": dict(tie_word_embeddings=False)}
 FAMILIES = [(LLAMAS, LlamaConfig, LlamaForCausalLM), (MISTRALS, MistralConfig, MistralForCausalLM),
             (QWEN2S, Qwen2Config, Qwen2ForCausalLM), (QWEN3S, Qwen3Config, Qwen3ForCausalLM),
+            ({name: {**EXPERTS, **changes} for name, changes in MOES.items()}, Qwen3MoeConfig, Qwen3MoeForCausalLM),
             ({name: {**GEMMA3, **changes} for name, changes in GEMMA3S.items()}, Gemma3TextConfig, Gemma3ForCausalLM)]
 
 
@@ -106,6 +121,13 @@ def logits_of(model, tokens):
     # transformers reads attn_logit_softcapping of Gemma3, but passes it to no attention.
     cap = getattr(text, "attn_logit_softcapping", None)
     return model(tokens, use_cache=False, **({"softcap": cap} if cap else {})).logits
+
+
+def balance_loss(model, tokens):
+    text = model.config.get_text_config()
+    if not getattr(text, "output_router_logits", False):
+        return 0.0
+    return text.router_aux_loss_coef * model(tokens, use_cache=False).aux_loss
 
 
 @torch.no_grad()
@@ -126,8 +148,10 @@ def write(folder, model):
     tokens = torch.randint(3, 64, (2, 24))
     logits = logits_of(model, tokens)
     loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
-    loss.backward()
+    balance = balance_loss(model, tokens)
+    (loss + balance).backward()
     expected = {"tokens": tokens, "logits": logits.detach().contiguous(), "loss": loss.detach().reshape(1),
+                "balance": torch.as_tensor(balance).detach().reshape(1).float(),
                 "continuation": continue_greedily(model, tokens[:1, :PROMPT])}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

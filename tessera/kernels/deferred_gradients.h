@@ -1,0 +1,63 @@
+// Gradients of weights that are computed at another time than backward would: later, when a pipeline has nothing better
+// to do, or sooner, so that a loss need not keep that of its head.
+//
+//   DeferredGradients later;
+//   {
+//     const DeferredGradients::Scope scope(&later);
+//     y = model(x);
+//     y.backward(g);          // gradients of inputs, norms, biases
+//   }
+//   later.flush();            // of the weights of linear()
+//
+// Values are those of a whole backward, and go the same way: through the graph behind each weight, so that sharded and
+// replicated parameters get them as ever. Products that are not linear()'s, and modules that are recomputed in
+// backward, defer nothing. Belongs to one rank. A flush is COLLECTIVE as the backward would be.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+namespace tessera::kernels {
+
+class DeferredGradients {
+ public:
+  DeferredGradients();
+  ~DeferredGradients();
+  DeferredGradients(const DeferredGradients&) = delete;
+  DeferredGradients& operator=(const DeferredGradients&) = delete;
+
+  // In force until its end, in backwards that run meanwhile too. Null: none, whatever is in force around it.
+  class Scope {
+   public:
+    explicit Scope(DeferredGradients* gradients);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    struct State;
+    std::unique_ptr<State> state_;
+  };
+  static DeferredGradients* current();  // null: none is in force
+
+  // What a loss will be multiplied with before its backward: losses in its scope then leave the gradient of their head
+  // here in forward, times this. None (default): backward has it.
+  std::optional<double> loss_factor{};
+  // Whether backwards of linear() in its scope leave gradients here.
+  bool takes_linear = true;
+
+  // `weight` as forward read it, with its graph; `gradient` is called once, at the flush.
+  void add(const at::Tensor& weight, std::function<at::Tensor()> gradient);
+  bool empty() const;
+  // Computes all gradients, one node of the graph at a time, and hands them on; then there are none.
+  void flush();
+
+ private:
+  struct Waiting;
+  std::unique_ptr<Waiting> waiting_;
+};
+
+}  // namespace tessera::kernels

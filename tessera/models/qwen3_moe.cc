@@ -1,0 +1,81 @@
+#include "tessera/models/qwen3_moe.h"
+
+#include <algorithm>
+
+#include "tessera/base/json.h"
+#include "tessera/models/decoder.h"
+#include "tessera/models/qwen3.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMostExperts = 1 << 12;
+constexpr int64_t kMostElements = int64_t{1} << 40;  // of the stacked experts of a layer
+
+std::shared_ptr<CausalLM> make_qwen3_moe(const ModelConfig& config, const nn::ParameterOptions& options) {
+  const auto& experts = config.experts;
+  const auto statistics = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
+  const auto layer = [&](int64_t index) {
+    auto attention = attention_options(config, index);
+    attention.qk_norm = nn::NormOptions{.eps = config.rms_norm_eps};
+    auto made = std::make_shared<DecoderLayer>(attention, config, options);
+    if (made->moe) made->moe->gate->statistics = statistics;
+    return made;
+  };
+  return std::make_shared<DecoderForCausalLM>(config, DecoderParts{.layer = layer}, options);
+}
+
+// Layers that mlp_only_layers names, and those that decoder_sparse_step leaves out, have an MLP.
+std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
+  const int64_t step = in.integer("decoder_sparse_step", 1, 1, kMostExperts);
+  const auto dense = in.integers("mlp_only_layers", 0, kMostExperts);
+  std::vector<bool> out;
+  for (int64_t i = 0; i < layers; ++i) {
+    out.push_back((i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end());
+  }
+  return out;
+}
+
+void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConfig& config) {
+  auto& experts = config.experts;
+  const char* key = in.has("num_experts") ? "num_experts" : "num_local_experts";
+  experts.count = in.integer(key, 128, 0, kMostExperts);
+  experts.inner = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);
+  experts.normalise = in.boolean("norm_topk_prob", false);
+  experts.balance = in.boolean("output_router_logits", false);
+  experts.balance_coefficient = in.number("router_aux_loss_coef", 0.001, 0, 1e6);
+  if (experts.count == 0) return;
+  experts.chosen = in.integer("num_experts_per_tok", 8, 1, kMostExperts);
+  TESSERA_CHECK(experts.chosen <= experts.count, ErrorKind::kConfig,
+                "{}: num_experts_per_tok {} is more than the {} experts", in.name(), experts.chosen, experts.count);
+  TESSERA_CHECK(experts.inner <= kMostElements / config.hidden_size / experts.count / 2, ErrorKind::kConfig,
+                "{}: {} experts of {} x {} are too large: at most {} elements", in.name(), experts.count,
+                2 * experts.inner, config.hidden_size, kMostElements);
+  experts.layers = layers_with_experts(in, config.num_hidden_layers);
+  if (std::none_of(experts.layers.begin(), experts.layers.end(), [](bool has) { return has; })) experts.count = 0;
+}
+
+}  // namespace
+
+const ModelFamily& qwen3_moe_family() {
+  static const ModelFamily family{
+      .architecture = "Qwen3MoeForCausalLM",
+      .model_type = "qwen3_moe",
+      .config = {.vocab_size = 151936,
+                 .hidden_size = 2048,
+                 .intermediate_size = 6144,
+                 .num_hidden_layers = 24,
+                 .most_key_value_heads = 4,
+                 .max_position_embeddings = 32768,
+                 .biases = BiasKeys::kAttention,
+                 .windows = {.known = true, .switched = true},
+                 .more = read_expert_keys},
+      .make = make_qwen3_moe,
+      // transformers cuts experts inside, too; here they are replicas beside tensor parallelism, or expert-parallel.
+      .plan = {.name = "qwen_moe", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
+      .weights = {.stacks = {{".experts.gate_up_proj", {"gate_proj.weight", "up_proj.weight"}},
+                             {".experts.down_proj", {"down_proj.weight"}}}}};
+  return family;
+}
+
+}  // namespace tessera

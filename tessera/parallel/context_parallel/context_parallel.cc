@@ -1,0 +1,125 @@
+#include "tessera/parallel/context_parallel/context_parallel.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/context_layout.h"
+#include "tessera/nn/context_scope.h"
+#include "tessera/parallel/context_parallel/detail/mesh_group.h"
+
+namespace tessera {
+namespace {
+
+thread_local nn::RotateMethod scope_rotate_method = nn::RotateMethod::kAllGather;
+
+bool holds_tensor(const std::vector<at::Tensor>& tensors, const at::Tensor& wanted) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(wanted); });
+}
+
+void check_sequences(const char* verb, const std::vector<at::Tensor>& buffers, const std::vector<int64_t>& seq_dims) {
+  TESSERA_CHECK(buffers.size() == seq_dims.size(), ErrorKind::kShape,
+                "[parallel.{}] `seq_dims` must have the same number of elements as `buffers`. Found {} and {}.", verb,
+                seq_dims.size(), buffers.size());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const auto& buffer = buffers[i];
+    TESSERA_CHECK(buffer.defined() && !is_dtensor(buffer) && -buffer.dim() <= seq_dims[i] &&
+                      seq_dims[i] < buffer.dim() && buffer.size(seq_dims[i]) == buffers[0].size(seq_dims[0]),
+                  ErrorKind::kShape,
+                  "[parallel.{}] buffer {}: found dim {} of {}, wanted a dim of a plain tensor as long as that of the "
+                  "first buffer.",
+                  verb, i, seq_dims[i],
+                  !buffer.defined()    ? "none"
+                  : is_dtensor(buffer) ? "a DTensor"
+                                       : c10::str(buffer.sizes()));
+  }
+}
+
+// The tensor itself shows other data. A graph that saved it finds another version of it.
+void show(const at::Tensor& buffer, const at::Tensor& data) {
+  buffer.set_data(data);
+  buffer.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
+ContextParallel::ContextParallel(const MeshPtr& mesh, const ContextParallelOptions& options) {
+  detail::check_context_mesh("context_parallel", mesh);
+  const auto &buffers = options.buffers, &kept = options.no_restore_buffers;
+  TESSERA_CHECK(
+      !buffers.empty(), ErrorKind::kShape,
+      "[parallel.context_parallel] found no buffers, from which the length of the sequence is taken. Give the "
+      "tokens or the positions.");
+  check_sequences("context_parallel", buffers, options.buffer_seq_dims);
+  for (const auto& buffer : buffers) {
+    TESSERA_CHECK(!buffer.requires_grad(), ErrorKind::kShape,
+                  "[parallel.context_parallel] found a buffer {} that needs a gradient. Shard it with "
+                  "ContextLayout::shard, which is differentiable.",
+                  c10::str(buffer.sizes()));
+  }
+  for (const auto& buffer : kept) {
+    TESSERA_CHECK(
+        holds_tensor(buffers, buffer), ErrorKind::kShape,
+        "[parallel.context_parallel] `no_restore_buffers` must be a subset of `buffers`. Found one of {} that "
+        "is none of them.",
+        buffer.defined() ? c10::str(buffer.sizes()) : "no tensor");
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const auto is_same = [&](const at::Tensor& other) { return other.is_same(buffers[i]); };
+    TESSERA_CHECK(std::count_if(buffers.begin(), buffers.end(), is_same) == 1, ErrorKind::kShape,
+                  "[parallel.context_parallel] found buffer {}, {}, more than once, wanted each once.", i,
+                  c10::str(buffers[i].sizes()));
+  }
+  const auto layout = ContextLayout::of_pytorch(buffers[0].size(options.buffer_seq_dims[0]), mesh->size());
+  const auto how = detail::context_over(mesh, scope_rotate_method);
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> parts;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    parts.push_back(layout.shard(buffers[i].detach(), options.buffer_seq_dims[i], mesh->local_rank(0)));
+  }
+  scope_ = std::make_unique<nn::ContextScope>(how, layout);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (!holds_tensor(kept, buffers[i])) restored_.push_back({buffers[i], buffers[i].detach()});
+    show(buffers[i], parts[i]);
+  }
+}
+
+ContextParallel::~ContextParallel() {
+  scope_.reset();
+  const c10::NoGradGuard no_grad;
+  for (const auto& each : restored_) show(each.buffer, each.whole);
+}
+
+at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                        const ScaledDotProductAttentionOptions& options) {
+  const bool grouped = q.dim() == 4 && k.dim() == 4 && q.size(1) != k.size(1);
+  TESSERA_CHECK(!grouped || options.enable_gqa, ErrorKind::kShape,
+                "[parallel.scaled_dot_product_attention] found {} query heads and {} of keys. Set enable_gqa.",
+                q.size(1), k.size(1));
+  if (const auto* scope = nn::ContextScope::current()) {
+    return scope->scaled_dot_product_attention(q, k, v, options.is_causal, {.scale = options.scale});
+  }
+  const auto scale = options.scale > 0 ? std::optional<double>(options.scale) : std::nullopt;
+  return at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/std::nullopt, /*dropout_p=*/0.0, options.is_causal,
+                                          scale, options.enable_gqa);
+}
+
+std::vector<at::Tensor> context_parallel_unshard(const MeshPtr& mesh, const std::vector<at::Tensor>& buffers,
+                                                 const std::vector<int64_t>& seq_dims) {
+  detail::check_context_mesh("context_parallel_unshard", mesh);
+  check_sequences("context_parallel_unshard", buffers, seq_dims);
+  if (buffers.empty()) return {};
+  const c10::NoGradGuard no_grad;
+  auto& group = *mesh->group(0);
+  const auto tokens = at::full({1}, buffers[0].size(seq_dims[0]), at::kLong).to(mesh->device());
+  comm::all_reduce(group, tokens, comm::ReduceOp::kSum, "context_parallel_unshard").wait();
+  const auto layout = ContextLayout::of_pytorch(tokens.item<int64_t>(), mesh->size());
+  std::vector<at::Tensor> whole;
+  for (size_t i = 0; i < buffers.size(); ++i) whole.push_back(layout.unshard(group, buffers[i].detach(), seq_dims[i]));
+  return whole;
+}
+
+void set_rotate_method(std::string_view rotate_method) { scope_rotate_method = nn::rotate_method_of(rotate_method); }
+
+}  // namespace tessera

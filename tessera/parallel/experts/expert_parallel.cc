@@ -1,0 +1,109 @@
+#include "tessera/parallel/experts/expert_parallel.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/parallel/experts/token_exchange.h"
+
+namespace tessera {
+namespace {
+
+void check_expert_mesh(const MeshPtr& mesh) {
+  TESSERA_CHECK(mesh != nullptr && mesh->ndim() == 2 && mesh->has_dim("ep_shard") && mesh->has_dim("ep") &&
+                    mesh->coordinate().has_value(),
+                ErrorKind::kShape,
+                "[parallel.experts] found {}, wanted a mesh (ep_shard, ep) that holds this rank. Make it with "
+                "make_expert_mesh.",
+                mesh ? mesh->to_string() : "no mesh");
+}
+
+std::vector<std::pair<std::string, nn::MoE*>> expert_blocks(nn::Module& model) {
+  std::vector<std::pair<std::string, nn::MoE*>> out;
+  for (const auto& [path, module] : model.named_modules()) {
+    if (auto* block = dynamic_cast<nn::MoE*>(module)) out.emplace_back(path, block);
+  }
+  return out;
+}
+
+void check_block(const std::string& path, nn::MoE& block, int64_t ranks) {
+  TESSERA_CHECK(
+      block.expert_count() % ranks == 0, ErrorKind::kConfig,
+      "[parallel.experts] {}: num_experts ({}) must be divisible by EP size ({}). Choose another parallel.ep.", path,
+      block.expert_count(), ranks);
+  for (const auto& slot : block.experts->own_parameters()) {
+    TESSERA_CHECK(
+        !is_dtensor(slot.parameter), ErrorKind::kShape,
+        "[parallel.experts] {}.experts.{}: lies as {} already, wanted a plain parameter. Leave experts out of "
+        "the plan of tensor parallelism, and call apply_expert_parallel once.",
+        path, slot.name, to_string(placements(slot.parameter)));
+  }
+}
+
+}  // namespace
+
+MeshPtr make_expert_mesh(const MeshPtr& stage, int64_t ep) {
+  TESSERA_CHECK(stage != nullptr && stage->coordinate().has_value(), ErrorKind::kShape,
+                "[parallel.experts] found {}, wanted a mesh that holds this rank",
+                stage ? stage->to_string() : "no mesh");
+  TESSERA_CHECK(ep >= 1 && stage->size() % ep == 0, ErrorKind::kConfig,
+                "[parallel.experts] {} ranks of data, context and tensor parallelism must be divisible by EP size "
+                "({}). Choose another parallel.ep.",
+                stage->size(), ep);
+  return make_device_mesh(stage->world(), c10::DeviceTypeName(stage->device_type(), /*lower_case=*/true),
+                          stage->ranks(), {stage->size() / ep, ep}, {"ep_shard", "ep"});
+}
+
+void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& options) {
+  check_expert_mesh(options.mesh);
+  const auto& replicas = options.tensor_parallel;
+  TESSERA_CHECK(!replicas || (replicas->ndim() == 1 && replicas->coordinate().has_value()), ErrorKind::kShape,
+                "[parallel.experts] tensor_parallel: found {}, wanted one dim that holds this rank",
+                replicas->to_string());
+  TESSERA_CHECK(replicas || !options.sequence_parallel, ErrorKind::kConfig,
+                "[parallel.experts] sequence_parallel without tensor_parallel: nothing is sharded along sequences");
+  const int64_t ranks = options.mesh->size(options.mesh->dim_of("ep"));
+  for (const auto& [path, block] : expert_blocks(model)) check_block(path, *block, ranks);
+}
+
+void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& options) {
+  check_expert_parallel(model, options);
+  const auto mesh = options.mesh->slice({"ep"});
+  const auto& replicas = options.tensor_parallel;
+  const auto exchange = std::make_shared<parallel::AllToAllExchange>(mesh, replicas, options.sequence_parallel);
+  for (const auto& [path, block] : expert_blocks(model)) {
+    for (auto& slot : block->experts->own_parameters()) {
+      auto part = distribute_tensor(slot.parameter.detach(), mesh, {Shard(0)}, /*src_data_rank=*/std::nullopt);
+      part.set_requires_grad(slot.parameter.requires_grad());
+      nn::Module::set_parameter(slot, part);
+    }
+    block->gate->tokens_over = replicas;
+    block->set_exchange(exchange);
+  }
+}
+
+std::vector<nn::Module*> expert_units(nn::Module& model) {
+  std::vector<nn::Module*> out;
+  for (const auto& [path, block] : expert_blocks(model)) out.push_back(block->experts.get());
+  return out;
+}
+
+void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions options) {
+  check_expert_mesh(mesh);
+  options.mesh = mesh->slice({"ep_shard"});
+  options.replicated_over = nullptr;
+  options.mp_policy.output_dtype.reset();
+  for (auto* unit : expert_units(model)) fully_shard(*unit, options);
+}
+
+double settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group) {
+  const auto own = statistics.sums();
+  auto all = at::empty({group.size(), own.numel()}, own.options());
+  comm::all_gather_into(group, all, own, "router statistics").wait();
+  statistics.finish(all.sum(0));  // in the order of the ranks: alike on all of them
+  return statistics.loss();
+}
+
+}  // namespace tessera

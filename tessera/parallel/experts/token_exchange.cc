@@ -1,0 +1,117 @@
+#include "tessera/parallel/experts/token_exchange.h"
+
+#include <ATen/ATen.h>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/functional.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/permute_rows.h"
+
+namespace tessera::parallel {
+namespace {
+
+std::vector<int64_t> row_sums(const at::Tensor& counts) {
+  const auto sums = counts.sum(1).contiguous();
+  return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + sums.numel()};
+}
+
+// counts[r][e]: rows for expert e of rank r. What the ranks have for the experts here, in the same form.
+at::Tensor exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
+  const auto sent = counts.to(mesh.device()).contiguous();
+  auto received = at::empty_like(sent);
+  comm::all_to_all_single(*mesh.group(0), received, sent, {}, {}, "tokens of each expert").wait();
+  return received.to(at::kCPU);
+}
+
+// Rows that lie by (rank, expert), brought in the order of (expert, rank).
+at::Tensor by_expert_then_rank(const at::Tensor& counts) {
+  const int64_t ranks = counts.size(0), experts = counts.size(1);
+  const auto* rows = counts.const_data_ptr<int64_t>();
+  std::vector<int64_t> begins(static_cast<size_t>(counts.numel()));
+  int64_t total = 0;
+  for (size_t i = 0; i < begins.size(); total += rows[i++]) begins[i] = total;
+  auto order = at::empty({total}, at::kLong);
+  auto* to = order.mutable_data_ptr<int64_t>();
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const int64_t from = rank * experts + expert;
+      for (int64_t i = 0; i < rows[from]; ++i) *to++ = begins[static_cast<size_t>(from)] + i;
+    }
+  }
+  return order;
+}
+
+at::Tensor inverse_of(const at::Tensor& order) {
+  auto inverse = at::empty_like(order);
+  return inverse.scatter_(0, order, at::arange(order.size(0), order.options()));
+}
+
+at::Tensor flat(const at::Tensor& mask) { return mask.defined() ? mask.reshape({-1}) : mask; }
+
+// This rank's shard of `dim`.
+at::Tensor cut(const at::Tensor& tensor, int64_t dim, const DeviceMesh& mesh) {
+  if (!tensor.defined()) return tensor;
+  const auto range = local_range(tensor.size(dim), mesh.size(0), mesh.local_rank(0));
+  return tensor.narrow(dim, std::min(range.offset, tensor.size(dim)), range.size);
+}
+
+}  // namespace
+
+at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const {
+  const int64_t ranks = experts_->size(0);
+  if (ranks == 1) return (*block.experts)(sorted, counts);
+  const auto sent = counts.view({ranks, counts.numel() / ranks});
+  const auto received = exchange_counts(sent, *experts_);
+  const auto to_them = row_sums(sent), from_them = row_sums(received);
+  const functional::Along along{experts_, 0};
+  const auto arrived = functional::all_to_all(sorted, along, from_them, to_them);
+  const auto order = by_expert_then_rank(received).to(sorted.device());
+  const auto inverse = inverse_of(order);
+  const auto results = (*block.experts)(permute_rows(arrived, order, inverse), received.sum(0));
+  return functional::all_to_all(permute_rows(results, inverse, order), along, to_them, from_them);
+}
+
+at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows, const at::Tensor& mask) const {
+  const auto routing = (*block.gate)(rows, nn::RealTokens{mask});
+  const auto order = nn::order_by_expert(routing.experts, block.expert_count());
+  const auto sorted = permute_rows(rows, order.order, order.inverse, block.chosen());
+  return nn::combine(results_of(block, sorted, order.counts), order, routing.weights);
+}
+
+// x [B, T, width] lies as Shard(1), and so does the result.
+at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
+  const auto here = to_local(x);
+  const auto own = mask.defined() ? cut(mask, 1, *replicas_) : mask;
+  const auto y = of_own_rows(block, here.reshape({-1, here.size(-1)}), flat(own)).view(here.sizes());
+  return from_local(y, replicas_, {Shard(1)}, FromLocalOptions::contiguous(x.sizes().vec()));
+}
+
+// x is plain, alike on all of `replicas_`, and so is the result. Each rank's share of the gradient is gathered.
+at::Tensor AllToAllExchange::of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
+  const auto rows = x.reshape({-1, x.size(-1)});
+  const auto own = redistribute(from_local(rows, replicas_, {Replicate()}), {Shard(0)});
+  const auto y = of_own_rows(block, to_local(own), cut(flat(mask), 0, *replicas_));
+  const auto all = from_local(y, replicas_, {Shard(0)}, FromLocalOptions::contiguous(rows.sizes().vec()));
+  return to_local(redistribute(all, {Replicate()})).view(x.sizes());
+}
+
+at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::RealTokens& real) {
+  if (!replicas_) {
+    TESSERA_CHECK(!is_dtensor(x), ErrorKind::kShape,
+                  "[parallel.experts] tokens lie as {} over {}, wanted a plain tensor. Pass that mesh to "
+                  "apply_expert_parallel as tensor_parallel.",
+                  to_string(placements(x)), device_mesh(x)->to_string());
+    return of_own_rows(block, x.reshape({-1, x.size(-1)}), flat(real.mask)).view(x.sizes());
+  }
+  TESSERA_CHECK(!is_dtensor(x) || *device_mesh(x) == *replicas_, ErrorKind::kShape,
+                "[parallel.experts] tokens lie over {}, wanted {}", device_mesh(x)->to_string(),
+                replicas_->to_string());
+  if (sequence_parallel_) {
+    const auto distributed = is_dtensor(x) ? x : from_local(x, replicas_, {Replicate()});
+    return of_sequence_shards(block, redistribute(distributed, {Shard(1)}), real.mask);
+  }
+  return of_replicas(block, is_dtensor(x) ? to_local(redistribute(x, {Replicate()})) : x, real.mask);
+}
+
+}  // namespace tessera::parallel

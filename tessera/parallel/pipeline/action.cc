@@ -1,0 +1,101 @@
+#include "tessera/parallel/pipeline/action.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+
+namespace tessera::pipeline {
+namespace {
+
+constexpr std::array<const char*, 12> kKindNames = {
+    "F", "B", "I", "W", "UNSHARD", "RESHARD", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD", "OVERLAP_F_B"};
+constexpr int kMostNumber = 1'000'000;
+
+[[noreturn]] void invalid_action(std::string_view text) {
+  raise(ErrorKind::kFormat,
+        "[pipeline.action] Invalid action string: {}, should be formatted as [stage][action type][(microbatch)] e.g. "
+        "2F0",
+        quote(text));
+}
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\r\n") - first + 1);
+}
+
+std::optional<ActionKind> kind_of(std::string_view name) {
+  const auto found = std::find(kKindNames.begin(), kKindNames.end(), name);
+  if (found == kKindNames.end()) return std::nullopt;
+  return static_cast<ActionKind>(found - kKindNames.begin());
+}
+
+bool has_micro_batch(ActionKind kind) {
+  return kind != ActionKind::kUnshard && kind != ActionKind::kReshard && kind != ActionKind::kReduceGrad &&
+         kind != ActionKind::kOverlap;
+}
+
+// A number without sign that begins `text`, which it is taken from.
+std::optional<int> take_number(std::string_view& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || text.front() == '-' || value > kMostNumber) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return value;
+}
+
+Action parse_overlap(std::string_view text) {
+  const auto close = text.find(')');
+  const auto name = text.substr(close + 1);
+  TESSERA_CHECK(kind_of(name) == ActionKind::kOverlap, ErrorKind::kFormat,
+                "[pipeline.action] Invalid computation type {}: found {}, wanted (action;action)OVERLAP_F_B",
+                quote(name), quote(text));
+  Action overlap{.kind = ActionKind::kOverlap};
+  for (auto rest = text.substr(1, close - 1); !rest.empty();) {
+    const auto end = std::min(rest.find(';'), rest.size());
+    const auto part = Action::parse(rest.substr(0, end));
+    if (part && part->kind == ActionKind::kOverlap) invalid_action(text);
+    if (part) overlap.parts.push_back(*part);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  if (overlap.parts.empty()) invalid_action(text);
+  return overlap;
+}
+
+}  // namespace
+
+const char* to_string(ActionKind kind) { return kKindNames.at(static_cast<size_t>(kind)); }
+
+std::optional<Action> Action::parse(std::string_view given) {
+  const auto text = trimmed(given);
+  if (text.empty()) return std::nullopt;
+  if (text.front() == '(' && text.find(')') != std::string_view::npos) return parse_overlap(text);
+  auto rest = text;
+  const auto stage = take_number(rest);
+  const auto name = rest.substr(0, std::min(rest.find_first_of("0123456789"), rest.size()));
+  const auto kind = kind_of(name);
+  if (!stage || !kind || kind == ActionKind::kOverlap) invalid_action(text);
+  Action action{.stage = *stage, .kind = *kind};
+  rest.remove_prefix(name.size());
+  const auto micro_batch = rest.empty() ? std::nullopt : take_number(rest);
+  if (!rest.empty() || micro_batch.has_value() != has_micro_batch(*kind)) invalid_action(text);
+  action.micro_batch = micro_batch.value_or(-1);
+  return action;
+}
+
+std::string Action::text() const {
+  if (kind != ActionKind::kOverlap) {
+    const auto number = micro_batch < 0 ? std::string() : std::to_string(micro_batch);
+    return std::to_string(stage) + to_string(kind) + number;
+  }
+  std::string out = "(";
+  for (const auto& part : parts) out += (out.size() == 1 ? "" : ";") + part.text();
+  return out + ")" + to_string(kind);
+}
+
+bool Action::computes() const { return kind <= ActionKind::kWeightBackward || kind == ActionKind::kOverlap; }
+
+}  // namespace tessera::pipeline

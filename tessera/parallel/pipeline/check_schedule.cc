@@ -1,0 +1,344 @@
+#include "tessera/parallel/pipeline/check_schedule.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "tessera/base/error.h"
+
+namespace tessera::pipeline {
+namespace {
+
+using Key = std::tuple<int, ActionKind, int>;  // stage, kind, micro-batch
+
+Key key_of(const Action& action) { return {action.stage, action.kind, action.micro_batch}; }
+
+// What has been computed, with the time it was ready.
+using DoneAt = std::map<Key, double>;
+
+std::optional<double> ready_at(const DoneAt& done, int stage, ActionKind kind, int micro_batch) {
+  const auto found = done.find({stage, kind, micro_batch});
+  if (found == done.end()) return std::nullopt;
+  return found->second;
+}
+
+// Of either form of backward: when the gradient of the stage's input is known.
+std::optional<double> gradient_at(const DoneAt& done, int stage, int micro_batch) {
+  const auto whole = ready_at(done, stage, ActionKind::kBackward, micro_batch);
+  return whole ? whole : ready_at(done, stage, ActionKind::kInputBackward, micro_batch);
+}
+
+// When what another rank or an earlier step must have done for this one was ready; nothing: not yet.
+std::optional<double> inputs_at(const DoneAt& done, const Action& action, int stages) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return action.stage == 0 ? 0 : ready_at(done, action.stage - 1, ActionKind::kForward, action.micro_batch);
+    case ActionKind::kBackward:
+    case ActionKind::kInputBackward: {
+      const auto own = ready_at(done, action.stage, ActionKind::kForward, action.micro_batch);
+      if (!own || action.stage == stages - 1) return own;
+      return gradient_at(done, action.stage + 1, action.micro_batch);
+    }
+    default:
+      return ready_at(done, action.stage, ActionKind::kInputBackward, action.micro_batch);
+  }
+}
+
+// Computations of all ranks side by side, each rank in its order; messages take no time.
+class Clockwork {
+ public:
+  Clockwork(const ScheduleTable& table, int stages, const ActionCosts& costs)
+      : stages_(stages), costs_(costs), clock_(table.ranks.size(), 0), next_(table.ranks.size(), 0) {
+    for (const auto& row : table.ranks) {
+      auto& steps = steps_.emplace_back();
+      for (size_t column = 0; column < row.size(); ++column) {
+        if (!row[column]) continue;
+        for (auto& step : row[column]->steps()) steps.push_back({step, column});
+      }
+    }
+  }
+  // Until nothing can go on.
+  void run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t rank = 0; rank < steps_.size(); ++rank) {
+        while (advance(rank)) moved = true;
+      }
+    }
+  }
+  bool done() const {
+    for (size_t rank = 0; rank < steps_.size(); ++rank) {
+      if (waits(rank)) return false;
+    }
+    return true;
+  }
+  struct Step {
+    Action action;
+    size_t column;
+  };
+  // What a rank has not come to; null: it is done.
+  const Step* waits(size_t rank) const {
+    return next_[rank] < steps_[rank].size() ? &steps_[rank][next_[rank]] : nullptr;
+  }
+  double time() const { return *std::max_element(clock_.begin(), clock_.end()); }
+  double busy() const { return busy_; }
+
+ private:
+  bool advance(size_t rank) {
+    const auto* step = waits(rank);
+    if (step == nullptr) return false;
+    const auto ready = inputs_at(done_, step->action, stages_);
+    if (!ready) return false;
+    const double cost = cost_of(step->action.kind);
+    clock_[rank] = std::max(clock_[rank], *ready) + cost;
+    busy_ += cost;
+    done_[key_of(step->action)] = clock_[rank];
+    ++next_[rank];
+    return true;
+  }
+  double cost_of(ActionKind kind) const {
+    switch (kind) {
+      case ActionKind::kForward:
+        return costs_.forward;
+      case ActionKind::kBackward:
+        return costs_.backward;
+      case ActionKind::kInputBackward:
+        return costs_.input_backward;
+      default:
+        return costs_.weight_backward;
+    }
+  }
+
+  int stages_;
+  ActionCosts costs_;
+  std::vector<std::vector<Step>> steps_;
+  std::vector<double> clock_;
+  std::vector<size_t> next_;
+  DoneAt done_;
+  double busy_ = 0;
+};
+
+// Beyond that a table is not shown.
+constexpr size_t kShownCells = 4096;
+
+template <class... Args>
+[[noreturn]] void wrong_table(const ScheduleTable& table, std::optional<size_t> column,
+                              fmt::format_string<Args...> format, Args&&... args) {
+  size_t steps = 0;
+  for (const auto& row : table.ranks) steps = std::max(steps, row.size());
+  const bool shown = steps * table.ranks.size() <= kShownCells;
+  raise(ErrorKind::kConfig, "[pipeline.check] {}.{}{}", fmt::format(format, std::forward<Args>(args)...),
+        shown ? " Full pipeline schedule:\n" : "", shown ? table.to_text(column) : "");
+}
+
+// Takes in one rank's actions: where they are, and that each comes once and after what its own rank must have done.
+void check_rank(const ScheduleTable& table, size_t rank, const ScheduleExtent& extent, std::vector<int>& rank_of,
+                std::set<Key>& seen) {
+  const auto& row = table.ranks[rank];
+  for (size_t column = 0; column < row.size(); ++column) {
+    if (!row[column]) continue;
+    for (const auto& step : row[column]->steps()) {
+      const auto text = step.text();
+      if (!step.computes()) {
+        wrong_table(table, column,
+                    "Expected compute-only schedule but found communication action '{}' at rank {}, position {}", text,
+                    rank, column);
+      }
+      if (step.stage < 0 || step.stage >= extent.stages || step.micro_batch >= extent.micro_batches) {
+        wrong_table(table, column, "Rank {}, step {}: {} is outside of {} stages and {} microbatches", rank, column,
+                    text, extent.stages, extent.micro_batches);
+      }
+      auto& home = rank_of[static_cast<size_t>(step.stage)];
+      if (home >= 0 && home != static_cast<int>(rank)) {
+        wrong_table(table, column, "Rank {}, step {}: Stage {} is assigned to both rank {} and rank {}", rank, column,
+                    step.stage, rank, home);
+      }
+      home = static_cast<int>(rank);
+      const auto done = [&](ActionKind kind) { return seen.contains({step.stage, kind, step.micro_batch}); };
+      const bool weight = step.kind == ActionKind::kWeightBackward;
+      if (step.kind != ActionKind::kForward && !done(weight ? ActionKind::kInputBackward : ActionKind::kForward)) {
+        wrong_table(table, column, "Rank {}, step {}: Running {} for stage {}, microbatch {} without first running {}",
+                    rank, column,
+                    weight                               ? "Backward Weight"
+                    : step.kind == ActionKind::kBackward ? "Full Backward"
+                                                         : "Backward Input",
+                    step.stage, step.micro_batch, weight ? "Backward Input" : "Forward");
+      }
+      const bool again = (step.kind == ActionKind::kBackward && done(ActionKind::kInputBackward)) ||
+                         (step.kind == ActionKind::kInputBackward && done(ActionKind::kBackward));
+      if (again || !seen.insert(key_of(step)).second) {
+        wrong_table(table, column, "Rank {}, step {}: {} comes a second time", rank, column, text);
+      }
+    }
+  }
+}
+
+void check_complete(const ScheduleTable& table, const ScheduleExtent& extent, const std::set<Key>& seen) {
+  for (int stage = 0; stage < extent.stages; ++stage) {
+    std::map<ActionKind, int> count;
+    for (int mb = 0; mb < extent.micro_batches; ++mb) {
+      for (const auto kind :
+           {ActionKind::kForward, ActionKind::kBackward, ActionKind::kInputBackward, ActionKind::kWeightBackward}) {
+        count[kind] += seen.contains({stage, kind, mb});
+      }
+    }
+    const int forward = count[ActionKind::kForward], whole = count[ActionKind::kBackward],
+              input = count[ActionKind::kInputBackward], weight = count[ActionKind::kWeightBackward];
+    if (forward != extent.micro_batches) {
+      wrong_table(table, std::nullopt, "Got {} F microbatches for stage {}, expected {}", forward, stage,
+                  extent.micro_batches);
+    }
+    if (input != weight) {
+      wrong_table(table, std::nullopt,
+                  "Invalid backward microbatches for stage {}: I and W must have equal counts, but got I={}, W={}",
+                  stage, input, weight);
+    }
+    if (whole + input != extent.micro_batches) {
+      wrong_table(table, std::nullopt,
+                  "Invalid backward microbatches for stage {}: expected {} total backwards, but got B={}, I={}, W={}",
+                  stage, extent.micro_batches, whole, input, weight);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<int> check_schedule(const ScheduleTable& table, const ScheduleExtent& extent) {
+  if (static_cast<int>(table.ranks.size()) != extent.ranks) {
+    wrong_table(table, std::nullopt, "Schedule has incorrect number of ranks - expected {}, actual {}", extent.ranks,
+                table.ranks.size());
+  }
+  int64_t cells = 0;
+  for (const auto& row : table.ranks) cells += static_cast<int64_t>(row.size());
+  if (extent.stages < 1 || extent.micro_batches < 1 || int64_t{extent.stages} * extent.micro_batches > 2 * cells) {
+    wrong_table(table, std::nullopt, "{} cells are too few, or too many, for {} stages and {} microbatches", cells,
+                extent.stages, extent.micro_batches);
+  }
+  std::vector<int> rank_of(static_cast<size_t>(extent.stages), -1);
+  std::set<Key> seen;
+  for (size_t rank = 0; rank < table.ranks.size(); ++rank) check_rank(table, rank, extent, rank_of, seen);
+  check_complete(table, extent, seen);
+  Clockwork clockwork(table, extent.stages, {});
+  clockwork.run();
+  if (!clockwork.done()) {
+    std::string waiting;
+    std::optional<size_t> column;
+    for (size_t rank = 0; rank < table.ranks.size(); ++rank) {
+      const auto* step = clockwork.waits(rank);
+      if (step == nullptr) continue;
+      if (!column) column = step->column;
+      waiting += fmt::format("{}rank {} for {} at step {}", waiting.empty() ? "" : ", ", rank, step->action.text(),
+                             step->column);
+    }
+    wrong_table(table, column, "Schedule is not progressing: these wait for ever: {}", waiting);
+  }
+  return rank_of;
+}
+
+Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
+  Clockwork clockwork(schedule.table, schedule.stages(), costs);
+  clockwork.run();
+  Simulation out;
+  out.time = clockwork.time();
+  out.bubble_share = 1 - clockwork.busy() / (out.time * schedule.ranks());
+  for (const auto& row : schedule.table.ranks) {
+    int held = 0, most = 0;
+    for (const auto& cell : row) {
+      if (!cell) continue;
+      for (const auto& step : cell->steps()) {
+        held += step.kind == ActionKind::kForward;
+        most = std::max(most, held);
+        held -= step.kind == ActionKind::kBackward || step.kind == ActionKind::kWeightBackward;
+      }
+    }
+    out.most_held.push_back(most);
+  }
+  return out;
+}
+
+namespace {
+
+// Of a lowered table: whether an action can run, by what all ranks have come to.
+bool lowered_can_run(const Action& action, const std::set<Key>& done, const std::vector<int>& rank_of) {
+  const int stage = action.stage, mb = action.micro_batch, last = static_cast<int>(rank_of.size()) - 1;
+  const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
+  const auto gradient = [&](int of) { return has(of, ActionKind::kBackward) || has(of, ActionKind::kInputBackward); };
+  const auto together = [&](int other) {
+    return rank_of[static_cast<size_t>(stage)] == rank_of[static_cast<size_t>(other)];
+  };
+  switch (action.kind) {
+    case ActionKind::kForward:
+      if (stage == 0) return true;
+      return together(stage - 1) ? has(stage - 1, ActionKind::kForward) : has(stage, ActionKind::kReceiveForward);
+    case ActionKind::kBackward:
+    case ActionKind::kInputBackward:
+      if (!has(stage, ActionKind::kForward)) return false;
+      if (stage == last) return true;
+      return together(stage + 1) ? gradient(stage + 1) : has(stage, ActionKind::kReceiveBackward);
+    case ActionKind::kWeightBackward:
+      return has(stage, ActionKind::kInputBackward);
+    case ActionKind::kSendForward:
+      return has(stage, ActionKind::kForward);
+    case ActionKind::kSendBackward:
+      return gradient(stage);
+    case ActionKind::kReceiveForward:
+      return stage > 0 && has(stage - 1, ActionKind::kSendForward);
+    case ActionKind::kReceiveBackward:
+      return stage < last && has(stage + 1, ActionKind::kSendBackward);
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+void check_lowered(const ScheduleTable& lowered, const std::vector<int>& rank_of, int micro_batches) {
+  std::vector<std::vector<Action>> rows;
+  std::map<ActionKind, int> count;
+  for (const auto& row : lowered.ranks) {
+    auto& steps = rows.emplace_back();
+    for (const auto& cell : row) {
+      if (!cell) continue;
+      for (const auto& step : cell->steps()) {
+        const bool known =
+            step.stage >= 0 && step.stage < static_cast<int>(rank_of.size()) && step.micro_batch < micro_batches;
+        TESSERA_CHECK(known && rank_of[static_cast<size_t>(step.stage)] == static_cast<int>(rows.size()) - 1,
+                      ErrorKind::kConfig,
+                      "[pipeline.check] rank {}: {} is of another rank's stage, or of a micro-batch beyond {}",
+                      rows.size() - 1, step.text(), micro_batches);
+        ++count[step.kind];
+        steps.push_back(step);
+      }
+    }
+  }
+  TESSERA_CHECK(count[ActionKind::kSendForward] == count[ActionKind::kReceiveForward] &&
+                    count[ActionKind::kSendBackward] == count[ActionKind::kReceiveBackward],
+                ErrorKind::kConfig, "[pipeline.check] {} SEND_F to {} RECV_F, {} SEND_B to {} RECV_B: wanted as many",
+                count[ActionKind::kSendForward], count[ActionKind::kReceiveForward], count[ActionKind::kSendBackward],
+                count[ActionKind::kReceiveBackward]);
+  std::vector<size_t> next(rows.size(), 0);
+  std::set<Key> done;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+      for (; next[rank] < rows[rank].size() && lowered_can_run(rows[rank][next[rank]], done, rank_of); ++next[rank]) {
+        const bool fresh = done.insert(key_of(rows[rank][next[rank]])).second;
+        const bool once = rows[rank][next[rank]].micro_batch >= 0;
+        TESSERA_CHECK(fresh || !once, ErrorKind::kConfig, "[pipeline.check] rank {}: {} comes a second time", rank,
+                      rows[rank][next[rank]].text());
+        moved = true;
+      }
+    }
+  }
+  std::string waiting;
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    if (next[rank] == rows[rank].size()) continue;
+    waiting += fmt::format("{}rank {} at {}", waiting.empty() ? "" : ", ", rank, rows[rank][next[rank]].text());
+  }
+  TESSERA_CHECK(waiting.empty(), ErrorKind::kConfig,
+                "[pipeline.check] Schedule is not progressing: {} would wait for ever", waiting);
+}
+
+}  // namespace tessera::pipeline

@@ -1,0 +1,163 @@
+#include "tessera/parallel/pipeline/detail/execution.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::pipeline::detail {
+namespace {
+
+// Takes what is there for a place, out of a map of those that wait.
+template <class Map>
+auto taken(Map& waiting, std::pair<int, int> place, const char* what) {
+  const auto found = waiting.find(place);
+  TESSERA_CHECK(found != waiting.end(), ErrorKind::kInternal,
+                "[pipeline.run] stage {}, micro-batch {}: {} is not there", place.first, place.second, what);
+  auto value = std::move(found->second);
+  waiting.erase(found);
+  return value;
+}
+
+}  // namespace
+
+RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
+  for (const auto& cell : row) {
+    if (!cell) continue;
+    for (auto& step : cell->steps()) {
+      if (!splits_backward && step.kind == ActionKind::kWeightBackward) continue;
+      if (!splits_backward && step.kind == ActionKind::kInputBackward) step.kind = ActionKind::kBackward;
+      actions.push_back(std::move(step));
+    }
+  }
+  const Action* forward = nullptr;
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const auto& action = actions[i];
+    if (!action.computes()) continue;
+    const std::pair place{action.stage, action.micro_batch};
+    const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
+    if (action.kind == ActionKind::kInputBackward) splits.insert(place);
+    if (backward && forward != nullptr && std::pair{forward->stage, forward->micro_batch} == place) {
+      backward_next.insert(place);
+    }
+    forward = action.kind == ActionKind::kForward ? &action : nullptr;
+    if (action.kind != ActionKind::kBackward && action.kind != ActionKind::kWeightBackward) continue;
+    last_of_stage[action.stage] = last = i;
+  }
+}
+
+Execution::Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
+                     double loss_divisor)
+    : plan_(plan), wire_(wire), micro_batches_(micro_batches), loss_divisor_(loss_divisor), runs_(model) {}
+
+GradientSync::Completes Execution::completes(const RankProgram& program, size_t position) const {
+  const auto &action = program.actions[position], &last = program.actions[program.last];
+  const bool forward_of_last =
+      action.kind == ActionKind::kForward && action.stage == last.stage && action.micro_batch == last.micro_batch;
+  const auto of_stage = program.last_of_stage.find(action.stage);
+  return {.all = position == program.last || forward_of_last,
+          .stage = of_stage != program.last_of_stage.end() && of_stage->second == position};
+}
+
+void Execution::run_all(const RankProgram& program, GradientSync* sync) {
+  for (size_t i = 0; i < program.actions.size(); ++i) {
+    const auto& action = program.actions[i];
+    const bool told = sync != nullptr && action.computes();
+    if (told) sync->before(action, completes(program, i));
+    perform(action, program);
+    if (told) sync->after(action, completes(program, i));
+    if (wire_ != nullptr) wire_->release_sent();
+  }
+  if (wire_ != nullptr) wire_->finish();
+}
+
+void Execution::run(const RankProgram& program, GradientSync* sync) {
+  try {
+    run_all(program, sync);
+  } catch (...) {
+    if (wire_ != nullptr) wire_->break_off();
+    throw;
+  }
+}
+
+bool Execution::is_here(int stage) const { return wire_ == nullptr || rank_of(stage) == wire_->rank(); }
+
+void Execution::perform(const Action& action, const RankProgram& program) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward(action, program);
+    case ActionKind::kBackward:
+    case ActionKind::kInputBackward:
+      return backward(action);
+    case ActionKind::kWeightBackward:
+      return runs_.weight_backward(action.stage, action.micro_batch);
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+    case ActionKind::kReduceGrad:
+      return;  // the hooks of data parallelism gather, free and reduce, as GradientSync tells them
+    default:
+      return exchange(action);
+  }
+}
+
+void Execution::forward(const Action& action, const RankProgram& program) {
+  const Place place{action.stage, action.micro_batch};
+  auto batch = inputs(action.micro_batch);
+  const auto range = plan_.range(action.stage);
+  if (plan_.stages() > 1) batch.stage = range;
+  at::Tensor hidden;
+  if (!range.is_first) {
+    hidden =
+        is_here(action.stage - 1) ? taken(hidden_, place, "its input") : taken(hidden_in_, place, "its input").take();
+  }
+  const ForwardHow how{.loss_divisor = loss_divisor_,
+                       .splits_backward = program.splits.contains(place),
+                       .hands_on_head = range.is_last && plan_.stages() > 1 && !program.backward_next.contains(place)};
+  const auto given = runs_.forward(action.stage, action.micro_batch, std::move(batch), hidden, how);
+  if (range.is_last) {
+    if (given.defined()) logprobs_[action.micro_batch] = given;
+    return;
+  }
+  if (is_here(action.stage + 1)) {
+    hidden_[{action.stage + 1, action.micro_batch}] = given;
+  } else {
+    hidden_out_[place] = given;
+  }
+}
+
+void Execution::backward(const Action& action) {
+  const Place place{action.stage, action.micro_batch};
+  const auto range = plan_.range(action.stage);
+  at::Tensor gradient;
+  if (!range.is_last) {
+    gradient = is_here(action.stage + 1) ? taken(gradients_, place, "the gradient of its output")
+                                         : taken(gradients_in_, place, "the gradient of its output").take();
+  }
+  const bool keep_weights = action.kind == ActionKind::kInputBackward;
+  auto of_input = runs_.backward(action.stage, action.micro_batch, gradient, keep_weights);
+  if (range.is_first) return;
+  if (is_here(action.stage - 1)) {
+    gradients_[{action.stage - 1, action.micro_batch}] = std::move(of_input);
+  } else {
+    gradients_out_[place] = std::move(of_input);
+  }
+}
+
+void Execution::exchange(const Action& action) {
+  const Place place{action.stage, action.micro_batch};
+  const auto tokens = inputs(action.micro_batch).tokens.sizes();
+  switch (action.kind) {
+    case ActionKind::kSendForward:
+      return wire_->send_forward({rank_of(action.stage + 1), action.stage + 1, action.micro_batch},
+                                 taken(hidden_out_, place, "its output"), tokens);
+    case ActionKind::kReceiveForward:
+      hidden_in_.emplace(place,
+                         wire_->receive_forward({rank_of(action.stage - 1), action.stage, action.micro_batch}, tokens));
+      return;
+    case ActionKind::kSendBackward:
+      return wire_->send_backward({rank_of(action.stage - 1), action.stage - 1, action.micro_batch},
+                                  taken(gradients_out_, place, "the gradient of its input"), tokens);
+    default:
+      gradients_in_.emplace(
+          place, wire_->receive_backward({rank_of(action.stage + 1), action.stage, action.micro_batch}, tokens));
+  }
+}
+
+}  // namespace tessera::pipeline::detail

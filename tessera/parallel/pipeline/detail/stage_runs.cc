@@ -1,0 +1,98 @@
+#include "tessera/parallel/pipeline/detail/stage_runs.h"
+
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera::pipeline::detail {
+namespace {
+
+using kernels::DeferredGradients;
+
+void run_graph(const torch::autograd::Edge& from, const at::Tensor& gradient) {
+  torch::autograd::Engine::get_default_engine().execute({from}, {gradient}, /*keep_graph=*/false,
+                                                        /*create_graph=*/false, /*accumulate_grad=*/true, {});
+}
+
+}  // namespace
+
+at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how) {
+  run.weights = std::make_unique<DeferredGradients>();
+  run.weights->takes_linear = how.splits_backward;
+  if (how.hands_on_head) run.weights->loss_factor = 1 / how.loss_divisor;
+  std::unique_ptr<DeferredGradients::Scope> scope;
+  if (how.splits_backward || how.hands_on_head) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());
+  return model_(std::move(inputs));
+}
+
+at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden,
+                              const ForwardHow& how) {
+  const bool is_last = !inputs.stage || inputs.stage->is_last;
+  Run run;
+  if (hidden.defined()) {
+    run.input = hidden.detach();
+    if (c10::GradMode::is_enabled()) run.input.set_requires_grad(true);
+    inputs.hidden = run.input;
+  }
+  if (!is_last) inputs.labels.reset(), inputs.targets.reset();
+  const bool scores = inputs.targets.defined() && !inputs.labels.defined();
+  const auto output = run_model(run, std::move(inputs), how);
+  if (scores) return output.detach();
+  at::Tensor given;
+  if (is_last) {
+    run.loss = output / how.loss_divisor;
+  } else {
+    if (output.requires_grad()) run.output = torch::autograd::impl::gradient_edge(output);
+    given = output.detach();
+  }
+  if (!c10::GradMode::is_enabled()) {
+    if (is_last) loss_ += run.loss.item<double>();
+    return given;
+  }
+  run.weights->flush();  // of the head
+  runs_.insert_or_assign({stage, micro_batch}, std::move(run));
+  most_held_ = std::max(most_held_, held());
+  return given;
+}
+
+at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gradient, bool keep_weights) {
+  const auto found = runs_.find({stage, micro_batch});
+  TESSERA_CHECK(found != runs_.end(), ErrorKind::kInternal,
+                "[pipeline.backward] stage {}, micro-batch {}: backward without forward", stage, micro_batch);
+  auto& run = found->second;
+  {
+    std::unique_ptr<DeferredGradients::Scope> scope;
+    if (keep_weights) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());
+    if (run.loss.defined()) {
+      if (run.loss.requires_grad()) run.loss.backward();
+      loss_ += run.loss.item<double>();
+      run.loss.reset();
+    } else if (run.output.is_valid()) {
+      run_graph(std::exchange(run.output, {}), gradient);
+    }
+  }
+  at::Tensor input_gradient;
+  if (run.input.defined()) {
+    input_gradient = run.input.grad();
+    if (!input_gradient.defined()) input_gradient = at::zeros_like(run.input.detach());
+    run.input.reset();
+  }
+  if (!keep_weights) runs_.erase(found);
+  return input_gradient;
+}
+
+void StageRuns::weight_backward(int stage, int micro_batch) {
+  const auto found = runs_.find({stage, micro_batch});
+  TESSERA_CHECK(found != runs_.end(), ErrorKind::kInternal,
+                "[pipeline.backward] stage {}, micro-batch {}: weights without the backward of inputs", stage,
+                micro_batch);
+  found->second.weights->flush();
+  runs_.erase(found);
+}
+
+}  // namespace tessera::pipeline::detail

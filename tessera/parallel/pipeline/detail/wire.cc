@@ -1,0 +1,159 @@
+#include "tessera/parallel/pipeline/detail/wire.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+
+namespace tessera::pipeline::detail {
+namespace {
+
+constexpr size_t kDims = 3, kHeader = 4 + 2 * kDims;
+enum MessageKind : int { kHeaderMessage, kForwardMessage, kBackwardMessage, kMessageKinds };
+
+Placements placements_of(const WireForm& form) {
+  return {form.shard_dim ? Placement(Shard(*form.shard_dim)) : Placement(Replicate())};
+}
+
+at::Tensor header_of(const WireForm& form) {
+  auto header = at::empty({static_cast<int64_t>(kHeader)}, at::kLong);
+  auto* words = header.mutable_data_ptr<int64_t>();
+  words[0] = static_cast<int64_t>(form.dtype);
+  words[1] = form.is_dtensor;
+  words[2] = form.shard_dim.value_or(-1);
+  words[3] = static_cast<int64_t>(kDims);
+  std::copy(form.local.begin(), form.local.end(), words + 4);
+  std::copy(form.whole.begin(), form.whole.end(), words + 4 + kDims);
+  return header;
+}
+
+WireForm form_of_header(const at::Tensor& header, bool tensor_parallel) {
+  const auto* words = header.const_data_ptr<int64_t>();
+  WireForm form{.dtype = static_cast<c10::ScalarType>(words[0])};
+  form.is_dtensor = words[1] != 0;
+  if (words[2] >= 0) form.shard_dim = words[2];
+  TESSERA_CHECK(
+      words[3] == static_cast<int64_t>(kDims) && c10::isFloatingType(form.dtype), ErrorKind::kComm,
+      "[pipeline.receive] hidden states of {} dims and dtype {} are announced, wanted [B, T, hidden_size]. Run "
+      "the same program on all ranks.",
+      words[3], words[0]);
+  TESSERA_CHECK(
+      !form.is_dtensor || tensor_parallel, ErrorKind::kShape,
+      "[pipeline.receive] the stage before gives DTensors, and this one has no tensor-parallel mesh. Give all "
+      "stages the same plan.");
+  form.local.assign(words + 4, words + 4 + kDims);
+  form.whole.assign(words + 4 + kDims, words + kHeader);
+  return form;
+}
+
+}  // namespace
+
+Arrival::Arrival(at::Tensor part, comm::Pending pending, WireForm form, MeshPtr tensor_parallel)
+    : part_(std::move(part)),
+      pending_(std::move(pending)),
+      form_(std::move(form)),
+      tensor_parallel_(std::move(tensor_parallel)) {}
+
+at::Tensor Arrival::take() {
+  pending_.wait();
+  if (!form_.is_dtensor) return std::move(part_);
+  const c10::NoGradGuard no_grad;
+  return from_local(part_, tensor_parallel_, placements_of(form_), FromLocalOptions::contiguous(form_.whole));
+}
+
+WireForm Wire::form_of(const at::Tensor& hidden) {
+  const at::Tensor local = local_part(hidden);
+  TESSERA_CHECK(hidden.dim() == static_cast<int64_t>(kDims), ErrorKind::kShape,
+                "[pipeline.send] what a stage gives: found {} dims, wanted [B, T, hidden_size]", hidden.dim());
+  WireForm form{.dtype = hidden.scalar_type(), .local = local.sizes().vec(), .whole = hidden.sizes().vec()};
+  form.is_dtensor = is_dtensor(hidden);
+  if (!form.is_dtensor) return form;
+  const auto lies = placements(hidden);
+  TESSERA_CHECK(
+      lies.size() == 1 && (lies[0].is_replicate() || lies[0].is_shard()), ErrorKind::kShape,
+      "[pipeline.send] what a stage gives lies as {} over {}: wanted Replicate or Shard over the dim of tensor "
+      "parallelism alone",
+      to_string(lies), device_mesh(hidden)->to_string());
+  if (lies[0].is_shard()) form.shard_dim = lies[0].dim;
+  return form;
+}
+
+// Of every kind of message to every stage.
+int Wire::tag_of(const Address& address, int kind) const {
+  return (address.micro_batch * 4096 + address.stage) * kMessageKinds + kind;
+}
+
+void Wire::send(const at::Tensor& part, int to, int tag) { sends_.push_back(comm::send(*group_, part, to, tag)); }
+
+at::Tensor Wire::local_of(const at::Tensor& tensor, const WireForm& form) const {
+  at::Tensor placed = tensor;
+  if (is_dtensor(tensor)) {
+    if (form.is_dtensor) placed = redistribute(tensor, placements_of(form));
+    placed = local_part(placed);
+  }
+  TESSERA_CHECK(
+      is_dtensor(tensor) == form.is_dtensor && placed.sizes() == at::IntArrayRef(form.local) &&
+          placed.scalar_type() == form.dtype,
+      ErrorKind::kShape,
+      "[pipeline.send] found {} [{}] of {}, wanted {} [{}] of {}: hidden states and gradients of one shape of "
+      "tokens look alike",
+      is_dtensor(tensor) ? "a DTensor's part" : "a tensor", fmt::join(placed.sizes(), ", "),
+      c10::toString(placed.scalar_type()), form.is_dtensor ? "a DTensor's part" : "a tensor",
+      fmt::join(form.local, ", "), c10::toString(form.dtype));
+  return placed.contiguous();
+}
+
+void Wire::send_forward(const Address& to, const at::Tensor& hidden, c10::IntArrayRef tokens) {
+  const c10::NoGradGuard no_grad;
+  const auto [known, fresh] = sent_forms_.try_emplace({to.stage, tokens.vec()});
+  if (fresh) {
+    known->second = form_of(hidden);
+    send(header_of(known->second).to(device_), to.rank, tag_of(to, kHeaderMessage));
+  }
+  send(local_of(hidden, known->second), to.rank, tag_of(to, kForwardMessage));
+}
+
+Arrival Wire::receive_forward(const Address& from, c10::IntArrayRef tokens) {
+  const auto [known, fresh] = received_forms_.try_emplace({from.stage, tokens.vec()});
+  if (fresh) {
+    auto header = at::empty({static_cast<int64_t>(kHeader)}, at::TensorOptions(at::kLong).device(device_));
+    comm::recv(*group_, header, from.rank, tag_of(from, kHeaderMessage)).wait();
+    known->second = form_of_header(header.to(at::kCPU), tensor_parallel_ != nullptr);
+  }
+  const auto& form = known->second;
+  auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
+  auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kForwardMessage));
+  return {std::move(part), std::move(pending), form, tensor_parallel_};
+}
+
+void Wire::send_backward(const Address& to, const at::Tensor& gradient, c10::IntArrayRef tokens) {
+  const c10::NoGradGuard no_grad;
+  const auto& form = received_forms_.at({to.stage + 1, tokens.vec()});
+  send(local_of(gradient, form), to.rank, tag_of(to, kBackwardMessage));
+}
+
+Arrival Wire::receive_backward(const Address& from, c10::IntArrayRef tokens) {
+  const auto& form = sent_forms_.at({from.stage + 1, tokens.vec()});
+  auto part = at::empty(form.local, at::TensorOptions(form.dtype).device(device_));
+  auto pending = comm::recv(*group_, part, from.rank, tag_of(from, kBackwardMessage));
+  return {std::move(part), std::move(pending), form, tensor_parallel_};
+}
+
+void Wire::release_sent() {
+  std::erase_if(sends_, [](const comm::Pending& each) { return each.done(); });
+}
+
+void Wire::finish() {
+  for (auto& each : sends_) each.wait();
+  sends_.clear();
+}
+
+void Wire::break_off() {
+  group_->abort();
+  sends_.clear();
+}
+
+}  // namespace tessera::pipeline::detail

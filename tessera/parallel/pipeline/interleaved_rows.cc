@@ -1,0 +1,106 @@
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/pipeline/detail/makers.h"
+
+namespace tessera::pipeline::detail {
+namespace {
+
+// One rank of an interleaved schedule, after torch's _get_1f1b_rank_ops: forwards alone, then a forward and a backward
+// in turn, then backwards alone. Of the k-th of either kind, k says the stage.
+class InterleavedRank {
+ public:
+  InterleavedRank(const ScheduleSize& size, int rank, bool zero_bubble)
+      : ranks_(size.ranks), local_(size.stages_per_rank), rank_(rank), zero_bubble_(zero_bubble) {
+    const int rounds = std::max(1, size.micro_batches / ranks_);
+    per_round_ = size.micro_batches / rounds;
+    const int wanted = (local_ - 1) * per_round_ + (zero_bubble ? 1 : 2) * (ranks_ - 1 - rank);
+    warmup_ = std::min(wanted, size.micro_batches * local_);
+    total_ = size.micro_batches * local_;
+  }
+
+  ActionRow row() {
+    add_gap(rank_);
+    for (int op = 0; op < warmup_ + total_; ++op) {
+      if (op < total_) forward(op);
+      if (op < warmup_) {
+        if (op == warmup_ - 1) add_gap(wait_for_first_backward());
+        continue;
+      }
+      if (op >= total_ && !zero_bubble_) add_gap(1);
+      backward(op);
+    }
+    while (zero_bubble_ && weights_done_ < total_) weight();
+    return std::move(row_);
+  }
+
+ private:
+  void add_gap(int count) { row_.resize(row_.size() + static_cast<size_t>(std::max(count, 0))); }
+  int wait_for_first_backward() const {
+    if (zero_bubble_) return ranks_ - rank_ - 1;
+    return local_ * ranks_ + 2 * (ranks_ - 1 - rank_) - (warmup_ + rank_);
+  }
+  int backward_stage(int op) const {
+    const int local = local_ - 1 - ((op - warmup_) / per_round_) % local_;
+    return local * ranks_ + rank_;
+  }
+  void add_next(int stage, ActionKind kind, std::map<int, int>& next) {
+    row_.push_back(Action{.stage = stage, .kind = kind, .micro_batch = next[stage]++});
+  }
+  void forward(int op) { add_next((op / per_round_) % local_ * ranks_ + rank_, ActionKind::kForward, forwards_); }
+  void backward(int op) {
+    add_next(backward_stage(op), zero_bubble_ ? ActionKind::kInputBackward : ActionKind::kBackward, backwards_);
+    if (zero_bubble_ && op - warmup_ >= rank_) weight();
+  }
+  void weight() { add_next(backward_stage(warmup_ + weights_done_++), ActionKind::kWeightBackward, weights_); }
+
+  int ranks_, local_, rank_;
+  bool zero_bubble_;
+  int per_round_ = 1, warmup_ = 0, total_ = 0, weights_done_ = 0;
+  std::map<int, int> forwards_, backwards_, weights_;  // the next micro-batch of each stage
+  ActionRow row_;
+};
+
+// Puts a bubble before each forward whose input is not there yet (torch's _add_bubbles_to_actions).
+Rows with_forward_bubbles(const Rows& rows) {
+  Rows out(rows.size());
+  std::vector<size_t> next(rows.size(), 0);
+  std::set<std::pair<int, int>> seen;  // forwards: stage and micro-batch
+  for (bool more = true; more;) {
+    more = false;
+    std::vector<std::pair<int, int>> now;
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+      if (next[rank] >= rows[rank].size()) continue;
+      more = true;
+      const auto& action = rows[rank][next[rank]];
+      const bool forward = action && action->kind == ActionKind::kForward;
+      if (forward && action->stage != 0 && !seen.contains({action->stage - 1, action->micro_batch})) {
+        out[rank].push_back(std::nullopt);
+        continue;
+      }
+      out[rank].push_back(action);
+      if (forward) now.emplace_back(action->stage, action->micro_batch);
+      ++next[rank];
+    }
+    seen.insert(now.begin(), now.end());
+  }
+  return out;
+}
+
+}  // namespace
+
+Rows interleaved_rows(const ScheduleSize& size, bool zero_bubble) {
+  const int rounds = std::max(1, size.micro_batches / size.ranks);
+  TESSERA_CHECK(size.micro_batches % rounds == 0, ErrorKind::kConfig,
+                "[pipeline.schedule] {} requires the number of microbatches to be a multiple of the number of rounds "
+                "({}), but got {}.",
+                zero_bubble ? "Zero bubble" : "Interleaved 1F1B", rounds, size.micro_batches);
+  Rows rows;
+  for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(InterleavedRank(size, rank, zero_bubble).row());
+  return zero_bubble ? with_forward_bubbles(rows) : rows;
+}
+
+}  // namespace tessera::pipeline::detail

@@ -1,0 +1,177 @@
+#include "tessera/parallel/pipeline/lowering.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "tessera/base/error.h"
+
+namespace tessera::pipeline {
+namespace {
+
+using StepKey = std::tuple<int, ActionKind, int>;
+
+// The stages that a row computes on next, at most about `count`, in order.
+std::vector<int> next_stages(const ActionRow& row, size_t first, int count) {
+  std::vector<int> out;
+  for (size_t i = first; i < row.size() && static_cast<int>(out.size()) < count; ++i) {
+    if (!row[i]) continue;
+    for (const auto& step : row[i]->steps()) {
+      if (std::find(out.begin(), out.end(), step.stage) == out.end()) out.push_back(step.stage);
+    }
+  }
+  return out;
+}
+
+bool sends_forward(const Action& action, const std::vector<int>& rank_of) {
+  const auto stage = static_cast<size_t>(action.stage);
+  return action.kind == ActionKind::kForward && stage + 1 < rank_of.size() && rank_of[stage] != rank_of[stage + 1];
+}
+
+bool sends_backward(const Action& action, const std::vector<int>& rank_of) {
+  const auto stage = static_cast<size_t>(action.stage);
+  const bool backward = action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward;
+  return backward && stage > 0 && rank_of[stage] != rank_of[stage - 1];
+}
+
+// Whether this rank has, or is about to have, what the action needs of other stages.
+bool has_inputs(const Action& action, const std::set<StepKey>& done, int stages) {
+  const int stage = action.stage, mb = action.micro_batch;
+  const auto has = [&](int of, ActionKind kind) { return done.contains({of, kind, mb}); };
+  if (action.kind == ActionKind::kForward) {
+    return stage == 0 || has(stage, ActionKind::kReceiveForward) || has(stage - 1, ActionKind::kForward);
+  }
+  if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputBackward) {
+    return stage == stages - 1 || has(stage, ActionKind::kReceiveBackward) ||
+           has(stage + 1, ActionKind::kInputBackward) || has(stage + 1, ActionKind::kBackward);
+  }
+  return true;
+}
+
+ScheduleTable table_of(const std::vector<Actions>& rows) {
+  ScheduleTable table;
+  for (const auto& row : rows) table.ranks.emplace_back(row.begin(), row.end());
+  return table;
+}
+
+}  // namespace
+
+Actions add_unshard_reshard(const ActionRow& row, int most_active) {
+  std::set<int> active;
+  Actions out;
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (!row[i]) continue;
+    const auto wanted = next_stages(row, i, most_active);
+    for (auto stage = active.begin(); stage != active.end();) {
+      if (std::find(wanted.begin(), wanted.end(), *stage) != wanted.end()) {
+        ++stage;
+        continue;
+      }
+      out.push_back({.stage = *stage, .kind = ActionKind::kReshard});
+      stage = active.erase(stage);
+    }
+    for (const int stage : wanted) {
+      if (active.insert(stage).second) out.push_back({.stage = stage, .kind = ActionKind::kUnshard});
+    }
+    out.push_back(*row[i]);
+  }
+  for (const int stage : active) out.push_back({.stage = stage, .kind = ActionKind::kReshard});
+  return out;
+}
+
+Actions add_reduce_grad(const Actions& row, int micro_batches) {
+  std::map<int, int> count;
+  Actions out;
+  for (const auto& action : row) {
+    out.push_back(action);
+    for (const auto& step : action.steps()) {
+      const bool last_of_its = step.kind == ActionKind::kBackward || step.kind == ActionKind::kWeightBackward;
+      if (!last_of_its || ++count[step.stage] != micro_batches) continue;
+      out.push_back({.stage = step.stage, .kind = ActionKind::kReduceGrad});
+    }
+  }
+  return out;
+}
+
+Actions merge_bw(const ActionRow& row) {
+  Actions out;
+  for (const auto& cell : row) {
+    if (!cell) continue;
+    const bool weight = cell->kind == ActionKind::kWeightBackward && !out.empty();
+    if (weight && out.back().kind == ActionKind::kInputBackward && out.back().stage == cell->stage &&
+        out.back().micro_batch == cell->micro_batch) {
+      out.back().kind = ActionKind::kBackward;
+    } else {
+      out.push_back(*cell);
+    }
+  }
+  return out;
+}
+
+std::vector<Actions> add_send_recv(const std::vector<Actions>& rows, const std::vector<int>& rank_of) {
+  std::vector<Actions> out(rows.size());
+  std::vector<std::set<StepKey>> done(rows.size());
+  std::vector<size_t> next(rows.size(), 0);
+  const auto add = [&](size_t rank, Action action) {
+    done[rank].insert({action.stage, action.kind, action.micro_batch});
+    out[rank].push_back(std::move(action));
+  };
+  const auto exchange = [&](size_t rank, const Action& step, ActionKind send, ActionKind receive, int to) {
+    add(rank, {.stage = step.stage, .kind = send, .micro_batch = step.micro_batch});
+    add(static_cast<size_t>(rank_of[static_cast<size_t>(to)]),
+        {.stage = to, .kind = receive, .micro_batch = step.micro_batch});
+  };
+  const auto stages = static_cast<int>(rank_of.size());
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+      if (next[rank] == rows[rank].size()) continue;
+      const auto& action = rows[rank][next[rank]];
+      const auto steps = action.steps();
+      const auto can_run = [&](const Action& step) { return has_inputs(step, done[rank], stages); };
+      if (!std::all_of(steps.begin(), steps.end(), can_run)) continue;
+      out[rank].push_back(action);
+      for (const auto& step : steps) {
+        done[rank].insert({step.stage, step.kind, step.micro_batch});
+        if (sends_forward(step, rank_of)) {
+          exchange(rank, step, ActionKind::kSendForward, ActionKind::kReceiveForward, step.stage + 1);
+        } else if (sends_backward(step, rank_of)) {
+          exchange(rank, step, ActionKind::kSendBackward, ActionKind::kReceiveBackward, step.stage - 1);
+        }
+      }
+      ++next[rank];
+      moved = true;
+    }
+  }
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    TESSERA_CHECK(
+        next[rank] == rows[rank].size(), ErrorKind::kConfig,
+        "[pipeline.lower] Malformed compute schedule, can't schedule sends/recvs: rank {} waits for ever at {}", rank,
+        rows[rank][next[rank]].text());
+  }
+  return out;
+}
+
+ScheduleTable lower(const Schedule& schedule) {
+  std::vector<Actions> rows;
+  for (const auto& row : schedule.table.ranks) {
+    rows.push_back(add_reduce_grad(add_unshard_reshard(row), schedule.micro_batches));
+  }
+  return table_of(add_send_recv(rows, schedule.rank_of));
+}
+
+ScheduleTable lower_forward(const Schedule& schedule) {
+  std::vector<Actions> rows;
+  for (int rank = 0; rank < schedule.ranks(); ++rank) {
+    auto& row = rows.emplace_back();
+    for (const int stage : schedule.stages_of(rank)) {
+      for (int mb = 0; mb < schedule.micro_batches; ++mb) {
+        row.push_back({.stage = stage, .kind = ActionKind::kForward, .micro_batch = mb});
+      }
+    }
+  }
+  return table_of(add_send_recv(rows, schedule.rank_of));
+}
+
+}  // namespace tessera::pipeline

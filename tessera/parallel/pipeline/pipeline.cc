@@ -1,0 +1,284 @@
+#include "tessera/parallel/pipeline/pipeline.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/models/decoder.h"
+#include "tessera/parallel/detail/gathered_state.h"
+#include "tessera/parallel/detail/replicate_state.h"
+#include "tessera/parallel/fully_shard.h"
+#include "tessera/parallel/gradient_sync.h"
+#include "tessera/parallel/pipeline/check_schedule.h"
+#include "tessera/parallel/pipeline/detail/execution.h"
+#include "tessera/parallel/pipeline/lowering.h"
+
+namespace tessera::pipeline {
+namespace {
+
+bool is_cut(const PipelineOptions& options) { return options.mesh && options.mesh->has_dim("pp"); }
+
+MeshPtr slice_of(const MeshPtr& mesh, const std::string& dim) {
+  return mesh && mesh->has_dim(dim) ? mesh->slice({dim}) : nullptr;
+}
+
+std::vector<DecoderLayer*> decoder_layers(CausalLM& model) {
+  std::vector<DecoderLayer*> out;
+  for (const auto& [path, module] : model.named_modules()) {
+    auto* const decoder = dynamic_cast<DecoderModel*>(module);
+    if (decoder == nullptr) continue;
+    for (const auto& layer : decoder->layers->list) out.push_back(layer.get());
+  }
+  return out;
+}
+
+nn::Embedding* embedding_of(CausalLM& model) {
+  for (const auto& [path, module] : model.named_modules()) {
+    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) return decoder->embed_tokens.get();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int pipeline_ranks(const PipelineOptions& options) {
+  return is_cut(options) ? static_cast<int>(options.mesh->size(options.mesh->dim_of("pp"))) : 1;
+}
+
+int pipeline_rank(const PipelineOptions& options) {
+  return is_cut(options) ? static_cast<int>(options.mesh->local_rank(options.mesh->dim_of("pp"))) : 0;
+}
+
+StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& options) {
+  const int ranks = pipeline_ranks(options);
+  if (options.table) {
+    TESSERA_CHECK(options.table->ranks() == ranks, ErrorKind::kConfig,
+                  "[pipeline.plan] {}: a schedule for {} ranks, the pipeline has {}", options.table->name,
+                  options.table->ranks(), ranks);
+    return plan_stages(config.num_hidden_layers, options.table->rank_of, options.layers_of_stages);
+  }
+  // Every schedule can run two micro-batches a rank.
+  const auto schedule = make_schedule(
+      options.schedule, {.ranks = ranks, .stages_per_rank = options.stages_per_rank, .micro_batches = 2 * ranks});
+  return plan_stages(config.num_hidden_layers, schedule.rank_of, options.layers_of_stages);
+}
+
+struct Pipeline::Lowered {
+  std::optional<Schedule> schedule{};
+  std::optional<detail::RankProgram> step{}, forward{};
+};
+
+// Turns the reductions of data parallelism on and off.
+class Pipeline::Switches : public detail::GradientSync {
+ public:
+  Switches(CausalLM& model, const StagePlan& plan, bool reduce_each)
+      : model_(model),
+        plan_(plan),
+        reduce_each_(reduce_each),
+        has_states_(!parallel::data_parallel_states(model).empty()),
+        layers_(decoder_layers(model)) {}
+
+  void before(const Action& action, const Completes& completes) override {
+    if (!has_states_) return;
+    const bool backward = action.kind == ActionKind::kBackward;
+    const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;  // as its backward
+    switch_on(action, backward || whole ? completes : Completes{}, (backward || whole) && reduce_each_);
+  }
+  // What waited for W goes through the graph in several backwards.
+  void after(const Action& action, const Completes& completes) override {
+    if (!has_states_ || action.kind != ActionKind::kWeightBackward) return;
+    if (!reduce_each_ && !completes.all && !completes.stage) return;
+    switch_on(action, completes, reduce_each_);
+    const auto states = parallel::gathered_states(model_);
+    if (!states.empty() && states.front()->schedule() != nullptr) states.front()->schedule()->reduce_accumulated();
+  }
+
+ private:
+  void switch_on(const Action& action, const Completes& completes, bool all) {
+    set_requires_gradient_sync(model_, all || completes.all);
+    if (all || completes.all || !completes.stage) return;
+    const auto range = plan_.range(action.stage);
+    for (int64_t i = range.first_layer; i < range.end_layer; ++i) {
+      auto* const layer = layers_.at(static_cast<size_t>(i));
+      if (layer != nullptr && is_fully_sharded(*layer)) set_requires_gradient_sync(*layer, true);
+    }
+  }
+
+  CausalLM& model_;
+  const StagePlan& plan_;
+  bool reduce_each_, has_states_;
+  std::vector<DecoderLayer*> layers_;
+};
+
+Pipeline::Pipeline(CausalLM& model, PipelineOptions options)
+    : model_(model),
+      options_(std::move(options)),
+      ranks_(pipeline_ranks(options_)),
+      rank_(pipeline_rank(options_)),
+      plan_(plan_pipeline(model.config(), options_)) {
+  if (plan_.stages() == 1) return;
+  const auto layers = decoder_layers(model);
+  for (const int stage : plan_.stages_of(rank_)) {
+    const auto range = plan_.range(stage);
+    for (int64_t i = range.first_layer; i < range.end_layer; ++i) {
+      TESSERA_CHECK(
+          i < static_cast<int64_t>(layers.size()) && layers[static_cast<size_t>(i)] != nullptr, ErrorKind::kConfig,
+          "[pipeline] stage {} runs layer {}, which the model of rank {} does not have. Call keep_stages with "
+          "this plan and rank.",
+          stage, i, rank_);
+    }
+  }
+  if (ranks_ == 1) return;
+  wire_ = std::make_unique<detail::Wire>(options_.mesh->group("pp"), slice_of(options_.mesh, "tp"),
+                                         options_.mesh->device());
+}
+
+Pipeline::~Pipeline() = default;
+
+Pipeline::Lowered& Pipeline::lowered(int micro_batches) {
+  auto& known = lowered_[micro_batches];
+  if (!known) known = std::make_unique<Lowered>();
+  return *known;
+}
+
+const Schedule& Pipeline::schedule(int micro_batches) {
+  auto& known = lowered(micro_batches).schedule;
+  if (known) return *known;
+  if (!options_.table) {
+    const ScheduleSize size{ranks_, options_.stages_per_rank, micro_batches};
+    return *(known = make_schedule(options_.schedule, size));
+  }
+  TESSERA_CHECK(options_.table->micro_batches == micro_batches, ErrorKind::kConfig,
+                "[pipeline.step] {} micro-batches, but the schedule {} is for {}", micro_batches, options_.table->name,
+                options_.table->micro_batches);
+  return *(known = options_.table);
+}
+
+const detail::RankProgram& Pipeline::program(int micro_batches, bool with_gradients) {
+  auto& known = lowered(micro_batches);
+  auto& program = with_gradients ? known.step : known.forward;
+  if (program) return *program;
+  Schedule forward{.name = "forward", .micro_batches = micro_batches, .rank_of = plan_.rank_of, .table = {}};
+  forward.table.ranks.resize(static_cast<size_t>(ranks_));
+  if (with_gradients) {
+    const auto& made = schedule(micro_batches);
+    check_schedule(made.table, {.ranks = ranks_, .stages = plan_.stages(), .micro_batches = micro_batches});
+  }
+  const auto table = with_gradients ? lower(schedule(micro_batches)) : lower_forward(forward);
+  check_lowered(table, plan_.rank_of, micro_batches);
+  // The buckets of replicas are reduced within one backward.
+  const bool splits = parallel::replicate_state(model_) == nullptr;
+  return program.emplace(table.ranks.at(static_cast<size_t>(rank_)), splits);
+}
+
+void Pipeline::check_micro_batches(const std::vector<ModelInputs>& micro_batches) const {
+  TESSERA_CHECK(!micro_batches.empty(), ErrorKind::kConfig, "[pipeline.step] no micro-batches, wanted at least one");
+  for (size_t i = 0; i < micro_batches.size(); ++i) {
+    const auto &tokens = micro_batches[i].tokens, &labels = micro_batches[i].labels;
+    TESSERA_CHECK(tokens.defined() && labels.defined() && labels.sizes() == tokens.sizes(), ErrorKind::kShape,
+                  "[pipeline.step] micro-batch {}: labels have {} elements, tokens {}: wanted one label a token", i,
+                  labels.defined() ? labels.numel() : 0, tokens.defined() ? tokens.numel() : 0);
+  }
+}
+
+double Pipeline::step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how) {
+  TESSERA_CHECK(
+      c10::GradMode::is_enabled(), ErrorKind::kConfig,
+      "[pipeline.step] step() requires gradients to be enabled for backward computation; it should not be used "
+      "without them. Call evaluate() instead.");
+  check_micro_batches(micro_batches);
+  const auto& actions = program(static_cast<int>(micro_batches.size()), true);
+  auto* const tied = tied_slot();
+  const at::Tensor before = tied != nullptr ? std::exchange(tied->parameter.mutable_grad(), {}) : at::Tensor();
+  detail::Execution execution(model_, plan_, wire_.get(), micro_batches, how.loss_divisor);
+  Switches switches(model_, plan_, how.reduce_each);
+  execution.run(actions, &switches);
+  most_held_ = execution.most_held();
+  if (tied != nullptr) {
+    sum_tied_gradients();
+    const c10::NoGradGuard no_grad;
+    if (before.defined()) local_part(tied->parameter.grad()).add_(local_part(before));
+  }
+  return execution.loss();
+}
+
+double Pipeline::evaluate(const std::vector<ModelInputs>& micro_batches) {
+  const c10::NoGradGuard no_grad;
+  check_micro_batches(micro_batches);
+  detail::Execution execution(model_, plan_, wire_.get(), micro_batches, 1);
+  execution.run(program(static_cast<int>(micro_batches.size()), false), nullptr);
+  return execution.loss();
+}
+
+at::Tensor Pipeline::logprobs(ModelInputs inputs, const at::Tensor& targets) {
+  const c10::NoGradGuard no_grad;
+  inputs.targets = targets;
+  const std::vector<ModelInputs> one = {inputs};
+  detail::Execution execution(model_, plan_, wire_.get(), one, 1);
+  execution.run(program(1, false), nullptr);
+  return execution.logprobs(0);
+}
+
+// The weight that this rank shares with another one of the pipeline; null: it shares none.
+nn::ParameterSlot* Pipeline::tied_slot() {
+  const int first = plan_.rank_of.front(), last = plan_.rank_of.back();
+  if (!model_.config().tie_word_embeddings || first == last || (rank_ != first && rank_ != last)) return nullptr;
+  auto* const embedding = embedding_of(model_);
+  TESSERA_CHECK(embedding != nullptr, ErrorKind::kConfig,
+                "[pipeline] rank {} has the head of a model with tied embeddings, but no embedding. Call keep_stages.",
+                rank_);
+  return &embedding->own_parameters().front();
+}
+
+// Both ranks add the same two numbers.
+void Pipeline::sum_tied_gradients() {
+  const c10::NoGradGuard no_grad;
+  auto& parameter = tied_slot()->parameter;
+  if (!parameter.requires_grad()) return;
+  if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
+  const int first = plan_.rank_of.front(), last = plan_.rank_of.back(), other = rank_ == first ? last : first;
+  constexpr int kTag = 0x7fffffff;
+  auto& group = *options_.mesh->group("pp");
+  const at::Tensor own = local_part(parameter.grad());
+  const at::Tensor sent = own.contiguous(), received = at::empty_like(sent);
+  const auto send = [&] { return comm::send(group, sent, other, kTag); };
+  const auto receive = [&] { return comm::recv(group, received, other, kTag); };
+  auto first_one = rank_ < other ? send() : receive();  // one order on both, as NCCL needs
+  auto second_one = rank_ < other ? receive() : send();
+  first_one.wait();
+  second_one.wait();
+  own.add_(received);
+}
+
+std::vector<at::Tensor> Pipeline::counted_parameters() {
+  auto parameters = model_.parameters();
+  const auto* const tied = tied_slot();
+  if (tied == nullptr || rank_ == plan_.rank_of.front()) return parameters;
+  std::erase_if(parameters, [&](const at::Tensor& each) { return each.is_same(tied->parameter); });
+  return parameters;
+}
+
+double Pipeline::norm_over_stages(double own_norm) const {
+  if (ranks_ == 1) return own_norm;
+  auto own = at::empty({1}, at::kDouble);
+  own.mutable_data_ptr<double>()[0] = own_norm;
+  own = own.to(options_.mesh->device());
+  auto all = at::empty({ranks_}, own.options());
+  comm::all_gather_into(*options_.mesh->group("pp"), all, own, "gradient norm").wait();
+  all = all.to(at::kCPU);
+  double norm = 0;  // hypot loses nothing where squares leave float64
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const double each = all.const_data_ptr<double>()[rank];
+    norm = std::isnan(norm) || std::isnan(each) ? std::nan("") : std::hypot(norm, each);
+  }
+  return norm;
+}
+
+}  // namespace tessera::pipeline

@@ -1,0 +1,83 @@
+#include "tessera/parallel/pipeline/schedule_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+
+namespace tessera::pipeline {
+namespace {
+
+std::string cell_text(const ActionRow& row, size_t step) {
+  return step < row.size() && row[step] ? row[step]->text() : std::string();
+}
+
+std::string_view unquoted(std::string_view cell) {
+  const bool is_quoted = cell.size() >= 2 && cell.front() == '"' && cell.back() == '"';
+  return is_quoted ? cell.substr(1, cell.size() - 2) : cell;
+}
+
+}  // namespace
+
+ScheduleTable ScheduleTable::from_csv(std::string_view csv, const std::string& name) {
+  ScheduleTable table;
+  while (!csv.empty()) {
+    auto line = csv.substr(0, std::min(csv.find('\n'), csv.size()));
+    csv.remove_prefix(std::min(line.size() + 1, csv.size()));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    auto& row = table.ranks.emplace_back();
+    for (bool more = true; more;) {
+      const auto end = line.find(',');
+      more = end != std::string_view::npos;
+      try {
+        row.push_back(Action::parse(unquoted(line.substr(0, end))));
+      } catch (const Error& error) {
+        raise(ErrorKind::kFormat, "[pipeline.schedule] {}: line {}, cell {}: {}", name, table.ranks.size(),
+              row.size() + 1, error.what());
+      }
+      if (more) line.remove_prefix(end + 1);
+    }
+  }
+  TESSERA_CHECK(!table.ranks.empty(), ErrorKind::kFormat,
+                "[pipeline.schedule] {}: no line, wanted one for each rank of the pipeline", quote(name));
+  return table;
+}
+
+std::string ScheduleTable::to_csv() const {
+  std::string out;
+  for (const auto& row : ranks) {
+    for (size_t step = 0; step < row.size(); ++step) out += (step == 0 ? "" : ",") + cell_text(row, step);
+    out += "\n";
+  }
+  return out;
+}
+
+// As torch's _format_pipeline_order.
+std::string ScheduleTable::to_text(std::optional<size_t> error_step) const {
+  size_t steps = 0;
+  for (const auto& row : ranks) steps = std::max(steps, row.size());
+  const size_t digits = std::to_string(steps == 0 ? 0 : steps - 1).size();
+  std::vector<size_t> widths;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    size_t width = fmt::format("Rank {}", rank).size();
+    for (size_t step = 0; step < ranks[rank].size(); ++step)
+      width = std::max(width, cell_text(ranks[rank], step).size());
+    widths.push_back(width);
+  }
+  std::string out(digits + 7, ' ');
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    out += fmt::format("{:<{}} ", fmt::format("Rank {}", rank), widths[rank]);
+  }
+  out += "\n";
+  for (size_t step = 0; step < steps; ++step) {
+    out += fmt::format("Step {:0{}}: ", step, digits);
+    for (size_t rank = 0; rank < ranks.size(); ++rank)
+      out += fmt::format("{:<{}} ", cell_text(ranks[rank], step), widths[rank]);
+    out += error_step == step ? "<-- ERROR HERE\n" : "\n";
+  }
+  return out;
+}
+
+}  // namespace tessera::pipeline

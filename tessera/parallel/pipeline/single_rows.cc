@@ -1,0 +1,103 @@
+#include <set>
+#include <tuple>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/pipeline/detail/makers.h"
+
+namespace tessera::pipeline::detail {
+namespace {
+
+void add_bubbles(ActionRow& row, int count) { row.resize(row.size() + static_cast<size_t>(count)); }
+
+void add_step(ActionRow& row, int stage, ActionKind kind, int micro_batch) {
+  row.push_back(Action{.stage = stage, .kind = kind, .micro_batch = micro_batch});
+}
+
+// Of one stage a rank: each action in the first time step in which what it needs has been done, all taking one.
+Rows with_bubbles(const Rows& rows) {
+  Rows out(rows.size());
+  std::vector<size_t> next(rows.size(), 0);
+  std::set<std::tuple<int, ActionKind, int>> done;
+  const auto can_run = [&](const Action& action) {
+    const bool forward = action.kind == ActionKind::kForward;
+    const int before = action.stage + (forward ? -1 : 1);
+    if (before < 0 || before == static_cast<int>(rows.size())) return true;
+    return done.contains({before, action.kind, action.micro_batch});
+  };
+  for (bool more = true; more;) {
+    more = false;
+    std::vector<Action> now;
+    for (size_t rank = 0; rank < rows.size(); ++rank) {
+      if (next[rank] == rows[rank].size()) continue;
+      more = true;
+      const auto& action = rows[rank][next[rank]];
+      const bool runs = can_run(*action);
+      out[rank].push_back(runs ? action : std::nullopt);
+      if (!runs) continue;
+      now.push_back(*action);
+      ++next[rank];
+    }
+    for (const auto& action : now) done.insert({action.stage, action.kind, action.micro_batch});
+  }
+  return out;
+}
+
+}  // namespace
+
+Rows gpipe_rows(const ScheduleSize& size) {
+  Rows rows;
+  for (int rank = 0; rank < size.ranks; ++rank) {
+    ActionRow row;
+    add_bubbles(row, rank);
+    for (int mb = 0; mb < size.micro_batches; ++mb) add_step(row, rank, ActionKind::kForward, mb);
+    add_bubbles(row, 2 * (size.ranks - 1 - rank));
+    for (int mb = 0; mb < size.micro_batches; ++mb) add_step(row, rank, ActionKind::kBackward, mb);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+// The order in which torch's Schedule1F1B runs. (Its own table of that order begins with micro-batch 1 on the last
+// rank.)
+Rows one_forward_one_backward_rows(const ScheduleSize& size) {
+  const int n = size.micro_batches, ranks = size.ranks;
+  TESSERA_CHECK(n >= ranks, ErrorKind::kConfig,
+                "[pipeline.schedule] 1F1B: Number of microbatches ({}) must be greater than or equal to the number of "
+                "stages ({}).",
+                n, ranks);
+  Rows rows;
+  for (int rank = 0; rank < ranks; ++rank) {
+    ActionRow row;
+    int forward = 0, backward = 0;
+    while (forward < ranks - 1 - rank) add_step(row, rank, ActionKind::kForward, forward++);
+    while (backward < n) {
+      if (forward < n) add_step(row, rank, ActionKind::kForward, forward++);
+      add_step(row, rank, ActionKind::kBackward, backward++);
+    }
+    rows.push_back(std::move(row));
+  }
+  return with_bubbles(rows);
+}
+
+Rows looped_bfs_rows(const ScheduleSize& size) {
+  Rows rows;
+  for (int rank = 0; rank < size.ranks; ++rank) {
+    ActionRow row;
+    add_bubbles(row, rank);
+    for (int local = 0; local < size.stages_per_rank; ++local) {
+      for (int mb = 0; mb < size.micro_batches; ++mb) {
+        add_step(row, local * size.ranks + rank, ActionKind::kForward, mb);
+      }
+    }
+    add_bubbles(row, 2 * (size.ranks - 1 - rank));
+    for (int local = size.stages_per_rank - 1; local >= 0; --local) {
+      for (int mb = size.micro_batches - 1; mb >= 0; --mb) {
+        add_step(row, local * size.ranks + rank, ActionKind::kBackward, mb);
+      }
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace tessera::pipeline::detail

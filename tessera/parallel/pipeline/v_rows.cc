@@ -1,0 +1,165 @@
+#include <algorithm>
+#include <deque>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/parallel/pipeline/detail/makers.h"
+
+namespace tessera::pipeline::detail {
+namespace {
+
+// One rank of a V schedule: the next micro-batch of each kind of action of its two stages, 0 on the way down and 1 on
+// the way up. A whole backward counts as I and W.
+class VRow {
+ public:
+  VRow(int ranks, int rank) : stages_{rank, 2 * ranks - 1 - rank} {}
+
+  void gap(int count) { row_.resize(row_.size() + static_cast<size_t>(count)); }
+  void forward(int way) { row_.push_back(next(way, ActionKind::kForward)); }
+  void input(int way) {
+    row_.push_back(next(way, ActionKind::kInputBackward));
+    waiting_.push_back(*row_.back());
+  }
+  void weight(int way) { row_.push_back(next(way, ActionKind::kWeightBackward)); }
+  void whole_backward(int way) { row_.push_back(next_whole(way)); }
+  void overlap(int forward_way, int backward_way) {
+    Action both{.kind = ActionKind::kOverlap};
+    both.parts.push_back(next(forward_way, ActionKind::kForward));
+    both.parts.push_back(next_whole(backward_way));
+    row_.push_back(std::move(both));
+  }
+  // The weights whose turn came first, if any wait.
+  void oldest_weight() {
+    if (waiting_.empty()) return;
+    row_.push_back(waiting_.front());
+    row_.back()->kind = ActionKind::kWeightBackward;
+    waiting_.pop_front();
+  }
+  int done(int way, ActionKind kind) const {
+    const auto found = done_.find({way, kind});
+    return found == done_.end() ? 0 : found->second;
+  }
+  ActionRow take() { return std::move(row_); }
+
+ private:
+  Action next(int way, ActionKind kind) {
+    return {.stage = stages_[way], .kind = kind, .micro_batch = done_[{way, kind}]++};
+  }
+  Action next_whole(int way) {
+    Action action = next(way, ActionKind::kInputBackward);
+    action.kind = ActionKind::kBackward;
+    ++done_[{way, ActionKind::kWeightBackward}];
+    return action;
+  }
+
+  int stages_[2];
+  std::map<std::pair<int, ActionKind>, int> done_;
+  std::deque<Action> waiting_;  // inputs whose weights are still to come
+  ActionRow row_;
+};
+
+void input_and_weight(VRow& row, int way) {
+  row.input(way);
+  row.weight(way);
+}
+
+// After torch's ScheduleZBVZeroBubble: laid out for at least as many micro-batches as fill the pipeline.
+ActionRow zbv_row(const ScheduleSize& size, int rank) {
+  const int ranks = size.ranks, micro_batches = std::max(2 * ranks - 1, size.micro_batches);
+  VRow row(ranks, rank);
+  const auto done = [&](int way, ActionKind kind) { return row.done(way, kind); };
+  row.gap(rank);
+  for (int i = 0; i < 2 * (ranks - rank) - 1; ++i) row.forward(0);
+  for (int i = 0; i < rank; ++i) {
+    row.forward(1);
+    row.forward(0);
+  }
+  for (int i = 0; i < ranks - rank; ++i) {
+    row.forward(1);
+    input_and_weight(row, 1);
+  }
+  while (done(1, ActionKind::kForward) < done(0, ActionKind::kForward) ||
+         done(0, ActionKind::kForward) < micro_batches) {
+    if (done(0, ActionKind::kForward) < micro_batches) row.forward(0);
+    input_and_weight(row, 0);
+    row.forward(1);
+    input_and_weight(row, 1);
+  }
+  for (int i = 0; i < rank; ++i) {
+    row.input(0);
+    row.input(1);
+  }
+  for (int i = 0; i < ranks - rank; ++i) input_and_weight(row, 0);
+  for (const int way : {1, 0}) {
+    while (done(way, ActionKind::kWeightBackward) < done(way, ActionKind::kInputBackward)) row.weight(way);
+  }
+  auto actions = row.take();
+  for (auto& action : actions) {
+    if (action && action->micro_batch >= size.micro_batches) action.reset();
+  }
+  return actions;
+}
+
+// After torch's ScheduleDualPipeV, its eight steps.
+ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
+  const int ranks = size.ranks, behind = ranks - rank - 1;
+  VRow row(ranks, rank);
+  for (int i = 0; i < 2 * behind; ++i) row.forward(0);
+  for (int i = 0; i <= rank; ++i) {
+    row.forward(0);
+    row.forward(1);
+  }
+  for (int i = 0; i < behind; ++i) {
+    row.input(1);
+    row.oldest_weight();
+    row.forward(1);
+  }
+  for (int i = 0; i < size.micro_batches - 2 * ranks + rank + 1; ++i) {
+    if (i == 0 && behind == 0) {  // side by side they would make the bubble larger
+      row.forward(0);
+      row.whole_backward(1);
+    } else {
+      row.overlap(0, 1);
+    }
+    row.overlap(1, 0);
+  }
+  for (int i = 0; i < behind; ++i) {
+    row.whole_backward(1);
+    row.overlap(1, 0);
+  }
+  bool split = false;
+  const auto backward = [&](int way) { split ? row.input(way) : row.whole_backward(way); };
+  for (int i = 0; i <= rank; ++i) {
+    const bool half = i == (rank + 1) / 2;
+    split = split || (half && rank % 2 == 1);
+    backward(1);
+    split = split || (half && rank % 2 == 0);
+    backward(0);
+  }
+  for (int i = 0; i < behind; ++i) {
+    row.oldest_weight();
+    backward(0);
+  }
+  for (int i = 0; i <= rank; ++i) row.oldest_weight();
+  return row.take();
+}
+
+}  // namespace
+
+Rows zbv_rows(const ScheduleSize& size) {
+  Rows rows;
+  for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(zbv_row(size, rank));
+  return rows;
+}
+
+Rows dual_pipe_v_rows(const ScheduleSize& size) {
+  TESSERA_CHECK(size.micro_batches >= 2 * size.ranks, ErrorKind::kConfig,
+                "[pipeline.schedule] DualPipeV requires at least as many microbatches as stages, but got {} "
+                "microbatches and {} stages.",
+                size.micro_batches, 2 * size.ranks);
+  Rows rows;
+  for (int rank = 0; rank < size.ranks; ++rank) rows.push_back(dual_pipe_v_row(size, rank));
+  return rows;
+}
+
+}  // namespace tessera::pipeline::detail

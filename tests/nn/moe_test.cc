@@ -1,0 +1,128 @@
+#include "tessera/nn/moe.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nn {
+namespace {
+
+void draw(Module& module) {
+  const at::NoGradGuard no_grad;
+  at::manual_seed(3);
+  for (const auto& parameter : module.parameters()) parameter.copy_(at::randn(parameter.sizes()) * 0.5);
+}
+
+// As transformers' loop over experts.
+at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise) {
+  const auto rows = x.reshape({-1, x.size(-1)});
+  auto [weights, chosen] = at::topk(at::softmax(at::linear(rows, block.gate->weight), -1), block.chosen());
+  if (normalise) weights = weights / weights.sum(-1, true);
+  std::vector<at::Tensor> out;
+  for (int64_t token = 0; token < rows.size(0); ++token) {
+    auto sum = at::zeros({rows.size(1)});
+    for (int64_t k = 0; k < block.chosen(); ++k) {
+      const auto expert = chosen[token][k].item<int64_t>();
+      const auto both = at::mv(block.experts->gate_up_proj[expert], rows[token]).chunk(2);
+      sum = sum + weights[token][k] * at::mv(block.experts->down_proj[expert], at::silu(both[0]) * both[1]);
+    }
+    out.push_back(sum);
+  }
+  return at::stack(out).view(x.sizes());
+}
+
+TEST(MoE, EqualsExpertsTokenByToken) {
+  for (const bool normalise : {false, true}) {
+    MoE block({.width = 6, .inner = 5, .experts = 7, .chosen = 3, .normalise = normalise}, {});
+    draw(block);
+    const auto x = at::randn({2, 9, 6});
+    std::vector<std::vector<at::Tensor>> gradients;
+    std::vector<at::Tensor> results;
+    for (const bool ours : {true, false}) {
+      auto leaf = x.clone().set_requires_grad(true);
+      block.zero_grad();
+      results.push_back(ours ? block(leaf, RealTokens{}) : reference(block, leaf, normalise));
+      results.back().pow(2).sum().backward();
+      gradients.push_back({leaf.grad()});
+      for (const auto& parameter : block.parameters()) gradients.back().push_back(parameter.grad().clone());
+    }
+    EXPECT_TRUE(at::allclose(results[0], results[1], 1e-4, 1e-5));
+    for (size_t i = 0; i < gradients[0].size(); ++i) {
+      EXPECT_TRUE(at::allclose(gradients[0][i], gradients[1][i], 1e-4, 1e-4)) << i;
+    }
+  }
+}
+
+TEST(MoE, OneExpertMayTakeAllAndOthersGetZeros) {
+  MoE block({.width = 4, .inner = 3, .experts = 5, .chosen = 1}, {});
+  draw(block);
+  {
+    const at::NoGradGuard no_grad;
+    block.gate->weight.zero_();
+    block.gate->weight[2].fill_(10);
+  }
+  block(at::rand({8, 4}) + 0.1, RealTokens{}).sum().backward();
+  const auto used = block.experts->down_proj.grad().abs().amax({1, 2}).gt(0);
+  EXPECT_TRUE(at::equal(used, at::arange(5).eq(2)));
+  EXPECT_EQ(block(at::rand({0, 4}), RealTokens{}).sizes(), (at::IntArrayRef{0, 4}));
+}
+
+// The formula of transformers' load_balancing_loss_func with an attention mask, and its derivative by autograd.
+TEST(RouterStatistics, GiveTheLossOfTransformersWithoutPadding) {
+  MoE block({.width = 6, .inner = 5, .experts = 4, .chosen = 2}, {});
+  draw(block);
+  const auto statistics = std::make_shared<RouterStatistics>(4, 0.3);
+  block.gate->statistics = statistics;
+  const auto x = at::randn({3, 7, 6});
+  auto mask = at::ones({3, 7}, at::kBool);
+  mask[1].narrow(0, 3, 4).fill_(false);
+  const auto rows = x.view({-1, 6}), counted = mask.view({-1}).to(at::kFloat);
+  const auto probabilities = at::softmax(at::linear(rows, block.gate->weight), -1);
+  const auto chosen = std::get<1>(at::topk(probabilities, 2));
+  const auto share = (at::one_hot(chosen, 4).sum(1) * counted.unsqueeze(1)).sum(0) / counted.sum();
+  const auto mean = (probabilities * counted.unsqueeze(1)).sum(0) / counted.sum();
+  const auto wanted = 0.3 * 4 * (share * mean).sum();
+  wanted.backward();
+  const auto gradient = block.gate->weight.grad().clone();
+  block.zero_grad();
+
+  (block(x, RealTokens{mask}) * 0).sum().backward();
+  EXPECT_EQ(block.gate->weight.grad().abs().max().item<float>(), 0) << "off";
+  block.zero_grad();
+  statistics->begin();
+  const auto y = block(x, RealTokens{mask});
+  EXPECT_THROW(statistics->loss(), Error);
+  statistics->finish(statistics->sums());
+  EXPECT_NEAR(statistics->loss(), wanted.item<double>(), 1e-6);
+  (y * 0).sum().backward();
+  EXPECT_TRUE(at::allclose(block.gate->weight.grad(), gradient, 1e-4, 1e-7));
+  EXPECT_EQ(router_statistics(block), statistics);
+}
+
+// Two micro-batches: counted without gradients first, then each adds its part of the gradient.
+TEST(RouterStatistics, SpanMicroBatches) {
+  MoE block({.width = 6, .inner = 5, .experts = 4, .chosen = 2}, {});
+  draw(block);
+  const auto statistics = std::make_shared<RouterStatistics>(4, 1.0);
+  block.gate->statistics = statistics;
+  const auto x = at::randn({10, 6});
+  const auto gradient_of = [&](const std::vector<at::Tensor>& batches) {
+    block.zero_grad();
+    statistics->begin();
+    {
+      const at::NoGradGuard no_grad;
+      for (const auto& batch : batches) block(batch, RealTokens{});
+    }
+    statistics->finish(statistics->sums());
+    for (const auto& batch : batches) block(batch, RealTokens{}).sum().backward();
+    statistics->end();
+    return std::pair(statistics->loss(), block.gate->weight.grad().clone());
+  };
+  const auto whole = gradient_of({x}), parts = gradient_of({x.narrow(0, 0, 3), x.narrow(0, 3, 7)});
+  EXPECT_NEAR(whole.first, parts.first, 1e-9);
+  EXPECT_TRUE(at::allclose(whole.second, parts.second, 1e-4, 1e-5));
+}
+
+}  // namespace
+}  // namespace tessera::nn
