@@ -33,7 +33,17 @@ double largest_mebibytes(const Json& answer) {
 
 void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
   const auto optimizer = optim::make_adamw(model, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
-  train::TrainStep step(model, *optimizer, world.group(), {.max_grad_norm = 1.0, .counts = rows.counts});
+  train::TrainStep step(model, *optimizer, world.group(),
+                        {.max_grad_norm = 1.0, .counts = rows.counts, .pipeline = rows.pipeline});
+  const int64_t at_once = rows.rows / rows.micro_batches;
+  const auto micro_batches = [&](int64_t first) {
+    std::vector<data::Batch> batches;
+    for (int64_t i = 0; i < rows.micro_batches; ++i) {
+      auto batch = rows_from(first + i * at_once * rows.length, at_once, rows.length, model.config().vocab_size);
+      batches.push_back(rows.own ? rows.own(batch) : batch);
+    }
+    return batches;
+  };
   int64_t done = 0;
   while (true) {
     std::string line;
@@ -45,7 +55,7 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
     const double seconds = seconds_of([&] {
       for (int64_t i = 0; i < steps; ++i, ++done) {
         const int64_t first = (done * rows.data_ranks + rows.data_rank) * rows.rows * rows.length;
-        loss = step.run({rows_from(first, rows.rows, rows.length, model.config().vocab_size)}, 1e-4).loss;
+        loss = step.run(micro_batches(first), 1e-4).loss;
       }
     });
     std::vector<int64_t> peaks;
@@ -64,13 +74,13 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
   std::vector<std::string> launch = {program ? program : source_folder() + "/build/tessera",
                                      "launch",
                                      "--nproc",
-                                     std::to_string(kTrainingRanks),
+                                     std::to_string(given.ranks),
                                      "--",
                                      self,
                                      "--rank"};
   launch.insert(launch.end(), given.words.begin(), given.words.end());
-  auto arguments = given.words;
-  arguments.insert(arguments.begin() + 1, std::to_string(kTrainingRanks));
+  auto arguments = given.peer_words.empty() ? given.words : given.peer_words;
+  arguments.insert(arguments.begin() + 1, std::to_string(given.ranks));
   Peer ours(launch);
   Peer peer(given.peer, arguments);
   Peer tuned(given.peer, arguments, {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});  // the allocator that ours links
@@ -81,7 +91,7 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
     return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < 1e-3;
   };
   const auto tokens = static_cast<double>(given.steps * given.tokens);
-  harness.threads = kTrainingRanks;
+  harness.threads = given.ranks;
   harness.run({.name = given.name + " tokens/s",
                .unit = "tokens/s",
                .at_least = 1,

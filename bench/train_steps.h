@@ -3,12 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "bench/harness.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/data/batch.h"
 #include "tessera/models/causal_lm.h"
+#include "tessera/parallel/pipeline/pipeline.h"
 
 namespace tessera::bench {
 
@@ -18,8 +21,11 @@ constexpr int kTrainingRanks = 2;
 struct StepRows {
   int64_t rows = 0;  // of this rank
   int64_t length = 0;
-  int64_t data_ranks = 1, data_rank = 0;  // those that have rows of their own
-  bool counts = true;                     // train::StepOptions::counts
+  int64_t data_ranks = 1, data_rank = 0;                    // those that have rows of their own
+  bool counts = true;                                       // train::StepOptions::counts
+  int64_t micro_batches = 1;                                // that the rows of this rank are cut into
+  std::function<data::Batch(const data::Batch&)> own = {};  // the tokens of this rank; none: all
+  pipeline::PipelineOptions pipeline = {};
 };
 
 // Trains with AdamW, clipping at 1.0: reads {"steps": N} a line on rank 0's stdin, answers {"seconds", "loss",
@@ -31,9 +37,11 @@ struct StepCase {
   std::string peer;                // script in bench/peers
   std::vector<std::string> words;  // model folder, rows, length, ...: of our ranks behind --rank; the peer's second
                                    // word is the number of ranks
-  int64_t steps = 0;          // of a request
-  int64_t tokens = 0;         // of a step, of all ranks
-  double memory_at_most = 1;  // wanted, in shares of the peer's
+  std::vector<std::string> peer_words = {};  // where they differ from ours
+  int64_t steps = 0;                         // of a request
+  int64_t tokens = 0;                        // of a step, of all ranks
+  double memory_at_most = 1;                 // wanted, in shares of the peer's
+  int ranks = kTrainingRanks;
 };
 // tokens/s and peak memory a rank, `self` being the program of our ranks; the losses of both halves must agree.
 void measure_steps(Harness& harness, const std::string& self, const StepCase& given);

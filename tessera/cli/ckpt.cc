@@ -128,6 +128,10 @@ int run_ckpt(VerbArguments args) {
       ->type_name("DTYPE");
   change->add_option("--config", convert.config, "Folder whose config.json and tokenizer go with the weights")
       ->type_name("DIR");
+  change
+      ->add_option("--adapter", convert.adapter,
+                   "LoRA adapters of PEFT's, added to the weights of a Hugging Face folder")
+      ->type_name("DIR");
   int ranks = 1;
   auto* cut = app->add_subcommand("reshard", "A distributed checkpoint in the files of another number of ranks");
   cut->add_option("SRC", source, "A run's or PyTorch's distributed checkpoint")->required();

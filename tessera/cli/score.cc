@@ -23,6 +23,8 @@
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/train/recipe.h"
+#include "tessera/train/run_layout.h"
+#include "tessera/train/run_mesh.h"
 
 namespace tessera::cli {
 namespace {
@@ -70,35 +72,46 @@ std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
   return parse_flags(*app, args);
 }
 
-// {dp_replicate, dp_shard, tp} over so many ranks; -1 is what is left.
-std::vector<int64_t> mesh_shape(const train::ParallelSection& parallel, int64_t ranks) {
-  TESSERA_CHECK(parallel.cp == 1 && parallel.pp == 1 && parallel.ep == 1, ErrorKind::kConfig,
-                "[score] parallel.cp={}, pp={}, ep={}: wanted 1; scoring divides a model by tp and dp_shard",
-                parallel.cp, parallel.pp, parallel.ep);
-  std::vector<int64_t> shape = {parallel.dp_replicate, parallel.dp_shard, parallel.tp};
-  const bool fits = train::fit_to_ranks({&shape[0], &shape[1], &shape[2]}, ranks);
+// Of as many ranks; -1 is what is left.
+train::RunLayout score_layout(const train::Recipe& recipe, const ModelConfig& config, int64_t ranks) {
+  const auto& parallel = recipe.parallel;
+  train::RunLayout layout{.dp_replicate = parallel.dp_replicate,
+                          .dp_shard = parallel.dp_shard,
+                          .tp = parallel.tp,
+                          .cp = parallel.cp,
+                          .pp = parallel.pp,
+                          .ep = parallel.ep};
+  const bool fits =
+      train::fit_to_ranks({&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp}, ranks);
   TESSERA_CHECK(fits, ErrorKind::kConfig,
-                "[score] parallel.dp_replicate={}, dp_shard={}, tp={}: wanted sizes that multiply to the {} ranks, at "
-                "most one of them -1",
-                shape[0], shape[1], shape[2], ranks);
-  return shape;
+                "[score] parallel.dp_replicate={}, dp_shard={}, tp={}, cp={}, pp={}: wanted sizes that multiply to the "
+                "{} ranks, at most one of them -1",
+                layout.dp_replicate, layout.dp_shard, layout.tp, layout.cp, layout.pp, ranks);
+  TESSERA_CHECK(ranks / layout.pp % layout.ep == 0, ErrorKind::kConfig,
+                "[score] parallel.ep={}: wanted a divisor of the {} ranks of a pipeline stage", layout.ep,
+                ranks / layout.pp);
+  layout.micro_batches = 4 * layout.pp;  // forward alone takes any number
+  check_layout(recipe, layout, config);
+  return layout;
 }
 
 // COLLECTIVE over the world.
 std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelConfig& config,
-                                           const train::ParallelSection& parallel,
-                                           const std::shared_ptr<comm::World>& world, std::vector<int64_t> shape) {
+                                           const train::ParallelSection& parallel, const train::RunMesh& place,
+                                           const pipeline::PipelineOptions& stages) {
   const auto dtype = parse_dtype_flag("score", flags.dtype);
-  if (world->size() == 1) return from_pretrained(flags.model, dtype);
-  const auto mesh = init_device_mesh(world, "cpu", shape, {"dp_replicate", "dp_shard", "tp"});
-  const auto model =
-      make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
-                          {.mesh = mesh,
-                           .sequence_parallel = parallel.sequence_parallel,
-                           .cpu_offload = parallel.cpu_offload,
-                           .plan = parse_plan_choice(parallel.plan),
-                           .replicate_kv = parallel.replicate_kv,
-                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
+  if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype);
+  auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
+  if (stages.mesh) keep_stages(*model, plan_pipeline(config, stages), pipeline_rank(stages));
+  parallelize_model(*model, {.mesh = place.mesh(),
+                             .ep = parallel.ep,
+                             .cp_rotate_method = parallel.cp_rotate_method,
+                             .sequence_parallel = parallel.sequence_parallel,
+                             .cpu_offload = parallel.cpu_offload,
+                             .plan = parse_plan_choice(parallel.plan),
+                             .replicate_kv = parallel.replicate_kv,
+                             .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
+  to_empty(*model, place.mesh()->device());
   load_pretrained(*model, flags.model);
   return model;
 }
@@ -257,7 +270,8 @@ int run_score(VerbArguments args) {
                                             .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
                                             .check = recipe.comm.check,
                                             .nproc = flags.nproc});
-  const auto shape = mesh_shape(recipe.parallel, world->size());
+  const train::RunMesh place(score_layout(recipe, config, world->size()), "cpu", world);
+  const auto stages = train::pipeline_options(recipe, config, place.mesh());
   const auto begin = std::chrono::steady_clock::now();
   const auto tokenizer = text::Tokenizer::from_folder(flags.model);
   const std::string name = flags.input == "-" ? "standard input" : flags.input;
@@ -267,8 +281,8 @@ int run_score(VerbArguments args) {
     if (world->rank() == 0) writer.emplace(flags.output);
   };
   world->size() == 1 ? open() : comm::attempt_together(*world->group(), open);
-  const auto model = load_for_scoring(flags, config, recipe.parallel, world, shape);
-  ScoreRun run(*model, world, {.tensor_parallel = shape[2], .batch_tokens = flags.batch_tokens});
+  const auto model = load_for_scoring(flags, config, recipe.parallel, place, stages);
+  ScoreRun run(*model, place, stages, {.batch_tokens = flags.batch_tokens});
   const auto totals = score_all(records, run, writer ? &*writer : nullptr);
   if (!writer) return 0;
   writer->finish();

@@ -8,16 +8,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/rendezvous/world.h"
+#include "tessera/kernels/context_layout.h"
 #include "tessera/kernels/ignored_label.h"
 
 namespace tessera::cli {
 
-ScoreRun::ScoreRun(CausalLM& model, std::shared_ptr<comm::World> world, const ScoreRunOptions& options)
-    : model_(model), world_(std::move(world)), options_(options) {
-  TESSERA_CHECK(options.tensor_parallel >= 1 && world_->size() % options.tensor_parallel == 0, ErrorKind::kInternal,
-                "[score] {} ranks are no multiple of tp {}", world_->size(), options.tensor_parallel);
-}
+ScoreRun::ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages,
+                   const ScoreRunOptions& options)
+    : model_(model), place_(place), pipeline_(model, stages), options_(options) {}
 
 // The longest first, so that what is read together is of like length and memory is at its peak at once.
 std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreSequence*>& sequences) const {
@@ -39,10 +37,25 @@ std::vector<ScoreRun::Batch> ScoreRun::batches_of(const std::vector<const ScoreS
   return batches;
 }
 
+// Of all tokens of the rows, on the ranks that have the last stage; elsewhere undefined. COLLECTIVE over the ranks that
+// read these rows.
+at::Tensor ScoreRun::logprobs(const at::Tensor& tokens, const at::Tensor& targets) {
+  const auto& mesh = *place_.mesh();
+  const int64_t dim = mesh.dim_of("cp"), rank = mesh.local_rank(dim), length = tokens.size(1);
+  if (mesh.size(dim) == 1) return pipeline_.logprobs({.tokens = tokens}, targets);
+  const ContextLayout layout(length, mesh.size(dim));
+  const auto own = [&](const at::Tensor& whole) { return layout.shard(whole, 1, rank); };
+  const auto positions = at::arange(length, at::kLong).expand_as(tokens);
+  const auto found = pipeline_.logprobs({.tokens = own(tokens), .positions = own(positions)}, own(targets));
+  return found.defined() ? layout.unshard(*mesh.group(dim), found, 1) : found;
+}
+
 std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& sequences, const Batch& batch) {
   const auto rows = static_cast<int64_t>(std::max<size_t>(batch.size(), 1));
-  // The last token of a row is read by nobody.
-  const int64_t length = batch.empty() ? 1 : static_cast<int64_t>(sequences[batch.front()]->tokens.size()) - 1;
+  // The last token of a row is read by nobody. Each rank of a cp group has one at least.
+  const int64_t context_ranks = place_.mesh()->size(place_.mesh()->dim_of("cp"));
+  const int64_t longest = batch.empty() ? 1 : static_cast<int64_t>(sequences[batch.front()]->tokens.size()) - 1;
+  const int64_t length = std::max(longest, context_ranks);
   const auto tokens = at::zeros({rows, length}, at::kLong), targets = at::full_like(tokens, kIgnoredLabel);
   auto* token = tokens.mutable_data_ptr<int64_t>();
   auto* target = targets.mutable_data_ptr<int64_t>();
@@ -54,7 +67,9 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
     token += length;
     target += length;
   }
-  const auto found = model_.logprobs({.tokens = tokens}, targets).to(at::kCPU, at::kDouble).contiguous();
+  const auto all = logprobs(tokens, targets);
+  if (!all.defined()) return {};
+  const auto found = all.to(at::kCPU, at::kDouble).contiguous();
   std::vector<double> values;
   const double* row = found.const_data_ptr<double>();
   for (const size_t i : batch) {
@@ -69,10 +84,13 @@ std::vector<std::vector<double>> ScoreRun::score(const std::vector<const ScoreSe
   const c10::NoGradGuard no_grad;
   model_.train(false);
   const auto batches = batches_of(sequences);
-  const auto sharers = static_cast<size_t>(world_->size() / options_.tensor_parallel);
-  const auto own = static_cast<size_t>(world_->rank() / options_.tensor_parallel);
-  const bool speaks = world_->rank() % options_.tensor_parallel == 0;
-  std::vector<std::vector<double>> out(world_->rank() == 0 ? sequences.size() : 0);
+  auto& group = place_.everyone();
+  const auto sharers = static_cast<size_t>(place_.data_size()), own = static_cast<size_t>(place_.data_rank());
+  const auto& mesh = *place_.mesh();
+  const bool speaks = place_.counts() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
+  // Where the one that speaks for each sharer is.
+  const auto speakers = comm::all_gather_bytes(group, speaks ? std::to_string(own) : "");
+  std::vector<std::vector<double>> out(place_.chief() ? sequences.size() : 0);
   const auto keep = [&](size_t number, const double* values) {
     if (number >= batches.size() || out.empty()) return;
     for (const size_t i : batches[number]) {
@@ -83,18 +101,14 @@ std::vector<std::vector<double>> ScoreRun::score(const std::vector<const ScoreSe
   for (size_t first = 0; first < batches.size(); first += sharers) {
     // Who has no batch left takes part in the collectives of the others.
     const auto values = forward(sequences, first + own < batches.size() ? batches[first + own] : Batch{});
-    if (world_->size() == 1) {
-      keep(first, values.data());
-      continue;
-    }
     const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
                                  speaks ? values.size() * sizeof(double) : 0);
-    const auto all = comm::all_gather_bytes(*world_->group(), bytes);
-    for (size_t sharer = 0; sharer < sharers; ++sharer) {
-      const auto& from = all[sharer * static_cast<size_t>(options_.tensor_parallel)];
-      std::vector<double> theirs(from.size() / sizeof(double));
-      std::memcpy(theirs.data(), from.data(), from.size());
-      keep(first + sharer, theirs.data());
+    const auto all = comm::all_gather_bytes(group, bytes);
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (speakers[rank].empty()) continue;
+      std::vector<double> theirs(all[rank].size() / sizeof(double));
+      std::memcpy(theirs.data(), all[rank].data(), all[rank].size());
+      keep(first + std::stoull(speakers[rank]), theirs.data());
     }
   }
   return out;

@@ -1,10 +1,10 @@
 // Log-probs of many sequences by a model in any layout.
 //
-//   ScoreRun run(*model, world, {.tensor_parallel = 2, .batch_tokens = 4096});
+//   ScoreRun run(*model, place, stages, {.batch_tokens = 4096});
 //   std::vector<std::vector<double>> logprobs = run.score(sequences);      // COLLECTIVE over the world
 //
-// Sequences of like length are read together; which ones does not depend on the layout. Ranks of one tensor-parallel
-// group read the same batch, the others share the batches. Belongs to one rank.
+// Sequences of like length are read together; which ones does not depend on the layout. The ranks that differ in their
+// dp coordinates alone share the batches, the others read the same. Belongs to one rank.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,20 @@
 
 #include "tessera/cli/score_records.h"
 #include "tessera/models/causal_lm.h"
-
-namespace tessera::comm {
-class World;
-}
+#include "tessera/parallel/pipeline/pipeline.h"
+#include "tessera/train/run_mesh.h"
 
 namespace tessera::cli {
 
 struct ScoreRunOptions {
-  int64_t tensor_parallel = 1;  // ranks next to one another that read the same tokens
   int64_t batch_tokens = 4096;  // of one forward pass on a rank, padding included; a longer sequence goes alone
 };
 
 class ScoreRun {
  public:
-  ScoreRun(CausalLM& model, std::shared_ptr<comm::World> world, const ScoreRunOptions& options);
+  // stages: of the model; without a mesh it is whole.
+  ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages,
+           const ScoreRunOptions& options);
   // Of each sequence the log-probs of its scored tokens; on rank 0, elsewhere empty. All ranks pass the same sequences.
   std::vector<std::vector<double>> score(const std::vector<const ScoreSequence*>& sequences);
 
@@ -36,8 +35,10 @@ class ScoreRun {
   std::vector<Batch> batches_of(const std::vector<const ScoreSequence*>& sequences) const;
   std::vector<double> forward(const std::vector<const ScoreSequence*>& sequences, const Batch& batch);
 
+  at::Tensor logprobs(const at::Tensor& tokens, const at::Tensor& targets);
   CausalLM& model_;
-  std::shared_ptr<comm::World> world_;
+  const train::RunMesh& place_;
+  pipeline::Pipeline pipeline_;
   ScoreRunOptions options_;
 };
 

@@ -59,11 +59,12 @@ double flops_per_token(const ModelConfig& config, int64_t sequence_length) {
   const double keys = number(config.num_key_value_heads) * number(config.head_dim);
   const double hidden = number(config.hidden_size);
   const double attention_weights = hidden * (2 * queries + 2 * keys);  // q and output, k and v
-  const double mlp_weights = 3 * hidden * number(config.intermediate_size);
-  const double layers = number(config.num_hidden_layers);
-  const double weights = layers * (attention_weights + mlp_weights) + hidden * number(config.vocab_size);
+  double weights = hidden * number(config.vocab_size);
   double attended = 0;  // by a token, in all layers
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const auto& experts = config.experts;  // of which a token takes some
+    const int64_t inner = config.has_experts(layer) ? experts.chosen * experts.inner : config.intermediate_size;
+    weights += attention_weights + 3 * hidden * number(inner);
     const double window = config.window_of(layer) > 0 ? number(config.window_of(layer)) : number(sequence_length);
     attended += std::min(number(sequence_length) / 2, window);
   }

@@ -9,8 +9,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/nearest.h"
+#include "tessera/train/parameter_groups.h"
 #include "tessera/train/recipe_schema.h"
 #include "tessera/train/recipe_value.h"
+#include "tessera/train/run_setup.h"
 #include "tessera/train/yaml_tree.h"
 
 namespace tessera::train {
@@ -72,6 +74,7 @@ class RecipeReader {
     if (const size_t at = dir.find(kPlaceholder); at != dir.npos) dir.replace(at, kPlaceholder.size(), recipe_.name);
     expand_home("model.path", recipe_.model.path);
     expand_home("model.weights", recipe_.model.weights);
+    expand_home("model.lora.path", recipe_.lora.path);
     for (auto& path : recipe_.data.train) expand_home("data.train", path);
     for (auto& path : recipe_.data.validation) expand_home("data.validation", path);
     expand_home("checkpoint.dir", dir);
@@ -83,6 +86,7 @@ class RecipeReader {
     check_duration();
     check_batch();
     check_rounding();
+    check_extras();
     return std::move(recipe_);
   }
   // What was set, unchecked beyond each value's own type and range.
@@ -109,8 +113,9 @@ class RecipeReader {
   }
 
   static bool is_section(std::string_view name) {
-    return std::any_of(recipe_sections().begin(), recipe_sections().end(),
-                       [&](const auto& section) { return section.name == name; });
+    const std::string below = std::string(name) + ".";
+    return std::any_of(recipe_keys().begin(), recipe_keys().end(),
+                       [&](const auto& key) { return key.path().starts_with(below); });
   }
 
   [[noreturn]] static void raise_unknown(const std::string& at, const std::string& path) {
@@ -196,7 +201,12 @@ class RecipeReader {
                   "[train.recipe] {}: train.steps and train.epochs: found null, wanted one of them.",
                   where("train.steps"));
     auto& warmup = recipe_.schedule.warmup_steps;
-    if (train.steps && !is_set("schedule.warmup_steps")) warmup = std::min(warmup, *train.steps);
+    if (train.steps && !is_set("schedule.warmup_steps")) {
+      const auto& schedule = recipe_.schedule;
+      const auto share = std::llround(schedule.decay_ratio * static_cast<double>(*train.steps));
+      const int64_t falls = schedule.name == "wsd" ? schedule.decay_steps.value_or(share) : 0;
+      warmup = std::clamp<int64_t>(*train.steps - falls, 0, warmup);
+    }
     TESSERA_CHECK(!train.steps || warmup <= *train.steps, ErrorKind::kConfig,
                   "[train.recipe] {}: schedule.warmup_steps: found {}, wanted at most train.steps, {}.",
                   where("schedule.warmup_steps"), warmup, *train.steps);
@@ -221,6 +231,34 @@ class RecipeReader {
                   "[train.recipe] {}: optimizer.stochastic_rounding: found true beside optimizer.master_weights {} and "
                   "model.dtype {}, wanted false and bfloat16.",
                   where("optimizer.stochastic_rounding"), optimizer.master_weights, recipe_.model.dtype);
+  }
+
+  void check_extras() const {
+    const Recipe defaults;
+    for (const auto& key : recipe_keys()) {
+      const auto path = key.path();
+      TESSERA_CHECK(recipe_.lora.on() || !path.starts_with("model.lora.") ||
+                        format_value(key, recipe_) == format_value(key, defaults),
+                    ErrorKind::kConfig,
+                    "[train.recipe] {}: {}: found {} without adapters, wanted model.lora.rank above 0 or "
+                    "model.lora.path beside it.",
+                    where(path), path, format_value(key, recipe_));
+    }
+    const auto& train = recipe_.train;
+    TESSERA_CHECK(train.early_stopping_patience == 0 || (train.validate_every > 0 && !recipe_.data.validation.empty()),
+                  ErrorKind::kConfig,
+                  "[train.recipe] {}: train.early_stopping.patience: found {} without validations, wanted "
+                  "data.validation and train.validate_every above 0.",
+                  where("train.early_stopping.patience"), train.early_stopping_patience);
+    for (const auto& key : recipe_keys()) {
+      const auto path = key.path();
+      TESSERA_CHECK(recipe_.schedule.name == "wsd" || !path.starts_with("schedule.decay_") ||
+                        format_value(key, recipe_) == format_value(key, defaults),
+                    ErrorKind::kConfig, "[train.recipe] {}: {}: found {} beside schedule.name {}, wanted wsd.",
+                    where(path), path, format_value(key, recipe_), recipe_.schedule.name);
+    }
+    for (const auto& text : recipe_.optimizer.groups) parse_group_setting(text);
+    if (train.steps) build_schedule(recipe_, *train.steps);
   }
 
   struct SetBy {
@@ -307,6 +345,12 @@ RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {
       "ranks. Change a dim, set one to -1, or change --nproc.",
       dims.dp_replicate, dims.dp_shard, dims.tp, dims.cp, dims.pp, world_size);
   layout.data_parallel = layout.dp_replicate * layout.dp_shard;
+  const int64_t stage_ranks = layout.data_parallel * layout.cp * layout.tp;
+  TESSERA_CHECK(
+      stage_ranks % layout.ep == 0, ErrorKind::kConfig,
+      "[train.recipe] parallel.ep: found {}, wanted a divisor of {}, the ranks of dp_replicate {} x dp_shard {} "
+      "x cp {} x tp {} that experts are divided over.",
+      layout.ep, stage_ranks, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp);
   const int64_t sequences = layout.data_parallel * recipe.train.local_batch_size;
   TESSERA_CHECK(recipe.train.global_batch_size % sequences == 0, ErrorKind::kConfig,
                 "[train.recipe] train.global_batch_size: found {}, wanted a multiple of {}: {} data-parallel ranks x "

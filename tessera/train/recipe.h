@@ -27,7 +27,6 @@ struct ModelSection {
   std::string weights;  // where the values come from; empty: path
   std::string dtype = "float32";
   std::string init = "pretrained";
-  NotYet lora;
 };
 
 struct DataSection {
@@ -39,6 +38,20 @@ struct DataSection {
   std::string overlong = "truncate";
 };
 
+struct LoraSection {  // keys `model.lora.rank` and so on
+  int64_t rank = 0;   // 0: no adapters, unless path names some
+  double alpha = 16;
+  double dropout = 0;
+  std::vector<std::string> target_modules = {"all-linear"};
+  bool rslora = false;
+  bool dora = false;
+  std::string path;
+  bool merge = false;
+  NotYet quantize;
+
+  bool on() const { return rank > 0 || !path.empty(); }
+};
+
 struct ParallelSection {
   int64_t dp_replicate = 1;
   int64_t dp_shard = -1;
@@ -46,6 +59,9 @@ struct ParallelSection {
   int64_t cp = 1;
   int64_t pp = 1;
   int64_t ep = 1;
+  std::string schedule = "1F1B";
+  std::optional<int64_t> layers_per_stage;
+  std::string cp_rotate_method = "allgather";
   bool sequence_parallel = false;
   std::string activation_checkpointing = "none";
   bool cpu_offload = false;
@@ -63,12 +79,20 @@ struct OptimizerSection {
   double max_grad_norm = 1.0;
   bool master_weights = true;
   bool stochastic_rounding = false;
+  std::vector<std::string> groups;
+  double momentum = 0.95;
+  bool nesterov = true;
+  int64_t ns_steps = 5;
+  std::string adjust_lr_fn = "match_rms_adamw";
 };
 
 struct ScheduleSection {
   std::string name = "cosine";
   int64_t warmup_steps = 10;
   double min_lr_ratio = 0.1;
+  std::optional<int64_t> decay_steps;
+  double decay_ratio = 0.1;
+  std::string decay_type = "cosine";
 };
 
 struct TrainSection {
@@ -80,6 +104,8 @@ struct TrainSection {
   bool deterministic = false;
   std::string on_nonfinite = "stop";
   int64_t validate_every = 20;
+  int64_t early_stopping_patience = 0;  // keys `early_stopping.patience` and `early_stopping.min_delta`
+  double early_stopping_min_delta = 0;
   int64_t sample_every = 0;
   bool profile = false;
 };
@@ -115,6 +141,7 @@ struct CommSection {
 struct Recipe {
   std::string name;  // the file's name without its extension
   ModelSection model;
+  LoraSection lora;
   DataSection data;
   ParallelSection parallel;
   OptimizerSection optimizer;

@@ -14,6 +14,8 @@ FieldRef field(Recipe& recipe) {
 template <auto Member>
 constexpr auto kModel = &field<&Recipe::model, Member>;
 template <auto Member>
+constexpr auto kLora = &field<&Recipe::lora, Member>;
+template <auto Member>
 constexpr auto kData = &field<&Recipe::data, Member>;
 template <auto Member>
 constexpr auto kParallel = &field<&Recipe::parallel, Member>;
@@ -37,7 +39,7 @@ constexpr Range kFromOne{.minimum = 1, .maximum = 1e15};
 constexpr Range kDimension{.minimum = -1, .maximum = 1 << 24, .without_zero = true};
 const std::vector<const char*> kDtypes{"float32", "bfloat16"};
 
-std::vector<RecipeKey> make_model_and_data_keys() {
+std::vector<RecipeKey> make_model_keys() {
   return {
       {.section = "model",
        .name = "path",
@@ -62,12 +64,11 @@ std::vector<RecipeKey> make_model_and_data_keys() {
        .field = kModel<&ModelSection::init>,
        .help = "pretrained reads the weights; random needs config.json only",
        .allowed = {"pretrained", "random"}},
-      {.section = "model",
-       .name = "lora",
-       .field = kModel<&ModelSection::lora>,
-       .help = "Low-rank adapters",
-       .aliases = {"peft"}},
+  };
+}
 
+std::vector<RecipeKey> make_data_keys() {
+  return {
       {.section = "data",
        .name = "train",
        .field = kData<&DataSection::train>,
@@ -105,6 +106,60 @@ std::vector<RecipeKey> make_model_and_data_keys() {
   };
 }
 
+std::vector<RecipeKey> make_lora_keys() {
+  return {
+      {.section = "model",
+       .name = "lora.rank",
+       .field = kLora<&LoraSection::rank>,
+       .help = "Train adapters of this rank and leave the model as it is; 0: train the model",
+       .range = {.minimum = 0, .maximum = 1 << 20},
+       .aliases = {"lora.rank", "peft.dim", "policy.dtensor_cfg.lora_cfg.dim"}},
+      {.section = "model",
+       .name = "lora.alpha",
+       .field = kLora<&LoraSection::alpha>,
+       .help = "Adapters count alpha / rank times",
+       .range = {.minimum = 0, .maximum = 1e9, .above_minimum = true},
+       .aliases = {"lora.alpha", "peft.alpha", "policy.dtensor_cfg.lora_cfg.alpha"}},
+      {.section = "model",
+       .name = "lora.dropout",
+       .field = kLora<&LoraSection::dropout>,
+       .help = "Share of an adapter's inputs that is dropped while training, by train.seed and the place in the data",
+       .range = {.minimum = 0, .maximum = 1, .below_maximum = true},
+       .aliases = {"lora.dropout", "peft.dropout", "policy.dtensor_cfg.lora_cfg.dropout"}},
+      {.section = "model",
+       .name = "lora.targets",
+       .field = kLora<&LoraSection::target_modules>,
+       .help =
+           "Which linear layers have adapters: names (q_proj), regular expressions of the whole path, or all-linear",
+       .aliases = {"lora.target_modules", "peft.target_modules", "policy.dtensor_cfg.lora_cfg.target_modules"}},
+      {.section = "model",
+       .name = "lora.rslora",
+       .field = kLora<&LoraSection::rslora>,
+       .help = "Adapters count alpha / sqrt(rank) times",
+       .aliases = {"lora.rslora"}},
+      {.section = "model",
+       .name = "lora.dora",
+       .field = kLora<&LoraSection::dora>,
+       .help = "DoRA: the norm of each row of an adapted weight is learnt, too",
+       .aliases = {"lora.dora", "peft.use_dora"}},
+      {.section = "model",
+       .name = "lora.path",
+       .field = kLora<&LoraSection::path>,
+       .help = "Start from the adapters in this folder of PEFT's; rank, alpha, targets, rslora and dora are "
+               "theirs then",
+       .aliases = {"lora.path"}},
+      {.section = "model",
+       .name = "lora.merge",
+       .field = kLora<&LoraSection::merge>,
+       .help = "Export the model with its adapters added; false: the adapters, as PEFT saves them",
+       .aliases = {"lora.merge"}},
+      {.section = "model",
+       .name = "lora.quantize",
+       .field = kLora<&LoraSection::quantize>,
+       .help = "Keep the model in 4 bits beside its adapters"},
+  };
+}
+
 std::vector<RecipeKey> make_parallel_keys() {
   return {
       {.section = "parallel",
@@ -132,19 +187,17 @@ std::vector<RecipeKey> make_parallel_keys() {
       {.section = "parallel",
        .name = "cp",
        .field = kParallel<&ParallelSection::cp>,
-       .help = "Context parallelism",
+       .help = "Context parallelism: ranks that share the tokens of each sequence; -1: what is left",
        .unit = "ranks",
        .range = kDimension,
-       .available = {"1"},
        .aliases = {"parallelism.context_parallel_degree", "distributed.cp_size",
                    "policy.dtensor_cfg.context_parallel_size"}},
       {.section = "parallel",
        .name = "pp",
        .field = kParallel<&ParallelSection::pp>,
-       .help = "Pipeline stages",
+       .help = "Pipeline parallelism: ranks that share the layers; -1: what is left",
        .unit = "ranks",
        .range = kDimension,
-       .available = {"1"},
        .aliases = {"parallelism.pipeline_parallel_degree", "distributed.pp_size"}},
       {.section = "parallel",
        .name = "ep",
@@ -152,8 +205,29 @@ std::vector<RecipeKey> make_parallel_keys() {
        .help = "Expert parallelism; takes no ranks of its own, divides dp x cp x tp",
        .unit = "ranks",
        .range = {.minimum = 1, .maximum = 1 << 24},
-       .available = {"1"},
        .aliases = {"parallelism.expert_parallel_degree", "distributed.ep_size"}},
+      {.section = "parallel",
+       .name = "schedule",
+       .field = kParallel<&ParallelSection::schedule>,
+       .help = "With pp: in which order a rank takes the micro-batches. The last five give each rank several stages",
+       .allowed = {"1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble",
+                   "DualPipeV"},
+       .aliases = {"parallelism.pipeline_parallel_schedule", "distributed.pipeline.pp_schedule"}},
+      {.section = "parallel",
+       .name = "layers_per_stage",
+       .field = kParallel<&ParallelSection::layers_per_stage>,
+       .help = "With pp: layers of a stage, which gives the number of stages; null: one stage a rank, or two where the "
+               "schedule wants several",
+       .unit = "layers",
+       .range = {.minimum = 1, .maximum = 1 << 24},
+       .aliases = {"parallelism.pipeline_parallel_layers_per_stage", "distributed.pipeline.layers_per_stage"}},
+      {.section = "parallel",
+       .name = "cp_rotate_method",
+       .field = kParallel<&ParallelSection::cp_rotate_method>,
+       .help = "With cp: all keys and values are gathered at once (allgather), or go around the ranks beside the "
+               "products (alltoall), which keeps less in memory",
+       .allowed = {"allgather", "alltoall"},
+       .aliases = {"parallelism.context_parallel_rotate_method"}},
       {.section = "parallel",
        .name = "sequence_parallel",
        .field = kParallel<&ParallelSection::sequence_parallel>,
@@ -198,8 +272,9 @@ std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
       {.section = "optimizer",
        .name = "name",
        .field = kOptimizer<&OptimizerSection::name>,
-       .help = "Which optimizer",
-       .allowed = {"adamw", "sgd"}},
+       .help = "Which optimizer. adamw8bit: moments in 8 bits; muon: of matrices but embedding and head, AdamW of the "
+               "rest",
+       .allowed = {"adamw", "adamw8bit", "muon", "sgd"}},
       {.section = "optimizer",
        .name = "lr",
        .field = kOptimizer<&OptimizerSection::lr>,
@@ -242,12 +317,39 @@ std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
        .help = "With master_weights false and a bfloat16 model: parameters are rounded up or down at random, by "
                "train.seed, "
                "so that small updates count on average; optimizer state is float32"},
+      {.section = "optimizer",
+       .name = "groups",
+       .field = kOptimizer<&OptimizerSection::groups>,
+       .help =
+           "Parameters with settings of their own: a list of a pattern of names and any of lr, weight_decay, betas, "
+           "eps, momentum, as in \"model.embed_tokens.* lr=1.0e-5 weight_decay=0\"; the first that fits counts"},
+      {.section = "optimizer",
+       .name = "momentum",
+       .field = kOptimizer<&OptimizerSection::momentum>,
+       .help = "Muon's",
+       .range = {.minimum = 0, .maximum = 1, .below_maximum = true}},
+      {.section = "optimizer",
+       .name = "nesterov",
+       .field = kOptimizer<&OptimizerSection::nesterov>,
+       .help = "Muon looks one step ahead"},
+      {.section = "optimizer",
+       .name = "ns_steps",
+       .field = kOptimizer<&OptimizerSection::ns_steps>,
+       .help = "Muon's Newton-Schulz iterations",
+       .unit = "iterations",
+       .range = {.minimum = 1, .maximum = 99}},
+      {.section = "optimizer",
+       .name = "adjust_lr_fn",
+       .field = kOptimizer<&OptimizerSection::adjust_lr_fn>,
+       .help = "How Muon's rate depends on a matrix: match_rms_adamw, so that AdamW's lr and weight_decay suit it, or "
+               "original",
+       .allowed = {"original", "match_rms_adamw"}},
 
       {.section = "schedule",
        .name = "name",
        .field = kSchedule<&ScheduleSection::name>,
-       .help = "How the learning rate falls after the warm-up",
-       .allowed = {"cosine", "linear", "constant"},
+       .help = "How the learning rate falls after the warm-up; wsd: stays, and falls at the end",
+       .allowed = {"cosine", "linear", "constant", "wsd"},
        .aliases = {"lr_scheduler.decay_type", "lr_scheduler.lr_decay_style"}},
       {.section = "schedule",
        .name = "warmup_steps",
@@ -262,6 +364,25 @@ std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
        .help = "Last learning rate over the highest",
        .range = {.minimum = 0, .maximum = 1},
        .aliases = {"lr_scheduler.min_lr_factor"}},
+      {.section = "schedule",
+       .name = "decay_steps",
+       .field = kSchedule<&ScheduleSection::decay_steps>,
+       .help = "With wsd: the last steps, in which the rate falls; null: decay_ratio says how many",
+       .unit = "steps",
+       .range = kFromZero,
+       .aliases = {"lr_scheduler.wsd_decay_steps"}},
+      {.section = "schedule",
+       .name = "decay_ratio",
+       .field = kSchedule<&ScheduleSection::decay_ratio>,
+       .help = "With wsd: the share of all steps in which the rate falls",
+       .range = {.minimum = 0, .maximum = 1},
+       .aliases = {"lr_scheduler.decay_ratio"}},
+      {.section = "schedule",
+       .name = "decay_type",
+       .field = kSchedule<&ScheduleSection::decay_type>,
+       .help = "With wsd: how it falls",
+       .allowed = {"cosine", "linear", "1-sqrt"},
+       .aliases = {"lr_scheduler.lr_wsd_decay_style"}},
   };
 }
 
@@ -320,6 +441,17 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
        .unit = "steps",
        .range = kFromZero,
        .aliases = {"validation.freq", "step_scheduler.val_every_steps", "sft.val_period"}},
+      {.section = "train",
+       .name = "early_stopping.patience",
+       .field = kTrain<&TrainSection::early_stopping_patience>,
+       .help = "So many validations in a row without a lower loss end the run, which saves and exports; 0: never",
+       .unit = "validations",
+       .range = {.minimum = 0, .maximum = 1e9}},
+      {.section = "train",
+       .name = "early_stopping.min_delta",
+       .field = kTrain<&TrainSection::early_stopping_min_delta>,
+       .help = "How much lower a loss must be to count as lower",
+       .range = {.minimum = 0}},
       {.section = "train",
        .name = "sample_every",
        .field = kTrain<&TrainSection::sample_every>,
@@ -460,8 +592,8 @@ std::span<const RecipeSectionInfo> recipe_sections() {
 std::span<const RecipeKey> recipe_keys() {
   static const std::vector<RecipeKey> kKeys = [] {
     std::vector<RecipeKey> keys;
-    for (auto make : {&make_model_and_data_keys, &make_parallel_keys, &make_optimizer_and_schedule_keys,
-                      &make_train_and_precision_keys, &make_run_keys}) {
+    for (auto make : {&make_model_keys, &make_lora_keys, &make_data_keys, &make_parallel_keys,
+                      &make_optimizer_and_schedule_keys, &make_train_and_precision_keys, &make_run_keys}) {
       for (auto& key : make()) keys.push_back(std::move(key));
     }
     return keys;

@@ -57,7 +57,9 @@ std::string accepted_values(const RecipeKey& key) {
     std::string operator()(double*) const { return with_range("number", key.range); }
     std::string operator()(bool*) const { return "true or false"; }
     std::string operator()(std::string*) const { return key.allowed.empty() ? "text" : joined(key.allowed); }
-    std::string operator()(std::vector<std::string>*) const { return "list of paths"; }
+    std::string operator()(std::vector<std::string>*) const {
+      return std::string_view(key.section) == "data" ? "list of paths" : "list of texts";
+    }
     std::string operator()(std::vector<double>*) const {
       return with_range(fmt::format("list of {} numbers", key.count), key.range);
     }

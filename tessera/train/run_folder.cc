@@ -249,7 +249,7 @@ void RunFolder::publish_model(const fs::path& fresh) {
 }
 
 void RunFolder::append(const StepMetrics& metrics) {
-  const nlohmann::ordered_json line = {
+  nlohmann::ordered_json line = {
       {"step", metrics.step},
       {"loss", metrics.loss},
       {"grad_norm", metrics.grad_norm},
@@ -260,11 +260,17 @@ void RunFolder::append(const StepMetrics& metrics) {
       {"peak_share", metrics.peak_share},
       {"seconds", metrics.seconds},
   };
+  if (metrics.balance_loss) line["balance_loss"] = *metrics.balance_loss;
   append_line(line.dump() + "\n");
 }
 
 void RunFolder::append_validation(int64_t step, double validation_loss, double seconds) {
   const nlohmann::ordered_json line = {{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}};
+  append_line(line.dump() + "\n");
+}
+
+void RunFolder::append_early_stop(int64_t step, const std::string& reason) {
+  const nlohmann::ordered_json line = {{"step", step}, {"early_stop", reason}};
   append_line(line.dump() + "\n");
 }
 

@@ -27,7 +27,8 @@ struct Recipe;
 struct StepMetrics {
   int64_t step = 0;
   double loss = 0;
-  double grad_norm = 0;  // before clipping
+  double grad_norm = 0;                  // before clipping
+  std::optional<double> balance_loss{};  // of routers, where the model asks for it
   double lr = 0;
   int64_t tokens = 0;  // of this step, over all ranks, without padding
   double tokens_per_second = 0;
@@ -68,6 +69,7 @@ class RunFolder {
   // One whole line each, or Error kIo (full disk) and the file as before. Needs open_metrics().
   void append(const StepMetrics& metrics);
   void append_validation(int64_t step, double validation_loss, double seconds);
+  void append_early_stop(int64_t step, const std::string& reason);
 
   // Error kConfig when model/ holds something that no run exported.
   void check_model() const;

@@ -1,5 +1,7 @@
 #include "tessera/train/run_mesh.h"
 
+#include "tessera/kernels/context_layout.h"
+
 namespace tessera::train {
 
 RunMesh::RunMesh(const RunLayout& layout, const std::string& device, std::shared_ptr<comm::World> world)
@@ -21,10 +23,17 @@ MeshPtr RunMesh::data_parallel() const {
   return mesh_->slice({"dp_replicate", "dp_shard"});
 }
 
-bool RunMesh::counts() const {
-  const int64_t stage = mesh_->dim_of("pp");
-  return mesh_->local_rank(mesh_->dim_of("tp")) == 0 && mesh_->local_rank(stage) == mesh_->size(stage) - 1;
+bool RunMesh::counts() const { return mesh_->local_rank(mesh_->dim_of("tp")) == 0; }
+
+data::Batch RunMesh::own_tokens(const data::Batch& rows) const {
+  const int64_t dim = mesh_->dim_of("cp");
+  if (mesh_->size(dim) == 1) return rows;
+  const ContextLayout layout(rows.tokens.size(1), mesh_->size(dim));
+  const auto own = [&](const at::Tensor& tensor) { return layout.shard(tensor, 1, mesh_->local_rank(dim)); };
+  return data::make_batch(own(rows.tokens), own(rows.labels), own(rows.positions), own(rows.document_ids));
 }
+
+MeshPtr RunMesh::pipeline() const { return mesh_->size(mesh_->dim_of("pp")) == 1 ? nullptr : mesh_->slice({"pp"}); }
 
 std::vector<int> RunMesh::stage_ranks() const {
   const int64_t stage = mesh_->dim_of("pp"), ranks = mesh_->size() / mesh_->size(stage);

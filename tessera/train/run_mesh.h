@@ -2,7 +2,7 @@
 //
 //   RunMesh place(resolve_layout(recipe, world->size()), "cpu", world);       // all ranks alike
 //   data_parallel(*model, blocks, {.mesh = place.data_parallel()});
-//   auto batch = loader.next_global_slice(global, place.data_rank() * rows, rows);
+//   auto batch = place.own_tokens(loader.next_global_slice(global, place.data_rank() * rows, rows));
 //   TrainStep step(*model, *optimizer, place.world().group(), {.counts = place.counts()});
 //
 // The ranks of the world are the mesh (pp, dp_replicate, dp_shard, cp, tp), the last varying fastest: those that talk
@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/data/batch.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/train/recipe.h"
 
@@ -37,8 +38,12 @@ class RunMesh {
   // What parameters are sharded and replicated over: (dp_shard), or (dp_replicate, dp_shard) when there are replicas.
   MeshPtr data_parallel() const;
   // Whether this rank's tokens and losses count: those of the global batch are the sums over the ranks that do, one of
-  // each tp group, in the last pp stage, which has the loss.
+  // each tp group, of those with the last stage of a pipeline (which TrainStep knows).
   bool counts() const;
+  // Of rows that this rank's cp group reads, the tokens that are its own (ContextLayout); without cp, all.
+  data::Batch own_tokens(const data::Batch& rows) const;
+  // Null without: the ranks of this one's pipeline.
+  MeshPtr pipeline() const;
   // The ranks of this one's pp stage, which have the same parameters: CheckpointOptions::holders.
   std::vector<int> stage_ranks() const;
 

@@ -41,6 +41,7 @@ void RunReport::step(int64_t step, const StepResult& result, double lr, double s
   StepMetrics metrics{.step = step,
                       .loss = result.loss,
                       .grad_norm = result.grad_norm,
+                      .balance_loss = result.balance_loss,
                       .lr = lr,
                       .tokens = result.tokens,
                       .tokens_per_second = static_cast<double>(result.tokens) / seconds,
@@ -51,6 +52,7 @@ void RunReport::step(int64_t step, const StepResult& result, double lr, double s
   if (events_) {
     events_->add_scalar("train/loss", metrics.loss, step);
     events_->add_scalar("train/grad_norm", metrics.grad_norm, step);
+    if (metrics.balance_loss) events_->add_scalar("train/balance_loss", *metrics.balance_loss, step);
     events_->add_scalar("train/lr", metrics.lr, step);
     events_->add_scalar("train/tokens_per_second", metrics.tokens_per_second, step);
     events_->add_scalar("train/memory_bytes", static_cast<double>(metrics.memory_bytes), step);
@@ -88,6 +90,10 @@ void RunReport::sample(int64_t step, const std::string& prompt, const std::strin
     return nlohmann::json(raw).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };
   progress_.sample(step, quoted(prompt), quoted(text));
+}
+
+void RunReport::early_stop(int64_t step, const std::string& reason) {
+  if (jsonl_) folder_.append_early_stop(step, reason);
 }
 
 void RunReport::finish(const std::string& last_line) { progress_.finish(last_line); }

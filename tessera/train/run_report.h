@@ -30,6 +30,8 @@ class RunReport {
   void step(int64_t step, const StepResult& result, double lr, double seconds);
   void validation(int64_t step, double loss, double seconds);
   void sample(int64_t step, const std::string& prompt, const std::string& text);
+  // The run ends before its last step, and why: a line of metrics.jsonl with "early_stop".
+  void early_stop(int64_t step, const std::string& reason);
   void finish(const std::string& last_line);
 
  private:

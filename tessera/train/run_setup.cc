@@ -3,15 +3,20 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/version.h"
 #include "tessera/comm/backends/nccl_backend.h"
+#include "tessera/comm/collectives/gather_names.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/state/state_dict.h"
+#include "tessera/train/parameter_groups.h"
 #include "tessera/train/recipe_schema.h"
 #include "tessera/train/recipe_value.h"
+#include "tessera/train/run_layout.h"
 #include "tessera/train/run_mark.h"
 
 namespace tessera::train {
@@ -92,6 +97,10 @@ std::string model_fingerprint(const Recipe& recipe) {
   const auto folder = std::filesystem::canonical(recipe.model.path);  // the Hub's cache holds links
   const bool is_file = !std::filesystem::is_directory(folder);
   std::string identity = fingerprint_of(is_file ? folder : std::filesystem::canonical(folder / "config.json"));
+  if (!recipe.lora.path.empty()) {
+    identity += "-" + fingerprint_of(std::filesystem::weakly_canonical(std::filesystem::path(recipe.lora.path) /
+                                                                       "adapter_model.safetensors"));
+  }
   if (is_file && recipe.model.weights.empty()) return identity;
   if (recipe.model.init == "random") return identity + "-random";
   std::vector<std::string> hashes;
@@ -107,8 +116,8 @@ comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::stri
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();
     // Hosts may mount the same files elsewhere; what is in them is compared instead.
-    if (path == "model.path" || path == "model.weights" || path == "data.train" || path == "data.validation" ||
-        path == "checkpoint.dir" || path == "checkpoint.resume") {
+    if (path == "model.path" || path == "model.weights" || path == "model.lora.path" || path == "data.train" ||
+        path == "data.validation" || path == "checkpoint.dir" || path == "checkpoint.resume") {
       continue;
     }
     facts.emplace_back(path, format_value(key, copy));
@@ -126,31 +135,85 @@ RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>&
   return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
 }
 
+std::optional<AdapterConfig> adapter_config(const Recipe& recipe) {
+  const auto& lora = recipe.lora;
+  if (!lora.on()) return std::nullopt;
+  if (!lora.path.empty()) {
+    auto config = read_adapter_config(lora.path);
+    config.dropout = lora.dropout;
+    return config;
+  }
+  return AdapterConfig{.rank = lora.rank,
+                       .alpha = lora.alpha,
+                       .dropout = lora.dropout,
+                       .rslora = lora.rslora,
+                       .dora = lora.dora,
+                       .target_modules = lora.target_modules};
+}
+
+namespace {
+
+// This rank's stages of the model, on the meta device. Adapters are in float32 unless there are no master weights, and
+// their base, which stays as it is, needs none.
+std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
+  const auto own = dtype_of("model.dtype", recipe.model.dtype),
+             learnt = recipe.optimizer.master_weights ? at::kFloat : own;
+  const auto adapters = adapter_config(recipe);
+  auto model = make_model(config, {.dtype = adapters ? own : learnt, .device = c10::Device(at::kMeta)});
+  if (adapters) add_adapters(*model, *adapters, learnt);
+  const auto stages = pipeline_options(recipe, config, mesh);
+  if (stages.mesh) keep_stages(*model, plan_pipeline(config, stages), pipeline_rank(stages));
+  return model;
+}
+
+}  // namespace
+
+void check_parameter_groups(const Recipe& recipe, const ModelConfig& config) {
+  if (recipe.optimizer.groups.empty()) return;
+  const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
+  if (const auto adapters = adapter_config(recipe)) add_adapters(*whole, *adapters);
+  parameter_groups(recipe.optimizer.groups, *whole, recipe.optimizer.lr, recipe.optimizer.weight_decay);
+}
+
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
-  const auto dtype = recipe.optimizer.master_weights ? at::kFloat : dtype_of("model.dtype", recipe.model.dtype);
   // All ranks read or draw the same values, and our models register parameters in the order of use.
-  auto model = make_parallel_model(
-      config, dtype,
-      {.mesh = mesh,
-       .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
-                     .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
-                     .output_dtype = dtype_of("precision.output", recipe.precision.output)},
-       .sequence_parallel = recipe.parallel.sequence_parallel,
-       .activation_checkpointing = parse_activation_checkpointing(recipe.parallel.activation_checkpointing),
-       .cpu_offload = recipe.parallel.cpu_offload,
-       .plan = parse_plan_choice(recipe.parallel.plan),
-       .replicate_kv = recipe.parallel.replicate_kv,
-       .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
+  const ParallelizeModelOptions options{
+      .mesh = mesh,
+      .mp_policy = {.param_dtype = dtype_of("precision.param", recipe.precision.param),
+                    .reduce_dtype = dtype_of("precision.reduce", recipe.precision.reduce),
+                    .output_dtype = dtype_of("precision.output", recipe.precision.output)},
+      .ep = recipe.parallel.ep,
+      .cp_rotate_method = recipe.parallel.cp_rotate_method,
+      .sequence_parallel = recipe.parallel.sequence_parallel,
+      .activation_checkpointing = parse_activation_checkpointing(recipe.parallel.activation_checkpointing),
+      .cpu_offload = recipe.parallel.cpu_offload,
+      .plan = parse_plan_choice(recipe.parallel.plan),
+      .replicate_kv = recipe.parallel.replicate_kv,
+      .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}};
+  auto model = make_stages(recipe, config, mesh);
+  parallelize_model(*model, options);
+  to_empty(*model, mesh->device());
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));
   } else {
     load_pretrained(*model, weights_path(recipe));
+  }
+  if (!recipe.lora.path.empty()) {
+    load_adapters(*model, recipe.lora.path);
+  } else if (recipe.lora.on()) {
+    init_adapters(*model, static_cast<uint64_t>(recipe.train.seed));
   }
   return model;
 }
 
 std::string describe_precision(const Recipe& recipe) {
   const auto& dtype = recipe.model.dtype;
+  if (recipe.lora.on()) {
+    return fmt::format(
+        "[train.precision] model.dtype={}: so is the base, which stays as it is; adapters and optimizer "
+        "state are {}.",
+        dtype, recipe.optimizer.master_weights ? "float32" : dtype);
+  }
   if (recipe.optimizer.master_weights) {
     return fmt::format(
         "[train.precision] model.dtype={}: parameters and optimizer state are kept in float32 while training, the "
@@ -160,8 +223,7 @@ std::string describe_precision(const Recipe& recipe) {
   if (recipe.optimizer.stochastic_rounding) {
     return fmt::format(
         "[train.precision] optimizer.stochastic_rounding=true: parameters are {} without a float32 copy and are "
-        "rounded "
-        "at random by train.seed={}; optimizer state is float32.",
+        "rounded at random by train.seed={}; optimizer state is float32.",
         dtype, recipe.train.seed);
   }
   return fmt::format(
@@ -172,21 +234,41 @@ std::string describe_precision(const Recipe& recipe) {
 
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model) {
   const auto& section = recipe.optimizer;
+  const auto seed = static_cast<uint64_t>(recipe.train.seed);
+  // Judged by check_parameter_groups: a stage of a pipeline may have none of a group.
+  auto groups = parameter_groups(section.groups, model, section.lr, section.weight_decay, EmptyGroups::kLeftOut);
   if (section.name == "sgd") {
     return optim::make_sgd(model, {.lr = section.lr,
                                    .weight_decay = section.weight_decay,
+                                   .groups = std::move(groups),
                                    .master_weights = section.master_weights,
                                    .stochastic_rounding = section.stochastic_rounding,
-                                   .seed = static_cast<uint64_t>(recipe.train.seed)});
+                                   .seed = seed});
   }
-  return optim::make_adamw(model, {.lr = section.lr,
-                                   .beta1 = section.betas.at(0),
-                                   .beta2 = section.betas.at(1),
-                                   .eps = section.eps,
-                                   .weight_decay = section.weight_decay,
-                                   .master_weights = section.master_weights,
-                                   .stochastic_rounding = section.stochastic_rounding,
-                                   .seed = static_cast<uint64_t>(recipe.train.seed)});
+  const optim::AdamWOptions adamw{.lr = section.lr,
+                                  .beta1 = section.betas.at(0),
+                                  .beta2 = section.betas.at(1),
+                                  .eps = section.eps,
+                                  .weight_decay = section.weight_decay,
+                                  .groups = groups,
+                                  .master_weights = section.master_weights,
+                                  .stochastic_rounding = section.stochastic_rounding,
+                                  .seed = seed};
+  if (section.name == "adamw8bit") return optim::make_adamw8bit(model, {adamw});
+  if (section.name == "muon") {
+    return optim::make_muon(model, {.lr = section.lr,
+                                    .weight_decay = section.weight_decay,
+                                    .momentum = section.momentum,
+                                    .nesterov = section.nesterov,
+                                    .ns_steps = section.ns_steps,
+                                    .adjust_lr_fn = section.adjust_lr_fn,
+                                    .adamw = adamw,
+                                    .groups = std::move(groups),
+                                    .master_weights = section.master_weights,
+                                    .stochastic_rounding = section.stochastic_rounding,
+                                    .seed = seed});
+  }
+  return optim::make_adamw(model, adamw);
 }
 
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {
@@ -194,11 +276,17 @@ optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {
                           .lr = recipe.optimizer.lr,
                           .warmup_steps = recipe.schedule.warmup_steps,
                           .total_steps = steps,
-                          .min_lr_ratio = recipe.schedule.min_lr_ratio});
+                          .min_lr_ratio = recipe.schedule.min_lr_ratio,
+                          .decay_steps = recipe.schedule.decay_steps,
+                          .decay_ratio = recipe.schedule.decay_ratio,
+                          .decay_type = recipe.schedule.decay_type});
 }
 
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
-  const auto [weights, states] = get_state_dict(model, {&optimizer}, {.flatten_optimizer_state_dict = true});
+  // A base that stays as it is comes from where the run has it from.
+  const auto [weights, states] =
+      get_state_dict(model, {&optimizer},
+                     {.ignore_frozen_params = !adapted_linears(model).empty(), .flatten_optimizer_state_dict = true});
   TrainingState out;
   const auto add = [&](const std::string& prefix, const StateDict& dict) {
     for (const auto& [key, value] : dict) {
@@ -213,6 +301,25 @@ TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
   add("model.", weights);
   add("optim.", states);
   return out;
+}
+
+TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : state.tensors) names.push_back(name);
+  for (const auto& [name, object] : state.objects) names.push_back(name);
+  const auto all = comm::gather_names(pipeline, names);
+  std::set<std::string> earlier;
+  for (int stage = 0; stage < pipeline.rank(); ++stage) {
+    const auto& theirs = all[static_cast<size_t>(stage)];
+    earlier.insert(theirs.begin(), theirs.end());
+  }
+  TrainingState own = state;
+  const auto drop = [&](auto& list) {
+    std::erase_if(list, [&](const auto& entry) { return earlier.contains(entry.first); });
+  };
+  drop(own.tensors);
+  drop(own.objects);
+  return own;
 }
 
 int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset) {

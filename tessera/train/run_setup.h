@@ -13,6 +13,7 @@
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/data/dataset.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"
@@ -41,6 +42,10 @@ ModelConfig load_model_config(const Recipe& recipe);
 // GPUs or the layout does not fit the world. No communication.
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world);
 
+// What the section lora says: of lora.path, where it is set. None: the run has no adapters. Error as
+// read_adapter_config's.
+std::optional<AdapterConfig> adapter_config(const Recipe& recipe);
+
 // Where the values of the parameters come from: model.weights, else model.path.
 std::filesystem::path weights_path(const Recipe& recipe);
 // What tells the model that a run starts from: config.json and, unless it is drawn, the weights (both ends and some
@@ -50,8 +55,13 @@ std::string model_fingerprint(const Recipe& recipe);
 // What must be the same on all ranks: settings that are no paths, data, model, version. For comm::check_same().
 comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
 
-// The model of the recipe, parallel over the dims dp_replicate, dp_shard and tp of the mesh (parallelize_model), its
-// parameters read or drawn: unless replicated no rank holds all of it. COLLECTIVE over the mesh.
+// Whether optimizer.groups mean something in the whole model, adapters and all; no rank of a pipeline could tell. Error
+// kConfig as parameter_groups.
+void check_parameter_groups(const Recipe& recipe, const ModelConfig& config);
+
+// This rank's stages of the model of the recipe, with its adapters where it has any, parallel over the other dims of
+// the mesh (parallelize_model), its parameters read or drawn: unless replicated no rank holds all of it. COLLECTIVE
+// over the mesh.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 // One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.
@@ -66,6 +76,9 @@ struct TrainingState {
   NamedObjects objects;  // hyper-parameters, for PyTorch; a resumed run has those of its recipe
 };
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer);
+// Of a state what this stage of a pipeline saves: a tied weight is of two, and the first of them saves it. COLLECTIVE
+// over the pipeline.
+TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline);
 
 // Steps of the whole run: train.steps, or train.epochs over the rows of the data.
 int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset);

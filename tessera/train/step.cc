@@ -1,6 +1,5 @@
 #include "tessera/train/step.h"
 
-#include <ATen/core/grad_mode.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -10,9 +9,11 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/shm/shared_buffer.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/parallel/experts/expert_parallel.h"
 #include "tessera/parallel/fully_shard.h"
 #include "tessera/parallel/gradient_sync.h"
 
@@ -40,9 +41,15 @@ int64_t status_bytes(const std::string& field) {
   return 0;
 }
 
-at::Tensor loss_sum(CausalLM& model, const data::Batch& batch) {
-  return model.loss_sum({.tokens = batch.tokens, .positions = batch.positions, .document_ids = batch.document_ids},
-                        batch.labels);
+std::vector<ModelInputs> inputs_of(const std::vector<data::Batch>& batches) {
+  std::vector<ModelInputs> out;
+  for (const auto& batch : batches) {
+    out.push_back({.tokens = batch.tokens,
+                   .positions = batch.positions,
+                   .document_ids = batch.document_ids,
+                   .labels = batch.labels});
+  }
+  return out;
 }
 
 }  // namespace
@@ -52,8 +59,29 @@ int64_t peak_resident_bytes() { return status_bytes("VmHWM") - static_cast<int64
 
 TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group,
                      StepOptions options)
-    : model_(model), optimizer_(optimizer), group_(std::move(group)), options_(options) {
+    : model_(model),
+      optimizer_(optimizer),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      pipeline_(model, options_.pipeline) {
+  options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
+  const auto& experts = model.config().experts;
+  if (!experts.balance || experts.count == 0 || experts.balance_coefficient == 0) return;
+  routers_ = nn::router_statistics(model_);  // a stage without routers counts nothing
+  if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
+}
+
+// The balance of all tokens of the step, before any of them goes backward. COLLECTIVE over the group.
+void TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches, StepResult& result) {
+  if (!routers_) return;
+  // The step's own forwards drop what these do.
+  const auto dropout = adapter_dropout(model_);
+  const auto before = dropout ? *dropout : nn::LoraDropout{};
+  routers_->begin();
+  pipeline_.evaluate(micro_batches);
+  if (dropout) *dropout = before;
+  result.balance_loss = settle_router_statistics(*routers_, *group_);
 }
 
 StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
@@ -73,19 +101,17 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   if (result.failed) return result;
   const double divisor = static_cast<double>(std::max<int64_t>(result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
-  double own_loss = 0;
-  for (size_t i = 0; i < micro_batches.size(); ++i) {
-    set_requires_gradient_sync(model_, reduce_each || i + 1 == micro_batches.size());
-    auto loss = loss_sum(model_, micro_batches[i]) / divisor;
-    loss.backward();
-    if (options_.counts) own_loss += loss.item<double>();
-  }
+  const auto inputs = inputs_of(micro_batches);
+  count_routes(inputs, result);
+  const double loss = pipeline_.step(inputs, {.loss_divisor = divisor, .reduce_each = reduce_each});
+  if (routers_) routers_->end();
+  const double own_loss = options_.counts ? loss : 0;
   for (const auto& row : gather_numbers(*group_, {own_loss, static_cast<double>(resident_bytes())})) {
     result.loss += row[0];
     result.memory_bytes = std::max(result.memory_bytes, static_cast<int64_t>(row[1]));
   }
   const auto parameters = model_.parameters();
-  result.grad_norm = optim::get_grad_norm(parameters);
+  result.grad_norm = pipeline_.norm_over_stages(optim::get_grad_norm(pipeline_.counted_parameters()));
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
     optimizer_.zero_grad();
     TESSERA_CHECK(options_.skip_nonfinite, ErrorKind::kInternal,
@@ -104,17 +130,29 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
 
 double validation_loss(CausalLM& model, const std::shared_ptr<comm::Group>& group,
                        const std::vector<data::Batch>& batches, bool counts) {
-  const at::NoGradGuard no_grad;
+  pipeline::Pipeline whole(model);
+  return validation_loss(model, whole, group, batches, counts);
+}
+
+double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std::shared_ptr<comm::Group>& group,
+                       const std::vector<data::Batch>& batches, bool counts) {
   const bool was_training = model.training();
   model.train(false);
-  double sum = 0;
-  double labels = 0;
-  for (const auto& batch : batches) {
-    const double loss = loss_sum(model, batch).item<double>();
-    sum += counts ? loss : 0;
-    labels += counts ? static_cast<double>(batch.label_tokens) : 0;
+  // As many at once as keep the stages busy: what a stage gives waits until the next one has come to it.
+  const auto inputs = inputs_of(batches);
+  const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
+  double loss = 0;
+  for (size_t first = 0; first < inputs.size(); first += at_once) {
+    const auto begin = inputs.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(at_once, inputs.size() - first));
+    loss += pipeline.evaluate({begin, begin + count});
   }
   model.train(was_training);
+  double sum = 0, labels = 0;
+  if (counts && pipeline.has_last_stage()) {
+    sum = loss;
+    for (const auto& batch : batches) labels += static_cast<double>(batch.label_tokens);
+  }
   double total_sum = 0;
   double total_labels = 0;
   for (const auto& row : gather_numbers(*group, {sum, labels})) {

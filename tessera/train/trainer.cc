@@ -1,5 +1,6 @@
 #include "tessera/train/trainer.h"
 
+#include <fmt/ranges.h>
 #include <signal.h>
 
 #include <atomic>
@@ -7,17 +8,21 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/random/random.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/formats/companions.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
+#include "tessera/train/early_stopping.h"
 #include "tessera/train/run_folder.h"
+#include "tessera/train/run_layout.h"
 #include "tessera/train/run_mark.h"
 #include "tessera/train/run_mesh.h"
 #include "tessera/train/run_report.h"
@@ -113,9 +118,18 @@ std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t row
       labels.narrow(0, real, count - real).fill_(kIgnoredLabel);
       batch = data::make_batch(batch.tokens, labels, batch.positions, batch.document_ids);
     }
-    batches.push_back(std::move(batch));
+    batches.push_back(place.own_tokens(batch));
   }
   return batches;
+}
+
+// What must be alike for adapters to go on from a checkpoint's.
+std::string lora_identity(const Recipe& recipe) {
+  const auto config = adapter_config(recipe);
+  if (!config) return "none";
+  return fmt::format("rank {}, alpha {}, targets {}{}{}", config->rank, config->alpha,
+                     fmt::join(config->target_modules, " "), config->rslora ? ", rslora" : "",
+                     config->dora ? ", dora" : "");
 }
 
 bool is_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
@@ -137,6 +151,8 @@ struct Trainer::Impl {
   void sample(int64_t step);
   void save(int64_t step);
   void export_model();
+  void export_adapters(const std::filesystem::path& fresh);
+  void place_dropout();
   nlohmann::json extra_state() const;
 
   Recipe recipe;
@@ -144,7 +160,7 @@ struct Trainer::Impl {
   RunMesh place;
   RunData data;
   ModelConfig config;
-  std::string model_identity;
+  std::string model_identity, adapters_identity;
   std::unique_ptr<RunFolder> folder;  // rank 0 only
   std::shared_ptr<CausalLM> model;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -156,13 +172,17 @@ struct Trainer::Impl {
   std::vector<data::Batch> validation_batches;
   std::optional<double> last_validation_loss;
   int64_t validated_step = -1;  // that it was measured after
+  EarlyStopping early_stopping;
   int64_t steps = 0;
   int64_t first_step = 0;
   bool stop_requested = false;
 };
 
 Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
-    : recipe(given), world(std::move(given_world)), place(build_run_mesh(recipe, world)) {
+    : recipe(given),
+      world(std::move(given_world)),
+      place(build_run_mesh(recipe, world)),
+      early_stopping({recipe.train.early_stopping_patience, recipe.train.early_stopping_min_delta}) {
   prepare();
   manual_seed(static_cast<uint64_t>(recipe.train.seed), place.mesh());
   // Weights out of a checkpoint with hashes are compared with them, as when a run resumes.
@@ -171,13 +191,13 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   model = build_model(recipe, config, place.mesh());
   optimizer = build_optimizer(recipe, *model);
   if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
-  schedule = build_schedule(recipe, steps);
   loader = std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true);
   step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
                                                         .defer_gradient_sync = recipe.parallel.defer_gradient_sync,
-                                                        .counts = place.counts()});
+                                                        .counts = place.counts(),
+                                                        .pipeline = pipeline_options(recipe, config, place.mesh())});
   checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
                                                                      .world = world,
                                                                      .keep_last = recipe.checkpoint.keep_last,
@@ -186,6 +206,18 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
                                                                      .holders = place.stage_ranks()});
   if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
   resume();
+  place_dropout();
+}
+
+// Adapters drop by the place of a row among all that the run trains on, so that masks are those of any layout.
+void Trainer::Impl::place_dropout() {
+  const auto dropout = adapter_dropout(*model);
+  if (!dropout) return;
+  dropout->seed = static_cast<uint64_t>(recipe.train.seed);
+  const int64_t batch = recipe.train.global_batch_size, rows = batch / place.data_size();
+  const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = place.data_rank() * rows;
+  dropout->calls = first_step * calls;
+  dropout->row_of_call = [=](int64_t call) { return call / calls * batch + offset + call % calls * at_once; };
 }
 
 // What each rank reads for itself, and rank 0's claim to the folder. Ranks that differ end here.
@@ -193,12 +225,17 @@ void Trainer::Impl::prepare() {
   comm::attempt_together(place.everyone(), [&] {
     if (chief()) check_run_folder(recipe);
     config = load_model_config(recipe);
-    check_heads(config, resolve_layout(recipe, world->size()).tp, recipe.parallel.replicate_kv);
+    check_layout(recipe, resolve_layout(recipe, world->size()), config);
+    check_parameter_groups(recipe, config);
+    adapters_identity = lora_identity(recipe);
     data = load_run_data(recipe);
     steps = total_steps(recipe, *data.train);
+    schedule = build_schedule(recipe, steps);
     model_identity = model_fingerprint(recipe);
   });
-  comm::check_same(place.everyone(), run_facts(recipe, data, model_identity),
+  auto facts = run_facts(recipe, data, model_identity);
+  facts.emplace_back("the adapters", adapters_identity);
+  comm::check_same(place.everyone(), facts,
                    "Start all of them with the same recipe, data, model and version of this program.");
   comm::attempt_together(place.everyone(), [&] {
     if (!chief()) return;
@@ -213,6 +250,9 @@ nlohmann::json Trainer::Impl::extra_state() const {
   return {{"data", loader->state()},
           {"optimizer", recipe.optimizer.name},
           {"model", model_identity},
+          {"lora", adapters_identity},
+          {"validation", data.validation ? data.validation->fingerprint() : ""},
+          {"early_stopping", early_stopping.state()},
           {"random", {{"seed", random.seed}, {"offset", random.offset}}}};
 }
 
@@ -246,6 +286,12 @@ void Trainer::Impl::resume() {
     };
     check("optimizer", recipe.optimizer.name);
     check("model", model_identity);
+    check("lora", adapters_identity);
+    // The best loss is of the data that it was measured on.
+    const bool same_validation = data.validation && extra.value("validation", "") == data.validation->fingerprint();
+    if (const auto found = extra.find("early_stopping"); found != extra.end() && same_validation) {
+      early_stopping.load_state(*found);
+    }
     loader->load_state(extra.at("data"));
     if (const auto random = extra.find("random"); random != extra.end()) {
       set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, place.mesh());
@@ -271,7 +317,8 @@ void Trainer::Impl::resume() {
 void Trainer::Impl::train_step(int64_t step) {
   const auto start = Clock::now();
   const int64_t rows = recipe.train.global_batch_size / place.data_size();
-  const auto batch = loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows);
+  const auto batch =
+      place.own_tokens(loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows));
   const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
                                        {.stop = stop_signal_ms != 0, .failed = checkpoints->failed()});
@@ -282,8 +329,10 @@ void Trainer::Impl::train_step(int64_t step) {
 
 void Trainer::Impl::validate(int64_t step) {
   const auto start = Clock::now();
-  last_validation_loss = validation_loss(*model, world->group(), validation_batches, place.counts());
+  last_validation_loss =
+      validation_loss(*model, step_runner->pipeline(), world->group(), validation_batches, place.counts());
   validated_step = step;
+  early_stopping.add(step, *last_validation_loss);
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
 }
 
@@ -306,9 +355,20 @@ void Trainer::Impl::sample(int64_t step) {
 
 // Ranked by the loss of this very step, if it was measured.
 void Trainer::Impl::save(int64_t step) {
-  const auto state = training_state(*model, *optimizer);
+  auto state = training_state(*model, *optimizer);
+  if (const auto stages = place.pipeline()) state = saved_of_stage(state, *stages->group(0));
   checkpoints->save(step, state.tensors, extra_state(), validated_step == step ? last_validation_loss : std::nullopt,
                     state.objects);
+}
+
+// A folder of PEFT's, with the tokenizer.
+void Trainer::Impl::export_adapters(const std::filesystem::path& fresh) {
+  save_adapters(*model, fresh, {.base = recipe.model.path});
+  if (!chief()) return;
+  for (const char* name : companion_names()) {
+    const auto from = std::filesystem::path(recipe.model.path) / name;
+    if (std::filesystem::is_regular_file(from)) publish_file(fresh / name, read_file(from));
+  }
 }
 
 // model/ is replaced once the new folder is complete.
@@ -316,10 +376,18 @@ void Trainer::Impl::export_model() {
   const auto fresh = private_folder(run_path()) / "staging" / "model";
   if (chief()) std::filesystem::remove_all(fresh);
   comm::barrier(place.everyone());
-  // COLLECTIVE where the model is sharded; of a replicated one rank 0 has all.
+  // COLLECTIVE where the model is sharded; of a replicated one the first rank of each pipeline stage has all.
+  const bool first_of_stage = world->rank() == place.stage_ranks().front();
   comm::attempt_together(place.everyone(), [&] {
-    if (chief() || is_dtensor(model->parameters().front())) {
-      save_pretrained(*model, fresh, recipe.model.path, {.dtype = parse_dtype_name(recipe.model.dtype)});
+    if (first_of_stage || is_dtensor(model->parameters().front())) {
+      if (recipe.lora.on() && !recipe.lora.merge) {
+        export_adapters(fresh);
+      } else {
+        save_pretrained(*model, fresh, recipe.model.path,
+                        {.dtype = parse_dtype_name(recipe.model.dtype),
+                         .merge_adapters = recipe.lora.merge,
+                         .pipeline = place.pipeline()});
+      }
     }
     if (chief()) folder->publish_model(fresh);
   });
@@ -333,29 +401,35 @@ RunSummary Trainer::Impl::run() {
   int64_t step = first_step;
   const auto due = [&](int64_t every) { return every > 0 && step % every == 0; };
   int64_t saved_step = first_step;
-  while (step < steps && !stop_requested) {
+  while (step < steps && !stop_requested && !early_stopping.is_over()) {
     train_step(++step);
-    const bool last = step == steps;
+    bool last = step == steps;
     const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
     // keep_best compares what each checkpoint was worth; a run that is asked to stop has no time for that.
     const bool ranks = saves && !stop_requested && recipe.checkpoint.keep_best > 0;
     if (validates && (due(recipe.train.validate_every) || last || ranks)) validate(step);
     if (due(recipe.train.sample_every)) sample(step);
-    if (saves) {
+    last = last || early_stopping.is_over();
+    if (saves || (last && recipe.checkpoint.every > 0)) {
       save(step);
       saved_step = step;
       if (recipe.checkpoint.export_model == "every" && !last) export_model();
     }
   }
   checkpoints->finish();
-  const bool stopped_early = step < steps;
+  const bool enough = step < steps && early_stopping.is_over();
+  const bool stopped_early = step < steps && !enough;
+  if (enough && chief()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
   if (!stopped_early && recipe.checkpoint.export_model != "never") export_model();
   if (report) {
+    if (enough) report->early_stop(step, early_stopping.reason());
     report->finish(stopped_early ? fmt::format("asked to stop after step {}; the same command goes on from there", step)
                    : recipe.checkpoint.export_model == "never"
                        ? fmt::format("done, {}", run_path().string())
-                       : fmt::format("done, the model is in {}", (run_path() / "model").string()));
+                       : fmt::format("done, the {} in {}",
+                                     recipe.lora.on() && !recipe.lora.merge ? "adapters are" : "model is",
+                                     (run_path() / "model").string()));
   }
   return {first_step, step, stopped_early};
 }
@@ -369,39 +443,50 @@ void check_run_folder(const Recipe& recipe) {
   const std::filesystem::path dir = recipe.checkpoint.dir;
   const RunMark mark(dir);
   if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_free();
-  const auto model = std::filesystem::weakly_canonical(recipe.model.path);
-  TESSERA_CHECK(recipe.checkpoint.export_model == "never" || model != std::filesystem::weakly_canonical(dir / "model"),
-                ErrorKind::kConfig,
-                "[train.run_folder] model.path: {} is where this run would export its own model to. Choose another "
-                "checkpoint.dir.",
-                recipe.model.path);
+  const auto exported = std::filesystem::weakly_canonical(dir / "model");
+  for (const auto& [key, path] : {std::pair("model.path", recipe.model.path), {"model.lora.path", recipe.lora.path}}) {
+    TESSERA_CHECK(
+        recipe.checkpoint.export_model == "never" || path.empty() ||
+            std::filesystem::weakly_canonical(path) != exported,
+        ErrorKind::kConfig,
+        "[train.run_folder] {}: {} is where this run would export its own model to. Choose another checkpoint.dir.",
+        key, path);
+  }
 }
 
 void check_run(const Recipe& recipe, int64_t world_size) {
   const auto layout = resolve_layout(recipe, world_size);
   const auto config = load_model_config(recipe);
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
+  check_layout(recipe, layout, config);
+  check_parameter_groups(recipe, config);
   if (layout.tp > 1) {
-    check_heads(config, layout.tp, recipe.parallel.replicate_kv);
     resolve_plan(*model, parse_plan_choice(recipe.parallel.plan), recipe.parallel.sequence_parallel);
   }
   if (recipe.model.init == "pretrained") check_pretrained(*model, weights_path(recipe));
   const auto data = load_run_data(recipe);
-  int64_t parameters = 0;
+  int64_t parameters = 0, adapters = 0;
   for (const auto& parameter : model->parameters()) parameters += parameter.numel();
+  if (const auto lora = adapter_config(recipe)) {
+    add_adapters(*model, *lora);
+    for (const auto& parameter : model->parameters()) adapters += parameter.requires_grad() ? parameter.numel() : 0;
+  }
   const auto steps = total_steps(recipe, *data.train);
+  build_schedule(recipe, steps);
   check_run_folder(recipe);
   const auto& stats = data.train->stats();
   fmt::print("model       {} of {}, {:.1f} M parameters\n", config.architecture, recipe.model.path, parameters / 1e6);
   fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens; {} cut, {} dropped, {} without labels\n",
              stats.documents, data.train->rows(), recipe.data.sequence_length, stats.label_tokens, stats.truncated,
              stats.dropped, stats.unlabelled);
+  if (adapters > 0) fmt::print("adapters    {:.2f} M parameters\n", static_cast<double>(adapters) / 1e6);
   if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
   fmt::print(
-      "layout      {} ranks: dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {}, {} micro-batches of {} a rank "
+      "layout      {} ranks: dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {}{}, {} micro-batches of {} a rank "
       "and step\n",
-      world_size, layout.dp_replicate, layout.dp_shard, layout.tp, layout.cp, layout.pp, layout.micro_batches,
-      recipe.train.local_batch_size);
+      world_size, layout.dp_replicate, layout.dp_shard, layout.tp, layout.cp, layout.pp,
+      layout.ep > 1 ? fmt::format(", ep {}", layout.ep) : "", layout.micro_batches, recipe.train.local_batch_size);
+  if (layout.pp > 1) fmt::print("pipeline    {}\n", describe_pipeline(recipe, layout, config));
   fmt::print("run         {} steps, {:.2f} epochs, into {}\n", steps,
              static_cast<double>(steps * recipe.train.global_batch_size) / static_cast<double>(data.train->rows()),
              recipe.checkpoint.dir);

@@ -139,7 +139,10 @@ TEST_F(Score, EveryLayoutGivesTheSame) {
                                              {"--nproc", "2", "parallel.dp_replicate=2", "parallel.dp_shard=1"},
                                              {"--nproc", "2", "parallel.tp=2"},
                                              {"--nproc", "4", "parallel.tp=2"},
-                                             {"--nproc", "2", "parallel.tp=2", "parallel.sequence_parallel=true"}}) {
+                                             {"--nproc", "2", "parallel.tp=2", "parallel.sequence_parallel=true"},
+                                             {"--nproc", "2", "parallel.cp=2"},
+                                             {"--nproc", "2", "parallel.pp=2"},
+                                             {"--nproc", "4", "parallel.pp=2", "parallel.cp=2"}}) {
     const auto several = run(kRecords, settings);
     ASSERT_EQ(several.exit_code, 0) << several.err;
     const auto found = lines_of(several.out);

@@ -172,7 +172,7 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
       {"optimizer: {betas: [0.9]}", "optimizer.betas: found a list of 1, wanted list of 2 numbers in [0, 1)"},
       {"optimizer: {betas: [0.9, 1.0]}", "optimizer.betas: found a list of 2, wanted list of 2 numbers in [0, 1)"},
       {"optimizer: {betas: 0.9}", "optimizer.betas: found '0.9'"},
-      {"optimizer: {name: adam}", "optimizer.name: found 'adam', wanted adamw or sgd"},
+      {"optimizer: {name: adam}", "optimizer.name: found 'adam', wanted adamw, adamw8bit, muon or sgd"},
       {"train: {steps: 0}", "train.steps: found '0', wanted integer >= 1, or null"},
       {"train: {steps: 1.5}", "train.steps: found '1.5'"},
       {"train: {steps: 1e3}", "train.steps: found '1e3'"},
@@ -194,12 +194,35 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
 }
 
 TEST(Recipe, FeaturesThatAreNotBuiltAreRefusedNotIgnored) {
-  for (const char* setting :
-       {"parallel.cp=2", "parallel.cp=-1", "parallel.pp=2", "parallel.ep=2", "model.lora={rank: 8}", "model.lora=8"}) {
+  for (const char* setting : {"train.deterministic=true", "train.profile=true", "model.lora.quantize=nf4"}) {
     EXPECT_THAT(error_of(kMinimal, {setting}), HasSubstr("not available in this version")) << setting;
   }
-  EXPECT_THAT(error_with("parallel: {cp: 2}"),
-              HasSubstr("my.yaml:3: parallel.cp: '2' is not available in this version, wanted 1."));
+  EXPECT_THAT(error_with("train: {profile: true}"),
+              HasSubstr("my.yaml:3: train.profile: 'true' is not available in this version, wanted false."));
+}
+
+TEST(Recipe, AdaptersAreAMappingOrNull) {
+  const Recipe recipe = parse(kMinimal, {"model.lora.rank=4", "lora.target_modules=[q_proj]", "peft.alpha=32"});
+  EXPECT_EQ(recipe.lora.rank, 4);
+  EXPECT_EQ(recipe.lora.alpha, 32);
+  EXPECT_THAT(recipe.lora.target_modules, ::testing::ElementsAre("q_proj"));
+  EXPECT_TRUE(recipe.lora.on());
+  EXPECT_FALSE(parse(kMinimal).lora.on());
+  EXPECT_THAT(error_with("lora: {alpha: 3}"), HasSubstr("my.yaml:3: model.lora.alpha: found 3.0 without adapters"));
+  EXPECT_THAT(error_with("lora: {rnk: 3}"), HasSubstr("unknown key 'lora.rnk'"));
+}
+
+TEST(Recipe, GroupsAndSchedulesThatCannotBeAreErrors) {
+  EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias\"]"}),
+              HasSubstr("wanted a pattern of names and settings"));
+  EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias lr=fast\"]"}), HasSubstr("lr: found 'fast'"));
+  EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias lr=1 lr=2\"]"}), HasSubstr("once at most"));
+  EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias betas=0.9\"]"}), HasSubstr("wanted two numbers"));
+  EXPECT_THAT(error_of(kMinimal, {"schedule.name=wsd", "train.steps=20", "schedule.decay_steps=15"}),
+              HasSubstr("wsd of 20 steps: found 10 of warm-up and 15 of decay"));
+  EXPECT_EQ(parse(kMinimal, {"train.early_stopping.patience=2", "data.validation=[v]"}).train.early_stopping_patience,
+            2);
+  EXPECT_THAT(error_of(kMinimal, {"train.early_stopping.patience=2"}), HasSubstr("without validations"));
 }
 
 TEST(Recipe, MissingKeysAreNamed) {

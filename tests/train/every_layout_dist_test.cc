@@ -1,0 +1,264 @@
+// Every legal layout of up to 8 ranks for a tiny Llama and a tiny Qwen3-MoE against one rank: loss, gradient norm and
+// every gradient of a step over packed rows with uneven numbers of tokens and labels.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/ignored_label.h"
+#include "tessera/models/weights.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/parallelize_model.h"
+#include "tessera/train/run_layout.h"
+#include "tessera/train/run_mesh.h"
+#include "tessera/train/step.h"
+#include "tests/support/ranks.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr int64_t kRows = 8, kTokens = 13;
+constexpr int64_t kLayers = 4, kExperts = 4;
+
+ModelConfig tiny_of(const std::string& architecture, bool balance = false) {
+  return ModelConfig::parse(
+      fmt::format(R"({{"architectures": ["{}"], "vocab_size": 37, "hidden_size": 24, "intermediate_size": 22,
+      "num_hidden_layers": {}, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 6,
+      "max_position_embeddings": 64, "initializer_range": 0.3, "torch_dtype": "float32", "rms_norm_eps": 1e-05,
+      "num_experts": {}, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": true,
+      "output_router_logits": {}, "router_aux_loss_coef": 0.5}})",
+                  architecture, kLayers, kExperts, balance),
+      architecture);
+}
+
+// Row r: documents of r + 2 tokens, padding behind them in odd rows; the third row has no labels.
+data::Batch packed_rows() {
+  auto generator = at::detail::createCPUGenerator(9);
+  const auto text = at::randint(0, 37, {kRows, kTokens + 1}, generator, at::kLong);
+  auto labels = text.narrow(1, 1, kTokens).clone();
+  const auto positions = at::zeros({kRows, kTokens}, at::kLong), documents = at::zeros_like(positions);
+  for (int64_t row = 0; row < kRows; ++row) {
+    const int64_t length = row + 2, used = row % 2 == 0 ? kTokens : kTokens - 1 - row / 2;
+    for (int64_t begin = 0, number = 0; begin < kTokens; begin += length, ++number) {
+      const int64_t end = std::min(begin + length, kTokens);
+      positions[row].narrow(0, begin, end - begin).copy_(at::arange(end - begin, at::kLong));
+      documents[row].narrow(0, begin, end - begin).fill_(number);
+      labels[row][end - 1].fill_(kIgnoredLabel);
+    }
+    labels[row].narrow(0, 0, row % 3).fill_(kIgnoredLabel);
+    documents[row].narrow(0, used, kTokens - used).fill_(data::kPadding);
+    labels[row].narrow(0, used, kTokens - used).fill_(kIgnoredLabel);
+  }
+  labels[2].fill_(kIgnoredLabel);
+  return data::make_batch(text.narrow(1, 0, kTokens).contiguous(), labels, positions, documents);
+}
+
+data::Batch rows_of(const data::Batch& all, int64_t first, int64_t count) {
+  const auto rows = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
+  return data::make_batch(rows(all.tokens), rows(all.labels), rows(all.positions), rows(all.document_ids));
+}
+
+struct LayoutCase {
+  std::string architecture;
+  RunLayout layout;
+  std::string schedule = "1F1B", rotate_method = "allgather";
+  bool sequence_parallel = false;
+  bool balance = false;  // with the load-balance loss of the routers
+
+  int ranks() const {
+    return static_cast<int>(layout.dp_replicate * layout.dp_shard * layout.tp * layout.cp * layout.pp);
+  }
+  std::string text() const {
+    return fmt::format("{}: dp_replicate {} dp_shard {} tp {}{} cp {} ({}) pp {} ({}) ep {}{}", architecture,
+                       layout.dp_replicate, layout.dp_shard, layout.tp, sequence_parallel ? " with sequences" : "",
+                       layout.cp, rotate_method, layout.pp, schedule, layout.ep, balance ? " balanced" : "");
+  }
+  Recipe recipe() const {
+    Recipe out;
+    out.parallel.schedule = schedule;
+    out.parallel.ep = layout.ep;
+    return out;
+  }
+};
+
+struct LayoutOutcome {
+  StepResult result;
+  std::map<std::string, at::Tensor> gradients;  // of this rank's parameters
+};
+
+at::Tensor whole_of(const at::Tensor& tensor) {
+  return (is_dtensor(tensor) ? full_tensor(tensor) : tensor).detach().clone();
+}
+
+// Plain gradient descent with a rate of one, so that what a parameter loses is its gradient.
+LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm::World>& world) {
+  const RunMesh place(which.layout, "cpu", world);
+  const auto config = tiny_of(which.architecture, which.balance);
+  const auto stages = pipeline_options(which.recipe(), config, place.mesh());
+  auto model = make_model(config, {.device = c10::Device(at::kMeta)});
+  if (stages.mesh) keep_stages(*model, plan_pipeline(config, stages), pipeline_rank(stages));
+  parallelize_model(*model, {.mesh = place.mesh(),
+                             .ep = which.layout.ep,
+                             .cp_rotate_method = which.rotate_method,
+                             .sequence_parallel = which.sequence_parallel,
+                             .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
+  to_empty(*model, at::kCPU);
+  init_weights(*model, 5);
+  const auto optimizer = optim::make_sgd(*model, {.lr = 1});
+  TrainStep step(*model, *optimizer, world->group(),
+                 {.max_grad_norm = 0, .counts = place.counts(), .pipeline = stages});
+  const at::NoGradGuard no_grad;
+  LayoutOutcome out;
+  for (const auto& named : model->named_parameters()) out.gradients[named.name] = whole_of(named.slot->parameter);
+  const int64_t rows = kRows / place.data_size();
+  std::vector<data::Batch> micro_batches;
+  for (int64_t row = 0; row < rows; ++row) {
+    micro_batches.push_back(place.own_tokens(rows_of(packed_rows(), place.data_rank() * rows + row, 1)));
+  }
+  {
+    const at::AutoGradMode grad(true);
+    out.result = step.run(micro_batches, 1);
+  }
+  for (const auto& named : model->named_parameters()) {
+    out.gradients[named.name].sub_(whole_of(named.slot->parameter));
+  }
+  return out;
+}
+
+const LayoutOutcome& one_rank(const std::string& architecture, bool balance) {
+  static std::map<std::pair<std::string, bool>, LayoutOutcome> known;
+  auto& out = known[{architecture, balance}];
+  if (out.gradients.empty()) {
+    out = train_one_step({.architecture = architecture, .layout = {}, .balance = balance}, comm::World::single());
+  }
+  return out;
+}
+
+void expect_as_one_rank(const LayoutCase& which) {
+  SCOPED_TRACE(which.text());
+  const auto& wanted = one_rank(which.architecture, which.balance);
+  comm::run_thread_ranks(which.ranks(), [&](const std::shared_ptr<comm::World>& world) {
+    const auto found = train_one_step(which, world);
+    const auto what = which.text();
+    EXPECT_NEAR(found.result.loss, wanted.result.loss, 1e-5 * wanted.result.loss) << what;
+    EXPECT_NEAR(found.result.grad_norm, wanted.result.grad_norm, 1e-5 * wanted.result.grad_norm) << what;
+    EXPECT_EQ(found.result.balance_loss.has_value(), which.balance) << what;
+    if (which.balance) {
+      EXPECT_NEAR(*found.result.balance_loss, *wanted.result.balance_loss, 1e-5 * *wanted.result.balance_loss) << what;
+    }
+    EXPECT_EQ(found.result.label_tokens, wanted.result.label_tokens) << what;
+    EXPECT_EQ(found.result.tokens, wanted.result.tokens) << what;
+    for (const auto& [name, gradient] : found.gradients) {
+      const auto& one = wanted.gradients.at(name);
+      const double most = one.abs().max().item<double>(), off = (gradient - one).abs().max().item<double>();
+      EXPECT_LE(off, 1e-4 * most) << what << ", " << name;
+    }
+  });
+}
+
+// Another schedule for each layout, where it takes its stages and micro-batches.
+std::string schedule_of(size_t number, const RunLayout& layout) {
+  static const std::vector<std::string> kAll = {"1F1B",          "Interleaved1F1B", "GPipe",    "InterleavedZeroBubble",
+                                                "ZBVZeroBubble", "LoopedBFS",       "DualPipeV"};
+  const int64_t micro_batches = kRows / (layout.dp_replicate * layout.dp_shard);
+  for (size_t i = 0; i < kAll.size(); ++i) {
+    const auto& name = kAll[(number + i) % kAll.size()];
+    const int stages = pipeline::schedule_traits(name).one_stage_a_rank ? 1 : 2;
+    if (stages * layout.pp > kLayers) continue;
+    try {
+      pipeline::make_schedule(name, {static_cast<int>(layout.pp), stages, static_cast<int>(micro_batches)});
+      return name;
+    } catch (const Error&) {
+    }
+  }
+  return "";
+}
+
+// Of all powers of two, and threes where nothing must divide.
+std::vector<LayoutCase> all_layouts(const std::string& architecture) {
+  const bool moe = architecture.starts_with("Qwen3Moe");
+  std::vector<LayoutCase> out;
+  const auto sizes = {1, 2, 4, 8};
+  for (const int64_t replicate : sizes) {
+    for (const int64_t shard : sizes) {
+      for (const int64_t tp : {1, 2, 4}) {
+        for (const int64_t cp : {1, 2, 3, 4, 8}) {
+          for (const int64_t pp : {1, 2, 3, 4}) {
+            const int64_t stage = replicate * shard * tp * cp;
+            if (stage * pp > 8 || stage * pp == 1) continue;
+            RunLayout layout{.dp_replicate = replicate, .dp_shard = shard, .tp = tp, .cp = cp, .pp = pp};
+            const auto schedule = schedule_of(out.size(), layout);
+            if (schedule.empty()) continue;
+            // Of layouts with experts, one for each number of their ranks in turn.
+            if (moe) {
+              std::vector<int64_t> eps;
+              for (const int64_t ep : {2, 4, 1}) {
+                if (stage % ep == 0) eps.push_back(ep);
+              }
+              layout.ep = eps[out.size() % eps.size()];
+            }
+            out.push_back({architecture, layout, schedule, out.size() % 2 == 0 ? "allgather" : "alltoall",
+                           tp > 1 && out.size() % 3 == 0, moe && out.size() % 4 == 3});
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+// As many test cases as share the layouts, so that several run at once.
+constexpr size_t kShares = 8;
+class EveryLayout : public ::testing::TestWithParam<std::tuple<std::string, size_t>> {};
+
+TEST_P(EveryLayout, EqualsOneRank) {
+  const auto& [architecture, share] = GetParam();
+  const auto all = all_layouts(architecture);
+  ASSERT_GE(all.size(), 60u);
+  for (size_t i = share; i < all.size() && !HasFatalFailure(); i += kShares) expect_as_one_rank(all[i]);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EveryLayout,
+                         ::testing::Combine(::testing::Values("LlamaForCausalLM", "Qwen3MoeForCausalLM"),
+                                            ::testing::Range<size_t>(0, kShares)),
+                         [](const auto& info) {
+                           return fmt::format("{}{}", std::get<0>(info.param), std::get<1>(info.param));
+                         });
+
+TEST(IllegalLayouts, AreToldBeforeAnyWeightIsRead) {
+  const auto why = [](const std::string& architecture, const RunLayout& layout, Recipe recipe = {}) -> std::string {
+    try {
+      check_layout(recipe, layout, tiny_of(architecture));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kConfig);
+      return error.what();
+    }
+    return "";
+  };
+  const std::string llama = "LlamaForCausalLM", moe = "Qwen3MoeForCausalLM";
+  const auto holds = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << text;
+  };
+  EXPECT_EQ(why(llama, {.tp = 4, .pp = 2, .micro_batches = 2}), "");
+  EXPECT_TRUE(holds(why(llama, {.tp = 8}), "must be divisible by TP size (8)"));
+  EXPECT_TRUE(holds(why(llama, {.dp_shard = 2, .ep = 2}), "has no experts"));
+  EXPECT_TRUE(holds(why(moe, {.dp_shard = 3, .ep = 3}), "wanted a divisor of the 4 experts"));
+  EXPECT_TRUE(holds(why(llama, {.pp = 8, .micro_batches = 8}), "stages"));
+  EXPECT_TRUE(holds(why(llama, {.pp = 4, .micro_batches = 2}), "Number of microbatches (2) must be greater"));
+  Recipe recipe;
+  recipe.train.sample_every = 5;
+  EXPECT_TRUE(holds(why(llama, {.cp = 2}, recipe), "train.sample_every"));
+  recipe = {};
+  recipe.data.sequence_length = 2;
+  EXPECT_TRUE(holds(why(llama, {.cp = 4}, recipe), "wanted a token for each rank"));
+  recipe = {};
+  recipe.parallel.layers_per_stage = 2;
+  EXPECT_TRUE(holds(why(llama, {}, recipe), "layers_per_stage"));
+  recipe = {};
+  recipe.lora.rank = 4;
+  EXPECT_TRUE(holds(why(llama, {.pp = 2, .micro_batches = 2}, recipe), "lora"));
+}
+
+}  // namespace
+}  // namespace tessera::train

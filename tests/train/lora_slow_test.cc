@@ -1,0 +1,60 @@
+// What adapters save: a run of SmolLM2-135M with them beside a run of all its parameters.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::train {
+namespace {
+
+struct MeasuredRun {
+  int64_t memory_bytes = 0;  // the largest of its steps
+  double first_loss = 0, last_loss = 0;
+};
+
+MeasuredRun measured_run(const testing::TempFolder& folder, const std::string& name,
+                         const std::vector<std::string>& overrides) {
+  const auto source = testing::source_folder();
+  std::vector<std::string> command = {testing::program(),
+                                      "train",
+                                      (source / "recipes/demo.yaml").string(),
+                                      "--nproc",
+                                      "1",
+                                      "model.path=" + testing::asset("smollm2").string(),
+                                      "data.train=[" + testing::asset("text/dialogues.jsonl").string() + "]",
+                                      "data.validation=[]",
+                                      "checkpoint.dir=" + (folder / name).string(),
+                                      "train.steps=3",
+                                      "train.validate_every=0",
+                                      "schedule.warmup_steps=1",
+                                      "checkpoint.every=0",
+                                      "checkpoint.export=never",
+                                      "log.tensorboard=false"};
+  command.insert(command.end(), overrides.begin(), overrides.end());
+  const auto run = testing::run_process(command, {.timeout_seconds = 900});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  MeasuredRun out;
+  std::ifstream lines(folder / name / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto step = nlohmann::json::parse(line);
+    out.memory_bytes = std::max(out.memory_bytes, step.at("memory_bytes").get<int64_t>());
+    out.last_loss = step.at("loss");
+    if (out.first_loss == 0) out.first_loss = out.last_loss;
+  }
+  return out;
+}
+
+TEST(LoraMemory, OfSmolLm2IsAtMostHalfOfTheFullRun) {
+  const testing::TempFolder folder;
+  const auto full = measured_run(folder, "full", {}), lora = measured_run(folder, "lora", {"model.lora.rank=8"});
+  EXPECT_LE(2 * lora.memory_bytes, full.memory_bytes) << lora.memory_bytes << " of " << full.memory_bytes << " bytes";
+  EXPECT_NEAR(lora.first_loss, full.first_loss, 1e-4 * full.first_loss) << "adapters begin as nothing";
+  EXPECT_LT(lora.last_loss, 0.8 * lora.first_loss);
+}
+
+}  // namespace
+}  // namespace tessera::train
