@@ -218,8 +218,12 @@ TEST(Recipe, GroupsAndSchedulesThatCannotBeAreErrors) {
   EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias lr=fast\"]"}), HasSubstr("lr: found 'fast'"));
   EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias lr=1 lr=2\"]"}), HasSubstr("once at most"));
   EXPECT_THAT(error_of(kMinimal, {"optimizer.groups=[\"*.bias betas=0.9\"]"}), HasSubstr("wanted two numbers"));
-  EXPECT_THAT(error_of(kMinimal, {"schedule.name=wsd", "train.steps=20", "schedule.decay_steps=15"}),
-              HasSubstr("wsd of 20 steps: found 10 of warm-up and 15 of decay"));
+  const std::vector<std::string> wsd = {"schedule.name=wsd", "train.steps=20", "schedule.decay_steps=15"};
+  auto warmed = wsd;
+  warmed.emplace_back("schedule.warmup_steps=10");
+  EXPECT_THAT(error_of(kMinimal, warmed), HasSubstr("wsd of 20 steps: found 10 of warm-up and 15 of decay"));
+  EXPECT_EQ(parse(kMinimal, wsd).schedule.warmup_steps, 5);  // a default gives way
+  EXPECT_THAT(error_of(kMinimal, {"schedule.decay_steps=5"}), HasSubstr("beside schedule.name cosine, wanted wsd"));
   EXPECT_EQ(parse(kMinimal, {"train.early_stopping.patience=2", "data.validation=[v]"}).train.early_stopping_patience,
             2);
   EXPECT_THAT(error_of(kMinimal, {"train.early_stopping.patience=2"}), HasSubstr("without validations"));
