@@ -57,10 +57,8 @@ int rank_main(const std::string& dir, int64_t rows, int64_t length, const std::s
   const train::RunMesh place(layout, "cpu", world);
   const auto config = ModelConfig::from_folder(dir);
   const auto stages = train::pipeline_options(recipe, config, place.mesh());
-  auto model = make_model(config, {.device = c10::Device(at::kMeta)});
-  if (stages.mesh) keep_stages(*model, plan_pipeline(config, stages), pipeline_rank(stages));
-  parallelize_model(*model, {.mesh = place.mesh(), .ep = parallel.ep, .cp_rotate_method = "alltoall"});
-  to_empty(*model, at::kCPU);
+  const auto model = make_parallel_model(
+      config, at::kFloat, {.mesh = place.mesh(), .ep = parallel.ep, .cp_rotate_method = "alltoall"}, stages);
   load_pretrained(*model, dir);
   serve_steps(*model, *world,
               {.rows = rows / place.data_size(),
@@ -76,18 +74,13 @@ int rank_main(const std::string& dir, int64_t rows, int64_t length, const std::s
 
 // 8 experts, of which a token takes 2, in the widths of the small Llama.
 std::string write_small_moe(const std::filesystem::path& folder) {
-  const auto dir = folder / "small_moe";
-  const auto config = ModelConfig::parse(
+  return write_random_model(
+      folder / "small_moe",
       R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 8192, "hidden_size": 256,
       "intermediate_size": 704, "moe_intermediate_size": 352, "num_experts": 8, "num_experts_per_tok": 2,
       "norm_topk_prob": true, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
       "max_position_embeddings": 2048, "rms_norm_eps": 1e-06, "initializer_range": 0.02, "torch_dtype": "float32",
-      "tie_word_embeddings": false})",
-      "small_moe");
-  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
-  init_weights(*model, 3);
-  save_pretrained(*model, dir, {});
-  return dir;
+      "tie_word_embeddings": false})");
 }
 
 }  // namespace

@@ -34,17 +34,12 @@ int rank_main(const std::string& dir, int64_t rows, int64_t length, const std::s
 
 // A random Llama of SmolLM2-135M's widths, whose heads two ranks can share.
 std::string write_wide_llama(const std::filesystem::path& folder) {
-  const auto dir = folder / "wide_llama";
-  const auto config = ModelConfig::parse(
+  return write_random_model(
+      folder / "wide_llama",
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
       "intermediate_size": 1536, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 72,
       "max_position_embeddings": 2048, "rms_norm_eps": 1e-05, "initializer_range": 0.02, "torch_dtype": "float32",
-      "tie_word_embeddings": true})",
-      "wide_llama");
-  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
-  init_weights(*model, 3);
-  save_pretrained(*model, dir, {});
-  return dir;
+      "tie_word_embeddings": true})");
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/batch.h"
 #include "tessera/kernels/ignored_label.h"
+#include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/train/step.h"
 
@@ -66,6 +67,13 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
       std::cout << Json{{"seconds", seconds}, {"loss", loss}, {"peak_bytes", peaks}}.dump() << std::endl;
     }
   }
+}
+
+std::string write_random_model(const std::filesystem::path& dir, const std::string& config) {
+  const auto model = make_model(ModelConfig::parse(config, dir.filename()), {.device = c10::Device(at::kMeta)});
+  init_weights(*model, 3);
+  save_pretrained(*model, dir, {});
+  return dir;
 }
 
 void measure_steps(Harness& harness, const std::string& self, const StepCase& given) {

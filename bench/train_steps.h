@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -31,6 +32,9 @@ struct StepRows {
 // Trains with AdamW, clipping at 1.0: reads {"steps": N} a line on rank 0's stdin, answers {"seconds", "loss",
 // "peak_bytes": [a rank]}, until {"steps": 0} or the end of the input. COLLECTIVE over the world.
 void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows);
+
+// A Hugging Face folder of this config with random weights; its path.
+std::string write_random_model(const std::filesystem::path& dir, const std::string& config);
 
 struct StepCase {
   std::string name;

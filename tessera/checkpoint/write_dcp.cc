@@ -123,7 +123,7 @@ void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const 
         options.prefix + name, planner_path(options.prefix + name), stored,
         [&, &name = name](c10::IntArrayRef offset, const at::Tensor& into) { from.read(name, offset, into); });
   }
-  if (!options.companions.empty()) copy_companions(options.companions, out.path());
+  if (!options.companions.empty()) copy_config_and_companions(options.companions, out.path());
   out.publish(std::nullopt);
 }
 
@@ -143,7 +143,7 @@ void reshard(const std::filesystem::path& from, const std::filesystem::path& dir
     out.add_tensor(entry.name, whole_path, {entry.tensor->dtype, entry.tensor->size, {}},
                    [&](c10::IntArrayRef offset, const at::Tensor& into) { source.read(entry.name, offset, into); });
   }
-  if (!checkpoint.manifest()) copy_companions(from, out.path());
+  if (!checkpoint.manifest()) copy_config_and_companions(from, out.path());
   out.publish(checkpoint.manifest());
 }
 

@@ -70,7 +70,7 @@ std::string weights_to_folder(const fs::path& source, const fs::path& destinatio
     specs.push_back({name, converts ? *dtype : stored.dtype, stored.shape});
   }
   StagedFolder folder(destination);
-  if (!companions.empty()) copy_companions(companions, folder.path());
+  if (!companions.empty()) copy_config_and_companions(companions, folder.path());
   SafetensorsFolderWriter writer(folder.path(), specs);
   for (const auto& spec : specs) writer.write(spec.name, files->tensor(spec.name).to(spec.dtype));
   writer.finish();

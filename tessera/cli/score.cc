@@ -72,24 +72,8 @@ std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
   return parse_flags(*app, args);
 }
 
-// Of as many ranks; -1 is what is left.
 train::RunLayout score_layout(const train::Recipe& recipe, const ModelConfig& config, int64_t ranks) {
-  const auto& parallel = recipe.parallel;
-  train::RunLayout layout{.dp_replicate = parallel.dp_replicate,
-                          .dp_shard = parallel.dp_shard,
-                          .tp = parallel.tp,
-                          .cp = parallel.cp,
-                          .pp = parallel.pp,
-                          .ep = parallel.ep};
-  const bool fits =
-      train::fit_to_ranks({&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp}, ranks);
-  TESSERA_CHECK(fits, ErrorKind::kConfig,
-                "[score] parallel.dp_replicate={}, dp_shard={}, tp={}, cp={}, pp={}: wanted sizes that multiply to the "
-                "{} ranks, at most one of them -1",
-                layout.dp_replicate, layout.dp_shard, layout.tp, layout.cp, layout.pp, ranks);
-  TESSERA_CHECK(ranks / layout.pp % layout.ep == 0, ErrorKind::kConfig,
-                "[score] parallel.ep={}: wanted a divisor of the {} ranks of a pipeline stage", layout.ep,
-                ranks / layout.pp);
+  auto layout = train::fit_layout(recipe.parallel, ranks, "score");
   layout.micro_batches = 4 * layout.pp;  // forward alone takes any number
   check_layout(recipe, layout, config);
   return layout;
@@ -101,17 +85,17 @@ std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelC
                                            const pipeline::PipelineOptions& stages) {
   const auto dtype = parse_dtype_flag("score", flags.dtype);
   if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype);
-  auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
-  if (stages.mesh) keep_stages(*model, plan_pipeline(config, stages), pipeline_rank(stages));
-  parallelize_model(*model, {.mesh = place.mesh(),
-                             .ep = parallel.ep,
-                             .cp_rotate_method = parallel.cp_rotate_method,
-                             .sequence_parallel = parallel.sequence_parallel,
-                             .cpu_offload = parallel.cpu_offload,
-                             .plan = parse_plan_choice(parallel.plan),
-                             .replicate_kv = parallel.replicate_kv,
-                             .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
-  to_empty(*model, place.mesh()->device());
+  const auto model =
+      make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
+                          {.mesh = place.mesh(),
+                           .ep = parallel.ep,
+                           .cp_rotate_method = parallel.cp_rotate_method,
+                           .sequence_parallel = parallel.sequence_parallel,
+                           .cpu_offload = parallel.cpu_offload,
+                           .plan = parse_plan_choice(parallel.plan),
+                           .replicate_kv = parallel.replicate_kv,
+                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
+                          stages);
   load_pretrained(*model, flags.model);
   return model;
 }

@@ -24,11 +24,13 @@ void copy_file_of(const std::filesystem::path& from, const std::filesystem::path
 
 }  // namespace
 
-std::span<const char* const> companion_names() { return kCompanions; }
-
 void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to) {
-  copy_file_of(from, to, "config.json");
   for (const char* name : kCompanions) copy_file_of(from, to, name);
+}
+
+void copy_config_and_companions(const std::filesystem::path& from, const std::filesystem::path& to) {
+  copy_file_of(from, to, "config.json");
+  copy_companions(from, to);
 }
 
 }  // namespace tessera

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <filesystem>
-#include <span>
 
 namespace tessera {
 
-std::span<const char* const> companion_names();
-// Copies those that are there, and config.json. Error kIo.
+// Copies those that are there. Error kIo.
 void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);
+// The same, and config.json.
+void copy_config_and_companions(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace tessera

@@ -28,6 +28,12 @@ struct PermuteRows : torch::autograd::Function<PermuteRows> {
 
 }  // namespace
 
+at::Tensor inverse_permutation(const at::Tensor& order) {
+  const at::NoGradGuard no_grad;
+  auto inverse = at::empty_like(order);
+  return inverse.scatter_(0, order, at::arange(order.size(0), order.options()));
+}
+
 at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::Tensor& inverse, int64_t copies) {
   TESSERA_CHECK(x.dim() == 2 && copies > 0 && order.dim() == 1 && order.size(0) == x.size(0) * copies &&
                     inverse.sizes() == order.sizes(),

@@ -1,5 +1,6 @@
 // Rows in another order, each taken as often as said: how tokens are sorted by their experts, and put back.
 //
+//   at::Tensor inverse = inverse_permutation(order);
 //   at::Tensor sorted = permute_rows(x, order, inverse, k);       // [N * k, d] of x [N, d]: row order[i] / k of x
 //   at::Tensor back = permute_rows(y, inverse, order);            // y [N * k, d] as it was before sorting
 //
@@ -13,6 +14,7 @@
 
 namespace tessera {
 
+at::Tensor inverse_permutation(const at::Tensor& order);
 at::Tensor permute_rows(const at::Tensor& x, const at::Tensor& order, const at::Tensor& inverse, int64_t copies = 1);
 
 }  // namespace tessera

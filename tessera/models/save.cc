@@ -45,12 +45,7 @@ class FolderInProgress {
         weights_(folder_.path(), specs(parameters, options), {.max_shard_bytes = options.max_shard_bytes}) {
     const auto dtype = options.dtype.value_or(parameters.front().tensor.scalar_type());
     publish_file(folder_.path() / "config.json", model.config().to_json(dtype));
-    if (source_dir.empty()) return;
-    for (const char* name : companion_names()) {
-      if (std::filesystem::is_regular_file(source_dir / name)) {
-        publish_file(folder_.path() / name, read_file(source_dir / name));
-      }
-    }
+    if (!source_dir.empty()) copy_companions(source_dir, folder_.path());
   }
   void write(const detail::SharedParameter& parameter, const at::Tensor& value) {
     const auto stacked = stacked_of(parameter);

@@ -55,9 +55,7 @@ ExpertOrder order_by_expert(const at::Tensor& chosen, int64_t experts) {
   const at::NoGradGuard no_grad;
   const auto flat = chosen.reshape({-1});
   const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  auto inverse = at::empty_like(order);
-  inverse.scatter_(0, order, at::arange(order.size(0), order.options()));
-  return {order, inverse, at::bincount(flat, /*weights=*/{}, experts).to(at::kCPU)};
+  return {order, inverse_permutation(order), at::bincount(flat, /*weights=*/{}, experts).to(at::kCPU)};
 }
 
 at::Tensor combine(const at::Tensor& results, const ExpertOrder& order, const at::Tensor& weights) {

@@ -9,22 +9,14 @@ namespace {
 class AdamW : public Optimizer {
  public:
   AdamW(nn::Module& module, const AdamWOptions& options)
-      : Optimizer(module, options.lr, {{detail::adamw_settings(options), detail::adamw_states()}}, options.groups,
+      : Optimizer(module, options.lr, {detail::adamw_settings(options)}, options.groups,
                   {options.master_weights, options.stochastic_rounding, options.seed}, {}) {
-    check_groups("make_adamw");
+    set_up_groups("make_adamw");
   }
 
  private:
   void apply(const std::vector<Update>& updates, const Group& group) override {
-    detail::AdamWTensors tensors;
-    for (const auto& [entry, value, gradient] : updates) {
-      tensors.parameters.push_back(value);
-      tensors.gradients.push_back(gradient);
-      tensors.averages.push_back(entry->state.at("exp_avg"));
-      tensors.squares.push_back(entry->state.at("exp_avg_sq"));
-      tensors.steps.push_back(entry->step);
-    }
-    detail::update_adamw(tensors, group.lr, group.settings);
+    detail::apply_adamw(updates, group.lr, group.settings);
   }
 
   void check(const Hyperparameters& settings, const char* verb) const override { detail::check_adamw(settings, verb); }

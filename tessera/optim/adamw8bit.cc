@@ -49,10 +49,8 @@ void take_largest_of_ranks(const at::Tensor& parameter, const at::Tensor& larges
 class AdamW8bit : public Optimizer {
  public:
   AdamW8bit(nn::Module& module, const AdamW8bitOptions& options, const Hyperparameters& settings)
-      : Optimizer(module, options.lr,
-                  {{with_bits(settings, 8), adamw8bit_states(with_bits(settings, 8))},
-                   {with_bits(settings, 32), detail::adamw_states()}},
-                  options.groups, {options.master_weights, options.stochastic_rounding, options.seed},
+      : Optimizer(module, options.lr, {with_bits(settings, 8), with_bits(settings, 32)}, options.groups,
+                  {options.master_weights, options.stochastic_rounding, options.seed},
                   {.kind_of =
                        [](const nn::NamedParameter& named) {
                          return size_t{detail::is_quantized(named.slot->parameter.numel()) ? 0U : 1U};
@@ -60,7 +58,7 @@ class AdamW8bit : public Optimizer {
                    .setting = kBits}),
         signed_map_(detail::dynamic_map(true)),
         unsigned_map_(detail::dynamic_map(false)) {
-    check_groups("make_adamw8bit");
+    set_up_groups("make_adamw8bit");
   }
 
  private:

@@ -68,17 +68,15 @@ double lr_ratio(const Hyperparameters& settings, c10::IntArrayRef shape, const c
 class Muon : public Optimizer {
  public:
   Muon(nn::Module& module, const MuonOptions& options)
-      : Optimizer(
-            module, options.lr,
-            {{muon_settings(options), {"momentum_buffer"}}, {settings_beside_muon(options), detail::adamw_states()}},
-            options.groups, {options.master_weights, options.stochastic_rounding, options.seed},
-            {.kind_of = kind_of_muon, .setting = kUseMuon}) {
-    check_groups("make_muon");
+      : Optimizer(module, options.lr, {muon_settings(options), settings_beside_muon(options)}, options.groups,
+                  {options.master_weights, options.stochastic_rounding, options.seed},
+                  {.kind_of = kind_of_muon, .setting = kUseMuon}) {
+    set_up_groups("make_muon");
   }
 
  private:
   void apply(const std::vector<Update>& updates, const Group& group) override {
-    if (!flag_of(group.settings, kUseMuon)) return apply_adamw(updates, group);
+    if (!flag_of(group.settings, kUseMuon)) return detail::apply_adamw(updates, group.lr, group.settings);
     const double weight_decay = number_of(group.settings, "weight_decay");
     const double momentum = number_of(group.settings, "momentum");
     const bool nesterov = flag_of(group.settings, "nesterov");
@@ -102,18 +100,6 @@ class Muon : public Optimizer {
       value.mul_(1 - group.lr * weight_decay);
       value.add_(part, -group.lr * lr_ratio(group.settings, entry->parameter.sizes(), "muon"));
     });
-  }
-
-  static void apply_adamw(const std::vector<Update>& updates, const Group& group) {
-    detail::AdamWTensors tensors;
-    for (const auto& [entry, value, gradient] : updates) {
-      tensors.parameters.push_back(value);
-      tensors.gradients.push_back(gradient);
-      tensors.averages.push_back(entry->state.at("exp_avg"));
-      tensors.squares.push_back(entry->state.at("exp_avg_sq"));
-      tensors.steps.push_back(entry->step);
-    }
-    detail::update_adamw(tensors, group.lr, group.settings);
   }
 
   void check(const Hyperparameters& settings, const char* verb) const override {

@@ -31,14 +31,14 @@ uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
 
 }  // namespace
 
-Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Kind>& kinds,
+Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparameters>& kinds,
                      const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice)
     : lr_(lr), precision_(precision), kind_setting_(choice.setting) {
   TESSERA_CHECK(!precision.stochastic_rounding || !precision.master_weights, ErrorKind::kConfig,
                 "[optim.make] stochastic_rounding beside master_weights, which are rounded from: set master_weights to "
                 "false");
-  for (const auto& kind : kinds) {
-    const double weight_decay = detail::number_of(kind.settings, "weight_decay");
+  for (const auto& settings : kinds) {
+    const double weight_decay = detail::number_of(settings, "weight_decay");
     TESSERA_CHECK(lr >= 0 && weight_decay >= 0, ErrorKind::kConfig,
                   "[optim.make] found lr {} and weight decay {}, wanted none below 0", lr, weight_decay);
   }
@@ -62,9 +62,6 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Kind>& kin
     kind_of_entry.push_back(choice.kind_of ? choice.kind_of(named) : 0);
   }
   make_groups(kinds, kind_of_entry, groups);
-  for (auto& entry : entries_) {
-    if (entry.parameter.requires_grad()) make_state(entry);
-  }
 }
 
 namespace {
@@ -79,9 +76,9 @@ Hyperparameters with_own_settings(Hyperparameters settings, const ParameterGroup
 
 }  // namespace
 
-void Optimizer::make_groups(const std::vector<Kind>& kinds, const std::vector<size_t>& kind_of_entry,
+void Optimizer::make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                             const std::vector<ParameterGroup>& groups) {
-  const auto add = [&](const Kind& kind, Hyperparameters settings, double lr_factor, double decay) {
+  const auto add = [&](Hyperparameters settings, double lr_factor, double decay) {
     TESSERA_CHECK(lr_factor >= 0 && decay >= 0, ErrorKind::kConfig,
                   "[optim.make] parameter group: found lr_factor {} and weight decay {}, wanted none below 0",
                   lr_factor, decay);
@@ -89,7 +86,7 @@ void Optimizer::make_groups(const std::vector<Kind>& kinds, const std::vector<si
     groups_.push_back({.lr = lr_ * lr_factor,
                        .lr_factor = lr_factor,
                        .settings = std::move(settings),
-                       .state_names = kind.state_names,
+                       .state_names = {},
                        .entries = {}});
     return groups_.size() - 1;
   };
@@ -97,7 +94,7 @@ void Optimizer::make_groups(const std::vector<Kind>& kinds, const std::vector<si
   for (const auto& group : groups) {
     std::map<size_t, size_t> by_kind;
     if (group.names.empty()) {
-      add(kinds.front(), with_own_settings(kinds.front().settings, group), group.lr_factor, group.weight_decay);
+      add(with_own_settings(kinds.front(), group), group.lr_factor, group.weight_decay);
     }
     for (const auto& name : group.names) {
       const auto found = position_.find(name);
@@ -106,8 +103,7 @@ void Optimizer::make_groups(const std::vector<Kind>& kinds, const std::vector<si
       const size_t entry = found->second, kind = kind_of_entry[entry];
       TESSERA_CHECK(!grouped[entry], ErrorKind::kConfig, "[optim.make] '{}' is in two parameter groups", name);
       if (!by_kind.contains(kind)) {
-        by_kind[kind] =
-            add(kinds[kind], with_own_settings(kinds[kind].settings, group), group.lr_factor, group.weight_decay);
+        by_kind[kind] = add(with_own_settings(kinds[kind], group), group.lr_factor, group.weight_decay);
       }
       grouped[entry] = true;
       entries_[entry].group = by_kind[kind];
@@ -117,20 +113,20 @@ void Optimizer::make_groups(const std::vector<Kind>& kinds, const std::vector<si
   std::map<std::pair<size_t, double>, size_t> by_decay;
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (grouped[i]) continue;
-    const Kind& kind = kinds[kind_of_entry[i]];
-    const double decay = entries_[i].slot->decay ? detail::number_of(kind.settings, "weight_decay") : 0;
+    const Hyperparameters& settings = kinds[kind_of_entry[i]];
+    const double decay = entries_[i].slot->decay ? detail::number_of(settings, "weight_decay") : 0;
     const std::pair key(kind_of_entry[i], decay);
     auto found = by_decay.find(key);
-    if (found == by_decay.end()) found = by_decay.emplace(key, add(kind, kind.settings, 1, decay)).first;
+    if (found == by_decay.end()) found = by_decay.emplace(key, add(settings, 1, decay)).first;
     entries_[i].group = found->second;
     groups_[found->second].entries.push_back(i);
   }
 }
 
-void Optimizer::check_groups(const char* verb) {
+void Optimizer::set_up_groups(const char* verb) {
   for (auto& group : groups_) {
     check(group.settings, verb);
-    group.state_names = state_names(group.settings);  // momentum of its own
+    group.state_names = state_names(group.settings);
   }
   fit_state_to_settings();
 }

@@ -171,20 +171,16 @@ class Optimizer {
     bool stochastic_rounding = false;
     uint64_t seed = 0;
   };
-  // A way to treat parameters. settings: what a group has beside lr unless it says otherwise, in PyTorch's order.
-  struct Kind {
-    Hyperparameters settings;
-    std::vector<std::string> state_names;
-  };
   // Which of the kinds a parameter is of; the setting whose value tells a group's kind.
   struct KindChoice {
     std::function<size_t(const nn::NamedParameter&)> kind_of;  // none: all of the first
     std::string setting;
   };
-  Optimizer(nn::Module& module, double lr, const std::vector<Kind>& kinds, const std::vector<ParameterGroup>& groups,
-            const Precision& precision, const KindChoice& choice);
-  // check() of each group, and the state that its settings want; for constructors of what derives.
-  void check_groups(const char* verb);
+  // kinds: of each way to treat parameters, what a group has beside lr unless it says otherwise, in PyTorch's order.
+  Optimizer(nn::Module& module, double lr, const std::vector<Hyperparameters>& kinds,
+            const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice);
+  // check() of each group, and the state that its settings want: what constructors end with.
+  void set_up_groups(const char* verb);
   // Values of `updates` share dtype, device and group; the step of each entry counts this one already.
   virtual void apply(const std::vector<Update>& updates, const Group& group) = 0;
   // Error kConfig for what apply cannot do, named with `verb`.
@@ -192,7 +188,7 @@ class Optimizer {
   virtual std::vector<std::string> state_names(const Hyperparameters& settings) const = 0;
 
  private:
-  void make_groups(const std::vector<Kind>& kinds, const std::vector<size_t>& kind_of_entry,
+  void make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                    const std::vector<ParameterGroup>& groups);
   void make_state(Entry& entry) const;  // what it lacks; its next step is then its first
   std::vector<Group> changed_groups(const std::vector<Hyperparameters>& groups) const;

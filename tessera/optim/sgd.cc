@@ -10,16 +10,12 @@ namespace {
 using detail::flag_of;
 using detail::number_of;
 
-std::vector<std::string> sgd_states(double momentum) {
-  return momentum > 0 ? std::vector<std::string>{"momentum_buffer"} : std::vector<std::string>{};
-}
-
 class Sgd : public Optimizer {
  public:
   Sgd(nn::Module& module, const SgdOptions& options, const Hyperparameters& settings)
-      : Optimizer(module, options.lr, {{settings, sgd_states(options.momentum)}}, options.groups,
+      : Optimizer(module, options.lr, {settings}, options.groups,
                   {options.master_weights, options.stochastic_rounding, options.seed}, {}) {
-    check_groups("make_sgd");
+    set_up_groups("make_sgd");
   }
 
  private:
@@ -52,7 +48,8 @@ class Sgd : public Optimizer {
   }
 
   std::vector<std::string> state_names(const Hyperparameters& settings) const override {
-    return sgd_states(number_of(settings, "momentum"));
+    return number_of(settings, "momentum") > 0 ? std::vector<std::string>{"momentum_buffer"}
+                                               : std::vector<std::string>{};
   }
 };
 

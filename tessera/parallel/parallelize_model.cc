@@ -233,8 +233,10 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
 }
 
 std::shared_ptr<CausalLM> make_parallel_model(const ModelConfig& config, c10::ScalarType dtype,
-                                              const ParallelizeModelOptions& options) {
+                                              const ParallelizeModelOptions& options,
+                                              const pipeline::PipelineOptions& stages) {
   auto model = make_model(config, {.dtype = dtype, .device = c10::Device(at::kMeta)});
+  keep_stages(*model, stages);
   parallelize_model(*model, options);
   to_empty(*model, options.mesh->device());
   return model;

@@ -12,6 +12,7 @@
 #include "tessera/models/causal_lm.h"
 #include "tessera/parallel/activation_checkpoint.h"
 #include "tessera/parallel/data_parallel.h"
+#include "tessera/parallel/pipeline/pipeline.h"
 #include "tessera/parallel/tensor_parallel/model_plans.h"
 
 namespace tessera {
@@ -49,10 +50,12 @@ struct ParallelizeModelOptions {
 // an unknown style, and what resolve_plan refuses; kShape: a mesh with none of the dims.
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options);
 
-// A model made on the meta device, parallelized, and given memory on the mesh's device: shards of a group lie in one
-// buffer. Its values are for the caller to load or draw. COLLECTIVE over the mesh. Errors as above.
+// A model made on the meta device, cut to this rank's stages of a pipeline, parallelized, and given memory on the
+// mesh's device: shards of a group lie in one buffer. Its values are for the caller to load or draw. COLLECTIVE over
+// the mesh. Errors as above.
 std::shared_ptr<CausalLM> make_parallel_model(const ModelConfig& config, c10::ScalarType dtype,
-                                              const ParallelizeModelOptions& options);
+                                              const ParallelizeModelOptions& options,
+                                              const pipeline::PipelineOptions& stages = {});
 
 // The checks of head counts alone. Error kConfig.
 void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv);

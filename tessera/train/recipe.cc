@@ -233,16 +233,23 @@ class RecipeReader {
                   where("optimizer.stochastic_rounding"), optimizer.master_weights, recipe_.model.dtype);
   }
 
-  void check_extras() const {
+  // Keys that begin so mean nothing as the recipe is: they are as by default.
+  void check_unset(const std::string& prefix, const std::string& wanted) const {
     const Recipe defaults;
     for (const auto& key : recipe_keys()) {
       const auto path = key.path();
-      TESSERA_CHECK(recipe_.lora.on() || !path.starts_with("model.lora.") ||
-                        format_value(key, recipe_) == format_value(key, defaults),
-                    ErrorKind::kConfig,
-                    "[train.recipe] {}: {}: found {} without adapters, wanted model.lora.rank above 0 or "
-                    "model.lora.path beside it.",
-                    where(path), path, format_value(key, recipe_));
+      TESSERA_CHECK(!path.starts_with(prefix) || format_value(key, recipe_) == format_value(key, defaults),
+                    ErrorKind::kConfig, "[train.recipe] {}: {}: found {} {}.", where(path), path,
+                    format_value(key, recipe_), wanted);
+    }
+  }
+
+  void check_extras() const {
+    if (!recipe_.lora.on()) {
+      check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or model.lora.path beside it");
+    }
+    if (const auto& name = recipe_.schedule.name; name != "wsd") {
+      check_unset("schedule.decay_", fmt::format("beside schedule.name {}, wanted wsd", name));
     }
     const auto& train = recipe_.train;
     TESSERA_CHECK(train.early_stopping_patience == 0 || (train.validate_every > 0 && !recipe_.data.validation.empty()),
@@ -250,13 +257,6 @@ class RecipeReader {
                   "[train.recipe] {}: train.early_stopping.patience: found {} without validations, wanted "
                   "data.validation and train.validate_every above 0.",
                   where("train.early_stopping.patience"), train.early_stopping_patience);
-    for (const auto& key : recipe_keys()) {
-      const auto path = key.path();
-      TESSERA_CHECK(recipe_.schedule.name == "wsd" || !path.starts_with("schedule.decay_") ||
-                        format_value(key, recipe_) == format_value(key, defaults),
-                    ErrorKind::kConfig, "[train.recipe] {}: {}: found {} beside schedule.name {}, wanted wsd.",
-                    where(path), path, format_value(key, recipe_), recipe_.schedule.name);
-    }
     for (const auto& text : recipe_.optimizer.groups) parse_group_setting(text);
     if (train.steps) build_schedule(recipe_, *train.steps);
   }
@@ -327,8 +327,7 @@ bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks) {
   return true;
 }
 
-RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {
-  const auto& dims = recipe.parallel;
+RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std::string& where) {
   RunLayout layout{.dp_replicate = dims.dp_replicate,
                    .dp_shard = dims.dp_shard,
                    .tp = dims.tp,
@@ -337,20 +336,25 @@ RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {
                    .ep = dims.ep};
   const auto sizes = {&layout.dp_replicate, &layout.dp_shard, &layout.tp, &layout.cp, &layout.pp};
   const auto open = std::count_if(sizes.begin(), sizes.end(), [](const int64_t* size) { return *size == -1; });
-  TESSERA_CHECK(open <= 1, ErrorKind::kConfig, "[train.recipe] parallel: found -1 twice, wanted at most one -1.");
+  TESSERA_CHECK(open <= 1, ErrorKind::kConfig, "[{}] parallel: found -1 twice, wanted at most one -1.", where);
   const bool fits = fit_to_ranks(sizes, world_size);
   TESSERA_CHECK(
       fits, ErrorKind::kConfig,
-      "[train.recipe] parallel: dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {} does not fit a world of {} "
-      "ranks. Change a dim, set one to -1, or change --nproc.",
-      dims.dp_replicate, dims.dp_shard, dims.tp, dims.cp, dims.pp, world_size);
+      "[{}] parallel: dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {} does not fit a world of {} ranks, "
+      "wanted sizes that multiply to the {} ranks. Change a dim, set one to -1, or change --nproc.",
+      where, dims.dp_replicate, dims.dp_shard, dims.tp, dims.cp, dims.pp, world_size, world_size);
   layout.data_parallel = layout.dp_replicate * layout.dp_shard;
   const int64_t stage_ranks = layout.data_parallel * layout.cp * layout.tp;
   TESSERA_CHECK(
       stage_ranks % layout.ep == 0, ErrorKind::kConfig,
-      "[train.recipe] parallel.ep: found {}, wanted a divisor of {}, the ranks of dp_replicate {} x dp_shard {} "
-      "x cp {} x tp {} that experts are divided over.",
-      layout.ep, stage_ranks, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp);
+      "[{}] parallel.ep: found {}, wanted a divisor of {}, the ranks of dp_replicate {} x dp_shard {} x cp {} "
+      "x tp {} that experts are divided over.",
+      where, layout.ep, stage_ranks, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp);
+  return layout;
+}
+
+RunLayout resolve_layout(const Recipe& recipe, int64_t world_size) {
+  auto layout = fit_layout(recipe.parallel, world_size, "train.recipe");
   const int64_t sequences = layout.data_parallel * recipe.train.local_batch_size;
   TESSERA_CHECK(recipe.train.global_batch_size % sequences == 0, ErrorKind::kConfig,
                 "[train.recipe] train.global_batch_size: found {}, wanted a multiple of {}: {} data-parallel ranks x "

@@ -5,7 +5,7 @@
 //   double lr = recipe.optimizer.lr;
 //
 // The fields below hold the defaults; every other fact about a key (help, unit, range, aliases, what this version can
-// do) stands once in recipe_keys.cc. Plain data: copyable, thread-safe to read.
+// do) stands once in recipe_keys.cc and recipe_training_keys.cc. Plain data: copyable, thread-safe to read.
 #pragma once
 
 #include <cstdint>
@@ -175,7 +175,10 @@ struct RunLayout {
 // Replaces the one dim that is -1, if any, by what is left of the ranks. False, and nothing is replaced, where more
 // than one is, or they do not multiply to `ranks`.
 bool fit_to_ranks(std::initializer_list<int64_t*> dims, int64_t ranks);
-// Error kConfig when the dims do not multiply to world_size or the batch does not divide.
+// The dims over so many ranks; `where` begins the message. Error kConfig: dims that do not multiply to the ranks, ep
+// that does not divide those of a pipeline stage.
+RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std::string& where);
+// With the micro-batches of the recipe. Error kConfig as fit_layout, and when the batch does not divide.
 RunLayout resolve_layout(const Recipe& recipe, int64_t world_size);
 
 }  // namespace tessera::train

@@ -2,8 +2,8 @@
 //
 //   for (const RecipeKey& key : recipe_keys()) fmt::print("{}.{}: {}\n", key.section, key.name, key.help);
 //
-// A new key is a field in recipe.h (type and default) and one row in recipe_keys.cc. A feature that lands clears
-// the row's `available`. Thread-safe.
+// A new key is a field in recipe.h (type and default) and one row in recipe_keys.cc or recipe_training_keys.cc. A
+// feature that lands clears the row's `available`. Thread-safe.
 #pragma once
 
 #include <cstdint>

@@ -161,8 +161,7 @@ std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& c
   const auto adapters = adapter_config(recipe);
   auto model = make_model(config, {.dtype = adapters ? own : learnt, .device = c10::Device(at::kMeta)});
   if (adapters) add_adapters(*model, *adapters, learnt);
-  const auto stages = pipeline_options(recipe, config, mesh);
-  if (stages.mesh) keep_stages(*model, plan_pipeline(config, stages), pipeline_rank(stages));
+  keep_stages(*model, pipeline_options(recipe, config, mesh));
   return model;
 }
 

@@ -8,19 +8,17 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/random/random.h"
-#include "tessera/dtensor/tensor/dtensor.h"
-#include "tessera/formats/companions.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/train/early_stopping.h"
+#include "tessera/train/run_export.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_layout.h"
 #include "tessera/train/run_mark.h"
@@ -150,8 +148,6 @@ struct Trainer::Impl {
   void validate(int64_t step);
   void sample(int64_t step);
   void save(int64_t step);
-  void export_model();
-  void export_adapters(const std::filesystem::path& fresh);
   void place_dropout();
   nlohmann::json extra_state() const;
 
@@ -361,38 +357,6 @@ void Trainer::Impl::save(int64_t step) {
                     state.objects);
 }
 
-// A folder of PEFT's, with the tokenizer.
-void Trainer::Impl::export_adapters(const std::filesystem::path& fresh) {
-  save_adapters(*model, fresh, {.base = recipe.model.path});
-  if (!chief()) return;
-  for (const char* name : companion_names()) {
-    const auto from = std::filesystem::path(recipe.model.path) / name;
-    if (std::filesystem::is_regular_file(from)) publish_file(fresh / name, read_file(from));
-  }
-}
-
-// model/ is replaced once the new folder is complete.
-void Trainer::Impl::export_model() {
-  const auto fresh = private_folder(run_path()) / "staging" / "model";
-  if (chief()) std::filesystem::remove_all(fresh);
-  comm::barrier(place.everyone());
-  // COLLECTIVE where the model is sharded; of a replicated one the first rank of each pipeline stage has all.
-  const bool first_of_stage = world->rank() == place.stage_ranks().front();
-  comm::attempt_together(place.everyone(), [&] {
-    if (first_of_stage || is_dtensor(model->parameters().front())) {
-      if (recipe.lora.on() && !recipe.lora.merge) {
-        export_adapters(fresh);
-      } else {
-        save_pretrained(*model, fresh, recipe.model.path,
-                        {.dtype = parse_dtype_name(recipe.model.dtype),
-                         .merge_adapters = recipe.lora.merge,
-                         .pipeline = place.pipeline()});
-      }
-    }
-    if (chief()) folder->publish_model(fresh);
-  });
-}
-
 RunSummary Trainer::Impl::run() {
   const StopSignals signals;
   if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, world->size(), first_step, steps);
@@ -413,7 +377,7 @@ RunSummary Trainer::Impl::run() {
     if (saves || (last && recipe.checkpoint.every > 0)) {
       save(step);
       saved_step = step;
-      if (recipe.checkpoint.export_model == "every" && !last) export_model();
+      if (recipe.checkpoint.export_model == "every" && !last) export_run(recipe, place, *model, folder.get());
     }
   }
   checkpoints->finish();
@@ -421,7 +385,7 @@ RunSummary Trainer::Impl::run() {
   const bool stopped_early = step < steps && !enough;
   if (enough && chief()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
-  if (!stopped_early && recipe.checkpoint.export_model != "never") export_model();
+  if (!stopped_early && recipe.checkpoint.export_model != "never") export_run(recipe, place, *model, folder.get());
   if (report) {
     if (enough) report->early_stop(step, early_stopping.reason());
     report->finish(stopped_early ? fmt::format("asked to stop after step {}; the same command goes on from there", step)

@@ -79,7 +79,7 @@ struct PipelineRig {
               ParallelizeModelOptions parallel = {}) {
     const auto config = ModelConfig::parse(tiny_config(changes), "tiny");
     model = make_model(config, {.device = at::kMeta});
-    pipeline::keep_stages(*model, pipeline::plan_pipeline(config, options), pipeline::pipeline_rank(options));
+    pipeline::keep_stages(*model, options);
     if (parallel.mesh) parallelize_model(*model, parallel);
     init_weights(*model, 5);
     if (parallel.mesh) set_gradient_divide_factor(*model, 1);

@@ -96,14 +96,14 @@ LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm
   const RunMesh place(which.layout, "cpu", world);
   const auto config = tiny_of(which.architecture, which.balance);
   const auto stages = pipeline_options(which.recipe(), config, place.mesh());
-  auto model = make_model(config, {.device = c10::Device(at::kMeta)});
-  if (stages.mesh) keep_stages(*model, plan_pipeline(config, stages), pipeline_rank(stages));
-  parallelize_model(*model, {.mesh = place.mesh(),
-                             .ep = which.layout.ep,
-                             .cp_rotate_method = which.rotate_method,
-                             .sequence_parallel = which.sequence_parallel,
-                             .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}});
-  to_empty(*model, at::kCPU);
+  const auto model =
+      make_parallel_model(config, at::kFloat,
+                          {.mesh = place.mesh(),
+                           .ep = which.layout.ep,
+                           .cp_rotate_method = which.rotate_method,
+                           .sequence_parallel = which.sequence_parallel,
+                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
+                          stages);
   init_weights(*model, 5);
   const auto optimizer = optim::make_sgd(*model, {.lr = 1});
   TrainStep step(*model, *optimizer, world->group(),

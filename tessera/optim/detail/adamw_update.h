@@ -21,5 +21,18 @@ struct AdamWTensors {
   std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
 };
 void update_adamw(AdamWTensors& tensors, double lr, const Hyperparameters& settings);
+// Of an optimizer's updates, whose entries hold the states of adamw_states().
+template <class Update>
+void apply_adamw(const std::vector<Update>& updates, double lr, const Hyperparameters& settings) {
+  AdamWTensors tensors;
+  for (const auto& [entry, value, gradient] : updates) {
+    tensors.parameters.push_back(value);
+    tensors.gradients.push_back(gradient);
+    tensors.averages.push_back(entry->state.at("exp_avg"));
+    tensors.squares.push_back(entry->state.at("exp_avg_sq"));
+    tensors.steps.push_back(entry->step);
+  }
+  update_adamw(tensors, lr, settings);
+}
 
 }  // namespace tessera::optim::detail

@@ -42,11 +42,6 @@ at::Tensor by_expert_then_rank(const at::Tensor& counts) {
   return order;
 }
 
-at::Tensor inverse_of(const at::Tensor& order) {
-  auto inverse = at::empty_like(order);
-  return inverse.scatter_(0, order, at::arange(order.size(0), order.options()));
-}
-
 at::Tensor flat(const at::Tensor& mask) { return mask.defined() ? mask.reshape({-1}) : mask; }
 
 // This rank's shard of `dim`.
@@ -67,7 +62,7 @@ at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted
   const functional::Along along{experts_, 0};
   const auto arrived = functional::all_to_all(sorted, along, from_them, to_them);
   const auto order = by_expert_then_rank(received).to(sorted.device());
-  const auto inverse = inverse_of(order);
+  const auto inverse = inverse_permutation(order);
   const auto results = (*block.experts)(permute_rows(arrived, order, inverse), received.sum(0));
   return functional::all_to_all(permute_rows(results, inverse, order), along, to_them, from_them);
 }

@@ -70,6 +70,11 @@ StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& option
   return plan_stages(config.num_hidden_layers, schedule.rank_of, options.layers_of_stages);
 }
 
+void keep_stages(CausalLM& model, const PipelineOptions& options) {
+  if (pipeline_ranks(options) == 1) return;
+  keep_stages(model, plan_pipeline(model.config(), options), pipeline_rank(options));
+}
+
 struct Pipeline::Lowered {
   std::optional<Schedule> schedule{};
   std::optional<detail::RankProgram> step{}, forward{};

@@ -3,10 +3,8 @@
 //
 //   auto mesh = init_device_mesh(world, "cpu", {4, 2}, {"pp", "dp_shard"});
 //   PipelineOptions options{.mesh = mesh, .schedule = "1F1B"};
-//   const StagePlan plan = plan_pipeline(config, options);
-//   auto model = make_model(config, {.device = at::kMeta});
-//   keep_stages(*model, plan, pipeline_rank(options));
-//   parallelize_model(*model, {.mesh = mesh});  ...                  // to_empty, load
+//   auto model = make_parallel_model(config, at::kFloat, {.mesh = mesh}, options);     // keep_stages(*model, options)
+//   load_pretrained(*model, folder);
 //   Pipeline pipeline(*model, options);
 //   double loss = pipeline.step(micro_batches, {.loss_divisor = label_tokens});        // COLLECTIVE
 //
@@ -46,6 +44,8 @@ int pipeline_ranks(const PipelineOptions& options);
 int pipeline_rank(const PipelineOptions& options);
 // Errors kConfig as make_schedule and plan_stages.
 StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& options);
+// keep_stages of this rank's by that plan; a model on one rank stays whole. Errors as both.
+void keep_stages(CausalLM& model, const PipelineOptions& options);
 
 struct PipelineStep {
   double loss_divisor = 1;  // of the summed loss
