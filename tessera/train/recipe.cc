@@ -344,7 +344,7 @@ RunLayout fit_layout(const ParallelSection& dims, int64_t world_size, const std:
       "wanted sizes that multiply to the {} ranks. Change a dim, set one to -1, or change --nproc.",
       where, dims.dp_replicate, dims.dp_shard, dims.tp, dims.cp, dims.pp, world_size, world_size);
   layout.data_parallel = layout.dp_replicate * layout.dp_shard;
-  const int64_t stage_ranks = layout.data_parallel * layout.cp * layout.tp;
+  const int64_t stage_ranks = layout.ranks_of_stage();
   TESSERA_CHECK(
       stage_ranks % layout.ep == 0, ErrorKind::kConfig,
       "[{}] parallel.ep: found {}, wanted a divisor of {}, the ranks of dp_replicate {} x dp_shard {} x cp {} "

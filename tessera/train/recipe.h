@@ -170,6 +170,8 @@ struct RunLayout {
   int64_t dp_replicate = 1, dp_shard = 1, tp = 1, cp = 1, pp = 1, ep = 1;
   int64_t data_parallel = 1;  // dp_replicate * dp_shard: ranks that read different sequences
   int64_t micro_batches = 1;  // per rank and step: global_batch_size / (data_parallel * local_batch_size)
+  // The ranks of a stage of the pipeline, which follow one another: stage s has the ranks from s * ranks_of_stage().
+  int64_t ranks_of_stage() const { return data_parallel * tp * cp; }
 };
 
 // Replaces the one dim that is -1, if any, by what is left of the ranks. False, and nothing is replaced, where more

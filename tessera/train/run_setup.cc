@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/version.h"
+#include "tessera/comm/backends/fake_backend.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/collectives/gather_names.h"
 #include "tessera/models/adapters.h"
@@ -174,7 +175,7 @@ void check_parameter_groups(const Recipe& recipe, const ModelConfig& config) {
   parameter_groups(recipe.optimizer.groups, *whole, recipe.optimizer.lr, recipe.optimizer.weight_decay);
 }
 
-std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
+std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
   // All ranks read or draw the same values, and our models register parameters in the order of use.
   const ParallelizeModelOptions options{
       .mesh = mesh,
@@ -191,6 +192,19 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
       .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}};
   auto model = make_stages(recipe, config, mesh);
   parallelize_model(*model, options);
+  return model;
+}
+
+void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank) {
+  if (layout.ranks_of_stage() == 1) return;
+  const int64_t ranks = layout.pp * layout.ranks_of_stage();
+  const auto world = comm::World::create_fake(static_cast<int>(rank), static_cast<int>(ranks),
+                                              std::make_shared<comm::FakeAccount>());
+  lay_out_model(recipe, config, RunMesh(layout, "cpu", world).mesh());
+}
+
+std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh) {
+  auto model = lay_out_model(recipe, config, mesh);
   to_empty(*model, mesh->device());
   if (recipe.model.init == "random") {
     init_weights(*model, static_cast<uint64_t>(recipe.train.seed));

@@ -60,8 +60,15 @@ comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::stri
 void check_parameter_groups(const Recipe& recipe, const ModelConfig& config);
 
 // This rank's stages of the model of the recipe, with its adapters where it has any, parallel over the other dims of
-// the mesh (parallelize_model), its parameters read or drawn: unless replicated no rank holds all of it. COLLECTIVE
-// over the mesh.
+// the mesh (parallelize_model), on the meta device. COLLECTIVE over the mesh. Error kConfig where the model cannot be
+// laid out so.
+std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
+// Lays the model out as `rank` of the layout would, without the others and without memory, so that what cannot be is
+// known before data and weights are read. Warnings come from the first rank of a stage. No communication. Errors as
+// lay_out_model's.
+void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank);
+
+// The same with its parameters read or drawn: unless replicated no rank holds all of it. COLLECTIVE over the mesh.
 std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& config, const MeshPtr& mesh);
 
 // One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.

@@ -16,7 +16,6 @@
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
-#include "tessera/parallel/parallelize_model.h"
 #include "tessera/train/early_stopping.h"
 #include "tessera/train/run_export.h"
 #include "tessera/train/run_folder.h"
@@ -221,7 +220,10 @@ void Trainer::Impl::prepare() {
   comm::attempt_together(place.everyone(), [&] {
     if (chief()) check_run_folder(recipe);
     config = load_model_config(recipe);
-    check_layout(recipe, resolve_layout(recipe, world->size()), config);
+    const auto layout = resolve_layout(recipe, world->size());
+    check_layout(recipe, layout, config);
+    const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
+    check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);  // which warns of nothing
     check_parameter_groups(recipe, config);
     adapters_identity = lora_identity(recipe);
     data = load_run_data(recipe);
@@ -421,12 +423,12 @@ void check_run_folder(const Recipe& recipe) {
 void check_run(const Recipe& recipe, int64_t world_size) {
   const auto layout = resolve_layout(recipe, world_size);
   const auto config = load_model_config(recipe);
-  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
   check_layout(recipe, layout, config);
-  check_parameter_groups(recipe, config);
-  if (layout.tp > 1) {
-    resolve_plan(*model, parse_plan_choice(recipe.parallel.plan), recipe.parallel.sequence_parallel);
+  for (int64_t stage = 0; stage < layout.pp; ++stage) {
+    check_parallel_model(recipe, layout, config, stage * layout.ranks_of_stage());
   }
+  check_parameter_groups(recipe, config);
+  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
   if (recipe.model.init == "pretrained") check_pretrained(*model, weights_path(recipe));
   const auto data = load_run_data(recipe);
   int64_t parameters = 0, adapters = 0;

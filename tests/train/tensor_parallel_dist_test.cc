@@ -64,6 +64,10 @@ TEST(TensorParallelRuns, AreRefusedBeforeTheyStart) {
   runs.write("base/model.safetensors", "no weights, as whoever reads them finds");
   const auto read = runs.train("read", 2, {"model.init=pretrained", "parallel.tp=2"});
   EXPECT_EQ(read.exit_code, 3) << read.err;
+  std::filesystem::create_symlink("nowhere", runs / "base/more.safetensors");  // no weights to look into either
+  const auto found = runs.train("found", 2, {"model.init=pretrained", "parallel.tp=2"});
+  EXPECT_NE(found.exit_code, 0);
+  EXPECT_THAT(found.err, HasSubstr("more.safetensors"));
   const auto refusal = [&](int ranks, std::vector<std::string> overrides) {
     overrides.emplace_back("model.init=pretrained");
     const auto result = runs.train("refused", ranks, overrides);
