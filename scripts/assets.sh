@@ -27,6 +27,8 @@ fetch() {  # fetch pip|sdist|npm PACKAGE VERSION FILE SHA256: leaves $RAW/FILE
   rm -rf "$into"
 }
 
+# Pages are looked at in a real browser, where there is one.
+need_browser() { command -v chromium >/dev/null || (need_packages chromium) || echo "./dev: no chromium: the tests of pages will be skipped" >&2; }
 need_npm() { command -v npm >/dev/null || need_packages npm; }
 
 # fetch_deb PACKAGE: unpacks this distribution's own build of it into $RAW/bible; apt checks it against the signed index.
@@ -99,6 +101,17 @@ bible() {  # bible OUT FROM TO SHA256: one verse a line, without its reference
 from_llama_cpp() {  # from_llama_cpp OUT FOLDER PATTERN
   fetch sdist llama-cpp-python 0.3.36 llama_cpp_python-0.3.36.tar.gz 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
   mkdir -p "$1" && tar -xzf $RAW/llama_cpp_python-0.3.36.tar.gz -C "$1" --strip-components="$4" --wildcards "llama_cpp_python-0.3.36/vendor/llama.cpp/$2/$3"
+}
+
+uplot() {  # what the page of `tessera report` draws with
+  fetch npm uplot 1.6.32 uplot-1.6.32.tgz 4b8a8191e425658e3ea8c8c1314b0fc679c861ee3a1af2b20c7b16ba50b5133d
+  mkdir -p "$1" && tar -xzf $RAW/uplot-1.6.32.tgz -C "$1" --strip-components=1 package/LICENSE package/dist/uPlot.min.css package/dist/uPlot.iife.min.js
+}
+
+charts() {  # before the build, which puts it into the program; without it there is everything but the charts
+  mkdir -p $RAW
+  [ -e build/assets/uplot ] || command -v npm >/dev/null || { echo "./dev: no npm to fetch uPlot with: 'tessera report' will have no charts" >&2; return 0; }
+  (make_asset uplot uplot) || echo "./dev: going on without: 'tessera report' will have no charts" >&2
 }
 
 small_llama() { .venv/bin/python bench/peers/small_llama.py "$1"; }  # of the benchmarks

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "tessera/base/json_fault.h"
 #include "tessera/base/quote.h"
 
 namespace tessera {
@@ -129,9 +130,50 @@ void JsonBuilder::close() {
   open_.pop_back();
 }
 
+namespace {
+
+// Without the parser's own name and number of the error.
+std::string_view syntax_reason(std::string_view reason) {
+  const auto cut = reason.find("syntax error");
+  return cut == std::string_view::npos ? reason : reason.substr(cut);
+}
+
+}  // namespace
+
 void JsonBuilder::syntax_error(size_t byte, std::string_view reason) const {
-  if (const auto cut = reason.find("syntax error"); cut != std::string_view::npos) reason = reason.substr(cut);
-  raise(ErrorKind::kFormat, "{}: byte {}: no valid JSON: {}", where_, byte, escape(reason, 200));
+  raise(ErrorKind::kFormat, "{}: byte {}: no valid JSON: {}", where_, byte, escape(syntax_reason(reason), 200));
+}
+
+namespace {
+
+// The parser's events, all ignored but the error.
+struct FaultEvents {
+  std::optional<JsonFault> fault;
+
+  bool null() { return true; }
+  bool boolean(bool) { return true; }
+  bool number_integer(int64_t) { return true; }
+  bool number_unsigned(uint64_t) { return true; }
+  bool number_float(double, const std::string&) { return true; }
+  bool string(std::string&) { return true; }
+  bool binary(Json::binary_t&) { return true; }
+  bool start_object(size_t) { return true; }
+  bool key(std::string&) { return true; }
+  bool end_object() { return true; }
+  bool start_array(size_t) { return true; }
+  bool end_array() { return true; }
+  bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
+    fault = JsonFault{byte, std::string(syntax_reason(error.what()))};
+    return false;
+  }
+};
+
+}  // namespace
+
+std::optional<JsonFault> find_json_fault(std::string_view text) {
+  FaultEvents events;
+  Json::sax_parse(text.begin(), text.end(), &events);
+  return events.fault;
 }
 
 Json parse_json(std::string_view text, const std::string& where, const JsonLimits& limits) {

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/warning_log.h"
 
 namespace tessera {
 namespace {
@@ -45,6 +46,7 @@ void log_line(LogLevel level, std::string_view message) {
   }
   // A line that cannot be written has nowhere else to go.
   [[maybe_unused]] const auto ignored = ::write(STDERR_FILENO, line.data(), line.size());
+  if (level == LogLevel::kWarning) WarningLog::notify(message);
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@ std::span<const Verb> verbs() {
       Verb{"train", "Models", "Train, fine-tune or resume what a recipe describes", &run_train},
       Verb{"generate", "Models", "Continue a prompt, or chat", &run_generate},
       Verb{"score", "Models", "Log-probs and perplexity of texts, completions and choices", &run_score},
+      Verb{"report", "Models", "One HTML page of a run, or of several laid over each other", &run_report},
       Verb{"ckpt", "Checkpoints and text", "List, verify and convert models and checkpoints", &run_ckpt},
       Verb{"tokenize", "Checkpoints and text", "Text on stdin to token ids on stdout, and back", &run_tokenize},
       Verb{"launch", "Clusters", "Start and supervise the ranks of any program", &run_launch},

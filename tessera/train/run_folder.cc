@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 
 #include "tessera/base/error.h"
@@ -26,6 +27,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kMetricsName = "metrics.jsonl";
+constexpr const char* kEventsName = "events.jsonl";
+constexpr size_t kMostRanksTold = 64;  // one by one in a line of metrics
 constexpr const char* kModelName = "model";
 
 std::string host_name() {
@@ -40,29 +43,6 @@ std::string holder_of(int lock) {
   std::string holder(text, got > 0 ? static_cast<size_t>(got) : 0);
   holder = holder.substr(0, holder.find('\n'));
   return holder.empty() ? "unknown" : holder;
-}
-
-// The step of a metrics line, -1 when it is none.
-int64_t step_of(std::string_view line) {
-  constexpr JsonLimits kLineLimits{.max_bytes = size_t{1} << 16, .max_depth = 4, .max_keys = 1000};
-  try {
-    const Json json = parse_json_object(line, kMetricsName, kLineLimits);
-    return JsonReader(json, kMetricsName).integer("step", -1, 0, INT64_MAX);
-  } catch (const Error&) {
-    return -1;
-  }
-}
-
-// The lines up to `last_step`, each with its newline.
-std::string lines_until(std::string_view text, int64_t last_step) {
-  std::string kept;
-  while (true) {
-    const size_t end = text.find('\n');
-    if (end == text.npos) return kept;  // what follows the last newline is a torn line
-    const int64_t step = step_of(text.substr(0, end));
-    if (step >= 0 && step <= last_step) kept += text.substr(0, end + 1);
-    text.remove_prefix(end + 1);
-  }
 }
 
 // What the standard library throws, as an Error that says of what.
@@ -96,7 +76,11 @@ bool exchange(const fs::path& a, const fs::path& b) {
 
 }  // namespace
 
-RunFolder::RunFolder(fs::path path) : path_(std::move(path)), mark_(make_and_read(path_)) {
+RunFolder::RunFolder(fs::path path)
+    : path_(std::move(path)),
+      mark_(make_and_read(path_)),
+      metrics_(path_ / kMetricsName),
+      events_(path_ / kEventsName) {
   take_lock();
   try {
     on_disk("the folder cannot be prepared", [&] {
@@ -136,7 +120,6 @@ void RunFolder::take_lock() {
 }
 
 RunFolder::~RunFolder() {
-  if (metrics_ >= 0) ::close(metrics_);
   ::close(lock_);  // and with it the lock
 }
 
@@ -155,7 +138,7 @@ fs::path RunFolder::put_aside_history() {
   fs::path into;
   // Checkpoints first: a run that is killed in between has nothing to resume and puts the rest aside.
   for (const char* name :
-       {"checkpoints", "metrics.jsonl", "tensorboard", "recipe.yaml", "recipe.resolved.yaml", "model"}) {
+       {"checkpoints", kMetricsName, kEventsName, "tensorboard", "recipe.yaml", "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
     if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
     const std::string_view ours_if_unchanged = name;
@@ -200,20 +183,19 @@ void RunFolder::write_recipe(const Recipe& recipe) {
       path_.string());
 }
 
-void RunFolder::open_metrics(int64_t resumed_step) {
-  const auto path = path_ / kMetricsName;
-  if (fs::exists(path)) {
-    const std::string before = read_file(path);
-    if (resumed_step == 0) {
-      if (!before.empty())
-        on_disk("earlier metrics cannot be put aside", [&] { fs::rename(path, next_previous() / kMetricsName); });
-    } else if (const std::string kept = lines_until(before, resumed_step); kept.size() != before.size()) {
-      publish_file(path, kept, staging());
+void RunFolder::open_history(int64_t resumed_step) {
+  fs::path aside;
+  for (auto* file : {&metrics_, &events_}) {
+    std::error_code error;
+    if (resumed_step > 0) {
+      file->keep_until(resumed_step, staging());
+    } else if (fs::file_size(file->path(), error) > 0 && !error) {
+      if (aside.empty()) aside = next_previous();
+      on_disk("an earlier history cannot be put aside",
+              [&] { fs::rename(file->path(), aside / file->path().filename()); });
     }
+    file->open();
   }
-  if (metrics_ >= 0) ::close(metrics_);
-  metrics_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  TESSERA_CHECK(metrics_ >= 0, ErrorKind::kIo, "[train.metrics] {}: {}", path.string(), std::strerror(errno));
 }
 
 void RunFolder::check_model() const {
@@ -261,30 +243,32 @@ void RunFolder::append(const StepMetrics& metrics) {
       {"seconds", metrics.seconds},
   };
   if (metrics.balance_loss) line["balance_loss"] = *metrics.balance_loss;
-  append_line(line.dump() + "\n");
+  const auto& by_rank = metrics.communication_seconds;
+  if (!by_rank.empty()) {
+    const double communication =
+        std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
+    line["parts"] = {{"compute", std::max(metrics.seconds - communication - metrics.data_seconds, 0.0)},
+                     {"communication", communication},
+                     {"data", metrics.data_seconds},
+                     {"checkpoint", metrics.checkpoint_seconds}};
+    if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;
+  }
+  metrics_.append(line.dump());
 }
 
 void RunFolder::append_validation(int64_t step, double validation_loss, double seconds) {
   const nlohmann::ordered_json line = {{"step", step}, {"validation_loss", validation_loss}, {"seconds", seconds}};
-  append_line(line.dump() + "\n");
+  metrics_.append(line.dump());
+}
+
+void RunFolder::append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value) {
+  const nlohmann::ordered_json line = {{"step", step}, {what, value}};
+  events_.append(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 void RunFolder::append_early_stop(int64_t step, const std::string& reason) {
   const nlohmann::ordered_json line = {{"step", step}, {"early_stop", reason}};
-  append_line(line.dump() + "\n");
-}
-
-void RunFolder::append_line(std::string_view line) {
-  TESSERA_CHECK(metrics_ >= 0, ErrorKind::kInternal, "[train.metrics] append before open_metrics()");
-  const off_t before = ::lseek(metrics_, 0, SEEK_END);
-  const ssize_t written = ::write(metrics_, line.data(), line.size());
-  if (written == static_cast<ssize_t>(line.size())) return;
-  const std::string reason = written < 0 ? std::strerror(errno) : "no space left";
-  if (written > 0 && ::ftruncate(metrics_, before) != 0) {
-    log_warning("[train.metrics] {}: holds a torn last line", (path_ / kMetricsName).string());
-  }
-  raise(ErrorKind::kIo, "[train.metrics] {}: cannot be written: {}. Make room, then start the run again to resume it.",
-        (path_ / kMetricsName).string(), reason);
+  metrics_.append(line.dump());
 }
 
 }  // namespace tessera::train

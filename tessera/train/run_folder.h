@@ -4,7 +4,7 @@
 //   RunFolder folder("runs/demo");                  // rank 0 only
 //   folder.put_aside_history();                     // when the run starts anew
 //   folder.write_recipe(recipe);                    // runs/demo/recipe.yaml
-//   folder.open_metrics(resumed_step);              // lines after that step are dropped
+//   folder.open_history(resumed_step);              // lines after that step are dropped
 //   folder.append({.step = 7, .loss = 2.1, ...});
 //   folder.publish_model(fresh);                    // runs/demo/model
 //
@@ -15,8 +15,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string_view>
 
+#include "tessera/train/line_file.h"
 #include "tessera/train/run_mark.h"
 
 namespace tessera::train {
@@ -35,6 +37,9 @@ struct StepMetrics {
   int64_t memory_bytes = 0;  // the largest rank's
   double peak_share = 0;     // of the measured matmul peak of all ranks; 0..1
   double seconds = 0;        // of this step
+  // Of these on rank 0 making the batch; beside them what saving took since the last step.
+  double data_seconds = 0, checkpoint_seconds = 0;
+  std::vector<double> communication_seconds{};  // of each rank, waiting for others included
 };
 
 class RunFolder {
@@ -63,13 +68,16 @@ class RunFolder {
   // Leaves a recipe.yaml alone that was changed since a run wrote it, and writes recipe.resolved.yaml.
   void write_recipe(const Recipe& recipe);
 
-  // Opens metrics.jsonl for appending. Lines of steps after `resumed_step`, a torn last line and lines that are no
-  // metrics are dropped; when nothing is resumed, 0, the whole file is put aside. Error kIo leaves the file as it was.
-  void open_metrics(int64_t resumed_step);
-  // One whole line each, or Error kIo (full disk) and the file as before. Needs open_metrics().
+  // Opens metrics.jsonl and events.jsonl for appending. Lines of steps after `resumed_step`, a torn last line and lines
+  // that are neither's are dropped; when nothing is resumed, 0, the whole files are put aside. Error kIo leaves a file
+  // as it was.
+  void open_history(int64_t resumed_step);
+  // One whole line each, or Error kIo (full disk) and the file as before. Needs open_history().
   void append(const StepMetrics& metrics);
   void append_validation(int64_t step, double validation_loss, double seconds);
   void append_early_stop(int64_t step, const std::string& reason);
+  // What is no number, a line of events.jsonl: WHAT is "session", "sample", "warning" or "end".
+  void append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value);
 
   // Error kConfig when model/ holds something that no run exported.
   void check_model() const;
@@ -81,12 +89,11 @@ class RunFolder {
   void take_lock();
   std::filesystem::path next_previous() const;
   bool publish_own(const std::string& name, std::string_view content);
-  void append_line(std::string_view line);
 
   std::filesystem::path path_;
   RunMark mark_;
   int lock_ = -1;
-  int metrics_ = -1;
+  LineFile metrics_, events_;
 };
 
 }  // namespace tessera::train

@@ -1,7 +1,14 @@
 #include "tessera/train/run_report.h"
 
+#include <ATen/Parallel.h>
+#include <fmt/chrono.h>
+#include <torch/version.h>
+
+#include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/host.h"
+#include "tessera/base/version.h"
 #include "tessera/train/machine_peak.h"
 #include "tessera/train/recipe_print.h"
 
@@ -16,19 +23,38 @@ ProgressOptions progress_options(const Recipe& recipe, int64_t first_step, int64
   return options;
 }
 
+nlohmann::ordered_json as_json(const SessionFacts& session, const ModelConfig& config) {
+  return {{"started", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+          {"version", version()},
+          {"torch", TORCH_VERSION},
+          {"host", host_name()},
+          {"ranks", session.ranks},
+          {"layout", session.layout},
+          {"device", session.device},
+          {"threads", at::get_num_threads()},
+          {"model", config.architecture},
+          {"parameters", session.parameters},
+          {"total_steps", session.total_steps}};
+}
+
 }  // namespace
 
-RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, int world_size,
-                     int64_t first_step, int64_t total_steps)
+RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig& config, const SessionFacts& session)
     : jsonl_(recipe.log.jsonl),
       folder_(folder),
-      progress_(progress_options(recipe, first_step, total_steps)),
+      progress_(progress_options(recipe, session.first_step, session.total_steps)),
+      warnings_(session.warnings),
       flops_per_token_(flops_per_token(config, recipe.data.sequence_length)),
       peak_flops_(
           matmul_peak(recipe.precision.param == "bfloat16" ? c10::ScalarType::BFloat16 : c10::ScalarType::Float) *
-          world_size) {
+          session.ranks) {
+  const int64_t first_step = session.first_step;
   folder_.write_recipe(recipe);
-  if (jsonl_) folder_.open_metrics(first_step);
+  if (jsonl_) {
+    folder_.open_history(first_step);
+    folder_.append_event(first_step, "session", as_json(session, config));
+    tell_warnings(first_step);
+  }
   if (recipe.log.tensorboard) {
     events_.emplace(folder_.path() / "tensorboard");
     events_->start_session(first_step);
@@ -37,7 +63,13 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
   }
 }
 
-void RunReport::step(int64_t step, const StepResult& result, double lr, double seconds) {
+void RunReport::tell_warnings(int64_t step) {
+  if (!jsonl_ || !warnings_) return;
+  for (const auto& text : warnings_->take()) folder_.append_event(step, "warning", text);
+}
+
+void RunReport::step(int64_t step, const StepResult& result, double lr, const StepTimes& times) {
+  const double seconds = times.total;
   StepMetrics metrics{.step = step,
                       .loss = result.loss,
                       .grad_norm = result.grad_norm,
@@ -46,9 +78,13 @@ void RunReport::step(int64_t step, const StepResult& result, double lr, double s
                       .tokens = result.tokens,
                       .tokens_per_second = static_cast<double>(result.tokens) / seconds,
                       .memory_bytes = result.memory_bytes,
-                      .seconds = seconds};
+                      .seconds = seconds,
+                      .data_seconds = times.data,
+                      .checkpoint_seconds = times.checkpoint,
+                      .communication_seconds = result.communication_seconds};
   metrics.peak_share = flops_per_token_ * metrics.tokens_per_second / peak_flops_;
   if (jsonl_) folder_.append(metrics);
+  tell_warnings(step);
   if (events_) {
     events_->add_scalar("train/loss", metrics.loss, step);
     events_->add_scalar("train/grad_norm", metrics.grad_norm, step);
@@ -82,6 +118,7 @@ void RunReport::validation(int64_t step, double loss, double seconds) {
 }
 
 void RunReport::sample(int64_t step, const std::string& prompt, const std::string& text) {
+  if (jsonl_) folder_.append_event(step, "sample", {{"prompt", prompt}, {"text", text}});
   if (events_) {
     events_->add_text("sample", "> " + prompt + "\n\n" + text, step);
     events_->flush();
@@ -96,6 +133,10 @@ void RunReport::early_stop(int64_t step, const std::string& reason) {
   if (jsonl_) folder_.append_early_stop(step, reason);
 }
 
-void RunReport::finish(const std::string& last_line) { progress_.finish(last_line); }
+void RunReport::finish(int64_t step, const std::string& last_line) {
+  tell_warnings(step);
+  if (jsonl_) folder_.append_event(step, "end", last_line);
+  progress_.finish(last_line);
+}
 
 }  // namespace tessera::train

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tessera/base/json_fault.h"
 #include "tests/support/process.h"
 
 namespace tessera {
@@ -54,6 +55,16 @@ TEST(ParseJson, LimitsDepthBytesAndKeys) {
   EXPECT_EQ(parse_json("[[1],[2]]", "t", {.max_depth = 2}).size(), 2u);
   EXPECT_THAT(refused("[1, 2, 3]", {.max_bytes = 8}), HasSubstr("9 bytes of JSON, at most 8"));
   EXPECT_THAT(refused(R"({"a":{"b":1},"c":1})", {.max_keys = 2}), HasSubstr("more than 2 keys"));
+}
+
+TEST(FindJsonFault, SaysWhereATextStopsBeingJson) {
+  EXPECT_FALSE(find_json_fault(R"({"a": [1, 2, {}]})"));
+  const auto fault = find_json_fault(R"({"a": 1 "b": 2})");
+  ASSERT_TRUE(fault);
+  EXPECT_EQ(fault->byte, 11u);  // the end of "b"
+  EXPECT_THAT(fault->reason, ::testing::StartsWith("syntax error"));
+  EXPECT_TRUE(find_json_fault(""));
+  EXPECT_FALSE(find_json_fault(std::string(1000, '[') + std::string(1000, ']')));
 }
 
 // But for two that keep a part of the document elsewhere, and have limits of their own.

@@ -134,7 +134,8 @@ inline void expect_nothing_left(const TinyRun& runs, const std::string& dir) {
   for (const auto& entry : fs::directory_iterator(runs / dir)) names.insert(entry.path().filename());
   names.erase("previous");  // metrics of a start that was killed before its first save
   names.erase("trace");     // flight records
-  EXPECT_EQ(names, (std::set<std::string>{".tessera", "checkpoints", "metrics.jsonl", "model", "recipe.yaml"}));
+  EXPECT_EQ(names, (std::set<std::string>{".tessera", "checkpoints", "events.jsonl", "metrics.jsonl", "model",
+                                          "recipe.yaml"}));
   EXPECT_TRUE(fs::is_empty(runs / dir / ".tessera/staging"));
   for (const auto& entry : fs::directory_iterator(runs / dir / "checkpoints")) {
     const auto name = entry.path().filename().string();

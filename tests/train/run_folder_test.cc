@@ -85,7 +85,7 @@ TEST(RunFolder, RecipeInTheFolderReadsBack) {
 TEST(RunFolder, MetricsHaveTheFieldsOfTheContract) {
   testing::TempFolder temp;
   RunFolder folder(temp / "run");
-  folder.open_metrics(0);
+  folder.open_history(0);
   folder.append({.step = 1,
                  .loss = 2.25,
                  .grad_norm = 0.5,
@@ -113,7 +113,7 @@ TEST(RunFolder, ResumeDropsLaterTornAndForeignLines) {
   publish_file(file,
                "{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":2}\n{\"step\":2,\"validation_loss\":2}\nnoise\n[1]\n"
                "{\"step\":3,\"loss\":1}\n{\"step\":2,\"lo");
-  folder.open_metrics(2);
+  folder.open_history(2);
   folder.append(metrics_of(3));
   const auto lines = lines_of(file);
   ASSERT_EQ(lines.size(), 4u);
@@ -126,11 +126,11 @@ TEST(RunFolder, StartFromStepZeroPutsEarlierMetricsAside) {
   const std::string earlier = "{\"step\":0,\"validation_loss\":3}\n{\"step\":1,\"loss\":3}\n";
   RunFolder folder(temp / "run");
   publish_file(temp / "run" / "metrics.jsonl", earlier);
-  folder.open_metrics(0);
+  folder.open_history(0);
   folder.append(metrics_of(1));
   EXPECT_EQ(lines_of(temp / "run" / "metrics.jsonl").size(), 1u);
   EXPECT_EQ(read_file(temp / "run" / "previous" / "001" / "metrics.jsonl"), earlier);
-  folder.open_metrics(0);
+  folder.open_history(0);
   EXPECT_TRUE(lines_of(temp / "run" / "metrics.jsonl").empty());
   EXPECT_EQ(lines_of(temp / "run" / "previous" / "002" / "metrics.jsonl").size(), 1u);
 }
@@ -185,7 +185,7 @@ TEST(RunFolder, AnEarlierHistoryIsPutAsideWhole) {
   RunFolder folder(temp / "run");
   EXPECT_TRUE(folder.put_aside_history().empty());
   folder.write_recipe(parse_recipe("model: {path: m}\ndata: {train: a.txt}", "my.yaml"));
-  folder.open_metrics(0);
+  folder.open_history(0);
   folder.append(metrics_of(1));
   std::filesystem::create_directories(folder.checkpoints() / "step-00000001");
   publish_file(folder.checkpoints() / "LATEST", "step-00000001");
@@ -277,7 +277,7 @@ TEST(RunFolder, LineThatDoesNotFitLeavesTheFileWhole) {
     int code = 1;
     try {
       RunFolder folder(temp / "run");
-      folder.open_metrics(0);
+      folder.open_history(0);
       folder.append(metrics_of(1));
       const auto size = std::filesystem::file_size(temp / "run" / "metrics.jsonl");
       ::signal(SIGXFSZ, SIG_IGN);

@@ -34,8 +34,8 @@ TEST(Runs, StartingAnewPutsTheEarlierHistoryAsideAndKeepsItsOwn) {
   EXPECT_EQ(read_file(runs / "a/previous/001/checkpoints/LATEST"), "step-00000012\n");
   EXPECT_TRUE(read_file(runs / "a/previous/001/model/model.safetensors") == weights);
   EXPECT_THAT(read_file(runs / "a/previous/001/metrics.jsonl"), HasSubstr("\"step\":12"));
-  EXPECT_EQ(names_in(runs / "a"),
-            (std::set<std::string>{".tessera", "checkpoints", "metrics.jsonl", "model", "previous", "recipe.yaml"}));
+  EXPECT_EQ(names_in(runs / "a"), (std::set<std::string>{".tessera", "checkpoints", "events.jsonl", "metrics.jsonl",
+                                                         "model", "previous", "recipe.yaml"}));
   // And it goes on from its own.
   const auto resumed = runs.train("a", 2, {"train.steps=6", "train.seed=7"});
   ASSERT_RUNS(resumed);

@@ -251,6 +251,7 @@ Pending::~Pending() {
 
 void Pending::wait() {
   if (!state_) return;
+  const CommunicationTimer timer;
   if (state_->failure) std::rethrow_exception(state_->failure);
   try {
     try {

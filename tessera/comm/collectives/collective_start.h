@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/group/observer.h"
 #include "tessera/comm/group/signature.h"
 #include "tessera/comm/watch/monitor.h"
@@ -99,6 +100,7 @@ class CollectiveStart {
   bool compares_first() const;
   void compare() const;
 
+  const CommunicationTimer timer_;  // a small collective is over when it has been started
   Group& group_;
   const Op op_;
   const std::string_view subject_;

@@ -1,0 +1,52 @@
+# cmake -DOUT=FILE -DPARTS=html;css;js[;chart css;chart js;chart licence] -P embed_page.cmake
+set(texts "")
+foreach(index RANGE 5)
+  list(LENGTH PARTS count)
+  set(text "")
+  if(index LESS count)
+    list(GET PARTS ${index} path)
+    file(READ ${path} text)
+  endif()
+  set(part_${index} "${text}")
+endforeach()
+# One literal holds 64 KiB at least everywhere; the delimiter is in none of the files.
+function(as_literal out text)
+  string(LENGTH "${text}" length)
+  set(literal "")
+  set(at 0)
+  while(at LESS length)
+    string(SUBSTRING "${text}" ${at} 16000 piece)
+    string(APPEND literal "R\"TESSERA_PAGE(${piece})TESSERA_PAGE\"\n")
+    math(EXPR at "${at} + 16000")
+  endwhile()
+  if(literal STREQUAL "")
+    set(literal "\"\"")
+  endif()
+  set(${out} "${literal}" PARENT_SCOPE)
+endfunction()
+set(licence "")
+if(NOT part_5 STREQUAL "")
+  set(licence "/*\n${part_5}*/\n")
+endif()
+as_literal(html "${part_0}")
+as_literal(style "${part_1}")
+as_literal(script "${part_2}")
+as_literal(chart_style "${part_3}")
+as_literal(chart_script "${licence}${part_4}")
+file(WRITE ${OUT}.new "#include \"tessera/report/page_parts.h\"
+
+namespace tessera::report {
+
+const PageParts& page_parts() {
+  static constexpr PageParts parts{
+      .html = ${html},
+      .style = ${style},
+      .script = ${script},
+      .chart_style = ${chart_style},
+      .chart_script = ${chart_script}};
+  return parts;
+}
+
+}  // namespace tessera::report
+")
+file(RENAME ${OUT}.new ${OUT})

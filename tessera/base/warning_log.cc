@@ -1,0 +1,47 @@
+#include "tessera/base/warning_log.h"
+
+#include <utility>
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMostWarnings = 1000;
+
+struct WarningLogs {
+  std::mutex mutex;
+  std::vector<WarningLog*> all;
+};
+WarningLogs& warning_logs() {
+  static WarningLogs logs;
+  return logs;
+}
+
+}  // namespace
+
+WarningLog::WarningLog() {
+  auto& logs = warning_logs();
+  const std::lock_guard lock(logs.mutex);
+  logs.all.push_back(this);
+}
+
+WarningLog::~WarningLog() {
+  auto& logs = warning_logs();
+  const std::lock_guard lock(logs.mutex);
+  std::erase(logs.all, this);
+}
+
+std::vector<std::string> WarningLog::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(kept_, {});
+}
+
+void WarningLog::notify(std::string_view message) {
+  auto& logs = warning_logs();
+  const std::lock_guard lock(logs.mutex);
+  for (auto* log : logs.all) {
+    const std::lock_guard own(log->mutex_);
+    if (log->kept_.size() < kMostWarnings) log->kept_.emplace_back(message);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/cli/flags.h"
+#include "tessera/cli/verbs.h"
+#include "tessera/report/page.h"
+#include "tessera/report/report_file.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kPictureWidth = 1400;
+
+// Four rows of charts; beside several runs, longer legends and the settings in which they differ.
+int picture_height(const std::vector<report::RunHistory>& runs) {
+  if (runs.size() == 1) return 1640;
+  return 1760 + 80 * static_cast<int>(runs.size()) + 32 * static_cast<int>(report::differing_settings(runs).size());
+}
+
+}  // namespace
+
+int run_report(VerbArguments args) {
+  const auto app = make_app("report");
+  std::vector<std::string> folders;
+  std::string out;
+  bool png = false;
+  app->add_option("RUN", folders, "Folders of runs (their checkpoint.dir); several are laid over each other")
+      ->option_text("...");
+  app->add_option("-o", out, "File to write (report.html, or report.png)")->option_text("FILE");
+  app->add_flag("--png", png, "A picture of the charts, drawn by a Chromium that is installed");
+  app->footer(
+      "Writes one HTML file that opens in a browser without a network: losses, norms, speed and memory by step,\n"
+      "samples, warnings, restarts, recipes, and of several runs the settings in which they differ. The runs may be\n"
+      "at work, or have been killed. A file that is there already is replaced only if it is a report.");
+  if (const auto code = parse_flags(*app, args)) return *code;
+  TESSERA_CHECK(!folders.empty(), ErrorKind::kConfig, "[report] no run given. Usage: tessera report RUN...");
+  if (out.empty()) out = png ? "report.png" : "report.html";
+  std::vector<report::RunHistory> runs;
+  for (const auto& folder : folders) runs.push_back(report::read_run(folder));
+  const auto page = report::render_page(runs);
+  report::write_report(out, png ? report::picture_of(page, kPictureWidth, picture_height(runs)) : page);
+  for (const auto& run : runs) {
+    std::printf("%s: %zu steps, %s\n", run.name.c_str(), run.steps.step.size(), run.state.c_str());
+    for (const auto& note : run.notes) std::fprintf(stderr, "%s: %s\n", run.name.c_str(), note.c_str());
+  }
+  std::printf("wrote %s\n", out.c_str());
+  return 0;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,21 @@
+#include "tessera/comm/collectives/communication_time.h"
+
+namespace tessera::comm {
+namespace {
+
+thread_local int timers_in_force = 0;
+thread_local std::chrono::steady_clock::duration spent_communicating{};
+
+}  // namespace
+
+double communication_seconds() { return std::chrono::duration<double>(spent_communicating).count(); }
+
+CommunicationTimer::CommunicationTimer() {
+  if (timers_in_force++ == 0) begin_ = std::chrono::steady_clock::now();
+}
+
+CommunicationTimer::~CommunicationTimer() {
+  if (--timers_in_force == 0) spent_communicating += std::chrono::steady_clock::now() - begin_;
+}
+
+}  // namespace tessera::comm

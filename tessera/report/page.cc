@@ -1,0 +1,117 @@
+#include "tessera/report/page.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/version.h"
+#include "tessera/report/page_parts.h"
+#include "tessera/train/outliers.h"
+
+namespace tessera::report {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json series(const Series& all, const std::vector<size_t>& rows) {
+  ordered_json out = {{"step", ordered_json::array()}};
+  for (const size_t row : rows) out["step"].push_back(all.step[row]);
+  for (const auto& [name, values] : all.columns) {
+    auto& column = out[name] = ordered_json::array();
+    for (const size_t row : rows) {
+      std::isfinite(values[row]) ? column.push_back(values[row]) : column.push_back(nullptr);
+    }
+  }
+  return out;
+}
+
+// The rows whose value stands out, as steps and z-scores.
+ordered_json outliers(const std::vector<int64_t>& steps, const std::vector<double>& scores) {
+  ordered_json out = ordered_json::array();
+  for (size_t row = 0; row < scores.size(); ++row) {
+    if (!(std::abs(scores[row]) >= train::kOutlierZ)) continue;
+    const ordered_json score = std::isfinite(scores[row]) ? ordered_json(scores[row]) : ordered_json(nullptr);
+    out.push_back({{"step", steps[row]}, {"z", score}});
+  }
+  return out;
+}
+
+ordered_json pairs(const std::vector<std::pair<std::string, std::string>>& all) {
+  ordered_json out = ordered_json::array();
+  for (const auto& [key, value] : all) out.push_back({key, value});
+  return out;
+}
+
+ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
+  ordered_json out = {{"name", name},
+                      {"folder", run.folder.string()},
+                      {"state", run.state},
+                      {"recipe", pairs(run.recipe)},
+                      {"rows", run.steps.step.size()},
+                      {"steps", series(run.steps, thinned(run.steps, most_points))},
+                      {"validation", series(run.validation, thinned(run.validation, most_points))},
+                      {"loss_outliers", outliers(run.steps.step, run.loss_z)},
+                      {"grad_norm_outliers", outliers(run.steps.step, run.grad_norm_z)},
+                      {"samples", ordered_json::array()},
+                      {"warnings", ordered_json::array()},
+                      {"sessions", ordered_json::array()},
+                      {"notes", run.notes}};
+  for (const auto& sample : run.samples) {
+    out["samples"].push_back({{"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}});
+  }
+  for (const auto& note : run.warnings) out["warnings"].push_back({{"step", note.step}, {"text", note.text}});
+  for (const auto& session : run.sessions) {
+    out["sessions"].push_back({{"first_step", session.first_step}, {"facts", pairs(session.facts)}});
+  }
+  return out;
+}
+
+// Runs of one name are told apart by their folders.
+std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
+  std::vector<std::string> names;
+  for (const auto& run : runs) {
+    const auto alike =
+        std::count_if(runs.begin(), runs.end(), [&](const auto& other) { return other.name == run.name; });
+    names.push_back(alike > 1 ? run.folder.string() : run.name);
+  }
+  return names;
+}
+
+// "</script>" inside a script would end it, and "<!--" begin a comment.
+std::string inside_script(std::string text) {
+  std::string out;
+  for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
+  return out;
+}
+
+void put(std::string& page, std::string_view mark, std::string_view content) {
+  const size_t at = page.find(mark);
+  TESSERA_CHECK(at != page.npos, ErrorKind::kInternal, "[report.page] page.html: found no {}", mark);
+  page.replace(at, mark.size(), content);
+}
+
+}  // namespace
+
+std::string page_data(const std::vector<RunHistory>& runs, size_t most_points) {
+  ordered_json out = {{"version", version()}, {"differing", differing_settings(runs)}, {"runs", ordered_json::array()}};
+  const auto names = names_of(runs);
+  for (size_t i = 0; i < runs.size(); ++i) out["runs"].push_back(as_json(runs[i], names[i], most_points));
+  return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+std::string render_page(const std::vector<RunHistory>& runs, size_t most_points) {
+  const auto& parts = page_parts();
+  TESSERA_CHECK(!parts.chart_script.empty(), ErrorKind::kConfig,
+                "[report.page] this program was built without uPlot, which draws the charts. Build it where npm can "
+                "fetch the package (./dev setup).");
+  std::string page(parts.html);
+  // What users wrote goes in last, so that nothing in it is taken for a mark.
+  put(page, "/*CHART STYLE*/", parts.chart_style);
+  put(page, "/*STYLE*/", parts.style);
+  put(page, "/*CHART SCRIPT*/", parts.chart_script);
+  put(page, "/*SCRIPT*/", parts.script);
+  put(page, "/*DATA*/", inside_script(page_data(runs, most_points)));
+  return page;
+}
+
+}  // namespace tessera::report

@@ -1,0 +1,157 @@
+#include "tessera/report/report_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/staged.h"
+#include "tessera/formats/torch/crc32.h"
+
+extern char** environ;
+
+namespace tessera::report {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::string_view kMark = "Tessera report";  // in the head of each file of ours
+
+bool is_report(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string head(4096, '\0');
+  file.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(file.gcount()));
+  return head.find(kMark) != head.npos;
+}
+
+std::optional<fs::path> find_browser() {
+  if (const char* given = std::getenv("TESSERA_CHROMIUM"); given && *given) return given;
+  const char* path = std::getenv("PATH");
+  std::string_view left = path ? path : "";
+  for (const char* name : {"chromium", "chromium-browser", "google-chrome", "chrome"}) {
+    for (std::string_view rest = left; !rest.empty();) {
+      const size_t end = std::min(rest.find(':'), rest.size());
+      const auto candidate = fs::path(rest.substr(0, end)) / name;
+      if (::access(candidate.c_str(), X_OK) == 0 && fs::is_regular_file(candidate)) return candidate;
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+  return std::nullopt;
+}
+
+// A folder that goes with the object.
+struct Scratch {
+  Scratch() {
+    std::string name = (fs::temp_directory_path() / "tessera-report-XXXXXX").string();
+    TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, ErrorKind::kIo, "[report.picture] {}: {}", name,
+                  std::strerror(errno));
+    path = name;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  fs::path path;
+};
+
+// The exit status, or none when the time is over; then the program and what it started are gone.
+std::optional<int> run(const std::vector<std::string>& command, const fs::path& log, std::chrono::seconds limit) {
+  std::vector<char*> arguments;
+  for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  pid_t pid = 0;
+  const int error = ::posix_spawn(&pid, command.front().c_str(), &actions, &attributes, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  TESSERA_CHECK(error == 0, ErrorKind::kIo, "[report.picture] {}: {}", command.front(), std::strerror(error));
+  const auto end = std::chrono::steady_clock::now() + limit;
+  int status = 0;
+  while (::waitpid(pid, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() > end) {
+      ::kill(-pid, SIGKILL);
+      ::waitpid(pid, &status, 0);
+      return std::nullopt;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return status;
+}
+
+std::string big_endian(uint32_t value) {
+  std::string out(4, '\0');
+  for (int byte = 0; byte < 4; ++byte) out[static_cast<size_t>(byte)] = static_cast<char>(value >> (24 - 8 * byte));
+  return out;
+}
+
+// The picture with a tEXt chunk after its header that says whose it is.
+std::string marked(const std::string& png) {
+  constexpr size_t kHeader = 8 + 25;  // signature, IHDR
+  TESSERA_CHECK(png.size() > kHeader && png.starts_with("\x89PNG\r\n\x1a\n"), ErrorKind::kIo,
+                "[report.picture] the browser wrote {} bytes that are no PNG. Look whether it runs by itself.",
+                png.size());
+  const std::string body = std::string("tEXtSoftware") + '\0' + std::string(kMark);
+  const auto sum = crc32(0, std::as_bytes(std::span(body)));
+  return png.substr(0, kHeader) + big_endian(static_cast<uint32_t>(body.size() - 4)) + body + big_endian(sum) +
+         png.substr(kHeader);
+}
+
+}  // namespace
+
+void write_report(const fs::path& path, std::string_view content) {
+  const auto status = fs::symlink_status(path);
+  TESSERA_CHECK(!fs::exists(status) || (fs::is_regular_file(status) && is_report(path)), ErrorKind::kConfig,
+                "[report.write] {}: found something there that is no report, which is left alone. Give another file "
+                "with -o.",
+                path.string());
+  publish_file(path, content);
+}
+
+std::string picture_of(std::string_view page, int width, int height) {
+  const auto browser = find_browser();
+  TESSERA_CHECK(browser, ErrorKind::kConfig,
+                "[report.picture] found no Chromium in PATH, which draws the picture. Install one (Debian: chromium), "
+                "or set TESSERA_CHROMIUM to its path.");
+  const Scratch scratch;
+  const auto html = scratch.path / "page.html", png = scratch.path / "page.png", log = scratch.path / "log";
+  publish_file(html, page);
+  std::vector<std::string> command = {browser->string(),
+                                      "--headless",
+                                      "--disable-gpu",
+                                      "--hide-scrollbars",
+                                      "--no-first-run",
+                                      "--user-data-dir=" + (scratch.path / "profile").string(),
+                                      "--virtual-time-budget=5000",
+                                      fmt::format("--window-size={},{}", width, height),
+                                      "--screenshot=" + png.string()};
+  if (::geteuid() == 0) command.emplace_back("--no-sandbox");  // which Chromium wants of root; the page is ours
+  command.push_back("file://" + html.string() + "#picture");
+  const auto code = run(command, log, std::chrono::seconds(60));
+  std::error_code ignored;
+  TESSERA_CHECK(code && *code == 0 && fs::exists(png, ignored), ErrorKind::kIo, "[report.picture] {}: {}{}",
+                browser->string(), code ? fmt::format("ended with {}", *code) : "drew nothing within 60 s",
+                fs::exists(log, ignored) && fs::file_size(log) > 0 ? ": " + read_file(log).substr(0, 300) : "");
+  return marked(read_file(png));
+}
+
+}  // namespace tessera::report

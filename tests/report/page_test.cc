@@ -1,0 +1,197 @@
+// The page in a real browser: Chromium without a window runs it and gives back what it has become. A script that is put
+// in at its end does what a reader would.
+#include "tessera/report/page.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/report/report_file.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::report {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+RunHistory made_up(const std::string& name, double offset, int64_t count = 60) {
+  RunHistory run;
+  run.folder = "runs/" + name;
+  run.name = name;
+  run.state = "done";
+  run.recipe = {{"optimizer.lr", fmt::format("{}", offset)}, {"train.seed", "1"}};
+  for (int64_t step = 1; step <= count; ++step) {
+    const double at = static_cast<double>(step);
+    run.steps.add(step, {{"loss", offset + 3 / at + (step == 40 ? 5 : 0)},
+                         {"grad_norm", 1 + 0.01 * std::sin(at)},
+                         {"lr", 1e-3 / at},
+                         {"tokens_per_second", 1000 + at},
+                         {"seconds", 0.5},
+                         {"memory_bytes", 2.5e9},
+                         {"peak_share", 0.5}});
+    run.loss_z.push_back(step == 40 ? 12.5 : 0);
+    run.grad_norm_z.push_back(0);
+    if (step % 20 == 0) run.validation.add(step, {{"validation_loss", offset + 2.5 / at}});
+  }
+  run.samples = {{20, "Once </script> upon", "a time <b>&amp;"}};
+  run.warnings = {{3, "careful"}};
+  run.sessions = {{0, {{"host", "here"}}}};
+  return run;
+}
+
+bool has_browser() { return testing::run_process({"sh", "-c", "command -v chromium"}).exit_code == 0; }
+
+// The lines that `script` hands to tell(), of the page as it is then.
+std::vector<std::string> told(const std::string& page, const std::string& script,
+                              const std::string& size = "1300,1000") {
+  const testing::TempFolder temp;
+  std::string with = page;
+  with.insert(with.rfind("</body>"),
+              "<pre id=\"told\"></pre><script>const tell = (x) => document.getElementById('told').append(x + "
+              "'\\n');\nconst chart = (id) => document.querySelector(`[data-chart=${id}]`);\n" +
+                  script + "</script>");
+  std::ofstream(temp / "page.html", std::ios::binary) << with;
+  const auto run =
+      testing::run_process({"chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                            "--virtual-time-budget=4000", "--user-data-dir=" + (temp / "profile").string(),
+                            "--window-size=" + size, "--dump-dom", "file://" + (temp / "page.html").string()});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  const std::string begin = "<pre id=\"told\">";
+  const size_t at = run.out.find(begin);
+  EXPECT_NE(at, run.out.npos) << run.err;
+  std::vector<std::string> lines;
+  if (at == run.out.npos) return lines;
+  std::istringstream text(run.out.substr(at + begin.size(), run.out.find("</pre>", at) - at - begin.size()));
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  return lines;
+}
+
+// Pixels of a chart's canvas that have about the colour of a run.
+constexpr const char* kInked = R"(
+const inked = (id, name) => {
+  const canvas = chart(id).querySelector('canvas'), all = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  const probe = document.createElement('canvas').getContext('2d');
+  probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  probe.fillRect(0, 0, 1, 1);
+  const wanted = probe.getImageData(0, 0, 1, 1).data;
+  let count = 0;
+  for (let i = 0; i < all.length; i += 4) {
+    if (all[i + 3] > 200 && [0, 1, 2].every((c) => Math.abs(all[i + c] - wanted[c]) < 40)) ++count;
+  }
+  return count;
+};
+)";
+
+TEST(Page, HoldsWhatItNeedsAndNothingThatEscapes) {
+  auto run = made_up("demo", 1);
+  const auto page = render_page({run});
+  EXPECT_THAT(page, AllOf(HasSubstr("Permission is hereby granted"), HasSubstr("uPlot"), Not(HasSubstr("/*DATA*/"))));
+  EXPECT_THAT(page, AllOf(Not(HasSubstr("src=")), Not(HasSubstr("href="))));
+  EXPECT_THAT(page, AllOf(HasSubstr("Once \\u003c/script> upon"), Not(HasSubstr("Once </script>"))));
+  const auto data = nlohmann::json::parse(page_data({run, made_up("demo", 2)}));
+  EXPECT_EQ(data["runs"][0]["samples"][0]["prompt"], "Once </script> upon");
+  EXPECT_EQ(data["runs"][0]["loss_outliers"][0]["step"], 40);
+  EXPECT_EQ(data["differing"], nlohmann::json({"optimizer.lr"}));
+  EXPECT_EQ(data["runs"][1]["name"], "runs/demo");  // of two alike names
+}
+
+TEST(Page, ShowsEveryPointAndTellsValuesToPointerAndKeyboard) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  const auto lines = told(render_page({made_up("demo", 1)}), std::string(kInked) + R"(
+for (const id of ['loss', 'validation', 'grad_norm', 'lr', 'tokens_per_second', 'seconds', 'memory', 'peak_share'])
+  tell(`${id} ${chart(id).dataset.points} ${inked(id, '--run0') > 100}`);
+tell(`outlier ${inked('loss', '--alarm') > 10} ${chart('grad_norm') && inked('grad_norm', '--alarm') > 10}`);
+tell(`none ${chart('balance_loss') === null}`);
+const plot = chart('loss').querySelector('.plot'), over = plot.querySelector('.u-over'), box = over.getBoundingClientRect();
+over.dispatchEvent(new MouseEvent('mouseenter', {bubbles: true}));
+over.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: box.left + box.width * 39 / 59, clientY: box.top + 9}));
+setTimeout(() => {
+  tell(`hover ${chart('loss').querySelector('.readout').textContent}`);
+  plot.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home', bubbles: true, cancelable: true}));
+  setTimeout(() => {
+    tell(`home ${chart('loss').querySelector('.readout').textContent}`);
+    plot.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true, cancelable: true}));
+    setTimeout(() => {
+      tell(`right ${chart('loss').querySelector('.readout').textContent} ${chart('loss').querySelector('.readout').getAttribute('aria-live')}`);
+      tell(`label ${plot.getAttribute('aria-label')}`);
+      tell(`rows ${chart('loss').querySelectorAll('tbody tr').length}`);
+      tell(`sample ${document.querySelector('.sample .prompt').textContent}`);
+      tell(`text ${document.querySelector('#warnings-list').textContent}`);
+    }, 50);
+  }, 50);
+}, 50);
+)");
+  EXPECT_THAT(lines,
+              ElementsAre("loss 60 true", "validation 3 true", "grad_norm 60 true", "lr 60 true",
+                          "tokens_per_second 60 true", "seconds 60 true", "memory 60 true", "peak_share 60 true",
+                          "outlier true false", "none true", "hover step 40 ·  demo 6.075 loss stands out, z 12.5",
+                          "home step 1 ·  demo 4", "right step 2 ·  demo 2.5 polite",
+                          "label Loss. demo: 60 values from step 1 to 60, first 4, last 1.05, least 1.05.", "rows 31",
+                          "sample Once &lt;/script&gt; upon", "text step 3: careful"));
+}
+
+TEST(Page, LaysRunsOverEachOther) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  const auto page = render_page({made_up("a", 1), made_up("b", 2, 80), made_up("c", 4)});
+  const auto lines = told(page, std::string(kInked) + R"(
+tell(`points ${chart('loss').dataset.points}`);
+tell(`curves ${['--run0', '--run1', '--run2'].map((name) => inked('loss', name) > 100)}`);
+tell(`differ ${[...document.querySelectorAll('#differences-table td')].map((cell) => cell.textContent)}`);
+document.querySelectorAll('nav button')[1].click();
+tell(`without b ${chart('loss').dataset.points} ${inked('loss', '--run1') < 20}`);
+document.getElementById('logarithmic').click();
+document.getElementById('smoothing').value = 0.9;
+document.getElementById('smoothing').dispatchEvent(new Event('input'));
+setTimeout(() => tell(`still ${chart('loss').dataset.points} ${inked('loss', '--run0') > 100}`), 50);
+)");
+  EXPECT_THAT(lines, ElementsAre("points 200", "curves true,true,true", "differ 1,2,4", "without b 120 true",
+                                 "still 120 true"));
+}
+
+TEST(Page, FitsAPhone) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  const auto lines = told(render_page({made_up("demo", 1)}),
+                          "setTimeout(() => tell(document.documentElement.scrollWidth <= innerWidth), 50);", "500,900");
+  EXPECT_THAT(lines, ElementsAre("true"));
+}
+
+TEST(Page, BecomesAPictureThatIsReplacedOnlyByAnother) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  const testing::TempFolder temp;
+  const auto picture = picture_of(render_page({made_up("demo", 1)}), 900, 700);
+  ASSERT_TRUE(picture.starts_with("\x89PNG"));
+  const auto big_endian = [&](size_t at) {
+    return static_cast<unsigned char>(picture[at + 2]) * 256 + static_cast<unsigned char>(picture[at + 3]);
+  };
+  EXPECT_EQ(big_endian(16), 900);
+  EXPECT_EQ(big_endian(20), 700);
+  EXPECT_GT(picture.size(), 20000u);  // a page without a curve has a few thousand
+  write_report(temp / "report.png", picture);
+  write_report(temp / "report.png", picture);
+  EXPECT_EQ(read_file(temp / "report.png"), picture);
+}
+
+TEST(ReportFile, LeavesWhatIsNoReportAlone) {
+  const testing::TempFolder temp;
+  write_report(temp / "report.html", render_page({made_up("demo", 1)}));
+  write_report(temp / "report.html", render_page({made_up("demo", 2)}));
+  std::ofstream(temp / "mine.html") << "mine";
+  EXPECT_THROW(write_report(temp / "mine.html", "x"), Error);
+  std::filesystem::create_symlink(temp / "report.html", temp / "link.html");
+  EXPECT_THROW(write_report(temp / "link.html", "x"), Error);
+  std::filesystem::create_directory(temp / "folder");
+  EXPECT_THROW(write_report(temp / "folder", "x"), Error);
+  EXPECT_EQ(read_file(temp / "mine.html"), "mine");
+}
+
+}  // namespace
+}  // namespace tessera::report

@@ -1,0 +1,128 @@
+#include "tessera/report/run_history.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/host.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::report {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+std::string error_of(const std::filesystem::path& folder) {
+  try {
+    read_run(folder);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(RunHistory, SortsWhatTheLinesTell) {
+  const testing::TempFolder temp;
+  write(temp / "demo/recipe.yaml",
+        "model:\n  path: \"m\"\ntrain: {steps: 3, seed: 1}\ndata: {train: [a, b]}\nlora: null\n");
+  write(temp / "demo/metrics.jsonl",
+        R"({"step":1,"loss":3.5,"lr":0.1,"parts":{"compute":0.5},"communication_by_rank":[0.25,0.5]}
+{"step":1,"validation_loss":3.0,"seconds":1}
+{"step":2,"loss":null,"lr":0.2}
+{"step":2,"loss":2.5,"lr":0.3}
+no line
+{"loss":1}
+{"step":3,"loss":2)");
+  write(temp / "demo/events.jsonl",
+        R"({"step":0,"session":{"host":"a","ranks":2}}
+{"step":0,"warning":"careful"}
+{"step":2,"sample":{"prompt":"Once","text":"upon"}}
+{"step":2,"end":"done"}
+{"step":2,"sample":"no sample"}
+)");
+  const auto run = read_run(temp / "demo");
+  EXPECT_EQ(run.name, "demo");
+  EXPECT_THAT(run.recipe, ElementsAre(Pair("model.path", "m"), Pair("train.steps", "3"), Pair("train.seed", "1"),
+                                      Pair("data.train", "[a, b]"), Pair("lora", "null")));
+  EXPECT_THAT(run.steps.step, ElementsAre(1, 2));
+  EXPECT_THAT(run.steps.columns.at("loss"), ElementsAre(3.5, 2.5));  // the later line of step 2
+  EXPECT_THAT(run.steps.columns.at("lr"), ElementsAre(0.1, 0.3));
+  EXPECT_EQ(run.steps.columns.at("parts.compute")[0], 0.5);
+  EXPECT_EQ(run.steps.columns.at("communication_by_rank.1")[0], 0.5);
+  EXPECT_TRUE(std::isnan(run.steps.columns.at("communication_by_rank.1")[1]));
+  EXPECT_THAT(run.validation.columns.at("validation_loss"), ElementsAre(3.0));
+  ASSERT_EQ(run.samples.size(), 1u);
+  EXPECT_EQ(run.samples[0].text, "upon");
+  ASSERT_EQ(run.warnings.size(), 1u);
+  EXPECT_EQ(run.warnings[0].text, "careful");
+  ASSERT_EQ(run.sessions.size(), 1u);
+  EXPECT_THAT(run.sessions[0].facts, ElementsAre(Pair("host", "a"), Pair("ranks", "2")));
+  EXPECT_EQ(run.state, "done");
+  EXPECT_THAT(run.notes, ElementsAre("2 lines of metrics.jsonl tell nothing", "1 lines of events.jsonl tell nothing"));
+}
+
+TEST(RunHistory, TellsARunAtWorkFromOneThatWasKilled) {
+  const testing::TempFolder temp;
+  write(temp / "run/metrics.jsonl", "{\"step\":1,\"loss\":1}\n");
+  write(temp / "run/events.jsonl", "{\"step\":0,\"session\":{}}\n{\"step\":1,\"end\":\"asked to stop\"}\n");
+  EXPECT_EQ(read_run(temp / "run").state, "asked to stop");
+  write(temp / "run/events.jsonl",
+        "{\"step\":0,\"session\":{}}\n{\"step\":1,\"end\":\"asked to stop\"}\n{\"step\":1,\"session\":{}}\n");
+  EXPECT_THAT(read_run(temp / "run").state, HasSubstr("not running"));  // resumed, and then nothing
+  EXPECT_EQ(read_run(temp / "run").sessions.size(), 2u);
+  write(temp / "run/.tessera/lock", "pid " + std::to_string(::getpid()) + " on " + host_name() + "\n");
+  EXPECT_EQ(read_run(temp / "run").state, "running");
+  write(temp / "run/.tessera/lock", "pid 0 on " + host_name() + "\n");
+  EXPECT_THAT(read_run(temp / "run").state, HasSubstr("not running"));
+}
+
+TEST(RunHistory, RefusesWhatIsNoRun) {
+  const testing::TempFolder temp;
+  EXPECT_THAT(error_of(temp / "nowhere"), HasSubstr("nowhere: found no folder"));
+  write(temp / "other/notes.txt", "mine");
+  EXPECT_THAT(error_of(temp / "other"), HasSubstr("found no metrics.jsonl"));
+}
+
+TEST(RunHistory, FindsTheSettingsThatDiffer) {
+  const testing::TempFolder temp;
+  for (const std::string name : {"a", "b", "c"}) write(temp / name / "metrics.jsonl", "{\"step\":1,\"loss\":1}\n");
+  write(temp / "a/recipe.yaml", "optimizer: {lr: 1, name: adamw}\ntrain: {seed: 1}\n");
+  write(temp / "b/recipe.yaml", "optimizer: {lr: 2, name: adamw}\ntrain: {seed: 1}\n");
+  write(temp / "c/recipe.yaml", "optimizer: {lr: 1, name: adamw, ns_steps: 5}\ntrain: {seed: 1}\n");
+  EXPECT_THAT(differing_settings({read_run(temp / "a"), read_run(temp / "b"), read_run(temp / "c")}),
+              ElementsAre("optimizer.lr", "optimizer.ns_steps"));
+  EXPECT_TRUE(differing_settings({read_run(temp / "a")}).empty());
+}
+
+TEST(RunHistory, ThinsOutButKeepsSpikesAndEnds) {
+  Series steps;
+  for (int64_t step = 0; step < 10000; ++step) {
+    double loss = 2 + 0.001 * static_cast<double>(step % 7);
+    if (step == 4321) loss = 90;
+    if (step == 7654) loss = std::numeric_limits<double>::quiet_NaN();
+    steps.add(step, {{"loss", loss}});
+  }
+  const auto rows = thinned(steps, 400);
+  EXPECT_LE(rows.size(), 400u);
+  EXPECT_GE(rows.size(), 300u);
+  EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
+  EXPECT_EQ(rows.front(), 0u);
+  EXPECT_EQ(rows.back(), 9999u);
+  for (const size_t wanted : {4321u, 7654u}) EXPECT_THAT(rows, Contains(wanted));
+  EXPECT_EQ(thinned(steps, 10000).size(), 10000u);
+}
+
+}  // namespace
+}  // namespace tessera::report
