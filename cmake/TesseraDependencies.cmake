@@ -15,6 +15,7 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(ONIGURUMA REQUIRED oniguruma)  # its header; the library is loaded (text/detail/regex.cc)
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
 find_path(CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
 
 # fmt as libtorch ships it: another fmt in the same program would clash with it.
@@ -49,6 +50,22 @@ file(GLOB TESSERA_GOMP ${TESSERA_TORCH}/lib/libgomp*.so*)
 if(TESSERA_GOMP)
   list(GET TESSERA_GOMP 0 TESSERA_GOMP)
   target_link_libraries(tessera_torch INTERFACE $<BUILD_INTERFACE:${TESSERA_GOMP}>)
+endif()
+
+# Parquet: libparquet and libarrow as pyarrow's wheel ships them, from TESSERA_ARROW, else from beside torch. They stay where
+# they are, as libtorch does.
+file(GLOB found_arrow ${TESSERA_TORCH}/../pyarrow)
+set(TESSERA_ARROW "${found_arrow}" CACHE PATH "Folder pyarrow of its wheel: libarrow.so.*, libparquet.so.*, include/")
+if(NOT TESSERA_ARROW AND found_arrow)  # it came after the first configuration
+  set(TESSERA_ARROW "${found_arrow}" CACHE PATH "" FORCE)
+endif()
+file(GLOB TESSERA_ARROW_LIBRARIES ${TESSERA_ARROW}/libparquet.so.[0-9]* ${TESSERA_ARROW}/libarrow.so.[0-9]*)
+list(LENGTH TESSERA_ARROW_LIBRARIES found)
+if(found EQUAL 2 AND EXISTS "${TESSERA_ARROW}/include/parquet/arrow/reader.h")
+  set(TESSERA_WITH_PARQUET ON)
+else()
+  set(TESSERA_WITH_PARQUET OFF)
+  message(STATUS "No libparquet: data in Parquet will not be read (scripts/arrow.lock lists what has it)")
 endif()
 
 # The allocator of programs (docs/design/allocator.md). Sanitizers bring their own.

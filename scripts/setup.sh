@@ -3,10 +3,10 @@
 #
 # The lock files are made by pip-compile --generate-hashes --allow-unsafe --no-header --no-annotate --no-emit-options:
 # oracle-packages.lock from oracle-packages.txt; libtorch.lock holds torch's CPU build, libtorch-cuda.lock the
-# other one, for several Pythons.
+# other one, for several Pythons; arrow.lock pyarrow, whose libparquet reads data.
 
 PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates unzip
-  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev libgoogle-perftools-dev
+  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev zlib1g-dev libgoogle-perftools-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev iproute2"
 
 die() { echo "./dev: $*" >&2; exit 1; }
@@ -72,6 +72,17 @@ setup() {
     [ -d "$TESSERA_TORCH/share/cmake/Torch" ] || die "the torch wheel holds no share/cmake/Torch"
   fi
   export TESSERA_TORCH
+  setup_arrow
+}
+
+setup_arrow() {  # libparquet and libarrow for data in Parquet; without them the build goes on
+  cmp -s scripts/arrow.lock .venv/arrow && return 0
+  echo "./dev: fetching pyarrow for its libparquet" >&2
+  if venv_pip install -q --no-deps --require-hashes -r scripts/arrow.lock; then
+    cp scripts/arrow.lock .venv/arrow
+  else
+    echo "./dev: no pyarrow for $(python3 --version) on $(uname -m): data in Parquet will not be read" >&2
+  fi
 }
 
 install_torch() {  # the CPU build; where the package index has none, the CUDA build with the libraries that its CPU parts load

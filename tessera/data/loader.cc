@@ -9,21 +9,28 @@
 namespace tessera::data {
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, uint64_t seed, bool shuffle)
-    : dataset_(std::move(dataset)), seed_(seed), shuffle_(shuffle) {}
+    : dataset_(std::move(dataset)), seed_(seed), shuffle_(shuffle) {
+  if (!dataset_->weights().empty()) mixture_.emplace(dataset_->weights());
+}
 
 int64_t DataLoader::epoch() const { return next_sample_ / dataset_->rows(); }
 
 int64_t DataLoader::row_of(int64_t sample) const {
-  const int64_t rows = dataset_->rows();
-  const int64_t index = sample % rows;
-  return shuffle_ ? permuted(index, rows, seed_, static_cast<uint64_t>(sample / rows)) : index;
+  const auto in_epoch = [&](int64_t number, int64_t rows, uint64_t seed) {
+    const int64_t index = number % rows;
+    return shuffle_ ? permuted(index, rows, seed, static_cast<uint64_t>(number / rows)) : index;
+  };
+  if (!mixture_) return in_epoch(sample, dataset_->rows(), seed_);
+  const auto draw = mixture_->at(sample);
+  return dataset_->first_row_of_source(draw.source) +
+         in_epoch(draw.index, dataset_->rows_of_source(draw.source), seed_ + draw.source);
 }
 
 Batch DataLoader::next_global_slice(int64_t global_batch, int64_t first_row, int64_t row_count) {
-  TESSERA_CHECK(
-      first_row >= 0 && row_count >= 1 && first_row + row_count <= global_batch, ErrorKind::kConfig,
-      "[data.loader] rows {} to {} of a global batch of {}. The global batch must be shared out among the ranks.",
-      first_row, first_row + row_count, global_batch);
+  TESSERA_CHECK(first_row >= 0 && row_count >= 1 && first_row + row_count <= global_batch, ErrorKind::kConfig,
+                "[data.loader] rows {} to {} of a global batch of {}. The "
+                "global batch must be shared out among the ranks.",
+                first_row, first_row + row_count, global_batch);
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < row_count; ++i) rows.push_back(row_of(next_sample_ + first_row + i));
   advance(global_batch);
@@ -51,12 +58,13 @@ void DataLoader::load_state(const nlohmann::json& state) {
   }
   TESSERA_CHECK(next >= 0, ErrorKind::kFormat, "[data.resume] the saved data position is {}, wanted 0 or more.", next);
   const nlohmann::json own = this->state();
-  TESSERA_CHECK(
-      other == own, ErrorKind::kConfig,
-      "[data.resume] the data are not those of the checkpoint: saved {}, found {}. Resume with the same "
-      "files, seed and data settings, or start anew in another checkpoint.dir or with checkpoint.resume=never, "
-      "which puts aside what is there.",
-      other.dump(), own.dump());
+  TESSERA_CHECK(other == own, ErrorKind::kConfig,
+                "[data.resume] the data are not those of the checkpoint: saved "
+                "{}, found {}. Resume with the same "
+                "files, seed and data settings, or start anew in another "
+                "checkpoint.dir or with checkpoint.resume=never, "
+                "which puts aside what is there.",
+                other.dump(), own.dump());
   next_sample_ = next;
 }
 

@@ -6,16 +6,20 @@
 // Global sample g is row permutation_e(g mod rows) of epoch e = g / rows: a function of seed and g alone, so the order
 // does not depend on how many ranks share it, and a resumed run goes on exactly, on another number of ranks too. Epochs
 // follow each other without a gap: a batch may hold the last rows of one epoch and the first of the next, each row is
-// seen once an epoch, and nothing is dropped or repeated. Not thread-safe; each rank has its own and takes the same
-// steps.
+// seen once an epoch, and nothing is dropped or repeated. Of a mixture, sample g is of the source that mixture.h gives;
+// its n-th draw of a source is that source's row permutation_e(n mod rows) of the source's own epoch e = n / rows, and
+// an epoch of the whole are as many samples as there are rows. Not thread-safe; each rank has its own and takes the
+// same steps.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 
 #include "tessera/data/batch.h"
 #include "tessera/data/dataset.h"
+#include "tessera/data/mixture.h"
 
 namespace tessera::data {
 
@@ -31,7 +35,7 @@ class DataLoader {
 
   int64_t next_sample() const { return next_sample_; }  // global index, over all epochs
   int64_t epoch() const;                                // of the next sample
-  int64_t row_of(int64_t sample) const;                 // the row of a global sample
+  int64_t row_of(int64_t sample) const;                 // the row of a global sample; cheap where samples rise
 
   nlohmann::json state() const;
   // Error kConfig when the state is of other data, another seed or another order; kFormat when it is none.
@@ -42,6 +46,7 @@ class DataLoader {
   uint64_t seed_;
   bool shuffle_;
   int64_t next_sample_ = 0;
+  mutable std::optional<Mixture> mixture_;  // where it was asked last
 };
 
 }  // namespace tessera::data

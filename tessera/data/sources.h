@@ -1,31 +1,22 @@
 // The records of training files.
 //
-//   read_records("dialogues.jsonl", "auto", [&](const Record& record) { ... });
+//   for (const auto& file : files_of(source, "train"))
+//     read_records(file, source, [&](Record record) { ... });
 //
-// format "text": the file is one stream of text. "jsonl": a JSON object a line, with "text", with "prompt" and
-// "completion", or with "messages" (and "tools"). "chat": jsonl whose records all have "messages". "auto": by the name,
-// .jsonl and .json are jsonl, .txt is text; any other file is jsonl when its first character is '{', else text.
-// Blank lines of jsonl are skipped. Anything else that does not fit is an Error that names file, line and byte.
+// A text file is one stream of text, given in parts of about 16 MiB (one part up to there). Anything that does not fit
+// is an Error that names file, line and what was found.
 #pragma once
 
-#include <filesystem>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
-#include <string>
+
+#include "tessera/data/data_source.h"
+#include "tessera/data/record.h"
 
 namespace tessera::data {
 
-enum class RecordKind { kStream, kText, kCompletion, kChat };
-
-struct Record {
-  RecordKind kind;
-  std::string text;                              // of kStream and kText, the prompt of kCompletion
-  std::string completion;                        // of kCompletion
-  const nlohmann::ordered_json* json = nullptr;  // of kChat: the whole record
-  std::string where;                             // "FILE line N", for messages
-};
-
-void read_records(const std::filesystem::path& path, const std::string& format,
-                  const std::function<void(const Record&)>& visit);
+// The kind of the file's records, its stream or its ids; nothing for an empty file. Error kIo and kFormat for files,
+// kConfig for a format that the container cannot have.
+std::optional<RecordKind> read_records(const DataFile& file, const SourceOptions& options,
+                                       const std::function<void(Record)>& visit);
 
 }  // namespace tessera::data

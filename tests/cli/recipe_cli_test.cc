@@ -43,7 +43,7 @@ TEST(TrainVerb, WrongRecipesExitWithTwoAndOneLine) {
       {"wrong-range", fine, {"schedule.min_lr_ratio=2"}, "schedule.min_lr_ratio: found '2', wanted number in [0, 1]"},
       {"not-built", fine + "train: {profile: true}\n", {}, "train.profile: 'true' is not available in this version"},
       {"lora-without", fine, {"model.lora.merge=true"}, "model.lora.merge: found true without adapters"},
-      {"not-built-lora", fine, {"lora.rank=2", "model.lora.quantize=nf4"}, "model.lora.quantize is not available"},
+      {"lora-twice", fine, {"lora.rank=2", "lora.double_quant=true"}, "model.lora.double_quant: found true beside"},
       {"missing", "model: {path: m}\n", {}, "data.train is missing"},
       {"bomb", bomb, {}, "once its aliases are expanded"},
       {"deep", std::string(200000, '['), {}, "nested deeper than 16 levels"},

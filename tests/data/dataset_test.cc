@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -39,7 +40,7 @@ class DatasetTest : public ::testing::Test {
 
   std::shared_ptr<const Dataset> load(const std::string& name, const std::string& content, int64_t length,
                                       bool packing = true) {
-    return load({.paths = {write(name, content)}, .sequence_length = length, .packing = packing, .shuffle = false});
+    return load({.sources = {write(name, content)}, .sequence_length = length, .packing = packing, .shuffle = false});
   }
 
   // The tokens that the single row of a record predicts, as text; <s>, <e> and <eos> for the special ones.
@@ -136,7 +137,7 @@ TEST_F(DatasetTest, PackingNeverCrossesDocumentsAndLosesNothing) {
     lines += "{\"text\": \"" + text + "\"}\n";
     wanted.insert(text);
   }
-  const auto set = load({.paths = {write("a.jsonl", lines)}, .sequence_length = 32});
+  const auto set = load({.sources = {write("a.jsonl", lines)}, .sequence_length = 32});
   const Batch batch = set->rows(all_rows(*set));
   std::multiset<std::string> found;
   for (int64_t r = 0; r < set->rows(); ++r) {
@@ -167,13 +168,33 @@ TEST_F(DatasetTest, PackingIsAFunctionOfDataSeedAndLength) {
   std::string lines;
   for (int i = 0; i < 100; ++i)
     lines += "{\"text\": \"" + std::string(static_cast<size_t>(1 + i % 9), 'a') + std::to_string(i) + "\"}\n";
-  const DataOptions options{.paths = {write("a.jsonl", lines)}, .sequence_length = 32, .seed = 1};
+  const DataOptions options{.sources = {write("a.jsonl", lines)}, .sequence_length = 32, .seed = 1};
   DataOptions other_seed = options, other_length = options;
   other_seed.seed = 2;
   other_length.sequence_length = 31;
   EXPECT_EQ(load(options)->fingerprint(), load(options)->fingerprint());
   EXPECT_NE(load(options)->fingerprint(), load(other_seed)->fingerprint());
   EXPECT_NE(load(options)->fingerprint(), load(other_length)->fingerprint());
+}
+
+// Checkpoints keep the fingerprint: the hash of the arrays that a set was once held as, each seeded with the one
+// before.
+TEST_F(DatasetTest, FingerprintIsThatOfEarlierCheckpoints) {
+  const auto path = write("a.jsonl", "{\"text\": \"abc\"}\n{\"prompt\": \"d\", \"completion\": \"e\"}\n");
+  const auto set = load({.sources = {path}, .format = "jsonl", .sequence_length = 8, .shuffle = false});
+  EXPECT_EQ(set->rows(), 1);
+  const int32_t tokens[] = {'a', 'b', 'c', kEos, 'd', 'e', kEos};
+  const uint8_t learnt[] = {1, 1, 1, 1, 0, 1, 1};
+  const uint64_t sample_begin[] = {0, 4, 7}, row_samples[] = {0, 1}, row_begin[] = {0, 2};
+  const int64_t sequence_length = 8;
+  XXH64_hash_t hash = XXH3_64bits(tokens, sizeof(tokens));
+  const auto include = [&](const void* data, size_t bytes) { hash = XXH3_64bits_withSeed(data, bytes, hash); };
+  include(learnt, sizeof(learnt));
+  include(sample_begin, sizeof(sample_begin));
+  include(row_samples, sizeof(row_samples));
+  include(row_begin, sizeof(row_begin));
+  include(&sequence_length, sizeof(sequence_length));
+  EXPECT_EQ(set->fingerprint(), fmt::format("{:016x}", hash));
 }
 
 TEST_F(DatasetTest, CompletionIsLearntAndPromptIsNot) {
@@ -233,7 +254,7 @@ TEST_F(DatasetTest, ToolCallsOfTheAssistantAreLearnt) {
 
 TEST_F(DatasetTest, OverlongSamplesAreCutDroppedOrRefused) {
   const std::string path = write("a.jsonl", "{\"text\": \"abcdefgh\"}\n{\"text\": \"abc\"}\n");
-  DataOptions options{.paths = {path}, .sequence_length = 6, .packing = false, .shuffle = false};
+  DataOptions options{.sources = {path}, .sequence_length = 6, .packing = false, .shuffle = false};
   const auto cut = load(options);
   EXPECT_EQ(cut->stats().truncated, 1);
   EXPECT_EQ(cut->stats().documents, 2);
@@ -248,34 +269,33 @@ TEST_F(DatasetTest, OverlongSamplesAreCutDroppedOrRefused) {
 }
 
 TEST_F(DatasetTest, SamplesWithNothingToLearnAreCountedAndLeftOut) {
-  const auto set = load("a.jsonl",
-                        R"({"messages": [{"role": "user", "content": "Q"}]})"
-                        "\n{\"text\": \"ab\"}\n",
-                        64);
+  const auto path = write("a.jsonl", R"({"messages": [{"role": "user", "content": "Q"}]})"
+                                     "\n{\"text\": \"ab\"}\n");
+  const auto set = load({.sources = {path}, .format = "jsonl", .sequence_length = 64});
   EXPECT_EQ(set->stats().unlabelled, 1);
   EXPECT_EQ(set->stats().documents, 1);
 }
 
 TEST_F(DatasetTest, FormatIsChosenByNameOrFirstCharacter) {
   const std::string line = "{\"text\": \"ab\"}\n";
-  EXPECT_EQ(load({.paths = {write("a.jsonl", line)}, .sequence_length = 64})->stats().tokens, 3);
-  EXPECT_EQ(load({.paths = {write("a.txt", line)}, .sequence_length = 64})->stats().tokens, 16);
-  EXPECT_EQ(load({.paths = {write("a.data", line)}, .sequence_length = 64})->stats().tokens, 3);
-  EXPECT_EQ(load({.paths = {write("b.data", "plain")}, .sequence_length = 64})->stats().tokens, 6);
-  EXPECT_EQ(load({.paths = {write("a.jsonl", line)}, .format = "text", .sequence_length = 64})->stats().tokens, 16);
+  EXPECT_EQ(load({.sources = {write("a.jsonl", line)}, .sequence_length = 64})->stats().tokens, 3);
+  EXPECT_EQ(load({.sources = {write("a.txt", line)}, .sequence_length = 64})->stats().tokens, 16);
+  EXPECT_EQ(load({.sources = {write("a.data", line)}, .sequence_length = 64})->stats().tokens, 3);
+  EXPECT_EQ(load({.sources = {write("b.data", "plain")}, .sequence_length = 64})->stats().tokens, 6);
+  EXPECT_EQ(load({.sources = {write("a.jsonl", line)}, .format = "text", .sequence_length = 64})->stats().tokens, 16);
 }
 
 TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
   const auto error = [&](const std::string& content, const std::string& format = "auto") {
-    return error_of({.paths = {write("bad.jsonl", content)}, .format = format}, ErrorKind::kFormat);
+    return error_of({.sources = {write("bad.jsonl", content)}, .format = format}, ErrorKind::kFormat);
   };
   EXPECT_THAT(error("{\"text\": \"a\"}\n{\"text\": oops}\n"), HasSubstr("bad.jsonl line 2: byte 10: no valid JSON"));
   EXPECT_THAT(error("{\"text\": \"a\"} trailing\n"), HasSubstr("line 1: byte"));
   EXPECT_THAT(error("[1]\n"), HasSubstr("wanted a JSON object"));
   EXPECT_THAT(error("{\"txt\": \"a\"}\n"),
-              AllOf(HasSubstr("'txt'"), HasSubstr("'messages', 'prompt' and 'completion', or 'text'")));
+              AllOf(HasSubstr("'txt'"), HasSubstr("'prompt' and 'completion', 'instruction' and 'output', or 'text'")));
   EXPECT_THAT(error("{\"text\": 5}\n"), HasSubstr("'text' is number"));
-  EXPECT_THAT(error("{\"prompt\": \"a\", \"completion\": null}\n"), HasSubstr("'completion' is null"));
+  EXPECT_THAT(error("{\"prompt\": \"a\", \"completion\": null}\n"), HasSubstr("'completion' (null)"));
   EXPECT_THAT(error("{\"messages\": []}\n"), HasSubstr("empty"));
   EXPECT_THAT(error("{\"messages\": [{\"content\": \"a\"}]}\n"), HasSubstr("'role'"));
   EXPECT_THAT(error("{\"text\": \"a\"}\n", "chat"), HasSubstr("wanted 'messages'"));
@@ -285,12 +305,12 @@ TEST_F(DatasetTest, CorruptLinesNameFileLineAndByte) {
 TEST_F(DatasetTest, DeepAndWideRecordsCostNoMoreThanTheirBytes) {
   std::string wide = "{\"text\": \"a\"";
   for (int i = 0; i < 300'000; ++i) wide += ", \"key " + std::to_string(i) + "\": 1";  // quadratic: minutes
-  EXPECT_EQ(load({.paths = {write("wide.jsonl", wide + "}\n")}, .sequence_length = 8})->stats().tokens, 2);
+  EXPECT_EQ(load({.sources = {write("wide.jsonl", wide + "}\n")}, .sequence_length = 8})->stats().tokens, 2);
 }
 
 TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
   const auto error = [&](const std::string& content, const char* name = "a.txt") {
-    return error_of({.paths = {write(name, content)}}, ErrorKind::kFormat);
+    return error_of({.sources = {write(name, content)}}, ErrorKind::kFormat);
   };
   const auto wide = [](std::string_view text, bool little) {
     std::string out;
@@ -307,9 +327,9 @@ TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
   EXPECT_THAT(error("caf\xe9 au lait"), AllOf(HasSubstr("byte 3 is 0xe9"), HasSubstr("Latin-1")));
   EXPECT_THAT(error("{\"text\": \"caf\xe9 au lait\"}\n", "a.jsonl"), HasSubstr("byte 13 is 0xe9"));
   EXPECT_THAT(error("na\u00efve caf\xc3"), AllOf(HasSubstr("byte 10 is 0xc3"), HasSubstr("cut off")));
-  EXPECT_EQ(load({.paths = {write("b.txt",
-                                  "\xef\xbb\xbf"
-                                  "caf\u00e9")},
+  EXPECT_EQ(load({.sources = {write("b.txt",
+                                    "\xef\xbb\xbf"
+                                    "caf\u00e9")},
                   .sequence_length = 8})
                 ->stats()
                 .tokens,
@@ -317,36 +337,38 @@ TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
 }
 
 TEST_F(DatasetTest, EmptyPromptAndCompletionAreASampleWithNothingToLearn) {
-  EXPECT_THAT(error_of({.paths = {write("a.jsonl", "{\"prompt\": \"\", \"completion\": \"\"}\n")}}, ErrorKind::kFormat),
-              HasSubstr("1 hold nothing to learn"));
+  EXPECT_THAT(
+      error_of({.sources = {write("a.jsonl", "{\"prompt\": \"\", \"completion\": \"\"}\n")}}, ErrorKind::kFormat),
+      HasSubstr("1 hold nothing to learn"));
 }
 
 TEST_F(DatasetTest, TokensThatTheModelDoesNotKnowAreRefusedByRecord) {
   const std::string path = write("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b<|im_end|>\"}\n");
-  EXPECT_THAT(error_of({.paths = {path}, .vocab_size = kTurnEnd}, ErrorKind::kConfig),
+  EXPECT_THAT(error_of({.sources = {path}, .vocab_size = kTurnEnd}, ErrorKind::kConfig),
               AllOf(HasSubstr("a.jsonl line 1"), HasSubstr("token 258 ('<eos>')"), HasSubstr("the model knows 257")));
-  EXPECT_EQ(load({.paths = {path}, .sequence_length = 8, .vocab_size = kEos + 1})->stats().documents, 2);
+  EXPECT_EQ(load({.sources = {path}, .sequence_length = 8, .vocab_size = kEos + 1})->stats().documents, 2);
 }
 
 TEST_F(DatasetTest, RefusesWhatCannotBe) {
   const std::string path = write("a.txt", "abc");
   EXPECT_THAT(error_of({}, ErrorKind::kConfig), HasSubstr("no files"));
-  EXPECT_THAT(error_of({.paths = {path}, .format = "csv"}, ErrorKind::kConfig),
+  EXPECT_THAT(error_of({.sources = {path}, .format = "csv"}, ErrorKind::kConfig),
               HasSubstr("auto | text | jsonl | chat"));
-  EXPECT_THAT(error_of({.paths = {path}, .overlong = "cut"}, ErrorKind::kConfig), HasSubstr("truncate | drop | error"));
-  EXPECT_THAT(error_of({.paths = {path}, .sequence_length = 1}, ErrorKind::kConfig), HasSubstr("sequence_length"));
-  EXPECT_THAT(error_of({.paths = {path + "x"}}, ErrorKind::kIo), HasSubstr("a.txtx"));
-  EXPECT_THAT(error_of({.paths = {write("empty.txt", " \n")}}, ErrorKind::kFormat), HasSubstr("empty"));
-  EXPECT_THAT(error_of({.paths = {write("empty.jsonl", "")}}, ErrorKind::kFormat), HasSubstr("empty"));
+  EXPECT_THAT(error_of({.sources = {path}, .overlong = "cut"}, ErrorKind::kConfig),
+              HasSubstr("truncate | drop | error"));
+  EXPECT_THAT(error_of({.sources = {path}, .sequence_length = 1}, ErrorKind::kConfig), HasSubstr("sequence_length"));
+  EXPECT_THAT(error_of({.sources = {path + "x"}}, ErrorKind::kIo), HasSubstr("a.txtx"));
+  EXPECT_THAT(error_of({.sources = {write("empty.txt", " \n")}}, ErrorKind::kFormat), HasSubstr("empty"));
+  EXPECT_THAT(error_of({.sources = {write("empty.jsonl", "")}}, ErrorKind::kFormat), HasSubstr("empty"));
   const std::string chat =
       write("chat.jsonl", R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})");
   use_template("{{ raise_exception('never') }}");
-  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kFormat),
+  EXPECT_THAT(error_of({.sources = {chat}}, ErrorKind::kFormat),
               AllOf(HasSubstr("chat.jsonl line 1"), HasSubstr("never")));
   use_template("{{ messages | length }}");
-  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kFormat), HasSubstr("{% generation %}"));
+  EXPECT_THAT(error_of({.sources = {chat}}, ErrorKind::kFormat), HasSubstr("{% generation %}"));
   chat_template_.reset();
-  EXPECT_THAT(error_of({.paths = {chat}}, ErrorKind::kConfig), HasSubstr("no chat template"));
+  EXPECT_THAT(error_of({.sources = {chat}}, ErrorKind::kConfig), HasSubstr("no chat template"));
 }
 
 }  // namespace

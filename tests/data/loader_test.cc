@@ -52,7 +52,7 @@ class LoaderTest : public ::testing::Test {
     file.close();
     const auto tokenizer = make_byte_tokenizer(folder_.path());
     return Dataset::load(
-        {.paths = {(folder_ / "data.jsonl").string()}, .sequence_length = length, .packing = false, .shuffle = false},
+        {.sources = {(folder_ / "data.jsonl").string()}, .sequence_length = length, .packing = false, .shuffle = false},
         tokenizer, std::nullopt);
   }
 

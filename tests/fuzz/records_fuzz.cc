@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data/samples.h"
+#include "tessera/data/sources.h"
 #include "tests/fuzz/input_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -17,11 +18,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       "</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
       "fuzz", {.max_steps = 50'000, .max_output_bytes = 1 << 16});
   if (size == 0) return 0;
-  static constexpr const char* kFormats[] = {"auto", "text", "jsonl", "chat"};
+  // Of the kept inputs the first byte has meant these four; more follow.
+  static constexpr const char* kFuzzed[] = {"auto",   "text",       "jsonl",      "chat", "sharegpt",
+                                            "alpaca", "completion", "preference", "auto"};
+  const size_t choice = data[0] % 9;
   const data::SampleMaker maker(tokenizer, chat, 2);
   const fuzz::InputFile file(data + 1, size - 1);
   try {
-    data::read_records(file.path(), kFormats[data[0] % 4], [&](const data::Record& record) {
+    const auto container = choice == 1   ? data::Container::kText
+                           : choice == 8 ? data::Container::kJsonArray
+                                         : data::Container::kJsonLines;
+    data::read_records({file.path(), container}, {.format = kFuzzed[choice]}, [&](data::Record record) {
       const auto sample = maker.make(record);
       if (sample.tokens.size() != sample.learnt.size()) std::abort();
     });

@@ -1,0 +1,203 @@
+#include "tessera/data/cache.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/json.h"
+#include "tessera/base/log.h"
+#include "tessera/base/staged.h"
+#include "tessera/base/unique_fd.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void raise_changed(const fs::path& file) {
+  raise(ErrorKind::kConfig, "[data.cache] {}: changed while it was read. Start again when nothing writes to it.",
+        file.string());
+}
+
+std::string hash_content(const fs::path& path) {
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  TESSERA_CHECK(file.open(), ErrorKind::kIo, "[data.cache] {}: cannot be opened for reading: {}", path.string(),
+                std::strerror(errno));
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  XXH3_128bits_reset(state.get());
+  std::vector<char> buffer(size_t{1} << 20);
+  for (;;) {
+    const ssize_t count = ::read(file.get(), buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) continue;
+    TESSERA_CHECK(count >= 0, ErrorKind::kIo, "[data.cache] {}: cannot be read: {}", path.string(),
+                  std::strerror(errno));
+    if (count == 0) break;
+    XXH3_128bits_update(state.get(), buffer.data(), static_cast<size_t>(count));
+  }
+  const auto hash = XXH3_128bits_digest(state.get());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+// The lock of one key; waits for whoever holds it.
+class KeyLock {
+ public:
+  KeyLock(const fs::path& path, const std::string& what) {
+    file_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[data.cache] {}: cannot be opened: {}", path.string(),
+                  std::strerror(errno));
+    if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
+    log_info("[data.cache] another process tokenizes the same data; waiting for {}", what);
+    while (::flock(file_.get(), LOCK_EX) != 0) {
+      TESSERA_CHECK(errno == EINTR, ErrorKind::kIo, "[data.cache] {}: cannot be locked: {}", path.string(),
+                    std::strerror(errno));
+    }
+  }
+
+ private:
+  UniqueFd file_;  // the lock goes with it
+};
+
+// What killed processes left of an entry; its lock is held.
+void remove_staged(const fs::path& folder, const std::string& key) {
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    if (name.starts_with("." + key + ".") && name.ends_with(".tmp")) fs::remove_all(entry.path());
+  }
+}
+
+void make_folders(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  TESSERA_CHECK(!error, ErrorKind::kIo,
+                "[data.cache] {}: cannot be made: {}. Set data.cache to another folder, or to off.", folder.string(),
+                error.message());
+}
+
+}  // namespace
+
+FileState state_of(const fs::path& path) {
+  struct stat info {};
+  TESSERA_CHECK(::stat(path.c_str(), &info) == 0, ErrorKind::kIo, "[data.cache] {}: {}", path.string(),
+                std::strerror(errno));
+  const auto ns = [](const timespec& time) { return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec; };
+  return {static_cast<uint64_t>(info.st_dev), static_cast<uint64_t>(info.st_ino), info.st_size, ns(info.st_mtim),
+          ns(info.st_ctim)};
+}
+
+UnchangedFiles::UnchangedFiles(std::vector<fs::path> files) : files_(std::move(files)) {
+  for (const auto& file : files_) states_.push_back(state_of(file));
+}
+
+void UnchangedFiles::check() const {
+  for (size_t i = 0; i < files_.size(); ++i) {
+    if (state_of(files_[i]) != states_[i]) raise_changed(files_[i]);
+  }
+}
+
+fs::path DataCache::folder_of(const std::string& setting) {
+  if (setting == "off") return {};
+  if (setting != "auto") return setting;
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  fs::path folder;
+  if (cache && *cache == '/') {
+    folder = fs::path(cache) / "tessera" / "data";
+  } else if (home && *home == '/') {
+    folder = fs::path(home) / ".cache" / "tessera" / "data";
+  }
+  std::error_code error;
+  if (!folder.empty()) fs::create_directories(folder, error);
+  if (!folder.empty() && !error && ::access(folder.c_str(), W_OK) == 0) return folder;
+  log_warning("[data.cache] {}: cannot be written, so that each start tokenizes anew. Set data.cache to a folder.",
+              folder.empty() ? "~/.cache" : folder.string());
+  return {};
+}
+
+std::string DataCache::content_hash(const fs::path& file) const {
+  const auto before = state_of(file);
+  const auto place = fs::canonical(file).string();
+  const auto name = fmt::format("{:016x}.json", XXH3_64bits(place.data(), place.size()));
+  const Json wanted = {{"version", 1},
+                       {"path", place},
+                       {"device", before.device},
+                       {"inode", before.inode},
+                       {"size", before.size},
+                       {"modified_ns", before.modified_ns},
+                       {"changed_ns", before.changed_ns}};
+  const fs::path known = folder_.empty() ? fs::path() : folder_ / "files" / name;
+  std::error_code missing;
+  if (!known.empty() && fs::exists(known, missing)) {
+    try {
+      Json found = parse_json_object(read_file(known, size_t{1} << 20), "[data.cache] " + known.string());
+      const auto hash = JsonReader(found, "[data.cache] " + known.string()).string("hash");
+      found.erase("hash");
+      if (found == wanted && hash.size() == 32) return hash;
+    } catch (const Error&) {  // half written, or another version's: as if it
+                              // were not there
+    }
+  }
+  const std::string hash = hash_content(file);
+  if (state_of(file) != before) raise_changed(file);
+  // Times move in steps: a file written to just now could be written to again without a sign.
+  constexpr int64_t kSettledNs = 2'000'000'000;
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t now_ns = now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+  if (!known.empty() && now_ns - std::max(before.modified_ns, before.changed_ns) > kSettledNs) {
+    Json remembered = wanted;
+    remembered["hash"] = hash;
+    make_folders(known.parent_path());
+    publish_file(known, remembered.dump() + "\n");
+  }
+  return hash;
+}
+
+std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key,
+                                                          const std::function<void(const fs::path&)>& make) const {
+  std::string reason;
+  const auto open_made = [&](const fs::path& folder) {
+    auto rows = PackedRows::open(folder, key, &reason);
+    TESSERA_CHECK(rows != nullptr, ErrorKind::kIo, "[data.cache] {}: what was just written cannot be read: {}",
+                  folder.string(), reason.empty() ? "it is gone" : reason);
+    return rows;
+  };
+  if (folder_.empty()) {
+    std::string name = (fs::temp_directory_path() / "tessera-data-XXXXXX").string();
+    TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, ErrorKind::kIo, "[data.cache] {}: cannot be made: {}", name,
+                  std::strerror(errno));
+    struct Removed {
+      fs::path path;
+      ~Removed() {
+        std::error_code ignored;
+        fs::remove_all(path, ignored);
+      }
+    } removed{name};
+    make(name);
+    return open_made(name);
+  }
+  const auto folder = folder_ / key;
+  if (auto rows = PackedRows::open(folder, key)) return rows;
+  make_folders(folder_);
+  const KeyLock lock(folder_ / (key + ".lock"), folder.string());
+  if (auto rows = PackedRows::open(folder, key, &reason)) return rows;
+  if (!reason.empty()) log_warning("{} The entry is made again.", reason);
+  fs::remove_all(folder);
+  remove_staged(folder_, key);
+  StagedFolder staged(folder);
+  make(staged.path());
+  staged.publish();
+  return open_made(folder);
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,65 @@
+// Where tokenized data is kept between runs, and what it is kept under.
+//
+//   const DataCache cache(DataCache::folder_of("auto"));
+//   const UnchangedFiles files(paths);  // before anything of them is read
+//   auto rows = cache.find_or_make(key, [&](const std::filesystem::path& folder) {
+//     write(folder);
+//     files.check();
+//   });
+//
+// An entry is a folder (packed_rows.h) under the hash of what it was made from: the files' content, tokenizer,
+// template, settings, and the version of this program. It appears whole or not at all, and is made by one process at a
+// time; the others wait for it. One that is cut off, of another version or of another key is made again. What a file's
+// content is is remembered by its place, size and times, so that a second start reads no data. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/data/packed_rows.h"
+
+namespace tessera::data {
+
+// What changes when a file is written to.
+struct FileState {
+  uint64_t device = 0, inode = 0;
+  int64_t size = 0, modified_ns = 0, changed_ns = 0;
+  bool operator==(const FileState&) const = default;
+};
+// Error kIo.
+FileState state_of(const std::filesystem::path& path);
+
+class UnchangedFiles {
+ public:
+  explicit UnchangedFiles(std::vector<std::filesystem::path> files);
+  // Error kConfig names the first that has been written to since.
+  void check() const;
+
+ private:
+  std::vector<std::filesystem::path> files_;
+  std::vector<FileState> states_;
+};
+
+class DataCache {
+ public:
+  // Without a folder nothing is kept: entries are made in a temporary folder that is gone with them.
+  explicit DataCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  // "auto": tessera/data in $XDG_CACHE_HOME, else in ~/.cache; "off": none; anything else is the folder. Where "auto"
+  // cannot be written it is none, with a warning.
+  static std::filesystem::path folder_of(const std::string& setting);
+
+  // The entry of this key, made by `make` in an empty folder where there is none. Error as make's; kIo.
+  std::shared_ptr<const PackedRows> find_or_make(const std::string& key,
+                                                 const std::function<void(const std::filesystem::path&)>& make) const;
+  // Hash of what a file holds, in hexadecimal. Error kIo; kConfig when it changes meanwhile.
+  std::string content_hash(const std::filesystem::path& file) const;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,47 @@
+#include "tessera/data/sample_batches.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <thread>
+
+#include "tessera/base/host.h"
+
+namespace tessera::data {
+
+void SampleBatches::add(Record record) {
+  constexpr size_t kRecords = 256, kTextBytes = size_t{4} << 20;
+  text_bytes_ += record.text.size() + record.completion.size();
+  records_.push_back(std::move(record));
+  if (records_.size() >= kRecords || text_bytes_ >= kTextBytes) finish();
+}
+
+void SampleBatches::finish() {
+  constexpr int kMostThreads = 16;
+  std::vector<Sample> samples(records_.size());
+  std::vector<std::exception_ptr> errors(records_.size());
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < records_.size(); i = next++) {
+      try {
+        samples[i] = maker_.make(records_[i]);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    const auto wanted = std::min<size_t>(static_cast<size_t>(std::min(usable_cores(), kMostThreads)), records_.size());
+    for (size_t i = 1; i < wanted; ++i) threads.emplace_back(work);
+    work();
+  }
+  for (size_t i = 0; i < records_.size(); ++i) {
+    if (errors[i]) std::rethrow_exception(errors[i]);
+    take_(records_[i], samples[i]);
+  }
+  records_.clear();
+  text_bytes_ = 0;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,22 @@
+// From the sources of a data set to its packed rows: reads, tokenizes, packs, or finds what was made before.
+//
+//   auto rows = tokenized(options, {source}, tokenizer, chat_template);
+//
+// Internal to dataset.cc.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "tessera/data/dataset.h"
+#include "tessera/data/packed_rows.h"
+
+namespace tessera::data {
+
+// All files of the sources as one set. Errors as Dataset::load.
+std::shared_ptr<const PackedRows> tokenized(const DataOptions& options, std::span<const DataSource> sources,
+                                            const text::Tokenizer& tokenizer,
+                                            const std::optional<text::ChatTemplate>& chat_template);
+
+}  // namespace tessera::data

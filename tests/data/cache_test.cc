@@ -1,0 +1,209 @@
+// Tokenized data kept between starts: found again, made anew when it must be, never trusted when it is not whole.
+#include "tessera/data/cache.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/data/dataset.h"
+#include "tests/data/byte_tokenizer.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::data {
+namespace {
+
+using tessera::testing::TempFolder;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CacheTest : public ::testing::Test {
+ protected:
+  CacheTest() { write("a.jsonl", lines("a")); }
+
+  static std::string lines(const std::string& word) {
+    std::string text;
+    for (int i = 0; i < 40; ++i) text += fmt::format("{{\"text\": \"{} {}\"}}\n", word, i);
+    return text;
+  }
+  std::string write(const std::string& name, const std::string& content) {
+    std::ofstream(folder_ / name, std::ios::binary) << content;
+    return (folder_ / name).string();
+  }
+  std::filesystem::path cache() const { return folder_ / "cache"; }
+  std::shared_ptr<const Dataset> load(DataOptions options = {}) {
+    if (options.sources.empty()) options.sources = {(folder_ / "a.jsonl").string()};
+    options.sequence_length = 32;
+    options.cache_folder = cache();
+    options.quiet = true;
+    return Dataset::load(options, tokenizer_, std::nullopt);
+  }
+  // Entries, by the time they were made.
+  std::set<std::pair<std::string, std::filesystem::file_time_type>> entries() const {
+    std::set<std::pair<std::string, std::filesystem::file_time_type>> found;
+    for (const auto& entry : std::filesystem::directory_iterator(cache())) {
+      const auto set = entry.path() / "set.json";
+      if (std::filesystem::exists(set)) {
+        found.emplace(entry.path().filename().string(), std::filesystem::last_write_time(set));
+      }
+    }
+    return found;
+  }
+  std::filesystem::path entry() const { return cache() / entries().begin()->first; }
+  static std::vector<int64_t> tokens(const Dataset& set) {
+    std::vector<int64_t> rows(static_cast<size_t>(set.rows()));
+    std::iota(rows.begin(), rows.end(), 0);
+    const auto batch = set.rows(rows);
+    return {batch.tokens.const_data_ptr<int64_t>(), batch.tokens.const_data_ptr<int64_t>() + batch.tokens.numel()};
+  }
+
+  TempFolder folder_;
+  text::Tokenizer tokenizer_ = make_byte_tokenizer(folder_.path());
+};
+
+TEST_F(CacheTest, ASecondStartFindsWhatTheFirstMade) {
+  const auto first = load();
+  const auto made = entries();
+  ASSERT_EQ(made.size(), 1u);
+  const auto second = load();
+  EXPECT_EQ(entries(), made);
+  EXPECT_EQ(second->fingerprint(), first->fingerprint());
+  EXPECT_EQ(second->stats().label_tokens, first->stats().label_tokens);
+  EXPECT_EQ(tokens(*second), tokens(*first));
+  DataOptions off;
+  off.sources = {(folder_ / "a.jsonl").string()};
+  off.sequence_length = 32;
+  const auto without = Dataset::load(off, tokenizer_, std::nullopt);
+  EXPECT_EQ(without->fingerprint(), first->fingerprint());
+  EXPECT_EQ(tokens(*without), tokens(*first));
+}
+
+TEST_F(CacheTest, TheKeyIsContentTokenizerAndSettingsNotTheName) {
+  load();
+  std::filesystem::copy_file(folder_ / "a.jsonl", folder_ / "b.jsonl");
+  load({.sources = {(folder_ / "b.jsonl").string()}});
+  EXPECT_EQ(entries().size(), 1u) << "the same content under another name";
+  load({.sources = {}, .tokenizer_identity = "another"});
+  EXPECT_EQ(entries().size(), 2u);
+  load({.sources = {}, .train_on_inputs = true});
+  load({.sources = {}, .seed = 43});
+  load({.sources = {}, .vocab_size = 300});
+  EXPECT_EQ(entries().size(), 5u);
+  write("a.jsonl", lines("b"));  // as long as before
+  load();
+  EXPECT_EQ(entries().size(), 6u);
+}
+
+TEST_F(CacheTest, ContentIsHashedOnceUntilTheFileChanges) {
+  const DataCache kept(cache());
+  const auto path = folder_ / "a.jsonl";
+  const auto hash = kept.content_hash(path);
+  EXPECT_FALSE(std::filesystem::exists(cache() / "files")) << "a file written just now may change without a sign";
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  EXPECT_EQ(kept.content_hash(path), hash);
+  const auto memo = std::filesystem::directory_iterator(cache() / "files")->path();
+  auto json = nlohmann::ordered_json::parse(read_file(memo));
+  EXPECT_EQ(json["hash"], hash);
+  json["hash"] = std::string(32, '0');  // what a start without reading gives
+  write("memo", json.dump());
+  std::filesystem::rename(folder_ / "memo", memo);
+  EXPECT_EQ(kept.content_hash(path), std::string(32, '0'));
+  write("a.jsonl", lines("b"));
+  EXPECT_NE(kept.content_hash(path), std::string(32, '0'));
+  std::ofstream(memo) << "{\"half";
+  EXPECT_NE(kept.content_hash(path), hash);
+}
+
+TEST_F(CacheTest, EntriesThatAreNotWholeOrOfAnotherVersionAreMadeAgain) {
+  const auto wanted = tokens(*load());
+  const auto name = entry();
+  const auto spoil = [&](const std::function<void()>& damage) {
+    damage();
+    EXPECT_EQ(tokens(*load()), wanted);
+    EXPECT_EQ(entry(), name);
+  };
+  spoil([&] { std::filesystem::resize_file(name / "tokens.bin", 100); });
+  spoil([&] { std::filesystem::remove(name / "order.bin"); });
+  spoil([&] { std::filesystem::remove(name / "set.json"); });
+  spoil([&] { std::ofstream(name / "set.json") << "{\"version\": 1,"; });
+  spoil([&] {
+    auto set = nlohmann::ordered_json::parse(read_file(name / "set.json"));
+    set["version"] = 2;
+    std::ofstream(name / "set.json") << set;
+  });
+  spoil([&] {
+    auto set = nlohmann::ordered_json::parse(read_file(name / "set.json"));
+    set["key"] = std::string(32, 'f');
+    std::ofstream(name / "set.json") << set;
+  });
+  spoil([&] {  // what a killed process leaves
+    std::filesystem::rename(name, cache() / ("." + name.filename().string() + ".0123456789abcdef.tmp"));
+  });
+  for (const auto& left : std::filesystem::directory_iterator(cache())) EXPECT_NE(left.path().extension(), ".tmp");
+}
+
+TEST_F(CacheTest, DamageBehindTheCheckIsAnErrorWhenTheSampleIsRead) {
+  load();
+  {
+    std::fstream file(entry() / "tokens.bin", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(8);
+    file.put('\x7f');
+  }
+  const auto set = load();
+  try {
+    tokens(*set);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kFormat);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(entry().string()), HasSubstr("sample 0 has another hash"),
+                                    HasSubstr("Remove the folder")));
+  }
+  const auto open = load();
+  std::filesystem::resize_file(entry() / "samples.bin", 0);
+  try {
+    tokens(*open);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("samples.bin ends at byte"));
+  }
+}
+
+TEST_F(CacheTest, AFileThatChangesWhileItIsReadIsAnErrorAndKeepsNothing) {
+  const auto path = folder_ / "a.jsonl";
+  const UnchangedFiles files({path});
+  files.check();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::ofstream(path, std::ios::app) << "{\"text\": \"more\"}\n";
+  try {
+    DataCache(cache()).find_or_make("0123", [&](const std::filesystem::path& folder) {
+      std::ofstream(folder / "begun") << "x";
+      files.check();
+    });
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kConfig);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("a.jsonl: changed while it was read")));
+  }
+  EXPECT_TRUE(entries().empty());
+  for (const auto& left : std::filesystem::directory_iterator(cache())) EXPECT_NE(left.path().extension(), ".tmp");
+}
+
+TEST_F(CacheTest, ManyProcessesMakeAnEntryOnce) {
+  std::vector<std::thread> starts;
+  std::vector<std::string> fingerprints(6);
+  for (auto& fingerprint : fingerprints) {
+    starts.emplace_back([&] { fingerprint = load()->fingerprint(); });
+  }
+  for (auto& one : starts) one.join();
+  EXPECT_EQ(std::set<std::string>(fingerprints.begin(), fingerprints.end()).size(), 1u);
+  EXPECT_EQ(entries().size(), 1u);
+}
+
+}  // namespace
+}  // namespace tessera::data
