@@ -1,5 +1,6 @@
 // Saving, loading and gathering sharded state of 2 ranks, beside torch.distributed.checkpoint in the same run: GB/s of
-// the state's bytes, which both halves sync to the disk, and how long an asynchronous save holds training up.
+// the state's bytes, which both halves sync to the disk, what memory it takes, and how long an asynchronous save holds
+// training up. The states: 302 MB of moments; SmolLM2-135M with both moments of AdamW, 1.6 GB.
 //
 //   bench_checkpoint               the harness; each half is a long-lived set of ranks
 //   bench_checkpoint --ranks N     launches our N ranks
@@ -9,8 +10,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <thread>
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
@@ -20,6 +24,7 @@
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/formats/tensor_files.h"
 #include "tessera/state/gather_state_dict.h"
 
 namespace tessera::bench {
@@ -29,29 +34,83 @@ namespace fs = std::filesystem;
 
 constexpr int kRanks = 2;
 constexpr int64_t kTensors = 72, kRows = 1024, kColumns = 1024;  // 302 MB: two states of 38 M parameters
-constexpr double kBytes = 4.0 * kTensors * kRows * kColumns;
+constexpr int64_t kTokens = 32;                                  // of the step that a save is made beside
 
-NamedTensors make_state(const MeshPtr& mesh) {
+using Shapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
+
+// Of the moments, or of a model's weights with both moments of AdamW where there is a file of weights.
+Shapes state_shapes(const std::string& weights) {
+  Shapes shapes;
+  if (weights.empty()) {
+    for (int64_t i = 0; i < kTensors; ++i)
+      shapes.push_back({fmt::format("optim.state.w{}.exp_avg", i), {kRows, kColumns}});
+    return shapes;
+  }
+  const auto files = TensorFiles::open(weights);
+  for (const auto& [name, stored] : files->tensors()) {
+    shapes.push_back({"model." + name, stored.shape});
+    for (const char* moment : {"exp_avg", "exp_avg_sq"}) {
+      shapes.push_back({fmt::format("optim.state.{}.{}", name, moment), stored.shape});
+    }
+  }
+  return shapes;
+}
+
+// float32, cut along dim 0.
+NamedTensors make_state(const MeshPtr& mesh, const Shapes& shapes) {
   NamedTensors state;
-  for (int64_t i = 0; i < kTensors; ++i) {
-    const auto whole = at::full({kRows, kColumns}, static_cast<float>(i + 1));
-    state.emplace_back(fmt::format("optim.state.w{}.exp_avg", i),
-                       distribute_tensor(whole, mesh, {Shard(0)}, std::nullopt));
+  for (const auto& [name, shape] : shapes) {
+    const auto whole = at::full(shape, static_cast<float>(state.size() + 1));
+    state.emplace_back(name, distribute_tensor(whole, mesh, {Shard(0)}, std::nullopt));
   }
   return state;
 }
 
 bool holds_its_numbers(const NamedTensors& state) {
-  for (int64_t i = 0; i < kTensors; ++i) {
-    if (!to_local(state[static_cast<size_t>(i)].second).eq(static_cast<float>(i + 1)).all().item<bool>()) return false;
+  for (size_t i = 0; i < state.size(); ++i) {
+    if (!to_local(state[i].second).eq(static_cast<float>(i + 1)).all().item<bool>()) return false;
   }
   return true;
 }
 
-double slowest(comm::Group& group, double own) {
-  at::Tensor seconds = at::full({1}, own, at::kDouble);
-  comm::all_reduce(group, seconds, comm::ReduceOp::kMax).wait();
-  return seconds.item<double>();
+// What a process holds beside files that it has mapped.
+int64_t held_bytes() {
+  std::ifstream status("/proc/self/status");
+  int64_t kib = 0;
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssAnon:") || line.starts_with("RssShmem:"))
+      kib += std::stoll(line.substr(line.find(':') + 1));
+  }
+  return kib * 1024;
+}
+
+// How much more that was at its largest while this lives, looked at every 2 ms.
+class MemoryWatch {
+ public:
+  MemoryWatch() : before_(held_bytes()), thread_([this] { watch(); }) {}
+  int64_t stop() {
+    over_ = true;
+    thread_.join();
+    return most_ - before_;
+  }
+
+ private:
+  void watch() {
+    while (!over_) {
+      most_ = std::max(most_, held_bytes());
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    most_ = std::max(most_, held_bytes());
+  }
+  int64_t before_, most_ = 0;
+  std::atomic<bool> over_{false};
+  std::thread thread_;
+};
+
+double largest(comm::Group& group, double own) {
+  at::Tensor most = at::full({1}, own, at::kDouble);
+  comm::all_reduce(group, most, comm::ReduceOp::kMax).wait();
+  return most.item<double>();
 }
 
 // As many bytes in one synced file a rank, from memory.
@@ -68,9 +127,7 @@ void write_plainly(const fs::path& folder, int rank, const NamedTensors& state) 
 
 class Rank {
  public:
-  Rank() : world_(comm::World::connect({.timeout = std::chrono::hours(1)})), group_(*world_->group()) {
-    state_ = make_state(init_device_mesh(world_, "cpu", {world_->size()}));
-  }
+  Rank() : world_(comm::World::connect({.timeout = std::chrono::hours(1)})), group_(*world_->group()) {}
 
   int serve() {
     for (;;) {
@@ -80,14 +137,33 @@ class Rank {
       const std::string op = request.at("op");
       if (op.empty()) return 0;
       Json answer;
-      const double own = measure(op, request.at("folder").get<std::string>(), answer);
-      answer["seconds"] = slowest(group_, own);
+      if (op == "state") {
+        set_state(request.at("weights").get<std::string>(), answer);
+      } else {
+        comm::barrier(group_);
+        kept_bytes_ = 0;
+        MemoryWatch memory;
+        const double own = measure(op, request.at("folder").get<std::string>(), answer);
+        answer["extra_bytes"] = largest(group_, static_cast<double>(memory.stop() - kept_bytes_));
+        answer["seconds"] = largest(group_, own);
+      }
       if (group_.rank() == 0) std::cout << answer.dump() << std::endl;
       comm::barrier(group_);
     }
   }
 
  private:
+  void set_state(const std::string& weights, Json& answer) {
+    writer_.reset();
+    async_writer_.reset();
+    state_.clear();
+    const auto shapes = state_shapes(weights);
+    state_ = make_state(init_device_mesh(world_, "cpu", {world_->size()}), shapes);
+    int64_t bytes = 0;
+    for (const auto& [name, tensor] : state_) bytes += tensor.numel() * 4;
+    answer["bytes"] = bytes;
+  }
+
   double measure(const std::string& op, const fs::path& folder, Json& answer) {
     comm::barrier(group_);
     if (op == "write") return seconds_of([&] { write_plainly(folder, group_.rank(), state_); });
@@ -95,11 +171,16 @@ class Rank {
       if (!writer_) writer_ = make_writer(folder / "ours", false);
       return seconds_of([&] { writer_->save(++step_, state_, {}); });
     }
-    if (op == "stall") {  // until training may go on; the rest is waited for outside
+    if (op == "step") return seconds_of([&] { forward_and_backward(); });
+    if (op == "stall" || op == "step beside a save") {
+      // From the end of one optimizer step to the start of the next, of which the stall is what the save adds in the
+      // way of training; the rest is waited for outside.
       if (!async_writer_) async_writer_ = make_writer(folder / "async", true);
-      const double stall = seconds_of([&] { async_writer_->save(++step_, state_, {}); });
+      const double save = seconds_of([&] { async_writer_->save(++step_, state_, {}); });
+      const double step = seconds_of([&] { forward_and_backward(); });
+      const double wait = seconds_of([&] { async_writer_->wait_for_snapshot(); });
       async_writer_->finish();
-      return stall;
+      return op == "stall" ? save + wait : save + step + wait;
     }
     if (op == "load") {
       for (const auto& [name, tensor] : state_) to_local(tensor).zero_();
@@ -112,14 +193,29 @@ class Rank {
     throw std::runtime_error("unknown operation " + op);
   }
 
+  // The products of a step of kTokens tokens through layers of the state's matrices.
+  void forward_and_backward() const {
+    const at::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : state_) {
+      const auto weight = to_local(tensor);
+      if (weight.dim() != 2) continue;
+      const auto input = at::ones({kTokens, weight.size(1)});
+      const auto output = input.mm(weight.t());
+      output.mm(weight);
+      output.t().mm(input);
+    }
+  }
+
   double gather(Json& answer) {
     StateDict sharded, whole;
     for (const auto& [name, tensor] : state_) sharded.set(name, tensor);
     const double seconds =
         seconds_of([&] { whole = gather_state_dict(sharded, {.cpu_offload = true, .ranks_only = {0}}); });
-    bool right = group_.rank() == 0 ? whole.size() == static_cast<size_t>(kTensors) : whole.empty();
+    bool right = whole.size() == (group_.rank() == 0 ? state_.size() : 0);
+    size_t at = 0;
     for (const auto& [key, value] : whole) {
-      right = right && value.tensor().size(0) == kRows && !is_dtensor(value.tensor());
+      right = right && value.tensor().sizes() == state_[at++].second.sizes() && !is_dtensor(value.tensor());
+      kept_bytes_ += static_cast<int64_t>(value.tensor().nbytes());
     }
     answer["right"] = everywhere(right);
     return seconds;
@@ -132,8 +228,8 @@ class Rank {
   }
 
   std::unique_ptr<CheckpointWriter> make_writer(const fs::path& folder, bool async) {
-    return std::make_unique<CheckpointWriter>(
-        CheckpointOptions{.folder = folder, .world = world_, .keep_last = 1, .keep_best = 0, .async = async});
+    return std::make_unique<CheckpointWriter>(CheckpointOptions{
+        .folder = folder, .world = world_, .keep_last = 1, .keep_best = 0, .async = async, .defer_copy = async});
   }
 
   std::shared_ptr<comm::World> world_;
@@ -141,7 +237,91 @@ class Rank {
   NamedTensors state_;
   std::unique_ptr<CheckpointWriter> writer_, async_writer_;
   int64_t step_ = 0;
+  int64_t kept_bytes_ = 0;  // of the results of what was measured, which are no extra memory
 };
+
+// Both halves, and what they answered last.
+class Halves {
+ public:
+  Halves(const std::string& self, fs::path folder)
+      : folder_(std::move(folder)),
+        ours_({self, "--ranks", std::to_string(kRanks)}),
+        peer_("checkpoint.py", {std::to_string(kRanks)}) {}
+
+  // The largest parameter's bytes come with it.
+  void set_state(const std::string& weights) {
+    const auto ours = ours_.ask({{"op", "state"}, {"weights", weights}});
+    const auto peer = peer_.ask({{"op", "state"}, {"weights", weights}});
+    right = ours["bytes"] == peer["bytes"];
+    bytes = ours["bytes"].get<double>();
+    largest_bytes = 0;
+    for (const auto& [name, shape] : state_shapes(weights)) {
+      largest_bytes = std::max(largest_bytes, 4.0 * static_cast<double>(c10::multiply_integers(shape)));
+    }
+  }
+  Json ask(bool of_peer, const char* op) {
+    auto answer = (of_peer ? peer_ : ours_).ask({{"op", op}, {"folder", folder_.string()}});
+    right = right && answer.value("right", true);
+    return answer;
+  }
+  double seconds(bool of_peer, const char* op) { return ask(of_peer, op)["seconds"].get<double>(); }
+  double speed(bool of_peer, const char* op) { return bytes / seconds(of_peer, op) / 1e9; }
+  double extra_megabytes(bool of_peer, const char* op) {
+    return std::max(ask(of_peer, op)["extra_bytes"].get<double>() / 1e6, 0.1);
+  }
+
+  bool right = true;
+  double bytes = 0, largest_bytes = 0;
+
+ private:
+  fs::path folder_;
+  Peer ours_, peer_;
+};
+
+void compare(Harness& harness, Halves& halves, const std::string& state, const char* op, double at_least) {
+  harness.run({.name = fmt::format("{} {} x {}", op, state, kRanks),
+               .unit = "GB/s",
+               .at_least = at_least,
+               .verified = [&] { return halves.right; },
+               .ours = [&] { return halves.speed(false, op); },
+               .peer = [&] { return halves.speed(true, op); }});
+}
+
+// Beside what the operation returns. At most two parameters on a rank.
+void compare_memory(Harness& harness, Halves& halves, const std::string& state, const char* op) {
+  harness.run({.name = fmt::format("extra memory of {} {} x {}", op, state, kRanks),
+               .unit = "MB",
+               .at_most = 2 * halves.largest_bytes / 1e6,
+               .higher_is_better = false,
+               .verified = [&] { return halves.right; },
+               .ours = [&] { return halves.extra_megabytes(false, op); },
+               .peer = [&] { return halves.extra_megabytes(true, op); }});
+}
+
+void measure_state(Harness& harness, Halves& halves, const std::string& state, const std::string& weights) {
+  halves.set_state(weights);
+  compare(harness, halves, state, "save", 0);  // wanted is the lesser of twice this and 0.8 of the next case
+  harness.run({.name = "save " + state + " beside a plain synced write",
+               .unit = "GB/s",
+               .at_least = 0.8,
+               .verified = [] { return true; },
+               .ours = [&] { return halves.speed(false, "save"); },
+               .peer = [&] { return halves.speed(false, "write"); }});
+  compare(harness, halves, state, "load", 1);
+  compare(harness, halves, state, "gather", 2);
+  for (const char* op : {"save", "load", "gather"}) compare_memory(harness, halves, state, op);
+  const auto beside = [&](const std::string& name, double at_least, const char* op, const char* peer_op) {
+    harness.run({.name = name + ", " + state,
+                 .unit = "ms",
+                 .at_least = at_least,
+                 .higher_is_better = false,
+                 .verified = [] { return true; },
+                 .ours = [&, op] { return 1e3 * halves.seconds(false, op); },
+                 .peer = [&, peer_op] { return 1e3 * halves.seconds(false, peer_op); }});
+  };
+  beside("stall of an asynchronous save beside a synchronous one", 20, "stall", "save");
+  beside("a step with an asynchronous save beside one without", 0, "step beside a save", "step");
+}
 
 int run(Harness& harness, const std::string& self) {
   harness.threads = kRanks;
@@ -152,40 +332,15 @@ int run(Harness& harness, const std::string& self) {
     fs::path folder;
     ~Cleanup() { fs::remove_all(folder); }
   } cleanup{folder};
-  Peer ours({self, "--ranks", std::to_string(kRanks)});
-  Peer peer("checkpoint.py", {std::to_string(kRanks)});
-  bool right = true;
-  const auto ask = [&](Peer& half, const char* op) {
-    const auto answer = half.ask({{"op", op}, {"folder", folder.string()}});
-    right = right && answer.value("right", true);
-    return answer["seconds"].get<double>();
-  };
-  const auto speed = [&](Peer& half, const char* op) { return kBytes / ask(half, op) / 1e9; };
-  const auto compare = [&](const char* op, double at_least) {
-    right = true;
-    harness.run({.name = fmt::format("{} 302 MB x {}", op, kRanks),
-                 .unit = "GB/s",
-                 .at_least = at_least,
-                 .verified = [&] { return right; },
-                 .ours = [&] { return speed(ours, op); },
-                 .peer = [&] { return speed(peer, op); }});
-  };
-  compare("save", 0);  // wanted is the lesser of twice this and 0.8 of what the disk takes, the next case
-  harness.run({.name = "save beside a plain synced write",
-               .unit = "GB/s",
-               .at_least = 0.8,
-               .verified = [] { return true; },
-               .ours = [&] { return speed(ours, "save"); },
-               .peer = [&] { return speed(ours, "write"); }});
-  compare("load", 1);
-  compare("gather", 2);
-  harness.run({.name = "stall of an asynchronous save beside a synchronous one",
-               .unit = "ms",
-               .at_least = 20,
-               .higher_is_better = false,
-               .verified = [] { return true; },
-               .ours = [&] { return 1e3 * ask(ours, "stall"); },
-               .peer = [&] { return 1e3 * ask(ours, "save"); }});
+  Halves halves(self, folder);
+  measure_state(harness, halves, "302 MB", "");
+  const char* assets = std::getenv("TESSERA_ASSETS");
+  const auto weights = fs::path(assets ? assets : source_folder() + "/build/assets") / "smollm2" / "model.safetensors";
+  if (fs::exists(weights)) {
+    measure_state(harness, halves, "SmolLM2", weights);
+  } else {
+    fmt::print("checkpoint {} is not there: no case SmolLM2. Fetch it with './dev assets'.\n", weights.string());
+  }
   return harness.exit_code();
 }
 

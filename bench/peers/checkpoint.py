@@ -2,12 +2,17 @@
 
     checkpoint.py RANKS
 
-Answers each request line {"op": NAME, "folder": DIR} with {"seconds": S}, the time on the slowest rank, and load and
-gather with {"right": BOOL} too. op is save (as DIR/theirs, synced), load (of what was saved) or gather (to rank 0's CPU).
+{"op": "state", "weights": FILE} comes first: the tensors of a safetensors file with both moments of AdamW, or without a FILE
+302 MB of moments; the answer is {"bytes": N}. Each further line {"op": NAME, "folder": DIR} is answered with {"seconds": S,
+"extra_bytes": B}, the time on the slowest rank and the most memory that one held beside its state and the result, and load
+and gather with {"right": BOOL} too. op is save (as DIR/theirs, synced), load (of what was saved) or gather (to rank 0's CPU).
 """
 
+import json
 import shutil
+import struct
 import sys
+import threading
 import time
 
 import torch
@@ -22,46 +27,96 @@ import local_ranks
 TENSORS, ROWS, COLUMNS = 72, 1024, 1024
 
 
-def make_state(rank, ranks):
+def state_shapes(weights):
+    if not weights:
+        return {f"optim.state.w{i}.exp_avg": [ROWS, COLUMNS] for i in range(TENSORS)}
+    with open(weights, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+    shapes = {}
+    for name in sorted(set(header) - {"__metadata__"}):
+        for key in (f"model.{name}", f"optim.state.{name}.exp_avg", f"optim.state.{name}.exp_avg_sq"):
+            shapes[key] = header[name]["shape"]
+    return shapes
+
+
+def make_state(rank, ranks, weights):
     mesh = init_device_mesh("cpu", (ranks,))
     state = {}
-    for i in range(TENSORS):
-        part = torch.full((ROWS // ranks, COLUMNS), float(i + 1))
-        state[f"optim.state.w{i}.exp_avg"] = DTensor.from_local(part, mesh, [Shard(0)])
+    for i, (name, shape) in enumerate(state_shapes(weights).items()):
+        rows = torch.arange(shape[0]).chunk(ranks)
+        part = torch.full([len(rows[rank]) if rank < len(rows) else 0, *shape[1:]], float(i + 1))
+        stride = torch.empty(shape, device="meta").stride()
+        state[name] = DTensor.from_local(part, mesh, [Shard(0)], shape=torch.Size(shape), stride=stride)
     return state
+
+
+def held_bytes():
+    with open("/proc/self/status") as status:
+        return 1024 * sum(int(line.split()[1]) for line in status if line.startswith(("RssAnon:", "RssShmem:")))
+
+
+class MemoryWatch:
+    """How much more than at its start this process held at most, looked at every 2 ms."""
+
+    def __init__(self):
+        self.before, self.most, self.over = held_bytes(), 0, False
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+
+    def watch(self):
+        while not self.over:
+            self.most = max(self.most, held_bytes())
+            time.sleep(0.002)
+        self.most = max(self.most, held_bytes())
+
+    def stop(self):
+        self.over = True
+        self.thread.join()
+        return self.most - self.before
 
 
 def timed(action):
     dist.barrier()
+    memory = MemoryWatch()
     begin = time.perf_counter()
     result = action()
-    return time.perf_counter() - begin, result
+    seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "extra_bytes": memory.stop()}, result
 
 
 def make_worker(rank, ranks):
-    state = make_state(rank, ranks)
+    state = {}
 
     def work(request):
+        if request["op"] == "state":
+            state.clear()
+            state.update(make_state(rank, ranks, request["weights"]))
+            return {"bytes": sum(value.numel() * 4 for value in state.values())}
         folder = request["folder"] + "/theirs"
         if request["op"] == "save":
             if rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)
-            return {"seconds": timed(lambda: dcp.save(state, checkpoint_id=folder))[0]}
+            return timed(lambda: dcp.save(state, checkpoint_id=folder))[0]
         if request["op"] == "load":
             for value in state.values():
                 value.to_local().zero_()
-            seconds, _ = timed(lambda: dcp.load(state, checkpoint_id=folder))
-            right = all(bool((value.to_local() == i + 1).all()) for i, value in enumerate(state.values()))
-            return {"seconds": seconds, "right": right}
-        seconds, whole = timed(lambda: _gather_state_dict(state, cpu_offload=True, ranks_only=(0,)))
-        right = all(value.shape == (ROWS, COLUMNS) for value in whole.values()) and len(whole) == (TENSORS if rank == 0 else 0)
-        return {"seconds": seconds, "right": right}
+            answer, _ = timed(lambda: dcp.load(state, checkpoint_id=folder))
+            answer["right"] = all(bool((value.to_local() == i + 1).all()) for i, value in enumerate(state.values()))
+            return answer
+        answer, whole = timed(lambda: _gather_state_dict(state, cpu_offload=True, ranks_only=(0,)))
+        answer["right"] = len(whole) == (len(state) if rank == 0 else 0) and all(
+            value.shape == state[key].shape for key, value in whole.items())
+        answer["extra_bytes"] -= sum(value.nbytes for value in whole.values())
+        return answer
 
     return work
 
 
 def joined(request, results):
-    return {"seconds": max(r["seconds"] for r in results), "right": all(r.get("right", True) for r in results)}
+    if request["op"] == "state":
+        return results[0]
+    return {"seconds": max(r["seconds"] for r in results), "extra_bytes": max(r["extra_bytes"] for r in results),
+            "right": all(r.get("right", True) for r in results)}
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ struct CheckpointOptions {
   std::shared_ptr<comm::World> world;
   int64_t keep_last = 2;  // how many of those published last stay; 0: all
   int64_t keep_best = 1;  // and how many with the lowest validation loss
-  bool async = true;      // write in a thread while training goes on
+  bool async = true;      // write in a thread while training goes on; false: no copy of the tensors is made
+  // With async: the copy that is written is made by that thread, too, of tensors on the CPU. Whoever saves then calls
+  // wait_for_snapshot() before one of them changes.
+  bool defer_copy = false;
   // The ranks whose tensors are called as this rank's: of its pipeline stage. They share the writing of what they all
   // have; of DTensors on some of them only, the mesh that the lowest one is in writes. None: all ranks.
   std::vector<int> holders = {};
@@ -54,15 +57,21 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Takes a copy of this rank's parts of `tensors` (the same names on all ranks of a pipeline stage, others on those of
-  // another; replicas and a tensor under two names are written once) and starts writing. `objects` are alike on those
-  // ranks, too. PyTorch finds "model.NAME" as NAME in its state dict "model". A save still under way is finished first.
-  // Returns when written unless async. Ranks may take any time to write. `validation_loss` ranks the checkpoint for
-  // keep_best. COLLECTIVE over the world. Error kIo when this or the previous save failed on any rank, or when the
-  // ranks together did not hold each tensor exactly once; nothing of the failed one stays. Error kShape for placements
-  // that cannot be saved (Partial), before anything is done. What cannot be pruned is logged.
+  // Takes a copy (see defer_copy) of this rank's parts of `tensors` (the same names on all ranks of a pipeline stage,
+  // others on those of another; replicas and a tensor under two names are written once) and starts writing. `objects`
+  // are alike on those ranks, too. PyTorch finds "model.NAME" as NAME in its state dict "model". A save still under way
+  // is finished first. Returns when written unless async. Ranks may take any time to write. `validation_loss` ranks the
+  // checkpoint for keep_best. COLLECTIVE over the world. Error kIo when this or the previous save failed on any rank,
+  // or when the ranks together did not hold each tensor exactly once; nothing of the failed one stays. Error kShape for
+  // placements that cannot be saved (Partial), before anything is done. What cannot be pruned is logged.
   void save(int64_t step, const NamedTensors& tensors, const nlohmann::json& extra,
             std::optional<double> validation_loss = std::nullopt, const NamedObjects& objects = {});
+  // Returns when the tensors of the last save() may change, which without defer_copy is at once. What must not happen
+  // before: writes to them, and to memory that they share; reading, forward and backward are free. A save is published
+  // once every rank has called this (or finish(), or the next save()), in the thread that called save(). A tensor that
+  // changed before fails the save as a file that cannot be written does, by name and on all ranks; so does a copy that
+  // fails. No communication.
+  void wait_for_snapshot();
   // Waits until the last save is published; Error kIo as above. COLLECTIVE over the world.
   void finish();
   // Whether the save under way has failed, as far as this rank knows: rank 0 knows of all, another of its own part.
@@ -78,13 +87,14 @@ class Checkpoint {
  public:
   // The one that LATEST names, or nullopt when there is none. Error kFormat when it is damaged.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder);
-  // The same for a run: the first rank of the group reads LATEST for all, and every file is compared with its hash, by
-  // one rank each. The same Error on all ranks, which names the rank that found it. COLLECTIVE over the group.
+  // The same for a run: the first rank of the group reads LATEST for all, and every file is compared with its hash (in
+  // a folder without, every record with its checksum), by one rank each. The same Error on all ranks, which names the
+  // rank that found it. COLLECTIVE over the group.
   static std::optional<Checkpoint> latest(const std::filesystem::path& folder, comm::Group& group);
   // One checkpoint, compared and opened likewise. COLLECTIVE over the group.
   static Checkpoint open(const std::filesystem::path& checkpoint, comm::Group& group);
   // The folder of one checkpoint. Reads and checks manifest.json, .metadata and the sizes of the files. A folder
-  // without manifest.json is one that PyTorch wrote: step 0, nothing extra, no hashes to compare.
+  // without manifest.json is one that PyTorch wrote: step 0, nothing extra, no hashes to compare but records' CRCs.
   static Checkpoint open(const std::filesystem::path& checkpoint);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -93,14 +103,14 @@ class Checkpoint {
   const std::filesystem::path& path() const;
   int64_t step() const;
   const nlohmann::json& extra() const;
-  bool has_hashes() const;  // false: PyTorch wrote it, and verify() reads no more than that there is
+  bool has_hashes() const;  // false: PyTorch wrote it, and verify() compares what checksums its records have
   const std::optional<Manifest>& manifest() const;
   const DcpFolder& contents() const;
   // Fills the tensors in place, each rank reading only what its parts need. All problems (missing tensors, other shapes
   // or dtypes) are found before anything is changed: Error kShape. No communication.
   void load(const NamedTensors& tensors) const;
-  // Compares every file with its hash and reads every record; Error kFormat names the first that differs. No
-  // communication.
+  // Compares every file with its hash, or without hashes every record with its checksum, and reads every record; Error
+  // kFormat names the first that differs. No communication.
   void verify() const;
 
  private:

@@ -69,9 +69,10 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& grou
   std::optional<Checkpoint> checkpoint;
   comm::attempt_together(group, [&] {
     checkpoint = open(path);
-    const auto files = checkpoint->impl_->manifest ? checkpoint->impl_->manifest->files.size() : 0;
-    for (size_t file = group.rank(); file < files; file += static_cast<size_t>(group.size()))
-      checkpoint->verify_file(file);
+    const auto rank = static_cast<size_t>(group.rank()), ranks = static_cast<size_t>(group.size());
+    const auto& manifest = checkpoint->impl_->manifest;
+    if (!manifest) checkpoint->contents().check_records(DcpFolder::Check::kValues, rank, ranks);
+    for (size_t file = rank; manifest && file < manifest->files.size(); file += ranks) checkpoint->verify_file(file);
   });
   return std::move(*checkpoint);
 }
@@ -96,7 +97,7 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
 
 void Checkpoint::verify() const {
   for (size_t file = 0; impl_->manifest && file < impl_->manifest->files.size(); ++file) verify_file(file);
-  impl_->contents->check_records();
+  impl_->contents->check_records(impl_->manifest ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);
 }
 
 void Checkpoint::verify_file(size_t index) const {

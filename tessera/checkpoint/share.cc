@@ -21,13 +21,11 @@ namespace {
 
 constexpr JsonLimits kReportLimits{.max_bytes = size_t{1} << 30, .max_depth = 8, .max_keys = 20'000'000};
 
-// This rank's boxes of a tensor.
-std::vector<Share::Chunk> take_chunks(const at::Tensor& tensor, SnapshotPool& pool) {
+// This rank's boxes of a tensor; views.
+std::vector<Share::Chunk> held_chunks(const at::Tensor& tensor) {
   const at::Tensor local = is_dtensor(tensor) ? to_local(tensor) : tensor;
   std::vector<Share::Chunk> chunks;
-  for (const auto& box : held_boxes(tensor)) {
-    chunks.push_back({box.offset, pool.copy(held_part(local.detach(), box))});
-  }
+  for (const auto& box : held_boxes(tensor)) chunks.push_back({box.offset, held_part(local.detach(), box)});
   return chunks;
 }
 
@@ -69,7 +67,7 @@ void check_placements(const NamedTensors& tensors) {
   }
 }
 
-Share take_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers, SnapshotPool& pool) {
+Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers) {
   const at::NoGradGuard no_grad;
   Share share;
   std::unordered_map<const void*, size_t> known;
@@ -84,16 +82,30 @@ Share take_share(const NamedTensors& tensors, const NamedObjects& objects, Write
             {std::vector<int64_t>(item.shape.size(), 0), at::empty(item.shape, at::TensorOptions(item.dtype))});
       }
     } else if (writers.write_here(tensor)) {
-      item.chunks = take_chunks(tensor, pool);
+      item.chunks = held_chunks(tensor);
     }
   }
   if (writers.first()) share.objects = objects;
   return share;
 }
 
+void copy_share(Share& share, SnapshotPool& pool, CopyWhat what) {
+  const at::NoGradGuard no_grad;
+  for (auto& item : share.items) {
+    for (auto& chunk : item.chunks) {
+      const bool can_wait = chunk.data.is_cpu() && !chunk.data.is_inference();
+      if (chunk.is_copy || (what == CopyWhat::kWhatCannotWait && can_wait)) continue;
+      chunk.data = pool.copy(chunk.data);
+      chunk.is_copy = true;
+    }
+  }
+}
+
 void give_back(const Share& share, SnapshotPool& pool) {
   for (const auto& item : share.items) {
-    for (const auto& chunk : item.chunks) pool.give_back(chunk.data);
+    for (const auto& chunk : item.chunks) {
+      if (chunk.is_copy) pool.give_back(chunk.data);
+    }
   }
 }
 
@@ -103,7 +115,8 @@ std::string write_share(const Share& share, const std::filesystem::path& staged,
   for (const auto& item : share.items) {
     nlohmann::json chunks = nlohmann::json::array();
     for (const auto& chunk : item.chunks) {
-      const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(chunk.data, sink); });
+      const auto data = chunk.data.contiguous();
+      const auto place = file.append([&](const ByteSink& sink) { write_tensor_record(data, sink); });
       chunks.push_back(place_to_json(place));
       chunks.back()["offset"] = chunk.offset;
       chunks.back()["shape"] = chunk.data.sizes().vec();

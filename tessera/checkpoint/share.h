@@ -1,7 +1,8 @@
 // What one rank contributes to a checkpoint: copies of its parts, and the file that holds them. Internal to checkpoint.
 //
 //   check_placements(tensors);
-//   Share share = take_share(tensors, objects, Writers(rank, holders), pool);
+//   Share share = plan_share(tensors, objects, Writers(rank, holders));  // views
+//   copy_share(share, pool);                                             // from now on the tensors may change
 //   std::string report = write_share(share, staged, rank);               // what the metadata needs to know
 //   add_report(contents, report);                                        // on rank 0, rank by rank
 #pragma once
@@ -25,7 +26,8 @@ namespace tessera {
 struct Share {
   struct Chunk {
     std::vector<int64_t> offset;  // of the box in the global tensor
-    at::Tensor data;              // the box, contiguous, on the CPU
+    at::Tensor data;              // the box: a view of the tensor, or its copy, contiguous, on the CPU
+    bool is_copy = false;
   };
   struct Item {
     std::string name;
@@ -52,10 +54,16 @@ DcpPath planner_path(const std::string& name);
 
 // Error kShape for placements that cannot be saved.
 void check_placements(const NamedTensors& tensors);
-Share take_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers, SnapshotPool& pool);
+// What this rank writes, as views of the tensors.
+Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Writers writers);
+enum class CopyWhat { kAll, kWhatCannotWait };
+// Puts copies in place of the views. kWhatCannotWait: only of what another thread could not copy later (tensors of a
+// device, whose work is ordered by the caller's stream) or could not see changed (tensors made in inference mode).
+void copy_share(Share& share, SnapshotPool& pool, CopyWhat what = CopyWhat::kAll);
 // The copies go back to the pool they came from.
 void give_back(const Share& share, SnapshotPool& pool);
-// Writes the rank's file into `staged` and syncs it. Errors are Error kIo or kFormat.
+// Writes the rank's file into `staged` and syncs it; the tensors of views must not change meanwhile. Errors are Error
+// kIo or kFormat.
 std::string write_share(const Share& share, const std::filesystem::path& staged, int rank);
 // The report of a rank that has nothing else to report.
 std::string failure_report(int rank, const std::exception& error);

@@ -18,6 +18,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/share.h"
+#include "tessera/checkpoint/snapshot_gate.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/watch/monitor.h"
@@ -70,6 +71,7 @@ struct CheckpointWriter::Impl {
   std::atomic<bool> failed{false};
   bool under_way = false;
   std::thread thread;
+  std::unique_ptr<SnapshotGate> gate;  // of the save under way, where its copy is made in its thread
   Share share;                // what the save under way writes; this and the next two are the thread's until it ends
   std::string problem;        // why it failed
   std::exception_ptr broken;  // the ranks lost each other
@@ -121,14 +123,22 @@ std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
   return own.get();
 }
 
-// This rank's report as JSON, {"error": ...} when it could not write its file.
+// This rank's report as JSON, {"error": ...} when it could not copy its tensors or write its file, or when they changed
+// too early.
 std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
+  std::string report;
   try {
-    return write_share(share, staged, rank());
+    if (gate) copy_share(share, pool);
+    if (gate) gate->copied();
+    report = write_share(share, staged, rank());
+    const auto changed = gate ? gate->wait_settled() : "";
+    TESSERA_CHECK(changed.empty(), ErrorKind::kIo, "{}", changed);
   } catch (const std::exception& error) {
     failed = true;
-    return failure_report(rank(), error);
+    report = failure_report(rank(), error);
   }
+  if (gate) gate->copied();  // or given up
+  return report;
 }
 
 // On rank 0. Returns "" or what went wrong.
@@ -169,12 +179,15 @@ void CheckpointWriter::Impl::save(const std::string& not_taken, Manifest manifes
     failed = true;
     if (chief()) folder.drop(staged);
   }
+  if (gate) gate->copied();
 }
 
 void CheckpointWriter::Impl::join_and_check() {
   if (!under_way) return;
   under_way = false;
+  if (gate) gate->settle();
   if (thread.joinable()) thread.join();
+  gate.reset();
   give_back(std::exchange(share, {}), pool);
   failed = false;
   if (broken) std::rethrow_exception(std::exchange(broken, nullptr));
@@ -209,11 +222,17 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
   manifest.world_size = impl_->size();
   manifest.validation_loss = validation_loss;
   manifest.extra = extra;
+  const bool defer = impl_->options.async && impl_->options.defer_copy;
   std::string not_taken;  // the other ranks are told in the same way as of a file that cannot be written
   try {
-    impl_->share = take_share(tensors, objects, Writers(impl_->rank(), impl_->holders()), impl_->pool);
+    impl_->share = plan_share(tensors, objects, Writers(impl_->rank(), impl_->holders()));
+    // A save that its caller waits for is written from where the tensors lie.
+    const bool at_once = impl_->options.async && !defer;
+    copy_share(impl_->share, impl_->pool, at_once ? CopyWhat::kAll : CopyWhat::kWhatCannotWait);
+    if (defer) impl_->gate = std::make_unique<SnapshotGate>(tensors);
   } catch (const std::exception& error) {
     not_taken = failure_report(impl_->rank(), error);
+    give_back(std::exchange(impl_->share, {}), impl_->pool);
   }
   impl_->failed = !not_taken.empty();
   impl_->thread = std::thread([this, not_taken, manifest = std::move(manifest), staged]() mutable {
@@ -221,6 +240,10 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
   });
   impl_->under_way = true;
   if (!impl_->options.async) impl_->join_and_check();
+}
+
+void CheckpointWriter::wait_for_snapshot() {
+  if (impl_->under_way && impl_->gate) impl_->gate->settle();
 }
 
 void CheckpointWriter::finish() { impl_->join_and_check(); }

@@ -14,6 +14,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/state/detail/hyperparameter_values.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/optimizer_load.h"
@@ -121,8 +122,9 @@ void OptimizerLoad::plan_state(Parameter& parameter, size_t position, const Stat
     TESSERA_CHECK(value->is_tensor(), ErrorKind::kShape, "[state.load_optimizer] {}: {} is a {}, wanted a Tensor",
                   quote(parameter.name), state, type_name(*value));
     const auto like = own.find(state);
-    const auto misfit =
-        loading_misfit(like != own.end() ? like->second : optimizer_->slot(parameter.name).parameter, value->tensor());
+    const auto form =
+        like != own.end() ? like->second : optim::detail::state_form(state, optimizer_->slot(parameter.name).parameter);
+    const auto misfit = loading_misfit(form, value->tensor());
     TESSERA_CHECK(misfit.empty(), ErrorKind::kShape, "[state.load_optimizer] {}: {} {}", quote(parameter.name), state,
                   misfit);
     copies_.push_back({position, state, value->tensor(), {}});

@@ -1,3 +1,4 @@
+#include "tests/checkpoint/killed_saves.h"
 #include "tests/checkpoint/many_saves.h"
 #include "tests/support/ranks.h"
 
@@ -13,6 +14,15 @@ void save_often(RankMode mode) {
 
 TEST(Saves, TwoThousandLeaveNothingInStoreOrMemoryOfThreads) { save_often(RankMode::kThreads); }
 TEST(Saves, TwoThousandLeaveNothingInStoreOrMemoryOfProcesses) { save_often(RankMode::kProcesses); }
+
+TEST(KilledSaves, TwoHundredOfThem) {
+  const unsigned seed = std::random_device{}();
+  const auto count = kill_saves(200, seed);
+  std::printf("seed %u: %d kills, %d of all ranks, %d inside a save\n", seed, count.kills, count.of_all,
+              count.inside_saves);
+  EXPECT_EQ(count.kills, 200);
+  EXPECT_GE(count.inside_saves, 100);
+}
 
 }  // namespace
 }  // namespace tessera

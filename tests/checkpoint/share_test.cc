@@ -11,7 +11,9 @@ namespace {
 
 Share share_of(const NamedTensors& tensors, const NamedObjects& objects, int rank, const std::vector<int>& holders) {
   SnapshotPool pool;
-  return take_share(tensors, objects, Writers(rank, holders), pool);
+  auto share = plan_share(tensors, objects, Writers(rank, holders));
+  copy_share(share, pool);
+  return share;
 }
 
 // What two ranks that hold the same report.
@@ -41,6 +43,33 @@ TEST(Share, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
   const auto saved = DcpFolder::open(folder.path());
   for (const auto& [name, tensor] : tensors) EXPECT_TRUE(at::equal(saved->tensor(name), tensor)) << name;
   EXPECT_EQ(saved->find_tensor("scalar")->dtype, at::kDouble);
+}
+
+TEST(Share, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
+  const testing::TempFolder folder;
+  saved_by_two(folder.path(), {{"model.w", at::full({10}, 3.0F)}, {"model.v", at::full({10}, 5.0F)}});
+  DcpFolder::open(folder.path())->check_records();
+  auto bytes = read_file(folder / "__0_0.distcp");
+  const float value = 3.0F;
+  const auto at = bytes.find(std::string(reinterpret_cast<const char*>(&value), sizeof value));
+  ASSERT_NE(at, bytes.npos);
+  bytes[at] ^= 1;
+  publish_file(folder / "__0_0.distcp", bytes);
+  const auto contents = DcpFolder::open(folder.path());
+  contents->check_records(DcpFolder::Check::kPickles);
+  int found = 0;
+  for (const size_t part : {0, 1}) {  // each record is checked by one of two ranks
+    try {
+      contents->check_records(DcpFolder::Check::kValues, part, 2);
+    } catch (const Error& error) {
+      ++found;
+      EXPECT_NE(
+          std::string(error.what()).find("__0_0.distcp at byte 0, 'model.w': entry 'archive/data/0': its 40 bytes"),
+          std::string::npos)
+          << error.what();
+    }
+  }
+  EXPECT_EQ(found, 1);
 }
 
 TEST(Share, TiedTensorsAndEqualObjectsAreWrittenOnce) {

@@ -7,6 +7,8 @@
 
 #include <limits>
 
+#include "tessera/base/file.h"
+#include "tessera/formats/tensor_files.h"
 #include "tessera/formats/torch/pickler.h"
 #include "tessera/formats/torch/torch_dtypes.h"
 #include "tessera/formats/torch/torch_save_writer.h"
@@ -55,6 +57,32 @@ TEST(TorchSave, EveryDtypeAndShapeReadsBackBitwiseAndItsLengthIsKnownBefore) {
                 std::string(static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()));
     }
   }
+}
+
+TEST(TorchSave, ChangedBytesAreNamed) {
+  const auto tensor = at::full({4}, 1.5F);
+  StringSink out;
+  write_tensor_record(tensor, out.sink());
+  const auto record = TorchRecord::parse(bytes_of_text(out.bytes), "r");
+  const auto info = *record.find_tensor(record.root());
+  check_storage_crc(bytes_of_text(out.bytes), info, "r");
+  auto values = out.bytes, text = out.bytes;
+  values[info.begin() + 3] ^= 1;
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { check_storage_crc(bytes_of_text(values), info, "r"); }),
+              HasSubstr("[zip] r: entry 'archive/data/0': its 16 bytes have the CRC"));
+  TorchRecord::parse(bytes_of_text(values), "r");  // reads no values
+  text[text.find("FloatStorage")] = 'f';
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { TorchRecord::parse(bytes_of_text(text), "r"); }),
+              HasSubstr("[zip] r: entry 'archive/data.pkl': its "));
+
+  const TempFolder folder;
+  publish_file(folder / "w.pt", values);
+  const auto files = TensorFiles::open(folder / "w.pt");
+  const auto& [name, stored] = *files->tensors().begin();
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { files->tensor(name); }), HasSubstr("w.pt: entry 'archive/data/0'"));
+  const auto part = at::zeros({2});
+  files->read(name, {2}, part);  // a part is not worth reading all of it
+  EXPECT_TRUE(part.equal(tensor.narrow(0, 0, 2)));
 }
 
 TEST(TorchSave, ViewsAreStoredWithoutTheRestOfTheirStorage) {

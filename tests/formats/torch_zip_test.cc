@@ -77,6 +77,25 @@ TEST(TorchZip, EntriesReadBackAlignedAndTheLengthIsKnownBefore) {
   EXPECT_EQ(archive.find("archive/data/2"), nullptr);
 }
 
+TEST(TorchZip, ChangedDataIsNamedWhereItHasAChecksum) {
+  const auto bytes = zip_of({{"a/x", "abc"}, {"a/y", "defg"}});
+  const auto check = [](const std::string& archive, const char* name) {
+    const auto parsed = ZipArchive::parse(bytes_of_text(archive), "z");
+    parsed.check_crc(*parsed.find(name), "z");
+  };
+  check(bytes, "a/x");
+  check(bytes, "a/y");
+  const auto changed = replaced(bytes, "defg", "deFg");
+  check(changed, "a/x");
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { check(changed, "a/y"); }),
+              HasSubstr("[zip] z: entry 'a/y': its 4 bytes have the CRC"));
+  const auto parsed = ZipArchive::parse(bytes_of_text(bytes), "z");
+  std::string crc(4, ' ');
+  std::memcpy(crc.data(), &parsed.find("a/y")->crc, 4);
+  // As torch.serialization.set_crc32_options(False) writes it.
+  check(replaced(changed, crc, std::string(4, '\0'), changed.find(crc) + 4), "a/y");
+}
+
 TEST(TorchZip, LengthsBeyond32BitsAreCounted) {
   const uint64_t large = uint64_t{5} << 30;
   const ZipEntrySize sizes[] = {{"a/data.pkl", 10}, {"a/data/0", large}, {"a/data/1", 1}};

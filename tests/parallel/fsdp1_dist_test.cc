@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/parallel/activation_checkpoint.h"
 #include "tests/parallel/checkpointed.h"
 #include "tests/parallel/fsdp1_model.h"
 
@@ -203,6 +204,54 @@ TEST(Fsdp1, GathersAgainWhatIsComputedAgain) {
       }
       EXPECT_LT(distance(whole_grads(model), plain_grads(plain)), kTolerance);
       EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+    }
+  });
+}
+
+// A checkpoint whose layer is a unit of its own.
+struct CheckpointAround : nn::Callable<CheckpointAround> {
+  at::Tensor scale;
+  std::shared_ptr<Layer> layer;
+  explicit CheckpointAround(Values& values) {
+    register_parameter("scale", scale, values({6}) + 1);
+    layer = register_module("layer", std::make_shared<Layer>(values, 6, 10));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (*layer)(x * scale); }
+};
+struct CheckpointsAround : nn::Callable<CheckpointsAround> {
+  std::vector<std::shared_ptr<CheckpointAround>> blocks;
+  CheckpointsAround() {
+    Values values(5, at::kDouble);
+    for (const char* name : {"a", "b"}) {
+      blocks.push_back(register_module(name, std::make_shared<CheckpointAround>(values)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& block : blocks) x = (*block)(x);
+    return x;
+  }
+};
+
+TEST(Fsdp1, GivesGradientsToUnitsInsideOfActivationCheckpoints) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const auto strategy : kStrategies) {
+      for (const bool use_orig_params : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << static_cast<int>(strategy) << use_orig_params);
+        const Fsdp1Options options{world->group(), strategy, use_orig_params};
+        CheckpointsAround plain, model;
+        for (auto& block : model.blocks) {
+          wrap_fsdp1(*block->layer, options);
+          checkpoint_activations(*block);
+        }
+        wrap_fsdp1(model, options);
+        for (uint64_t step = 0; step < 2; ++step) {
+          const auto input = Values(step, at::kDouble)({4, 6});
+          plain(input).sum().backward();
+          model(input).sum().backward();
+        }
+        EXPECT_LT(distance(whole_grads(model), plain_grads(plain)), 1e-10);
+        EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
+      }
     }
   });
 }

@@ -84,13 +84,21 @@ json described(const FlatParameterHandle& handle) {
   return out;
 }
 
+std::optional<c10::ScalarType> dtype_of(const json& name) {
+  if (name.is_null()) return std::nullopt;
+  return name == "bfloat16" ? at::kBFloat16 : name == "float32" ? at::kFloat : at::kDouble;
+}
+
 void compare(const json& request, const json& expected, const WorldPtr& world) {
   OracleModel model(request["units"]);
   const std::map<std::string, ShardingStrategy> strategies = {{"FULL_SHARD", ShardingStrategy::kFullShard},
                                                               {"SHARD_GRAD_OP", ShardingStrategy::kShardGradOp},
                                                               {"NO_SHARD", ShardingStrategy::kNoShard}};
-  const Fsdp1Options options = {world->group(), strategies.at(request["strategy"]),
-                                request["use_orig_params"].get<bool>()};
+  const Fsdp1Options options = {
+      world->group(),
+      strategies.at(request["strategy"]),
+      request["use_orig_params"].get<bool>(),
+      {.param_dtype = dtype_of(request["param_dtype"]), .reduce_dtype = dtype_of(request["reduce_dtype"])}};
   for (size_t u = 0; u < model.units.size(); ++u) {
     if (request["units"][u]["nested"].get<bool>()) wrap_fsdp1(*model.units[u], options);
   }
@@ -144,8 +152,14 @@ std::vector<json> requests() {
   const json frozen_unit = {unit(true, {frozen(parameter({5})), frozen(parameter({3}))}),
                             unit(false, {parameter({4})})};
   std::vector<json> out;
-  const auto add = [&](const json& units, bool use_orig_params, const char* strategy, int steps) {
-    out.push_back({{"units", units}, {"use_orig_params", use_orig_params}, {"strategy", strategy}, {"steps", steps}});
+  const auto add = [&](const json& units, bool use_orig_params, const char* strategy, int steps,
+                       const json& param_dtype = nullptr, const json& reduce_dtype = nullptr) {
+    out.push_back({{"units", units},
+                   {"use_orig_params", use_orig_params},
+                   {"strategy", strategy},
+                   {"steps", steps},
+                   {"param_dtype", param_dtype},
+                   {"reduce_dtype", reduce_dtype}});
   };
   for (const bool use_orig_params : {false, true}) {
     for (const auto* strategy : {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"}) {
@@ -154,6 +168,10 @@ std::vector<json> requests() {
     add(strided, use_orig_params, "FULL_SHARD", 3);
     add(empty, use_orig_params, "FULL_SHARD", 0);
     add(frozen_unit, use_orig_params, "FULL_SHARD", 2);
+    // In float64 the values agree to rounding; in bfloat16 it is the layout alone that is compared.
+    add(nested, use_orig_params, "FULL_SHARD", 3, "float64");
+    add(plain, use_orig_params, "NO_SHARD", 3, "float64", "float32");
+    add(nested, use_orig_params, "FULL_SHARD", 0, "bfloat16");
   }
   add(frozen_some, true, "FULL_SHARD", 2);
   return out;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/state/state_dict.h"
 #include "tests/parallel/styled.h"
@@ -150,6 +151,35 @@ TEST(AdamW8bitLayouts, StateOfOneGoesOnAsAnother) {
       for (size_t i = 0; i < found.size(); ++i) {
         EXPECT_TRUE(found[i].equal(wanted[i])) << lay.name << ", weight " << i;
       }
+    });
+  }
+}
+
+// What was trained and is frozen now has its moments, which an optimizer of a model that begins with it frozen takes.
+TEST(AdamW8bitLayouts, LoadTheStateOfAFrozenParameter) {
+  for (const auto& lay : lays()) {
+    on_threads(ranks_of(lay), [&](const WorldPtr& world) {
+      Weights trained(lay, world), resumed(lay, world);
+      const auto first = optim::make_adamw8bit(trained, {{.lr = 0.02}});
+      trained.take_step(*first, lay, 1);
+      for (auto* model : {&trained, &resumed}) model->weights[1].set_requires_grad(false);
+      const auto second = optim::make_adamw8bit(resumed, {{.lr = 0.02}});
+      EXPECT_EQ(second->state("w1").count("exp_avg_scale"), 0u) << "none before it is loaded";
+      for (const bool full : {false, true}) {
+        const StateDictOptions options{.full_state_dict = full};
+        set_optimizer_state_dict(resumed, {second.get()}, get_optimizer_state_dict(trained, {first.get()}, options),
+                                 options);
+        const auto wanted = first->state("w1"), found = second->state("w1");
+        ASSERT_EQ(found.size(), wanted.size()) << lay.name;
+        for (const auto& [name, value] : wanted) {
+          EXPECT_TRUE(local_part(found.at(name)).equal(local_part(value))) << lay.name << " " << name;
+        }
+      }
+      auto wrong = get_optimizer_state_dict(trained, {first.get()}, {.full_state_dict = true});
+      wrong.at("state").dict().at("w1").dict().set("exp_avg_scale", at::zeros({7}));
+      const auto third = optim::make_adamw8bit(resumed, {{.lr = 0.02}});
+      EXPECT_THAT(error_of([&] { set_optimizer_state_dict(resumed, {third.get()}, wrong, {.full_state_dict = true}); }),
+                  ::testing::HasSubstr("exp_avg_scale has shape [7], wanted [48]"));
     });
   }
 }

@@ -49,8 +49,10 @@ class DcpFolder {
   // All of it, on the CPU.
   at::Tensor tensor(std::string_view name) const;
   PickleValue object(std::string_view name) const;
-  // Reads every record but the tensors' values.
-  void check_records() const;
+  // Reads every record, its tensor's values too with kValues, and compares its checksums. Some writers compute none;
+  // `part` of `parts`: only each parts-th record from there on.
+  enum class Check { kPickles, kValues };
+  void check_records(Check what = Check::kValues, size_t part = 0, size_t parts = 1) const;
 
  private:
   struct Record {
@@ -62,6 +64,9 @@ class DcpFolder {
   DcpFolder(std::filesystem::path path, DcpMetadata metadata);
   void check_files() const;
   Record record(const DcpStorageInfo& place) const;
+  void check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const;
+  TorchTensorInfo chunk_info(const Record& record, const std::string& name, const DcpTensor& tensor,
+                             const DcpChunk& chunk) const;
   at::Tensor chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk) const;
 
   std::filesystem::path path_;

@@ -35,6 +35,7 @@ class TorchRecordReader {
   PickleValue unpickled() const {
     const auto* entry = archive_.find(folder_ + "data.pkl");
     if (!entry) fail("the archive holds no {}: it is not from torch.save", quote(folder_ + "data.pkl"));
+    archive_.check_crc(*entry, where_);
     return unpickle(archive_.data(*entry), where_);
   }
 
@@ -106,6 +107,8 @@ void TorchRecordReader::resolve_storage(const PickleValue& storage, bool untyped
   }
   info.storage_begin = entry->begin;
   info.storage_end = entry->end;
+  info.storage_crc = entry->crc;
+  info.storage_name = entry->name;
 }
 
 void TorchRecordReader::check_extent(const TorchTensorInfo& info) const {
@@ -262,6 +265,11 @@ const TorchTensorInfo* TorchRecord::find_tensor(const PickleValue& value) const 
   return found == tensors_.end() ? nullptr : &found->second;
 }
 
+void check_storage_crc(std::span<const std::byte> record, const TorchTensorInfo& info, const std::string& where) {
+  check_zip_crc(record.subspan(info.storage_begin, info.storage_end - info.storage_begin), info.storage_crc,
+                info.storage_name, where);
+}
+
 at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInfo& info,
                          std::shared_ptr<const void> keep) {
   if (info.numel() == 0) return at::empty(info.sizes, info.dtype);
@@ -288,9 +296,14 @@ at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInf
 
 std::shared_ptr<const TorchSaveFile> TorchSaveFile::open(const std::filesystem::path& path) {
   std::shared_ptr<TorchSaveFile> result(new TorchSaveFile);
+  result->path_ = path;
   result->file_ = MappedFile::open(path);
   result->record_ = TorchRecord::parse(result->file_->bytes(), path.string());
   return result;
+}
+
+void TorchSaveFile::check_crc(const TorchTensorInfo& info) const {
+  check_storage_crc(file_->bytes(), info, path_.string());
 }
 
 at::Tensor TorchSaveFile::tensor(const TorchTensorInfo& info) const {

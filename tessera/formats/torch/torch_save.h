@@ -9,9 +9,10 @@
 //   if (const auto* info = record.find_tensor(record.root())) read(info->begin(), info->nbytes());
 //
 // Nothing of a file is executed, and names outside the fixed list are refused (unpickler.h). parse() checks that every
-// tensor lies inside its storage and touches the pickle and the archive's directory only. Error kFormat for what is not
-// valid: compressed entries, the format of torch before 1.6, big-endian files, sparse, quantised and lazily conjugated
-// tensors. Thread-safe after parse. No communication. docs/format/torch.md describes the format.
+// tensor lies inside its storage, compares the pickle's checksum and touches nothing but pickle and directory. Error
+// kFormat for what is not valid: compressed entries, the format of torch before 1.6, big-endian files, sparse,
+// quantised and lazily conjugated tensors. Thread-safe after parse. No communication. docs/format/torch.md describes
+// the format.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -45,6 +46,8 @@ struct TorchTensorInfo {
   bool is_parameter = false;
   uint64_t storage_begin = 0;  // the raw bytes of its storage
   uint64_t storage_end = 0;
+  uint32_t storage_crc = 0;  // that its bytes had when they were written; 0: not known
+  std::string storage_name;  // of the archive's entry
 
   int64_t numel() const;
   uint64_t item_bytes() const { return c10::elementSize(dtype); }
@@ -71,6 +74,9 @@ class TorchRecord {
   std::unordered_map<const void*, TorchTensorInfo> tensors_;
 };
 
+// Reads the whole storage of a tensor and compares its checksum, where there is one. Error kFormat.
+void check_storage_crc(std::span<const std::byte> record, const TorchTensorInfo& info, const std::string& where);
+
 // The tensor at its place in the record's bytes, which `keep` keeps alive: a READ-ONLY view where dtype and address
 // allow it, otherwise a copy (bool, unaligned). Strides are kept.
 at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInfo& info,
@@ -87,9 +93,12 @@ class TorchSaveFile {
   // record_tensor() of the map: keeps it alive, and is READ ONLY (writing into it ends the process). Tensors of one
   // storage share its bytes as in the file.
   at::Tensor tensor(const TorchTensorInfo& info) const;
+  // check_storage_crc() of it.
+  void check_crc(const TorchTensorInfo& info) const;
 
  private:
   TorchSaveFile() = default;
+  std::filesystem::path path_;
   std::shared_ptr<const MappedFile> file_;
   TorchRecord record_;
 };

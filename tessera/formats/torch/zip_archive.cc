@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
 #include "tessera/base/utf8.h"
+#include "tessera/formats/torch/crc32.h"
 #include "tessera/formats/torch/detail/zip_layout.h"
 
 namespace tessera {
@@ -134,6 +135,7 @@ ZipEntry read_central_header(const ZipBytes& bytes, uint64_t& at) {
   if (bytes.number<uint32_t>(at, kWhat) != detail::kZipCentralHeader) bytes.fail("no entry at byte {}", at);
   const auto flags = bytes.number<uint16_t>(at + 8, kWhat);
   const auto method = bytes.number<uint16_t>(at + 10, kWhat);
+  const auto crc = bytes.number<uint32_t>(at + 16, kWhat);
   uint64_t packed = bytes.number<uint32_t>(at + 20, kWhat);
   uint64_t size = bytes.number<uint32_t>(at + 24, kWhat);
   const uint64_t name_bytes = bytes.number<uint16_t>(at + 28, kWhat);
@@ -148,7 +150,7 @@ ZipEntry read_central_header(const ZipBytes& bytes, uint64_t& at) {
   at += name_bytes + extra_bytes + comment_bytes;
   check_zip_method(bytes, flags, method, name);
   if (packed != size) bytes.fail("entry {} stores {} bytes as {}", quote(name), size, packed);
-  ZipEntry entry{std::string(name), header, 0, size};  // end: only the size until the data's place is known
+  ZipEntry entry{std::string(name), header, 0, size, crc};  // end: only the size until the data's place is known
   return entry;
 }
 
@@ -215,6 +217,15 @@ ZipArchive ZipArchive::parse(std::span<const std::byte> bytes, const std::string
   }
   check_zip_overlap(reader, archive.entries_);
   return archive;
+}
+
+void check_zip_crc(std::span<const std::byte> data, uint32_t crc, const std::string& name, const std::string& where) {
+  if (crc == 0) return;
+  const uint32_t found = crc32(0, data);
+  TESSERA_CHECK(found == crc, ErrorKind::kFormat,
+                "[zip] {}: entry {}: its {} bytes have the CRC {:08x}, the directory says {:08x}. They changed after "
+                "they were written; take another copy.",
+                where, quote(name), data.size(), found, crc);
 }
 
 const ZipEntry* ZipArchive::find(const std::string& name) const {

@@ -14,14 +14,15 @@
 namespace tessera::parallel {
 namespace {
 
-// Storages of the shards of all units of the process, to tell their pieces from ordinary parameters.
-struct FlatStorages {
+// Of all units of the process.
+struct FlatUnits {
   std::mutex mutex;
-  std::set<const c10::StorageImpl*> set;
+  std::set<const c10::StorageImpl*> storages;  // of shards, to tell their pieces from ordinary parameters
+  std::map<const nn::Module*, std::set<at::Tensor*>> members;
 };
-FlatStorages& flat_storages() {
-  static FlatStorages storages;
-  return storages;
+FlatUnits& flat_units() {
+  static FlatUnits units;
+  return units;
 }
 
 at::Tensor strided_over(const c10::Storage& storage, int64_t offset, c10::IntArrayRef shape, c10::IntArrayRef strides,
@@ -41,68 +42,72 @@ std::vector<FlatGroup::WeakTensor> weak_sources(const std::vector<FlatSource>& s
   return out;
 }
 
-// Takes slots away from their modules, whose members stay.
-void remove_slots(const std::vector<FlatSource>& sources) {
-  std::map<nn::Module*, std::set<size_t>> removed;
-  for (const auto& source : sources) {
-    for (const auto& slot : source.slots) removed[slot.owner].insert(slot.index);
-  }
-  for (const auto& [owner, indices] : removed) {
-    auto& own = owner->own_parameters();
-    for (auto index = indices.rbegin(); index != indices.rend(); ++index) {
-      own.erase(own.begin() + static_cast<std::ptrdiff_t>(*index));
-    }
-  }
-}
-
 }  // namespace
 
 bool lies_in_flat_parameter(const at::Tensor& tensor) {
   if (!tensor.has_storage()) return false;
-  auto& storages = flat_storages();
-  const std::lock_guard lock(storages.mutex);
-  return storages.set.contains(tensor.storage().unsafeGetStorageImpl());
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  return units.storages.contains(tensor.storage().unsafeGetStorageImpl());
 }
 
-FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, bool sharded, FlatParameterLayout layout,
-                     std::vector<FlatSource> sources)
-    : GatheredGroup(sources[0].member.fqn, static_cast<double>(group->size())),
+std::vector<at::Tensor*> flat_members_of(const nn::Module& module) {
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  const auto found = units.members.find(&module);
+  if (found == units.members.end()) return {};
+  return {found->second.begin(), found->second.end()};
+}
+
+FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, const FlatGroupOptions& options,
+                     FlatParameterLayout layout, std::vector<FlatSource> sources)
+    : GatheredGroup(sources[0].member.fqn,
+                    static_cast<double>(group->size() * (options.replicas ? options.replicas->size() : 1))),
       group_(std::move(group)),
-      sharded_(sharded),
+      options_(options),
       layout_(std::move(layout)),
       originals_(weak_sources(sources)),
       whole_(layout_.members()[0].device),
-      reducer_(layout_, group_, layout_.members()[0].device, {.sharded = sharded, .flags = layout_.use_orig_params()}) {
+      reducer_(layout_, group_, layout_.members()[0].device,
+               {.sharded = options.sharded,
+                .flags = layout_.use_orig_params(),
+                .dtype = options.reduce_dtype,
+                .replicas = options.replicas}) {
   const c10::NoGradGuard no_grad;
   const c10::Device device = layout_.members()[0].device;
   std::vector<at::Tensor> tensors;
   for (const auto& source : sources) tensors.push_back(source.tensor.detach());
   at::Tensor flat = layout_.flatten(tensors);
-  if (sharded_) flat = layout_.shard(flat, group_->rank());
+  if (options_.sharded) flat = layout_.shard(flat, group_->rank());
   shard_ = BufferPool().empty(flat.numel(), layout_.dtype(), device, group_->allocator(device.type()));
   shard_.copy_(flat);
   {
-    auto& storages = flat_storages();
-    const std::lock_guard lock(storages.mutex);
-    storages.set.insert(shard_.storage().unsafeGetStorageImpl());
+    auto& units = flat_units();
+    const std::lock_guard lock(units.mutex);
+    units.storages.insert(shard_.storage().unsafeGetStorageImpl());
   }
   members_.resize(sources.size());
   for (size_t i = 0; i < sources.size(); ++i) {
     for (const auto& slot : sources[i].slots) members_[i].shown.push_back(slot.get().slot);
   }
-  if (sharded_) make_whole_views();
+  if (has_whole()) make_whole_views();
   layout_.use_orig_params() ? make_pieces(sources) : make_flat_parameter(module, sources);
   show_shards();
 }
 
 FlatGroup::~FlatGroup() {
-  auto& storages = flat_storages();
-  const std::lock_guard lock(storages.mutex);
-  storages.set.erase(shard_.storage().unsafeGetStorageImpl());
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  units.storages.erase(shard_.storage().unsafeGetStorageImpl());
+  for (const auto& [owner, member] : flat_members_) {
+    const auto found = units.members.find(owner);
+    found->second.erase(member);
+    if (found->second.empty()) units.members.erase(found);
+  }
 }
 
 std::vector<ShardParamInfo> FlatGroup::param_infos() const {
-  return sharded_ ? layout_.shard_param_infos(group_->rank()) : layout_.whole_param_infos();
+  return options_.sharded ? layout_.shard_param_infos(group_->rank()) : layout_.whole_param_infos();
 }
 
 void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
@@ -110,7 +115,7 @@ void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
   for (size_t i = 0; i < members_.size(); ++i) {
     auto& [shown, slots, piece, whole] = members_[i];
     const auto& member = layout_.members()[i];
-    if (sharded_) {
+    if (options_.sharded) {
       piece = tensor_over(shard_.storage(), infos[i].offset_in_shard * static_cast<int64_t>(shard_.itemsize()),
                           {infos[i].numel_in_shard}, layout_.dtype());
     } else {
@@ -126,6 +131,7 @@ void FlatGroup::make_pieces(const std::vector<FlatSource>& sources) {
 void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSource>& sources) {
   bool decay = false;
   for (const auto& source : sources) decay = decay || source.slots[0].get().decay;
+  note_flat_members(sources);
   remove_slots(sources);
   flat_ = tensor_over(shard_.storage(), 0, shard_.sizes(), layout_.dtype());
   share_version(flat_, shard_);
@@ -135,20 +141,48 @@ void FlatGroup::make_flat_parameter(nn::Module& module, const std::vector<FlatSo
   module.own_parameters().push_back({kFlatParam, &flat_shown_, flat_, decay, 0});
 }
 
+// Takes slots away from their modules, whose members stay.
+void FlatGroup::remove_slots(const std::vector<FlatSource>& sources) {
+  for (size_t i = 0; i < sources.size(); ++i) {
+    for (const auto& slot : sources[i].slots) removed_slots_.push_back({slot.owner, slot.index, slot.get(), i});
+  }
+  std::sort(removed_slots_.begin(), removed_slots_.end(), [](const RemovedSlot& a, const RemovedSlot& b) {
+    return std::pair(a.owner, a.index) < std::pair(b.owner, b.index);
+  });
+  for (auto removed = removed_slots_.rbegin(); removed != removed_slots_.rend(); ++removed) {
+    auto& own = removed->owner->own_parameters();
+    own.erase(own.begin() + static_cast<std::ptrdiff_t>(removed->index));
+    removed->slot.parameter.reset();
+  }
+}
+
+void FlatGroup::note_flat_members(const std::vector<FlatSource>& sources) {
+  auto& units = flat_units();
+  const std::lock_guard lock(units.mutex);
+  for (const auto& source : sources) {
+    for (const auto& slot : source.slots) {
+      flat_members_.emplace_back(slot.owner, slot.get().slot);
+      units.members[slot.owner].insert(slot.get().slot);
+    }
+  }
+}
+
 // They are made once; the storage that they look into is empty between uses.
 void FlatGroup::make_whole_views() {
   BufferPool passing;
   whole_.fill(passing, whole_bytes());
-  const c10::Storage storage = whole_.tensor(0, {0}, layout_.dtype()).storage();
+  const c10::Storage storage = whole_.tensor(0, {0}, compute_dtype()).storage();
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& member = layout_.members()[i];
-    members_[i].whole = strided_over(storage, layout_.offset(i), member.shape, member.strides, layout_.dtype());
+    members_[i].whole = strided_over(storage, layout_.offset(i), member.shape, member.strides, compute_dtype());
   }
   free_whole();
 }
 
 int64_t FlatGroup::whole_bytes() const {
-  return sharded_ ? layout_.padded_numel() * static_cast<int64_t>(c10::elementSize(layout_.dtype())) : 0;
+  if (!has_whole()) return 0;
+  const int64_t numel = options_.sharded ? layout_.padded_numel() : layout_.unpadded_numel();
+  return numel * static_cast<int64_t>(c10::elementSize(compute_dtype()));
 }
 
 void FlatGroup::on_joined() { reducer_.set_pool(pool_); }
@@ -177,25 +211,39 @@ void FlatGroup::check_not_replaced() const {
 }
 
 void FlatGroup::start_unshard() {
+  TESSERA_CHECK(
+      !full_, ErrorKind::kShape,
+      "[fsdp1.forward] {}: forward ran inside summon_full_params, or a backward did. Run them before or after.",
+      name());
   if (may_be_stale() && changed()) reshard();
   if (state_ != State::kSharded) return;
   const c10::NoGradGuard no_grad;
   check_not_replaced();
   state_ = State::kUnsharded;
   count(1, whole_bytes());
-  if (!sharded_) return;
+  if (!has_whole()) return;
   gathered_version_ = version();
   whole_.fill(*pool_, whole_bytes());
+  if (!options_.sharded) {
+    whole_.tensor(0, {layout_.unpadded_numel()}, compute_dtype()).copy_(shard_);
+    return;
+  }
   if (layout_.padded_numel() == 0) return;
+  at::Tensor sent = shard_;
+  if (compute_dtype() != layout_.dtype()) {
+    const c10::Device device = shard_.device();
+    sent = cast_shard_ = pool_->empty(shard_.numel(), compute_dtype(), device, group_->allocator(device.type()));
+    cast_shard_.copy_(shard_);
+  }
   state_ = State::kGathering;
-  pending_ =
-      comm::all_gather_into(*group_, whole_.tensor(0, {layout_.padded_numel()}, layout_.dtype()), shard_, name());
+  pending_ = comm::all_gather_into(*group_, whole_.tensor(0, {layout_.padded_numel()}, compute_dtype()), sent, name());
   if (stats_ != nullptr) ++stats_->all_gathers;
 }
 
 void FlatGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
   pending_.wait();
+  cast_shard_.reset();
   state_ = State::kUnsharded;
 }
 
@@ -208,8 +256,9 @@ void FlatGroup::free_whole() {
 void FlatGroup::reshard() {
   if (state_ == State::kSharded) return;
   const auto failure = wait_for_failure(pending_);
+  cast_shard_.reset();
   if (shows_whole_) show_shards();
-  if (sharded_) free_whole();
+  if (has_whole()) free_whole();
   count(-1, whole_bytes());
   state_ = State::kSharded;
   if (failure) std::rethrow_exception(failure);
@@ -218,7 +267,7 @@ void FlatGroup::reshard() {
 std::vector<at::Tensor> FlatGroup::whole_tensors() const {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> out;
-  if (sharded_) {
+  if (has_whole()) {
     for (const auto& member : members_) out.push_back(member.whole.variable_data());
   } else if (layout_.use_orig_params()) {
     for (const auto& member : members_) out.push_back(member.piece.detach());
@@ -253,15 +302,20 @@ std::vector<size_t> FlatGroup::trainable() const {
 }
 
 std::vector<at::Tensor> FlatGroup::leaves(const std::vector<size_t>& trainable) const {
-  if (!layout_.use_orig_params()) return {flat_};
+  // An activation checkpoint around the unit shows a leaf of its own, whose graph ends there.
+  const auto shown_or = [](const at::Tensor& shown, const at::Tensor& leaf) {
+    return shown.is_leaf() && shown.requires_grad() ? shown : leaf;
+  };
+  if (!layout_.use_orig_params()) return {shown_or(flat_shown_, flat_)};
   std::vector<at::Tensor> out;
-  for (size_t index : trainable) out.push_back(members_[index].piece);
+  for (size_t index : trainable) out.push_back(shown_or(*members_[index].shown[0], members_[index].piece));
   return out;
 }
 
 void FlatGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
-  advance_reduction();  // of an earlier use in one graph
-  reducer_.open();      // also without any gradient: other ranks may have some
+  while (advance_reduction()) {  // of an earlier use in one graph
+  }
+  reducer_.open();  // also without any gradient: other ranks may have some
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
     reducer_.add(trainable[i], gradients[i]);
@@ -275,18 +329,23 @@ bool FlatGroup::start_reduction() {
   return true;
 }
 
-void FlatGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& values) const {
+// As upstream: added up in the parameter's dtype, and what is to be kept low is low again afterwards.
+void FlatGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& sum) const {
   at::Tensor& grad = leaf.mutable_grad();
-  if (grad.defined()) {
-    grad.add_(values);
-  } else {
-    grad = values;
+  at::Tensor total = sum.to(layout_.dtype());
+  if (grad.defined() && grad.scalar_type() == total.scalar_type()) {
+    total = grad.add_(total);
+  } else if (grad.defined()) {
+    total = total + grad.to(layout_.dtype());
   }
+  if (options_.keep_low_precision_grads) total = total.to(options_.sharded ? compute_dtype() : sum.scalar_type());
+  grad = total;
 }
 
 bool FlatGroup::advance_reduction() {
   if (!reducer_.in_flight()) return false;
   const c10::NoGradGuard no_grad;
+  if (reducer_.advance()) return true;
   const auto sum = reducer_.finish();
   if (!layout_.use_orig_params()) {
     set_gradient(flat_, sum.values);
@@ -297,9 +356,9 @@ bool FlatGroup::advance_reduction() {
     const auto& [shown, slots, piece, whole] = members_[i];
     // None where nothing of it lies, as upstream: optimizers then leave it alone.
     if (!piece.requires_grad() || !sum.has[i] || !infos[i].in_shard) continue;
-    set_gradient(piece, sharded_ ? sum.values.narrow(0, infos[i].offset_in_shard, infos[i].numel_in_shard)
-                                 : sum.values.as_strided(piece.sizes(), piece.strides(),
-                                                         sum.values.storage_offset() + layout_.offset(i)));
+    set_gradient(piece, options_.sharded ? sum.values.narrow(0, infos[i].offset_in_shard, infos[i].numel_in_shard)
+                                         : sum.values.as_strided(piece.sizes(), piece.strides(),
+                                                                 sum.values.storage_offset() + layout_.offset(i)));
   }
   return false;
 }

@@ -26,12 +26,13 @@ at::Tensor as_it_lies(const FlatMember& member, const at::Tensor& gradient) {
 
 FlatReducer::FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
                          Options options)
-    : layout_(layout), group_(std::move(group)), device_(device), options_(options) {
-  parts_count_ = options.sharded ? layout.world_size() : 1;
-  values_numel_ = options.sharded ? layout.sharded_numel() : layout.unpadded_numel();
+    : layout_(layout), group_(std::move(group)), device_(device), options_(std::move(options)) {
+  if (options_.dtype == c10::ScalarType::Undefined) options_.dtype = layout.dtype();
+  parts_count_ = options_.sharded ? layout.world_size() : 1;
+  values_numel_ = options_.sharded ? layout.sharded_numel() : layout.unpadded_numel();
   pieces_.resize(layout.members().size());
   for (int64_t part = 0; part < parts_count_; ++part) {
-    const auto infos = options.sharded ? layout.shard_param_infos(part) : layout.whole_param_infos();
+    const auto infos = options_.sharded ? layout.shard_param_infos(part) : layout.whole_param_infos();
     for (size_t i = 0; i < infos.size(); ++i) {
       const auto& info = infos[i];
       if (info.numel_in_shard > 0) {
@@ -46,7 +47,7 @@ void FlatReducer::open() {
   const c10::NoGradGuard no_grad;
   const int64_t flags = options_.flags ? static_cast<int64_t>(layout_.members().size()) : 0;
   parts_ =
-      pool_->empty(parts_count_ * (values_numel_ + flags), layout_.dtype(), device_, group_->allocator(device_.type()));
+      pool_->empty(parts_count_ * (values_numel_ + flags), options_.dtype, device_, group_->allocator(device_.type()));
   parts_.zero_();
   filled_.assign(layout_.members().size(), false);
 }
@@ -79,6 +80,8 @@ void FlatReducer::start(double divide, const std::string& subject) {
   }
   post_scale_ = pre_divisor / divide;
   in_flight_ = true;
+  over_replicas_ = false;
+  subject_ = subject;
   output_ = parts_;
   if (group_->size() == 1 || parts_.numel() == 0) return;
   if (options_.sharded) {
@@ -87,6 +90,16 @@ void FlatReducer::start(double divide, const std::string& subject) {
   } else {
     pending_ = comm::all_reduce(*group_, parts_, comm::ReduceOp::kSum, subject);
   }
+}
+
+bool FlatReducer::advance() {
+  if (!in_flight_ || over_replicas_ || !options_.replicas || options_.replicas->size() == 1) return false;
+  pending_.wait();
+  parts_.reset();
+  over_replicas_ = true;
+  if (output_.numel() == 0) return false;
+  pending_ = comm::all_reduce(*options_.replicas, output_, comm::ReduceOp::kSum, subject_);
+  return true;
 }
 
 FlatReducer::Sum FlatReducer::finish() {

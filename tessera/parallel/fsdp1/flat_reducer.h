@@ -3,6 +3,7 @@
 //
 //   reducer.add(0, gradient);                  // local, over as many backwards as one likes
 //   reducer.start(divide, "layers.0");         // COLLECTIVE over the group; returns at once
+//   while (reducer.advance()) {}               // between replicas, where there are some
 //   auto sum = reducer.finish();               // waits; this rank's shard of the gradient
 //
 // With flags, every rank learns of each member whether any rank had a gradient for it. Belongs to one rank.
@@ -25,6 +26,9 @@ class FlatReducer {
   struct Options {
     bool sharded = true;  // false: every rank gets the whole sum
     bool flags = false;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;  // gradients add up and travel in it; Undefined: the layout's
+    // Ranks with the same part of other shardings, which add theirs (HYBRID_SHARD); none: there are none.
+    std::shared_ptr<comm::Group> replicas = {};
   };
   // `layout` outlives it.
   FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
@@ -39,6 +43,9 @@ class FlatReducer {
   // divide: what the sum over ranks is divided by.
   void start(double divide, const std::string& subject);
   bool in_flight() const { return in_flight_; }
+  // Waits for the group and starts the sum over the replicas. COLLECTIVE over them; false when nothing is left to
+  // start.
+  bool advance();
 
   struct Sum {
     at::Tensor values;      // of the shard, or the whole flat parameter
@@ -67,6 +74,8 @@ class FlatReducer {
   at::Tensor output_;
   double post_scale_ = 1;
   bool in_flight_ = false;
+  bool over_replicas_ = false;
+  std::string subject_;
   comm::Pending pending_;
 };
 

@@ -36,10 +36,11 @@ struct FlatWalk {
     TESSERA_CHECK(
         !is_dtensor(tensor), ErrorKind::kShape,
         "[fsdp1.wrap] {}: found a DTensor, wanted a plain tensor. Take fully_shard beside tensor parallelism.", name);
-    TESSERA_CHECK(!tensor.is_meta(), ErrorKind::kShape,
-                  "[fsdp1.wrap] {}: still on the meta device. Call to_empty(module, device) and initialise or load it "
-                  "first.",
-                  name);
+    TESSERA_CHECK(
+        !tensor.is_meta(), ErrorKind::kShape,
+        "[fsdp1.wrap] {}: still on the meta device. Give param_init_fn, or to_empty(module, device) and initialise it "
+        "first.",
+        name);
   }
 
   void visit(nn::Module& module, const std::string& prefix) {

@@ -3,15 +3,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <sstream>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/fsdp1/flat_sources.h"
 #include "tessera/parallel/fsdp1/fsdp1_state.h"
+#include "tessera/parallel/fsdp1/materialise.h"
 
 namespace tessera {
 namespace parallel {
@@ -42,8 +45,43 @@ const char* name_of(ShardingStrategy strategy) {
       return "SHARD_GRAD_OP";
     case ShardingStrategy::kNoShard:
       return "NO_SHARD";
+    case ShardingStrategy::kHybridShard:
+      return "HYBRID_SHARD";
+    case ShardingStrategy::kHybridShardZero2:
+      return "_HYBRID_SHARD_ZERO2";
   }
   return "";
+}
+
+void check_wrap_options(const Fsdp1Options& options) {
+  const bool hybrid = options.sharding_strategy == ShardingStrategy::kHybridShard ||
+                      options.sharding_strategy == ShardingStrategy::kHybridShardZero2;
+  TESSERA_CHECK(
+      hybrid == (options.replicate_group != nullptr), ErrorKind::kConfig,
+      "[fsdp1.wrap] {}: found {} replicate_group. The hybrid strategies, and no others, take the group of the "
+      "ranks with the same shards.",
+      name_of(options.sharding_strategy), options.replicate_group ? "a" : "no");
+  const auto& precision = options.mixed_precision;
+  for (const auto& [name, dtype] : {std::pair("param_dtype", precision.param_dtype),
+                                    {"reduce_dtype", precision.reduce_dtype},
+                                    {"buffer_dtype", precision.buffer_dtype}}) {
+    TESSERA_CHECK(!dtype || c10::isFloatingType(*dtype), ErrorKind::kConfig,
+                  "[fsdp1.wrap] {}: found {}, wanted a floating dtype", name, c10::toString(*dtype));
+  }
+}
+
+void check_offload(const CPUOffload& offload, const FlatParameterLayout& layout, const comm::Group& group) {
+  if (!offload.offload_params) return;
+  const auto& first = layout.members()[0];
+  TESSERA_CHECK(
+      first.device.is_cpu(), ErrorKind::kConfig,
+      "[fsdp1.wrap] {}: CPUOffload of parameters on {} is not there. Leave cpu_offload out, or wrap the model "
+      "on the CPU.",
+      first.fqn, first.device.str());
+  static std::atomic<bool> said{false};
+  if (group.rank() == 0 && !said.exchange(true)) {
+    log_warning("[fsdp1.wrap] cpu_offload: the parameters are on the CPU, where their shards stay; nothing changes");
+  }
 }
 
 struct FlatUnit {
@@ -59,6 +97,7 @@ FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
   const auto states = parallel::fsdp1_states(module);
   TESSERA_CHECK(parallel::data_parallel_states(module).size() == states.size(), ErrorKind::kShape,
                 "[fsdp1.wrap] fully_shard or replicate was called on a module below this one. Use one of the three.");
+  if (options.param_init_fn) parallel::materialise(module, options.param_init_fn);
   std::vector<FlatGroup*> nested;
   for (const auto& [path, state] : states) {
     if (state->group()) nested.push_back(state->group().get());
@@ -68,15 +107,27 @@ FlatUnit unit_of(nn::Module& module, const Fsdp1Options& options) {
   if (found.sources.empty()) return unit;
   std::vector<FlatMember> members;
   for (const auto& source : found.sources) members.push_back(source.member);
-  unit.layout = FlatParameterLayout::make(std::move(members), std::move(found.shared),
-                                          {.use_orig_params = options.use_orig_params}, options.group->size());
+  unit.layout = FlatParameterLayout::make(
+      std::move(members), std::move(found.shared),
+      {.use_orig_params = options.use_orig_params,
+       .compute_dtype = options.mixed_precision.param_dtype.value_or(c10::ScalarType::Undefined)},
+      options.group->size());
+  check_offload(options.cpu_offload, *unit.layout, *options.group);
   unit.sources = std::move(found.sources);
   return unit;
 }
 
 // What all ranks must agree on, a line each.
 std::string describe(const FlatUnit& unit, const Fsdp1Options& options) {
-  std::string out = fmt::format("{}\nuse_orig_params={}", name_of(options.sharding_strategy), options.use_orig_params);
+  const auto& precision = options.mixed_precision;
+  const auto dtype = [](const std::optional<c10::ScalarType>& of) { return of ? c10::toString(*of) : "none"; };
+  std::string out = fmt::format(
+      "{}\nuse_orig_params={}\nparam_dtype={}, reduce_dtype={}, buffer_dtype={}, keep_low_precision_grads={}, "
+      "cast_forward_inputs={}, cast_root_forward_inputs={}\nreplicas: {}",
+      name_of(options.sharding_strategy), options.use_orig_params, dtype(precision.param_dtype),
+      dtype(precision.reduce_dtype), dtype(precision.buffer_dtype), precision.keep_low_precision_grads,
+      precision.cast_forward_inputs, precision.cast_root_forward_inputs,
+      options.replicate_group ? options.replicate_group->size() : 1);
   if (!unit.layout) return out;
   for (const auto& member : unit.layout->members()) {
     out += fmt::format("\n{} {} of shape [{}], strides [{}]{}", member.fqn, c10::toString(member.dtype),
@@ -115,6 +166,19 @@ void check_ranks_agree(comm::Group& group, const std::string& own) {
   }
 }
 
+// The same over both groups of a hybrid strategy: what one group refuses, the ranks of the others hear from theirs in
+// it. COLLECTIVE.
+void check_all_agree(const Fsdp1Options& options, std::string own) {
+  if (!options.replicate_group) return check_ranks_agree(*options.group, own);
+  try {
+    check_ranks_agree(*options.group, own);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kComm) throw;
+    own = fmt::format("{}\n{}", kRefused, error.what());
+  }
+  check_ranks_agree(*options.replicate_group, own);
+}
+
 class UnitHandle : public FlatParameterHandle {
  public:
   UnitHandle(std::shared_ptr<FlatGroup> group, ShardingStrategy strategy, std::string prefix)
@@ -147,21 +211,39 @@ void wrap_fsdp1(nn::Module& module, const Fsdp1Options& options) {
   FlatUnit unit;
   std::string agreed;
   try {
+    check_wrap_options(options);
     unit = unit_of(module, options);
     agreed = describe(unit, options);
   } catch (const Error& error) {
     agreed = fmt::format("{}\n{}", kRefused, error.what());
   }
-  check_ranks_agree(*options.group, agreed);
+  check_all_agree(options, agreed);
   const auto strategy = options.group->size() == 1 ? ShardingStrategy::kNoShard : options.sharding_strategy;
   std::shared_ptr<FlatGroup> group;
   if (unit.layout) {
-    group = std::make_shared<FlatGroup>(module, options.group, strategy != ShardingStrategy::kNoShard,
-                                        *std::move(unit.layout), std::move(unit.sources));
+    const auto& precision = options.mixed_precision;
+    const auto own = c10::ScalarType::Undefined;
+    group = std::make_shared<FlatGroup>(
+        module, options.group,
+        parallel::FlatGroupOptions{.sharded = strategy != ShardingStrategy::kNoShard,
+                                   .replicas = options.replicate_group,
+                                   .compute_dtype = precision.param_dtype.value_or(own),
+                                   .reduce_dtype = precision.reduce_dtype.value_or(precision.param_dtype.value_or(own)),
+                                   .keep_low_precision_grads = precision.keep_low_precision_grads},
+        *std::move(unit.layout), std::move(unit.sources));
   }
-  auto state = std::make_shared<Fsdp1State>(module, strategy, std::move(group));
+  auto state = std::make_shared<Fsdp1State>(module, strategy, options.mixed_precision, std::move(group));
   module.set_sharding(state);
+  state->install_casts();
   state->install_hooks();
+}
+
+c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer) {
+  for (const auto& [path, state] : parallel::fsdp1_states(root)) {
+    const auto found = state->buffer_dtypes().find(&buffer);
+    if (found != state->buffer_dtypes().end()) return found->second;
+  }
+  return buffer.scalar_type();
 }
 
 std::vector<std::shared_ptr<FlatParameterHandle>> flat_parameter_handles(nn::Module& root) {

@@ -13,8 +13,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +27,25 @@
 
 namespace tessera {
 
-enum class ShardingStrategy { kFullShard, kShardGradOp, kNoShard };
+// The hybrid ones shard over `group` and replicate over `replicate_group`: as kFullShard and kShardGradOp inside of a
+// group, and gradients are averaged over both.
+enum class ShardingStrategy { kFullShard, kShardGradOp, kNoShard, kHybridShard, kHybridShardZero2 };
+
+// Semantics of torch.distributed.fsdp.MixedPrecision. Shards and optimizer stay in the parameters' own dtype.
+struct MixedPrecision {
+  std::optional<c10::ScalarType> param_dtype = {};   // gather parameters, run forward and backward in it
+  std::optional<c10::ScalarType> reduce_dtype = {};  // sum gradients in it; none: param_dtype, where there is one
+  // Buffers are cast to it when the root first runs, and stay; state dicts have them in their own dtype.
+  std::optional<c10::ScalarType> buffer_dtype = {};
+  // grad() is left in param_dtype (without sharding: in reduce_dtype), for optimizers of one's own that take that.
+  bool keep_low_precision_grads = false;
+  bool cast_forward_inputs = false;      // floating inputs of this unit's forward to param_dtype
+  bool cast_root_forward_inputs = true;  // those of the root
+};
+
+struct CPUOffload {
+  bool offload_params = false;  // keep shards on the CPU; where they are there anyhow, nothing changes
+};
 
 struct Fsdp1Options {
   std::shared_ptr<comm::Group> group = {};
@@ -33,13 +54,22 @@ struct Fsdp1Options {
   // with a gradient, where there is none), or with its own shape without sharding; writes to it are writes to the
   // shard. false: one flat parameter named "_flat_param" a unit.
   bool use_orig_params = false;
+  MixedPrecision mixed_precision = {};
+  CPUOffload cpu_offload = {};
+  // Of the ranks that have the same shards in other groups, for the hybrid strategies; every rank of both groups passes
+  // its own pair.
+  std::shared_ptr<comm::Group> replicate_group = {};
+  // Called for each module with own parameters or buffers on the meta device, this unit's alone, outermost first; it
+  // puts real ones in their place (Module::set_parameter), of the same values on all ranks that replicate one another.
+  std::function<void(nn::Module&)> param_init_fn = {};
 };
 
 // Flattens and shards the parameters of `module` that no nested call manages already; every rank passes the same
 // values. Apply bottom-up, before an optimizer is made. Parameters that modules share must be in one call. COLLECTIVE
-// over the group. Errors kShape, alike on all ranks: those of FlatParameterLayout, DTensors, parameters on the meta
-// device, a module wrapped or sharded already, parameters tied to a nested unit's, ranks that differ in options or
-// parameters.
+// over the group, and over replicate_group. Errors kShape, alike on all ranks: those of FlatParameterLayout, DTensors,
+// parameters on the meta device (still, after param_init_fn, or no longer tied), a module wrapped or sharded already,
+// parameters tied to a nested unit's, ranks that differ in options or parameters, a hybrid strategy without
+// replicate_group or the other way round, dtypes that are not floating, offloading from an accelerator.
 //
 // Gradients are averaged over the group by the backward that reaches the module; NoSync, set_requires_gradient_sync and
 // set_gradient_divide_factor (gradient_sync.h) work as with fully_shard, fsdp_stats too. With use_orig_params a
@@ -68,6 +98,25 @@ class FlatParameterHandle {
 };
 // The units of a module in the order of their modules (pre-order), each once. Prefixes are relative to `root`.
 std::vector<std::shared_ptr<FlatParameterHandle>> flat_parameter_handles(nn::Module& root);
+
+struct SummonOptions {
+  bool recurse = true;      // the units below, too
+  bool writeback = true;    // false: what the body wrote is dropped
+  bool rank0_only = false;  // on the first rank of each group alone; elsewhere the modules show their shards
+  bool offload_to_cpu = false;
+  bool with_grads = false;  // grad() as well, of parameters that any rank has one for
+};
+// FullyShardedDataParallel.summon_full_params: runs `body` while the modules below `module` have their original
+// parameters, whole, in their own dtype, under their names, as parameters. What an exception of the body finds written
+// is written back, too. Forward is refused meanwhile, and optimizers do not know these parameters. COLLECTIVE over the
+// groups. Errors kConfig, as upstream: writeback with rank0_only, offload_to_cpu without sharding, with_grads with
+// offload_to_cpu or without use_orig_params; kShape: inside a forward, or of a parameter that the body replaced by one
+// of another shape.
+void summon_full_params(nn::Module& module, const SummonOptions& options, const std::function<void()>& body);
+
+// In which dtype state dicts have a buffer: its own, where MixedPrecision::buffer_dtype has changed it. `buffer` is the
+// module's member. No communication.
+c10::ScalarType saved_buffer_dtype(nn::Module& root, const at::Tensor& buffer);
 
 // Multiplies all gradients below `root` by max_norm / (norm + 1e-6) where that is below 1, and returns their norm
 // before that, as FullyShardedDataParallel.clip_grad_norm_, but in float64 and independent of the layout but for its

@@ -77,7 +77,7 @@ std::unordered_set<std::string> frozen_names(nn::Module& model, const Fsdp1Units
       if (!trained[member]) frozen.insert(alias);
     }
   }
-  for (const auto& [names, tensor, is_parameter] : unmanaged_tensors(model, units)) {
+  for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(model, units)) {
     if (is_parameter && !tensor.requires_grad()) frozen.insert(names.begin(), names.end());
   }
   return frozen;

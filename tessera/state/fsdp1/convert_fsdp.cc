@@ -78,7 +78,7 @@ std::vector<MemberTarget> member_targets(nn::Module& fsdp1, const Fsdp1Units& mo
           {place, unit.piece(unit.handle->shard().detach(), member), take(names_of_member(unit, member), place.shape)});
     }
   }
-  for (const auto& [names, tensor, is_parameter] : unmanaged_tensors(fsdp1, model)) {
+  for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(fsdp1, model)) {
     plain.emplace_back(tensor.detach(), take(names, tensor.sizes()));
   }
   for (const auto& [key, value] : targets) {

@@ -26,7 +26,8 @@ struct ModelTensor {
   std::vector<std::string> names;  // more than one: shared
   at::Tensor own;                  // 1-d, this rank's range; outside FSDP units the tensor itself
   bool managed = true;
-  bool frozen = false;  // a parameter that needs no gradient
+  bool frozen = false;                                       // a parameter that needs no gradient
+  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // UnmanagedTensor's
 };
 
 struct ModelForm {
@@ -96,9 +97,9 @@ std::vector<ModelTensor> model_tensors(nn::Module& root, const Fsdp1Units& model
     }
     for (const auto& [alias, member] : unit.aliases) tensors[first + member].names.push_back(alias);
   }
-  for (const auto& [names, tensor, is_parameter] : unmanaged_tensors(root, model)) {
+  for (const auto& [names, tensor, is_parameter, saved_dtype] : unmanaged_tensors(root, model)) {
     const bool frozen = is_parameter && !tensor.requires_grad();
-    tensors.push_back({replicated_place(names[0], tensor, model), names, tensor.detach(), false, frozen});
+    tensors.push_back({replicated_place(names[0], tensor, model), names, tensor.detach(), false, frozen, saved_dtype});
   }
   return tensors;
 }
@@ -250,7 +251,8 @@ StateDict fsdp1_state_dict(nn::Module& root) {
     StateValue value;
     if (!tensor.managed) {
       if (form.rank0_only && group.rank() != 0) continue;
-      const at::Tensor copy = tensor.own.clone();
+      const bool as_it_is = form.local || tensor.saved_dtype == c10::ScalarType::Undefined;
+      const at::Tensor copy = as_it_is ? tensor.own.clone() : tensor.own.to(tensor.saved_dtype, false, /*copy=*/true);
       value = form.values.offload_to_cpu ? copy.cpu() : copy;
     } else {
       value = form.local ? local_value(tensor, form.values.offload_to_cpu)
@@ -303,7 +305,7 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   });
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (plan.values[i].empty()) continue;
-    const auto& [place, names, own, managed, frozen] = tensors[i];
+    const auto& [place, names, own, managed, frozen, saved_dtype] = tensors[i];
     const at::Tensor piece = piece_of(place, *plan.values[i][0]);
     own.copy_(managed ? piece : piece.view(place.shape));
   }

@@ -150,7 +150,8 @@ std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Unit
       if (!buffer.persistent || !buffer.slot->defined()) continue;
       tensors.push_back({.names = {path.empty() ? buffer.name : path + "." + buffer.name},
                          .tensor = *buffer.slot,
-                         .is_parameter = false});
+                         .is_parameter = false,
+                         .saved_dtype = saved_buffer_dtype(root, *buffer.slot)});
     }
   }
   return tensors;

@@ -97,6 +97,7 @@ struct UnmanagedTensor {
   std::vector<std::string> names;
   at::Tensor tensor;
   bool is_parameter = true;
+  c10::ScalarType saved_dtype = c10::ScalarType::Undefined;  // saved_buffer_dtype() of a buffer
 };
 std::vector<UnmanagedTensor> unmanaged_tensors(nn::Module& root, const Fsdp1Units& model);
 

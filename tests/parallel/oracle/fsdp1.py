@@ -4,6 +4,7 @@ each a JSON line, a list of what every rank has.
     fsdp1.py RANKS
 
 Request: {"use_orig_params": bool, "strategy": "FULL_SHARD" | "SHARD_GRAD_OP" | "NO_SHARD", "steps": n,
+"param_dtype": NAME | null, "reduce_dtype": NAME | null,
 "units": [{"nested": bool, "parameters": [{"shape": [...], "order": [...], "frozen": bool, "like": [unit, index] | null}]}]}
 
 A unit is a module of parameters; "order" permutes their dims from how they lie in memory, "like" shares an earlier one.
@@ -72,13 +73,16 @@ def described(module):
 
 
 def make_worker(rank, ranks):
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
     def work(request):
         warnings.simplefilter("ignore")
         model, start = build(request["units"])
         options = dict(device_id=torch.device("cpu"), use_orig_params=request["use_orig_params"],
                        sharding_strategy=ShardingStrategy[request["strategy"]])
+        dtypes = {key: getattr(torch, request[key]) for key in ("param_dtype", "reduce_dtype") if request[key]}
+        if dtypes:
+            options["mixed_precision"] = MixedPrecision(**dtypes)
         for u, spec in enumerate(request["units"]):
             if spec["nested"]:
                 setattr(model, f"u{u}", FullyShardedDataParallel(getattr(model, f"u{u}"), **options))

@@ -1,0 +1,57 @@
+#include "tessera/checkpoint/snapshot_gate.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera {
+
+SnapshotGate::SnapshotGate(const NamedTensors& tensors) {
+  const at::NoGradGuard no_grad;
+  seen_.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    seen_.push_back({name, tensor, is_dtensor(tensor) ? to_local(tensor) : tensor, 0});
+    seen_.back().version = version_of(seen_.back());
+  }
+}
+
+// Those of inference mode have no counter, and are copied at once.
+uint64_t SnapshotGate::version_of(const Seen& seen) {
+  const auto version = [](const at::Tensor& tensor) {
+    return !tensor.defined() || tensor.is_inference() ? 0 : static_cast<uint64_t>(tensor._version());
+  };
+  return version(seen.tensor) + version(seen.local);
+}
+
+void SnapshotGate::copied() {
+  const std::lock_guard lock(mutex_);
+  copied_ = true;
+  changed_.notify_all();
+}
+
+void SnapshotGate::settle() {
+  std::unique_lock lock(mutex_);
+  if (settled_) return;
+  changed_.wait(lock, [&] { return copied_; });
+  for (const auto& seen : seen_) {
+    if (version_of(seen) == seen.version) continue;
+    problem_ = fmt::format(
+        "{}: changed before its copy was taken. Call wait_for_snapshot() between save() and the first change, or leave "
+        "CheckpointOptions::defer_copy out",
+        quote(seen.name));
+    break;
+  }
+  seen_.clear();
+  settled_ = true;
+  changed_.notify_all();
+}
+
+std::string SnapshotGate::wait_settled() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return settled_; });
+  return problem_;
+}
+
+}  // namespace tessera
