@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/backends/device_backends.h"
 #include "tessera/mesh/detail/mesh_builder.h"
 
 namespace tessera {
@@ -13,12 +14,7 @@ int64_t DeviceMesh::size() const { return static_cast<int64_t>(ranks_.size()); }
 
 int DeviceMesh::rank() const { return world_->rank(); }
 
-c10::Device DeviceMesh::device() const {
-  if (device_type_ == c10::DeviceType::CPU) {
-    return c10::Device(c10::DeviceType::CPU);
-  }
-  return c10::Device(device_type_, static_cast<c10::DeviceIndex>(world_->device_index()));
-}
+c10::Device DeviceMesh::device() const { return comm::device_of_rank(device_type_, world_->info().local_rank); }
 
 int64_t DeviceMesh::local_rank(int64_t dim) const {
   TESSERA_CHECK(coordinate_.has_value(), ErrorKind::kShape,

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/backends/device_backends.h"
 #include "tessera/mesh/detail/mesh_builder.h"
 
 namespace tessera {
@@ -16,9 +17,12 @@ c10::DeviceType checked_type(const std::string& device_type) {
       device_type.find(':') == std::string::npos, ErrorKind::kShape,
       "[mesh.init] Device type with index is not supported but got {}. Each rank uses the device of its local rank.",
       device_type);
-  TESSERA_CHECK(device_type == "cpu" || device_type == "cuda", ErrorKind::kShape,
-                "[mesh.init] device type: found '{}', wanted 'cpu' or 'cuda'.", device_type);
-  return device_type == "cpu" ? c10::DeviceType::CPU : c10::DeviceType::CUDA;
+  const auto type = comm::parse_device_type(device_type);
+  TESSERA_CHECK(type.has_value(), ErrorKind::kShape,
+                "[mesh.init] device type: found '{}', wanted {}. An accelerator is known by the name that its library "
+                "registers with libtorch, once it is loaded.",
+                device_type, comm::device_type_names());
+  return *type;
 }
 
 // Number of ranks.

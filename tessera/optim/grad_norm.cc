@@ -22,15 +22,14 @@ namespace {
 
 using detail::PowerSum;
 
-// Replaces `value` by that over all ranks of the group, taken in their order.
-void sum_over_group(comm::Group& group, c10::Device device, const PowerSum& power, double& value) {
+// Replaces `value` by that over all ranks of the group, taken in their order. The number is the host's already, and
+// groups carry what lies there.
+void sum_over_group(comm::Group& group, const PowerSum& power, double& value) {
   if (group.size() == 1) return;
   at::Tensor own = at::empty({1}, at::kDouble);
   own.mutable_data_ptr<double>()[0] = value;
-  own = own.to(device);
-  at::Tensor all = at::empty({group.size()}, own.options());
+  at::Tensor all = at::empty({group.size()}, at::kDouble);
   comm::all_gather_into(group, all, own, "gradient norm").wait();
-  all = all.to(at::kCPU);
   const double* values = all.const_data_ptr<double>();
   value = values[0];
   for (int rank = 1; rank < group.size(); ++rank) value = power.add(value, values[rank]);
@@ -85,7 +84,6 @@ Gradients sort_gradients(const std::vector<at::Tensor>& parameters, const std::v
 struct ShardGroups {
   comm::Group* dp_cp = nullptr;
   comm::Group* tp = nullptr;
-  c10::Device device = at::kCPU;
   const DeviceMesh* ep = nullptr;
 };
 
@@ -93,17 +91,17 @@ struct ShardGroups {
 double sum_of_all(const Gradients& gradients, const ShardGroups& groups, const PowerSum& power) {
   double total = power.of(gradients.plain);
   for (auto* group : {groups.dp_cp, groups.tp}) {
-    if (group != nullptr) sum_over_group(*group, groups.device, power, total);
+    if (group != nullptr) sum_over_group(*group, power, total);
   }
   double experts = power.of(gradients.plain_experts);
   for (const auto& [mesh, local_experts, parts] : gradients.placed) {
     if (!mesh->coordinate()) continue;
     double sum = power.of(parts);
-    for (int64_t dim = 0; dim < mesh->ndim(); ++dim) sum_over_group(*mesh->group(dim), mesh->device(), power, sum);
+    for (int64_t dim = 0; dim < mesh->ndim(); ++dim) sum_over_group(*mesh->group(dim), power, sum);
     double& part = local_experts ? experts : total;
     part = power.add(part, sum);
   }
-  if (groups.ep != nullptr) sum_over_group(*groups.ep->group(0), groups.ep->device(), power, experts);
+  if (groups.ep != nullptr) sum_over_group(*groups.ep->group(0), power, experts);
   return power.add(total, experts);
 }
 
@@ -210,7 +208,6 @@ double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_
   ShardGroups groups{.dp_cp = &dp_cp_group, .tp = &tp_group};
   for (const auto& parameter : parameters) {
     if (is_dtensor(parameter)) meshes.push_back(device_mesh(parameter));
-    if (parameter.defined() && !parameter.device().is_cpu()) groups.device = parameter.device();
   }
   check_group(dp_cp_group, meshes, "dp_cp_group");
   check_group(tp_group, meshes, "tp_group");
@@ -243,7 +240,7 @@ double clip_grad_norm(const std::vector<at::Tensor>& parameters, double max_norm
     const double own = total;
     total = norm_of_sums(options.norm_type, [&](const PowerSum& power) {
       double sum = power.term(own);
-      sum_over_group(*mesh.group(0), mesh.device(), power, sum);
+      sum_over_group(*mesh.group(0), power, sum);
       return sum;
     });
   }

@@ -1,6 +1,7 @@
 #include "tessera/optim/optimizer.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -10,6 +11,7 @@
 #include <tuple>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/detail/quantized_moments.h"
@@ -56,7 +58,7 @@ Optimizer::Optimizer(nn::Module& module, double lr, const std::vector<Hyperparam
     entry.slot = named.slot;
     entry.parameter = parameter;
     entry.local = local_part(parameter).detach();
-    entry.step = at::zeros({}, at::kFloat);
+    entry.step = at::zeros({}, entry.local.options().dtype(at::kFloat));  // beside them: fused updates read it there
     position_[entry.name] = entries_.size();
     entries_.push_back(std::move(entry));
     kind_of_entry.push_back(choice.kind_of ? choice.kind_of(named) : 0);
@@ -209,7 +211,6 @@ void Optimizer::step() {
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};
     auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) { return other.first == key; });
     if (batch == batches.end()) batch = batches.insert(batches.end(), {key, {}});
-    entry.step.add_(1);
     batch->second.push_back({&entry, entry.local, local_part(gradient)});
   }
   if (precision_.stochastic_rounding) {
@@ -221,6 +222,9 @@ void Optimizer::step() {
     for (auto* entry : one_by_one) entry->rounded_version = version_of(entry->parameter, entry->local);
   }
   for (const auto& [key, updates] : batches) {
+    std::vector<at::Tensor> counts;
+    for (const auto& update : updates) counts.push_back(update.entry->step);
+    at::_foreach_add_(counts, 1);
     apply(updates, groups_[std::get<2>(key)]);
     // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.
     for (const auto& update : updates) {
@@ -262,8 +266,9 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
   for (const auto& [name, local] : entry.state) {
     out[name] = local;
     if (is_dtensor(entry.parameter) && !detail::is_whole_state(name)) {
-      out[name] = from_local(local, device_mesh(entry.parameter), placements(entry.parameter),
-                             {.shape = entry.parameter.sizes().vec(), .stride = entry.parameter.strides().vec()});
+      out[name] = tessera::detail::make_dtensor(local, device_mesh(entry.parameter),
+                                                tessera::detail::share(placements(entry.parameter)),
+                                                entry.parameter.sizes(), entry.parameter.strides());
     }
   }
   out["step"] = entry.step;

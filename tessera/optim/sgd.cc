@@ -29,7 +29,7 @@ class Sgd : public Optimizer {
       if (momentum > 0) {
         at::Tensor& buffer = entry->state.at("momentum_buffer");
         // The first step takes the gradient as it is, without dampening.
-        const bool first = entry->step.item<float>() == 1;
+        const bool first = dampening != 0 && entry->step.item<float>() == 1;
         buffer.mul_(momentum).add_(direction, first ? 1.0 : 1.0 - dampening);
         direction = nesterov ? direction.add(buffer, momentum) : buffer;
       }

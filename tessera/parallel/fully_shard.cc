@@ -134,8 +134,10 @@ void fully_shard(nn::Module& module, const FullyShardOptions& options) {
                 "[fsdp.shard] replicate or wrap_fsdp1 was called on a module below this one. Use one of the two.");
   auto params = unmanaged_parameters(module, options);
   std::shared_ptr<parallel::ParamGroup> group;
-  if (!params.empty())
-    group = std::make_shared<parallel::ParamGroup>(std::move(params), options.mesh, options.mp_policy);
+  if (!params.empty()) {
+    const bool on_host = options.cpu_offload && options.mesh->device_type() != c10::DeviceType::CPU;
+    group = std::make_shared<parallel::ParamGroup>(std::move(params), options.mesh, options.mp_policy, on_host);
+  }
   auto state = std::make_shared<FsdpState>(module, options, std::move(group));
   module.set_sharding(state);
   state->install_hooks();

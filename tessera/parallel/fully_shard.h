@@ -34,6 +34,10 @@ struct FullyShardOptions {
   // Beside tensor parallelism: plain parameters are alike on all ranks of this mesh, and the DTensors that they become
   // say so (Shard, Replicate); forward reads plain tensors. None: their DTensors lie over `mesh` alone.
   MeshPtr replicated_over = {};
+  // Shards and their gradients lie in host memory (pinned, where the accelerator has such), so that optimizers keep
+  // their state there and run there. Each gather copies shards to the mesh's device, each reduction gradients back.
+  // FSDP2's CPUOffloadPolicy. On a CPU mesh it changes nothing.
+  bool cpu_offload = false;
 };
 
 // Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be DTensors of

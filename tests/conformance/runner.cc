@@ -260,8 +260,8 @@ class Checker {
 
   void require_close(const at::Tensor& found, const at::Tensor& wanted, const std::string& what) const {
     const double tolerance = reference_->sample.tolerance;
-    const at::Tensor a = found.resolve_conj().resolve_neg();
-    const at::Tensor b = wanted.detach().resolve_conj().resolve_neg();
+    const at::Tensor a = found.resolve_conj().resolve_neg().cpu();
+    const at::Tensor b = wanted.detach().resolve_conj().resolve_neg().cpu();
     if (bitwise() ? at::equal(a, b)
                   : a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
                         at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) {
@@ -382,7 +382,8 @@ void Conformance::check() {
     const size_t first = position;
     Meeting meeting(size);
     try {
-      on_ranks(size, options_.mesh, [&](const MeshPtr& mesh) {
+      comm::run_thread_ranks(size, [&](const std::shared_ptr<comm::World>& world) {
+        const MeshPtr mesh = init_device_mesh(world, options_.device, options_.mesh);
         int64_t rank = 0;
         for (int64_t m = 0; m < mesh->ndim(); ++m) {
           rank = rank * mesh->shape()[m] + (*mesh->coordinate())[m];

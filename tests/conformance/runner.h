@@ -43,7 +43,8 @@ struct Report {
 
 struct ConformanceOptions {
   std::vector<int64_t> mesh;
-  bool full = false;  // also through full_tensor, where comparing the parts would do
+  bool full = false;           // also through full_tensor, where comparing the parts would do
+  std::string device = "cpu";  // of the mesh; what is wanted is computed on the CPU
 };
 
 class Conformance {

@@ -30,7 +30,7 @@ c10d::Backend& Group::backend() const {
 }
 
 c10d::Backend& Group::backend(c10::DeviceType device) const {
-  return device == c10::DeviceType::CUDA && context_.cuda ? *context_.cuda : backend();
+  return device != c10::DeviceType::CPU && context_.cuda ? *context_.cuda : backend();
 }
 
 c10::Allocator* Group::allocator(c10::DeviceType device) const {

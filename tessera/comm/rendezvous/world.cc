@@ -18,9 +18,8 @@
 #include "tessera/base/host.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backends/backend_choice.h"
+#include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/fake_backend.h"
-#include "tessera/comm/backends/gpu_choice.h"
-#include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -210,7 +209,7 @@ Monitor& World::monitor() const { return *impl_->monitor; }
 
 std::shared_ptr<World> World::single() { return create({}, c10::make_intrusive<c10d::HashStore>()); }
 
-int World::device_index() const { return gpu_of(info_.local_rank, visible_gpus()); }
+int World::device_index() const { return device_of_rank(c10::DeviceType::CUDA, info_.local_rank).index(); }
 
 c10d::Store& World::store() const { return *impl_->store; }
 
@@ -267,12 +266,14 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name,
 c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                            const std::vector<int>& ranks, int position) const {
   if (impl_->account || options_.backend == "gloo") return nullptr;
-  return make_nccl_backend(c10::make_intrusive<c10d::PrefixStore>("nccl", store),
-                           {.rank = position,
-                            .size = static_cast<int>(ranks.size()),
-                            .device = device_index(),
-                            .ranks_on_host = info_.local_size,
-                            .timeout = options_.timeout});
+  return make_device_backend({.store = store,
+                              .group = "",
+                              .rank = position,
+                              .size = static_cast<int>(ranks.size()),
+                              .device = device_of_rank(c10::DeviceType::CUDA, info_.local_rank),
+                              .ranks_on_host = info_.local_size,
+                              .host = nullptr,
+                              .timeout = options_.timeout});
 }
 
 int World::open_groups() const {
@@ -321,6 +322,16 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   try {
     if (device == c10::DeviceType::CUDA || options_.backend == "nccl") cuda = make_cuda_backend(store, ranks, position);
     backend = make_backend(name, store, ranks, position);
+    if (device != c10::DeviceType::CPU && device != c10::DeviceType::CUDA && !impl_->account) {
+      cuda = make_device_backend({.store = store,
+                                  .group = name,
+                                  .rank = position,
+                                  .size = static_cast<int>(ranks.size()),
+                                  .device = device_of_rank(device, info_.local_rank),
+                                  .ranks_on_host = info_.local_size,
+                                  .host = backend,
+                                  .timeout = options_.timeout});
+    }
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && own->kind() == ErrorKind::kConfig) throw;

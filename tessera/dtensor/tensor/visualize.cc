@@ -107,7 +107,7 @@ std::string visualize_sharding(const at::Tensor& tensor) {
         }
       }
       cells[i + 1].push_back(
-          fmt::format("{}:{}", mesh.device_type() == c10::DeviceType::CPU ? "cpu" : "cuda", fmt::join(ranks, ",")));
+          fmt::format("{}:{}", c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true), fmt::join(ranks, ",")));
     }
   }
   return text + render(cells);

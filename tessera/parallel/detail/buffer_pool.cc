@@ -1,6 +1,7 @@
 #include "tessera/parallel/detail/buffer_pool.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Storage.h>
 
 #include <algorithm>
@@ -62,7 +63,10 @@ BufferPool::~BufferPool() = default;
 
 c10::DataPtr BufferPool::allocate(size_t bytes, c10::Device device, c10::Allocator* allocator) {
   if (allocator == nullptr) allocator = c10::GetAllocator(device.type());
-  if (!device.is_cpu()) return allocator->allocate(bytes);
+  if (!device.is_cpu()) {
+    const c10::DeviceGuard guard(device);  // allocators take the current one
+    return allocator->allocate(bytes);
+  }
   Shelf::Kind kind{allocator, std::max<size_t>(1, (bytes + kGranularity - 1) / kGranularity) * kGranularity};
   c10::DataPtr memory = take_idle(*shelf_, kind);
   if (!memory) memory = allocator->allocate(kind.second);

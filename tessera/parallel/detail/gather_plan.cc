@@ -7,9 +7,9 @@
 namespace tessera::parallel {
 namespace {
 
-GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Device device) {
+GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Device device, bool shards_on_host) {
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
-  if (ranks == 1 && std::none_of(params.begin(), params.end(), casts)) return GatherWay::kAlias;
+  if (ranks == 1 && !shards_on_host && std::none_of(params.begin(), params.end(), casts)) return GatherWay::kAlias;
   if (ranks == 1 || params.size() == 1) return GatherWay::kInPlace;
   const auto largest = std::max_element(params.begin(), params.end(), [](const auto& a, const auto& b) {
     return a.numel_of_all_ranks() < b.numel_of_all_ranks();
@@ -24,13 +24,16 @@ GatherWay choose_way(std::vector<ShardedParam>& params, int64_t ranks, c10::Devi
 
 }  // namespace
 
-GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy) {
+GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy,
+                       bool shards_on_host) {
   for (auto& param : params) {
     const bool floating = c10::isFloatingType(param.dtype);
     param.gather_dtype = floating ? policy.param_dtype.value_or(param.dtype) : param.dtype;
   }
   const int64_t ranks = mesh.size(mesh.ndim() - 1);
-  GatherPlan plan{.way = choose_way(params, ranks, mesh.device()), .layout = FlatLayout(ranks), .whole_offsets = {}};
+  GatherPlan plan{.way = choose_way(params, ranks, mesh.device(), shards_on_host),
+                  .layout = FlatLayout(ranks),
+                  .whole_offsets = {}};
   for (const auto& param : params) {
     plan.layout.append(param.rows(), param.row_numel(), static_cast<int64_t>(c10::elementSize(param.gather_dtype)));
   }

@@ -12,8 +12,9 @@
 namespace tessera::parallel {
 
 enum class GatherWay {
-  kAlias,    // one rank that computes as it stores: forward reads the shards themselves
-  kInPlace,  // one parameter, or one rank that casts: what is gathered is laid out as the whole parameters are
+  kAlias,    // one rank that computes as and where it stores: forward reads the shards themselves
+  kInPlace,  // one parameter, or one rank that casts or keeps shards on the host: what is gathered is laid out as the
+             // whole parameters are
   kCompact,  // one parameter (an embedding) is nearly all of the group: gathered into the storage of the whole
              // parameters and moved together there, the others behind it; saves a buffer of the group's size. CPU only
   kUnpack,   // gathered into a buffer of its own, then copied parameter by parameter
@@ -29,7 +30,9 @@ struct GatherPlan {
 };
 
 // Sets the gather_dtype of `params`, and puts the largest of them first where that is the one to compact.
-GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy);
+// shards_on_host: not on the mesh's device.
+GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh, const MixedPrecisionPolicy& policy,
+                       bool shards_on_host = false);
 
 // Lays out what was gathered, for the ways that have something left to do: `whole` is filled, and with kCompact
 // `gathered` lies in it.

@@ -2,16 +2,20 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/parallel/detail/host_memory.h"
 
 namespace tessera::parallel {
 
-GradReducer::GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::optional<c10::ScalarType> reduce_dtype)
+GradReducer::GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::optional<c10::ScalarType> reduce_dtype,
+                         bool to_host)
     : mesh_(std::move(mesh)),
       pool_(std::move(pool)),
       reduce_dtype_(reduce_dtype),
+      to_host_(to_host),
       shard_dim_(mesh_->ndim() - 1),
       flat_(pool_) {}
 
@@ -98,6 +102,15 @@ bool GradReducer::advance(const std::string& subject) {
     stage_ = Stage::kAllReduce;
     return true;
   }
+  if (to_host_ && stage_ != Stage::kCopyToHost) {
+    start_copy_to_host();
+    stage_ = Stage::kCopyToHost;
+    return true;
+  }
+  if (to_host_) {
+    copied_->synchronize();
+    output_ = std::exchange(host_, {});
+  }
   set_gradients();
   output_.reset();
   stage_ = Stage::kIdle;
@@ -107,6 +120,15 @@ bool GradReducer::advance(const std::string& subject) {
 void GradReducer::finish(const std::string& subject) {
   while (advance(subject)) {
   }
+}
+
+void GradReducer::start_copy_to_host() {
+  const c10::NoGradGuard no_grad;
+  const c10::Device device = mesh_->device();
+  host_ = host_empty(output_.numel(), output_.scalar_type(), device);
+  host_.copy_(output_, /*non_blocking=*/true);
+  copied_.emplace(device.type());
+  copied_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
 }
 
 void GradReducer::set_gradients() {
@@ -131,7 +153,9 @@ void GradReducer::drop() {
     } catch (const Error&) {  // the error that led here has been reported already
     }
   }
+  if (stage_ == Stage::kCopyToHost) copied_->synchronize();
   flat_.drop();
+  host_.reset();
   parts_.reset();
   output_.reset();
   stage_ = Stage::kIdle;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <memory>
 #include <optional>
@@ -26,7 +27,9 @@ namespace tessera::parallel {
 class GradReducer {
  public:
   // mesh: 1-d (shard) or 2-d (replicate, shard).
-  GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::optional<c10::ScalarType> reduce_dtype);
+  // to_host: gradients end in memory of the host.
+  GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::optional<c10::ScalarType> reduce_dtype,
+              bool to_host = false);
 
   // gradients[i] belongs to params[trainable[i]] and may be undefined. COLLECTIVE over the tensor-parallel mesh of
   // those that lie in another way than their parameter.
@@ -47,15 +50,17 @@ class GradReducer {
   }
 
  private:
-  enum class Stage { kIdle, kReduceScatter, kAllReduce };  // what is in flight
+  enum class Stage { kIdle, kReduceScatter, kAllReduce, kCopyToHost };  // what is in flight
   void begin(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable, c10::ScalarType dtype);
   void bring_to_parameters(const std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
                            std::vector<at::Tensor>& gradients, const std::string& subject) const;
+  void start_copy_to_host();
   void set_gradients();
 
   MeshPtr mesh_;
   std::shared_ptr<BufferPool> pool_;
   std::optional<c10::ScalarType> reduce_dtype_;
+  const bool to_host_;
   int64_t shard_dim_;
   Stage stage_ = Stage::kIdle;
   FlatGradients flat_;
@@ -63,6 +68,8 @@ class GradReducer {
   std::vector<size_t> trainable_;
   at::Tensor parts_;   // [ranks * part], sent
   at::Tensor output_;  // [part]
+  at::Tensor host_;    // `output_` on the host, from `copied_` on
+  std::optional<c10::Event> copied_;
   comm::Pending pending_;
 };
 

@@ -17,13 +17,13 @@ std::vector<ParamGroup::WeakTensor> weak_handles(const std::vector<ShardedParam>
 
 }  // namespace
 
-ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy)
+ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy, bool on_host)
     : GatheredGroup(params[0].name, static_cast<double>(mesh->size())),
       originals_(weak_handles(params)),
-      plan_(plan_gather(params, *mesh, policy)),
-      shards_(std::move(params), mesh),
+      plan_(plan_gather(params, *mesh, policy, on_host)),
+      shards_(std::move(params), mesh, on_host),
       whole_(mesh->device()),
-      reducer_(mesh, pool_, policy.reduce_dtype) {}
+      reducer_(mesh, pool_, policy.reduce_dtype, on_host) {}
 
 void ParamGroup::on_joined() {
   reducer_.set_pool(pool_);

@@ -23,7 +23,8 @@ class ParamGroup : public GatheredGroup {
   // Shards `params` (name, slots, shape, dtype and parameter are set; parameter is the whole tensor, meta included,
   // or a DTensor of tensor parallelism)
   // and shows the shards in the modules. COLLECTIVE over the shard dim of the mesh where its group is not made yet.
-  ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy);
+  // on_host: the shards and their gradients lie there, though the mesh is of accelerators.
+  ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy, bool on_host = false);
 
   void start_unshard() override;
   void finish_unshard() override;

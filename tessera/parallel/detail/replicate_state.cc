@@ -70,6 +70,7 @@ void ReplicateState::collect_parameters() {
       "synchronisation. Run a synchronised backward first.");
   ++params_generation_;
   params_.clear();
+  casts_.clear();
   trainable_.clear();
   std::unordered_map<const c10::TensorImpl*, size_t> seen;
   for (const auto& named : module_.named_parameters(true)) {
@@ -222,6 +223,21 @@ void ReplicateState::show_parameters() {
 
 // ---- forward ----
 
+// A tensor of its own in every forward. One that is made by a cast shares its values with those of the forwards whose
+// backward is still to come.
+at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
+  const auto& [name, slots, parameter, dtype] = params_[param];
+  const at::Tensor local = local_part(parameter);
+  if (dtype == parameter.scalar_type() || local.is_inference()) return parameter.detach().to(dtype);
+  casts_.resize(params_.size());
+  auto& known = casts_[param];
+  const Cast now{{}, local.const_data_ptr(), local._version()};
+  if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
+  const auto cast = parameter.detach().to(dtype);
+  known = keeps ? Cast{cast, now.data, now.version} : Cast{};
+  return cast.detach();
+}
+
 void ReplicateState::before_forward(nn::TensorRefs& inputs) {
   if (recomputing()) return show_stand_ins();
   if (in_backward_) reset();
@@ -234,7 +250,7 @@ void ReplicateState::before_forward(nn::TensorRefs& inputs) {
   if (!with_gradients && !policy.param_dtype) return show_parameters();
   {
     const c10::NoGradGuard no_grad;
-    for (const auto& param : params_) stand_ins_.push_back(param.parameter.detach().to(param.compute_dtype));
+    for (size_t i = 0; i < params_.size(); ++i) stand_ins_.push_back(computed_form(i, with_gradients));
   }
   if (with_gradients) {
     for (const auto& source : sources_) {
@@ -350,6 +366,7 @@ void ReplicateState::end_backward() {
   show_parameters();
   stand_ins_.clear();
   if (synchronize_) {
+    casts_.clear();
     start_ready(true);
     for (auto& bucket : buckets_) bucket.finish();
   } else {
@@ -378,6 +395,7 @@ void ReplicateState::reset() {
     ++missing_[source.bucket];
   }
   arrival_.clear();
+  casts_.clear();
   next_bucket_ = 0;
   in_backward_ = false;
 }

@@ -45,9 +45,17 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
     bool consumed = false;  // backward has been through
   };
 
+  // A parameter in the dtype that forward computes in, as it was at that version.
+  struct Cast {
+    at::Tensor value;
+    const void* data = nullptr;
+    int64_t version = 0;
+  };
+
   void before_forward(nn::TensorRefs& inputs);
   void after_forward(nn::TensorRefs& outputs);
   bool recomputing() const;
+  at::Tensor computed_form(size_t param, bool keeps);
 
   void settle();
   bool parameters_are_the_same();
@@ -84,6 +92,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   std::vector<ReplicatedParam> params_;  // in order of registration
   std::vector<size_t> trainable_;
   std::vector<at::Tensor> stand_ins_;  // of params_, of the last forward; empty when there is nothing to show
+  std::vector<Cast> casts_;            // of params_, for all forwards until the gradients of a step are complete
   std::vector<GradBucket> buckets_;
   std::vector<Source> sources_;
   std::vector<std::weak_ptr<Reach>> reaches_;

@@ -5,17 +5,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/dtensor_impl.h"
 
 namespace tessera::parallel {
-namespace {
-
-at::Tensor part_of(const std::vector<int64_t>& shape, const at::Tensor& local, const MeshPtr& mesh,
-                   const Placements& placements) {
-  return from_local(local, mesh, placements, FromLocalOptions::contiguous(shape));
-}
-
-}  // namespace
-
 int64_t ShardedParam::numel_of_all_ranks() const { return c10::multiply_integers(full_shape()); }
 
 Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
@@ -24,13 +16,15 @@ Placements ShardedParam::placements_on(const DeviceMesh& mesh) const {
 }
 
 at::Tensor ShardedParam::distributed(const at::Tensor& part, const MeshPtr& mesh) const {
-  return part_of(full_shape(), part, mesh_of(mesh), placements_on(*mesh));
+  // Where `part` lies, which is the host when shards are offloaded.
+  return tessera::detail::make_dtensor(part, mesh_of(mesh), tessera::detail::share(placements_on(*mesh)), full_shape());
 }
 
 at::Tensor ShardedParam::as_seen(const at::Tensor& gathered) const {
   if (!tensor_parallel || tensor_parallel->plain) return gathered;
   const c10::NoGradGuard no_grad;
-  return part_of(tensor_parallel->shape, gathered, tensor_parallel->mesh, tensor_parallel->placements);
+  return from_local(gathered, tensor_parallel->mesh, tensor_parallel->placements,
+                    FromLocalOptions::contiguous(tensor_parallel->shape));
 }
 
 std::shared_ptr<const TensorParallelPart> tensor_parallel_part(const std::string& name, const MeshPtr& data_parallel,

@@ -5,13 +5,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/parallel/detail/host_memory.h"
 #include "tessera/parallel/detail/whole_storage.h"
 
 namespace tessera::parallel {
 
-Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh)
+Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host)
     : params_(std::move(params)),
       mesh_(std::move(mesh)),
+      on_host_(on_host),
       shard_dim_(mesh_->ndim() - 1),
       layout_(mesh_->size(shard_dim_)) {
   const bool meta = local_part(params_[0].parameter).is_meta();
@@ -28,7 +30,10 @@ Shards::Shards(std::vector<ShardedParam> params, MeshPtr mesh)
 // Replaces the parameters by DTensors over a new flat buffer, with this rank's rows of them when asked.
 void Shards::create(c10::Device device, bool copy_values) {
   const c10::NoGradGuard no_grad;
-  if (!device.is_meta()) buffer_ = BufferPool().empty(layout_.part_bytes, c10::kByte, device, sent_memory());
+  if (!device.is_meta()) {
+    buffer_ = on_host_ ? at::Tensor(host_empty(layout_.part_bytes, c10::kByte, device))
+                       : BufferPool().empty(layout_.part_bytes, c10::kByte, device, sent_memory());
+  }
   const int64_t rank = mesh_->local_rank(shard_dim_);
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
@@ -129,7 +134,7 @@ at::Tensor Shards::to_send(const FlatLayout& layout, BufferPool& pool) const {
   const c10::ScalarType dtype = wire_dtype();
   const int64_t numel = layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
   const auto casts = [](const ShardedParam& param) { return param.gather_dtype != param.dtype; };
-  if (flat_ && uniform_ && !casts(params_[0])) return tensor_over(buffer_.storage(), 0, {numel}, dtype);
+  if (!on_host_ && flat_ && uniform_ && !casts(params_[0])) return tensor_over(buffer_.storage(), 0, {numel}, dtype);
   const at::Tensor part = pool.empty(numel, dtype, mesh_->device(), sent_memory());
   write_to(part, layout);
   return part;
@@ -137,6 +142,7 @@ at::Tensor Shards::to_send(const FlatLayout& layout, BufferPool& pool) const {
 
 void Shards::write_to(const at::Tensor& part, const FlatLayout& layout) const {
   const c10::NoGradGuard no_grad;
+  if (on_host_) return copy_from_host(part, layout);
   if (flat_ && uniform_) {  // one cast of all of them: offsets in elements do not depend on the dtype
     part.copy_(tensor_over(buffer_.storage(), 0, {part.numel()}, params_[0].dtype));
     return;
@@ -146,6 +152,33 @@ void Shards::write_to(const at::Tensor& part, const FlatLayout& layout) const {
     const auto& param = params_[i];
     tensor_over(part.storage(), begin + layout.entries[i].offset, param.local.sizes(), param.gather_dtype)
         .copy_(param.local);
+  }
+}
+
+// In one copy and as they are stored, which needs no wait of the host's; casts are the device's.
+void Shards::copy_from_host(const at::Tensor& part, const FlatLayout& layout) const {
+  const int64_t begin = part.storage_offset() * static_cast<int64_t>(part.itemsize());
+  const bool casts = !uniform_ || params_[0].gather_dtype != params_[0].dtype;
+  const at::Tensor stored =
+      casts ? at::empty({layout_.part_bytes}, at::TensorOptions().dtype(c10::kByte).device(mesh_->device()))
+            : tensor_over(part.storage(), begin, {layout_.part_bytes}, c10::kByte);
+  const int64_t first = stored.storage_offset();
+  const auto place = [&](size_t i) {
+    return tensor_over(stored.storage(), first + layout_.entries[i].offset, params_[i].local.sizes(), params_[i].dtype);
+  };
+  if (flat_) {
+    stored.copy_(buffer_, /*non_blocking=*/true);
+  } else {
+    for (size_t i = 0; i < params_.size(); ++i) place(i).copy_(params_[i].local);
+  }
+  if (!casts) return;
+  if (uniform_) {
+    part.copy_(tensor_over(stored.storage(), first, {part.numel()}, params_[0].dtype));
+    return;
+  }
+  for (size_t i = 0; i < params_.size(); ++i) {
+    tensor_over(part.storage(), begin + layout.entries[i].offset, params_[i].local.sizes(), params_[i].gather_dtype)
+        .copy_(place(i));
   }
 }
 

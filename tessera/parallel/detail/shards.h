@@ -24,7 +24,8 @@ class Shards {
   // Shards `params` on dim 0 over the last dim of `mesh` (name, slots, shape, dtypes and parameter are set; parameter
   // is the whole tensor, meta included, or a DTensor of tensor parallelism) and shows the shards in the modules.
   // COLLECTIVE over that dim where its group is not made yet.
-  Shards(std::vector<ShardedParam> params, MeshPtr mesh);
+  // on_host: in memory of the host, from where each send copies them to the mesh's device.
+  Shards(std::vector<ShardedParam> params, MeshPtr mesh, bool on_host = false);
 
   std::vector<ShardedParam>& params() { return params_; }
   const std::vector<ShardedParam>& params() const { return params_; }
@@ -52,10 +53,12 @@ class Shards {
 
  private:
   void create(c10::Device device, bool copy_values);
+  void copy_from_host(const at::Tensor& part, const FlatLayout& layout) const;
   c10::Allocator* sent_memory() const;
 
   std::vector<ShardedParam> params_;
   MeshPtr mesh_;
+  const bool on_host_;
   int64_t shard_dim_;
   FlatLayout layout_;    // stored dtypes
   bool uniform_ = true;  // one stored and one gathered dtype

@@ -1,0 +1,118 @@
+#include "tessera/comm/rendezvous/device_choice.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <charconv>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/quote.h"
+#include "tessera/comm/backends/device_backends.h"
+#include "tessera/comm/backends/nccl_backend.h"
+#include "tessera/comm/collectives/collectives.h"
+
+namespace tessera::comm {
+namespace {
+
+std::string name_of(c10::DeviceType type) { return c10::DeviceTypeName(type, /*lower_case=*/true); }
+
+struct WantedDevice {
+  c10::DeviceType type = c10::DeviceType::CPU;
+  std::optional<int> index;
+  bool is_auto = false;
+};
+
+WantedDevice parse_wanted(const DeviceRequest& request) {
+  if (request.setting == "auto") {
+    const auto accelerator = at::accelerator::getAccelerator();
+    const bool cuda_is_out = request.backend == "gloo" || request.backend == "shm";
+    const bool takes = accelerator && !(*accelerator == c10::DeviceType::CUDA && cuda_is_out);
+    return {.type = takes ? *accelerator : c10::DeviceType::CPU, .index = {}, .is_auto = true};
+  }
+  const std::string_view text = request.setting;
+  const size_t colon = text.find(':');
+  const auto type = parse_device_type(text.substr(0, colon));
+  WantedDevice wanted;
+  bool fits = type.has_value();
+  if (fits && colon != std::string_view::npos) {
+    int index = -1;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, index);
+    fits = error == std::errc() && stop == end && index >= 0 && index < 128 && *type != c10::DeviceType::CPU;
+    wanted.index = index;
+  }
+  TESSERA_CHECK(
+      fits, ErrorKind::kConfig,
+      "[comm.device] {}: found {}, wanted auto, {}; an accelerator's name may be followed by ':' and a number.",
+      request.key, quote(request.setting), device_type_names());
+  wanted.type = *type;
+  return wanted;
+}
+
+// Empty: this process has a device for its rank.
+std::string why_not_here(const WantedDevice& wanted, const DeviceRequest& request, int ranks_on_host) {
+  if (wanted.type == c10::DeviceType::CPU) return "";
+  const int visible = visible_devices(wanted.type);
+  if (visible == 0) return fmt::format("no device of '{}' is visible", name_of(wanted.type));
+  if (wanted.index) {
+    if (*wanted.index >= visible) return fmt::format("number {} of {} visible devices", *wanted.index, visible);
+    if (ranks_on_host > 1) return fmt::format("one number for {} ranks on this host; leave it out", ranks_on_host);
+    return "";
+  }
+  const bool over_nccl = wanted.type == c10::DeviceType::CUDA && ranks_on_host > 1 && request.backend != "gloo";
+  if (over_nccl) return why_no_nccl(ranks_on_host);
+  if (visible >= ranks_on_host || visible == 1) return "";  // the one may be this rank's own
+  return fmt::format("{} ranks on this host, but {} devices", ranks_on_host, visible);
+}
+
+// The first rank's reason, with its number; empty when none has one. COLLECTIVE over the world.
+std::string first_reason(World& world, const std::string& own) {
+  if (world.size() == 1) return own;
+  const auto all = all_gather_bytes(*world.group(), own);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) return fmt::format("rank {}: {}", rank, all[rank]);
+  }
+  return "";
+}
+
+}  // namespace
+
+c10::Device choose_device(World& world, const DeviceRequest& request) {
+  const WantedDevice wanted = parse_wanted(request);
+  const int local_size = world.info().local_size;
+  // Hosts may differ in what their libtorch has: with auto all ranks speak, whatever they found.
+  const bool none_here = wanted.is_auto && wanted.type == c10::DeviceType::CPU;
+  std::string reason = none_here ? "no accelerator" : why_not_here(wanted, request, local_size);
+  if (wanted.is_auto || wanted.type != c10::DeviceType::CPU) reason = first_reason(world, reason);
+  if (wanted.is_auto && !reason.empty()) {
+    if (!none_here) log_info("[comm.device] {}=auto: the CPU, as {}", request.key, reason);
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,
+                "[comm.device] {}={}: {}. Set {} to cpu, or start as many ranks as there are devices.", request.key,
+                request.setting, reason, request.key);
+  if (wanted.type == c10::DeviceType::CPU) return c10::Device(wanted.type);
+  bind_device({wanted.type, static_cast<c10::DeviceIndex>(wanted.index.value_or(-1))});
+  const c10::Device device = device_of_rank(wanted.type, world.info().local_rank);
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  return device;
+}
+
+std::string describe_device(const DeviceRequest& request, int ranks_on_host) {
+  const WantedDevice wanted = parse_wanted(request);
+  const std::string reason = why_not_here(wanted, request, ranks_on_host);
+  if (wanted.type == c10::DeviceType::CPU) {
+    if (!wanted.is_auto) return "cpu";
+    const bool has = at::accelerator::getAccelerator().has_value();
+    return has ? fmt::format("cpu (auto: comm.backend={} moves CPU tensors only)", request.backend)
+               : "cpu (auto: this libtorch has no accelerator)";
+  }
+  if (wanted.is_auto && !reason.empty()) return fmt::format("cpu (auto: {})", reason);
+  const auto name = wanted.index ? fmt::format("{}:{}", name_of(wanted.type), *wanted.index) : name_of(wanted.type);
+  return reason.empty() ? fmt::format("{}, {} visible", name, visible_devices(wanted.type))
+                        : fmt::format("{}, not on this machine: {}", name, reason);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,27 @@
+// For tests on the pretend device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/pretend_device/pretend_device.h"
+
+namespace tessera::testing {
+
+// Before any backward of the program: libtorch's engine counts the devices at its first.
+inline const bool kPretendInstalled = pretend::install();
+
+inline c10::Device pretend_device(int index = 0) {
+  return c10::Device(c10::kPrivateUse1, static_cast<c10::DeviceIndex>(index));
+}
+
+// Fails the test when the device found what it could not throw.
+class OnPretendDevice : public ::testing::Test {
+ protected:
+  void SetUp() override { pretend::take_faults(); }
+  void TearDown() override { EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty()); }
+};
+
+}  // namespace tessera::testing

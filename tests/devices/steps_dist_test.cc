@@ -1,0 +1,144 @@
+// Training steps of a two-layer Llama on the pretend device: the CPU's losses on every layout, and what a step costs.
+#include <fmt/ranges.h>
+
+#include "tessera/base/file.h"
+#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/train/recipe.h"
+#include "tessera/train/run_layout.h"
+#include "tessera/train/run_mesh.h"
+#include "tessera/train/run_setup.h"
+#include "tessera/train/step.h"
+#include "tests/devices/pretend.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::IsEmpty;
+using testing::TempFolder;
+using WorldPtr = std::shared_ptr<comm::World>;
+using Settings = std::vector<std::string>;
+
+constexpr int64_t kVocabulary = 64, kLength = 16;
+
+Recipe llama_recipe(const TempFolder& folder, const std::string& device, const Settings& settings) {
+  const auto model = folder / "model";
+  std::filesystem::create_directories(model);
+  publish_file(model / "config.json",
+               R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "initializer_range": 0.1, "torch_dtype": "float32", "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2})");
+  Settings all = {"model.path=" + model.string(), "model.init=random",      "data.train=[x]",
+                  "data.sequence_length=16",      "train.device=" + device, "train.global_batch_size=8",
+                  "train.local_batch_size=2"};
+  all.insert(all.end(), settings.begin(), settings.end());
+  return parse_recipe("", "tiny.yaml", all);
+}
+
+// Rows with a document that ends inside them, other ones for each share and step.
+data::Batch rows_of(int64_t seed) {
+  const auto tokens = at::arange(9 * seed, 9 * seed + 2 * kLength, at::kLong).mul_(11).remainder_(kVocabulary);
+  const auto rows = tokens.view({2, kLength});
+  const auto labels = at::full_like(rows, kIgnoredLabel);
+  labels.narrow(1, 0, kLength - 1).copy_(rows.narrow(1, 1, kLength - 1));
+  labels.select(1, 9).fill_(kIgnoredLabel);
+  const auto place = at::arange(kLength, at::kLong);
+  const auto documents = place.ge(10).to(at::kLong).expand({2, kLength}).contiguous();
+  return data::make_batch(rows, labels, (place - documents * 10).contiguous(), documents);
+}
+
+struct StepRig {
+  Recipe recipe;
+  RunMesh place;
+  RunLayout layout;
+  std::shared_ptr<CausalLM> model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<TrainStep> runner;
+  int64_t steps = 0;
+
+  StepRig(Recipe given, const WorldPtr& world)
+      : recipe(std::move(given)), place(build_run_mesh(recipe, world)), layout(resolve_layout(recipe, world->size())) {
+    const auto config = load_model_config(recipe);
+    model = build_model(recipe, config, place.mesh());
+    optimizer = build_optimizer(recipe, *model);
+    runner = std::make_unique<TrainStep>(
+        *model, *optimizer, world->group(),
+        StepOptions{.counts = place.counts(), .pipeline = pipeline_options(recipe, config, place.mesh())});
+  }
+  StepResult step() {
+    std::vector<data::Batch> batches;
+    for (int64_t micro = 0; micro < layout.micro_batches; ++micro) {
+      const int64_t share = (steps * layout.micro_batches + micro) * place.data_size() + place.data_rank();
+      batches.push_back(place.own_tokens(rows_of(share)));
+    }
+    ++steps;
+    return runner->run(batches, 1e-2, {});
+  }
+};
+
+struct OfLayout {
+  const char* name;
+  int ranks;
+  Settings settings;
+  double tolerance = 1e-5;
+};
+
+class OnPretendLayouts : public ::testing::TestWithParam<OfLayout> {};
+
+TEST_P(OnPretendLayouts, StepsGiveTheLossesOfTheCpu) {
+  const auto& wanted = GetParam();
+  const TempFolder folder;
+  pretend::take_faults();
+  testing::run_ranks({.size = wanted.ranks}, [&](const WorldPtr& world) {
+    StepRig host(llama_recipe(folder, "cpu", wanted.settings), world);
+    StepRig there(llama_recipe(folder, "pretend", wanted.settings), world);
+    ASSERT_EQ(there.place.mesh()->device(), testing::pretend_device(world->rank()));
+    for (int step = 0; step < 4; ++step) {
+      const auto found = there.step(), expected = host.step();
+      EXPECT_NEAR(found.loss, expected.loss, wanted.tolerance * std::abs(expected.loss)) << "step " << step;
+      EXPECT_NEAR(found.grad_norm, expected.grad_norm, 10 * wanted.tolerance * expected.grad_norm) << "step " << step;
+    }
+  });
+  EXPECT_THAT(pretend::take_faults(), IsEmpty());
+}
+
+const Settings kHalf = {"model.dtype=bfloat16", "precision.param=bfloat16"};
+
+INSTANTIATE_TEST_SUITE_P(
+    , OnPretendLayouts,
+    ::testing::Values(OfLayout{"Alone", 1, {}}, OfLayout{"Fsdp2", 2, {}}, OfLayout{"Fsdp4", 4, {}},
+                      OfLayout{"FsdpHalf", 2, kHalf, 1e-2}, OfLayout{"FsdpOffload", 2, {"parallel.cpu_offload=true"}},
+                      OfLayout{"Hsdp", 4, {"parallel.dp_replicate=2"}},
+                      OfLayout{"Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}},
+                      OfLayout{"Tp", 2, {"parallel.tp=2"}},
+                      OfLayout{"TpSequence", 4, {"parallel.tp=2", "parallel.sequence_parallel=true"}},
+                      OfLayout{"Pp", 2, {"parallel.pp=2"}}, OfLayout{"Cp", 2, {"parallel.cp=2"}},
+                      OfLayout{"Lora", 2, {"model.lora.rank=2"}},
+                      OfLayout{"Checkpointed", 2, {"parallel.activation_checkpointing=full"}}),
+    [](const auto& info) { return info.param.name; });
+
+// What a step costs once the first few are over. Lower is better: what it is today is the bound.
+TEST(PretendBudgets, StepsOfFsdpStayWithin) {
+  const TempFolder folder;
+  testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
+    StepRig rig(llama_recipe(folder, "pretend", {"train.global_batch_size=4"}), world);
+    for (int step = 0; step < 3; ++step) rig.step();
+    const int device = world->rank();
+    pretend::keep_names(true);
+    pretend::take_sync_names(device);
+    const auto before = pretend::counters(device);
+    rig.step();
+    const auto cost = pretend::counters(device) - before;
+    const auto waits = pretend::take_sync_names(device);
+    EXPECT_EQ(cost.segments, 0);
+    EXPECT_LE(cost.host_syncs, 4) << fmt::format("{}", fmt::join(waits, ", "));
+    EXPECT_LE(cost.pageable_copies, 1);
+    EXPECT_LE(cost.launches, 501);
+  });
+  pretend::keep_names(false);
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,67 @@
+// Which work of the pretend devices is ordered before which. Every stream has a clock of all streams of its device;
+// launches advance it, events carry it from stream to stream, waits of the host to all of them. Every block of memory
+// remembers by byte range who read and wrote it when. An access that is not ordered after the last one it conflicts
+// with throws c10::Error and names both; so does freed memory.
+//
+//   launch(stream, "add", {{a, bytes, false}, {out, bytes, true}});      // checks, then the kernel may run
+//
+// The range of a strided view is from its first to its last byte. A block belongs to the stream that was current when
+// it was made: its making counts as a write there, and freeing it while another stream has used it unseen (without an
+// event back, or record_stream) is a fault. Thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/pretend_device/pretend_device.h"
+
+namespace tessera::pretend {
+
+inline constexpr int kStreams = 32;  // of each device: the default one, 15 of normal and 16 of high priority
+using Moment = std::array<uint64_t, kStreams>;
+
+struct Touch {
+  const void* begin;
+  size_t bytes;
+  bool writes;
+};
+// What a tensor's elements span; none when it has none.
+void add_touch(std::vector<Touch>& touches, const at::Tensor& tensor, bool writes);
+
+c10::Stream current_stream(c10::DeviceIndex device = -1);  // of the calling thread; -1: of its current device
+c10::Stream stream_of(c10::DeviceIndex device, int number);
+c10::Stream next_stream(c10::DeviceIndex device, bool high_priority);
+
+// One kernel on `stream`; `name` lives for ever. Returns the moment after it.
+Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& touches);
+
+Moment now(c10::Stream stream);
+void wait_for(c10::Stream stream, const Moment& moment);
+// The host waits: until `moment`, for all of a stream, for a device.
+void host_wait(int device, const Moment& moment, const char* name);
+void host_wait(c10::Stream stream, const char* name);
+void host_wait_device(int device, const char* name);
+
+// After `moment` the host may read `target` (pinned), which holds rubbish until then.
+void deliver_after(c10::Stream stream, const Moment& moment, const at::Tensor& target, const at::Tensor& values);
+// Until `moment` the host leaves `source` (pinned) as it is.
+void watch_until(c10::Stream stream, const Moment& moment, const at::Tensor& source);
+
+void* take_block(c10::Stream stream, size_t bytes);
+void release_block(void* address) noexcept;
+void record_block(const void* address, c10::Stream stream);
+void forget_idle_blocks(int device);  // the host waits for the device, as whoever frees its memory does
+void reset_peak(int device);
+
+enum class Count { kCopyToHost, kCopyToDevice, kPageableCopy, kCollective };
+void count(int device, Count what);
+void add_fault(std::string text) noexcept;
+
+}  // namespace tessera::pretend

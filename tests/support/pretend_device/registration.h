@@ -1,0 +1,25 @@
+// The parts of the pretend device that install() registers, one function a file. Internal to it.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+namespace tessera::pretend {
+
+void register_guard();
+void register_hooks();
+void register_fallback();
+void register_operations();
+void register_copies();
+void register_attention();
+void register_backend();
+
+c10::DeviceIndex current_device();
+const at::Generator& default_generator(int device);
+// The CPU's generator behind one of the device's.
+at::Generator host_generator(const at::Generator& generator);
+
+// A CPU tensor over the bytes behind `tensor`, with its sizes and strides. The storage of the result does not own them.
+at::Tensor host_view(const at::Tensor& tensor);
+
+}  // namespace tessera::pretend
