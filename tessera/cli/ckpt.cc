@@ -28,9 +28,10 @@ void print(const std::string& text) {
 void print_verified(const std::string& path, const VerifiedFiles& verified) {
   std::string line = fmt::format("{}: {} tensors, {} bytes, ", path, verified.tensors, verified.size_bytes);
   if (verified.has_step) line += fmt::format("step {}, ", verified.step);
-  const std::string hashes = verified.hashed     ? ", every file has the hash that the run noted"
-                             : verified.unhashed ? "; there are no hashes of it, so that changed values are not found"
-                                                 : "";
+  const std::string hashes = verified.hashed ? ", every file has the hash that the run noted"
+                             : verified.unhashed
+                                 ? "; there are no hashes of it: compared were the checksums that its records have"
+                                 : "";
   if (verified.unread.empty()) {
     print(line + "all good" + hashes + "\n");
     return;

@@ -14,6 +14,7 @@
 #include "tessera/base/version.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/machine_facts.h"
+#include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/shm/handshake.h"
 #include "tessera/kernels/linear.h"
 
@@ -57,7 +58,8 @@ Json report_devices() {
   const bool cuda_built = at::hasCUDA();
   return {{"cpu", true},
           {"cuda_in_this_libtorch", at::CUDAHooksRegistry()->Has("CUDAHooks")},
-          {"cuda_devices", cuda_built ? static_cast<int64_t>(at::detail::getCUDAHooks().deviceCount()) : 0}};
+          {"cuda_devices", cuda_built ? static_cast<int64_t>(at::detail::getCUDAHooks().deviceCount()) : 0},
+          {"auto", comm::describe_device({}, 1)}};
 }
 
 Json report_backends() {

@@ -13,8 +13,10 @@
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/models/model_path.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/data_parallel.h"
 #include "tessera/text/chat_template.h"
@@ -24,7 +26,7 @@ namespace tessera::cli {
 namespace {
 
 struct Flags {
-  std::string model, prompt, dtype;
+  std::string model, prompt, dtype, device = "auto";
   bool chat = false, json = false;
   int64_t nproc = 1;
   // Absent: as generation_config.json says, and greedy when none of the first four is given.
@@ -48,8 +50,11 @@ std::optional<int> read_flags(VerbArguments args, Flags& flags) {
   app->add_flag("--chat", flags.chat, "Put the prompt into the model's chat template");
   app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
   app->add_option("--dtype", flags.dtype, "float32, bfloat16 or float16 (default: as stored)");
+  app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
-  return parse_flags(*app, args);
+  auto code = parse_flags(*app, args);
+  if (!code) flags.model = resolve_model_path(flags.model, "--model");
+  return code;
 }
 
 std::string read_standard_input() {
@@ -104,12 +109,15 @@ void write_piece(const std::string& piece) {
 // The model of the folder, whole, or sharded over the world. COLLECTIVE over the world.
 std::shared_ptr<CausalLM> load_model(const Flags& flags, const ModelConfig& config,
                                      std::optional<c10::ScalarType> dtype, const std::shared_ptr<comm::World>& world) {
-  if (world->size() == 1) return from_pretrained(flags.model, dtype);
+  const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
+  if (world->size() == 1) return from_pretrained(flags.model, dtype, device);
   auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
   std::vector<nn::Module*> blocks;
   for (const auto& block : model->blocks()) blocks.push_back(block.get());
-  fully_shard_blocks(*model, blocks, {.mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp_shard"})});
-  to_empty(*model, at::kCPU);
+  const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  const auto mesh = init_device_mesh(world, type, {world->size()}, {"dp_shard"});
+  fully_shard_blocks(*model, blocks, {.mesh = mesh});
+  to_empty(*model, device);
   load_pretrained(*model, flags.model);
   return model;
 }

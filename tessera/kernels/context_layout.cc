@@ -10,40 +10,25 @@
 namespace tessera {
 namespace {
 
+constexpr std::string_view kUnshardName = "context";
+
 struct HeldLayout final : torch::CustomClassHolder {
-  HeldLayout(const ContextLayout& layout, comm::Group& group) : layout(layout), group(&group) {}
+  HeldLayout(const ContextLayout& layout, std::shared_ptr<comm::Group> group)
+      : layout(layout), group(std::move(group)) {}
   ContextLayout layout;
-  comm::Group* group;
+  std::shared_ptr<comm::Group> group;
 };
 
 at::Tensor wire_form(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool ? tensor.to(at::kByte) : tensor;
 }
 
-// [tokens of a rank, ...] of each rank as [tokens, ...].
-at::Tensor gathered(const ContextLayout& layout, comm::Group& group, const at::Tensor& own) {
-  const int64_t most = layout.most_tokens();
-  auto sizes = own.sizes().vec();
-  sizes[0] = most;
-  const auto filled = own.size(0) == most ? own.contiguous() : at::zeros(sizes, own.options());
-  if (own.size(0) != most) filled.narrow(0, 0, own.size(0)).copy_(own);
-  sizes[0] = most * layout.ranks();
-  const auto all = at::empty(sizes, own.options());
-  comm::all_gather_into(group, all, filled, "context").wait();
-  return all.index_select(0, layout.rows_by_rank().to(own.device()));
-}
-
-// [tokens, ...] of each rank summed, this rank's [tokens of it, ...].
-at::Tensor scattered_sum(const ContextLayout& layout, comm::Group& group, const at::Tensor& whole) {
-  const int64_t most = layout.most_tokens();
-  auto sizes = whole.sizes().vec();
-  sizes[0] = most * layout.ranks();
-  const auto by_rank = at::zeros(sizes, whole.options());
-  by_rank.index_copy_(0, layout.rows_by_rank().to(whole.device()), whole);
-  sizes[0] = most;
-  const auto own = at::empty(sizes, whole.options());
-  comm::reduce_scatter_into(group, own, by_rank, comm::ReduceOp::kSum, "context").wait();
-  return own.narrow(0, 0, layout.tokens_of(group.rank()));
+// [ranks, ...]: of each rank a part like `one` whose dim `dim` is `tokens` long.
+at::Tensor parts_of_ranks(const at::Tensor& one, int64_t dim, int64_t ranks, int64_t tokens) {
+  auto sizes = one.sizes().vec();
+  sizes[static_cast<size_t>(dim)] = tokens;
+  sizes.insert(sizes.begin(), ranks);
+  return at::empty(sizes, one.options());
 }
 
 struct Unshard : torch::autograd::Function<Unshard> {
@@ -51,7 +36,7 @@ struct Unshard : torch::autograd::Function<Unshard> {
                             const c10::intrusive_ptr<HeldLayout>& held, int64_t dim) {
     ctx->saved_data["held"] = c10::IValue::make_capsule(held);
     ctx->saved_data["dim"] = dim;
-    return gathered(held->layout, *held->group, own.movedim(dim, 0)).movedim(0, dim).contiguous();
+    return held->layout.gathered(*held->group, own, dim, kUnshardName);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -60,7 +45,7 @@ struct Unshard : torch::autograd::Function<Unshard> {
                   "[context.unshard] has no second derivative. Differentiate without create_graph.");
     const auto& held = static_cast<HeldLayout&>(*ctx->saved_data["held"].toCapsule());
     const int64_t dim = ctx->saved_data["dim"].toInt();
-    return {scattered_sum(held.layout, *held.group, grads[0].movedim(dim, 0)).movedim(0, dim).contiguous(), {}, {}};
+    return {held.layout.scattered_sum(*held.group, grads[0], dim, kUnshardName), {}, {}};
   }
 };
 
@@ -110,16 +95,40 @@ at::Tensor ContextLayout::positions(int64_t rank) const {
   return parts.empty() ? at::empty({0}, at::kLong) : at::cat(parts);
 }
 
-at::Tensor ContextLayout::rows_by_rank() const {
-  const auto rows = at::empty({tokens_}, at::kLong);
-  const int64_t most = most_tokens();
+at::Tensor ContextLayout::gathered(comm::Group& group, const at::Tensor& own, int64_t dim,
+                                   std::string_view name) const {
+  if (tokens_ == 0) return own.contiguous();
+  const int64_t most = most_tokens(), tokens = own.size(dim);
+  const auto by_rank = parts_of_ranks(own, dim, ranks_, most);
+  auto filled = own.contiguous();
+  if (tokens != most) {
+    filled = at::zeros(by_rank.sizes().slice(1), own.options());
+    filled.narrow(dim, 0, tokens).copy_(own);
+  }
+  comm::all_gather_into(group, by_rank, filled, name).wait();
+  std::vector<std::pair<int64_t, at::Tensor>> parts;
   for (int64_t rank = 0; rank < ranks_; ++rank) {
-    for (const auto& each : chunks_of(rank)) {
-      const int64_t first = rank * most + each.local;
-      rows.narrow(0, each.begin, each.tokens).copy_(at::arange(first, first + each.tokens, at::kLong));
+    for (const auto& chunk : chunks_of(rank)) {
+      parts.emplace_back(chunk.begin, by_rank[rank].narrow(dim, chunk.local, chunk.tokens));
     }
   }
-  return rows;
+  std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<at::Tensor> in_order;
+  for (auto& part : parts) in_order.push_back(std::move(part.second));
+  return at::cat(in_order, dim);
+}
+
+at::Tensor ContextLayout::scattered_sum(comm::Group& group, const at::Tensor& whole, int64_t dim,
+                                        std::string_view name) const {
+  const auto by_rank = parts_of_ranks(whole, dim, ranks_, most_tokens()).zero_();
+  for (int64_t rank = 0; rank < ranks_; ++rank) {
+    for (const auto& chunk : chunks_of(rank)) {
+      by_rank[rank].narrow(dim, chunk.local, chunk.tokens).copy_(whole.narrow(dim, chunk.begin, chunk.tokens));
+    }
+  }
+  const auto own = at::empty(by_rank.sizes().slice(1), whole.options());
+  comm::reduce_scatter_into(group, own, by_rank, comm::ReduceOp::kSum, name).wait();
+  return own.narrow(dim, 0, tokens_of(group.rank())).contiguous();
 }
 
 at::Tensor ContextLayout::shard(const at::Tensor& whole, int64_t dim, int64_t rank) const {
@@ -132,14 +141,17 @@ at::Tensor ContextLayout::shard(const at::Tensor& whole, int64_t dim, int64_t ra
   return parts.empty() ? whole.narrow(dim, 0, 0).clone() : at::cat(parts, dim);
 }
 
-at::Tensor ContextLayout::unshard(comm::Group& group, const at::Tensor& own, int64_t dim) const {
-  const bool fits = own.defined() && dim >= -own.dim() && dim < own.dim() && group.size() == ranks_ &&
-                    own.size(dim) == tokens_of(group.rank());
+at::Tensor ContextLayout::unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& own, int64_t dim) const {
+  TESSERA_CHECK(group != nullptr, ErrorKind::kShape, "[context.unshard] found no group, wanted that of {} ranks.",
+                ranks_);
+  const int64_t size = group->size(), rank = group->rank();
+  const bool fits =
+      own.defined() && dim >= -own.dim() && dim < own.dim() && size == ranks_ && own.size(dim) == tokens_of(rank);
   TESSERA_CHECK(fits, ErrorKind::kShape,
                 "[context.unshard] found dim {} of a tensor {} in a group of {}, wanted the {} of {} tokens that rank "
                 "{} of {} holds.",
-                dim, own.defined() ? c10::str(own.sizes()) : "that is undefined", group.size(),
-                group.rank() < ranks_ ? tokens_of(group.rank()) : 0, tokens_, group.rank(), ranks_);
+                dim, own.defined() ? c10::str(own.sizes()) : "that is undefined", size,
+                rank < ranks_ ? tokens_of(rank) : 0, tokens_, rank, ranks_);
   const int64_t at = dim < 0 ? dim + own.dim() : dim;
   return Unshard::apply(wire_form(own), c10::make_intrusive<HeldLayout>(*this, group), at).to(own.scalar_type());
 }

@@ -3,7 +3,7 @@
 //   const ContextLayout layout(/*tokens=*/10, /*ranks=*/2);       // chunks of 3, 3, 2, 2 tokens
 //   layout.positions(0);                                          // 0 1 2 8 9
 //   at::Tensor own = layout.shard(tokens, /*dim=*/1, rank);       // [B, 5] of [B, 10]
-//   at::Tensor all = layout.unshard(*group, own, /*dim=*/1);      // [B, 10] on every rank
+//   at::Tensor all = layout.unshard(group, own, /*dim=*/1);       // [B, 10] on every rank
 //
 // kBalanced cuts the sequence in 2 * ranks chunks of equal length, the first ones a token longer where it does not
 // divide; rank r holds chunks r and 2 * ranks - 1 - r, so that all ranks have as much causal attention to compute.
@@ -14,6 +14,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/group/group.h"
@@ -47,12 +49,15 @@ class ContextLayout {
   at::Tensor shard(const at::Tensor& whole, int64_t dim, int64_t rank) const;
   // The whole of what every rank has a part of, alike on all. Differentiable: a part's gradient is the sum over the
   // ranks of what they make of it, so that of a loss which all ranks compute alike comes out `ranks` times as large
-  // (as NeMo's allgather_cp_sharded_tensor). COLLECTIVE over the group, as is the backward pass. Error kShape for a
-  // group or a part of another size.
-  at::Tensor unshard(comm::Group& group, const at::Tensor& own, int64_t dim) const;
+  // (as NeMo's allgather_cp_sharded_tensor). COLLECTIVE over the group, as is the backward pass, which holds the group
+  // until then. Error kShape for a group or a part of another size.
+  at::Tensor unshard(const std::shared_ptr<comm::Group>& group, const at::Tensor& own, int64_t dim) const;
 
-  // Where parts, each filled up to most_tokens(), lie end to end by rank: the row of each token. int64 [tokens()], CPU.
-  at::Tensor rows_by_rank() const;
+  // What unshard and its backward pass do, for functions that have a derivative of their own: the parts of all ranks in
+  // the order of the sequence; of each rank's whole the sum, this rank's part of it. dim at least 0, contiguous
+  // results. COLLECTIVE over the group, under `name` in its records.
+  at::Tensor gathered(comm::Group& group, const at::Tensor& own, int64_t dim, std::string_view name) const;
+  at::Tensor scattered_sum(comm::Group& group, const at::Tensor& whole, int64_t dim, std::string_view name) const;
 
  private:
   ContextChunk chunk(int64_t index) const;

@@ -27,11 +27,6 @@ at::Tensor rows_in_memory(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
 }
 
-at::Tensor heads_repeated(const at::Tensor& tensor, int64_t heads) {
-  const int64_t groups = tensor.size(1);
-  return groups == heads ? tensor : tensor.repeat_interleave(heads / groups, 1);
-}
-
 // [B, H, S, d] of gradients as [B, G, S, d].
 at::Tensor heads_summed(const at::Tensor& tensor, int64_t groups) {
   if (tensor.size(1) == groups) return tensor;
@@ -67,7 +62,7 @@ ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begi
 AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionPartOptions& options) {
   const auto wide = sums_dtype(q);
-  const auto keys = heads_repeated(k, q.size(1)).to(wide), values = heads_repeated(v, q.size(1)).to(wide);
+  const auto keys = repeat_heads(k, q.size(1)).to(wide), values = repeat_heads(v, q.size(1)).to(wide);
   std::vector<at::Tensor> outs, log_sums;
   for (int64_t begin = 0; begin < q.size(2); begin += kQueriesAtOnce) {
     const int64_t count = std::min(kQueriesAtOnce, q.size(2) - begin);
@@ -83,7 +78,7 @@ AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Te
                                         const AttentionPartOptions& options) {
   const auto wide = sums_dtype(q);
   const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const auto keys = heads_repeated(k, q.size(1)).to(wide), values = heads_repeated(v, q.size(1)).to(wide);
+  const auto keys = repeat_heads(k, q.size(1)).to(wide), values = repeat_heads(v, q.size(1)).to(wide);
   const auto grad_k = at::zeros_like(keys), grad_v = at::zeros_like(values);
   std::vector<at::Tensor> grad_q;
   for (int64_t begin = 0; begin < q.size(2); begin += kQueriesAtOnce) {
@@ -104,11 +99,20 @@ AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Te
 
 }  // namespace
 
+at::Tensor repeat_heads(const at::Tensor& tensor, int64_t heads) {
+  const int64_t groups = tensor.size(1);
+  if (groups == heads) return tensor;
+  const auto sizes = tensor.sizes();
+  return tensor.unsqueeze(2)
+      .expand({sizes[0], groups, heads / groups, sizes[2], sizes[3]})
+      .reshape({sizes[0], heads, sizes[2], sizes[3]});
+}
+
 AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionPartOptions& options) {
   if (!has_fused_part(q, options)) return product_part(q, k, v, options);
   const auto [out, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-      rows_in_memory(q), rows_in_memory(heads_repeated(k, q.size(1))), rows_in_memory(heads_repeated(v, q.size(1))),
+      rows_in_memory(q), rows_in_memory(repeat_heads(k, q.size(1))), rows_in_memory(repeat_heads(v, q.size(1))),
       /*dropout_p=*/0.0, options.causal, options.mask, fused_scale(options));
   return {out, log_sums};
 }
@@ -118,8 +122,8 @@ AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at
                                             const AttentionPartOptions& options) {
   if (!has_fused_part(q, options)) return product_backward(gradient, q, k, v, whole, options);
   const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      rows_in_memory(gradient), rows_in_memory(q), rows_in_memory(heads_repeated(k, q.size(1))),
-      rows_in_memory(heads_repeated(v, q.size(1))), rows_in_memory(whole.out), whole.log_sums,
+      rows_in_memory(gradient), rows_in_memory(q), rows_in_memory(repeat_heads(k, q.size(1))),
+      rows_in_memory(repeat_heads(v, q.size(1))), rows_in_memory(whole.out), whole.log_sums,
       /*dropout_p=*/0.0, options.causal, options.mask, fused_scale(options));
   return {grad_q, heads_summed(grad_k, k.size(1)), heads_summed(grad_v, v.size(1))};
 }

@@ -1,7 +1,9 @@
 #include <fmt/ranges.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -11,11 +13,13 @@
 #include "tessera/base/quote.h"
 #include "tessera/base/staged.h"
 #include "tessera/comm/collectives/agreement.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/formats/safetensors.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/models/detail/stage_values.h"
 
 namespace tessera {
 namespace {
@@ -67,57 +71,102 @@ std::vector<std::string> targets_of(const JsonReader& top) {
   return names;
 }
 
-// As few names as mean exactly the adapted Linears: their last parts where no other Linear is called so.
-std::vector<std::string> target_names(CausalLM& model) {
-  std::set<std::string> adapted, others;
-  std::vector<std::string> paths;
-  const auto last = [](const std::string& path) { return path.substr(path.rfind('.') + 1); };
+// What is to be known of the adapters of a model, or of some stages of it, to write them.
+struct AdapterSummary {
+  Json settings = nullptr;           // what adapter_config.json says of all of them; null: there are none
+  std::vector<std::string> adapted;  // paths
+  std::set<std::string> others;      // last parts of the paths of other Linears
+  std::vector<detail::SharedParameter> parameters;
+};
+
+std::string last_part(const std::string& path) { return path.substr(path.rfind('.') + 1); }
+
+AdapterSummary summary_of(CausalLM& model) {
+  AdapterSummary out;
+  out.parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
   for (const auto& [path, module] : model.named_modules()) {
-    if (dynamic_cast<nn::LoraLinear*>(module)) {
-      paths.push_back(path);
-      adapted.insert(last(path));
+    if (const auto* linear = dynamic_cast<nn::LoraLinear*>(module)) {
+      out.adapted.push_back(path);
+      const auto& settings = linear->settings();
+      out.settings = {{"lora_alpha", settings.alpha},
+                      {"lora_dropout", settings.dropout ? settings.dropout->probability : 0.0},
+                      {"r", settings.rank},
+                      {"use_dora", settings.dora},
+                      {"use_rslora", settings.rslora}};
     } else if (dynamic_cast<nn::Linear*>(module)) {
-      others.insert(last(path));
+      out.others.insert(last_part(path));
     }
   }
-  for (const auto& name : adapted) {
-    if (others.contains(name)) return paths;
-  }
-  return {adapted.begin(), adapted.end()};
+  return out;
 }
 
-std::string config_text(CausalLM& model, const std::string& base) {
-  const auto& first = *adapted_linears(model).front().second;
-  const auto& settings = first.settings();
-  const Json config = {{"alpha_pattern", Json::object()},
-                       {"base_model_name_or_path", base.empty() ? Json() : Json(base)},
-                       {"bias", "none"},
-                       {"fan_in_fan_out", false},
-                       {"inference_mode", true},
-                       {"init_lora_weights", true},
-                       {"layers_pattern", nullptr},
-                       {"layers_to_transform", nullptr},
-                       {"lora_alpha", settings.alpha},
-                       {"lora_dropout", settings.dropout ? settings.dropout->probability : 0.0},
-                       {"modules_to_save", nullptr},
-                       {"peft_type", "LORA"},
-                       {"r", settings.rank},
-                       {"rank_pattern", Json::object()},
-                       {"revision", nullptr},
-                       {"target_modules", target_names(model)},
-                       {"task_type", "CAUSAL_LM"},
-                       {"use_dora", settings.dora},
-                       {"use_rslora", settings.rslora}};
+std::string to_text(const AdapterSummary& summary) {
+  Json tensors = Json::array();
+  for (const auto& each : summary.parameters) {
+    tensors.push_back({{"name", each.names.front()},
+                       {"shape", each.tensor.sizes().vec()},
+                       {"dtype", static_cast<int>(each.tensor.scalar_type())}});
+  }
+  return Json{
+      {"settings", summary.settings}, {"adapted", summary.adapted}, {"others", summary.others}, {"tensors", tensors}}
+      .dump();
+}
+
+// Of all stages, in their order; the parameters are on the meta device. COLLECTIVE over the pipeline.
+AdapterSummary summary_of_stages(comm::Group& pipeline, const AdapterSummary& own) {
+  AdapterSummary out;
+  std::set<std::string> seen;
+  for (const auto& text : comm::all_gather_bytes(pipeline, to_text(own))) {
+    const Json stage = parse_json_object(text, "[models.adapters] a stage");
+    if (!stage.at("settings").is_null()) out.settings = stage.at("settings");
+    for (const auto& path : stage.at("adapted")) out.adapted.push_back(path);
+    for (const auto& name : stage.at("others")) out.others.insert(name.get<std::string>());
+    for (const auto& each : stage.at("tensors")) {
+      if (!seen.insert(each.at("name")).second) continue;
+      const auto dtype = static_cast<c10::ScalarType>(each.at("dtype").get<int>());
+      const auto shape = each.at("shape").get<std::vector<int64_t>>();
+      out.parameters.push_back(
+          {at::empty(shape, at::TensorOptions(dtype).device(at::kMeta)), {each.at("name").get<std::string>()}, {}});
+    }
+  }
+  return out;
+}
+
+// As few names as mean exactly the adapted Linears: their last parts where no other Linear is called so.
+std::vector<std::string> target_names(const AdapterSummary& summary) {
+  std::set<std::string> names;
+  for (const auto& path : summary.adapted) names.insert(last_part(path));
+  for (const auto& name : names) {
+    if (summary.others.contains(name)) return summary.adapted;
+  }
+  return {names.begin(), names.end()};
+}
+
+std::string config_text(const AdapterSummary& summary, const std::string& base) {
+  Json config = {{"alpha_pattern", Json::object()},
+                 {"base_model_name_or_path", base.empty() ? Json() : Json(base)},
+                 {"bias", "none"},
+                 {"fan_in_fan_out", false},
+                 {"inference_mode", true},
+                 {"init_lora_weights", true},
+                 {"layers_pattern", nullptr},
+                 {"layers_to_transform", nullptr},
+                 {"modules_to_save", nullptr},
+                 {"peft_type", "LORA"},
+                 {"rank_pattern", Json::object()},
+                 {"revision", nullptr},
+                 {"target_modules", target_names(summary)},
+                 {"task_type", "CAUSAL_LM"}};
+  config.update(summary.settings);
   return config.dump(2) + "\n";
 }
 
-void write_adapters(CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
-                    const std::vector<at::Tensor>& values, const std::filesystem::path& folder,
-                    const SaveAdaptersOptions& options) {
+void write_adapters(const AdapterSummary& summary, const std::vector<at::Tensor>& values,
+                    const std::filesystem::path& folder, const SaveAdaptersOptions& options) {
   StagedFolder staged(folder);
-  publish_file(staged.path() / kConfigFile, config_text(model, options.base));
+  publish_file(staged.path() / kConfigFile, config_text(summary, options.base));
   std::vector<TensorSpec> specs;
-  for (const auto& parameter : parameters) {
+  for (const auto& parameter : summary.parameters) {
     specs.push_back(
         {peft_name(parameter.names.front()), parameter.tensor.scalar_type(), parameter.tensor.sizes().vec()});
   }
@@ -125,6 +174,23 @@ void write_adapters(CausalLM& model, const std::vector<detail::SharedParameter>&
   for (size_t i = 0; i < specs.size(); ++i) writer.write(specs[i].name, values[i]);
   writer.finish();
   staged.publish();
+}
+
+// The Linears of the whole model that this one has not: they are in other stages of a pipeline.
+std::set<std::string> linears_elsewhere(CausalLM& model) {
+  std::set<std::string> names;
+  const auto whole = make_model(model.config(), {.device = c10::Device(at::kMeta)});
+  for (const auto& [path, module] : whole->named_modules()) {
+    if (dynamic_cast<nn::Linear*>(module)) names.insert(path);
+  }
+  for (const auto& [path, module] : model.named_modules()) names.erase(path);
+  return names;
+}
+
+// Of base_model.model.PATH.lora_A.weight the path.
+std::string adapted_path(const std::string& peft) {
+  const size_t prefix = std::string(kPeftPrefix).size(), end = peft.find(".lora_");
+  return !peft.starts_with(kPeftPrefix) || end == std::string::npos ? "" : peft.substr(prefix, end - prefix);
 }
 
 }  // namespace
@@ -150,7 +216,8 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
   const auto path = folder / kWeightsFile;
   const auto file = SafetensorsFile::open(path);
   auto parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
-  TESSERA_CHECK(!parameters.empty(), ErrorKind::kConfig,
+  const auto elsewhere = linears_elsewhere(model);
+  TESSERA_CHECK(!parameters.empty() || !elsewhere.empty(), ErrorKind::kConfig,
                 "[models.adapters] {}: the model has no adapters to load into. Call add_adapters first.",
                 path.string());
   std::vector<std::string> problems;
@@ -172,7 +239,7 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
     }
   }
   for (const auto& [name, entry] : file->entries()) {
-    if (known.contains(name)) continue;
+    if (known.contains(name) || elsewhere.contains(adapted_path(name))) continue;
     problems.push_back(fmt::format("{} is unexpected", quote(name)));
     only_shapes = false;
   }
@@ -196,22 +263,39 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
 
 void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options) {
   const at::NoGradGuard no_grad;
-  const auto parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
-  TESSERA_CHECK(!parameters.empty(), ErrorKind::kConfig, "[models.adapters] {}: the model has no adapters to save",
-                folder.string());
+  const auto own = summary_of(model);
+  auto all = detail::shared_parameters(model);
+  all.insert(all.end(), own.parameters.begin(), own.parameters.end());
+  std::optional<detail::StageValues> stages;
+  if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), all);
+  const auto summary = stages ? summary_of_stages(*options.pipeline->group(0), own) : own;
+  TESSERA_CHECK(!summary.parameters.empty(), ErrorKind::kConfig,
+                "[models.adapters] {}: the model has no adapters to save", folder.string());
+  const auto mesh = detail::mesh_of(all);
+  const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();
+  std::map<std::string, at::Tensor> held;
+  for (const auto& parameter : own.parameters) held[parameter.names.front()] = parameter.tensor;
   std::vector<at::Tensor> values;
-  for (const auto& parameter : parameters) {
-    const auto& tensor = parameter.tensor;
-    values.push_back((is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach()).contiguous());
+  for (const auto& parameter : summary.parameters) {
+    at::Tensor value;
+    if (!stages || stages->gives(parameter)) {
+      const auto& tensor = held.at(parameter.names.front());
+      value = (is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach()).contiguous();
+    }
+    if (stages && speaks) value = stages->bring(parameter, value);
+    values.push_back(value);
   }
-  const auto mesh = detail::mesh_of(parameters);
-  const auto write = [&] { write_adapters(model, parameters, values, folder, options); };
-  if (!mesh) return write();
-  std::vector<int64_t> dims(static_cast<size_t>(mesh->ndim()));
-  std::iota(dims.begin(), dims.end(), 0);
-  comm::attempt_together(mesh->ndim() == 1 ? *mesh->group(0) : *mesh->group(dims), [&] {
-    if (mesh->rank() == mesh->ranks().front()) write();
-  });
+  const auto write = [&] {
+    if (speaks && (!stages || stages->rank() == 0)) write_adapters(summary, values, folder, options);
+  };
+  const auto write_on_mesh = [&] {
+    if (!mesh) return write();
+    std::vector<int64_t> dims(static_cast<size_t>(mesh->ndim()));
+    std::iota(dims.begin(), dims.end(), 0);
+    comm::attempt_together(mesh->ndim() == 1 ? *mesh->group(0) : *mesh->group(dims), write);
+  };
+  if (!stages) return write_on_mesh();
+  comm::attempt_together(*options.pipeline->group(0), write_on_mesh);
 }
 
 }  // namespace tessera

@@ -16,6 +16,7 @@
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/nn/quantized_linear.h"
 
 namespace tessera {
 namespace {
@@ -182,11 +183,14 @@ void init_adapters(CausalLM& model, uint64_t seed) {
   }
   for (const auto& [path, linear] : adapted_linears(model)) {
     if (!linear->lora_magnitude_vector) continue;
-    const at::Tensor base = linear->own_parameters().front().parameter;
-    TESSERA_CHECK(!base.is_meta(), ErrorKind::kConfig,
+    const bool is_packed = linear->packed != nullptr;
+    TESSERA_CHECK(is_packed ? linear->packed->weight.defined() : !linear->own_parameters().front().parameter.is_meta(),
+                  ErrorKind::kConfig,
                   "[models.adapters] {}: DoRA's magnitudes begin as the norms of its rows, and it has no values yet. "
                   "Load the base first.",
                   path);
+    // The slot, for FSDP shows nothing in the member between forwards.
+    const at::Tensor base = is_packed ? linear->base_weight() : linear->own_parameters().front().parameter;
     const auto norms = whole_of(base).to(at::kFloat).square().sum(1).sqrt();
     for (auto& parameter : detail::shared_parameters(*linear->lora_magnitude_vector, detail::Parameters::kOfAdapters)) {
       const auto local = detail::writable_part(parameter, base.device());

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/mesh/device_mesh.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/nn/lora.h"
 
@@ -53,15 +54,20 @@ std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model);
 // As PEFT: A uniform within 1 / sqrt(in) by a random number of seed, name and global element; B zero; magnitudes the
 // norms of the base's rows, which must be there. COLLECTIVE over the meshes of the weights with DoRA.
 void init_adapters(CausalLM& model, uint64_t seed);
-// Values from adapter_model.safetensors, each rank its own part. Everything that is missing, unexpected or of another
-// shape is reported before anything is changed: kFormat or kShape. No communication.
+// Values from adapter_model.safetensors, each rank its own part; what is for Linears in other stages of a pipeline is
+// left alone. Everything that is missing, unexpected or of another shape is reported before anything is changed:
+// kFormat or kShape. No communication.
 void load_adapters(CausalLM& model, const std::filesystem::path& folder);
 
 struct SaveAdaptersOptions {
   std::string base = {};  // base_model_name_or_path, for PEFT
+  // 1-d, over the ranks whose stages make up the model, some of them without adapters; null: it is whole. The first of
+  // them writes.
+  MeshPtr pipeline = {};
 };
 // Writes the folder, which must not exist before, or be empty; it appears when it is complete. COLLECTIVE over the
-// meshes of the adapters: they are gathered, and rank 0 of the mesh writes. An error of it is thrown on all.
+// pipeline and the meshes of the model's parameters: adapters are gathered, and rank 0 of the mesh writes. An error of
+// it is thrown on all.
 void save_adapters(CausalLM& model, const std::filesystem::path& folder, const SaveAdaptersOptions& options = {});
 
 // The weight of an adapted Linear with its adapter in it; `whole` is the weight gathered. COLLECTIVE over the meshes of

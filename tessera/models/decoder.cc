@@ -88,10 +88,10 @@ DecoderModel::DecoderModel(const ModelConfig& config, const DecoderParts& parts,
 }
 
 DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inputs) const {
-  if (!context_) return nullptr;
-  TESSERA_CHECK(inputs.cache == nullptr && inputs.logits_to_keep == 0, ErrorKind::kConfig,
-                "[models.forward] a key-value cache or logits_to_keep ({}) in a model that is context parallel over {} "
-                "ranks, none of which has whole rows. Generate with a model that is not.",
+  if (!context_ || inputs.cache != nullptr) return nullptr;
+  TESSERA_CHECK(inputs.logits_to_keep == 0, ErrorKind::kConfig,
+                "[models.forward] logits_to_keep ({}) in a model that is context parallel over {} ranks, none of which "
+                "has whole rows. Pass a key-value cache, with which they all read whole rows, or cut the logits.",
                 inputs.logits_to_keep, context_->group->size());
   return nn::context_sequence(
       *context_, {.rows = inputs.tokens.size(0), .tokens = inputs.tokens.size(1), .document_ids = inputs.document_ids});
@@ -135,7 +135,8 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
     auto& context = slides ? sliding : full;
     if (!context) {
       context = LayerContext{{slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.cache}};
-      if (config_.experts.count > 0 && inputs.document_ids.defined()) context->real = inputs.document_ids.ge(0);
+      if (config_.experts.count > 0 && inputs.document_ids.defined())
+        context->real = inputs.document_ids.ge(0).to(x.device());
     }
     x = (*layers->list[static_cast<size_t>(i)])(x, *context);
   }

@@ -69,8 +69,9 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   DecoderModel(const ModelConfig& config, const DecoderParts& parts, const nn::ParameterOptions& options);
   virtual at::Tensor forward(const ModelInputs& inputs);  // [B, T, hidden]
   // From now on inputs are this rank's tokens of rows that lie over the group as ContextLayout cuts them, positions
-  // undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). Then a cache and
-  // logits_to_keep are kConfig errors.
+  // undefined for those of the whole rows, and forward is COLLECTIVE over it (apply_context_parallel). With a cache
+  // inputs are whole rows, alike on all ranks, each of which computes all of them. Error kConfig: logits_to_keep
+  // without one.
   void set_context_parallelism(nn::ContextParallelism how) { context_ = std::move(how); }
 
  private:

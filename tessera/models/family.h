@@ -109,6 +109,8 @@ struct GgufMap {
   bool qk_norm = false;             // attn_q_norm, attn_k_norm
   bool norms_around = false;        // post_attention_norm, post_ffw_norm
   bool norms_one_plus = false;      // norms are stored with 1 added
+  bool experts = false;             // in every layer: ffn_gate_inp, ffn_gate_exps, ffn_up_exps, ffn_down_exps
+  bool windows = false;             // set_keys says which layers slide; else a file cannot say it
   // Metadata of the family's own, into the file and into the config.json that is made of it. Errors kConfig, kFormat.
   void (*set_keys)(const ModelConfig& config, const std::string& where, GgufWriter& writer) = nullptr;
   void (*read_keys)(const GgufFile& file, nlohmann::ordered_json& config) = nullptr;

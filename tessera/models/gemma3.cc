@@ -151,6 +151,7 @@ const ModelFamily& gemma3_family() {
                .qk_norm = true,
                .norms_around = true,
                .norms_one_plus = true,
+               .windows = true,
                .set_keys = detail::set_gemma3_keys,
                .read_keys = detail::read_gemma3_keys}};
   return family;

@@ -100,17 +100,17 @@ struct Next {
 
 // Rounding may differ between ranks, so one of them decides for all.
 Next next_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
-                const TokenCallback& on_token, comm::Group* group) {
-  const bool decides = group == nullptr || group->rank() == 0;
+                const TokenCallback& on_token, const LogitsSource& source) {
+  auto* const group = source.group;
   Next next{0, false};
-  if (decides) {
+  if (group == nullptr || group->rank() == source.chooser) {
     const auto& stops = options.stop_tokens;
-    next.token = choose_token(logits, context, options);
+    next.token = choose_token(logits.flatten(), context, options);
     next.last = (on_token && !on_token(next.token)) || std::find(stops.begin(), stops.end(), next.token) != stops.end();
   }
   if (group == nullptr || group->size() == 1) return next;
-  const auto both = at::tensor({next.token, static_cast<int64_t>(next.last)}, at::kLong).to(logits.device());
-  comm::broadcast(*group, both, 0, "next token").wait();
+  const auto both = at::tensor({next.token, static_cast<int64_t>(next.last)}, at::kLong);
+  comm::broadcast(*group, both, source.chooser, "next token").wait();
   return {both[0].item<int64_t>(), both[1].item<int64_t>() != 0};
 }
 
@@ -182,28 +182,39 @@ int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context,
   return std::max_element(scores.begin(), scores.end()) - scores.begin();
 }
 
-std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
-                              const TokenCallback& on_token, comm::Group* group) {
-  at::NoGradGuard no_grad;
-  const auto& config = model.config();
+int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
+                            const GenerationOptions& options) {
   check_prompt(config, prompt);
   options.check();
   const auto given = static_cast<int64_t>(prompt.size());
-  const int64_t most = std::min(options.max_new_tokens, config.max_position_embeddings - given);
-  const auto device = model.parameters().front().device();
+  return given + std::min(options.max_new_tokens, config.max_position_embeddings - given);
+}
+
+std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& source, std::span<const int64_t> prompt,
+                              const GenerationOptions& options, const TokenCallback& on_token) {
+  const at::NoGradGuard no_grad;
+  const auto given = static_cast<int64_t>(prompt.size());
+  const int64_t most = generation_capacity(config, prompt, options) - given;
   std::vector<int64_t> context(prompt.begin(), prompt.end());
-  nn::KvCache cache(config.num_hidden_layers, given + most);
-  auto pending = at::tensor(context).unsqueeze(0).to(device);
+  auto pending = at::tensor(context).unsqueeze(0).to(source.device);
   for (int64_t made = 0; made < most; ++made) {
-    auto logits = model.logits({.tokens = pending, .cache = &cache, .logits_to_keep = 1});
-    if (is_dtensor(logits))
-      logits = full_tensor(logits);  // each rank of a tensor-parallel head has a part of the vocabulary
-    const auto [token, last] = next_token(logits.flatten(), context, options, on_token, group);
+    const auto [token, last] = next_token(source.after(pending), context, options, on_token, source);
     context.push_back(token);
     if (last) break;
     pending = at::full({1, 1}, token, pending.options());
   }
   return {context.begin() + given, context.end()};
+}
+
+std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
+                              const TokenCallback& on_token, comm::Group* group) {
+  nn::KvCache cache(model.config().num_hidden_layers, generation_capacity(model.config(), prompt, options));
+  const auto after = [&](const at::Tensor& tokens) {
+    const auto logits = model.logits({.tokens = tokens, .cache = &cache, .logits_to_keep = 1});
+    return is_dtensor(logits) ? full_tensor(logits) : logits;  // a tensor-parallel head has a part of the vocabulary
+  };
+  return generate(model.config(), {.after = after, .device = model.parameters().front().device(), .group = group},
+                  prompt, options, on_token);
 }
 
 }  // namespace tessera

@@ -15,11 +15,8 @@
 #include <span>
 #include <vector>
 
+#include "tessera/comm/group/group.h"
 #include "tessera/models/causal_lm.h"
-
-namespace tessera::comm {
-class Group;
-}
 
 namespace tessera {
 
@@ -49,6 +46,22 @@ using TokenCallback = std::function<bool(int64_t token)>;
 // `group`, whose first rank makes the choices (and whose callback decides); COLLECTIVE over it then.
 std::vector<int64_t> generate(CausalLM& model, std::span<const int64_t> prompt, const GenerationOptions& options,
                               const TokenCallback& on_token = {}, comm::Group* group = nullptr);
+
+// Where a generation gets its logits from that no model of one rank gives: the stages of a pipeline.
+struct LogitsSource {
+  // [..., V] after the last of these tokens, int64 [1, n], which follow those of the calls before. Undefined on ranks
+  // that do not choose.
+  std::function<at::Tensor(const at::Tensor& tokens)> after{};
+  at::Device device = at::kCPU;  // of the tokens
+  comm::Group* group = nullptr;  // of all ranks that generate; null: one
+  int chooser = 0;               // its rank that has the logits, and whose callback decides
+};
+// As above. COLLECTIVE over the source's group, and as `after`.
+std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& source, std::span<const int64_t> prompt,
+                              const GenerationOptions& options, const TokenCallback& on_token = {});
+// The tokens that a key-value cache of it must hold, at most. Errors as generate's.
+int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
+                            const GenerationOptions& options);
 
 // The choice among logits [V] after `context`; for tests and other samplers.
 int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options);

@@ -64,9 +64,8 @@ void set_model_keys(const ModelConfig& config, const ModelFamily& family, const 
   number("rope.dimension_count", config.head_dim);
   writer.set(architecture + ".attention.layer_norm_rms_epsilon", static_cast<float>(config.rms_norm_eps));
   detail::set_rope_keys(config.rope, architecture, where, writer);
-  if (family.gguf.set_keys) {
-    family.gguf.set_keys(config, where, writer);
-  } else if (config.sliding_window > 0 && config.sliding_window < config.max_position_embeddings) {
+  if (family.gguf.set_keys) family.gguf.set_keys(config, where, writer);
+  if (!family.gguf.windows && config.sliding_window > 0 && config.sliding_window < config.max_position_embeddings) {
     log_warning("[gguf] {}: GGUF has no sliding window for {}; the file is right up to {} tokens", where,
                 family.architecture, config.sliding_window);
   }
@@ -84,12 +83,21 @@ void check_folder_tensors(const SafetensorsFolder& folder, const std::vector<det
                           const std::string& dir) {
   std::set<std::string_view> known;
   if (tied) known.insert("lm_head.weight");  // some writers store the tied copy too
+  const auto check = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    const auto& entry = folder.entry(name);
+    TESSERA_CHECK(entry.shape == shape && at::isFloatingType(entry.dtype), ErrorKind::kFormat,
+                  "[gguf] {}: {} is {} [{}], config.json wants [{}]", dir, name, c10::toString(entry.dtype),
+                  fmt::join(entry.shape, ", "), fmt::join(shape, ", "));
+    known.insert(folder.files().find(name)->first);
+  };
   for (const auto& tensor : wanted) {
-    const auto& entry = folder.entry(tensor.hf_name);
-    TESSERA_CHECK(entry.shape == tensor.shape && at::isFloatingType(entry.dtype), ErrorKind::kFormat,
-                  "[gguf] {}: {} is {} [{}], config.json wants [{}]", dir, tensor.hf_name, c10::toString(entry.dtype),
-                  fmt::join(entry.shape, ", "), fmt::join(tensor.shape, ", "));
-    known.insert(tensor.hf_name);
+    if (tensor.stacks == nullptr) {
+      check(tensor.hf_name, tensor.shape);
+    } else if (folder.contains(tensor.hf_name)) {
+      check(tensor.hf_name, {tensor.shape[0], tensor.stack_rows, tensor.shape[2]});
+    } else {
+      for (const auto& name : detail::names_of_experts(tensor)) check(name, {tensor.shape[1], tensor.shape[2]});
+    }
   }
   for (const auto& [name, file] : folder.files()) {
     const bool derived = name.ends_with("rotary_emb.inv_freq");
@@ -98,8 +106,19 @@ void check_folder_tensors(const SafetensorsFolder& folder, const std::vector<det
   }
 }
 
+// One stack of experts is in memory at a time.
+at::Tensor folder_value(const SafetensorsFolder& folder, const detail::GgufTensor& tensor) {
+  if (tensor.stacks == nullptr) return folder.tensor(tensor.hf_name);
+  if (folder.contains(tensor.hf_name)) {
+    return folder.tensor(tensor.hf_name).narrow(1, tensor.first_row, tensor.shape[1]).contiguous();
+  }
+  std::vector<at::Tensor> experts;
+  for (const auto& name : detail::names_of_experts(tensor)) experts.push_back(folder.tensor(name));
+  return at::stack(experts);
+}
+
 GgmlType stored_type(const detail::GgufTensor& tensor, GgmlType type) {
-  if (tensor.shape.size() == 1) return GgmlType::kF32;
+  if (tensor.shape.size() == 1 || tensor.router) return GgmlType::kF32;
   // llama.cpp's own converter does the same with rows that no block divides.
   return type == GgmlType::kQ8_0 && tensor.shape.back() % 32 != 0 ? GgmlType::kF16 : type;
 }
@@ -140,7 +159,7 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   for (const auto& tensor : tensors) writer.announce(tensor.gguf_name, stored_type(tensor, type), tensor.shape);
   if (!divisors.empty()) writer.write("rope_freqs.weight", at::tensor(divisors));
   for (const auto& tensor : tensors) {
-    writer.write(tensor.gguf_name, detail::to_gguf(tensor, folder.tensor(tensor.hf_name)));
+    writer.write(tensor.gguf_name, detail::to_gguf(tensor, folder_value(folder, tensor)));
   }
   writer.finish();
   log_info("[gguf] {}: {} tensors written to {}", dir.string(), tensors.size(), gguf.string());

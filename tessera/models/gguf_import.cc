@@ -65,8 +65,13 @@ const ModelFamily& imported_family(const GgufKeys& keys) {
     raise(ErrorKind::kConfig, "[gguf] {}: the architecture {} is not available in this version ({} are)", keys.where(),
           quote(keys.architecture()), fmt::join(known, ", "));
   }
-  TESSERA_CHECK(keys.whole_or("expert_count", 0) == 0, ErrorKind::kConfig,
-                "[gguf] {}: a mixture of experts is not available in this version", keys.where());
+  const int64_t experts = keys.whole_or("expert_count", 0);
+  TESSERA_CHECK(experts == 0 || family->gguf.experts, ErrorKind::kConfig,
+                "[gguf] {}: a mixture of {} experts of {} is not available in this version", keys.where(), experts,
+                quote(keys.architecture()));
+  TESSERA_CHECK(experts > 0 || !family->gguf.experts, ErrorKind::kFormat,
+                "[gguf] {}: {} is 0, wanted the number of experts of each layer", keys.where(),
+                keys.key("expert_count"));
   return *family;
 }
 
@@ -167,15 +172,23 @@ json generation_config(const GgufFile& file, const json& config) {
   return result;
 }
 
-// float32 when any tensor is quantised, otherwise what holds every matrix without loss.
+// float32 when any tensor is quantised, otherwise what holds every matrix without loss. Routers are always F32: they
+// count where they would lose something.
 c10::ScalarType own_dtype(const GgufFile& file) {
+  constexpr std::string_view kRouter = ".ffn_gate_inp.weight";
   std::set<GgmlType> types;
   for (const auto& [name, info] : file.tensors()) {
-    if (info.shape.size() > 1) types.insert(info.type);
+    if (info.shape.size() > 1 && !name.ends_with(kRouter)) types.insert(info.type);
   }
-  if (types == std::set{GgmlType::kF16}) return at::kHalf;
-  if (types == std::set{GgmlType::kBF16}) return at::kBFloat16;
-  return at::kFloat;
+  const auto dtype = types == std::set{GgmlType::kF16}    ? at::kHalf
+                     : types == std::set{GgmlType::kBF16} ? at::kBFloat16
+                                                          : at::kFloat;
+  for (const auto& [name, info] : file.tensors()) {
+    if (dtype == at::kFloat || !name.ends_with(kRouter)) continue;
+    const auto value = file.tensor(name).to(at::kFloat);
+    if (!value.to(dtype).to(at::kFloat).equal(value)) return at::kFloat;
+  }
+  return dtype;
 }
 
 // The file must hold what the architecture has, in these shapes, and nothing that would get lost.
@@ -191,6 +204,11 @@ void check_file_tensors(const GgufFile& file, const std::vector<detail::GgufTens
     TESSERA_CHECK(known.contains(name), ErrorKind::kConfig,
                   "[gguf] {}: tensor {} has no place in a model of this version", file.path().string(), quote(name));
   }
+}
+
+// Of stacked experts, those of each expert; else none.
+std::vector<std::string> names_in_folder(const detail::GgufTensor& tensor) {
+  return tensor.stacks == nullptr ? std::vector<std::string>() : detail::names_of_experts(tensor);
 }
 
 }  // namespace
@@ -213,10 +231,16 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
                detail::json_text(generation_config(*file, config), gguf.string(), 2));
   detail::write_tokenizer_files(*file, folder.path(), parsed.vocab_size, parsed.max_position_embeddings);
   std::vector<TensorSpec> specs;
-  for (const auto& tensor : tensors) specs.push_back({tensor.hf_name, dtype, tensor.shape});
+  for (const auto& tensor : tensors) {
+    if (tensor.stacks == nullptr) specs.push_back({tensor.hf_name, dtype, tensor.shape});
+    for (const auto& name : names_in_folder(tensor)) specs.push_back({name, dtype, {tensor.shape[1], tensor.shape[2]}});
+  }
   SafetensorsFolderWriter writer(folder.path(), std::move(specs), {.max_shard_bytes = options.max_shard_bytes});
   for (const auto& tensor : tensors) {
-    writer.write(tensor.hf_name, detail::from_gguf(tensor, file->tensor(tensor.gguf_name)).to(dtype));
+    const auto value = detail::from_gguf(tensor, file->tensor(tensor.gguf_name)).to(dtype);
+    if (tensor.stacks == nullptr) writer.write(tensor.hf_name, value);
+    int64_t expert = 0;
+    for (const auto& name : names_in_folder(tensor)) writer.write(name, value[expert++]);
   }
   writer.finish();
   folder.publish();

@@ -6,6 +6,7 @@
 #include "tessera/base/philox.h"
 #include "tessera/models/detail/local_part.h"
 #include "tessera/models/weights.h"
+#include "tessera/nn/quantized_linear.h"
 
 namespace tessera {
 namespace {
@@ -62,6 +63,10 @@ void init_weights(CausalLM& model, uint64_t seed, c10::Device device) {
     } else {
       local.fill_(parameter.slots.front()->initial);
     }
+  }
+  for (const auto& [name, packed] : nn::packed_weights(model)) {
+    const std::vector<int64_t> whole = {packed->out, packed->in};
+    packed->pack(normal_box({whole, {0, 0}}, whole, seed, philox_stream(name), model.config().initializer_range));
   }
 }
 

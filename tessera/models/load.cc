@@ -6,10 +6,13 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/formats/tensor_files.h"
+#include "tessera/models/detail/gguf_weights.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/models/detail/packed_parts.h"
 #include "tessera/models/detail/stacked_tensors.h"
 #include "tessera/models/family.h"
 #include "tessera/models/weights.h"
+#include "tessera/nn/quantized_linear.h"
 
 namespace tessera {
 namespace {
@@ -165,20 +168,28 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
 }  // namespace
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
-  match_names(model, detail::shared_parameters(model), *open_weights(dir));
+  if (detail::is_gguf(dir)) return detail::check_gguf(model, dir);
+  match_names(model, detail::parameters_and_packed(model), *open_weights(dir));
 }
 
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device) {
   at::NoGradGuard no_grad;
+  if (detail::is_gguf(dir)) return detail::load_gguf(model, dir, device);
   const auto folder = open_weights(dir);
   auto parameters = detail::shared_parameters(model);
-  const auto sources = match_names(model, parameters, *folder);
+  const auto sources = match_names(model, detail::parameters_and_packed(model), *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto box = detail::local_part_box(parameters[i].tensor);
     const auto local = detail::writable_part(parameters[i], device);
     if (local.numel() == 0) continue;
     bytes += read_source(*folder, sources[i], box, local);
+  }
+  auto source = sources.begin() + static_cast<std::ptrdiff_t>(parameters.size());
+  for (const auto& [name, packed] : nn::packed_weights(model)) {
+    const auto values = at::empty({packed->out, packed->in}, at::kFloat);  // one at a time
+    bytes += read_source(*folder, *source++, {values.sizes().vec(), {0, 0}}, values);
+    packed->pack(values);
   }
   log_info("[models.load] {}: {} parameters, {:.1f} MiB read", dir.string(), parameters.size(),
            static_cast<double>(bytes) / (1 << 20));

@@ -1,8 +1,11 @@
 #include "tessera/models/qwen3_moe.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
+#include "tessera/base/error.h"
 #include "tessera/base/json.h"
+#include "tessera/formats/gguf_writer.h"
 #include "tessera/models/decoder.h"
 #include "tessera/models/qwen3.h"
 
@@ -55,6 +58,35 @@ void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConf
   if (std::none_of(experts.layers.begin(), experts.layers.end(), [](bool has) { return has; })) experts.count = 0;
 }
 
+// llama.cpp's Qwen3-MoE has experts in every layer and makes the weights of the chosen ones sum to 1.
+void set_expert_keys(const ModelConfig& config, const std::string& where, GgufWriter& writer) {
+  const auto& experts = config.experts;
+  const bool everywhere =
+      experts.count > 0 && std::find(experts.layers.begin(), experts.layers.end(), false) == experts.layers.end();
+  TESSERA_CHECK(everywhere, ErrorKind::kConfig,
+                "[gguf] {}: layers without experts (mlp_only_layers, decoder_sparse_step), which a GGUF of a "
+                "Qwen3MoeForCausalLM cannot have",
+                where);
+  TESSERA_CHECK(experts.normalise, ErrorKind::kConfig,
+                "[gguf] {}: norm_topk_prob is false, and llama.cpp's Qwen3-MoE always normalises", where);
+  writer.set("qwen3moe.expert_count", static_cast<uint32_t>(experts.count));
+  writer.set("qwen3moe.expert_used_count", static_cast<uint32_t>(experts.chosen));
+  writer.set("qwen3moe.expert_feed_forward_length", static_cast<uint32_t>(experts.inner));
+}
+
+void read_expert_keys_of_gguf(const GgufFile& file, nlohmann::ordered_json& config) {
+  const auto used = file.require_uint("qwen3moe.expert_used_count");
+  TESSERA_CHECK(used > 0, ErrorKind::kFormat, "[gguf] {}: qwen3moe.expert_used_count is 0", file.path().string());
+  config["num_experts"] = file.require_uint("qwen3moe.expert_count");
+  config["num_experts_per_tok"] = used;
+  // As llama.cpp does where a file leaves it out.
+  config["moe_intermediate_size"] = file.find_uint("qwen3moe.expert_feed_forward_length")
+                                        .value_or(config.at("intermediate_size").get<uint64_t>() / used);
+  config["norm_topk_prob"] = true;
+  config["decoder_sparse_step"] = 1;
+  config["mlp_only_layers"] = nlohmann::ordered_json::array();
+}
+
 }  // namespace
 
 const ModelFamily& qwen3_moe_family() {
@@ -74,7 +106,12 @@ const ModelFamily& qwen3_moe_family() {
       // transformers cuts experts inside, too; here they are replicas beside tensor parallelism, or expert-parallel.
       .plan = {.name = "qwen_moe", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .weights = {.stacks = {{".experts.gate_up_proj", {"gate_proj.weight", "up_proj.weight"}},
-                             {".experts.down_proj", {"down_proj.weight"}}}}};
+                             {".experts.down_proj", {"down_proj.weight"}}}},
+      .gguf = {.architecture = "qwen3moe",
+               .qk_norm = true,
+               .experts = true,
+               .set_keys = set_expert_keys,
+               .read_keys = read_expert_keys_of_gguf}};
   return family;
 }
 

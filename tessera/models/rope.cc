@@ -1,5 +1,7 @@
 #include "tessera/models/rope.h"
 
+#include <ATen/DeviceAccelerator.h>
+
 #include <cmath>
 #include <numbers>
 
@@ -86,7 +88,9 @@ nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor&
   const bool dynamic = rope_.kind == RopeKind::kDynamic && positions.numel() > 0;
   const int64_t length = dynamic ? positions.max().item<int64_t>() + 1 : 0;
   const auto frequencies = rope_frequencies(rope_, head_dim_, max_position_embeddings_, length);
-  auto inverse = frequencies.inverse.to(x.device());
+  const bool staged = at::accelerator::isAccelerator(x.device().type());
+  const at::Tensor host = staged ? frequencies.inverse.pin_memory() : frequencies.inverse;
+  at::Tensor inverse = host.to(x.device(), /*non_blocking=*/staged);
   if (is_dtensor(positions)) {
     const auto& mesh = device_mesh(positions);
     inverse = from_local(inverse, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));

@@ -11,10 +11,12 @@
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/detail/local_part.h"
+#include "tessera/models/detail/packed_parts.h"
 #include "tessera/models/detail/stacked_tensors.h"
 #include "tessera/models/detail/stage_values.h"
 #include "tessera/models/family.h"
 #include "tessera/models/weights.h"
+#include "tessera/nn/quantized_linear.h"
 
 namespace tessera {
 namespace {
@@ -128,13 +130,26 @@ std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM&
                                                                        const SaveOptions& options) {
   std::map<const c10::TensorImpl*, nn::LoraLinear*> adapted;
   for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
-    adapted[linear->own_parameters().front().parameter.unsafeGetTensorImpl()] = linear;
+    if (!linear->packed) adapted[linear->own_parameters().front().parameter.unsafeGetTensorImpl()] = linear;
   }
+  std::map<std::string, nn::LoraLinear*> adapted_packed;
+  for (const auto& [path, linear] : options.merge_adapters ? adapted_linears(model) : AdaptedLinears{}) {
+    if (linear->packed) adapted_packed[path + ".weight"] = linear;
+  }
+  std::map<std::string, nn::PackedWeight*> packed;
+  for (const auto& [name, weight] : nn::packed_weights(model)) packed[name] = weight;
   std::map<std::string, at::Tensor> tensors;
   for (const auto& parameter : own) {
     for (const auto& name : parameter.names) tensors[name] = parameter.tensor;
   }
-  return [adapted, tensors](const detail::SharedParameter& parameter) {
+  return [adapted, adapted_packed, packed, tensors](const detail::SharedParameter& parameter) {
+    if (const auto found = packed.find(parameter.names.front()); found != packed.end()) {
+      TESSERA_CHECK(found->second->weight.defined(), ErrorKind::kInternal,
+                    "[models.save] {}: has no values yet. Load or initialise first.", found->first);
+      const auto values = found->second->weight.values();
+      const auto adapter = adapted_packed.find(found->first);
+      return adapter == adapted_packed.end() ? values : merged_weight(*adapter->second, values);
+    }
     const auto held = std::find_if(parameter.names.begin(), parameter.names.end(),
                                    [&](const std::string& name) { return tensors.contains(name); });
     const auto& tensor = tensors.at(*held);
@@ -150,11 +165,11 @@ std::function<at::Tensor(const detail::SharedParameter&)> value_getter(CausalLM&
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                      const SaveOptions& options) {
   at::NoGradGuard no_grad;
-  const auto own = detail::shared_parameters(model);
+  const auto own = detail::parameters_and_packed(model);
   std::optional<detail::StageValues> stages;
   if (options.pipeline && options.pipeline->size() > 1) stages.emplace(*options.pipeline->group(0), own);
-  const nn::ParameterOptions as_own{own.front().tensor.scalar_type(), at::kMeta};
-  const auto whole_model = stages ? make_model(model.config(), as_own) : nullptr;
+  const nn::ParameterOptions as_saved{options.dtype.value_or(own.front().tensor.scalar_type()), at::kMeta};
+  const auto whole_model = stages ? make_model(model.config(), as_saved) : nullptr;
   const auto parameters = stages ? detail::shared_parameters(*whole_model) : own;
   const auto mesh = detail::mesh_of(own);
   const bool speaks = !mesh || mesh->rank() == mesh->ranks().front();

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/kept_attention.h"
+#include "tessera/kernels/partial_attention.h"
+#include "tessera/nn/attention_mask.h"
 #include "tessera/nn/context_attention.h"
 #include "tessera/nn/context_scope.h"
 
@@ -20,22 +20,10 @@ constexpr int64_t kLeastPiece = 128, kMostPiece = 1024;
 using Kind = AttentionPattern::Kind;
 using Pieces = std::vector<AttentionPattern::Piece>;
 
-struct Run {
-  int64_t id, tokens;
-};
-
-std::vector<Run> runs_of(const int64_t* ids, int64_t count) {
-  std::vector<Run> runs;
-  for (int64_t i = 0; i < count; ++i) {
-    if (runs.empty() || runs.back().id != ids[i]) runs.push_back({ids[i], 0});
-    ++runs.back().tokens;
-  }
-  return runs;
-}
-
-std::vector<std::vector<Run>> runs_of_rows(const AttentionPatternOptions& wanted) {
+std::vector<std::vector<DocumentRun>> runs_of_rows(const AttentionPatternOptions& wanted) {
   if (!wanted.document_ids.defined()) {
-    return std::vector<std::vector<Run>>(static_cast<size_t>(wanted.rows), std::vector<Run>{{0, wanted.tokens}});
+    return std::vector<std::vector<DocumentRun>>(static_cast<size_t>(wanted.rows),
+                                                 std::vector<DocumentRun>{{0, wanted.tokens}});
   }
   const auto& given = wanted.document_ids;
   TESSERA_CHECK(wanted.cached == 0, ErrorKind::kShape,
@@ -45,20 +33,16 @@ std::vector<std::vector<Run>> runs_of_rows(const AttentionPatternOptions& wanted
                 ErrorKind::kShape, "[nn.attention] found {} document ids of {}, wanted int64 [{}, {}]", given.numel(),
                 c10::toString(given.scalar_type()), wanted.rows, wanted.tokens);
   const auto ids = (is_dtensor(given) ? full_tensor(given) : given).cpu().contiguous();
-  std::vector<std::vector<Run>> rows;
+  std::vector<std::vector<DocumentRun>> rows;
   for (int64_t row = 0; row < wanted.rows; ++row) {
-    rows.push_back(runs_of(ids.const_data_ptr<int64_t>() + row * wanted.tokens, wanted.tokens));
-    std::unordered_set<int64_t> seen;
-    for (const auto& run : rows.back()) {
-      TESSERA_CHECK(run.id < 0 || seen.insert(run.id).second, ErrorKind::kShape,
-                    "[nn.attention] row {}: document {} lies in two pieces, wanted one after another", row, run.id);
-    }
+    rows.push_back(
+        document_runs(ids.const_data_ptr<int64_t>() + row * wanted.tokens, wanted.tokens, row, "nn.attention"));
   }
   return rows;
 }
 
 // One document at the start, padding behind it, nothing beyond the window.
-bool is_plain_causal(const std::vector<Run>& row, int64_t window) {
+bool is_plain_causal(const std::vector<DocumentRun>& row, int64_t window) {
   const bool one = row.empty() || (row[0].id >= 0 && (row.size() == 1 || (row.size() == 2 && row[1].id < 0)));
   return one && (row.empty() || window == 0 || row[0].tokens <= window);
 }
@@ -74,36 +58,15 @@ void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& patter
   }
 }
 
-// Zero where a query sees a key, else minus infinity. Positions count from the first key.
-at::Tensor visible(int64_t first_query, int64_t queries, int64_t keys, int64_t window,
-                   const at::TensorOptions& options) {
-  const auto indices = at::TensorOptions().dtype(at::kLong).device(options.device());
-  const auto query = at::arange(first_query, first_query + queries, indices).unsqueeze(1);
-  const auto key = at::arange(keys, indices).unsqueeze(0);
-  auto hidden = key.gt(query);
-  if (window > 0) hidden.logical_or_(key.le(query - window));
-  return at::zeros({queries, keys}, options).masked_fill_(hidden, -std::numeric_limits<double>::infinity());
-}
-
 // A mask beside a DTensor is made alike on all ranks.
 at::Tensor mask_beside(const at::Tensor& mask, const at::Tensor& q) {
   if (!is_dtensor(q)) return mask;
   return from_local(mask, device_mesh(q), Placements(placements(q).size(), Replicate()));
 }
 
-// [B, G, T, d] as [B, H, T, d].
-at::Tensor repeat_heads(const at::Tensor& tensor, int64_t heads) {
-  const int64_t groups = tensor.size(1);
-  if (groups == heads) return tensor;
-  const auto sizes = tensor.sizes();
-  return tensor.unsqueeze(2)
-      .expand({sizes[0], groups, heads / groups, sizes[2], sizes[3]})
-      .reshape({sizes[0], heads, sizes[2], sizes[3]});
-}
-
 at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                             const std::optional<at::Tensor>& mask, const AttentionScores& scores) {
-  const auto keys = repeat_heads(k, q.size(1)).transpose(2, 3), values = repeat_heads(v, q.size(1));
+  const auto keys = kernels::repeat_heads(k, q.size(1)).transpose(2, 3), values = kernels::repeat_heads(v, q.size(1));
   const double scale = scores.scale > 0 ? scores.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> results;
@@ -111,7 +74,8 @@ at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::
     const int64_t count = std::min(kMostPiece, q.size(2) - begin), seen = causal ? begin + count : k.size(2);
     auto score = q.narrow(2, begin, count).matmul(keys.narrow(3, 0, seen)).mul(scale / scores.softcap);
     score = score.tanh().mul(scores.softcap);
-    if (causal) score = score + mask_beside(visible(begin, count, seen, /*window=*/0, q.options()), q);
+    if (causal)
+      score = score + mask_beside(visible_mask({.first_query = begin, .queries = count, .keys = seen}, q.options()), q);
     if (mask) score = score + mask_beside(mask->narrow(0, begin, count), q);
     results.push_back(at::softmax(score, -1, wide).to(q.scalar_type()).matmul(values.narrow(2, 0, seen)));
   }
@@ -178,8 +142,11 @@ at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Ten
   for (int64_t begin = 0; begin < tokens; begin += kMostPiece) {
     const int64_t count = std::min(kMostPiece, tokens - begin), end = cached + begin + count;
     const int64_t first = window > 0 ? std::max<int64_t>(0, end - count - window + 1) : 0;
-    const auto mask = count == 1 ? std::optional<at::Tensor>()
-                                 : visible(end - count - first, count, end - first, window, q.options());
+    const auto mask =
+        count == 1 ? std::optional<at::Tensor>()
+                   : visible_mask(
+                         {.first_query = end - count - first, .queries = count, .keys = end - first, .window = window},
+                         q.options());
     results.push_back(scaled_dot_product(q.narrow(2, begin, count), k.narrow(2, first, end - first),
                                          v.narrow(2, first, end - first), /*causal=*/false, mask, scores));
   }
@@ -225,8 +192,11 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   }
   if (most_earlier >= 0) {
     const int64_t before = most_earlier * pattern.window_piece;
-    pattern.window_mask =
-        visible(before, pattern.window_piece, before + pattern.window_piece, wanted.sliding_window, options);
+    pattern.window_mask = visible_mask({.first_query = before,
+                                        .queries = pattern.window_piece,
+                                        .keys = before + pattern.window_piece,
+                                        .window = wanted.sliding_window},
+                                       options);
   }
   return pattern;
 }

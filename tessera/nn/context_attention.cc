@@ -3,8 +3,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <limits>
-#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
@@ -12,6 +10,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/kept_results.h"
 #include "tessera/kernels/partial_attention.h"
+#include "tessera/nn/attention_mask.h"
 #include "tessera/nn/attention_pattern.h"
 #include "tessera/nn/context_exchange.h"
 
@@ -57,13 +56,10 @@ at::Tensor gathered_shares(const ContextParallelism& how, const ContextSequenceO
 
 RowDocuments documents_of_row(int64_t row, const int64_t* ids, int64_t tokens) {
   RowDocuments out{.row = row};
-  std::unordered_set<int64_t> seen;
-  for (int64_t begin = 0, end = 0; begin < tokens; begin = end) {
-    while (end < tokens && ids[end] == ids[begin]) ++end;
-    if (ids[begin] < 0) continue;
-    TESSERA_CHECK(seen.insert(ids[begin]).second, ErrorKind::kShape,
-                  "[nn.context] row {}: document {} lies in two pieces, wanted one after another", row, ids[begin]);
-    out.documents.push_back({begin, end});
+  int64_t begin = 0;
+  for (const auto& run : document_runs(ids, tokens, row, "nn.context")) {
+    if (run.id >= 0) out.documents.push_back({begin, begin + run.tokens});
+    begin += run.tokens;
   }
   // Padding behind one document may see it: nobody reads what it gets, and rows of several lengths are alike.
   if (out.documents.size() == 1 && out.documents[0].begin == 0) out.documents[0].end = tokens;
@@ -128,15 +124,6 @@ ContextPattern::Step rotated_step(const ContextSequence& sequence, int64_t step,
   return out;
 }
 
-// Of columns that stand for keys: the mask's first is `origin` before the first query's own token.
-at::Tensor band_mask(int64_t queries, int64_t origin, int64_t window, const at::TensorOptions& options) {
-  const auto indices = at::TensorOptions().dtype(at::kLong).device(options.device());
-  const auto query = at::arange(queries, indices).unsqueeze(1);
-  const auto key = at::arange(-origin, queries, indices).unsqueeze(0);
-  const auto hidden = key.gt(query).logical_or_(key.le(query - window));
-  return at::zeros({queries, origin + queries}, options).masked_fill_(hidden, -std::numeric_limits<double>::infinity());
-}
-
 void add_mask(ContextPattern& pattern, const ContextPieceOptions& options, const at::TensorOptions& tensors) {
   int64_t queries = 0;
   for (const auto& step : pattern.steps) {
@@ -146,7 +133,12 @@ void add_mask(ContextPattern& pattern, const ContextPieceOptions& options, const
       pattern.mask_origin = std::max(pattern.mask_origin, piece.distance);
     }
   }
-  if (queries > 0) pattern.mask = band_mask(queries, pattern.mask_origin, options.sliding_window, tensors);
+  if (queries == 0) return;
+  pattern.mask = visible_mask({.first_query = pattern.mask_origin,
+                               .queries = queries,
+                               .keys = pattern.mask_origin + queries,
+                               .window = options.sliding_window},
+                              tensors);
 }
 
 // ---- attention ----
@@ -295,7 +287,7 @@ std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelism
       how, ContextLayout(shares.select(1, 1).sum().item<int64_t>(), how.group->size()), {}, wanted.rows});
   check_shares(how, sequence->layout, shares);
   if (ids.defined()) {
-    const auto whole = sequence->layout.unshard(*how.group, ids.to(how.device), 1).cpu().contiguous();
+    const auto whole = sequence->layout.unshard(how.group, ids.to(how.device), 1).cpu().contiguous();
     sequence->documents = documents_of(whole);
   } else {
     sequence->documents = {{.row = 0, .rows = wanted.rows, .documents = {{0, sequence->layout.tokens()}}}};

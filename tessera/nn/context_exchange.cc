@@ -1,7 +1,5 @@
 #include "tessera/nn/context_exchange.h"
 
-#include <algorithm>
-
 #include "tessera/comm/collectives/collectives.h"
 
 namespace tessera::nn {
@@ -27,50 +25,14 @@ class GatheredKeys final : public KeyExchange {
   GatheredKeys(const ContextPattern& pattern, const at::Tensor& kv)
       : layout_(pattern.sequence->layout), group_(*pattern.sequence->how.group), kv_(kv) {}
 
-  at::Tensor take(size_t) override {
-    const int64_t most = layout_.most_tokens();
-    auto own = kv_;
-    if (kv_.size(kTokenDim) != most) {
-      own = sized_as(kv_, most, kv_.scalar_type()).zero_();
-      own.narrow(kTokenDim, 0, kv_.size(kTokenDim)).copy_(kv_);
-    }
-    const auto all = by_rank(own.scalar_type());
-    comm::all_gather_into(group_, all, own, "keys and values").wait();
-    std::vector<std::pair<int64_t, at::Tensor>> parts;
-    for (int64_t rank = 0; rank < layout_.ranks(); ++rank) {
-      for (const auto& chunk : layout_.chunks_of(rank)) {
-        parts.emplace_back(chunk.begin, all[rank].narrow(kTokenDim, chunk.local, chunk.tokens));
-      }
-    }
-    std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-    std::vector<at::Tensor> in_order;
-    for (auto& part : parts) in_order.push_back(part.second);
-    return at::cat(in_order, kTokenDim);
-  }
-
+  at::Tensor take(size_t) override { return layout_.gathered(group_, kv_, kTokenDim, kWhat); }
   void give_back(size_t, const at::Tensor& gradient) override {
-    const auto parts = by_rank(gradient.scalar_type()).zero_();
-    for (int64_t rank = 0; rank < layout_.ranks(); ++rank) {
-      for (const auto& chunk : layout_.chunks_of(rank)) {
-        parts[rank]
-            .narrow(kTokenDim, chunk.local, chunk.tokens)
-            .copy_(gradient.narrow(kTokenDim, chunk.begin, chunk.tokens));
-      }
-    }
-    gradient_ = sized_as(kv_, layout_.most_tokens(), gradient.scalar_type());
-    comm::reduce_scatter_into(group_, gradient_, parts, comm::ReduceOp::kSum, "keys and values").wait();
+    gradient_ = layout_.scattered_sum(group_, gradient, kTokenDim, kWhat);
   }
-
-  at::Tensor finish() override { return gradient_.narrow(kTokenDim, 0, kv_.size(kTokenDim)); }
+  at::Tensor finish() override { return gradient_; }
 
  private:
-  at::Tensor by_rank(at::ScalarType dtype) const {
-    auto sizes = kv_.sizes().vec();
-    sizes[kTokenDim] = layout_.most_tokens();
-    sizes.insert(sizes.begin(), layout_.ranks());
-    return at::empty(sizes, kv_.options().dtype(dtype));
-  }
-
+  static constexpr const char* kWhat = "keys and values";
   const ContextLayout& layout_;
   comm::Group& group_;
   at::Tensor kv_, gradient_;

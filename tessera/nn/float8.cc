@@ -116,4 +116,11 @@ std::shared_ptr<Float8Steps> convert_to_float8(Module& root) {
   return steps;
 }
 
+std::shared_ptr<Float8Steps> float8_steps(Module& root) {
+  for (const auto& [path, module] : root.named_modules()) {
+    if (const auto* linear = dynamic_cast<Float8Linear*>(module)) return linear->steps();
+  }
+  return nullptr;
+}
+
 }  // namespace tessera::nn

@@ -42,6 +42,7 @@ struct Float8Linear : Linear {
   Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps);
   // Error kConfig for weights that are DTensors: float8 and tensor parallelism do not go together in this version.
   at::Tensor forward(const at::Tensor& x) override;
+  const std::shared_ptr<Float8Steps>& steps() const { return steps_; }
 
  private:
   const Float8Tensor& converted_weight();
@@ -53,5 +54,7 @@ struct Float8Linear : Linear {
 // Puts a Float8Linear in place of each Linear below `root` that is one exactly, adapted ones left alone. Error kConfig
 // for modules that have hooks already.
 std::shared_ptr<Float8Steps> convert_to_float8(Module& root);
+// Of the Float8Linears that are there; null: none are.
+std::shared_ptr<Float8Steps> float8_steps(Module& root);
 
 }  // namespace tessera::nn

@@ -11,11 +11,16 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "tessera/kernels/context_layout.h"
 #include "tessera/nn/layers.h"
 
 namespace tessera::nn {
+
+struct PackedWeight;
 
 // What a module derives from whose parameters belong to an adapter, not to the model.
 struct AdapterPart {
@@ -28,14 +33,23 @@ struct AdapterPart {
 struct LoraDropout {
   double probability = 0;
   uint64_t seed = 0;
-  int64_t calls = 0;  // of the model in training, so far
+  int64_t calls = 0;  // of the model in training, so far; of stages of it one for each micro-batch
   // The place of the first row of the call of that number (from 0) in all rows of the run. None: rows follow one
   // another on this rank.
   std::function<int64_t(int64_t call)> row_of_call = {};
-  int64_t first_row = 0, next_row = 0;  // of the call under way, and behind it
+  // How the tokens of a row lie over ranks, and this one's number among them. None: rows are whole.
+  std::optional<ContextLayout> context = {};
+  int64_t context_rank = 0;
+  int64_t first_row = 0, next_row = 0;     // of the call under way, and behind it
+  std::vector<int64_t> first_row_of = {};  // each micro-batch of the step under way; empty: no step is
 
-  // A call of the model with so many rows begins.
+  // A call of the model with so many rows begins. Within a step its micro-batch says where they are.
   void begin_call(int64_t rows);
+  // A step begins, whose micro-batches, with so many rows, go forward and backward in any order, stage by stage; ends.
+  void begin_step(const std::vector<int64_t>& rows);
+  void end_step() { first_row_of.clear(); }
+  // What runs next is of this micro-batch of the step.
+  void enter(int64_t micro_batch) { first_row = first_row_of.at(static_cast<size_t>(micro_batch)); }
 };
 
 struct LoraSettings {
@@ -61,15 +75,19 @@ struct LoraMagnitude : Module, AdapterPart {
   LoraMagnitude(int64_t out, const ParameterOptions& options);
 };
 
-// Weight and bias are those of the Linear that it takes the place of, frozen; the adapter's values are uninitialised.
-// Error kConfig: rank below 1, a Linear that has hooks already.
+// Weight and bias are those of the Linear that it takes the place of, frozen; of a QuantizedLinear the packed weight,
+// and `weight` is not defined. The adapter's values are uninitialised. Error kConfig: rank below 1, a Linear that has
+// hooks already.
 struct LoraLinear : Linear {
   std::shared_ptr<LoraMatrix> lora_A, lora_B;            // [rank, in], [out, rank]
   std::shared_ptr<LoraMagnitude> lora_magnitude_vector;  // of DoRA, else null
+  std::shared_ptr<PackedWeight> packed;                  // null: `weight` is the base
   LoraLinear(Linear& former, const LoraSettings& settings);
   at::Tensor forward(const at::Tensor& x) override;
 
   double scaling() const { return scaling_; }
+  // [out, in]; of a packed weight decoded, float32. Whole but for tensor parallelism.
+  at::Tensor base_weight() const;
   const LoraSettings& settings() const { return settings_; }
   // weight + scaling B A, and with DoRA its rows brought to their magnitudes, of whole plain tensors; magnitude
   // undefined: none. In the dtype of `weight`.
@@ -77,6 +95,7 @@ struct LoraLinear : Linear {
                            const at::Tensor& magnitude, double scaling);
 
  private:
+  at::Tensor product(const at::Tensor& x, const at::Tensor& bias_of) const;
   at::Tensor dropped(const at::Tensor& x) const;
   at::Tensor row_scale() const;
   LoraSettings settings_;

@@ -11,6 +11,7 @@
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/kept_results.h"
 #include "tessera/parallel/detail/make_node.h"
+#include "tessera/parallel/fsdp1/flat_group.h"
 
 namespace tessera {
 namespace {
@@ -31,8 +32,7 @@ struct Shown {
 
 Shown shown_parameters(nn::Module& module) {
   Shown out;
-  for (const auto& named : module.named_parameters(/*all=*/true)) {
-    at::Tensor* member = named.slot->slot;
+  const auto add = [&](at::Tensor* member) {
     const auto found = std::find_if(out.tensors.begin(), out.tensors.end(),
                                     [&](const at::Tensor& each) { return each.is_same(*member); });
     if (found != out.tensors.end()) {
@@ -40,6 +40,12 @@ Shown shown_parameters(nn::Module& module) {
     } else {
       out.tensors.push_back(*member);
       out.members.push_back({member});
+    }
+  };
+  for (const auto& named : module.named_parameters(/*all=*/true)) add(named.slot->slot);
+  for (const auto& [path, child] : module.named_modules()) {
+    for (at::Tensor* member : parallel::flat_members_of(*child)) {
+      if (member->requires_grad()) add(member);
     }
   }
   return out;

@@ -6,6 +6,7 @@
 #include "tessera/base/log.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
+#include "tessera/parallel/detail/data_parallel_state.h"
 #include "tessera/parallel/experts/expert_parallel.h"
 #include "tessera/parallel/tensor_parallel/parallelize_module.h"
 
@@ -152,20 +153,28 @@ std::vector<std::pair<nn::Module*, bool>> units_of_vocabulary(nn::Module& model)
   return out;
 }
 
-// What a stage without a head gives is for the next one, and stays as it is.
+// What a stage without the head gives is for the next one, and stays as it is. Of a rank that has such stages beside
+// the head, the head alone casts what it gives.
 MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptions& options) {
   auto policy = options.mp_policy;
-  const auto modules = model.named_modules();
-  const bool has_head = std::any_of(modules.begin(), modules.end(),
-                                    [](const auto& each) { return dynamic_cast<nn::Head*>(each.second) != nullptr; });
-  if (!has_head) policy.output_dtype.reset();
+  const bool is_cut = static_cast<int64_t>(model.blocks().size()) < model.config().num_hidden_layers;
+  if (!is_cut || !policy.output_dtype) return policy;
+  for (const auto& [path, module] : model.named_modules()) {
+    if (dynamic_cast<nn::Head*>(module) == nullptr) continue;
+    module->register_forward_hook([dtype = *policy.output_dtype](nn::Module&, nn::TensorRefs& outputs) {
+      parallel::cast_floating(outputs, dtype);
+    });
+  }
+  policy.output_dtype.reset();
   return policy;
 }
 
 void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
                  const ParallelizeModelOptions& options) {
-  FullyShardOptions inner{
-      .mesh = mesh.data_parallel, .mp_policy = options.mp_policy, .replicated_over = mesh.tensor_parallel};
+  FullyShardOptions inner{.mesh = mesh.data_parallel,
+                          .mp_policy = options.mp_policy,
+                          .replicated_over = mesh.tensor_parallel,
+                          .cpu_offload = options.cpu_offload};
   inner.mp_policy.output_dtype.reset();  // they compute in param_dtype and hand it on
   if (mesh.experts) shard_experts(model, mesh.experts, inner);
   for (auto* layer : layers) fully_shard(*layer, inner);
@@ -201,10 +210,6 @@ void check_heads(const ModelConfig& config, int64_t tp, bool replicate_kv) {
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) {
   auto mesh = model_mesh(options.mesh);
   const bool on_cpu = mesh.all->device_type() == c10::DeviceType::CPU;
-  TESSERA_CHECK(!options.cpu_offload || on_cpu, ErrorKind::kConfig,
-                "[parallel.parallelize_model] cpu_offload on {}: this version offloads nothing from GPUs. Set "
-                "parallel.cpu_offload to false.",
-                mesh.all->to_string());
   const bool speaks = mesh.all->rank() == mesh.all->ranks().front();
   mesh.experts = expert_mesh(model, mesh, options.ep);
   if (mesh.experts) check_expert_parallel(model, expert_options(mesh, options));
@@ -220,10 +225,14 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   std::vector<nn::Module*> layers;
   for (const auto& block : model.blocks()) layers.push_back(block.get());
   checkpoint_layers(layers, options.activation_checkpointing);
-  if (options.cpu_offload && speaks) {
+  if (options.cpu_offload && on_cpu && speaks) {
     log_info("[parallel.parallelize_model] cpu_offload: the mesh is of CPUs, where it changes nothing.");
   }
   if (mesh.tensor_ranks == 1 && mesh.replicas > 1 && mesh.shards == 1 && !mesh.experts) {
+    TESSERA_CHECK(!options.cpu_offload || on_cpu, ErrorKind::kConfig,
+                  "[parallel.parallelize_model] cpu_offload of replicas on {}: found dp_shard 1, wanted shards to "
+                  "offload. Set parallel.dp_shard above 1, or parallel.cpu_offload to false.",
+                  mesh.all->to_string());
     auto replica = options.replicate;
     replica.mesh = mesh.all->slice({"dp_replicate"});
     replica.mp_policy = policy_of_root(model, options);

@@ -28,7 +28,8 @@ struct ParallelizeModelOptions {
   // Residuals between tensor-parallel blocks are sharded along the tokens. With tp 1 a warning, nothing else.
   bool sequence_parallel = false;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::kNone;
-  // Shards, gradients and optimizer state in host memory. On a CPU mesh they are there already, which is said once.
+  // Shards, gradients and optimizer state in host memory (FullyShardOptions). On a CPU mesh they are there already,
+  // which is said once. Replicas alone (dp_shard 1, tp 1) are refused on an accelerator: Error kConfig.
   bool cpu_offload = false;
   PlanChoice plan = AutoPlan{};
   // Where there are fewer key-value heads than tp, which must be a multiple of them: their projections are kept whole

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/nearest.h"
+#include "tessera/train/data_sources.h"
 #include "tessera/train/parameter_groups.h"
 #include "tessera/train/recipe_schema.h"
 #include "tessera/train/recipe_value.h"
@@ -75,8 +76,10 @@ class RecipeReader {
     expand_home("model.path", recipe_.model.path);
     expand_home("model.weights", recipe_.model.weights);
     expand_home("model.lora.path", recipe_.lora.path);
-    for (auto& path : recipe_.data.train) expand_home("data.train", path);
-    for (auto& path : recipe_.data.validation) expand_home("data.validation", path);
+    expand_home_of_sources("data.train", recipe_.data.train);
+    expand_home_of_sources("data.validation", recipe_.data.validation);
+    expand_home("data.cache", recipe_.data.cache);
+    parse_columns(recipe_.data.columns);
     expand_home("checkpoint.dir", dir);
     expand_home("checkpoint.resume", recipe_.checkpoint.resume);
     for (const auto& key : recipe_keys()) {
@@ -169,6 +172,14 @@ class RecipeReader {
     path = home + path.substr(1);
   }
 
+  void expand_home_of_sources(const char* key, std::vector<std::string>& sources) const {
+    for (auto& item : sources) {
+      std::string path = parse_source(item).path;
+      expand_home(key, path);
+      item = with_path(item, path);
+    }
+  }
+
   void check_required(const RecipeKey& key) {
     if (!key.required) return;
     const FieldRef field = key.field(recipe_);
@@ -248,6 +259,9 @@ class RecipeReader {
     if (!recipe_.lora.on()) {
       check_unset("model.lora.", "without adapters, wanted model.lora.rank above 0 or model.lora.path beside it");
     }
+    TESSERA_CHECK(!recipe_.lora.double_quant || recipe_.lora.quantize == "nf4", ErrorKind::kConfig,
+                  "[train.recipe] {}: model.lora.double_quant: found true beside model.lora.quantize {}, wanted nf4.",
+                  where("model.lora.double_quant"), recipe_.lora.quantize);
     if (const auto& name = recipe_.schedule.name; name != "wsd") {
       check_unset("schedule.decay_", fmt::format("beside schedule.name {}, wanted wsd", name));
     }

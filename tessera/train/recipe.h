@@ -30,12 +30,15 @@ struct ModelSection {
 };
 
 struct DataSection {
-  std::vector<std::string> train;
+  std::vector<std::string> train;  // as data_sources.h reads them
   std::vector<std::string> validation;
   std::string format = "auto";
+  std::vector<std::string> columns;
   int64_t sequence_length = 512;
   bool packing = true;
   std::string overlong = "truncate";
+  bool train_on_inputs = false;
+  std::string cache = "auto";
 };
 
 struct LoraSection {  // keys `model.lora.rank` and so on
@@ -47,7 +50,8 @@ struct LoraSection {  // keys `model.lora.rank` and so on
   bool dora = false;
   std::string path;
   bool merge = false;
-  NotYet quantize;
+  std::string quantize = "none";
+  bool double_quant = false;
 
   bool on() const { return rank > 0 || !path.empty(); }
 };
@@ -101,6 +105,7 @@ struct TrainSection {
   int64_t global_batch_size = 8;
   int64_t local_batch_size = 2;
   int64_t seed = 42;
+  std::string device = "auto";
   bool deterministic = false;
   std::string on_nonfinite = "stop";
   int64_t validate_every = 20;
@@ -114,6 +119,7 @@ struct PrecisionSection {
   std::string param = "float32";
   std::string reduce = "float32";
   std::string output = "float32";
+  bool fp8 = false;
 };
 
 struct CheckpointSection {

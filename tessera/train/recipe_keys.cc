@@ -1,7 +1,9 @@
 // Every section of a recipe, and the keys of the model, its data and its layout: what each is, what it takes, what it
 // is by default. Those of training are in recipe_training_keys.cc.
 #include <array>
+#include <iterator>
 
+#include "tessera/data/data_source.h"
 #include "tessera/train/recipe_field.h"
 
 namespace tessera::train {
@@ -23,14 +25,14 @@ std::vector<RecipeKey> make_model_keys() {
       {.section = "model",
        .name = "path",
        .field = kModel<&ModelSection::path>,
-       .help = "Hugging Face folder: config.json, safetensors, tokenizer.json",
+       .help = "Hugging Face folder (config.json, safetensors, tokenizer.json), or ORG/NAME in the Hub's local cache",
        .required = true,
        .aliases = {"model.hf_assets_path", "model.pretrained_model_name_or_path", "policy.model_name"}},
       {.section = "model",
        .name = "weights",
        .field = kModel<&ModelSection::weights>,
        .help = "Start from these weights instead of those in model.path: a run's or PyTorch's distributed checkpoint, "
-               "safetensors, a torch.save file",
+               "safetensors, a torch.save file, a GGUF file",
        .aliases = {"checkpoint.initial_load_path"}},
       {.section = "model",
        .name = "dtype",
@@ -51,19 +53,27 @@ std::vector<RecipeKey> make_data_keys() {
       {.section = "data",
        .name = "train",
        .field = kData<&DataSection::train>,
-       .help = "Files to train on, one path or a list",
+       .help = "Files to train on: a path (a file, a folder of shards, a pattern) or a list; an item may be a mapping "
+               "of path, weight, format, columns, split. docs/data.md",
+       .mappings = Mappings::kSources,
        .required = true,
        .aliases = {"training.dataset_path", "dataset.path_or_dataset_id"}},
       {.section = "data",
        .name = "validation",
        .field = kData<&DataSection::validation>,
-       .help = "Held-out files; empty: no validation",
+       .help = "Held-out files, as train; empty: no validation",
+       .mappings = Mappings::kSources,
        .aliases = {"validation.dataset_path", "validation_dataset.path_or_dataset_id"}},
       {.section = "data",
        .name = "format",
        .field = kData<&DataSection::format>,
-       .help = "auto looks at the files; jsonl: text, or prompt and completion; chat: messages",
-       .allowed = {"auto", "text", "jsonl", "chat"}},
+       .help = "What records are; auto looks at the first of each file, jsonl at each for itself",
+       .allowed = {std::begin(data::kFormats), std::end(data::kFormats)}},
+      {.section = "data",
+       .name = "columns",
+       .field = kData<&DataSection::columns>,
+       .help = "Columns that the files call otherwise, {OURS: THEIRS}, as in {messages: dialogue}",
+       .mappings = Mappings::kPairs},
       {.section = "data",
        .name = "sequence_length",
        .field = kData<&DataSection::sequence_length>,
@@ -82,6 +92,15 @@ std::vector<RecipeKey> make_data_keys() {
        .field = kData<&DataSection::overlong>,
        .help = "What becomes of a sample longer than sequence_length",
        .allowed = {"truncate", "drop", "error"}},
+      {.section = "data",
+       .name = "train_on_inputs",
+       .field = kData<&DataSection::train_on_inputs>,
+       .help = "Learn prompts and what users say, too; else completions and what the assistant says"},
+      {.section = "data",
+       .name = "cache",
+       .field = kData<&DataSection::cache>,
+       .help = "Folder that keeps tokenized data for later starts; auto: tessera/data in $XDG_CACHE_HOME or ~/.cache; "
+               "off: none"},
   };
 }
 
@@ -135,7 +154,17 @@ std::vector<RecipeKey> make_lora_keys() {
       {.section = "model",
        .name = "lora.quantize",
        .field = kLora<&LoraSection::quantize>,
-       .help = "Keep the model in 4 bits beside its adapters"},
+       .help =
+           "QLoRA: keep the linear layers of the model packed beside their adapters, whole on each rank of a stage. "
+           "nf4: in 4 bits, packed while they are read; gguf: as the GGUF file that model.weights names has them "
+           "(Q4_K, Q8_0, ...). Not with parallel.tp; CPU only",
+       .allowed = {"none", "nf4", "gguf"},
+       .aliases = {"lora.quantize"}},
+      {.section = "model",
+       .name = "lora.double_quant",
+       .field = kLora<&LoraSection::double_quant>,
+       .help = "Of nf4: the scales of blocks in 8 bits, 0.37 bits an element less",
+       .aliases = {"lora.double_quant"}},
   };
 }
 

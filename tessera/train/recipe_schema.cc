@@ -58,7 +58,8 @@ std::string accepted_values(const RecipeKey& key) {
     std::string operator()(bool*) const { return "true or false"; }
     std::string operator()(std::string*) const { return key.allowed.empty() ? "text" : joined(key.allowed); }
     std::string operator()(std::vector<std::string>*) const {
-      return std::string_view(key.section) == "data" ? "list of paths" : "list of texts";
+      if (key.mappings == Mappings::kPairs) return "mapping";
+      return key.mappings == Mappings::kSources ? "list of paths and mappings" : "list of texts";
     }
     std::string operator()(std::vector<double>*) const {
       return with_range(fmt::format("list of {} numbers", key.count), key.range);

@@ -30,14 +30,22 @@ struct Range {
   bool without_zero = false;
 };
 
+// What a list of texts may be given as, beside a text and a list of them.
+enum class Mappings {
+  kNone,
+  kPairs,    // one mapping: "KEY=VALUE" for each of its entries
+  kSources,  // mappings as items: data_sources.h
+};
+
 struct RecipeKey {
   const char* section;
   const char* name;
   FieldRef (*field)(Recipe&);  // gives the type, and on a default Recipe the default
   const char* help;
-  const char* unit = "";                  // of numbers
-  Range range = {};                       // of numbers
-  size_t count = 0;                       // of a list of numbers, 0: any
+  const char* unit = "";  // of numbers
+  Range range = {};       // of numbers
+  size_t count = 0;       // of a list of numbers, 0: any
+  Mappings mappings = Mappings::kNone;
   bool required = false;                  // must be given and not be empty
   std::vector<const char*> allowed = {};  // of words; empty: any text
   // What of `allowed` or the range this version can do, as format_value() prints it; empty: all of it.

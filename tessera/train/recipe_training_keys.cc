@@ -178,6 +178,12 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
        .range = kFromZero,
        .aliases = {"training.seed", "debug.seed", "rng.seed", "sft.seed"}},
       {.section = "train",
+       .name = "device",
+       .field = kTrain<&TrainSection::device>,
+       .help = "auto (an accelerator where every rank has one, else the CPU), cpu, cuda, cuda:N, or the name of an "
+               "accelerator that a library registered with libtorch",
+       .aliases = {"device"}},
+      {.section = "train",
        .name = "deterministic",
        .field = kTrain<&TrainSection::deterministic>,
        .help = "The same bits for any data-parallel size",
@@ -236,6 +242,13 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
        .field = kPrecision<&PrecisionSection::output>,
        .help = "Logits are cast to it",
        .allowed = kDtypes},
+      {.section = "precision",
+       .name = "fp8",
+       .field = kPrecision<&PrecisionSection::fp8>,
+       .help = "Linears of the layers, but not the head, multiply in float8 with a scale for each tensor (torchao's "
+               "tensorwise recipe); float32 computes the values of the float8 products in this version. Not with tp "
+               "or model.lora",
+       .aliases = {"float8.enable_float8_linear"}},
   };
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/train/data_sources.h"
 
 namespace tessera::train {
 namespace {
@@ -65,6 +66,7 @@ bool is_text(std::string_view text) {
 struct Assign {
   const RecipeKey& key;
   const YamlNode& node;
+  std::string where = {};
 
   bool operator()(int64_t* field) const {
     if (node.kind != Kind::kScalar || node.quoted) return false;
@@ -108,9 +110,22 @@ struct Assign {
     return true;
   }
   bool operator()(std::vector<std::string>* field) const {
-    if (node.kind == Kind::kMapping) return false;
     std::vector<std::string> values;
+    if (node.kind == Kind::kMapping) {
+      if (key.mappings == Mappings::kSources) values.push_back(source_text(node, where));
+      for (const auto& [name, value] : node.entries) {
+        if (key.mappings == Mappings::kSources) break;
+        if (key.mappings == Mappings::kNone || value.kind != Kind::kScalar || !is_text(value.text)) return false;
+        values.push_back(name + "=" + value.text);
+      }
+      *field = std::move(values);
+      return key.mappings != Mappings::kNone;
+    }
     const auto take = [&](const YamlNode& item) {
+      if (item.kind == Kind::kMapping && key.mappings == Mappings::kSources) {
+        values.push_back(source_text(item, where));
+        return true;
+      }
       values.push_back(item.text);
       return item.kind == Kind::kScalar && !item.text.empty() && is_text(item.text);
     };
@@ -157,7 +172,9 @@ struct Format {
   }
   std::string operator()(const double* value) const { return format_number(*value); }
   std::string operator()(const bool* value) const { return *value ? "true" : "false"; }
-  std::string operator()(const std::string* value) const { return format_text(*value); }
+  std::string operator()(const std::string* value) const {
+    return is_source_mapping(*value) ? *value : format_text(*value);
+  }
   std::string operator()(const NotYet*) const { return "null"; }
   template <class Item>
   std::string operator()(const std::vector<Item>* values) const {
@@ -171,7 +188,7 @@ struct Format {
 
 void assign_value(const RecipeKey& key, const YamlNode& node, const std::string& where, Recipe& recipe) {
   const FieldRef field = key.field(recipe);
-  if (std::visit(Assign{key, node}, field)) return;
+  if (std::visit(Assign{key, node, where}, field)) return;
   if (std::holds_alternative<NotYet*>(field)) {
     raise(ErrorKind::kConfig, "[train.recipe] {}: {} is not available in this version: found {}, wanted null.", where,
           key.path(), shown_node(node));

@@ -19,7 +19,7 @@ void export_run(const Recipe& recipe, const RunMesh& place, CausalLM& model, Run
   comm::attempt_together(place.everyone(), [&] {
     if (first_of_stage || is_dtensor(model.parameters().front())) {
       if (recipe.lora.on() && !recipe.lora.merge) {
-        save_adapters(model, fresh, {.base = recipe.model.path});
+        save_adapters(model, fresh, {.base = recipe.model.path, .pipeline = place.pipeline()});
         if (place.chief()) copy_companions(recipe.model.path, fresh);
       } else {
         save_pretrained(model, fresh, recipe.model.path,

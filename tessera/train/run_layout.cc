@@ -3,8 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 
@@ -30,10 +32,27 @@ void check_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelCo
                 *parallel.layers_per_stage);
   if (layout.pp == 1) return;
   pipeline::plan_stages(config.num_hidden_layers, schedule_of(recipe, layout, config).rank_of);
-  TESSERA_CHECK(!recipe.lora.on(), ErrorKind::kConfig,
-                "[train.layout] lora with parallel.pp {}: this version has adapters on models that are whole, or cut "
-                "by dp_shard, tp and cp. Set pp to 1.",
-                layout.pp);
+}
+
+void check_quantized(const Recipe& recipe, const RunLayout& layout) {
+  const auto& how = recipe.lora.quantize;
+  if (how == "none") return;
+  TESSERA_CHECK(
+      layout.tp == 1, ErrorKind::kConfig,
+      "[train.layout] model.lora.quantize: found {} with parallel.tp {}: packed weights are bytes, which have "
+      "no rows and columns that ranks could share. Use parallel.pp, or dp_shard for the rest of the model.",
+      how, layout.tp);
+  TESSERA_CHECK(
+      recipe.comm.backend != "nccl", ErrorKind::kConfig,
+      "[train.layout] model.lora.quantize: found {} with comm.backend nccl: this version decodes packed weights "
+      "on CPUs only. Set it to none.",
+      how);
+  const std::filesystem::path weights = recipe.model.weights;
+  TESSERA_CHECK(
+      how != "gguf" || (weights.extension() == ".gguf" && recipe.model.init == "pretrained"), ErrorKind::kConfig,
+      "[train.layout] model.lora.quantize: found gguf with model.weights {} and model.init {}, wanted a .gguf "
+      "file and pretrained. Name the file, or use nf4.",
+      weights.empty() ? "unset" : quote(weights.string()), recipe.model.init);
 }
 
 }  // namespace
@@ -48,18 +67,22 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
                 "[train.layout] parallel.ep: found {}, wanted a divisor of the {} experts of a layer.", layout.ep,
                 experts);
   check_pipeline(recipe, layout, config);
+  check_quantized(recipe, layout);
   TESSERA_CHECK(recipe.data.sequence_length >= layout.cp, ErrorKind::kConfig,
                 "[train.layout] data.sequence_length: found {} with cp {}, wanted a token for each rank at least.",
                 recipe.data.sequence_length, layout.cp);
-  const bool one_reads_rows = layout.cp == 1 && layout.pp == 1;
-  TESSERA_CHECK(one_reads_rows || recipe.train.sample_every == 0, ErrorKind::kConfig,
-                "[train.layout] train.sample_every: found {} with cp {} and pp {}: this version generates text where "
-                "a rank runs all layers over all tokens. Set it to 0.",
-                recipe.train.sample_every, layout.cp, layout.pp);
-  TESSERA_CHECK(layout.cp == 1 || recipe.lora.dropout == 0, ErrorKind::kConfig,
-                "[train.layout] lora.dropout: found {} with cp {}: what is dropped depends on a token's place in its "
-                "row, which a rank has in part. Set it to 0.",
-                recipe.lora.dropout, layout.cp);
+  TESSERA_CHECK(!recipe.precision.fp8 || layout.tp == 1, ErrorKind::kConfig,
+                "[train.layout] precision.fp8: found true with tp {}, whose linears are DTensors. Set parallel.tp to "
+                "1, or precision.fp8 to false.",
+                layout.tp);
+  TESSERA_CHECK(!recipe.precision.fp8 || !recipe.lora.on(), ErrorKind::kConfig,
+                "[train.layout] precision.fp8: found true with model.lora, whose linears stay as they were. Set one of "
+                "them off.");
+}
+
+std::string describe_layout(const RunLayout& layout) {
+  return fmt::format("dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {}{}", layout.dp_replicate, layout.dp_shard,
+                     layout.tp, layout.cp, layout.pp, layout.ep > 1 ? fmt::format(", ep {}", layout.ep) : "");
 }
 
 std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {

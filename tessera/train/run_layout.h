@@ -21,6 +21,9 @@ namespace tessera::train {
 // this version does on fewer layouts.
 void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config);
 
+// "dp_replicate 1 x dp_shard 2 x tp 2 x cp 1 x pp 1", and ep where it is above 1.
+std::string describe_layout(const RunLayout& layout);
+
 // One line: schedule, layers of the stages, the share of time in which ranks wait and the micro-batches that they hold,
 // where backward takes twice as long as forward and messages nothing. For pp above 1. Errors as check_layout.
 std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config);

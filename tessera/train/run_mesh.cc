@@ -18,6 +18,10 @@ int64_t RunMesh::data_size() const {
   return mesh_->size(mesh_->dim_of("dp_replicate")) * mesh_->size(mesh_->dim_of("dp_shard"));
 }
 
+bool RunMesh::shards_weights() const {
+  return mesh_->size(mesh_->dim_of("dp_shard")) * mesh_->size(mesh_->dim_of("cp")) > 1;
+}
+
 MeshPtr RunMesh::data_parallel() const {
   if (mesh_->size(mesh_->dim_of("dp_replicate")) == 1) return mesh_->slice({"dp_shard"});
   return mesh_->slice({"dp_replicate", "dp_shard"});

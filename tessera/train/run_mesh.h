@@ -35,6 +35,7 @@ class RunMesh {
   // the same.
   int64_t data_rank() const;
   int64_t data_size() const;
+  bool shards_weights() const;  // over dp_shard x cp
   // What parameters are sharded and replicated over: (dp_shard), or (dp_replicate, dp_shard) when there are replicas.
   MeshPtr data_parallel() const;
   // Whether this rank's tokens and losses count: those of the global batch are the sums over the ranks that do, one of

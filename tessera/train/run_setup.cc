@@ -6,12 +6,16 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/version.h"
 #include "tessera/comm/backends/fake_backend.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/collectives/gather_names.h"
+#include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/weights.h"
+#include "tessera/nn/float8.h"
+#include "tessera/nn/quantized_linear.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/state/state_dict.h"
 #include "tessera/train/parameter_groups.h"
@@ -30,39 +34,25 @@ c10::ScalarType dtype_of(const std::string& key, const std::string& name) {
   return *dtype;
 }
 
-std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const std::vector<std::string>& paths,
-                                                  const RunData& run, bool shuffle) {
-  return data::Dataset::load({.paths = paths,
-                              .format = recipe.data.format,
-                              .sequence_length = recipe.data.sequence_length,
-                              .packing = recipe.data.packing,
-                              .overlong = recipe.data.overlong,
-                              .seed = static_cast<uint64_t>(recipe.train.seed),
-                              .shuffle = shuffle,
-                              .vocab_size = run.vocab_size},
-                             *run.tokenizer, run.chat_template);
+comm::DeviceRequest device_request(const Recipe& recipe) {
+  return {.setting = recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
 }
 
-// NCCL moves nothing but CUDA tensors, so asking for it is asking for GPUs; the others run on the CPU.
-std::string mesh_device(const Recipe& recipe, const comm::World& world) {
-  if (recipe.comm.backend != "nccl") return "cpu";
-  const std::string reason = comm::why_no_nccl(world.info().local_size);
-  TESSERA_CHECK(reason.empty(), ErrorKind::kConfig, "[train.mesh] comm.backend=nccl: {}. Use comm.backend=gloo.",
-                reason);
-  return "cuda";
+// NCCL moves nothing but CUDA tensors, so asking for it is asking for GPUs. COLLECTIVE over the world.
+std::string mesh_device(const Recipe& recipe, comm::World& world) {
+  auto request = device_request(recipe);
+  if (recipe.comm.backend == "nccl") {
+    const std::string reason = comm::why_no_nccl(world.info().local_size);
+    TESSERA_CHECK(reason.empty(), ErrorKind::kConfig, "[train.mesh] comm.backend=nccl: {}. Use comm.backend=gloo.",
+                  reason);
+    if (request.setting == "auto") request.setting = "cuda";
+  }
+  const c10::Device device = comm::choose_device(world, request);
+  if (!device.is_cpu()) log_info("[train.device] {}", device.str());
+  return c10::DeviceTypeName(device.type(), /*lower_case=*/true);
 }
 
 }  // namespace
-
-RunData load_run_data(const Recipe& recipe) {
-  RunData run;
-  run.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::from_folder(recipe.model.path));
-  run.vocab_size = ModelConfig::from_folder(recipe.model.path).vocab_size;
-  run.chat_template = text::ChatTemplate::from_folder(recipe.model.path);
-  run.train = load_dataset(recipe, recipe.data.train, run, true);
-  if (!recipe.data.validation.empty()) run.validation = load_dataset(recipe, recipe.data.validation, run, false);
-  return run;
-}
 
 ModelConfig load_model_config(const Recipe& recipe) {
   auto config = ModelConfig::from_folder(recipe.model.path);
@@ -118,7 +108,7 @@ comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::stri
     const auto path = key.path();
     // Hosts may mount the same files elsewhere; what is in them is compared instead.
     if (path == "model.path" || path == "model.weights" || path == "model.lora.path" || path == "data.train" ||
-        path == "data.validation" || path == "checkpoint.dir" || path == "checkpoint.resume") {
+        path == "data.validation" || path == "data.cache" || path == "checkpoint.dir" || path == "checkpoint.resume") {
       continue;
     }
     facts.emplace_back(path, format_value(key, copy));
@@ -130,6 +120,10 @@ comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::stri
   facts.emplace_back("data.validation", content(data.validation));
   facts.emplace_back("the model", model);
   return facts;
+}
+
+std::string describe_run_device(const Recipe& recipe, int64_t ranks) {
+  return comm::describe_device(device_request(recipe), static_cast<int>(ranks));
 }
 
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
@@ -161,7 +155,12 @@ std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& c
              learnt = recipe.optimizer.master_weights ? at::kFloat : own;
   const auto adapters = adapter_config(recipe);
   auto model = make_model(config, {.dtype = adapters ? own : learnt, .device = c10::Device(at::kMeta)});
+  if (const auto& how = recipe.lora.quantize; how != "none") {
+    nn::quantize_linears(*model, {.format = how == "gguf" ? nn::Quantization::kGguf : nn::Quantization::kNf4,
+                                  .double_quant = recipe.lora.double_quant});
+  }
   if (adapters) add_adapters(*model, *adapters, learnt);
+  if (recipe.precision.fp8) nn::convert_to_float8(*model);
   keep_stages(*model, pipeline_options(recipe, config, mesh));
   return model;
 }
@@ -198,8 +197,8 @@ std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig&
 void check_parallel_model(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config, int64_t rank) {
   if (layout.ranks_of_stage() == 1) return;
   const int64_t ranks = layout.pp * layout.ranks_of_stage();
-  const auto world = comm::World::create_fake(static_cast<int>(rank), static_cast<int>(ranks),
-                                              std::make_shared<comm::FakeAccount>());
+  const auto world =
+      comm::World::create_fake(static_cast<int>(rank), static_cast<int>(ranks), std::make_shared<comm::FakeAccount>());
   lay_out_model(recipe, config, RunMesh(layout, "cpu", world).mesh());
 }
 
@@ -296,10 +295,13 @@ optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {
 }
 
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
-  // A base that stays as it is comes from where the run has it from.
-  const auto [weights, states] =
-      get_state_dict(model, {&optimizer},
-                     {.ignore_frozen_params = !adapted_linears(model).empty(), .flatten_optimizer_state_dict = true});
+  // A base that stays as it is comes from where the run has it from. A stage of a pipeline may have no adapter.
+  const auto base = model.parameters();
+  const bool frozen =
+      std::none_of(base.begin(), base.end(), [](const at::Tensor& each) { return each.requires_grad(); });
+  const auto [weights, states] = get_state_dict(
+      model, {&optimizer},
+      {.ignore_frozen_params = frozen || !adapted_linears(model).empty(), .flatten_optimizer_state_dict = true});
   TrainingState out;
   const auto add = [&](const std::string& prefix, const StateDict& dict) {
     for (const auto& [key, value] : dict) {

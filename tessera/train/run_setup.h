@@ -32,14 +32,20 @@ struct RunData {
   std::shared_ptr<const data::Dataset> validation;  // null when the recipe names none
 };
 
-// Reads and packs all data of the run. Error kIo and kFormat name the file and line.
-RunData load_run_data(const Recipe& recipe);
+// Reads and packs all data of the run, or finds it tokenized in data.cache. Error kIo and kFormat name the file and
+// line. `quiet`: what was recognised is not logged. No communication.
+RunData load_run_data(const Recipe& recipe, bool quiet = false);
+// The same on every rank, tokenized by one rank of each host. COLLECTIVE over `everyone`, which is the world.
+RunData load_run_data_together(const Recipe& recipe, const comm::World& world, comm::Group& everyone);
 
 // The config of model.path, checked against the recipe: sequence length within the context, dtype. Error kConfig.
 ModelConfig load_model_config(const Recipe& recipe);
 
-// The recipe's layout over all ranks: of GPUs when comm.backend is nccl, else of CPUs. Error kConfig when there are no
-// GPUs or the layout does not fit the world. No communication.
+// Which device a run of so many ranks on this host computes on, and why. No communication. Error kConfig as
+// comm::describe_device.
+std::string describe_run_device(const Recipe& recipe, int64_t ranks);
+// The recipe's layout over all ranks, on the device of train.device, which becomes this thread's current one.
+// COLLECTIVE over the world. Error kConfig when some rank has no such device, or the layout does not fit the world.
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world);
 
 // What the section lora says: of lora.path, where it is set. None: the run has no adapters. Error as

@@ -8,7 +8,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/shm/shared_buffer.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"
@@ -41,13 +43,25 @@ int64_t status_bytes(const std::string& field) {
   return 0;
 }
 
-std::vector<ModelInputs> inputs_of(const std::vector<data::Batch>& batches) {
+// Where the model computes, which is not where offloaded parameters lie.
+c10::Device device_of(CausalLM& model) {
+  for (const auto& parameter : model.parameters()) {
+    return is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device();
+  }
+  return c10::Device(c10::kCPU);
+}
+
+std::vector<ModelInputs> inputs_of(const std::vector<data::Batch>& batches, c10::Device device) {
+  // Through pinned memory: the host does not wait, and the copies come before what reads them.
+  const auto there = [device](const at::Tensor& tensor) {
+    return device.is_cpu() || !tensor.defined() ? tensor : tensor.pin_memory().to(device, /*non_blocking=*/true);
+  };
   std::vector<ModelInputs> out;
   for (const auto& batch : batches) {
-    out.push_back({.tokens = batch.tokens,
-                   .positions = batch.positions,
-                   .document_ids = batch.document_ids,
-                   .labels = batch.labels});
+    out.push_back({.tokens = there(batch.tokens),
+                   .positions = there(batch.positions),
+                   .document_ids = batch.document_ids,  // the host lays out attention by them
+                   .labels = there(batch.labels)});
   }
   return out;
 }
@@ -63,9 +77,11 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       optimizer_(optimizer),
       group_(std::move(group)),
       options_(std::move(options)),
-      pipeline_(model, options_.pipeline) {
+      pipeline_(model, options_.pipeline),
+      communication_told_(comm::communication_seconds()) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
+  if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
   const auto& experts = model.config().experts;
   if (!experts.balance || experts.count == 0 || experts.balance_coefficient == 0) return;
   routers_ = nn::router_statistics(model_);  // a stage without routers counts nothing
@@ -101,14 +117,18 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   if (result.failed) return result;
   const double divisor = static_cast<double>(std::max<int64_t>(result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
-  const auto inputs = inputs_of(micro_batches);
+  const auto inputs = inputs_of(micro_batches, device_of(model_));
+  if (float8_) float8_->begin();
   count_routes(inputs, result);
   const double loss = pipeline_.step(inputs, {.loss_divisor = divisor, .reduce_each = reduce_each});
   if (routers_) routers_->end();
   const double own_loss = options_.counts ? loss : 0;
-  for (const auto& row : gather_numbers(*group_, {own_loss, static_cast<double>(resident_bytes())})) {
+  const double communicated = comm::communication_seconds();
+  const double since_told = communicated - std::exchange(communication_told_, communicated);
+  for (const auto& row : gather_numbers(*group_, {own_loss, static_cast<double>(resident_bytes()), since_told})) {
     result.loss += row[0];
     result.memory_bytes = std::max(result.memory_bytes, static_cast<int64_t>(row[1]));
+    result.communication_seconds.push_back(row[2]);
   }
   const auto parameters = model_.parameters();
   result.grad_norm = pipeline_.norm_over_stages(optim::get_grad_norm(pipeline_.counted_parameters()));
@@ -122,6 +142,7 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
     return result;
   }
   if (options_.max_grad_norm > 0) optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, result.grad_norm);
+  if (options_.before_update) options_.before_update();
   optimizer_.set_lr(lr);
   optimizer_.step();
   optimizer_.zero_grad();
@@ -139,7 +160,7 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
   const bool was_training = model.training();
   model.train(false);
   // As many at once as keep the stages busy: what a stage gives waits until the next one has come to it.
-  const auto inputs = inputs_of(batches);
+  const auto inputs = inputs_of(batches, device_of(model));
   const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
   double loss = 0;
   for (size_t first = 0; first < inputs.size(); first += at_once) {

@@ -11,12 +11,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
 #include "tessera/comm/group/group.h"
 #include "tessera/data/batch.h"
+#include "tessera/nn/float8.h"
 #include "tessera/nn/router_statistics.h"
 #include "tessera/parallel/pipeline/pipeline.h"
 
@@ -38,6 +40,11 @@ struct StepOptions {
   // Whether this rank's tokens and loss are counted: false for those that see the same rows as one that counts (tensor
   // parallel). Of a pipeline, only the rank of the last stage ever counts.
   bool counts = true;
+  // Called right before a step changes parameters and the optimizer's state; not for a step that is left out.
+  std::function<void()> before_update = {};
+  // Of float8 linears: whether a weight is converted once a step and kept, a byte an element beside whole weights;
+  // else at each use.
+  bool keep_float8_weights = false;
   // Where the model's layers are cut into stages; without a mesh the model is whole.
   pipeline::PipelineOptions pipeline = {};
 };
@@ -49,6 +56,8 @@ struct StepResult {
   int64_t label_tokens = 0;              // of the global batch
   int64_t tokens = 0;                    // of the global batch, padding left out
   int64_t memory_bytes = 0;              // the largest resident set of a rank
+  // What each rank spent in collectives, waiting for others included, since the last step told of it.
+  std::vector<double> communication_seconds{};
   bool skipped = false;
   bool stop_requested = false;  // some rank was asked to stop
   bool failed = false;          // some rank cannot go on; the step was not taken
@@ -76,7 +85,9 @@ class TrainStep {
   std::shared_ptr<comm::Group> group_;
   StepOptions options_;
   pipeline::Pipeline pipeline_;
+  double communication_told_ = 0;
   std::shared_ptr<nn::RouterStatistics> routers_;  // null: no load-balance loss
+  std::shared_ptr<nn::Float8Steps> float8_;        // null: none whose weights are kept
 };
 
 // Mean loss over the label tokens of all rows of `batches`; each rank passes its own, as many on every rank. `group`

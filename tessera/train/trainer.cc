@@ -124,9 +124,11 @@ std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t row
 std::string lora_identity(const Recipe& recipe) {
   const auto config = adapter_config(recipe);
   if (!config) return "none";
-  return fmt::format("rank {}, alpha {}, targets {}{}{}", config->rank, config->alpha,
+  const auto& lora = recipe.lora;
+  const auto base = lora.quantize == "none" ? "" : ", base " + lora.quantize + (lora.double_quant ? " twice" : "");
+  return fmt::format("rank {}, alpha {}, targets {}{}{}{}", config->rank, config->alpha,
                      fmt::join(config->target_modules, " "), config->rslora ? ", rslora" : "",
-                     config->dora ? ", dora" : "");
+                     config->dora ? ", dora" : "", base);
 }
 
 bool is_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
@@ -149,7 +151,10 @@ struct Trainer::Impl {
   void save(int64_t step);
   void place_dropout();
   nlohmann::json extra_state() const;
+  SessionFacts session() const;
+  void wait_for_snapshot();
 
+  const std::shared_ptr<WarningLog> warnings = std::make_shared<WarningLog>();
   Recipe recipe;
   std::shared_ptr<comm::World> world;
   RunMesh place;
@@ -170,6 +175,7 @@ struct Trainer::Impl {
   EarlyStopping early_stopping;
   int64_t steps = 0;
   int64_t first_step = 0;
+  double checkpoint_seconds = 0;  // since the last step told of them
   bool stop_requested = false;
 };
 
@@ -192,12 +198,15 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
                                                         .defer_gradient_sync = recipe.parallel.defer_gradient_sync,
                                                         .counts = place.counts(),
+                                                        .before_update = [this] { wait_for_snapshot(); },
+                                                        .keep_float8_weights = !place.shards_weights(),
                                                         .pipeline = pipeline_options(recipe, config, place.mesh())});
   checkpoints = std::make_unique<CheckpointWriter>(CheckpointOptions{.folder = run_path() / "checkpoints",
                                                                      .world = world,
                                                                      .keep_last = recipe.checkpoint.keep_last,
                                                                      .keep_best = recipe.checkpoint.keep_best,
                                                                      .async = recipe.checkpoint.async,
+                                                                     .defer_copy = true,
                                                                      .holders = place.stage_ranks()});
   if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
   resume();
@@ -209,6 +218,11 @@ void Trainer::Impl::place_dropout() {
   const auto dropout = adapter_dropout(*model);
   if (!dropout) return;
   dropout->seed = static_cast<uint64_t>(recipe.train.seed);
+  const auto& mesh = *place.mesh();
+  if (const int64_t dim = mesh.dim_of("cp"); mesh.size(dim) > 1) {
+    dropout->context.emplace(recipe.data.sequence_length, mesh.size(dim));
+    dropout->context_rank = mesh.local_rank(dim);
+  }
   const int64_t batch = recipe.train.global_batch_size, rows = batch / place.data_size();
   const int64_t at_once = recipe.train.local_batch_size, calls = rows / at_once, offset = place.data_rank() * rows;
   dropout->calls = first_step * calls;
@@ -226,7 +240,9 @@ void Trainer::Impl::prepare() {
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);  // which warns of nothing
     check_parameter_groups(recipe, config);
     adapters_identity = lora_identity(recipe);
-    data = load_run_data(recipe);
+  });
+  data = load_run_data_together(recipe, *world, place.everyone());
+  comm::attempt_together(place.everyone(), [&] {
     steps = total_steps(recipe, *data.train);
     schedule = build_schedule(recipe, steps);
     model_identity = model_fingerprint(recipe);
@@ -252,6 +268,19 @@ nlohmann::json Trainer::Impl::extra_state() const {
           {"validation", data.validation ? data.validation->fingerprint() : ""},
           {"early_stopping", early_stopping.state()},
           {"random", {{"seed", random.seed}, {"offset", random.offset}}}};
+}
+
+SessionFacts Trainer::Impl::session() const {
+  int64_t parameters = 0;
+  const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
+  for (const auto& parameter : whole->parameters()) parameters += parameter.numel();
+  return {.ranks = world->size(),
+          .layout = describe_layout(resolve_layout(recipe, world->size())),
+          .device = c10::DeviceTypeName(place.mesh()->device_type(), /*lower_case=*/true),
+          .first_step = first_step,
+          .total_steps = steps,
+          .parameters = parameters,
+          .warnings = warnings};
 }
 
 void Trainer::Impl::resume() {
@@ -317,12 +346,14 @@ void Trainer::Impl::train_step(int64_t step) {
   const int64_t rows = recipe.train.global_batch_size / place.data_size();
   const auto batch =
       place.own_tokens(loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows));
+  const double data_seconds = seconds_since(start);
   const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
                                        {.stop = stop_signal_ms != 0, .failed = checkpoints->failed()});
   if (result.failed) checkpoints->finish();  // throws, on every rank
   stop_requested = result.stop_requested;
-  if (report) report->step(step, result, lr, seconds_since(start));
+  const double checkpoint = std::exchange(checkpoint_seconds, 0);
+  if (report) report->step(step, result, lr, {seconds_since(start), data_seconds, checkpoint});
 }
 
 void Trainer::Impl::validate(int64_t step) {
@@ -343,7 +374,7 @@ void Trainer::Impl::sample(int64_t step) {
   options.max_new_tokens = kNewTokens;
   const bool was_training = model->training();
   model->train(false);
-  const auto tokens = generate(*model, prompt, options, {}, &place.everyone());
+  const auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
   model->train(was_training);
   const auto text_of = [&](const std::vector<int64_t>& ids) {
     return data.tokenizer->decode(std::vector<text::TokenId>(ids.begin(), ids.end()));
@@ -351,17 +382,25 @@ void Trainer::Impl::sample(int64_t step) {
   if (report) report->sample(step, text_of(prompt), text_of(tokens));
 }
 
+void Trainer::Impl::wait_for_snapshot() {
+  const auto start = Clock::now();
+  checkpoints->wait_for_snapshot();
+  checkpoint_seconds += seconds_since(start);
+}
+
 // Ranked by the loss of this very step, if it was measured.
 void Trainer::Impl::save(int64_t step) {
+  const auto start = Clock::now();
   auto state = training_state(*model, *optimizer);
   if (const auto stages = place.pipeline()) state = saved_of_stage(state, *stages->group(0));
   checkpoints->save(step, state.tensors, extra_state(), validated_step == step ? last_validation_loss : std::nullopt,
                     state.objects);
+  checkpoint_seconds += seconds_since(start);
 }
 
 RunSummary Trainer::Impl::run() {
   const StopSignals signals;
-  if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, world->size(), first_step, steps);
+  if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, session());
   const bool validates = recipe.train.validate_every > 0 && !validation_batches.empty();
   if (validates && first_step == 0) validate(0);
   int64_t step = first_step;
@@ -379,7 +418,10 @@ RunSummary Trainer::Impl::run() {
     if (saves || (last && recipe.checkpoint.every > 0)) {
       save(step);
       saved_step = step;
-      if (recipe.checkpoint.export_model == "every" && !last) export_run(recipe, place, *model, folder.get());
+      if (recipe.checkpoint.export_model == "every" && !last) {
+        checkpoints->wait_for_snapshot();  // merging adapters may write to weights for a while
+        export_run(recipe, place, *model, folder.get());
+      }
     }
   }
   checkpoints->finish();
@@ -390,12 +432,13 @@ RunSummary Trainer::Impl::run() {
   if (!stopped_early && recipe.checkpoint.export_model != "never") export_run(recipe, place, *model, folder.get());
   if (report) {
     if (enough) report->early_stop(step, early_stopping.reason());
-    report->finish(stopped_early ? fmt::format("asked to stop after step {}; the same command goes on from there", step)
-                   : recipe.checkpoint.export_model == "never"
-                       ? fmt::format("done, {}", run_path().string())
-                       : fmt::format("done, the {} in {}",
-                                     recipe.lora.on() && !recipe.lora.merge ? "adapters are" : "model is",
-                                     (run_path() / "model").string()));
+    report->finish(step, stopped_early
+                             ? fmt::format("asked to stop after step {}; the same command goes on from there", step)
+                         : recipe.checkpoint.export_model == "never"
+                             ? fmt::format("done, {}", run_path().string())
+                             : fmt::format("done, the {} in {}",
+                                           recipe.lora.on() && !recipe.lora.merge ? "adapters are" : "model is",
+                                           (run_path() / "model").string()));
   }
   return {first_step, step, stopped_early};
 }
@@ -447,11 +490,9 @@ void check_run(const Recipe& recipe, int64_t world_size) {
              stats.dropped, stats.unlabelled);
   if (adapters > 0) fmt::print("adapters    {:.2f} M parameters\n", static_cast<double>(adapters) / 1e6);
   if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
-  fmt::print(
-      "layout      {} ranks: dp_replicate {} x dp_shard {} x tp {} x cp {} x pp {}{}, {} micro-batches of {} a rank "
-      "and step\n",
-      world_size, layout.dp_replicate, layout.dp_shard, layout.tp, layout.cp, layout.pp,
-      layout.ep > 1 ? fmt::format(", ep {}", layout.ep) : "", layout.micro_batches, recipe.train.local_batch_size);
+  fmt::print("layout      {} ranks: {}, {} micro-batches of {} a rank and step\n", world_size, describe_layout(layout),
+             layout.micro_batches, recipe.train.local_batch_size);
+  fmt::print("device      {}\n", describe_run_device(recipe, world_size));
   if (layout.pp > 1) fmt::print("pipeline    {}\n", describe_pipeline(recipe, layout, config));
   fmt::print("run         {} steps, {:.2f} epochs, into {}\n", steps,
              static_cast<double>(steps * recipe.train.global_batch_size) / static_cast<double>(data.train->rows()),

@@ -67,6 +67,29 @@ TEST(ContextLogprobs, OfColumnsAreWholeOnEveryRankWithGradients) {
   });
 }
 
+// Whoever asked may have let the group go before the backward pass, which communicates.
+TEST(ContextLogprobs, HoldTheGroupUntilTheirBackward) {
+  on_ranks(2, {2}, [](const MeshPtr& line) {
+    const VocabPart all{.start = 0, .end = kVocabulary};
+    auto group = line->world()->new_group({0, 1}, "cp of a caller");
+    const std::weak_ptr<comm::Group> seen = group;
+    const auto whole = logits_of_context(1, 8).set_requires_grad(true);
+    const auto ids = ids_of_context(1, 8);
+    const auto wanted =
+        torch::autograd::grad({from_parallel_logits_to_logprobs(whole, ids, all).square().sum()}, {whole})[0];
+    const ContextLayout layout(8, 2);
+    const int64_t rank = group->rank();
+    const auto own = layout.shard(whole.detach(), 1, rank).set_requires_grad(true);
+    auto loss = from_parallel_logits_to_logprobs(own, ids, all, {.cp_group = group}).square().sum();
+    group.reset();
+    EXPECT_FALSE(seen.expired());
+    const auto grad = torch::autograd::grad({loss}, {own})[0];
+    EXPECT_TRUE(at::allclose(grad, layout.shard(wanted, 1, rank) * 2.0, 1e-11, 1e-12));
+    loss.reset();
+    EXPECT_TRUE(seen.expired());
+  });
+}
+
 TEST(ContextLogprobs, OfDTensorsFollowSeqIndex) {
   on_ranks(4, {4}, [](const MeshPtr& line) {
     const auto mesh = context_mesh(line, 2, 2);

@@ -40,7 +40,14 @@ TEST(ModelFamily, GgufTensorsAreTheParametersOfTheModel) {
                           family->architecture, plain, !plain, !plain)),
           "t");
       std::map<std::string, std::vector<int64_t>> said, held;
-      for (const auto& tensor : detail::gguf_tensors(family->gguf, config)) said[tensor.hf_name] = tensor.shape;
+      std::map<std::string, int64_t> rows;  // of each expert, in the parts of a stack
+      for (const auto& tensor : detail::gguf_tensors(family->gguf, config)) {
+        said[tensor.hf_name] = tensor.shape;
+        if (tensor.stacks == nullptr) continue;
+        EXPECT_EQ(tensor.first_row, rows[tensor.hf_name]) << tensor.gguf_name;
+        said[tensor.hf_name][1] = rows[tensor.hf_name] += tensor.shape[1];
+        EXPECT_LE(rows[tensor.hf_name], tensor.stack_rows);
+      }
       const auto model = make_model(config, {.device = at::kMeta});
       for (const auto& named : model->named_parameters()) {
         held[named.name] = named.slot->parameter.sizes().vec();

@@ -29,8 +29,8 @@ TEST(GgufConvertOracle, EveryVariantKeepsItsLogitsThroughGgufAndBack) {
   TempFolder folder;
   const auto made = run_python(kScript, {"make", folder.path().string()}, {.timeout_seconds = 300});
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  for (const auto* name :
-       {"plain", "biases", "llama3", "yarn", "linear", "qwen2", "qwen2_yarn", "qwen3", "gemma3", "gemma3_pattern"}) {
+  for (const auto* name : {"plain", "biases", "llama3", "yarn", "linear", "qwen2", "qwen2_yarn", "qwen3", "qwen3_moe",
+                           "gemma3", "gemma3_pattern"}) {
     folder_to_gguf(folder / name / "hf", folder / name / "model.gguf", {.type = GgmlType::kF32});
     gguf_to_folder(folder / name / "model.gguf", folder / name / "back");
   }
@@ -39,7 +39,7 @@ TEST(GgufConvertOracle, EveryVariantKeepsItsLogitsThroughGgufAndBack) {
   EXPECT_EQ(
       run.out,
       "plain None\nbiases None\nllama3 llama3\nyarn yarn\nlinear linear\nqwen2 None\nqwen2_yarn yarn\nqwen3 None\n"
-      "gemma3 None\ngemma3_pattern linear\n");
+      "qwen3_moe None\ngemma3 None\ngemma3_pattern linear\n");
 }
 
 TEST(GgufConvertOracle, ConvertedTokenizersGiveTheIdsOfLlamaCpp) {

@@ -12,6 +12,7 @@
 #include "tessera/models/config.h"
 #include "tessera/models/detail/gguf_rope.h"
 #include "tessera/models/detail/gguf_tensors.h"
+#include "tessera/models/family.h"
 #include "tessera/models/llama.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/support/temp_folder.h"
@@ -123,6 +124,106 @@ TEST(GgufConvert, FolderToGgufAndBackKeepsEveryTensorBitwise) {
     EXPECT_EQ(config.at("head_dim"), 16);
     EXPECT_EQ(config.at("tie_word_embeddings"), false);
   }
+}
+
+json moe_config() {
+  auto config = gguf_config();
+  config.update({{"model_type", "qwen3_moe"},
+                 {"attention_bias", false},
+                 {"head_dim", 16},
+                 {"num_experts", 3},
+                 {"num_experts_per_tok", 2},
+                 {"moe_intermediate_size", 32},
+                 {"norm_topk_prob", true}});
+  return config;
+}
+
+// Experts one by one as transformers saves them, or stacked as it holds them.
+fs::path write_moe(const fs::path& dir, bool stacked, const json& config_json = moe_config()) {
+  write_tiny(dir);
+  fs::remove(dir / "model.safetensors");
+  publish_file(dir / "config.json", config_json.dump());
+  const auto config = ModelConfig::parse(moe_config().dump(), "moe");
+  std::map<std::string, at::Tensor> values;
+  at::manual_seed(5);
+  for (const auto& tensor : detail::gguf_tensors(find_family_of_gguf("qwen3moe")->gguf, config)) {
+    if (tensor.stacks == nullptr) values[tensor.hf_name] = at::randn(tensor.shape);
+    if (tensor.stacks == nullptr || tensor.first_row > 0) continue;
+    const auto stack = at::randn({tensor.shape[0], tensor.stack_rows, tensor.shape[2]});
+    if (stacked) {
+      values[tensor.hf_name] = stack;
+      continue;
+    }
+    for (int64_t expert = 0; expert < stack.size(0); ++expert) {
+      const auto name = fmt::format("{}.{}.", tensor.hf_name.substr(0, tensor.hf_name.rfind('.')), expert);
+      if (tensor.hf_name.ends_with("down_proj")) {
+        values[name + "down_proj.weight"] = stack[expert];
+      } else {
+        values[name + "gate_proj.weight"] = stack[expert].narrow(0, 0, 32);
+        values[name + "up_proj.weight"] = stack[expert].narrow(0, 32, 32);
+      }
+    }
+  }
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, value] : values) specs.push_back({name, at::kFloat, value.sizes().vec()});
+  SafetensorsFolderWriter writer(dir, specs);
+  for (const auto& [name, value] : values) writer.write(name, value.contiguous());
+  writer.finish();
+  return dir;
+}
+
+TEST(GgufConvert, ExpertsAreStackedUnderLlamaCppsNames) {
+  TempFolder folder;
+  const auto apart = write_moe(folder / "apart", false), stacked = write_moe(folder / "stacked", true);
+  const auto before = SafetensorsFolder::open(apart);
+  for (const auto& dir : {apart, stacked}) {
+    const auto gguf = dir.string() + ".gguf", back = dir.string() + "-back";
+    folder_to_gguf(dir, gguf, {.type = GgmlType::kF32});
+    const auto file = GgufFile::open(gguf);
+    EXPECT_EQ(file->find_string("general.architecture"), "qwen3moe");
+    EXPECT_EQ(file->find_uint("qwen3moe.expert_count"), 3U);
+    EXPECT_EQ(file->find_uint("qwen3moe.expert_used_count"), 2U);
+    EXPECT_EQ(file->find_uint("qwen3moe.expert_feed_forward_length"), 32U);
+    EXPECT_THAT(file->tensor_info("blk.1.ffn_up_exps.weight").shape, ElementsAre(3, 32, 64));
+    EXPECT_THAT(file->tensor_info("blk.1.ffn_down_exps.weight").shape, ElementsAre(3, 64, 32));
+    EXPECT_TRUE(file->tensor("blk.1.ffn_up_exps.weight")[2].equal(
+        before.tensor("model.layers.1.mlp.experts.2.up_proj.weight")));
+    gguf_to_folder(gguf, back);
+    const auto after = SafetensorsFolder::open(back);
+    ASSERT_EQ(after.files().size(), before.files().size());
+    for (const auto& [name, unused] : before.files())
+      EXPECT_TRUE(after.tensor(name).equal(before.tensor(name))) << name;
+    const auto config = json::parse(read_file(fs::path(back) / "config.json"));
+    const auto wanted = moe_config();
+    for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config.at(key), value) << key;
+  }
+  // Routers stay F32 beside other matrices, and decide the folder's dtype where they would lose something.
+  folder_to_gguf(apart, folder / "half.gguf");
+  EXPECT_EQ(GgufFile::open(folder / "half.gguf")->tensor_info("blk.0.ffn_gate_inp.weight").type_name(), "F32");
+  EXPECT_EQ(GgufFile::open(folder / "half.gguf")->tensor_info("blk.0.ffn_down_exps.weight").type_name(), "F16");
+  gguf_to_folder(folder / "half.gguf", folder / "half");
+  EXPECT_EQ(SafetensorsFolder::open(folder / "half").entry("lm_head.weight").dtype, at::kFloat);
+}
+
+TEST(GgufConvert, WhatLlamaCppsExpertsCannotBeIsRefused) {
+  TempFolder folder;
+  const auto refuse = [&](const char* key, const json& value, const char* message) {
+    auto config = moe_config();
+    config[key] = value;
+    const auto dir = write_moe(folder / key, true, config);
+    EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { folder_to_gguf(dir, folder / "m.gguf"); }), HasSubstr(message));
+  };
+  refuse("norm_topk_prob", false, "always normalises");
+  refuse("mlp_only_layers", {1}, "layers without experts");
+  const auto good = write_moe(folder / "good", false);
+  folder_to_gguf(good, folder / "good.gguf");
+  auto bytes = read_file(folder / "good.gguf");
+  const std::string key = "qwen3moe.expert_count";
+  bytes.replace(bytes.find(key), key.size(), "qwen3moe.expert_coumt");
+  testing::write_bytes(folder / "bad.gguf", bytes);
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { gguf_to_folder(folder / "bad.gguf", folder / "out"); }),
+              HasSubstr("expert_count is 0"));
+  EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
 TEST(GgufConvert, TheTokenizerTravelsBothWays) {

@@ -124,8 +124,8 @@ TEST(ParallelizeModel, RefusesBeforeAnyParameterChanges) {
                 HasSubstr("no.module"));
     EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cpu", {4}, {"rows"})}),
                 HasSubstr("none of the dims"));
-    EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cuda", {4}, {"tp"}), .cpu_offload = true}),
-                HasSubstr("offloads nothing from GPUs"));
+    EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cuda", {4}, {"dp_replicate"}), .cpu_offload = true}),
+                HasSubstr("cpu_offload of replicas"));
   });
 }
 

@@ -247,17 +247,17 @@ TEST(IllegalLayouts, AreToldBeforeAnyWeightIsRead) {
   EXPECT_TRUE(holds(why(llama, {.pp = 8, .micro_batches = 8}), "stages"));
   EXPECT_TRUE(holds(why(llama, {.pp = 4, .micro_batches = 2}), "Number of microbatches (2) must be greater"));
   Recipe recipe;
-  recipe.train.sample_every = 5;
-  EXPECT_TRUE(holds(why(llama, {.cp = 2}, recipe), "train.sample_every"));
-  recipe = {};
   recipe.data.sequence_length = 2;
   EXPECT_TRUE(holds(why(llama, {.cp = 4}, recipe), "wanted a token for each rank"));
   recipe = {};
+  recipe.lora.rank = 4;
+  recipe.lora.quantize = "nf4";
+  EXPECT_TRUE(holds(why(llama, {.tp = 2}, recipe), "packed weights are bytes"));
+  recipe.lora.quantize = "gguf";
+  EXPECT_TRUE(holds(why(llama, {}, recipe), "wanted a .gguf file"));
+  recipe = {};
   recipe.parallel.layers_per_stage = 2;
   EXPECT_TRUE(holds(why(llama, {}, recipe), "layers_per_stage"));
-  recipe = {};
-  recipe.lora.rank = 4;
-  EXPECT_TRUE(holds(why(llama, {.pp = 2, .micro_batches = 2}, recipe), "lora"));
 }
 
 }  // namespace

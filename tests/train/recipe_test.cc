@@ -71,7 +71,7 @@ data:       {train: [PATH], validation: [PATH], format: auto, sequence_length: 5
 parallel:   {dp_replicate: 1, dp_shard: -1, tp: 1, cp: 1, pp: 1, ep: 1, sequence_parallel: false, activation_checkpointing: none, cpu_offload: false, plan: auto}
 optimizer:  {name: adamw, lr: 1.0e-4, betas: [0.9, 0.95], eps: 1.0e-8, weight_decay: 0.1, max_grad_norm: 1.0}
 schedule:   {name: cosine, warmup_steps: 10, min_lr_ratio: 0.1}              # cosine | linear | constant
-train:      {steps: 100, epochs: null, global_batch_size: 8, local_batch_size: 2, seed: 42, deterministic: false, on_nonfinite: stop, validate_every: 20, sample_every: 0, profile: false}
+train:      {steps: 100, epochs: null, global_batch_size: 8, local_batch_size: 2, seed: 42, device: auto, deterministic: false, on_nonfinite: stop, validate_every: 20, sample_every: 0, profile: false}
 precision:  {param: float32, reduce: float32, output: float32}
 checkpoint: {dir: runs/NAME, every: 50, keep_last: 2, keep_best: 1, async: true, resume: auto, export: final}
 log:        {every: 1, tensorboard: true, jsonl: true}
@@ -194,7 +194,7 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
 }
 
 TEST(Recipe, FeaturesThatAreNotBuiltAreRefusedNotIgnored) {
-  for (const char* setting : {"train.deterministic=true", "train.profile=true", "model.lora.quantize=nf4"}) {
+  for (const char* setting : {"train.deterministic=true", "train.profile=true"}) {
     EXPECT_THAT(error_of(kMinimal, {setting}), HasSubstr("not available in this version")) << setting;
   }
   EXPECT_THAT(error_with("train: {profile: true}"),
@@ -209,6 +209,13 @@ TEST(Recipe, AdaptersAreAMappingOrNull) {
   EXPECT_TRUE(recipe.lora.on());
   EXPECT_FALSE(parse(kMinimal).lora.on());
   EXPECT_THAT(error_with("lora: {alpha: 3}"), HasSubstr("my.yaml:3: model.lora.alpha: found 3.0 without adapters"));
+  const Recipe packed = parse(kMinimal, {"lora.rank=4", "lora.quantize=nf4", "lora.double_quant=true"});
+  EXPECT_EQ(packed.lora.quantize, "nf4");
+  EXPECT_TRUE(packed.lora.double_quant);
+  EXPECT_THAT(error_of(kMinimal, {"lora.quantize=nf4"}), HasSubstr("model.lora.quantize: found nf4 without adapters"));
+  EXPECT_THAT(error_of(kMinimal, {"lora.rank=4", "lora.double_quant=true"}), HasSubstr("wanted nf4"));
+  EXPECT_THAT(error_of(kMinimal, {"lora.rank=4", "lora.quantize=int3"}),
+              HasSubstr("model.lora.quantize: found 'int3'"));
   EXPECT_THAT(error_with("lora: {rnk: 3}"), HasSubstr("unknown key 'lora.rnk'"));
 }
 

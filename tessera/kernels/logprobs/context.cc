@@ -36,7 +36,7 @@ at::Tensor allgather_cp_sharded_tensor(const at::Tensor& tensor, const std::shar
                                        int64_t seq_dim) {
   if (alone(group)) return tensor;
   const auto lengths = detail::tokens_of_ranks(*group, tensor.size(seq_dim), tensor.device());
-  return detail::balanced_layout("allgather_cp_sharded_tensor", lengths).unshard(*group, tensor, seq_dim);
+  return detail::balanced_layout("allgather_cp_sharded_tensor", lengths).unshard(group, tensor, seq_dim);
 }
 
 at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::shared_ptr<comm::Group>& group,
@@ -51,7 +51,7 @@ at::Tensor cp_load_balanced_to_contiguous(const at::Tensor& tensor, const std::s
                   lengths[0], other, group->name(), group->size());
   }
   return detail::balanced_layout("cp_load_balanced_to_contiguous", lengths)
-      .unshard(*group, tensor, seq_dim)
+      .unshard(group, tensor, seq_dim)
       .narrow(seq_dim, group->rank() * own, own);
 }
 

@@ -135,7 +135,7 @@ at::Tensor logprobs_over_ranks(const at::Tensor& logits, const at::Tensor& targe
   auto next = at::full({target.size(0), layout.tokens()}, kIgnoredLabel, target.options());
   next.narrow(1, 0, tokens).copy_(detail::following_ids(target));
   const auto own = logprobs_of(logits, layout.shard(next, 1, group.rank()), part, options, inference_only);
-  return without_last(layout.unshard(group, own, 1).narrow(1, 0, tokens));
+  return without_last(layout.unshard(options.cp_group, own, 1).narrow(1, 0, tokens));
 }
 
 // ---- packed sequences ----
@@ -263,7 +263,7 @@ at::Tensor from_parallel_logits_to_logprobs_packed_sequences(const at::Tensor& v
   const auto device = logprobs.device();
   if (ranks > 1) {
     const ContextLayout by_rank(packed.tokens, ranks, ContextLayout::Order::kContiguous);
-    logprobs = by_rank.unshard(*options.cp_group, logprobs, 1).index_select(1, at::cat(order).argsort().to(device));
+    logprobs = by_rank.unshard(options.cp_group, logprobs, 1).index_select(1, at::cat(order).argsort().to(device));
   }
   return logprobs.squeeze(0)
       .index_select(0, packed.index.flatten().to(device))

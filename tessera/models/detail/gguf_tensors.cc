@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/models/config.h"
+#include "tessera/models/detail/stacked_tensors.h"
 #include "tessera/models/family.h"
 
 namespace tessera::detail {
@@ -37,12 +38,29 @@ class GgufLayer {
       norm("post_ffw_norm", "post_feedforward_layernorm", hidden);
     }
     norm("ffn_norm", map_.norms_around ? "pre_feedforward_layernorm" : "post_attention_layernorm", hidden);
+    if (map_.experts) return add_experts();
     linear("ffn_gate", "mlp.gate_proj", ff, hidden, config_.mlp_bias);
     linear("ffn_up", "mlp.up_proj", ff, hidden, config_.mlp_bias);
     linear("ffn_down", "mlp.down_proj", hidden, ff, config_.mlp_bias);
   }
 
  private:
+  void add_experts() {
+    const int64_t hidden = config_.hidden_size, inner = config_.experts.inner, count = config_.experts.count;
+    linear("ffn_gate_inp", "mlp.gate", count, hidden, /*bias=*/false);
+    all_.back().router = true;
+    stack("ffn_gate_exps", "mlp.experts.gate_up_proj", {count, inner, hidden}, 0, 2 * inner);
+    stack("ffn_up_exps", "mlp.experts.gate_up_proj", {count, inner, hidden}, inner, 2 * inner);
+    stack("ffn_down_exps", "mlp.experts.down_proj", {count, hidden, inner}, 0, hidden);
+  }
+  void stack(const char* ours, const char* theirs, std::vector<int64_t> shape, int64_t first_row, int64_t stack_rows) {
+    all_.push_back({.gguf_name = gguf_ + ours + ".weight",
+                    .hf_name = hf_ + theirs,
+                    .shape = std::move(shape),
+                    .stacks = &family_of(config_.architecture).weights,
+                    .first_row = first_row,
+                    .stack_rows = stack_rows});
+  }
   void norm(const char* ours, const char* theirs, int64_t width) {
     all_.push_back({gguf_ + ours + ".weight", hf_ + theirs + ".weight", {width}, 0, map_.norms_one_plus});
   }
@@ -73,6 +91,15 @@ std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& conf
   if (!config.tie_word_embeddings) all.push_back({"output.weight", "lm_head.weight", {vocab, hidden}});
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) GgufLayer(map, config, layer, all).add();
   return all;
+}
+
+std::vector<std::string> names_of_experts(const GgufTensor& tensor) {
+  std::vector<std::string> names;
+  const auto& shape = tensor.shape;
+  for (auto& each : stacked_tensors(*tensor.stacks, tensor.hf_name, {shape[0], tensor.stack_rows, shape[2]})) {
+    if (each.first_row == tensor.first_row) names.push_back(std::move(each.name));
+  }
+  return names;
 }
 
 at::Tensor to_gguf(const GgufTensor& tensor, const at::Tensor& value) {

@@ -12,6 +12,7 @@ class Tensor;
 namespace tessera {
 struct GgufMap;
 struct ModelConfig;
+struct WeightMap;
 }  // namespace tessera
 
 namespace tessera::detail {
@@ -22,7 +23,15 @@ struct GgufTensor {
   std::vector<int64_t> shape;
   int64_t rotary_heads = 0;  // heads whose rows llama.cpp stores in another order; 0: none
   bool one_plus = false;     // stored with 1 added
+  bool router = false;       // always stored as F32
+  // Of stacked experts [experts, rows, columns]: rows first_row, first_row + 1, ... of each expert of the parameter
+  // hf_name, [experts, stack_rows, columns], in whose place a folder may have tensors of each expert. Null: no stack.
+  const WeightMap* stacks = nullptr;
+  int64_t first_row = 0, stack_rows = 0;
 };
+
+// What a folder calls the tensors of each expert, in their order: [rows, columns] each.
+std::vector<std::string> names_of_experts(const GgufTensor& tensor);
 
 std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& config);
 // A value as GGUF stores it, and back; norms that differ by 1 become fp32.

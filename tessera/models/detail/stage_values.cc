@@ -26,7 +26,7 @@ int StageValues::owner(const SharedParameter& parameter) const {
 at::Tensor StageValues::bring(const SharedParameter& parameter, const at::Tensor& value) const {
   const int from = owner(parameter);
   if (from == 0) return value;
-  if (rank() == from) comm::send(pipeline_, value.contiguous(), 0).wait();
+  if (rank() == from) comm::send(pipeline_, value.to(parameter.tensor.scalar_type()).contiguous(), 0).wait();
   if (rank() != 0) return value;
   auto theirs = at::empty(parameter.tensor.sizes(), parameter.tensor.options().device(device_));
   comm::recv(pipeline_, theirs, from).wait();

@@ -24,7 +24,8 @@ class StageValues {
   int rank() const { return pipeline_.rank(); }
   // Whether this rank is the first of those that hold it. Error kInternal for one that none holds.
   bool gives(const SharedParameter& parameter) const { return owner(parameter) == rank(); }
-  // Sends the value of the rank that gives it to rank 0, which returns it; the others return what they passed.
+  // Sends the value of the rank that gives it to rank 0, which returns it, in the dtype of the parameter; the others
+  // return what they passed.
   // COLLECTIVE over these two ranks.
   at::Tensor bring(const SharedParameter& parameter, const at::Tensor& value) const;
 

@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linspace.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -13,6 +11,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/dynamic_map.h"
 
 namespace tessera::optim::detail {
 namespace {
@@ -49,36 +48,11 @@ void raise_to(float& target, float value) {
   }
 }
 
-uint8_t nearest_code(const float* map, float value) {
-  const auto above = std::upper_bound(map, map + 256, value) - map;
-  const auto down = std::max<std::ptrdiff_t>(above - 1, 0), up = std::min<std::ptrdiff_t>(down + 1, 255);
-  return static_cast<uint8_t>(value - map[down] >= (map[up] - map[down]) * 0.5F ? up : down);
-}
-
 }  // namespace
 
 bool is_quantized(int64_t numel) { return numel >= 4096 && numel % kMomentBlock == 0; }
 
-// Exponents from -6 to 0, each with twice as many fractions as the one before it. Computed as torchao does, in its
-// order of roundings.
-at::Tensor dynamic_map(bool is_signed) {
-  constexpr int kExponents = 7;
-  std::vector<double> values = {0, 1};
-  for (int i = 0; i < kExponents; ++i) {
-    const int64_t fractions = (int64_t{1} << (is_signed ? i : i + 1)) + 1;
-    const auto boundaries = at::linspace(0.1, 1, fractions, at::kFloat);
-    const auto means = (boundaries.slice(0, 0, fractions - 1) + boundaries.slice(0, 1)).div(2.0);
-    const auto scaled = means.mul(std::pow(10.0, i - (kExponents - 1)));
-    for (int64_t each = 0; each + 1 < fractions; ++each) {
-      const double value = scaled[each].item<double>();
-      values.push_back(value);
-      if (is_signed) values.push_back(-value);
-    }
-  }
-  std::sort(values.begin(), values.end());
-  TESSERA_CHECK(values.size() == 256, ErrorKind::kInternal, "[optim.adamw8bit] the map has {} values", values.size());
-  return at::tensor(values, at::kFloat);
-}
+at::Tensor dynamic_map(bool is_signed) { return kernels::dynamic_map(is_signed); }
 
 at::Tensor dequantized(const at::Tensor& codes, const at::Tensor& scale, const at::Tensor& map, const Region& region) {
   check_on_cpu(codes);
@@ -116,7 +90,7 @@ void quantize(const at::Tensor& values, const at::Tensor& largest, const at::Ten
   const auto* steps = map.const_data_ptr<float>();
   auto* to = codes.mutable_data_ptr<uint8_t>();
   for_each_block_part(region, [=](int64_t local, int64_t count, int64_t block) {
-    for (int64_t i = local; i < local + count; ++i) to[i] = nearest_code(steps, from[i] / scales[block]);
+    for (int64_t i = local; i < local + count; ++i) to[i] = kernels::nearest_in_map(steps, from[i] / scales[block]);
   });
 }
 
@@ -130,5 +104,10 @@ at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const a
 }
 
 bool is_whole_state(std::string_view name) { return name.ends_with("_scale"); }
+
+at::Tensor state_form(std::string_view name, const at::Tensor& parameter) {
+  if (!is_whole_state(name)) return parameter;
+  return at::empty({parameter.numel() / kMomentBlock}, at::TensorOptions(at::kFloat).device(at::kMeta));
+}
 
 }  // namespace tessera::optim::detail

@@ -42,5 +42,8 @@ at::Tensor new_state(std::string_view name, const at::Tensor& parameter, const a
                      const at::TensorOptions& options);
 // Of the whole parameter on every rank, not a part of it: *_scale.
 bool is_whole_state(std::string_view name);
+// A tensor shaped and placed as the state of a parameter is that has none yet: the parameter itself, for *_scale one on
+// the meta device.
+at::Tensor state_form(std::string_view name, const at::Tensor& parameter);
 
 }  // namespace tessera::optim::detail

@@ -111,9 +111,9 @@ std::vector<at::Tensor> context_parallel_unshard(const MeshPtr& mesh, const std:
   check_sequences("context_parallel_unshard", buffers, seq_dims);
   if (buffers.empty()) return {};
   const c10::NoGradGuard no_grad;
-  auto& group = *mesh->group(0);
+  const auto& group = mesh->group(0);
   const auto tokens = at::full({1}, buffers[0].size(seq_dims[0]), at::kLong).to(mesh->device());
-  comm::all_reduce(group, tokens, comm::ReduceOp::kSum, "context_parallel_unshard").wait();
+  comm::all_reduce(*group, tokens, comm::ReduceOp::kSum, "context_parallel_unshard").wait();
   const auto layout = ContextLayout::of_pytorch(tokens.item<int64_t>(), mesh->size());
   std::vector<at::Tensor> whole;
   for (size_t i = 0; i < buffers.size(); ++i) whole.push_back(layout.unshard(group, buffers[i].detach(), seq_dims[i]));

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/models/decoder.h"
 #include "tessera/parallel/detail/gathered_state.h"
@@ -228,7 +229,33 @@ at::Tensor Pipeline::logprobs(ModelInputs inputs, const at::Tensor& targets) {
   const std::vector<ModelInputs> one = {inputs};
   detail::Execution execution(model_, plan_, wire_.get(), one, 1);
   execution.run(program(1, false), nullptr);
-  return execution.logprobs(0);
+  return execution.result(0);
+}
+
+std::vector<int64_t> Pipeline::generate(std::span<const int64_t> prompt, const GenerationOptions& options,
+                                        comm::Group* group) {
+  const c10::NoGradGuard no_grad;
+  if (group == nullptr && ranks_ > 1) group = options_.mesh->group("pp").get();
+  const int64_t capacity = generation_capacity(model_.config(), prompt, options);
+  std::map<int, nn::KvCache> caches;  // by stage
+  for (const int stage : plan_.stages_of(rank_)) caches.try_emplace(stage, model_.config().num_hidden_layers, capacity);
+  const auto parameter = model_.parameters().front();
+  LogitsSource source{.device = is_dtensor(parameter) ? device_mesh(parameter)->device() : parameter.device(),
+                      .group = group};
+  if (group != nullptr && group->size() > 1) {
+    const auto has_logits = comm::all_gather_bytes(*group, has_last_stage() ? "1" : "");
+    source.chooser = static_cast<int>(
+        std::find_if(has_logits.begin(), has_logits.end(), [](const auto& each) { return !each.empty(); }) -
+        has_logits.begin());
+  }
+  source.after = [&](const at::Tensor& tokens) {
+    const std::vector<ModelInputs> one = {{.tokens = tokens, .logits_to_keep = 1}};
+    detail::Execution execution(model_, plan_, wire_.get(), one, 1, &caches);
+    execution.run(program(1, false), nullptr);
+    const auto logits = execution.result(0);
+    return logits.defined() && is_dtensor(logits) ? full_tensor(logits) : logits;
+  };
+  return tessera::generate(model_.config(), source, prompt, options);
 }
 
 // The weight that this rank shares with another one of the pipeline; null: it shares none.

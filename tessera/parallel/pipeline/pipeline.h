@@ -17,11 +17,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/models/causal_lm.h"
+#include "tessera/models/generate.h"
 #include "tessera/parallel/pipeline/stages.h"
 
 namespace tessera::pipeline {
@@ -71,6 +73,11 @@ class Pipeline {
   double evaluate(const std::vector<ModelInputs>& micro_batches);
   // CausalLM::logprobs through the stages: [B, T] on the rank of the last one, undefined elsewhere. COLLECTIVE as step.
   at::Tensor logprobs(ModelInputs inputs, const at::Tensor& targets);
+  // generate() through the stages, token by token: each stage keeps keys and values of its own layers, a rank of the
+  // last one chooses. Alike on all ranks of `group`, those of the model, over which it is COLLECTIVE as well; null: of
+  // the pipeline. Context-parallel ranks all read whole rows.
+  std::vector<int64_t> generate(std::span<const int64_t> prompt, const GenerationOptions& options,
+                                comm::Group* group = nullptr);
   // The parameters of this rank whose gradients no other rank of the pipeline counts: all but the tied weight of the
   // last stage, where the first is elsewhere. What optim::get_grad_norm is to be called with.
   std::vector<at::Tensor> counted_parameters();

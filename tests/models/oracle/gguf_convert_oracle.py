@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 torch.set_num_threads(2)
 
@@ -32,8 +33,8 @@ VARIANTS = {
         num_key_value_heads=2, tie_word_embeddings=False,
         rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=2.0)),
 }
-# transformers takes what it does not read from GGUF for its own defaults: the head size of Qwen3, the rotary base of Gemma3's
-# sliding layers and the scale of its scores.
+# transformers takes what it does not read from GGUF for its own defaults: the head size of Qwen3, the width of Qwen3-MoE's
+# experts, the rotary base of Gemma3's sliding layers and the scale of its scores.
 QWEN2S = {
     "qwen2": dict(num_key_value_heads=2, tie_word_embeddings=False),
     "qwen2_yarn": dict(
@@ -41,6 +42,8 @@ QWEN2S = {
         rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=128)),
 }
 QWEN3S = {"qwen3": dict(num_key_value_heads=2, head_dim=128, tie_word_embeddings=True)}
+QWEN3_MOES = {"qwen3_moe": dict(num_key_value_heads=2, head_dim=32, num_experts=4, num_experts_per_tok=2,
+                                moe_intermediate_size=768, norm_topk_prob=True, tie_word_embeddings=False)}
 GEMMA3 = dict(num_key_value_heads=1, head_dim=256, query_pre_attn_scalar=256, sliding_window=16)
 GEMMA3S = {
     "gemma3": dict(num_hidden_layers=7, final_logit_softcapping=8.0),
@@ -50,7 +53,7 @@ GEMMA3S = {
                              sliding_attention=dict(rope_type="default", rope_theta=500.0))),
 }
 FAMILIES = [(VARIANTS, LlamaConfig, LlamaForCausalLM), (QWEN2S, Qwen2Config, Qwen2ForCausalLM),
-            (QWEN3S, Qwen3Config, Qwen3ForCausalLM),
+            (QWEN3S, Qwen3Config, Qwen3ForCausalLM), (QWEN3_MOES, Qwen3MoeConfig, Qwen3MoeForCausalLM),
             ({name: {**GEMMA3, **changes} for name, changes in GEMMA3S.items()}, Gemma3TextConfig, Gemma3ForCausalLM)]
 
 

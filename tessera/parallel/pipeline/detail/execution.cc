@@ -44,8 +44,13 @@ RankProgram::RankProgram(const ActionRow& row, bool splits_backward) {
 }
 
 Execution::Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
-                     double loss_divisor)
-    : plan_(plan), wire_(wire), micro_batches_(micro_batches), loss_divisor_(loss_divisor), runs_(model) {}
+                     double loss_divisor, std::map<int, nn::KvCache>* caches)
+    : plan_(plan),
+      wire_(wire),
+      micro_batches_(micro_batches),
+      loss_divisor_(loss_divisor),
+      caches_(caches),
+      runs_(model, micro_batches) {}
 
 GradientSync::Completes Execution::completes(const RankProgram& program, size_t position) const {
   const auto &action = program.actions[position], &last = program.actions[program.last];
@@ -102,6 +107,7 @@ void Execution::forward(const Action& action, const RankProgram& program) {
   auto batch = inputs(action.micro_batch);
   const auto range = plan_.range(action.stage);
   if (plan_.stages() > 1) batch.stage = range;
+  if (caches_ != nullptr) batch.cache = &caches_->at(action.stage);
   at::Tensor hidden;
   if (!range.is_first) {
     hidden =
@@ -112,7 +118,7 @@ void Execution::forward(const Action& action, const RankProgram& program) {
                        .hands_on_head = range.is_last && plan_.stages() > 1 && !program.backward_next.contains(place)};
   const auto given = runs_.forward(action.stage, action.micro_batch, std::move(batch), hidden, how);
   if (range.is_last) {
-    if (given.defined()) logprobs_[action.micro_batch] = given;
+    if (given.defined()) results_[action.micro_batch] = given;
     return;
   }
   if (is_here(action.stage + 1)) {

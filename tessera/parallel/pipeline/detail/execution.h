@@ -39,16 +39,18 @@ class GradientSync {
 
 class Execution {
  public:
+  // caches: by stage, of a generation; null: none.
   Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
-            double loss_divisor);
+            double loss_divisor, std::map<int, nn::KvCache>* caches = nullptr);
   // sync: null where there are no gradients. An error ends the step on all ranks of the pipeline.
   void run(const RankProgram& program, GradientSync* sync);
   double loss() const { return runs_.loss(); }
   int most_held() const { return runs_.most_held(); }
-  // Log-probs of the micro-batch's targets, on the rank of the last stage; undefined elsewhere.
-  at::Tensor logprobs(int micro_batch) const {
-    const auto found = logprobs_.find(micro_batch);
-    return found == logprobs_.end() ? at::Tensor() : found->second;
+  // What the model makes of a micro-batch without labels: log-probs of its targets, or logits. On the rank of the last
+  // stage; undefined elsewhere.
+  at::Tensor result(int micro_batch) const {
+    const auto found = results_.find(micro_batch);
+    return found == results_.end() ? at::Tensor() : found->second;
   }
 
  private:
@@ -67,11 +69,12 @@ class Execution {
   Wire* wire_;  // null: one rank
   const std::vector<ModelInputs>& micro_batches_;
   double loss_divisor_;
+  std::map<int, nn::KvCache>* caches_;
   StageRuns runs_;
   std::map<Place, at::Tensor> hidden_, gradients_;          // for a stage of this rank, from one of this rank
   std::map<Place, at::Tensor> hidden_out_, gradients_out_;  // of a stage of this rank, to be sent
   std::map<Place, Arrival> hidden_in_, gradients_in_;
-  std::map<int, at::Tensor> logprobs_;  // by micro-batch
+  std::map<int, at::Tensor> results_;  // by micro-batch
 };
 
 }  // namespace tessera::pipeline::detail

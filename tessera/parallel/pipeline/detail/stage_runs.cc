@@ -21,6 +21,18 @@ void run_graph(const torch::autograd::Edge& from, const at::Tensor& gradient) {
 
 }  // namespace
 
+StageRuns::StageRuns(CausalLM& model, const std::vector<ModelInputs>& micro_batches)
+    : model_(model), dropout_(model.training() ? adapter_dropout(model) : nullptr) {
+  if (!dropout_) return;
+  std::vector<int64_t> rows;
+  for (const auto& each : micro_batches) rows.push_back(each.tokens.size(0));
+  dropout_->begin_step(rows);
+}
+
+StageRuns::~StageRuns() {
+  if (dropout_) dropout_->end_step();
+}
+
 at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how) {
   run.weights = std::make_unique<DeferredGradients>();
   run.weights->takes_linear = how.splits_backward;
@@ -40,9 +52,10 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
     inputs.hidden = run.input;
   }
   if (!is_last) inputs.labels.reset(), inputs.targets.reset();
-  const bool scores = inputs.targets.defined() && !inputs.labels.defined();
+  if (dropout_) dropout_->enter(micro_batch);
+  const bool gives_result = is_last && !inputs.labels.defined();
   const auto output = run_model(run, std::move(inputs), how);
-  if (scores) return output.detach();
+  if (gives_result) return output.detach();
   at::Tensor given;
   if (is_last) {
     run.loss = output / how.loss_divisor;
@@ -65,6 +78,7 @@ at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gra
   TESSERA_CHECK(found != runs_.end(), ErrorKind::kInternal,
                 "[pipeline.backward] stage {}, micro-batch {}: backward without forward", stage, micro_batch);
   auto& run = found->second;
+  if (dropout_) dropout_->enter(micro_batch);  // modules that run again drop the same
   {
     std::unique_ptr<DeferredGradients::Scope> scope;
     if (keep_weights) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());

@@ -10,8 +10,10 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tessera/kernels/deferred_gradients.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 
 namespace tessera::pipeline::detail {
@@ -25,10 +27,14 @@ struct ForwardHow {
 
 class StageRuns {
  public:
-  explicit StageRuns(CausalLM& model) : model_(model) {}
+  // Of these micro-batches.
+  StageRuns(CausalLM& model, const std::vector<ModelInputs>& micro_batches);
+  ~StageRuns();
+  StageRuns(const StageRuns&) = delete;
+  StageRuns& operator=(const StageRuns&) = delete;
 
-  // hidden: undefined on the first stage. What the stage gives, without graph; of the last one the log-probs of
-  // inputs.targets, where they are defined and labels are not, else nothing, and its loss is kept.
+  // hidden: undefined on the first stage. What the stage gives, without graph; of the last one, where labels are
+  // not defined, what the model makes of the rest (log-probs of targets, logits), else nothing, and its loss is kept.
   // inputs.stage: none where one stage is all. COLLECTIVE as the model.
   at::Tensor forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden, const ForwardHow& how);
   // gradient: of what the stage gave; undefined of the last one. Gives that of its input, undefined of the first one.
@@ -50,6 +56,7 @@ class StageRuns {
   at::Tensor run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how);
 
   CausalLM& model_;
+  std::shared_ptr<nn::LoraDropout> dropout_;  // null: nothing is dropped
   std::map<std::pair<int, int>, Run> runs_;
   double loss_ = 0;
   int most_held_ = 0;

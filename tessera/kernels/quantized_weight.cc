@@ -1,0 +1,193 @@
+#include "tessera/kernels/quantized_weight.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/dynamic_map.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kNf4Block = 64, kNestedBlock = 256;
+
+constexpr std::array<float, 16> kNf4 = {-1.0F,
+                                        -0.6961928009986877F,
+                                        -0.5250730514526367F,
+                                        -0.39491748809814453F,
+                                        -0.28444138169288635F,
+                                        -0.18477343022823334F,
+                                        -0.09105003625154495F,
+                                        0.0F,
+                                        0.07958029955625534F,
+                                        0.16093020141124725F,
+                                        0.24611230194568634F,
+                                        0.33791524171829224F,
+                                        0.44070982933044434F,
+                                        0.5626170039176941F,
+                                        0.7229568362236023F,
+                                        1.0F};
+
+int64_t blocks_of(int64_t elements, int64_t block) { return (elements + block - 1) / block; }
+
+uint8_t nearest_nf4(float value) {
+  const auto above = std::upper_bound(kNf4.begin(), kNf4.end(), value);
+  if (above == kNf4.begin()) return 0;
+  if (above == kNf4.end()) return 15;
+  const auto up = static_cast<uint8_t>(above - kNf4.begin());
+  return value > (kNf4[up - 1] + kNf4[up]) / 2 ? up : static_cast<uint8_t>(up - 1);
+}
+
+void encode_nf4(const float* values, int64_t count, float largest, uint8_t* packed) {
+  const float scale = largest > 0 ? 1 / largest : 0;
+  for (int64_t i = 0; i < count; i += 2) {
+    const uint8_t first = nearest_nf4(values[i] * scale);
+    const uint8_t second = i + 1 < count ? nearest_nf4(values[i + 1] * scale) : 0;
+    packed[i / 2] = static_cast<uint8_t>(first << 4 | second);
+  }
+}
+
+// Codes of values, and the largest of each block of them.
+std::pair<at::Tensor, at::Tensor> to_8_bits(const at::Tensor& values) {
+  const int64_t count = values.numel(), blocks = blocks_of(count, kNestedBlock);
+  const at::Tensor map = kernels::dynamic_map(/*is_signed=*/true);
+  auto codes = at::empty({count}, at::kByte), largest = at::empty({blocks}, at::kFloat);
+  const auto *from = values.const_data_ptr<float>(), *steps = map.const_data_ptr<float>();
+  auto* const to = codes.mutable_data_ptr<uint8_t>();
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t begin = block * kNestedBlock, end = std::min(begin + kNestedBlock, count);
+    float most = 0;
+    for (int64_t i = begin; i < end; ++i) most = std::max(most, std::abs(from[i]));
+    largest.mutable_data_ptr<float>()[block] = most;
+    const float scale = most > 0 ? 1 / most : 0;
+    for (int64_t i = begin; i < end; ++i) to[i] = kernels::nearest_in_map(steps, from[i] * scale);
+  }
+  return {codes, largest};
+}
+
+}  // namespace
+
+std::span<const float, 16> nf4_values() { return kNf4; }
+
+QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options& options) {
+  TESSERA_CHECK(values.dim() == 2 && values.is_cpu() && c10::isFloatingType(values.scalar_type()), ErrorKind::kShape,
+                "[kernels.nf4] found a weight {} of {} on {}, wanted floating numbers [out, in] on the CPU",
+                c10::str(values.sizes()), c10::toString(values.scalar_type()), values.device().str());
+  const c10::NoGradGuard no_grad;
+  const auto whole = values.to(at::kFloat).contiguous();
+  const int64_t count = whole.numel(), blocks = blocks_of(count, kNf4Block);
+  QuantizedWeight out;
+  out.out_ = values.size(0);
+  out.in_ = values.size(1);
+  out.packed_ = at::empty({(count + 1) / 2}, at::kByte);
+  out.absmax_ = at::empty({blocks}, at::kFloat);
+  const auto* const from = whole.const_data_ptr<float>();
+  auto* const packed = out.packed_.mutable_data_ptr<uint8_t>();
+  auto* const largest = out.absmax_.mutable_data_ptr<float>();
+  at::parallel_for(0, blocks, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kNf4Block, size = std::min(kNf4Block, count - first);
+      float most = 0;
+      for (int64_t i = 0; i < size; ++i) most = std::max(most, std::abs(from[first + i]));
+      largest[block] = most;
+      encode_nf4(from + first, size, most, packed + first / 2);
+    }
+  });
+  TESSERA_CHECK(
+      at::isfinite(out.absmax_).all().item<bool>() && !at::isnan(whole).any().item<bool>(), ErrorKind::kFormat,
+      "[kernels.nf4] a weight {} has elements that are not finite, which 4 bits cannot hold", c10::str(values.sizes()));
+  if (!options.double_quant || blocks == 0) return out;
+  out.mean_ = out.absmax_.mean().item<float>();
+  std::tie(out.absmax_, out.nested_absmax_) = to_8_bits(out.absmax_ - out.mean_);
+  return out;
+}
+
+QuantizedWeight QuantizedWeight::gguf(GgmlType type, at::Tensor rows, int64_t in) {
+  const auto* const info = ggml_type_info(static_cast<uint32_t>(type));
+  TESSERA_CHECK(
+      info != nullptr && info->decodes, ErrorKind::kFormat,
+      "[kernels.quantized] found {}, which cannot be decoded. Requantise the file with llama.cpp, to Q4_K for "
+      "one.",
+      info == nullptr ? "an unknown type" : info->name);
+  const int64_t block = info->block_elements;
+  TESSERA_CHECK(rows.dim() == 2 && rows.scalar_type() == at::kByte && rows.is_cpu() && rows.is_contiguous() &&
+                    in % block == 0 && rows.size(1) == in / block * info->block_bytes,
+                ErrorKind::kShape,
+                "[kernels.quantized] rows of {} elements as {}: found {} of {}, wanted bytes [out, {}]", in, info->name,
+                c10::str(rows.sizes()), c10::toString(rows.scalar_type()), blocks_of(in, block) * info->block_bytes);
+  QuantizedWeight out;
+  out.out_ = rows.size(0);
+  out.in_ = in;
+  out.type_ = type;
+  out.packed_ = std::move(rows);
+  return out;
+}
+
+int64_t QuantizedWeight::size_bytes() const {
+  int64_t bytes = 0;
+  for (const auto* part : {&packed_, &absmax_, &nested_absmax_}) {
+    if (part->defined()) bytes += static_cast<int64_t>(part->nbytes());
+  }
+  return bytes;
+}
+
+at::Tensor QuantizedWeight::absmax() const {
+  if (!nested_absmax_.defined()) return absmax_;
+  const auto scale = nested_absmax_.repeat_interleave(kNestedBlock).narrow(0, 0, absmax_.numel());
+  return kernels::dynamic_map(true).index({absmax_.to(at::kLong)}).mul(scale).add(mean_);
+}
+
+void QuantizedWeight::decode_nf4(int64_t first, std::span<float> out) const {
+  const int64_t first_block = first / kNf4Block, end = first + static_cast<int64_t>(out.size());
+  const at::Tensor largest = [&] {
+    const auto range = [&](const at::Tensor& of, int64_t begin, int64_t stop) {
+      return of.narrow(0, begin, stop - begin);
+    };
+    const int64_t end_block = blocks_of(end, kNf4Block);
+    if (!nested_absmax_.defined()) return range(absmax_, first_block, end_block);
+    static const at::Tensor map = kernels::dynamic_map(true);
+    auto decoded = at::empty({end_block - first_block}, at::kFloat);
+    for (int64_t i = first_block; i < end_block; ++i) {
+      decoded.mutable_data_ptr<float>()[i - first_block] =
+          map.const_data_ptr<float>()[absmax_.const_data_ptr<uint8_t>()[i]] *
+              nested_absmax_.const_data_ptr<float>()[i / kNestedBlock] +
+          mean_;
+    }
+    return decoded;
+  }();
+  const auto* const packed = packed_.const_data_ptr<uint8_t>();
+  const auto* const scales = largest.const_data_ptr<float>();
+  at::parallel_for(first, end, 4096, [&](int64_t begin, int64_t stop) {
+    for (int64_t i = begin; i < stop; ++i) {
+      const uint8_t both = packed[i / 2];
+      out[static_cast<size_t>(i - first)] =
+          kNf4[i % 2 == 0 ? both >> 4 : both & 15] * scales[i / kNf4Block - first_block];
+    }
+  });
+}
+
+at::Tensor QuantizedWeight::rows(int64_t first, int64_t count) const {
+  TESSERA_CHECK(defined() && first >= 0 && count >= 0 && first + count <= out_, ErrorKind::kInternal,
+                "[kernels.quantized] rows {} to {} of {}", first, first + count, out_);
+  const c10::NoGradGuard no_grad;
+  auto values = at::empty({count, in_}, at::kFloat);
+  auto* const data = values.mutable_data_ptr<float>();
+  if (!type_) {
+    decode_nf4(first * in_, {data, static_cast<size_t>(values.numel())});
+    return values;
+  }
+  const int64_t row_bytes = packed_.size(1);
+  const auto* const bytes = reinterpret_cast<const std::byte*>(packed_.const_data_ptr<uint8_t>());
+  at::parallel_for(0, count, std::max<int64_t>(1, 4096 / std::max<int64_t>(in_, 1)), [&](int64_t begin, int64_t end) {
+    const auto rows = static_cast<size_t>(end - begin);
+    dequantize(*type_, {bytes + (first + begin) * row_bytes, rows * static_cast<size_t>(row_bytes)},
+               {data + begin * in_, rows * static_cast<size_t>(in_)});
+  });
+  return values;
+}
+
+}  // namespace tessera

@@ -1,0 +1,68 @@
+// Weights that stay as they are, in about 4 bits an element: NF4 (QLoRA, https://arxiv.org/abs/2305.14314), or the
+// blocks of a GGUF file as they lie there.
+//
+//   const auto weight = QuantizedWeight::nf4(values, {.double_quant = true});      // float32 [out, in]
+//   at::Tensor y = quantized_linear(x, weight, bias);                              // as linear(x, weight.values())
+//
+// NF4: blocks of 64 elements of the flattened weight; each element is the nearest of 16 values, two to a byte, the
+// first in the upper half, times the block's largest absolute value (float32). With double_quant these are kept in 8
+// bits: their mean apart, the rest in blocks of 256 by kernels/dynamic_map.h. As bitsandbytes' quantize_4bit.
+//
+// A packed weight is bytes: it has no rows that TP could cut, nor elements that FSDP could. It lies whole on each rank
+// that has the layer: any of dp_replicate, dp_shard, cp, pp and ep go with it, tp does not. CPU. Thread-safe once made.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "tessera/formats/gguf_quants.h"
+
+namespace tessera {
+
+struct Nf4Options {
+  bool double_quant = false;
+};
+
+class QuantizedWeight {
+ public:
+  QuantizedWeight() = default;  // none
+  // values: floating [out, in], on the CPU. Error kShape.
+  static QuantizedWeight nf4(const at::Tensor& values, const Nf4Options& options = {});
+  // Of rows that are whole blocks: uint8 [out, bytes of a row]. Error kShape; kFormat for a type that is not decoded.
+  static QuantizedWeight gguf(GgmlType type, at::Tensor rows, int64_t in);
+
+  bool defined() const { return packed_.defined(); }
+  int64_t out() const { return out_; }
+  int64_t in() const { return in_; }
+  int64_t size_bytes() const;  // of all that is kept
+  // Rows [first, first + count) in float32, [count, in].
+  at::Tensor rows(int64_t first, int64_t count) const;
+  at::Tensor values() const { return rows(0, out_); }
+
+  // Of NF4: two codes a byte [elements / 2, rounded up]; the largest of each block, float32 [blocks].
+  const at::Tensor& packed() const { return packed_; }
+  at::Tensor absmax() const;
+
+ private:
+  void decode_nf4(int64_t first, std::span<float> out) const;
+  int64_t out_ = 0, in_ = 0;
+  std::optional<GgmlType> type_{};  // none: NF4
+  at::Tensor packed_{};
+  at::Tensor absmax_{};         // float32 [blocks], or uint8 codes of it
+  at::Tensor nested_absmax_{};  // float32, of each 256 codes
+  float mean_ = 0;
+};
+
+// The 16 values of NF4, rising: quantiles of a normal distribution, -1, 0 and 1 among them. From the table of the
+// paper's appendix E, which bitsandbytes has as well (functional.py, get_4bit_type).
+std::span<const float, 16> nf4_values();
+
+// y [..., out] = x [..., in] weight^T + bias, in x's dtype. Forward and backward decode a few rows at a time, so that
+// never all of the weight is in memory; nothing of it is kept between them. Differentiable in x and bias, twice too.
+// Error kShape; kConfig for DTensors and other devices than the CPU. No communication.
+at::Tensor quantized_linear(const at::Tensor& x, const QuantizedWeight& weight, const at::Tensor& bias = {});
+
+}  // namespace tessera

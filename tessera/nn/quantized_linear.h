@@ -1,0 +1,57 @@
+// A Linear whose weight is kept packed in about 4 bits and does not learn (kernels/quantized_weight.h): the base that
+// adapters stand beside (QLoRA).
+//
+//   nn::quantize_linears(*model, {.format = nn::Quantization::kNf4});      // on the meta device: before any values
+//   add_adapters(*model, config);                                          // LoraLinears take the packed weights over
+//   load_pretrained(*model, folder);                                       // packs them one by one
+//
+// Its weight is no parameter: named_parameters(), optimizers, FSDP and checkpoints do not see it, and it lies whole on
+// each rank that has the layer. Layouts: any of dp_replicate, dp_shard, cp, pp and ep; tensor parallelism refuses it
+// (train::check_layout). Ownership and threads as nn::Module.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/kernels/quantized_weight.h"
+#include "tessera/nn/layers.h"
+
+namespace tessera::nn {
+
+enum class Quantization : uint8_t {
+  kNf4,   // made from weights of any dtype
+  kGguf,  // the blocks of a GGUF file, of whatever type each of its tensors has
+};
+
+struct QuantizeOptions {
+  Quantization format = Quantization::kNf4;
+  bool double_quant = false;  // of NF4: the scales in 8 bits
+};
+
+// A weight that will be packed, and then is. Shared by a Linear and what takes its place.
+struct PackedWeight {
+  int64_t out = 0, in = 0;
+  QuantizeOptions how{};
+  QuantizedWeight weight{};  // not defined: no values yet
+  // Values [out, in], floating, on the CPU. Error kConfig for kGguf, which takes blocks as they are.
+  void pack(const at::Tensor& values);
+};
+
+// bias [out] where there is one; `weight` is not defined.
+struct QuantizedLinear : Linear {
+  std::shared_ptr<PackedWeight> packed;
+  // In the place of a Linear, whose values are not looked at. Error kConfig for one that has hooks.
+  QuantizedLinear(Linear& former, const QuantizeOptions& options);
+  at::Tensor forward(const at::Tensor& x) override;
+};
+
+// Puts a QuantizedLinear in place of each Linear below `root` that is one exactly. Heads, embeddings, routers and
+// stacked experts stay as they are. Error kConfig for modules that have hooks.
+void quantize_linears(Module& root, const QuantizeOptions& options);
+// The packed weights of QuantizedLinears and LoraLinears below `root`, each with the path that its parameter would
+// have.
+std::vector<std::pair<std::string, PackedWeight*>> packed_weights(Module& root);
+
+}  // namespace tessera::nn
