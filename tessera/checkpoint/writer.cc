@@ -71,6 +71,7 @@ struct CheckpointWriter::Impl {
   std::atomic<bool> failed{false};
   bool under_way = false;
   std::thread thread;
+  std::atomic<bool> thread_over{false};
   std::unique_ptr<SnapshotGate> gate;  // of the save under way, where its copy is made in its thread
   Share share;                // what the save under way writes; this and the next two are the thread's until it ends
   std::string problem;        // why it failed
@@ -92,6 +93,7 @@ struct CheckpointWriter::Impl {
   std::string publish(const std::vector<std::string>& reports, Manifest manifest, const std::filesystem::path& staged);
   std::string await_all(std::future<std::string> own);
   void join_and_check();
+  void leave_failed_step();
 };
 
 // Rank 0 makes the folder, all ranks learn its name. COLLECTIVE over the world.
@@ -201,8 +203,22 @@ CheckpointWriter::CheckpointWriter(CheckpointOptions options) : impl_(std::make_
   if (impl_->chief()) impl_->folder.sweep();
 }
 
+// A rank that fails alone between save() and its next wait_for_snapshot() leaves its peers' writers waiting for owners
+// that are in the middle of a step with it. Ranks that fail together still publish.
+void CheckpointWriter::Impl::leave_failed_step() {
+  if (!under_way || !gate || std::uncaught_exceptions() == 0) return;
+  gate->settle();
+  constexpr std::chrono::seconds kTogether(20);
+  const auto end = std::chrono::steady_clock::now() + kTogether;
+  while (!thread_over && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  if (!thread_over) options.world->monitor().give_up();
+}
+
 CheckpointWriter::~CheckpointWriter() {
   try {
+    impl_->leave_failed_step();
     impl_->join_and_check();
   } catch (const std::exception& error) {
     log_error("{}", error.what());
@@ -235,8 +251,10 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
     give_back(std::exchange(impl_->share, {}), impl_->pool);
   }
   impl_->failed = !not_taken.empty();
+  impl_->thread_over = false;
   impl_->thread = std::thread([this, not_taken, manifest = std::move(manifest), staged]() mutable {
     impl_->save(not_taken, std::move(manifest), staged);
+    impl_->thread_over = true;
   });
   impl_->under_way = true;
   if (!impl_->options.async) impl_->join_and_check();

@@ -41,6 +41,7 @@ int run_report(VerbArguments args) {
   if (out.empty()) out = png ? "report.png" : "report.html";
   std::vector<report::RunHistory> runs;
   for (const auto& folder : folders) runs.push_back(report::read_run(folder));
+  report::check_report_path(out);
   const auto page = report::render_page(runs);
   report::write_report(out, png ? report::picture_of(page, kPictureWidth, picture_height(runs)) : page);
   for (const auto& run : runs) {

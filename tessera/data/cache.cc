@@ -53,10 +53,17 @@ std::string hash_content(const fs::path& path) {
 class KeyLock {
  public:
   KeyLock(const fs::path& path, const std::string& what) {
-    file_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    file_.reset(::open(path.c_str(), O_RDONLY | O_CREAT | O_CLOEXEC, 0666));  // of another user, too
     TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[data.cache] {}: cannot be opened: {}", path.string(),
                   std::strerror(errno));
     if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
+    if (errno == ENOSYS || errno == ENOLCK || errno == EOPNOTSUPP) {
+      log_warning(
+          "[data.cache] {}: this file system locks nothing, so that processes may tokenize the same data at once.",
+          path.parent_path().string());
+      held_ = false;
+      return;
+    }
     log_info("[data.cache] another process tokenizes the same data; waiting for {}", what);
     while (::flock(file_.get(), LOCK_EX) != 0) {
       TESSERA_CHECK(errno == EINTR, ErrorKind::kIo, "[data.cache] {}: cannot be locked: {}", path.string(),
@@ -64,8 +71,11 @@ class KeyLock {
     }
   }
 
+  bool held() const { return held_; }
+
  private:
   UniqueFd file_;  // the lock goes with it
+  bool held_ = true;
 };
 
 // What killed processes left of an entry; its lock is held.
@@ -157,8 +167,12 @@ std::string DataCache::content_hash(const fs::path& file) const {
   if (!known.empty() && now_ns - std::max(before.modified_ns, before.changed_ns) > kSettledNs) {
     Json remembered = wanted;
     remembered["hash"] = hash;
-    make_folders(known.parent_path());
-    publish_file(known, remembered.dump() + "\n");
+    try {
+      make_folders(known.parent_path());
+      publish_file(known, remembered.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    } catch (const Error& error) {  // the next start reads the data once more
+      log_debug("{}", error.what());
+    }
   }
   return hash;
 }
@@ -193,7 +207,7 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
   if (auto rows = PackedRows::open(folder, key, &reason)) return rows;
   if (!reason.empty()) log_warning("{} The entry is made again.", reason);
   fs::remove_all(folder);
-  remove_staged(folder_, key);
+  if (lock.held()) remove_staged(folder_, key);
   StagedFolder staged(folder);
   make(staged.path());
   staged.publish();

@@ -209,6 +209,9 @@ std::vector<DataFile> files_of(const DataSource& source, const std::string& purp
     const bool ids = source.format == "megatron" || file.extension() == ".bin" || file.extension() == ".idx";
     auto container = ids ? Container::kMegatron : container_of(file);
     if (source.format == "text" && container != Container::kParquet) container = Container::kText;
+    if (source.format != "text" && source.format != "auto" && container == Container::kText) {
+      container = Container::kJsonLines;  // records, whatever the file is called
+    }
     files.push_back({file, container});
   }
   const std::set<fs::path> named(paths.begin(), paths.end());

@@ -22,6 +22,10 @@ void parse_arguments(Json& message, const std::string& name, const std::string& 
     Json& function = call.contains("function") && call["function"].is_object() ? call["function"] : call;
     const auto arguments = function.find("arguments");
     if (arguments == function.end() || !arguments->is_string()) continue;
+    if (arguments->get_ref<const std::string&>().empty()) {
+      *arguments = Json::object();
+      continue;
+    }
     *arguments = parsed(*arguments, name + ": the arguments of a tool call", where);
   }
 }

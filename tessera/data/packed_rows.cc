@@ -195,7 +195,8 @@ void PackedRowsWriter::finish(const std::string& key, const DataStats& stats, in
               {"unlabelled", stats.unlabelled},
               {"fingerprint", fingerprint()},
               {"description", description}};
-  publish_file(folder_ / kSetName, set.dump(2) + "\n");
+  // Names of files may hold any bytes.
+  publish_file(folder_ / kSetName, set.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& folder, const std::string& key,
@@ -217,7 +218,7 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
     const auto number = [&](const char* name) { return top.integer(name, std::nullopt, 0, kMost); };
     if (number("version") != kSetVersion) top.at("version").fail("version 1");
     if (top.string("key") != key) top.at("key").fail(key);
-    set->rows_ = number("rows");
+    set->rows_ = top.integer("rows", std::nullopt, 1, kMost);
     set->samples_ = number("samples");
     set->token_count_ = static_cast<uint64_t>(number("tokens"));
     set->sequence_length_ = number("sequence_length");

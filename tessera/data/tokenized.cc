@@ -145,7 +145,7 @@ std::string key_of(const DataOptions& options, const std::vector<SourceFiles>& s
     key["sources"].push_back(
         {{"format", source.options.format}, {"columns", source.options.columns}, {"files", files}});
   }
-  const std::string text = key.dump();
+  const std::string text = key.dump(-1, ' ', false, Json::error_handler_t::replace);
   const auto hash = XXH3_128bits(text.data(), text.size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
@@ -215,6 +215,9 @@ std::shared_ptr<const PackedRows> tokenized(const DataOptions& options, std::spa
     write_rows(options, sources, key, padding, maker, folder);
     files.check();
   });
+  TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
+                "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
+                (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
   if (options.quiet) return rows;
   constexpr size_t kShown = 4;
   for (size_t i = 0; i < std::min(kShown, rows->description().size()); ++i) {

@@ -28,7 +28,9 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
   const c10::NoGradGuard no_grad;
   const int64_t width = x.size(-1), step = std::max<int64_t>(1, kDecodedElements / std::max<int64_t>(weight.in(), 1));
   const auto flat = x.detach().reshape({width == 0 ? 0 : x.numel() / width, width});
-  auto y = transposed ? at::zeros({flat.size(0), weight.in()}, x.options())
+  // Pieces that add up do so in float32, as a product's own sums.
+  auto y = transposed ? at::zeros({flat.size(0), weight.in()},
+                                  x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)))
                       : at::empty({flat.size(0), weight.out()}, x.options());
   for (int64_t first = 0; first < weight.out(); first += step) {
     const int64_t count = std::min(step, weight.out() - first);
@@ -39,7 +41,7 @@ at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool
       y.narrow(1, first, count).copy_(product_nt(flat, rows));
     }
   }
-  return y.view(with_last_size(x, transposed ? weight.in() : weight.out()));
+  return y.to(x.scalar_type()).view(with_last_size(x, transposed ? weight.in() : weight.out()));
 }
 
 // Linear in x, so that its derivative is the other product.

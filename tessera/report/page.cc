@@ -1,5 +1,6 @@
 #include "tessera/report/page.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -43,6 +44,8 @@ ordered_json pairs(const std::vector<std::pair<std::string, std::string>>& all) 
 }
 
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
+  constexpr size_t kMostValues = 400'000;  // of all columns: what a browser still reads at once
+  most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
   ordered_json out = {{"name", name},
                       {"folder", run.folder.string()},
                       {"state", run.state},

@@ -28,13 +28,21 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::string_view kMark = "Tessera report";  // in the head of each file of ours
+constexpr std::string_view kPngSignature = "\x89PNG\r\n\x1a\n";
+constexpr size_t kPngHeader = 8 + 25;  // signature, IHDR
+
+// The type and content of a PNG's chunk that says whose it is.
+std::string png_text() { return std::string("tEXtSoftware") + '\0' + std::string(kMark); }
 
 bool is_report(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::string head(4096, '\0');
   file.read(head.data(), static_cast<std::streamsize>(head.size()));
   head.resize(static_cast<size_t>(file.gcount()));
-  return head.find(kMark) != head.npos;
+  const bool page = head.starts_with("<!DOCTYPE html>") &&
+                    head.find(fmt::format("<meta name=\"generator\" content=\"{}\">", kMark)) != head.npos;
+  const bool picture = head.starts_with(kPngSignature) && head.find(png_text()) == kPngHeader + 4;
+  return page || picture;
 }
 
 std::optional<fs::path> find_browser() {
@@ -106,24 +114,27 @@ std::string big_endian(uint32_t value) {
 
 // The picture with a tEXt chunk after its header that says whose it is.
 std::string marked(const std::string& png) {
-  constexpr size_t kHeader = 8 + 25;  // signature, IHDR
-  TESSERA_CHECK(png.size() > kHeader && png.starts_with("\x89PNG\r\n\x1a\n"), ErrorKind::kIo,
+  TESSERA_CHECK(png.size() > kPngHeader && png.starts_with(kPngSignature), ErrorKind::kIo,
                 "[report.picture] the browser wrote {} bytes that are no PNG. Look whether it runs by itself.",
                 png.size());
-  const std::string body = std::string("tEXtSoftware") + '\0' + std::string(kMark);
+  const std::string body = png_text();
   const auto sum = crc32(0, std::as_bytes(std::span(body)));
-  return png.substr(0, kHeader) + big_endian(static_cast<uint32_t>(body.size() - 4)) + body + big_endian(sum) +
-         png.substr(kHeader);
+  return png.substr(0, kPngHeader) + big_endian(static_cast<uint32_t>(body.size() - 4)) + body + big_endian(sum) +
+         png.substr(kPngHeader);
 }
 
 }  // namespace
 
-void write_report(const fs::path& path, std::string_view content) {
+void check_report_path(const fs::path& path) {
   const auto status = fs::symlink_status(path);
   TESSERA_CHECK(!fs::exists(status) || (fs::is_regular_file(status) && is_report(path)), ErrorKind::kConfig,
                 "[report.write] {}: found something there that is no report, which is left alone. Give another file "
                 "with -o.",
                 path.string());
+}
+
+void write_report(const fs::path& path, std::string_view content) {
+  check_report_path(path);
   publish_file(path, content);
 }
 
@@ -140,6 +151,7 @@ std::string picture_of(std::string_view page, int width, int height) {
                                       "--disable-gpu",
                                       "--hide-scrollbars",
                                       "--no-first-run",
+                                      "--disable-dev-shm-usage",
                                       "--user-data-dir=" + (scratch.path / "profile").string(),
                                       "--virtual-time-budget=5000",
                                       fmt::format("--window-size={},{}", width, height),
@@ -149,7 +161,9 @@ std::string picture_of(std::string_view page, int width, int height) {
   const auto code = run(command, log, std::chrono::seconds(60));
   std::error_code ignored;
   TESSERA_CHECK(code && *code == 0 && fs::exists(png, ignored), ErrorKind::kIo, "[report.picture] {}: {}{}",
-                browser->string(), code ? fmt::format("ended with {}", *code) : "drew nothing within 60 s",
+                browser->string(),
+                code ? fmt::format("ended with {}", WIFEXITED(*code) ? WEXITSTATUS(*code) : 128 + WTERMSIG(*code))
+                     : "drew nothing within 60 s",
                 fs::exists(log, ignored) && fs::file_size(log) > 0 ? ": " + read_file(log).substr(0, 300) : "");
   return marked(read_file(png));
 }

@@ -12,7 +12,9 @@
 
 namespace tessera::report {
 
-// Appears whole or not at all. Error kConfig where PATH holds something else; kIo.
+// Error kConfig where PATH holds something that is no report.
+void check_report_path(const std::filesystem::path& path);
+// Appears whole or not at all. Errors as check_report_path's; kIo.
 void write_report(const std::filesystem::path& path, std::string_view content);
 
 // The page's charts as a PNG, drawn by a Chromium without a window: the one in TESSERA_CHROMIUM, else chromium,

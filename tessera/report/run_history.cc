@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -20,6 +21,7 @@ namespace tessera::report {
 namespace {
 
 namespace fs = std::filesystem;
+using namespace std::string_literals;
 constexpr uintmax_t kMostBytes = uintmax_t{1} << 30;
 constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
 
@@ -81,13 +83,26 @@ class Reader {
   void finish() {
     for (const auto& [step, row] : steps_) run_.steps.add(step, row);
     for (const auto& [step, row] : validation_) run_.validation.add(step, row);
-    train::OutlierDetector losses, norms;
-    const auto column = [&](const char* name) -> const std::vector<double>& { return run_.steps.columns[name]; };
-    for (const double loss : column("loss")) run_.loss_z.push_back(losses.add(loss));
-    for (const double norm : column("grad_norm")) run_.grad_norm_z.push_back(norms.add(norm));
+    // A run that has gone on since is not over.
+    const auto& steps = run_.steps.step;
+    if (early_stop_ && (steps.empty() || early_stop_->step >= steps.back())) {
+      run_.state = "ended early: " + early_stop_->text;
+    }
+    run_.loss_z = scores_of("loss");
+    run_.grad_norm_z = scores_of("grad_norm");
   }
 
  private:
+  // Empty where no step has such a value.
+  std::vector<double> scores_of(const char* name) const {
+    const auto found = run_.steps.columns.find(name);
+    if (found == run_.steps.columns.end()) return {};
+    std::vector<double> scores;
+    train::OutlierDetector detector;
+    for (const double value : found->second) scores.push_back(detector.add(value));
+    return scores;
+  }
+
   bool takes(std::string_view line) {
     try {
       const Json row = parse_json_object(line, "[report] line");
@@ -110,7 +125,7 @@ class Reader {
       const auto& sample = row.at("sample");
       run_.samples.push_back({step, text_of(sample.at("prompt")), text_of(sample.at("text"))});
     } else if (row.contains("early_stop")) {
-      run_.state = "ended early: " + text_of(row.at("early_stop"));
+      early_stop_ = {step, text_of(row.at("early_stop"))};
     } else if (row.contains("end")) {
       if (run_.state.empty()) run_.state = text_of(row.at("end"));
     } else if (row.contains("validation_loss")) {
@@ -123,19 +138,23 @@ class Reader {
     return true;
   }
 
-  // Objects of numbers, such as the seconds by part, become "seconds.compute" and so on.
-  static std::map<std::string, double> numbers(const Json& row, const std::string& prefix = "") {
+  // What the page draws; a file may hold anything. Parts become "parts.compute", ranks "communication_by_rank.0".
+  static std::map<std::string, double> numbers(const Json& row) {
     std::map<std::string, double> out;
-    for (const auto& [key, value] : row.items()) {
-      if (key == "step") continue;
-      if (value.is_object()) {
-        out.merge(numbers(value, prefix + key + "."));
-      } else if (value.is_array()) {
-        for (size_t i = 0; i < value.size(); ++i) {
-          if (value[i].is_number()) out[fmt::format("{}{}.{}", prefix, key, i)] = value[i].get<double>();
-        }
-      } else {
-        out[prefix + key] = value.is_number() ? value.get<double>() : kNothing;
+    const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : kNothing; };
+    for (const char* name : {"loss", "validation_loss", "grad_norm", "balance_loss", "lr", "tokens_per_second",
+                             "memory_bytes", "peak_share", "seconds"}) {
+      if (const auto found = row.find(name); found != row.end()) out[name] = number(*found);
+    }
+    if (const auto parts = row.find("parts"); parts != row.end() && parts->is_object()) {
+      for (const char* name : {"compute", "communication", "data", "checkpoint"}) {
+        if (const auto found = parts->find(name); found != parts->end()) out["parts."s + name] = number(*found);
+      }
+    }
+    if (const auto ranks = row.find("communication_by_rank"); ranks != row.end() && ranks->is_array()) {
+      constexpr size_t kMostRanks = 64;
+      for (size_t rank = 0; rank < std::min(ranks->size(), kMostRanks); ++rank) {
+        out[fmt::format("communication_by_rank.{}", rank)] = number((*ranks)[rank]);
       }
     }
     return out;
@@ -143,6 +162,7 @@ class Reader {
 
   RunHistory& run_;
   std::map<int64_t, std::map<std::string, double>> steps_, validation_;
+  std::optional<Note> early_stop_;
 };
 
 // "pid N on HOST" of the run that took the folder last. A lock taken here, even for a moment, could turn a starting run
@@ -185,10 +205,8 @@ RunHistory read_run(const fs::path& folder) {
   reader.read(metrics);
   reader.read(folder / "events.jsonl");
   reader.finish();
-  if (holder_is_alive(folder)) {
-    run.state = "running";
-  } else if (run.state.empty()) {
-    run.state = "not running: it was killed, or is at work on another host";
+  if (run.state.empty()) {  // it has not said how it ended
+    run.state = holder_is_alive(folder) ? "running" : "not running: it was killed, or is at work on another host";
   }
   return run;
 }

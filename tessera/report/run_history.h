@@ -47,7 +47,7 @@ struct RunHistory {
   std::string name;                                         // of the folder
   std::vector<std::pair<std::string, std::string>> recipe;  // "section.key" and its value as YAML has it, in file order
   Series steps;
-  // z-scores as the run saw them (train/outliers.h), as long as steps.step; NaN while there are few values.
+  // z-scores as the run saw them (train/outliers.h), as long as steps.step, or empty; NaN while there are few values.
   std::vector<double> loss_z, grad_norm_z;
   Series validation;
   std::vector<Sample> samples;

@@ -247,10 +247,11 @@ void RunFolder::append(const StepMetrics& metrics) {
   if (!by_rank.empty()) {
     const double communication =
         std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
-    line["parts"] = {{"compute", std::max(metrics.seconds - communication - metrics.data_seconds, 0.0)},
-                     {"communication", communication},
-                     {"data", metrics.data_seconds},
-                     {"checkpoint", metrics.checkpoint_seconds}};
+    line["parts"] = {
+        {"compute", std::max(metrics.seconds - communication - metrics.data_seconds - metrics.snapshot_seconds, 0.0)},
+        {"communication", communication},
+        {"data", metrics.data_seconds},
+        {"checkpoint", metrics.checkpoint_seconds}};
     if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;
   }
   metrics_.append(line.dump());

@@ -37,8 +37,8 @@ struct StepMetrics {
   int64_t memory_bytes = 0;  // the largest rank's
   double peak_share = 0;     // of the measured matmul peak of all ranks; 0..1
   double seconds = 0;        // of this step
-  // Of these on rank 0 making the batch; beside them what saving took since the last step.
-  double data_seconds = 0, checkpoint_seconds = 0;
+  // Of these on rank 0 making the batch, and waiting for the copy of a save; what saving took since the last step.
+  double data_seconds = 0, snapshot_seconds = 0, checkpoint_seconds = 0;
   std::vector<double> communication_seconds{};  // of each rank, waiting for others included
 };
 

@@ -47,6 +47,12 @@ void check_quantized(const Recipe& recipe, const RunLayout& layout) {
       "[train.layout] model.lora.quantize: found {} with comm.backend nccl: this version decodes packed weights "
       "on CPUs only. Set it to none.",
       how);
+  const auto& device = recipe.train.device;
+  TESSERA_CHECK(
+      device == "auto" || device == "cpu", ErrorKind::kConfig,
+      "[train.layout] model.lora.quantize: found {} with train.device {}: this version decodes packed weights "
+      "on CPUs only. Set one of them to none or cpu.",
+      how, device);
   const std::filesystem::path weights = recipe.model.weights;
   TESSERA_CHECK(
       how != "gguf" || (weights.extension() == ".gguf" && recipe.model.init == "pretrained"), ErrorKind::kConfig,

@@ -80,6 +80,7 @@ void RunReport::step(int64_t step, const StepResult& result, double lr, const St
                       .memory_bytes = result.memory_bytes,
                       .seconds = seconds,
                       .data_seconds = times.data,
+                      .snapshot_seconds = times.snapshot,
                       .checkpoint_seconds = times.checkpoint,
                       .communication_seconds = result.communication_seconds};
   metrics.peak_share = flops_per_token_ * metrics.tokens_per_second / peak_flops_;

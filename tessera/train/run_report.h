@@ -38,7 +38,8 @@ struct SessionFacts {
 struct StepTimes {
   double total = 0;       // from the batch to the update
   double data = 0;        // of those, making the batch
-  double checkpoint = 0;  // since the last step: what saving took of the training
+  double snapshot = 0;    // of those, waiting for the copy of a save
+  double checkpoint = 0;  // since the last step: what saving took of the training, that wait included
 };
 
 class RunReport {

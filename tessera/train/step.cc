@@ -77,8 +77,7 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       optimizer_(optimizer),
       group_(std::move(group)),
       options_(std::move(options)),
-      pipeline_(model, options_.pipeline),
-      communication_told_(comm::communication_seconds()) {
+      pipeline_(model, options_.pipeline) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
   if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
@@ -102,6 +101,7 @@ void TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches, Step
 
 StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   StepResult result;
+  const double begun = comm::communication_seconds();
   std::vector<double> counts = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0};
   for (const auto& batch : micro_batches) {
     if (!options_.counts) break;
@@ -123,9 +123,9 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   const double loss = pipeline_.step(inputs, {.loss_divisor = divisor, .reduce_each = reduce_each});
   if (routers_) routers_->end();
   const double own_loss = options_.counts ? loss : 0;
-  const double communicated = comm::communication_seconds();
-  const double since_told = communicated - std::exchange(communication_told_, communicated);
-  for (const auto& row : gather_numbers(*group_, {own_loss, static_cast<double>(resident_bytes()), since_told})) {
+  const double told_at = comm::communication_seconds();
+  const double communicated = told_at - begun + std::exchange(communication_untold_, 0);
+  for (const auto& row : gather_numbers(*group_, {own_loss, static_cast<double>(resident_bytes()), communicated})) {
     result.loss += row[0];
     result.memory_bytes = std::max(result.memory_bytes, static_cast<int64_t>(row[1]));
     result.communication_seconds.push_back(row[2]);
@@ -146,6 +146,7 @@ StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double 
   optimizer_.set_lr(lr);
   optimizer_.step();
   optimizer_.zero_grad();
+  communication_untold_ = comm::communication_seconds() - told_at;
   return result;
 }
 

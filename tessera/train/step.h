@@ -56,7 +56,7 @@ struct StepResult {
   int64_t label_tokens = 0;              // of the global batch
   int64_t tokens = 0;                    // of the global batch, padding left out
   int64_t memory_bytes = 0;              // the largest resident set of a rank
-  // What each rank spent in collectives, waiting for others included, since the last step told of it.
+  // What each rank spent in collectives of steps, waiting for others included, since the last step told of it.
   std::vector<double> communication_seconds{};
   bool skipped = false;
   bool stop_requested = false;  // some rank was asked to stop
@@ -85,7 +85,7 @@ class TrainStep {
   std::shared_ptr<comm::Group> group_;
   StepOptions options_;
   pipeline::Pipeline pipeline_;
-  double communication_told_ = 0;
+  double communication_untold_ = 0;                // of the last step, behind what it told
   std::shared_ptr<nn::RouterStatistics> routers_;  // null: no load-balance loss
   std::shared_ptr<nn::Float8Steps> float8_;        // null: none whose weights are kept
 };

@@ -175,7 +175,7 @@ struct Trainer::Impl {
   EarlyStopping early_stopping;
   int64_t steps = 0;
   int64_t first_step = 0;
-  double checkpoint_seconds = 0;  // since the last step told of them
+  double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step told of them
   bool stop_requested = false;
 };
 
@@ -352,8 +352,9 @@ void Trainer::Impl::train_step(int64_t step) {
                                        {.stop = stop_signal_ms != 0, .failed = checkpoints->failed()});
   if (result.failed) checkpoints->finish();  // throws, on every rank
   stop_requested = result.stop_requested;
-  const double checkpoint = std::exchange(checkpoint_seconds, 0);
-  if (report) report->step(step, result, lr, {seconds_since(start), data_seconds, checkpoint});
+  const double snapshot = std::exchange(snapshot_seconds, 0);
+  const double checkpoint = std::exchange(checkpoint_seconds, 0) + snapshot;
+  if (report) report->step(step, result, lr, {seconds_since(start), data_seconds, snapshot, checkpoint});
 }
 
 void Trainer::Impl::validate(int64_t step) {
@@ -385,7 +386,7 @@ void Trainer::Impl::sample(int64_t step) {
 void Trainer::Impl::wait_for_snapshot() {
   const auto start = Clock::now();
   checkpoints->wait_for_snapshot();
-  checkpoint_seconds += seconds_since(start);
+  snapshot_seconds += seconds_since(start);
 }
 
 // Ranked by the loss of this very step, if it was measured.

@@ -118,7 +118,7 @@ using PretendDeviceDeathTest = OnPretendDevice;
 TEST_F(PretendDeviceDeathTest, EndsHostCodeThatTouchesItsMemory) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const at::Tensor x = counted({3});
-  EXPECT_EXIT(*static_cast<volatile float*>(x.data_ptr()) = 1, ::testing::KilledBySignal(SIGSEGV), "");
+  EXPECT_DEATH(*static_cast<volatile float*>(x.data_ptr()) = 1, "");  // a sanitizer ends it in its own way
 }
 
 TEST_F(PretendDevice, FreshAndFreedMemoryIsNotANumber) {

@@ -50,7 +50,6 @@ TEST(PipelinePrecision, ReplicasAreCastOnceAStepWhateverIsInFlight) {
   });
 }
 
-// Gradients are those of the same sums without stages.
 TEST(PipelinePrecision, HiddenStatesTravelAsTheyWereComputed) {
   const auto changes = layers(4);
   const auto batches = documents(4, 8);

@@ -180,8 +180,17 @@ TEST(Page, BecomesAPictureThatIsReplacedOnlyByAnother) {
   EXPECT_EQ(read_file(temp / "report.png"), picture);
 }
 
+TEST(Page, TakesARunWithoutNorms) {
+  const testing::TempFolder temp;
+  std::ofstream(temp / "metrics.jsonl") << "{\"step\":1,\"loss\":1}\n";
+  const auto data = nlohmann::json::parse(page_data({read_run(temp.path())}));
+  EXPECT_EQ(data["runs"][0]["steps"], nlohmann::json({{"step", {1}}, {"loss", {1.0}}}));
+}
+
 TEST(ReportFile, LeavesWhatIsNoReportAlone) {
   const testing::TempFolder temp;
+  std::ofstream(temp / "notes.md") << "Tessera report of last week";
+  EXPECT_THROW(check_report_path(temp / "notes.md"), Error);
   write_report(temp / "report.html", render_page({made_up("demo", 1)}));
   write_report(temp / "report.html", render_page({made_up("demo", 2)}));
   std::ofstream(temp / "mine.html") << "mine";

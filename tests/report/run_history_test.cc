@@ -84,8 +84,34 @@ TEST(RunHistory, TellsARunAtWorkFromOneThatWasKilled) {
   EXPECT_EQ(read_run(temp / "run").sessions.size(), 2u);
   write(temp / "run/.tessera/lock", "pid " + std::to_string(::getpid()) + " on " + host_name() + "\n");
   EXPECT_EQ(read_run(temp / "run").state, "running");
+  write(temp / "run/events.jsonl", "{\"step\":0,\"session\":{}}\n{\"step\":1,\"end\":\"done\"}\n");
+  EXPECT_EQ(read_run(temp / "run").state, "done") << "the pid is another process by now";
+  write(temp / "run/events.jsonl", "{\"step\":0,\"session\":{}}\n");
   write(temp / "run/.tessera/lock", "pid 0 on " + host_name() + "\n");
   EXPECT_THAT(read_run(temp / "run").state, HasSubstr("not running"));
+}
+
+TEST(RunHistory, SaysWhyARunEndedEarlyUntilItGoesOn) {
+  const testing::TempFolder temp;
+  const std::string metrics = "{\"step\":2,\"loss\":1}\n{\"step\":2,\"early_stop\":\"no better\"}\n";
+  write(temp / "run/metrics.jsonl", metrics);
+  write(temp / "run/events.jsonl", "{\"step\":0,\"session\":{}}\n{\"step\":2,\"end\":\"done\"}\n");
+  EXPECT_EQ(read_run(temp / "run").state, "ended early: no better");
+  write(temp / "run/metrics.jsonl", metrics + "{\"step\":3,\"loss\":1}\n");
+  EXPECT_EQ(read_run(temp / "run").state, "done");
+}
+
+TEST(RunHistory, KeepsOnlyWhatIsDrawn) {
+  const testing::TempFolder temp;
+  std::string wide = "{\"step\":1,\"loss\":{\"a\":1},\"mine\":[";
+  for (int i = 0; i < 1000; ++i) wide += "1,";
+  wide += "1],\"communication_by_rank\":[";
+  for (int i = 0; i < 1000; ++i) wide += "1,";
+  write(temp / "run/metrics.jsonl", wide + "1]}\n");
+  const auto run = read_run(temp / "run");
+  EXPECT_EQ(run.steps.columns.size(), 65u);
+  EXPECT_TRUE(std::isnan(run.steps.columns.at("loss")[0]));
+  EXPECT_TRUE(run.grad_norm_z.empty());
 }
 
 TEST(RunHistory, RefusesWhatIsNoRun) {

@@ -101,6 +101,7 @@ FlatGroup::~FlatGroup() {
   units.storages.erase(shard_.storage().unsafeGetStorageImpl());
   for (const auto& [owner, member] : flat_members_) {
     const auto found = units.members.find(owner);
+    if (found == units.members.end()) continue;  // of an earlier module at this address
     found->second.erase(member);
     if (found->second.empty()) units.members.erase(found);
   }

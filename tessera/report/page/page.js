@@ -155,11 +155,11 @@
 
   function onKey(event, id) {
     const {plot, figure} = drawn.get(id);
-    const last = plot.data[0].length - 1;
-    const at = plot.cursor.idx ?? -1;
-    const to = {ArrowLeft: Math.max(at - 1, 0), ArrowRight: Math.min(at + 1, last), Home: 0, End: last,
-                PageUp: Math.max(at - Math.ceil(last / 10), 0), PageDown: Math.min(at + Math.ceil(last / 10), last)}[event.key];
-    if (to === undefined) return;
+    const [first, last] = plot.series[0].idxs;  // what is in sight
+    const at = plot.cursor.idx ?? first - 1, page = Math.max(Math.ceil((last - first) / 10), 1);
+    const wanted = {ArrowLeft: at - 1, ArrowRight: at + 1, Home: first, End: last, PageUp: at - page, PageDown: at + page}[event.key];
+    if (wanted === undefined) return;
+    const to = Math.min(Math.max(wanted, first), last);
     event.preventDefault();
     figure.querySelector('.readout').setAttribute('aria-live', 'polite');
     plot.setCursor({left: plot.valToPos(plot.data[0][to], 'x'), top: 0});
@@ -251,16 +251,23 @@
     if (texts !== drawAll.texts) { drawAll.texts = texts; drawTexts(); }
   }
 
-  // A page that is served goes on with the run.
+  // A page that somebody serves with a data.json beside it goes on with the run.
   async function follow() {
+    let text = null;
     try {
       const answer = await fetch('data.json', {cache: 'no-store'});
-      if (!answer.ok) throw new Error(`${answer.status}`);
-      const text = await answer.text();
-      if (text !== follow.last) { follow.last = text; data = JSON.parse(text); drawAll(); }
-    } catch (error) {
-      byId('state').textContent = `the run does not answer any more (${error.message}); this is what it told last`;
+      if (answer.ok) text = await answer.text();
+    } catch (error) { /* told below */ }
+    if (text === null) {
+      if (follow.last === undefined) return;  // nobody does
+      byId('state').textContent = 'the run does not answer any more; this is what it told last';
+    } else if (text !== follow.last) {
+      data = JSON.parse(text);
+      drawAll();
+    } else {
+      drawHeader();
     }
+    follow.last = text ?? follow.last;
     setTimeout(follow, 2000);
   }
 
