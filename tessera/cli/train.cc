@@ -8,6 +8,7 @@
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/models/model_path.h"
+#include "tessera/train/check_run.h"
 #include "tessera/train/recipe.h"
 #include "tessera/train/recipe_print.h"
 #include "tessera/train/trainer.h"

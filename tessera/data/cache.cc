@@ -17,6 +17,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/scratch_folder.h"
 #include "tessera/base/staged.h"
 #include "tessera/base/unique_fd.h"
 
@@ -187,18 +188,9 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
     return rows;
   };
   if (folder_.empty()) {
-    std::string name = (fs::temp_directory_path() / "tessera-data-XXXXXX").string();
-    TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, ErrorKind::kIo, "[data.cache] {}: cannot be made: {}", name,
-                  std::strerror(errno));
-    struct Removed {
-      fs::path path;
-      ~Removed() {
-        std::error_code ignored;
-        fs::remove_all(path, ignored);
-      }
-    } removed{name};
-    make(name);
-    return open_made(name);
+    const ScratchFolder scratch("data.cache");
+    make(scratch.path());
+    return open_made(scratch.path());
   }
   const auto folder = folder_ / key;
   if (auto rows = PackedRows::open(folder, key)) return rows;

@@ -18,6 +18,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/scratch_folder.h"
 #include "tessera/base/staged.h"
 #include "tessera/formats/torch/crc32.h"
 
@@ -59,21 +60,6 @@ std::optional<fs::path> find_browser() {
   }
   return std::nullopt;
 }
-
-// A folder that goes with the object.
-struct Scratch {
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "tessera-report-XXXXXX").string();
-    TESSERA_CHECK(::mkdtemp(name.data()) != nullptr, ErrorKind::kIo, "[report.picture] {}: {}", name,
-                  std::strerror(errno));
-    path = name;
-  }
-  ~Scratch() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  fs::path path;
-};
 
 // The exit status, or none when the time is over; then the program and what it started are gone.
 std::optional<int> run(const std::vector<std::string>& command, const fs::path& log, std::chrono::seconds limit) {
@@ -143,8 +129,8 @@ std::string picture_of(std::string_view page, int width, int height) {
   TESSERA_CHECK(browser, ErrorKind::kConfig,
                 "[report.picture] found no Chromium in PATH, which draws the picture. Install one (Debian: chromium), "
                 "or set TESSERA_CHROMIUM to its path.");
-  const Scratch scratch;
-  const auto html = scratch.path / "page.html", png = scratch.path / "page.png", log = scratch.path / "log";
+  const ScratchFolder scratch("report.picture");
+  const auto html = scratch / "page.html", png = scratch / "page.png", log = scratch / "log";
   publish_file(html, page);
   std::vector<std::string> command = {browser->string(),
                                       "--headless",
@@ -152,7 +138,7 @@ std::string picture_of(std::string_view page, int width, int height) {
                                       "--hide-scrollbars",
                                       "--no-first-run",
                                       "--disable-dev-shm-usage",
-                                      "--user-data-dir=" + (scratch.path / "profile").string(),
+                                      "--user-data-dir=" + (scratch / "profile").string(),
                                       "--virtual-time-budget=5000",
                                       fmt::format("--window-size={},{}", width, height),
                                       "--screenshot=" + png.string()};

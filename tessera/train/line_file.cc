@@ -42,10 +42,6 @@ std::string lines_until(std::string_view text, int64_t last_step) {
 
 }  // namespace
 
-LineFile::~LineFile() {
-  if (fd_ >= 0) ::close(fd_);
-}
-
 void LineFile::keep_until(int64_t last_step, const std::filesystem::path& staging) {
   if (!std::filesystem::exists(path_)) return;
   const std::string before = read_file(path_);
@@ -54,19 +50,18 @@ void LineFile::keep_until(int64_t last_step, const std::filesystem::path& stagin
 }
 
 void LineFile::open() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  TESSERA_CHECK(fd_ >= 0, ErrorKind::kIo, "[train.metrics] {}: {}", path_.string(), std::strerror(errno));
+  file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[train.metrics] {}: {}", path_.string(), std::strerror(errno));
 }
 
 void LineFile::append(std::string_view line) {
-  TESSERA_CHECK(fd_ >= 0, ErrorKind::kInternal, "[train.metrics] append before open()");
+  TESSERA_CHECK(file_.open(), ErrorKind::kInternal, "[train.metrics] append before open()");
   const std::string whole = std::string(line) + "\n";
-  const off_t before = ::lseek(fd_, 0, SEEK_END);
-  const ssize_t written = ::write(fd_, whole.data(), whole.size());
+  const off_t before = ::lseek(file_.get(), 0, SEEK_END);
+  const ssize_t written = ::write(file_.get(), whole.data(), whole.size());
   if (written == static_cast<ssize_t>(whole.size())) return;
   const std::string reason = written < 0 ? std::strerror(errno) : "no space left";
-  if (written > 0 && ::ftruncate(fd_, before) != 0) {
+  if (written > 0 && ::ftruncate(file_.get(), before) != 0) {
     log_warning("[train.metrics] {}: holds a torn last line", path_.string());
   }
   raise(ErrorKind::kIo, "[train.metrics] {}: cannot be written: {}. Make room, then start the run again to resume it.",

@@ -11,16 +11,15 @@
 #include <cstdint>
 #include <filesystem>
 #include <string_view>
+#include <utility>
+
+#include "tessera/base/unique_fd.h"
 
 namespace tessera::train {
 
 class LineFile {
  public:
   explicit LineFile(std::filesystem::path path) : path_(std::move(path)) {}
-  ~LineFile();
-  LineFile(const LineFile&) = delete;
-  LineFile& operator=(const LineFile&) = delete;
-
   const std::filesystem::path& path() const { return path_; }
   // Drops the lines after that step, a torn last line and lines that have none. Error kIo leaves the file as it was.
   void keep_until(int64_t last_step, const std::filesystem::path& staging);
@@ -31,7 +30,7 @@ class LineFile {
 
  private:
   std::filesystem::path path_;
-  int fd_ = -1;
+  UniqueFd file_;
 };
 
 }  // namespace tessera::train

@@ -15,6 +15,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/host.h"
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/staged.h"
@@ -30,11 +31,6 @@ constexpr const char* kMetricsName = "metrics.jsonl";
 constexpr const char* kEventsName = "events.jsonl";
 constexpr size_t kMostRanksTold = 64;  // one by one in a line of metrics
 constexpr const char* kModelName = "model";
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
-}
 
 // "pid 71 on host a", as the holder wrote it; any bytes may be there.
 std::string holder_of(int lock) {

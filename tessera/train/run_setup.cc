@@ -169,6 +169,12 @@ std::shared_ptr<CausalLM> make_stages(const Recipe& recipe, const ModelConfig& c
 
 }  // namespace
 
+int64_t count_parameters(CausalLM& model) {
+  int64_t count = 0;
+  for (const auto& parameter : model.parameters()) count += parameter.numel();
+  return count;
+}
+
 void check_parameter_groups(const Recipe& recipe, const ModelConfig& config) {
   if (recipe.optimizer.groups.empty()) return;
   const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});

@@ -61,6 +61,9 @@ std::string model_fingerprint(const Recipe& recipe);
 // What must be the same on all ranks: settings that are no paths, data, model, version. For comm::check_same().
 comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model);
 
+// Elements of all parameters, a tied one once.
+int64_t count_parameters(CausalLM& model);
+
 // Whether optimizer.groups mean something in the whole model, adapters and all; no rank of a pipeline could tell. Error
 // kConfig as parameter_groups.
 void check_parameter_groups(const Recipe& recipe, const ModelConfig& config);

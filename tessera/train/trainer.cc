@@ -16,6 +16,7 @@
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
+#include "tessera/train/check_run.h"
 #include "tessera/train/early_stopping.h"
 #include "tessera/train/run_export.h"
 #include "tessera/train/run_folder.h"
@@ -159,6 +160,7 @@ struct Trainer::Impl {
   std::shared_ptr<comm::World> world;
   RunMesh place;
   RunData data;
+  RunLayout layout;
   ModelConfig config;
   std::string model_identity, adapters_identity;
   std::unique_ptr<RunFolder> folder;  // rank 0 only
@@ -234,7 +236,7 @@ void Trainer::Impl::prepare() {
   comm::attempt_together(place.everyone(), [&] {
     if (chief()) check_run_folder(recipe);
     config = load_model_config(recipe);
-    const auto layout = resolve_layout(recipe, world->size());
+    layout = resolve_layout(recipe, world->size());
     check_layout(recipe, layout, config);
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);  // which warns of nothing
@@ -271,15 +273,12 @@ nlohmann::json Trainer::Impl::extra_state() const {
 }
 
 SessionFacts Trainer::Impl::session() const {
-  int64_t parameters = 0;
-  const auto whole = make_model(config, {.device = c10::Device(at::kMeta)});
-  for (const auto& parameter : whole->parameters()) parameters += parameter.numel();
   return {.ranks = world->size(),
-          .layout = describe_layout(resolve_layout(recipe, world->size())),
+          .layout = describe_layout(layout),
           .device = c10::DeviceTypeName(place.mesh()->device_type(), /*lower_case=*/true),
           .first_step = first_step,
           .total_steps = steps,
-          .parameters = parameters,
+          .parameters = count_parameters(*make_model(config, {.device = c10::Device(at::kMeta)})),
           .warnings = warnings};
 }
 
@@ -448,56 +447,5 @@ Trainer::Trainer(const Recipe& recipe, std::shared_ptr<comm::World> world)
     : impl_(std::make_unique<Impl>(recipe, std::move(world))) {}
 Trainer::~Trainer() = default;
 RunSummary Trainer::run() { return impl_->run(); }
-
-void check_run_folder(const Recipe& recipe) {
-  const std::filesystem::path dir = recipe.checkpoint.dir;
-  const RunMark mark(dir);
-  if (!mark.is_set() && std::filesystem::is_directory(dir)) mark.check_free();
-  const auto exported = std::filesystem::weakly_canonical(dir / "model");
-  for (const auto& [key, path] : {std::pair("model.path", recipe.model.path), {"model.lora.path", recipe.lora.path}}) {
-    TESSERA_CHECK(
-        recipe.checkpoint.export_model == "never" || path.empty() ||
-            std::filesystem::weakly_canonical(path) != exported,
-        ErrorKind::kConfig,
-        "[train.run_folder] {}: {} is where this run would export its own model to. Choose another checkpoint.dir.",
-        key, path);
-  }
-}
-
-void check_run(const Recipe& recipe, int64_t world_size) {
-  const auto layout = resolve_layout(recipe, world_size);
-  const auto config = load_model_config(recipe);
-  check_layout(recipe, layout, config);
-  for (int64_t stage = 0; stage < layout.pp; ++stage) {
-    check_parallel_model(recipe, layout, config, stage * layout.ranks_of_stage());
-  }
-  check_parameter_groups(recipe, config);
-  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
-  if (recipe.model.init == "pretrained") check_pretrained(*model, weights_path(recipe));
-  const auto data = load_run_data(recipe);
-  int64_t parameters = 0, adapters = 0;
-  for (const auto& parameter : model->parameters()) parameters += parameter.numel();
-  if (const auto lora = adapter_config(recipe)) {
-    add_adapters(*model, *lora);
-    for (const auto& parameter : model->parameters()) adapters += parameter.requires_grad() ? parameter.numel() : 0;
-  }
-  const auto steps = total_steps(recipe, *data.train);
-  build_schedule(recipe, steps);
-  check_run_folder(recipe);
-  const auto& stats = data.train->stats();
-  fmt::print("model       {} of {}, {:.1f} M parameters\n", config.architecture, recipe.model.path, parameters / 1e6);
-  fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens; {} cut, {} dropped, {} without labels\n",
-             stats.documents, data.train->rows(), recipe.data.sequence_length, stats.label_tokens, stats.truncated,
-             stats.dropped, stats.unlabelled);
-  if (adapters > 0) fmt::print("adapters    {:.2f} M parameters\n", static_cast<double>(adapters) / 1e6);
-  if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
-  fmt::print("layout      {} ranks: {}, {} micro-batches of {} a rank and step\n", world_size, describe_layout(layout),
-             layout.micro_batches, recipe.train.local_batch_size);
-  fmt::print("device      {}\n", describe_run_device(recipe, world_size));
-  if (layout.pp > 1) fmt::print("pipeline    {}\n", describe_pipeline(recipe, layout, config));
-  fmt::print("run         {} steps, {:.2f} epochs, into {}\n", steps,
-             static_cast<double>(steps * recipe.train.global_batch_size) / static_cast<double>(data.train->rows()),
-             recipe.checkpoint.dir);
-}
 
 }  // namespace tessera::train

@@ -22,6 +22,7 @@
 #include "tessera/base/endpoint.h"
 #include "tessera/base/error.h"
 #include "tessera/base/host.h"
+#include "tessera/base/scratch_folder.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/launch/rank_process.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -35,29 +36,6 @@ using std::chrono::milliseconds;
 
 // How long the rank at fault may take to end after one that only felt it.
 constexpr milliseconds kCauseDelay{1000};
-
-class PrivateFolder {
- public:
-  PrivateFolder() {
-    std::error_code failed;
-    fs::path parent = fs::temp_directory_path(failed);
-    if (failed) parent = "/tmp";
-    std::string pattern = (parent / "tessera-XXXXXX").string();
-    TESSERA_CHECK(::mkdtemp(pattern.data()), ErrorKind::kIo, "[launch] {}: {}", pattern,
-                  std::strerror(errno));  // mode 0700
-    path_ = pattern;
-  }
-  ~PrivateFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  PrivateFolder(const PrivateFolder&) = delete;
-  PrivateFolder& operator=(const PrivateFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 // Signals arrive through a descriptor while it lives.
 class Signals {
@@ -369,7 +347,7 @@ class Supervisor {
   const std::vector<pid_t> before_ = children();  // which the caller had already
   const Subreaper subreaper_;
   Signals signals_;
-  const PrivateFolder folder_;
+  const ScratchFolder folder_{"launch"};
   std::optional<Guard> guard_;
   const int port_ = free_port();
   bool foreground_rank_ = false;  // the first rank shares our process group, which the terminal listens to
