@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
+#include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -35,17 +36,26 @@ int run_launch(VerbArguments args) {
   app->add_option("--master", options.master, "An address of host 0 and a free port there")->option_text("HOST:PORT");
   app->add_option("--run-id", options.run_id, "Tells this run from others on several hosts; the same on all of its own")
       ->option_text("NAME [what is run]");
+  app->add_option("--token-file", options.token_file,
+                  "Holds a secret that every rank must know to join; the same on all hosts [TESSERA_TOKEN_FILE]")
+      ->option_text("FILE");
+  LaunchFlags flags;
+  add_launch_flags(*app, flags);
   app->footer(
       "The program follows after --: tessera launch [FLAGS] -- PROG [ARGS ...]\n"
       "Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its "
       "environment,\n"
       "as under torchrun, and OMP_NUM_THREADS = usable cores / N unless it is set. When one rank fails, the others are "
       "ended\n"
-      "within 5 s and its exit code is returned.");
+      "within 5 s and its exit code is returned, or, with --max-restarts, all are started again. A program that writes "
+      "the\n"
+      "number of the step that it has done to the file TESSERA_PROGRESS_FILE has its restarts back when it gets "
+      "further.");
   const auto dashes = std::find(args.begin(), args.end(), "--");
   if (const auto code = parse_flags(*app, args.first(static_cast<size_t>(dashes - args.begin())))) return *code;
   TESSERA_CHECK(dashes != args.end() && dashes + 1 != args.end(), ErrorKind::kConfig,
                 "[launch] no program given. Usage: tessera launch --nproc N -- PROG [ARGS ...].");
+  apply(flags, options);
   const std::vector<int> on_hosts = ranks_on_hosts(nproc);
   options.nproc = on_hosts.front();
   if (on_hosts.size() > 1) options.nproc_of_hosts = on_hosts;

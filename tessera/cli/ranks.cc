@@ -1,20 +1,78 @@
 #include "tessera/cli/ranks.h"
 
-#include <filesystem>
+#include <CLI/CLI.hpp>
+#include <cstdlib>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/folder.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
 
 namespace tessera::cli {
 
-std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc) {
+void add_launch_flags(CLI::App& app, LaunchFlags& flags) {
+  app.add_option(
+         "--max-restarts", flags.max_restarts,
+         "Start all ranks again when one fails, so often without progress; two alike failures at one step end it")
+      ->option_text("N [0]");
+  app.add_option("--log-dir", flags.log_dir, "Output of ranks in files: DIR/RUN/attempt_N/RANK/stdout.log, stderr.log")
+      ->option_text("DIR");
+  app.add_flag("--tee", flags.tee, "Show it here too, each line with its rank");
+  app.add_option("--log-rank", flags.log_rank, "Show only these local ranks' output here: 0 or 0,2 [LOG_RANK]")
+      ->option_text("RANKS [all]");
+  app.add_option("--pin", flags.pin, "Bind ranks to their share of the cores and memory nodes: auto, on or off")
+      ->option_text("MODE [auto]");
+}
+
+void apply(const LaunchFlags& flags, comm::LauncherOptions& options) {
+  options.max_restarts = flags.max_restarts;
+  options.pin = comm::parse_pin_mode(flags.pin);
+  const char* given = std::getenv("LOG_RANK");
+  const bool own = !flags.log_rank.empty();
+  options.output = {.log_dir = flags.log_dir,
+                    .tee = flags.tee,
+                    .shown = comm::parse_log_ranks(own     ? flags.log_rank
+                                                   : given ? given
+                                                           : "",
+                                                   own ? "--log-rank" : "LOG_RANK")};
+}
+
+namespace {
+
+std::vector<std::string> command_of(const std::string& verb, VerbArguments args, int64_t nproc) {
   TESSERA_CHECK(nproc >= 1 && nproc <= 4096, ErrorKind::kConfig, "[{}] --nproc {}: wanted 1 to 4096", verb, nproc);
-  if (nproc <= 1 || comm::who_started(comm::process_environment()) != "single") return std::nullopt;
   std::vector<std::string> arguments = {std::filesystem::read_symlink("/proc/self/exe").string(), verb};
   arguments.insert(arguments.end(), args.begin(), args.end());
+  return arguments;
+}
+
+bool is_rank() { return comm::who_started(comm::process_environment()) != "single"; }
+
+}  // namespace
+
+std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc) {
+  const auto arguments = command_of(verb, args, nproc);
+  if (nproc <= 1 || is_rank()) return std::nullopt;
   return comm::launch_local_ranks(arguments, {.nproc = static_cast<int>(nproc)});
+}
+
+std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc, const LaunchFlags& flags,
+                                const std::filesystem::path& checkpoints) {
+  const auto arguments = command_of(verb, args, nproc);
+  comm::LauncherOptions options{.nproc = static_cast<int>(nproc)};
+  apply(flags, options);
+  const bool launches = nproc > 1 || flags.max_restarts > 0 || !flags.log_dir.empty() || flags.tee;
+  if (!launches || is_rank()) return std::nullopt;
+  options.saved_mark = [checkpoints] {
+    try {
+      return CheckpointFolder::latest_name(checkpoints).value_or("");
+    } catch (const Error&) {  // the run itself says what is wrong with it
+      return std::string();
+    }
+  };
+  options.tells_steps = true;
+  return comm::launch_local_ranks(arguments, options);
 }
 
 std::shared_ptr<comm::World> connect_world(const WorldSettings& settings) {

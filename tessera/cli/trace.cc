@@ -6,14 +6,17 @@
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/watch/flight_record.h"
+#include "tessera/comm/watch/torch_records.h"
 #include "tessera/comm/watch/trace_report.h"
 
 namespace tessera::cli {
 
 int run_trace(VerbArguments args) {
   const auto app = make_app("trace");
-  std::string folder;
+  std::string folder, torch;
   app->add_option("DIR", folder, "Folder of a run's flight records")->option_text(" ");
+  app->add_option("--torch", torch, "Write the records for PyTorch's analyzer, torchfrtrace, into this new folder")
+      ->option_text("OUT");
   app->footer(
       "A run whose ranks die, disagree or time out leaves flight records in its folder's trace/, or in "
       "TESSERA_TRACE_DIR;\n"
@@ -21,7 +24,9 @@ int run_trace(VerbArguments args) {
       "When ranks have left no record (they were killed), what the others say is printed and the exit code is 3.");
   if (const auto code = parse_flags(*app, args)) return *code;
   TESSERA_CHECK(!folder.empty(), ErrorKind::kConfig, "[trace] no folder given. Usage: tessera trace DIR.");
-  const auto report = comm::explain(comm::read_flight_records(folder));
+  const auto found = comm::read_flight_records(folder);
+  if (!torch.empty()) comm::write_torch_records(found, torch);
+  const auto report = comm::explain(found);
   std::fputs(report.text.c_str(), stdout);
   const auto records = comm::last_records(folder);
   if (records != folder) std::printf("records: %s\n", records.c_str());

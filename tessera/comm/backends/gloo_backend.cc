@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/listen.h"
+#include "tessera/comm/backends/interface_choice.h"
 
 namespace tessera::comm {
 namespace {
@@ -138,11 +138,9 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options) {
   using c10d::ProcessGroupGloo;
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
-  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   // What Gloo does by itself, to look up the own host name, gives loopback where that name is not known.
-  const std::string own = options.loopback ? "127.0.0.1" : address_towards(options.other_host);
+  const std::string own = options.loopback ? "127.0.0.1" : own_address(options.other_host);
   const auto make = [&] {
-    if (!options.loopback && interface && *interface) return ProcessGroupGloo::createDeviceForInterface(interface);
     return own.empty() ? ProcessGroupGloo::createDefaultDevice() : ProcessGroupGloo::createDeviceForHostname(own);
   };
   std::string listens_at;

@@ -24,7 +24,7 @@ struct GlooOptions {
   int rank = 0;
   int size = 1;
   bool loopback = true;         // all ranks on this host: bind to 127.0.0.1
-  std::string other_host = "";  // else to GLOO_SOCKET_IFNAME, or the address from which this host reaches that one
+  std::string other_host = "";  // else to own_address() towards that host (interface_choice.h)
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

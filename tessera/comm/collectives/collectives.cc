@@ -63,7 +63,7 @@ Pending all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op, std::str
   c10d::AllreduceOptions options;
   options.reduceOp = carried_op(op);
   at::Tensor carried = target;
-  if (!capabilities_of(group.backend()).reduces) {
+  if (!capabilities_of(group.backend(tensor.device().type())).reduces) {
     if (is_half(target.scalar_type())) carried = target.to(at::kFloat);
     options.reduceOp = undivided(op);
     divide_and_round(call, target, carried, op, group.size());
@@ -119,13 +119,14 @@ Pending reduce_scatter_into(Group& group, const at::Tensor& output, const at::Te
   call.count(size_of(output) * (group.size() - 1));
   c10d::ReduceScatterOptions options;
   options.reduceOp = carried_op(op);
-  if (capabilities_of(group.backend()).reduces) {
+  const auto capabilities = capabilities_of(group.backend(input.device().type()));
+  if (capabilities.reduces) {
     return call.start([&](c10d::Backend& backend) {
       at::Tensor parts = input.variable_data().view({-1});
       return backend._reduce_scatter_base(out, parts, options);
     });
   }
-  if (capabilities_of(group.backend()).scatters_sums) {
+  if (capabilities.scatters_sums) {
     at::Tensor parts = input.variable_data().view({-1}), sum = out;
     if (is_half(out.scalar_type())) parts = parts.to(at::kFloat), sum = at::empty_like(out, at::kFloat);
     options.reduceOp = undivided(op);

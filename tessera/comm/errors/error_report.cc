@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -34,7 +35,9 @@ bool report_error(const std::exception& error) noexcept {
   } catch (...) {  // the message then has to go to stderr
     return false;
   }
-  return std::getenv("TESSERA_RENDEZVOUS") && !std::getenv("TORCHELASTIC_RUN_ID");
+  // As our_launcher_is_nearest() of comm/rendezvous has it.
+  const char *run = std::getenv("TORCHELASTIC_RUN_ID"), *ours = std::getenv("TESSERA_LAUNCH_ID");
+  return std::getenv("TESSERA_RENDEZVOUS") && (!run || (ours && std::string_view(run) == ours));
 }
 
 std::optional<ErrorReport> read_error_report(const std::filesystem::path& path) {

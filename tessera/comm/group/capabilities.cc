@@ -6,7 +6,8 @@ namespace tessera::comm {
 
 Capabilities capabilities_of(const c10d::Backend& backend) {
   const auto* more = dynamic_cast<const HasCapabilities*>(&backend);
-  return more ? more->capabilities() : Capabilities();
+  if (more) return more->capabilities();
+  return {.reduces = false, .scatters_sums = backend.getBackendName() == "nccl"};
 }
 
 }  // namespace tessera::comm

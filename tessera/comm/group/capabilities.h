@@ -11,7 +11,7 @@ class Backend;
 
 namespace tessera::comm {
 
-// Gloo and NCCL can none of it.
+// Gloo can none of it, NCCL scatters sums.
 struct Capabilities {
   // Reductions as Tessera promises them: averages too, half precision added up in float32 and rounded once, and
   // reduce_scatter in rank order.

@@ -30,7 +30,7 @@ c10d::Backend& Group::backend() const {
 }
 
 c10d::Backend& Group::backend(c10::DeviceType device) const {
-  return device != c10::DeviceType::CPU && context_.cuda ? *context_.cuda : backend();
+  return device != c10::DeviceType::CPU && context_.accelerator ? *context_.accelerator : backend();
 }
 
 c10::Allocator* Group::allocator(c10::DeviceType device) const {
@@ -39,7 +39,7 @@ c10::Allocator* Group::allocator(c10::DeviceType device) const {
 }
 
 void Group::abort() noexcept {
-  for (const auto* backend : {&backend_, &context_.cuda}) {
+  for (const auto* backend : {&backend_, &context_.accelerator}) {
     try {
       if (*backend) (*backend)->abort();
     } catch (...) {  // the connections were gone already

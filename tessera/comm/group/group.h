@@ -31,10 +31,12 @@ class Monitor;
 
 // What a group has from its world.
 struct GroupContext {
-  std::shared_ptr<Monitor> monitor;        // null: nobody records and compares its collectives
-  c10::intrusive_ptr<c10d::Store> store;   // of the group alone
-  c10::intrusive_ptr<c10d::Backend> cuda;  // carries CUDA tensors; null: the back-end of the group does
-  uint32_t id = 0;                         // tells groups of one name apart; the same on all its ranks
+  std::shared_ptr<Monitor> monitor;       // null: nobody records and compares its collectives
+  c10::intrusive_ptr<c10d::Store> store;  // of the group alone
+  // Carries the tensors of an accelerator; null: the back-end of the group does.
+  c10::intrusive_ptr<c10d::Backend> accelerator;
+  uint32_t id = 0;                                          // tells groups of one name apart; the same on all its ranks
+  c10::DeviceType accelerator_type = c10::DeviceType::CPU;  // of `accelerator`; CPU: there is none
 };
 
 class Group {

@@ -1,9 +1,11 @@
 #include "tessera/comm/launch/rank_process.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <memory>
 
 #include "tessera/base/error.h"
 
@@ -89,6 +92,31 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return result;
 }
 
+using CoreSet = std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)>;
+
+CoreSet core_set(const std::vector<int>& cores, size_t& bytes) {
+  const int most = cores.empty() ? 0 : *std::max_element(cores.begin(), cores.end());
+  CoreSet set(CPU_ALLOC(most + 1), [](cpu_set_t* one) { CPU_FREE(one); });
+  TESSERA_CHECK(set, ErrorKind::kMemory, "[launch] no memory for a set of {} cores", most + 1);
+  bytes = CPU_ALLOC_SIZE(most + 1);
+  CPU_ZERO_S(bytes, set.get());
+  for (const int core : cores) CPU_SET_S(core, bytes, set.get());
+  return set;
+}
+
+// MPOL_PREFERRED of <numaif.h>, which is libnuma's. Whoever has a policy of his own keeps it.
+void prefer_memory_of(int node) {
+  constexpr int kDefault = 0, kPreferred = 1;
+  constexpr int kMostNodes = 1024;
+  int mode = -1;
+  if (node < 0 || node >= kMostNodes || ::syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) != 0) return;
+  if (mode != kDefault) return;
+  unsigned long nodes[kMostNodes / (8 * sizeof(unsigned long))] = {};
+  constexpr int kBits = 8 * sizeof(unsigned long);
+  nodes[node / kBits] = 1UL << (node % kBits);
+  ::syscall(SYS_set_mempolicy, kPreferred, nodes, kMostNodes);
+}
+
 }  // namespace
 
 Guard::Guard(const std::filesystem::path& folder) {
@@ -125,6 +153,8 @@ pid_t start_rank(const RankCommand& command) {
   const auto environment = environment_of(command);
   const auto arguments = pointers(command.arguments), variables = pointers(environment);
   const pid_t launcher = ::getpid();
+  size_t core_bytes = 0;
+  const auto cores = core_set(command.cores, core_bytes);
   const pid_t pid = ::fork();
   TESSERA_CHECK(pid >= 0, ErrorKind::kIo, "[launch] cannot start a process: {}", std::strerror(errno));
   if (pid > 0) {
@@ -135,6 +165,11 @@ pid_t start_rank(const RankCommand& command) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != launcher) ::_exit(1);  // it died before the line above
   for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(signal, SIG_DFL);
+  if (command.out >= 0) ::dup2(command.out, STDOUT_FILENO);
+  if (command.err >= 0) ::dup2(command.err, STDERR_FILENO);
+  // A cpuset that has shrunk meanwhile is no reason not to run.
+  if (!command.cores.empty()) ::sched_setaffinity(0, core_bytes, cores.get());
+  prefer_memory_of(command.memory_node);
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -33,8 +33,11 @@ class Guard {
 struct RankCommand {
   std::vector<std::string> arguments;
   std::map<std::string, std::string> set;  // environment
-  std::vector<std::string> unset;
+  std::vector<std::string> unset{};
   bool own_group = true;
+  int out = -1, err = -1;    // what its stdout and stderr are; -1: this process's
+  std::vector<int> cores{};  // to bind it to; empty: as this process
+  int memory_node = -1;      // to take its memory from while there is some; -1: as this process
 };
 
 // Starts a rank, which dies with this process. Error kIo when there are too many processes.

@@ -14,8 +14,10 @@
 #include "tessera/base/json.h"
 #include "tessera/base/listen.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/backends/interface_choice.h"
 #include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/rendezvous/arrivals.h"
+#include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace tessera::comm {
@@ -32,6 +34,11 @@ Listening listen_for_ranks(const Meeting& meeting) {
   const bool one_host = meeting.info.local_size == meeting.info.size;
   try {
     Listening here = listen_at(meeting.host, meeting.port, one_host ? Reach::kThisHost : Reach::kOtherHosts);
+    // A name that is loopback here, or nothing: of all interfaces, the one that is wished for.
+    if (here.everywhere && !wished_interfaces().empty()) {
+      here.socket.reset();
+      here = listen_at(own_address(meeting.host), meeting.port, Reach::kThisHost);
+    }
     if (here.everywhere) {
       log_info("[comm.rendezvous] {} is loopback or no address here: the store listens on every interface, port {}",
                meeting.host, meeting.port);
@@ -46,12 +53,51 @@ Listening listen_for_ranks(const Meeting& meeting) {
   }
 }
 
+Arrival introduce_self(const Meeting& meeting) {
+  const WorldInfo& info = meeting.info;
+  return {.rank = info.rank,
+          .size = info.size,
+          .local_rank = info.local_rank,
+          .local_size = info.local_size,
+          .pid = ::getpid(),
+          .host_name = host_name(),
+          .host = host_identity(),
+          .cores = core_mask(),
+          .address = !meeting.folder.empty()        ? ""
+                     : info.local_size == info.size ? address_towards(meeting.host)
+                                                    : own_address(meeting.host)};
+}
+
+// Another run is there, and why it is one.
+class OtherRun final : public Error {
+ public:
+  explicit OtherRun(const std::string& message) : Error(ErrorKind::kConfig, message) {}
+};
+
+[[noreturn]] void throw_other_run(const Meeting& meeting, const Arrival& self, const std::string& run,
+                                  const std::string& who) {
+  throw OtherRun(fmt::format(
+      "[comm.rendezvous] two runs at {}: this is {} of run '{}', there is {} of run '{}'. Give each a port of its own; "
+      "if they are one, start all its hosts with the same --run-id or TESSERA_RUN_ID.",
+      meeting.place(), self.who(), meeting.run, who, run));
+}
+
+[[noreturn]] void throw_other_token(const Meeting& meeting, const Arrival& self, const std::string& who) {
+  throw OtherRun(
+      fmt::format("[comm.rendezvous] {} at {} has another TESSERA_TOKEN than this, {}. Set the same one on all hosts.",
+                  who, meeting.place(), self.who()));
+}
+
 // A client of c10d waits for ever for the answer of a program that is no store and says nothing: its thread is left
 // behind.
-c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, const c10d::TCPStoreOptions& options) {
+c10::intrusive_ptr<c10d::Store> connect_foreign_store(const Meeting& meeting, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(meeting.port);
+  options.waitWorkers = false;
+  options.timeout = timeout;
   const auto result = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto future = result->get_future();
-  std::thread([result, host, options] {
+  std::thread([result, host = meeting.host, options] {
     try {
       result->set_value(c10::make_intrusive<c10d::TCPStore>(host, options));
     } catch (...) {
@@ -64,27 +110,31 @@ c10::intrusive_ptr<c10d::Store> connect_store(const std::string& host, const c10
   return future.get();
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, milliseconds timeout) {
+HubIdentity identity_of(const Meeting& meeting, const Arrival& self) {
+  return {.token = meeting.token, .run = meeting.run, .who = self.who()};
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Arrival& self, milliseconds timeout) {
   const WorldInfo& info = meeting.info;
   if (!meeting.folder.empty()) {
     return c10::make_intrusive<c10d::FileStore>(meeting.folder + "/store", info.size);
   }
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(meeting.port);
-  options.isServer = meeting.serve;
-  options.numWorkers = info.size;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  options.useLibUV = false;  // of use to the server alone; this one is in every build of libtorch
-  std::string host = meeting.host;
-  if (meeting.serve) {
-    Listening here = listen_for_ranks(meeting);
-    host = here.address;  // the name may lead to a service that does not lead back
-    options.masterListenFd = here.socket.release();
-  }
   try {
-    return connect_store(host, options);
+    if (meeting.foreign_store) return connect_foreign_store(meeting, timeout);
+    std::shared_ptr<HubServer> server;
+    HubAddress address{.host = meeting.host, .port = meeting.port};
+    if (meeting.serve) {
+      Listening here = listen_for_ranks(meeting);
+      address.host = here.address;  // the name may lead to a service that does not lead back
+      server = std::make_shared<HubServer>(std::move(here.socket), identity_of(meeting, self));
+    }
+    return c10::make_intrusive<HubStore>(address, identity_of(meeting, self), timeout, server);
+  } catch (const HubRefusal& refusal) {
+    if (refusal.why == HubAnswer::kWrongRun) throw_other_run(meeting, self, refusal.run, refusal.who);
+    throw_other_token(meeting, self, refusal.who);
   } catch (const std::exception& error) {
+    const auto* own = dynamic_cast<const Error*>(&error);
+    if (own && meeting.serve) throw;
     raise(ErrorKind::kComm,
           "[comm.rendezvous] rank {} of {} found no one at {} within {} s ({}). Is rank 0 running there?", info.rank,
           info.size, meeting.place(), timeout.count() / 1000, first_line(error));
@@ -111,25 +161,6 @@ bool wait_for(c10d::Store& store, const std::string& key, Clock::time_point dead
 std::string arrival_key(int rank) { return fmt::format("arrived/{}", rank); }
 std::string place_key(int rank) { return fmt::format("place/{}", rank); }
 
-Arrival introduce_self(const Meeting& meeting) {
-  const WorldInfo& info = meeting.info;
-  return {.rank = info.rank,
-          .size = info.size,
-          .local_rank = info.local_rank,
-          .local_size = info.local_size,
-          .pid = ::getpid(),
-          .host_name = host_name(),
-          .host = host_identity(),
-          .cores = core_mask(),
-          .address = meeting.folder.empty() ? address_towards(meeting.host) : ""};
-}
-
-// Another run is there, and why it is one.
-class OtherRun final : public Error {
- public:
-  explicit OtherRun(const std::string& message) : Error(ErrorKind::kConfig, message) {}
-};
-
 struct RunName {
   std::string run, who;
 };
@@ -145,7 +176,8 @@ RunName parse_run_name(const std::string& text) {
   }
 }
 
-// Before anything that another run could feel: is rank 0, at this place, of the same run, and does it know the token?
+// In a store that asks nobody who he is, before anything that another run could feel: is rank 0, at this place, of the
+// same run, and does it know the token?
 c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>& store, const Meeting& meeting,
                                           const Arrival& self, Clock::time_point deadline, milliseconds timeout) {
   auto own = c10::make_intrusive<c10d::PrefixStore>("run/" + meeting.token, store);
@@ -158,18 +190,8 @@ c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>&
                 "[comm.rendezvous] rank 0 of {} did not arrive within {} s at {}", self.size, timeout.count() / 1000,
                 meeting.place());
   const auto [run, who] = parse_run_name(text_of(*store, "name"));
-  if (run != meeting.run && !run.empty() && !meeting.run.empty()) {
-    throw OtherRun(
-        fmt::format("[comm.rendezvous] two runs at {}: this is {} of run '{}', there is {} of run '{}'. Give each a "
-                    "port of its own; if "
-                    "they are one, start all its hosts with the same --run-id or TESSERA_RUN_ID.",
-                    meeting.place(), self.who(), meeting.run, who, run));
-  }
-  if (!own->check({"known"})) {
-    throw OtherRun(fmt::format(
-        "[comm.rendezvous] {} at {} has another TESSERA_TOKEN than this, {}. Set the same one on all hosts.", who,
-        meeting.place(), self.who()));
-  }
+  if (run != meeting.run && !run.empty() && !meeting.run.empty()) throw_other_run(meeting, self, run, who);
+  if (!own->check({"known"})) throw_other_token(meeting, self, who);
   return own;
 }
 
@@ -179,9 +201,10 @@ c10::intrusive_ptr<c10d::Store> find_run(const Meeting& meeting, const Arrival& 
   const auto patience = Clock::now() + std::min(timeout / 2, kPatience);
   for (;;) {
     try {
-      return enter_run(
-          c10::make_intrusive<c10d::PrefixStore>("tessera/" + meeting.prefix, open_store(meeting, timeout)), meeting,
-          self, deadline, timeout);
+      const auto store =
+          c10::make_intrusive<c10d::PrefixStore>("tessera/" + meeting.prefix, open_store(meeting, self, timeout));
+      if (meeting.folder.empty() && !meeting.foreign_store) return store;  // it has asked
+      return enter_run(store, meeting, self, deadline, timeout);
     } catch (const OtherRun&) {
       if (Clock::now() >= patience) throw;
     } catch (const c10::Error&) {  // it ended while it was asked
@@ -302,6 +325,12 @@ c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
   } catch (const c10::Error& error) {
     raise(ErrorKind::kComm, "[comm.rendezvous] rank {} of {} lost the store at {}: {}. Did rank 0 end?", info.rank,
           info.size, meeting.place(), first_line(error));
+  }
+  if (info.rank == 0 && !info.hosts.loopback && meeting.token.empty()) {
+    log_warning(
+        "[comm.rendezvous] no token: whoever reaches {} can join this run. Set the same TESSERA_TOKEN or "
+        "TESSERA_TOKEN_FILE on all hosts.",
+        meeting.place());
   }
   if (!verdict.starts_with("ok")) {
     throw Error(verdict.starts_with("config") ? ErrorKind::kConfig : ErrorKind::kComm, verdict.substr(6));

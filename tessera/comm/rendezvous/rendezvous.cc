@@ -6,6 +6,7 @@
 
 #include "tessera/base/endpoint.h"
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 
 namespace tessera::comm {
 namespace {
@@ -47,10 +48,16 @@ WorldInfo torchrun_info(const Environment& environment, const char* because) {
   return info;
 }
 
+// Ranks that were started again meet anew.
+std::string attempt_of(const Environment& environment) {
+  return "attempt_" + environment("TORCHELASTIC_RESTART_COUNT").value_or("0");
+}
+
 Meeting launcher_meeting(const Environment& environment) {
   Meeting meeting;
   meeting.info = torchrun_info(environment, "TESSERA_RENDEZVOUS is");
   meeting.info.source = "flags";
+  meeting.prefix = attempt_of(environment);
   const std::string where = *environment("TESSERA_RENDEZVOUS");
   if (where.starts_with("file:")) {
     meeting.folder = where.substr(5);
@@ -87,8 +94,9 @@ Meeting torchrun_meeting(const Environment& environment) {
   meeting.host = *address;
   meeting.port = parse_port(environment("MASTER_PORT").value_or(""), "MASTER_PORT");
   const bool agent = environment("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  meeting.foreign_store = agent;
   meeting.serve = !agent && meeting.info.rank == 0;
-  meeting.prefix = "attempt_" + environment("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  meeting.prefix = attempt_of(environment);
   return meeting;
 }
 
@@ -191,12 +199,23 @@ Environment process_environment() {
 
 std::string Meeting::place() const {
   if (info.size == 1) return "no other rank";
-  return folder.empty() ? fmt::format("{}:{}", host, port) : folder;
+  const bool ipv6 = host.find(':') != host.npos;
+  return !folder.empty() ? folder : ipv6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
 }
 
-// A torchrun inside one of our ranks is the nearer one; our launcher takes TORCHELASTIC_RUN_ID away from its ranks.
+namespace {
+
+// A torchrun inside one of our ranks is the nearer one, and gives its ranks another TORCHELASTIC_RUN_ID than we did.
+bool our_launcher_is_nearest(const Environment& environment) {
+  if (!environment("TESSERA_RENDEZVOUS")) return false;
+  const auto run = environment("TORCHELASTIC_RUN_ID");
+  return !run || run == environment("TESSERA_LAUNCH_ID");
+}
+
+}  // namespace
+
 std::string who_started(const Environment& environment) {
-  if (environment("TESSERA_RENDEZVOUS") && !environment("TORCHELASTIC_RUN_ID")) return "flags";
+  if (our_launcher_is_nearest(environment)) return "flags";
   if (environment("RANK") || environment("WORLD_SIZE")) return "torchrun";
   if (environment("SLURM_STEP_NUM_TASKS") && environment("SLURM_PROCID"))
     return "slurm";  // sbatch's script has no step
@@ -220,6 +239,22 @@ std::string run_of(const std::string& source, const Environment& environment) {
 
 }  // namespace
 
+namespace {
+
+// What a file holds without the newline at its end.
+std::string token_of(const Environment& environment) {
+  constexpr size_t kLongest = 4096;
+  const auto file = environment("TESSERA_TOKEN_FILE");
+  if (const auto token = environment("TESSERA_TOKEN"); token || !file) return token.value_or("");
+  std::string token = read_file(*file, kLongest);
+  while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
+  TESSERA_CHECK(!token.empty(), ErrorKind::kConfig, "[comm.rendezvous] TESSERA_TOKEN_FILE={}: is empty, wanted a token",
+                *file);
+  return token;
+}
+
+}  // namespace
+
 Meeting find_meeting(const RendezvousFlags& flags, const Environment& environment) {
   const std::string source = who_started(environment);
   Meeting meeting;
@@ -229,7 +264,7 @@ Meeting find_meeting(const RendezvousFlags& flags, const Environment& environmen
   if (source == "mpi") meeting = mpi_meeting(environment);
   if (source == "single" && flags.nnodes > 1 && flags.nproc <= 1) meeting = flags_meeting(flags);
   meeting.run = run_of(source, environment);
-  meeting.token = environment("TESSERA_TOKEN").value_or("");
+  meeting.token = token_of(environment);
   if (source != "single") {
     check_against_flags(meeting, flags);
     return meeting;

@@ -46,11 +46,12 @@ struct Meeting {
   std::string folder;  // of the file store; empty: over TCP
   std::string host;
   int port = 0;
-  bool serve = false;      // this rank runs the TCP store
-  std::string prefix;      // of our keys in the store
-  std::string run;         // the name of the run; ranks of another one are refused. Empty: not known
-  std::string other_host;  // an address that leads to another host; meet() knows
-  std::string token;       // whoever does not know it finds none of our keys in the store; empty: none is asked
+  bool serve = false;          // this rank runs the TCP store
+  bool foreign_store = false;  // it is torchrun's, c10d's TCPStore
+  std::string prefix;          // of our keys in the store
+  std::string run;             // the name of the run; ranks of another one are refused. Empty: not known
+  std::string other_host;      // an address that leads to another host; meet() knows
+  std::string token;           // who does not say it is not let in (hub_server.h); empty: none is asked
   std::string place() const;
 };
 

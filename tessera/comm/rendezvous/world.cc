@@ -20,9 +20,11 @@
 #include "tessera/comm/backends/backend_choice.h"
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/fake_backend.h"
+#include "tessera/comm/backends/interface_choice.h"
 #include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
+#include "tessera/comm/rendezvous/watched_store.h"
 #include "tessera/comm/watch/flight_record.h"
 #include "tessera/comm/watch/monitor.h"
 #include "tessera/comm/watch/thread_peers.h"
@@ -89,6 +91,16 @@ void World::leave_store(bool failed) noexcept {
   }
 }
 
+namespace {
+
+// Rank 0 listens where it is wished; the others learn of it, and try what they call its host first.
+std::string watch_address_of(const Meeting& meeting) {
+  if (meeting.info.rank > 0 || wished_interfaces().empty()) return meeting.host;
+  return own_address(meeting.other_host);
+}
+
+}  // namespace
+
 std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
   Meeting meeting = find_meeting(flags, process_environment());
   if (meeting.info.size > 1) {
@@ -106,7 +118,7 @@ std::shared_ptr<World> World::connect(const RendezvousFlags& flags) {
                        .timeout = flags.timeout,
                        .check = flags.check,
                        .trace_folder = flags.trace_folder,
-                       .watch_address = one_host ? "" : meeting.host,
+                       .watch_address = one_host ? "" : watch_address_of(meeting),
                        .other_host = one_host ? "" : meeting.other_host,
                        .ends_process = true});
   world->impl_->farewell = info.size > 1 && meeting.folder.empty();
@@ -317,20 +329,24 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   const XXH128_hash_t members = XXH3_128bits(ranks.data(), ranks.size() * sizeof(int));
   std::string key = fmt::format("{}/{:016x}{:016x}", name, members.high64, members.low64);
   key = fmt::format("group/{}/{}", key, impl_->groups_made[key]++);
-  auto store = c10::make_intrusive<c10d::PrefixStore>(key, impl_->store);
-  c10::intrusive_ptr<c10d::Backend> backend, cuda;
+  const auto store = c10::make_intrusive<WatchedStore>(key, impl_->store, impl_->monitor);
+  c10::intrusive_ptr<c10d::Backend> backend, accelerator;
+  auto accelerator_type = device;
   try {
-    if (device == c10::DeviceType::CUDA || options_.backend == "nccl") cuda = make_cuda_backend(store, ranks, position);
+    if (device == c10::DeviceType::CUDA || options_.backend == "nccl") {
+      accelerator = make_cuda_backend(store, ranks, position);
+      accelerator_type = c10::DeviceType::CUDA;
+    }
     backend = make_backend(name, store, ranks, position);
     if (device != c10::DeviceType::CPU && device != c10::DeviceType::CUDA && !impl_->account) {
-      cuda = make_device_backend({.store = store,
-                                  .group = name,
-                                  .rank = position,
-                                  .size = static_cast<int>(ranks.size()),
-                                  .device = device_of_rank(device, info_.local_rank),
-                                  .ranks_on_host = info_.local_size,
-                                  .host = backend,
-                                  .timeout = options_.timeout});
+      accelerator = make_device_backend({.store = store,
+                                         .group = name,
+                                         .rank = position,
+                                         .size = static_cast<int>(ranks.size()),
+                                         .device = device_of_rank(device, info_.local_rank),
+                                         .ranks_on_host = info_.local_size,
+                                         .host = backend,
+                                         .timeout = options_.timeout});
     }
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
@@ -339,18 +355,19 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
                          error, *impl_->monitor);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
-  const std::shared_ptr<Group> group(
-      new Group(name, ranks, position, backend, GroupContext{impl_->monitor, store, cuda, id}),
-      [monitor = impl_->monitor](Group* ends) {
-        const auto closes = monitor->close();
-        delete ends;
-      });
+  const std::shared_ptr<Group> group(new Group(name, ranks, position, backend,
+                                               GroupContext{impl_->monitor, store, accelerator, id,
+                                                            accelerator ? accelerator_type : c10::DeviceType::CPU}),
+                                     [monitor = impl_->monitor](Group* ends) {
+                                       const auto closes = monitor->close();
+                                       delete ends;
+                                     });
   impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
   const std::lock_guard lock(impl_->mutex);
   if (impl_->aborted) group->abort();
   std::erase_if(impl_->backends, [](const auto& weak) { return weak.expired(); });
   impl_->backends.emplace_back(backend);
-  if (cuda) impl_->backends.emplace_back(cuda);
+  if (accelerator) impl_->backends.emplace_back(accelerator);
   return group;
 }
 

@@ -146,6 +146,11 @@ std::optional<Verdict> Monitor::await_verdict(milliseconds limit) {
   return verdict_;
 }
 
+std::optional<Verdict> Monitor::verdict() {
+  const std::lock_guard lock(mutex_);
+  return verdict_;
+}
+
 void Monitor::fail_with(uint64_t ticket, const std::string& message) {
   release(ticket);
   recorder_.mark(ticket, CallState::kFailed);

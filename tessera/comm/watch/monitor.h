@@ -78,6 +78,8 @@ class Monitor final : public PeerListener {
   // What ended a rank, if that is heard of within `limit`; for a failure that is no collective's own, which it may
   // explain.
   std::optional<Verdict> await_verdict(std::chrono::milliseconds limit);
+  // The verdict, if there is one yet. It does not count as heard.
+  std::optional<Verdict> verdict();
   // The same as fail() when the reason is known here: the others hear it.
   void fail_with(uint64_t ticket, const std::string& message);
   // While what it returns lives, the process is not ended for want of a collective (ends_process), at most kLongestHold

@@ -36,6 +36,7 @@ class PeerSocket {
   int descriptor() const { return socket_.get(); }
   bool open() const { return socket_.open(); }
   void close() noexcept { socket_.reset(); }
+  UniqueFd release() noexcept { return std::move(socket_); }
   // After the last send(): closes once the other end has read everything and closed too, or at the deadline. A close
   // alone would throw away what the other end has not read yet when something from it lies unread here.
   void finish(PeerDeadline deadline) noexcept;

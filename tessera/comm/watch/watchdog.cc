@@ -29,6 +29,8 @@ constexpr const char* kDecision = "decision";
 constexpr int64_t kAllThere = 1 << 20;
 constexpr const char* kUnreachable = "unreachable";  // the words of that rank
 
+constexpr const char* kAbsent = "absent";  // rank 0's word on who did not come
+
 constexpr milliseconds kAttempt{3000};  // to reach rank 0 at one address, and to be answered
 constexpr milliseconds kReach{20000};   // at any of them, and no more than half of the timeout
 constexpr milliseconds kLook{250};      // between looks at what others have decided
@@ -51,6 +53,17 @@ std::string get_text(c10d::Store& store, const char* key) {
   }
 }
 
+// Whether it is said within the time that a rank has which gave up a moment earlier or later.
+bool is_said_soon(c10d::Store& store, const char* key) {
+  constexpr milliseconds kMoment{2000};
+  try {
+    store.wait({key}, kMoment);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // Where rank 0 listens and how both sides know each other: "PORT TOKEN ANSWER ADDRESS ...".
 struct Invitation {
   int port = 0;
@@ -68,6 +81,15 @@ struct Invitation {
   }
 };
 
+std::string absent(const std::set<int>& ranks, int size) {
+  constexpr size_t kShown = 8;
+  const std::vector<int> all(ranks.begin(), ranks.end());
+  const std::vector<int> shown(all.begin(), all.begin() + static_cast<long>(std::min(all.size(), kShown)));
+  const std::string more = all.size() > kShown ? fmt::format(" and {} more", all.size() - kShown) : "";
+  return fmt::format("rank {}{} of {} did not connect in time: it has ended, or is stuck at its start",
+                     fmt::join(shown, ", "), more, size);
+}
+
 void warn_of_no_watch(const std::string& why) {
   log_warning("[comm.watchdog] {}. Ranks that die are noticed by the ends of their connections and at timeouts only.",
               why);
@@ -83,9 +105,10 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
     auto [socket, frames] = reception.next(std::min(deadline, Clock::now() + kLook));
     if (!socket.open()) {
       if (store.check({kDecision})) return false;
-      TESSERA_CHECK(Clock::now() < deadline, ErrorKind::kComm, "[comm.watchdog] rank {} of {} did not connect in time",
-                    *missing.begin(), options.size);
-      continue;
+      if (Clock::now() < deadline) continue;
+      const std::string who = absent(missing, options.size);
+      set_text(store, kAbsent, who);  // for the others, who wait for a word of rank 0
+      raise(ErrorKind::kComm, "[comm.watchdog] {}", who);
     }
     const Frame& hello = frames.front();
     if (hello.kind != FrameKind::kHello || hello.text != invitation.token || !missing.erase(hello.rank)) continue;
@@ -176,8 +199,11 @@ std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions
   if (!hub.open()) return nullptr;
   // Only when all ranks are there will the hub be heard of every second.
   if (frames.empty()) frames = hub.await(deadline);
-  TESSERA_CHECK(!frames.empty(), ErrorKind::kComm,
-                "[comm.watchdog] rank 0 gave no sign in time: a rank has not come this far");
+  if (frames.empty()) {
+    std::string who = "rank 0 gave no sign in time";
+    if (is_said_soon(store, kAbsent)) who = get_text(store, kAbsent);
+    raise(ErrorKind::kComm, "[comm.watchdog] {}", who);
+  }
   if (frames.front().kind == FrameKind::kBye) return nullptr;
   spoke->admit(0, std::move(hub), std::move(frames));
   return spoke;

@@ -89,8 +89,7 @@ c10::Device device_of(const ModelNames& model, const comm::Group* group) {
                   device->str(), own.str());
     device = own;
   }
-  const bool only_cuda = !device && group && group->context().cuda;
-  return device.value_or(only_cuda ? c10::Device(c10::kCUDA) : c10::Device(c10::kCPU));
+  return device.value_or(c10::Device(group ? group->context().accelerator_type : c10::kCPU));
 }
 
 void check_options(const StateDictOptions& options) {

@@ -1,0 +1,70 @@
+#!/bin/bash
+# Starts a program on several hosts over ssh, with a launcher of Tessera on each, and waits for all of them.
+#
+#   ./ssh.sh -n 8 hostA,hostB,hostC -- tessera train recipe.yaml checkpoint.dir=/shared/runs/a
+#
+#   -n N        ranks on each host [1]
+#   -p PORT     where they meet on the first host [29500]
+#   -m ADDRESS  the first host's address, as the others call it [its name in the list]
+#   -r N        start all hosts again, at most N times, when a connection or a host was lost [0]
+#   -d DIR      folder to work in on every host [the present one]
+#
+# Every host needs the same files at the same paths. The token that ranks must know to join is made here and goes to the
+# hosts through ssh's standard input, so that no list of processes shows it. SSH: another command than ssh.
+set -euo pipefail
+
+usage() { sed -n '4,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+
+ranks=1 port=29500 master='' restarts=0 folder=$PWD
+while getopts n:p:m:r:d:h option; do
+  case $option in
+    n) ranks=$OPTARG ;;
+    p) port=$OPTARG ;;
+    m) master=$OPTARG ;;
+    r) restarts=$OPTARG ;;
+    d) folder=$OPTARG ;;
+    *) usage ;;
+  esac
+done
+shift $((OPTIND - 1))
+[[ $# -ge 3 && $2 == -- ]] || usage
+IFS=, read -r -a hosts <<<"$1"
+shift 2
+tessera=${TESSERA:-tessera}
+run=$(basename "$1")-$$-$(date +%s)
+pids=()
+
+stop() { ((${#pids[@]} == 0)) || kill "${pids[@]}" 2>/dev/null || true; }
+trap 'stop; exit 130' INT
+trap 'stop; exit 143' TERM
+
+# Runs all hosts once; the code of the first that fails.
+run_once() {
+  local attempt=$1 token code=0 left number command
+  shift
+  token=$(head -c 24 /dev/urandom | base64)
+  pids=()
+  for number in "${!hosts[@]}"; do
+    command="cd $(printf %q "$folder") && read -r TESSERA_TOKEN && export TESSERA_TOKEN && exec $(printf '%q ' "$tessera" \
+      launch --nproc "$ranks" --nnodes "${#hosts[@]}" --node-rank "$number" --master "${master:-${hosts[0]}}:$port" \
+      --run-id "$run-$attempt" -- "$@") </dev/null"
+    # -tt would end the far side with the connection but mixes its outputs; the watch between ranks does without.
+    ${SSH:-ssh -o BatchMode=yes -o ServerAliveInterval=15} "${hosts[number]}" "$command" <<<"$token" &
+    pids+=($!)
+  done
+  for ((left = ${#pids[@]}; left > 0; --left)); do
+    local ended=0
+    wait -n || ended=$?
+    ((code != 0 || ended == 0)) || code=$ended
+  done
+  pids=()
+  return "$code"
+}
+
+for ((attempt = 0; ; ++attempt)); do
+  code=0
+  run_once "$attempt" "$@" || code=$?
+  # 4: a rank or a connection was lost; 255: ssh itself failed; 128 and above: a rank was killed.
+  if ((code == 0 || attempt >= restarts || (code != 4 && code < 128))); then exit "$code"; fi
+  echo "ssh.sh: code $code, start $((attempt + 2)) of $((restarts + 1))" >&2
+done

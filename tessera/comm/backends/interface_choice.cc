@@ -1,0 +1,109 @@
+#include "tessera/comm/backends/interface_choice.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/listen.h"
+#include "tessera/base/quote.h"
+
+namespace tessera::comm {
+namespace {
+
+bool is_ipv6(std::string_view address) { return address.find(':') != address.npos; }
+
+const char* wish_variable() {
+  for (const char* name : {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}) {
+    const char* value = std::getenv(name);
+    if (value && *value) return name;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::vector<InterfaceAddress> interfaces_of_this_host() {
+  ifaddrs* list = nullptr;
+  std::vector<InterfaceAddress> result;
+  if (::getifaddrs(&list) != 0) return result;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* one = list; one; one = one->ifa_next) {
+    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP)) continue;
+    const int family = one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(one->ifa_addr)->sin6_addr)) {
+      continue;  // means nothing to another host without its interface
+    }
+    char host[NI_MAXHOST] = "";
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (::getnameinfo(one->ifa_addr, size, host, sizeof host, nullptr, 0, NI_NUMERICHOST) == 0) {
+      result.push_back({one->ifa_name, host});
+    }
+  }
+  return result;
+}
+
+bool interface_fits(std::string_view wish, std::string_view name) {
+  const bool excludes = wish.starts_with('^');
+  if (excludes) wish.remove_prefix(1);
+  const bool whole = wish.starts_with('=');
+  if (whole) wish.remove_prefix(1);
+  bool listed = false;
+  while (!wish.empty()) {
+    const std::string_view word = wish.substr(0, wish.find(','));
+    wish.remove_prefix(std::min(word.size() + 1, wish.size()));
+    if (word.empty()) continue;
+    listed = listed || (whole ? name == word : name.starts_with(word));
+  }
+  return listed != excludes;
+}
+
+std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std::string_view wish,
+                           const std::string& natural) {
+  std::vector<InterfaceAddress> fitting;
+  for (const InterfaceAddress& one : interfaces) {
+    if (interface_fits(wish, one.name)) fitting.push_back(one);
+  }
+  const auto taken = [&](const auto& suits) {
+    const auto found = std::find_if(fitting.begin(), fitting.end(), suits);
+    return found == fitting.end() ? "" : found->address;
+  };
+  std::string found = taken([&](const InterfaceAddress& one) { return one.address == natural; });
+  const auto same_family = [&](const InterfaceAddress& one) {
+    return natural.empty() || is_ipv6(one.address) == is_ipv6(natural);
+  };
+  if (found.empty()) found = taken([&](const InterfaceAddress& one) { return same_family(one) && one.name != "lo"; });
+  if (found.empty()) found = taken(same_family);
+  return found;
+}
+
+std::string wished_interfaces() {
+  const char* name = wish_variable();
+  return name ? std::getenv(name) : "";
+}
+
+std::string own_address(const std::string& towards) {
+  const std::string natural = address_towards(towards), wish = wished_interfaces();
+  if (wish.empty()) return natural;
+  const auto interfaces = interfaces_of_this_host();
+  std::string found = choose_address(interfaces, wish, natural);
+  if (!found.empty()) return found;
+  std::set<std::string> names;
+  for (const InterfaceAddress& one : interfaces) names.insert(one.name);
+  raise(ErrorKind::kConfig, "[comm.interface] {}={}: no interface that is up fits it{}. This host has {}.",
+        wish_variable(), quote(wish, 80),
+        natural.empty() ? "" : fmt::format(" and has an {} address", is_ipv6(natural) ? "IPv6" : "IPv4"),
+        fmt::join(names, ", "));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,329 @@
+#include "tessera/comm/launch/attempt.h"
+
+#include <arpa/inet.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "tessera/base/endpoint.h"
+#include "tessera/base/error.h"
+#include "tessera/base/scratch_folder.h"
+#include "tessera/comm/errors/error_report.h"
+#include "tessera/comm/launch/rank_notes.h"
+#include "tessera/comm/launch/rank_process.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+// How long the rank at fault may take to end after one that only felt it.
+constexpr milliseconds kCauseDelay{1000};
+
+// A port of the loopback interface that is free now, for programs that want MASTER_PORT; we do not use it.
+int free_port() {
+  const UniqueFd descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  const bool bound = descriptor.open() && ::bind(descriptor.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                     ::getsockname(descriptor.get(), reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  return bound ? ntohs(address.sin_port) : 29500;
+}
+
+// How many processes this machine has killed for want of memory; 0 where the kernel does not say.
+int64_t out_of_memory_kills() {
+  std::ifstream file("/proc/vmstat");
+  int64_t count = 0;
+  for (std::string name; file >> name >> count;) {
+    if (name == "oom_kill") return count;
+  }
+  return 0;
+}
+
+struct Rank {
+  int rank = 0;
+  pid_t pid = -1;
+  std::optional<int> status;  // of waitpid, once it has ended
+  bool failed() const { return status && *status != 0; }
+};
+
+class Supervisor {
+ public:
+  Supervisor(const LaunchPlan& plan, int attempt, const std::string& reason, Signals& signals, RankOutputs& outputs)
+      : plan_(plan), options_(plan.options), attempt_(attempt), reason_(reason), signals_(signals), outputs_(outputs) {
+    outputs_.begin_attempt(attempt, folder_.path());
+    begin_guard();
+  }
+  ~Supervisor() {
+    signal_all(SIGKILL);  // if starting one of them failed
+    for (auto& rank : ranks_) {
+      if (!rank.status) ::waitpid(rank.pid, nullptr, 0);
+    }
+    auto spared = before_;
+    if (guard_) spared.push_back(guard_->pid());
+    kill_orphans(spared);
+  }
+
+  AttemptEnd run() {
+    foreground_rank_ = ::isatty(STDIN_FILENO) == 1 && options_.node_rank == 0;  // rank 0 may read from the terminal
+    ranks_.reserve(static_cast<size_t>(options_.nproc));
+    for (int local = 0; local < options_.nproc; ++local) {
+      start(local, !(foreground_rank_ && local == 0));
+    }
+    outputs_.close_own();
+    while (std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.status; })) step();
+    outputs_.finish();
+    return finish();
+  }
+
+ private:
+  fs::path progress_file() const { return folder_.path() / "progress"; }
+  fs::path report_of(int rank) const { return folder_.path() / fmt::format("error-{}.json", rank); }
+
+  void start(int local, bool own_group) {
+    const int rank = plan_.first_rank + local;
+    RankCommand command{.arguments = plan_.arguments, .set = environment_of(rank, local), .own_group = own_group};
+    const auto streams = outputs_.open(rank, local);
+    command.out = streams.out;
+    command.err = streams.err;
+    if (!plan_.cores.of_ranks.empty()) {
+      const CoreShare& share = plan_.cores.of_ranks.at(static_cast<size_t>(local));
+      command.cores = share.cores;
+      command.memory_node = share.node;
+    }
+    command.unset = {"TORCHELASTIC_USE_AGENT_STORE"};
+    if (!options_.token_file.empty()) command.unset.emplace_back("TESSERA_TOKEN");
+    if (reason_.empty()) command.unset.emplace_back("TESSERA_RESTART_REASON");
+    ranks_.push_back({.rank = rank, .pid = start_rank(command), .status = std::nullopt});
+    if (own_group && guard_) guard_->watch(ranks_.back().pid);
+  }
+
+  std::map<std::string, std::string> environment_of(int rank, int local) const {
+    std::map<std::string, std::string> set = {{"RANK", std::to_string(rank)},
+                                              {"WORLD_SIZE", std::to_string(plan_.world_size)},
+                                              {"LOCAL_RANK", std::to_string(local)},
+                                              {"LOCAL_WORLD_SIZE", std::to_string(options_.nproc)},
+                                              {"GROUP_RANK", std::to_string(options_.node_rank)},
+                                              {"GROUP_WORLD_SIZE", std::to_string(options_.nnodes)},
+                                              {"ROLE_NAME", "default"},
+                                              {"ROLE_RANK", std::to_string(rank)},
+                                              {"ROLE_WORLD_SIZE", std::to_string(plan_.world_size)},
+                                              {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt_)},
+                                              {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
+                                              {"TORCHELASTIC_RUN_ID", plan_.id},
+                                              {"TESSERA_LAUNCH_ID", plan_.id},
+                                              {"TORCHELASTIC_ERROR_FILE", report_of(rank).string()},
+                                              {"TESSERA_PROGRESS_FILE", progress_file().string()}};
+    if (!reason_.empty()) set["TESSERA_RESTART_REASON"] = reason_;
+    if (!options_.token_file.empty()) set["TESSERA_TOKEN_FILE"] = fs::absolute(options_.token_file).string();
+    if (options_.nnodes == 1) {
+      set["MASTER_ADDR"] = "127.0.0.1";
+      set["MASTER_PORT"] = std::to_string(port_);
+      set["TESSERA_RENDEZVOUS"] = "file:" + folder_.path().string();
+    } else {
+      const auto [host, port] = parse_endpoint(options_.master, "--master");
+      set["MASTER_ADDR"] = host;
+      set["MASTER_PORT"] = std::to_string(port);
+      set["TESSERA_RENDEZVOUS"] = "tcp:" + options_.master;
+      const char* given = std::getenv("TESSERA_RUN_ID");
+      if (!options_.run_id.empty() || !given || !*given) set["TESSERA_RUN_ID"] = plan_.id;
+    }
+    const char* threads = std::getenv("OMP_NUM_THREADS");
+    if (!threads || !*threads) set["OMP_NUM_THREADS"] = std::to_string(plan_.cores.threads);
+    return set;
+  }
+
+  // Also in the place of one that somebody has killed.
+  void begin_guard() {
+    guard_.emplace(folder_.path());
+    for (const auto& rank : ranks_) {
+      if (!rank.status && has_group(rank)) guard_->watch(rank.pid);
+    }
+  }
+
+  void look_after_the_rest() {
+    if (guard_ && guard_->has_ended()) {
+      guard_.reset();
+      try {
+        begin_guard();
+      } catch (const Error& error) {  // the ranks have their own death signal
+        std::fprintf(stderr, "tessera: warning: %s\n", error.what());
+      }
+    }
+    std::vector<pid_t> known = before_;
+    if (guard_) known.push_back(guard_->pid());
+    for (const auto& rank : ranks_) known.push_back(rank.pid);
+    reap_orphans(known);
+  }
+
+  bool has_group(const Rank& rank) const { return !(foreground_rank_ && &rank == &ranks_.front()); }
+
+  void signal_all(int signal) {
+    for (const auto& rank : ranks_) {
+      if (!rank.status) ::kill(has_group(rank) ? -rank.pid : rank.pid, signal);
+    }
+  }
+
+  void step() {
+    milliseconds wait{60000};
+    for (const auto& deadline : {kill_at_, end_at_}) {
+      if (!deadline) continue;
+      wait = std::min(wait, std::chrono::ceil<milliseconds>(*deadline - Clock::now()));
+    }
+    signals_.wait(std::max(wait, milliseconds(0)), outputs_.descriptor());
+    outputs_.pump();
+    while (const auto info = signals_.next()) {
+      if (info->ssi_signo != SIGCHLD) pass_on(*info);
+    }
+    for (auto& rank : ranks_) {
+      if (!rank.status && reap(rank)) note_end(rank);
+    }
+    look_after_the_rest();
+    if (end_at_ && Clock::now() >= *end_at_) begin_end(options_.grace);
+    if (kill_at_ && Clock::now() >= *kill_at_) {
+      if (!ending_) std::fputs("tessera: error: [launch] some ranks did not stop in time and were killed\n", stderr);
+      ending_ = true;
+      signal_all(SIGKILL);  // also ends what is stopped
+      kill_at_ = Clock::now() + std::chrono::seconds(1);
+    }
+  }
+
+  // What a rank has started ends with it, while its group's number still cannot belong to anyone else.
+  bool reap(Rank& rank) {
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
+      return false;
+    if (has_group(rank)) ::kill(-rank.pid, SIGKILL);
+    int status = 0;
+    ::waitpid(rank.pid, &status, 0);
+    rank.status = status;
+    return true;
+  }
+
+  void pass_on(const signalfd_siginfo& info) {
+    const int signal = static_cast<int>(info.ssi_signo);
+    const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+    if (ends && asked_to_stop_) return begin_end(options_.grace);  // asked twice
+    if (ends) asked_to_stop_ = signal;
+    for (const auto& rank : ranks_) {
+      if (rank.status) continue;
+      if (!has_group(rank) && info.ssi_code == SI_KERNEL) continue;  // the terminal has told it already
+      ::kill(has_group(rank) ? -rank.pid : rank.pid, signal);
+    }
+  }
+
+  void note_end(const Rank& rank) {
+    if (!rank.failed()) {
+      if (asked_to_stop_ && !kill_at_) kill_at_ = Clock::now() + options_.stop_grace;
+      return;
+    }
+    if (ending_) return;  // by our own signal
+    const auto report = read_error_report(report_of(rank.rank));
+    const bool consequence = report && report->consequence;
+    if (!first_ || (consequence_ && !consequence)) {
+      first_ = &rank;
+      report_ = report;
+      consequence_ = consequence;
+    }
+    if (!consequence) {
+      end_at_ = Clock::now();
+    } else if (!end_at_) {
+      end_at_ = Clock::now() + kCauseDelay;
+    }
+  }
+
+  void begin_end(milliseconds grace) {
+    end_at_.reset();
+    if (ending_) return;
+    ending_ = true;
+    signal_all(SIGTERM);
+    kill_at_ = Clock::now() + grace;
+  }
+
+  AttemptEnd finish() {
+    AttemptEnd end{.asked_to_stop = asked_to_stop_ != 0, .step = told_step(progress_file())};
+    if (!first_) {
+      for (const auto& rank : ranks_) {
+        if (rank.failed() && end.exit_code == 0) end.exit_code = exit_code(rank);  // ended by us: we were asked twice
+      }
+      return end;
+    }
+    end.exit_code = exit_code(*first_);
+    end.failure = failure_of(*first_);
+    const int status = *first_->status;
+    end.told = asked_to_stop_ && WIFSIGNALED(status) && WTERMSIG(status) == asked_to_stop_;
+    end.last_words = outputs_.last_words(first_->rank);
+    end.kept_in = outputs_.kept_in(first_->rank);
+    return end;
+  }
+
+  static int exit_code(const Rank& rank) {
+    return WIFSIGNALED(*rank.status) ? 128 + WTERMSIG(*rank.status) : WEXITSTATUS(*rank.status);
+  }
+
+  Failure failure_of(const Rank& rank) const {
+    const int status = *rank.status;
+    Failure failure{.exit_code = exit_code(rank)};
+    if (WIFSIGNALED(status)) {
+      const int signal = WTERMSIG(status);
+      const bool starved = signal == SIGKILL && out_of_memory_kills() > kills_before_;
+      failure.cause = fmt::format("ended by signal {} ({})", signal, ::strsignal(signal));
+      if (starved) {
+        failure.cause += ": this machine ran out of memory and killed a process. Use more ranks or smaller batches";
+      } else if (signal == SIGKILL) {
+        failure.cause +=
+            ". If nobody killed it, the machine ran out of memory (see 'dmesg'): use more ranks or smaller "
+            "batches";
+      }
+      failure.from_outside =
+          !starved && (signal == SIGKILL || signal == SIGTERM || signal == SIGINT || signal == SIGHUP);
+    } else {
+      failure.cause = report_ ? report_->message : fmt::format("ended with exit code {}", WEXITSTATUS(status));
+    }
+    failure.cause.resize(std::min(failure.cause.find('\n'), failure.cause.size()));
+    failure.text = fmt::format("rank {} of {}: {}", rank.rank, plan_.world_size, failure.cause);
+    return failure;
+  }
+
+  const LaunchPlan& plan_;
+  const LauncherOptions& options_;
+  const int attempt_;
+  const std::string& reason_;
+  const std::vector<pid_t> before_ = children();  // which the caller had already
+  Signals& signals_;
+  RankOutputs& outputs_;
+  const int64_t kills_before_ = out_of_memory_kills();
+  const ScratchFolder folder_{"launch"};  // mode 0700
+  std::optional<Guard> guard_;
+  const int port_ = free_port();
+  bool foreground_rank_ = false;  // the first rank shares our process group, which the terminal listens to
+  std::vector<Rank> ranks_;
+  const Rank* first_ = nullptr;  // to end badly
+  std::optional<ErrorReport> report_;
+  bool consequence_ = false;  // first_ fell with another one that has not ended yet
+  int asked_to_stop_ = 0;     // the signal
+  bool ending_ = false;
+  std::optional<Clock::time_point> end_at_, kill_at_;
+};
+
+}  // namespace
+
+AttemptEnd run_attempt(const LaunchPlan& plan, int attempt, const std::string& restart_reason, Signals& signals,
+                       RankOutputs& outputs) {
+  return Supervisor(plan, attempt, restart_reason, signals, outputs).run();
+}
+
+}  // namespace tessera::comm

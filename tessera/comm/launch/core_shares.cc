@@ -1,0 +1,176 @@
+#include "tessera/comm/launch/core_shares.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/host.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMostCores = 1 << 16;
+
+std::string text_at(const fs::path& path) {
+  try {
+    std::string text = read_file(path, size_t{1} << 16);
+    text.resize(std::min(text.find('\n'), text.size()));
+    return text;
+  } catch (const Error&) {  // not every kernel and container shows it
+    return "";
+  }
+}
+
+// "0-3,8": as /sys writes sets of cores. What cannot be read is left out.
+std::vector<int> parse_core_list(std::string_view list) {
+  std::vector<int> cores;
+  while (!list.empty()) {
+    const std::string_view run = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(run.size() + 1, list.size()));
+    int first = -1, last = -1;
+    const char* end = run.data() + run.size();
+    auto [at, error] = std::from_chars(run.data(), end, first);
+    if (error != std::errc() || first < 0) continue;
+    last = first;
+    if (at < end && *at == '-') std::from_chars(at + 1, end, last);
+    for (int core = first; core <= std::min(last, kMostCores); ++core) cores.push_back(core);
+  }
+  return cores;
+}
+
+std::vector<int> allowed_cores() {
+  const std::string mask = core_mask();
+  std::vector<int> cores;
+  for (size_t i = 0; i < mask.size(); ++i) {
+    const int digit = mask[i] <= '9' ? mask[i] - '0' : mask[i] - 'a' + 10;
+    for (int bit = 0; bit < 4; ++bit) {
+      if (digit >> bit & 1) cores.push_back(static_cast<int>(4 * i) + bit);
+    }
+  }
+  return cores;
+}
+
+// The least limit of this process's cgroup (version 2) and those around it, or of version 1 as containers show it.
+double cpu_quota(const fs::path& root) {
+  double least = 0;
+  const auto consider = [&](double quota, double period) {
+    if (quota > 0 && period > 0 && (least == 0 || quota / period < least)) least = quota / period;
+  };
+  const fs::path cgroup = root / "sys/fs/cgroup";
+  std::string own;
+  const std::string said = text_at(root / "proc/self/cgroup");  // "0::/path"
+  if (said.starts_with("0::/")) own = said.substr(4);
+  for (fs::path at = cgroup / own;; at = at.parent_path()) {
+    double quota = 0, period = 0;
+    if (std::sscanf(text_at(at / "cpu.max").c_str(), "%lf %lf", &quota, &period) == 2) consider(quota, period);
+    if (at == cgroup || own.empty() || at == at.parent_path()) break;
+  }
+  for (const char* name : {"cpu", "cpu,cpuacct"}) {
+    const std::string quota = text_at(cgroup / name / "cpu.cfs_quota_us"),
+                      period = text_at(cgroup / name / "cpu.cfs_period_us");
+    if (!quota.empty() && !period.empty()) consider(std::atof(quota.c_str()), std::atof(period.c_str()));
+  }
+  return least;
+}
+
+std::map<int, int> nodes_of_cores(const fs::path& root) {
+  std::map<int, int> nodes;
+  std::error_code failed;
+  for (fs::directory_iterator entry(root / "sys/devices/system/node", failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    int node = -1;
+    if (std::sscanf(entry->path().filename().c_str(), "node%d", &node) != 1) continue;
+    for (const int core : parse_core_list(text_at(entry->path() / "cpulist"))) nodes[core] = node;
+  }
+  return nodes;
+}
+
+// What a user has said of threads and cores himself.
+std::optional<std::string> own_wish(const Environment& environment, int cores_of_a_rank) {
+  for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}) {
+    if (environment(name)) return fmt::format("{} is set", name);
+  }
+  const auto threads = environment("OMP_NUM_THREADS");
+  if (!threads || std::atoi(threads->c_str()) <= cores_of_a_rank) return std::nullopt;
+  return fmt::format("OMP_NUM_THREADS={} is more than the {} cores of a rank", *threads, cores_of_a_rank);
+}
+
+}  // namespace
+
+PinMode parse_pin_mode(std::string_view name) {
+  if (name == "auto") return PinMode::kAuto;
+  if (name == "on") return PinMode::kOn;
+  if (name == "off") return PinMode::kOff;
+  raise(ErrorKind::kConfig, "[launch] --pin '{}': wanted auto, on or off", name);
+}
+
+HostCores read_cores(const fs::path& root) { return read_cores(root, allowed_cores()); }
+
+HostCores read_cores(const fs::path& root, const std::vector<int>& allowed) {
+  const auto nodes = nodes_of_cores(root);
+  HostCores host{.allowed = {}, .quota = cpu_quota(root)};
+  for (const int core : allowed) {
+    const fs::path topology = root / fmt::format("sys/devices/system/cpu/cpu{}/topology", core);
+    std::vector<int> siblings = parse_core_list(text_at(topology / "core_cpus_list"));
+    if (siblings.empty()) siblings = parse_core_list(text_at(topology / "thread_siblings_list"));
+    const auto node = nodes.find(core);
+    host.allowed.push_back({.number = core,
+                            .physical = siblings.empty() ? core : *std::min_element(siblings.begin(), siblings.end()),
+                            .node = node == nodes.end() ? 0 : node->second});
+  }
+  return host;
+}
+
+CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Environment& environment) {
+  // Whole cores with their hyperthreads, those of a memory node side by side.
+  std::map<std::pair<int, int>, std::vector<int>> by_place;
+  std::set<int> nodes;
+  for (const LogicalCore& core : host.allowed) {
+    by_place[{core.node, core.physical}].push_back(core.number);
+    nodes.insert(core.node);
+  }
+  const int whole = static_cast<int>(by_place.size());
+  const double usable = host.quota > 0 ? std::min<double>(host.quota, whole) : whole;
+  CoreShares result{.of_ranks = {}, .threads = std::max(1, static_cast<int>(usable / ranks)), .why_not = ""};
+  const int each = whole / std::max(ranks, 1);
+  const auto why_not = [&]() -> std::string {
+    if (mode == PinMode::kOff) return "--pin off";
+    if (each < 1) return fmt::format("{} ranks share {} cores", ranks, whole);
+    if (host.quota > 0 && host.quota < whole)
+      return fmt::format("the cgroup allows {:.1f} of {} cores", host.quota, whole);
+    if (const auto wish = own_wish(environment, each)) return *wish;
+    if (mode == PinMode::kOn) return "";
+    if (ranks == 1) return "one rank has all cores";
+    // Its other threads (watch, connections, saves) would wait for the one that computes.
+    if (each < 2) return "a rank would have one core";
+    return "";
+  };
+  result.why_not = why_not();
+  TESSERA_CHECK(mode != PinMode::kOn || result.why_not.empty(), ErrorKind::kConfig,
+                "[launch] --pin on: ranks cannot be bound to cores: {}", result.why_not);
+  if (!result.why_not.empty()) return result;
+  std::vector<std::pair<int, std::vector<int>>> places;  // node and hyperthreads of each core
+  for (const auto& [place, threads] : by_place) places.emplace_back(place.first, threads);
+  for (int rank = 0; rank < ranks; ++rank) {
+    CoreShare share;
+    for (int i = rank * whole / ranks; i < (rank + 1) * whole / ranks; ++i) {
+      const auto& [node, threads] = places[static_cast<size_t>(i)];
+      share.node = share.cores.empty() || share.node == node ? node : -1;
+      share.cores.insert(share.cores.end(), threads.begin(), threads.end());
+    }
+    if (nodes.size() < 2) share.node = -1;
+    result.of_ranks.push_back(std::move(share));
+  }
+  return result;
+}
+
+}  // namespace tessera::comm

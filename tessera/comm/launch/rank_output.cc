@@ -1,0 +1,173 @@
+#include "tessera/comm/launch/rank_output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/staged.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kLongestLine = size_t{1} << 16;
+constexpr size_t kLastBytes = 4096;
+constexpr size_t kLastLines = 20;
+
+// What a name may hold in a folder's.
+std::string folder_name(std::string name) {
+  for (char& c : name) {
+    const bool plain =
+        (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_';
+    if (!plain) c = '_';
+  }
+  return name.substr(0, 60);
+}
+
+void write_all(int to, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(to, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+}  // namespace
+
+RankOutputs::RankOutputs(OutputOptions options, const std::string& name) : options_(std::move(options)) {
+  if (options_.log_dir.empty()) return;
+  std::error_code failed;
+  fs::create_directories(options_.log_dir, failed);
+  TESSERA_CHECK(!failed, ErrorKind::kIo, "[launch] --log-dir {}: {}", options_.log_dir, failed.message());
+  for (int tries = 0; folder_.empty(); ++tries) {
+    const fs::path path =
+        fs::path(options_.log_dir) / fmt::format("{}_{}", folder_name(name), random_name().substr(0, 8));
+    if (::mkdir(path.c_str(), 0755) == 0) folder_ = path;
+    TESSERA_CHECK(!folder_.empty() || (errno == EEXIST && tries < 100), ErrorKind::kIo, "[launch] --log-dir {}: {}",
+                  path.string(), std::strerror(errno));
+  }
+}
+
+void RankOutputs::begin_attempt(int attempt, const fs::path& scratch) {
+  streams_.clear();
+  kept_ = !folder_.empty();
+  attempt_ = (kept_ ? folder_ : scratch) / fmt::format("attempt_{}", attempt);
+  const bool reads = options_.tee || (kept_ && !options_.shown.empty());
+  notices_.reset(reads ? ::inotify_init1(IN_CLOEXEC | IN_NONBLOCK) : -1);
+}
+
+RankOutputs::Streams RankOutputs::open(int rank, int local_rank) {
+  const auto& shown = options_.shown;
+  const bool is_shown = shown.empty() || std::find(shown.begin(), shown.end(), local_rank) != shown.end();
+  if (!kept_ && !options_.tee && is_shown) return {};
+  const bool tails = is_shown && (options_.tee || !shown.empty());
+  return {.out = add(rank, tails, STDOUT_FILENO), .err = add(rank, tails, STDERR_FILENO)};
+}
+
+int RankOutputs::add(int rank, bool shown, int to) {
+  const fs::path path = attempt_ / std::to_string(rank) / (to == STDOUT_FILENO ? "stdout.log" : "stderr.log");
+  std::error_code failed;
+  fs::create_directories(path.parent_path(), failed);
+  Stream stream{.rank = rank, .to = to, .shown = shown, .path = path};
+  stream.own.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644));
+  TESSERA_CHECK(stream.own.open(), ErrorKind::kIo, "[launch] {}: {}", path.string(),
+                failed ? failed.message() : std::strerror(errno));
+  if (shown) {
+    stream.read.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    ::inotify_add_watch(notices_.get(), path.c_str(), IN_MODIFY);
+  }
+  streams_.push_back(std::move(stream));
+  return streams_.back().own.get();
+}
+
+void RankOutputs::close_own() {
+  for (Stream& stream : streams_) stream.own.reset();
+}
+
+void RankOutputs::pump() {
+  if (!notices_.open()) return;
+  char notices[4096];
+  while (::read(notices_.get(), notices, sizeof notices) > 0) {
+  }
+  for (Stream& stream : streams_) pump(stream);
+}
+
+void RankOutputs::pump(Stream& stream) const {
+  if (!stream.read.open()) return;
+  const std::string before = fmt::format("[rank{}]: ", stream.rank);
+  std::string shown;
+  char chunk[16384];
+  for (ssize_t got = 0; (got = ::read(stream.read.get(), chunk, sizeof chunk)) > 0;) {
+    std::string_view rest(chunk, static_cast<size_t>(got));
+    while (!rest.empty()) {
+      const size_t end = std::min(rest.find('\n'), rest.size());
+      stream.line += rest.substr(0, end);
+      rest.remove_prefix(end);
+      if (rest.empty() && stream.line.size() < kLongestLine) break;
+      if (!rest.empty()) rest.remove_prefix(1);
+      shown += before + stream.line + "\n";
+      stream.line.clear();
+    }
+    write_all(stream.to, shown);
+    shown.clear();
+  }
+}
+
+void RankOutputs::finish() {
+  pump();
+  for (Stream& stream : streams_) {
+    if (!stream.line.empty()) write_all(stream.to, fmt::format("[rank{}]: {}\n", stream.rank, stream.line));
+    stream.line.clear();
+  }
+}
+
+std::string RankOutputs::last_words(int rank) const {
+  const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const Stream& stream) {
+    return stream.rank == rank && stream.to == STDERR_FILENO;
+  });
+  if (found == streams_.end() || found->shown) return "";
+  const UniqueFd file(::open(found->path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (!file.open() || ::fstat(file.get(), &status) != 0) return "";
+  std::string text(kLastBytes, '\0');
+  const off_t begin = std::max<off_t>(0, status.st_size - static_cast<off_t>(kLastBytes));
+  const ssize_t got = ::pread(file.get(), text.data(), text.size(), begin);
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  if (begin > 0 && !text.empty()) text.erase(0, std::min(text.find('\n'), text.size() - 1) + 1);
+  while (static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) > kLastLines)
+    text.erase(0, text.find('\n') + 1);
+  if (!text.empty() && text.back() != '\n') text += '\n';
+  return text;
+}
+
+std::string RankOutputs::kept_in(int rank) const {
+  return kept_ ? (attempt_ / std::to_string(rank) / "stderr.log").string() : "";
+}
+
+std::vector<int> parse_log_ranks(const std::string& text, const std::string& what) {
+  std::vector<int> ranks;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string_view word = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(word.size() + 1, rest.size()));
+    int rank = -1;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), rank);
+    TESSERA_CHECK(error == std::errc() && end == word.data() + word.size() && rank >= 0 && rank < 4096,
+                  ErrorKind::kConfig, "[launch] {} '{}': wanted local ranks, like 0 or 0,2", what, text);
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+}  // namespace tessera::comm

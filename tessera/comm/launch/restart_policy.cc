@@ -1,0 +1,61 @@
+#include "tessera/comm/launch/restart_policy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera::comm {
+namespace {
+
+// Numbers aside: processes, ports, bytes and ranks differ between failures of one kind.
+std::string without_numbers(std::string text) {
+  std::erase_if(text, [](unsigned char c) { return c >= '0' && c <= '9'; });
+  return text;
+}
+
+bool are_alike(const Failure& one, const Failure& other) {
+  return !one.from_outside && !other.from_outside && one.exit_code == other.exit_code &&
+         without_numbers(one.cause) == without_numbers(other.cause);
+}
+
+std::string step_words(std::optional<int64_t> step) {
+  return step ? fmt::format("after step {}", *step) : "before its first step";
+}
+
+}  // namespace
+
+bool RestartPolicy::has_gone_on(const ProgressMade& progress) {
+  const bool further = progress.step.value_or(-1) > furthest_;
+  furthest_ = std::max(furthest_, progress.step.value_or(-1));
+  if (!options_.has_marks) return further;
+  return std::exchange(mark_, progress.mark) != progress.mark;
+}
+
+RestartDecision RestartPolicy::decide(const Failure& failure, const ProgressMade& progress) {
+  if (options_.max_restarts == 0) return {};
+  const bool knows_step = progress.step || options_.tells_steps;
+  const bool again = last_ && knows_step && last_step_ == progress.step && are_alike(*last_, failure);
+  if (again) {
+    return {.restarts = false,
+            .attempt = attempts_,
+            .text = fmt::format("no restart: two alike failures {}. First: {}. Then: {}", step_words(progress.step),
+                                last_->text, failure.text)};
+  }
+  if (has_gone_on(progress)) used_ = 0;
+  if (used_ >= options_.max_restarts) {
+    return {.restarts = false,
+            .attempt = attempts_,
+            .text = fmt::format("no restart: {} without progress is what --max-restarts allows", used_)};
+  }
+  last_ = failure;
+  last_step_ = progress.step;
+  ++used_;
+  ++attempts_;
+  return {.restarts = true,
+          .attempt = attempts_,
+          .tries = used_,
+          .text = fmt::format("{}{}", failure.text, knows_step ? fmt::format(" ({})", step_words(progress.step)) : "")};
+}
+
+}  // namespace tessera::comm

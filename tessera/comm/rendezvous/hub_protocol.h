@@ -1,0 +1,101 @@
+// What a HubStore and its HubServer say to one another over TCP (docs/format/store.md). Internal to comm.
+//
+//   std::string frame = FrameWriter(HubOp::kSet).put("key").put("value").finish();
+//   FrameReader reader(body);  const auto key = reader.take();
+//
+// A frame is its length (32 bits, of what follows), one byte, and strings with their lengths.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+
+inline constexpr uint32_t kHubMagic = 0x31525354;  // "TSR1"
+inline constexpr size_t kMaxHubFrame = size_t{64} << 20;
+inline constexpr size_t kMaxHubHello = size_t{1} << 16;
+
+// The first is what a connection begins with. All but kCancel have one answer, which for kWait and kGet comes when all
+// their keys are there.
+enum class HubOp : uint8_t {
+  kHello = 1,   // magic, token, run, who -> kOk, or kWrongToken, kWrongRun and the name of the run that is here
+  kSet,         // key, value
+  kCompareSet,  // key, expected, desired -> value
+  kGet,         // keys -> values
+  kAdd,         // key, number -> number
+  kDelete,      // key -> kOk or kNo
+  kCheck,       // keys -> kOk or kNo
+  kWait,        // keys
+  kCount,       // -> number of keys
+  kAppend,      // key, value
+  kCancel       // ends a kGet or kWait, whose answer, unless it is under way, is kNo
+};
+enum class HubAnswer : uint8_t { kOk = 0, kNo, kWrongToken, kWrongRun };
+
+class FrameWriter {
+ public:
+  template <class Kind>
+  explicit FrameWriter(Kind kind) : bytes_(sizeof(uint32_t), '\0') {
+    bytes_.push_back(static_cast<char>(kind));
+  }
+  FrameWriter& put(std::string_view text) {
+    const auto length = static_cast<uint32_t>(text.size());
+    bytes_.append(reinterpret_cast<const char*>(&length), sizeof length);
+    bytes_.append(text);
+    return *this;
+  }
+  FrameWriter& put(const char* text) { return put(std::string_view(text)); }
+  FrameWriter& put(int64_t number) {
+    return put(std::string_view(reinterpret_cast<const char*>(&number), sizeof number));
+  }
+  std::string finish() {
+    const auto length = static_cast<uint32_t>(bytes_.size() - sizeof(uint32_t));
+    TESSERA_CHECK(length <= kMaxHubFrame, ErrorKind::kComm, "[comm.store] a message of {} bytes, wanted {} at most",
+                  length, kMaxHubFrame);
+    std::memcpy(bytes_.data(), &length, sizeof length);
+    return std::move(bytes_);
+  }
+
+ private:
+  std::string bytes_;
+};
+
+// Of a frame without its length. Error kComm when there is less than it says.
+class FrameReader {
+ public:
+  explicit FrameReader(std::string_view frame) : rest_(frame) {
+    if (rest_.empty()) fail();
+    kind_ = static_cast<uint8_t>(rest_.front());
+    rest_.remove_prefix(1);
+  }
+  uint8_t kind() const { return kind_; }
+  bool at_end() const { return rest_.empty(); }
+  std::string_view take() {
+    uint32_t length = 0;
+    if (rest_.size() < sizeof length) fail();
+    std::memcpy(&length, rest_.data(), sizeof length);
+    rest_.remove_prefix(sizeof length);
+    if (rest_.size() < length) fail();
+    const std::string_view text = rest_.substr(0, length);
+    rest_.remove_prefix(length);
+    return text;
+  }
+  int64_t take_number() {
+    int64_t number = 0;
+    const std::string_view bytes = take();
+    if (bytes.size() != sizeof number) fail();
+    std::memcpy(&number, bytes.data(), sizeof number);
+    return number;
+  }
+
+ private:
+  [[noreturn]] static void fail() { raise(ErrorKind::kComm, "[comm.store] a message ends early"); }
+  std::string_view rest_;
+  uint8_t kind_ = 0;
+};
+
+}  // namespace tessera::comm

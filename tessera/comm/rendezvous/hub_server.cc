@@ -1,0 +1,355 @@
+#include "tessera/comm/rendezvous/hub_server.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/quote.h"
+#include "tessera/comm/rendezvous/hub_protocol.h"
+
+namespace tessera::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kHelloPatience{10'000};  // with a connection that does not say who it is
+constexpr milliseconds kSweep{1000};            // between looks at those
+constexpr size_t kMostStrangers = 16'384;
+constexpr size_t kAtOnce = size_t{1} << 20;  // bytes taken from a connection before its frames are looked at
+constexpr size_t kMostWarnings = 20;
+
+// Without the time that depends on where they differ.
+bool same_secret(std::string_view one, std::string_view other) {
+  unsigned char difference = one.size() != other.size();
+  for (size_t i = 0; i < one.size(); ++i) {
+    difference |= static_cast<unsigned char>(one[i] ^ (other.empty() ? '\1' : other[i % other.size()]));
+  }
+  return difference == 0;
+}
+
+}  // namespace
+
+class HubServer::Loop {
+ public:
+  Loop(UniqueFd listener, HubIdentity identity)
+      : identity_(std::move(identity)),
+        listener_(std::move(listener)),
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        poll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
+    TESSERA_CHECK(wake_.open() && poll_.open() && attend(wake_.get(), EPOLLIN, EPOLL_CTL_ADD) &&
+                      attend(listener_.get(), EPOLLIN, EPOLL_CTL_ADD),
+                  ErrorKind::kIo, "[comm.store] eventfd and epoll: {}", std::strerror(errno));
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Loop() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
+    thread_.join();
+  }
+
+  HubFigures figures() const {
+    const std::lock_guard lock(mutex_);
+    HubFigures figures = figures_;
+    figures.keys = static_cast<int64_t>(values_.size());
+    for (const auto& [key, value] : values_) figures.bytes += static_cast<int64_t>(key.size() + value.size());
+    return figures;
+  }
+
+ private:
+  struct Guest {
+    UniqueFd socket;
+    std::string in{}, out{};
+    bool known = false;
+    bool awaits_room = false;  // epoll tells when it is writable
+    bool leaves = false;       // once `out` is sent
+    Clock::time_point since{};
+    std::vector<std::string> awaits{};
+    bool wants_values = false;
+  };
+
+  bool attend(int descriptor, uint32_t events, int how) const {
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = descriptor;
+    return ::epoll_ctl(poll_.get(), how, descriptor, &event) == 0;
+  }
+
+  void run() {
+    auto next_look = Clock::now() + kSweep;
+    for (;;) {
+      epoll_event events[256];
+      const int count = ::epoll_wait(poll_.get(), events, 256, static_cast<int>(kSweep.count()));
+      const std::lock_guard lock(mutex_);
+      for (int i = 0; i < count; ++i) {
+        const int descriptor = events[i].data.fd;
+        if (descriptor == wake_.get()) return;
+        if (descriptor == listener_.get()) {
+          let_in();
+        } else {
+          serve(descriptor, events[i].events);
+        }
+      }
+      if (Clock::now() < next_look) continue;
+      next_look = Clock::now() + kSweep;
+      send_away_the_silent();
+    }
+  }
+
+  void let_in() {
+    for (int i = 0; i < 256; ++i) {
+      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket.open()) {
+        if (errno == EMFILE || errno == ENFILE) send_away_the_silent(/*all=*/true);
+        return;
+      }
+      const int yes = 1, descriptor = socket.get();
+      ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+      if (strangers_.size() >= kMostStrangers || !attend(descriptor, EPOLLIN, EPOLL_CTL_ADD)) continue;
+      guests_[descriptor] = {.socket = std::move(socket), .since = Clock::now()};
+      strangers_.insert(descriptor);
+    }
+  }
+
+  void send_away_the_silent(bool all = false) {
+    std::vector<int> silent;
+    for (const int descriptor : strangers_) {
+      if (all || Clock::now() - guests_.at(descriptor).since > kHelloPatience) silent.push_back(descriptor);
+    }
+    for (const int descriptor : silent) drop(descriptor);
+  }
+
+  void drop(int descriptor) {
+    const auto found = guests_.find(descriptor);
+    if (found == guests_.end()) return;
+    stop_waiting(descriptor, found->second);
+    figures_.connections -= found->second.known ? 1 : 0;
+    strangers_.erase(descriptor);
+    guests_.erase(found);
+  }
+
+  void serve(int descriptor, uint32_t events) {
+    const auto found = guests_.find(descriptor);
+    if (found == guests_.end()) return;
+    Guest& guest = found->second;
+    try {
+      if ((events & EPOLLOUT) && !flush(guest)) return drop(descriptor);
+      if (!(events & ~static_cast<uint32_t>(EPOLLOUT))) return;
+      char chunk[16384];
+      ssize_t got = 0;
+      size_t taken = 0;
+      while ((got = ::recv(descriptor, chunk, sizeof chunk, 0)) > 0) {
+        guest.in.append(chunk, static_cast<size_t>(got));
+        if (got < static_cast<ssize_t>(sizeof chunk) || (taken += static_cast<size_t>(got)) >= kAtOnce) break;
+      }
+      const bool open = got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+      if (!open || !take_frames(descriptor, guest)) drop(descriptor);
+    } catch (const std::exception&) {  // no message of ours, or no memory for it
+      drop(descriptor);
+    }
+  }
+
+  // False: the connection is to end.
+  bool take_frames(int descriptor, Guest& guest) {
+    size_t used = 0;
+    while (guest.in.size() - used >= sizeof(uint32_t) && !guest.leaves) {
+      uint32_t length = 0;
+      std::memcpy(&length, guest.in.data() + used, sizeof length);
+      if (length == 0 || length > (guest.known ? kMaxHubFrame : kMaxHubHello)) return false;
+      if (guest.in.size() - used - sizeof length < length) break;
+      const FrameReader frame(std::string_view(guest.in).substr(used + sizeof length, length));
+      used += sizeof length + length;
+      if (guest.known) {
+        ++figures_.requests;
+        answer(descriptor, guest, frame);
+      } else {
+        greet(descriptor, guest, frame);
+      }
+    }
+    guest.in.erase(0, used);
+    return flush(guest);
+  }
+
+  void greet(int descriptor, Guest& guest, FrameReader frame) {
+    if (static_cast<HubOp>(frame.kind()) != HubOp::kHello || frame.take_number() != kHubMagic) {
+      guest.leaves = true;
+      return;
+    }
+    const std::string_view token = frame.take(), run = frame.take(), who = frame.take();
+    auto found = HubAnswer::kOk;
+    if (!run.empty() && !identity_.run.empty() && run != identity_.run) found = HubAnswer::kWrongRun;
+    if (found == HubAnswer::kOk && !same_secret(token, identity_.token)) found = HubAnswer::kWrongToken;
+    const nlohmann::json name = {{"run", identity_.run}, {"who", identity_.who}};
+    guest.out += FrameWriter(found).put(name.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)).finish();
+    if (found == HubAnswer::kOk) {
+      guest.known = true;
+      ++figures_.connections;
+      strangers_.erase(descriptor);
+      return;
+    }
+    guest.leaves = true;
+    if (warnings_++ >= kMostWarnings) return;
+    log_warning("[comm.rendezvous] refused {}: {}", quote(who, 80),
+                found == HubAnswer::kWrongToken
+                    ? "it has another TESSERA_TOKEN than this run"
+                    : fmt::format("it is of run {}, this is '{}'", quote(run, 80), identity_.run));
+  }
+
+  void reply(Guest& guest, FrameWriter writer) { guest.out += writer.finish(); }
+
+  void answer(int descriptor, Guest& guest, FrameReader frame) {
+    switch (static_cast<HubOp>(frame.kind())) {
+      case HubOp::kSet: {
+        const std::string key(frame.take());
+        store(key, std::string(frame.take()));
+        return reply(guest, FrameWriter(HubAnswer::kOk));
+      }
+      case HubOp::kCompareSet: {
+        const std::string key(frame.take());
+        const std::string_view expected = frame.take(), desired = frame.take();
+        const auto found = values_.find(key);
+        const bool takes = found == values_.end() ? expected.empty() : found->second == expected;
+        std::string now(takes || found == values_.end() ? (takes ? desired : expected) : found->second);
+        if (takes) store(key, std::string(desired));
+        return reply(guest, FrameWriter(HubAnswer::kOk).put(now));
+      }
+      case HubOp::kAdd: {
+        const std::string key(frame.take());
+        int64_t sum = frame.take_number();
+        if (const auto found = values_.find(key); found != values_.end()) sum += std::atoll(found->second.c_str());
+        store(key, std::to_string(sum));
+        return reply(guest, FrameWriter(HubAnswer::kOk).put(sum));
+      }
+      case HubOp::kAppend: {
+        const std::string key(frame.take());
+        const auto found = values_.find(key);
+        store(key, (found == values_.end() ? "" : found->second) + std::string(frame.take()));
+        return reply(guest, FrameWriter(HubAnswer::kOk));
+      }
+      case HubOp::kDelete:
+        return reply(guest, FrameWriter(values_.erase(std::string(frame.take())) ? HubAnswer::kOk : HubAnswer::kNo));
+      case HubOp::kCheck: {
+        bool all = true;
+        while (!frame.at_end()) all = values_.contains(std::string(frame.take())) && all;
+        return reply(guest, FrameWriter(all ? HubAnswer::kOk : HubAnswer::kNo));
+      }
+      case HubOp::kGet:
+      case HubOp::kWait:
+        stop_waiting(descriptor, guest);
+        guest.wants_values = static_cast<HubOp>(frame.kind()) == HubOp::kGet;
+        while (!frame.at_end()) guest.awaits.emplace_back(frame.take());
+        if (is_served(guest)) return;
+        for (const std::string& key : guest.awaits) waiting_[key].insert(descriptor);
+        return;
+      case HubOp::kCancel:
+        if (guest.awaits.empty()) return;  // its answer is under way
+        stop_waiting(descriptor, guest);
+        return reply(guest, FrameWriter(HubAnswer::kNo));
+      case HubOp::kCount:
+        return reply(guest, FrameWriter(HubAnswer::kOk).put(static_cast<int64_t>(values_.size())));
+      case HubOp::kHello:
+        break;
+    }
+    raise(ErrorKind::kComm, "[comm.store] no request {}", frame.kind());
+  }
+
+  // Answers who waits when all his keys are there.
+  bool is_served(Guest& guest) {
+    FrameWriter writer(HubAnswer::kOk);
+    for (const std::string& key : guest.awaits) {
+      const auto found = values_.find(key);
+      if (found == values_.end()) return false;
+      if (guest.wants_values) writer.put(found->second);
+    }
+    guest.awaits.clear();
+    reply(guest, std::move(writer));
+    return true;
+  }
+
+  void stop_waiting(int descriptor, Guest& guest) {
+    for (const std::string& key : guest.awaits) {
+      const auto found = waiting_.find(key);
+      if (found == waiting_.end()) continue;
+      found->second.erase(descriptor);
+      if (found->second.empty()) waiting_.erase(found);
+    }
+    guest.awaits.clear();
+  }
+
+  void store(const std::string& key, std::string value) {
+    values_[key] = std::move(value);
+    const auto found = waiting_.find(key);
+    if (found == waiting_.end()) return;
+    const std::set<int> waiting = std::move(found->second);
+    waiting_.erase(found);
+    for (const int descriptor : waiting) {
+      Guest& guest = guests_.at(descriptor);
+      const auto keys = guest.awaits;
+      if (!is_served(guest)) continue;  // it waits for others, too
+      for (const std::string& other : keys) {
+        const auto place = waiting_.find(other);
+        if (place == waiting_.end()) continue;
+        place->second.erase(descriptor);
+        if (place->second.empty()) waiting_.erase(place);
+      }
+      if (!flush(guest)) ::shutdown(descriptor, SHUT_RDWR);  // its end is read later
+    }
+  }
+
+  // False: gone, or all was said to one who is to leave.
+  bool flush(Guest& guest) const {
+    size_t sent = 0;
+    bool open = true;
+    while (sent < guest.out.size()) {
+      const ssize_t count = ::send(guest.socket.get(), guest.out.data() + sent, guest.out.size() - sent, MSG_NOSIGNAL);
+      if (count > 0) sent += static_cast<size_t>(count);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) {
+        open = errno == EAGAIN;
+        break;
+      }
+    }
+    guest.out.erase(0, sent);
+    if (guest.out.empty() && guest.out.capacity() > 65536) guest.out.shrink_to_fit();
+    if (guest.awaits_room == guest.out.empty()) {
+      guest.awaits_room = !guest.out.empty();
+      attend(guest.socket.get(), EPOLLIN | (guest.awaits_room ? static_cast<uint32_t>(EPOLLOUT) : 0U), EPOLL_CTL_MOD);
+    }
+    return open && !(guest.leaves && guest.out.empty());
+  }
+
+  const HubIdentity identity_;
+  UniqueFd listener_, wake_, poll_;
+  mutable std::mutex mutex_;
+  std::unordered_map<int, Guest> guests_;  // by descriptor
+  std::set<int> strangers_;
+  std::unordered_map<std::string, std::string> values_;
+  std::unordered_map<std::string, std::set<int>> waiting_;
+  HubFigures figures_;
+  size_t warnings_ = 0;
+  std::thread thread_;
+};
+
+HubServer::HubServer(UniqueFd listener, HubIdentity identity)
+    : loop_(std::make_unique<Loop>(std::move(listener), std::move(identity))) {}
+HubServer::~HubServer() = default;
+HubFigures HubServer::figures() const { return loop_->figures(); }
+
+}  // namespace tessera::comm

@@ -1,0 +1,42 @@
+// The key-value store of a run, served to all its ranks by the process of rank 0. Internal to comm.
+//
+//   auto server = std::make_shared<HubServer>(listen_at(host, port, reach).socket, {.token = t, .run = "nightly",
+//   ...});
+//
+// Who does not say the token first, or names another run, gets that for an answer and is let go; rank 0 warns of him.
+// One thread serves all connections with epoll, so that a request costs the same among 8,000 as among 8. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "tessera/base/unique_fd.h"
+
+namespace tessera::comm {
+
+struct HubIdentity {
+  std::string token;  // empty: anyone may come
+  std::string run;    // empty: of any
+  std::string who;    // "rank 3 (process 77 on node4)"
+};
+
+struct HubFigures {
+  int64_t connections = 0, requests = 0, keys = 0, bytes = 0;  // of keys and values
+};
+
+class HubServer {
+ public:
+  // Error kIo when the system gives no descriptors.
+  HubServer(UniqueFd listener, HubIdentity identity);
+  ~HubServer();
+  HubServer(const HubServer&) = delete;
+  HubServer& operator=(const HubServer&) = delete;
+  HubFigures figures() const;
+
+ private:
+  class Loop;
+  std::unique_ptr<Loop> loop_;
+};
+
+}  // namespace tessera::comm

@@ -1,0 +1,233 @@
+#include "tessera/comm/rendezvous/hub_store.h"
+
+#include <c10/util/Exception.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <thread>
+
+#include "tessera/base/json.h"
+#include "tessera/comm/errors/libtorch_error.h"
+#include "tessera/comm/watch/peer_socket.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kRetry{200};
+constexpr milliseconds kAnswer{30'000};  // of a store that is there, to a request that waits for nothing
+
+std::string_view view_of(const std::vector<uint8_t>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<uint8_t> bytes_from(std::string_view text) { return {text.begin(), text.end()}; }
+
+[[noreturn]] void raise_gone(const HubAddress& address, const std::string& why) {
+  C10_THROW_ERROR(DistNetworkError, fmt::format("[comm.store] the store of rank 0 at {}:{} is gone: {}", address.host,
+                                                address.port, why));
+}
+
+std::string keys_shown(const std::vector<std::string>& keys) {
+  if (keys.empty()) return "";
+  return keys.size() == 1 ? keys[0] : fmt::format("one of {} and {} more", keys[0], keys.size() - 1);
+}
+
+}  // namespace
+
+HubStore::HubStore(HubAddress address, HubIdentity identity, milliseconds timeout, std::shared_ptr<HubServer> server)
+    : Store(timeout), address_(std::move(address)), identity_(std::move(identity)), server_(std::move(server)) {
+  const auto deadline = Clock::now() + timeout;
+  std::string reason = "nobody answers";
+  while (!greet(deadline, reason)) {
+    if (Clock::now() + kRetry >= deadline) C10_THROW_ERROR(DistNetworkError, reason);
+    std::this_thread::sleep_for(kRetry);
+  }
+}
+
+bool HubStore::greet(Clock::time_point deadline, std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  PeerSocket connected = connect_to(address_.host, address_.port, deadline, reason);
+  if (!connected.open()) return false;
+  socket_ = connected.release();
+  in_.clear();
+  try {
+    send_all(FrameWriter(HubOp::kHello)
+                 .put(int64_t{kHubMagic})
+                 .put(identity_.token)
+                 .put(identity_.run)
+                 .put(identity_.who)
+                 .finish(),
+             deadline);
+    const auto answer = receive(std::min(deadline, Clock::now() + kAnswer));
+    if (!answer) {
+      reason = "what listens there does not answer";
+      return false;
+    }
+    FrameReader said(*answer);
+    const auto found = static_cast<HubAnswer>(said.kind());
+    if (found == HubAnswer::kOk) return true;
+    const Json name = parse_json_object(std::string(said.take()), "it");
+    const JsonReader reader(name, "it");
+    throw HubRefusal(found, reader.string("run", ""), reader.string("who", "rank 0"));
+  } catch (const HubRefusal&) {
+    throw;
+  } catch (const std::exception& error) {  // it ended while it was asked, or is another program
+    reason = first_line(error);
+    return false;
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> HubStore::clone() {
+  return c10::make_intrusive<HubStore>(address_, identity_, getTimeout(), server_);
+}
+
+void HubStore::send_all(std::string_view bytes, Clock::time_point deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) {
+      bytes.remove_prefix(static_cast<size_t>(sent));
+    } else if (errno == EAGAIN) {
+      pollfd polled{socket_.get(), POLLOUT, 0};
+      const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+      if (left <= milliseconds(0)) raise_gone(address_, "it does not read");
+      ::poll(&polled, 1, static_cast<int>(std::min<int64_t>(left.count(), 60'000)));
+    } else if (errno != EINTR) {
+      raise_gone(address_, std::strerror(errno));
+    }
+  }
+}
+
+std::optional<std::string> HubStore::receive(Clock::time_point deadline) {
+  for (;;) {
+    uint32_t length = 0;
+    if (in_.size() >= sizeof length) {
+      std::memcpy(&length, in_.data(), sizeof length);
+      if (length == 0 || length > kMaxHubFrame)
+        raise(ErrorKind::kComm, "what listens there is no store of this version");
+      if (in_.size() - sizeof length >= length) {
+        std::string frame = in_.substr(sizeof length, length);
+        in_.erase(0, sizeof length + length);
+        return frame;
+      }
+    }
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    pollfd polled{socket_.get(), POLLIN, 0};
+    const int ready = ::poll(&polled, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000)));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0) {
+      if (Clock::now() >= deadline) return std::nullopt;
+      continue;
+    }
+    char chunk[16384];
+    const ssize_t got = ::recv(socket_.get(), chunk, sizeof chunk, MSG_DONTWAIT);
+    if (got > 0) {
+      in_.append(chunk, static_cast<size_t>(got));
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      raise_gone(address_, got == 0 ? "it has closed the connection" : std::strerror(errno));
+    }
+  }
+}
+
+std::string HubStore::ask(std::string frame) {
+  const std::lock_guard lock(mutex_);
+  const auto deadline = Clock::now() + std::max(kAnswer, getTimeout());
+  if (!socket_.open()) raise_gone(address_, "it did not answer before");
+  send_all(frame, deadline);
+  auto answer = receive(deadline);
+  if (!answer) {
+    socket_.reset();  // a late answer would be taken for the next one's
+    raise_gone(address_, "it does not answer");
+  }
+  return std::move(*answer);
+}
+
+std::string HubStore::await(HubOp op, const std::vector<std::string>& keys, milliseconds timeout) {
+  FrameWriter request(op);
+  for (const std::string& key : keys) request.put(key);
+  const std::lock_guard lock(mutex_);
+  const auto deadline = Clock::now() + std::max(timeout, milliseconds(0));
+  if (!socket_.open()) raise_gone(address_, "it did not answer before");
+  send_all(request.finish(), deadline + kAnswer);
+  auto answer = receive(deadline);
+  if (!answer) {
+    send_all(FrameWriter(HubOp::kCancel).finish(), deadline + kAnswer);
+    answer = receive(deadline + kAnswer);
+    if (!answer) {
+      socket_.reset();
+      raise_gone(address_, "it does not answer");
+    }
+  }
+  if (FrameReader(*answer).kind() == static_cast<uint8_t>(HubAnswer::kOk)) return std::move(*answer);
+  C10_THROW_ERROR(DistStoreError,
+                  fmt::format("[comm.store] {} was not said within {} ms", keys_shown(keys), timeout.count()));
+}
+
+void HubStore::set(const std::string& key, const std::vector<uint8_t>& value) {
+  ask(FrameWriter(HubOp::kSet).put(key).put(view_of(value)).finish());
+}
+
+std::vector<uint8_t> HubStore::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                          const std::vector<uint8_t>& desired) {
+  const std::string answer =
+      ask(FrameWriter(HubOp::kCompareSet).put(key).put(view_of(expected)).put(view_of(desired)).finish());
+  return bytes_from(FrameReader(answer).take());
+}
+
+std::vector<uint8_t> HubStore::get(const std::string& key) {
+  const std::string answer = await(HubOp::kGet, {key}, getTimeout());
+  return bytes_from(FrameReader(answer).take());
+}
+
+int64_t HubStore::add(const std::string& key, int64_t value) {
+  const std::string answer = ask(FrameWriter(HubOp::kAdd).put(key).put(value).finish());
+  return FrameReader(answer).take_number();
+}
+
+bool HubStore::deleteKey(const std::string& key) {
+  return FrameReader(ask(FrameWriter(HubOp::kDelete).put(key).finish())).kind() == 0;
+}
+
+bool HubStore::check(const std::vector<std::string>& keys) {
+  FrameWriter request(HubOp::kCheck);
+  for (const std::string& key : keys) request.put(key);
+  return FrameReader(ask(request.finish())).kind() == 0;
+}
+
+int64_t HubStore::getNumKeys() {
+  const std::string answer = ask(FrameWriter(HubOp::kCount).finish());
+  return FrameReader(answer).take_number();
+}
+
+void HubStore::wait(const std::vector<std::string>& keys) { wait(keys, getTimeout()); }
+
+void HubStore::wait(const std::vector<std::string>& keys, const milliseconds& timeout) {
+  if (!keys.empty()) await(HubOp::kWait, keys, timeout);
+}
+
+void HubStore::append(const std::string& key, const std::vector<uint8_t>& value) {
+  ask(FrameWriter(HubOp::kAppend).put(key).put(view_of(value)).finish());
+}
+
+std::vector<std::vector<uint8_t>> HubStore::multiGet(const std::vector<std::string>& keys) {
+  std::vector<std::vector<uint8_t>> values;
+  if (keys.empty()) return values;
+  const std::string answer = await(HubOp::kGet, keys, getTimeout());
+  FrameReader reader(answer);
+  while (!reader.at_end()) values.push_back(bytes_from(reader.take()));
+  return values;
+}
+
+void HubStore::multiSet(const std::vector<std::string>& keys, const std::vector<std::vector<uint8_t>>& values) {
+  TESSERA_CHECK(keys.size() == values.size(), ErrorKind::kInternal, "[comm.store] {} keys and {} values", keys.size(),
+                values.size());
+  for (size_t i = 0; i < keys.size(); ++i) set(keys[i], values[i]);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,35 @@
+// The store of a group that is being made, whose waits end when the world breaks: a rank that was killed will never say
+// what they wait for.
+//
+//   auto store = c10::make_intrusive<WatchedStore>("group/dp", world_store, monitor);
+//
+// Thread-safe as far as the store under it is. Internal to comm.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+#include <vector>
+
+namespace tessera::comm {
+
+class Monitor;
+
+class WatchedStore final : public c10d::PrefixStore {
+ public:
+  WatchedStore(std::string prefix, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Monitor> monitor)
+      : PrefixStore(std::move(prefix), std::move(store)), monitor_(std::move(monitor)) {}
+
+  // What the store under it throws, the verdict (peers.h) once there is one, and Error kComm after the timeout.
+  std::vector<uint8_t> get(const std::string& key) override;
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+
+ private:
+  std::shared_ptr<Monitor> monitor_;
+};
+
+}  // namespace tessera::comm

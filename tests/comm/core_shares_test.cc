@@ -1,0 +1,113 @@
+#include "tessera/comm/launch/core_shares.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+Environment environment(std::map<std::string, std::string> values = {}) {
+  return [values = std::move(values)](const char* name) -> std::optional<std::string> {
+    const auto found = values.find(name);
+    return found == values.end() ? std::nullopt : std::optional(found->second);
+  };
+}
+
+// Two memory nodes of four cores with two hyperthreads each: core n and n + 8 are one.
+HostCores two_nodes() {
+  HostCores host;
+  for (int number = 0; number < 16; ++number) {
+    host.allowed.push_back({.number = number, .physical = number % 8, .node = number % 8 / 4});
+  }
+  return host;
+}
+
+CoreShares shares(const HostCores& host, int ranks, PinMode mode = PinMode::kAuto,
+                  std::map<std::string, std::string> values = {}) {
+  return share_cores(host, ranks, mode, environment(std::move(values)));
+}
+
+TEST(CoreShares, RanksGetWholeCoresOfOneMemoryNode) {
+  const auto found = shares(two_nodes(), 4);
+  ASSERT_EQ(found.of_ranks.size(), 4u) << found.why_not;
+  EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(0, 8, 1, 9));
+  EXPECT_THAT(found.of_ranks[3].cores, ElementsAre(6, 14, 7, 15));
+  EXPECT_EQ(found.of_ranks[1].node, 0);
+  EXPECT_EQ(found.of_ranks[2].node, 1);
+  EXPECT_EQ(found.threads, 2);  // not 4: hyperthreads of one core
+}
+
+TEST(CoreShares, AreOfTheCoresThatMayBeUsed) {
+  HostCores host = two_nodes();
+  std::erase_if(host.allowed, [](const LogicalCore& core) { return core.number < 2 || core.number > 7; });
+  const auto found = shares(host, 2);  // taskset -c 2-7
+  ASSERT_EQ(found.of_ranks.size(), 2u) << found.why_not;
+  EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(2, 3, 4));
+  EXPECT_EQ(found.of_ranks[0].node, -1);
+  EXPECT_THAT(found.of_ranks[1].cores, ElementsAre(5, 6, 7));
+  EXPECT_EQ(found.threads, 3);
+}
+
+TEST(CoreShares, RanksAreNotBoundWhereThatCouldSlowThemDown) {
+  EXPECT_THAT(shares(two_nodes(), 9).why_not, HasSubstr("9 ranks share 8 cores"));
+  EXPECT_THAT(shares(two_nodes(), 8).why_not, HasSubstr("one core"));
+  EXPECT_THAT(shares(two_nodes(), 1).why_not, HasSubstr("all cores"));
+  HostCores limited = two_nodes();
+  limited.quota = 3.5;
+  const auto found = shares(limited, 2);
+  EXPECT_THAT(found.why_not, HasSubstr("3.5 of 8 cores"));
+  EXPECT_THAT(found.of_ranks, IsEmpty());
+  EXPECT_EQ(found.threads, 1);
+  EXPECT_EQ(shares(two_nodes(), 9).threads, 1);
+}
+
+TEST(CoreShares, WhatTheUserSaysWins) {
+  EXPECT_THAT(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "8"}}).why_not,
+              HasSubstr("OMP_NUM_THREADS=8"));
+  EXPECT_EQ(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_NUM_THREADS", "1"}}).why_not, "");
+  EXPECT_THAT(shares(two_nodes(), 4, PinMode::kAuto, {{"OMP_PROC_BIND", "close"}}).why_not, HasSubstr("OMP_PROC_BIND"));
+  EXPECT_THAT(shares(two_nodes(), 4, PinMode::kOff).of_ranks, IsEmpty());
+  EXPECT_EQ(shares(two_nodes(), 8, PinMode::kOn).of_ranks.size(), 8u);
+  EXPECT_THROW(shares(two_nodes(), 9, PinMode::kOn), Error);
+  EXPECT_THROW(parse_pin_mode("yes"), Error);
+}
+
+TEST(CoreShares, TheTopologyIsReadFromTheKernel) {
+  const testing::TempFolder root;
+  const auto write = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text << "\n";
+  };
+  for (const int core : {0, 2})
+    write("sys/devices/system/cpu/cpu" + std::to_string(core) + "/topology/core_cpus_list", "0,2");
+  for (const int core : {1, 3})
+    write("sys/devices/system/cpu/cpu" + std::to_string(core) + "/topology/thread_siblings_list", "1,3");
+  write("sys/devices/system/node/node0/cpulist", "0,2");
+  write("sys/devices/system/node/node1/cpulist", "1,3-3");
+  write("proc/self/cgroup", "0::/job/step");
+  write("sys/fs/cgroup/cpu.max", "max 100000");
+  write("sys/fs/cgroup/job/cpu.max", "150000 100000");
+  write("sys/fs/cgroup/job/step/cpu.max", "800000 100000");
+  const HostCores host = read_cores(root.path(), {0, 1, 2, 3});
+  ASSERT_EQ(host.allowed.size(), 4u);
+  EXPECT_EQ(host.allowed[2].physical, 0);
+  EXPECT_EQ(host.allowed[3].physical, 1);
+  EXPECT_EQ(host.allowed[3].node, 1);
+  EXPECT_DOUBLE_EQ(host.quota, 1.5);
+  const HostCores bare = read_cores(root / "nothing", {4, 5});  // a container that shows none of it
+  EXPECT_EQ(bare.allowed[1].physical, 5);
+  EXPECT_EQ(bare.quota, 0);
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,72 @@
+// Ranks that die while groups are made: over the file store of our launcher, whose readers no end of a connection
+// wakes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/fleet.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Makes a rank meet the others over files, as under our launcher.
+std::function<void(int)> over_files(const testing::TempFolder& folder) {
+  return [path = folder.path().string()](int) { ::setenv("TESSERA_RENDEZVOUS", ("file:" + path).c_str(), 1); };
+}
+
+void expect_others_to_name(Fleet& fleet, int size, int victim) {
+  ASSERT_TRUE(fleet.await_ready());
+  const double killed = clock_seconds();
+  for (int rank = 0; rank < size; ++rank) {
+    const auto& end = fleet.end_of(rank);
+    if (rank == victim) continue;
+    EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
+    EXPECT_LT(end.time - killed, 20) << "rank " << rank;  // groups wait 60 s
+    EXPECT_THAT(end.text, HasSubstr(fmt::format("rank {} has ended without a word", victim))) << "rank " << rank;
+    EXPECT_THAT(end.text, HasSubstr("[comm.new_group] group 'late'")) << "rank " << rank;
+  }
+}
+
+// Rank `victim` dies instead of making the second group, in which the others wait for what it would say.
+TEST(GroupMaking, EveryRankNamesTheOneThatDiesInTheHandshake) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    for (const int victim : {0, 2}) {
+      SCOPED_TRACE(fmt::format("{}, rank {} dies", backend, victim));
+      const testing::TempFolder folder;
+      Fleet fleet(
+          3, {.backend = backend, .timeout = std::chrono::seconds(60)},
+          [&](const std::shared_ptr<World>& world) {
+            world->group();
+            Fleet::ready();
+            if (world->rank() == victim) ::raise(SIGKILL);
+            world->new_group({0, 1, 2}, "late");
+          },
+          0, over_files(folder));
+      expect_others_to_name(fleet, 3, victim);
+    }
+  }
+}
+
+// Before there is a watch only the time says that a rank is missing; all say which.
+TEST(GroupMaking, ARankThatDiesBetweenTheMeetingAndTheWatchIsNamedByAll) {
+  const testing::TempFolder folder;
+  Fleet fleet(
+      3, {.timeout = std::chrono::seconds(4)}, [](const std::shared_ptr<World>& world) { world->group(); }, 0,
+      [&](int rank) {
+        over_files(folder)(rank);
+        if (rank != 2) return;
+        // Meets, and goes no further.
+        auto meeting = find_meeting({}, process_environment());
+        meet(meeting, std::chrono::seconds(30));
+        ::raise(SIGKILL);
+      });
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& end = fleet.end_of(rank);
+    EXPECT_EQ(end.code, 4) << end.text;
+    EXPECT_THAT(end.text, HasSubstr("rank 2 of 3 did not connect in time")) << "rank " << rank;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm

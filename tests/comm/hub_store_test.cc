@@ -1,0 +1,160 @@
+// The store of a run: its values, who is let in, and what strangers can do.
+#include "tessera/comm/rendezvous/hub_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "tessera/base/listen.h"
+#include "tessera/comm/watch/peer_socket.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+struct Hub {
+  int port = 0;
+  std::shared_ptr<HubServer> server;
+
+  explicit Hub(const HubIdentity& identity = {.token = "t", .run = "nightly", .who = "rank 0"},
+               const std::string& host = "127.0.0.1") {
+    Listening here = listen_at(host, 0, Reach::kThisHost);
+    port = here.port;
+    server = std::make_shared<HubServer>(std::move(here.socket), identity);
+  }
+  c10::intrusive_ptr<HubStore> connect(const HubIdentity& identity = {.token = "t", .run = "nightly", .who = "rank 1"},
+                                       const std::string& host = "127.0.0.1") const {
+    return c10::make_intrusive<HubStore>(HubAddress{.host = host, .port = port}, identity, seconds(5));
+  }
+};
+
+std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+TEST(HubStore, KeepsWhatItIsGiven) {
+  const Hub hub;
+  const auto one = hub.connect(), other = hub.connect();
+  one->set("a", bytes("1"));
+  EXPECT_EQ(other->get("a"), bytes("1"));
+  EXPECT_EQ(one->add("n", 5), 5);
+  EXPECT_EQ(other->add("n", -2), 3);
+  EXPECT_EQ(other->get("n"), bytes("3"));
+  EXPECT_TRUE(one->check({"a", "n"}));
+  EXPECT_FALSE(one->check({"a", "b"}));
+  EXPECT_EQ(one->compareSet("c", {}, bytes("first")), bytes("first"));
+  EXPECT_EQ(one->compareSet("c", bytes("wrong"), bytes("second")), bytes("first"));
+  EXPECT_EQ(one->compareSet("c", bytes("first"), bytes("second")), bytes("second"));
+  one->append("c", bytes("!"));
+  EXPECT_EQ(other->multiGet({"c", "a"}), (std::vector<std::vector<uint8_t>>{bytes("second!"), bytes("1")}));
+  EXPECT_EQ(one->getNumKeys(), 3);
+  EXPECT_TRUE(one->deleteKey("a"));
+  EXPECT_FALSE(one->deleteKey("a"));
+  one->set("empty", {});
+  EXPECT_EQ(other->get("empty"), bytes(""));
+  const std::vector<uint8_t> large(3 << 20, 7);
+  one->set("large", large);
+  EXPECT_EQ(other->get("large"), large);
+  EXPECT_EQ(hub.server->figures().connections, 2);
+}
+
+TEST(HubStore, WhoWaitsHearsAtOnceAndAnUnheardWaitLeavesNothing) {
+  const Hub hub;
+  const auto one = hub.connect(), other = hub.connect();
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    other->set("x", bytes("1"));
+    other->set("y", bytes("2"));
+  });
+  EXPECT_EQ(one->multiGet({"x", "y"}), (std::vector<std::vector<uint8_t>>{bytes("1"), bytes("2")}));
+  later.join();
+  for (int i = 0; i < 50; ++i) {  // the answer and the cancellation may cross
+    const std::string key = "late" + std::to_string(i);
+    std::thread soon([&] {
+      std::this_thread::sleep_for(milliseconds(2));
+      other->set(key, bytes("v"));
+    });
+    try {
+      one->wait({key}, milliseconds(2));
+    } catch (const c10::DistStoreError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("late"));
+    }
+    soon.join();
+    EXPECT_EQ(one->get(key), bytes("v"));
+  }
+}
+
+TEST(HubStore, WhoHasAnotherTokenOrRunIsRefusedAndBothSidesSayWhy) {
+  const Hub hub;
+  ::testing::internal::CaptureStderr();
+  try {
+    hub.connect({.token = "wrong", .run = "nightly", .who = "rank 3 (process 77 on node4)"});
+    ADD_FAILURE() << "was let in";
+  } catch (const HubRefusal& refusal) {
+    EXPECT_EQ(refusal.why, HubAnswer::kWrongToken);
+    EXPECT_EQ(refusal.who, "rank 0");
+  }
+  try {
+    hub.connect({.token = "t", .run = "weekly", .who = "rank 2"});
+    ADD_FAILURE() << "was let in";
+  } catch (const HubRefusal& refusal) {
+    EXPECT_EQ(refusal.why, HubAnswer::kWrongRun);
+    EXPECT_EQ(refusal.run, "nightly");
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("refused 'rank 3 (process 77 on node4)': it has another TESSERA_TOKEN than this run"));
+  EXPECT_THAT(said, HasSubstr("refused 'rank 2': it is of run 'weekly', this is 'nightly'"));
+  hub.connect()->set("still", bytes("works"));
+}
+
+TEST(HubStore, WorksOverIpv6) {
+  std::string reason;
+  const Hub hub({}, "::1");
+  const auto store = hub.connect({}, "::1");
+  EXPECT_EQ(store->add("n", 1), 1);
+}
+
+// Whoever says something else first is let go; the others do not feel him.
+TEST(HubStore, RubbishAndSilenceHoldUpNobody) {
+  const Hub hub;
+  std::string reason;
+  std::vector<PeerSocket> guests;
+  const auto deadline = std::chrono::steady_clock::now() + seconds(5);
+  for (const std::string& text :
+       {std::string("GET / HTTP/1.0\r\n\r\n"), std::string("\xff\xff\xff\x7f!"), std::string(4, '\0'),
+        std::string("\x01\0\0\0\x63", 5), FrameWriter(HubOp::kSet).put("a").put("b").finish(),
+        FrameWriter(HubOp::kHello).put(int64_t{kHubMagic}).finish(), std::string()}) {
+    guests.push_back(connect_to("127.0.0.1", hub.port, deadline, reason));
+    ASSERT_TRUE(guests.back().open()) << reason;
+    ::send(guests.back().descriptor(), text.data(), text.size(), MSG_NOSIGNAL);
+  }
+  const auto store = hub.connect();
+  EXPECT_EQ(store->add("n", 1), 1);
+  EXPECT_FALSE(store->check({"a"}));
+  for (size_t i = 0; i + 1 < guests.size(); ++i) {
+    std::vector<Frame> frames;
+    const auto until = std::chrono::steady_clock::now() + seconds(5);
+    bool gone = false;
+    while (!(gone = !guests[i].receive(frames)) && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    EXPECT_TRUE(gone) << "guest " << i;
+  }
+}
+
+TEST(HubStore, TheEndOfTheServerEndsAWait) {
+  Hub hub;
+  const auto store = hub.connect();
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    hub.server.reset();
+  });
+  EXPECT_THROW(store->get("never"), c10::DistNetworkError);
+  later.join();
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,59 @@
+#include "tessera/comm/backends/interface_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tessera/base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<InterfaceAddress> kHost = {{"lo", "127.0.0.1"},   {"lo", "::1"},       {"docker0", "172.17.0.1"},
+                                             {"eth0", "10.0.0.7"},  {"eth0", "fd00::7"}, {"eth1", "10.1.0.7"},
+                                             {"ib0", "192.168.0.7"}};
+
+TEST(Interface, WishesAreReadAsNcclReadsThem) {
+  EXPECT_TRUE(interface_fits("eth", "eth1"));
+  EXPECT_TRUE(interface_fits("ib,eth0", "eth0"));
+  EXPECT_FALSE(interface_fits("ib,eth0", "eth1"));
+  EXPECT_TRUE(interface_fits("=eth1", "eth1"));
+  EXPECT_FALSE(interface_fits("=eth1", "eth10"));
+  EXPECT_TRUE(interface_fits("^docker,lo", "eth0"));
+  EXPECT_FALSE(interface_fits("^docker,lo", "docker0"));
+  EXPECT_FALSE(interface_fits("^=eth1", "eth1"));
+  EXPECT_TRUE(interface_fits("^=eth1", "eth10"));
+  EXPECT_FALSE(interface_fits(",", "eth0"));
+}
+
+TEST(Interface, OfSeveralThatFitTheWayToTheOthersCounts) {
+  EXPECT_EQ(choose_address(kHost, "eth", "10.1.0.7"), "10.1.0.7");
+  EXPECT_EQ(choose_address(kHost, "ib", "10.0.0.7"), "192.168.0.7");  // not the kernel's choice
+  EXPECT_EQ(choose_address(kHost, "eth", "fd00::9"), "fd00::7");      // of the same family
+  EXPECT_EQ(choose_address(kHost, "^docker", ""), "10.0.0.7");        // loopback last
+  EXPECT_EQ(choose_address(kHost, "lo", ""), "127.0.0.1");
+  EXPECT_EQ(choose_address(kHost, "ib", "fd00::7"), "");
+  EXPECT_EQ(choose_address(kHost, "wlan", "10.0.0.7"), "");
+}
+
+TEST(Interface, AWishThatNothingFitsIsAnErrorThatNamesWhatThereIs) {
+  ::setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+  EXPECT_EQ(own_address("127.0.0.1"), "127.0.0.1");
+  ::setenv("GLOO_SOCKET_IFNAME", "=no-such-interface", 1);  // comes first
+  try {
+    own_address("127.0.0.1");
+    ADD_FAILURE() << "found one";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kConfig);
+    EXPECT_THAT(error.what(), HasSubstr("GLOO_SOCKET_IFNAME='=no-such-interface': no interface that is up fits it"));
+    EXPECT_THAT(error.what(), HasSubstr("lo"));
+  }
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+  ::unsetenv("NCCL_SOCKET_IFNAME");
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,181 @@
+// Ranks that are started again, where their output goes, and the cores that they are bound to: programs of a shell.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/host.h"
+#include "tessera/comm/launch/launcher.h"
+#include "tests/support/process.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::comm {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_process;
+using ::testing::StartsWith;
+using testing::TempFolder;
+
+struct Outcome {
+  int code = -1;
+  std::string err, out;
+};
+
+// `tessera launch FLAGS -- sh -c SCRIPT`.
+Outcome launch(std::vector<std::string> flags, const std::string& script,
+               const std::map<std::string, std::string>& environment = {}) {
+  flags.insert(flags.begin(), {testing::program(), "launch"});
+  flags.insert(flags.end(), {"--", "sh", "-c", script});
+  const auto run = run_process(flags, {.environment = environment});
+  return {run.exit_code, run.err, run.out};
+}
+
+int64_t count(const std::string& text, const std::string& word) {
+  int64_t found = 0;
+  for (size_t at = 0; (at = text.find(word, at)) != text.npos; at += word.size()) ++found;
+  return found;
+}
+
+TEST(Restart, AllRanksStartAgainUntilAllEndWell) {
+  const TempFolder folder;
+  const auto run =
+      launch({"--nproc", "2", "--max-restarts", "3"},
+             "echo $TORCHELASTIC_RESTART_COUNT.$TORCHELASTIC_MAX_RESTARTS.${TORCHELASTIC_RUN_ID:+id} >> " +
+                 (folder / "log").string() + "-$RANK; test $RANK = 0 || test $TORCHELASTIC_RESTART_COUNT = 2");
+  EXPECT_EQ(run.code, 0) << run.err;
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_EQ(read_file(folder / (std::string("log-") + rank)), "0.3.id\n1.3.id\n2.3.id\n");
+  }
+  EXPECT_THAT(run.err, AllOf(HasSubstr("restart 1: rank 1 of 2: ended with exit code 1"), HasSubstr("restart 2:"),
+                             Not(HasSubstr("error"))));
+}
+
+TEST(Restart, TheBudgetEndsTheRunWithTheCodeOfTheLastAttempt) {
+  const auto run = launch({"--nproc", "2", "--max-restarts", "2"}, "exit $((RANK * (TORCHELASTIC_RESTART_COUNT + 5)))");
+  EXPECT_EQ(run.code, 7);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("error: rank 1 of 2: ended with exit code 7"),
+                             HasSubstr("2 without progress is what --max-restarts allows")));
+}
+
+TEST(Restart, StepsThatWereNotReachedBeforeGiveRestartsBack) {
+  const TempFolder folder;
+  const std::string state = (folder / "step").string();
+  const auto run = launch({"--nproc", "1", "--max-restarts", "1"},
+                          "s=$(($(cat " + state + " 2>/dev/null || echo 0) + 1)); echo $s > " + state +
+                              "; echo $s > $TESSERA_PROGRESS_FILE; test $s = 6");
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("restart 5: rank 0 of 1: ended with exit code 1 (after step 5)"));
+}
+
+TEST(Restart, TwoAlikeFailuresAtOneStepEndTheRun) {
+  const auto run = launch({"--nproc", "2", "--max-restarts", "9"},
+                          "test $RANK = 0 && echo 4 > $TESSERA_PROGRESS_FILE; sleep 0.2; exit 3");
+  EXPECT_EQ(run.code, 3);
+  EXPECT_EQ(count(run.err, "restart 1:"), 1);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("no restart: two alike failures after step 4. First: rank "),
+                             HasSubstr("Then: rank "), Not(HasSubstr("restart 2:"))));
+}
+
+TEST(Restart, ALauncherThatIsAskedToStopStartsNothingAgain) {
+  const auto run = launch({"--nproc", "1", "--max-restarts", "9"}, "kill -TERM $PPID; sleep 30");
+  EXPECT_EQ(run.code, 128 + SIGTERM);
+  EXPECT_THAT(run.err, Not(HasSubstr("restart 1")));
+}
+
+TEST(Restart, OverSeveralHostsIsRefused) {
+  const auto run = launch({"--nproc", "1", "--max-restarts", "1", "--nnodes", "2", "--master", "h:1"}, "true");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_THAT(run.err,
+              HasSubstr("--max-restarts 1 with --nnodes 2: launchers of several hosts do not restart together"));
+}
+
+TEST(RankOutput, EachRankAndAttemptHasFilesOfItsOwn) {
+  const TempFolder folder;
+  for (int time = 0; time < 2; ++time) {
+    const auto run =
+        launch({"--nproc", "2", "--max-restarts", "1", "--log-dir", (folder / "logs").string(), "--run-id", "a/b"},
+               "echo out $RANK; echo err $RANK >&2; test $TORCHELASTIC_RESTART_COUNT = 1 || exit $RANK");
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_EQ(run.out, "");
+    EXPECT_THAT(run.err,
+                AllOf(HasSubstr("err 1\n"), HasSubstr("the ranks' output is in ")));  // why it was started again
+  }
+  int folders = 0;
+  for (const auto& entry : fs::directory_iterator(folder / "logs")) {
+    ++folders;
+    EXPECT_THAT(entry.path().filename().string(), StartsWith("a_b_"));
+    for (const char* attempt : {"attempt_0", "attempt_1"}) {
+      EXPECT_EQ(read_file(entry.path() / attempt / "1" / "stdout.log"), "out 1\n");
+      EXPECT_EQ(read_file(entry.path() / attempt / "0" / "stderr.log"), "err 0\n");
+    }
+  }
+  EXPECT_EQ(folders, 2);  // the second run left the first one's alone
+}
+
+TEST(RankOutput, TeeShowsEveryLineWithItsRank) {
+  const TempFolder folder;
+  const auto run = launch({"--nproc", "2", "--tee", "--log-dir", (folder / "logs").string()},
+                          "for i in 1 2 3; do echo line $i; done; printf rest; echo bad >&2");
+  EXPECT_EQ(run.code, 0) << run.err;
+  for (const char* rank : {"[rank0]: ", "[rank1]: "}) {
+    EXPECT_THAT(run.out, HasSubstr(std::string(rank) + "line 1\n" + rank + "line 2\n" + rank + "line 3\n"));
+    EXPECT_EQ(count(run.out, std::string(rank) + "rest\n"), 1);
+    EXPECT_EQ(count(run.err, std::string(rank) + "bad\n"), 1);
+  }
+}
+
+TEST(RankOutput, ALineIsShownWhileTheRankGoesOn) {
+  const TempFolder folder;
+  // The rank ends when what it said has come through.
+  const auto run = run_process({"sh", "-c",
+                                testing::program() + " launch --tee -- sh -c 'echo now; while ! test -e " +
+                                    (folder / "seen").string() + "; do sleep 0.05; done' | { read line; touch " +
+                                    (folder / "seen").string() + "; echo $line; }"});
+  EXPECT_EQ(run.out, "[rank0]: now\n") << run.err;
+}
+
+TEST(RankOutput, OnlyTheRanksAskedForAreShown) {
+  for (const bool by_variable : {false, true}) {
+    const std::vector<std::string> flags = by_variable ? std::vector<std::string>{"--nproc", "3"}
+                                                       : std::vector<std::string>{"--nproc", "3", "--log-rank", "0,2"};
+    std::map<std::string, std::string> environment;
+    if (by_variable) environment["LOG_RANK"] = "0,2";
+    const auto run = launch(flags, "echo I am $RANK", environment);
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_THAT(run.out, AllOf(HasSubstr("I am 0\n"), HasSubstr("I am 2\n"), Not(HasSubstr("I am 1\n"))));
+  }
+  const auto failed =
+      launch({"--nproc", "2", "--log-rank", "0"}, "test $RANK = 0 || { echo my last words >&2; exit 9; }; sleep 30");
+  EXPECT_EQ(failed.code, 9);
+  EXPECT_THAT(failed.err, HasSubstr("my last words\ntessera: error: rank 1 of 2: ended with exit code 9"));
+  EXPECT_EQ(launch({"--log-rank", "1"}, "true").code, 2);
+  EXPECT_EQ(launch({"--log-rank", "x"}, "true").code, 2);
+}
+
+TEST(Pin, RanksAreBoundToTheirShareWhenAsked) {
+  if (usable_cores() < 2) GTEST_SKIP() << "one core";
+  const auto run = launch({"--nproc", "2", "--pin", "on", "--tee"}, "grep Cpus_allowed_list /proc/self/status");
+  EXPECT_EQ(run.code, 0) << run.err;
+  const auto line = [&](const std::string& rank) {
+    const size_t at = run.out.find("[rank" + rank + "]: ");
+    return at == run.out.npos ? "nothing of " + rank : run.out.substr(at + 9, run.out.find('\n', at) - at - 9);
+  };
+  EXPECT_THAT(line("0"), StartsWith("Cpus_allowed_list:"));
+  EXPECT_NE(line("0"), line("1"));
+  const auto off = launch({"--nproc", "2", "--pin", "off"}, "grep Cpus_allowed_list /proc/self/status");
+  std::ifstream status("/proc/self/status");
+  std::string own;
+  while (std::getline(status, own) && !own.starts_with("Cpus_allowed_list")) {
+  }
+  EXPECT_EQ(off.out, own + "\n" + own + "\n");
+}
+
+}  // namespace
+}  // namespace tessera::comm

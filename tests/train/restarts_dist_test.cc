@@ -1,0 +1,60 @@
+// Runs whose launcher starts their ranks again.
+#include "tests/train/restarts.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<nlohmann::json> restarts_of(const TinyRun& runs, const std::string& dir) {
+  std::vector<nlohmann::json> found;
+  std::ifstream lines(runs / dir / "events.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("restart")) found.push_back(json);
+  }
+  return found;
+}
+
+TEST(Restarts, ARunOutlivesKilledRanksWithTheSameBits) { expect_run_to_outlive_kills(3, 3, std::random_device{}(), 6); }
+
+// One kill at a known place, and what is told of it.
+TEST(Restarts, TheReasonIsInTheLogAndAmongTheEvents) {
+  const TinyRun runs;
+  std::filesystem::create_directory(runs / "tmp");
+  auto command = runs.command("a", 2, {"checkpoint.every=1", "train.steps=60"});
+  command.insert(command.end(), {"--max-restarts", "1"});
+  Processes processes(command, runs / "tmp", runs / "log");
+  while (!std::filesystem::exists(runs / "a/checkpoints/LATEST") && !processes.ended()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (const auto& [pid, role] : processes.alive()) {
+    if (role != "rank") continue;
+    ::kill(pid, SIGKILL);
+    break;
+  }
+  ASSERT_EQ(processes.wait(), 0) << read_file(runs / "log");
+  EXPECT_THAT(read_file(runs / "log"), HasSubstr("[launch] restart 1: rank "));
+  const auto restarts = restarts_of(runs, "a");
+  ASSERT_EQ(restarts.size(), 1u);
+  EXPECT_GE(restarts[0]["step"].get<int64_t>(), 1);
+  EXPECT_EQ(restarts[0]["restart"]["attempt"], 1);
+  EXPECT_THAT(restarts[0]["restart"]["reason"].get<std::string>(), HasSubstr("ended by signal 9 (Killed)"));
+  const auto page =
+      testing::run_process({testing::program(), "report", (runs / "a").string(), "-o", (runs / "a.html").string()});
+  if (page.exit_code == 0) {  // else this build has no charts
+    EXPECT_THAT(read_file(runs / "a.html"), HasSubstr("restart 1: rank "));
+  }
+}
+
+// A recipe that can never work is tried twice, not as often as is allowed.
+TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
+  const TinyRun runs;
+  const auto run = runs.train("a", 2, {"data.train=[" + (runs / "none.jsonl").string() + "]", "--max-restarts", "9"});
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_THAT(run.err, HasSubstr("no restart: two alike failures before its first step"));
+  EXPECT_EQ(run.err.find("restart 2"), run.err.npos) << run.err;
+}
+
+}  // namespace
+}  // namespace tessera::train

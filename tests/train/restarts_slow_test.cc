@@ -1,0 +1,12 @@
+#include "tests/train/restarts.h"
+
+namespace tessera::train {
+namespace {
+
+TEST(RestartsSlow, AHundredKilledRanksDoNotChangeABit) {
+  const char* count = std::getenv("TESSERA_TEST_KILLED_RANKS");
+  expect_run_to_outlive_kills(count ? std::atoi(count) : 100, 8, std::random_device{}(), 12);
+}
+
+}  // namespace
+}  // namespace tessera::train
