@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/kept_results.h"
+#include "tessera/nn/lora.h"
 #include "tessera/parallel/detail/make_node.h"
 #include "tessera/parallel/fsdp1/flat_group.h"
 
@@ -72,6 +73,37 @@ class ShowLeaves {
   std::vector<ShownParameter> before_;
 };
 
+// Where the rows of a forward lie in all rows of the run: what adapters drop of them follows from it, and other
+// forwards may come before this one is run again.
+struct RowPlace {
+  std::shared_ptr<nn::LoraDropout> dropout;  // null: nothing is dropped
+  int64_t first_row = 0;
+};
+
+RowPlace row_place(nn::Module& module) {
+  for (const auto& [path, child] : module.named_modules()) {
+    const auto* adapted = dynamic_cast<const nn::LoraLinear*>(child);
+    if (!adapted || !adapted->settings().dropout) continue;
+    return {adapted->settings().dropout, adapted->settings().dropout->first_row};
+  }
+  return {};
+}
+
+// While it lives, rows lie there again.
+class AtPlace {
+ public:
+  explicit AtPlace(RowPlace place) : place_(std::move(place)) { exchange(); }
+  ~AtPlace() { exchange(); }
+  AtPlace(const AtPlace&) = delete;
+  AtPlace& operator=(const AtPlace&) = delete;
+
+ private:
+  void exchange() {
+    if (place_.dropout) std::swap(place_.dropout->first_row, place_.first_row);
+  }
+  RowPlace place_;
+};
+
 at::Tensor leaf_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.detach().set_requires_grad(tensor.requires_grad()) : tensor;
 }
@@ -89,6 +121,7 @@ struct Recomputation : torch::autograd::Node {
   Shown parameters;
   std::vector<size_t> differentiable_outputs;
   std::shared_ptr<kernels::KeptResults> kept;
+  RowPlace rows;
 
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(rerun, ErrorKind::kShape,
@@ -100,6 +133,7 @@ struct Recomputation : torch::autograd::Node {
     {
       const c10::AutoGradMode on(true);
       const ShowLeaves show(parameters, inner_parameters);
+      const AtPlace same_rows(rows);
       kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
       const auto results = rerun(inner_inputs);
       for (size_t i = 0; i < gradients.size(); ++i) {
@@ -126,6 +160,7 @@ struct Recomputation : torch::autograd::Node {
     parameters.tensors.clear();
     parameters.members.clear();
     kept.reset();
+    rows = {};
   }
   std::string name() const override { return "Recomputation"; }
 };
@@ -144,6 +179,7 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   if (depends_on.empty()) return;
   node->rerun = std::move(rerun);
   node->kept = std::move(kept);
+  node->rows = row_place(module);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i]->defined() || !outputs[i]->is_floating_point()) continue;

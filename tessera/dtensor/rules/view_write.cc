@@ -12,8 +12,14 @@ namespace tessera::detail {
 
 namespace {
 
+// As unfold gives, which does not view a cut dim; an unsqueezed last dim looks alike.
+bool has_windows_of_one(const at::TensorGeometry& view, const at::TensorGeometry& base) {
+  return view.dim() == base.dim() + 1 && view.size(view.dim() - 1) == 1;
+}
+
 // Whether the view has the base's dim as it is; then it is a view also where the dim is cut.
 bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim) {
+  if (has_windows_of_one(view, base)) return false;
   for (int64_t i = 0; i < view.dim(); ++i) {
     if (view.size(i) == base.size(dim) && view.stride(i) == base.stride(dim) && base.size(dim) > 1) {
       return true;

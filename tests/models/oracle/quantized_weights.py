@@ -19,16 +19,29 @@ from safetensors.torch import save_file
 folder = Path(sys.argv[1])
 torch.manual_seed(7)
 out = {}
+
+
+def decoded(packed, state, absmax, shape):
+    """What dequantize_4bit gives where a row is whole blocks; of others it is 30 % off on CPUs with AVX-512."""
+    codes = packed.flatten()
+    codes = torch.stack([codes >> 4, codes & 15], 1).flatten().long()
+    scales = absmax.repeat_interleave(state.blocksize)[: codes.numel()]
+    values = (state.code[codes] * scales).view(shape)
+    if shape[1] % state.blocksize == 0:
+        assert torch.allclose(values, functional.dequantize_4bit(packed, state), rtol=1e-6, atol=1e-9)
+    return values
+
+
 for name, shape in (("even", (48, 96)), ("large", (512, 320)), ("broken", (6, 48))):
     weight = torch.randn(shape) * 0.02
     out[f"{name}.weight"] = weight
     packed, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4")
     out[f"{name}.packed"] = packed.flatten()
     out[f"{name}.absmax"] = state.absmax
-    out[f"{name}.values"] = functional.dequantize_4bit(packed, state)
+    out[f"{name}.values"] = decoded(packed, state, state.absmax, shape)
     packed, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=True)
     out[f"{name}.twice.absmax"] = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
-    out[f"{name}.twice.values"] = functional.dequantize_4bit(packed, state)
+    out[f"{name}.twice.values"] = decoded(packed, state, out[f"{name}.twice.absmax"], shape)
 out["code"] = state.code
 save_file({key: value.contiguous().clone() for key, value in out.items()}, folder / "nf4.safetensors")
 

@@ -1,0 +1,39 @@
+// A rank that fails between a save and its next update, while its peers are in the middle of a step with it.
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tests/parallel/small_model.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+void fail_alone(const WorldPtr& world) {
+  static const TempFolder folder;  // processes have one each, of which the first rank's counts
+  const auto path = std::filesystem::path(comm::broadcast_bytes(*world->group(), folder.path().string()));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto error = error_of([&] {
+    CheckpointWriter writer({.folder = path, .world = world, .keep_last = 0, .defer_copy = true});
+    writer.save(1, {{"model.w", at::ones({4})}}, {});
+    TESSERA_CHECK(world->rank() != 1, ErrorKind::kIo, "the forward failed");
+    comm::barrier(*world->group());  // the step that rank 1 never takes part in
+  });
+  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  EXPECT_THAT(error, HasSubstr(world->rank() == 1 ? "the forward failed" : "rank 1"));
+  EXPECT_LT(seconds, 60) << "the time-out is " << world->timeout().count() << " ms";
+  EXPECT_FALSE(std::filesystem::exists(path / "LATEST"));
+}
+
+TEST(Snapshot, OfARankThatFailsAloneEndsItsPeersLongBeforeTheTimeOut) {
+  run_ranks({.size = 3, .mode = RankMode::kProcesses, .limit_seconds = 150}, fail_alone);
+}
+
+}  // namespace
+}  // namespace tessera::testing
