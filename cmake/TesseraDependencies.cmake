@@ -16,6 +16,7 @@ pkg_check_modules(ONIGURUMA REQUIRED oniguruma)  # its header; the library is lo
 pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(ZLIB REQUIRED IMPORTED_TARGET zlib)
+pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET libmicrohttpd)  # of `tessera serve` and train.page
 find_path(CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
 
 # fmt as libtorch ships it: another fmt in the same program would clash with it.
@@ -54,12 +55,16 @@ endif()
 
 # Parquet: libparquet and libarrow as pyarrow's wheel ships them, from TESSERA_ARROW, else from beside torch. They stay where
 # they are, as libtorch does.
-file(GLOB found_arrow ${TESSERA_TORCH}/../pyarrow)
+file(GLOB found_arrow CONFIGURE_DEPENDS ${TESSERA_TORCH}/../pyarrow ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/pyarrow)
+list(REMOVE_DUPLICATES found_arrow)
+if(found_arrow)
+  list(GET found_arrow 0 found_arrow)
+endif()
 set(TESSERA_ARROW "${found_arrow}" CACHE PATH "Folder pyarrow of its wheel: libarrow.so.*, libparquet.so.*, include/")
 if(NOT TESSERA_ARROW AND found_arrow)  # it came after the first configuration
   set(TESSERA_ARROW "${found_arrow}" CACHE PATH "" FORCE)
 endif()
-file(GLOB TESSERA_ARROW_LIBRARIES ${TESSERA_ARROW}/libparquet.so.[0-9]* ${TESSERA_ARROW}/libarrow.so.[0-9]*)
+file(GLOB TESSERA_ARROW_LIBRARIES CONFIGURE_DEPENDS ${TESSERA_ARROW}/libparquet.so.[0-9]* ${TESSERA_ARROW}/libarrow.so.[0-9]*)
 list(LENGTH TESSERA_ARROW_LIBRARIES found)
 if(found EQUAL 2 AND EXISTS "${TESSERA_ARROW}/include/parquet/arrow/reader.h")
   set(TESSERA_WITH_PARQUET ON)

@@ -125,6 +125,12 @@ function(tessera_layer name)
       target_include_directories(tessera_data SYSTEM PRIVATE ${TESSERA_ARROW}/include)
     endif()
   endif()
+  if(name STREQUAL "report")
+    target_link_libraries(tessera_report PRIVATE PkgConfig::MICROHTTPD)
+  endif()
+  if(name STREQUAL "serve")
+    target_link_libraries(tessera_serve PRIVATE PkgConfig::MICROHTTPD)
+  endif()
   if(name STREQUAL "cli")
     target_include_directories(tessera_cli SYSTEM PRIVATE ${CLI11_INCLUDE})
   endif()
@@ -136,8 +142,17 @@ function(tessera_program)
     add_executable(tessera ${CMAKE_SOURCE_DIR}/tessera/cli/main.cc)
     tessera_options(tessera)
     target_link_libraries(tessera PRIVATE tessera_cli tessera_allocator)
-    set_target_properties(tessera PROPERTIES INSTALL_RPATH "${TESSERA_TORCH}/lib;${TESSERA_ARROW}")  # they stay where they are
-    install(TARGETS tessera RUNTIME DESTINATION bin)
+    # Installed, it looks for libtorch where it was built against it, which stays; packaged (scripts/package.py), only in
+    # places that go with it: beside it, and among the packages of the Python whose pip put it there.
+    set(places $ORIGIN/../lib/tessera $ORIGIN/../torch/lib $ORIGIN/../pyarrow)
+    foreach(minor RANGE 10 14)
+      list(APPEND places $ORIGIN/../lib/python3.${minor}/site-packages/torch/lib
+        $ORIGIN/../lib/python3.${minor}/site-packages/pyarrow)
+    endforeach()
+    set_target_properties(tessera PROPERTIES INSTALL_RPATH "${TESSERA_TORCH}/lib;${TESSERA_ARROW};${places}")
+    # Its places count for what the libraries beside it need in turn, which RUNPATH would not do.
+    target_link_options(tessera PRIVATE LINKER:--disable-new-dtags)
+    install(TARGETS tessera RUNTIME DESTINATION bin COMPONENT program)
   endif()
 endfunction()
 

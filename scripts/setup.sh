@@ -6,7 +6,7 @@
 # other one, for several Pythons; arrow.lock pyarrow, whose libparquet reads data.
 
 PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates unzip
-  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev zlib1g-dev libgoogle-perftools-dev
+  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev zlib1g-dev libgoogle-perftools-dev libmicrohttpd-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev iproute2"
 
 die() { echo "./dev: $*" >&2; exit 1; }
@@ -62,6 +62,7 @@ setup() {
   need_commands cmake ninja c++ git python3 unzip
   if [ -n "${TESSERA_TORCH:-}" ]; then
     [ -d "$TESSERA_TORCH/share/cmake/Torch" ] || die "TESSERA_TORCH=$TESSERA_TORCH holds no share/cmake/Torch"
+    setup_arrow
     return 0
   fi
   TESSERA_TORCH=$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)

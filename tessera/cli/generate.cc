@@ -1,4 +1,4 @@
-// `tessera generate`: continues a prompt, or answers it as a chat message.
+// `tessera generate`: continues a prompt, answers it as a chat message, chats, or does either for every line of a file.
 #include "tessera/models/generate.h"
 
 #include <unistd.h>
@@ -9,162 +9,215 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/cli/flags.h"
+#include "tessera/cli/generate_flags.h"
+#include "tessera/cli/generator.h"
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/models/generation/load.h"
+#include "tessera/models/generation/text_stream.h"
 #include "tessera/models/model_path.h"
-#include "tessera/models/weights.h"
-#include "tessera/parallel/data_parallel.h"
-#include "tessera/text/chat_template.h"
-#include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {
 namespace {
 
-struct Flags {
-  std::string model, prompt, dtype, device = "auto";
-  bool chat = false, json = false;
-  int64_t nproc = 1;
-  // Absent: as generation_config.json says, and greedy when none of the first four is given.
-  std::optional<double> temperature, top_p;
-  std::optional<int64_t> top_k, max_new_tokens;
-  std::optional<uint64_t> seed;
-};
+void add_sampling_flags(CLI::App& app, GenerateFlags& flags) {
+  app.add_option("--max-new-tokens", flags.max_new_tokens,
+                 "Tokens to make at most (default: generation_config.json, else 128)");
+  app.add_option("--temperature", flags.temperature, "Sample at this temperature; 0: greedy");
+  app.add_option("--top-k", flags.top_k, "Sample from the K likeliest tokens; 0: from all");
+  app.add_option("--top-p", flags.top_p, "Sample from the likeliest tokens that reach this probability together");
+  app.add_option("--min-p", flags.min_p, "Sample from tokens with this share of the likeliest one's probability");
+  app.add_option("--repetition-penalty", flags.repetition_penalty,
+                 "Divide the scores of tokens that were there; 1: don't");
+  app.add_option("--presence-penalty", flags.presence_penalty,
+                 "Take this from the score of tokens that were made, -2 to 2");
+  app.add_option("--frequency-penalty", flags.frequency_penalty, "The same for each time that one was made");
+  app.add_option("--seed", flags.seed, "Sample with this seed; the same seed gives the same text (default: 0)");
+  app.add_option("--stop", flags.stop, "End before this text comes; may be given several times")->take_all();
+}
 
-std::optional<int> read_flags(VerbArguments args, Flags& flags) {
+std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
   const auto app = make_app("generate");
   app->add_option("--model", flags.model, "Hugging Face folder: config.json, safetensors, tokenizer.json")->required();
   app->add_option("--prompt", flags.prompt,
-                  "Text to continue, or with --chat the user's message; '-' reads standard input")
-      ->required();
-  app->add_option("--max-new-tokens", flags.max_new_tokens,
-                  "Tokens to make at most (default: generation_config.json, else 128)");
-  app->add_option("--temperature", flags.temperature, "Sample at this temperature; 0: greedy (default: greedy)");
-  app->add_option("--top-k", flags.top_k, "Sample from the K likeliest tokens; 0: from all");
-  app->add_option("--top-p", flags.top_p, "Sample from the likeliest tokens that reach this probability together");
-  app->add_option("--seed", flags.seed, "Sample with this seed; the same seed gives the same text (default: 0)");
-  app->add_flag("--chat", flags.chat, "Put the prompt into the model's chat template");
+                  "Text to continue, or with --chat the user's message; '-' reads standard input");
+  app->add_flag(
+      "--chat", flags.chat,
+      "Put the prompt into the model's chat template; without --prompt: chat, a line of standard input a message "
+      "(/clear forgets, /exit ends, Ctrl-C ends an answer)");
+  app->add_option("--system", flags.system, "With --chat: the system message");
+  app->add_option(
+      "--batch", flags.batch,
+      "JSONL file, '-': standard input. Each line {\"prompt\"} or {\"messages\"}, with \"id\" if wanted, becomes a "
+      "line on standard output, in the same order");
+  add_sampling_flags(*app, flags);
   app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
-  app->add_option("--dtype", flags.dtype, "float32, bfloat16 or float16 (default: as stored)");
+  app->add_option("--dtype", flags.dtype, "Weights in memory: float32, bfloat16, float16 or int8 (default: as stored)");
   app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
+  app->footer(
+      "Greedy, unless a flag of sampling is given or generation_config.json says do_sample: true. What flags leave "
+      "open is\n"
+      "as that file says; standard error names what was taken from it.");
   auto code = parse_flags(*app, args);
-  if (!code) flags.model = resolve_model_path(flags.model, "--model");
-  return code;
+  if (code) return code;
+  const auto wanted = [](bool holds, const char* what) {
+    TESSERA_CHECK(holds, ErrorKind::kConfig, "[generate] {}", what);
+  };
+  wanted(flags.prompt || flags.chat || !flags.batch.empty(),
+         "nothing to continue: give --prompt TEXT, --batch FILE, or --chat for a chat");
+  wanted(flags.batch.empty() || (!flags.prompt && !flags.json), "--batch goes with neither --prompt nor --json");
+  wanted(flags.system.empty() || flags.chat, "--system is a message of a chat. Add --chat.");
+  wanted(flags.prompt || !flags.batch.empty() || (flags.nproc == 1 && !flags.json),
+         "a chat without --prompt goes with neither --nproc nor --json");
+  flags.model = resolve_model_path(flags.model, "--model");
+  return std::nullopt;
 }
 
-std::string read_standard_input() {
+// What a flag says, else the file; the names of what the file changed go to `taken`.
+template <class T>
+void take(const char* name, const std::optional<T>& flag, T neutral, T& value, std::string& taken) {
+  if (flag) {
+    value = *flag;
+  } else if (value != neutral) {
+    taken += fmt::format("{}{} {}", taken.empty() ? "" : ", ", name, value);
+  }
+}
+
+GenerationOptions generation_options(const GenerateFlags& flags, const ModelConfig& config) {
+  auto options = GenerationOptions::from_folder(flags.model, config);
+  const GenerationOptions neutral;
+  const bool asked = flags.temperature || flags.top_k || flags.top_p || flags.min_p || flags.seed;
+  options.sample = flags.temperature ? *flags.temperature != 0 : asked || options.folder_samples;
+  std::string taken, of_samples;
+  take("max_new_tokens", flags.max_new_tokens, neutral.max_new_tokens, options.max_new_tokens, taken);
+  take("repetition_penalty", flags.repetition_penalty, neutral.repetition_penalty, options.repetition_penalty, taken);
+  take("temperature", options.sample ? flags.temperature : std::nullopt, neutral.temperature, options.temperature,
+       of_samples);
+  take("top_k", flags.top_k, neutral.top_k, options.top_k, of_samples);
+  take("top_p", flags.top_p, neutral.top_p, options.top_p, of_samples);
+  take("min_p", flags.min_p, neutral.min_p, options.min_p, of_samples);
+  options.presence_penalty = flags.presence_penalty.value_or(0);
+  options.frequency_penalty = flags.frequency_penalty.value_or(0);
+  options.seed = flags.seed.value_or(options.seed);
+  options.check();
+  if (options.sample && !asked) of_samples = "do_sample" + (of_samples.empty() ? "" : ", " + of_samples);
+  if (options.sample && !of_samples.empty()) taken += (taken.empty() ? "" : ", ") + of_samples;
+  if (!taken.empty()) log_info("[generate] from generation_config.json: {}", taken);
+  return options;
+}
+
+Json messages_of(const GenerateFlags& flags, const std::string& text) {
+  Json messages = Json::array();
+  if (!flags.system.empty()) messages.push_back({{"role", "system"}, {"content", flags.system}});
+  messages.push_back({{"role", "user"}, {"content", text}});
+  return messages;
+}
+
+bool write_piece(const std::string& piece) {
+  std::fwrite(piece.data(), 1, piece.size(), stdout);
+  std::fflush(stdout);
+  return std::ferror(stdout) == 0;  // false: nobody reads any more
+}
+
+void run_prompt(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
+                const Prompts& prompts, const std::vector<int64_t>& prompt) {
+  TextStream stream(prompts.tokenizer(), flags.stop);
+  std::vector<int64_t> tokens;
+  std::string text;
+  std::string error;
+  generator.run({.prompt = prompt, .options = options, .on_token = [&](const NewToken& made) {
+                   error = made.error;
+                   if (made.finish == Finish::kError) return false;
+                   tokens.push_back(made.token);
+                   const auto piece = stream.push(made.token);
+                   text += piece;
+                   return (flags.json || write_piece(piece)) && !stream.stopped();
+                 }});
+  TESSERA_CHECK(error.empty(), ErrorKind::kInternal, "{}", error);
+  const auto rest = stream.finish();
+  if (flags.json) {
+    print_object(generation_object(prompt, tokens, text + rest));
+  } else {
+    write_piece(rest + "\n");
+  }
+}
+
+}  // namespace
+
+Prompts::Prompts(const std::string& model, bool chat) : tokenizer_(text::Tokenizer::from_folder(model)) {
+  if (!chat) return;
+  chat_ = text::ChatTemplate::from_folder(model);
+  TESSERA_CHECK(chat_, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.", model);
+}
+
+std::vector<int64_t> Prompts::of_text(const std::string& text) const {
+  const auto ids = tokenizer_.encode(text);
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<int64_t> Prompts::of_messages(const Json& messages) const {
+  const auto text = chat_->render(messages, /*add_generation_prompt=*/true).text;
+  const auto ids = tokenizer_.encode(text, {.add_special_tokens = false});
+  return {ids.begin(), ids.end()};
+}
+
+std::string read_standard_input(const char* flag) {
   constexpr size_t kMaxBytes = 64 << 20;
   std::string text;
   char buffer[1 << 16];
   while (const size_t got = std::fread(buffer, 1, sizeof buffer, stdin)) {
     text.append(buffer, got);
-    TESSERA_CHECK(text.size() <= kMaxBytes, ErrorKind::kConfig, "[generate] --prompt -: more than {} bytes", kMaxBytes);
+    TESSERA_CHECK(text.size() <= kMaxBytes, ErrorKind::kConfig, "[generate] {} -: more than {} bytes", flag, kMaxBytes);
   }
   return text;
 }
 
-GenerationOptions generation_options(const Flags& flags, const ModelConfig& config) {
-  auto options = GenerationOptions::from_folder(flags.model, config);
-  options.sample = (flags.temperature || flags.top_k || flags.top_p || flags.seed) && flags.temperature != 0.0;
-  if (flags.temperature && options.sample) options.temperature = *flags.temperature;
-  options.top_k = flags.top_k.value_or(options.top_k);
-  options.top_p = flags.top_p.value_or(options.top_p);
-  options.seed = flags.seed.value_or(options.seed);
-  options.max_new_tokens = flags.max_new_tokens.value_or(options.max_new_tokens);
-  options.check();
-  return options;
+Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens,
+                       const std::string& text) {
+  return {{"prompt_tokens", prompt}, {"tokens", tokens}, {"text", text}};
 }
 
-// The prompt's text. Standard input belongs to the first rank. COLLECTIVE over the world.
-std::string prompt_text(const Flags& flags, comm::World& world) {
-  if (flags.prompt != "-") return flags.prompt;
-  const auto own = world.rank() == 0 ? read_standard_input() : "";
-  return world.size() == 1 ? own : comm::broadcast_bytes(*world.group(), own);
-}
-
-// The ids that the model reads, with special tokens where the tokenizer or the template puts them.
-std::vector<int64_t> prompt_ids(const Flags& flags, const text::Tokenizer& tokenizer, std::string prompt) {
-  text::EncodeOptions options;
-  if (flags.chat) {
-    const auto chat = text::ChatTemplate::from_folder(flags.model);
-    TESSERA_CHECK(chat, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.", flags.model);
-    const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", prompt}}};
-    prompt = chat->render(messages, /*add_generation_prompt=*/true).text;
-    options.add_special_tokens = false;
-  }
-  const auto ids = tokenizer.encode(prompt, options);
-  return {ids.begin(), ids.end()};
-}
-
-void write_piece(const std::string& piece) {
-  std::fwrite(piece.data(), 1, piece.size(), stdout);
+void print_object(const Json& object) {
+  std::printf("%s\n", object.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   std::fflush(stdout);
 }
 
-// The model of the folder, whole, or sharded over the world. COLLECTIVE over the world.
-std::shared_ptr<CausalLM> load_model(const Flags& flags, const ModelConfig& config,
-                                     std::optional<c10::ScalarType> dtype, const std::shared_ptr<comm::World>& world) {
-  const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
-  if (world->size() == 1) return from_pretrained(flags.model, dtype, device);
-  auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
-  std::vector<nn::Module*> blocks;
-  for (const auto& block : model->blocks()) blocks.push_back(block.get());
-  const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
-  const auto mesh = init_device_mesh(world, type, {world->size()}, {"dp_shard"});
-  fully_shard_blocks(*model, blocks, {.mesh = mesh});
-  to_empty(*model, device);
-  load_pretrained(*model, flags.model);
-  return model;
-}
-
-void stream_text(CausalLM& model, const text::Tokenizer& tokenizer, const std::vector<int64_t>& prompt,
-                 const GenerationOptions& options, comm::World& world) {
-  if (world.rank() > 0) {
-    generate(model, prompt, options, {}, world.group().get());
-    return;
-  }
-  text::StreamDecoder decoder(tokenizer);
-  generate(
-      model, prompt, options,
-      [&](int64_t token) {
-        write_piece(decoder.push(static_cast<text::TokenId>(token)));
-        return std::ferror(stdout) == 0;  // nobody reads any more
-      },
-      world.group().get());
-  write_piece(decoder.finish() + "\n");
-}
-
-void print_json(CausalLM& model, const text::Tokenizer& tokenizer, const std::vector<int64_t>& prompt,
-                const GenerationOptions& options, comm::World& world) {
-  const auto tokens = generate(model, prompt, options, {}, world.group().get());
-  if (world.rank() > 0) return;
-  const std::vector<text::TokenId> ids(tokens.begin(), tokens.end());
-  const nlohmann::ordered_json object = {
-      {"prompt_tokens", prompt}, {"tokens", tokens}, {"text", tokenizer.decode(ids)}};
-  std::printf("%s\n", object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
-}
-
-}  // namespace
-
 int run_generate(VerbArguments args) {
-  Flags flags;
+  GenerateFlags flags;
   if (const auto code = read_flags(args, flags)) return *code;
-  const auto dtype = parse_dtype_flag("generate", flags.dtype);
   // What is cheap to find wrong comes before the weights.
   const auto config = ModelConfig::from_folder(flags.model);
   const auto options = generation_options(flags, config);
+  if (flags.dtype != "int8") parse_dtype_flag("generate", flags.dtype);
   if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
   const bool alone = comm::who_started(comm::process_environment()) == "single";
   const auto world = alone ? comm::World::single() : connect_world({.nproc = flags.nproc});
-  const auto tokenizer = text::Tokenizer::from_folder(flags.model);
-  const auto prompt = prompt_ids(flags, tokenizer, prompt_text(flags, *world));
-  const auto model = load_model(flags, config, dtype, world);
-  (flags.json ? print_json : stream_text)(*model, tokenizer, prompt, options, *world);
+  const bool first = world->rank() == 0;
+  std::vector<int64_t> prompt;
+  int64_t cache = cache_tokens(config, 0);
+  const Prompts prompts(flags.model, flags.chat);
+  const auto read_prompt = [&] {
+    const auto text = *flags.prompt == "-" ? read_standard_input("--prompt") : *flags.prompt;
+    prompt = flags.chat ? prompts.of_messages(messages_of(flags, text)) : prompts.of_text(text);
+    cache = generation_capacity(config, prompt, options);
+  };
+  if (flags.prompt && world->size() == 1) read_prompt();
+  if (!flags.batch.empty()) cache = cache_tokens(config, 64 * config.max_position_embeddings);
+  Generator generator({flags.model, flags.dtype, flags.device, cache}, config, world);
+  if (!first) {
+    generator.follow();
+  } else if (flags.prompt) {
+    if (prompt.empty()) read_prompt();  // its errors end the other ranks, too
+    run_prompt(generator, flags, options, prompts, prompt);
+  } else {
+    (flags.batch.empty() ? run_chat : run_batch)(generator, flags, options, prompts);
+  }
   return 0;
 }
 

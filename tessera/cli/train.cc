@@ -1,13 +1,17 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/models/model_path.h"
+#include "tessera/report/live_page.h"
 #include "tessera/train/check_run.h"
 #include "tessera/train/recipe.h"
 #include "tessera/train/recipe_print.h"
@@ -24,6 +28,8 @@ int run_train(VerbArguments args) {
   app->add_option("RECIPE", recipe_path, "Recipe, a YAML file");
   app->add_option("overrides", overrides, "Settings that replace the recipe's")->option_text("[section.key=value ...]");
   app->add_option("--nproc", nproc, "Local ranks to start")->option_text("N");
+  LaunchFlags launch;
+  add_launch_flags(*app, launch);
   app->add_flag("--print-config", print_config, "Print every setting with its value and meaning, train nothing");
   app->add_flag("--check", check, "Check recipe, data, model and layout, train nothing");
   app->add_flag("--recipe-docs", recipe_docs, "Print docs/recipe.md");
@@ -47,11 +53,19 @@ int run_train(VerbArguments args) {
     return 0;
   }
   train::check_run_folder(recipe);  // before there are ranks, which leave flight records in it when they fail
-  if (const auto code = launch_ranks("train", args, nproc)) return *code;
+  if (const auto code = launch_ranks("train", args, nproc, launch, recipe.checkpoint.dir + "/checkpoints"))
+    return *code;
   const auto world = connect_world({.backend = recipe.comm.backend,
                                     .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
                                     .check = recipe.comm.check,
                                     .trace_folder = recipe.checkpoint.dir + "/trace"});
+  // Bound before anything is loaded: a port in use ends all ranks at once.
+  std::unique_ptr<report::LivePage> page;
+  comm::attempt_together(*world->group(), [&] {
+    if (world->rank() != 0 || recipe.train.page == 0) return;
+    page = std::make_unique<report::LivePage>(static_cast<uint16_t>(recipe.train.page), recipe.checkpoint.dir);
+    log_info("[report.live] the run is to be seen at http://127.0.0.1:{}", recipe.train.page);
+  });
   train::Trainer(recipe, world).run();
   return 0;
 }

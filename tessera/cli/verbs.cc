@@ -8,6 +8,7 @@ std::span<const Verb> verbs() {
   static constexpr std::array kVerbs{
       Verb{"train", "Models", "Train, fine-tune or resume what a recipe describes", &run_train},
       Verb{"generate", "Models", "Continue a prompt, or chat", &run_generate},
+      Verb{"serve", "Models", "Answer completions and chats over HTTP, as OpenAI's API has them", &run_serve},
       Verb{"score", "Models", "Log-probs and perplexity of texts, completions and choices", &run_score},
       Verb{"report", "Models", "One HTML page of a run, or of several laid over each other", &run_report},
       Verb{"ckpt", "Checkpoints and text", "List, verify and convert models and checkpoints", &run_ckpt},

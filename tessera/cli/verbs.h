@@ -42,6 +42,7 @@ int run_program(VerbArguments args) noexcept;
 
 int run_train(VerbArguments args);
 int run_generate(VerbArguments args);
+int run_serve(VerbArguments args);
 int run_score(VerbArguments args);
 int run_report(VerbArguments args);
 int run_ckpt(VerbArguments args);

@@ -15,6 +15,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/host.h"
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/scratch_folder.h"
@@ -79,12 +80,75 @@ class KeyLock {
   bool held_ = true;
 };
 
-// What killed processes left of an entry; its lock is held.
+// What killed processes left of an entry; its lock is held on this host. Another host may be at work on its own, where
+// locks are not shared: what it has not touched for a day is left.
 void remove_staged(const fs::path& folder, const std::string& key) {
+  constexpr auto kDead = std::chrono::hours(24);
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    if (name.starts_with("." + key + ".") && name.ends_with(".tmp")) fs::remove_all(entry.path());
+    if (!name.starts_with("." + key + ".") || !name.ends_with(".tmp")) continue;
+    std::error_code error;
+    auto touched = fs::last_write_time(entry.path(), error);
+    for (const auto& file : fs::directory_iterator(entry.path(), error)) {
+      touched = std::max(touched, fs::last_write_time(file.path(), error));
+    }
+    std::string maker;
+    try {
+      maker = read_file(entry.path() / kMakerName, 256);
+    } catch (const Error&) {  // killed before it said so
+    }
+    if (maker == host_name() || fs::file_time_type::clock::now() - touched > kDead) fs::remove_all(entry.path(), error);
   }
+}
+
+bool is_key(const std::string& name) {
+  return name.size() == 32 && name.find_first_not_of("0123456789abcdef") == name.npos;
+}
+
+struct KeptEntry {
+  fs::path folder;
+  uint64_t bytes = 0;
+  std::chrono::system_clock::time_point used{};
+};
+
+// An entry that a writer of rows finished, whatever its version.
+std::optional<KeptEntry> kept_entry(const fs::path& folder) {
+  const auto name = folder.filename().string();
+  if (!is_key(name) || !fs::is_directory(fs::symlink_status(folder))) return std::nullopt;
+  const auto set = folder / "set.json";
+  try {
+    const auto where = "[data.cache] " + set.string();
+    const Json json = parse_json_object(read_file(set, size_t{16} << 20), where);
+    const JsonReader reader(json, where);
+    if (reader.string("key") != name || !json.contains("fingerprint")) return std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+  KeptEntry entry{.folder = folder};
+  struct stat info {};
+  for (const auto& file : {set, folder / kMakerName}) {
+    if (::stat(file.c_str(), &info) != 0) continue;
+    entry.used = std::max(entry.used, std::chrono::system_clock::from_time_t(info.st_mtime));
+  }
+  std::error_code error;
+  for (const auto& file : fs::directory_iterator(folder, error)) {
+    const auto size = file.file_size(error);
+    if (!error) entry.bytes += size;
+  }
+  return entry;
+}
+
+// False when somebody has it open, or nobody can tell.
+bool remove_unused(const fs::path& folder) {
+  const UniqueFd set(::open((folder / "set.json").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!set.open() || ::flock(set.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  // Out of the way in one step: half an entry is never seen under its name.
+  const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_name());
+  std::error_code error;
+  fs::rename(folder, aside, error);
+  if (error) return false;
+  fs::remove_all(aside, error);
+  return true;
 }
 
 void make_folders(const fs::path& folder) {
@@ -114,6 +178,17 @@ void UnchangedFiles::check() const {
   for (size_t i = 0; i < files_.size(); ++i) {
     if (state_of(files_[i]) != states_[i]) raise_changed(files_[i]);
   }
+}
+
+std::optional<fs::path> UnchangedFiles::changed() const {
+  for (size_t i = 0; i < files_.size(); ++i) {
+    try {
+      if (state_of(files_[i]) != states_[i]) return files_[i];
+    } catch (const Error&) {
+      return files_[i];
+    }
+  }
+  return std::nullopt;
 }
 
 fs::path DataCache::folder_of(const std::string& setting) {
@@ -200,10 +275,43 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
   if (!reason.empty()) log_warning("{} The entry is made again.", reason);
   fs::remove_all(folder);
   if (lock.held()) remove_staged(folder_, key);
-  StagedFolder staged(folder);
-  make(staged.path());
-  staged.publish();
-  return open_made(folder);
+  {
+    StagedFolder staged(folder);
+    publish_file(staged.path() / kMakerName, host_name());
+    make(staged.path());
+    if (auto rows = PackedRows::open(folder, key)) return rows;  // another host was quicker
+    try {
+      staged.publish();
+    } catch (const Error&) {
+      if (auto rows = PackedRows::open(folder, key)) return rows;
+      throw;
+    }
+  }
+  auto rows = open_made(folder);
+  prune();
+  return rows;
+}
+
+void DataCache::prune() const {
+  std::vector<KeptEntry> entries;
+  uint64_t bytes = 0;
+  std::error_code error;
+  for (const auto& found : fs::directory_iterator(folder_, error)) {
+    if (auto entry = kept_entry(found.path())) {
+      bytes += entry->bytes;
+      entries.push_back(std::move(*entry));
+    }
+  }
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.used < b.used; });
+  const auto now = std::chrono::system_clock::now();
+  for (const auto& entry : entries) {
+    const bool old = now - entry.used > limits_.age;
+    if (!old && bytes <= limits_.bytes) continue;
+    if (!remove_unused(entry.folder)) continue;
+    bytes -= entry.bytes;
+    log_info("[data.cache] {}: removed, {}", entry.folder.string(),
+             old ? "as nobody has used it for long" : "to make room for what was used since");
+  }
 }
 
 }  // namespace tessera::data

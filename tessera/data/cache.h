@@ -8,15 +8,20 @@
 //   });
 //
 // An entry is a folder (packed_rows.h) under the hash of what it was made from: the files' content, tokenizer,
-// template, settings, and the version of this program. It appears whole or not at all, and is made by one process at a
-// time; the others wait for it. One that is cut off, of another version or of another key is made again. What a file's
-// content is is remembered by its place, size and times, so that a second start reads no data. Thread-safe.
+// template, settings, and the version of what makes rows. It appears whole or not at all, and is made by one process at
+// a time; the others wait for it. Hosts that share the folder without sharing its locks may make the same entry at
+// once: the first one counts. One that is cut off, of another version or of another key is made again. When an entry
+// has been made, those that nobody has used for long, and the oldest beyond a size, go; never one that a process has
+// open. What a file's content is is remembered by its place, size and times, so that a second start reads no data.
+// Thread-safe.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,16 +43,24 @@ class UnchangedFiles {
   explicit UnchangedFiles(std::vector<std::filesystem::path> files);
   // Error kConfig names the first that has been written to since.
   void check() const;
+  // The first that has been written to, or is gone.
+  std::optional<std::filesystem::path> changed() const;
 
  private:
   std::vector<std::filesystem::path> files_;
   std::vector<FileState> states_;
 };
 
+struct CacheLimits {
+  std::chrono::seconds age = std::chrono::hours(24 * 30);  // since the last use
+  uint64_t bytes = uint64_t{128} << 30;
+};
+
 class DataCache {
  public:
   // Without a folder nothing is kept: entries are made in a temporary folder that is gone with them.
-  explicit DataCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  explicit DataCache(std::filesystem::path folder, CacheLimits limits = {})
+      : folder_(std::move(folder)), limits_(limits) {}
   // "auto": tessera/data in $XDG_CACHE_HOME, else in ~/.cache; "off": none; anything else is the folder. Where "auto"
   // cannot be written it is none, with a warning.
   static std::filesystem::path folder_of(const std::string& setting);
@@ -57,9 +70,13 @@ class DataCache {
                                                  const std::function<void(const std::filesystem::path&)>& make) const;
   // Hash of what a file holds, in hexadecimal. Error kIo; kConfig when it changes meanwhile.
   std::string content_hash(const std::filesystem::path& file) const;
+  // Removes what is beyond the limits and that nobody has open: folders that are entries of ours, nothing else. What
+  // cannot be removed stays.
+  void prune() const;
 
  private:
   std::filesystem::path folder_;
+  CacheLimits limits_;
 };
 
 }  // namespace tessera::data

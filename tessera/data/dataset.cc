@@ -53,12 +53,17 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
   auto set = std::shared_ptr<Dataset>(new Dataset());
   const std::span<const DataSource> sources = options.sources;
   const bool mixture = std::any_of(sources.begin(), sources.end(), [](const auto& one) { return one.weight > 0; });
+  const auto add_part = [&](std::span<const DataSource> of) {
+    auto made = tokenized(options, of, tokenizer, chat_template);
+    set->parts_.push_back(std::move(made.rows));
+    set->files_.push_back(std::move(made.files));
+  };
   if (!mixture) {
-    set->parts_.push_back(tokenized(options, sources, tokenizer, chat_template));
+    add_part(sources);
     set->fingerprint_ = set->parts_.front()->fingerprint();
   } else {
     for (size_t i = 0; i < sources.size(); ++i) {
-      set->parts_.push_back(tokenized(options, sources.subspan(i, 1), tokenizer, chat_template));
+      add_part(sources.subspan(i, 1));
       set->weights_.push_back(sources[i].weight > 0 ? sources[i].weight : 1);
       set->fingerprint_ += fmt::format("{} {};", set->parts_.back()->fingerprint(), set->weights_.back());
     }
@@ -71,6 +76,13 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
     add(set->stats_, part->stats());
   }
   return set;
+}
+
+std::optional<std::filesystem::path> Dataset::changed_file() const {
+  for (const auto& files : files_) {
+    if (auto path = files.changed()) return path;
+  }
+  return std::nullopt;
 }
 
 Batch Dataset::rows(std::span<const int64_t> indices) const {

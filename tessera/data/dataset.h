@@ -13,6 +13,7 @@
 // not depend on the size of the data. Immutable after load; thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "tessera/data/batch.h"
+#include "tessera/data/cache.h"
 #include "tessera/data/data_source.h"
 #include "tessera/data/packed_rows.h"
 #include "tessera/text/chat_template.h"
@@ -46,6 +48,8 @@ struct DataOptions {
   std::filesystem::path cache_folder = {};
   std::string tokenizer_identity = {};
   bool quiet = false;  // true: what was recognised is not logged
+  // Set from another thread, it ends the making of rows with an error at the next record. Null: nobody does.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 class Dataset {
@@ -63,6 +67,8 @@ class Dataset {
   const DataStats& stats() const { return stats_; }
   // Hash of everything that the rows hold, in hexadecimal: a resumed run checks it.
   const std::string& fingerprint() const { return fingerprint_; }
+  // A file of it that has been written to, or is gone, since it was read; what was made of it stays as it is.
+  std::optional<std::filesystem::path> changed_file() const;
 
   // Of a mixture; empty where rows are drawn evenly from all files.
   const std::vector<double>& weights() const { return weights_; }
@@ -79,6 +85,7 @@ class Dataset {
   int64_t sequence_length_ = 0;
   DataStats stats_;
   std::string fingerprint_;
+  std::vector<UnchangedFiles> files_;  // of each part
 };
 
 }  // namespace tessera::data

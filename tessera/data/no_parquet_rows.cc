@@ -4,6 +4,8 @@
 
 namespace tessera::data {
 
+bool reads_parquet() { return false; }
+
 std::unique_ptr<RowSource> open_parquet(const std::filesystem::path& path) {
   raise(ErrorKind::kConfig,
         "[data.read] {}: is Parquet, and this build reads none: no libparquet was found. Run './dev build' again where "

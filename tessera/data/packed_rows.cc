@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <xxhash.h>
 
@@ -210,6 +211,12 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
   }
   auto set = std::shared_ptr<PackedRows>(new PackedRows());
   set->folder_ = folder;
+  set->set_file_.reset(::open((folder / kSetName).c_str(), O_RDONLY | O_CLOEXEC));
+  // Where nothing can be locked, nothing is pruned either.
+  if (set->set_file_.open() && ::flock(set->set_file_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    reason = fmt::format("[data.cache] {}: is being removed.", folder.string());
+    return nullptr;
+  }
   try {
     const auto path = folder / kSetName;
     const Json json = parse_json_object(read_file(path, size_t{16} << 20), "[data.cache] " + path.string());
@@ -250,6 +257,8 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
       !open_array(set->order_file_, kOrderName, samples * sizeof(uint64_t))) {
     return nullptr;
   }
+  // When it was used last. An entry of another user may refuse, or of an earlier version have none.
+  static_cast<void>(::utimensat(AT_FDCWD, (folder / kMakerName).c_str(), nullptr, 0));
   return set;
 }
 

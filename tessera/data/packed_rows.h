@@ -92,6 +92,9 @@ class PackedRowsWriter {
   int64_t rows_ = 0;
 };
 
+// A file of an entry that says which host made it; its time of change is that of the entry's last use.
+inline constexpr const char* kMakerName = "maker";
+
 class PackedRows {
  public:
   // Null for a folder that holds no whole set of this version and key, with the reason.
@@ -117,6 +120,7 @@ class PackedRows {
 
   std::filesystem::path folder_;
   UniqueFd tokens_file_, entries_file_, bounds_file_, order_file_;
+  UniqueFd set_file_;  // locked for reading: DataCache removes no entry that is in use
   int64_t rows_ = 0, samples_ = 0, sequence_length_ = 0, padding_token_ = 0;
   uint64_t token_count_ = 0;
   DataStats stats_;

@@ -218,6 +218,8 @@ class ParquetRows : public RowSource {
 
 }  // namespace
 
+bool reads_parquet() { return true; }
+
 std::unique_ptr<RowSource> open_parquet(const std::filesystem::path& path) {
   return std::make_unique<ParquetRows>(path);
 }

@@ -53,6 +53,8 @@ std::unique_ptr<RowSource> open_rows(const std::filesystem::path& path, Containe
 
 std::unique_ptr<RowSource> open_json_lines(const std::filesystem::path& path);
 std::unique_ptr<RowSource> open_json_array(const std::filesystem::path& path);
+// Whether this build reads Parquet.
+bool reads_parquet();
 std::unique_ptr<RowSource> open_parquet(const std::filesystem::path& path);
 
 }  // namespace tessera::data

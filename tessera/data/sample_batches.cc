@@ -3,15 +3,35 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "tessera/base/host.h"
+#include "tessera/base/json.h"
 
 namespace tessera::data {
+namespace {
+
+size_t bytes_of(const Json& json) {
+  constexpr size_t kNode = 32;
+  size_t bytes = kNode;
+  if (json.is_string()) bytes += json.get_ref<const std::string&>().size();
+  if (json.is_structured()) {
+    for (const auto& child : json) bytes += bytes_of(child);
+  }
+  return bytes;
+}
+
+size_t bytes_of(const Record& record) {
+  return record.text.size() + record.input.size() + record.completion.size() +
+         record.tokens.size() * sizeof(record.tokens[0]) + (record.json ? bytes_of(*record.json) : 0);
+}
+
+}  // namespace
 
 void SampleBatches::add(Record record) {
   constexpr size_t kRecords = 256, kTextBytes = size_t{4} << 20;
-  text_bytes_ += record.text.size() + record.completion.size();
+  text_bytes_ += bytes_of(record);
   records_.push_back(std::move(record));
   if (records_.size() >= kRecords || text_bytes_ >= kTextBytes) finish();
 }

@@ -4,8 +4,8 @@
 //   read_records(file, source, [&](Record record) { batches.add(std::move(record)); });
 //   batches.finish();
 //
-// At most 256 records are held. Errors come in the order of the records, too: the first bad one is named, whichever
-// thread met another. One object belongs to one thread.
+// At most 256 records are held, and 4 MiB of text with the record that passes that. Errors come in the order of the
+// records, too: the first bad one is named, whichever thread met another. One object belongs to one thread.
 #pragma once
 
 #include <functional>

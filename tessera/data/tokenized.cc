@@ -123,10 +123,15 @@ std::vector<std::filesystem::path> paths_of(const std::vector<SourceFiles>& sour
   return paths;
 }
 
+// What the same data, tokenizer and settings are made into. To be raised with every change of code that makes other
+// rows of them: reading of records, templates, tokenizing, what is learnt, packing.
+constexpr int kRowSemantics = 1;
+
 // Everything that the rows depend on.
 std::string key_of(const DataOptions& options, const std::vector<SourceFiles>& sources, const DataCache& cache,
                    int64_t padding) {
   Json key = {{"program", version()},
+              {"semantics", kRowSemantics},
               {"tokenizer", options.tokenizer_identity},
               {"sequence_length", options.sequence_length},
               {"packing", options.packing},
@@ -176,7 +181,11 @@ void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sour
         log_info("[data.load] {}: {} samples, {:.1f} M tokens so far", record.where, builder.stats().documents,
                  static_cast<double>(builder.stats().tokens) / 1e6);
       });
-      const auto kind = read_records(file, source.options, [&](Record record) { batches.add(std::move(record)); });
+      const auto kind = read_records(file, source.options, [&](Record record) {
+        TESSERA_CHECK(!options.stop || !*options.stop, ErrorKind::kInternal, "[data.load] {}: asked to stop.",
+                      record.where);
+        batches.add(std::move(record));
+      });
       batches.finish();
       lines.push_back(fmt::format("{}: {}, {}", file.path.string(), to_string(file.container),
                                   kind ? to_string(*kind) : "nothing in it"));
@@ -192,9 +201,8 @@ void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sour
 
 }  // namespace
 
-std::shared_ptr<const PackedRows> tokenized(const DataOptions& options, std::span<const DataSource> given,
-                                            const text::Tokenizer& tokenizer,
-                                            const std::optional<text::ChatTemplate>& chat_template) {
+Tokenized tokenized(const DataOptions& options, std::span<const DataSource> given, const text::Tokenizer& tokenizer,
+                    const std::optional<text::ChatTemplate>& chat_template) {
   std::vector<SourceFiles> sources;
   for (const auto& source : given) {
     SourceOptions merged = source;
@@ -205,7 +213,7 @@ std::shared_ptr<const PackedRows> tokenized(const DataOptions& options, std::spa
   }
   const auto start = Clock::now();
   const DataCache cache(options.cache_folder);
-  const UnchangedFiles files(paths_of(sources));
+  UnchangedFiles files(paths_of(sources));
   const int64_t padding = padding_token(tokenizer, options.vocab_size);
   const std::string key = options.cache_folder.empty() ? "none" : key_of(options, sources, cache, padding);
   const SampleMaker maker(tokenizer, chat_template, options.vocab_size, options.train_on_inputs);
@@ -218,17 +226,16 @@ std::shared_ptr<const PackedRows> tokenized(const DataOptions& options, std::spa
   TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
                 "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
                 (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
-  if (options.quiet) return rows;
+  // Whoever makes an entry that others read says so.
+  if (options.quiet && (!made || options.cache_folder.empty())) return {rows, std::move(files)};
   constexpr size_t kShown = 4;
-  for (size_t i = 0; i < std::min(kShown, rows->description().size()); ++i) {
-    log_info("[data.load] {}", rows->description()[i]);
-  }
-  if (rows->description().size() > kShown)
-    log_info("[data.load] and {} more files", rows->description().size() - kShown);
+  const size_t shown = options.quiet ? 0 : rows->description().size();
+  for (size_t i = 0; i < std::min(kShown, shown); ++i) log_info("[data.load] {}", rows->description()[i]);
+  if (shown > kShown) log_info("[data.load] and {} more files", shown - kShown);
   log_info("[data.load] {} rows of {} tokens, {} in {:.1f} s{}", rows->rows(), rows->sequence_length(),
            made ? "tokenized" : "found tokenized", seconds_since(start),
            options.cache_folder.empty() ? "" : ", kept as " + (options.cache_folder / key).string());
-  return rows;
+  return {rows, std::move(files)};
 }
 
 }  // namespace tessera::data

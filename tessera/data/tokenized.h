@@ -14,9 +14,13 @@
 
 namespace tessera::data {
 
+struct Tokenized {
+  std::shared_ptr<const PackedRows> rows;
+  UnchangedFiles files;  // that they were made from, as they were then
+};
+
 // All files of the sources as one set. Errors as Dataset::load.
-std::shared_ptr<const PackedRows> tokenized(const DataOptions& options, std::span<const DataSource> sources,
-                                            const text::Tokenizer& tokenizer,
-                                            const std::optional<text::ChatTemplate>& chat_template);
+Tokenized tokenized(const DataOptions& options, std::span<const DataSource> sources, const text::Tokenizer& tokenizer,
+                    const std::optional<text::ChatTemplate>& chat_template);
 
 }  // namespace tessera::data

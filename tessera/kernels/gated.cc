@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/row_loops.h"
 
 namespace tessera {
 namespace {
@@ -14,6 +15,7 @@ using GatePair = std::tuple<at::Tensor, at::Tensor>;
 struct Silu {
   static constexpr const char* kName = "tessera::swiglu";
   static constexpr const char* kBackward = "tessera::swiglu_backward";
+  static constexpr auto kGate = detail::Gate::kSilu;
   static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
 };
@@ -21,20 +23,30 @@ struct Silu {
 struct GeluTanh {
   static constexpr const char* kName = "tessera::geglu";
   static constexpr const char* kBackward = "tessera::geglu_backward";
+  static constexpr auto kGate = detail::Gate::kGeluTanh;
   static at::Tensor of(const at::Tensor& x) { return at::gelu(x, "tanh"); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) {
     return at::gelu_backward(grad, x, "tanh");
   }
 };
 
+bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
+  return detail::runs_row_loops(gate) && up.is_cpu() && up.scalar_type() == gate.scalar_type() &&
+         up.sizes() == gate.sizes();
+}
+
 template <class Activation>
 at::Tensor gated_of(const at::Tensor& gate, const at::Tensor& up) {
+  if (runs_gate_loop(gate, up)) return detail::gate_loop(Activation::kGate, gate.contiguous(), up.contiguous());
   return Activation::of(gate).mul_(up);
 }
 
 // (grad_gate, grad_up)
 template <class Activation>
 GatePair gated_backward_of(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  if (runs_gate_loop(gate, up) && runs_gate_loop(gate, grad)) {
+    return detail::gate_backward_loop(Activation::kGate, grad.contiguous(), gate.contiguous(), up.contiguous());
+  }
   return {Activation::derivative(grad * up, gate), Activation::of(gate).mul_(grad)};
 }
 

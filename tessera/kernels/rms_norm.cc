@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/row_loops.h"
 
 namespace tessera {
 namespace {
@@ -77,10 +78,23 @@ std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at
 // What the rows are multiplied with.
 at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
 
+bool runs_in_lanes(const at::Tensor& x, const at::Tensor& weight) {
+  return detail::runs_row_loops(x) && x.size(-1) % 16 == 0 && weight.is_cpu() &&
+         weight.scalar_type() == x.scalar_type();
+}
+
+// In fp32, side by side.
+at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
+  return factors_of(weight.to(at::kFloat), one_plus).contiguous();
+}
+
 // (y, inverse_rms [..., 1])
 std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps,
                                                bool one_plus) {
   const auto x = given.contiguous();
+  if (runs_in_lanes(x, weight)) {
+    return detail::rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
+  }
   if (runs_as_loop(x, weight)) {
     auto [y, inverse_rms] = forward_loop(x, factors_of(weight, one_plus), eps);
     return {y, inverse_rms};
@@ -96,6 +110,11 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x,
                                                         const at::Tensor& weight, const at::Tensor& inverse_rms,
                                                         bool one_plus) {
+  if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
+    const auto [grad_x, grad_weight] = detail::rms_norm_backward_loop(
+        grad_y.contiguous(), x.contiguous(), wide_factors(weight, one_plus), inverse_rms.contiguous());
+    return {grad_x, grad_weight.to(weight.scalar_type())};
+  }
   if (runs_as_loop(x, weight) && grad_y.scalar_type() == at::kFloat) {
     auto [grad_x, grad_weight] =
         backward_loop(grad_y.contiguous(), x.contiguous(), factors_of(weight, one_plus), inverse_rms.contiguous());

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/row_loops.h"
 
 namespace tessera {
 namespace {
@@ -18,6 +19,9 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 
 // sign -1 rotates back.
 at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  if (detail::runs_row_loops(given) && given.size(3) % 32 == 0) {
+    return detail::rotary_loop(given.contiguous(), cos, sin, sign);
+  }
   if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sign < 0 ? sin.neg() : sin);
   const auto x = given.contiguous();
   auto y = at::empty_like(x);

@@ -16,6 +16,7 @@
 #include "tessera/nn/kv_cache.h"
 #include "tessera/nn/module.h"
 #include "tessera/nn/options.h"
+#include "tessera/nn/paged_cache.h"
 
 namespace tessera {
 
@@ -37,6 +38,8 @@ struct ModelInputs {
   at::Tensor hidden{};   // [B, T, hidden_size]: what the stage before gave, of a stage that is not the first
   std::optional<StageRange> stage{};  // what to run; a stage that is not the last gives [B, T, hidden_size]. None: all
   nn::KvCache* cache = nullptr;       // not owned
+  nn::PagedStep* paged = nullptr;     // tokens [1, N] of several sequences, logits of the rows that it wants; positions
+                                      // must be given. Not beside a cache; not owned
   int64_t logits_to_keep = 0;         // logits of the last so many tokens of each row only; 0: of all
 
   template <class F>

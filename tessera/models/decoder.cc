@@ -88,7 +88,7 @@ DecoderModel::DecoderModel(const ModelConfig& config, const DecoderParts& parts,
 }
 
 DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inputs) const {
-  if (!context_ || inputs.cache != nullptr) return nullptr;
+  if (!context_ || inputs.cache != nullptr || inputs.paged != nullptr) return nullptr;
   TESSERA_CHECK(inputs.logits_to_keep == 0, ErrorKind::kConfig,
                 "[models.forward] logits_to_keep ({}) in a model that is context parallel over {} ranks, none of which "
                 "has whole rows. Pass a key-value cache, with which they all read whole rows, or cut the logits.",
@@ -99,6 +99,7 @@ DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inpu
 
 nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
                                            const Sequence& sequence) const {
+  if (inputs.paged) return {.sliding_window = sliding ? config_.sliding_window : 0};
   return nn::attention_pattern({.rows = inputs.tokens.size(0),
                                 .tokens = inputs.tokens.size(1),
                                 .cached = inputs.cache ? inputs.cache->length() : 0,
@@ -134,7 +135,8 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
     const bool slides = config_.window_of(i) > 0;
     auto& context = slides ? sliding : full;
     if (!context) {
-      context = LayerContext{{slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.cache}};
+      context = LayerContext{
+          {slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.cache, inputs.paged}};
       if (config_.experts.count > 0 && inputs.document_ids.defined())
         context->real = inputs.document_ids.ge(0).to(x.device());
     }
@@ -191,6 +193,7 @@ at::Tensor decode(DecoderModel& model, nn::Head* head_of_model, const ModelInput
   auto& head = *head_of_model;
   if (inputs.labels.defined()) return head(hidden, inputs.labels);
   if (inputs.targets.defined()) return head(hidden, nn::TokenTargets{inputs.targets});
+  if (inputs.paged) return head(inputs.paged->wanted_rows(hidden));
   const int64_t length = hidden.size(1), kept = inputs.logits_to_keep;
   return head(kept > 0 && kept < length ? hidden.narrow(1, length - kept, kept) : hidden);
 }

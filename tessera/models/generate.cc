@@ -2,23 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
-#include "tessera/base/philox.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/models/generation/choice.h"
 
 namespace tessera {
 namespace {
-
-constexpr uint64_t kSamplingStream = 0x73616d706c65;  // apart from the streams of init_weights
-constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // Settings that change the result in transformers and have a neutral value there.
 const std::vector<std::pair<const char*, Json>>& unsupported_settings() {
@@ -27,7 +22,6 @@ const std::vector<std::pair<const char*, Json>>& unsupported_settings() {
                                                                      {"no_repeat_ngram_size", 0},
                                                                      {"min_new_tokens", nullptr},
                                                                      {"min_length", 0},
-                                                                     {"min_p", nullptr},
                                                                      {"typical_p", 1.0},
                                                                      {"epsilon_cutoff", 0.0},
                                                                      {"eta_cutoff", 0.0},
@@ -47,52 +41,6 @@ void warn_of_unsupported(const JsonReader& settings) {
   }
 }
 
-struct Candidate {
-  int64_t token;
-  double weight;  // logit, then probability
-};
-
-// Most probable first, equal ones by token.
-bool before(const Candidate& a, const Candidate& b) {
-  return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
-}
-
-std::vector<Candidate> likeliest(const std::vector<float>& logits, const GenerationOptions& options) {
-  std::vector<Candidate> all;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (logits[i] != kNever) all.push_back({static_cast<int64_t>(i), logits[i] / options.temperature});
-  }
-  const size_t kept = options.top_k > 0 ? std::min(all.size(), static_cast<size_t>(options.top_k)) : all.size();
-  std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), all.end(), before);
-  all.resize(kept);
-  const double most = all.front().weight;
-  for (auto& candidate : all) candidate.weight = std::exp(candidate.weight - most);
-  return all;
-}
-
-int64_t sample_token(const std::vector<float>& logits, size_t position, const GenerationOptions& options) {
-  auto candidates = likeliest(logits, options);
-  const auto total_of = [&candidates] {
-    return std::accumulate(candidates.begin(), candidates.end(), 0.0,
-                           [](double sum, const auto& c) { return sum + c.weight; });
-  };
-  if (options.top_p < 1.0) {
-    // A token stays while what precedes it is below top_p; the first always does.
-    const double limit = options.top_p * total_of();
-    double sum = 0;
-    size_t kept = 0;
-    while (kept < candidates.size() && (kept == 0 || sum < limit)) sum += candidates[kept++].weight;
-    candidates.resize(kept);
-  }
-  const double point = philox_uniform(philox(options.seed, position, kSamplingStream)) * total_of();
-  double sum = 0;
-  for (const auto& candidate : candidates) {
-    sum += candidate.weight;
-    if (point <= sum) return candidate.token;
-  }
-  return candidates.back().token;
-}
-
 struct Next {
   int64_t token;
   bool last;
@@ -100,12 +48,12 @@ struct Next {
 
 // Rounding may differ between ranks, so one of them decides for all.
 Next next_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
-                const TokenCallback& on_token, const LogitsSource& source) {
+                const TokenCallback& on_token, const LogitsSource& source, size_t prompt_tokens) {
   auto* const group = source.group;
   Next next{0, false};
   if (group == nullptr || group->rank() == source.chooser) {
     const auto& stops = options.stop_tokens;
-    next.token = choose_token(logits.flatten(), context, options);
+    next.token = choose_token(logits.flatten(), context, options, prompt_tokens);
     next.last = (on_token && !on_token(next.token)) || std::find(stops.begin(), stops.end(), next.token) != stops.end();
   }
   if (group == nullptr || group->size() == 1) return next;
@@ -113,6 +61,8 @@ Next next_token(const at::Tensor& logits, std::span<const int64_t> context, cons
   comm::broadcast(*group, both, source.chooser, "next token").wait();
   return {both[0].item<int64_t>(), both[1].item<int64_t>() != 0};
 }
+
+}  // namespace
 
 void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt) {
   TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig, "[models.generate] the prompt holds no token. Give a text.");
@@ -126,8 +76,6 @@ void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt) {
         token, config.vocab_size);
   }
 }
-
-}  // namespace
 
 GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& dir, const ModelConfig& config) {
   GenerationOptions options;
@@ -144,7 +92,9 @@ GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& di
   options.temperature = settings.number("temperature", options.temperature, 0, kMost);
   options.top_k = settings.integer("top_k", options.top_k, 0, int64_t{1} << 40);
   options.top_p = settings.number("top_p", options.top_p, 0, 1);
+  options.min_p = settings.number("min_p", options.min_p, 0, 1);
   options.repetition_penalty = settings.number("repetition_penalty", options.repetition_penalty, 0, kMost);
+  options.folder_samples = settings.boolean("do_sample", false) && options.temperature > 0;
   warn_of_unsupported(settings);
   if (options.temperature == 0) options.temperature = 1.0;  // some files say greedy this way
   options.check();
@@ -159,27 +109,18 @@ void GenerationOptions::check() const {
   wanted(temperature > 0 && std::isfinite(temperature), "temperature", temperature, "a number above 0");
   wanted(top_k >= 0, "top_k", top_k, "0 or more");
   wanted(top_p > 0 && top_p <= 1, "top_p", top_p, "a number above 0, at most 1");
+  wanted(min_p >= 0 && min_p <= 1, "min_p", min_p, "a number from 0 to 1");
+  wanted(std::abs(presence_penalty) <= 2, "presence_penalty", presence_penalty, "a number from -2 to 2");
+  wanted(std::abs(frequency_penalty) <= 2, "frequency_penalty", frequency_penalty, "a number from -2 to 2");
   wanted(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty,
          "a number above 0");
 }
 
-int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options) {
+int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
+                     size_t prompt_tokens) {
   const auto values = logits.detach().to(at::kCPU, at::kFloat).contiguous();
   std::vector<float> scores(values.const_data_ptr<float>(), values.const_data_ptr<float>() + values.numel());
-  TESSERA_CHECK(!scores.empty() && std::none_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); }),
-                ErrorKind::kInternal, "[models.generate] the model's logits are not numbers. Are its weights intact?");
-  if (options.repetition_penalty != 1.0) {
-    std::vector<bool> seen(scores.size());
-    for (const int64_t token : context) {
-      auto& score = scores.at(static_cast<size_t>(token));
-      if (seen[static_cast<size_t>(token)]) continue;
-      seen[static_cast<size_t>(token)] = true;
-      const auto penalty = static_cast<float>(options.repetition_penalty);
-      score = score > 0 ? score / penalty : score * penalty;
-    }
-  }
-  if (options.sample) return sample_token(scores, context.size(), options);
-  return std::max_element(scores.begin(), scores.end()) - scores.begin();
+  return choose_from(scores, {.tokens = context, .prompt_tokens = prompt_tokens}, options);
 }
 
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
@@ -198,7 +139,7 @@ std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& sou
   std::vector<int64_t> context(prompt.begin(), prompt.end());
   auto pending = at::tensor(context).unsqueeze(0).to(source.device);
   for (int64_t made = 0; made < most; ++made) {
-    const auto [token, last] = next_token(source.after(pending), context, options, on_token, source);
+    const auto [token, last] = next_token(source.after(pending), context, options, on_token, source, prompt.size());
     context.push_back(token);
     if (last) break;
     pending = at::full({1, 1}, token, pending.options());

@@ -5,8 +5,8 @@
 //   std::vector<int64_t> tokens = generate(*model, prompt, options);         // new tokens, the stop token included
 //
 // Greedy unless `sample` is set. A sampled token depends on the seed, its position and the logits only. Semantics and
-// order of the filters as transformers' generate: repetition penalty, temperature, top-k, top-p.
-// Not thread-safe per model.
+// order of the filters as transformers' generate: repetition penalty, temperature, top-k, top-p, min-p.
+// Not thread-safe per model. Several sequences at once, and faster: generation/engine.h.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,13 @@ struct GenerationOptions {
   double temperature = 1.0;
   int64_t top_k = 50;               // 0: all tokens
   double top_p = 1.0;               // the smallest set of tokens whose probability reaches it; 1: all
+  double min_p = 0.0;               // tokens with less than this share of the likeliest one's probability go; 0: none
   double repetition_penalty = 1.0;  // also when greedy
+  // Taken from the scores of tokens that were made since the prompt: once each, and for each time. Also when greedy.
+  double presence_penalty = 0.0, frequency_penalty = 0.0;
   uint64_t seed = 0;
   std::vector<int64_t> stop_tokens{};
+  bool folder_samples = false;  // generation_config.json asks for sampling; `sample` decides
 
   // Stop tokens and defaults of generation_config.json where DIR has one, else of the model's config. `sample` stays
   // false whatever the file says: whoever samples asks for it. Settings that are not supported are named in a warning.
@@ -63,7 +67,11 @@ std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& sou
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
                             const GenerationOptions& options);
 
-// The choice among logits [V] after `context`; for tests and other samplers.
-int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options);
+// What generate says about such a prompt: Error kConfig.
+void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt);
+
+// The choice among logits [V] after `context`, whose first tokens are the prompt; for tests and other samplers.
+int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
+                     size_t prompt_tokens = 0);
 
 }  // namespace tessera

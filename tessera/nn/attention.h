@@ -13,6 +13,7 @@
 #include "tessera/nn/attention_pattern.h"
 #include "tessera/nn/kv_cache.h"
 #include "tessera/nn/layers.h"
+#include "tessera/nn/paged_cache.h"
 
 namespace tessera::nn {
 
@@ -31,6 +32,7 @@ struct AttentionContext {
   RotaryAngles angles{};
   AttentionPattern pattern{};  // of itself: one document a row
   KvCache* cache = nullptr;    // keys and values of earlier tokens; not owned
+  PagedStep* paged = nullptr;  // in its place: tokens of several sequences in one row; not owned
 };
 
 struct AttentionOptions {
@@ -53,6 +55,12 @@ struct Attention : Callable<Attention> {
   std::shared_ptr<RMSNorm> q_norm, k_norm;  // null where there are none
   Attention(const AttentionOptions& attention, const ParameterOptions& options);
   virtual at::Tensor forward(const at::Tensor& x, const AttentionContext& context);
+  const AttentionOptions& options() const { return attention_; }
+
+ protected:
+  // What follows the projections, before o_proj: [B, T, heads * head_dim] of q, k and v of such shapes.
+  at::Tensor attend_heads(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          const AttentionContext& context);
 
  private:
   AttentionOptions attention_;

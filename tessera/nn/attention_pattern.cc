@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/causal_attention.h"
 #include "tessera/kernels/kept_attention.h"
 #include "tessera/kernels/partial_attention.h"
 #include "tessera/nn/attention_mask.h"
@@ -56,6 +57,22 @@ void add_document(Pieces& pieces, int64_t tokens, const AttentionPattern& patter
   for (int64_t begin = 0; begin < tokens; begin += piece) {
     pieces.push_back({Kind::kWindow, std::min(piece, tokens - begin), std::min(reach, begin / piece)});
   }
+}
+
+at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows, const AttentionPatternOptions& wanted) {
+  auto first_key = at::empty({wanted.rows, wanted.tokens}, at::kLong);
+  auto* to = first_key.mutable_data_ptr<int64_t>();
+  for (const auto& row : rows) {
+    int64_t begin = 0;
+    for (const auto& run : row) {
+      const int64_t end = begin + run.tokens, window = wanted.sliding_window;
+      for (int64_t t = begin; t < end; ++t) {
+        *to++ = run.id < 0 ? t + 1 : window > 0 ? std::max(begin, t - window + 1) : begin;
+      }
+      begin = end;
+    }
+  }
+  return first_key;
 }
 
 // A mask beside a DTensor is made alike on all ranks.
@@ -176,6 +193,7 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   const auto rows = runs_of_rows(wanted);
   const auto plain = [&](const auto& row) { return is_plain_causal(row, wanted.sliding_window); };
   if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
+  if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
   pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
   int64_t most_earlier = -1;
   for (const auto& row : rows) {
@@ -206,6 +224,11 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   if (pattern.context) return attend_context(q, k, v, pattern.context, scores);
   if (const auto* scope = ContextScope::current()) return scope->attend(q, k, v, pattern, scores);
   if (k.size(2) > q.size(2)) return attend_cached(q, k, v, pattern.sliding_window, scores);
+  const bool says_first_keys = pattern.pieces.empty() || pattern.first_key.defined();
+  if (scores.softcap == 0 && says_first_keys && kernels::runs_causal_attention(q, k, v)) {
+    const auto scale = scores.scale > 0 ? std::optional<double>(scores.scale) : std::nullopt;
+    return kernels::causal_attention(q, k, v, {.first_key = pattern.first_key, .scale = scale});
+  }
   if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true, std::nullopt, scores);
   return attend_pieces(q, k, v, pattern, scores);
 }

@@ -7,6 +7,7 @@
 // row, with or without padding behind it, is plain causal attention. Otherwise the rows are laid end to end and cut
 // into pieces: a document, or where it is longer than the window a part of one with as many parts before it as the
 // window reaches. A value type, made once a forward and shared by all layers; thread-safe.
+// On a CPU the pieces are not taken apart (kernels/causal_attention.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,6 +32,8 @@ struct AttentionPattern {
   int64_t sliding_window = 0;
   int64_t window_piece = 0;  // tokens of a full piece of kind kWindow
   at::Tensor window_mask{};  // added to the scores of such a piece, its last window_piece columns are its own keys
+  // Of the same rows, on the CPU, where there are pieces: the first key that each token sees, int64 [rows, tokens].
+  at::Tensor first_key{};
   // Where the tokens lie over ranks: in place of all above.
   std::shared_ptr<const ContextPattern> context{};
 };

@@ -43,6 +43,24 @@ ordered_json pairs(const std::vector<std::pair<std::string, std::string>>& all) 
   return out;
 }
 
+ordered_json as_json(const Profile& profile) {
+  ordered_json out = {{"first_step", profile.first_step}, {"last_step", profile.last_step}, {"ranks", profile.ranks}};
+  const auto put_rows = [&](const char* table, const std::vector<ProfileRow>& rows) {
+    out[table] = ordered_json::array();
+    for (const auto& row : rows) {
+      out[table].push_back({{"name", row.name},
+                            {"group", row.group},
+                            {"calls", row.calls},
+                            {"seconds", row.seconds},
+                            {"bytes", row.bytes}});
+    }
+  };
+  put_rows("operations", profile.operations);
+  put_rows("modules", profile.modules);
+  put_rows("collectives", profile.collectives);
+  return out;
+}
+
 ordered_json as_json(const RunHistory& run, const std::string& name, size_t most_points) {
   constexpr size_t kMostValues = 400'000;  // of all columns: what a browser still reads at once
   most_points = std::min(most_points, kMostValues / std::max<size_t>(run.steps.columns.size(), 1));
@@ -59,6 +77,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
                       {"warnings", ordered_json::array()},
                       {"sessions", ordered_json::array()},
                       {"notes", run.notes}};
+  if (run.profile) out["profile"] = as_json(*run.profile);
   for (const auto& sample : run.samples) {
     out["samples"].push_back({{"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}});
   }
@@ -81,7 +100,7 @@ std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
 }
 
 // "</script>" inside a script would end it, and "<!--" begin a comment.
-std::string inside_script(std::string text) {
+std::string inside_script(std::string_view text) {
   std::string out;
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;
   return out;
@@ -102,7 +121,7 @@ std::string page_data(const std::vector<RunHistory>& runs, size_t most_points) {
   return out.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-std::string render_page(const std::vector<RunHistory>& runs, size_t most_points) {
+std::string page_around(std::string_view data) {
   const auto& parts = page_parts();
   TESSERA_CHECK(!parts.chart_script.empty(), ErrorKind::kConfig,
                 "[report.page] this program was built without uPlot, which draws the charts. Build it where npm can "
@@ -113,8 +132,12 @@ std::string render_page(const std::vector<RunHistory>& runs, size_t most_points)
   put(page, "/*STYLE*/", parts.style);
   put(page, "/*CHART SCRIPT*/", parts.chart_script);
   put(page, "/*SCRIPT*/", parts.script);
-  put(page, "/*DATA*/", inside_script(page_data(runs, most_points)));
+  put(page, "/*DATA*/", inside_script(data));
   return page;
+}
+
+std::string render_page(const std::vector<RunHistory>& runs, size_t most_points) {
+  return page_around(page_data(runs, most_points));
 }
 
 }  // namespace tessera::report

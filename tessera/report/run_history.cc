@@ -121,9 +121,15 @@ class Reader {
       run_.state.clear();
     } else if (row.contains("warning")) {
       run_.warnings.push_back({step, text_of(row.at("warning"))});
+    } else if (row.contains("restart")) {
+      const auto& restart = row.at("restart");
+      run_.warnings.push_back(
+          {step, fmt::format("restart {}: {}", text_of(restart.at("attempt")), text_of(restart.at("reason")))});
     } else if (row.contains("sample")) {
       const auto& sample = row.at("sample");
       run_.samples.push_back({step, text_of(sample.at("prompt")), text_of(sample.at("text"))});
+    } else if (row.contains("profile")) {
+      run_.profile = profile_of(row.at("profile"));
     } else if (row.contains("early_stop")) {
       early_stop_ = {step, text_of(row.at("early_stop"))};
     } else if (row.contains("end")) {
@@ -136,6 +142,39 @@ class Reader {
       return false;
     }
     return true;
+  }
+
+  static Profile profile_of(const Json& json) {
+    constexpr size_t kMostRows = 64;
+    const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : 0; };
+    Profile out{.first_step = json.at("first_step").get<int64_t>(),
+                .last_step = json.at("last_step").get<int64_t>(),
+                .ranks = {},
+                .operations = {},
+                .modules = {},
+                .collectives = {}};
+    for (const auto& rank : json.at("ranks")) {
+      if (out.ranks.size() == kMostRows) break;
+      auto& row = out.ranks.emplace_back();
+      for (const char* name : {"rank", "compute", "communication", "wait", "data", "checkpoint", "hidden"}) {
+        row[name] = number(rank.at(name));
+      }
+    }
+    const auto rows = [&](const char* table, std::vector<ProfileRow>& into) {
+      if (!json.contains(table)) return;
+      for (const auto& row : json.at(table)) {
+        if (into.size() == kMostRows) break;
+        into.push_back({.name = text_of(row.at("name")),
+                        .group = row.contains("group") ? text_of(row.at("group")) : "",
+                        .calls = row.at("calls").get<int64_t>(),
+                        .seconds = number(row.at("seconds")),
+                        .bytes = row.contains("bytes") ? number(row.at("bytes")) : 0});
+      }
+    };
+    rows("operations", out.operations);
+    rows("modules", out.modules);
+    rows("collectives", out.collectives);
+    return out;
   }
 
   // What the page draws; a file may hold anything. Parts become "parts.compute", ranks "communication_by_rank.0".

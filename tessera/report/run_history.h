@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,18 @@ struct Session {
   std::vector<std::pair<std::string, std::string>> facts;  // "version", "host", "ranks", ... as events.jsonl has them
 };
 
+// Where the time of a few steps went (train.profile), as the run told in events.jsonl.
+struct ProfileRow {
+  std::string name, group;  // the group of a collective
+  int64_t calls = 0;
+  double seconds = 0, bytes = 0;
+};
+struct Profile {
+  int64_t first_step = 0, last_step = 0;
+  std::vector<std::map<std::string, double>> ranks;          // seconds by part, "hidden": share of collectives, "rank"
+  std::vector<ProfileRow> operations, modules, collectives;  // rank 0's, the longest first
+};
+
 struct RunHistory {
   std::filesystem::path folder;
   std::string name;                                         // of the folder
@@ -53,6 +66,7 @@ struct RunHistory {
   std::vector<Sample> samples;
   std::vector<Note> warnings;
   std::vector<Session> sessions;
+  std::optional<Profile> profile;  // the last one
   std::string state;               // "running", "ended", "stopped early: ...", "not running"
   std::vector<std::string> notes;  // what could not be read: "3 lines of metrics.jsonl tell nothing"
 };

@@ -266,6 +266,9 @@ class RecipeReader {
       check_unset("schedule.decay_", fmt::format("beside schedule.name {}, wanted wsd", name));
     }
     const auto& train = recipe_.train;
+    TESSERA_CHECK(train.page == 0 || recipe_.log.jsonl, ErrorKind::kConfig,
+                  "[train.recipe] {}: train.page: shows what log.jsonl writes, and log.jsonl is false. Set it to true.",
+                  where("train.page"));
     TESSERA_CHECK(train.early_stopping_patience == 0 || (train.validate_every > 0 && !recipe_.data.validation.empty()),
                   ErrorKind::kConfig,
                   "[train.recipe] {}: train.early_stopping.patience: found {} without validations, wanted "

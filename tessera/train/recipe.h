@@ -113,6 +113,7 @@ struct TrainSection {
   double early_stopping_min_delta = 0;
   int64_t sample_every = 0;
   bool profile = false;
+  int64_t page = 0;  // port; 0: none
 };
 
 struct PrecisionSection {

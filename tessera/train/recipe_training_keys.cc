@@ -221,9 +221,15 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
       {.section = "train",
        .name = "profile",
        .field = kTrain<&TrainSection::profile>,
-       .help = "Write a trace of some steps",
-       .available = {"false"},
+       .help =
+           "Each rank writes a trace of three steps, behind three to warm up, into dir/profile; tessera report shows "
+           "its summary",
        .aliases = {"profiling.enable_profiling"}},
+      {.section = "train",
+       .name = "page",
+       .field = kTrain<&TrainSection::page>,
+       .help = "Port on the loopback of rank 0's host where the page of tessera report grows with the run; 0: none",
+       .range = {.minimum = 0, .maximum = 65535}},
 
       {.section = "precision",
        .name = "param",

@@ -1,5 +1,6 @@
 // The data of a run: tokenized by one rank of each host, read by all.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <future>
 
@@ -27,7 +28,8 @@ std::string tokenizer_identity(const std::filesystem::path& model, const data::D
 }
 
 std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const RunData& run, bool training,
-                                                  const std::filesystem::path& cache, bool quiet) {
+                                                  const std::filesystem::path& cache, bool quiet,
+                                                  const std::atomic<bool>* stop) {
   const auto& section = recipe.data;
   data::DataOptions options{.sources = {},
                             .purpose = training ? "train" : "validation",
@@ -41,48 +43,62 @@ std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const Ru
                             .shuffle = training,
                             .vocab_size = run.vocab_size,
                             .cache_folder = cache,
-                            .quiet = quiet};
+                            .quiet = quiet,
+                            .stop = stop};
   for (const auto& item : training ? section.train : section.validation) options.sources.push_back(parse_source(item));
   options.tokenizer_identity = tokenizer_identity(recipe.model.path, data::DataCache(cache));
   return data::Dataset::load(options, *run.tokenizer, run.chat_template);
 }
 
 // As comm::attempt_together, for an action that may take longer than a collective may wait: ranks ask one another while
-// it lasts. COLLECTIVE over the group.
-void attempt_long_together(comm::Group& group, const std::function<void()>& action) {
-  if (group.size() == 1) return action();
-  auto outcome = std::async(std::launch::async, action);
+// it lasts. When one of them is gone the action is asked to stop, so that this rank ends soon, too. COLLECTIVE over the
+// group.
+void attempt_long_together(comm::Group& group, const std::function<void(const std::atomic<bool>& stop)>& action) {
+  std::atomic<bool> stop{false};
+  if (group.size() == 1) return action(stop);
+  auto outcome = std::async(std::launch::async, [&] { action(stop); });
   auto pause = std::chrono::milliseconds(20);
-  for (bool all_done = false; !all_done;) {
-    const bool done = outcome.wait_for(pause) == std::future_status::ready;
-    const auto told = comm::all_gather_bytes(group, done ? "done" : "");
-    all_done = std::none_of(told.begin(), told.end(), [](const auto& text) { return text.empty(); });
-    pause = std::min(pause * 2, std::chrono::milliseconds(500));
+  try {
+    for (bool all_done = false; !all_done;) {
+      const bool done = outcome.wait_for(pause) == std::future_status::ready;
+      const auto told = comm::all_gather_bytes(group, done ? "done" : "");
+      all_done = std::none_of(told.begin(), told.end(), [](const auto& text) { return text.empty(); });
+      pause = std::min(pause * 2, std::chrono::milliseconds(500));
+    }
+  } catch (...) {
+    stop = true;  // the future waits for its thread
+    throw;
   }
   comm::attempt_together(group, [&] { outcome.get(); });
 }
 
 }  // namespace
 
-RunData load_run_data(const Recipe& recipe, bool quiet) {
+namespace {
+
+RunData load_run_data(const Recipe& recipe, bool quiet, const std::atomic<bool>* stop) {
   RunData run;
   run.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::from_folder(recipe.model.path));
   run.vocab_size = ModelConfig::from_folder(recipe.model.path).vocab_size;
   run.chat_template = text::ChatTemplate::from_folder(recipe.model.path);
   const auto cache = data::DataCache::folder_of(recipe.data.cache);
-  run.train = load_dataset(recipe, run, true, cache, quiet);
-  if (!recipe.data.validation.empty()) run.validation = load_dataset(recipe, run, false, cache, quiet);
+  run.train = load_dataset(recipe, run, true, cache, quiet, stop);
+  if (!recipe.data.validation.empty()) run.validation = load_dataset(recipe, run, false, cache, quiet, stop);
   return run;
 }
+
+}  // namespace
+
+RunData load_run_data(const Recipe& recipe, bool quiet) { return load_run_data(recipe, quiet, nullptr); }
 
 RunData load_run_data_together(const Recipe& recipe, const comm::World& world, comm::Group& everyone) {
   RunData run;
   const bool first = world.info().local_rank == 0, quiet = world.info().rank != 0;
-  attempt_long_together(everyone, [&] {
-    if (first) run = load_run_data(recipe, quiet);
+  attempt_long_together(everyone, [&](const auto& stop) {
+    if (first) run = load_run_data(recipe, quiet, &stop);
   });
-  attempt_long_together(everyone, [&] {  // found tokenized, unless nothing is kept
-    if (!first) run = load_run_data(recipe, quiet);
+  attempt_long_together(everyone, [&](const auto& stop) {  // found tokenized, unless nothing is kept
+    if (!first) run = load_run_data(recipe, quiet, &stop);
   });
   return run;
 }

@@ -133,8 +133,8 @@ fs::path RunFolder::next_previous() const {
 fs::path RunFolder::put_aside_history() {
   fs::path into;
   // Checkpoints first: a run that is killed in between has nothing to resume and puts the rest aside.
-  for (const char* name :
-       {"checkpoints", kMetricsName, kEventsName, "tensorboard", "recipe.yaml", "recipe.resolved.yaml", "model"}) {
+  for (const char* name : {"checkpoints", kMetricsName, kEventsName, "tensorboard", "profile", "recipe.yaml",
+                           "recipe.resolved.yaml", "model"}) {
     const auto status = fs::symlink_status(path_ / name);
     if (!fs::exists(status) || (fs::is_directory(status) && fs::is_empty(path_ / name))) continue;
     const std::string_view ours_if_unchanged = name;

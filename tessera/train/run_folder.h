@@ -76,7 +76,8 @@ class RunFolder {
   void append(const StepMetrics& metrics);
   void append_validation(int64_t step, double validation_loss, double seconds);
   void append_early_stop(int64_t step, const std::string& reason);
-  // What is no number, a line of events.jsonl: WHAT is "session", "sample", "warning" or "end".
+  // What is no number, a line of events.jsonl: WHAT is "session", "restart", "sample", "profile", "warning" or
+  // "end".
   void append_event(int64_t step, const std::string& what, const nlohmann::ordered_json& value);
 
   // Error kConfig when model/ holds something that no run exported.

@@ -24,7 +24,8 @@ constexpr size_t kMostHashed = size_t{16} << 20;
 
 // Everything that a run may write into its folder, beside trace/, which holds nothing but flight records.
 constexpr const char* kNames[] = {"recipe.yaml", "recipe.resolved.yaml", "metrics.jsonl", "events.jsonl",
-                                  "tensorboard", "checkpoints",          "model",         "previous"};
+                                  "tensorboard", "checkpoints",          "model",         "previous",
+                                  "profile"};
 constexpr const char* kPrivateNames[] = {"lock", "staging", "run.json"};
 
 fs::path mark_path(const fs::path& dir) { return private_folder(dir) / "run.json"; }

@@ -9,6 +9,7 @@
 
 #include "tessera/base/host.h"
 #include "tessera/base/version.h"
+#include "tessera/comm/launch/rank_notes.h"
 #include "tessera/train/machine_peak.h"
 #include "tessera/train/recipe_print.h"
 
@@ -53,6 +54,9 @@ RunReport::RunReport(const Recipe& recipe, RunFolder& folder, const ModelConfig&
   if (jsonl_) {
     folder_.open_history(first_step);
     folder_.append_event(first_step, "session", as_json(session, config));
+    if (const auto restart = comm::restart_reason()) {
+      folder_.append_event(first_step, "restart", {{"attempt", restart->attempt}, {"reason", restart->text}});
+    }
     tell_warnings(first_step);
   }
   if (recipe.log.tensorboard) {
@@ -128,6 +132,10 @@ void RunReport::sample(int64_t step, const std::string& prompt, const std::strin
     return nlohmann::json(raw).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };
   progress_.sample(step, quoted(prompt), quoted(text));
+}
+
+void RunReport::profile(int64_t step, const nlohmann::ordered_json& summary) {
+  if (jsonl_) folder_.append_event(step, "profile", summary);
 }
 
 void RunReport::early_stop(int64_t step, const std::string& reason) {

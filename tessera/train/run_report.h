@@ -9,6 +9,7 @@
 #pragma once
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
@@ -49,6 +50,8 @@ class RunReport {
   void step(int64_t step, const StepResult& result, double lr, const StepTimes& times);
   void validation(int64_t step, double loss, double seconds);
   void sample(int64_t step, const std::string& prompt, const std::string& text);
+  // What step_profile.h makes of the profiled steps.
+  void profile(int64_t step, const nlohmann::ordered_json& summary);
   // The run ends before its last step, and why: a line of metrics.jsonl with "early_stop".
   void early_stop(int64_t step, const std::string& reason);
   void finish(int64_t step, const std::string& last_line);

@@ -11,6 +11,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/launch/rank_notes.h"
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/random/random.h"
 #include "tessera/kernels/linear_cross_entropy.h"
@@ -26,6 +27,7 @@
 #include "tessera/train/run_report.h"
 #include "tessera/train/run_setup.h"
 #include "tessera/train/step.h"
+#include "tessera/train/step_profile.h"
 
 namespace tessera::train {
 namespace {
@@ -150,10 +152,12 @@ struct Trainer::Impl {
   void validate(int64_t step);
   void sample(int64_t step);
   void save(int64_t step);
+  void tell_changed_data();
   void place_dropout();
   nlohmann::json extra_state() const;
   SessionFacts session() const;
   void wait_for_snapshot();
+  TraceRecorder* recorder() const { return profile ? profile->recorder() : nullptr; }
 
   const std::shared_ptr<WarningLog> warnings = std::make_shared<WarningLog>();
   Recipe recipe;
@@ -170,6 +174,7 @@ struct Trainer::Impl {
   std::unique_ptr<CheckpointWriter> checkpoints;
   std::unique_ptr<RunReport> report;  // rank 0 only
   std::unique_ptr<TrainStep> step_runner;
+  std::unique_ptr<StepProfile> profile;  // null: none is asked for
   std::optional<optim::Schedule> schedule;
   std::vector<data::Batch> validation_batches;
   std::optional<double> last_validation_loss;
@@ -179,6 +184,7 @@ struct Trainer::Impl {
   int64_t first_step = 0;
   double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step told of them
   bool stop_requested = false;
+  bool changed_data_told = false;
 };
 
 Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_world)
@@ -341,10 +347,13 @@ void Trainer::Impl::resume() {
 }
 
 void Trainer::Impl::train_step(int64_t step) {
+  if (profile) profile->begin(step);
   const auto start = Clock::now();
   const int64_t rows = recipe.train.global_batch_size / place.data_size();
-  const auto batch =
-      place.own_tokens(loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows));
+  const auto batch = [&] {
+    const TraceSpan span(recorder(), "data");
+    return place.own_tokens(loader->next_global_slice(recipe.train.global_batch_size, place.data_rank() * rows, rows));
+  }();
   const double data_seconds = seconds_since(start);
   const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
@@ -353,10 +362,20 @@ void Trainer::Impl::train_step(int64_t step) {
   stop_requested = result.stop_requested;
   const double snapshot = std::exchange(snapshot_seconds, 0);
   const double checkpoint = std::exchange(checkpoint_seconds, 0) + snapshot;
+  if (profile) {
+    profile->count("data", data_seconds);
+    profile->count("snapshot", snapshot);
+    profile->count("checkpoint", checkpoint);
+  }
   if (report) report->step(step, result, lr, {seconds_since(start), data_seconds, snapshot, checkpoint});
+  if (profile) {
+    const auto summary = profile->end(step);
+    if (summary && report) report->profile(step, *summary);
+  }
 }
 
 void Trainer::Impl::validate(int64_t step) {
+  const TraceSpan span(recorder(), "validation");
   const auto start = Clock::now();
   last_validation_loss =
       validation_loss(*model, step_runner->pipeline(), world->group(), validation_batches, place.counts());
@@ -383,13 +402,29 @@ void Trainer::Impl::sample(int64_t step) {
 }
 
 void Trainer::Impl::wait_for_snapshot() {
+  const TraceSpan span(recorder(), "waiting for a save");
   const auto start = Clock::now();
   checkpoints->wait_for_snapshot();
   snapshot_seconds += seconds_since(start);
 }
 
+// Once; the rows of this run are as they were made.
+void Trainer::Impl::tell_changed_data() {
+  if (!chief() || changed_data_told) return;
+  auto path = data.train->changed_file();
+  if (!path && data.validation) path = data.validation->changed_file();
+  if (!path) return;
+  changed_data_told = true;
+  log_warning(
+      "[data] {}: has been written to, moved or removed since this run read it. The run goes on with what it read; to "
+      "resume it later, the data must be what they were.",
+      path->string());
+}
+
 // Ranked by the loss of this very step, if it was measured.
 void Trainer::Impl::save(int64_t step) {
+  const TraceSpan span(recorder(), "checkpoint");
+  tell_changed_data();
   const auto start = Clock::now();
   auto state = training_state(*model, *optimizer);
   if (const auto stages = place.pipeline()) state = saved_of_stage(state, *stages->group(0));
@@ -400,6 +435,11 @@ void Trainer::Impl::save(int64_t step) {
 
 RunSummary Trainer::Impl::run() {
   const StopSignals signals;
+  if (recipe.train.profile) {
+    profile = std::make_unique<StepProfile>(
+        *model, world->group(),
+        StepProfileOptions{.folder = run_path() / "profile", .steps = profiled_steps(first_step, steps)});
+  }
   if (chief()) report = std::make_unique<RunReport>(recipe, *folder, config, session());
   const bool validates = recipe.train.validate_every > 0 && !validation_batches.empty();
   if (validates && first_step == 0) validate(0);
@@ -408,6 +448,7 @@ RunSummary Trainer::Impl::run() {
   int64_t saved_step = first_step;
   while (step < steps && !stop_requested && !early_stopping.is_over()) {
     train_step(++step);
+    if (chief()) comm::tell_step(step);
     bool last = step == steps;
     const bool saves = due(recipe.checkpoint.every) || ((last || stop_requested) && recipe.checkpoint.every > 0);
     // keep_best compares what each checkpoint was worth; a run that is asked to stop has no time for that.

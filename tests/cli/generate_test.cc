@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tessera/base/file.h"
 #include "tests/cli/tiny_tokenizer.h"
@@ -82,6 +83,87 @@ TEST_F(Generate, ChatPutsThePromptIntoTheTemplate) {
   EXPECT_EQ(nlohmann::json::parse(found.out)["prompt_tokens"].size(), std::string("(user) hi: ").size());
 }
 
+TEST_F(Generate, StopEndsTheTextBeforeIt) {
+  const auto text = nlohmann::json::parse(run({"--prompt", "the cat", "--max-new-tokens", "20", "--json"}).out)["text"]
+                        .get<std::string>();
+  const auto stop = text.substr(4, 2);
+  const auto expected = text.substr(0, text.find(stop));
+  EXPECT_EQ(run({"--prompt", "the cat", "--max-new-tokens", "20", "--stop", "zzzz", "--stop", stop}).out,
+            expected + "\n");
+  EXPECT_EQ(
+      nlohmann::json::parse(
+          run({"--prompt", "the cat", "--max-new-tokens", "20", "--json", "--stop", stop, "--nproc", "2"}).out)["text"],
+      expected);
+}
+
+TEST_F(Generate, ABatchIsAnsweredLineByLineInItsOrder) {
+  const auto text_of = [&](const std::string& prompt) {
+    return nlohmann::json::parse(run({"--prompt", prompt, "--max-new-tokens", "9", "--json"}).out)["text"]
+        .get<std::string>();
+  };
+  publish_file(
+      folder_ / "in.jsonl",
+      "{\"id\": \"x\", \"prompt\": \"the cat\"}\n\n{\"prompt\": \"a\"}\n{\"id\": 3, \"prompt\": \"the cat sat\"}");
+  const auto file = (folder_ / "in.jsonl").string();
+  const auto found = run({"--batch", file, "--max-new-tokens", "9"});
+  ASSERT_EQ(found.exit_code, 0) << found.err;
+  std::istringstream lines(found.out);
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(rows[0]["id"], "x");
+  EXPECT_FALSE(rows[1].contains("id"));
+  EXPECT_EQ(rows[2]["id"], 3);
+  EXPECT_EQ(rows[0]["text"], text_of("the cat"));
+  EXPECT_EQ(rows[1]["text"], text_of("a"));
+  EXPECT_EQ(rows[2]["text"], text_of("the cat sat"));
+  EXPECT_EQ(run({"--batch", file, "--max-new-tokens", "9", "--nproc", "2"}).out, found.out);
+  publish_file(folder_ / "in.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": 5}\n");
+  const auto wrong = run({"--batch", file});
+  EXPECT_EQ(wrong.exit_code, 3);
+  EXPECT_EQ(wrong.out, "") << "every line is looked at first";
+  EXPECT_NE(wrong.err.find("in.jsonl:2"), std::string::npos) << wrong.err;
+}
+
+TEST_F(Generate, AChatKeepsItsHistoryUntilItIsCleared) {
+  publish_file(dir() / "chat_template.jinja", "{% for m in messages %}({{ m.role }}) {{ m.content }}{% endfor %}: ");
+  const auto chat = [&](const std::string& input) {
+    return testing::run_process({testing::program(), "generate", "--model", dir().string(), "--chat", "--system",
+                                 "be kind", "--max-new-tokens", "4"},
+                                {.input = input});
+  };
+  const auto first = chat("hi\n"), twice = chat("hi\nhi\n"), cleared = chat("hi\n/clear\nhi\n/exit\nhi\n");
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(cleared.out, first.out + first.out);
+  ASSERT_EQ(twice.exit_code, 0) << twice.err;
+  EXPECT_EQ(twice.out.substr(0, first.out.size()), first.out);
+  EXPECT_NE(twice.out, cleared.out) << "the second answer knows the first";
+  EXPECT_EQ(chat("").out, "");
+  const auto full = chat("hi\nhi\nhi\nhi\n/clear\nhi\n");
+  EXPECT_EQ(full.exit_code, 0);
+  EXPECT_NE(full.err.find("context is 64"), std::string::npos) << full.err;
+  EXPECT_EQ(full.out.substr(full.out.size() - first.out.size()), first.out) << "and goes on";
+}
+
+TEST_F(Generate, TakesSamplingFromTheFolderAndSaysSo) {
+  publish_file(dir() / "generation_config.json", R"({"do_sample": true, "temperature": 1.5, "max_new_tokens": 7})");
+  const auto found = run({"--prompt", "a"});
+  EXPECT_NE(found.err.find("max_new_tokens 7, do_sample, temperature 1.5"), std::string::npos) << found.err;
+  EXPECT_EQ(found.out, run({"--prompt", "a", "--temperature", "1.5"}).out);
+  EXPECT_EQ(found.out.size(), 8U);
+  const auto greedy = run({"--prompt", "a", "--temperature", "0", "--max-new-tokens", "7"});
+  EXPECT_NE(greedy.out, found.out);
+  EXPECT_EQ(greedy.err.find("generation_config"), std::string::npos) << greedy.err;
+}
+
+TEST_F(Generate, SmallWeightsAnswerToo) {
+  for (const char* dtype : {"bfloat16", "int8", "float16"}) {
+    const auto found = run({"--prompt", "the cat", "--max-new-tokens", "9", "--dtype", dtype});
+    EXPECT_EQ(found.exit_code, 0) << found.err;
+    EXPECT_GE(found.out.size(), 2U);
+  }
+}
+
 TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {
   const auto expect = [](const ProcessResult& result, int code, const std::string& part) {
     EXPECT_EQ(result.exit_code, code) << result.err;
@@ -95,6 +177,12 @@ TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {
   expect(run({"--prompt", ""}), 2, "holds no token");
   expect(run({"--prompt", "a", "--chat"}), 2, "no chat template");
   expect(run({"--prompt", "a", "--dtype", "int3"}), 2, "int3");
+  expect(run({"--prompt", "a", "--dtype", "int8", "--nproc", "2"}), 2, "one rank");
+  expect(run({}), 2, "--batch FILE");
+  expect(run({"--prompt", "a", "--batch", "x"}), 2, "neither --prompt");
+  expect(run({"--prompt", "a", "--system", "x"}), 2, "Add --chat");
+  expect(run({"--batch", "/nowhere/x.jsonl"}), 3, "/nowhere/x.jsonl");
+  expect(run({"--prompt", "a", "--temperature", "nan"}), 2, "temperature");
   expect(run({"--prompt", std::string(64, 'a')}), 2, "context is 64");
   std::filesystem::resize_file(dir() / "model.safetensors", 2000);
   expect(run({"--prompt", "a"}), 3, "cut off");

@@ -1,9 +1,13 @@
 // Tokenized data kept between starts: found again, made anew when it must be, never trusted when it is not whole.
 #include "tessera/data/cache.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <atomic>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -203,6 +207,106 @@ TEST_F(CacheTest, ManyProcessesMakeAnEntryOnce) {
   for (auto& one : starts) one.join();
   EXPECT_EQ(std::set<std::string>(fingerprints.begin(), fingerprints.end()).size(), 1u);
   EXPECT_EQ(entries().size(), 1u);
+}
+
+std::string key(char digit) { return std::string(32, digit); }
+
+TEST_F(CacheTest, WhatIsOldOrTooMuchGoesButNothingInUseAndNothingOfOthers) {
+  const auto first = load();
+  const auto template_of_entry = entry();
+  const auto make = [&](char digit, int days) {
+    const auto folder = cache() / key(digit);
+    std::filesystem::copy(template_of_entry, folder);
+    auto set = nlohmann::ordered_json::parse(read_file(folder / "set.json"));
+    set["key"] = key(digit);
+    std::ofstream(folder / "set.json") << set;
+    const timespec at{::time(nullptr) - days * 24 * 3600, 0};
+    const timespec both[] = {at, at};
+    for (const char* name : {"set.json", "maker"}) {
+      ASSERT_EQ(::utimensat(AT_FDCWD, (folder / name).c_str(), both, 0), 0);
+    }
+  };
+  make('1', 40);
+  make('2', 40);
+  make('3', 2);
+  make('4', 1);
+  std::filesystem::create_directories(cache() / key('5'));  // a folder of somebody else's, by chance of that name
+  std::ofstream(cache() / key('5') / "set.json") << R"({"mine": 1})";
+  std::filesystem::create_directories(cache() / "notes");
+  const auto used = PackedRows::open(cache() / key('2'), key('2'));
+  ASSERT_TRUE(used);
+  const timespec long_ago[] = {{0, 0}, {0, 0}};
+  EXPECT_EQ(::utimensat(AT_FDCWD, (cache() / key('2') / "maker").c_str(), long_ago, 0), 0);
+  const auto there = [&](char digit) { return std::filesystem::exists(cache() / key(digit)); };
+  DataCache(cache()).prune();
+  EXPECT_FALSE(there('1')) << "unused for 40 days";
+  EXPECT_TRUE(there('2')) << "in use";
+  EXPECT_TRUE(there('3') && there('4'));
+  uint64_t bytes = 0;
+  for (const auto& file : std::filesystem::directory_iterator(template_of_entry)) bytes += file.file_size();
+  DataCache(cache(), {.bytes = 3 * bytes + 10 * 64}).prune();  // three of the four that are left
+  EXPECT_FALSE(there('3')) << "the one that was used longest ago, but for the one in use";
+  EXPECT_TRUE(there('2') && there('4'));
+  DataCache(cache(), {.bytes = 0}).prune();
+  EXPECT_FALSE(there('4'));
+  EXPECT_TRUE(there('2') && there('5') && std::filesystem::exists(cache() / "notes"));
+  EXPECT_EQ(tokens(*first), tokens(*load()));
+  int samples = 0;
+  used->read(0, [&](std::span<const PackedToken>) { ++samples; });
+  EXPECT_GT(samples, 0);
+}
+
+TEST_F(CacheTest, WhereHostsShareNoLocksTheFirstEntryCounts) {
+  const auto wanted = tokens(*load());
+  const auto name = entry();
+  const auto theirs = folder_ / "theirs";
+  std::filesystem::rename(name, theirs);
+  const auto rows = DataCache(cache()).find_or_make(name.filename(), [&](const std::filesystem::path& folder) {
+    std::ofstream(folder / "begun") << "x";
+    std::filesystem::rename(theirs, name);  // another host was quicker
+  });
+  EXPECT_GT(rows->rows(), 0);
+  EXPECT_FALSE(std::filesystem::exists(name / "begun"));
+  EXPECT_EQ(tokens(*load()), wanted);
+}
+
+TEST_F(CacheTest, WhatAnotherHostIsMakingIsLeftUntilItIsDead) {
+  load();
+  const auto name = entry();
+  const auto making = cache() / ("." + name.filename().string() + ".0123456789abcdef.tmp");
+  std::filesystem::rename(name, making);
+  std::ofstream(making / "maker") << "another-host";
+  load();
+  EXPECT_TRUE(std::filesystem::exists(making)) << "it was touched just now";
+  const timespec old[] = {{1000, 0}, {1000, 0}};
+  for (const auto& file : std::filesystem::directory_iterator(making)) {
+    ASSERT_EQ(::utimensat(AT_FDCWD, file.path().c_str(), old, 0), 0);
+  }
+  ASSERT_EQ(::utimensat(AT_FDCWD, making.c_str(), old, 0), 0);
+  std::filesystem::remove_all(name);
+  load();
+  EXPECT_FALSE(std::filesystem::exists(making));
+}
+
+TEST_F(CacheTest, AFileThatChangesWhileRowsAreUsedIsNoticed) {
+  const auto set = load();
+  EXPECT_EQ(set->changed_file(), std::nullopt);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  write("a.jsonl", lines("c"));
+  EXPECT_EQ(set->changed_file(), folder_ / "a.jsonl");
+  std::filesystem::remove(folder_ / "a.jsonl");
+  EXPECT_EQ(set->changed_file(), folder_ / "a.jsonl");
+}
+
+TEST_F(CacheTest, TheMakingOfRowsStopsWhenItIsAskedTo) {
+  const std::atomic<bool> stop{true};
+  try {
+    load({.sources = {}, .stop = &stop});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("a.jsonl line 1: asked to stop"));
+  }
+  EXPECT_TRUE(entries().empty());
 }
 
 }  // namespace

@@ -24,7 +24,11 @@ using ::testing::HasSubstr;
 // Written once for all tests here.
 class ParquetOracle : public ::testing::Test {
  protected:
+  void SetUp() override {
+    if (!reads_parquet()) GTEST_SKIP() << "built without libparquet";
+  }
   static void SetUpTestSuite() {
+    if (!reads_parquet()) return;
     folder_ = new TempFolder();
     const auto run = run_python("tests/data/oracle/parquet_oracle.py", {folder_->path().string()});
     ASSERT_EQ(run.exit_code, 0) << run.err;

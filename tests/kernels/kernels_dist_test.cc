@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tessera/kernels/causal_attention.h"
 #include "tessera/kernels/gated.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
@@ -117,6 +118,32 @@ std::vector<OpCase> rotary_cases() {
   }
   return cases;
 }
+
+// Heads that divide evenly over the ranks and those that do not, with and without documents.
+std::vector<OpCase> attention_cases() {
+  std::vector<OpCase> cases;
+  for (const auto& [heads, groups] : std::vector<std::pair<int64_t, int64_t>>{{4, 4}, {4, 2}, {3, 1}, {3, 3}}) {
+    for (const int64_t document : {5, 2}) {
+      const auto first = at::arange(5, at::kLong).div(document, "floor").mul(document).expand({3, 5}).contiguous();
+      const auto place = at::arange(5, at::kLong);
+      const auto seen = place.unsqueeze(0).le(place.unsqueeze(1)).logical_and(place.ge(first[0].unsqueeze(1)));
+      cases.push_back(
+          {"causal_attention of " + std::to_string(heads) + " heads, " + std::to_string(groups) + " of keys",
+           {{3, heads, 5, 4}, {3, groups, 5, 4}, {3, groups, 5, 4}},
+           against(
+               [seen](const Tensors& t) {
+                 return at::scaled_dot_product_attention(t[0], t[1], t[2], seen, 0.0, false, std::nullopt,
+                                                         /*enable_gqa=*/true);
+               },
+               [first](const Tensors& t) {
+                 return kernels::causal_attention(t[0], t[1], t[2], {.first_key = first});
+               })});
+    }
+  }
+  return cases;
+}
+
+TEST(CausalAttentionOnDTensors, EqualsMaskedAttentionOnEveryPlacement) { check_cases({2, 4}, attention_cases()); }
 
 TEST(LinearOnDTensors, EqualsPlainOperationsOnEveryPlacement) { check_cases({2, 4}, linear_cases()); }
 

@@ -157,6 +157,39 @@ setTimeout(() => tell(`still ${chart('loss').dataset.points} ${inked('loss', '--
                                  "still 120 true"));
 }
 
+TEST(Page, ShowsWhereTheTimeOfProfiledStepsWent) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  auto run = made_up("demo", 1);
+  Profile profile{.first_step = 4, .last_step = 6, .ranks = {}, .operations = {}, .modules = {}, .collectives = {}};
+  for (const double rank : {0.0, 1.0}) {
+    profile.ranks.push_back({{"rank", rank},
+                             {"compute", 0.6},
+                             {"communication", 0.1 + 0.1 * rank},
+                             {"wait", 0.2 - 0.1 * rank},
+                             {"data", 0.06},
+                             {"checkpoint", 0.04},
+                             {"hidden", 0.25}});
+  }
+  profile.operations = {{"aten::<mm>", "", 30, 0.3, 0}};
+  profile.modules = {{"model.layers.*.mlp", "", 6, 0.15, 0}};
+  profile.collectives = {{"all_gather", "dp", 12, 0.03, 3e6}};
+  run.profile = profile;
+  const auto lines = told(render_page({run, made_up("plain", 2)}), R"(
+const shown = document.querySelector('[data-profile=demo]'), all = (what) => [...shown.querySelectorAll(what)];
+tell(document.querySelectorAll('[data-profile]').length);
+tell(all('h3').map((x) => x.textContent));
+const track = shown.querySelector('.bar-track').getBoundingClientRect();
+tell(all('.bar')[0].querySelectorAll('.bar-part').length + ' ' + all('.bar')[0].querySelectorAll('.bar-part')[0].title);
+tell([...all('.bar')[0].querySelectorAll('.bar-part')].map((x) => (x.getBoundingClientRect().width / track.width).toFixed(2)));
+tell(all('tbody tr').map((row) => [...row.children].map((x) => x.textContent).join(' | ')).join(' / '));
+)");
+  EXPECT_THAT(lines,
+              ElementsAre("1", "demo, steps 4 to 6", "5 compute 60.0 %", "0.60,0.10,0.20,0.06,0.04",
+                          "0 | 200 (60.0 %) | 33.33 (10.0 %) | 66.67 (20.0 %) | 20 (6.0 %) | 13.33 (4.0 %) | 25.0 % / "
+                          "1 | 200 (60.0 %) | 66.67 (20.0 %) | 33.33 (10.0 %) | 20 (6.0 %) | 13.33 (4.0 %) | 25.0 % / "
+                          "aten::&lt;mm&gt; | 10 | 100 / model.layers.*.mlp | 2 | 50 / all_gather | dp | 4 | 1 | 10"));
+}
+
 TEST(Page, FitsAPhone) {
   if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
   const auto lines = told(render_page({made_up("demo", 1)}),

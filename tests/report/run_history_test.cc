@@ -49,6 +49,7 @@ no line
         R"({"step":0,"session":{"host":"a","ranks":2}}
 {"step":0,"warning":"careful"}
 {"step":2,"sample":{"prompt":"Once","text":"upon"}}
+{"step":2,"restart":{"attempt":3,"reason":"rank 1 of 2: ended by signal 9"}}
 {"step":2,"end":"done"}
 {"step":2,"sample":"no sample"}
 )");
@@ -65,8 +66,9 @@ no line
   EXPECT_THAT(run.validation.columns.at("validation_loss"), ElementsAre(3.0));
   ASSERT_EQ(run.samples.size(), 1u);
   EXPECT_EQ(run.samples[0].text, "upon");
-  ASSERT_EQ(run.warnings.size(), 1u);
+  ASSERT_EQ(run.warnings.size(), 2u);
   EXPECT_EQ(run.warnings[0].text, "careful");
+  EXPECT_EQ(run.warnings[1].text, "restart 3: rank 1 of 2: ended by signal 9");
   ASSERT_EQ(run.sessions.size(), 1u);
   EXPECT_THAT(run.sessions[0].facts, ElementsAre(Pair("host", "a"), Pair("ranks", "2")));
   EXPECT_EQ(run.state, "done");
@@ -112,6 +114,35 @@ TEST(RunHistory, KeepsOnlyWhatIsDrawn) {
   EXPECT_EQ(run.steps.columns.size(), 65u);
   EXPECT_TRUE(std::isnan(run.steps.columns.at("loss")[0]));
   EXPECT_TRUE(run.grad_norm_z.empty());
+}
+
+TEST(RunHistory, TakesTheLastProfileThatIsWhole) {
+  const testing::TempFolder temp;
+  write(temp / "run/metrics.jsonl", "{\"step\":9,\"loss\":1}\n");
+  const std::string rank =
+      R"({"rank":0,"compute":1.5,"communication":0.1,"wait":0.2,"data":0.1,"checkpoint":0,"hidden":0.5})";
+  std::string ranks = rank;
+  for (int i = 0; i < 100; ++i) ranks += "," + rank;
+  const auto line = [](int step, const std::string& tables) {
+    return fmt::format("{{\"step\":{},\"profile\":{{\"first_step\":4,\"last_step\":{},{}}}}}\n", step, step, tables);
+  };
+  write(temp / "run/events.jsonl",
+        line(6, R"("ranks":[])") +
+            line(9, R"("ranks":[)" + ranks +
+                        R"(],"operations":[{"name":"mm","calls":3,"seconds":0.5}],"collectives":[{"name":"all_gather",)"
+                        R"("group":"dp","calls":2,"bytes":64,"seconds":0.1}])") +
+            line(12, R"("ranks":[{"rank":0}])") + line(15, R"("ranks":7)"));
+  const auto run = read_run(temp / "run");
+  EXPECT_THAT(run.notes, ElementsAre("2 lines of events.jsonl tell nothing"));
+  ASSERT_TRUE(run.profile);
+  EXPECT_EQ(run.profile->last_step, 9);
+  EXPECT_EQ(run.profile->ranks.size(), 64u);
+  EXPECT_EQ(run.profile->ranks[1].at("compute"), 1.5);
+  ASSERT_EQ(run.profile->operations.size(), 1u);
+  EXPECT_EQ(run.profile->operations[0].calls, 3);
+  ASSERT_EQ(run.profile->collectives.size(), 1u);
+  EXPECT_EQ(run.profile->collectives[0].group, "dp");
+  EXPECT_EQ(run.profile->collectives[0].bytes, 64);
 }
 
 TEST(RunHistory, RefusesWhatIsNoRun) {

@@ -2,6 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
+#include <thread>
+
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {
@@ -49,8 +53,12 @@ TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {
   const auto cache = "data.cache=" + (runs / "cache").string();
   const auto kept = runs.train("kept", 3, {cache, "train.steps=2"});
   ASSERT_EQ(kept.exit_code, 0) << kept.err;
-  EXPECT_EQ(count_of(kept.err, "tokenized in"), 1u) << kept.err;
+  // Whoever makes an entry says so, whatever its rank; so does one that waits for another.
+  EXPECT_EQ(count_of(kept.err, "tokens, tokenized in"), 1u) << kept.err;
   EXPECT_THAT(kept.err, Not(HasSubstr("another process tokenizes")));
+  EXPECT_EQ(count_of(kept.err, "found tokenized"), 0u) << kept.err;
+  const auto again = runs.train("again", 3, {cache, "train.steps=2"});
+  EXPECT_EQ(count_of(again.err, "found tokenized"), 1u) << again.err;
   const auto off = runs.train("off", 3, {"data.cache=off", "train.steps=2"});
   ASSERT_EQ(off.exit_code, 0) << off.err;
   EXPECT_EQ(runs.weights("kept"), runs.weights("off"));
@@ -58,6 +66,24 @@ TEST(DataOfRuns, OneRankTokenizesAndOthersRead) {
   const auto broken = runs.train("broken", 2, {cache, "data.train=" + (runs / "broken.jsonl").string()});
   EXPECT_EQ(broken.exit_code, 3);
   EXPECT_THAT(broken.err, HasSubstr("broken.jsonl line 2: 'text' is number"));
+}
+
+TEST(DataOfRuns, AFileThatChangesMeanwhileIsToldOnceAndChangesNothing) {
+  const TinyRun runs;
+  const auto undisturbed = runs.train("undisturbed", 1, {"train.steps=30", "checkpoint.every=10"});
+  ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;
+  auto run = std::async(std::launch::async, [&] {
+    return runs.train("disturbed", 1, {"train.steps=30", "checkpoint.every=10"});
+  });
+  const auto metrics = runs / "disturbed" / "metrics.jsonl";
+  for (int i = 0; i < 3000 && !std::filesystem::exists(metrics); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  runs.write("train.jsonl", "{\"text\": \"something else\"}\n");
+  const auto disturbed = run.get();
+  ASSERT_EQ(disturbed.exit_code, 0) << disturbed.err;
+  EXPECT_EQ(count_of(disturbed.err, "train.jsonl: has been written to"), 1u) << disturbed.err;
+  EXPECT_EQ(runs.weights("disturbed"), runs.weights("undisturbed"));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "tessera/kernels/detail/head_chunks.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/row_loops.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::detail {
@@ -50,10 +51,25 @@ class Summation {
     logits.sub_(most);
   }
 
+  bool wants_gradient() const { return grad_hidden_.defined() || grad_weight_.defined(); }
+
+  void add_gradients(int64_t begin, const at::Tensor& h, const at::Tensor& g) const {
+    if (grad_hidden_.defined()) {
+      grad_hidden_.narrow(0, begin, h.size(0)).copy_(product_nt(g.to(weight_.scalar_type()), weight_.t()));
+    }
+    if (grad_weight_.defined()) add_head_gradient(grad_weight_, g, h.to(wide_));
+  }
+
   void add_chunk(int64_t begin, int64_t rows) {
     const auto h = hidden_.narrow(0, begin, rows);
     auto logits = product_nt(h, weight_).to(wide_);
-    const auto slope = cap_logits(logits, softcap_, grad_hidden_.defined() || grad_weight_.defined());
+    if (part_.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && runs_row_loops(logits)) {
+      logits = logits.contiguous();
+      loss_.add_(cross_entropy_rows(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
+      if (wants_gradient()) add_gradients(begin, h, logits);
+      return;
+    }
+    const auto slope = cap_logits(logits, softcap_, wants_gradient());
     level(logits);
     // The label's place among this part's classes, and whether it has one.
     const int64_t classes = weight_.size(0);
@@ -67,14 +83,11 @@ class Summation {
     }
     together(sums, comm::ReduceOp::kSum);
     loss_.add_((sums[0].log() - sums[1]).sum(at::kDouble));
-    if (!grad_hidden_.defined() && !grad_weight_.defined()) return;
+    if (!wants_gradient()) return;
     auto g = logits.div_(sums[0]);  // softmax - onehot, in place of the logits
     if (classes > 0) g.scatter_add_(1, target, own.neg());
     if (slope.defined()) g.mul_(slope);
-    if (grad_hidden_.defined()) {
-      grad_hidden_.narrow(0, begin, rows).copy_(product_nt(g.to(weight_.scalar_type()), weight_.t()));
-    }
-    if (grad_weight_.defined()) add_head_gradient(grad_weight_, g, h.to(wide_));
+    add_gradients(begin, h, g);
   }
 
   at::Tensor hidden_, weight_, labels_;

@@ -18,11 +18,13 @@ void ensure_operations() {
     define_rotary(*made);
     define_gated(*made);
     define_linear_cross_entropy(*made);
+    define_causal_attention(*made);
     register_linear_rules();
     register_rms_norm_rules();
     register_rotary_rules();
     register_gated_rules();
     register_linear_cross_entropy_rules();
+    register_causal_attention_rules();
     return made;
   }();
   (void)library;

@@ -32,11 +32,13 @@ void define_rms_norm(torch::Library& library);
 void define_rotary(torch::Library& library);
 void define_gated(torch::Library& library);
 void define_linear_cross_entropy(torch::Library& library);
+void define_causal_attention(torch::Library& library);
 void register_linear_rules();
 void register_rms_norm_rules();
 void register_rotary_rules();
 void register_gated_rules();
 void register_linear_cross_entropy_rules();
+void register_causal_attention_rules();
 
 // fp32, or fp64 for fp64: what halves are computed in.
 inline at::ScalarType wide_type(at::ScalarType type) { return type == at::kDouble ? at::kDouble : at::kFloat; }

@@ -222,7 +222,39 @@
     return [head, body];
   }
 
+  const PARTS = ['compute', 'communication', 'wait', 'data', 'checkpoint'];
+
+  function drawProfile({name, profile}) {
+    const steps = Math.max(profile.last_step - profile.first_step + 1, 1);
+    const percent = (value, total) => `${(total > 0 ? 100 * value / total : 0).toFixed(1)} %`;
+    const each = (value, scale = 1) => shown(Number((scale * value / steps).toPrecision(4)));
+    const totals = profile.ranks.map((rank) => PARTS.reduce((sum, part) => sum + rank[part], 0));
+    const most = Math.max(...totals, 1e-9);
+    const bars = profile.ranks.map((rank, index) => element('div', {class: 'bar', 'aria-hidden': 'true'},
+      element('span', {class: 'bar-name'}, `rank ${rank.rank}`),
+      element('span', {class: 'bar-track'}, ...PARTS.map((part, place) => element('span', {
+        class: 'bar-part', title: `${part} ${percent(rank[part], totals[index])}`,
+        style: `width: ${100 * rank[part] / most}%; background: var(--run${place})`})))));
+    const legend = element('p', {class: 'legend', 'aria-hidden': 'true'}, ...PARTS.flatMap((part, place) =>
+      [element('span', {class: 'swatch small', style: `background: var(--run${place})`}), ` ${part} `]));
+    const parts = keyed(['rank', ...PARTS.map((part) => `${part}, ms`), 'collectives behind compute'], profile.ranks.map((rank, index) =>
+      [String(rank.rank), ...PARTS.map((part) => `${each(rank[part], 1e3)} (${percent(rank[part], totals[index])})`), percent(rank.hidden, 1)]));
+    const longest = (title, headings, rows) => element('details', {}, element('summary', {}, title),
+      element('div', {class: 'scroll'}, element('table', {}, ...keyed(headings, rows))));
+    const timed = (row) => [row.name, each(row.calls), each(row.seconds, 1e3)];
+    return element('article', {class: 'profile', 'data-profile': name},
+      element('h3', {}, `${data.runs.length > 1 ? `${name}, ` : ''}steps ${profile.first_step} to ${profile.last_step}`),
+      ...bars, legend, element('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': 'Time by rank and part'}, element('table', {}, ...parts)),
+      longest('Operations of rank 0, the longest', ['name', 'calls a step', 'own ms a step'], profile.operations.map(timed)),
+      longest('Modules of rank 0, forward and backward', ['name', 'calls a step', 'own ms a step'], profile.modules.map(timed)),
+      longest('Collectives of rank 0', ['name', 'group', 'calls a step', 'MB a step', 'ms waited a step'], profile.collectives.map((row) =>
+        [row.name, row.group, each(row.calls), each(row.bytes, 1e-6), each(row.seconds, 1e3)])));
+  }
+
   function drawTexts() {
+    const profiled = data.runs.filter(({profile}) => profile);
+    byId('profile').hidden = profiled.length === 0;
+    byId('profile-list').replaceChildren(...profiled.map(drawProfile));
     const settings = data.runs.map(({recipe}) => new Map(recipe));
     byId('differences').hidden = data.runs.length < 2;
     byId('differences-table').replaceChildren(...keyed(['setting', ...data.runs.map(({name}) => name)],
@@ -247,7 +279,7 @@
     drawHeader();
     CHARTS.forEach(draw);
     // What is open stays open while nothing in it changes.
-    const texts = JSON.stringify(data.runs.map(({recipe, samples, warnings, sessions}) => [recipe, samples, warnings, sessions]));
+    const texts = JSON.stringify(data.runs.map(({recipe, samples, warnings, sessions, profile}) => [recipe, samples, warnings, sessions, profile]));
     if (texts !== drawAll.texts) { drawAll.texts = texts; drawTexts(); }
   }
 

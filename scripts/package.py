@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Makes what is given away of a build: a wheel that depends on torch for libtorch, and an archive that holds it.
+
+    scripts/package.py --build build --torch .venv/lib/python3.11/site-packages/torch --out build/package [--only wheel|archive]
+
+The program is not Python, in neither: the wheel puts the executable itself on the PATH, which finds libtorch beside the
+interpreter that it was installed for. docs/design/package.md.
+"""
+import argparse
+import base64
+import glob
+import gzip
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# What every Linux has that can run libtorch at all: the C and C++ run time.
+SYSTEM = re.compile(r"^(ld-linux.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so\.\d+$")
+LOADED = ["libonig.so.5"]  # by dlopen
+COMPILED_IN = {"nlohmann-json": "nlohmann-json3-dev", "CLI11": "libcli11-dev"}  # headers only
+# The oldest glibc of the distributions with that libstdc++, as the manylinux policies have it.
+GLIBC_OF_GLIBCXX = [(25, 28), (28, 31), (29, 34), (30, 35), (31, 38), (32, 38), (33, 39)]
+SECONDS = int(os.environ.get("SOURCE_DATE_EPOCH", "1577836800"))
+
+
+def die(text):
+    sys.exit(f"./dev package: {text}")
+
+
+def output(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def needed(path):
+    return re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", path))
+
+
+def run_path(path):
+    found = re.search(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", output("readelf", "-d", path))
+    return found.group(1) if found else ""
+
+
+def set_run_path(path, wanted):
+    """In place: `wanted` is no longer than what the linker put there."""
+    before, data = run_path(path).encode(), pathlib.Path(path).read_bytes()
+    after = wanted.encode()
+    if data.count(before + b"\0") != 1 or len(after) > len(before):
+        die(f"{path}: its run path cannot be replaced")
+    pathlib.Path(path).write_bytes(data.replace(before + b"\0", after.ljust(len(before), b"\0") + b"\0"))
+
+
+class Libraries:
+    """What the program loads, and from where: name -> real path."""
+
+    def __init__(self, program, torch):
+        found = dict(re.findall(r"(\S+) => (/\S+)", output("ldd", program)))
+        missing = re.findall(r"(\S+) => not found", output("ldd", program))
+        if missing:
+            die(f"{program} does not find {', '.join(missing)}")
+        site = pathlib.Path(torch).resolve().parent
+        self.torch, self.arrow, self.system = {}, {}, {}
+        for name, path in found.items():
+            real = pathlib.Path(path).resolve()
+            if SYSTEM.match(name):
+                continue
+            of_torch = real.is_relative_to(pathlib.Path(torch).resolve()) or real.is_relative_to(site / "nvidia")
+            where = self.torch if of_torch else self.arrow if real.parent.name == "pyarrow" else self.system
+            where[name] = real
+        cache = output("/sbin/ldconfig", "-p")
+        for name in LOADED:
+            path = re.search(rf"^\s*{re.escape(name)} .*=> (\S+)$", cache, re.M)
+            if not path:
+                die(f"{name} is not on this machine, and the program needs it")
+            self.system[name] = pathlib.Path(path.group(1)).resolve()
+
+
+def debian_licence(package):
+    path = pathlib.Path(f"/usr/share/doc/{package}/copyright")
+    if not path.is_file():
+        die(f"found no licence of {package}: {path} is not there")
+    return path.read_bytes()
+
+
+def owner(path):
+    for candidate in {str(path), str(path).removeprefix("/usr")}:
+        found = subprocess.run(["dpkg", "-S", candidate], capture_output=True, text=True)
+        if found.returncode == 0:
+            return found.stdout.split(":")[0]
+    die(f"{path}: no Debian package owns it, so that its licence is not known")
+
+
+def wheel_facts(folder, name):
+    """Version of an installed distribution, and the texts of its licences."""
+    infos = glob.glob(f"{pathlib.Path(folder).resolve().parent}/{name}-*.dist-info")
+    if len(infos) != 1:
+        die(f"{folder}: wanted one {name}-*.dist-info beside it, found {len(infos)}. Build with the wheel's libtorch.")
+    info = pathlib.Path(infos[0])
+    version = re.search(r"^Version: (\S+)$", (info / "METADATA").read_text(), re.M).group(1)
+    texts = [p for p in sorted(info.rglob("*")) if p.is_file() and re.match("(?i)licen|notice|copying", p.name)]
+    return version, b"\n\n".join(p.read_bytes() for p in texts)
+
+
+class Tree:
+    """What both packages hold, as files under a prefix: bin, lib/tessera, libexec/tessera, share/tessera."""
+
+    def __init__(self, build, torch, stage):
+        for component in ("program", "demo"):
+            subprocess.run(["cmake", "--install", build, "--component", component, "--prefix", stage, "--strip"],
+                           check=True, stdout=subprocess.DEVNULL)
+        self.root = pathlib.Path(stage)
+        program = self.root / "bin/tessera"
+        self.libraries = Libraries(program, torch)
+        set_run_path(program, ":".join(p for p in run_path(program).split(":") if p.startswith("$ORIGIN")))
+        for name, path in self.libraries.system.items():
+            self.put(f"lib/tessera/{name}", path.read_bytes(), 0o755)
+            self.licence(owner(path), debian_licence(owner(path)))
+        for name, package in COMPILED_IN.items():
+            self.licence(name, debian_licence(package))
+        for recipe in sorted((ROOT / "recipes").glob("*.yaml")):
+            self.put(f"share/tessera/recipes/{recipe.name}", recipe.read_bytes())
+        self.put("share/tessera/demo/recipes/demo.yaml", (ROOT / "recipes/demo.yaml").read_bytes())
+        self.put("share/tessera/demo/fetch.sh", (ROOT / "scripts/package/fetch.sh").read_bytes(), 0o755)
+
+    def put(self, name, content, mode=0o644):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(mode)
+
+    def licence(self, name, text):
+        self.put(f"share/doc/tessera/licences/{name}", text)
+
+    def files(self):
+        return sorted(p for p in self.root.rglob("*") if p.is_file())
+
+    def programs(self):
+        return [p for p in self.files() if p.read_bytes()[:4] == b"\x7fELF"]
+
+    def check_needs(self, elsewhere):
+        """Everything is here, in a wheel that is depended on, or of the system."""
+        here = {p.name for p in self.programs()} | set(elsewhere)
+        for path in self.programs():
+            for name in needed(path):
+                if name not in here and not SYSTEM.match(name):
+                    die(f"{path.relative_to(self.root)} needs {name}, which is in no package")
+            if any(not entry.startswith("$ORIGIN") for entry in run_path(path).split(":") if entry):
+                die(f"{path.relative_to(self.root)} looks for libraries in {run_path(path)}")
+
+    def glibc(self):
+        """The oldest 2.N that has the symbols of every file."""
+        minor = 17
+        for path in self.programs():
+            versions = output("readelf", "-V", path)
+            minor = max([minor] + [int(n) for n in re.findall(r"\bGLIBC_2\.(\d+)", versions)])
+            cxx = max([0] + [int(n) for n in re.findall(r"\bGLIBCXX_3\.4\.(\d+)", versions)])
+            wanted = [glibc for most, glibc in GLIBC_OF_GLIBCXX if cxx <= most]
+            if not wanted:
+                die(f"{path.name}: needs GLIBCXX_3.4.{cxx}, whose manylinux is not known")
+            minor = max(minor, wanted[0])
+        return minor
+
+
+def make_wheel(tree, version, torch, arrow, out):
+    tree.check_needs([*tree.libraries.torch, *tree.libraries.arrow])
+    tag = f"py3-none-manylinux_2_{tree.glibc()}_{platform.machine()}"
+    info, data = f"tessera-{version}.dist-info", f"tessera-{version}.data"
+    requires = [f"torch=={torch.split('+')[0]}"] + ([f"pyarrow=={arrow}"] if arrow else [])
+    metadata = "Metadata-Version: 2.1\nName: tessera\n" + f"Version: {version}\n" + \
+        "Summary: Trains and fine-tunes Hugging Face language models across processes and GPUs, natively\n" + \
+        "Requires-Python: >=3.10,<3.15\n" + "".join(f"Requires-Dist: {name}\n" for name in requires)
+    records = []
+    path = out / f"tessera-{version}-{tag}.whl"
+    with zipfile.ZipFile(path.with_suffix(".part"), "w", zipfile.ZIP_DEFLATED) as wheel:
+        def add(name, content, mode=0o644):
+            entry = zipfile.ZipInfo(name, (2020, 1, 1, 0, 0, 0))
+            entry.external_attr, entry.compress_type = (0o100000 | mode) << 16, zipfile.ZIP_DEFLATED
+            wheel.writestr(entry, content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+            records.append(f"{name},sha256={digest},{len(content)}")
+        for file in tree.files():
+            name = str(file.relative_to(tree.root))
+            place = f"{data}/scripts/tessera" if name == "bin/tessera" else f"{data}/data/{name}"
+            add(place, file.read_bytes(), file.stat().st_mode & 0o777)
+        add(f"{info}/METADATA", metadata.encode())
+        add(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: tessera\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
+        records.append(f"{info}/RECORD,,")
+        entry = zipfile.ZipInfo(f"{info}/RECORD", (2020, 1, 1, 0, 0, 0))
+        entry.external_attr = 0o100644 << 16
+        wheel.writestr(entry, "\n".join(records) + "\n")
+    path.with_suffix(".part").rename(path)
+    return path
+
+
+def make_archive(tree, version, torch_licence, arrow_licence, out):
+    if any("cuda" in name for name in tree.libraries.torch):
+        die("an archive is made with the CPU build of libtorch; with the one for CUDA, make the wheel (--only wheel)")
+    for name, path in {**tree.libraries.torch, **tree.libraries.arrow}.items():
+        tree.put(f"lib/tessera/{name}", path.read_bytes(), 0o755)
+    tree.licence("libtorch", torch_licence)
+    if tree.libraries.arrow:
+        tree.licence("arrow", arrow_licence)
+    tree.check_needs([])
+    folder = f"tessera-{version}-linux-{platform.machine()}"
+    path = out / f"{folder}.tar.gz"
+
+    def plain(member):
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        member.mtime = SECONDS
+        return member
+    with open(f"{path}.part", "wb") as raw, gzip.GzipFile("", "wb", 3, raw, SECONDS) as packed, \
+            tarfile.open(fileobj=packed, mode="w") as archive:
+        for file in tree.files():
+            archive.add(file, f"{folder}/{file.relative_to(tree.root)}", filter=plain)
+    os.rename(f"{path}.part", path)
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--torch", required=True)
+    parser.add_argument("--out", default="build/package")
+    parser.add_argument("--only", choices=["wheel", "archive"])
+    arguments = parser.parse_args()
+    out = pathlib.Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    version = re.search(r"^CMAKE_PROJECT_VERSION:STATIC=(\S+)$",
+                        pathlib.Path(arguments.build, "CMakeCache.txt").read_text(), re.M).group(1)
+    with tempfile.TemporaryDirectory(dir=out) as stage:
+        tree = Tree(arguments.build, arguments.torch, stage)
+        torch, torch_licence = wheel_facts(arguments.torch, "torch")
+        arrow, arrow_licence = None, b""
+        if tree.libraries.arrow:
+            folder = next(iter(tree.libraries.arrow.values())).parent
+            arrow, arrow_licence = wheel_facts(folder, "pyarrow")
+        made = []
+        if arguments.only != "archive":
+            made.append(make_wheel(tree, version, torch, arrow, out))
+        if arguments.only != "wheel":
+            made.append(make_archive(tree, version, torch_licence, arrow_licence, out))
+    for path in made:
+        print(f"{path}  {path.stat().st_size / 2**20:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+// What `tessera generate` was asked for, and the prompts that come of it.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/json.h"
+#include "tessera/models/generate.h"
+#include "tessera/text/chat_template.h"
+#include "tessera/text/tokenizer.h"
+
+namespace tessera::cli {
+
+struct GenerateFlags {
+  std::string model, dtype, device = "auto", system, batch;
+  std::optional<std::string> prompt;
+  std::vector<std::string> stop;
+  bool chat = false, json = false;
+  int64_t nproc = 1;
+  // Absent: as generation_config.json says.
+  std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<int64_t> top_k, max_new_tokens;
+  std::optional<uint64_t> seed;
+};
+
+// Tokenizer and, where it is asked for, chat template of the model.
+class Prompts {
+ public:
+  // Error kConfig where a chat is wanted and the folder has no template.
+  Prompts(const std::string& model, bool chat);
+  const text::Tokenizer& tokenizer() const { return tokenizer_; }
+  // The ids that the model reads, with special tokens where the tokenizer or the template puts them.
+  std::vector<int64_t> of_text(const std::string& text) const;
+  std::vector<int64_t> of_messages(const Json& messages) const;
+
+ private:
+  text::Tokenizer tokenizer_;
+  std::optional<text::ChatTemplate> chat_;
+};
+
+class Generator;
+// Answers one line of standard input after the other until it ends or says /exit.
+void run_chat(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
+              const Prompts& prompts);
+// Every line of flags.batch to a line on standard output.
+void run_batch(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
+               const Prompts& prompts);
+// Standard input to its end. Error kConfig beyond 64 MiB.
+std::string read_standard_input(const char* flag);
+// One object for a text and its tokens: prompt_tokens, tokens, text.
+Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens, const std::string& text);
+// The object on a line of standard output.
+void print_object(const Json& object);
+
+}  // namespace tessera::cli

@@ -1,0 +1,161 @@
+// `tessera serve`: completions and chats over HTTP until it is told to end.
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/listen.h"
+#include "tessera/base/log.h"
+#include "tessera/cli/flags.h"
+#include "tessera/cli/verbs.h"
+#include "tessera/comm/rendezvous/device_choice.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/kernels/row_product.h"
+#include "tessera/models/generation/load.h"
+#include "tessera/models/model_path.h"
+#include "tessera/serve/server.h"
+
+namespace tessera::cli {
+namespace {
+
+struct ServeFlags {
+  std::string model, name, host = "127.0.0.1", token_file, dtype, device = "auto";
+  int port = 8000;
+  int64_t cache_tokens = 0, prompt_block = 256;
+  serve::Limits limits;
+};
+
+std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  const auto app = make_app("serve");
+  app->add_option("--model", flags.model, "Hugging Face folder, GGUF file or Hub id in the local cache")->required();
+  app->add_option("--name", flags.name, "What clients call the model (default: the last part of --model)");
+  app->add_option("--host", flags.host, "Address to listen at; beyond this host with --token-file alone")
+      ->capture_default_str();
+  app->add_option("--port", flags.port, "Port to listen at; 0: a free one, which is logged")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
+  app->add_option("--token-file", flags.token_file,
+                  "File with the token, 16 to 4096 characters, that clients send as 'Authorization: Bearer TOKEN'");
+  app->add_option("--dtype", flags.dtype, "Weights in memory: float32, bfloat16, float16 or int8 (default: as stored)");
+  app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
+  app->add_option("--cache-tokens", flags.cache_tokens,
+                  "Tokens whose keys and values are kept (default: 8 contexts, within a quarter of the memory)")
+      ->check(CLI::Range(int64_t{16}, kMany));
+  app->add_option("--prompt-block", flags.prompt_block, "Tokens of prompts that are computed in one step")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+  auto& limits = flags.limits;
+  const auto limit = [&](const char* name, auto& value, const char* help, double most) {
+    app->add_option(name, value, help)->capture_default_str()->check(CLI::Range(1.0, most))->group("Limits");
+  };
+  limit("--max-sequences", limits.sequences, "Requests that are computed together", 65536);
+  limit("--max-queue", limits.queue, "Requests that wait beside them; more get 503", 65536);
+  limit("--max-connections", limits.connections, "Connections that are open at once; more wait to be accepted", 65536);
+  limit("--max-body", limits.body_bytes, "Bytes of a request's body; more get 413", 1 << 30);
+  limit("--max-header", limits.header_bytes, "Bytes of a request's header; more get 431 or are cut off", 1 << 20);
+  limit("--read-seconds", limits.read_seconds, "For a whole request to arrive, and for idle connections", 86400);
+  limit("--request-seconds", limits.request_seconds, "From a request to its last token; longer ones get 504", 86400);
+  limit("--drain-seconds", limits.drain_seconds, "After SIGTERM, for requests that are being answered", 86400);
+  app->footer(
+      "Requests are limited by the model's context, too; 16 stop strings of 1024 bytes, 20 top log-probs, JSON 64 "
+      "levels deep.\n"
+      "What a request leaves open is as generation_config.json says where that has do_sample: true, else as OpenAI has "
+      "it:\n"
+      "temperature 1, all tokens; temperature 0 is greedy. Paths: /v1/chat/completions, /v1/completions, /v1/models, "
+      "/health.");
+  const auto code = parse_flags(*app, args);
+  if (code) return code;
+  auto given = flags.model;
+  while (given.size() > 1 && given.ends_with('/')) given.pop_back();
+  if (flags.name.empty()) flags.name = std::filesystem::path(given).filename().string();
+  flags.model = resolve_model_path(flags.model, "--model");
+  return std::nullopt;
+}
+
+std::string read_token(const std::string& path) {
+  if (path.empty()) return "";
+  auto token = read_file(path, 8192);
+  while (!token.empty() && std::isspace(static_cast<unsigned char>(token.back()))) token.pop_back();
+  const bool printable = std::all_of(token.begin(), token.end(), [](unsigned char c) { return c > 0x20 && c < 0x7F; });
+  TESSERA_CHECK(printable && token.size() >= 16 && token.size() <= 4096, ErrorKind::kConfig,
+                "--token-file {}: found {} bytes, wanted one line of 16 to 4096 visible ASCII characters, such as "
+                "'openssl rand -hex 32' makes",
+                path, token.size());
+  struct stat found {};
+  if (::stat(path.c_str(), &found) == 0 && (found.st_mode & (S_IRGRP | S_IROTH)) != 0) {
+    log_warning("[serve] {}: others can read this token. Run 'chmod 600' on it.", path);
+  }
+  return token;
+}
+
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
+
+Listening listen_for(const ServeFlags& flags, const std::string& token) {
+  auto listening = listen_at(flags.host, flags.port, Reach::kThisHost);
+  TESSERA_CHECK(is_loopback(listening.address) || !token.empty(), ErrorKind::kConfig,
+                "--host {}: beyond this host a token is wanted. Give --token-file FILE.", flags.host);
+  return listening;
+}
+
+// SIGTERM and SIGINT wait until somebody asks for them.
+sigset_t hold_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+}  // namespace
+
+int run_serve(VerbArguments args) {
+  ServeFlags flags;
+  if (const auto code = read_flags(args, flags)) return *code;
+  // What is cheap to find wrong comes before the weights.
+  const auto token = read_token(flags.token_file);
+  serve::Served served{.name = flags.name,
+                       .config = ModelConfig::from_folder(flags.model),
+                       .defaults = {},
+                       .tokenizer = text::Tokenizer::from_folder(flags.model),
+                       .chat = text::ChatTemplate::from_folder(flags.model),
+                       .limits = flags.limits};
+  served.defaults = GenerationOptions::from_folder(flags.model, served.config);
+  auto listening = listen_for(flags, token);
+  const auto signals = hold_signals();
+  const auto world = comm::World::single();
+  const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
+  const auto model = load_for_generation(flags.model, flags.dtype, device);
+  served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
+                                               : cache_tokens(served.config, 8 * served.config.max_position_embeddings);
+  serve::Scheduler scheduler(model,
+                             {.pages = Engine::pages_for(served.cache_tokens),
+                              .max_sequences = flags.limits.sequences,
+                              .prompt_block = flags.prompt_block},
+                             flags.limits);
+  const bool v6 = listening.address.find(':') != std::string::npos;
+  const auto url = fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening.address, v6 ? "]" : "", listening.port);
+  serve::Server server(served, scheduler, {.listening = std::move(listening), .token = token});
+  log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{})", served.name, url, device.str(),
+           row_kernels_name(), served.cache_tokens, token.empty() ? "" : ", with a token");
+  int signal = 0;
+  ::sigwait(&signals, &signal);
+  log_info("[serve] {}: answering what is begun, up to {} s; a second signal ends at once",
+           signal == SIGTERM ? "SIGTERM" : "SIGINT", flags.limits.drain_seconds);
+  std::thread([signals] {
+    int second = 0;
+    ::sigwait(&signals, &second);
+    std::_Exit(128 + second);
+  }).detach();
+  if (!server.drain()) log_warning("[serve] not all requests came to their end in time");
+  return 0;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,48 @@
+// The inner loops of row_product.h and paged_attention.h, once for each set of vector instructions.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::detail {
+
+// y[i][j] = scales[j] * sum over k of x[i][k] weight[j][k], rows of x and y so many floats apart, those of the weight
+// `k`. scales may be null: ones.
+template <class Weight>
+using RowProducts = void (*)(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
+                             int64_t n, int64_t k, float* y, int64_t y_stride);
+
+// Some tokens of one sequence in a row, with the query heads that share a key head.
+struct PagedHead {
+  const float* queries;  // of the first token: [group, head_dim]
+  float* out;            // the same places
+  int64_t token_stride;  // floats between tokens, in both
+  int64_t tokens, group, head_dim;
+  int64_t first_position, window;  // window 0: all that is before
+  float scale, softcap;
+  const float* const* keys;  // of each page [page_tokens, head_dim]
+  const float* const* values;
+  int64_t page_tokens;  // a multiple of 16
+  float* scratch;       // scratch_floats()
+};
+inline int64_t scratch_floats(int64_t rows, int64_t head_dim, int64_t page_tokens) {
+  return rows * (2 * head_dim + page_tokens + 3);
+}
+
+struct RowKernels {
+  const char* name;
+  RowProducts<float> float32;
+  RowProducts<uint16_t> bfloat16;
+  RowProducts<int8_t> int8;
+  void (*attend)(const PagedHead& head);
+  // out = activation(gate) * up; gelu: by its tanh form, else silu.
+  void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* out);
+};
+
+const RowKernels& plain_row_kernels();
+const RowKernels& avx2_row_kernels();
+const RowKernels& avx512_row_kernels();
+// What this processor runs; TESSERA_ROW_KERNELS=plain|avx2|avx512 asks for one of those that it can. Error kConfig for
+// any other.
+const RowKernels& row_kernels();
+
+}  // namespace tessera::detail

@@ -1,0 +1,63 @@
+#include "tessera/kernels/detail/row_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#define ROW_TARGET __attribute__((target("avx2,fma")))
+
+namespace tessera::detail {
+namespace avx2_rows {
+namespace {
+
+constexpr int kLanes = 8, kTileRows = 4, kTileColumns = 2, kWideColumns = 8;
+using Lanes = __m256;
+
+inline float widened(float value) { return value; }
+inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float widened(int8_t value) { return value; }
+
+ROW_TARGET inline Lanes zero() { return _mm256_setzero_ps(); }
+ROW_TARGET inline Lanes fill(float value) { return _mm256_set1_ps(value); }
+ROW_TARGET inline Lanes load(const float* from) { return _mm256_loadu_ps(from); }
+ROW_TARGET inline Lanes load(const uint16_t* from) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+ROW_TARGET inline Lanes load(const int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+ROW_TARGET inline void store(float* to, Lanes lanes) { _mm256_storeu_ps(to, lanes); }
+ROW_TARGET inline Lanes times(Lanes a, Lanes b) { return _mm256_mul_ps(a, b); }
+ROW_TARGET inline Lanes fma(Lanes a, Lanes b, Lanes c) { return _mm256_fmadd_ps(a, b, c); }
+ROW_TARGET inline float sum(Lanes lanes) {
+  __m128 half = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+  half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+  return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+
+#include "tessera/kernels/detail/row_kernels_body.h"
+
+}  // namespace
+}  // namespace avx2_rows
+
+const RowKernels& avx2_row_kernels() {
+  using namespace avx2_rows;
+  static constexpr RowKernels kernels{"avx2",           products<float>, products<uint16_t>,
+                                      products<int8_t>, attend_head,     gate_row};
+  return kernels;
+}
+
+}  // namespace tessera::detail
+
+#undef ROW_TARGET
+#else
+namespace tessera::detail {
+const RowKernels& avx2_row_kernels() { return plain_row_kernels(); }
+}  // namespace tessera::detail
+#endif

@@ -1,0 +1,199 @@
+// Included by row_kernels_*.cc inside a namespace of its own, after ROW_TARGET, Lanes, kLanes, load(), zero(), fill(),
+// store(), fma(), sum() and kTileRows, kTileColumns, kWideColumns. No include guard. Loops of constant length are
+// unrolled so that their sums stay in registers.
+//
+// A result is a function of its row of x and its row of the weight alone: one accumulator of kLanes lanes over the
+// whole multiples of kLanes, their sum in a fixed order, then the rest one by one. How rows are tiled does not enter.
+
+#define ROW_UNROLL _Pragma("GCC unroll 8")
+
+template <class Weight, int kRows, int kColumns>
+ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weight, const float* scales, int64_t k,
+                            float* y, int64_t y_stride) {
+  Lanes sums[kRows][kColumns];
+  ROW_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    ROW_UNROLL
+    for (int j = 0; j < kColumns; ++j) sums[i][j] = zero();
+  }
+  const int64_t whole = k / kLanes * kLanes;
+  for (int64_t at = 0; at < whole; at += kLanes) {
+    Lanes columns[kColumns];
+    ROW_UNROLL
+    for (int j = 0; j < kColumns; ++j) columns[j] = load(weight + j * k + at);
+    ROW_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const Lanes row = load(x + i * x_stride + at);
+      ROW_UNROLL
+      for (int j = 0; j < kColumns; ++j) sums[i][j] = fma(row, columns[j], sums[i][j]);
+    }
+  }
+  ROW_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    ROW_UNROLL
+    for (int j = 0; j < kColumns; ++j) {
+      float value = sum(sums[i][j]);
+      for (int64_t at = whole; at < k; ++at) value += x[i * x_stride + at] * widened(weight[j * k + at]);
+      y[i * y_stride + j] = scales != nullptr ? value * scales[j] : value;
+    }
+  }
+}
+
+template <class Weight, int kRows, int kColumns>
+ROW_TARGET inline void columns_of(const float* x, int64_t x_stride, const Weight* weight, const float* scales,
+                                  int64_t n, int64_t k, float* y, int64_t y_stride) {
+  int64_t j = 0;
+  for (; j + kColumns <= n; j += kColumns) {
+    tile<Weight, kRows, kColumns>(x, x_stride, weight + j * k, scales ? scales + j : nullptr, k, y + j, y_stride);
+  }
+  for (; j < n; ++j) {
+    tile<Weight, kRows, 1>(x, x_stride, weight + j * k, scales ? scales + j : nullptr, k, y + j, y_stride);
+  }
+}
+
+template <class Weight>
+ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
+                         int64_t n, int64_t k, float* y, int64_t y_stride) {
+  if (m == 1) return columns_of<Weight, 1, kWideColumns>(x, x_stride, weight, scales, n, k, y, y_stride);
+  // So many rows of the weight stay in the cache while all rows of x go by.
+  const int64_t block = std::max<int64_t>(kTileColumns, (int64_t{1} << 18) / std::max<int64_t>(1, k) / 4 / 8 * 8);
+  for (int64_t first = 0; first < n; first += block) {
+    const int64_t count = std::min(block, n - first);
+    const Weight* rows = weight + first * k;
+    const float* factors = scales ? scales + first : nullptr;
+    int64_t i = 0;
+    for (; i + kTileRows <= m; i += kTileRows) {
+      columns_of<Weight, kTileRows, kTileColumns>(x + i * x_stride, x_stride, rows, factors, count, k,
+                                                  y + i * y_stride + first, y_stride);
+    }
+    for (; i + 2 <= m; i += 2) {
+      columns_of<Weight, 2, kTileColumns>(x + i * x_stride, x_stride, rows, factors, count, k, y + i * y_stride + first,
+                                          y_stride);
+    }
+    for (; i < m; ++i) {
+      columns_of<Weight, 1, kWideColumns>(x + i * x_stride, x_stride, rows, factors, count, k, y + i * y_stride + first,
+                                          y_stride);
+    }
+  }
+}
+
+// e^x within 2 units in the last place; below -87 what it is at -87, above 88 what it is at 88.
+ROW_TARGET inline float exponential(float x) {
+  x = x < -87.0F ? -87.0F : (x > 88.0F ? 88.0F : x);
+  const float shifted = x * 1.44269504F + 12582912.0F;  // 1.5 * 2^23: rounds to the nearest integer
+  const float n = shifted - 12582912.0F;
+  const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
+  float p = 1.9875691500e-4F;
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * r * r + r + 1.0F;
+  return p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
+}
+
+ROW_TARGET void gate_row(const float* gate, const float* up, int64_t count, bool gelu, float* out) {
+  if (gelu) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const float x = gate[i], inner = 0.7978845608F * (x + 0.044715F * x * x * x);
+      out[i] = x * (1.0F - 1.0F / (1.0F + exponential(2.0F * inner))) * up[i];  // (1 + tanh(inner)) / 2
+    }
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) out[i] = gate[i] / (1.0F + exponential(-gate[i])) * up[i];
+}
+
+// out = out * factor + weights [count] times values [count, width].
+ROW_TARGET inline void add_values(const float* weights, const float* values, int64_t count, int64_t width, float factor,
+                                  float* out) {
+  int64_t at = 0;
+  const Lanes scale = fill(factor);
+  const auto chunk = [&]<int kParts>(std::integral_constant<int, kParts>) ROW_TARGET {
+    Lanes sums[kParts];
+    ROW_UNROLL
+    for (int part = 0; part < kParts; ++part) sums[part] = times(load(out + at + part * kLanes), scale);
+    for (int64_t j = 0; j < count; ++j) {
+      const Lanes weight = fill(weights[j]);
+      ROW_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        sums[part] = fma(weight, load(values + j * width + at + part * kLanes), sums[part]);
+      }
+    }
+    ROW_UNROLL
+    for (int part = 0; part < kParts; ++part) store(out + at + part * kLanes, sums[part]);
+  };
+  for (; at + 4 * kLanes <= width; at += 4 * kLanes) chunk(std::integral_constant<int, 4>());
+  for (; at + kLanes <= width; at += kLanes) chunk(std::integral_constant<int, 1>());
+  for (; at < width; ++at) {
+    float value = out[at] * factor;
+    for (int64_t j = 0; j < count; ++j) value += weights[j] * values[j * width + at];
+    out[at] = value;
+  }
+}
+
+// Softmax attention page by page: scores of a page, the largest so far, sums rescaled to it.
+ROW_TARGET void attend_head(const PagedHead& head) {
+  const int64_t rows = head.tokens * head.group, d = head.head_dim, page = head.page_tokens;
+  float *queries = head.scratch, *sums = queries + rows * d, *scores = sums + rows * d;
+  float *most = scores + rows * page, *total = most + rows, *factor = total + rows;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = head.queries + row / head.group * head.token_stride + row % head.group * d;
+    for (int64_t i = 0; i < d; ++i) queries[row * d + i] = from[i] * head.scale;
+    std::fill_n(sums + row * d, d, 0.0F);
+    most[row] = -std::numeric_limits<float>::infinity();
+    total[row] = 0;
+  }
+  const auto first_visible = [&](int64_t position) {
+    return head.window > 0 ? std::max<int64_t>(0, position - head.window + 1) : 0;
+  };
+  const int64_t end = head.first_position + head.tokens;
+  for (int64_t index = first_visible(head.first_position) / page; index * page < end; ++index) {
+    const int64_t begin = index * page, filled = std::min(page, end - begin);
+    products<float>(queries, rows, d, head.keys[index], nullptr, filled, d, scores, page);
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t position = head.first_position + row / head.group;
+      const int64_t low = std::max<int64_t>(0, first_visible(position) - begin), high = position + 1 - begin;
+      float* score = scores + row * page;
+      factor[row] = 1;
+      if (low >= page || high <= 0) {
+        std::fill_n(score, page, 0.0F);
+        continue;
+      }
+      if (head.softcap > 0) {
+        for (int64_t j = 0; j < filled; ++j) {
+          score[j] = head.softcap * (1.0F - 2.0F / (1.0F + exponential(2.0F * score[j] / head.softcap)));
+        }
+      }
+      float largest = most[row];
+      for (int64_t j = 0; j < page; ++j) {
+        if (j < low || j >= high) {
+          score[j] = -std::numeric_limits<float>::infinity();
+        } else {
+          largest = std::max(largest, score[j]);
+        }
+      }
+      factor[row] = exponential(most[row] - largest);
+      most[row] = largest;
+      float weights = 0;
+#pragma omp simd
+      for (int64_t j = 0; j < page; ++j) score[j] = exponential(score[j] - largest);
+      for (int64_t j = 0; j < page; ++j) {
+        if (j < low || j >= high) score[j] = 0;
+        weights += score[j];
+      }
+      total[row] = total[row] * factor[row] + weights;
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      add_values(scores + row * page, head.values[index], filled, d, factor[row], sums + row * d);
+    }
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    float* to = head.out + row / head.group * head.token_stride + row % head.group * d;
+    for (int64_t i = 0; i < d; ++i) to[i] = sums[row * d + i] / total[row];
+  }
+}
+
+#undef ROW_UNROLL

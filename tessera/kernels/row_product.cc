@@ -1,0 +1,111 @@
+#include "tessera/kernels/row_product.h"
+
+#include <ATen/Parallel.h>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/detail/row_kernels.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kLeastWork = 1 << 16;  // products of a thread's share
+
+void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first, int64_t count, float* y) {
+  const auto& kernels = detail::row_kernels();
+  const int64_t k = weight.in(), n = weight.out();
+  const float* scales = weight.scales().defined() ? weight.scales().const_data_ptr<float>() + first : nullptr;
+  const void* data = weight.values().const_data_ptr();
+  switch (weight.values().scalar_type()) {
+    case at::kFloat:
+      return kernels.float32(x, m, k, static_cast<const float*>(data) + first * k, scales, count, k, y + first, n);
+    case at::kBFloat16:
+      return kernels.bfloat16(x, m, k, static_cast<const uint16_t*>(data) + first * k, scales, count, k, y + first, n);
+    default:
+      return kernels.int8(x, m, k, static_cast<const int8_t*>(data) + first * k, scales, count, k, y + first, n);
+  }
+}
+
+}  // namespace
+
+RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
+  TESSERA_CHECK(weight.dim() == 2 && weight.is_cpu() && weight.is_floating_point(), ErrorKind::kShape,
+                "[kernels.row_product] found a weight of {} dims on {}, wanted [out, in] on the CPU", weight.dim(),
+                weight.device().str());
+  const at::NoGradGuard no_grad;
+  RowWeight made;
+  if (dtype != RowDtype::kInt8) {
+    made.values_ = weight.detach().to(dtype == RowDtype::kFloat32 ? at::kFloat : at::kBFloat16).contiguous();
+    return made;
+  }
+  made.values_ = at::empty(weight.sizes(), at::kChar);
+  made.scales_ = at::empty({weight.size(0)}, at::kFloat);
+  constexpr int64_t kBlock = 4096;  // rows that are widened at once
+  for (int64_t first = 0; first < weight.size(0); first += kBlock) {
+    const int64_t count = std::min(kBlock, weight.size(0) - first);
+    const auto rows = weight.narrow(0, first, count).to(at::kFloat);
+    const auto scales = rows.abs().amax(1).div_(127);
+    made.scales_.narrow(0, first, count).copy_(scales);
+    const auto steps = at::where(scales.gt(0), scales, at::ones_like(scales)).unsqueeze(1);
+    made.values_.narrow(0, first, count).copy_(rows.div(steps).round_().clamp_(-127, 127));
+  }
+  return made;
+}
+
+std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const RowWeight* const> weights,
+                                     std::span<const at::Tensor> biases) {
+  TESSERA_CHECK(given.is_cpu() && given.scalar_type() == at::kFloat && given.dim() >= 1, ErrorKind::kShape,
+                "[kernels.row_product] found {} on {}, wanted fp32 rows on the CPU", toString(given.scalar_type()),
+                given.device().str());
+  const auto x = given.contiguous();
+  std::vector<at::Tensor> results;
+  int64_t columns = 0;
+  for (const auto* weight : weights) {
+    TESSERA_CHECK(x.size(-1) == weight->in(), ErrorKind::kShape,
+                  "[kernels.row_product] rows of {} and a weight [{}, {}]", x.size(-1), weight->out(), weight->in());
+    auto sizes = x.sizes().vec();
+    sizes.back() = weight->out();
+    results.push_back(at::empty(sizes, x.options()));
+    columns += weight->out();
+  }
+  const int64_t k = x.size(-1), m = k == 0 ? 0 : x.numel() / k;
+  const float* rows = x.const_data_ptr<float>();
+  const int64_t share = std::max<int64_t>(16, kLeastWork / std::max<int64_t>(1, m * k));
+  at::parallel_for(0, columns, share, [&](int64_t begin, int64_t end) {
+    for (size_t i = 0; i < weights.size() && begin < end; ++i) {
+      const int64_t n = weights[i]->out();
+      if (begin < n) multiply(rows, m, *weights[i], begin, std::min(end, n) - begin, results[i].data_ptr<float>());
+      begin = std::max<int64_t>(0, begin - n);
+      end -= n;
+    }
+  });
+  for (size_t i = 0; i < biases.size(); ++i) {
+    if (biases[i].defined()) results[i].add_(biases[i]);
+  }
+  return results;
+}
+
+at::Tensor row_product(const at::Tensor& x, const RowWeight& weight, const at::Tensor& bias) {
+  const RowWeight* one = &weight;
+  return row_products(x, std::span(&one, 1), std::span(&bias, 1))[0];
+}
+
+at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu) {
+  TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == at::kFloat && up.scalar_type() == at::kFloat &&
+                    gate.is_contiguous() && up.is_contiguous() && gate.is_cpu() && up.is_cpu() && gate.dim() >= 1,
+                ErrorKind::kShape, "[kernels.row_gate] wanted two contiguous fp32 tensors of one shape on the CPU");
+  const auto out = at::empty_like(gate);
+  const int64_t width = gate.size(-1), rows = width == 0 ? 0 : gate.numel() / width;
+  const float *a = gate.const_data_ptr<float>(), *b = up.const_data_ptr<float>();
+  float* to = out.data_ptr<float>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, (1 << 13) / std::max<int64_t>(1, width)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       detail::row_kernels().gate(a + row * width, b + row * width, width, gelu, to + row * width);
+                     }
+                   });
+  return out;
+}
+
+std::string_view row_kernels_name() { return detail::row_kernels().name; }
+
+}  // namespace tessera

@@ -1,0 +1,51 @@
+// Matrix products for generation: what a row of x gives does not depend on the rows beside it, bit for bit.
+//
+//   const RowWeight weight = RowWeight::of(linear.weight, RowDtype::kInt8);
+//   at::Tensor y = row_product(x, weight, bias);                // x [N, in] fp32: y [N, out] fp32
+//   const auto qkv = row_products(x, {&q, &k, &v});
+//
+// A library's product rounds otherwise for other numbers of rows; here a result is one sum over `in` in a fixed order,
+// computed in float32. Weights of few rows are read at the speed of memory. The vector instructions are those of the
+// processor (detail/row_kernels.h): another processor may round otherwise. Plain tensors on a CPU, no derivative.
+// Thread-safe.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+// How a weight lies in memory. int8: each row in 255 steps of its own largest value.
+enum class RowDtype { kFloat32, kBFloat16, kInt8 };
+
+class RowWeight {
+ public:
+  RowWeight() = default;
+  // Of [out, in], any floating dtype. Shares its memory where dtype and layout are as wanted.
+  static RowWeight of(const at::Tensor& weight, RowDtype dtype);
+  bool defined() const { return values_.defined(); }
+  int64_t out() const { return values_.size(0); }
+  int64_t in() const { return values_.size(1); }
+  const at::Tensor& values() const { return values_; }
+  const at::Tensor& scales() const { return scales_; }  // fp32 [out] of int8; else undefined
+
+ private:
+  at::Tensor values_, scales_;
+};
+
+// x [..., in] fp32, biases [out] fp32 or undefined. Error kShape for anything else.
+at::Tensor row_product(const at::Tensor& x, const RowWeight& weight, const at::Tensor& bias = {});
+// Several at once of the same x; biases: none, or one each.
+std::vector<at::Tensor> row_products(const at::Tensor& x, std::span<const RowWeight* const> weights,
+                                     std::span<const at::Tensor> biases = {});
+
+// activation(gate) * up, row by row: silu, or gelu in its tanh form. Two fp32 tensors of one shape.
+at::Tensor row_gate(const at::Tensor& gate, const at::Tensor& up, bool gelu);
+
+// The vector instructions in use: "avx512", "avx2" or "plain".
+std::string_view row_kernels_name();
+
+}  // namespace tessera

@@ -1,0 +1,142 @@
+#include "tessera/models/generation/choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <unordered_map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/philox.h"
+
+namespace tessera {
+namespace {
+
+constexpr uint64_t kSamplingStream = 0x73616d706c65;  // apart from the streams of init_weights
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr size_t kFirstSorted = 256;  // of a long tail, of which a small part is mostly enough
+
+struct Candidate {
+  int64_t token;
+  double weight;  // logit, then probability
+};
+
+// Most probable first, equal ones by token.
+bool before(const Candidate& a, const Candidate& b) {
+  return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
+}
+
+void penalise(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options) {
+  if (options.repetition_penalty != 1.0) {
+    std::vector<bool> seen(scores.size());
+    const auto penalty = static_cast<float>(options.repetition_penalty);
+    for (const int64_t token : context.tokens) {
+      const auto at = static_cast<size_t>(token);
+      if (at >= scores.size() || seen[at]) continue;
+      seen[at] = true;
+      scores[at] = scores[at] > 0 ? scores[at] / penalty : scores[at] * penalty;
+    }
+  }
+  if (options.presence_penalty == 0 && options.frequency_penalty == 0) return;
+  std::unordered_map<int64_t, int64_t> counts;
+  for (const int64_t token : context.tokens.subspan(std::min(context.prompt_tokens, context.tokens.size()))) {
+    ++counts[token];
+  }
+  for (const auto& [token, count] : counts) {
+    scores[static_cast<size_t>(token)] -=
+        static_cast<float>(options.presence_penalty + options.frequency_penalty * static_cast<double>(count));
+  }
+}
+
+double sum_of(std::span<const Candidate> candidates) {
+  return std::accumulate(candidates.begin(), candidates.end(), 0.0,
+                         [](double sum, const auto& c) { return sum + c.weight; });
+}
+
+// How many of the first reach the share; candidates are sorted up to `sorted`. All of `sorted` may be too few.
+size_t reaching(std::span<const Candidate> candidates, size_t sorted, double share, double total, bool& enough) {
+  double sum = 0;
+  size_t kept = 0;
+  while (kept < sorted && (kept == 0 || sum < share * total)) sum += candidates[kept++].weight;
+  enough = sum >= share * total || sorted == candidates.size();
+  return kept;
+}
+
+// Top-k, then top-p, then min-p, with weights that add up to about one.
+std::vector<Candidate> likeliest(std::span<const float> scores, const GenerationOptions& options) {
+  std::vector<Candidate> all;
+  all.reserve(scores.size());
+  const float most = *std::max_element(scores.begin(), scores.end());
+  for (size_t i = 0; i < scores.size(); ++i) {
+    if (scores[i] == kNever) continue;
+    all.push_back({static_cast<int64_t>(i), static_cast<double>(scores[i]) / options.temperature});
+  }
+  const auto sort_first = [&all](size_t count) {
+    std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), all.end(), before);
+  };
+  if (options.top_k > 0 && static_cast<size_t>(options.top_k) < all.size()) {
+    sort_first(static_cast<size_t>(options.top_k));
+    all.resize(static_cast<size_t>(options.top_k));
+  } else if (options.top_p < 1) {
+    sort_first(std::min(kFirstSorted, all.size()));
+  }
+  const double top = static_cast<double>(most) / options.temperature;
+  for (auto& candidate : all) candidate.weight = std::exp(candidate.weight - top);
+  if (options.top_p < 1) {
+    const double total = sum_of(all);
+    const bool cut = options.top_k > 0;
+    bool enough = false;
+    size_t kept = reaching(all, cut ? all.size() : std::min(kFirstSorted, all.size()), options.top_p, total, enough);
+    if (!enough) {
+      std::sort(all.begin(), all.end(), before);
+      kept = reaching(all, all.size(), options.top_p, total, enough);
+    }
+    all.resize(kept);
+  }
+  if (options.min_p > 0) std::erase_if(all, [&](const Candidate& c) { return c.weight < options.min_p; });
+  return all;
+}
+
+int64_t sample_from(std::span<const float> scores, size_t position, const GenerationOptions& options) {
+  const auto candidates = likeliest(scores, options);
+  TESSERA_CHECK(!candidates.empty(), ErrorKind::kInternal, "[models.generate] no token has a probability");
+  const double point = philox_uniform(philox(options.seed, position, kSamplingStream)) * sum_of(candidates);
+  double sum = 0;
+  for (const auto& candidate : candidates) {
+    sum += candidate.weight;
+    if (point <= sum) return candidate.token;
+  }
+  return candidates.back().token;
+}
+
+}  // namespace
+
+int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options) {
+  TESSERA_CHECK(!scores.empty() && std::none_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); }),
+                ErrorKind::kInternal, "[models.generate] the model's logits are not numbers. Are its weights intact?");
+  penalise(scores, context, options);
+  if (options.sample) return sample_from(scores, context.tokens.size(), options);
+  return std::max_element(scores.begin(), scores.end()) - scores.begin();
+}
+
+TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest) {
+  const double most = *std::max_element(logits.begin(), logits.end());
+  double total = 0;
+  for (const float logit : logits) total += std::exp(static_cast<double>(logit) - most);
+  const double base = most + std::log(total);
+  TokenLogProbs found{.chosen = static_cast<double>(logits[static_cast<size_t>(chosen)]) - base};
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto count = std::min<size_t>(static_cast<size_t>(likeliest), order.size());
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+                    [&](int64_t a, int64_t b) {
+                      const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+                      return x != y ? x > y : a < b;
+                    });
+  for (size_t i = 0; i < count; ++i) {
+    found.likeliest.emplace_back(order[i], static_cast<double>(logits[static_cast<size_t>(order[i])]) - base);
+  }
+  return found;
+}
+
+}  // namespace tessera

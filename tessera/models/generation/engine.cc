@@ -1,0 +1,256 @@
+#include "tessera/models/generation/engine.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+struct Engine::Sequence {
+  int64_t id = 0;
+  GenerationRequest request{};
+  std::vector<int64_t> tokens{};  // the prompt and what was made
+  int64_t most_tokens = 0;        // where it ends
+  std::vector<int32_t> pages{};
+  int64_t computed = 0;                // tokens whose keys and values are in pages
+  int64_t published = 0;               // pages
+  Pages::Place place = Pages::kStart;  // behind those
+
+  int64_t pending() const { return static_cast<int64_t>(tokens.size()) - computed; }
+  std::span<const int64_t> page_tokens(int64_t page) const {
+    return std::span(tokens).subspan(static_cast<size_t>(page * kPageTokens), kPageTokens);
+  }
+};
+
+struct Engine::Step {
+  struct Part {
+    Sequence* sequence;
+    int64_t rows;
+  };
+  std::vector<Part> parts{};
+  std::vector<Sequence*> choosing{};  // in the order of the logits
+};
+
+Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
+    : model_(std::move(model)),
+      options_(options),
+      pages_(options.pages),
+      store_(model_->config().num_hidden_layers, options.pages),
+      device_(model_->parameters().front().device()) {
+  TESSERA_CHECK(options.pages >= 1 && options.max_sequences >= 1 && options.prompt_block >= 1, ErrorKind::kConfig,
+                "[models.generation] {} pages, {} sequences, blocks of {}: wanted at least 1 of each", options.pages,
+                options.max_sequences, options.prompt_block);
+}
+
+Engine::~Engine() = default;
+
+int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
+  return config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * kPageTokens * element_bytes;
+}
+
+int64_t Engine::add(GenerationRequest request) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->most_tokens = generation_capacity(model_->config(), request.prompt, request.options);
+  TESSERA_CHECK(
+      pages_for(sequence->most_tokens) <= pages_.count(), ErrorKind::kConfig,
+      "[models.generation] a prompt of {} tokens and up to {} more do not fit into a cache of {} tokens. Make it "
+      "larger, or ask for fewer tokens.",
+      request.prompt.size(), sequence->most_tokens - static_cast<int64_t>(request.prompt.size()),
+      pages_.count() * kPageTokens);
+  sequence->id = next_id_++;
+  sequence->tokens = request.prompt;
+  sequence->request = std::move(request);
+  waiting_.push_back(std::move(sequence));
+  return waiting_.back()->id;
+}
+
+void Engine::cancel(int64_t id) {
+  std::erase_if(waiting_, [&](const auto& sequence) { return sequence->id == id; });
+  for (auto at = running_.begin(); at != running_.end(); ++at) {
+    if ((*at)->id != id) continue;
+    preempt(**at);
+    running_.erase(at);
+    return;
+  }
+}
+
+// Back to the state before its first page, in running_ still. The last pages are to be forgotten first.
+void Engine::preempt(Sequence& sequence) {
+  for (auto page = sequence.pages.rbegin(); page != sequence.pages.rend(); ++page) pages_.release(*page);
+  sequence.pages.clear();
+  sequence.computed = sequence.published = 0;
+  sequence.place = Pages::kStart;
+}
+
+void Engine::admit() {
+  while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_sequences) {
+    running_.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+// Takes over whole pages that others have computed, but for the last token, whose logits are wanted. True where any
+// was.
+bool Engine::share_prefix(Sequence& sequence) {
+  bool found = false;
+  while (sequence.computed % kPageTokens == 0 && sequence.pending() > kPageTokens &&
+         sequence.published * kPageTokens == sequence.computed &&
+         static_cast<int64_t>(sequence.pages.size()) == sequence.published) {
+    const auto page = pages_.find(sequence.place, sequence.page_tokens(sequence.published));
+    if (!page) break;
+    sequence.pages.push_back(*page);
+    sequence.place = pages_.place_behind(*page);
+    sequence.computed += kPageTokens;
+    ++sequence.published;
+    counts_.shared_tokens += kPageTokens;
+    found = true;
+  }
+  return found;
+}
+
+// False where all other sequences that came later have given theirs and it is still not enough.
+bool Engine::give_pages(Sequence& sequence, int64_t tokens) {
+  while (static_cast<int64_t>(sequence.pages.size()) < pages_for(tokens)) {
+    if (const auto page = pages_.take()) {
+      sequence.pages.push_back(*page);
+      continue;
+    }
+    auto last = std::move(running_.back());
+    running_.pop_back();
+    preempt(*last);
+    ++counts_.preempted;
+    const bool itself = last.get() == &sequence;
+    waiting_.push_front(std::move(last));
+    if (itself) return false;
+  }
+  return true;
+}
+
+Engine::Step Engine::plan() {
+  Step step;
+  int64_t budget = options_.prompt_block;
+  std::set<std::pair<Pages::Place, std::vector<int64_t>>> being_filled;
+  for (auto at = running_.begin(); at != running_.end();) {
+    auto& sequence = **at;
+    share_prefix(sequence);
+    int64_t rows = 1;
+    if (sequence.pending() > 1) {
+      // One sequence computes what several begin with; the others find it in the next step.
+      if (sequence.computed % kPageTokens == 0 && sequence.pending() > kPageTokens) {
+        const auto tokens = sequence.page_tokens(sequence.computed / kPageTokens);
+        if (!being_filled.emplace(sequence.place, std::vector(tokens.begin(), tokens.end())).second) {
+          ++at;
+          continue;
+        }
+      }
+      rows = std::min(sequence.pending(), budget);
+      if (rows == 0) {
+        ++at;
+        continue;
+      }
+      budget -= rows;
+    }
+    if (!give_pages(sequence, sequence.computed + rows)) break;  // it was the last
+    step.parts.push_back({&sequence, rows});
+    if (rows == sequence.pending()) step.choosing.push_back(&sequence);
+    ++at;
+  }
+  return step;
+}
+
+at::Tensor Engine::run(const Step& step) {
+  std::vector<PagedTokens> sequences;
+  std::vector<int64_t> tokens, positions, wanted;
+  for (const auto& [sequence, rows] : step.parts) {
+    sequences.push_back({.first_row = static_cast<int64_t>(tokens.size()),
+                         .rows = rows,
+                         .first_position = sequence->computed,
+                         .pages = sequence->pages});
+    for (int64_t position = sequence->computed; position < sequence->computed + rows; ++position) {
+      tokens.push_back(sequence->tokens[static_cast<size_t>(position)]);
+      positions.push_back(position);
+    }
+    if (rows == sequence->pending()) wanted.push_back(static_cast<int64_t>(tokens.size()) - 1);
+  }
+  const auto row = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::kLong).unsqueeze(0).to(device_);
+  };
+  nn::PagedStep paged(store_, std::move(sequences), wanted);
+  const auto logits = model_->logits({.tokens = row(tokens), .positions = row(positions), .paged = &paged});
+  return logits.to(at::kCPU, at::kFloat).reshape({static_cast<int64_t>(wanted.size()), -1}).contiguous();
+}
+
+void Engine::publish(Sequence& sequence) {
+  for (; (sequence.published + 1) * kPageTokens <= sequence.computed; ++sequence.published) {
+    sequence.place = pages_.publish(sequence.pages[static_cast<size_t>(sequence.published)], sequence.place,
+                                    sequence.page_tokens(sequence.published));
+  }
+}
+
+void Engine::finish_step(const Step& step, const at::Tensor& logits) {
+  for (const auto& [sequence, rows] : step.parts) {
+    if (rows > 1) counts_.prompt_tokens += rows;
+    sequence->computed += rows;
+    publish(*sequence);
+  }
+  ++counts_.steps;
+  const auto vocabulary = static_cast<size_t>(logits.size(1));
+  const float* all = logits.const_data_ptr<float>();
+  std::vector<NewToken> made(step.choosing.size());
+  const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
+  at::parallel_for(0, static_cast<int64_t>(made.size()), share, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto& sequence = *step.choosing[static_cast<size_t>(i)];
+      const auto& request = sequence.request;
+      auto& out = made[static_cast<size_t>(i)];
+      const std::span<const float> row(all + static_cast<size_t>(i) * vocabulary, vocabulary);
+      try {
+        std::vector<float> scores(row.begin(), row.end());
+        out.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
+        if (request.log_probs) out.log_probs = log_probs_of(row, out.token, *request.log_probs);
+      } catch (const Error& error) {
+        out.finish = Finish::kError;
+        out.error = error.what();
+      }
+    }
+  });
+  for (size_t i = 0; i < made.size(); ++i) {
+    auto& sequence = *step.choosing[i];
+    const auto& request = sequence.request;
+    auto& out = made[i];
+    if (!out.finish) {
+      const auto& stops = request.options.stop_tokens;
+      sequence.tokens.push_back(out.token);
+      ++counts_.new_tokens;
+      if (std::find(stops.begin(), stops.end(), out.token) != stops.end()) {
+        out.finish = Finish::kStop;
+      } else if (static_cast<int64_t>(sequence.tokens.size()) >= sequence.most_tokens) {
+        out.finish = Finish::kLength;
+      }
+    }
+    const bool goes_on = !request.on_token || request.on_token(out);
+    if (out.finish || !goes_on) cancel(sequence.id);
+  }
+}
+
+bool Engine::step() {
+  admit();
+  if (running_.empty()) return false;
+  const at::NoGradGuard no_grad;
+  const auto step = plan();
+  finish_step(step, run(step));
+  return !running_.empty() || !waiting_.empty();
+}
+
+EngineCounts Engine::counts() const {
+  auto counts = counts_;
+  counts.running = static_cast<int64_t>(running_.size());
+  counts.waiting = static_cast<int64_t>(waiting_.size());
+  counts.pages_in_use = pages_.owned();
+  return counts;
+}
+
+}  // namespace tessera

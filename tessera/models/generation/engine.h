@@ -1,0 +1,107 @@
+// Continuing many sequences at once: they join and leave between steps, and share the pages of what they begin with.
+//
+//   Engine engine(model, {.pages = Engine::pages_for(model->config(), 4 * 8192)});
+//   engine.add({.prompt = ids, .options = options, .on_token = [&](const NewToken& made) { ...; return true; }});
+//   while (engine.step()) {}
+//
+// A step computes one token of each sequence that is generating and blocks of the prompts of others in one forward. Of
+// a model in rows (row_model.h) a sequence gets the same tokens whatever runs beside it. When pages run out the
+// sequence that came last gives its pages back and is computed again later, which changes nothing but the time it
+// takes. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/models/generate.h"
+#include "tessera/models/generation/choice.h"
+#include "tessera/models/generation/pages.h"
+#include "tessera/nn/paged_cache.h"
+
+namespace tessera {
+
+enum class Finish { kStop, kLength, kError };
+
+struct NewToken {
+  int64_t token = 0;
+  std::optional<Finish> finish{};  // of the last one: a stop token or the callback's word is kStop
+  std::optional<TokenLogProbs> log_probs{};
+  std::string error{};  // of kError, which brings no token
+};
+
+struct GenerationRequest {
+  std::vector<int64_t> prompt{};
+  GenerationOptions options{};
+  std::optional<int64_t> log_probs{};  // wanted: of the token, and so many of the likeliest
+  // Sees each token as it is made, from step(); false ends the sequence. It must not call the engine.
+  std::function<bool(const NewToken& made)> on_token{};
+};
+
+struct EngineOptions {
+  int64_t pages = 0;
+  int64_t max_sequences = 64;  // computed together; more wait
+  int64_t prompt_block = 256;  // tokens of prompts in one step
+};
+
+struct EngineCounts {
+  int64_t running = 0, waiting = 0;
+  int64_t pages_in_use = 0;
+  int64_t prompt_tokens = 0, shared_tokens = 0;  // computed so far, and found in pages of others
+  int64_t new_tokens = 0, steps = 0, preempted = 0;
+};
+
+class Engine {
+ public:
+  // Error kConfig unless a sequence of one page and one token fits.
+  Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Its number. Error kConfig: a prompt that generate would not take, wrong options, or one that no number of free
+  // pages could hold.
+  int64_t add(GenerationRequest request);
+  // Ends a sequence without a further call of its callback; nothing where it has ended.
+  void cancel(int64_t id);
+  // False when there is nothing to do. An Error of the model is thrown and leaves the sequences as they were.
+  bool step();
+  EngineCounts counts() const;
+  const ModelConfig& config() const { return model_->config(); }
+
+  // Pages that hold so many tokens.
+  static int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+  // Bytes of a page, in that dtype.
+  static int64_t page_bytes(const ModelConfig& config, int64_t element_bytes);
+
+ private:
+  struct Sequence;
+  struct Step;
+  using Sequences = std::list<std::unique_ptr<Sequence>>;
+
+  void admit();
+  bool share_prefix(Sequence& sequence);
+  bool give_pages(Sequence& sequence, int64_t tokens);
+  void preempt(Sequence& sequence);
+  Step plan();
+  at::Tensor run(const Step& step);
+  void publish(Sequence& sequence);
+  void finish_step(const Step& step, const at::Tensor& logits);
+
+  std::shared_ptr<CausalLM> model_;
+  EngineOptions options_;
+  Pages pages_;
+  nn::PageStore store_;
+  at::Device device_;
+  Sequences running_;  // in the order in which they came
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  EngineCounts counts_;
+  int64_t next_id_ = 1;
+};
+
+}  // namespace tessera

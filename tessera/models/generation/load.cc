@@ -1,0 +1,38 @@
+#include "tessera/models/generation/load.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/models/generation/engine.h"
+#include "tessera/models/generation/row_model.h"
+#include "tessera/models/weights.h"
+
+namespace tessera {
+
+std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
+                                              c10::Device device) {
+  static const std::map<std::string, c10::ScalarType> names = {
+      {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
+  const auto named = names.find(dtype);
+  TESSERA_CHECK(dtype.empty() || dtype == "int8" || named != names.end(), ErrorKind::kConfig,
+                "--dtype: found {}, wanted float32, bfloat16, float16 or int8", quote(dtype));
+  TESSERA_CHECK(dtype != "int8" || device.is_cpu(), ErrorKind::kConfig,
+                "--dtype int8: weights of eight bits are for the CPU alone in this version, found {}. Take bfloat16.",
+                device.str());
+  const auto wanted = named == names.end() ? std::nullopt : std::optional(named->second);
+  const auto model = from_pretrained(dir, wanted, device);
+  if (device.is_cpu()) make_row_model(*model, dtype == "int8" ? RowDtype::kInt8 : stored_row_dtype(*model));
+  return model;
+}
+
+int64_t cache_tokens(const ModelConfig& config, int64_t wanted) {
+  const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE);
+  const int64_t room = memory / 4 / Engine::page_bytes(config, sizeof(float)) * kPageTokens;
+  return std::min(std::max(wanted, config.max_position_embeddings), std::max<int64_t>(room, kPageTokens));
+}
+
+}  // namespace tessera

@@ -1,0 +1,24 @@
+// A model for the engine, as users ask for it.
+//
+//   auto model = load_for_generation(dir, "int8", at::kCPU);
+//   Engine engine(model, {.pages = Engine::pages_for(cache_tokens(*model, 64 * 8192))});
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "tessera/models/causal_lm.h"
+
+namespace tessera {
+
+// dtype: "" as stored, "float32", "bfloat16", "float16", "int8" (CPU alone). On the CPU the dtype is that of weights in
+// memory, computed with in float32, and the model is in rows (row_model.h): float16 takes the room of float32 there.
+// Error kConfig for any other dtype, and for int8 elsewhere.
+std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
+                                              c10::Device device);
+// Tokens that a cache should hold: as wanted, but at least one whole context and at most a quarter of this machine's
+// memory, where that holds a context.
+int64_t cache_tokens(const ModelConfig& config, int64_t wanted);
+
+}  // namespace tessera

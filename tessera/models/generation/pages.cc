@@ -1,0 +1,84 @@
+#include "tessera/models/generation/pages.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+size_t Pages::Hash::operator()(const Key& key) const {
+  uint64_t hash = key.before * 0x9E3779B97F4A7C15;
+  for (const int64_t token : key.tokens) {
+    hash = (hash ^ static_cast<uint64_t>(token)) * 0xBF58476D1CE4E5B9;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+Pages::Key Pages::key_of(Place before, std::span<const int64_t> tokens) {
+  TESSERA_CHECK(static_cast<int64_t>(tokens.size()) == kPageTokens, ErrorKind::kInternal,
+                "[models.pages] a page of {} tokens, wanted {}", tokens.size(), kPageTokens);
+  Key key{before, {}};
+  std::copy(tokens.begin(), tokens.end(), key.tokens.begin());
+  return key;
+}
+
+Pages::Pages(int64_t count) : pages_(static_cast<size_t>(count)) {
+  for (int64_t page = count; page-- > 0;) free_.push_back(static_cast<int32_t>(page));
+}
+
+std::optional<int32_t> Pages::take() {
+  int32_t page = 0;
+  if (!free_.empty()) {
+    page = free_.back();
+    free_.pop_back();
+  } else if (!unused_.empty()) {
+    page = unused_.front();
+    unused_.pop_front();
+    published_.erase(*pages_[static_cast<size_t>(page)].key);
+  } else {
+    return std::nullopt;
+  }
+  pages_[static_cast<size_t>(page)] = {.owners = 1};
+  ++owned_;
+  return page;
+}
+
+bool Pages::holds(Place before, std::span<const int64_t> tokens) const {
+  return published_.contains(key_of(before, tokens));
+}
+
+std::optional<int32_t> Pages::find(Place before, std::span<const int64_t> tokens) {
+  const auto found = published_.find(key_of(before, tokens));
+  if (found == published_.end()) return std::nullopt;
+  auto& page = pages_[static_cast<size_t>(found->second)];
+  if (page.owners++ == 0) {
+    unused_.erase(page.unused);
+    ++owned_;
+  }
+  return found->second;
+}
+
+Pages::Place Pages::publish(int32_t index, Place before, std::span<const int64_t> tokens) {
+  const auto [entry, is_new] = published_.try_emplace(key_of(before, tokens), index);
+  auto& page = pages_[static_cast<size_t>(entry->second)];
+  if (is_new) {
+    page.key = entry->first;
+    page.behind = next_place_++;
+  }
+  return page.behind;
+}
+
+void Pages::release(int32_t index) {
+  auto& page = pages_[static_cast<size_t>(index)];
+  TESSERA_CHECK(page.owners > 0, ErrorKind::kInternal, "[models.pages] page {} is released and nobody owns it", index);
+  if (--page.owners > 0) return;
+  --owned_;
+  if (page.key) {
+    page.unused = unused_.insert(unused_.end(), index);
+  } else {
+    free_.push_back(index);
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,95 @@
+#include "tessera/models/generation/row_experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tessera/models/decoder.h"
+
+namespace tessera {
+namespace {
+
+struct Expert {
+  RowWeight gate, up, down;
+};
+
+class RowExperts : public nn::MoE {
+ public:
+  RowExperts(const nn::MoE& from, const ModelConfig& config, RowDtype dtype)
+      : MoE(moe_options(config), {.device = at::Device(at::kMeta)}),
+        router_(RowWeight::of(from.gate->weight, RowDtype::kFloat32)),
+        gelu_(config.activation != nn::Activation::kSilu),
+        normalise_(config.experts.normalise) {
+    const auto &both = from.experts->gate_up_proj, &down = from.experts->down_proj;
+    const int64_t inner = from.experts->inner();
+    for (int64_t i = 0; i < both.size(0); ++i) {
+      experts_.push_back({RowWeight::of(both[i].narrow(0, 0, inner), dtype),
+                          RowWeight::of(both[i].narrow(0, inner, inner), dtype), RowWeight::of(down[i], dtype)});
+    }
+  }
+
+  at::Tensor forward(const at::Tensor& x, const nn::RealTokens&) override {
+    const auto rows = x.reshape({-1, x.size(-1)});
+    const int64_t tokens = rows.size(0), width = rows.size(1), taken = chosen();
+    const auto logits = row_product(rows, router_);
+    std::vector<std::vector<int64_t>> choices(experts_.size());  // of each expert: token * taken + rank of the choice
+    std::vector<float> weights(static_cast<size_t>(tokens * taken));
+    for (int64_t token = 0; token < tokens; ++token) {
+      choose(logits.const_data_ptr<float>() + token * logits.size(1), token, choices, weights);
+    }
+    const auto results = at::empty({tokens * taken, width}, rows.options());
+    for (size_t i = 0; i < experts_.size(); ++i) {
+      if (choices[i].empty()) continue;
+      const auto places = at::tensor(choices[i], at::kLong);
+      const auto own = rows.index_select(0, places.div(taken, "floor"));
+      const std::array<const RowWeight*, 2> both = {&experts_[i].gate, &experts_[i].up};
+      const auto inner = row_products(own, both);
+      results.index_copy_(0, places, row_product(row_gate(inner[0], inner[1], gelu_), experts_[i].down));
+    }
+    const auto out = at::zeros({tokens, width}, rows.options());
+    const float* from = results.const_data_ptr<float>();
+    float* to = out.data_ptr<float>();
+    for (int64_t place = 0; place < tokens * taken; ++place) {
+      const float weight = weights[static_cast<size_t>(place)];
+      for (int64_t i = 0; i < width; ++i) to[place / taken * width + i] += weight * from[place * width + i];
+    }
+    return out.view(x.sizes());
+  }
+
+ private:
+  // Softmax over all experts, of which the largest are taken.
+  void choose(const float* logits, int64_t token, std::vector<std::vector<int64_t>>& choices,
+              std::vector<float>& weights) const {
+    const auto count = experts_.size();
+    const float most = *std::max_element(logits, logits + count);
+    std::vector<float> probabilities(count);
+    float total = 0;
+    for (size_t i = 0; i < count; ++i) total += probabilities[i] = std::exp(logits[i] - most);
+    std::vector<size_t> order(count);
+    std::iota(order.begin(), order.end(), 0);
+    const auto taken = static_cast<size_t>(chosen());
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(taken), order.end(),
+                      [&](size_t a, size_t b) {
+                        return probabilities[a] != probabilities[b] ? probabilities[a] > probabilities[b] : a < b;
+                      });
+    float sum = 0;
+    for (size_t rank = 0; rank < taken; ++rank) sum += probabilities[order[rank]] / total;
+    for (size_t rank = 0; rank < taken; ++rank) {
+      const auto place = static_cast<size_t>(token) * taken + rank;
+      weights[place] = probabilities[order[rank]] / total / (normalise_ ? sum : 1.0F);
+      choices[order[rank]].push_back(static_cast<int64_t>(place));
+    }
+  }
+
+  RowWeight router_;
+  std::vector<Expert> experts_;
+  bool gelu_, normalise_;
+};
+
+}  // namespace
+
+std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, RowDtype dtype) {
+  return std::make_shared<RowExperts>(from, config, dtype);
+}
+
+}  // namespace tessera

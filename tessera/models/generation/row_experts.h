@@ -1,0 +1,14 @@
+// A mixture of experts whose result for a token does not depend on the tokens beside it; see row_model.h.
+#pragma once
+
+#include <memory>
+
+#include "tessera/kernels/row_product.h"
+#include "tessera/models/config.h"
+#include "tessera/nn/moe.h"
+
+namespace tessera {
+
+std::shared_ptr<nn::MoE> make_row_experts(const nn::MoE& from, const ModelConfig& config, RowDtype dtype);
+
+}  // namespace tessera

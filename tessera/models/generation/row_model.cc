@@ -1,0 +1,171 @@
+#include "tessera/models/generation/row_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <typeinfo>
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/models/decoder.h"
+#include "tessera/models/generation/row_experts.h"
+
+namespace tessera {
+namespace {
+
+const nn::ParameterOptions kNothing{.device = at::Device(at::kMeta)};
+
+at::Tensor wide(const at::Tensor& tensor) { return tensor.defined() ? tensor.detach().to(at::kFloat) : tensor; }
+
+struct RowLinear : nn::Linear {
+  RowLinear(const nn::Linear& from, RowDtype dtype)
+      : Linear(from.weight.size(1), from.weight.size(0), false, kNothing),
+        values(RowWeight::of(from.weight, dtype)),
+        addend(wide(from.bias)) {}
+  at::Tensor forward(const at::Tensor& x) override { return row_product(x, values, addend); }
+  RowWeight values;
+  at::Tensor addend;
+};
+
+struct RowHead : nn::Head {
+  RowHead(const nn::Head& from, const ModelConfig& config, RowDtype dtype)
+      : Head(from.weight.size(1), from.weight.size(0), kNothing),
+        values(RowWeight::of(from.weight, dtype)),
+        softcap(static_cast<float>(config.final_logit_softcapping)) {}
+  at::Tensor forward(const at::Tensor& x) override {
+    auto logits = row_product(x, values);
+    if (softcap > 0) {
+      float* each = logits.data_ptr<float>();
+      for (int64_t i = 0; i < logits.numel(); ++i) each[i] = softcap * std::tanh(each[i] / softcap);
+    }
+    return logits;
+  }
+  RowWeight values;
+  float softcap;
+};
+
+struct RowMlp : nn::MLP {
+  RowMlp(const nn::MLP& from, const ModelConfig& config, RowDtype dtype)
+      : MLP(from.gate_proj->weight.size(1), from.gate_proj->weight.size(0), {}, kNothing),
+        gate(*from.gate_proj, dtype),
+        up(*from.up_proj, dtype),
+        down(*from.down_proj, dtype),
+        gelu(config.activation != nn::Activation::kSilu) {}
+  at::Tensor forward(const at::Tensor& x) override {
+    const std::array<const RowWeight*, 2> weights = {&gate.values, &up.values};
+    const std::array<at::Tensor, 2> addends = {gate.addend, up.addend};
+    const auto both = row_products(x, weights, addends);
+    return down(row_gate(both[0], both[1], gelu));
+  }
+  RowLinear gate, up, down;
+  bool gelu;
+};
+
+struct RowAttention : nn::Attention {
+  RowAttention(const nn::Attention& from, RowDtype dtype)
+      : Attention(from.options(), kNothing),
+        q(*from.q_proj, dtype),
+        k(*from.k_proj, dtype),
+        v(*from.v_proj, dtype),
+        o(*from.o_proj, dtype) {
+    if (from.q_norm) replace_child("q_norm", from.q_norm);
+    if (from.k_norm) replace_child("k_norm", from.k_norm);
+  }
+  at::Tensor forward(const at::Tensor& x, const nn::AttentionContext& context) override {
+    const std::array<const RowWeight*, 3> weights = {&q.values, &k.values, &v.values};
+    const std::array<at::Tensor, 3> addends = {q.addend, k.addend, v.addend};
+    const auto all = row_products(x, weights, addends);
+    return o(attend_heads(all[0], all[1], all[2], context));
+  }
+  RowLinear q, k, v, o;
+};
+
+// Angles by table: a cosine of a library may round otherwise at another place of its vector.
+struct RowAngles : RotaryEmbedding {
+  RowAngles(const RopeConfig& rope, const ModelConfig& config)
+      : RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings) {}
+  nn::RotaryAngles forward(const at::Tensor& x, const at::Tensor& positions) override {
+    constexpr int64_t kBlock = 1024;
+    const int64_t wanted = positions.max().item<int64_t>() + 1;
+    int64_t known = cos.defined() ? cos.size(0) : 0;
+    for (; known < wanted; known += kBlock) {
+      const auto block = RotaryEmbedding::forward(x, at::arange(known, known + kBlock, at::kLong).unsqueeze(0));
+      cos = known == 0 ? block.cos[0] : at::cat({cos, block.cos[0]});
+      sin = known == 0 ? block.sin[0] : at::cat({sin, block.sin[0]});
+    }
+    const auto flat = positions.reshape({-1});
+    const auto of = [&](const at::Tensor& table) {
+      return table.index_select(0, flat).view({positions.size(0), positions.size(1), -1});
+    };
+    return {of(cos), of(sin)};
+  }
+  at::Tensor cos, sin;  // [positions, head_dim / 2]
+};
+
+// Exactly of this type: what derives from it computes something else.
+template <class M>
+M* exactly(nn::Module* module) {
+  auto* typed = dynamic_cast<M*>(module);
+  return typed != nullptr && typeid(*module) == typeid(M) ? typed : nullptr;
+}
+
+std::shared_ptr<nn::Module> twin_of(nn::Module* child, const std::string& name, const ModelConfig& config,
+                                    RowDtype dtype) {
+  const auto plain = [](const auto&... linears) { return ((exactly<nn::Linear>(linears.get()) != nullptr) && ...); };
+  if (auto* attention = exactly<nn::Attention>(child)) {
+    if (!plain(attention->q_proj, attention->k_proj, attention->v_proj, attention->o_proj)) return nullptr;
+    return std::make_shared<RowAttention>(*attention, dtype);
+  }
+  if (auto* mlp = exactly<nn::MLP>(child)) {
+    if (!plain(mlp->gate_proj, mlp->up_proj, mlp->down_proj)) return nullptr;
+    return std::make_shared<RowMlp>(*mlp, config, dtype);
+  }
+  if (auto* moe = exactly<nn::MoE>(child)) return make_row_experts(*moe, config, dtype);
+  if (auto* head = exactly<nn::Head>(child)) return std::make_shared<RowHead>(*head, config, dtype);
+  if (auto* linear = exactly<nn::Linear>(child)) return std::make_shared<RowLinear>(*linear, dtype);
+  if (exactly<RotaryEmbedding>(child) != nullptr) {
+    const bool local = name == "rotary_emb_local";
+    return std::make_shared<RowAngles>(local ? *config.local_rope : config.rope, config);
+  }
+  return nullptr;
+}
+
+void exchange_children(nn::Module& parent, const ModelConfig& config, RowDtype dtype) {
+  const auto children = parent.named_children();
+  for (const auto& [name, child] : children) {
+    if (!child) continue;
+    if (const auto twin = twin_of(child.get(), name, config, dtype)) {
+      parent.replace_child(name, twin);
+    } else {
+      exchange_children(*child, config, dtype);
+    }
+  }
+}
+
+}  // namespace
+
+RowDtype stored_row_dtype(CausalLM& model) {
+  return model.parameters().front().scalar_type() == at::kBFloat16 ? RowDtype::kBFloat16 : RowDtype::kFloat32;
+}
+
+void make_row_model(CausalLM& model, RowDtype dtype) {
+  const auto parameters = model.named_parameters();
+  for (const auto& parameter : parameters) {
+    const auto& value = parameter.slot->parameter;
+    TESSERA_CHECK(!is_dtensor(value) && value.is_cpu() && !value.is_meta(), ErrorKind::kConfig,
+                  "[models.generation] {} is {}, wanted a whole tensor on the CPU", parameter.name,
+                  is_dtensor(value) ? "a DTensor" : "on " + value.device().str());
+  }
+  model.set_requires_grad(false);
+  exchange_children(model, model.config(), dtype);
+  for (const auto& [path, module] : model.named_modules()) {
+    if (dynamic_cast<nn::RMSNorm*>(module) != nullptr) {
+      for (auto& slot : module->own_parameters()) nn::Module::set_parameter(slot, wide(slot.parameter));
+    } else if (dynamic_cast<nn::Embedding*>(module) != nullptr) {
+      module->register_forward_hook(nn::ForwardHook([](nn::Module&, nn::TensorRefs& outputs) {
+        for (auto* output : outputs) *output = wide(*output);
+      }));
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,172 @@
+#include "tessera/report/live_page.h"
+
+#include <arpa/inet.h>
+#include <microhttpd.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/base/unique_fd.h"
+#include "tessera/report/page.h"
+
+namespace tessera::report {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+constexpr size_t kMostPoints = 2000;  // sent every two seconds
+constexpr unsigned kMostConnections = 32, kIdleSeconds = 15;
+constexpr int kShareOfCore = 50;
+
+int listen_on_loopback(uint16_t port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool good = socket.open() && ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+                    ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+                    ::listen(socket.get(), 16) == 0;
+  TESSERA_CHECK(good, ErrorKind::kConfig,
+                "[report.live] port {} of 127.0.0.1: {}. Give another with train.page, or 0 for no page.", port,
+                errno == EADDRINUSE ? "found it in use" : std::strerror(errno));
+  return socket.release();
+}
+
+// A page of another name that leads here (DNS rebinding) gets nothing.
+bool is_loopback_name(const char* host) {
+  if (!host) return false;
+  std::string_view name = host;
+  if (const size_t colon = name.rfind(':'); colon != name.npos) name = name.substr(0, colon);
+  return name == "127.0.0.1" || name == "localhost";
+}
+
+double cpu_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+}  // namespace
+
+struct LivePage::Server {
+  fs::path folder;
+  MHD_Daemon* daemon = nullptr;
+  // Of the server's thread alone.
+  bool calm = false;
+  std::vector<std::pair<uintmax_t, fs::file_time_type>> seen;
+  std::shared_ptr<const std::string> data;
+  Clock::time_point next{};
+
+  std::vector<std::pair<uintmax_t, fs::file_time_type>> look() const {
+    std::vector<std::pair<uintmax_t, fs::file_time_type>> states;
+    for (const char* name : {"metrics.jsonl", "events.jsonl", "recipe.yaml", "recipe.resolved.yaml"}) {
+      std::error_code error;
+      const auto size = fs::file_size(folder / name, error);
+      const auto time = fs::last_write_time(folder / name, error);
+      states.emplace_back(error ? 0 : size, error ? fs::file_time_type() : time);
+    }
+    return states;
+  }
+
+  RunHistory read() const {
+    try {
+      return read_run(folder);
+    } catch (const Error&) {  // it has written nothing yet
+      RunHistory run;
+      run.folder = folder;
+      run.name = fs::weakly_canonical(folder).filename().string();
+      run.state = "starting";
+      return run;
+    }
+  }
+
+  std::shared_ptr<const std::string> refreshed() {
+    if (data && Clock::now() < next) return data;
+    auto states = look();
+    if (data && states == seen) return data;
+    const double begun = cpu_seconds();
+    data = std::make_shared<const std::string>(page_data({read()}, kMostPoints));
+    seen = std::move(states);
+    const std::chrono::duration<double> rest((cpu_seconds() - begun) * kShareOfCore);
+    next = Clock::now() + std::chrono::duration_cast<Clock::duration>(rest);
+    return data;
+  }
+
+  MHD_Result send(MHD_Connection* connection, unsigned code, const char* type, const std::string& text) const {
+    // The library copies it, so that it may be replaced while it is sent.
+    MHD_Response* response =
+        MHD_create_response_from_buffer(text.size(), const_cast<char*>(text.data()), MHD_RESPMEM_MUST_COPY);
+    if (!response) return MHD_NO;
+    MHD_add_response_header(response, "Content-Type", type);
+    MHD_add_response_header(response, "Cache-Control", "no-store");
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Cross-Origin-Resource-Policy", "same-origin");
+    if (code == MHD_HTTP_METHOD_NOT_ALLOWED) MHD_add_response_header(response, "Allow", "GET, HEAD");
+    const auto result = MHD_queue_response(connection, code, response);
+    MHD_destroy_response(response);
+    return result;
+  }
+
+  MHD_Result answer(MHD_Connection* connection, std::string_view url, std::string_view method) {
+    constexpr const char* kPlain = "text/plain; charset=utf-8";
+    if (!calm) {  // steps come first
+      ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
+      calm = true;
+    }
+    if (method != "GET" && method != "HEAD") {
+      return send(connection, MHD_HTTP_METHOD_NOT_ALLOWED, kPlain, "only GET and HEAD\n");
+    }
+    if (!is_loopback_name(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Host"))) {
+      return send(connection, MHD_HTTP_FORBIDDEN, kPlain, "wanted Host: 127.0.0.1 or localhost\n");
+    }
+    try {
+      if (url == "/") return send(connection, MHD_HTTP_OK, "text/html; charset=utf-8", page_around(*refreshed()));
+      if (url == "/data.json") return send(connection, MHD_HTTP_OK, "application/json", *refreshed());
+    } catch (const std::exception& error) {
+      return send(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, kPlain, std::string(error.what()) + "\n");
+    }
+    return send(connection, MHD_HTTP_NOT_FOUND, kPlain, "there are / and /data.json\n");
+  }
+
+  // What a client sends beyond its request ends the connection: nobody keeps it.
+  static MHD_Result handle(void* self, MHD_Connection* connection, const char* url, const char* method, const char*,
+                           const char*, size_t* upload_bytes, void** state) {
+    static char begun;
+    if (*state == nullptr) {  // only the head of the request is there
+      *state = &begun;
+      return MHD_YES;
+    }
+    if (*upload_bytes != 0) return MHD_NO;
+    return static_cast<Server*>(self)->answer(connection, url, method);
+  }
+};
+
+LivePage::LivePage(uint16_t port, fs::path run_folder) : server_(std::make_unique<Server>()) {
+  server_->folder = std::move(run_folder);
+  static_cast<void>(page_around("{}"));  // an error without the charts
+  UniqueFd socket(listen_on_loopback(port));
+  server_->daemon =
+      MHD_start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL, port, nullptr, nullptr, &Server::handle,
+                       server_.get(), MHD_OPTION_LISTEN_SOCKET, socket.get(), MHD_OPTION_CONNECTION_LIMIT,
+                       kMostConnections, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSeconds, MHD_OPTION_END);
+  TESSERA_CHECK(server_->daemon, ErrorKind::kIo, "[report.live] port {}: the HTTP server does not start: {}", port,
+                std::strerror(errno));
+  static_cast<void>(socket.release());  // the server closes it
+}
+
+LivePage::~LivePage() { MHD_stop_daemon(server_->daemon); }
+
+}  // namespace tessera::report

@@ -1,0 +1,47 @@
+// How long clients take to send: connections that have not sent a whole request in time are shut.
+//
+//   Connections connections(30.0);
+//   connections.opened(key, socket); connections.answering(key); connections.waiting(key); connections.closed(key);
+//
+// Thread-safe; looks once in half a second on a thread of its own.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace tessera::serve {
+
+class Connections {
+ public:
+  explicit Connections(double read_seconds);
+  ~Connections();
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  void opened(const void* key, int socket);
+  void answering(const void* key);  // a whole request is here
+  void waiting(const void* key);    // for the next one
+  void closed(const void* key);
+  int64_t being_answered() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Connection {
+    int socket = -1;
+    bool answering = false;
+    Clock::time_point since{};
+  };
+  void watch();
+
+  const std::chrono::duration<double> read_time_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::map<const void*, Connection> open_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tessera::serve

@@ -1,0 +1,21 @@
+// What `tessera serve` takes from clients at most; every one is a flag of the verb.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera::serve {
+
+struct Limits {
+  int64_t connections = 256;        // beyond them clients wait to be accepted
+  int64_t sequences = 64;           // computed together
+  int64_t queue = 128;              // requests that wait beside those; more get 503
+  int64_t body_bytes = 4 << 20;     // of a request; more get 413
+  int64_t header_bytes = 32 << 10;  // of a request, more get 431 or are cut off
+  int64_t stops = 16;               // strings of "stop"
+  int64_t top_logprobs = 20;
+  double read_seconds = 30;      // for the whole of a request to arrive, and idle connections
+  double request_seconds = 600;  // from a request to its last token
+  double drain_seconds = 30;     // after SIGTERM, for requests that are being answered
+};
+
+}  // namespace tessera::serve

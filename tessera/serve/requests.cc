@@ -1,0 +1,256 @@
+#include "tessera/serve/requests.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/quote.h"
+#include "tessera/data/messages.h"
+#include "tessera/serve/api_error.h"
+
+namespace tessera::serve {
+namespace {
+
+constexpr const char* kWhere = "request";
+constexpr double kMost = 1e30;
+
+// Keys that do nothing here and may be there.
+const std::set<std::string>& idle_keys() {
+  static const std::set<std::string> keys = {"user",         "metadata",           "store",
+                                             "service_tier", "safety_identifier",  "prompt_cache_key",
+                                             "verbosity",    "parallel_tool_calls"};
+  return keys;
+}
+
+// Keys whose one value that changes nothing is taken.
+const std::vector<std::pair<const char*, Json>>& neutral_keys() {
+  static const std::vector<std::pair<const char*, Json>> keys = {{"n", 1},
+                                                                 {"best_of", 1},
+                                                                 {"echo", false},
+                                                                 {"suffix", ""},
+                                                                 {"logit_bias", Json::object()},
+                                                                 {"functions", nullptr},
+                                                                 {"audio", nullptr},
+                                                                 {"prediction", nullptr},
+                                                                 {"modalities", Json::array({"text"})},
+                                                                 {"response_format", {{"type", "text"}}}};
+  return keys;
+}
+
+[[noreturn]] void refuse(const std::string& key, const std::string& message) { throw ApiError(400, message, "", key); }
+
+void check_keys(const JsonReader& top, Endpoint endpoint) {
+  static const std::set<std::string> both = {"model",
+                                             "stream",
+                                             "stream_options",
+                                             "max_tokens",
+                                             "temperature",
+                                             "top_p",
+                                             "top_k",
+                                             "min_p",
+                                             "seed",
+                                             "stop",
+                                             "presence_penalty",
+                                             "frequency_penalty",
+                                             "repetition_penalty",
+                                             "logprobs",
+                                             "ignore_eos"};
+  static const std::set<std::string> chat = {"messages", "max_completion_tokens", "top_logprobs",
+                                             "tools",    "tool_choice",           "chat_template_kwargs"};
+  for (const auto& [key, value] : top.members()) {
+    if (both.contains(key) || idle_keys().contains(key)) continue;
+    if (endpoint == Endpoint::kChat ? chat.contains(key) : key == "prompt") continue;
+    const auto neutral = std::find_if(neutral_keys().begin(), neutral_keys().end(),
+                                      [&, name = key](const auto& entry) { return name == entry.first; });
+    if (neutral == neutral_keys().end())
+      refuse(escape(key), fmt::format("Unrecognized request argument: {}", quote(key)));
+    if (value.is_null() || value.value() == neutral->second) continue;
+    refuse(key, fmt::format("{} is not supported: found {}, wanted {} or nothing", key, describe(value.value()),
+                            neutral->second.dump()));
+  }
+}
+
+void read_sampling(const JsonReader& top, const Served& served, GenerationOptions& options) {
+  options = served.defaults;
+  const bool files =
+      served.defaults.folder_samples;  // what it leaves open is as OpenAI has it: sampled as the model says
+  const double temperature = top.number("temperature", files ? options.temperature : 1.0, 0, 100);
+  options.sample = temperature > 0;
+  if (options.sample) options.temperature = std::max(temperature, 1e-4);
+  options.top_k = top.integer("top_k", files ? options.top_k : 0, -1, int64_t{1} << 40);
+  options.top_k = std::max<int64_t>(options.top_k, 0);
+  options.top_p = top.number("top_p", files ? options.top_p : 1.0, 0, 1);
+  if (options.top_p == 0) options.top_p = 1e-9;
+  options.min_p = top.number("min_p", options.min_p, 0, 1);
+  options.repetition_penalty = top.number("repetition_penalty", options.repetition_penalty, 1e-6, kMost);
+  options.presence_penalty = top.number("presence_penalty", 0, -2, 2);
+  options.frequency_penalty = top.number("frequency_penalty", 0, -2, 2);
+  if (top.has("seed")) {
+    options.seed = static_cast<uint64_t>(
+        top.integer("seed", 0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
+  }
+  if (top.boolean("ignore_eos", false)) options.stop_tokens.clear();
+}
+
+std::vector<std::string> read_stops(const JsonReader& top, const Limits& limits) {
+  std::vector<std::string> stops;
+  const auto stop = top.find("stop");
+  if (!stop || stop->is_null()) return stops;
+  if (stop->is_array()) {
+    for (const auto& each : stop->items()) stops.push_back(each.as_string());
+  } else {
+    stops.push_back(stop->as_string());
+  }
+  constexpr size_t kMostBytes = 1024;
+  if (static_cast<int64_t>(stops.size()) > limits.stops) {
+    refuse("stop", fmt::format("stop: found {} strings, wanted at most {}", stops.size(), limits.stops));
+  }
+  for (const auto& each : stops) {
+    if (each.empty() || each.size() > kMostBytes) {
+      refuse("stop", fmt::format("stop: found a string of {} bytes, wanted 1 to {}", each.size(), kMostBytes));
+    }
+  }
+  return stops;
+}
+
+std::optional<int64_t> read_log_probs(const JsonReader& top, Endpoint endpoint, const Limits& limits) {
+  if (endpoint == Endpoint::kText) {
+    if (!top.has("logprobs")) return std::nullopt;
+    return top.integer("logprobs", 0, 0, limits.top_logprobs);
+  }
+  const bool wanted = top.boolean("logprobs", false);
+  const int64_t likeliest = top.integer("top_logprobs", 0, 0, limits.top_logprobs);
+  if (likeliest > 0 && !wanted) refuse("top_logprobs", "top_logprobs wants logprobs: true beside it");
+  return wanted ? std::optional(likeliest) : std::nullopt;
+}
+
+std::vector<int64_t> ids_of_text(const std::string& text, const Served& served, bool add_special_tokens) {
+  const auto ids = served.tokenizer.encode(text, {.add_special_tokens = add_special_tokens});
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<int64_t> text_prompt(const JsonReader& top, const Served& served) {
+  const auto prompt = top.at("prompt");
+  if (!prompt.is_array()) return ids_of_text(prompt.as_string(), served, true);
+  const auto items = prompt.items();
+  if (items.empty()) refuse("prompt", "prompt: found an empty list, wanted text or token ids");
+  if (!items[0].value().is_number()) {
+    if (items.size() != 1) {
+      refuse("prompt", fmt::format("prompt: found {} prompts, wanted one a request; send as many requests at once",
+                                   items.size()));
+    }
+    if (!items[0].is_array()) return ids_of_text(items[0].as_string(), served, true);
+  }
+  std::vector<int64_t> ids;
+  for (const auto& id : items[0].is_array() ? items[0].items() : items) {
+    ids.push_back(id.as_integer(0, served.config.vocab_size - 1));
+  }
+  return ids;
+}
+
+// Content in parts becomes their text.
+Json plain_messages(const JsonReader& list) {
+  Json messages = Json::array();
+  for (const auto& message : list.items()) {
+    if (!message.is_object()) message.fail("an object with role and content");
+    Json plain = message.value();
+    const auto content = message.find("content");
+    if (content && content->is_array()) {
+      std::string text;
+      for (const auto& part : content->items()) {
+        const auto type = part.string("type");
+        if (type != "text")
+          refuse("messages", fmt::format("a part of type {} is not supported: this model reads text", quote(type)));
+        text += part.string("text");
+      }
+      plain["content"] = text;
+    } else if (content && !content->is_null() && !content->value().is_string()) {
+      content->fail("text, or a list of parts");
+    }
+    messages.push_back(std::move(plain));
+  }
+  return messages;
+}
+
+std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served) {
+  if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
+  auto messages = data::openai_messages(plain_messages(top.at("messages")), "messages", kWhere);
+  Json extra = Json::object();
+  if (const auto more = top.find("chat_template_kwargs"); more && !more->is_null()) {
+    if (!more->is_object()) more->fail("an object");
+    extra = more->value();
+  }
+  const auto choice = top.has("tool_choice") ? top.at("tool_choice").value() : Json("auto");
+  if (choice != "auto" && choice != "none") {
+    refuse("tool_choice", fmt::format("tool_choice: found {}, wanted \"auto\" or \"none\": the model is not forced",
+                                      describe(choice)));
+  }
+  const auto tools = top.find("tools");
+  const bool with_tools = tools && tools->is_array() && !tools->items().empty() && choice == "auto";
+  if (tools && !tools->is_null() && !tools->is_array()) tools->fail("a list");
+  const auto without = with_tools ? served.chat->render(messages, true, extra).text : "";
+  if (with_tools) extra["tools"] = tools->value();
+  const auto text = served.chat->render(messages, /*add_generation_prompt=*/true, extra).text;
+  if (with_tools && text == without) refuse("tools", "this model's chat template takes no tools");
+  return ids_of_text(text, served, false);
+}
+
+int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt) {
+  constexpr int64_t kCompletionDefault = 16;  // OpenAI's
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  const int64_t context = std::min(served.config.max_position_embeddings, served.cache_tokens), room = context - prompt;
+  const char* key = top.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
+  const bool given = top.has(key);
+  const int64_t unsaid = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
+  const int64_t most = given ? top.integer(key, 1, 1, kHuge) : unsaid;
+  if (room < 1 || most > room) {
+    throw ApiError(
+        400,
+        fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
+                    "{}, {} in the completion). Please reduce the length of the {}.",
+                    context, prompt + std::max<int64_t>(most, given ? most : 1), prompt,
+                    endpoint == Endpoint::kChat ? "messages" : "prompt", std::max<int64_t>(most, 1),
+                    room < 1 ? "prompt" : "prompt or completion"),
+        "context_length_exceeded", endpoint == Endpoint::kChat ? "messages" : "prompt");
+  }
+  return most;
+}
+
+CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
+  const JsonReader top(json, kWhere);
+  check_keys(top, endpoint);
+  const auto model = top.string("model");
+  if (model != served.name) {
+    throw ApiError(404,
+                   fmt::format("The model {} does not exist here: this server has '{}'", quote(model), served.name),
+                   "model_not_found", "model");
+  }
+  CompletionRequest request;
+  request.stream = top.boolean("stream", false);
+  if (const auto options = top.find("stream_options"); options && !options->is_null()) {
+    if (!request.stream) refuse("stream_options", "stream_options wants stream: true beside it");
+    request.stream_usage = options->boolean("include_usage", false);
+  }
+  read_sampling(top, served, request.options);
+  request.stop = read_stops(top, served.limits);
+  request.log_probs = read_log_probs(top, endpoint, served.limits);
+  request.prompt = endpoint == Endpoint::kChat ? chat_prompt(top, served) : text_prompt(top, served);
+  request.options.max_new_tokens = read_most_tokens(top, served, endpoint, static_cast<int64_t>(request.prompt.size()));
+  generation_capacity(served.config, request.prompt, request.options);
+  return request;
+}
+
+}  // namespace
+
+CompletionRequest read_request(std::string_view body, Endpoint endpoint, const Served& served) {
+  try {
+    constexpr JsonLimits kJson{.max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 100'000};
+    return read_object(parse_json_object(body, kWhere, kJson), endpoint, served);
+  } catch (const Error& error) {
+    throw ApiError(error.kind() == ErrorKind::kInternal ? 500 : 400, error.what());
+  }
+}
+
+}  // namespace tessera::serve

@@ -1,0 +1,45 @@
+// The bodies of OpenAI's completions and chat completions, read within limits.
+//
+//   const CompletionRequest request = read_request(body, Endpoint::kChat, served);
+//
+// Every key is known: one that changes the result and is not supported is an ApiError that names it, as are values out
+// of range, a prompt beyond the context and another model than the one that is served. Thread-safe.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/json.h"
+#include "tessera/models/generate.h"
+#include "tessera/serve/limits.h"
+#include "tessera/text/chat_template.h"
+#include "tessera/text/tokenizer.h"
+
+namespace tessera::serve {
+
+enum class Endpoint { kChat, kText };
+
+// The model that answers, as requests need to know it.
+struct Served {
+  std::string name;
+  ModelConfig config;
+  GenerationOptions defaults;  // what generation_config.json says
+  text::Tokenizer tokenizer;
+  std::optional<text::ChatTemplate> chat;
+  int64_t cache_tokens = 0;
+  Limits limits{};
+};
+
+struct CompletionRequest {
+  std::vector<int64_t> prompt{};
+  GenerationOptions options{};
+  std::vector<std::string> stop{};
+  std::optional<int64_t> log_probs{};  // wanted, with so many of the likeliest
+  bool stream = false, stream_usage = false;
+};
+
+CompletionRequest read_request(std::string_view body, Endpoint endpoint, const Served& served);
+
+}  // namespace tessera::serve

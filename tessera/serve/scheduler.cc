@@ -1,0 +1,150 @@
+#include "tessera/serve/scheduler.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/serve/api_error.h"
+
+namespace tessera::serve {
+
+std::optional<Piece> Answer::next(std::chrono::milliseconds wait) {
+  std::unique_lock lock(mutex_);
+  if (!came_.wait_for(lock, wait, [this] { return !pieces_.empty(); })) return std::nullopt;
+  auto piece = std::move(pieces_.front());
+  pieces_.pop_front();
+  return piece;
+}
+
+void Answer::cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+}
+
+void Answer::put(Piece piece) {
+  {
+    const std::lock_guard lock(mutex_);
+    pieces_.push_back(std::move(piece));
+  }
+  came_.notify_all();
+}
+
+bool Answer::take(const NewToken& made) {
+  Piece piece{.token = made.token, .log_probs = made.log_probs, .finish = made.finish, .error = made.error};
+  if (made.finish != Finish::kError) piece.text = stream_.push(made.token);
+  if (stream_.stopped()) piece.finish = Finish::kStop;
+  if (piece.finish) piece.text += stream_.finish();
+  const bool goes_on = !piece.finish;
+  put(std::move(piece));
+  const std::lock_guard lock(mutex_);
+  return goes_on && !cancelled_;
+}
+
+void Answer::end(const std::string& error) { put({.finish = Finish::kError, .error = error}); }
+
+Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits)
+    : limits_(limits), engine_(std::move(model), options), thread_([this] { work(); }) {}
+
+Scheduler::~Scheduler() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, const text::Tokenizer& tokenizer) {
+  auto answer = std::make_shared<Answer>(tokenizer, request.stop);
+  {
+    const std::lock_guard lock(mutex_);
+    const int64_t ahead = counts_.running + counts_.waiting + static_cast<int64_t>(arrivals_.size());
+    if (ending_ || ahead >= limits_.sequences + limits_.queue) {
+      throw ApiError(
+          503, fmt::format("The server is busy: {} requests are being answered or waiting. Try again later.", ahead),
+          "overloaded");
+    }
+    const std::weak_ptr<Answer> held = answer;
+    arrivals_.push_back({{.prompt = request.prompt,
+                          .options = request.options,
+                          .log_probs = request.log_probs,
+                          .on_token =
+                              [held](const NewToken& made) {
+                                const auto to = held.lock();
+                                return to && to->take(made);
+                              }},
+                         held});
+  }
+  wake_.notify_all();
+  return answer;
+}
+
+EngineCounts Scheduler::counts() const {
+  const std::lock_guard lock(mutex_);
+  auto counts = counts_;
+  counts.waiting += static_cast<int64_t>(arrivals_.size());
+  return counts;
+}
+
+void Scheduler::take_arrivals(std::unique_lock<std::mutex>& lock) {
+  while (!arrivals_.empty()) {
+    auto arrival = std::move(arrivals_.front());
+    arrivals_.pop_front();
+    const auto answer = arrival.answer.lock();
+    if (!answer) continue;
+    lock.unlock();
+    try {
+      active_.emplace_back(engine_.add(std::move(arrival.request)), answer);
+    } catch (const std::exception& error) {
+      answer->end(error.what());
+    }
+    lock.lock();
+    counts_ = engine_.counts();
+  }
+}
+
+// Those whose client has gone, also while they wait or compute a prompt.
+void Scheduler::drop_cancelled() {
+  std::erase_if(active_, [this](const auto& active) {
+    if (const auto answer = active.second.lock()) {
+      const std::lock_guard lock(answer->mutex_);
+      if (!answer->cancelled_) return false;
+    }
+    engine_.cancel(active.first);
+    return true;
+  });
+}
+
+void Scheduler::fail_all(const std::string& error) {
+  for (const auto& [id, held] : active_) {
+    engine_.cancel(id);
+    if (const auto answer = held.lock()) answer->end(error);
+  }
+  active_.clear();
+}
+
+void Scheduler::work() {
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    take_arrivals(lock);
+    lock.unlock();
+    bool busy = false;
+    try {
+      drop_cancelled();
+      busy = engine_.step();
+    } catch (const std::exception& error) {
+      log_error("[serve] {}", error.what());
+      fail_all(error.what());
+    }
+    lock.lock();
+    counts_ = engine_.counts();
+    if (!busy) {
+      active_.clear();
+      wake_.wait(lock, [this] { return ending_ || !arrivals_.empty(); });
+    }
+  }
+  lock.unlock();
+  fail_all("The server is ending.");
+}
+
+}  // namespace tessera::serve

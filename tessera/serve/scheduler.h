@@ -1,0 +1,89 @@
+// The engine on a thread of its own, and the answers that come out of it.
+//
+//   Scheduler scheduler(model, {.pages = pages}, limits);
+//   const auto answer = scheduler.submit(request, tokenizer);
+//   while (const auto piece = answer->next(200ms)) ...
+//
+// Thread-safe. An answer that nobody holds any more frees its sequence.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tessera/models/generation/engine.h"
+#include "tessera/models/generation/text_stream.h"
+#include "tessera/serve/limits.h"
+#include "tessera/serve/requests.h"
+
+namespace tessera::serve {
+
+// What one token brought.
+struct Piece {
+  std::string text{};  // may be empty: held back, or no text
+  int64_t token = 0;
+  std::optional<TokenLogProbs> log_probs{};
+  std::optional<Finish> finish{};
+  std::string error{};  // of kError
+};
+
+class Answer {
+ public:
+  Answer(text::Tokenizer tokenizer, std::vector<std::string> stops) : stream_(std::move(tokenizer), std::move(stops)) {}
+  // The next piece; nothing when none came in time. After one with `finish` there is none.
+  std::optional<Piece> next(std::chrono::milliseconds wait);
+  void cancel();
+
+ private:
+  friend class Scheduler;
+  bool take(const NewToken& made);  // on the engine's thread
+  void end(const std::string& error);
+  void put(Piece piece);
+
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::deque<Piece> pieces_;
+  bool cancelled_ = false;
+  TextStream stream_;  // of the engine's thread
+};
+
+class Scheduler {
+ public:
+  Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits);
+  // Cancels what is left.
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // ApiError 503 where the queue is full.
+  std::shared_ptr<Answer> submit(const CompletionRequest& request, const text::Tokenizer& tokenizer);
+  EngineCounts counts() const;
+
+ private:
+  struct Arrival {
+    GenerationRequest request;
+    std::weak_ptr<Answer> answer;
+  };
+  void work();
+  void take_arrivals(std::unique_lock<std::mutex>& lock);
+  void drop_cancelled();
+  void fail_all(const std::string& error);
+
+  const Limits limits_;
+  Engine engine_;                                                  // of the thread, as active_
+  std::vector<std::pair<int64_t, std::weak_ptr<Answer>>> active_;  // by the sequence's number
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Arrival> arrivals_;
+  EngineCounts counts_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tessera::serve

@@ -1,0 +1,337 @@
+#include "tessera/serve/server.h"
+
+#include <microhttpd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/serve/api_error.h"
+#include "tessera/serve/connections.h"
+#include "tessera/serve/responses.h"
+
+namespace tessera::serve {
+namespace {
+
+using std::chrono::steady_clock;
+using Deadline = steady_clock::time_point;
+constexpr std::chrono::milliseconds kLook{200};  // between looks at whether the client is still there
+
+// Takes as long for a wrong token as for the right one.
+bool same_secret(std::string_view given, std::string_view secret) {
+  unsigned difference = given.size() == secret.size() ? 0 : 1;
+  for (size_t i = 0; i < secret.size(); ++i) {
+    difference |= static_cast<unsigned char>(secret[i]) ^ static_cast<unsigned char>(i < given.size() ? given[i] : 0);
+  }
+  return difference == 0;
+}
+
+std::string_view header(MHD_Connection* connection, const char* name) {
+  const char* value = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
+  return value != nullptr ? std::string_view(value) : std::string_view();
+}
+
+bool client_is_gone(MHD_Connection* connection) {
+  const auto* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+  char byte = 0;
+  return info == nullptr || ::recv(info->connect_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+MHD_Result send_json(MHD_Connection* connection, int status, const Json& json) {
+  auto text = dumped(json) + "\n";
+  auto* response = MHD_create_response_from_buffer(text.size(), text.data(), MHD_RESPMEM_MUST_COPY);
+  MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
+  if (status == 401) MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+  if (status == 503) MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+  const auto result = MHD_queue_response(connection, static_cast<unsigned>(status), response);
+  MHD_destroy_response(response);
+  return result;
+}
+
+// A request while it arrives.
+struct Incoming {
+  std::string body;
+  bool refused = false;  // answered already
+};
+
+// An answer while it is streamed as server-sent events.
+struct Stream {
+  MHD_Connection* connection;
+  std::shared_ptr<Answer> answer;
+  Response response;
+  bool with_usage;
+  Deadline deadline;
+  std::string held{};  // events that are not sent yet
+  bool done = false;
+
+  void event(const Json& json) { held += "data: " + dumped(json) + "\n\n"; }
+  void fail(int status, const std::string& message) {
+    event(ApiError(status, message).body());
+    done = true;
+  }
+  // Waits for a piece; false when the client has gone.
+  bool wait() {
+    const auto piece = answer->next(kLook);
+    if (!piece) {
+      if (steady_clock::now() > deadline) fail(504, "The request took longer than this server allows.");
+      return !client_is_gone(connection);
+    }
+    if (piece->finish == Finish::kError) {
+      fail(500, piece->error);
+      return true;
+    }
+    response.add(*piece, /*whole=*/false);
+    if (!piece->text.empty() || piece->finish || piece->log_probs) event(response.chunk(*piece));
+    if (!piece->finish) return true;
+    if (with_usage) event(response.usage_chunk());
+    held += "data: [DONE]\n\n";
+    done = true;
+    return true;
+  }
+};
+
+ssize_t read_stream(void* closure, uint64_t, char* buffer, size_t most) {
+  auto& stream = *static_cast<Stream*>(closure);
+  while (stream.held.empty()) {
+    if (stream.done) return MHD_CONTENT_READER_END_OF_STREAM;
+    if (!stream.wait()) return MHD_CONTENT_READER_END_WITH_ERROR;
+  }
+  const size_t count = std::min(most, stream.held.size());
+  std::memcpy(buffer, stream.held.data(), count);
+  stream.held.erase(0, count);
+  return static_cast<ssize_t>(count);
+}
+
+void free_stream(void* closure) {
+  const std::unique_ptr<Stream> stream(static_cast<Stream*>(closure));
+  stream->answer->cancel();
+}
+
+}  // namespace
+
+struct Server::State {
+  const Served& served;
+  Scheduler& scheduler;
+  ServerOptions options;
+  Connections connections;
+  MHD_Daemon* daemon = nullptr;
+  std::atomic<bool> draining = false;
+  std::atomic<int64_t> next_id = 1;
+
+  State(const Served& of, Scheduler& by, ServerOptions with)
+      : served(of), scheduler(by), options(std::move(with)), connections(of.limits.read_seconds) {}
+
+  // Status and body of what may not come in. Before the body is read.
+  void check_entry(MHD_Connection* connection, std::string_view path, std::string_view method) const;
+  Json models(std::string_view path) const;
+  MHD_Result get(MHD_Connection* connection, std::string_view path);
+  MHD_Result complete(MHD_Connection* connection, Endpoint endpoint, const std::string& body);
+  MHD_Result stream(MHD_Connection* connection, Endpoint endpoint, const CompletionRequest& request,
+                    std::shared_ptr<Answer> answer, Deadline deadline);
+  MHD_Result handle(MHD_Connection* connection, const char* path, const char* method, const char* data, size_t* size,
+                    void** closure);
+  MHD_Result handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
+                          const Incoming& incoming);
+
+  static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
+                               const char*, const char* data, size_t* size, void** closure) {
+    return static_cast<State*>(self)->handle(connection, path, method, data, size, closure);
+  }
+  static void on_completed(void* self, MHD_Connection* connection, void** closure, MHD_RequestTerminationCode) {
+    delete static_cast<Incoming*>(*closure);
+    *closure = nullptr;
+    static_cast<State*>(self)->connections.waiting(connection);
+  }
+  static void on_connection(void* self, MHD_Connection* connection, void**, MHD_ConnectionNotificationCode code) {
+    auto& connections = static_cast<State*>(self)->connections;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) return connections.closed(connection);
+    const auto* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+    connections.opened(connection, info != nullptr ? info->connect_fd : -1);
+  }
+};
+
+void Server::State::check_entry(MHD_Connection* connection, std::string_view path, std::string_view method) const {
+  const auto& limits = served.limits;
+  const bool completes = path == "/v1/chat/completions" || path == "/v1/completions";
+  const bool tells = path == "/health" || path == "/v1/models" || path.starts_with("/v1/models/");
+  if (!completes && !tells)
+    throw ApiError(404, "No such path here. There are /v1/chat/completions, /v1/completions, /v1/models, /health.");
+  if (options.token.empty()) {
+    const auto host = header(connection, MHD_HTTP_HEADER_HOST);
+    const auto name = host.starts_with('[') ? host.substr(0, host.find(']') + 1) : host.substr(0, host.find(':'));
+    if (!host.empty() && name != "localhost" && name != "127.0.0.1" && name != "[::1]" &&
+        name != options.listening.address && name != "[" + options.listening.address + "]") {
+      throw ApiError(403,
+                     "This server answers requests to localhost alone. With --token-file it can be called otherwise.");
+    }
+  } else if (path != "/health") {
+    constexpr std::string_view kScheme = "Bearer ";
+    const auto given = header(connection, MHD_HTTP_HEADER_AUTHORIZATION);
+    if (!given.starts_with(kScheme) || !same_secret(given.substr(kScheme.size()), options.token)) {
+      throw ApiError(401, "Wrong or no token. Send it as 'Authorization: Bearer TOKEN'.", "invalid_api_key");
+    }
+  }
+  if (method != (completes ? "POST" : "GET")) {
+    throw ApiError(405, fmt::format("{} wants {}", path, completes ? "POST" : "GET"), "method_not_supported");
+  }
+  if (!completes) return;
+  const auto length = header(connection, MHD_HTTP_HEADER_CONTENT_LENGTH);
+  if (length.empty()) throw ApiError(411, "A body with Content-Length is wanted.");
+  if (length.size() > 15 || std::stoll("0" + std::string(length)) > limits.body_bytes) {
+    throw ApiError(
+        413, fmt::format("The body has {} bytes, this server takes {}.", length.substr(0, 20), limits.body_bytes));
+  }
+  if (!header(connection, MHD_HTTP_HEADER_CONTENT_TYPE).starts_with("application/json")) {
+    throw ApiError(415, "A body of Content-Type application/json is wanted.");
+  }
+}
+
+Json Server::State::models(std::string_view path) const {
+  const Json model = {{"id", served.name}, {"object", "model"}, {"created", 0}, {"owned_by", "tessera"}};
+  if (path == "/v1/models") return {{"object", "list"}, {"data", Json::array({model})}};
+  if (path.substr(std::strlen("/v1/models/")) == served.name) return model;
+  throw ApiError(404, fmt::format("This server has the model '{}' alone.", served.name), "model_not_found", "model");
+}
+
+MHD_Result Server::State::get(MHD_Connection* connection, std::string_view path) {
+  if (path != "/health") return send_json(connection, 200, models(path));
+  const auto counts = scheduler.counts();
+  return send_json(connection, draining ? 503 : 200,
+                   {{"status", draining ? "ending" : "ok"},
+                    {"running", counts.running},
+                    {"waiting", counts.waiting},
+                    {"prompt_tokens", counts.prompt_tokens},
+                    {"shared_prompt_tokens", counts.shared_tokens},
+                    {"completion_tokens", counts.new_tokens}});
+}
+
+MHD_Result Server::State::stream(MHD_Connection* connection, Endpoint endpoint, const CompletionRequest& request,
+                                 std::shared_ptr<Answer> answer, Deadline deadline) {
+  const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
+  auto* stream = new Stream{.connection = connection,
+                            .answer = std::move(answer),
+                            .response = Response(endpoint, id, served, request),
+                            .with_usage = request.stream_usage,
+                            .deadline = deadline};
+  if (const auto first = stream->response.first()) stream->event(*first);
+  constexpr size_t kBlock = 4096;
+  auto* response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, kBlock, read_stream, stream, free_stream);
+  MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "text/event-stream; charset=utf-8");
+  MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
+  const auto result = MHD_queue_response(connection, 200, response);
+  MHD_destroy_response(response);
+  return result;
+}
+
+MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint, const std::string& body) {
+  const auto deadline = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
+                                                  std::chrono::duration<double>(served.limits.request_seconds));
+  if (draining) throw ApiError(503, "The server is ending.", "overloaded");
+  const auto request = read_request(body, endpoint, served);
+  const auto answer = scheduler.submit(request, served.tokenizer);
+  if (request.stream) return stream(connection, endpoint, request, answer, deadline);
+  const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
+  Response response(endpoint, id, served, request);
+  while (true) {
+    const auto piece = answer->next(kLook);
+    if (!piece) {
+      if (steady_clock::now() > deadline) {
+        answer->cancel();
+        throw ApiError(504, "The request took longer than this server allows.");
+      }
+      if (!client_is_gone(connection)) continue;
+      answer->cancel();
+      return MHD_NO;
+    }
+    if (piece->finish == Finish::kError) throw ApiError(500, piece->error);
+    response.add(*piece, /*whole=*/true);
+    if (piece->finish) return send_json(connection, 200, response.whole());
+  }
+}
+
+MHD_Result Server::State::handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
+                                       const Incoming& incoming) {
+  try {
+    if (method == "GET") return get(connection, path);
+    return complete(connection, path == "/v1/completions" ? Endpoint::kText : Endpoint::kChat, incoming.body);
+  } catch (const ApiError& error) {
+    return send_json(connection, error.status(), error.body());
+  } catch (const std::exception& error) {
+    log_error("[serve] {}", error.what());
+    return send_json(connection, 500, ApiError(500, error.what()).body());
+  }
+}
+
+MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, const char* method, const char* data,
+                                 size_t* size, void** closure) {
+  auto* incoming = static_cast<Incoming*>(*closure);
+  if (incoming == nullptr) {
+    *closure = incoming = new Incoming;
+    try {
+      check_entry(connection, path, method);
+    } catch (const ApiError& error) {
+      incoming->refused = true;
+      connections.answering(connection);
+      return send_json(connection, error.status(), error.body());
+    }
+    return MHD_YES;
+  }
+  if (*size > 0) {
+    // No longer than the header said, which was checked.
+    if (!incoming->refused) incoming->body.append(data, *size);
+    *size = 0;
+    return MHD_YES;
+  }
+  if (incoming->refused) return MHD_YES;
+  connections.answering(connection);
+  return handle_whole(connection, path, method, *incoming);
+}
+
+Server::Server(const Served& served, Scheduler& scheduler, ServerOptions options)
+    : state_(std::make_unique<State>(served, scheduler, std::move(options))) {
+  const auto& limits = served.limits;
+  const auto silence = static_cast<unsigned>(limits.request_seconds + limits.read_seconds) + 1;
+  const int socket = state_->options.listening.socket.release();
+  state_->daemon = MHD_start_daemon(
+      MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | MHD_USE_ITC, 0, nullptr, nullptr,
+      &State::on_request, state_.get(), MHD_OPTION_LISTEN_SOCKET, socket, MHD_OPTION_CONNECTION_LIMIT,
+      static_cast<unsigned>(limits.connections), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+      static_cast<size_t>(limits.header_bytes), MHD_OPTION_CONNECTION_TIMEOUT, silence, MHD_OPTION_NOTIFY_COMPLETED,
+      &State::on_completed, state_.get(), MHD_OPTION_NOTIFY_CONNECTION, &State::on_connection, state_.get(),
+      MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+  if (state_->daemon == nullptr) {
+    ::close(socket);
+    raise(ErrorKind::kInternal, "[serve] libmicrohttpd did not start");
+  }
+}
+
+bool Server::drain() {
+  state_->draining = true;
+  const int socket = MHD_quiesce_daemon(state_->daemon);
+  if (socket >= 0) ::close(socket);
+  const auto end = steady_clock::now() + std::chrono::duration<double>(state_->served.limits.drain_seconds);
+  while (state_->connections.being_answered() > 0) {
+    if (steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
+Server::~Server() {
+  if (!state_->draining) {
+    const int socket = MHD_quiesce_daemon(state_->daemon);
+    if (socket >= 0) ::close(socket);
+  }
+  state_->draining = true;
+  MHD_stop_daemon(state_->daemon);
+}
+
+}  // namespace tessera::serve

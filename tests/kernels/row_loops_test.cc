@@ -1,0 +1,123 @@
+// Row kernels in fp32 and bf16 against the formulas in fp64, with sizes that leave something over.
+#include "tessera/kernels/detail/row_loops.h"
+
+#include <gtest/gtest.h>
+
+#include "tessera/kernels/gated.h"
+#include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/kernels/rms_norm.h"
+#include "tessera/kernels/rotary.h"
+#include "tests/kernels/gradients.h"
+
+namespace tessera {
+namespace {
+
+using testing::random_tensor;
+using Tensors = std::vector<at::Tensor>;
+using Function = std::function<at::Tensor(const Tensors&)>;
+
+// Result and gradients for a gradient of the result that is not constant.
+Tensors with_gradients(const Function& f, const Tensors& given, at::ScalarType type) {
+  Tensors in;
+  for (const auto& each : given) in.push_back(each.to(type).detach().requires_grad_());
+  const auto y = f(in);
+  y.backward(random_tensor({y.numel()}, 9).view(y.sizes()).to(y.scalar_type()));
+  Tensors out = {y.detach()};
+  for (const auto& each : in) out.push_back(each.grad());
+  return out;
+}
+
+void expect_alike(const Function& kernel, const Function& formula, const Tensors& in, double of_bf16 = 1.2e-2) {
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    SCOPED_TRACE(c10::toString(type));
+    Tensors rounded;
+    for (const auto& each : in) rounded.push_back(each.to(type));
+    const auto got = with_gradients(kernel, rounded, type);
+    const auto wanted = with_gradients(formula, rounded, at::kDouble);
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].scalar_type(), type);
+      const double most = wanted[i].abs().max().item<double>();
+      EXPECT_LE((got[i].to(at::kDouble) - wanted[i]).abs().max().item<double>(),
+                (type == at::kFloat ? 2e-6 : of_bf16) * most)
+          << "tensor " << i;
+    }
+  }
+}
+
+TEST(RowLoops, GatesOfAnyNumberOfElements) {
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 37}, {130, 257}}) {
+    const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
+    expect_alike([](const Tensors& t) { return swiglu(t[0], t[1]); },
+                 [](const Tensors& t) { return at::silu(t[0]) * t[1]; }, in);
+    expect_alike([](const Tensors& t) { return geglu(t[0], t[1]); },
+                 [](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; }, in);
+  }
+}
+
+TEST(RowLoops, GatesOfExtremes) {
+  const auto x = at::tensor({-std::numeric_limits<float>::infinity(), -1e4F, -88.0F, 0.0F, 88.0F, 1e4F});
+  const auto y = swiglu(x, at::ones_like(x));
+  EXPECT_TRUE(at::equal(y.narrow(0, 3, 3), x.narrow(0, 3, 3)));
+  EXPECT_EQ(y[1].item<float>(), 0);
+  EXPECT_TRUE(swiglu(at::full({3}, std::nan("")), at::ones({3})).isnan().all().item<bool>());
+}
+
+TEST(RowLoops, NormsOfEvenAndUnevenRows) {
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}}) {
+    const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
+    for (const bool one_plus : {false, true}) {
+      expect_alike([=](const Tensors& t) { return rms_norm(t[0], t[1], 1e-5, one_plus); },
+                   [=](const Tensors& t) {
+                     return (one_plus ? t[1] + 1 : t[1]) * t[0] * at::rsqrt(t[0].square().mean(-1, true) + 1e-5);
+                   },
+                   in);
+    }
+  }
+}
+
+// transformers rounds normed values to the model's dtype before it multiplies them with the weight.
+TEST(RowLoops, NormsRoundInBf16AsTransformersDoes) {
+  const auto x = random_tensor({64, 96}).to(at::kBFloat16), weight = random_tensor({96}, 1).to(at::kBFloat16);
+  const auto wide = x.to(at::kFloat);
+  const auto normed = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
+  const auto differ = rms_norm(x, weight, 1e-5).ne(weight * normed).sum().item<int64_t>();
+  EXPECT_LE(differ, x.numel() / 1000);  // a sum in another order may tip a rounding
+}
+
+TEST(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
+  for (const int64_t width : {6, 32, 64}) {
+    for (const int64_t rows : {1, 3}) {
+      const auto angles = random_tensor({rows, 7, width / 2}, 1).to(at::kFloat);
+      expect_alike([&](const Tensors& t) { return rotary(t[0], angles.cos(), angles.sin()); },
+                   [&](const Tensors& t) {
+                     const auto c = angles.cos().to(at::kDouble).unsqueeze(2);
+                     const auto s = angles.sin().to(at::kDouble).unsqueeze(2);
+                     const auto halves = t[0].chunk(2, -1);
+                     return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1);
+                   },
+                   {random_tensor({3, 7, 2, width})});
+    }
+  }
+}
+
+TEST(RowLoops, CrossEntropyOfClassesThatLeaveSomethingOver) {
+  for (const int64_t classes : {1, 16, 37, 300}) {
+    const auto labels = at::arange(21, at::kLong).remainder(classes);
+    expect_alike([&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels).to(t[0].scalar_type()); },
+                 [&](const Tensors& t) {
+                   return at::cross_entropy_loss(at::linear(t[0], t[1]), labels, {}, at::Reduction::Sum);
+                 },
+                 {random_tensor({21, 24}) * 2, random_tensor({classes, 24}, 1)},
+                 /*of_bf16=*/4e-2);  // of logits in bf16
+  }
+}
+
+TEST(RowLoops, LossOfLogitsThatAreNoNumbersIsNone) {
+  auto hidden = random_tensor({5, 16}).to(at::kFloat);
+  hidden[2][3] = std::nan("");
+  const auto loss = linear_cross_entropy(hidden, random_tensor({20, 16}, 1).to(at::kFloat), at::arange(5, at::kLong));
+  EXPECT_TRUE(std::isnan(loss.item<float>()));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,134 @@
+#include "tessera/kernels/row_product.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/detail/row_kernels.h"
+#include "tessera/kernels/paged_attention.h"
+
+namespace tessera {
+namespace {
+
+at::Tensor numbers(std::vector<int64_t> sizes, uint64_t seed) {
+  auto tensor = at::empty(sizes);
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < tensor.numel(); ++i) tensor.data_ptr<float>()[i] = normal(random);
+  return tensor;
+}
+
+TEST(RowProduct, IsTheLinearOfTheSameWeights) {
+  for (const int64_t in : {1, 15, 16, 37, 200}) {
+    for (const int64_t rows : {1, 2, 5, 6, 7, 13, 40}) {
+      const auto x = numbers({rows, in}, 1), weight = numbers({53, in}, 2), bias = numbers({53}, 3);
+      const auto expected = at::linear(x.to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble));
+      const auto found = row_product(x, RowWeight::of(weight, RowDtype::kFloat32), bias);
+      EXPECT_LT((found - expected).abs().max().item<double>(), 1e-4) << rows << " rows of " << in;
+      const auto half = weight.to(at::kBFloat16);
+      const auto of_half = row_product(x, RowWeight::of(half, RowDtype::kBFloat16));
+      EXPECT_LT((of_half - at::linear(x, half.to(at::kFloat))).abs().max().item<double>(), 1e-4);
+    }
+  }
+}
+
+TEST(RowProduct, EightBitsAreWithinHalfAStep) {
+  const auto weight = numbers({21, 70}, 4);
+  weight[3].zero_();
+  const auto packed = RowWeight::of(weight, RowDtype::kInt8);
+  const auto back = row_product(at::eye(70), packed).t();
+  const auto step = weight.abs().amax(1, /*keepdim=*/true) / 127;
+  EXPECT_TRUE((back - weight).abs().le(step * 0.501).all().item<bool>());
+  EXPECT_EQ(packed.values().nbytes(), 21U * 70U);
+}
+
+TEST(RowProduct, ARowHasTheSameBitsWhateverIsBesideIt) {
+  for (const auto dtype : {RowDtype::kFloat32, RowDtype::kBFloat16, RowDtype::kInt8}) {
+    const auto x = numbers({61, 83}, 5);
+    const auto weight = RowWeight::of(numbers({101, 83}, 6), dtype);
+    const auto all = row_product(x, weight);
+    for (int64_t begin = 0; begin < 61; begin += 7) {
+      for (int64_t count = 1; begin + count <= 61; count += 5) {
+        ASSERT_TRUE(at::equal(row_product(x.narrow(0, begin, count), weight), all.narrow(0, begin, count)));
+      }
+    }
+  }
+}
+
+TEST(RowProduct, SeveralWeightsAreThoseOfEach) {
+  const auto x = numbers({3, 20}, 1);
+  const auto a = RowWeight::of(numbers({33, 20}, 2), RowDtype::kFloat32),
+             b = RowWeight::of(numbers({5, 20}, 3), RowDtype::kInt8);
+  const std::array<const RowWeight*, 2> both = {&a, &b};
+  const auto found = row_products(x, both);
+  EXPECT_TRUE(at::equal(found[0], row_product(x, a)));
+  EXPECT_TRUE(at::equal(found[1], row_product(x, b)));
+  EXPECT_THROW(row_product(numbers({3, 21}, 1), a), Error);
+  EXPECT_THROW(row_product(x.to(at::kDouble), a), Error);
+}
+
+TEST(RowGate, IsTheActivationTimesUp) {
+  const auto gate = numbers({5, 77}, 1).mul(8), up = numbers({5, 77}, 2);
+  EXPECT_LT((row_gate(gate, up, false) - at::silu(gate) * up).abs().max().item<double>(), 2e-5);
+  EXPECT_LT((row_gate(gate, up, true) - at::gelu(gate, "tanh") * up).abs().max().item<double>(), 2e-5);
+  const auto far = at::tensor({-1e4F, 1e4F, -90.F, 90.F});
+  EXPECT_LT((row_gate(far, at::ones(4), false) - at::silu(far)).abs().max().item<double>(), 1e-3);
+}
+
+TEST(PagedAttention, IsTheAttentionOverTheKeysInOrder) {
+  const int64_t heads = 6, kv_heads = 2, d = 20, length = 45;
+  const auto q = numbers({length, heads, d}, 1), k = numbers({length, kv_heads, d}, 2),
+             v = numbers({length, kv_heads, d}, 3);
+  const std::vector<int32_t> pages = {4, 0, 2};
+  auto keys = at::full({5, kv_heads, kPageTokens, d}, std::nan("")), values = keys.clone();
+  for (int64_t t = 0; t < length; ++t) {
+    keys[pages[static_cast<size_t>(t / kPageTokens)]].select(1, t % kPageTokens).copy_(k[t]);
+    values[pages[static_cast<size_t>(t / kPageTokens)]].select(1, t % kPageTokens).copy_(v[t]);
+  }
+  for (const int64_t window : {0, 7, 20}) {
+    for (const double softcap : {0.0, 3.0}) {
+      const auto rk = k.repeat_interleave(heads / kv_heads, 1), rv = v.repeat_interleave(heads / kv_heads, 1);
+      auto scores = at::einsum("thd,shd->hts", {q, rk}) / std::sqrt(static_cast<double>(d));
+      if (softcap > 0) scores = (scores / softcap).tanh() * softcap;
+      const auto distance = at::arange(length).unsqueeze(1) - at::arange(length);
+      auto hidden = distance.lt(0);
+      if (window > 0) hidden = hidden.logical_or(distance.ge(window));
+      const auto expected = at::einsum("hts,shd->thd", {at::softmax(scores.masked_fill(hidden, -INFINITY), -1), rv});
+      const auto attend = [&](int64_t first, int64_t rows) {
+        const std::vector<PagedTokens> one = {{.first_row = 0, .rows = rows, .first_position = first, .pages = pages}};
+        return paged_attention({.queries = q.narrow(0, first, rows).contiguous(),
+                                .keys = keys,
+                                .values = values,
+                                .sequences = one,
+                                .window = window,
+                                .softcap = softcap});
+      };
+      const auto whole = attend(0, length);
+      EXPECT_LT((whole - expected).abs().max().item<double>(), 1e-5) << window << " " << softcap;
+      for (const int64_t first : {0, 1, 15, 16, 17, 44}) {
+        ASSERT_TRUE(at::equal(attend(first, 1), whole.narrow(0, first, 1))) << first;
+      }
+      EXPECT_TRUE(at::equal(attend(13, 20), whole.narrow(0, 13, 20)));
+    }
+  }
+}
+
+TEST(RowKernels, AllInstructionsComputeTheSameUpToRounding) {
+  const auto x = numbers({9, 75}, 1), weight = numbers({31, 75}, 2);
+  std::vector<const detail::RowKernels*> all = {&detail::plain_row_kernels()};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(&detail::avx2_row_kernels());
+#endif
+  all.push_back(&detail::row_kernels());
+  for (const auto* kernels : all) {
+    auto y = at::empty({9, 31});
+    kernels->float32(x.const_data_ptr<float>(), 9, 75, weight.const_data_ptr<float>(), nullptr, 31, 75,
+                     y.data_ptr<float>(), 31);
+    EXPECT_LT((y - at::linear(x, weight)).abs().max().item<double>(), 1e-4) << kernels->name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

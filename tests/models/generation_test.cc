@@ -1,0 +1,323 @@
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/models/generation/engine.h"
+#include "tessera/models/generation/row_model.h"
+#include "tessera/models/generation/text_stream.h"
+#include "tests/models/tiny.h"
+
+namespace tessera {
+namespace {
+
+using testing::tiny_model;
+
+std::vector<int64_t> tokens_from(int64_t seed, int64_t count) {
+  std::vector<int64_t> tokens;
+  for (int64_t i = 0; i < count; ++i) tokens.push_back((seed * 31 + i * i * 7 + i * 3) % 37);
+  return tokens;
+}
+
+std::shared_ptr<CausalLM> row_model(const std::string& changes, RowDtype dtype = RowDtype::kFloat32) {
+  auto model = tiny_model(changes);
+  make_row_model(*model, dtype);
+  return model;
+}
+
+struct Told {
+  std::vector<int64_t> tokens;
+  std::optional<Finish> finish;
+  std::vector<TokenLogProbs> log_probs;
+};
+
+GenerationRequest request_into(Told& told, std::vector<int64_t> prompt, int64_t count, GenerationOptions options = {}) {
+  options.max_new_tokens = count;
+  return {.prompt = std::move(prompt), .options = options, .log_probs = 2, .on_token = [&told](const NewToken& made) {
+            told.tokens.push_back(made.token);
+            told.finish = made.finish;
+            if (made.log_probs) told.log_probs.push_back(*made.log_probs);
+            return true;
+          }};
+}
+
+Told run_alone(const std::shared_ptr<CausalLM>& model, std::vector<int64_t> prompt, int64_t count,
+               EngineOptions options = {.pages = 8}, const GenerationOptions& sampling = {}) {
+  Engine engine(model, options);
+  Told told;
+  engine.add(request_into(told, std::move(prompt), count, sampling));
+  while (engine.step()) {
+  }
+  return told;
+}
+
+void expect_same_bits(const Told& a, const Told& b) {
+  EXPECT_EQ(a.tokens, b.tokens);
+  ASSERT_EQ(a.log_probs.size(), b.log_probs.size());
+  for (size_t i = 0; i < a.log_probs.size(); ++i) {
+    EXPECT_EQ(a.log_probs[i].chosen, b.log_probs[i].chosen) << "token " << i;
+    EXPECT_EQ(a.log_probs[i].likeliest, b.log_probs[i].likeliest) << "token " << i;
+  }
+}
+
+// A line for each branch of attention, MLP, norm, head and angles.
+const std::map<std::string, std::string>& families() {
+  static const std::map<std::string, std::string> changes = {
+      {"llama", R"("attention_bias": true, "mlp_bias": true)"},
+      {"llama_tied", R"("tie_word_embeddings": true)"},
+      {"mistral", R"("architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5)"},
+      {"qwen2", R"("architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2")"},
+      {"qwen3", R"("architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 6)"},
+      {"qwen3_moe",
+       R"("architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 6, "num_experts": 6,
+       "num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": true)"},
+      {"gemma3", R"("model_type": "gemma3_text", )" + testing::tiny_gemma3_changes()}};
+  return changes;
+}
+
+class Family : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }  // models too small to share
+  const std::string& changes() const { return families().at(GetParam()); }
+};
+
+TEST_P(Family, EngineGivesTheTokensOfGenerate) {
+  const auto plain = tiny_model(changes());
+  const auto rows = row_model(changes());
+  for (const int64_t length : {1, 5, 16, 33}) {
+    const auto prompt = tokens_from(length, length);
+    EXPECT_EQ(run_alone(rows, prompt, 24).tokens, generate(*plain, prompt, {.max_new_tokens = 24})) << length;
+  }
+}
+
+TEST_P(Family, WithoutRowsTheEngineGathersPagesAndGivesTheSame) {
+  const auto plain = tiny_model(changes());
+  const auto prompt = tokens_from(3, 21);
+  auto wide = tiny_model(changes());
+  for (auto& named : wide->named_parameters(/*all=*/true)) {
+    nn::Module::set_parameter(*named.slot, named.slot->parameter.to(at::kDouble));
+  }
+  EXPECT_EQ(run_alone(wide, prompt, 24).tokens, generate(*plain, prompt, {.max_new_tokens = 24}));
+}
+
+TEST_P(Family, ASequenceHasTheSameBitsAloneAndAmongOthersAndInBlocksOfAnySize) {
+  const auto model = row_model(changes());
+  std::vector<Told> alone, together(6);
+  Engine engine(model, {.pages = 40, .max_sequences = 4, .prompt_block = 7});
+  for (int64_t i = 0; i < 6; ++i) {
+    const auto prompt = tokens_from(i, 3 + 7 * i);
+    alone.push_back(run_alone(model, prompt, 20));
+    engine.add(request_into(together[static_cast<size_t>(i)], prompt, 20));
+    engine.step();  // the next joins while this one runs
+  }
+  while (engine.step()) {
+  }
+  for (size_t i = 0; i < 6; ++i) expect_same_bits(together[i], alone[i]);
+  EXPECT_EQ(engine.counts().pages_in_use, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Family, ::testing::ValuesIn([] {
+                           std::vector<std::string> names;
+                           for (const auto& [name, changes] : families()) names.push_back(name);
+                           return names;
+                         }()),
+                         [](const auto& info) { return info.param; });
+
+TEST(Engine, SequencesShareThePagesOfWhatTheyBeginWith) {
+  const auto model = row_model("");
+  const auto shared = tokens_from(1, 32);
+  auto first = shared, second = shared;
+  first.push_back(5);
+  second.push_back(6);
+  const auto alone = run_alone(model, second, 10);
+  Engine engine(model, {.pages = 8});
+  Told one, other, later;
+  engine.add(request_into(one, first, 10));
+  engine.add(request_into(other, second, 10));
+  while (engine.step()) {
+  }
+  EXPECT_EQ(engine.counts().shared_tokens, 32) << "the second waits for the pages of the first, which came with it";
+  engine.add(request_into(later, second, 10));
+  while (engine.step()) {
+  }
+  EXPECT_EQ(engine.counts().shared_tokens, 64) << "pages outlive their sequence";
+  expect_same_bits(other, alone);
+  expect_same_bits(later, alone);
+}
+
+TEST(Engine, WithoutEnoughPagesTheLastOneWaitsAndLosesNothing) {
+  const auto model = row_model("");
+  std::vector<Told> alone, together(5);
+  Engine engine(model, {.pages = 5});
+  for (int64_t i = 0; i < 5; ++i) {
+    const auto prompt = tokens_from(i, 10 + i);
+    alone.push_back(run_alone(model, prompt, 40));
+    engine.add(request_into(together[static_cast<size_t>(i)], prompt, 40));
+  }
+  while (engine.step()) {
+  }
+  EXPECT_GT(engine.counts().preempted, 0);
+  for (size_t i = 0; i < 5; ++i) expect_same_bits(together[i], alone[i]);
+}
+
+TEST(Engine, SampledTokensDependOnTheSeedAloneToo) {
+  const auto model = row_model("");
+  const GenerationOptions sampling{.sample = true, .temperature = 1.3, .top_k = 0, .top_p = 0.9, .seed = 8};
+  const auto alone = run_alone(model, tokens_from(2, 9), 30, {.pages = 8}, sampling);
+  Engine engine(model, {.pages = 20});
+  Told told, other;
+  engine.add(request_into(other, tokens_from(4, 20), 30, {.sample = true, .seed = 1}));
+  engine.step();
+  engine.add(request_into(told, tokens_from(2, 9), 30, sampling));
+  while (engine.step()) {
+  }
+  expect_same_bits(told, alone);
+  EXPECT_NE(told.tokens, run_alone(model, tokens_from(2, 9), 30).tokens);
+}
+
+TEST(Engine, SaysWhyASequenceEndedAndFreesWhatIsCancelled) {
+  const auto model = row_model("");
+  const auto free_run = run_alone(model, {4, 9}, 1000);
+  EXPECT_EQ(free_run.tokens.size(), 62U) << "64 tokens of context";
+  EXPECT_EQ(free_run.finish, Finish::kLength);
+  const auto stopped = run_alone(model, {4, 9}, 1000, {.pages = 8}, {.stop_tokens = {free_run.tokens[5]}});
+  EXPECT_EQ(stopped.finish, Finish::kStop);
+  Engine engine(model, {.pages = 8});
+  Told told;
+  const auto id = engine.add(request_into(told, {4, 9}, 50));
+  engine.step();
+  EXPECT_EQ(engine.counts().running, 1);
+  engine.cancel(id);
+  EXPECT_EQ(engine.counts().running, 0);
+  EXPECT_EQ(engine.counts().pages_in_use, 0);
+  EXPECT_FALSE(engine.step());
+}
+
+TEST(Engine, RefusesWhatCannotBeComputed) {
+  Engine engine(row_model(""), {.pages = 2});
+  EXPECT_THROW(engine.add({.prompt = {}}), Error);
+  EXPECT_THROW(engine.add({.prompt = {37}}), Error);
+  EXPECT_THROW(engine.add({.prompt = tokens_from(1, 64)}), Error);
+  EXPECT_THROW(engine.add({.prompt = tokens_from(1, 30), .options = {.max_new_tokens = 3}}), Error)
+      << "33 tokens, 2 pages";
+  EXPECT_THROW(engine.add({.prompt = {1}, .options = {.temperature = std::nan("")}}), Error);
+  EXPECT_THROW(Engine(row_model(""), {.pages = 0}), Error);
+}
+
+TEST(Engine, LogProbsAreThoseOfTheModel) {
+  const auto plain = tiny_model();
+  const at::NoGradGuard no_grad;
+  const auto told = run_alone(row_model(""), {4, 9, 2}, 1);
+  const auto expected =
+      at::log_softmax(plain->logits({.tokens = at::tensor({4, 9, 2}, at::kLong).unsqueeze(0)})[0][-1], -1);
+  EXPECT_NEAR(told.log_probs.at(0).chosen, expected.max().item<double>(), 1e-5);
+  ASSERT_EQ(told.log_probs[0].likeliest.size(), 2U);
+  EXPECT_EQ(told.log_probs[0].likeliest[0].first, told.tokens[0]);
+  EXPECT_NEAR(told.log_probs[0].likeliest[1].second, std::get<0>(expected.topk(2))[1].item<double>(), 1e-5);
+}
+
+TEST(RowModel, SmallerWeightsStayNearAndKeepTheSameBits) {
+  const auto reference = run_alone(row_model(""), tokens_from(1, 20), 1).log_probs.at(0).chosen;
+  for (const auto& [dtype, tolerance] : {std::pair(RowDtype::kBFloat16, 0.05), std::pair(RowDtype::kInt8, 0.1)}) {
+    const auto model = row_model("", dtype);
+    const auto alone = run_alone(model, tokens_from(1, 20), 12);
+    EXPECT_NEAR(alone.log_probs.at(0).chosen, reference, tolerance);
+    Told first, told;
+    Engine engine(model, {.pages = 12});
+    engine.add(request_into(first, tokens_from(5, 9), 12));
+    engine.add(request_into(told, tokens_from(1, 20), 12));
+    while (engine.step()) {
+    }
+    expect_same_bits(told, alone);
+  }
+}
+
+TEST(Choice, OpenAisPenaltiesCountWhatWasMadeSinceThePrompt) {
+  const auto chosen = [](double presence, double frequency) {
+    std::vector<float> scores = {3, 2.5, 1};
+    const std::vector<int64_t> context = {1, 1, 1, 0, 0};  // the first three are the prompt
+    return choose_from(scores, {context, 3}, {.presence_penalty = presence, .frequency_penalty = frequency});
+  };
+  EXPECT_EQ(chosen(0, 0), 0);
+  EXPECT_EQ(chosen(0.6, 0), 1);
+  EXPECT_EQ(chosen(0, 0.24), 0) << "two times 0.24 is below the half between them";
+  EXPECT_EQ(chosen(0, 0.26), 1);
+}
+
+TEST(Choice, MinPDropsWhatIsFarBelowTheLikeliest) {
+  std::set<int64_t> found;
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    std::vector<float> scores = {std::log(0.5F), std::log(0.3F), std::log(0.2F)};
+    found.insert(choose_from(scores, {}, {.sample = true, .top_k = 0, .min_p = 0.5, .seed = seed}));
+  }
+  EXPECT_EQ(found, (std::set<int64_t>{0, 1}));
+}
+
+TEST(Pages, AreFoundByAllTokensBeforeThem) {
+  Pages pages(3);
+  const auto first = tokens_from(1, 16), second = tokens_from(2, 16);
+  const auto page = pages.take();
+  ASSERT_TRUE(page);
+  EXPECT_FALSE(pages.find(Pages::kStart, first)) << "not published";
+  const auto place = pages.publish(*page, Pages::kStart, first);
+  EXPECT_EQ(pages.find(Pages::kStart, first), page);
+  EXPECT_FALSE(pages.find(place, first)) << "the same tokens elsewhere";
+  EXPECT_FALSE(pages.find(Pages::kStart, second));
+  const auto twin = pages.take();
+  EXPECT_EQ(pages.publish(*twin, Pages::kStart, first), place) << "one of two alike is found";
+  pages.release(*page);
+  pages.release(*page);
+  EXPECT_EQ(pages.owned(), 1);
+  EXPECT_EQ(pages.find(Pages::kStart, first), page) << "kept while there is room";
+}
+
+TEST(Pages, UnusedOnesGoInTheOrderInWhichTheyWereLeft) {
+  Pages pages(2);
+  const auto older = *pages.take(), newer = *pages.take();
+  pages.publish(older, Pages::kStart, tokens_from(1, 16));
+  pages.publish(newer, Pages::kStart, tokens_from(2, 16));
+  EXPECT_FALSE(pages.take()) << "all have owners";
+  pages.release(older);
+  pages.release(newer);
+  EXPECT_EQ(pages.take(), older);
+  EXPECT_FALSE(pages.holds(Pages::kStart, tokens_from(1, 16)));
+  EXPECT_TRUE(pages.holds(Pages::kStart, tokens_from(2, 16)));
+  EXPECT_THROW(pages.release(newer), Error) << "nobody owns it";
+}
+
+TEST(StopStrings, EndTheTextWhereverPiecesCutThem) {
+  const std::string text = "one two</s>three";
+  for (size_t cut = 0; cut <= text.size(); ++cut) {
+    for (size_t next = cut; next <= text.size(); ++next) {
+      StopStrings stops({"</s>", "zzz"});
+      auto out = stops.push(text.substr(0, cut));
+      out += stops.push(text.substr(cut, next - cut));
+      out += stops.push(text.substr(next));
+      EXPECT_TRUE(stops.stopped());
+      EXPECT_EQ(stops.finish(), "");
+      EXPECT_EQ(out, "one two");
+    }
+  }
+}
+
+TEST(StopStrings, HoldBackNoMoreThanABeginning) {
+  StopStrings stops({"abac", ""});
+  EXPECT_EQ(stops.push("xab"), "x");
+  EXPECT_EQ(stops.push("ab"), "ab") << "the second ab may begin it";
+  EXPECT_EQ(stops.push("q"), "abq");
+  EXPECT_EQ(stops.push("aba"), "");
+  EXPECT_FALSE(stops.stopped());
+  EXPECT_EQ(stops.finish(), "aba") << "it never came";
+}
+
+TEST(StopStrings, TheEarliestCounts) {
+  StopStrings stops({"cd", "bcde"});
+  EXPECT_EQ(stops.push("abcdef"), "a");
+  EXPECT_TRUE(stops.stopped());
+  EXPECT_EQ(stops.push("more"), "");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,64 @@
+// A client of one request a connection, as plain as can be, so that tests can send what no library would.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "tessera/base/unique_fd.h"
+
+namespace tessera::testing {
+
+inline UniqueFd connect_to(int port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const timeval patience{60, 0};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) socket.reset();
+  return socket;
+}
+
+inline bool send_all(int socket, const std::string& text) {
+  return ::send(socket, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+}
+
+inline std::string read_all(int socket) {
+  std::string text;
+  char buffer[4096];
+  for (ssize_t got = 0; (got = ::recv(socket, buffer, sizeof buffer, 0)) > 0;)
+    text.append(buffer, static_cast<size_t>(got));
+  return text;
+}
+
+struct HttpReply {
+  int status = 0;
+  std::string head, body;  // a chunked body as it came
+};
+
+inline HttpReply parse_reply(const std::string& text) {
+  HttpReply reply;
+  const auto end = text.find("\r\n\r\n");
+  if (end == std::string::npos || !text.starts_with("HTTP/1.1 ")) return reply;
+  reply.status = std::stoi(text.substr(9, 3));
+  reply.head = text.substr(0, end);
+  reply.body = text.substr(end + 4);
+  return reply;
+}
+
+// `headers`: lines that end with \r\n.
+inline HttpReply http(int port, const std::string& method, const std::string& path, const std::string& body = "",
+                      const std::string& headers = "Content-Type: application/json\r\n") {
+  const auto socket = connect_to(port);
+  const auto length = method == "POST" ? "Content-Length: " + std::to_string(body.size()) + "\r\n" : "";
+  send_all(socket.get(), method + " " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + length +
+                             headers + "\r\n" + body);
+  return parse_reply(read_all(socket.get()));
+}
+
+}  // namespace tessera::testing

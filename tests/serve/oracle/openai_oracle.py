@@ -1,0 +1,153 @@
+# The official OpenAI client and curl against `tessera serve`, and `tessera generate` beside it.
+#   openai_oracle.py PROGRAM MODEL CLIENTS SECONDS
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import openai
+
+program, model, clients, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+name = os.path.basename(model)
+
+
+def start(*more, expect=None):
+    server = subprocess.Popen([program, "serve", "--model", model, "--port", "0", *more], stderr=subprocess.PIPE, text=True)
+    if expect is not None:
+        _, err = server.communicate(timeout=120)
+        assert server.returncode == expect, (server.returncode, err)
+        return err
+    for line in server.stderr:
+        if " at http" in line:
+            url = line.split(" at ")[1].split()[0]
+            threading.Thread(target=lambda: [None for _ in server.stderr], daemon=True).start()
+            return server, url
+    raise AssertionError("the server ended")
+
+
+def stop(server):
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=60) == 0, server.returncode
+
+
+WORDS = "the cat sat on a mat and said that it was not for you to know".split()
+
+
+def prompt_of(i):
+    draw = random.Random(i)
+    return " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, 9)))
+
+
+def of_generate(prompts, most):
+    lines = "".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(prompts))
+    run = subprocess.run([program, "generate", "--model", model, "--batch", "-", "--max-new-tokens", str(most), "--temperature", "0"],
+                         input=lines, text=True, capture_output=True, check=True)
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [row["id"] for row in rows] == list(range(len(prompts)))
+    return [row["text"] for row in rows]
+
+
+def refused(status, call):
+    try:
+        call()
+    except openai.APIStatusError as error:
+        assert error.status_code == status, (error.status_code, error.message)
+        assert error.body["message"] and error.body["type"], error.body
+        return error
+    raise AssertionError("it was taken")
+
+
+def one_client(client):
+    assert [m.id for m in client.models.list()] == [name]
+    assert client.models.retrieve(name).id == name
+    expected = of_generate(["the cat"], 24)[0]
+    done = client.completions.create(model=name, prompt="the cat", max_tokens=24, temperature=0, logprobs=2)
+    assert done.choices[0].text == expected, (done.choices[0].text, expected)
+    assert done.choices[0].finish_reason in ("length", "stop")
+    assert done.usage.completion_tokens == len(done.choices[0].logprobs.tokens)
+    text = "".join(part.choices[0].text for part in
+                   client.completions.create(model=name, prompt="the cat", max_tokens=24, temperature=0, stream=True))
+    assert text == expected
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    chat = client.chat.completions.create(model=name, messages=messages, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3)
+    entries = chat.choices[0].logprobs.content
+    assert len(entries) == chat.usage.completion_tokens and len(entries[0].top_logprobs) == 3
+    assert entries[0].token == entries[0].top_logprobs[0].token and entries[0].logprob <= 0
+    parts = list(client.chat.completions.create(model=name, messages=messages, max_tokens=12, temperature=0, stream=True,
+                                                stream_options={"include_usage": True}))
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == chat.choices[0].message.content
+    assert parts[-1].usage == chat.usage
+    assert parts[-2].choices[0].finish_reason == chat.choices[0].finish_reason
+    again = [client.chat.completions.create(model=name, messages=messages, max_tokens=12, seed=s, temperature=1.5).choices[0].message.content
+             for s in (1, 1, 2)]
+    assert again[0] == again[1]
+    refused(404, lambda: client.completions.create(model="other", prompt="a"))
+    refused(400, lambda: client.completions.create(model=name, prompt="a", n=2))
+    refused(400, lambda: client.completions.create(model=name, prompt="a", max_tokens=10**9))
+    too_long = refused(400, lambda: client.completions.create(model=name, prompt="a " * 20000))
+    assert too_long.code == "context_length_exceeded", too_long.body
+
+
+def many_clients(url):
+    prompts = [prompt_of(i) for i in range(clients)]
+    expected = of_generate(prompts, 20)
+    wrong, count, end = [], [0], time.time() + seconds
+
+    def work(i):
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+        while True:
+            stream = client.completions.create(model=name, prompt=prompts[i], max_tokens=20, temperature=0, stream=True)
+            text = "".join(part.choices[0].text for part in stream)
+            count[0] += 1
+            if text != expected[i]:
+                wrong.append((prompts[i], text, expected[i]))
+            if time.time() > end:
+                return
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:3]
+    assert count[0] >= clients
+    print(f"{count[0]} answers to {clients} clients")
+
+
+def curl(url, *more):
+    run = subprocess.run(["curl", "-sS", "-w", "\n%{http_code}", *more, url], capture_output=True, text=True, timeout=120)
+    body, _, status = run.stdout.rpartition("\n")
+    return int(status), body
+
+
+server, url = start()
+one_client(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
+many_clients(url)
+root = url.removesuffix("/v1")
+status, body = curl(root + "/health")
+assert status == 200 and json.loads(body)["running"] == 0, body
+ask = json.dumps({"model": name, "prompt": "the cat", "max_tokens": 3, "temperature": 0})
+status, body = curl(url + "/completions", "-H", "Content-Type: application/json", "-d", ask)
+assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 3, body
+status, body = curl(url + "/completions", "-H", "Content-Type: application/json", "--data-binary", "@" + program)
+assert status == 413 and json.loads(body)["error"]["message"], (status, body)
+port = url.split(":")[2].split("/")[0]
+taken = subprocess.run([program, "serve", "--model", model, "--port", port], capture_output=True, text=True, timeout=120)
+assert taken.returncode == 4 and port in taken.stderr, taken
+stop(server)
+
+err = start("--host", "0.0.0.0", expect=2)
+assert "--token-file" in err, err
+with open(os.path.join(os.getcwd(), "token"), "w") as file:
+    file.write("0123456789abcdef0123\n")
+os.chmod("token", 0o600)
+server, url = start("--token-file", "token")
+assert openai.OpenAI(base_url=url, api_key="0123456789abcdef0123").models.list().data[0].id == name
+refused(401, lambda: openai.OpenAI(base_url=url, api_key="0123456789abcdef0124", max_retries=0).models.list())
+stop(server)

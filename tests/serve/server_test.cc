@@ -1,0 +1,330 @@
+// The server over real sockets, on a tiny random model.
+#include "tessera/serve/server.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+
+#include "tessera/models/generation/row_model.h"
+#include "tests/cli/tiny_tokenizer.h"
+#include "tests/models/tiny.h"
+#include "tests/serve/http_client.h"
+
+namespace tessera::serve {
+namespace {
+
+using testing::http;
+using testing::HttpReply;
+
+const std::string kCharacters = "abcdefghijklmnopqrstuvwxyz .,:;!?()'-";
+const std::string kTemplate =
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}";
+
+class Serve : public ::testing::Test {
+ protected:
+  void start(const Limits& limits = {}, const std::string& token = "", const std::string& changes = "") {
+    at::set_num_threads(1);  // of the engine's thread, too
+    model_ = testing::tiny_model(changes);
+    auto rows = testing::tiny_model(changes);
+    make_row_model(*rows, RowDtype::kFloat32);
+    served_ = std::make_unique<Served>(
+        Served{.name = "tiny",
+               .config = model_->config(),
+               .defaults = {},
+               .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(kCharacters), "test"),
+               .chat = text::ChatTemplate::parse(kTemplate, "test"),
+               .cache_tokens = 4096,
+               .limits = limits});
+    scheduler_ =
+        std::make_unique<Scheduler>(rows, EngineOptions{.pages = 256, .max_sequences = limits.sequences}, limits);
+    auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
+    port_ = listening.port;
+    server_ = std::make_unique<Server>(*served_, *scheduler_, ServerOptions{std::move(listening), token});
+  }
+  HttpReply post(const nlohmann::json& body, const std::string& path = "/v1/completions") const {
+    return http(port_, "POST", path, body.dump());
+  }
+  nlohmann::json answer(const nlohmann::json& body, const std::string& path = "/v1/completions") const {
+    const auto reply = post(body, path);
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return nlohmann::json::parse(reply.body);
+  }
+  void expect_error(const HttpReply& reply, int status, const std::string& part) const {
+    EXPECT_EQ(reply.status, status) << reply.head << "\n" << reply.body;
+    const auto json = nlohmann::json::parse(reply.body, nullptr, false);
+    ASSERT_TRUE(json.is_object()) << reply.body;
+    EXPECT_NE(json["error"]["message"].get<std::string>().find(part), std::string::npos) << reply.body;
+    EXPECT_TRUE(json["error"]["type"].is_string());
+  }
+  std::string greedy(const std::string& prompt, int64_t count) const {
+    const auto ids = served_->tokenizer.encode(prompt);
+    const std::vector<int64_t> tokens(ids.begin(), ids.end());
+    const auto made = generate(*model_, tokens, {.max_new_tokens = count});
+    const std::vector<text::TokenId> back(made.begin(), made.end());
+    return served_->tokenizer.decode(back);
+  }
+  // Waits until no sequence is left.
+  bool becomes_idle() const {
+    for (int i = 0; i < 500; ++i) {
+      const auto counts = scheduler_->counts();
+      if (counts.running + counts.waiting == 0) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return false;
+  }
+  static nlohmann::json ask(const std::string& prompt, int64_t count) {
+    return {{"model", "tiny"}, {"prompt", prompt}, {"max_tokens", count}, {"temperature", 0}};
+  }
+
+  std::shared_ptr<CausalLM> model_;
+  std::unique_ptr<Served> served_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Server> server_;
+  int port_ = 0;
+};
+
+// The text of the chunks of a stream, and whether [DONE] came.
+std::pair<std::string, bool> streamed(const std::string& body) {
+  std::string text;
+  bool done = false;
+  for (size_t at = 0; (at = body.find("data: ", at)) != std::string::npos;) {
+    at += 6;
+    const auto event = body.substr(at, body.find("\n\n", at) - at);
+    done = done || event == "[DONE]";
+    const auto json = nlohmann::json::parse(event, nullptr, false);
+    if (!json.is_object() || !json.contains("choices") || json["choices"].empty()) continue;
+    const auto& choice = json["choices"][0];
+    text += choice.contains("text") ? choice["text"].get<std::string>() : choice["delta"].value("content", "");
+  }
+  return {text, done};
+}
+
+TEST_F(Serve, GreedyCompletionsAreThoseOfGenerateWithUsageAndReason) {
+  start();
+  const auto found = answer(ask("the cat", 20));
+  EXPECT_EQ(found["object"], "text_completion");
+  EXPECT_EQ(found["choices"][0]["text"], greedy("the cat", 20));
+  EXPECT_EQ(found["choices"][0]["finish_reason"], "length");
+  EXPECT_EQ(found["usage"], (nlohmann::json{{"prompt_tokens", 7}, {"completion_tokens", 20}, {"total_tokens", 27}}));
+  EXPECT_EQ(answer({{"model", "tiny"},
+                    {"prompt", {19, 7, 4, 26, 2, 0, 19}},
+                    {"max_tokens", 20},
+                    {"temperature", 0}})["choices"][0]["text"],
+            greedy("the cat", 20))
+      << "token ids";
+}
+
+TEST_F(Serve, ChatsGoThroughTheTemplateAndStream) {
+  start();
+  nlohmann::json body = {
+      {"model", "tiny"}, {"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"max_tokens", 9}, {"temperature", 0}};
+  const auto whole = answer(body, "/v1/chat/completions");
+  EXPECT_EQ(whole["object"], "chat.completion");
+  EXPECT_EQ(whole["choices"][0]["message"]["role"], "assistant");
+  EXPECT_EQ(whole["choices"][0]["message"]["content"], greedy("user: hi. ", 9));
+  body["stream"] = true;
+  body["stream_options"] = {{"include_usage", true}};
+  const auto reply = post(body, "/v1/chat/completions");
+  EXPECT_NE(reply.head.find("text/event-stream"), std::string::npos);
+  const auto [text, done] = streamed(reply.body);
+  EXPECT_EQ(text, greedy("user: hi. ", 9));
+  EXPECT_TRUE(done);
+  EXPECT_NE(reply.body.find(R"("completion_tokens":9)"), std::string::npos);
+  body.erase("stream_options");
+  body["stream"] = false;
+  body["messages"][0]["content"] = {{{"type", "text"}, {"text", "h"}}, {{"type", "text"}, {"text", "i"}}};
+  EXPECT_EQ(answer(body, "/v1/chat/completions")["choices"][0]["message"]["content"], text);
+  body["tools"] = {{{"type", "function"}, {"function", {{"name", "f"}}}}};
+  EXPECT_EQ(answer(body, "/v1/chat/completions")["usage"]["prompt_tokens"].get<int>(),
+            whole["usage"]["prompt_tokens"].get<int>() + 5)
+      << "tools, behind the messages";
+}
+
+TEST_F(Serve, StopStringsEndTheTextBeforeThem) {
+  start();
+  const auto text = greedy("the cat", 20);
+  auto body = ask("the cat", 20);
+  body["stop"] = {"zzzz", text.substr(5, 2)};
+  const auto found = answer(body);
+  EXPECT_EQ(found["choices"][0]["text"], text.substr(0, text.find(text.substr(5, 2))));
+  EXPECT_EQ(found["choices"][0]["finish_reason"], "stop");
+}
+
+TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
+  start();
+  auto body = ask("a", 12);
+  body["temperature"] = 1.4;
+  body["seed"] = 5;
+  body["logprobs"] = 3;
+  const auto found = answer(body);
+  EXPECT_EQ(answer(body)["choices"], found["choices"]);
+  const auto& log_probs = found["choices"][0]["logprobs"];
+  EXPECT_EQ(log_probs["tokens"].size(), 12U);
+  EXPECT_LT(log_probs["token_logprobs"][0].get<double>(), 0);
+  EXPECT_EQ(log_probs["top_logprobs"][11].size(), 3U);
+  body["seed"] = 6;
+  EXPECT_NE(answer(body)["choices"][0]["text"], found["choices"][0]["text"]);
+}
+
+TEST_F(Serve, ManyClientsAtOnceGetWhatEachWouldGetAlone) {
+  start();
+  std::vector<std::string> expected, found(24);
+  for (int i = 0; i < 24; ++i) expected.push_back(greedy(kCharacters.substr(i % 20, 1 + i % 13), 20 + i % 7));
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 24; ++i) {
+    clients.emplace_back([&, i] {
+      auto body = ask(kCharacters.substr(i % 20, 1 + i % 13), 20 + i % 7);
+      body["stream"] = i % 2 == 0;
+      const auto reply = post(body);
+      found[static_cast<size_t>(i)] = i % 2 == 0
+                                          ? streamed(reply.body).first
+                                          : nlohmann::json::parse(reply.body)["choices"][0]["text"].get<std::string>();
+    });
+  }
+  for (auto& client : clients) client.join();
+  EXPECT_EQ(found, expected);
+}
+
+TEST_F(Serve, ModelsAndHealthAreTold) {
+  start();
+  EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/v1/models").body)["data"][0]["id"], "tiny");
+  EXPECT_EQ(http(port_, "GET", "/v1/models/tiny").status, 200);
+  expect_error(http(port_, "GET", "/v1/models/other"), 404, "'tiny' alone");
+  EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/health").body)["status"], "ok");
+}
+
+TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
+  start();
+  const auto changed = [](nlohmann::json body, const char* key, nlohmann::json value) {
+    body[key] = std::move(value);
+    return body;
+  };
+  const auto good = ask("a", 3);
+  expect_error(http(port_, "POST", "/v1/completions", "{\"model\": "), 400, "byte");
+  expect_error(http(port_, "POST", "/v1/completions", "[]"), 400, "object");
+  expect_error(http(port_, "POST", "/v1/completions", R"({"model": "tiny", "prompt": "a", "temperature": NaN})"), 400,
+               "byte");
+  expect_error(http(port_, "POST", "/v1/completions", R"({"model": "tiny", "prompt": "a", "temperature": 1e999})"), 400,
+               "");
+  expect_error(http(port_, "POST", "/v1/completions", std::string(200, '[')), 400, "");
+  expect_error(post(changed(good, "temperature", -1)), 400, "temperature");
+  expect_error(post(changed(good, "temperature", "hot")), 400, "temperature");
+  expect_error(post(changed(good, "max_tokens", 0)), 400, "max_tokens");
+  expect_error(post(changed(good, "max_tokens", 1'000'000'000)), 400, "maximum context length is 64 tokens");
+  expect_error(post(changed(good, "prompt", std::string(64, 'a'))), 400, "maximum context length is 64 tokens");
+  expect_error(post(changed(good, "prompt", "")), 400, "no token");
+  expect_error(post(changed(good, "prompt", {1, 37})), 400, "37");
+  expect_error(post(changed(good, "prompt", {"a", "b"})), 400, "one a request");
+  expect_error(post(changed(good, "n", 2)), 400, "n is not supported");
+  expect_error(post(changed(good, "logit_bias", {{"1", 5}})), 400, "logit_bias");
+  expect_error(post(changed(good, "temperatur", 1)), 400, "Unrecognized");
+  expect_error(post(changed(good, "stop", std::vector<std::string>(17, "x"))), 400, "stop");
+  expect_error(post(changed(good, "stop", std::string(2000, 'x'))), 400, "stop");
+  expect_error(post(changed(good, "model", "gpt")), 404, "does not exist");
+  expect_error(post({{"model", "tiny"}, {"messages", 5}}, "/v1/chat/completions"), 400, "messages");
+  expect_error(post({{"model", "tiny"}, {"messages", {{{"role", "user"}, {"content", {{{"type", "image_url"}}}}}}}},
+                    "/v1/chat/completions"),
+               400, "image_url");
+  expect_error(http(port_, "GET", "/v1/completions"), 405, "wants POST");
+  expect_error(http(port_, "GET", "/nothing"), 404, "No such path");
+  expect_error(http(port_, "POST", "/v1/completions", good.dump(), "Content-Type: text/plain\r\n"), 415,
+               "application/json");
+  EXPECT_EQ(answer(changed(good, "n", 1))["choices"].size(), 1U) << "and goes on";
+}
+
+TEST_F(Serve, LimitsAreKept) {
+  start({.body_bytes = 1000, .header_bytes = 4096, .read_seconds = 1});
+  expect_error(http(port_, "POST", "/v1/completions", std::string(1001, ' ')), 413, "1001 bytes");
+  const auto chunked = testing::connect_to(port_);
+  testing::send_all(
+      chunked.get(),
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n");
+  expect_error(testing::parse_reply(testing::read_all(chunked.get())), 411, "Content-Length");
+  const auto large = http(port_, "GET", "/health", "", "X: " + std::string(100'000, 'x') + "\r\n");
+  EXPECT_TRUE(large.status == 431 || large.status == 0) << large.head;
+  // A client that never ends its header, and one that never ends its body.
+  const auto begin = std::chrono::steady_clock::now();
+  const auto header = testing::connect_to(port_), body = testing::connect_to(port_);
+  testing::send_all(header.get(), "GET /health HTTP/1.1\r\nHo");
+  testing::send_all(body.get(),
+                    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                    "application/json\r\nContent-Length: 90\r\n\r\n{");
+  EXPECT_EQ(testing::parse_reply(testing::read_all(header.get())).status / 100 * 100 % 400, 0);
+  testing::read_all(body.get());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_EQ(http(port_, "GET", "/health").status, 200);
+}
+
+TEST_F(Serve, ATokenIsWantedWhereOneIsSet) {
+  start({}, "0123456789abcdef");
+  const auto with = [&](const std::string& value) {
+    return http(port_, "POST", "/v1/completions", ask("a", 2).dump(),
+                "Content-Type: application/json\r\nAuthorization: " + value + "\r\n");
+  };
+  expect_error(post(ask("a", 2)), 401, "token");
+  expect_error(with("Bearer 0123456789abcdeX"), 401, "token");
+  expect_error(with("Bearer 0123456789abcde"), 401, "token");
+  expect_error(with("Bearer 0123456789abcdef0"), 401, "token");
+  expect_error(with("Basic 0123456789abcdef"), 401, "token");
+  EXPECT_EQ(with("Bearer 0123456789abcdef").status, 200);
+}
+
+TEST_F(Serve, WithoutATokenAPageInABrowserReachesNothing) {
+  start();
+  const auto socket = testing::connect_to(port_);
+  testing::send_all(socket.get(), "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
+  expect_error(testing::parse_reply(testing::read_all(socket.get())), 403, "localhost");
+}
+
+// Sequences of 3,900 tokens and more, that outlast the test.
+const std::string kLongContext = R"("max_position_embeddings": 4096)";
+
+TEST_F(Serve, AFullQueueIsSaidAndAClientThatLeavesFreesItsPlace) {
+  start({.sequences = 1, .queue = 1}, "", kLongContext);
+  auto body = ask("a", 4000);
+  body["ignore_eos"] = true;
+  body["stream"] = true;
+  const auto request =
+      "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+      std::to_string(body.dump().size()) + "\r\n\r\n" + body.dump();
+  auto running = testing::connect_to(port_), waiting = testing::connect_to(port_);
+  testing::send_all(running.get(), request);
+  testing::send_all(waiting.get(), request);
+  for (int i = 0; i < 200 && scheduler_->counts().running + scheduler_->counts().waiting < 2; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  expect_error(post(ask("a", 2)), 503, "busy");
+  running.reset();
+  waiting.reset();
+  EXPECT_TRUE(becomes_idle());
+  EXPECT_LT(scheduler_->counts().new_tokens, 7000);
+  EXPECT_EQ(post(ask("a", 2)).status, 200);
+}
+
+TEST_F(Serve, LongRequestsEndInTheirTime) {
+  start({.request_seconds = 1}, "", kLongContext);
+  auto body = ask("a", 4000);
+  body["ignore_eos"] = true;
+  const auto reply = post(body);
+  if (reply.status != 200) expect_error(reply, 504, "longer");  // a fast machine may have made all of them
+  EXPECT_TRUE(becomes_idle());
+}
+
+TEST_F(Serve, DrainingEndsWhatIsBegunAndTakesNothingNew) {
+  start({}, "", kLongContext);
+  auto body = ask("the cat", 300);
+  body["ignore_eos"] = true;
+  std::string text;
+  std::thread client([&] { text = answer(body)["choices"][0]["text"]; });
+  while (scheduler_->counts().new_tokens < 3) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  EXPECT_TRUE(server_->drain());
+  client.join();
+  EXPECT_EQ(text, greedy("the cat", 300));
+  EXPECT_LT(testing::connect_to(port_).get(), 0);
+}
+
+}  // namespace
+}  // namespace tessera::serve
