@@ -52,6 +52,10 @@ int run_train(VerbArguments args) {
     train::check_run(recipe, std::max<int64_t>(nproc, 1));
     return 0;
   }
+  TESSERA_CHECK(launch.max_restarts == 0 || recipe.checkpoint.resume == "auto", ErrorKind::kConfig,
+                "[train] --max-restarts with checkpoint.resume: found '{}', wanted auto: ranks that are started again "
+                "go on from the newest checkpoint",
+                recipe.checkpoint.resume);
   train::check_run_folder(recipe);  // before there are ranks, which leave flight records in it when they fail
   if (const auto code = launch_ranks("train", args, nproc, launch, recipe.checkpoint.dir + "/checkpoints"))
     return *code;

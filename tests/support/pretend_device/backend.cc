@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "tessera/comm/backends/device_backends.h"
+#include "tessera/comm/group/capabilities.h"
 #include "tests/support/pretend_device/memory.h"
 #include "tests/support/pretend_device/order.h"
 #include "tests/support/pretend_device/registration.h"
@@ -66,7 +67,7 @@ class StagedWork final : public c10d::Work {
   bool delivered_ = false;
 };
 
-class StagingBackend final : public c10d::Backend {
+class StagingBackend final : public c10d::Backend, public comm::HasCapabilities {
  public:
   explicit StagingBackend(const comm::DeviceBackendRequest& request)
       : Backend(request.rank, request.size),
@@ -75,6 +76,7 @@ class StagingBackend final : public c10d::Backend {
         stream_(next_stream(device_.index(), /*high_priority=*/true)) {}
 
   const std::string getBackendName() const override { return "pretend"; }
+  comm::Capabilities capabilities() const override { return comm::capabilities_of(*inner_); }
   void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
   void abort() override { inner_->abort(); }
 
