@@ -133,6 +133,7 @@ struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [result, log_sums] = known_result ? Attended{known_result->detach(), known_log_sums->detach()}
                                            : call_causal_attention(q, k, v, first_key, scale);
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({q, k, v, log_sums, first_key.value_or(at::Tensor())});
     ctx->saved_data["scale"] = scale;
     ctx->mark_non_differentiable({log_sums});
@@ -141,6 +142,7 @@ struct CausalAttentionNode : torch::autograd::Function<CausalAttentionNode> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(7);
     const auto saved = ctx->get_saved_variables();
     const auto first_key = saved[4].defined() ? FirstKey(saved[4]) : std::nullopt;
     const auto [q, k, v] = call_causal_attention_backward(grads[0], saved[0], saved[1], saved[2], saved[3], first_key,

@@ -67,11 +67,13 @@ template <class Activation>
 struct Gated : torch::autograd::Function<Gated<Activation>> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate, const at::Tensor& up) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({gate, up});
     return call_gated<Activation>(gate, up);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(2);
     const auto saved = ctx->get_saved_variables();
     const auto [grad_gate, grad_up] = call_gated_backward<Activation>(grads[0], saved[0], saved[1]);
     return {grad_gate, grad_up};

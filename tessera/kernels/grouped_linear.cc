@@ -44,6 +44,7 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& counts) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({x, weight, counts});
     const auto groups = row_groups(counts);
     auto y = at::empty({x.size(0), weight.size(1)}, x.options());
@@ -56,6 +57,7 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(3);
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &counts = saved[2];
     at::Tensor grad_x, grad_weight;
@@ -70,6 +72,7 @@ struct GroupedWeightGradient : torch::autograd::Function<GroupedWeightGradient> 
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x,
                             const at::Tensor& counts) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({grad, x, counts});
     const auto groups = row_groups(counts);
     const std::vector<int64_t> sizes = {counts.numel(), grad.size(1), x.size(1)};
@@ -84,6 +87,7 @@ struct GroupedWeightGradient : torch::autograd::Function<GroupedWeightGradient> 
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(3);
     const auto saved = ctx->get_saved_variables();
     const auto &grad = saved[0], &x = saved[1], &counts = saved[2];
     return {grouped_linear(x, grads[0], counts), grouped_linear(grad, grads[0].transpose(1, 2), counts), at::Tensor()};

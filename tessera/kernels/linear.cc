@@ -65,26 +65,29 @@ kernels::DeferredGradients* deferral_in_force() {
   return deferred != nullptr && deferred->takes_linear ? deferred : nullptr;
 }
 
-// y = x weight^T + bias through a node that keeps x and weight alone. Its derivative is made of differentiable
-// products. known: y, where it has been computed before.
+// y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does. Its
+// derivative is made of differentiable products. known: y, where it has been computed before.
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias, const OptionalTensor& known) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    ctx->save_for_backward({x, weight});
+    ctx->set_materialize_grads(false);
+    const bool keeps_weight = x.requires_grad() || deferral_in_force() != nullptr;
+    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
     ctx->saved_data["has_bias"] = bias.has_value();
     return known ? known->detach() : call_linear(x, weight, bias);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(4);
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &grad = grads[0];
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t(), std::nullopt);
     if (ctx->needs_input_grad(1)) {
       auto* const later = deferral_in_force();
-      if (later != nullptr && !c10::GradMode::is_enabled()) {
+      if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
         later->add(weight, [grad, x] { return weight_gradient(grad, x); });
       } else {
         grad_weight = weight_gradient(grad, x);
@@ -102,11 +105,13 @@ struct Linear : torch::autograd::Function<Linear> {
 struct WeightGradient : torch::autograd::Function<WeightGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({grad, x});
     return weight_gradient(grad, x);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(2);
     const auto saved = ctx->get_saved_variables();
     return {call_linear(saved[1], grads[0], std::nullopt), call_linear(saved[0], grads[0].t(), std::nullopt)};
   }

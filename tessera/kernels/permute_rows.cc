@@ -11,6 +11,7 @@ struct PermuteRows : torch::autograd::Function<PermuteRows> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& order,
                             const at::Tensor& inverse, int64_t copies) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({inverse});
     ctx->saved_data["copies"] = copies;
     return x.index_select(0, copies == 1 ? order : order.div(copies, "floor"));
@@ -18,6 +19,7 @@ struct PermuteRows : torch::autograd::Function<PermuteRows> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(4);
     const int64_t copies = ctx->saved_data["copies"].toInt();
     const auto inverse = ctx->get_saved_variables()[0];
     auto grad = grads[0].index_select(0, inverse);

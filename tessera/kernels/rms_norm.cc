@@ -151,6 +151,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
                                                 const at::Tensor& weight, double eps, bool one_plus) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [y, inverse_rms] = call_rms_norm(x, weight, eps, one_plus);
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({x, weight, inverse_rms});
     ctx->saved_data["one_plus"] = one_plus;
     ctx->mark_non_differentiable({inverse_rms});
@@ -159,6 +160,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(4);
     const auto saved = ctx->get_saved_variables();
     const bool one_plus = ctx->saved_data["one_plus"].toBool();
     const auto [grad_x, grad_weight] = call_rms_norm_backward(grads[0], saved[0], saved[1], saved[2], one_plus);

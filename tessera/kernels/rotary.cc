@@ -61,12 +61,14 @@ struct Rotary : torch::autograd::Function<Rotary> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& cos,
                             const at::Tensor& sin, bool back) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({cos, sin});
     ctx->saved_data["back"] = back;
     return call_rotary(x, cos, sin, back);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
+    if (!grads[0].defined()) return torch::autograd::variable_list(4);
     const auto saved = ctx->get_saved_variables();
     const bool back = ctx->saved_data["back"].toBool();
     return {call_rotary(grads[0], saved[0], saved[1], !back), at::Tensor(), at::Tensor(), at::Tensor()};

@@ -9,16 +9,15 @@ namespace tessera::detail {
 
 namespace {
 
-// How the tensor at a place in a list lies when the operation reads it: as it is, dense in the same order of dims (what
-// a view gathers), or contiguous (what else is moved).
-enum class Lies : uint8_t { kAsItIs, kInOrder, kContiguous };
+// How the tensor at a place in a list lies for the operation: as it is, whatever its parts are moved to, so that
+// results lie as those of plain tensors do; or dense in the same order of dims (what a view gathers).
+enum class Lies : uint8_t { kAsItIs, kInOrder };
 using HowItLies = std::function<Lies(int element)>;
 
 at::Tensor to_meta(const at::Tensor& tensor, Lies how) {
   const auto options = tensor.options().device(at::kMeta);
   at::Tensor meta =
-      how == Lies::kContiguous ? at::empty(tensor.sizes(), options)
-      : how == Lies::kInOrder
+      how == Lies::kInOrder
           ? at::empty_strided(tensor.sizes(), strides_of_gathered(tensor.sizes(), tensor.strides()), options)
           : at::empty_strided(tensor.sizes(), tensor.strides(), options);
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
@@ -64,7 +63,7 @@ std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<boo
     stack.push_back(to_meta(call.args[arg], [&](int element) {
       for (size_t i = 0; i < moved.size(); ++i) {
         if (moved[i] && call.inputs[i].arg == static_cast<int>(arg) && call.inputs[i].element == element) {
-          return call.op.view_of == call.inputs[i].arg ? Lies::kInOrder : Lies::kContiguous;
+          return call.op.view_of == call.inputs[i].arg ? Lies::kInOrder : Lies::kAsItIs;
         }
       }
       return Lies::kAsItIs;

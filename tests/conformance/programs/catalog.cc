@@ -19,9 +19,20 @@ const std::vector<Family>& catalog() {
   return all;
 }
 
+const std::vector<Family>& catalog_with_kernels() {
+  static const std::vector<Family> all = [] {
+    auto families = catalog();
+    for (auto& family : kernel_families()) {
+      families.push_back(std::move(family));
+    }
+    return families;
+  }();
+  return all;
+}
+
 Drawn draw_program(uint64_t seed, const std::vector<int64_t>& mesh) {
   Draw draw(seed, mesh);
-  const auto& families = catalog();
+  const auto& families = seed % 8 == 5 ? catalog_with_kernels() : catalog();
   const int total = std::accumulate(families.begin(), families.end(), 0,
                                     [](int sum, const Family& family) { return sum + family.weight; });
   const auto wanted = static_cast<int>(draw.between(4, 20));

@@ -1,6 +1,7 @@
 // The operations that programs are made of, and how each is given operands.
 //
-// A row is one operation of aten, a family those that are drawn alike. To add one: a row in its family's file.
+// A row is one operation of aten or of our kernels, a family those that are drawn alike. To add one: a row in its
+// family's file.
 #pragma once
 
 #include <functional>
@@ -21,6 +22,8 @@ struct Family {
   std::vector<Row> rows;
 };
 const std::vector<Family>& catalog();
+// With our own kernels: what every eighth seed draws from, so that seeds of before them draw what they drew.
+const std::vector<Family>& catalog_with_kernels();
 
 std::vector<Family> pointwise_families();
 std::vector<Family> view_families();
@@ -28,6 +31,7 @@ std::vector<Family> reduction_families();
 std::vector<Family> product_families();
 std::vector<Family> index_families();
 std::vector<Family> write_families();
+std::vector<Family> kernel_families();
 
 // A program of 4 to 20 operations.
 struct Drawn {

@@ -61,6 +61,7 @@ class Draw {
   std::vector<int64_t> sizes_of(int id) const { return tensor(id).sizes().vec(); }
   int64_t dim_of(int id);  // one of its dims, from either end; needs one
   std::vector<int64_t> some_sizes(int64_t min_dim, int64_t max_dim, bool empty);
+  int64_t extent() { return some_sizes(1, 1, true)[0]; }
   c10::ScalarType type_of(char kind);
   bool narrow() const { return narrow_; }
 

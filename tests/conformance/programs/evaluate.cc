@@ -13,6 +13,7 @@
 
 #include "tessera/dtensor/redistribute/redistribute.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/detail/operations.h"
 #include "tests/conformance/programs/inputs.h"
 
 namespace tessera::testing {
@@ -39,7 +40,12 @@ const c10::OperatorHandle& find_op(const std::string& name) {
     return found->second;
   }
   const auto dot = name.find('.');
-  const c10::OperatorName parts{"aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
+  const bool ours = name.find("::") != std::string::npos;
+  if (ours) {
+    detail::ensure_operations();
+  }
+  const c10::OperatorName parts{(ours ? "" : "aten::") + name.substr(0, dot),
+                                dot == std::string::npos ? "" : name.substr(dot + 1)};
   const auto op = c10::Dispatcher::singleton().findSchema(parts);
   if (!op) {
     throw std::runtime_error("program: libtorch has no operation " + name);

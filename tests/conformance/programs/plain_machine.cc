@@ -76,9 +76,24 @@ bool divides(const std::string& op) {
 
 // Operations that add up, and those of them that add up products.
 bool multiplies_and_adds(const std::string& op) {
-  static const std::set<std::string> kNames{"mm",    "bmm",   "matmul", "linear",   "mv",       "dot",
-                                            "vdot",  "addmm", "addmm_", "baddbmm",  "baddbmm_", "addbmm",
-                                            "addmv", "inner", "einsum", "tensordot"};
+  static const std::set<std::string> kNames{"mm",
+                                            "bmm",
+                                            "matmul",
+                                            "linear",
+                                            "mv",
+                                            "dot",
+                                            "vdot",
+                                            "addmm",
+                                            "addmm_",
+                                            "baddbmm",
+                                            "baddbmm_",
+                                            "addbmm",
+                                            "addmv",
+                                            "inner",
+                                            "einsum",
+                                            "tensordot",
+                                            "tessera::linear",
+                                            "tessera::linear_weight_gradient"};
   return kNames.contains(op.substr(0, op.find('.')));
 }
 bool adds(const std::string& op) {
@@ -138,11 +153,33 @@ bool may_round_sums(const Step& step, const Values& values) {
   return !std::all_of(open.results.begin(), open.results.end(), fits);
 }
 
+// Whether numbers are asked to be equal that rounding alone may make so: no disturbance of them does.
+bool asks_whether_nearly_equal(const Step& step, const Values& values) {
+  const auto name = step.op.substr(0, step.op.find('.'));
+  if (name != "eq" && name != "ne" && name != "eq_" && name != "ne_") {
+    return false;
+  }
+  const at::NoGradGuard no_grad;
+  const auto number = [&](const Arg& arg) {
+    if (const auto* id = std::get_if<Arg::Ref>(&arg.value)) {
+      return values.tensors.at(id->id).detach().to(at::kComplexDouble);
+    }
+    const auto* integer = std::get_if<int64_t>(&arg.value);
+    const auto* real = std::get_if<double>(&arg.value);
+    return at::full({}, integer ? static_cast<double>(*integer) : real ? *real : 0.0, at::kComplexDouble);
+  };
+  const at::Tensor apart = (number(step.args[0]) - number(step.args[1])).abs();
+  return apart.gt(0).logical_and(apart.lt(1e-11)).any().item<bool>();
+}
+
 }  // namespace
 
 void PlainMachine::before(const Step& step, const Values& values) {
   if (twin_ == Twin::kClean && adds(step.op) && may_round_sums(step, values)) {
     leave_open(step, "adds up more than the type holds, though the whole may be held");
+  }
+  if (twin_ == Twin::kClean && asks_whether_nearly_equal(step, values)) {
+    leave_open(step, "asks whether numbers are equal that rounding may make so");
   }
   if (!writes(step)) {
     return;
@@ -203,24 +240,34 @@ bool keeps_zeros(const std::string& op) { return is_one_of(op, {"prod", "rms_nor
 
 bool is_coarse(double x) { return std::abs(x) < 0x1p20 && x * 0x1p20 == std::rint(x * 0x1p20); }
 
-void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, bool all, bool contrary,
+// What of a result is disturbed: what is not exact in a few bits, or all of it; and `zero` is what zeros become, of
+// either sign, as shares may add up to either: the twins have opposite ones, however often disturbed.
+struct Disturbance {
+  bool all = false;
+  bool contrary = false;
+  double zero = 0;
+};
+
+void disturb_along(double* data, at::IntArrayRef sizes, at::IntArrayRef strides, const Disturbance& how,
                    uint64_t& state) {
+  const auto& [all, contrary, zero] = how;
   if (sizes.empty()) {
-    if (*data == 0) {  // zeros of shares may add up to either: the twins have opposite ones, however often disturbed
-      *data = ((next_number(state) & 1) != 0) != contrary ? -0.0 : 0.0;
+    if (*data == 0) {
+      *data = ((next_number(state) & 1) != 0) != contrary ? -zero : zero;
     } else if (all || !is_coarse(*data)) {
-      const double noise = 1e-13 * (static_cast<double>(next_number(state) >> 11) * 0x1p-52 - 1);
-      *data *= contrary ? 1 - noise : 1 + noise;
+      const uint64_t bits = next_number(state);  // never so small that rounding swallows it
+      const double size = 1e-13 * (0.5 + static_cast<double>(bits >> 11) * 0x1p-54);
+      *data *= ((bits & 1) != 0) != contrary ? 1 - size : 1 + size;
     }
     return;
   }
   for (int64_t i = 0; i < sizes[0]; ++i) {
-    disturb_along(data + i * strides[0], sizes.slice(1), strides.slice(1), all, contrary, state);
+    disturb_along(data + i * strides[0], sizes.slice(1), strides.slice(1), how, state);
   }
 }
 
 // Without a trace in autograd or the version counter.
-void disturb(const at::Tensor& tensor, bool all, bool contrary, uint64_t& state) {
+void disturb(const at::Tensor& tensor, const Disturbance& how, uint64_t& state) {
   if (!tensor.defined()) {
     return;
   }
@@ -231,9 +278,9 @@ void disturb(const at::Tensor& tensor, bool all, bool contrary, uint64_t& state)
     data = at::view_as_real(data);
   }
   if (data.scalar_type() == at::kDouble && data.numel() > 0) {
-    disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), all, contrary, state);
+    disturb_along(data.mutable_data_ptr<double>(), data.sizes(), data.strides(), how, state);
   } else if (data.is_floating_point()) {
-    data.masked_fill_(data.eq(0), contrary ? -0.0 : 0.0);
+    data.masked_fill_(data.eq(0), how.contrary ? -0.0 : 0.0);
   }
 }
 
@@ -253,6 +300,21 @@ void make_inexact(const at::Tensor& tensor, bool zeros) {
   if (zeros) {
     data.masked_fill_(data.eq(0), 1e-14);
   }
+}
+
+// Whether a product by zero may have shares that are rounded and add up to something else.
+bool may_round_to_zero(const Step& step, const Tensors& arguments) {
+  if (step.op.find("mul") == std::string::npos && !multiplies_and_adds(step.op)) {
+    return false;
+  }
+  return std::any_of(arguments.begin(), arguments.end(), [](const at::Tensor& tensor) {
+    if (!tensor.defined() || tensor.scalar_type() != at::kDouble) {
+      return false;
+    }
+    const at::Tensor numbers = numbers_of(tensor);
+    const auto* data = numbers.const_data_ptr<double>();
+    return !std::all_of(data, data + numbers.numel(), is_coarse);
+  });
 }
 
 bool rounds(const Placements& placements) {
@@ -277,6 +339,14 @@ bool may_round_among_equals(const Step& step, const Values& values) {
   return counts.max().item<int64_t>() > 2;
 }
 
+// What flows back to a narrow operand of a division has quotients that are rounded, which may cancel.
+bool may_round_in_quotients(const Step& step, const Values& values) {
+  const auto ids = refs_of(step.args);
+  return divides(step.op) && !divides_evenly(step, values) && std::any_of(ids.begin(), ids.end(), [&](int id) {
+           return values.tensors.at(id).requires_grad() && is_narrow(values.tensors.at(id).scalar_type());
+         });
+}
+
 }  // namespace
 
 void PlainMachine::after(const Step& step, const Values& values, const Tensors& arguments) {
@@ -292,7 +362,8 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
       leave_open(step, "gives a tensor of which several elements may share memory");
     }
   }
-  if (divides_before_it_widens(step, arguments) || may_round_among_equals(step, values)) {
+  if (divides_before_it_widens(step, arguments) || may_round_among_equals(step, values) ||
+      may_round_in_quotients(step, values)) {
     leave_open(step, "may round in a narrow type what it gives in a wide one");
   }
   const bool inexact = rounds_in_sums(step.op) || (divides(step.op) && !divides_evenly(step, values));
@@ -308,20 +379,21 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
   if (step.kind == Step::Kind::kInput) {
     uint64_t own = static_cast<uint64_t>(step.results[0]) + 1;
     if (rounds(step.placements)) {
-      disturb(values.tensors[step.results[0]], /*all=*/true, contrary, own);
+      disturb(values.tensors[step.results[0]], {.all = true, .contrary = contrary}, own);
     }
     return;
   }
   // The same for a step wherever it is run.
   uint64_t state = step.results.empty() ? 0 : static_cast<uint64_t>(step.results[0]) * 0x51ed2701 + 1;
-  const bool all = rounds_inside(step.op);
+  const Disturbance how{
+      .all = rounds_inside(step.op), .contrary = contrary, .zero = may_round_to_zero(step, arguments) ? 1e-30 : 0.0};
   const bool written = writes(step);
   for (const int id : step.results) {
     const at::Tensor& result = values.tensors[id];
     const bool aliases = std::any_of(arguments.begin(), arguments.end(),
                                      [&](const at::Tensor& tensor) { return tensor.is_alias_of(result); });
     if (written || !aliases) {
-      disturb(result, all, contrary, state);
+      disturb(result, how, state);
     }
   }
 }

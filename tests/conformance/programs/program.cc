@@ -106,8 +106,8 @@ class Reader {
   std::string name() {
     skip();
     const size_t from = at_;
-    while (at_ < line_.size() &&
-           (std::isalnum(static_cast<unsigned char>(line_[at_])) != 0 || line_[at_] == '_' || line_[at_] == '.')) {
+    while (at_ < line_.size() && (std::isalnum(static_cast<unsigned char>(line_[at_])) != 0 || line_[at_] == '_' ||
+                                  line_[at_] == '.' || line_[at_] == ':')) {
       ++at_;
     }
     if (from == at_) {

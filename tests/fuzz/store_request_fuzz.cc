@@ -1,0 +1,64 @@
+// Any bytes as what a connection says to the store of a run, from its first byte or, when the input begins with one
+// that is odd, after a hello that was accepted: the server goes on answering others.
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+
+#include "tessera/base/listen.h"
+#include "tessera/comm/rendezvous/hub_protocol.h"
+#include "tessera/comm/rendezvous/hub_server.h"
+#include "tessera/comm/rendezvous/hub_store.h"
+#include "tests/fuzz/input_file.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::comm;
+
+struct Hub {
+  int port;
+  std::shared_ptr<HubServer> server;
+  c10::intrusive_ptr<HubStore> other;
+  Hub() {
+    Listening here = listen_at("127.0.0.1", 0, Reach::kThisHost);
+    port = here.port;
+    const HubIdentity identity{.token = "t", .run = "r", .who = "rank 0"};
+    server = std::make_shared<HubServer>(std::move(here.socket), identity);
+    other = c10::make_intrusive<HubStore>(HubAddress{.host = "127.0.0.1", .port = port}, identity,
+                                          std::chrono::seconds(30));
+  }
+};
+
+void send_all(int socket, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const auto sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent <= 0) return;  // let go already
+    bytes.remove_prefix(static_cast<size_t>(sent));
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static std::unique_ptr<Hub> hub;
+  static int runs = 0;
+  if (runs++ % 10000 == 0) hub = std::make_unique<Hub>();  // what was set is gone with the server
+  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{
+      .sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(hub->port)), .sin_addr = {}, .sin_zero = {}};
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) std::abort();
+  if (size > 0 && (data[0] & 1) != 0) {
+    send_all(socket.get(), FrameWriter(HubOp::kHello).put(int64_t{kHubMagic}).put("t").put("r").put("rank 1").finish());
+  }
+  if (size > 1) send_all(socket.get(), fuzz::text_of(data + 1, size - 1));
+  ::shutdown(socket.get(), SHUT_WR);
+  char answer[4096];
+  while (::recv(socket.get(), answer, sizeof answer, 0) > 0) {
+  }
+  if (hub->other->getNumKeys() < 0) std::abort();
+  return 0;
+}
