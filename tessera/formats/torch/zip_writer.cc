@@ -122,6 +122,8 @@ std::string ZipWriter::directory(const std::vector<Written>& entries, uint64_t p
   return out;
 }
 
+constexpr size_t kPiece = size_t{1} << 20;  // what a cache holds from the sums to the copy
+
 void ZipWriter::put(const std::string& bytes) {
   sink_(std::as_bytes(std::span(bytes)));
   position_ += bytes.size();
@@ -136,9 +138,12 @@ void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::fun
     given += bytes.size();
     TESSERA_CHECK(given <= size_bytes, ErrorKind::kInternal, "[zip] {}: more than the announced {} bytes", name,
                   size_bytes);
-    entry.crc = crc32(entry.crc, bytes);
-    sink_(bytes);
-    position_ += bytes.size();
+    for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPiece, bytes.size()))) {
+      const auto piece = bytes.first(std::min(kPiece, bytes.size()));
+      entry.crc = crc32(entry.crc, piece);
+      sink_(piece);
+      position_ += piece.size();
+    }
   });
   TESSERA_CHECK(given == size_bytes, ErrorKind::kInternal, "[zip] {}: {} bytes of the announced {}", name, given,
                 size_bytes);
