@@ -118,6 +118,9 @@ function(tessera_layer name)
   if(name STREQUAL "comm")
     target_include_directories(tessera_comm SYSTEM BEFORE PRIVATE ${CMAKE_SOURCE_DIR}/cmake/gloo_interface)
   endif()
+  if(name STREQUAL "formats")
+    target_link_libraries(tessera_formats PRIVATE PkgConfig::DEFLATE)
+  endif()
   if(name STREQUAL "data")
     target_link_libraries(tessera_data PRIVATE PkgConfig::ZLIB)
     if(TESSERA_WITH_PARQUET)
@@ -142,14 +145,20 @@ function(tessera_program)
     add_executable(tessera ${CMAKE_SOURCE_DIR}/tessera/cli/main.cc)
     tessera_options(tessera)
     target_link_libraries(tessera PRIVATE tessera_cli tessera_allocator)
-    # Installed, it looks for libtorch where it was built against it, which stays; packaged (scripts/package.py), only in
-    # places that go with it: beside it, and among the packages of the Python whose pip put it there.
+    # It looks for libtorch where it was built against it, which stays; packaged (scripts/package.py), only in places that
+    # go with it: beside it, and among the packages of the Python whose pip put it there (lib64: Fedora; dist-packages:
+    # Debian's own Python).
     set(places $ORIGIN/../lib/tessera $ORIGIN/../torch/lib $ORIGIN/../pyarrow)
     foreach(minor RANGE 10 14)
-      list(APPEND places $ORIGIN/../lib/python3.${minor}/site-packages/torch/lib
-        $ORIGIN/../lib/python3.${minor}/site-packages/pyarrow)
+      foreach(packages lib/python3.${minor}/site-packages lib64/python3.${minor}/site-packages
+          lib/python3.${minor}/dist-packages)
+        list(APPEND places $ORIGIN/../${packages}/torch/lib $ORIGIN/../${packages}/pyarrow)
+      endforeach()
     endforeach()
-    set_target_properties(tessera PROPERTIES INSTALL_RPATH "${TESSERA_TORCH}/lib;${TESSERA_ARROW};${places}")
+    list(PREPEND places ${TESSERA_TORCH}/lib ${TESSERA_ARROW})
+    # The same in the build folder: CMake would make room there for the longer one with empty places, which are the folder
+    # that somebody stands in.
+    set_target_properties(tessera PROPERTIES INSTALL_RPATH "${places}" BUILD_WITH_INSTALL_RPATH ON)
     # Its places count for what the libraries beside it need in turn, which RUNPATH would not do.
     target_link_options(tessera PRIVATE LINKER:--disable-new-dtags)
     install(TARGETS tessera RUNTIME DESTINATION bin COMPONENT program)

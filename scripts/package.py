@@ -62,7 +62,7 @@ class Libraries:
     """What the program loads, and from where: name -> real path."""
 
     def __init__(self, program, torch):
-        found = dict(re.findall(r"(\S+) => (/\S+)", output("ldd", program)))
+        found = dict(re.findall(r"(\S+) => (/.*) \(0x", output("ldd", program)))
         missing = re.findall(r"(\S+) => not found", output("ldd", program))
         if missing:
             die(f"{program} does not find {', '.join(missing)}")
@@ -84,10 +84,21 @@ class Libraries:
 
 
 def debian_licence(package):
+    """A package's copyright file, with the licences that it only names: where they lie on Debian alone."""
     path = pathlib.Path(f"/usr/share/doc/{package}/copyright")
     if not path.is_file():
         die(f"found no licence of {package}: {path} is not there")
-    return path.read_bytes()
+    text = path.read_bytes()
+    word = rb"[A-Za-z0-9]+(?:-[0-9]+(?:\.[0-9]+)*)?"
+    named = set(re.findall(rb"/usr/share/common-licenses/(" + word + rb")", text))
+    for several in re.findall(rb"/usr/share/common-licenses/\{([^}]*)\}", text):
+        named.update(re.findall(word, several))
+    for name in sorted(named):
+        common = pathlib.Path("/usr/share/common-licenses", name.decode())
+        if not common.is_file():
+            die(f"found no licence of {package}: {path} names {common}, which is not there")
+        text += b"\n\n%s:\n\n" % str(common).encode() + common.read_bytes()
+    return text
 
 
 def owner(path):

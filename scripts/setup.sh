@@ -6,7 +6,7 @@
 # other one, for several Pythons; arrow.lock pyarrow, whose libparquet reads data.
 
 PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates unzip
-  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev zlib1g-dev libgoogle-perftools-dev libmicrohttpd-dev
+  nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev libdeflate-dev zlib1g-dev libgoogle-perftools-dev libmicrohttpd-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev iproute2"
 
 die() { echo "./dev: $*" >&2; exit 1; }
@@ -76,13 +76,19 @@ setup() {
   setup_arrow
 }
 
-setup_arrow() {  # libparquet and libarrow for data in Parquet; without them the build goes on
+# libparquet and libarrow for data in Parquet; without them the build goes on. Where they cannot be had (no network) that is
+# tried once a day, not at each build.
+setup_arrow() {
   cmp -s scripts/arrow.lock .venv/arrow && return 0
+  local failed=.venv/no-arrow
+  if cmp -s scripts/arrow.lock "$failed" && [ -n "$(find "$failed" -mmin -1440)" ]; then return 0; fi
   echo "./dev: fetching pyarrow for its libparquet" >&2
-  if venv_pip install -q --no-deps --require-hashes -r scripts/arrow.lock; then
+  if (venv_pip --retries 0 --timeout 15 install -q --no-deps --require-hashes -r scripts/arrow.lock); then
     cp scripts/arrow.lock .venv/arrow
+    rm -f "$failed"
   else
-    echo "./dev: no pyarrow for $(python3 --version) on $(uname -m): data in Parquet will not be read" >&2
+    echo "./dev: no pyarrow for $(python3 --version) on $(uname -m): data in Parquet will not be read ('rm $failed' tries again)" >&2
+    mkdir -p .venv && cp scripts/arrow.lock "$failed"
   fi
 }
 

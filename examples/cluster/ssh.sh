@@ -10,7 +10,8 @@
 #   -d DIR      folder to work in on every host [the present one]
 #
 # Every host needs the same files at the same paths. The token that ranks must know to join is made here and goes to the
-# hosts through ssh's standard input, so that no list of processes shows it. SSH: another command than ssh.
+# hosts through ssh's standard input, so that no list of processes shows it. When this script is stopped, or its connection to
+# a host is lost, that host's launcher is asked to stop (SIGTERM), too. SSH: another command than ssh.
 set -euo pipefail
 
 usage() { sed -n '4,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -34,28 +35,64 @@ tessera=${TESSERA:-tessera}
 run=$(basename "$1")-$$-$(date +%s)
 pids=()
 
-stop() { ((${#pids[@]} == 0)) || kill "${pids[@]}" 2>/dev/null || true; }
-trap 'stop; exit 130' INT
-trap 'stop; exit 143' TERM
+# Who writes to the lifeline is this script alone: its end, however it comes, is the end of what every ssh reads, and the
+# far side then stops its launcher.
+place=$(mktemp -d)
+mkfifo "$place/lifeline"
+# shellcheck disable=SC2094
+exec {both}<>"$place/lifeline" {reader}<"$place/lifeline" {lifeline}>"$place/lifeline" {both}>&-
+rm -r "$place"
+
+asked=0 told=0
+stop() { # ranks save and end; asked again, nobody waits for them
+  ((asked == 0)) || { kill "${pids[@]}" 2>/dev/null || true; exit 143; }
+  asked=1 told=1
+  exec {lifeline}>&-
+}
+trap stop INT TERM HUP
+
+quoted() { # WORD...: as any shell reads them
+  local word
+  for word in "$@"; do printf "'%s' " "${word//\'/\'\\\'\'}"; done
+}
+
+feed() { # TOKEN: what an ssh reads
+  printf '%s\n' "$1"
+  exec cat <&"$reader" 2>/dev/null
+}
 
 # Runs all hosts once; the code of the first that fails.
 run_once() {
-  local attempt=$1 token code=0 left number command
+  local attempt=$1 token code=0 left number launch far
   shift
   token=$(head -c 24 /dev/urandom | base64)
   pids=()
   for number in "${!hosts[@]}"; do
-    command="cd $(printf %q "$folder") && read -r TESSERA_TOKEN && export TESSERA_TOKEN && exec $(printf '%q ' "$tessera" \
-      launch --nproc "$ranks" --nnodes "${#hosts[@]}" --node-rank "$number" --master "${master:-${hosts[0]}}:$port" \
-      --run-id "$run-$attempt" -- "$@") </dev/null"
-    # -tt would end the far side with the connection but mixes its outputs; the watch between ranks does without.
-    ${SSH:-ssh -o BatchMode=yes -o ServerAliveInterval=15} "${hosts[number]}" "$command" <<<"$token" &
+    launch=$(quoted "$tessera" launch --nproc "$ranks" --nnodes "${#hosts[@]}" --node-rank "$number" \
+      --master "${master:-${hosts[0]}}:$port" --run-id "$run-$attempt" -- "$@")
+    # -tt would end the far side with the connection, too, but mixes its outputs.
+    far="cd $(quoted "$folder") && read -r TESSERA_TOKEN && export TESSERA_TOKEN || exit 2
+      exec 3<&0 </dev/null
+      $launch 3<&- & launcher=\$!
+      { while read -r nothing; do :; done <&3; kill -TERM \$launcher; } >/dev/null 2>&1 & watcher=\$!
+      wait \$launcher; code=\$?
+      kill \$watcher 2>/dev/null
+      exit \$code"
+    # shellcheck disable=SC2086
+    ${SSH:-ssh -o BatchMode=yes -o ServerAliveInterval=15} "${hosts[number]}" "exec sh -c $(quoted "$far")" \
+      < <(exec {lifeline}>&- && feed "$token") {lifeline}>&- {reader}<&- &
     pids+=($!)
   done
-  for ((left = ${#pids[@]}; left > 0; --left)); do
+  for ((left = ${#pids[@]}; left > 0; )); do
     local ended=0
     wait -n || ended=$?
+    if ((told)); then # a signal ended wait, not a host
+      told=0
+      [[ -n $(jobs -rp) ]] || break
+      continue
+    fi
     ((code != 0 || ended == 0)) || code=$ended
+    left=$((left - 1))
   done
   pids=()
   return "$code"
@@ -65,6 +102,6 @@ for ((attempt = 0; ; ++attempt)); do
   code=0
   run_once "$attempt" "$@" || code=$?
   # 4: a rank or a connection was lost; 255: ssh itself failed; 128 and above: a rank was killed.
-  if ((code == 0 || attempt >= restarts || (code != 4 && code < 128))); then exit "$code"; fi
+  if ((code == 0 || asked || attempt >= restarts || (code != 4 && code < 128))); then exit "$code"; fi
   echo "ssh.sh: code $code, start $((attempt + 2)) of $((restarts + 1))" >&2
 done

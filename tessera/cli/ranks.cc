@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/checkpoint/folder.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -49,6 +50,24 @@ std::vector<std::string> command_of(const std::string& verb, VerbArguments args,
 
 bool is_rank() { return comm::who_started(comm::process_environment()) != "single"; }
 
+// Whoever started this rank starts it again, or nobody does: a flag that says otherwise is told once.
+void tell_ignored_restarts(int max_restarts) {
+  const auto environment = comm::process_environment();
+  const auto source = comm::who_started(environment);
+  // Our own launcher hands its flags on to its ranks.
+  const bool launched_with_it =
+      source == "flags" && environment("TORCHELASTIC_MAX_RESTARTS") == std::to_string(max_restarts);
+  if (max_restarts == 0 || launched_with_it) return;
+  for (const char* name : {"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {
+    const auto rank = environment(name);
+    if (rank && *rank != "0") return;
+    if (rank) break;
+  }
+  log_warning(
+      "[launch] --max-restarts {}: has no effect, as {} started this rank. Give it there what starts ranks again.",
+      max_restarts, source == "flags" ? "'tessera launch'" : source);
+}
+
 }  // namespace
 
 std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int64_t nproc) {
@@ -63,15 +82,17 @@ std::optional<int> launch_ranks(const std::string& verb, VerbArguments args, int
   comm::LauncherOptions options{.nproc = static_cast<int>(nproc)};
   apply(flags, options);
   const bool launches = nproc > 1 || flags.max_restarts > 0 || !flags.log_dir.empty() || flags.tee;
+  if (is_rank()) tell_ignored_restarts(flags.max_restarts);
   if (!launches || is_rank()) return std::nullopt;
-  options.saved_mark = [checkpoints] {
+  options.saved_mark = [checkpoints]() -> std::optional<std::string> {
     try {
       return CheckpointFolder::latest_name(checkpoints).value_or("");
     } catch (const Error&) {  // the run itself says what is wrong with it
-      return std::string();
+      return std::nullopt;
     }
   };
   options.tells_steps = true;
+  options.usr1_stops = true;
   return comm::launch_local_ranks(arguments, options);
 }
 

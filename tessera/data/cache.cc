@@ -1,7 +1,6 @@
 #include "tessera/data/cache.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <xxhash.h>
 
@@ -12,6 +11,7 @@
 #include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -21,6 +21,7 @@
 #include "tessera/base/scratch_folder.h"
 #include "tessera/base/staged.h"
 #include "tessera/base/unique_fd.h"
+#include "tessera/data/cache_lock.h"
 
 namespace tessera::data {
 namespace {
@@ -54,50 +55,74 @@ std::string hash_content(const fs::path& path) {
 // The lock of one key; waits for whoever holds it.
 class KeyLock {
  public:
-  KeyLock(const fs::path& path, const std::string& what) {
-    file_.reset(::open(path.c_str(), O_RDONLY | O_CREAT | O_CLOEXEC, 0666));  // of another user, too
+  // Error kInternal when it is asked to stop meanwhile.
+  KeyLock(const fs::path& path, const std::string& what, const std::atomic<bool>* stop)
+      : file_(open_to_lock(path, O_CREAT)) {
+    constexpr std::chrono::milliseconds kLook{200};
     TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[data.cache] {}: cannot be opened: {}", path.string(),
                   std::strerror(errno));
-    if (::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) return;
-    if (errno == ENOSYS || errno == ENOLCK || errno == EOPNOTSUPP) {
+    bool told = false;
+    while ((state_ = try_lock(file_)) == LockState::kBusy) {
+      if (!told) log_info("[data.cache] another process tokenizes the same data; waiting for {}", what);
+      told = true;
+      TESSERA_CHECK(!stop || !*stop, ErrorKind::kInternal,
+                    "[data.cache] {}: asked to stop while another process makes it.", what);
+      std::this_thread::sleep_for(kLook);
+    }
+    if (state_ == LockState::kNoLocks) {
       log_warning(
           "[data.cache] {}: this file system locks nothing, so that processes may tokenize the same data at once.",
           path.parent_path().string());
-      held_ = false;
-      return;
-    }
-    log_info("[data.cache] another process tokenizes the same data; waiting for {}", what);
-    while (::flock(file_.get(), LOCK_EX) != 0) {
-      TESSERA_CHECK(errno == EINTR, ErrorKind::kIo, "[data.cache] {}: cannot be locked: {}", path.string(),
-                    std::strerror(errno));
     }
   }
 
-  bool held() const { return held_; }
+  bool held() const { return state_ == LockState::kHeld; }
 
  private:
   UniqueFd file_;  // the lock goes with it
-  bool held_ = true;
+  LockState state_;
 };
 
-// What killed processes left of an entry; its lock is held on this host. Another host may be at work on its own, where
-// locks are not shared: what it has not touched for a day is left.
-void remove_staged(const fs::path& folder, const std::string& key) {
+// What a folder holds now; nothing where it cannot be read.
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    found.push_back(entry->path());
+  }
+  return found;
+}
+
+std::string maker_of(const fs::path& entry) {
+  try {
+    return read_file(entry / kMakerName, 256);
+  } catch (const Error&) {  // killed before it said so
+    return "";
+  }
+}
+
+fs::file_time_type::duration untouched_for(const fs::path& folder) {
+  std::error_code error;
+  auto touched = fs::last_write_time(folder, error);
+  if (error) return {};
+  for (const auto& file : entries_of(folder)) touched = std::max(touched, fs::last_write_time(file, error));
+  return fs::file_time_type::clock::now() - touched;
+}
+
+// Whether what is being made of an entry will never be finished. `locked`: nobody on this host is at work on it.
+// Another host may be, where locks are not shared.
+bool is_dead(const fs::path& staged, bool locked) {
   constexpr auto kDead = std::chrono::hours(24);
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto name = entry.path().filename().string();
-    if (!name.starts_with("." + key + ".") || !name.ends_with(".tmp")) continue;
-    std::error_code error;
-    auto touched = fs::last_write_time(entry.path(), error);
-    for (const auto& file : fs::directory_iterator(entry.path(), error)) {
-      touched = std::max(touched, fs::last_write_time(file.path(), error));
-    }
-    std::string maker;
-    try {
-      maker = read_file(entry.path() / kMakerName, 256);
-    } catch (const Error&) {  // killed before it said so
-    }
-    if (maker == host_name() || fs::file_time_type::clock::now() - touched > kDead) fs::remove_all(entry.path(), error);
+  return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kDead;
+}
+
+// What killed processes left of an entry; its lock is held.
+void remove_staged(const fs::path& folder, const std::string& key) {
+  for (const auto& path : entries_of(folder)) {
+    const auto name = path.filename().string();
+    if (!name.starts_with("." + key + ".") || !name.ends_with(".tmp") || !is_dead(path, true)) continue;
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
   }
 }
 
@@ -105,8 +130,17 @@ bool is_key(const std::string& name) {
   return name.size() == 32 && name.find_first_not_of("0123456789abcdef") == name.npos;
 }
 
+// The key in ".KEY.RANDOM.tmp" and ".KEY.RANDOM.old": what is being made, and what was moved out of the way; "" for
+// any other name.
+std::string key_of_leftover(const std::string& name) {
+  const bool ours = name.size() > 34 && name[0] == '.' && name[33] == '.' && is_key(name.substr(1, 32)) &&
+                    (name.ends_with(".tmp") || name.ends_with(".old"));
+  return ours ? name.substr(1, 32) : "";
+}
+
 struct KeptEntry {
   fs::path folder;
+  std::string maker;
   uint64_t bytes = 0;
   std::chrono::system_clock::time_point used{};
 };
@@ -124,31 +158,55 @@ std::optional<KeptEntry> kept_entry(const fs::path& folder) {
   } catch (const Error&) {
     return std::nullopt;
   }
-  KeptEntry entry{.folder = folder};
+  KeptEntry entry{.folder = folder, .maker = maker_of(folder)};
   struct stat info {};
   for (const auto& file : {set, folder / kMakerName}) {
     if (::stat(file.c_str(), &info) != 0) continue;
     entry.used = std::max(entry.used, std::chrono::system_clock::from_time_t(info.st_mtime));
   }
   std::error_code error;
-  for (const auto& file : fs::directory_iterator(folder, error)) {
-    const auto size = file.file_size(error);
+  for (const auto& file : entries_of(folder)) {
+    const auto size = fs::file_size(file, error);
     if (!error) entry.bytes += size;
   }
   return entry;
 }
 
-// False when somebody has it open, or nobody can tell.
-bool remove_unused(const fs::path& folder) {
-  const UniqueFd set(::open((folder / "set.json").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (!set.open() || ::flock(set.get(), LOCK_EX | LOCK_NB) != 0) return false;
-  // Out of the way in one step: half an entry is never seen under its name.
+// Locks an entry, or what was moved out of the way, as long as `set` lives. False when somebody has it open, or nobody
+// can tell.
+bool is_unused(const fs::path& folder, UniqueFd& set) {
+  set = open_to_lock(folder / "set.json", O_NOFOLLOW);
+  return set.open() ? try_lock(set) == LockState::kHeld : errno == ENOENT;
+}
+
+// Out of the way in one step: half an entry is never seen under its name. "" when it cannot be.
+fs::path move_aside(const fs::path& folder, std::error_code& error) {
   const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_name());
-  std::error_code error;
   fs::rename(folder, aside, error);
+  return error ? fs::path() : aside;
+}
+
+bool remove_unused(const fs::path& folder) {
+  UniqueFd set;
+  std::error_code error;
+  if (!is_unused(folder, set)) return false;
+  const auto aside = move_aside(folder, error);
   if (error) return false;
   fs::remove_all(aside, error);
   return true;
+}
+
+// Makes room for an entry where a folder lies that is no whole one of this version. Who has it open keeps it, here by
+// its lock and on other hosts by its files, until prune() finds it unused.
+void replace_entry(const fs::path& folder) {
+  UniqueFd set;
+  const bool unused = is_unused(folder, set) && locks_reach_all_hosts(folder);
+  std::error_code error;
+  const auto aside = move_aside(folder, error);
+  TESSERA_CHECK(!error, ErrorKind::kIo,
+                "[data.cache] {}: cannot be replaced: {}. Remove it, or set data.cache to another folder.",
+                folder.string(), error.message());
+  if (unused) fs::remove_all(aside, error);
 }
 
 void make_folders(const fs::path& folder) {
@@ -183,7 +241,8 @@ void UnchangedFiles::check() const {
 std::optional<fs::path> UnchangedFiles::changed() const {
   for (size_t i = 0; i < files_.size(); ++i) {
     try {
-      if (state_of(files_[i]) != states_[i]) return files_[i];
+      const auto now = state_of(files_[i]);
+      if (now.size != states_[i].size || now.modified_ns != states_[i].modified_ns) return files_[i];
     } catch (const Error&) {
       return files_[i];
     }
@@ -212,7 +271,9 @@ fs::path DataCache::folder_of(const std::string& setting) {
 
 std::string DataCache::content_hash(const fs::path& file) const {
   const auto before = state_of(file);
-  const auto place = fs::canonical(file).string();
+  std::error_code unknown;
+  const auto place = fs::canonical(file, unknown).string();
+  TESSERA_CHECK(!unknown, ErrorKind::kIo, "[data.cache] {}: {}", file.string(), unknown.message());
   const auto name = fmt::format("{:016x}.json", XXH3_64bits(place.data(), place.size()));
   const Json wanted = {{"version", 1},
                        {"path", place},
@@ -229,8 +290,7 @@ std::string DataCache::content_hash(const fs::path& file) const {
       const auto hash = JsonReader(found, "[data.cache] " + known.string()).string("hash");
       found.erase("hash");
       if (found == wanted && hash.size() == 32) return hash;
-    } catch (const Error&) {  // half written, or another version's: as if it
-                              // were not there
+    } catch (const Error&) {  // half written, or another version's: as if it were not there
     }
   }
   const std::string hash = hash_content(file);
@@ -254,7 +314,8 @@ std::string DataCache::content_hash(const fs::path& file) const {
 }
 
 std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key,
-                                                          const std::function<void(const fs::path&)>& make) const {
+                                                          const std::function<void(const fs::path&)>& make,
+                                                          const std::atomic<bool>* stop) const {
   std::string reason;
   const auto open_made = [&](const fs::path& folder) {
     auto rows = PackedRows::open(folder, key, &reason);
@@ -270,10 +331,12 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
   const auto folder = folder_ / key;
   if (auto rows = PackedRows::open(folder, key)) return rows;
   make_folders(folder_);
-  const KeyLock lock(folder_ / (key + ".lock"), folder.string());
+  const KeyLock lock(folder_ / (key + ".lock"), folder.string(), stop);
   if (auto rows = PackedRows::open(folder, key, &reason)) return rows;
-  if (!reason.empty()) log_warning("{} The entry is made again.", reason);
-  fs::remove_all(folder);
+  if (!reason.empty()) {
+    log_warning("{} The entry is made again.", reason);
+    replace_entry(folder);
+  }
   if (lock.held()) remove_staged(folder_, key);
   {
     StagedFolder staged(folder);
@@ -293,11 +356,13 @@ std::shared_ptr<const PackedRows> DataCache::find_or_make(const std::string& key
 }
 
 void DataCache::prune() const {
+  const bool locks_count = limits_.locks_reach_all_hosts.value_or(locks_reach_all_hosts(folder_));
   std::vector<KeptEntry> entries;
   uint64_t bytes = 0;
-  std::error_code error;
-  for (const auto& found : fs::directory_iterator(folder_, error)) {
-    if (auto entry = kept_entry(found.path())) {
+  for (const auto& found : entries_of(folder_)) {
+    if (!key_of_leftover(found.filename().string()).empty()) {
+      prune_leftover(found, locks_count);
+    } else if (auto entry = kept_entry(found)) {
       bytes += entry->bytes;
       entries.push_back(std::move(*entry));
     }
@@ -307,11 +372,26 @@ void DataCache::prune() const {
   for (const auto& entry : entries) {
     const bool old = now - entry.used > limits_.age;
     if (!old && bytes <= limits_.bytes) continue;
+    if (!locks_count && (!old || entry.maker != host_name())) continue;
     if (!remove_unused(entry.folder)) continue;
     bytes -= entry.bytes;
     log_info("[data.cache] {}: removed, {}", entry.folder.string(),
              old ? "as nobody has used it for long" : "to make room for what was used since");
   }
+}
+
+void DataCache::prune_leftover(const fs::path& path, bool locks_count) const {
+  const auto name = path.filename().string();
+  UniqueFd lock;
+  bool gone = false;
+  if (name.ends_with(".tmp")) {
+    lock = open_to_lock(folder_ / (key_of_leftover(name) + ".lock"), O_NOFOLLOW);
+    gone = is_dead(path, lock.open() && try_lock(lock) == LockState::kHeld);
+  } else {
+    gone = (locks_count && is_unused(path, lock)) || untouched_for(path) > limits_.age;
+  }
+  std::error_code ignored;
+  if (gone) fs::remove_all(path, ignored);
 }
 
 }  // namespace tessera::data

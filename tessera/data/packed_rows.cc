@@ -69,6 +69,13 @@ void add_converted(Fingerprint& hash, const std::filesystem::path& path, Convert
   TESSERA_CHECK(file.eof(), ErrorKind::kIo, "[data.cache] {}: cannot be read.", path.string());
 }
 
+// After open(): a file that is there and cannot be opened is no reason to make the entry again. Error kIo.
+void check_missing(const std::filesystem::path& path) {
+  TESSERA_CHECK(errno == ENOENT || errno == ENOTDIR || errno == ELOOP, ErrorKind::kIo,
+                "[data.cache] {}: cannot be opened: {}. If that stays so, set data.cache to another folder.",
+                path.string(), std::strerror(errno));
+}
+
 }  // namespace
 
 ArrayFile::ArrayFile(std::filesystem::path path) : path_(std::move(path)) {
@@ -212,6 +219,7 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
   auto set = std::shared_ptr<PackedRows>(new PackedRows());
   set->folder_ = folder;
   set->set_file_.reset(::open((folder / kSetName).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!set->set_file_.open()) check_missing(folder / kSetName);
   // Where nothing can be locked, nothing is pruned either.
   if (set->set_file_.open() && ::flock(set->set_file_.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     reason = fmt::format("[data.cache] {}: is being removed.", folder.string());
@@ -239,11 +247,13 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
     set->fingerprint_ = top.string("fingerprint");
     for (const auto& line : top.at("description").items()) set->description_.push_back(line.as_string());
   } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kIo && set->set_file_.open()) throw;  // it is there
     reason = error.what();
     return nullptr;
   }
   const auto open_array = [&](UniqueFd& file, const char* name, uint64_t bytes) {
     file.reset(::open((folder / name).c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file.open()) check_missing(folder / name);
     struct stat info {};
     if (file.open() && ::fstat(file.get(), &info) == 0 && static_cast<uint64_t>(info.st_size) == bytes) return true;
     reason = fmt::format("[data.cache] {}: found {} bytes, wanted {}.", (folder / name).string(),

@@ -97,7 +97,8 @@ inline constexpr const char* kMakerName = "maker";
 
 class PackedRows {
  public:
-  // Null for a folder that holds no whole set of this version and key, with the reason.
+  // Null for a folder that holds no whole set of this version and key, with the reason. Error kIo when its files are
+  // there and cannot be opened or read: too many open files, another user's, a broken disk.
   static std::shared_ptr<const PackedRows> open(const std::filesystem::path& folder, const std::string& key,
                                                 std::string* why_not = nullptr);
 

@@ -218,11 +218,12 @@ Tokenized tokenized(const DataOptions& options, std::span<const DataSource> give
   const std::string key = options.cache_folder.empty() ? "none" : key_of(options, sources, cache, padding);
   const SampleMaker maker(tokenizer, chat_template, options.vocab_size, options.train_on_inputs);
   bool made = false;
-  auto rows = cache.find_or_make(key, [&](const std::filesystem::path& folder) {
+  const auto make = [&](const std::filesystem::path& folder) {
     made = true;
     write_rows(options, sources, key, padding, maker, folder);
     files.check();
-  });
+  };
+  auto rows = cache.find_or_make(key, make, options.stop);
   TESSERA_CHECK(rows->sequence_length() == options.sequence_length, ErrorKind::kFormat,
                 "[data.cache] {}: found rows of {} tokens, wanted {}. Remove the folder.",
                 (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);

@@ -19,6 +19,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/unique_fd.h"
 #include "tessera/report/page.h"
+#include "tessera/report/run_follower.h"
 
 namespace tessera::report {
 namespace {
@@ -26,6 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 constexpr size_t kMostPoints = 2000;  // sent every two seconds
+constexpr size_t kMostRows = 16'384, kMostEvents = 200;
 constexpr unsigned kMostConnections = 32, kIdleSeconds = 15;
 constexpr int kShareOfCore = 50;
 
@@ -62,9 +64,16 @@ double cpu_seconds() {
 }  // namespace
 
 struct LivePage::Server {
-  fs::path folder;
+  explicit Server(fs::path run) : folder(std::move(run)), follower(folder, {.rows = kMostRows, .events = kMostEvents}) {
+    told.folder = folder;
+    told.name = fs::weakly_canonical(folder).filename().string();
+  }
+
+  const fs::path folder;
   MHD_Daemon* daemon = nullptr;
   // Of the server's thread alone.
+  RunFollower follower;
+  RunHistory told;
   bool calm = false;
   std::vector<std::pair<uintmax_t, fs::file_time_type>> seen;
   std::shared_ptr<const std::string> data;
@@ -81,16 +90,15 @@ struct LivePage::Server {
     return states;
   }
 
-  RunHistory read() const {
-    try {
-      return read_run(folder);
-    } catch (const Error&) {  // it has written nothing yet
-      RunHistory run;
-      run.folder = folder;
-      run.name = fs::weakly_canonical(folder).filename().string();
-      run.state = "starting";
-      return run;
+  // What the page then says of itself, where something is wrong.
+  RunHistory read() {
+    std::error_code unknown;
+    if (!fs::exists(folder / "metrics.jsonl", unknown) && !unknown) {  // it has written nothing yet
+      told.state = "starting";
+      return told;
     }
+    told = follower.history();
+    return told;
   }
 
   std::shared_ptr<const std::string> refreshed() {
@@ -98,8 +106,15 @@ struct LivePage::Server {
     auto states = look();
     if (data && states == seen) return data;
     const double begun = cpu_seconds();
-    data = std::make_shared<const std::string>(page_data({read()}, kMostPoints));
-    seen = std::move(states);
+    try {
+      data = std::make_shared<const std::string>(page_data({read()}, kMostPoints));
+      seen = std::move(states);
+    } catch (const Error& error) {  // what was told before, and why no more
+      auto last = told;
+      last.state = std::string("cannot be read: ") + error.what();
+      data = std::make_shared<const std::string>(page_data({last}, kMostPoints));
+      seen.clear();
+    }
     const std::chrono::duration<double> rest((cpu_seconds() - begun) * kShareOfCore);
     next = Clock::now() + std::chrono::duration_cast<Clock::duration>(rest);
     return data;
@@ -154,8 +169,7 @@ struct LivePage::Server {
   }
 };
 
-LivePage::LivePage(uint16_t port, fs::path run_folder) : server_(std::make_unique<Server>()) {
-  server_->folder = std::move(run_folder);
+LivePage::LivePage(uint16_t port, fs::path run_folder) : server_(std::make_unique<Server>(std::move(run_folder))) {
   static_cast<void>(page_around("{}"));  // an error without the charts
   UniqueFd socket(listen_on_loopback(port));
   server_->daemon =

@@ -68,7 +68,7 @@ ordered_json as_json(const RunHistory& run, const std::string& name, size_t most
                       {"folder", run.folder.string()},
                       {"state", run.state},
                       {"recipe", pairs(run.recipe)},
-                      {"rows", run.steps.step.size()},
+                      {"rows", std::max(run.steps.step.size(), run.steps_told)},
                       {"steps", series(run.steps, thinned(run.steps, most_points))},
                       {"validation", series(run.validation, thinned(run.validation, most_points))},
                       {"loss_outliers", outliers(run.steps.step, run.loss_z)},

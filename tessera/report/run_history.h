@@ -19,7 +19,9 @@
 
 namespace tessera::report {
 
-// One value a step; NaN where metrics.jsonl has null or nothing.
+inline constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+
+// One value a step; kNothing where metrics.jsonl has null or nothing.
 struct Series {
   std::vector<int64_t> step;
   std::map<std::string, std::vector<double>> columns;  // "loss", "grad_norm", ...: each as long as `step`
@@ -60,6 +62,7 @@ struct RunHistory {
   std::string name;                                         // of the folder
   std::vector<std::pair<std::string, std::string>> recipe;  // "section.key" and its value as YAML has it, in file order
   Series steps;
+  size_t steps_told = 0;  // as many, and those that are not kept (run_follower.h)
   // z-scores as the run saw them (train/outliers.h), as long as steps.step, or empty; NaN while there are few values.
   std::vector<double> loss_z, grad_norm_z;
   Series validation;

@@ -228,7 +228,9 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
       {.section = "train",
        .name = "page",
        .field = kTrain<&TrainSection::page>,
-       .help = "Port on the loopback of rank 0's host where the page of tessera report grows with the run; 0: none",
+       .help =
+           "Port on the loopback of rank 0's host where the page of tessera report grows with the run, open to all who "
+           "are logged in there; 0: none",
        .range = {.minimum = 0, .maximum = 65535}},
 
       {.section = "precision",

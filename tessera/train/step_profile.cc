@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -49,6 +50,10 @@ nlohmann::ordered_json longest(const std::map<std::string, TraceTotals>& all) {
     out.push_back({{"name", name}, {"calls", totals.calls}, {"seconds", totals.seconds}});
   }
   return out;
+}
+
+std::filesystem::path trace_path(const std::filesystem::path& folder, int rank) {
+  return folder / fmt::format("trace-{:05}.json", rank);
 }
 
 // How long at least one of the intervals lasts, in seconds.
@@ -117,6 +122,7 @@ void StepProfile::begin(int64_t step) {
     // One time 0 for all ranks, rank 0's.
     const auto told = comm::all_gather_bytes(*group_, std::to_string(epoch_us()));
     facts_.base_us = std::stoll(told.front());
+    remove_old_traces(told.size());
     facts_.steady_offset_us = epoch_us() - trace_clock_ns() / 1000;
     hook_modules();
     bytes_ = std::make_unique<Bytes>();
@@ -135,12 +141,48 @@ std::optional<nlohmann::ordered_json> StepProfile::end(int64_t step) {
   seconds_["step"] += static_cast<double>(trace_clock_ns() - begun_ns_) * 1e-9;
   seconds_["collectives"] += comm::communication_seconds() - communicated_;
   take_collectives();
+  ended_ = step;
   if (step < options_.steps.last) return std::nullopt;
+  return close();
+}
+
+nlohmann::ordered_json StepProfile::close() {
   recorder_.stop();
   bytes_.reset();
   unhook_modules();
+  closed_ = true;
+  facts_.last_step = ended_;
   write();
   return summary_of_all();
+}
+
+std::optional<nlohmann::ordered_json> StepProfile::finish() {
+  if (closed_ || options_.steps.last < options_.steps.first) return std::nullopt;
+  closed_ = true;
+  if (ended_ < 0) {
+    if (facts_.rank == 0)
+      log_warning("[train.profile] nothing was traced: the run ended before step {}", options_.steps.first);
+    return std::nullopt;
+  }
+  if (facts_.rank == 0) log_warning("[train.profile] cut off: the run ended before step {}", options_.steps.last);
+  return close();
+}
+
+// Of more ranks than there are now, or of a start whose traces cannot be written again.
+void StepProfile::remove_old_traces(size_t ranks) const {
+  std::error_code error;
+  std::filesystem::remove(trace_path(options_.folder, facts_.rank), error);
+  if (facts_.rank != 0) return;
+  std::vector<std::filesystem::path> old;
+  for (std::filesystem::directory_iterator entry(options_.folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const auto name = entry->path().filename().string();
+    int rank = 0, length = 0;
+    const bool trace =
+        std::sscanf(name.c_str(), "trace-%d.json%n", &rank, &length) == 1 && static_cast<size_t>(length) == name.size();
+    if (trace && rank >= 0 && static_cast<size_t>(rank) >= ranks) old.push_back(entry->path());
+  }
+  for (const auto& path : old) std::filesystem::remove(path, error);
 }
 
 void StepProfile::count(const std::string& part, double seconds) {
@@ -176,7 +218,7 @@ void StepProfile::take_collectives() {
 }
 
 void StepProfile::write() const {
-  const auto path = options_.folder / fmt::format("trace-{:05}.json", facts_.rank);
+  const auto path = trace_path(options_.folder, facts_.rank);
   try {
     std::error_code error;
     std::filesystem::create_directories(options_.folder, error);

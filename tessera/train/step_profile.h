@@ -44,9 +44,12 @@ class StepProfile {
   StepProfile& operator=(const StepProfile&) = delete;
 
   // Around a step. After the last one the traces are written (a disk that is full costs the trace, with a warning, not
-  // the run) and end() gives the summary of all ranks.
+  // the run) and end() gives the summary of all ranks. Traces that an earlier start left are removed by the first.
   void begin(int64_t step);
   std::optional<nlohmann::ordered_json> end(int64_t step);
+  // COLLECTIVE. After the run's last step: where that came before the last profiled one, as end() for those that there
+  // were, with a warning.
+  std::optional<nlohmann::ordered_json> finish();
   TraceRecorder* recorder() { return &recorder_; }
 
   // What of a step went into making its batch, and into saving behind the step before.
@@ -57,6 +60,8 @@ class StepProfile {
   void hook_modules();
   void unhook_modules();
   void take_collectives();
+  void remove_old_traces(size_t ranks) const;
+  nlohmann::ordered_json close();
   nlohmann::ordered_json own_summary() const;
   nlohmann::ordered_json summary_of_all();
   void write() const;
@@ -70,6 +75,8 @@ class StepProfile {
   std::vector<TraceCollective> collectives_;
   std::map<std::string, double> seconds_;  // by part
   TraceFacts facts_;
+  bool closed_ = false;
+  int64_t ended_ = -1;  // the last step that is recorded whole
   int64_t begun_ns_ = 0, begun_us_ = 0;
   double communicated_ = 0, under_way_ = 0;
   uint64_t calls_made_ = 0;

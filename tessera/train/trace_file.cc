@@ -46,7 +46,8 @@ std::string trace_json(const TraceRecorder& recorder, const std::vector<TraceCol
                                         {"base_microseconds_since_epoch", facts.base_us},
                                         {"dropped_events", recorder.dropped()},
                                         {"lost_collectives", facts.lost_collectives}};
-  std::string out = fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n", other.dump());
+  std::string out = fmt::format("{{\"displayTimeUnit\":\"ms\",\"otherData\":{},\"traceEvents\":[\n",
+                                other.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   out += fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":{}}}}},
 {{"ph":"M","name":"process_sort_index","pid":{},"args":{{"sort_index":{}}}}},
 )",

@@ -470,6 +470,10 @@ RunSummary Trainer::Impl::run() {
   const bool stopped_early = step < steps && !enough;
   if (enough && chief()) log_info("[train.early_stopping] after step {}: {}", step, early_stopping.reason());
   if (stopped_early && saved_step < step) save(step), checkpoints->finish();
+  if (profile) {
+    const auto summary = profile->finish();
+    if (summary && report) report->profile(step, *summary);
+  }
   if (!stopped_early && recipe.checkpoint.export_model != "never") export_run(recipe, place, *model, folder.get());
   if (report) {
     if (enough) report->early_stop(step, early_stopping.reason());

@@ -17,8 +17,11 @@ using testing::run_process;
 using ::testing::StartsWith;
 
 TEST(Launch, RanksInheritOutputAndTheirFailureIsTheResult) {
+  const testing::TempFolder folder;
+  const std::string mark = (folder / "said").string();  // rank 1 fails when rank 0 has spoken
   const auto run = run_process({program(), "launch", "--nproc", "2", "--", "sh", "-c",
-                                "echo rank $RANK of $WORLD_SIZE; sleep $RANK; exit $((RANK * 9))"});
+                                "echo rank $RANK of $WORLD_SIZE; test $RANK = 1 || touch " + mark + "; until test -e " +
+                                    mark + "; do sleep 0.02; done; exit $((RANK * 9))"});
   EXPECT_EQ(run.exit_code, 9);
   EXPECT_THAT(run.out, HasSubstr("rank 0 of 2\n"));
   EXPECT_THAT(run.out, HasSubstr("rank 1 of 2\n"));

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "tessera/base/file.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -42,7 +43,7 @@ void expect_own_libraries(const fs::path& installed, const fs::path& prefix) {
     EXPECT_EQ(line.find("not found"), line.npos) << line;
     const size_t arrow = line.find("=> ");
     if (arrow == line.npos) continue;
-    const auto path = line.substr(arrow + 3, line.find(' ', arrow + 3) - arrow - 3);
+    const auto path = line.substr(arrow + 3, line.rfind(" (") - arrow - 3);
     const auto name = line.substr(1, line.find(' ') - 1);
     if (path.starts_with(prefix.string())) {
       ++of_ours;
@@ -51,6 +52,31 @@ void expect_own_libraries(const fs::path& installed, const fs::path& prefix) {
     }
   }
   EXPECT_GT(of_ours, 5);
+}
+
+// A licence that is only named, as a file of Debian's, is in no package until its text is, too.
+void expect_whole_licences(const fs::path& prefix) {
+  int licences = 0, named = 0;
+  for (const auto& entry : fs::directory_iterator(prefix / "share/doc/tessera/licences")) {
+    const std::string text = read_file(entry.path());
+    EXPECT_GT(text.size(), 200u) << entry.path();
+    ++licences;
+    const std::string place = "/usr/share/common-licenses/";
+    for (size_t at = 0; (at = text.find(place, at)) != text.npos;) {
+      at += place.size();
+      const bool several = text[at] == '{';  // {GPL-2,LGPL-2.1}
+      std::istringstream names(
+          text.substr(at + several, text.find_first_of(several ? "}" : "'`\", ;:)\n", at) - at - several));
+      for (std::string name; std::getline(names, name, ',');) {
+        if (name.ends_with('.')) name.pop_back();
+        ++named;
+        ASSERT_TRUE(fs::exists(place + name)) << entry.path() << " names " << name;
+        EXPECT_NE(text.find(read_file(place + name)), text.npos) << entry.path() << " names " << name;
+      }
+    }
+  }
+  EXPECT_GT(licences, 5);
+  EXPECT_GT(named, 0);
 }
 
 ProcessResult installed_run(const std::string& tessera, const std::vector<std::string>& arguments, const fs::path& home,
@@ -130,6 +156,7 @@ TEST(Package, TheArchiveRunsFromAnyFolder) {
   expect_own_libraries(prefix / "bin/tessera", prefix);
   expect_demo((prefix / "bin/tessera").string(), prefix, temp, "/nonexistent");
   EXPECT_TRUE(fs::exists(prefix / "share/doc/tessera/licences/libtorch"));
+  expect_whole_licences(prefix);
 }
 
 }  // namespace

@@ -82,6 +82,27 @@ TEST(CoreShares, WhatTheUserSaysWins) {
   EXPECT_THROW(parse_pin_mode("yes"), Error);
 }
 
+TEST(CoreShares, AreAtTheMemoryNodesOfTheRanksGpus) {
+  HostCores host = two_nodes();
+  host.gpu_nodes = {1, 1, 0, 0};
+  const auto found = shares(host, 4);
+  ASSERT_EQ(found.of_ranks.size(), 4u) << found.why_not;
+  EXPECT_THAT(found.of_ranks[0].cores, ElementsAre(4, 12, 5, 13));
+  EXPECT_THAT(found.of_ranks[2].cores, ElementsAre(0, 8, 1, 9));
+  EXPECT_EQ(found.of_ranks[1].node, 1);
+  const auto chosen = shares(host, 2, PinMode::kAuto, {{"CUDA_VISIBLE_DEVICES", "3,0"}});
+  ASSERT_EQ(chosen.of_ranks.size(), 2u) << chosen.why_not;
+  EXPECT_EQ(chosen.of_ranks[0].node, 0);
+  EXPECT_EQ(chosen.of_ranks[1].node, 1);
+  const auto crowded = shares(host, 2);  // both GPUs at node 1, a share of it for one
+  EXPECT_THAT(crowded.of_ranks, IsEmpty());
+  EXPECT_THAT(crowded.why_not, HasSubstr("GPUs are at other memory nodes"));
+  EXPECT_EQ(shares(host, 2, PinMode::kOn).of_ranks.size(), 2u) << "as it was asked for";
+  for (const char* unknown : {"GPU-8f2c", "7", "0"}) {  // by name, none of these, fewer than ranks
+    EXPECT_EQ(shares(host, 2, PinMode::kAuto, {{"CUDA_VISIBLE_DEVICES", unknown}}).of_ranks.at(0).node, 0) << unknown;
+  }
+}
+
 TEST(CoreShares, TheTopologyIsReadFromTheKernel) {
   const testing::TempFolder root;
   const auto write = [&](const std::string& path, const std::string& text) {
@@ -98,7 +119,12 @@ TEST(CoreShares, TheTopologyIsReadFromTheKernel) {
   write("sys/fs/cgroup/cpu.max", "max 100000");
   write("sys/fs/cgroup/job/cpu.max", "150000 100000");
   write("sys/fs/cgroup/job/step/cpu.max", "800000 100000");
+  std::filesystem::create_directories(root / "proc/driver/nvidia/gpus/0000:81:00.0");
+  std::filesystem::create_directories(root / "proc/driver/nvidia/gpus/0000:07:00.0");
+  write("sys/bus/pci/devices/0000:81:00.0/numa_node", "1");
+  write("sys/bus/pci/devices/0000:07:00.0/numa_node", "-1");
   const HostCores host = read_cores(root.path(), {0, 1, 2, 3});
+  EXPECT_THAT(host.gpu_nodes, ElementsAre(-1, 1));
   ASSERT_EQ(host.allowed.size(), 4u);
   EXPECT_EQ(host.allowed[2].physical, 0);
   EXPECT_EQ(host.allowed[3].physical, 1);

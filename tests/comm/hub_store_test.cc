@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <thread>
@@ -96,6 +98,7 @@ TEST(HubStore, WhoHasAnotherTokenOrRunIsRefusedAndBothSidesSayWhy) {
   } catch (const HubRefusal& refusal) {
     EXPECT_EQ(refusal.why, HubAnswer::kWrongToken);
     EXPECT_EQ(refusal.who, "rank 0");
+    EXPECT_EQ(refusal.run, "") << "told to one who does not know the token";
   }
   try {
     hub.connect({.token = "t", .run = "weekly", .who = "rank 2"});
@@ -103,6 +106,13 @@ TEST(HubStore, WhoHasAnotherTokenOrRunIsRefusedAndBothSidesSayWhy) {
   } catch (const HubRefusal& refusal) {
     EXPECT_EQ(refusal.why, HubAnswer::kWrongRun);
     EXPECT_EQ(refusal.run, "nightly");
+  }
+  try {
+    hub.connect({.token = "wrong", .run = "weekly", .who = "rank 4"});
+    ADD_FAILURE() << "was let in";
+  } catch (const HubRefusal& refusal) {
+    EXPECT_EQ(refusal.why, HubAnswer::kWrongToken);
+    EXPECT_EQ(refusal.run, "");
   }
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("refused 'rank 3 (process 77 on node4)': it has another TESSERA_TOKEN than this run"));
@@ -143,6 +153,93 @@ TEST(HubStore, RubbishAndSilenceHoldUpNobody) {
     }
     EXPECT_TRUE(gone) << "guest " << i;
   }
+}
+
+// Each says that a long hello is to come, and never ends it.
+TEST(HubStore, WhatStrangersMakeItHoldIsBoundedAndKeepsNobodyOut) {
+  const Hub hub;
+  std::string reason;
+  const uint32_t length = kMaxHubHello - 1;
+  std::string begun(reinterpret_cast<const char*>(&length), sizeof length);
+  begun += std::string(length - 1, 'x');
+  std::vector<PeerSocket> strangers;
+  const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+  for (int i = 0; i < 300; ++i) {  // 19 MiB in all
+    strangers.push_back(connect_to("127.0.0.1", hub.port, deadline, reason));
+    ASSERT_TRUE(strangers.back().open()) << reason;
+    for (std::string_view rest = begun; !rest.empty();) {
+      const ssize_t sent = ::send(strangers.back().descriptor(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (sent > 0) rest.remove_prefix(static_cast<size_t>(sent));
+      if (sent < 0 && errno != EAGAIN) break;  // it was let go
+    }
+    EXPECT_LE(hub.server->figures().unknown_bytes, int64_t{16} << 20);
+  }
+  const auto store = hub.connect();
+  EXPECT_EQ(store->add("n", 1), 1);
+  const auto until = std::chrono::steady_clock::now() + seconds(5);
+  while (hub.server->figures().unknown_bytes < int64_t{15} << 20 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_GT(hub.server->figures().unknown_bytes, int64_t{15} << 20);
+  strangers.clear();
+  while (hub.server->figures().unknown_bytes > 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_EQ(hub.server->figures().unknown_bytes, 0);
+}
+
+TEST(HubStore, WithoutADescriptorLeftItRestsAndLaterGoesOn) {
+  const Hub hub;
+  const auto known = hub.connect();
+  const UniqueFd guest(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(hub.port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest = ::dup(0);
+  ASSERT_GE(lowest, 0);
+  ::close(lowest);
+  const rlimit none{static_cast<rlim_t>(lowest), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(::connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);  // it is queued
+  const auto cpu_seconds = [] {
+    rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
+  };
+  const double begun = cpu_seconds();
+  std::this_thread::sleep_for(milliseconds(800));
+  EXPECT_LT(cpu_seconds() - begun, 0.2) << "it asks again and again";
+  EXPECT_EQ(known->add("n", 1), 1) << "who is in is served";
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_EQ(hub.connect()->add("n", 1), 2);
+}
+
+TEST(HubStore, AnAnswerThatIsTooLargeEndsHisConnectionWhoAskedForIt) {
+  const Hub hub;
+  const auto setter = hub.connect();
+  setter->set("x", std::vector<uint8_t>(40 << 20, 1));
+  const auto asks = [&](const std::vector<std::string>& keys) {
+    try {
+      hub.connect()->multiGet(keys);
+      return std::string("answered");
+    } catch (const std::exception& error) {
+      return std::string(error.what());
+    }
+  };
+  std::string large, small;
+  std::thread one([&] { large = asks({"x", "y"}); });
+  std::thread other([&] { small = asks({"y"}); });
+  while (hub.server->figures().requests < 3) std::this_thread::sleep_for(milliseconds(5));
+  setter->set("y", std::vector<uint8_t>(30 << 20, 1));
+  EXPECT_EQ(setter->add("n", 1), 1);
+  one.join();
+  other.join();
+  EXPECT_THAT(large, HasSubstr("is gone"));
+  EXPECT_EQ(small, "answered");
 }
 
 TEST(HubStore, TheEndOfTheServerEndsAWait) {

@@ -35,7 +35,9 @@ TEST(Interface, OfSeveralThatFitTheWayToTheOthersCounts) {
   EXPECT_EQ(choose_address(kHost, "eth", "fd00::9"), "fd00::7");      // of the same family
   EXPECT_EQ(choose_address(kHost, "^docker", ""), "10.0.0.7");        // loopback last
   EXPECT_EQ(choose_address(kHost, "lo", ""), "127.0.0.1");
-  EXPECT_EQ(choose_address(kHost, "ib", "fd00::7"), "");
+  EXPECT_EQ(choose_address(kHost, "ib", "fd00::7"), "192.168.0.7");  // the wished one has no other
+  EXPECT_EQ(choose_address({{"eth0", "fd00::7"}, {"eth0", "10.0.0.7"}}, "eth", ""), "10.0.0.7");
+  EXPECT_EQ(choose_address({{"lo", "127.0.0.1"}, {"eth0", "fd00::7"}}, "^docker", "10.0.0.7"), "fd00::7");
   EXPECT_EQ(choose_address(kHost, "wlan", "10.0.0.7"), "");
 }
 

@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <fstream>
+#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -37,6 +38,15 @@ Outcome launch(std::vector<std::string> flags, const std::string& script,
   return {run.exit_code, run.err, run.out};
 }
 
+// Part of a script: goes on once all ranks of this attempt have come here. When one then fails, what the others wrote
+// before is there, however slow the machine is. `folder` is this run's alone.
+std::string meet(const fs::path& folder, int ranks) {
+  const std::string mark = (folder / "met-").string() + "$TORCHELASTIC_RESTART_COUNT-";
+  return fmt::format(
+      "touch {0}$RANK; for other in $(seq 0 {1}); do until test -e {0}$other; do sleep 0.02; done; done; ", mark,
+      ranks - 1);
+}
+
 int64_t count(const std::string& text, const std::string& word) {
   int64_t found = 0;
   for (size_t at = 0; (at = text.find(word, at)) != text.npos; at += word.size()) ++found;
@@ -45,10 +55,10 @@ int64_t count(const std::string& text, const std::string& word) {
 
 TEST(Restart, AllRanksStartAgainUntilAllEndWell) {
   const TempFolder folder;
-  const auto run =
-      launch({"--nproc", "2", "--max-restarts", "3"},
-             "echo $TORCHELASTIC_RESTART_COUNT.$TORCHELASTIC_MAX_RESTARTS.${TORCHELASTIC_RUN_ID:+id} >> " +
-                 (folder / "log").string() + "-$RANK; test $RANK = 0 || test $TORCHELASTIC_RESTART_COUNT = 2");
+  const auto run = launch({"--nproc", "2", "--max-restarts", "3"},
+                          "echo $TORCHELASTIC_RESTART_COUNT.$TORCHELASTIC_MAX_RESTARTS.${TORCHELASTIC_RUN_ID:+id} >> " +
+                              (folder / "log").string() + "-$RANK; " + meet(folder.path(), 2) +
+                              "test $RANK = 0 || test $TORCHELASTIC_RESTART_COUNT = 2");
   EXPECT_EQ(run.code, 0) << run.err;
   for (const char* rank : {"0", "1"}) {
     EXPECT_EQ(read_file(folder / (std::string("log-") + rank)), "0.3.id\n1.3.id\n2.3.id\n");
@@ -76,7 +86,8 @@ TEST(Restart, StepsThatWereNotReachedBeforeGiveRestartsBack) {
 
 TEST(Restart, TwoAlikeFailuresAtOneStepEndTheRun) {
   const auto run = launch({"--nproc", "2", "--max-restarts", "9"},
-                          "test $RANK = 0 && echo 4 > $TESSERA_PROGRESS_FILE; sleep 0.2; exit 3");
+                          "test $RANK = 0 && echo 4 > $TESSERA_PROGRESS_FILE; "
+                          "until grep -q 4 $TESSERA_PROGRESS_FILE; do sleep 0.02; done; exit 3");
   EXPECT_EQ(run.code, 3);
   EXPECT_EQ(count(run.err, "restart 1:"), 1);
   EXPECT_THAT(run.err, AllOf(HasSubstr("no restart: two alike failures after step 4. First: rank "),
@@ -89,6 +100,49 @@ TEST(Restart, ALauncherThatIsAskedToStopStartsNothingAgain) {
   EXPECT_THAT(run.err, Not(HasSubstr("restart 1")));
 }
 
+// Batch systems give notice of the end by it, once.
+TEST(Restart, ANoticeBetweenTwoAttemptsIsHeard) {
+  const TempFolder folder;
+  const std::string mark = (folder / "begun").string();
+  const auto run =
+      run_process({"sh", "-c",
+                   testing::program() + " launch --max-restarts 60 -- sh -c 'touch " + mark +
+                       "; exit $((TORCHELASTIC_RESTART_COUNT + 1))' & until test -e " + mark +
+                       "; do sleep 0.02; done; while kill -USR1 $! 2>/dev/null; do sleep 0.02; done; wait $!"});
+  EXPECT_GT(run.exit_code, 0);
+  EXPECT_THAT(run.err, HasSubstr("[launch] asked to stop before restart"));
+  EXPECT_LT(count(run.err, "[launch] restart "), 30) << run.err;
+}
+
+TEST(Restart, AProgramThatFailsWhenItIsToldToStopIsNotStartedAgain) {
+  const TempFolder folder;
+  const std::string script = "echo start >> " + (folder / "starts").string() +
+                             "; trap 'exit 3' USR1; kill -USR1 $PPID; while :; do sleep 0.02; done";
+  EXPECT_EQ(launch_local_ranks({"sh", "-c", script}, {.max_restarts = 3, .usr1_stops = true}), 3);
+  EXPECT_EQ(read_file(folder / "starts"), "start\n");
+}
+
+TEST(Restart, ALongReasonIsCut) {
+  const TempFolder folder;
+  const auto run = launch({"--nproc", "1", "--max-restarts", "1"},
+                          "test $TORCHELASTIC_RESTART_COUNT = 0 || { echo ${#TESSERA_RESTART_REASON} > " +
+                              (folder / "length").string() +
+                              "; exit 0; }; { printf '{\"message\": \"'; head -c 300000 /dev/zero | tr '\\0' x; "
+                              "printf '\"}'; } > $TORCHELASTIC_ERROR_FILE; exit 1");
+  EXPECT_EQ(run.code, 0) << run.err.substr(0, 1000);
+  const int length = std::stoi(read_file(folder / "length"));
+  EXPECT_GT(length, 1000);
+  EXPECT_LT(length, 8192);
+}
+
+TEST(Restart, UnderNohupAHangUpEndsNothing) {
+  const auto run = run_process({"sh", "-c",
+                                "trap '' HUP; exec " + testing::program() +
+                                    " launch -- sh -c 'kill -HUP $PPID; kill -HUP $$; sleep 0.5; echo went on'"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(run.out, "went on\n");
+}
+
 TEST(Restart, OverSeveralHostsIsRefused) {
   const auto run = launch({"--nproc", "1", "--max-restarts", "1", "--nnodes", "2", "--master", "h:1"}, "true");
   EXPECT_EQ(run.code, 2);
@@ -99,9 +153,11 @@ TEST(Restart, OverSeveralHostsIsRefused) {
 TEST(RankOutput, EachRankAndAttemptHasFilesOfItsOwn) {
   const TempFolder folder;
   for (int time = 0; time < 2; ++time) {
-    const auto run =
-        launch({"--nproc", "2", "--max-restarts", "1", "--log-dir", (folder / "logs").string(), "--run-id", "a/b"},
-               "echo out $RANK; echo err $RANK >&2; test $TORCHELASTIC_RESTART_COUNT = 1 || exit $RANK");
+    const fs::path marks = folder / fmt::format("marks-{}", time);
+    fs::create_directory(marks);
+    const auto run = launch(
+        {"--nproc", "2", "--max-restarts", "1", "--log-dir", (folder / "logs").string(), "--run-id", "a/b"},
+        "echo out $RANK; echo err $RANK >&2; " + meet(marks, 2) + "test $TORCHELASTIC_RESTART_COUNT = 1 || exit $RANK");
     EXPECT_EQ(run.code, 0) << run.err;
     EXPECT_EQ(run.out, "");
     EXPECT_THAT(run.err,
@@ -125,7 +181,10 @@ TEST(RankOutput, TeeShowsEveryLineWithItsRank) {
                           "for i in 1 2 3; do echo line $i; done; printf rest; echo bad >&2");
   EXPECT_EQ(run.code, 0) << run.err;
   for (const char* rank : {"[rank0]: ", "[rank1]: "}) {
-    EXPECT_THAT(run.out, HasSubstr(std::string(rank) + "line 1\n" + rank + "line 2\n" + rank + "line 3\n"));
+    std::string own;  // those of the other rank may come between them
+    std::istringstream lines(run.out);
+    for (std::string line; std::getline(lines, line);) own += line.starts_with(rank) ? line + "\n" : "";
+    EXPECT_THAT(own, HasSubstr(std::string(rank) + "line 1\n" + rank + "line 2\n" + rank + "line 3\n"));
     EXPECT_EQ(count(run.out, std::string(rank) + "rest\n"), 1);
     EXPECT_EQ(count(run.err, std::string(rank) + "bad\n"), 1);
   }

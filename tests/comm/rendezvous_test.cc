@@ -6,6 +6,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <map>
 #include <thread>
 
@@ -206,15 +208,19 @@ Meeting file_meeting(const testing::TempFolder& folder, int rank, int size) {
 std::vector<std::string> meet_all(std::vector<Meeting>& meetings, std::chrono::milliseconds timeout) {
   std::vector<std::string> errors(meetings.size());
   std::vector<std::thread> threads;
+  std::atomic<int64_t> guests =
+      std::count_if(meetings.begin(), meetings.end(), [](const Meeting& one) { return !one.serve; });
   for (size_t i = 0; i < meetings.size(); ++i) {
     threads.emplace_back([&, i] {
+      const bool serves = meetings[i].serve;
       try {
         const auto store = meet(meetings[i], timeout);
-        if (meetings[i].serve)
-          std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others read their verdict
+        while (serves && guests > 0)
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));  // they read their verdict
       } catch (const std::exception& error) {
         errors[i] = error.what();
       }
+      if (!serves) --guests;
     });
   }
   for (auto& thread : threads) thread.join();

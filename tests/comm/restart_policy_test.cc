@@ -46,6 +46,13 @@ TEST(RestartPolicy, ProgressGivesRestartsBack) {
   }
 }
 
+TEST(RestartPolicy, AMarkThatCannotBeReadIsNoProgress) {
+  RestartPolicy policy({.max_restarts = 2, .has_marks = true, .tells_steps = true}, "step-1");
+  EXPECT_TRUE(policy.decide(killed(), {.step = 3, .mark = "step-1"}).restarts);
+  EXPECT_EQ(policy.decide(killed(), {.step = 4, .mark = std::nullopt}).tries, 2);
+  EXPECT_FALSE(policy.decide(killed(), {.step = 5, .mark = "step-1"}).restarts) << "it is what it was";
+}
+
 TEST(RestartPolicy, WithoutMarksProgressIsAStepThatWasNotReachedBefore) {
   RestartPolicy policy({.max_restarts = 1}, "");
   EXPECT_TRUE(policy.decide(killed(), {.step = 5}).restarts);

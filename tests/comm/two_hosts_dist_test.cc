@@ -68,8 +68,10 @@ class TwoHosts : public testing::TwoHostsTest {
  protected:
   // `masters` is what each host calls the place where rank 0 is.
   void start(const std::string& mode,
-             const std::array<std::string, 2>& masters = {testing::kFirstHost, testing::kFirstHost}) {
+             const std::array<std::string, 2>& masters = {testing::kFirstHost, testing::kFirstHost},
+             const std::function<void(int)>& prepare = nullptr) {
     TwoHostsTest::start([=, this](int number) {
+      if (prepare) prepare(number);
       ::setenv("TESSERA_TEST_NOTES", folder_.path().c_str(), 1);
       ::setenv("TESSERA_TEST_MODE", mode.c_str(), 1);
       return launch_local_ranks({fs::read_symlink("/proc/self/exe").string(), "--gtest_also_run_disabled_tests",
@@ -104,6 +106,23 @@ TEST_F(TwoHosts, MeetThoughTheMastersNameLeadsToLoopbackOnItsHost) {
   for (const auto& host : hosts_) EXPECT_EQ(host->wait(), 0) << host->said();
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(note(rank), fmt::format("10 {} shm {} 2", rank < 2 ? 3 : 7, rank % 2));
   EXPECT_THAT(hosts_[0]->said() + hosts_[1]->said(), Not(HasSubstr("[comm.watchdog]")));  // they are watched, too
+}
+
+// The wish is about the other sockets: to the store the others come by the name that they were given.
+TEST_F(TwoHosts, MeetThoughTheWishedInterfaceIsNotWhereTheMastersNameLeads) {
+  resolve(0, "first.invalid", "127.0.1.1");
+  resolve(1, "first.invalid", "10.77.0.1");
+  start("sum", {"first.invalid:29471", "first.invalid:29471"}, [](int number) {
+    if (number == 0) ::setenv("NCCL_SOCKET_IFNAME", "fast", 1);
+  });
+  if (IsSkipped() || HasFatalFailure()) return;
+  in_host(0, {"ip", "link", "add", "fast", "type", "veth", "peer", "name", "slow"});
+  in_host(0, {"ip", "address", "add", "10.78.0.1/24", "dev", "fast"});
+  for (const char* end : {"fast", "slow"}) in_host(0, {"ip", "link", "set", end, "up"});
+  in_host(1, {"ip", "route", "add", "10.78.0.0/24", "via", "10.77.0.1"});
+  for (const auto& host : hosts_) host->go();
+  for (const auto& host : hosts_) EXPECT_EQ(host->wait(), 0) << host->said();
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(note(rank), fmt::format("10 {} shm {} 2", rank < 2 ? 3 : 7, rank % 2));
 }
 
 TEST_F(TwoHosts, MeetThoughTheMasterCallsItselfLocalhost) {

@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -16,6 +18,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/host.h"
+#include "tessera/data/cache_lock.h"
 #include "tessera/data/dataset.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
@@ -292,6 +296,10 @@ TEST_F(CacheTest, AFileThatChangesWhileRowsAreUsedIsNoticed) {
   const auto set = load();
   EXPECT_EQ(set->changed_file(), std::nullopt);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::filesystem::permissions(folder_ / "a.jsonl", std::filesystem::perms::owner_read);
+  std::filesystem::create_hard_link(folder_ / "a.jsonl", folder_ / "the same");
+  EXPECT_EQ(set->changed_file(), std::nullopt) << "its content is what it was";
+  std::filesystem::permissions(folder_ / "a.jsonl", std::filesystem::perms::owner_all);
   write("a.jsonl", lines("c"));
   EXPECT_EQ(set->changed_file(), folder_ / "a.jsonl");
   std::filesystem::remove(folder_ / "a.jsonl");
@@ -307,6 +315,139 @@ TEST_F(CacheTest, TheMakingOfRowsStopsWhenItIsAskedTo) {
     EXPECT_THAT(error.what(), HasSubstr("a.jsonl line 1: asked to stop"));
   }
   EXPECT_TRUE(entries().empty());
+}
+
+TEST_F(CacheTest, WhatKilledProcessesLeftGoesWhenNobodyUsesIt) {
+  const auto held = load();
+  const auto name = entry().filename().string();
+  const auto leave = [&](const std::string& what, const std::string& maker) {
+    const auto folder = cache() / what;
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "tokens.bin") << "half";
+    std::ofstream(folder / "maker") << maker;
+    return folder;
+  };
+  std::ofstream(cache() / (key('1') + ".lock")) << "";
+  std::ofstream(cache() / (key('2') + ".lock")) << "";
+  const auto killed = leave("." + key('1') + ".0123456789abcdef.tmp", host_name());
+  const auto elsewhere = leave("." + key('1') + ".1123456789abcdef.tmp", "another-host");
+  const auto at_work = leave("." + key('2') + ".0123456789abcdef.tmp", host_name());
+  const auto aside = leave("." + key('3') + ".0123456789abcdef.old", host_name());
+  const auto of_others = leave("." + key('3') + ".notes", host_name());
+  const UniqueFd working = open_to_lock(cache() / (key('2') + ".lock"), 0);
+  ASSERT_EQ(try_lock(working), LockState::kHeld);
+  const auto in_use = cache() / ("." + name + ".2123456789abcdef.old");
+  std::filesystem::rename(cache() / name, in_use);  // as held still has it open
+  DataCache(cache()).prune();
+  EXPECT_FALSE(std::filesystem::exists(killed));
+  EXPECT_TRUE(std::filesystem::exists(elsewhere));
+  EXPECT_TRUE(std::filesystem::exists(at_work));
+  EXPECT_FALSE(std::filesystem::exists(aside));
+  EXPECT_TRUE(std::filesystem::exists(of_others));
+  EXPECT_TRUE(std::filesystem::exists(in_use));
+  EXPECT_FALSE(tokens(*held).empty());
+}
+
+TEST_F(CacheTest, WhereLocksAreOfOneHostOnlyItsOwnOldEntriesGo) {
+  load();
+  const auto template_of_entry = entry();
+  const timespec long_ago[] = {{1000, 0}, {1000, 0}};
+  const auto make = [&](char digit, const std::string& maker) {
+    const auto folder = cache() / key(digit);
+    std::filesystem::copy(template_of_entry, folder);
+    auto set = nlohmann::ordered_json::parse(read_file(folder / "set.json"));
+    set["key"] = key(digit);
+    std::ofstream(folder / "set.json") << set;
+    std::ofstream(folder / "maker") << maker;
+    for (const char* name : {"set.json", "maker"}) {
+      ASSERT_EQ(::utimensat(AT_FDCWD, (folder / name).c_str(), long_ago, 0), 0);
+    }
+  };
+  make('1', host_name());
+  make('2', "another-host");
+  const DataCache shared(cache(), {.bytes = 0, .locks_reach_all_hosts = false});
+  shared.prune();
+  EXPECT_FALSE(std::filesystem::exists(cache() / key('1')));
+  EXPECT_TRUE(std::filesystem::exists(cache() / key('2'))) << "its maker may have it open";
+  EXPECT_TRUE(std::filesystem::exists(template_of_entry)) << "used just now, maybe on another host";
+  DataCache(cache(), {.bytes = 0, .locks_reach_all_hosts = true}).prune();
+  EXPECT_FALSE(std::filesystem::exists(cache() / key('2')));
+  EXPECT_FALSE(std::filesystem::exists(template_of_entry));
+}
+
+TEST(CacheLock, IsOpenForWritingAndToldFromNoLocks) {
+  const TempFolder folder;
+  const auto path = folder / "lock";
+  const UniqueFd one = open_to_lock(path, O_CREAT), other = open_to_lock(path, 0);
+  ASSERT_TRUE(one.open() && other.open());
+  EXPECT_EQ(::fcntl(one.get(), F_GETFL) & O_ACCMODE, O_RDWR);  // NFS refuses an exclusive lock of a reader
+  EXPECT_EQ(try_lock(one), LockState::kHeld);
+  EXPECT_EQ(try_lock(other), LockState::kBusy);
+  const UniqueFd unlockable(::open(path.c_str(), O_PATH | O_CLOEXEC));  // EBADF, as there
+  EXPECT_EQ(try_lock(unlockable), LockState::kNoLocks);
+  for (const int64_t network : {0x6969L, 0x0BD00BD0L, 0xFF534D42L, static_cast<long>(static_cast<int32_t>(0xFE534D42)),
+                                0x65735546L, 0x47504653L, 0x19830326L}) {
+    EXPECT_FALSE(locks_reach_all_hosts_on(network)) << std::hex << network;
+  }
+  for (const int64_t local : {0xEF53L, 0x58465342L, 0x01021994L, 0x794C7630L}) {  // ext4, XFS, tmpfs, overlay
+    EXPECT_TRUE(locks_reach_all_hosts_on(local)) << std::hex << local;
+  }
+}
+
+TEST_F(CacheTest, AnEntryThatCannotBeOpenedJustNowIsNotMadeAgain) {
+  load();
+  const auto made = entries();
+  const auto name = entry().filename().string();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  // Not one descriptor more than there are.
+  const int lowest = ::dup(0);
+  ASSERT_GE(lowest, 0);
+  ::close(lowest);
+  const rlimit none{static_cast<rlim_t>(lowest), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string said;
+  try {
+    DataCache(cache()).find_or_make(name, [](const std::filesystem::path&) { ADD_FAILURE() << "made again"; });
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kIo);
+    said = error.what();
+  }
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  EXPECT_THAT(said, AllOf(HasSubstr("set.json"), HasSubstr("Too many open files")));
+  EXPECT_EQ(entries(), made);
+  load();
+  EXPECT_EQ(entries(), made);
+}
+
+TEST_F(CacheTest, WhoWaitsForAnotherProcessStopsWhenAskedTo) {
+  std::filesystem::create_directories(cache());
+  const UniqueFd working = open_to_lock(cache() / (key('7') + ".lock"), O_CREAT);
+  ASSERT_EQ(try_lock(working), LockState::kHeld);
+  std::atomic<bool> stop{false};
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    stop = true;
+  });
+  try {
+    DataCache(cache()).find_or_make(
+        key('7'), [](const std::filesystem::path&) { ADD_FAILURE() << "made beside the other"; }, &stop);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("asked to stop while another process makes it"));
+  }
+  later.join();
+}
+
+TEST_F(CacheTest, AFolderInThePlaceOfAnEntryThatSomebodyHasOpenIsMovedNotRemoved) {
+  const auto held = load();
+  const auto name = entry().filename();
+  { std::ofstream(cache() / name / "set.json", std::ios::app) << "damage"; }
+  load();
+  EXPECT_FALSE(tokens(*held).empty());
+  int aside = 0;
+  for (const auto& found : std::filesystem::directory_iterator(cache())) aside += found.path().extension() == ".old";
+  EXPECT_EQ(aside, 1) << "held has it open";
 }
 
 }  // namespace

@@ -55,6 +55,18 @@ TEST_F(LivePageTest, ServesTheRunFromBeforeItsFirstStepUntilItIsDestroyed) {
   EXPECT_EQ(get(port, "/"), "refused");
 }
 
+TEST_F(LivePageTest, SaysWhatIsWrongWithARunAndGoesOnWhenItIsMended) {
+  add_step(1);
+  const uint16_t port = take_port().second;
+  const LivePage page(port, folder_ / "run");
+  told_soon(port, "\"step\":[1]");
+  std::ofstream(folder_ / "run" / "recipe.yaml") << "train: [";
+  EXPECT_THAT(told_soon(port, "cannot be read"), AllOf(HasSubstr("recipe.yaml"), HasSubstr("\"step\":[1]")));
+  std::ofstream(folder_ / "run" / "recipe.yaml") << "train: {steps: 3}\n";
+  add_step(2);
+  EXPECT_THAT(told_soon(port, "\"step\":[1,2]"), ::testing::Not(HasSubstr("cannot be read")));
+}
+
 TEST_F(LivePageTest, GivesNothingElseAndNobodyElse) {
   const uint16_t port = take_port().second;
   const LivePage page(port, folder_ / "run");

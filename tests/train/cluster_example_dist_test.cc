@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "tests/comm/fleet.h"
@@ -57,6 +58,58 @@ TEST_F(ClusterExample, ALostRankStartsAllHostsAgainAndAWrongProgramNone) {
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_THAT(wrong.err, Not(HasSubstr("start 2")));
   EXPECT_EQ(start({"-x"}, {"true"}).exit_code, 2);
+}
+
+// Asked to stop, and killed: the launchers on the hosts are stopped, their ranks may save, and nobody starts again.
+TEST_F(ClusterExample, ItsEndIsTheEndOfTheLaunchersOnTheHosts) {
+  for (const std::string signal : {"TERM", "KILL"}) {
+    SCOPED_TRACE(signal);
+    const std::string place = (runs_ / signal).string();
+    fs::create_directory(place);
+    const std::string rank = "trap 'touch " + place + "/saved-$RANK; exit 0' TERM; touch " + place +
+                             "/up-$RANK; while :; do sleep 0.05; done";
+    const std::string script =
+        "$SSH_SH -r 3 -m 127.0.0.1 -p " + std::to_string(comm::free_port()) +
+        " one.invalid,two.invalid -- sh -c \"$RANK_SCRIPT\" & "
+        "until test -e $PLACE/up-0 && test -e $PLACE/up-1; do sleep 0.05; done; kill -$SIGNAL $!; wait $!; code=$?; "
+        "until test -e $PLACE/saved-0 && test -e $PLACE/saved-1; do sleep 0.05; done; exit $code";
+    const auto run = testing::run_process(
+        {"sh", "-c", script},
+        {.environment = {{"SSH", (runs_ / "ssh").string()},
+                         {"TESSERA", testing::program()},
+                         {"SSH_SH", (testing::source_folder() / "examples/cluster/ssh.sh").string()},
+                         {"RANK_SCRIPT", rank},
+                         {"PLACE", place},
+                         {"SIGNAL", signal}},
+         .timeout_seconds = 60});
+    EXPECT_EQ(run.exit_code, signal == "TERM" ? 0 : 128 + SIGKILL) << run.err;
+    EXPECT_THAT(run.err, Not(HasSubstr("start 2")));
+  }
+}
+
+// What a pod runs, with a program in the place of tessera that says how the run ended.
+TEST_F(ClusterExample, APodThatWasDrainedIsNoFinishedOne) {
+  const auto yaml = (testing::source_folder() / "examples/cluster/jobset.yaml").string();
+  runs_.write("tessera",
+              "#!/bin/sh\necho \"{\\\"step\\\":3,\\\"end\\\":\\\"$END\\\"}\" >> \"$RUN/events.jsonl\"\nexit $CODE\n");
+  fs::permissions(runs_ / "tessera", fs::perms::owner_all);
+  const auto place = (runs_ / "tessera").parent_path().string();
+  const auto code = [&](const std::string& index, const std::string& end, const std::string& given) {
+    const std::string script =
+        "script=$(sed -n '/- |$/,/env:$/p' " + yaml +
+        " | sed -e '1d;$d' -e \"s:/runs/tessera:$RUN:g\") && PATH=$RUN:$PATH exec sh -c \"$script\"";
+    return testing::run_process({"sh", "-c", script}, {.environment = {{"RUN", place},
+                                                                       {"END", end},
+                                                                       {"CODE", given},
+                                                                       {"JOBSET_NAME", "tessera"},
+                                                                       {"JOBSET_RESTART", "0"},
+                                                                       {"JOB_COMPLETION_INDEX", index}}})
+        .exit_code;
+  };
+  EXPECT_EQ(code("0", "done, runs/a", "0"), 0);
+  EXPECT_EQ(code("0", "asked to stop after step 3; the same command goes on from there", "0"), 75);
+  EXPECT_EQ(code("1", "asked to stop after step 3; the same command goes on from there", "0"), 0);
+  EXPECT_EQ(code("0", "asked to stop after step 3; the same command goes on from there", "4"), 4);
 }
 
 TEST(ClusterExamples, ShellcheckFindsNothing) {

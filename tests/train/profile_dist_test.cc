@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "tessera/train/trace_file.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {
@@ -114,6 +115,40 @@ TEST(ProfileOfRuns, IsTheRunThatItWouldBeAndShortRunsHaveOneToo) {
   const auto resumed = runs.train("again", 1, {"train.steps=9", "train.profile=true"});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_EQ(trace(runs, "again", 0)["otherData"]["first_step"], 9);
+}
+
+TEST(ProfileOfRuns, ThatIsCutOffKeepsTheStepsThatThereWereAndSaysSo) {
+  const TinyRun runs;
+  std::vector<std::string> settings = {"data.validation=[" + (runs / "held-out.jsonl").string() + "]",
+                                       "train.validate_every=1",
+                                       "train.early_stopping.min_delta=100",
+                                       "train.profile=true",
+                                       "train.early_stopping.patience=6",
+                                       "train.steps=2"};
+  const auto begun = runs.train("run", 1, settings);
+  ASSERT_EQ(begun.exit_code, 0) << begun.err;
+  settings.back() = "train.steps=9";
+  for (const char* old : {"trace-00001.json", "trace-00007.json", "trace-00007.json.mine"}) {
+    std::ofstream(runs / "run/profile" / old) << "{}";
+  }
+  const auto run = runs.train("run", 1, settings);
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("[train.profile] cut off: the run ended before step 8"));
+  EXPECT_EQ(trace(runs, "run", 0)["otherData"]["last_step"], 6);
+  EXPECT_EQ(profile_event(runs, "run")["last_step"], 6);
+  EXPECT_FALSE(std::filesystem::exists(runs / "run/profile/trace-00001.json")) << "of a start with more ranks";
+  EXPECT_FALSE(std::filesystem::exists(runs / "run/profile/trace-00007.json"));
+  EXPECT_TRUE(std::filesystem::exists(runs / "run/profile/trace-00007.json.mine"));
+  settings[4] = "train.early_stopping.patience=2";
+  const auto none = runs.train("none", 1, settings);
+  ASSERT_EQ(none.exit_code, 0) << none.err;
+  EXPECT_THAT(none.err, HasSubstr("[train.profile] nothing was traced: the run ended before step 4"));
+}
+
+TEST(TraceFile, AHostWhoseNameIsNoTextStillHasATrace) {
+  const TraceRecorder recorder;
+  const auto json = nlohmann::json::parse(trace_json(recorder, {}, {.rank = 2, .host = "h\xff"}));
+  EXPECT_EQ(json["otherData"]["rank"], 2);
 }
 
 }  // namespace

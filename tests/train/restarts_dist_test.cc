@@ -56,5 +56,25 @@ TEST(Restarts, TwoAlikeFailuresBeforeTheFirstStepEndTheRun) {
   EXPECT_EQ(run.err.find("restart 2"), run.err.npos) << run.err;
 }
 
+// Under srun, torchrun or 'tessera launch' the flag would be taken for what it is not.
+TEST(Restarts, AFlagThatHasNoEffectIsTold) {
+  const TinyRun runs;
+  auto command = runs.command("a", 1, {"train.steps=2"});
+  command.insert(command.end(), {"--max-restarts", "3"});
+  const auto run = testing::run_process(command, {.environment = {{"RANK", "0"},
+                                                                  {"WORLD_SIZE", "1"},
+                                                                  {"LOCAL_RANK", "0"},
+                                                                  {"LOCAL_WORLD_SIZE", "1"},
+                                                                  {"MASTER_ADDR", "127.0.0.1"},
+                                                                  {"MASTER_PORT", "29999"}}});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("--max-restarts 3: has no effect, as torchrun started this rank"));
+  command.insert(command.begin(), {testing::program(), "launch", "--nproc", "2", "--"});
+  const auto launched = testing::run_process(command);
+  EXPECT_EQ(launched.exit_code, 0) << launched.err;
+  EXPECT_THAT(launched.err, HasSubstr("as 'tessera launch' started this rank"));
+  EXPECT_EQ(launched.err.find("has no effect"), launched.err.rfind("has no effect")) << "told once";
+}
+
 }  // namespace
 }  // namespace tessera::train

@@ -79,11 +79,16 @@ std::string choose_address(const std::vector<InterfaceAddress>& interfaces, std:
     return found == fitting.end() ? "" : found->address;
   };
   std::string found = taken([&](const InterfaceAddress& one) { return one.address == natural; });
-  const auto same_family = [&](const InterfaceAddress& one) {
-    return natural.empty() || is_ipv6(one.address) == is_ipv6(natural);
-  };
-  if (found.empty()) found = taken([&](const InterfaceAddress& one) { return same_family(one) && one.name != "lo"; });
-  if (found.empty()) found = taken(same_family);
+  // Of the family that leads there; without one, what others reach most likely.
+  const bool ipv6 = is_ipv6(natural);
+  for (const bool loopback : {false, true}) {
+    for (const bool other_family : {false, true}) {
+      if (!found.empty()) return found;
+      found = taken([&](const InterfaceAddress& one) {
+        return (one.name == "lo") == loopback && (is_ipv6(one.address) == ipv6) != other_family;
+      });
+    }
+  }
   return found;
 }
 
@@ -100,10 +105,8 @@ std::string own_address(const std::string& towards) {
   if (!found.empty()) return found;
   std::set<std::string> names;
   for (const InterfaceAddress& one : interfaces) names.insert(one.name);
-  raise(ErrorKind::kConfig, "[comm.interface] {}={}: no interface that is up fits it{}. This host has {}.",
-        wish_variable(), quote(wish, 80),
-        natural.empty() ? "" : fmt::format(" and has an {} address", is_ipv6(natural) ? "IPv6" : "IPv4"),
-        fmt::join(names, ", "));
+  raise(ErrorKind::kConfig, "[comm.interface] {}={}: no interface that is up fits it. This host has {}.",
+        wish_variable(), quote(wish, 80), fmt::join(names, ", "));
 }
 
 }  // namespace tessera::comm

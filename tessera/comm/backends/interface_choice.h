@@ -4,7 +4,8 @@
 //
 // The wish is GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, as NCCL reads the latter: prefixes separated by commas, "="
 // in front for whole names, "^" in front for all but those. Where several fit, that from which the kernel would go
-// there, else the first with an address of the same family. Without a wish the kernel says. Thread-safe.
+// there, else the first with an address of the same family, IPv4 where the kernel knows no way, else the first with one
+// of the other; loopback last. Without a wish the kernel says. Thread-safe.
 #pragma once
 
 #include <string>

@@ -53,6 +53,15 @@ int64_t out_of_memory_kills() {
   return 0;
 }
 
+// What fits into a line of a log and a variable of the environment (128 KiB), in whole characters.
+std::string shortened(std::string text) {
+  constexpr size_t kMost = 4096;
+  if (text.size() <= kMost) return text;
+  size_t end = kMost;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;
+  return text.substr(0, end) + "...";
+}
+
 struct Rank {
   int rank = 0;
   pid_t pid = -1;
@@ -183,6 +192,7 @@ class Supervisor {
       if (!deadline) continue;
       wait = std::min(wait, std::chrono::ceil<milliseconds>(*deadline - Clock::now()));
     }
+    wait = std::min(wait, outputs_.look_again_after().value_or(wait));
     signals_.wait(std::max(wait, milliseconds(0)), outputs_.descriptor());
     outputs_.pump();
     while (const auto info = signals_.next()) {
@@ -218,6 +228,7 @@ class Supervisor {
     const bool ends = signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
     if (ends && asked_to_stop_) return begin_end(options_.grace);  // asked twice
     if (ends) asked_to_stop_ = signal;
+    if (signal == SIGUSR1) told_to_stop_ = told_to_stop_ || options_.usr1_stops || first_ || ending_;
     for (const auto& rank : ranks_) {
       if (rank.status) continue;
       if (!has_group(rank) && info.ssi_code == SI_KERNEL) continue;  // the terminal has told it already
@@ -254,7 +265,7 @@ class Supervisor {
   }
 
   AttemptEnd finish() {
-    AttemptEnd end{.asked_to_stop = asked_to_stop_ != 0, .step = told_step(progress_file())};
+    AttemptEnd end{.asked_to_stop = asked_to_stop_ != 0 || told_to_stop_, .step = told_step(progress_file())};
     if (!first_) {
       for (const auto& rank : ranks_) {
         if (rank.failed() && end.exit_code == 0) end.exit_code = exit_code(rank);  // ended by us: we were asked twice
@@ -294,6 +305,7 @@ class Supervisor {
       failure.cause = report_ ? report_->message : fmt::format("ended with exit code {}", WEXITSTATUS(status));
     }
     failure.cause.resize(std::min(failure.cause.find('\n'), failure.cause.size()));
+    failure.cause = shortened(std::move(failure.cause));
     failure.text = fmt::format("rank {} of {}: {}", rank.rank, plan_.world_size, failure.cause);
     return failure;
   }
@@ -313,8 +325,9 @@ class Supervisor {
   std::vector<Rank> ranks_;
   const Rank* first_ = nullptr;  // to end badly
   std::optional<ErrorReport> report_;
-  bool consequence_ = false;  // first_ fell with another one that has not ended yet
-  int asked_to_stop_ = 0;     // the signal
+  bool consequence_ = false;   // first_ fell with another one that has not ended yet
+  int asked_to_stop_ = 0;      // the signal
+  bool told_to_stop_ = false;  // by SIGUSR1, after which nothing is started again
   bool ending_ = false;
   std::optional<Clock::time_point> end_at_, kill_at_;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <set>
@@ -94,6 +95,55 @@ std::map<int, int> nodes_of_cores(const fs::path& root) {
   return nodes;
 }
 
+// NVIDIA's driver lists them by their place on the bus, in which CUDA numbers those of one kind.
+std::vector<int> nodes_of_gpus(const fs::path& root) {
+  std::set<std::string> places;
+  std::error_code failed;
+  for (fs::directory_iterator entry(root / "proc/driver/nvidia/gpus", failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    places.insert(entry->path().filename().string());
+  }
+  std::vector<int> nodes;
+  for (const auto& place : places) {
+    const std::string node = text_at(root / "sys/bus/pci/devices" / place / "numa_node");
+    nodes.push_back(node.empty() ? -1 : std::atoi(node.c_str()));
+  }
+  return nodes;
+}
+
+// Memory node of each local rank's GPU; empty where that is not known of all.
+std::vector<int> gpu_nodes_of_ranks(const HostCores& host, int ranks, const Environment& environment) {
+  std::vector<int> nodes;
+  if (const auto visible = environment("CUDA_VISIBLE_DEVICES")) {
+    for (std::string_view rest = *visible; !rest.empty();) {
+      const std::string_view word = rest.substr(0, rest.find(','));
+      rest.remove_prefix(std::min(word.size() + 1, rest.size()));
+      size_t gpu = 0;
+      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), gpu);
+      if (error != std::errc() || end != word.data() + word.size() || gpu >= host.gpu_nodes.size()) return {};
+      nodes.push_back(host.gpu_nodes[gpu]);
+    }
+  } else {
+    nodes = host.gpu_nodes;
+  }
+  if (nodes.size() < static_cast<size_t>(ranks)) return {};
+  nodes.resize(static_cast<size_t>(ranks));
+  return std::find(nodes.begin(), nodes.end(), -1) == nodes.end() ? nodes : std::vector<int>();
+}
+
+// Gives each rank a share of its GPU's node. False, and nothing is changed, where there are not such ones for all.
+bool move_to_gpus(std::vector<CoreShare>& shares, const std::vector<int>& gpu_nodes) {
+  std::vector<CoreShare> left = shares, moved;
+  for (const int node : gpu_nodes) {
+    const auto found = std::find_if(left.begin(), left.end(), [&](const CoreShare& one) { return one.node == node; });
+    if (found == left.end()) return false;
+    moved.push_back(std::move(*found));
+    left.erase(found);
+  }
+  shares = std::move(moved);
+  return true;
+}
+
 // What a user has said of threads and cores himself.
 std::optional<std::string> own_wish(const Environment& environment, int cores_of_a_rank) {
   for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}) {
@@ -117,7 +167,7 @@ HostCores read_cores(const fs::path& root) { return read_cores(root, allowed_cor
 
 HostCores read_cores(const fs::path& root, const std::vector<int>& allowed) {
   const auto nodes = nodes_of_cores(root);
-  HostCores host{.allowed = {}, .quota = cpu_quota(root)};
+  HostCores host{.allowed = {}, .quota = cpu_quota(root), .gpu_nodes = nodes_of_gpus(root)};
   for (const int core : allowed) {
     const fs::path topology = root / fmt::format("sys/devices/system/cpu/cpu{}/topology", core);
     std::vector<int> siblings = parse_core_list(text_at(topology / "core_cpus_list"));
@@ -169,6 +219,11 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
     }
     if (nodes.size() < 2) share.node = -1;
     result.of_ranks.push_back(std::move(share));
+  }
+  const auto gpu_nodes = gpu_nodes_of_ranks(host, ranks, environment);
+  if (nodes.size() > 1 && !gpu_nodes.empty() && !move_to_gpus(result.of_ranks, gpu_nodes) && mode == PinMode::kAuto) {
+    result.of_ranks.clear();
+    result.why_not = "the ranks' GPUs are at other memory nodes than equal shares of the cores";
   }
   return result;
 }

@@ -24,6 +24,7 @@ struct LogicalCore {
 struct HostCores {
   std::vector<LogicalCore> allowed;  // by affinity: taskset, cpuset, Slurm
   double quota = 0;                  // cores' worth of time that the cgroup allows; 0: no limit
+  std::vector<int> gpu_nodes{};      // memory node of each GPU, by its place on the bus; -1: not known
 };
 
 // `root` stands for "/", for tests; `allowed` are the cores that this process may run on.
@@ -44,7 +45,8 @@ struct CoreShares {
   std::string why_not;              // ranks are not bound; "" when they are
 };
 
-// kOn: error kConfig when ranks cannot be bound.
+// Where each local rank has a GPU of its number (CUDA_VISIBLE_DEVICES), it gets cores of that GPU's memory node; kAuto
+// binds none where there is no such share for each. kOn: error kConfig when ranks cannot be bound.
 CoreShares share_cores(const HostCores& cores, int ranks, PinMode mode, const Environment& environment);
 
 }  // namespace tessera::comm

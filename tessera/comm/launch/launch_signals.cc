@@ -7,9 +7,15 @@
 
 namespace tessera::comm {
 
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 Signals::Signals() {
   ::sigemptyset(&set_);
-  for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) ::sigaddset(&set_, signal);
+  for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) ::sigaddset(&set_, signal);
+  if (!is_ignored(SIGHUP)) ::sigaddset(&set_, SIGHUP);
   ::pthread_sigmask(SIG_BLOCK, &set_, &before_);
   descriptor_.reset(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
   TESSERA_CHECK(descriptor_.open(), ErrorKind::kIo, "[launch] signalfd: {}", std::strerror(errno));

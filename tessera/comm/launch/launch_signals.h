@@ -20,6 +20,9 @@
 
 namespace tessera::comm {
 
+// By this process, as nohup leaves SIGHUP: then nobody is to end by it.
+bool is_ignored(int signal);
+
 class Signals {
  public:
   Signals();  // Error kIo

@@ -44,14 +44,14 @@ void check_program(const std::string& name) {
   raise(ErrorKind::kConfig, "[launch] {}: no such program, or it may not be run", name);
 }
 
-// What is run, in one line: hosts that run something else at the same port are another run.
+// What is run, as all hosts can call it: hosts that run something else at the same port are another run. Strangers may
+// see it, so that of the command line, which may hold what they should not know, it tells the program alone.
 std::string name_of(const std::vector<std::string>& arguments) {
-  constexpr size_t kShown = 160;
-  std::string name = fs::path(arguments[0]).filename().string();
-  for (size_t i = 1; i < arguments.size(); ++i) name += " " + arguments[i];
-  std::replace(name.begin(), name.end(), '\n', ' ');
-  if (name.size() <= kShown) return name;
-  return fmt::format("{}... ({:016x})", name.substr(0, kShown), std::hash<std::string>()(name));
+  std::string program = fs::path(arguments[0]).filename().string(), all = program;
+  for (size_t i = 1; i < arguments.size(); ++i) all += '\0' + arguments[i];
+  program = program.substr(0, 160);
+  std::replace(program.begin(), program.end(), '\n', ' ');
+  return fmt::format("{} ({:016x})", program, std::hash<std::string>()(all));
 }
 
 // The number of the first rank of this host, and how many there are in all.
@@ -90,7 +90,7 @@ bool rest_between(int tries, const Signals& signals) {
   for (;;) {
     while (const auto info = signals.next()) {
       const auto signal = info->ssi_signo;
-      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP) return false;
+      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGUSR1) return false;
     }
     const auto left = std::chrono::ceil<milliseconds>(end - std::chrono::steady_clock::now());
     if (left <= milliseconds(0)) return true;
@@ -108,11 +108,13 @@ int run_and_restart(const std::vector<std::string>& arguments, const LauncherOpt
                         .cores = share_cores(read_cores(), options.nproc, options.pin, process_environment())};
   log_debug("[launch] {} threads a rank; {}", plan.cores.threads,
             plan.cores.why_not.empty() ? "bound to cores" : "not bound to cores: " + plan.cores.why_not);
-  const auto mark = [&] { return options.saved_mark ? options.saved_mark() : ""; };
+  const auto mark = [&]() -> std::optional<std::string> {
+    return options.saved_mark ? options.saved_mark() : std::nullopt;
+  };
   RestartPolicy policy({.max_restarts = options.max_restarts,
                         .has_marks = options.saved_mark != nullptr,
                         .tells_steps = options.tells_steps},
-                       mark());
+                       mark().value_or(""));
   Signals signals;
   const Subreaper subreaper;
   RankOutputs outputs(options.output, plan.id);
@@ -132,7 +134,9 @@ int run_and_restart(const std::vector<std::string>& arguments, const LauncherOpt
     reason = decision.text;
     std::fputs(end.last_words.c_str(), stderr);
     log_warning("[launch] restart {}: {}", decision.attempt, reason);
-    if (!rest_between(decision.tries, signals)) return end.exit_code;
+    if (rest_between(decision.tries, signals)) continue;
+    log_warning("[launch] asked to stop before restart {}", decision.attempt);
+    return end.exit_code;
   }
 }
 

@@ -7,11 +7,14 @@
 // ended within `grace` + 1 s, its message is printed once on stderr, and its exit code is returned. SIGINT,
 // SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on. Neither ranks nor what they started, nor a file, stay
 // behind, even when the launcher is killed. With `max_restarts` all ranks are then started again, until two alike
-// failures or as many restarts without progress (restart_policy.h). Call from a process with one thread.
+// failures or as many restarts without progress (restart_policy.h). SIGUSR1, of which batch systems give notice of the
+// end, finds no rank to hear it between two attempts: then there is no other. A SIGHUP that is ignored (nohup) stays
+// so. Call from a process with one thread.
 #pragma once
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,10 +36,11 @@ struct LauncherOptions {
   std::chrono::milliseconds stop_grace =
       std::chrono::seconds(30);  // the same once a rank has ended after a passed-on signal
   int max_restarts = 0;          // without progress in between; one host only
-  // What was saved last, as a word that changes with every save, asked between attempts; null: progress is a step that
-  // was not reached before (rank_notes.h).
-  std::function<std::string()> saved_mark = nullptr;
+  // What was saved last, as a word that changes with every save, asked between attempts, nothing where that cannot be
+  // read just now; null: progress is a step that was not reached before (rank_notes.h).
+  std::function<std::optional<std::string>()> saved_mark = nullptr;
   bool tells_steps = false;  // the program tells every step: where it has told none it has not done any
+  bool usr1_stops = false;   // SIGUSR1 asks the program to end: what fails after it is not started again
   OutputOptions output{};
   PinMode pin = PinMode::kAuto;
 };

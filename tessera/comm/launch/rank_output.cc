@@ -21,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kLongestLine = size_t{1} << 16;
+constexpr int64_t kMostAtOnce = int64_t{1} << 20;
 constexpr size_t kLastBytes = 4096;
 constexpr size_t kLastLines = 20;
 
@@ -85,7 +86,7 @@ int RankOutputs::add(int rank, bool shown, int to) {
                 failed ? failed.message() : std::strerror(errno));
   if (shown) {
     stream.read.reset(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    ::inotify_add_watch(notices_.get(), path.c_str(), IN_MODIFY);
+    stream.noticed = ::inotify_add_watch(notices_.get(), path.c_str(), IN_MODIFY) >= 0;
   }
   streams_.push_back(std::move(stream));
   return streams_.back().own.get();
@@ -96,18 +97,28 @@ void RankOutputs::close_own() {
 }
 
 void RankOutputs::pump() {
-  if (!notices_.open()) return;
   char notices[4096];
-  while (::read(notices_.get(), notices, sizeof notices) > 0) {
+  while (notices_.open() && ::read(notices_.get(), notices, sizeof notices) > 0) {
   }
-  for (Stream& stream : streams_) pump(stream);
+  for (Stream& stream : streams_) pump(stream, kMostAtOnce);
 }
 
-void RankOutputs::pump(Stream& stream) const {
+std::optional<std::chrono::milliseconds> RankOutputs::look_again_after() const {
+  constexpr std::chrono::milliseconds kUnnoticed{200};
+  std::optional<std::chrono::milliseconds> after;
+  for (const Stream& stream : streams_) {
+    if (stream.more) return std::chrono::milliseconds(0);
+    if (stream.read.open() && !stream.noticed) after = kUnnoticed;
+  }
+  return after;
+}
+
+void RankOutputs::pump(Stream& stream, int64_t most_bytes) const {
   if (!stream.read.open()) return;
   const std::string before = fmt::format("[rank{}]: ", stream.rank);
   std::string shown;
   char chunk[16384];
+  stream.more = false;
   for (ssize_t got = 0; (got = ::read(stream.read.get(), chunk, sizeof chunk)) > 0;) {
     std::string_view rest(chunk, static_cast<size_t>(got));
     while (!rest.empty()) {
@@ -121,12 +132,21 @@ void RankOutputs::pump(Stream& stream) const {
     }
     write_all(stream.to, shown);
     shown.clear();
+    most_bytes -= got;
+    if (most_bytes <= 0) {
+      stream.more = true;
+      return;
+    }
   }
 }
 
 void RankOutputs::finish() {
-  pump();
   for (Stream& stream : streams_) {
+    struct stat status {};
+    if (stream.read.open() && ::fstat(stream.read.get(), &status) == 0) {
+      pump(stream, status.st_size - ::lseek(stream.read.get(), 0, SEEK_CUR));
+    }
+    stream.more = false;
     if (!stream.line.empty()) write_all(stream.to, fmt::format("[rank{}]: {}\n", stream.rank, stream.line));
     stream.line.clear();
   }

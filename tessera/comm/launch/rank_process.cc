@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/launch/launch_signals.h"
 
 extern char** environ;
 
@@ -164,7 +165,8 @@ pid_t start_rank(const RankCommand& command) {
   if (command.own_group) ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != launcher) ::_exit(1);  // it died before the line above
-  for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGHUP, SIGCHLD}) ::signal(signal, SIG_DFL);
+  for (const int signal : {SIGPIPE, SIGINT, SIGTERM, SIGCHLD}) ::signal(signal, SIG_DFL);
+  if (!is_ignored(SIGHUP)) ::signal(SIGHUP, SIG_DFL);
   if (command.out >= 0) ::dup2(command.out, STDOUT_FILENO);
   if (command.err >= 0) ::dup2(command.err, STDERR_FILENO);
   // A cpuset that has shrunk meanwhile is no reason not to run.

@@ -29,7 +29,7 @@ bool RestartPolicy::has_gone_on(const ProgressMade& progress) {
   const bool further = progress.step.value_or(-1) > furthest_;
   furthest_ = std::max(furthest_, progress.step.value_or(-1));
   if (!options_.has_marks) return further;
-  return std::exchange(mark_, progress.mark) != progress.mark;
+  return progress.mark && std::exchange(mark_, *progress.mark) != *progress.mark;
 }
 
 RestartDecision RestartPolicy::decide(const Failure& failure, const ProgressMade& progress) {

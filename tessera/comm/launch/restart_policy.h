@@ -23,8 +23,8 @@ struct Failure {
 };
 
 struct ProgressMade {
-  std::optional<int64_t> step{};  // that was done last; nothing: not known, or none
-  std::string mark{};             // of what was saved last; "": there are no marks, or nothing was saved
+  std::optional<int64_t> step{};      // that was done last; nothing: not known, or none
+  std::optional<std::string> mark{};  // of what was saved last, "" if nothing was; nothing: none, or not known
 };
 
 struct RestartDecision {

@@ -32,6 +32,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kHelloPatience{10'000};  // with a connection that does not say who it is
 constexpr milliseconds kSweep{1000};            // between looks at those
 constexpr size_t kMostStrangers = 16'384;
+// What all who have not said the token yet may leave half said; a greeting that comes whole is answered at once.
+constexpr size_t kMostUnknownBytes = size_t{16} << 20;
 constexpr size_t kAtOnce = size_t{1} << 20;  // bytes taken from a connection before its frames are looked at
 constexpr size_t kMostWarnings = 20;
 
@@ -68,6 +70,7 @@ class HubServer::Loop {
   HubFigures figures() const {
     const std::lock_guard lock(mutex_);
     HubFigures figures = figures_;
+    figures.unknown_bytes = static_cast<int64_t>(unknown_bytes_);
     figures.keys = static_cast<int64_t>(values_.size());
     for (const auto& [key, value] : values_) figures.bytes += static_cast<int64_t>(key.size() + value.size());
     return figures;
@@ -77,6 +80,7 @@ class HubServer::Loop {
   struct Guest {
     UniqueFd socket;
     std::string in{}, out{};
+    size_t unknown_bytes = 0;  // of `in`, as counted among those of all strangers
     bool known = false;
     bool awaits_room = false;  // epoll tells when it is writable
     bool leaves = false;       // once `out` is sent
@@ -110,6 +114,7 @@ class HubServer::Loop {
       if (Clock::now() < next_look) continue;
       next_look = Clock::now() + kSweep;
       send_away_the_silent();
+      if (!listens_) listens_ = attend(listener_.get(), EPOLLIN, EPOLL_CTL_ADD);
     }
   }
 
@@ -117,7 +122,11 @@ class HubServer::Loop {
     for (int i = 0; i < 256; ++i) {
       UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket.open()) {
-        if (errno == EMFILE || errno == ENFILE) send_away_the_silent(/*all=*/true);
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+          send_away_the_silent(/*all=*/true);
+          // Who waits to be let in would wake us without end: he waits for the next sweep.
+          listens_ = ::epoll_ctl(poll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr) != 0;
+        }
         return;
       }
       const int yes = 1, descriptor = socket.get();
@@ -140,6 +149,7 @@ class HubServer::Loop {
     const auto found = guests_.find(descriptor);
     if (found == guests_.end()) return;
     stop_waiting(descriptor, found->second);
+    count_unknown(found->second, 0);
     figures_.connections -= found->second.known ? 1 : 0;
     strangers_.erase(descriptor);
     guests_.erase(found);
@@ -152,18 +162,27 @@ class HubServer::Loop {
     try {
       if ((events & EPOLLOUT) && !flush(guest)) return drop(descriptor);
       if (!(events & ~static_cast<uint32_t>(EPOLLOUT))) return;
+      const size_t at_once = guest.known ? kAtOnce : kMaxHubHello;
       char chunk[16384];
       ssize_t got = 0;
       size_t taken = 0;
       while ((got = ::recv(descriptor, chunk, sizeof chunk, 0)) > 0) {
         guest.in.append(chunk, static_cast<size_t>(got));
-        if (got < static_cast<ssize_t>(sizeof chunk) || (taken += static_cast<size_t>(got)) >= kAtOnce) break;
+        taken += static_cast<size_t>(got);
+        if (got < static_cast<ssize_t>(sizeof chunk) || taken >= at_once) break;
       }
       const bool open = got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
-      if (!open || !take_frames(descriptor, guest)) drop(descriptor);
+      if (!open || !take_frames(descriptor, guest)) return drop(descriptor);
+      count_unknown(guest, guest.known ? 0 : guest.in.size());
+      if (unknown_bytes_ > kMostUnknownBytes && !guest.known) drop(descriptor);
     } catch (const std::exception&) {  // no message of ours, or no memory for it
       drop(descriptor);
     }
+  }
+
+  void count_unknown(Guest& guest, size_t bytes) {
+    unknown_bytes_ = unknown_bytes_ - guest.unknown_bytes + bytes;
+    guest.unknown_bytes = bytes;
   }
 
   // False: the connection is to end.
@@ -183,7 +202,7 @@ class HubServer::Loop {
         greet(descriptor, guest, frame);
       }
     }
-    guest.in.erase(0, used);
+    guest.in.erase(0, guest.leaves ? guest.in.npos : used);
     return flush(guest);
   }
 
@@ -193,10 +212,15 @@ class HubServer::Loop {
       return;
     }
     const std::string_view token = frame.take(), run = frame.take(), who = frame.take();
+    // Who does not know the token hears nothing of this run.
     auto found = HubAnswer::kOk;
-    if (!run.empty() && !identity_.run.empty() && run != identity_.run) found = HubAnswer::kWrongRun;
-    if (found == HubAnswer::kOk && !same_secret(token, identity_.token)) found = HubAnswer::kWrongToken;
-    const nlohmann::json name = {{"run", identity_.run}, {"who", identity_.who}};
+    nlohmann::json name = nlohmann::json::object();
+    if (!same_secret(token, identity_.token)) {
+      found = HubAnswer::kWrongToken;
+    } else {
+      if (!run.empty() && !identity_.run.empty() && run != identity_.run) found = HubAnswer::kWrongRun;
+      name = {{"run", identity_.run}, {"who", identity_.who}};
+    }
     guest.out += FrameWriter(found).put(name.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)).finish();
     if (found == HubAnswer::kOk) {
       guest.known = true;
@@ -302,7 +326,11 @@ class HubServer::Loop {
     for (const int descriptor : waiting) {
       Guest& guest = guests_.at(descriptor);
       const auto keys = guest.awaits;
-      if (!is_served(guest)) continue;  // it waits for others, too
+      try {
+        if (!is_served(guest)) continue;  // it waits for others, too
+      } catch (const Error&) {            // more than an answer holds: his end, not that of the one who has set a key
+        ::shutdown(descriptor, SHUT_RDWR);
+      }
       for (const std::string& other : keys) {
         const auto place = waiting_.find(other);
         if (place == waiting_.end()) continue;
@@ -343,7 +371,8 @@ class HubServer::Loop {
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::set<int>> waiting_;
   HubFigures figures_;
-  size_t warnings_ = 0;
+  size_t warnings_ = 0, unknown_bytes_ = 0;
+  bool listens_ = true;
   std::thread thread_;
 };
 

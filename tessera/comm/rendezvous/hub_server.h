@@ -3,7 +3,9 @@
 //   auto server = std::make_shared<HubServer>(listen_at(host, port, reach).socket, {.token = t, .run = "nightly",
 //   ...});
 //
-// Who does not say the token first, or names another run, gets that for an answer and is let go; rank 0 warns of him.
+// Who does not say the token first gets that for an answer and hears nothing of the run, who names another run hears
+// which this is; both are let go, and rank 0 warns of them. What strangers can make it hold is bounded in all, and when
+// descriptors run out it lets nobody in for a second, and goes on.
 // One thread serves all connections with epoll, so that a request costs the same among 8,000 as among 8. Thread-safe.
 #pragma once
 
@@ -23,6 +25,7 @@ struct HubIdentity {
 
 struct HubFigures {
   int64_t connections = 0, requests = 0, keys = 0, bytes = 0;  // of keys and values
+  int64_t unknown_bytes = 0;  // that are held of connections that have not said the token
 };
 
 class HubServer {

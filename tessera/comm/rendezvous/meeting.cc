@@ -34,11 +34,7 @@ Listening listen_for_ranks(const Meeting& meeting) {
   const bool one_host = meeting.info.local_size == meeting.info.size;
   try {
     Listening here = listen_at(meeting.host, meeting.port, one_host ? Reach::kThisHost : Reach::kOtherHosts);
-    // A name that is loopback here, or nothing: of all interfaces, the one that is wished for.
-    if (here.everywhere && !wished_interfaces().empty()) {
-      here.socket.reset();
-      here = listen_at(own_address(meeting.host), meeting.port, Reach::kThisHost);
-    }
+    // Not on a wished interface alone: the others go where the name leads them, which is not known here.
     if (here.everywhere) {
       log_info("[comm.rendezvous] {} is loopback or no address here: the store listens on every interface, port {}",
                meeting.host, meeting.port);

@@ -1,0 +1,87 @@
+#include "tessera/report/growing_lines.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::report {
+namespace {
+
+constexpr size_t kTail = 64;  // lines of one step differ in their times
+constexpr size_t kChunk = size_t{1} << 18;
+
+size_t read_at(const UniqueFd& file, uint64_t offset, char* data, size_t bytes, const std::filesystem::path& path) {
+  for (;;) {
+    const ssize_t got = ::pread(file.get(), data, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    TESSERA_CHECK(got >= 0, ErrorKind::kIo, "[report] {}: cannot be read: {}", path.string(), std::strerror(errno));
+    return static_cast<size_t>(got);
+  }
+}
+
+}  // namespace
+
+GrowingLines::Open GrowingLines::open() const {
+  Open found{.file = UniqueFd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK))};
+  if (!found.file.open()) {
+    TESSERA_CHECK(errno == ENOENT || errno == ENOTDIR, ErrorKind::kIo, "[report] {}: cannot be opened: {}",
+                  path_.string(), std::strerror(errno));
+    return found;
+  }
+  struct stat info {};
+  TESSERA_CHECK(::fstat(found.file.get(), &info) == 0 && S_ISREG(info.st_mode), ErrorKind::kIo,
+                "[report] {}: found no regular file", path_.string());
+  found.inode = static_cast<uint64_t>(info.st_ino);
+  found.size = static_cast<uint64_t>(info.st_size);
+  return found;
+}
+
+bool GrowingLines::is_continued() const {
+  if (offset_ == 0) return true;
+  const Open now = open();
+  if (!now.file.open() || now.inode != inode_ || now.size < offset_) return false;
+  char data[kTail];
+  const size_t got = read_at(now.file, offset_ - tail_.size(), data, tail_.size(), path_);
+  return std::string_view(data, got) == tail_;
+}
+
+void GrowingLines::restart() { *this = GrowingLines(std::move(path_)); }
+
+void GrowingLines::read(const std::function<void(std::string_view)>& take) {
+  const Open now = open();
+  if (!now.file.open()) return;
+  inode_ = now.inode;
+  std::vector<char> chunk(std::min<uint64_t>(kChunk, now.size > offset_ ? now.size - offset_ : 0));
+  while (offset_ < now.size) {  // what comes meanwhile is for the next call
+    const size_t wanted = std::min<uint64_t>(chunk.size(), now.size - offset_);
+    const size_t got = read_at(now.file, offset_, chunk.data(), wanted, path_);
+    if (got == 0) return;  // it was cut
+    std::string_view rest(chunk.data(), got);
+    offset_ += got;
+    tail_.append(rest.substr(got - std::min(got, kTail)));
+    tail_.erase(0, tail_.size() - std::min(tail_.size(), kTail));
+    for (size_t end; (end = rest.find('\n')) != rest.npos; rest.remove_prefix(end + 1)) {
+      if (begun_.empty() && !too_long_) {
+        take(rest.substr(0, end));
+        continue;
+      }
+      begun_ += rest.substr(0, end);
+      take(too_long_ ? std::string_view() : std::string_view(begun_));
+      begun_.clear();
+      too_long_ = false;
+    }
+    if (!too_long_) begun_ += rest;
+    if (begun_.size() > kLongestLine) {
+      begun_ = std::string();
+      too_long_ = true;
+    }
+  }
+}
+
+}  // namespace tessera::report

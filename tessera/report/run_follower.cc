@@ -1,0 +1,105 @@
+#include "tessera/report/run_follower.h"
+
+#include <fmt/ranges.h>
+#include <signal.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/host.h"
+#include "tessera/train/run_mark.h"
+#include "tessera/train/yaml_tree.h"
+
+namespace tessera::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string inline_yaml(const train::YamlNode& node) {
+  using Kind = train::YamlNode::Kind;
+  std::vector<std::string> parts;
+  if (node.kind == Kind::kScalar) return node.text;
+  if (node.kind == Kind::kSequence) {
+    for (const auto& item : node.items) parts.push_back(inline_yaml(item));
+    return fmt::format("[{}]", fmt::join(parts, ", "));
+  }
+  for (const auto& [key, value] : node.entries) parts.push_back(key + ": " + inline_yaml(value));
+  return parts.empty() ? "null" : fmt::format("{{{}}}", fmt::join(parts, ", "));
+}
+
+void flatten(const train::YamlNode& node, const std::string& path,
+             std::vector<std::pair<std::string, std::string>>& out) {
+  using Kind = train::YamlNode::Kind;
+  if (node.kind == Kind::kMapping && !node.entries.empty()) {
+    for (const auto& [key, value] : node.entries) flatten(value, path.empty() ? key : path + "." + key, out);
+    return;
+  }
+  out.emplace_back(path, inline_yaml(node));
+}
+
+std::vector<std::pair<std::string, std::string>> read_recipe(const fs::path& folder) {
+  for (const char* name : {"recipe.resolved.yaml", "recipe.yaml"}) {
+    const auto path = folder / name;
+    if (!fs::is_regular_file(path)) continue;
+    std::vector<std::pair<std::string, std::string>> out;
+    flatten(train::parse_yaml(read_file(path), path.string()), "", out);
+    return out;
+  }
+  return {};
+}
+
+// "pid N on HOST" of the run that took the folder last. A lock taken here, even for a moment, could turn a starting run
+// away.
+bool holder_is_alive(const fs::path& folder) {
+  const auto path = train::private_folder(folder) / "lock";
+  if (!fs::is_regular_file(path)) return false;
+  const auto text = read_file(path);
+  long pid = 0;
+  char host[256] = {};
+  if (std::sscanf(text.c_str(), "pid %ld on %255s", &pid, host) != 2 || host != host_name() || pid <= 0) return false;
+  return ::kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
+}
+
+}  // namespace
+
+RunFollower::RunFollower(fs::path folder, HistoryLimits limits)
+    : folder_(std::move(folder)),
+      limits_(limits),
+      metrics_{.lines = GrowingLines(folder_ / "metrics.jsonl")},
+      events_{.lines = GrowingLines(folder_ / "events.jsonl")},
+      told_(limits) {}
+
+RunHistory RunFollower::history() {
+  TESSERA_CHECK(fs::is_directory(folder_), ErrorKind::kConfig,
+                "[report] {}: found no folder of that name, wanted that of a run (its checkpoint.dir).",
+                folder_.string());
+  TESSERA_CHECK(fs::is_regular_file(metrics_.lines.path()), ErrorKind::kConfig,
+                "[report] {}: found no metrics.jsonl in it. Give the folder of a run with log.jsonl=true.",
+                folder_.string());
+  if (!metrics_.lines.is_continued() || !events_.lines.is_continued()) {
+    for (Source* source : {&metrics_, &events_}) {
+      source->lines.restart();
+      source->skipped = 0;
+    }
+    told_ = RunLines(limits_);
+  }
+  RunHistory run;
+  run.folder = folder_;
+  run.name = fs::weakly_canonical(folder_).filename().string();
+  for (Source* source : {&metrics_, &events_}) {
+    source->lines.read([&](std::string_view line) { source->skipped += told_.take(line) ? 0 : 1; });
+    if (source->skipped == 0) continue;
+    run.notes.push_back(
+        fmt::format("{} lines of {} tell nothing", source->skipped, source->lines.path().filename().string()));
+  }
+  told_.put_into(run);
+  run.recipe = read_recipe(folder_);
+  if (run.state.empty()) {  // it has not said how it ended
+    run.state = holder_is_alive(folder_) ? "running" : "not running: it was killed, or is at work on another host";
+  }
+  return run;
+}
+
+}  // namespace tessera::report

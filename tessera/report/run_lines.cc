@@ -1,0 +1,139 @@
+#include "tessera/report/run_lines.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+
+namespace tessera::report {
+namespace {
+
+using namespace std::string_literals;
+
+std::string text_of(const Json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+Profile profile_of(const Json& json) {
+  constexpr size_t kMostRows = 64;
+  const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : 0; };
+  Profile out{.first_step = json.at("first_step").get<int64_t>(),
+              .last_step = json.at("last_step").get<int64_t>(),
+              .ranks = {},
+              .operations = {},
+              .modules = {},
+              .collectives = {}};
+  for (const auto& rank : json.at("ranks")) {
+    if (out.ranks.size() == kMostRows) break;
+    auto& row = out.ranks.emplace_back();
+    for (const char* name : {"rank", "compute", "communication", "wait", "data", "checkpoint", "hidden"}) {
+      row[name] = number(rank.at(name));
+    }
+  }
+  const auto rows = [&](const char* table, std::vector<ProfileRow>& into) {
+    if (!json.contains(table)) return;
+    for (const auto& row : json.at(table)) {
+      if (into.size() == kMostRows) break;
+      into.push_back({.name = text_of(row.at("name")),
+                      .group = row.contains("group") ? text_of(row.at("group")) : "",
+                      .calls = row.at("calls").get<int64_t>(),
+                      .seconds = number(row.at("seconds")),
+                      .bytes = row.contains("bytes") ? number(row.at("bytes")) : 0});
+    }
+  };
+  rows("operations", out.operations);
+  rows("modules", out.modules);
+  rows("collectives", out.collectives);
+  return out;
+}
+
+// What the page draws; a file may hold anything. Parts become "parts.compute", ranks "communication_by_rank.0".
+std::map<std::string, double> numbers(const Json& row) {
+  std::map<std::string, double> out;
+  const auto number = [](const Json& value) { return value.is_number() ? value.get<double>() : kNothing; };
+  for (const char* name : {"loss", "validation_loss", "grad_norm", "balance_loss", "lr", "tokens_per_second",
+                           "memory_bytes", "peak_share", "seconds"}) {
+    if (const auto found = row.find(name); found != row.end()) out[name] = number(*found);
+  }
+  if (const auto parts = row.find("parts"); parts != row.end() && parts->is_object()) {
+    for (const char* name : {"compute", "communication", "data", "checkpoint"}) {
+      if (const auto found = parts->find(name); found != parts->end()) out["parts."s + name] = number(*found);
+    }
+  }
+  if (const auto ranks = row.find("communication_by_rank"); ranks != row.end() && ranks->is_array()) {
+    constexpr size_t kMostRanks = 64;
+    for (size_t rank = 0; rank < std::min(ranks->size(), kMostRanks); ++rank) {
+      out[fmt::format("communication_by_rank.{}", rank)] = number((*ranks)[rank]);
+    }
+  }
+  return out;
+}
+
+template <class T>
+void keep_last(std::vector<T>& all, size_t most) {
+  if (all.size() > most) all.erase(all.begin());
+}
+
+}  // namespace
+
+bool RunLines::take(std::string_view line) {
+  try {
+    const Json row = parse_json_object(line, "[report] line");
+    const int64_t step = JsonReader(row, "[report] line").integer("step", -1, 0, INT64_MAX);
+    if (step < 0) return false;
+    if (row.contains("session")) {
+      Session session{.first_step = step, .facts = {}};
+      for (const auto& [key, value] : row.at("session").items()) session.facts.emplace_back(key, text_of(value));
+      told_.sessions.push_back(std::move(session));
+      told_.state.clear();
+    } else if (row.contains("warning")) {
+      told_.warnings.push_back({step, text_of(row.at("warning"))});
+    } else if (row.contains("restart")) {
+      const auto& restart = row.at("restart");
+      told_.warnings.push_back(
+          {step, fmt::format("restart {}: {}", text_of(restart.at("attempt")), text_of(restart.at("reason")))});
+    } else if (row.contains("sample")) {
+      const auto& sample = row.at("sample");
+      told_.samples.push_back({step, text_of(sample.at("prompt")), text_of(sample.at("text"))});
+    } else if (row.contains("profile")) {
+      told_.profile = profile_of(row.at("profile"));
+    } else if (row.contains("early_stop")) {
+      early_stop_ = {step, text_of(row.at("early_stop"))};
+    } else if (row.contains("end")) {
+      if (told_.state.empty()) told_.state = text_of(row.at("end"));
+    } else if (row.contains("validation_loss")) {
+      validation_.put(step, numbers(row));
+    } else if (row.contains("loss")) {
+      steps_.put(step, numbers(row));
+    } else {
+      return false;
+    }
+  } catch (const std::exception&) {  // no JSON, or a value of another type
+    return false;
+  }
+  keep_last(told_.sessions, limits_.events);
+  keep_last(told_.warnings, limits_.events);
+  keep_last(told_.samples, limits_.events);
+  return true;
+}
+
+void RunLines::put_into(RunHistory& run) const {
+  run.steps = steps_.series();
+  run.steps_told = steps_.told();
+  run.validation = validation_.series();
+  run.loss_z = steps_.loss_scores();
+  run.grad_norm_z = steps_.grad_norm_scores();
+  run.samples = told_.samples;
+  run.warnings = told_.warnings;
+  run.sessions = told_.sessions;
+  run.profile = told_.profile;
+  run.state = told_.state;
+  // A run that has gone on since is not over.
+  const auto& steps = run.steps.step;
+  if (early_stop_ && (steps.empty() || early_stop_->step >= steps.back())) {
+    run.state = "ended early: " + early_stop_->text;
+  }
+}
+
+}  // namespace tessera::report
