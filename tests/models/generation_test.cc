@@ -162,6 +162,18 @@ TEST(Engine, WithoutEnoughPagesTheLastOneWaitsAndLosesNothing) {
   for (size_t i = 0; i < 5; ++i) expect_same_bits(together[i], alone[i]);
 }
 
+TEST(Engine, APromptLongerThanABlockIsComputedInSteps) {
+  const auto model = row_model("");
+  const auto prompt = tokens_from(1, 45);
+  Engine engine(model, {.pages = 4, .prompt_block = 10});
+  Told told;
+  engine.add(request_into(told, prompt, 8));
+  while (engine.step()) {
+  }
+  EXPECT_EQ(engine.counts().steps, 12) << "4 of the prompt alone";
+  expect_same_bits(told, run_alone(model, prompt, 8));
+}
+
 TEST(Engine, SampledTokensDependOnTheSeedAloneToo) {
   const auto model = row_model("");
   const GenerationOptions sampling{.sample = true, .temperature = 1.3, .top_k = 0, .top_p = 0.9, .seed = 8};

@@ -180,7 +180,7 @@ at::Tensor Engine::run(const Step& step) {
   };
   nn::PagedStep paged(store_, std::move(sequences), wanted);
   const auto logits = model_->logits({.tokens = row(tokens), .positions = row(positions), .paged = &paged});
-  return logits.to(at::kCPU, at::kFloat).reshape({static_cast<int64_t>(wanted.size()), -1}).contiguous();
+  return logits.to(at::kCPU, at::kFloat).reshape({static_cast<int64_t>(wanted.size()), logits.size(-1)}).contiguous();
 }
 
 void Engine::publish(Sequence& sequence) {
