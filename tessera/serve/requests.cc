@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -90,6 +91,9 @@ void read_sampling(const JsonReader& top, const Served& served, GenerationOption
   if (top.has("seed")) {
     options.seed = static_cast<uint64_t>(
         top.integer("seed", 0, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()));
+  } else {  // a new answer each time
+    std::random_device random;
+    options.seed = uint64_t{random()} << 32 | random();
   }
   if (top.boolean("ignore_eos", false)) options.stop_tokens.clear();
 }

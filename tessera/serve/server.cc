@@ -1,6 +1,7 @@
 #include "tessera/serve/server.h"
 
 #include <microhttpd.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -39,8 +40,10 @@ std::string_view header(MHD_Connection* connection, const char* name) {
 
 bool client_is_gone(MHD_Connection* connection) {
   const auto* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-  char byte = 0;
-  return info == nullptr || ::recv(info->connect_fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+  if (info == nullptr) return true;
+  // Not by reading: bytes that it sent ahead would hide its end.
+  pollfd look{.fd = info->connect_fd, .events = POLLRDHUP, .revents = 0};
+  return ::poll(&look, 1, 0) > 0;
 }
 
 std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -80,10 +83,11 @@ struct Stream {
   // Waits for a piece; false when the client has gone.
   bool wait() {
     const auto piece = answer->next(kLook);
-    if (!piece) {
-      if (steady_clock::now() > deadline) fail(504, "The request took longer than this server allows.");
-      return !client_is_gone(connection);
+    if ((!piece || !piece->finish) && steady_clock::now() > deadline) {
+      fail(504, "The request took longer than this server allows.");
+      return true;
     }
+    if (!piece) return !client_is_gone(connection);
     if (piece->finish == Finish::kError) {
       fail(500, piece->error);
       return true;
@@ -183,6 +187,10 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
     throw ApiError(405, fmt::format("{} wants {}", path, completes ? "POST" : "GET"), "method_not_supported");
   }
   if (!completes) return;
+  // Beside it Content-Length does not count.
+  if (!header(connection, MHD_HTTP_HEADER_TRANSFER_ENCODING).empty()) {
+    throw ApiError(411, "A body with Content-Length and without Transfer-Encoding is wanted.");
+  }
   const auto length = header(connection, MHD_HTTP_HEADER_CONTENT_LENGTH);
   if (length.empty()) throw ApiError(411, "A body with Content-Length is wanted.");
   if (length.size() > 15 || std::stoll("0" + std::string(length)) > limits.body_bytes) {
@@ -240,17 +248,21 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
   if (request.stream) return stream(connection, endpoint, request, answer, deadline);
   const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
   Response response(endpoint, id, served, request);
+  auto looked = steady_clock::now();
   while (true) {
     const auto piece = answer->next(kLook);
-    if (!piece) {
-      if (steady_clock::now() > deadline) {
-        answer->cancel();
-        throw ApiError(504, "The request took longer than this server allows.");
-      }
-      if (!client_is_gone(connection)) continue;
+    if ((!piece || !piece->finish) && steady_clock::now() > deadline) {
       answer->cancel();
-      return MHD_NO;
+      throw ApiError(504, "The request took longer than this server allows.");
     }
+    if (const auto now = steady_clock::now(); now - looked >= kLook) {  // tokens may come without a pause
+      looked = now;
+      if (client_is_gone(connection)) {
+        answer->cancel();
+        return MHD_NO;
+      }
+    }
+    if (!piece) continue;
     if (piece->finish == Finish::kError) throw ApiError(500, piece->error);
     response.add(*piece, /*whole=*/true);
     if (piece->finish) return send_json(connection, 200, response.whole());
@@ -285,8 +297,11 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
     return MHD_YES;
   }
   if (*size > 0) {
-    // No longer than the header said, which was checked.
-    if (!incoming->refused) incoming->body.append(data, *size);
+    if (!incoming->refused) {
+      // Whatever the header said, and of a GET, too.
+      if (incoming->body.size() + *size > static_cast<size_t>(served.limits.body_bytes)) return MHD_NO;
+      incoming->body.append(data, *size);
+    }
     *size = 0;
     return MHD_YES;
   }
