@@ -11,6 +11,7 @@
 
 #include "tessera/base/listen.h"
 #include "tessera/comm/watch/peer_socket.h"
+#include "tests/support/few_descriptors.h"
 
 namespace tessera::comm {
 namespace {
@@ -196,25 +197,20 @@ TEST(HubStore, WithoutADescriptorLeftItRestsAndLaterGoesOn) {
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(hub.port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const int lowest = ::dup(0);
-  ASSERT_GE(lowest, 0);
-  ::close(lowest);
-  const rlimit none{static_cast<rlim_t>(lowest), before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  EXPECT_EQ(::connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);  // it is queued
   const auto cpu_seconds = [] {
     rusage used{};
     ::getrusage(RUSAGE_SELF, &used);
     return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
            static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec) * 1e-6;
   };
-  const double begun = cpu_seconds();
-  std::this_thread::sleep_for(milliseconds(800));
-  EXPECT_LT(cpu_seconds() - begun, 0.2) << "it asks again and again";
-  EXPECT_EQ(known->add("n", 1), 1) << "who is in is served";
-  ::setrlimit(RLIMIT_NOFILE, &before);
+  {
+    const testing::FewDescriptors none;
+    EXPECT_EQ(::connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);  // it is queued
+    const double begun = cpu_seconds();
+    std::this_thread::sleep_for(milliseconds(800));
+    EXPECT_LT(cpu_seconds() - begun, 0.2) << "it asks again and again";
+    EXPECT_EQ(known->add("n", 1), 1) << "who is in is served";
+  }
   EXPECT_EQ(hub.connect()->add("n", 1), 2);
 }
 

@@ -2,12 +2,11 @@
 #include "tessera/comm/watch/peer_socket.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "tessera/base/listen.h"
+#include "tests/support/few_descriptors.h"
 
 namespace tessera::comm {
 namespace {
@@ -79,14 +78,8 @@ TEST(Reception, WithoutDescriptorsTheSilentOnesMakeRoom) {
   PeerSocket speaks(connected(here.port));
   speaks.send({FrameKind::kHello, 7, "here"});
   Reception reception(std::move(here.socket));
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const UniqueFd next(::fcntl(0, F_DUPFD_CLOEXEC, 3));  // the lowest that is free
-  rlimit tight = before;
-  tight.rlim_cur = static_cast<rlim_t>(next.get()) + 5;
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  const testing::FewDescriptors few(4);
   const auto [socket, frames] = reception.next(Clock::now() + seconds(20));
-  ::setrlimit(RLIMIT_NOFILE, &before);
   ASSERT_TRUE(socket.open());
   EXPECT_EQ(frames.at(0).rank, 7);
 }

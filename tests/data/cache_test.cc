@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -22,6 +21,7 @@
 #include "tessera/data/cache_lock.h"
 #include "tessera/data/dataset.h"
 #include "tests/data/byte_tokenizer.h"
+#include "tests/support/few_descriptors.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::data {
@@ -398,22 +398,14 @@ TEST_F(CacheTest, AnEntryThatCannotBeOpenedJustNowIsNotMadeAgain) {
   load();
   const auto made = entries();
   const auto name = entry().filename().string();
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  // Not one descriptor more than there are.
-  const int lowest = ::dup(0);
-  ASSERT_GE(lowest, 0);
-  ::close(lowest);
-  const rlimit none{static_cast<rlim_t>(lowest), before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   std::string said;
   try {
+    const testing::FewDescriptors none;
     DataCache(cache()).find_or_make(name, [](const std::filesystem::path&) { ADD_FAILURE() << "made again"; });
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kIo);
     said = error.what();
   }
-  ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_THAT(said, AllOf(HasSubstr("set.json"), HasSubstr("Too many open files")));
   EXPECT_EQ(entries(), made);
   load();

@@ -8,6 +8,8 @@
 namespace tessera {
 namespace {
 
+constexpr size_t kZipPiece = size_t{1} << 20;  // what a cache holds from the sums to the copy
+
 template <class T>
 void put_zip(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
@@ -122,8 +124,6 @@ std::string ZipWriter::directory(const std::vector<Written>& entries, uint64_t p
   return out;
 }
 
-constexpr size_t kPiece = size_t{1} << 20;  // what a cache holds from the sums to the copy
-
 void ZipWriter::put(const std::string& bytes) {
   sink_(std::as_bytes(std::span(bytes)));
   position_ += bytes.size();
@@ -138,8 +138,9 @@ void ZipWriter::add(const std::string& name, uint64_t size_bytes, const std::fun
     given += bytes.size();
     TESSERA_CHECK(given <= size_bytes, ErrorKind::kInternal, "[zip] {}: more than the announced {} bytes", name,
                   size_bytes);
-    for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPiece, bytes.size()))) {
-      const auto piece = bytes.first(std::min(kPiece, bytes.size()));
+    while (!bytes.empty()) {
+      const auto piece = bytes.first(std::min(kZipPiece, bytes.size()));
+      bytes = bytes.subspan(piece.size());
       entry.crc = crc32(entry.crc, piece);
       sink_(piece);
       position_ += piece.size();
