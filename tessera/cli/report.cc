@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/report/page.h"
@@ -39,6 +40,11 @@ int run_report(VerbArguments args) {
   if (const auto code = parse_flags(*app, args)) return *code;
   TESSERA_CHECK(!folders.empty(), ErrorKind::kConfig, "[report] no run given. Usage: tessera report RUN...");
   if (out.empty()) out = png ? "report.png" : "report.html";
+  TESSERA_CHECK(!png || out.ends_with(".png"), ErrorKind::kConfig,
+                "[report] -o {}: --png draws a picture. Give it a name that ends in .png.", quote(out));
+  TESSERA_CHECK(png || !out.ends_with(".png"), ErrorKind::kConfig,
+                "[report] -o {}: a page would be written under a picture's name. Give --png, too, or another name.",
+                quote(out));
   std::vector<report::RunHistory> runs;
   for (const auto& folder : folders) runs.push_back(report::read_run(folder));
   report::check_report_path(out);

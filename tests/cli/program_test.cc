@@ -51,6 +51,15 @@ TEST(Program, RecipesOfTheFirstStepsAreThere) {
   EXPECT_GT(recipes, 0u);
 }
 
+TEST(Program, AReportIsNotWrittenUnderAnotherKindsName) {
+  const auto picture = run_process({program(), "report", "runs/none", "--png", "-o", "page.html"});
+  expect_one_line_error(picture, 2);
+  EXPECT_THAT(picture.err, HasSubstr("a name that ends in .png"));
+  const auto page = run_process({program(), "report", "runs/none", "-o", "page.png"});
+  expect_one_line_error(page, 2);
+  EXPECT_THAT(page.err, HasSubstr("a picture's name"));
+}
+
 TEST(Program, NoVerbIsAUsageErrorThatShowsTheHelp) {
   const auto run = run_process({program()});
   EXPECT_EQ(run.exit_code, 2);

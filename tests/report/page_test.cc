@@ -157,6 +157,18 @@ setTimeout(() => tell(`still ${chart('loss').dataset.points} ${inked('loss', '--
                                  "still 120 true"));
 }
 
+// Beside a value stands a piece of its line: the colour tells the run, the dashes tell the part.
+TEST(Page, TellsPartsOfSeveralRunsByTheirLines) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  auto first = made_up("a", 1), second = made_up("b", 2);
+  for (auto* run : {&first, &second}) run->steps.add(61, {{"parts.compute", 0.4}, {"parts.wait", 0.1}});
+  const auto lines = told(render_page({first, second}), R"(
+const pieces = [...chart('parts').querySelectorAll('.readout .piece')].map((piece) => piece.style.background);
+tell(`pieces ${pieces.length} ${new Set(pieces).size} ${pieces.filter((text) => text.includes('gradient')).length}`);
+)");
+  EXPECT_THAT(lines, ElementsAre("pieces 4 4 2"));
+}
+
 TEST(Page, ShowsWhereTheTimeOfProfiledStepsWent) {
   if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
   auto run = made_up("demo", 1);

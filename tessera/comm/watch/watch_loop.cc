@@ -97,7 +97,7 @@ void WatchLoop::send(int to, const Frame& frame) {
 }
 
 void WatchLoop::tell_all(const Frame& frame) {
-  for (auto& [rank, peer] : peers_) guarded([&] { send(rank, frame); });
+  for (const auto& peer : peers_) guarded([&] { send(peer.first, frame); });
 }
 
 void WatchLoop::announce(const Verdict& verdict) {
@@ -112,7 +112,7 @@ void WatchLoop::wake() const {
 }
 
 void WatchLoop::run() {
-  for (const auto& [rank, frame] : std::exchange(early_, {})) guarded([&] { receive(rank, frame); });
+  for (const auto& heard : std::exchange(early_, {})) guarded([&] { receive(heard.first, heard.second); });
   auto next_ping = Clock::now();
   for (;;) {
     std::vector<Frame> own;
@@ -168,8 +168,8 @@ void WatchLoop::serve_peer(int rank, uint32_t events) {
 
 // One that does not even read the last ping gets no more.
 void WatchLoop::ping_all() {
-  for (auto& [rank, peer] : peers_) {
-    if (!peer.awaits_room) guarded([&] { send(rank, {FrameKind::kPing, rank_}); });
+  for (const auto& peer : peers_) {
+    if (!peer.second.awaits_room) guarded([&] { send(peer.first, {FrameKind::kPing, rank_}); });
   }
 }
 

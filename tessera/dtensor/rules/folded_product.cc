@@ -9,6 +9,7 @@
 
 #include <numeric>
 
+#include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/dtensor/tensor/dtensor.h"
@@ -88,12 +89,23 @@ at::Tensor of_rows(const at::Tensor& tensor, Product product) {
   return moves ? unfolded.permute(inverse(back)).contiguous() : unfolded;
 }
 
+// Upstream adds the bias in place, which keeps the product's type; here the product may lie in another way.
+at::Tensor plus_bias(const at::Tensor& product, const at::Tensor& bias) {
+  const at::Tensor sum = product.add(bias);
+  if (sum.scalar_type() == product.scalar_type()) return sum;
+  TESSERA_CHECK(c10::canCast(sum.scalar_type(), product.scalar_type()), ErrorKind::kShape,
+                "[dtensor.dispatch] aten::linear: the bias has dtype {}, which cannot be added to a product of dtype {}",
+                c10::toString(bias.scalar_type()), c10::toString(product.scalar_type()));
+  return sum.to(product.scalar_type());
+}
+
 at::Tensor linear_by_rows(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  if (input.dim() < 3 || weight.dim() != 2 || input.size(-1) != weight.size(1) || input.numel() == 0) {
-    // Upstream adds the bias in place, to a product that may lie in another way.
-    return input.dim() == 2 || !bias || !bias->defined() ? at::native::linear(input, weight, bias)
-                                                         : at::matmul(input, weight.t()).add(*bias);
+  const bool has_bias = bias && bias->defined();
+  const bool folds = input.dim() >= 3 && weight.dim() == 2 && input.size(-1) == weight.size(1) && input.numel() > 0;
+  if (input.dim() != 2 && has_bias && (!folds || bias->scalar_type() != input.scalar_type())) {
+    return plus_bias(at::matmul(input, weight.t()), *bias);
   }
+  if (!folds) return at::native::linear(input, weight, bias);
   return of_rows(input, [&](const at::Tensor& rows) { return at::native::linear(rows, weight, bias); });
 }
 

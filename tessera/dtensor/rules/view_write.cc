@@ -17,9 +17,10 @@ bool has_windows_of_one(const at::TensorGeometry& view, const at::TensorGeometry
   return view.dim() == base.dim() + 1 && view.size(view.dim() - 1) == 1;
 }
 
-// Whether the view has the base's dim as it is; then it is a view also where the dim is cut.
+// Whether the view has the base's dim as it is; then it is a view also where the dim is cut. The strides of an empty
+// view tell nothing.
 bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim) {
-  if (has_windows_of_one(view, base)) return false;
+  if (view.numel() == 0 || has_windows_of_one(view, base)) return false;
   for (int64_t i = 0; i < view.dim(); ++i) {
     if (view.size(i) == base.size(dim) && view.stride(i) == base.stride(dim) && base.size(dim) > 1) {
       return true;

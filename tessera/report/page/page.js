@@ -81,15 +81,26 @@
     return `${chart.title}. ${lines.join('. ')}.`;
   }
 
+  // A piece of a line as the chart draws it.
+  function piece(shade, dash) {
+    const ink = runColour(shade), stops = [];
+    let end = 0;
+    DASHES[dash % DASHES.length].forEach((length, place) => {
+      stops.push(`${place % 2 ? 'transparent' : ink} ${end}px ${end + length}px`);
+      end += length;
+    });
+    const background = stops.length ? `repeating-linear-gradient(to right, ${stops.join(', ')})` : ink;
+    return element('span', {class: 'swatch piece', style: `background: ${background}`});
+  }
+
   function readout(columns, step) {
     const parts = [element('b', {}, `step ${step}`)];
-    for (const {run, label, shade, steps, values} of columns) {
+    for (const {run, label, shade, dash, steps, values} of columns) {
       let row = steps.length - 1;
       while (row >= 0 && steps[row] > step) --row;
       if (row < 0) continue;
       const here = steps[row] === step ? '' : ` (step ${steps[row]})`;
-      const swatch = element('span', {class: 'swatch small', style: `background: ${runColour(shade)}`});
-      parts.push(' · ', swatch, ` ${label} `, element('b', {}, shown(values[row])), here);
+      parts.push(' · ', piece(shade, dash), ` ${label} `, element('b', {}, shown(values[row])), here);
       for (const [kind, what] of [['loss_outliers', 'loss'], ['grad_norm_outliers', 'gradient norm']]) {
         const found = run[kind].find((entry) => entry.step === step);
         if (found && steps[row] === step) parts.push(element('span', {class: 'alarm'}, ` ${what} stands out${found.z === null ? '' : `, z ${shown(found.z)}`}`));
