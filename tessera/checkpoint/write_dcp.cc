@@ -74,10 +74,10 @@ class DcpInProgress {
     for (size_t i = 0; i < readers_.size(); ++i) {
       if (readers_[i]) write_chunk(file, name, rank, metadata().entries[i], readers_[i]);
     }
-    for (const auto& [object, value] : objects_) {
+    for (const auto& object : objects_) {
       if (rank > 0) break;
-      const auto place = file.append([&](const ByteSink& sink) { write_object_record(value, sink); });
-      note(DcpIndex{.name = object, .offset = std::nullopt, .index = std::nullopt}, name, place);
+      const auto place = file.append([&](const ByteSink& sink) { write_object_record(object.second, sink); });
+      note(DcpIndex{.name = object.first, .offset = std::nullopt, .index = std::nullopt}, name, place);
     }
     contents_.files.push_back(file.publish());
   }

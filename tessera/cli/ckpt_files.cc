@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
-#include <ranges>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -134,7 +133,8 @@ ComparedFiles compare_checkpoints(const fs::path& a_path, const fs::path& b_path
   const auto b_weights = TensorFiles::open(b_path, {.weights_only = true});
   // Whether a model's tensors are one dict among others.
   const auto is_training_state = [](const TensorFiles& all, const TensorFiles& weights) {
-    return !std::ranges::equal(std::views::keys(all.tensors()), std::views::keys(weights.tensors()));
+    return !std::ranges::equal(all.tensors(), weights.tensors(),
+                               [](const auto& one, const auto& other) { return one.first == other.first; });
   };
   result.weights_only = is_training_state(*a, *a_weights) != is_training_state(*b, *b_weights);
   if (result.weights_only) {

@@ -270,8 +270,9 @@ IncompatibleKeys load_fsdp1_state_dict(nn::Module& root, const StateDict& state_
   comm::Group& group = *model.group();
   std::optional<ModelView> view;
   comm::attempt_together(group, [&] { view.emplace(root, model); });
-  auto& [settings, form, tensors] = *view;
-  check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(settings.type), form.rank0_only)}},
+  const auto& form = view->form;
+  auto& tensors = view->tensors;
+  check_alike(group, {{"state_dict_type", fmt::format("{} {}", to_string(view->settings.type), form.rank0_only)}},
               "Set the same state_dict_type on all ranks.");
   const StateDict tree = form.rank0_only ? broadcast_processed_state(group, state_dict) : state_dict;
   LoadPlan plan;
