@@ -1,5 +1,5 @@
 // Every legal layout of up to 8 ranks for a tiny Llama and a tiny Qwen3-MoE against one rank: loss, gradient norm and
-// every gradient of a step over packed rows with uneven numbers of tokens and labels.
+// every gradient of a step over packed rows with uneven numbers of tokens and labels, of all weights and of adapters.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/ignored_label.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"
@@ -14,6 +15,7 @@
 #include "tessera/train/run_mesh.h"
 #include "tessera/train/step.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::train {
 namespace {
@@ -59,20 +61,26 @@ data::Batch rows_of(const data::Batch& all, int64_t first, int64_t count) {
   return data::make_batch(rows(all.tokens), rows(all.labels), rows(all.positions), rows(all.document_ids));
 }
 
+enum class Adapters { kNone, kLora, kDora };
+
 struct LayoutCase {
   std::string architecture;
   RunLayout layout;
   std::string schedule = "1F1B", rotate_method = "allgather";
   bool sequence_parallel = false;
   bool balance = false;  // with the load-balance loss of the routers
+  Adapters adapters = Adapters::kNone;
 
   int ranks() const {
     return static_cast<int>(layout.dp_replicate * layout.dp_shard * layout.tp * layout.cp * layout.pp);
   }
   std::string text() const {
-    return fmt::format("{}: dp_replicate {} dp_shard {} tp {}{} cp {} ({}) pp {} ({}) ep {}{}", architecture,
+    return fmt::format("{}: dp_replicate {} dp_shard {} tp {}{} cp {} ({}) pp {} ({}) ep {}{}{}", architecture,
                        layout.dp_replicate, layout.dp_shard, layout.tp, sequence_parallel ? " with sequences" : "",
-                       layout.cp, rotate_method, layout.pp, schedule, layout.ep, balance ? " balanced" : "");
+                       layout.cp, rotate_method, layout.pp, schedule, layout.ep, balance ? " balanced" : "",
+                       adapters == Adapters::kNone   ? ""
+                       : adapters == Adapters::kLora ? " LoRA"
+                                                     : " DoRA");
   }
   Recipe recipe() const {
     Recipe out;
@@ -91,20 +99,57 @@ at::Tensor whole_of(const at::Tensor& tensor) {
   return (is_dtensor(tensor) ? full_tensor(tensor) : tensor).detach().clone();
 }
 
+AdapterConfig adapter_config(Adapters kind) { return {.rank = 3, .alpha = 6, .dora = kind == Adapters::kDora}; }
+
+// A folder of adapters none of which is zero, so that every one has a gradient.
+const std::filesystem::path& adapter_folder(const std::string& architecture, Adapters kind) {
+  static const testing::TempFolder temp;
+  static std::map<std::pair<std::string, Adapters>, std::filesystem::path> known;
+  auto& path = known[{architecture, kind}];
+  if (!path.empty()) return path;
+  path = temp / fmt::format("{}-{}", architecture, static_cast<int>(kind));
+  const at::NoGradGuard no_grad;
+  const auto model = make_model(tiny_of(architecture), {});
+  add_adapters(*model, adapter_config(kind));
+  init_weights(*model, 5);
+  init_adapters(*model, 7);
+  auto generator = at::detail::createCPUGenerator(8);
+  for (const auto& [name, linear] : adapted_linears(*model)) linear->lora_B->weight.normal_(0, 0.3, generator);
+  save_adapters(*model, path);
+  return path;
+}
+
+std::shared_ptr<CausalLM> make_case_model(const LayoutCase& which, const ParallelizeModelOptions& options,
+                                          const pipeline::PipelineOptions& stages) {
+  const auto config = tiny_of(which.architecture, which.balance);
+  if (which.adapters == Adapters::kNone) {
+    const auto model = make_parallel_model(config, at::kFloat, options, stages);
+    init_weights(*model, 5);
+    return model;
+  }
+  const auto model = make_model(config, {.dtype = at::kFloat, .device = c10::Device(at::kMeta)});
+  add_adapters(*model, adapter_config(which.adapters));
+  pipeline::keep_stages(*model, stages);
+  parallelize_model(*model, options);
+  to_empty(*model, options.mesh->device());
+  init_weights(*model, 5);
+  load_adapters(*model, adapter_folder(which.architecture, which.adapters));
+  return model;
+}
+
 // Plain gradient descent with a rate of one, so that what a parameter loses is its gradient.
 LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm::World>& world) {
   const RunMesh place(which.layout, "cpu", world);
   const auto config = tiny_of(which.architecture, which.balance);
   const auto stages = pipeline_options(which.recipe(), config, place.mesh());
   const auto model =
-      make_parallel_model(config, at::kFloat,
-                          {.mesh = place.mesh(),
-                           .ep = which.layout.ep,
-                           .cp_rotate_method = which.rotate_method,
-                           .sequence_parallel = which.sequence_parallel,
-                           .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
-                          stages);
-  init_weights(*model, 5);
+      make_case_model(which,
+                      {.mesh = place.mesh(),
+                       .ep = which.layout.ep,
+                       .cp_rotate_method = which.rotate_method,
+                       .sequence_parallel = which.sequence_parallel,
+                       .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
+                      stages);
   const auto optimizer = optim::make_sgd(*model, {.lr = 1});
   TrainStep step(*model, *optimizer, world->group(),
                  {.max_grad_norm = 0, .counts = place.counts(), .pipeline = stages});
@@ -126,18 +171,20 @@ LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm
   return out;
 }
 
-const LayoutOutcome& one_rank(const std::string& architecture, bool balance) {
-  static std::map<std::pair<std::string, bool>, LayoutOutcome> known;
-  auto& out = known[{architecture, balance}];
+const LayoutOutcome& one_rank(const LayoutCase& which) {
+  static std::map<std::tuple<std::string, bool, Adapters>, LayoutOutcome> known;
+  auto& out = known[{which.architecture, which.balance, which.adapters}];
   if (out.gradients.empty()) {
-    out = train_one_step({.architecture = architecture, .layout = {}, .balance = balance}, comm::World::single());
+    out = train_one_step(
+        {.architecture = which.architecture, .layout = {}, .balance = which.balance, .adapters = which.adapters},
+        comm::World::single());
   }
   return out;
 }
 
 void expect_as_one_rank(const LayoutCase& which) {
   SCOPED_TRACE(which.text());
-  const auto& wanted = one_rank(which.architecture, which.balance);
+  const auto& wanted = one_rank(which);
   comm::run_thread_ranks(which.ranks(), [&](const std::shared_ptr<comm::World>& world) {
     const auto found = train_one_step(which, world);
     const auto what = which.text();
@@ -217,6 +264,27 @@ TEST_P(EveryLayout, EqualsOneRank) {
   const auto all = all_layouts(architecture);
   ASSERT_GE(all.size(), 60u);
   for (size_t i = share; i < all.size() && !HasFatalFailure(); i += kShares) expect_as_one_rank(all[i]);
+}
+
+// What is frozen has no gradient; a stage may have no adapters of its own.
+TEST_P(EveryLayout, OfAdaptersEqualsOneRank) {
+  const auto& [architecture, share] = GetParam();
+  const auto all = all_layouts(architecture);
+  const auto kind = share % 2 == 0 ? Adapters::kLora : Adapters::kDora;
+  for (size_t i = share; i < all.size() && !HasFatalFailure(); i += kShares) {
+    auto which = all[i];
+    which.balance = false;
+    which.adapters = kind;
+    expect_as_one_rank(which);
+  }
+  const auto& gradients = one_rank({.architecture = architecture, .layout = {}, .adapters = kind}).gradients;
+  size_t learnt = 0;
+  for (const auto& [name, gradient] : gradients) {
+    const bool adapter = name.find(".lora_") != name.npos;
+    EXPECT_EQ(gradient.count_nonzero().item<int64_t>() > 0, adapter) << name;
+    learnt += adapter ? 1 : 0;
+  }
+  EXPECT_GE(learnt, 2u * 4 * kLayers);
 }
 
 INSTANTIATE_TEST_SUITE_P(, EveryLayout,
