@@ -64,8 +64,12 @@ TEST(PipelinePrecision, HiddenStatesTravelAsTheyWereComputed) {
         own.backward();
         loss += own.item<double>();
       }
+      std::map<std::string, at::Tensor> gradients;
+      for (const auto& named : rig.model->named_parameters()) {
+        gradients[named.name] = whole(named.slot->parameter.grad());
+      }
       if (world->rank() > 0) return;
-      wanted.loss = loss;
+      wanted = {.loss = loss, .gradients = gradients};
     });
     on_threads(4, [&](const WorldPtr& world) {
       const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", dim});
@@ -76,6 +80,11 @@ TEST(PipelinePrecision, HiddenStatesTravelAsTheyWereComputed) {
       });
       const double loss = rig.pipeline->step(batches, {.loss_divisor = 100});
       EXPECT_EQ(hidden, std::set<c10::ScalarType>{at::kBFloat16}) << dim << ", rank " << world->rank();
+      for (const auto& named : rig.model->named_parameters()) {
+        const auto& one = wanted.gradients.at(named.name);
+        const auto off = whole(named.slot->parameter.grad()) - one;
+        EXPECT_LE(off.norm().item<double>(), 1e-2 * one.norm().item<double>()) << dim << ", " << named.name;
+      }
       const auto logprobs = rig.pipeline->logprobs({.tokens = batches[0].tokens}, batches[0].labels);
       EXPECT_EQ(logprobs.defined(), rig.pipeline->has_last_stage());
       if (!logprobs.defined()) return;
