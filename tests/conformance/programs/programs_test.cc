@@ -196,6 +196,20 @@ TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
   EXPECT_TRUE(sound("f64", 17));
 }
 
+// Seven rows' shares of a sum that is zero, each times products that round.
+TEST(Soundness, RefusesNarrowGradientsOfWhichTheSharesOfRanksRound) {
+  const auto sound = [](const std::string& type) {
+    const Program program = parse_program(
+        fmt::format("mesh 8\nvalues 170747\n%0 = input {0} [7, 4] uniform -2 2 (R) grad\n"
+                    "%4 = input {0} [7, 7] uniform -2 2 (R)\n%8 = prod(%0)\n%10 = sub.Tensor(%4, %8)\n"
+                    "backward %10 (S(0))\n",
+                    type));
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_FALSE(sound("f16"));
+  EXPECT_TRUE(sound("f64"));
+}
+
 TEST(SecondDerivatives, MayBeLackedWhereOnlyZerosFlow) {
   const auto in_vain = [](const std::string& step) {
     return depends_in_vain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [4] uniform 1 2 (R) grad\n"

@@ -57,8 +57,17 @@ bool has_spare_bits(const at::Tensor& tensor) {
   });
 }
 
-// Whether the gradients of two shares of what flows back add up to those of all of it, as ranks have them add up: the
-// first ones, and the second ones, which are linear in it, too.
+// What lies in the `part`th of `parts` pieces of a dim, zeros elsewhere.
+at::Tensor piece_of(const at::Tensor& flow, int64_t dim, int64_t part, int64_t parts) {
+  if (flow.dim() == 0) return part == 0 ? flow.clone() : at::zeros_like(flow);
+  std::vector<int64_t> sizes(static_cast<size_t>(flow.dim()), 1);
+  sizes[static_cast<size_t>(c10::maybe_wrap_dim(dim, flow.dim()))] = flow.size(dim);
+  const at::Tensor piece = at::arange(flow.size(dim)).mul(parts).floor_divide(std::max<int64_t>(flow.size(dim), 1));
+  return at::where(piece.eq(part).view(sizes), flow, at::zeros_like(flow));
+}
+
+// Whether the gradients of shares of what flows back add up to those of all of it, as ranks have them add up: the first
+// ones, and the second ones, which are linear in it, too.
 bool are_exact_in_shares(const Program& program, const Plain& plain) {
   const auto of = [&](const Tensors& flows) {
     PlainMachine machine(Twin::kClean);
@@ -72,28 +81,41 @@ bool are_exact_in_shares(const Program& program, const Plain& plain) {
   };
   Tensors wholes = plain.gradients.first;
   wholes.insert(wholes.end(), plain.gradients.second.begin(), plain.gradients.second.end());
-  const auto add_up = [&](const std::function<at::Tensor(const at::Tensor&)>& share_of) {
-    const at::NoGradGuard no_grad;
-    Tensors shares, others;
-    for (const auto& flow : plain.flows) {
-      shares.push_back(share_of(flow));
-      others.push_back(flow - shares.back());
-    }
-    const at::AutoGradMode grad(true);
-    const Tensors first = of(shares), second = of(others);
-    for (size_t i = 0; i < first.size(); ++i) {
-      const at::Tensor& whole = wholes[i];
-      if (whole.defined() && first[i].defined() && second[i].defined() && is_narrow(whole.scalar_type())) {
-        const auto type = whole.is_complex() ? at::kComplexDouble : at::kDouble;
-        if (!alike(first[i].detach().to(type) + second[i].detach().to(type), whole.detach().to(type), 0)) {
-          return false;
-        }
+  const auto wide = [](const at::Tensor& tensor) {
+    return tensor.detach().to(tensor.is_complex() ? at::kComplexDouble : at::kDouble);
+  };
+  const auto add_up = [&](int64_t shares, const std::function<at::Tensor(const at::Tensor&, int64_t)>& share_of) {
+    Tensors sums(wholes.size());
+    for (int64_t share = 0; share < shares; ++share) {
+      Tensors flows;
+      {
+        const at::NoGradGuard no_grad;
+        for (const auto& flow : plain.flows) flows.push_back(share_of(flow, share));
+      }
+      const at::AutoGradMode grad(true);
+      const Tensors found = of(flows);
+      for (size_t i = 0; i < found.size(); ++i) {
+        if (!wholes[i].defined() || !is_narrow(wholes[i].scalar_type()) || !found[i].defined()) continue;
+        sums[i] = sums[i].defined() ? sums[i] + wide(found[i]) : wide(found[i]);
       }
     }
-    return true;
+    return std::equal(sums.begin(), sums.end(), wholes.begin(), [&](const at::Tensor& sum, const at::Tensor& whole) {
+      return !sum.defined() || alike(sum, wide(whole), 0);
+    });
   };
-  return add_up([](const at::Tensor& flow) { return at::full_like(flow, 0.5); }) &&
-         add_up([](const at::Tensor& flow) { return flow * (index_like(flow) % 2); });
+  const int64_t ranks = c10::multiply_integers(program.mesh);
+  return add_up(2,
+                [](const at::Tensor& flow, int64_t share) {
+                  const at::Tensor half = at::full_like(flow, 0.5);
+                  return share == 0 ? half : flow - half;
+                }) &&
+         add_up(2,
+                [](const at::Tensor& flow, int64_t share) {
+                  const at::Tensor odd = flow * (index_like(flow) % 2);
+                  return share == 0 ? odd : flow - odd;
+                }) &&
+         add_up(ranks, [&](const at::Tensor& flow, int64_t share) { return piece_of(flow, 0, share, ranks); }) &&
+         add_up(ranks, [&](const at::Tensor& flow, int64_t share) { return piece_of(flow, -1, share, ranks); });
 }
 
 }  // namespace
