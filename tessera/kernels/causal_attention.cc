@@ -30,7 +30,7 @@ bool runs_attention_loops(const at::Tensor& q, const at::Tensor& k, const at::Te
 }
 
 at::Tensor dense_first_key(const FirstKey& first_key) {
-  return first_key && first_key->defined() ? first_key->contiguous() : at::Tensor();
+  return first_key && first_key->defined() ? first_key->clamp_min(0).contiguous() : at::Tensor();
 }
 
 // ---- the formula ----

@@ -67,7 +67,7 @@ std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const Ro
     results.push_back(at::empty(sizes, x.options()));
     columns += weight->out();
   }
-  const int64_t k = x.size(-1), m = k == 0 ? 0 : x.numel() / k;
+  const int64_t k = x.size(-1), m = c10::multiply_integers(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)));
   const float* rows = x.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(16, kLeastWork / std::max<int64_t>(1, m * k));
   at::parallel_for(0, columns, share, [&](int64_t begin, int64_t end) {

@@ -136,6 +136,25 @@ TEST(CausalAttention, NotANumberStaysOne) {
   EXPECT_TRUE(y.narrow(2, 3, 67).isnan().all().item<bool>());
 }
 
+// The first query sees one key alone, in the first lane of several.
+TEST(CausalAttention, TheOnlyScoreOfAQueryMayBeNotANumber) {
+  auto in = inputs_of({1, 70, 1, 1, 16}, at::kFloat);
+  in.k[0][0][0].fill_(std::numeric_limits<float>::quiet_NaN());
+  EXPECT_TRUE(kernels::causal_attention(in.q, in.k, in.v).isnan().all().item<bool>());
+}
+
+TEST(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormulaSays) {
+  const auto in = inputs_of({1, 70, 2, 1, 16}, at::kFloat);
+  const auto all = by_kernel(in, {});
+  const auto before = by_kernel(in, at::full({1, 70}, -100, at::kLong));
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(before[i], all[i])) << i;
+  auto first = at::zeros({1, 70}, at::kLong);
+  first.narrow(1, 20, 50).fill_(20);
+  first[0][20] = 60;  // sees nothing, and is seen
+  const auto wanted = by_mask(in, first), got = by_kernel(in, first);
+  for (size_t i = 0; i < wanted.size(); ++i) EXPECT_LT((got[i] - wanted[i]).abs().max().item<double>(), 1e-4) << i;
+}
+
 TEST(CausalAttention, TakesWhatSelectiveCheckpointingHasKept) {
   const auto in = inputs_of(kShapes[0], at::kFloat);
   const auto wanted = by_kernel(in, {});

@@ -69,6 +69,13 @@ TEST(RowProduct, SeveralWeightsAreThoseOfEach) {
   EXPECT_THROW(row_product(x.to(at::kDouble), a), Error);
 }
 
+TEST(RowProduct, OfNoColumnsIsZeroAndOfNoRowsHasNone) {
+  const auto weight = RowWeight::of(at::empty({5, 0}), RowDtype::kFloat32);
+  EXPECT_TRUE(at::equal(row_product(at::empty({3, 0}), weight), at::zeros({3, 5})));
+  EXPECT_EQ(row_product(at::empty({2, 0, 7}), RowWeight::of(numbers({5, 7}, 1), RowDtype::kInt8)).sizes(),
+            (at::IntArrayRef{2, 0, 5}));
+}
+
 TEST(RowGate, IsTheActivationTimesUp) {
   const auto gate = numbers({5, 77}, 1).mul(8), up = numbers({5, 77}, 2);
   EXPECT_LT((row_gate(gate, up, false) - at::silu(gate) * up).abs().max().item<double>(), 2e-5);
@@ -112,6 +119,28 @@ TEST(PagedAttention, IsTheAttentionOverTheKeysInOrder) {
       }
       EXPECT_TRUE(at::equal(attend(13, 20), whole.narrow(0, 13, 20)));
     }
+  }
+}
+
+// Tokens that are computed together with a broken one may be in pages that others share.
+TEST(PagedAttention, ValuesThatATokenDoesNotSeeDoNotEnterItsResult) {
+  const int64_t d = 20, length = 40;
+  const std::vector<int32_t> pages = {0, 1, 2};
+  const auto q = numbers({length, 2, d}, 1), keys = numbers({3, 1, kPageTokens, d}, 2);
+  const auto values = numbers({3, 1, kPageTokens, d}, 3);
+  const auto attend = [&](const at::Tensor& of, int64_t window) {
+    const std::vector<PagedTokens> one = {{.first_row = 0, .rows = length, .first_position = 0, .pages = pages}};
+    return paged_attention({.queries = q, .keys = keys, .values = of, .sequences = one, .window = window});
+  };
+  auto broken = values.clone();
+  broken[1][0][5].fill_(INFINITY);
+  broken[1][0][6].fill_(std::nan(""));
+  for (const int64_t window : {0, 4}) {
+    const auto right = attend(values, window), found = attend(broken, window);
+    EXPECT_TRUE(at::equal(found.narrow(0, 0, 21), right.narrow(0, 0, 21))) << window;
+    const int64_t seen = window == 0 ? length - 22 : window, after = 22 + seen;
+    EXPECT_TRUE(found.narrow(0, 22, seen).isnan().all().item<bool>()) << window;
+    EXPECT_TRUE(at::equal(found.narrow(0, after, length - after), right.narrow(0, after, length - after))) << window;
   }
 }
 

@@ -66,6 +66,7 @@ void expect_same_bits(const Told& a, const Told& b) {
 const std::map<std::string, std::string>& families() {
   static const std::map<std::string, std::string> changes = {
       {"llama", R"("attention_bias": true, "mlp_bias": true)"},
+      {"llama_dynamic", R"("rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.5})"},
       {"llama_tied", R"("tie_word_embeddings": true)"},
       {"mistral", R"("architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 5)"},
       {"qwen2", R"("architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2")"},
@@ -256,6 +257,20 @@ TEST(Choice, OpenAisPenaltiesCountWhatWasMadeSinceThePrompt) {
   EXPECT_EQ(chosen(0.6, 0), 1);
   EXPECT_EQ(chosen(0, 0.24), 0) << "two times 0.24 is below the half between them";
   EXPECT_EQ(chosen(0, 0.26), 1);
+}
+
+TEST(Choice, ExtremeTemperaturesAndScoresStillGiveTheLikeliest) {
+  for (const double temperature : {1e-320, 1e-300, 1e-4}) {
+    std::vector<float> scores = {-5, 30, 29.9F, -std::numeric_limits<float>::infinity()};
+    const GenerationOptions options{.sample = true, .temperature = temperature, .top_k = 0, .seed = 3};
+    EXPECT_EQ(choose_from(scores, {}, options), 1) << temperature;
+  }
+  for (const bool sample : {false, true}) {
+    std::vector<float> endless = {1, std::numeric_limits<float>::infinity(), 2};
+    EXPECT_THROW(choose_from(endless, {}, {.sample = sample}), Error);
+    std::vector<float> none(3, -std::numeric_limits<float>::infinity());
+    EXPECT_THROW(choose_from(none, {}, {.sample = sample}), Error);
+  }
 }
 
 TEST(Choice, MinPDropsWhatIsFarBelowTheLikeliest) {

@@ -82,14 +82,15 @@ inline void soften(float* scores, const Visible& visible, float scale, float& mo
                    int64_t width) {
   const Lanes least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   Lanes values[kBlock / kLanes], peak = _mm512_set1_ps(most);
+  __mmask16 not_numbers = 0;
   for (int64_t n = 0; n < kBlock / kLanes; ++n) {
     values[n] =
         _mm512_mask_mul_ps(least, visible.lanes(n * kLanes), load_lanes(scores + n * kLanes), _mm512_set1_ps(scale));
-    // Of a NaN in one operand max gives the second, and none may be lost.
-    peak = _mm512_max_ps(peak, values[n]);
+    not_numbers |= _mm512_cmp_ps_mask(values[n], values[n], _CMP_UNORD_Q);
+    peak = _mm512_max_ps(peak, values[n]);  // of a NaN in one operand the second
   }
   const float now = largest_of(peak);
-  if (now == -std::numeric_limits<float>::infinity()) {
+  if (now == -std::numeric_limits<float>::infinity() && not_numbers == 0) {
     for (int64_t n = 0; n < kBlock / kLanes; ++n) store_lanes(scores + n * kLanes, _mm512_setzero_ps());
     return;
   }
@@ -121,7 +122,12 @@ struct Plan {
   int64_t first_of(const Span& span, int64_t t) const {  // counted from the span
     return first_key == nullptr ? 0 : first_key[span.row * tokens + span.begin + t] - span.begin;
   }
-  bool is_padding(const Span& span) const { return first_of(span, 0) > 0; }
+  bool is_padding(const Span& span) const {  // none of its tokens sees any
+    for (int64_t t = 0; t < span.tokens; ++t) {
+      if (first_of(span, t) <= t) return false;
+    }
+    return true;
+  }
   // The first block of keys that some query of [begin, begin + count) sees.
   int64_t first_block(const Span& span, int64_t begin, int64_t count) const {
     int64_t first = begin;

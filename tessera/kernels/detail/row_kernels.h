@@ -25,7 +25,7 @@ struct PagedHead {
   float* scratch;       // scratch_floats()
 };
 inline int64_t scratch_floats(int64_t rows, int64_t head_dim, int64_t page_tokens) {
-  return rows * (2 * head_dim + page_tokens + 3);
+  return rows * (2 * head_dim + page_tokens + 2);
 }
 
 struct RowKernels {

@@ -138,7 +138,7 @@ ROW_TARGET inline void add_values(const float* weights, const float* values, int
 ROW_TARGET void attend_head(const PagedHead& head) {
   const int64_t rows = head.tokens * head.group, d = head.head_dim, page = head.page_tokens;
   float *queries = head.scratch, *sums = queries + rows * d, *scores = sums + rows * d;
-  float *most = scores + rows * page, *total = most + rows, *factor = total + rows;
+  float *most = scores + rows * page, *total = most + rows;
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = head.queries + row / head.group * head.token_stride + row % head.group * d;
     for (int64_t i = 0; i < d; ++i) queries[row * d + i] = from[i] * head.scale;
@@ -157,11 +157,7 @@ ROW_TARGET void attend_head(const PagedHead& head) {
       const int64_t position = head.first_position + row / head.group;
       const int64_t low = std::max<int64_t>(0, first_visible(position) - begin), high = position + 1 - begin;
       float* score = scores + row * page;
-      factor[row] = 1;
-      if (low >= page || high <= 0) {
-        std::fill_n(score, page, 0.0F);
-        continue;
-      }
+      if (low >= filled || high <= 0) continue;
       if (head.softcap > 0) {
         for (int64_t j = 0; j < filled; ++j) {
           score[j] = head.softcap * (1.0F - 2.0F / (1.0F + exponential(2.0F * score[j] / head.softcap)));
@@ -175,7 +171,7 @@ ROW_TARGET void attend_head(const PagedHead& head) {
           largest = std::max(largest, score[j]);
         }
       }
-      factor[row] = exponential(most[row] - largest);
+      const float factor = exponential(most[row] - largest);
       most[row] = largest;
       float weights = 0;
 #pragma omp simd
@@ -184,10 +180,10 @@ ROW_TARGET void attend_head(const PagedHead& head) {
         if (j < low || j >= high) score[j] = 0;
         weights += score[j];
       }
-      total[row] = total[row] * factor[row] + weights;
-    }
-    for (int64_t row = 0; row < rows; ++row) {
-      add_values(scores + row * page, head.values[index], filled, d, factor[row], sums + row * d);
+      total[row] = total[row] * factor + weights;
+      // Of keys that it sees alone: nought times what is no number is none either.
+      const int64_t last = std::min(high, filled);
+      add_values(score + low, head.values[index] + low * d, last - low, d, factor, sums + row * d);
     }
   }
   for (int64_t row = 0; row < rows; ++row) {

@@ -66,10 +66,11 @@ size_t reaching(std::span<const Candidate> candidates, size_t sorted, double sha
 std::vector<Candidate> likeliest(std::span<const float> scores, const GenerationOptions& options) {
   std::vector<Candidate> all;
   all.reserve(scores.size());
-  const float most = *std::max_element(scores.begin(), scores.end());
+  const double most = *std::max_element(scores.begin(), scores.end());
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] == kNever) continue;
-    all.push_back({static_cast<int64_t>(i), static_cast<double>(scores[i]) / options.temperature});
+    // Below the largest, so that no temperature makes them endless.
+    all.push_back({static_cast<int64_t>(i), (static_cast<double>(scores[i]) - most) / options.temperature});
   }
   const auto sort_first = [&all](size_t count) {
     std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), all.end(), before);
@@ -80,8 +81,7 @@ std::vector<Candidate> likeliest(std::span<const float> scores, const Generation
   } else if (options.top_p < 1) {
     sort_first(std::min(kFirstSorted, all.size()));
   }
-  const double top = static_cast<double>(most) / options.temperature;
-  for (auto& candidate : all) candidate.weight = std::exp(candidate.weight - top);
+  for (auto& candidate : all) candidate.weight = std::exp(candidate.weight);
   if (options.top_p < 1) {
     const double total = sum_of(all);
     const bool cut = options.top_k > 0;
@@ -99,7 +99,6 @@ std::vector<Candidate> likeliest(std::span<const float> scores, const Generation
 
 int64_t sample_from(std::span<const float> scores, size_t position, const GenerationOptions& options) {
   const auto candidates = likeliest(scores, options);
-  TESSERA_CHECK(!candidates.empty(), ErrorKind::kInternal, "[models.generate] no token has a probability");
   const double point = philox_uniform(philox(options.seed, position, kSamplingStream)) * sum_of(candidates);
   double sum = 0;
   for (const auto& candidate : candidates) {
@@ -115,6 +114,9 @@ int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const
   TESSERA_CHECK(!scores.empty() && std::none_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); }),
                 ErrorKind::kInternal, "[models.generate] the model's logits are not numbers. Are its weights intact?");
   penalise(scores, context, options);
+  const float most = *std::max_element(scores.begin(), scores.end());
+  TESSERA_CHECK(std::isfinite(most), ErrorKind::kInternal,
+                "[models.generate] the largest score of a token is {}. Are the model's weights intact?", most);
   if (options.sample) return sample_from(scores, context.tokens.size(), options);
   return std::max_element(scores.begin(), scores.end()) - scores.begin();
 }

@@ -82,13 +82,14 @@ struct RowAttention : nn::Attention {
 // Angles by table: a cosine of a library may round otherwise at another place of its vector.
 struct RowAngles : RotaryEmbedding {
   RowAngles(const RopeConfig& rope, const ModelConfig& config)
-      : RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings) {}
+      : RotaryEmbedding(rope, config.head_dim, config.max_position_embeddings), most(config.max_position_embeddings) {}
   nn::RotaryAngles forward(const at::Tensor& x, const at::Tensor& positions) override {
     constexpr int64_t kBlock = 1024;
     const int64_t wanted = positions.max().item<int64_t>() + 1;
-    int64_t known = cos.defined() ? cos.size(0) : 0;
-    for (; known < wanted; known += kBlock) {
-      const auto block = RotaryEmbedding::forward(x, at::arange(known, known + kBlock, at::kLong).unsqueeze(0));
+    for (int64_t known = cos.defined() ? cos.size(0) : 0; known < wanted; known = cos.size(0)) {
+      // Not beyond the context, where the dynamic kind turns all angles.
+      const int64_t end = known < most ? std::min(known + kBlock, most) : known + kBlock;
+      const auto block = RotaryEmbedding::forward(x, at::arange(known, end, at::kLong).unsqueeze(0));
       cos = known == 0 ? block.cos[0] : at::cat({cos, block.cos[0]});
       sin = known == 0 ? block.sin[0] : at::cat({sin, block.sin[0]});
     }
@@ -98,6 +99,7 @@ struct RowAngles : RotaryEmbedding {
     };
     return {of(cos), of(sin)};
   }
+  int64_t most;
   at::Tensor cos, sin;  // [positions, head_dim / 2]
 };
 
