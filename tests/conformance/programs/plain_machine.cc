@@ -1,6 +1,7 @@
 // Plain tensors run a program, in one of its twins.
 #include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <bit>
@@ -63,6 +64,11 @@ bool divides_evenly(const Step& step, const Values& values) {
   }
   const auto* id = std::get_if<Arg::Ref>(&by.value);
   if (id == nullptr || values.tensors[id->id].is_complex()) {
+    return false;
+  }
+  // Written over, it does not tell any more what it was.
+  const auto* divided = std::get_if<Arg::Ref>(&step.args[0].value);
+  if (divided != nullptr && values.tensors[id->id].is_alias_of(values.tensors[divided->id])) {
     return false;
   }
   const at::Tensor divisor = values.tensors[id->id].detach().to(at::kDouble).contiguous();
@@ -138,6 +144,18 @@ bool may_round_sums(const Step& step, const Values& values) {
   return !std::all_of(open.results.begin(), open.results.end(), fits);
 }
 
+// Whether autograd takes that view again by calling its operation, which knows nothing of a shape that was changed in
+// place since: PyTorch then gives another gradient than its own out-of-place form.
+bool is_taken_again_by_operation(const at::Tensor& tensor) {
+  const auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
+  return meta != nullptr && meta->has_bw_view() && meta->get_backward_view().has_view_fn();
+}
+
+bool changes_shape_in_place(const std::string& op) {
+  static const std::set<std::string> kNames{"t_", "transpose_", "swapdims_", "swapaxes_", "squeeze_", "unsqueeze_"};
+  return kNames.contains(op.substr(0, op.find('.')));
+}
+
 // Whether numbers are asked to be equal that rounding alone may make so: no disturbance of them does.
 bool asks_whether_nearly_equal(const Step& step, const Values& values) {
   const auto name = step.op.substr(0, step.op.find('.'));
@@ -165,6 +183,9 @@ void PlainMachine::before(const Step& step, const Values& values) {
   }
   if (twin_ == Twin::kClean && asks_whether_nearly_equal(step, values)) {
     leave_open(step, "asks whether numbers are equal that rounding may make so");
+  }
+  if (changes_shape_in_place(step.op) && is_taken_again_by_operation(values.tensors.at(refs_of(step.args).front()))) {
+    leave_open(step, "changes the shape of a view that is taken again as it was");
   }
   if (!writes(step)) {
     return;

@@ -169,6 +169,16 @@ TEST(Soundness, RefusesNarrowGradientsThatAreDividedAmongThreeEqualElements) {
   EXPECT_NO_THROW(run("f64", 3));
 }
 
+TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
+  const auto sound = [](const std::string& step) {
+    const Program program =
+        parse_program("mesh 2 2\nvalues 560859\n%2 = input bf16 [2, 6] uniform 0.1 4.1 (R, P(sum))\n" + step);
+    return is_sound(program, run_plain(program, Twin::kClean));
+  };
+  EXPECT_FALSE(sound("%4 = true_divide_.Tensor(%2, %2)\n")) << "by itself, which is one afterwards";
+  EXPECT_TRUE(sound("%4 = true_divide_.Scalar(%2, 2.0)\n"));
+}
+
 TEST(Soundness, RefusesNarrowSecondGradientsOfWhichSharesRound) {
   const auto sound = [](const std::string& type) {
     const Program program = parse_program(
@@ -199,11 +209,11 @@ TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
 // Seven rows' shares of a sum that is zero, each times products that round.
 TEST(Soundness, RefusesNarrowGradientsOfWhichTheSharesOfRanksRound) {
   const auto sound = [](const std::string& type) {
-    const Program program = parse_program(
-        fmt::format("mesh 8\nvalues 170747\n%0 = input {0} [7, 4] uniform -2 2 (R) grad\n"
-                    "%4 = input {0} [7, 7] uniform -2 2 (R)\n%8 = prod(%0)\n%10 = sub.Tensor(%4, %8)\n"
-                    "backward %10 (S(0))\n",
-                    type));
+    const Program program =
+        parse_program(fmt::format("mesh 8\nvalues 170747\n%0 = input {0} [7, 4] uniform -2 2 (R) grad\n"
+                                  "%4 = input {0} [7, 7] uniform -2 2 (R)\n%8 = prod(%0)\n%10 = sub.Tensor(%4, %8)\n"
+                                  "backward %10 (S(0))\n",
+                                  type));
     return is_sound(program, run_plain(program, Twin::kClean));
   };
   EXPECT_FALSE(sound("f16"));
@@ -235,6 +245,11 @@ TEST(PlainTensors, RefuseWhatPyTorchLeavesOpen) {
                    "%3 = select_scatter(%1, %2, 2, 1)\n"),
                std::runtime_error);
   EXPECT_NO_THROW(run("%1 = alias(%0)\n%2 = zero_(%1)\n"));
+  const std::string pairs =
+      "%1 = input c128 [2] uniform -2 2 (R) grad\n%2 = mul.Tensor(%1, %1)\n"
+      "%3 = view_as_real(%2)\n";
+  EXPECT_THROW(run(pairs + "%4 = transpose_(%3, -1, 0)\n"), std::runtime_error);
+  EXPECT_NO_THROW(run(pairs + "%4 = transpose.int(%3, -1, 0)\n"));
   EXPECT_THROW(run("%1 = input f64 [4] uniform -2 2 (R) grad\n%2 = exp(%1)\n%3 = logical_not_(%2)\n"),
                std::runtime_error);
 }
