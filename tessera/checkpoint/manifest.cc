@@ -2,6 +2,9 @@
 
 #include <xxhash.h>
 
+#include <charconv>
+#include <limits>
+
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/base/mapped_file.h"
@@ -34,30 +37,47 @@ std::string Manifest::dump() const {
   return out.dump(1);
 }
 
+namespace {
+
+uint64_t hash_of(const std::string& digits) {
+  uint64_t hash = 0;
+  const auto end = digits.data() + digits.size();
+  const auto read = std::from_chars(digits.data(), end, hash, 16);
+  TESSERA_CHECK(digits.size() <= 16 && read.ec == std::errc() && read.ptr == end, ErrorKind::kFormat,
+                "hash {}, wanted up to 16 hexadecimal digits", quote(digits));
+  return hash;
+}
+
+}  // namespace
+
 Manifest Manifest::parse(const std::string& text, const std::filesystem::path& path) {
   try {
-    const nlohmann::json json = parse_json(text, "manifest", kLimits);
-    TESSERA_CHECK(json.at("format") == kFormatName, ErrorKind::kFormat, "format {}, wanted {}",
-                  json.at("format").dump(), kFormatName);
-    if (const int64_t version = json.at("version").get<int64_t>(); version != kVersion) {
+    const Json json = parse_json_object(text, "manifest", kLimits);
+    const JsonReader top(json, "manifest");
+    const auto format = top.string("format");
+    TESSERA_CHECK(format == kFormatName, ErrorKind::kFormat, "format {}, wanted {}", quote(format), kFormatName);
+    constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+    if (const int64_t version = top.integer("version", std::nullopt, 0, kMost); version != kVersion) {
       throw OtherVersion(ErrorKind::kFormat,
                          fmt::format("[checkpoint.load] {}: format version {}, this program reads version {}. Load it "
                                      "with the program that wrote it, and export the model.",
                                      path.string(), version, kVersion));
     }
     Manifest manifest;
-    manifest.step = json.at("step").get<int64_t>();
-    manifest.world_size = json.at("world_size").get<int64_t>();
-    manifest.number = json.value("number", int64_t{0});
-    if (!json.at("validation_loss").is_null()) manifest.validation_loss = json.at("validation_loss").get<double>();
-    for (const auto& file : json.at("files")) {
-      ManifestFile entry{file.at("name").get<std::string>(), file.at("bytes").get<uint64_t>(),
-                         std::stoull(file.at("xxh3").get<std::string>(), nullptr, 16)};
+    manifest.step = top.integer("step", std::nullopt, 0, kMost);
+    manifest.world_size = top.integer("world_size", std::nullopt, 1, kMost);
+    manifest.number = top.integer("number", 0, 0, kMost);
+    constexpr double kLargest = std::numeric_limits<double>::max();
+    if (top.has("validation_loss")) {
+      manifest.validation_loss = top.number("validation_loss", std::nullopt, -kLargest, kLargest);
+    }
+    for (const auto& file : top.at("files").items()) {
+      ManifestFile entry{file.string("name"), file.at("bytes").as_unsigned(), hash_of(file.string("xxh3"))};
       TESSERA_CHECK(!entry.name.empty() && entry.name.find('/') == std::string::npos && entry.name != "..",
                     ErrorKind::kFormat, "file name {} leaves the folder", quote(entry.name));
       manifest.files.push_back(std::move(entry));
     }
-    manifest.extra = json.at("extra");
+    manifest.extra = top.at("extra").value();
     return manifest;
   } catch (const OtherVersion&) {
     throw;

@@ -1,9 +1,11 @@
 #include "tessera/data/loader.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 #include "tessera/data/shuffle.h"
 
 namespace tessera::data {
@@ -48,15 +50,10 @@ nlohmann::json DataLoader::state() const {
 }
 
 void DataLoader::load_state(const nlohmann::json& state) {
-  int64_t next = 0;
   nlohmann::json other = state;
-  try {
-    next = state.at("next_sample").get<int64_t>();
-    other["next_sample"] = next_sample_;
-  } catch (const nlohmann::json::exception& error) {
-    raise(ErrorKind::kFormat, "[data.resume] the saved data position is damaged: {}", error.what());
-  }
-  TESSERA_CHECK(next >= 0, ErrorKind::kFormat, "[data.resume] the saved data position is {}, wanted 0 or more.", next);
+  const int64_t next = JsonReader(state, "[data.resume] the saved data position is damaged")
+                           .integer("next_sample", std::nullopt, 0, std::numeric_limits<int64_t>::max());
+  other["next_sample"] = next_sample_;
   const nlohmann::json own = this->state();
   TESSERA_CHECK(other == own, ErrorKind::kConfig,
                 "[data.resume] the data are not those of the checkpoint: saved "

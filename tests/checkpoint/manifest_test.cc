@@ -57,7 +57,11 @@ TEST(Manifest, HostileTextIsAnErrorThatATerminalCanShow) {
               HasSubstr("nested"));
   EXPECT_THAT(error_of(manifest("\\u001b[31m/")), HasSubstr("'\\x1b[31m/'"));
   EXPECT_THAT(error_of(R"({"format":"\u001b[31m","version":1})"), HasSubstr("format"));
-  EXPECT_THAT(error_of(manifest("a", 2, "rubbish")), HasSubstr("damaged"));
+  EXPECT_THAT(error_of(manifest("a", 2, "rubbish")), AllOf(HasSubstr("damaged"), HasSubstr("hash 'rubbish'")));
+  EXPECT_THAT(error_of(manifest("a", 2, "0123456789abcdef0")), HasSubstr("hexadecimal digits"));
+  auto huge = manifest("a");
+  huge.replace(huge.find("\"bytes\":8"), 9, "\"bytes\":1e117");
+  EXPECT_THAT(error_of(huge), HasSubstr("files[0].bytes"));
 }
 
 }  // namespace

@@ -257,7 +257,10 @@ class HubServer::Loop {
       case HubOp::kAdd: {
         const std::string key(frame.take());
         int64_t sum = frame.take_number();
-        if (const auto found = values_.find(key); found != values_.end()) sum += std::atoll(found->second.c_str());
+        if (const auto found = values_.find(key); found != values_.end()) {
+          const int64_t held = std::atoll(found->second.c_str());
+          sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(held));  // may wrap around
+        }
         store(key, std::to_string(sum));
         return reply(guest, FrameWriter(HubAnswer::kOk).put(sum));
       }
