@@ -51,4 +51,10 @@ int exit_code_for(const std::exception& error) noexcept {
   return 1;
 }
 
+Error as_error(const std::exception& error) {
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) return *ours;
+  const std::string text = error.what();
+  return {exit_code_for(error) == 5 ? ErrorKind::kMemory : ErrorKind::kInternal, text.substr(0, text.find('\n'))};
+}
+
 }  // namespace tessera

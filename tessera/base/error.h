@@ -44,6 +44,10 @@ const char* to_string(ErrorKind kind) noexcept;
 // allocator failures), 1 for everything else.
 int exit_code_for(const std::exception& error) noexcept;
 
+// Any exception as ours: of libtorch's, which brings a backtrace, the first line. kMemory where memory was exhausted,
+// else kInternal.
+Error as_error(const std::exception& error);
+
 template <class... Args>
 [[noreturn]] void raise(ErrorKind kind, fmt::format_string<Args...> format, Args&&... args) {
   throw Error(kind, fmt::format(format, std::forward<Args>(args)...));

@@ -57,7 +57,8 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
       "line on standard output, in the same order");
   add_sampling_flags(*app, flags);
   app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
-  app->add_option("--dtype", flags.dtype, "Weights in memory: float32, bfloat16, float16 or int8 (default: as stored)");
+  app->add_option("--dtype", flags.dtype,
+                  "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored)");
   app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
   app->footer(
@@ -130,7 +131,7 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
   TextStream stream(prompts.tokenizer(), flags.stop);
   std::vector<int64_t> tokens;
   std::string text;
-  std::string error;
+  std::optional<Error> error;
   generator.run({.prompt = prompt, .options = options, .on_token = [&](const NewToken& made) {
                    error = made.error;
                    if (made.finish == Finish::kError) return false;
@@ -139,7 +140,7 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
                    text += piece;
                    return (flags.json || write_piece(piece)) && !stream.stopped();
                  }});
-  TESSERA_CHECK(error.empty(), ErrorKind::kInternal, "{}", error);
+  if (error) throw Error(*error);
   const auto rest = stream.finish();
   if (flags.json) {
     print_object(generation_object(prompt, tokens, text + rest));
@@ -194,7 +195,7 @@ int run_generate(VerbArguments args) {
   // What is cheap to find wrong comes before the weights.
   const auto config = ModelConfig::from_folder(flags.model);
   const auto options = generation_options(flags, config);
-  if (flags.dtype != "int8") parse_dtype_flag("generate", flags.dtype);
+  if (!packed_row_dtype(flags.dtype)) parse_dtype_flag("generate", flags.dtype);
   if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
   const bool alone = comm::who_started(comm::process_environment()) == "single";
   const auto world = alone ? comm::World::single() : connect_world({.nproc = flags.nproc});

@@ -25,7 +25,8 @@ struct Answer {
   const Job* job;
   TextStream stream;
   std::vector<int64_t> tokens{};
-  std::string text{}, finish{"stop"}, error{};
+  std::string text{}, finish{"stop"};
+  std::optional<Error> error{};
   bool done = false;
 };
 
@@ -93,7 +94,7 @@ GenerationRequest request_of(Answer& answer, const GenerationOptions& options) {
 }
 
 void print_answer(Answer& answer) {
-  TESSERA_CHECK(answer.error.empty(), ErrorKind::kInternal, "{}", answer.error);
+  if (answer.error) throw Error(*answer.error);
   Json object = Json::object();
   if (!answer.job->id.is_null()) object["id"] = answer.job->id;
   object.update(generation_object(answer.job->prompt, answer.tokens, answer.text + answer.stream.finish()));

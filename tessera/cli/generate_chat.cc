@@ -77,7 +77,8 @@ void show(const std::string& text) {
 std::string answer(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                    const Prompts& prompts, const Json& messages) {
   TextStream stream(prompts.tokenizer(), flags.stop);
-  std::string text, error;
+  std::string text;
+  std::optional<Error> error;
   const auto prompt = prompts.of_messages(messages);
   const auto put = [&](const std::string& piece) {
     text += piece;
@@ -90,7 +91,7 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
                    put(stream.push(made.token));
                    return !stream.stopped() && !interrupted && std::ferror(stdout) == 0;
                  }});
-  TESSERA_CHECK(error.empty(), ErrorKind::kInternal, "{}", error);
+  if (error) throw Error(*error);
   put(stream.finish());
   show(std::exchange(interrupted, 0) ? " ...\n" : "\n");
   return text;

@@ -30,10 +30,15 @@ void Answer::put(Piece piece) {
 }
 
 bool Answer::take(const NewToken& made) {
-  Piece piece{.token = made.token, .log_probs = made.log_probs, .finish = made.finish, .error = made.error};
-  if (made.finish != Finish::kError) piece.text = stream_.push(made.token);
-  if (stream_.stopped()) piece.finish = Finish::kStop;
+  Piece piece{.token = made.token, .log_probs = made.log_probs, .finish = made.finish};
+  if (made.error) {
+    log_error("[serve] {}", made.error->what());
+    piece.error = made.error->what();
+  } else {
+    piece.text = stream_.push(made.token);
+  }
   if (piece.finish) piece.text += stream_.finish();
+  if (stream_.stopped()) piece.finish = Finish::kStop;
   const bool goes_on = !piece.finish;
   put(std::move(piece));
   const std::lock_guard lock(mutex_);
@@ -96,7 +101,7 @@ void Scheduler::take_arrivals(std::unique_lock<std::mutex>& lock) {
     try {
       active_.emplace_back(engine_.add(std::move(arrival.request)), answer);
     } catch (const std::exception& error) {
-      answer->end(error.what());
+      answer->end(as_error(error).what());
     }
     lock.lock();
     counts_ = engine_.counts();
@@ -134,7 +139,7 @@ void Scheduler::work() {
       busy = engine_.step();
     } catch (const std::exception& error) {
       log_error("[serve] {}", error.what());
-      fail_all(error.what());
+      fail_all(as_error(error).what());
     }
     lock.lock();
     counts_ = engine_.counts();

@@ -278,7 +278,7 @@ MHD_Result Server::State::handle_whole(MHD_Connection* connection, std::string_v
     return send_json(connection, error.status(), error.body());
   } catch (const std::exception& error) {
     log_error("[serve] {}", error.what());
-    return send_json(connection, 500, ApiError(500, error.what()).body());
+    return send_json(connection, 500, ApiError(500, as_error(error).what()).body());
   }
 }
 

@@ -211,9 +211,9 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
         std::vector<float> scores(row.begin(), row.end());
         out.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
         if (request.log_probs) out.log_probs = log_probs_of(row, out.token, *request.log_probs);
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         out.finish = Finish::kError;
-        out.error = error.what();
+        out.error = as_error(error);
       }
     }
   });
@@ -236,12 +236,32 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
   }
 }
 
+std::optional<Error> Engine::try_step(const Step& step) {
+  at::Tensor logits;
+  try {
+    logits = run(step);
+  } catch (const std::exception& error) {
+    return as_error(error);
+  }
+  finish_step(step, logits);
+  return std::nullopt;
+}
+
 bool Engine::step() {
   admit();
   if (running_.empty()) return false;
   const at::NoGradGuard no_grad;
   const auto step = plan();
-  finish_step(step, run(step));
+  if (!try_step(step)) return !running_.empty() || !waiting_.empty();
+  // What one sequence brought about ends that one: each by itself.
+  for (const auto& part : step.parts) {
+    const bool chooses = std::find(step.choosing.begin(), step.choosing.end(), part.sequence) != step.choosing.end();
+    const auto error = try_step({{part}, chooses ? std::vector{part.sequence} : std::vector<Sequence*>()});
+    if (!error) continue;
+    const auto& told = part.sequence->request.on_token;
+    if (told) told({.finish = Finish::kError, .error = error});
+    cancel(part.sequence->id);
+  }
   return !running_.empty() || !waiting_.empty();
 }
 

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/generation/choice.h"
 #include "tessera/models/generation/pages.h"
@@ -32,7 +33,7 @@ struct NewToken {
   int64_t token = 0;
   std::optional<Finish> finish{};  // of the last one: a stop token or the callback's word is kStop
   std::optional<TokenLogProbs> log_probs{};
-  std::string error{};  // of kError, which brings no token
+  std::optional<Error> error{};  // of kError, which brings no token
 };
 
 struct GenerationRequest {
@@ -69,7 +70,8 @@ class Engine {
   int64_t add(GenerationRequest request);
   // Ends a sequence without a further call of its callback; nothing where it has ended.
   void cancel(int64_t id);
-  // False when there is nothing to do. An Error of the model is thrown and leaves the sequences as they were.
+  // False when there is nothing to do. Where the model fails, the sequences are computed one by one, and those with
+  // which it fails again end with kError.
   bool step();
   EngineCounts counts() const;
   const ModelConfig& config() const { return model_->config(); }
@@ -90,6 +92,7 @@ class Engine {
   void preempt(Sequence& sequence);
   Step plan();
   at::Tensor run(const Step& step);
+  std::optional<Error> try_step(const Step& step);  // the model's
   void publish(Sequence& sequence);
   void finish_step(const Step& step, const at::Tensor& logits);
 
