@@ -17,8 +17,8 @@ namespace {
 
 std::shared_ptr<CausalLM> load_sharded(const GeneratorOptions& options, const ModelConfig& config, at::Device device,
                                        const std::shared_ptr<comm::World>& world) {
-  TESSERA_CHECK(options.dtype != "int8", ErrorKind::kConfig,
-                "[generate] --dtype int8 runs on one rank, found {}. Take bfloat16, or leave out --nproc.",
+  TESSERA_CHECK(!packed_row_dtype(options.dtype), ErrorKind::kConfig,
+                "[generate] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.", options.dtype,
                 world->size());
   const auto dtype = parse_dtype_flag("generate", options.dtype);
   auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});

@@ -43,7 +43,8 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
       ->check(CLI::Range(0, 65535));
   app->add_option("--token-file", flags.token_file,
                   "File with the token, 16 to 4096 characters, that clients send as 'Authorization: Bearer TOKEN'");
-  app->add_option("--dtype", flags.dtype, "Weights in memory: float32, bfloat16, float16 or int8 (default: as stored)");
+  app->add_option("--dtype", flags.dtype,
+                  "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored)");
   app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
   app->add_option("--cache-tokens", flags.cache_tokens,
                   "Tokens whose keys and values are kept (default: 8 contexts, within a quarter of the memory)")

@@ -2,11 +2,16 @@
 
 #include <ATen/Parallel.h>
 
+#include <atomic>
+
 #include "tessera/base/error.h"
+#include "tessera/kernels/detail/q4_blocks.h"
 #include "tessera/kernels/detail/row_kernels.h"
 
 namespace tessera {
 namespace {
+
+using detail::Q4Block;
 
 constexpr int64_t kLeastWork = 1 << 16;  // products of a thread's share
 
@@ -15,14 +20,43 @@ void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first,
   const int64_t k = weight.in(), n = weight.out();
   const float* scales = weight.scales().defined() ? weight.scales().const_data_ptr<float>() + first : nullptr;
   const void* data = weight.values().const_data_ptr();
-  switch (weight.values().scalar_type()) {
-    case at::kFloat:
+  switch (weight.dtype()) {
+    case RowDtype::kFloat32:
       return kernels.float32(x, m, k, static_cast<const float*>(data) + first * k, scales, count, k, y + first, n);
-    case at::kBFloat16:
+    case RowDtype::kBFloat16:
       return kernels.bfloat16(x, m, k, static_cast<const uint16_t*>(data) + first * k, scales, count, k, y + first, n);
-    default:
+    case RowDtype::kInt8:
       return kernels.int8(x, m, k, static_cast<const int8_t*>(data) + first * k, scales, count, k, y + first, n);
+    case RowDtype::kInt4:
+      return kernels.q4(x, m, k, static_cast<const Q4Block*>(data) + first * (k / Q4Block::kElements), scales, count, k,
+                        y + first, n);
   }
+}
+
+at::Tensor q4_blocks_of(const at::Tensor& weight) {
+  const int64_t out = weight.size(0), in = weight.size(1), blocks = in / Q4Block::kElements;
+  auto packed = at::empty({out, blocks * static_cast<int64_t>(sizeof(Q4Block))}, at::kByte);
+  auto* const to = reinterpret_cast<Q4Block*>(packed.mutable_data_ptr<uint8_t>());
+  constexpr int64_t kBlock = 4096;  // rows that are widened at once
+  for (int64_t first = 0; first < out; first += kBlock) {
+    const int64_t count = std::min(kBlock, out - first);
+    const auto rows = weight.narrow(0, first, count).to(at::kFloat).contiguous();
+    const float* from = rows.const_data_ptr<float>();
+    std::atomic<bool> fits = true;
+    at::parallel_for(0, count, std::max<int64_t>(1, kLeastWork / std::max<int64_t>(1, in)),
+                     [&](int64_t begin, int64_t end) {
+                       const auto rows_of = [&](auto* data, int64_t width) {
+                         return std::span(data + begin * width, static_cast<size_t>((end - begin) * width));
+                       };
+                       if (!detail::to_q4_blocks(rows_of(from, in), rows_of(to + first * blocks, blocks))) fits = false;
+                     });
+    TESSERA_CHECK(
+        fits, ErrorKind::kFormat,
+        "[kernels.row_product] a weight [{}, {}] has elements that are not finite, or beyond 65504, which four "
+        "bits cannot hold. Are the weights intact? Else take bfloat16.",
+        out, in);
+  }
+  return packed;
 }
 
 }  // namespace
@@ -32,7 +66,14 @@ RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
                 "[kernels.row_product] found a weight of {} dims on {}, wanted [out, in] on the CPU", weight.dim(),
                 weight.device().str());
   const at::NoGradGuard no_grad;
+  if (dtype == RowDtype::kInt4 && weight.size(1) % Q4Block::kElements != 0) dtype = RowDtype::kInt8;
   RowWeight made;
+  made.dtype_ = dtype;
+  made.in_ = weight.size(1);
+  if (dtype == RowDtype::kInt4) {
+    made.values_ = q4_blocks_of(weight.detach());
+    return made;
+  }
   if (dtype != RowDtype::kInt8) {
     made.values_ = weight.detach().to(dtype == RowDtype::kFloat32 ? at::kFloat : at::kBFloat16).contiguous();
     return made;
@@ -49,6 +90,19 @@ RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
     made.values_.narrow(0, first, count).copy_(rows.div(steps).round_().clamp_(-127, 127));
   }
   return made;
+}
+
+at::Tensor RowWeight::widened() const {
+  if (dtype_ != RowDtype::kInt4) {
+    const auto values = values_.to(at::kFloat);
+    return scales_.defined() ? values.mul(scales_.unsqueeze(1)) : values;
+  }
+  auto values = at::empty({out(), in_}, at::kFloat);
+  const auto count = static_cast<size_t>(out() * in_);
+  detail::from_q4_blocks(
+      {reinterpret_cast<const Q4Block*>(values_.const_data_ptr<uint8_t>()), count / Q4Block::kElements},
+      {values.data_ptr<float>(), count});
+  return values;
 }
 
 std::vector<at::Tensor> row_products(const at::Tensor& given, std::span<const RowWeight* const> weights,

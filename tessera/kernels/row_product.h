@@ -18,21 +18,28 @@
 
 namespace tessera {
 
-// How a weight lies in memory. int8: each row in 255 steps of its own largest value.
-enum class RowDtype { kFloat32, kBFloat16, kInt8 };
+// How a weight lies in memory. int8: each row in 255 steps of its own largest value. int4: 32 elements of a row in 16
+// steps between the least and the largest of them, which are GGUF's blocks Q4_1 (5 bits an element); what such a file
+// held keeps its values.
+enum class RowDtype { kFloat32, kBFloat16, kInt8, kInt4 };
 
 class RowWeight {
  public:
   RowWeight() = default;
-  // Of [out, in], any floating dtype. Shares its memory where dtype and layout are as wanted.
+  // Of [out, in], any floating dtype. Shares its memory where dtype and layout are as wanted. As int4, rows that are no
+  // whole blocks lie as int8. Error kFormat for a weight that int4 cannot hold: no finite number, or beyond fp16.
   static RowWeight of(const at::Tensor& weight, RowDtype dtype);
   bool defined() const { return values_.defined(); }
+  RowDtype dtype() const { return dtype_; }
   int64_t out() const { return values_.size(0); }
-  int64_t in() const { return values_.size(1); }
-  const at::Tensor& values() const { return values_; }
+  int64_t in() const { return in_; }
+  const at::Tensor& values() const { return values_; }  // of int4: bytes [out, in / 32 * 20]
   const at::Tensor& scales() const { return scales_; }  // fp32 [out] of int8; else undefined
+  at::Tensor widened() const;                           // what it stands for, fp32 [out, in]
 
  private:
+  RowDtype dtype_ = RowDtype::kFloat32;
+  int64_t in_ = 0;
   at::Tensor values_, scales_;
 };
 

@@ -1,9 +1,30 @@
 #include "tessera/nn/paged_cache.h"
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/nn/attention_pattern.h"
 
 namespace tessera::nn {
+namespace {
+
+// into [pages, heads, slots, d], given [1, N, heads, d], both fp32 on the CPU, page and slot of each row: index_put_,
+// without its bookkeeping, which took longer than the attention of a small model.
+void put_rows(const at::Tensor& into, const at::Tensor& given, const at::Tensor& row_pages,
+              const at::Tensor& row_slots) {
+  const auto from = given.contiguous();
+  const int64_t rows = from.size(1), heads = from.size(2), d = from.size(3);
+  const int64_t of_page = into.stride(0), of_head = into.stride(1), of_slot = into.stride(2);
+  const auto *pages = row_pages.const_data_ptr<int64_t>(), *slots = row_slots.const_data_ptr<int64_t>();
+  const auto* source = from.const_data_ptr<float>();
+  auto* const target = into.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < rows; ++row) {
+    auto* const to = target + pages[row] * of_page + slots[row] * of_slot;
+    for (int64_t head = 0; head < heads; ++head, source += d) std::copy_n(source, d, to + head * of_head);
+  }
+}
+
+}  // namespace
 
 PagedStep::PagedStep(PageStore& store, std::vector<PagedTokens> sequences, std::vector<int64_t> logit_rows)
     : store_(&store), sequences_(std::move(sequences)), logit_rows_(at::tensor(logit_rows, at::kLong)) {
@@ -38,15 +59,17 @@ at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at:
                 c10::str(keys.sizes()), pages_.size(0), storage.size(3), storage.size(5));
   const auto stored = storage.select(1, layer);
   const auto stored_keys = stored.select(1, 0), stored_values = stored.select(1, 1);  // [pages, heads, slots, d]
-  const auto pages = pages_.to(keys.device()), slots = slots_.to(keys.device());
-  const auto put = [&](const at::Tensor& into, const at::Tensor& from) {
-    into.transpose(1, 2).index_put_({pages, slots}, from.squeeze(0));
-  };
-  put(stored_keys, keys);
-  put(stored_values, values);
   if (!keys.is_cpu() || keys.scalar_type() != at::kFloat) {
+    const auto pages = pages_.to(keys.device()), slots = slots_.to(keys.device());
+    const auto put = [&](const at::Tensor& into, const at::Tensor& from) {
+      into.transpose(1, 2).index_put_({pages, slots}, from.squeeze(0));
+    };
+    put(stored_keys, keys);
+    put(stored_values, values);
     return attend_gathered(queries, stored_keys, stored_values, window, scores);
   }
+  put_rows(stored_keys, keys, pages_, slots_);
+  put_rows(stored_values, values, pages_, slots_);
   return paged_attention({.queries = queries.squeeze(0).contiguous(),
                           .keys = stored_keys,
                           .values = stored_values,

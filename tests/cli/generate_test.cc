@@ -157,7 +157,7 @@ TEST_F(Generate, TakesSamplingFromTheFolderAndSaysSo) {
 }
 
 TEST_F(Generate, SmallWeightsAnswerToo) {
-  for (const char* dtype : {"bfloat16", "int8", "float16"}) {
+  for (const char* dtype : {"bfloat16", "int8", "int4", "float16"}) {
     const auto found = run({"--prompt", "the cat", "--max-new-tokens", "9", "--dtype", dtype});
     EXPECT_EQ(found.exit_code, 0) << found.err;
     EXPECT_GE(found.out.size(), 2U);
@@ -177,7 +177,7 @@ TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {
   expect(run({"--prompt", ""}), 2, "holds no token");
   expect(run({"--prompt", "a", "--chat"}), 2, "no chat template");
   expect(run({"--prompt", "a", "--dtype", "int3"}), 2, "int3");
-  expect(run({"--prompt", "a", "--dtype", "int8", "--nproc", "2"}), 2, "one rank");
+  expect(run({"--prompt", "a", "--dtype", "int4", "--nproc", "2"}), 2, "one rank");
   expect(run({}), 2, "--batch FILE");
   expect(run({"--prompt", "a", "--batch", "x"}), 2, "neither --prompt");
   expect(run({"--prompt", "a", "--system", "x"}), 2, "Add --chat");

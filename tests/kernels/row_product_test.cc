@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "tessera/base/error.h"
+#include "tessera/formats/gguf_quants.h"
 #include "tessera/kernels/detail/row_kernels.h"
 #include "tessera/kernels/paged_attention.h"
 
@@ -44,10 +46,61 @@ TEST(RowProduct, EightBitsAreWithinHalfAStep) {
   EXPECT_EQ(packed.values().nbytes(), 21U * 70U);
 }
 
+TEST(RowProduct, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyStandFor) {
+  auto weight = numbers({53, 96}, 4);
+  weight[3].zero_();
+  weight[7].fill_(2.5);
+  const auto packed = RowWeight::of(weight, RowDtype::kInt4);
+  EXPECT_EQ(packed.dtype(), RowDtype::kInt4);
+  EXPECT_EQ(packed.in(), 96);
+  EXPECT_EQ(packed.values().nbytes(), 53U * 3U * 20U);
+  const auto values = packed.widened();
+  const auto blocks = weight.view({53, 3, 32});
+  const auto step = (blocks.amax(2, true) - blocks.amin(2, true)) / 15;
+  // Scale and least value are rounded to eleven bits.
+  EXPECT_TRUE(
+      (values.view({53, 3, 32}) - blocks).abs().le(step * 0.51 + blocks.abs().amax(2, true) / 1024).all().item<bool>());
+  EXPECT_TRUE(at::equal(values[7], weight[7]));
+  for (const int64_t rows : {1, 2, 3, 4, 5, 8, 13}) {
+    const auto x = numbers({rows, 96}, 5);
+    EXPECT_TRUE(at::equal(row_product(x, packed), row_product(x, RowWeight::of(values, RowDtype::kFloat32)))) << rows;
+  }
+}
+
+TEST(RowProduct, FourBitsKeepWhatAFileOfSuchBlocksHeld) {
+  std::mt19937 random(8);
+  const int64_t rows = 40, blocks = 5;
+  std::vector<std::byte> bytes;
+  const auto put = [&](uint16_t bits) {
+    for (int i = 0; i < 2; ++i) bytes.push_back(static_cast<std::byte>(bits >> 8 * i));
+  };
+  for (int64_t block = 0; block < rows * blocks; ++block) {
+    put(static_cast<uint16_t>(0x1400 + random() % 0x1000));  // fp16 of about 0.001 to 0.02
+    put(static_cast<uint16_t>(0x9800 + random() % 0x1000));  // and -0.002 to -0.03
+    for (int i = 0; i < 16; ++i) bytes.push_back(static_cast<std::byte>(random()));
+    bytes.back() = std::byte{0xF0};  // the least and the largest are there, as in every block that was made of weights
+  }
+  auto values = at::empty({rows, blocks * 32});
+  dequantize(GgmlType::kQ4_1, bytes, {values.data_ptr<float>(), static_cast<size_t>(values.numel())});
+  const auto packed = RowWeight::of(values, RowDtype::kInt4);
+  EXPECT_TRUE(at::equal(packed.widened(), values));
+  EXPECT_EQ(std::memcmp(packed.values().const_data_ptr(), bytes.data(), bytes.size()), 0);
+}
+
+TEST(RowProduct, FourBitsRefuseWhatTheyCannotHoldAndLeaveRowsOfNoWholeBlocksToEight) {
+  auto weight = numbers({4, 64}, 1);
+  EXPECT_EQ(RowWeight::of(weight.narrow(1, 0, 40), RowDtype::kInt4).dtype(), RowDtype::kInt8);
+  for (const float wrong : {NAN, INFINITY, 1e6F}) {
+    weight[2][33] = wrong;
+    EXPECT_THROW(RowWeight::of(weight, RowDtype::kInt4), Error) << wrong;
+  }
+}
+
 TEST(RowProduct, ARowHasTheSameBitsWhateverIsBesideIt) {
-  for (const auto dtype : {RowDtype::kFloat32, RowDtype::kBFloat16, RowDtype::kInt8}) {
-    const auto x = numbers({61, 83}, 5);
-    const auto weight = RowWeight::of(numbers({101, 83}, 6), dtype);
+  for (const auto dtype : {RowDtype::kFloat32, RowDtype::kBFloat16, RowDtype::kInt8, RowDtype::kInt4}) {
+    const int64_t in = dtype == RowDtype::kInt4 ? 96 : 83;
+    const auto x = numbers({61, in}, 5);
+    const auto weight = RowWeight::of(numbers({101, in}, 6), dtype);
     const auto all = row_product(x, weight);
     for (int64_t begin = 0; begin < 61; begin += 7) {
       for (int64_t count = 1; begin + count <= 61; count += 5) {
@@ -148,7 +201,9 @@ TEST(RowKernels, AllInstructionsComputeTheSameUpToRounding) {
   const auto x = numbers({9, 75}, 1), weight = numbers({31, 75}, 2);
   std::vector<const detail::RowKernels*> all = {&detail::plain_row_kernels()};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) all.push_back(&detail::avx2_row_kernels());
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    all.push_back(&detail::avx2_row_kernels());
+  }
 #endif
   all.push_back(&detail::row_kernels());
   for (const auto* kernels : all) {
@@ -156,6 +211,12 @@ TEST(RowKernels, AllInstructionsComputeTheSameUpToRounding) {
     kernels->float32(x.const_data_ptr<float>(), 9, 75, weight.const_data_ptr<float>(), nullptr, 31, 75,
                      y.data_ptr<float>(), 31);
     EXPECT_LT((y - at::linear(x, weight)).abs().max().item<double>(), 1e-4) << kernels->name;
+    const auto blocks = RowWeight::of(numbers({31, 96}, 3), RowDtype::kInt4);
+    const auto wide = numbers({9, 96}, 4);
+    kernels->q4(wide.const_data_ptr<float>(), 9, 96,
+                reinterpret_cast<const detail::Q4Block*>(blocks.values().const_data_ptr<uint8_t>()), nullptr, 31, 96,
+                y.data_ptr<float>(), 31);
+    EXPECT_LT((y - at::linear(wide, blocks.widened())).abs().max().item<double>(), 1e-4) << kernels->name;
   }
 }
 

@@ -231,12 +231,30 @@ TEST(Engine, LogProbsAreThoseOfTheModel) {
   EXPECT_NEAR(told.log_probs[0].likeliest[1].second, std::get<0>(expected.topk(2))[1].item<double>(), 1e-5);
 }
 
-TEST(RowModel, SmallerWeightsStayNearAndKeepTheSameBits) {
-  const auto reference = run_alone(row_model(""), tokens_from(1, 20), 1).log_probs.at(0).chosen;
-  for (const auto& [dtype, tolerance] : {std::pair(RowDtype::kBFloat16, 0.05), std::pair(RowDtype::kInt8, 0.1)}) {
-    const auto model = row_model("", dtype);
+// In float32, with the values that weights of that dtype stand for.
+std::shared_ptr<CausalLM> rounded_model(const std::string& changes, RowDtype dtype) {
+  auto model = tiny_model(changes);
+  for (auto& named : model->named_parameters(/*all=*/true)) {
+    const auto& value = named.slot->parameter;
+    if (value.dim() != 2 || named.name.find("embed") != std::string::npos) continue;
+    const bool head = named.name.find("lm_head") != std::string::npos;
+    const auto packed = RowWeight::of(value, head && dtype == RowDtype::kInt4 ? RowDtype::kInt8 : dtype);
+    nn::Module::set_parameter(*named.slot, packed.widened());
+  }
+  make_row_model(*model, RowDtype::kFloat32);
+  return model;
+}
+
+TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {
+  const std::string whole_blocks = R"("hidden_size": 32, "intermediate_size": 64)";
+  for (const auto dtype : {RowDtype::kBFloat16, RowDtype::kInt8, RowDtype::kInt4}) {
+    const auto model = row_model(whole_blocks, dtype);
     const auto alone = run_alone(model, tokens_from(1, 20), 12);
-    EXPECT_NEAR(alone.log_probs.at(0).chosen, reference, tolerance);
+    const auto expected = run_alone(rounded_model(whole_blocks, dtype), tokens_from(1, 20), 12);
+    EXPECT_EQ(alone.tokens, expected.tokens);
+    EXPECT_NEAR(alone.log_probs.at(0).chosen, expected.log_probs.at(0).chosen, 1e-4);
+    EXPECT_NE(alone.log_probs.at(0).chosen,
+              run_alone(row_model(whole_blocks), tokens_from(1, 20), 1).log_probs.at(0).chosen);
     Told first, told;
     Engine engine(model, {.pages = 12});
     engine.add(request_into(first, tokens_from(5, 9), 12));

@@ -11,6 +11,15 @@ template <class Weight>
 using RowProducts = void (*)(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
                              int64_t n, int64_t k, float* y, int64_t y_stride);
 
+// 32 weights in GGUF's Q4_1: element i is d * (the low half of codes[i]) + m, element 16 + i of the upper half. Exact
+// in fp32 but for the sum's rounding: d is fp16 and a code has four bits.
+struct Q4Block {
+  static constexpr int64_t kElements = 32;
+  uint16_t d, m;  // fp16
+  uint8_t codes[16];
+};
+static_assert(sizeof(Q4Block) == 20);
+
 // Some tokens of one sequence in a row, with the query heads that share a key head.
 struct PagedHead {
   const float* queries;  // of the first token: [group, head_dim]
@@ -33,6 +42,7 @@ struct RowKernels {
   RowProducts<float> float32;
   RowProducts<uint16_t> bfloat16;
   RowProducts<int8_t> int8;
+  RowProducts<Q4Block> q4;  // k: whole blocks; no scales
   void (*attend)(const PagedHead& head);
   // out = activation(gate) * up; gelu: by its tanh form, else silu.
   void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* out);

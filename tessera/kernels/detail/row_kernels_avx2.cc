@@ -9,13 +9,13 @@
 #include <limits>
 #include <type_traits>
 
-#define ROW_TARGET __attribute__((target("avx2,fma")))
+#define ROW_TARGET __attribute__((target("avx2,fma,f16c")))
 
 namespace tessera::detail {
 namespace avx2_rows {
 namespace {
 
-constexpr int kLanes = 8, kTileRows = 4, kTileColumns = 2, kWideColumns = 8;
+constexpr int kLanes = 8, kTileRows = 4, kTileColumns = 2, kWideColumns = 8, kTallRows = 0, kQ4Rows = 4, kQ4Columns = 2;
 using Lanes = __m256;
 
 inline float widened(float value) { return value; }
@@ -31,6 +31,19 @@ ROW_TARGET inline Lanes load(const uint16_t* from) {
 }
 ROW_TARGET inline Lanes load(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+struct Q4Scale {
+  __m256 d, m;
+};
+ROW_TARGET inline Q4Scale scale_of(const Q4Block& block) {
+  return {_mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(block.d))),
+          _mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(block.m)))};
+}
+ROW_TARGET inline Lanes values_of(const Q4Block& block, Q4Scale scale, int part) {
+  const __m256i codes =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(block.codes + part % 2 * 8)));
+  const __m256i own = _mm256_and_si256(part < 2 ? codes : _mm256_srli_epi32(codes, 4), _mm256_set1_epi32(15));
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(own), scale.d, scale.m);
 }
 ROW_TARGET inline void store(float* to, Lanes lanes) { _mm256_storeu_ps(to, lanes); }
 ROW_TARGET inline Lanes times(Lanes a, Lanes b) { return _mm256_mul_ps(a, b); }
@@ -48,8 +61,8 @@ ROW_TARGET inline float sum(Lanes lanes) {
 
 const RowKernels& avx2_row_kernels() {
   using namespace avx2_rows;
-  static constexpr RowKernels kernels{"avx2",           products<float>, products<uint16_t>,
-                                      products<int8_t>, attend_head,     gate_row};
+  static constexpr RowKernels kernels{"avx2",      products<float>, products<uint16_t>, products<int8_t>, q4_products,
+                                      attend_head, gate_row};
   return kernels;
 }
 

@@ -15,7 +15,8 @@ namespace tessera::detail {
 namespace avx512_rows {
 namespace {
 
-constexpr int kLanes = 16, kTileRows = 6, kTileColumns = 4, kWideColumns = 8;
+constexpr int kLanes = 16, kTileRows = 6, kTileColumns = 4, kWideColumns = 8, kTallRows = 8, kQ4Rows = 4,
+              kQ4Columns = 4;
 using Lanes = __m512;
 struct Halves {
   __m256 low, high;
@@ -34,6 +35,17 @@ ROW_TARGET inline Lanes load(const uint16_t* from) {
 }
 ROW_TARGET inline Lanes load(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+// The sixteen values of a block, that its codes choose from.
+using Q4Scale = __m512;
+ROW_TARGET inline Q4Scale scale_of(const Q4Block& block) {
+  const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_fmadd_ps(codes, _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(block.d))),
+                         _mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(block.m))));
+}
+ROW_TARGET inline Lanes values_of(const Q4Block& block, Q4Scale values, int part) {
+  const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(block.codes)));
+  return _mm512_permutexvar_ps(part == 0 ? codes : _mm512_srli_epi32(codes, 4), values);  // by the low four bits alone
 }
 ROW_TARGET inline void store(float* to, Lanes lanes) { _mm512_storeu_ps(to, lanes); }
 ROW_TARGET inline Lanes times(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
@@ -54,8 +66,8 @@ ROW_TARGET inline float sum(Lanes lanes) {
 
 const RowKernels& avx512_row_kernels() {
   using namespace avx512_rows;
-  static constexpr RowKernels kernels{"avx512",         products<float>, products<uint16_t>,
-                                      products<int8_t>, attend_head,     gate_row};
+  static constexpr RowKernels kernels{"avx512",    products<float>, products<uint16_t>, products<int8_t>, q4_products,
+                                      attend_head, gate_row};
   return kernels;
 }
 

@@ -1,13 +1,25 @@
 // Included by row_kernels_*.cc inside a namespace of its own, after ROW_TARGET, Lanes, kLanes, load(), zero(), fill(),
-// store(), fma(), sum() and kTileRows, kTileColumns, kWideColumns. No include guard. Loops of constant length are
-// unrolled so that their sums stay in registers.
+// store(), fma(), sum(), scale_of() and values_of() a Q4Block, kTileRows, kTileColumns, kWideColumns, kTallRows (0:
+// none), kQ4Rows, kQ4Columns. No include guard. Loops of constant length are unrolled so that their sums stay in
+// registers.
 //
 // A result is a function of its row of x and its row of the weight alone: one accumulator of kLanes lanes over the
 // whole multiples of kLanes, their sum in a fixed order, then the rest one by one. How rows are tiled does not enter.
 
 #define ROW_UNROLL _Pragma("GCC unroll 8")
 
-template <class Weight, int kRows, int kColumns>
+// Reads ahead what will be multiplied two tiles later, `kBytes` of a tile a step: rows are too short and too many at
+// once for the processor to see that they lie behind one another. No address is too far for a prefetch.
+template <int64_t kBytes>
+inline void read_ahead(uintptr_t& at) {
+  ROW_UNROLL
+  for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(at + line), 0, 2);
+  at += kBytes;
+}
+constexpr int64_t kTilesAhead = 2;
+
+// kAhead: the weight comes from memory, not from the cache.
+template <class Weight, int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weight, const float* scales, int64_t k,
                             float* y, int64_t y_stride) {
   Lanes sums[kRows][kColumns];
@@ -17,7 +29,9 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
     for (int j = 0; j < kColumns; ++j) sums[i][j] = zero();
   }
   const int64_t whole = k / kLanes * kLanes;
+  auto ahead = reinterpret_cast<uintptr_t>(weight) + kTilesAhead * kColumns * k * sizeof(Weight);
   for (int64_t at = 0; at < whole; at += kLanes) {
+    if constexpr (kAhead) read_ahead<kColumns * kLanes * sizeof(Weight)>(ahead);
     Lanes columns[kColumns];
     ROW_UNROLL
     for (int j = 0; j < kColumns; ++j) columns[j] = load(weight + j * k + at);
@@ -39,22 +53,89 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
   }
 }
 
-template <class Weight, int kRows, int kColumns>
+// Of whole blocks: the sums of the tile above, in its order, over the values that the blocks stand for.
+template <int kRows, int kColumns, bool kAhead>
+ROW_TARGET inline void q4_tile(const float* x, int64_t x_stride, const Q4Block* weight, int64_t k, float* y,
+                               int64_t y_stride) {
+  Lanes sums[kRows][kColumns];
+  ROW_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    ROW_UNROLL
+    for (int j = 0; j < kColumns; ++j) sums[i][j] = zero();
+  }
+  const int64_t blocks = k / Q4Block::kElements;
+  auto ahead = reinterpret_cast<uintptr_t>(weight) + kTilesAhead * kColumns * blocks * sizeof(Q4Block);
+  for (int64_t at = 0; at < blocks; ++at) {
+    if constexpr (kAhead) read_ahead<kColumns * sizeof(Q4Block)>(ahead);
+    Q4Scale scales[kColumns];
+    ROW_UNROLL
+    for (int j = 0; j < kColumns; ++j) scales[j] = scale_of(weight[j * blocks + at]);
+    ROW_UNROLL
+    for (int part = 0; part < Q4Block::kElements / kLanes; ++part) {
+      Lanes columns[kColumns];
+      ROW_UNROLL
+      for (int j = 0; j < kColumns; ++j) columns[j] = values_of(weight[j * blocks + at], scales[j], part);
+      ROW_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const Lanes row = load(x + i * x_stride + at * Q4Block::kElements + part * kLanes);
+        ROW_UNROLL
+        for (int j = 0; j < kColumns; ++j) sums[i][j] = fma(row, columns[j], sums[i][j]);
+      }
+    }
+  }
+  ROW_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    ROW_UNROLL
+    for (int j = 0; j < kColumns; ++j) y[i * y_stride + j] = sum(sums[i][j]);
+  }
+}
+
+template <int kRows, int kColumns, bool kAhead>
+ROW_TARGET inline void q4_columns(const float* x, int64_t x_stride, const Q4Block* weight, int64_t n, int64_t k,
+                                  float* y, int64_t y_stride) {
+  const int64_t blocks = k / Q4Block::kElements;
+  int64_t j = 0;
+  for (; j + kColumns <= n; j += kColumns) {
+    q4_tile<kRows, kColumns, kAhead>(x, x_stride, weight + j * blocks, k, y + j, y_stride);
+  }
+  for (; j < n; ++j) q4_tile<kRows, 1, kAhead>(x, x_stride, weight + j * blocks, k, y + j, y_stride);
+}
+
+// A block is decoded for each tile, which takes more time than to read it: of all that fit into registers, four rows by
+// four columns were the fastest.
+ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q4Block* weight, const float*, int64_t n,
+                            int64_t k, float* y, int64_t y_stride) {
+  int64_t i = 0;
+  for (; i + kQ4Rows <= m; i += kQ4Rows) {
+    q4_columns<kQ4Rows, kQ4Columns, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+  }
+  for (; i + 2 <= m; i += 2) {
+    q4_columns<2, 4, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+  }
+  for (; i < m; ++i) q4_columns<1, 8, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+}
+
+template <class Weight, int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void columns_of(const float* x, int64_t x_stride, const Weight* weight, const float* scales,
                                   int64_t n, int64_t k, float* y, int64_t y_stride) {
   int64_t j = 0;
   for (; j + kColumns <= n; j += kColumns) {
-    tile<Weight, kRows, kColumns>(x, x_stride, weight + j * k, scales ? scales + j : nullptr, k, y + j, y_stride);
+    tile<Weight, kRows, kColumns, kAhead>(x, x_stride, weight + j * k, scales ? scales + j : nullptr, k, y + j,
+                                          y_stride);
   }
   for (; j < n; ++j) {
-    tile<Weight, kRows, 1>(x, x_stride, weight + j * k, scales ? scales + j : nullptr, k, y + j, y_stride);
+    tile<Weight, kRows, 1, kAhead>(x, x_stride, weight + j * k, scales ? scales + j : nullptr, k, y + j, y_stride);
   }
 }
 
 template <class Weight>
 ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
                          int64_t n, int64_t k, float* y, int64_t y_stride) {
-  if (m == 1) return columns_of<Weight, 1, kWideColumns>(x, x_stride, weight, scales, n, k, y, y_stride);
+  if (m == 1) return columns_of<Weight, 1, kWideColumns, true>(x, x_stride, weight, scales, n, k, y, y_stride);
+  // fp32 takes as long to read as to compute with: once over what comes from memory.
+  if (std::is_same_v<Weight, float> && kTallRows > 0 && m == kTallRows) {
+    return columns_of<Weight, std::max(kTallRows, 1), 2, true>(x, x_stride, weight, scales, n, k, y, y_stride);
+  }
   // So many rows of the weight stay in the cache while all rows of x go by.
   const int64_t block = std::max<int64_t>(kTileColumns, (int64_t{1} << 18) / std::max<int64_t>(1, k) / 4 / 8 * 8);
   for (int64_t first = 0; first < n; first += block) {
@@ -62,18 +143,15 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
     const Weight* rows = weight + first * k;
     const float* factors = scales ? scales + first : nullptr;
     int64_t i = 0;
-    for (; i + kTileRows <= m; i += kTileRows) {
-      columns_of<Weight, kTileRows, kTileColumns>(x + i * x_stride, x_stride, rows, factors, count, k,
+    const auto pass = [&]<int kRows, int kColumns, bool kAhead>() ROW_TARGET {
+      columns_of<Weight, kRows, kColumns, kAhead>(x + i * x_stride, x_stride, rows, factors, count, k,
                                                   y + i * y_stride + first, y_stride);
-    }
-    for (; i + 2 <= m; i += 2) {
-      columns_of<Weight, 2, kTileColumns>(x + i * x_stride, x_stride, rows, factors, count, k, y + i * y_stride + first,
-                                          y_stride);
-    }
-    for (; i < m; ++i) {
-      columns_of<Weight, 1, kWideColumns>(x + i * x_stride, x_stride, rows, factors, count, k, y + i * y_stride + first,
-                                          y_stride);
-    }
+      i += kRows;
+    };
+    if (m >= kTileRows) pass.template operator()<kTileRows, kTileColumns, true>();
+    while (i + kTileRows <= m) pass.template operator()<kTileRows, kTileColumns, false>();
+    while (i + 2 <= m) pass.template operator()<2, kTileColumns, false>();
+    while (i < m) pass.template operator()<1, kWideColumns, false>();
   }
 }
 

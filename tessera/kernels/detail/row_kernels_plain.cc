@@ -1,3 +1,5 @@
+#include <c10/util/Half.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -13,7 +15,7 @@ namespace plain_rows {
 namespace {
 
 // Eight lanes that any compiler makes vectors of what the target has.
-constexpr int kLanes = 8, kTileRows = 2, kTileColumns = 2, kWideColumns = 4;
+constexpr int kLanes = 8, kTileRows = 2, kTileColumns = 2, kWideColumns = 4, kTallRows = 0, kQ4Rows = 2, kQ4Columns = 2;
 struct Lanes {
   float of[kLanes];
 };
@@ -32,6 +34,20 @@ template <class Weight>
 Lanes load(const Weight* from) {
   Lanes lanes;
   for (int i = 0; i < kLanes; ++i) lanes.of[i] = widened(from[i]);
+  return lanes;
+}
+struct Q4Scale {
+  float d, m;
+};
+inline Q4Scale scale_of(const Q4Block& block) {
+  return {c10::detail::fp16_ieee_to_fp32_value(block.d), c10::detail::fp16_ieee_to_fp32_value(block.m)};
+}
+inline Lanes values_of(const Q4Block& block, Q4Scale scale, int part) {
+  Lanes lanes;
+  for (int i = 0; i < kLanes; ++i) {
+    const int code = block.codes[part % 2 * kLanes + i] >> part / 2 * 4 & 15;
+    lanes.of[i] = scale.d * static_cast<float>(code) + scale.m;
+  }
   return lanes;
 }
 inline void store(float* to, const Lanes& lanes) { std::copy_n(lanes.of, kLanes, to); }
@@ -57,8 +73,8 @@ inline float sum(const Lanes& lanes) {
 
 const RowKernels& plain_row_kernels() {
   using namespace plain_rows;
-  static constexpr RowKernels kernels{"plain",          products<float>, products<uint16_t>,
-                                      products<int8_t>, attend_head,     gate_row};
+  static constexpr RowKernels kernels{"plain",     products<float>, products<uint16_t>, products<int8_t>, q4_products,
+                                      attend_head, gate_row};
   return kernels;
 }
 

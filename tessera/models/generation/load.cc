@@ -13,19 +13,26 @@
 
 namespace tessera {
 
+std::optional<RowDtype> packed_row_dtype(std::string_view dtype) {
+  if (dtype == "int8") return RowDtype::kInt8;
+  if (dtype == "int4") return RowDtype::kInt4;
+  return std::nullopt;
+}
+
 std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
                                               c10::Device device) {
   static const std::map<std::string, c10::ScalarType> names = {
       {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float16", at::kHalf}};
   const auto named = names.find(dtype);
-  TESSERA_CHECK(dtype.empty() || dtype == "int8" || named != names.end(), ErrorKind::kConfig,
-                "--dtype: found {}, wanted float32, bfloat16, float16 or int8", quote(dtype));
-  TESSERA_CHECK(dtype != "int8" || device.is_cpu(), ErrorKind::kConfig,
-                "--dtype int8: weights of eight bits are for the CPU alone in this version, found {}. Take bfloat16.",
+  const auto packed = packed_row_dtype(dtype);
+  TESSERA_CHECK(dtype.empty() || packed || named != names.end(), ErrorKind::kConfig,
+                "--dtype: found {}, wanted float32, bfloat16, float16, int8 or int4", quote(dtype));
+  TESSERA_CHECK(!packed || device.is_cpu(), ErrorKind::kConfig,
+                "--dtype {}: packed weights are for the CPU alone in this version, found {}. Take bfloat16.", dtype,
                 device.str());
   const auto wanted = named == names.end() ? std::nullopt : std::optional(named->second);
   const auto model = from_pretrained(dir, wanted, device);
-  if (device.is_cpu()) make_row_model(*model, dtype == "int8" ? RowDtype::kInt8 : stored_row_dtype(*model));
+  if (device.is_cpu()) make_row_model(*model, packed.value_or(stored_row_dtype(*model)));
   return model;
 }
 

@@ -6,17 +6,22 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
+#include "tessera/kernels/row_product.h"
 #include "tessera/models/causal_lm.h"
 
 namespace tessera {
 
-// dtype: "" as stored, "float32", "bfloat16", "float16", "int8" (CPU alone). On the CPU the dtype is that of weights in
-// memory, computed with in float32, and the model is in rows (row_model.h): float16 takes the room of float32 there.
-// Error kConfig for any other dtype, and for int8 elsewhere.
+// dtype: "" as stored, "float32", "bfloat16", "float16", "int8", "int4" (both CPU alone). On the CPU the dtype is that
+// of weights in memory, computed with in float32, and the model is in rows (row_model.h): float16 takes the room of
+// float32 there. Error kConfig for any other dtype, and for int8 and int4 elsewhere.
 std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
                                               c10::Device device);
+// kInt8 or kInt4 where --dtype names one of them.
+std::optional<RowDtype> packed_row_dtype(std::string_view dtype);
 // Tokens that a cache should hold: as wanted, but at least one whole context and at most a quarter of this machine's
 // memory, where that holds a context.
 int64_t cache_tokens(const ModelConfig& config, int64_t wanted);

@@ -29,7 +29,7 @@ struct RowLinear : nn::Linear {
 struct RowHead : nn::Head {
   RowHead(const nn::Head& from, const ModelConfig& config, RowDtype dtype)
       : Head(from.weight.size(1), from.weight.size(0), kNothing),
-        values(RowWeight::of(from.weight, dtype)),
+        values(RowWeight::of(from.weight, dtype == RowDtype::kInt4 ? RowDtype::kInt8 : dtype)),
         softcap(static_cast<float>(config.final_logit_softcapping)) {}
   at::Tensor forward(const at::Tensor& x) override {
     auto logits = row_product(x, values);

@@ -5,7 +5,8 @@
 //
 // Projections, MLPs, experts and head are exchanged for twins that compute with kernels/row_product.h, norms and hidden
 // states are fp32, angles come from a table, so that greedy tokens are the same for a sequence alone, among others, or
-// in blocks of any size. Weights lie in memory as `dtype` says; what they are exchanged for is freed.
+// in blocks of any size. Weights lie in memory as `dtype` says, but of kInt4 the head is kInt8 as in most GGUF files;
+// what they are exchanged for is freed.
 #pragma once
 
 #include "tessera/kernels/row_product.h"
