@@ -334,8 +334,7 @@ int run(Harness& harness, const std::string& self) {
   } cleanup{folder};
   Halves halves(self, folder);
   measure_state(harness, halves, "302 MB", "");
-  const char* assets = std::getenv("TESSERA_ASSETS");
-  const auto weights = fs::path(assets ? assets : source_folder() + "/build/assets") / "smollm2" / "model.safetensors";
+  const auto weights = assets_folder() / "smollm2" / "model.safetensors";
   if (fs::exists(weights)) {
     measure_state(harness, halves, "SmolLM2", weights);
   } else {

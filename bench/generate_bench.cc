@@ -51,9 +51,9 @@ Generated generate_all(const std::shared_ptr<CausalLM>& model, const Tokens& pro
 }
 
 // Rows of the held-out text.
-Tokens prompts_of(const std::filesystem::path& assets, int64_t count) {
-  const auto tokenizer = text::Tokenizer::from_folder((assets / "smollm2").string());
-  const auto ids = tokenizer.encode(read_file(assets / "text" / "kjv-late.txt").substr(0, 1 << 16));
+Tokens prompts_of(int64_t count) {
+  const auto tokenizer = text::Tokenizer::from_folder(assets_folder() / "smollm2");
+  const auto ids = tokenizer.encode(read_file(assets_folder() / "text" / "kjv-late.txt").substr(0, 1 << 16));
   Tokens prompts;
   for (int64_t i = 0; i < count; ++i) {
     const auto from = ids.begin() + i * kPromptTokens;
@@ -107,8 +107,7 @@ Size size_of(const ModelConfig& c, const std::string& dtype) {
 
 class Comparison {
  public:
-  Comparison(Harness& harness, std::filesystem::path assets, std::string dtype)
-      : harness_(harness), assets_(std::move(assets)), dtype_(std::move(dtype)) {}
+  Comparison(Harness& harness, std::string dtype) : harness_(harness), dtype_(std::move(dtype)) {}
 
   void run(int64_t batch) {
     const auto name = [&](const std::string& what) {
@@ -117,7 +116,7 @@ class Comparison {
     const bool prompt = harness_.wants(name("prompt")), decode = harness_.wants(name("decode")),
                limit = harness_.wants(name("decode beside its limit"));
     if (!prompt && !decode && !limit) return;
-    const auto prompts = prompts_of(assets_, batch);
+    const auto prompts = prompts_of(batch);
     if (!model_) model_ = load_for_generation(folder(), dtype_ == "float32" ? "" : dtype_, at::kCPU);
     const Json question = {{"prompts", prompts}, {"new", kNewTokens}};
     const auto expected = Peer("generate.py", {folder(), "float32", dtype_}).ask(question)["tokens"].get<Tokens>();
@@ -174,7 +173,7 @@ class Comparison {
   }
 
  private:
-  std::string folder() const { return (assets_ / "smollm2").string(); }
+  std::string folder() const { return (assets_folder() / "smollm2").string(); }
   std::string peer_dtype() const { return dtype_ == "float32" ? dtype_ : "bfloat16"; }
   void start_peers() {
     if (peer_) return;
@@ -184,7 +183,6 @@ class Comparison {
   }
 
   Harness& harness_;
-  std::filesystem::path assets_;
   std::string dtype_;
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<Peer> peer_, tuned_;
@@ -197,10 +195,8 @@ int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("generate", [&] {
     Harness harness("generate", argc, argv);
-    const char* given = std::getenv("TESSERA_ASSETS");
-    const std::filesystem::path assets = given ? given : source_folder() + "/build/assets";
     for (const char* dtype : {"float32", "bfloat16", "int8", "int4"}) {
-      Comparison comparison(harness, assets, dtype);
+      Comparison comparison(harness, dtype);
       for (const int64_t batch : {1, 8}) comparison.run(batch);
     }
     return harness.exit_code();

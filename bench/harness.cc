@@ -95,6 +95,11 @@ std::string source_folder() {
   return folder ? folder : TESSERA_SOURCE_FOLDER;
 }
 
+std::filesystem::path assets_folder() {
+  const char* folder = std::getenv("TESSERA_ASSETS");
+  return folder ? folder : source_folder() + "/build/assets";
+}
+
 std::string machine() {
   std::ifstream info("/proc/cpuinfo");
   std::string model = "unknown processor";

@@ -20,6 +20,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -101,5 +102,7 @@ int bench_main(const char* bench, const std::function<int()>& body);
 std::string machine();
 // Root of the source tree, or a folder in TESSERA_SOURCE.
 std::string source_folder();
+// Models and texts that './dev assets' fetched: TESSERA_ASSETS, or in the source tree.
+std::filesystem::path assets_folder();
 
 }  // namespace tessera::bench

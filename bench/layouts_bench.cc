@@ -8,7 +8,6 @@
 //                                                             all ranks; HOW: a layout as "tp2-pp2", or a schedule
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -92,8 +91,7 @@ int main(int argc, char** argv) {
     if (argc == 7 && std::string(argv[1]) == "--rank")
       return rank_main(argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5], std::stoll(argv[6]));
     Harness harness("layouts", argc, argv);
-    const char* assets = std::getenv("TESSERA_ASSETS");
-    const std::string llama = (assets ? assets : source_folder() + "/build/assets") + std::string("/small_llama");
+    const std::string llama = assets_folder() / "small_llama";
     const auto scratch =
         std::filesystem::temp_directory_path() / ("tessera-bench-layouts-" + std::to_string(::getpid()));
     std::filesystem::create_directories(scratch);

@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     Harness harness("startup", argc, argv);
     const char* set = std::getenv("TESSERA_PROGRAM");
     const std::string program = set ? set : source_folder() + "/build/tessera";
-    const std::string assets = source_folder() + "/build/assets";
+    const std::string assets = assets_folder();
     measure_doctor(harness, program);
     measure_first_step(harness, program, argv[0], "the small Llama", assets + "/small_llama", "4");
     measure_first_step(harness, program, argv[0], "SmolLM2-135M", assets + "/smollm2", "2");

@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("tokenizer", [&] {
     Harness harness("tokenizer", argc, argv);
-    const std::filesystem::path assets = source_folder() + "/build/assets";
+    const auto assets = assets_folder();
     for (const char* name : {"qwen3", "llama3", "gemma3"})
       compare(harness, name, assets / "tokenizers" / name, assets / "text/kjv.txt");
     compare(harness, "smollm2", assets / "smollm2", assets / "text/kjv.txt");

@@ -7,7 +7,6 @@
 //   bench_tp --rank MODEL ROWS LENGTH dp|tp|sp     one of our ranks, started by `tessera launch`; ROWS are of all ranks
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "bench/train_steps.h"
@@ -51,8 +50,7 @@ int main(int argc, char** argv) {
     if (argc == 6 && std::string(argv[1]) == "--rank")
       return rank_main(argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5]);
     Harness harness("tp", argc, argv);
-    const char* assets = std::getenv("TESSERA_ASSETS");
-    const std::string folder = assets ? assets : source_folder() + "/build/assets";
+    const std::string folder = assets_folder();
     const auto scratch = std::filesystem::temp_directory_path() / ("tessera-bench-tp-" + std::to_string(::getpid()));
     std::filesystem::create_directories(scratch);
     const auto wide = write_wide_llama(scratch);

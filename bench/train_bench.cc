@@ -35,8 +35,7 @@ int main(int argc, char** argv) {
     if (argc == 5 && std::string(argv[1]) == "--rank")
       return rank_main(argv[2], std::stoll(argv[3]), std::stoll(argv[4]));
     Harness harness("train", argc, argv);
-    const char* assets = std::getenv("TESSERA_ASSETS");
-    const std::string folder = assets ? assets : source_folder() + "/build/assets";
+    const std::string folder = assets_folder();
     measure_steps(harness, argv[0],
                   {.name = "small Llama",
                    .peer = "train_step.py",

@@ -51,10 +51,14 @@ int exit_code_for(const std::exception& error) noexcept {
   return 1;
 }
 
+std::string first_line(const std::exception& error) {
+  const std::string_view text = error.what();
+  return std::string(text.substr(0, text.find('\n')));
+}
+
 Error as_error(const std::exception& error) {
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return *ours;
-  const std::string text = error.what();
-  return {exit_code_for(error) == 5 ? ErrorKind::kMemory : ErrorKind::kInternal, text.substr(0, text.find('\n'))};
+  return {exit_code_for(error) == 5 ? ErrorKind::kMemory : ErrorKind::kInternal, first_line(error)};
 }
 
 }  // namespace tessera

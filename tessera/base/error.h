@@ -44,8 +44,10 @@ const char* to_string(ErrorKind kind) noexcept;
 // allocator failures), 1 for everything else.
 int exit_code_for(const std::exception& error) noexcept;
 
-// Any exception as ours: of libtorch's, which brings a backtrace, the first line. kMemory where memory was exhausted,
-// else kInternal.
+// What it says, without the backtrace that libtorch's exceptions bring.
+std::string first_line(const std::exception& error);
+
+// Any exception as ours, of others' the first line: kMemory where memory was exhausted, else kInternal.
 Error as_error(const std::exception& error);
 
 template <class... Args>

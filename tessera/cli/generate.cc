@@ -131,16 +131,12 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
   TextStream stream(prompts.tokenizer(), flags.stop);
   std::vector<int64_t> tokens;
   std::string text;
-  std::optional<Error> error;
   generator.run({.prompt = prompt, .options = options, .on_token = [&](const NewToken& made) {
-                   error = made.error;
-                   if (made.finish == Finish::kError) return false;
                    tokens.push_back(made.token);
                    const auto piece = stream.push(made.token);
                    text += piece;
                    return (flags.json || write_piece(piece)) && !stream.stopped();
                  }});
-  if (error) throw Error(*error);
   const auto rest = stream.finish();
   if (flags.json) {
     print_object(generation_object(prompt, tokens, text + rest));

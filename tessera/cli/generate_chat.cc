@@ -78,7 +78,6 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
                    const Prompts& prompts, const Json& messages) {
   TextStream stream(prompts.tokenizer(), flags.stop);
   std::string text;
-  std::optional<Error> error;
   const auto prompt = prompts.of_messages(messages);
   const auto put = [&](const std::string& piece) {
     text += piece;
@@ -86,12 +85,9 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
   };
   interrupted = 0;
   generator.run({.prompt = prompt, .options = options, .on_token = [&](const NewToken& made) {
-                   error = made.error;
-                   if (made.finish == Finish::kError) return false;
                    put(stream.push(made.token));
                    return !stream.stopped() && !interrupted && std::ferror(stdout) == 0;
                  }});
-  if (error) throw Error(*error);
   put(stream.finish());
   show(std::exchange(interrupted, 0) ? " ...\n" : "\n");
   return text;

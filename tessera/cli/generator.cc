@@ -75,9 +75,15 @@ void Generator::follow() {
 
 void Generator::run(GenerationRequest request) {
   if (engine_) {
+    std::optional<Error> error;
+    request.on_token = [&error, told = std::move(request.on_token)](const NewToken& made) {
+      error = made.error;
+      return !error && told(made);
+    };
     engine_->add(std::move(request));
     while (engine_->step()) {
     }
+    if (error) throw Error(*error);
     return;
   }
   generation_capacity(model_->config(), request.prompt, request.options);  // its errors, before the others are told

@@ -33,7 +33,7 @@ class Generator {
   bool leads() const;
   // Computes what the first rank asks for until it ends.
   void follow();
-  // On the first rank: one sequence to its end.
+  // On the first rank: one sequence to its end. Throws what ends it early; its callback sees tokens alone.
   void run(GenerationRequest request);
   Engine* engine() { return engine_.get(); }  // null where the model is sharded
 

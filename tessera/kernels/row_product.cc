@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "tessera/base/error.h"
+#include "tessera/formats/gguf_quants.h"
 #include "tessera/kernels/detail/q4_blocks.h"
 #include "tessera/kernels/detail/row_kernels.h"
 
@@ -98,10 +99,8 @@ at::Tensor RowWeight::widened() const {
     return scales_.defined() ? values.mul(scales_.unsqueeze(1)) : values;
   }
   auto values = at::empty({out(), in_}, at::kFloat);
-  const auto count = static_cast<size_t>(out() * in_);
-  detail::from_q4_blocks(
-      {reinterpret_cast<const Q4Block*>(values_.const_data_ptr<uint8_t>()), count / Q4Block::kElements},
-      {values.data_ptr<float>(), count});
+  dequantize(GgmlType::kQ4_1, std::as_bytes(std::span(values_.const_data_ptr<uint8_t>(), values_.nbytes())),
+             {values.mutable_data_ptr<float>(), static_cast<size_t>(values.numel())});
   return values;
 }
 

@@ -9,7 +9,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/signature_exchange.h"
-#include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/errors/timed_out.h"
 

@@ -11,8 +11,8 @@
 #include <optional>
 #include <thread>
 
+#include "tessera/base/error.h"
 #include "tessera/base/json.h"
-#include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/watch/peer_socket.h"
 
 namespace tessera::comm {

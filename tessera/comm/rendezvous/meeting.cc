@@ -15,7 +15,6 @@
 #include "tessera/base/listen.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/backends/interface_choice.h"
-#include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/rendezvous/arrivals.h"
 #include "tessera/comm/rendezvous/hub_store.h"
 #include "tessera/comm/rendezvous/rendezvous.h"

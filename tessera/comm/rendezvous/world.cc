@@ -21,7 +21,6 @@
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/fake_backend.h"
 #include "tessera/comm/backends/interface_choice.h"
-#include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/watched_store.h"

@@ -12,7 +12,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/comm/errors/libtorch_error.h"
 #include "tessera/comm/watch/watch_roles.h"
 
 namespace tessera::comm {

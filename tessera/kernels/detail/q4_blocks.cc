@@ -36,16 +36,4 @@ bool to_q4_blocks(std::span<const float> values, std::span<Q4Block> blocks) {
   return true;
 }
 
-void from_q4_blocks(std::span<const Q4Block> blocks, std::span<float> values) {
-  for (size_t at = 0; at < blocks.size(); ++at) {
-    const auto& block = blocks[at];
-    const float d = c10::detail::fp16_ieee_to_fp32_value(block.d), m = c10::detail::fp16_ieee_to_fp32_value(block.m);
-    float* to = values.data() + at * kElements;
-    for (size_t i = 0; i < kHalf; ++i) {
-      to[i] = d * static_cast<float>(block.codes[i] & 15) + m;
-      to[kHalf + i] = d * static_cast<float>(block.codes[i] >> 4) + m;
-    }
-  }
-}
-
 }  // namespace tessera::detail

@@ -114,11 +114,10 @@ int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const
   TESSERA_CHECK(!scores.empty() && std::none_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); }),
                 ErrorKind::kInternal, "[models.generate] the model's logits are not numbers. Are its weights intact?");
   penalise(scores, context, options);
-  const float most = *std::max_element(scores.begin(), scores.end());
-  TESSERA_CHECK(std::isfinite(most), ErrorKind::kInternal,
-                "[models.generate] the largest score of a token is {}. Are the model's weights intact?", most);
-  if (options.sample) return sample_from(scores, context.tokens.size(), options);
-  return std::max_element(scores.begin(), scores.end()) - scores.begin();
+  const auto most = std::max_element(scores.begin(), scores.end());
+  TESSERA_CHECK(std::isfinite(*most), ErrorKind::kInternal,
+                "[models.generate] the largest score of a token is {}. Are the model's weights intact?", *most);
+  return options.sample ? sample_from(scores, context.tokens.size(), options) : most - scores.begin();
 }
 
 TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest) {

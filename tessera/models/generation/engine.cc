@@ -29,9 +29,9 @@ struct Engine::Step {
   struct Part {
     Sequence* sequence;
     int64_t rows;
+    bool chooses;  // a token, as these are its last rows
   };
   std::vector<Part> parts{};
-  std::vector<Sequence*> choosing{};  // in the order of the logits
 };
 
 Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
@@ -154,8 +154,7 @@ Engine::Step Engine::plan() {
       budget -= rows;
     }
     if (!give_pages(sequence, sequence.computed + rows)) break;  // it was the last
-    step.parts.push_back({&sequence, rows});
-    if (rows == sequence.pending()) step.choosing.push_back(&sequence);
+    step.parts.push_back({&sequence, rows, rows == sequence.pending()});
     ++at;
   }
   return step;
@@ -164,7 +163,7 @@ Engine::Step Engine::plan() {
 at::Tensor Engine::run(const Step& step) {
   std::vector<PagedTokens> sequences;
   std::vector<int64_t> tokens, positions, wanted;
-  for (const auto& [sequence, rows] : step.parts) {
+  for (const auto& [sequence, rows, chooses] : step.parts) {
     sequences.push_back({.first_row = static_cast<int64_t>(tokens.size()),
                          .rows = rows,
                          .first_position = sequence->computed,
@@ -173,7 +172,7 @@ at::Tensor Engine::run(const Step& step) {
       tokens.push_back(sequence->tokens[static_cast<size_t>(position)]);
       positions.push_back(position);
     }
-    if (rows == sequence->pending()) wanted.push_back(static_cast<int64_t>(tokens.size()) - 1);
+    if (chooses) wanted.push_back(static_cast<int64_t>(tokens.size()) - 1);
   }
   const auto row = [&](const std::vector<int64_t>& values) {
     return at::tensor(values, at::kLong).unsqueeze(0).to(device_);
@@ -191,19 +190,21 @@ void Engine::publish(Sequence& sequence) {
 }
 
 void Engine::finish_step(const Step& step, const at::Tensor& logits) {
-  for (const auto& [sequence, rows] : step.parts) {
+  std::vector<Sequence*> choosing;  // in the order of the logits
+  for (const auto& [sequence, rows, chooses] : step.parts) {
     if (rows > 1) counts_.prompt_tokens += rows;
     sequence->computed += rows;
     publish(*sequence);
+    if (chooses) choosing.push_back(sequence);
   }
   ++counts_.steps;
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
-  std::vector<NewToken> made(step.choosing.size());
+  std::vector<NewToken> made(choosing.size());
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
   at::parallel_for(0, static_cast<int64_t>(made.size()), share, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto& sequence = *step.choosing[static_cast<size_t>(i)];
+      const auto& sequence = *choosing[static_cast<size_t>(i)];
       const auto& request = sequence.request;
       auto& out = made[static_cast<size_t>(i)];
       const std::span<const float> row(all + static_cast<size_t>(i) * vocabulary, vocabulary);
@@ -218,7 +219,7 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
     }
   });
   for (size_t i = 0; i < made.size(); ++i) {
-    auto& sequence = *step.choosing[i];
+    auto& sequence = *choosing[i];
     const auto& request = sequence.request;
     auto& out = made[i];
     if (!out.finish) {
@@ -255,8 +256,7 @@ bool Engine::step() {
   if (!try_step(step)) return !running_.empty() || !waiting_.empty();
   // What one sequence brought about ends that one: each by itself.
   for (const auto& part : step.parts) {
-    const bool chooses = std::find(step.choosing.begin(), step.choosing.end(), part.sequence) != step.choosing.end();
-    const auto error = try_step({{part}, chooses ? std::vector{part.sequence} : std::vector<Sequence*>()});
+    const auto error = try_step({{part}});
     if (!error) continue;
     const auto& told = part.sequence->request.on_token;
     if (told) told({.finish = Finish::kError, .error = error});

@@ -76,11 +76,13 @@ TEST(DrawnPrograms, HoldMoreThan200OperationsAndAllKindsOfOperands) {
   EXPECT_GE(twice, kPrograms / 8);
 }
 
+bool is_sound_text(const std::string& text) {
+  const Program program = parse_program(text);
+  return is_sound(program, run_plain(program, Twin::kClean));
+}
+
 TEST(Soundness, RefusesWhatRoundingDecides) {
-  const auto sound = [](const std::string& steps) {
-    const Program program = parse_program("mesh 2\nvalues 3\n" + steps);
-    return is_sound(program, run_plain(program, Twin::kClean));
-  };
+  const auto sound = [](const std::string& steps) { return is_sound_text("mesh 2\nvalues 3\n" + steps); };
   EXPECT_TRUE(sound("%0 = input f64 [6] uniform -2 2 (R)\n%1 = floor(%0)\n"));
   // sin(x)/sin(x) is 1 but for its last bits.
   EXPECT_FALSE(sound("%0 = input f64 [6] uniform 1 2 (R)\n%1 = sin(%0)\n%2 = div.Tensor(%1, %1)\n%3 = floor(%2)\n"));
@@ -89,16 +91,13 @@ TEST(Soundness, RefusesWhatRoundingDecides) {
 }
 
 TEST(Soundness, RefusesWhatTheSignOfAZeroDecides) {
-  const Program program = parse_program(
-      "mesh 2\nvalues 3\n%0 = input f64 [40] uniform -2 2 (R)\n%1 = mul.Scalar(%0, 0)\n%2 = copysign.Tensor(%0, %1)\n");
-  EXPECT_FALSE(is_sound(program, run_plain(program, Twin::kClean)));
+  EXPECT_FALSE(
+      is_sound_text("mesh 2\nvalues 3\n%0 = input f64 [40] uniform -2 2 (R)\n%1 = mul.Scalar(%0, 0)\n%2 = "
+                    "copysign.Tensor(%0, %1)\n"));
 }
 
 TEST(Soundness, RefusesWhatTheSignOfAZeroDecidesHoweverFarTheZeroCame) {
-  const auto sound = [](const std::string& steps) {
-    const Program program = parse_program("mesh 2\nvalues 3\n" + steps);
-    return is_sound(program, run_plain(program, Twin::kClean));
-  };
+  const auto sound = [](const std::string& steps) { return is_sound_text("mesh 2\nvalues 3\n" + steps); };
   for (const std::string type : {"f64", "bf16"}) {
     std::string steps = "%0 = input " + type + " [1] uniform 1 2 (R)\n%1 = mul.Scalar(%0, 0)\n";
     for (int i = 1; i < 8; ++i) {
@@ -149,9 +148,8 @@ TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
   EXPECT_THROW(run("%3 = dot(%0, %0)\n"), std::runtime_error);
   EXPECT_NO_THROW(run("%3 = dot(%2, %2)\n"));
   const auto sound = [](const std::string& divisor) {
-    const Program program =
-        parse_program("mesh 2\nvalues 3\n%0 = input bf16 [4] uniform 3 3 (R)\n%1 = div.Scalar(%0, " + divisor + ")\n");
-    return is_sound(program, run_plain(program, Twin::kClean));
+    return is_sound_text("mesh 2\nvalues 3\n%0 = input bf16 [4] uniform 3 3 (R)\n%1 = div.Scalar(%0, " + divisor +
+                         ")\n");
   };
   EXPECT_TRUE(sound("2.0"));
   EXPECT_FALSE(sound("3.0")) << "is 1, but a share of it is a third";
@@ -171,9 +169,7 @@ TEST(Soundness, RefusesNarrowGradientsThatAreDividedAmongThreeEqualElements) {
 
 TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
   const auto sound = [](const std::string& step) {
-    const Program program =
-        parse_program("mesh 2 2\nvalues 560859\n%2 = input bf16 [2, 6] uniform 0.1 4.1 (R, P(sum))\n" + step);
-    return is_sound(program, run_plain(program, Twin::kClean));
+    return is_sound_text("mesh 2 2\nvalues 560859\n%2 = input bf16 [2, 6] uniform 0.1 4.1 (R, P(sum))\n" + step);
   };
   EXPECT_FALSE(sound("%4 = true_divide_.Tensor(%2, %2)\n")) << "by itself, which is one afterwards";
   EXPECT_TRUE(sound("%4 = true_divide_.Scalar(%2, 2.0)\n"));
@@ -181,13 +177,12 @@ TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
 
 TEST(Soundness, RefusesNarrowSecondGradientsOfWhichSharesRound) {
   const auto sound = [](const std::string& type) {
-    const Program program = parse_program(
+    return is_sound_text(
         fmt::format("mesh 3\nvalues 505581\n%0 = input f32 [5, 2] uniform -2 2 (R) grad\n"
                     "%11 = input f32 [2, 5] uniform -2 2 (R) grad\n%14 = input f32 [2] uniform -2 2 (R) grad\n"
                     "%15 = input f64 [2, 2] uniform -2 2 (R) grad\n%28 = input {} [3, 2] uniform -2 2 (R) grad\n"
                     "%32 = copysign.Scalar(%28, -1)\nbackward %32 (P(sum))\ntwice\n",
                     type));
-    return is_sound(program, run_plain(program, Twin::kClean));
   };
   EXPECT_FALSE(sound("f32"));
   EXPECT_TRUE(sound("f64"));
@@ -195,11 +190,10 @@ TEST(Soundness, RefusesNarrowSecondGradientsOfWhichSharesRound) {
 
 TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
   const auto sound = [](const std::string& type, int size) {
-    const Program program = parse_program(
+    return is_sound_text(
         fmt::format("mesh 8\nvalues 301723\n%3 = input {0} [] uniform 0.3 4.3 (R) grad\n"
                     "%5 = input {0} [{1}, {1}] uniform -2 2 (R)\n%8 = add.Tensor(%5, %3)\nbackward %8 (P(sum))\n",
                     type, size));
-    return is_sound(program, run_plain(program, Twin::kClean));
   };
   EXPECT_FALSE(sound("bf16", 17));
   EXPECT_TRUE(sound("bf16", 2));
@@ -209,12 +203,11 @@ TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
 // Seven rows' shares of a sum that is zero, each times products that round.
 TEST(Soundness, RefusesNarrowGradientsOfWhichTheSharesOfRanksRound) {
   const auto sound = [](const std::string& type) {
-    const Program program =
-        parse_program(fmt::format("mesh 8\nvalues 170747\n%0 = input {0} [7, 4] uniform -2 2 (R) grad\n"
-                                  "%4 = input {0} [7, 7] uniform -2 2 (R)\n%8 = prod(%0)\n%10 = sub.Tensor(%4, %8)\n"
-                                  "backward %10 (S(0))\n",
-                                  type));
-    return is_sound(program, run_plain(program, Twin::kClean));
+    return is_sound_text(
+        fmt::format("mesh 8\nvalues 170747\n%0 = input {0} [7, 4] uniform -2 2 (R) grad\n"
+                    "%4 = input {0} [7, 7] uniform -2 2 (R)\n%8 = prod(%0)\n%10 = sub.Tensor(%4, %8)\n"
+                    "backward %10 (S(0))\n",
+                    type));
   };
   EXPECT_FALSE(sound("f16"));
   EXPECT_TRUE(sound("f64"));
