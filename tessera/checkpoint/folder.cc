@@ -71,6 +71,13 @@ std::optional<std::string> CheckpointFolder::latest_name(const fs::path& folder)
   return name;
 }
 
+fs::path CheckpointFolder::find(const fs::path& path) {
+  for (const auto& folder : {path, path / "checkpoints"}) {
+    if (const auto name = latest_name(folder)) return folder / *name;
+  }
+  return path;
+}
+
 void CheckpointFolder::sweep() noexcept {
   try {
     if (!fs::is_directory(folder_)) return;

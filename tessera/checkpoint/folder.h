@@ -42,6 +42,9 @@ class CheckpointFolder {
   std::vector<std::string> go_back_to(const std::string& name, const std::function<std::filesystem::path()>& aside);
   // What LATEST names, nullopt without LATEST. Error kFormat when that is no name of a checkpoint.
   static std::optional<std::string> latest_name(const std::filesystem::path& folder);
+  // The checkpoint that a user means by the folder of a run or of its checkpoints: the one that LATEST names. Any other
+  // path is returned as it is. Error as latest_name's.
+  static std::filesystem::path find(const std::filesystem::path& path);
 
  private:
   // What prune() needs to know of a published checkpoint.

@@ -58,7 +58,8 @@ void check_sizes(const std::filesystem::path& checkpoint, const Manifest& manife
     const auto found = std::filesystem::file_size(checkpoint / file.name, failed);
     TESSERA_CHECK(
         !failed && found == file.size_bytes, ErrorKind::kFormat,
-        "[checkpoint.load] {}: found {} bytes, manifest.json says {}. The checkpoint is damaged; take an older one.",
+        "[checkpoint.load] {}: found {} bytes, manifest.json says {}. The checkpoint is damaged; take an older "
+        "one, in a recipe with checkpoint.resume=PATH.",
         (checkpoint / file.name).string(), failed ? 0 : found, file.size_bytes);
   }
 }
@@ -105,7 +106,7 @@ void Checkpoint::verify_file(size_t index) const {
   const auto found = hash_file(impl_->path / file.name);
   TESSERA_CHECK(found == file.xxh3, ErrorKind::kFormat,
                 "[checkpoint.verify] {}: hash is {:016x}, manifest.json says {:016x}. The file changed after it was "
-                "written; take an older checkpoint.",
+                "written; take an older checkpoint, in a recipe with checkpoint.resume=PATH.",
                 (impl_->path / file.name).string(), found, file.xxh3);
 }
 

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/checkpoint/folder.h"
 #include "tessera/checkpoint/write_dcp.h"
 #include "tessera/cli/ckpt_convert.h"
 #include "tessera/cli/ckpt_files.h"
@@ -92,6 +93,13 @@ int print_comparison(const ComparedFiles& compared) {
   return compared.different.empty() ? 0 : 1;
 }
 
+// What is meant by a run's folder is its newest checkpoint.
+std::string found(const std::string& path) {
+  const auto checkpoint = CheckpointFolder::find(path).string();
+  if (checkpoint != path) log_info("[ckpt] {}: its newest checkpoint is {}", path, checkpoint);
+  return checkpoint;
+}
+
 void list(const std::string& path, bool as_json) {
   const auto tensors = list_tensors(path);
   uint64_t total_bytes = 0;
@@ -108,8 +116,9 @@ int run_ckpt(VerbArguments args) {
   std::string path, source, destination;
   bool json = false;
   ConvertOptions convert;
-  auto* ls = app->add_subcommand(
-      "ls", "List the tensors of a checkpoint, a Hugging Face folder, a safetensors, GGUF or torch.save file");
+  auto* ls = app->add_subcommand("ls",
+                                 "List the tensors of a checkpoint or a run's newest, a Hugging Face folder, a "
+                                 "safetensors, GGUF or torch.save file");
   ls->add_option("PATH", path, "What to list")->required();
   ls->add_flag("--json", json, "One JSON object: name, dtype, shape, bytes and file of each tensor");
   auto* verify =
@@ -140,14 +149,15 @@ int run_ckpt(VerbArguments args) {
   cut->add_option("--ranks", ranks, "How many files, one a rank")->required()->type_name("N");
   if (const auto code = parse_flags(*app, args)) return *code;
   if (ls->parsed()) {
-    list(path, json);
+    list(found(path), json);
   } else if (verify->parsed()) {
-    print_verified(path, verify_checkpoint(path));
+    const auto checkpoint = found(path);
+    print_verified(checkpoint, verify_checkpoint(checkpoint));
   } else if (diff->parsed()) {
-    return print_comparison(compare_checkpoints(source, destination));
+    return print_comparison(compare_checkpoints(found(source), found(destination)));
   } else if (cut->parsed()) {
-    reshard(source, destination, ranks);
-  } else if (const auto remark = convert_checkpoint(source, destination, convert); !remark.empty()) {
+    reshard(found(source), destination, ranks);
+  } else if (const auto remark = convert_checkpoint(found(source), destination, convert); !remark.empty()) {
     log_warning("[ckpt.convert] {}", remark);
   }
   return 0;

@@ -18,6 +18,7 @@
 #include "tessera/models/adapters.h"
 #include "tessera/models/gguf_convert.h"
 #include "tessera/models/weights.h"
+#include "tessera/train/model_source.h"
 
 namespace tessera::cli {
 namespace {
@@ -49,8 +50,10 @@ fs::path companions_of(const fs::path& source, const ConvertOptions& options) {
                   "[ckpt.convert] --config {}: holds no config.json", options.config.string());
     return options.config;
   }
-  const auto folder = fs::is_directory(source) ? source : source.parent_path();
-  return fs::is_regular_file(folder / "config.json") ? folder : fs::path();
+  for (const auto& folder : {fs::is_directory(source) ? source : source.parent_path(), train::base_of(source)}) {
+    if (fs::is_regular_file(folder / "config.json")) return folder;
+  }
+  return {};
 }
 
 std::string without_config(const fs::path& companions, const fs::path& destination) {

@@ -10,9 +10,9 @@
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/agreement.h"
-#include "tessera/models/model_path.h"
 #include "tessera/report/live_page.h"
 #include "tessera/train/check_run.h"
+#include "tessera/train/model_source.h"
 #include "tessera/train/recipe.h"
 #include "tessera/train/recipe_print.h"
 #include "tessera/train/trainer.h"
@@ -47,7 +47,7 @@ int run_train(VerbArguments args) {
     std::fputs(train::to_yaml(recipe).c_str(), stdout);
     return 0;
   }
-  recipe.model.path = resolve_model_path(recipe.model.path, "model.path");
+  train::resolve_model_source(recipe);
   if (check) {
     train::check_run(recipe, std::max<int64_t>(nproc, 1));
     return 0;

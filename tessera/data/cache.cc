@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "tessera/base/scratch_folder.h"
 #include "tessera/base/staged.h"
 #include "tessera/base/unique_fd.h"
+#include "tessera/base/user_cache.h"
 #include "tessera/data/cache_lock.h"
 
 namespace tessera::data {
@@ -253,14 +253,8 @@ std::optional<fs::path> UnchangedFiles::changed() const {
 fs::path DataCache::folder_of(const std::string& setting) {
   if (setting == "off") return {};
   if (setting != "auto") return setting;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  fs::path folder;
-  if (cache && *cache == '/') {
-    folder = fs::path(cache) / "tessera" / "data";
-  } else if (home && *home == '/') {
-    folder = fs::path(home) / ".cache" / "tessera" / "data";
-  }
+  auto folder = user_cache();
+  if (!folder.empty()) folder /= "data";
   std::error_code error;
   if (!folder.empty()) fs::create_directories(folder, error);
   if (!folder.empty() && !error && ::access(folder.c_str(), W_OK) == 0) return folder;

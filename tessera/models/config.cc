@@ -200,8 +200,7 @@ std::string dtype_name(c10::ScalarType dtype) {
 ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "config.json";
   TESSERA_CHECK(std::filesystem::exists(path), ErrorKind::kIo,
-                "[models.config] {}: holds no config.json, wanted a Hugging Face model folder. For a GGUF file run "
-                "'tessera ckpt convert FILE DIR' first.",
+                "[models.config] {}: holds no config.json, wanted a Hugging Face model folder or a GGUF file.",
                 dir.string());
   return parse(read_file(path, kLimits.max_bytes), path.string());
 }

@@ -36,6 +36,10 @@ struct GgufExportOptions {
 void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir,
                     const GgufImportOptions& options = {});
 
+// The same without weights: kLinkedGguf in the folder is a link to the file, from which load_pretrained() reads them.
+inline constexpr const char* kLinkedGguf = "model.gguf";
+void gguf_to_linked_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir);
+
 // The file must not exist.
 void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::path& gguf,
                     const GgufExportOptions& options = {});

@@ -211,25 +211,57 @@ std::vector<std::string> names_in_folder(const detail::GgufTensor& tensor) {
   return tensor.stacks == nullptr ? std::vector<std::string>() : detail::names_of_experts(tensor);
 }
 
+// A file with what it says of its model, whose tensors are those that the architecture has.
+class GgufModel {
+ public:
+  GgufModel(const std::filesystem::path& path, std::optional<c10::ScalarType> wanted_dtype)
+      : file(GgufFile::open(path)), dtype(wanted_dtype.value_or(own_dtype(*file))) {
+    const GgufKeys keys(*file);
+    const auto& family = imported_family(keys);
+    config_ = config_of(keys, family, dtype);
+    config_text_ = detail::json_text(config_, path.string(), 2);
+    parsed_ = ModelConfig::parse(config_text_, path.string());
+    tensors = detail::gguf_tensors(family.gguf, parsed_);
+    check_file_tensors(*file, tensors);
+  }
+
+  // All but the weights.
+  void write_companions(const std::filesystem::path& folder) const {
+    publish_file(folder / "config.json", config_text_);
+    publish_file(folder / "generation_config.json",
+                 detail::json_text(generation_config(*file, config_), file->path().string(), 2));
+    detail::write_tokenizer_files(*file, folder, parsed_.vocab_size, parsed_.max_position_embeddings);
+  }
+
+  std::shared_ptr<const GgufFile> file;
+  c10::ScalarType dtype;
+  std::vector<detail::GgufTensor> tensors;
+
+ private:
+  json config_;
+  std::string config_text_;
+  ModelConfig parsed_;
+};
+
 }  // namespace
+
+void gguf_to_linked_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir) {
+  const GgufModel model(gguf, std::nullopt);
+  StagedFolder folder(dir);
+  model.write_companions(folder.path());
+  std::filesystem::create_symlink(std::filesystem::canonical(gguf), folder.path() / kLinkedGguf);
+  folder.publish();
+}
 
 void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir,
                     const GgufImportOptions& options) {
-  const auto file = GgufFile::open(gguf);
-  const GgufKeys keys(*file);
-  const auto& family = imported_family(keys);
-  const auto dtype = options.dtype.value_or(own_dtype(*file));
-  const auto config = config_of(keys, family, dtype);
-  const auto config_text = detail::json_text(config, gguf.string(), 2);
-  const auto parsed = ModelConfig::parse(config_text, gguf.string());
-  const auto tensors = detail::gguf_tensors(family.gguf, parsed);
-  check_file_tensors(*file, tensors);
+  const GgufModel model(gguf, options.dtype);
+  const auto& file = model.file;
+  const auto dtype = model.dtype;
+  const auto& tensors = model.tensors;
 
   StagedFolder folder(dir);
-  publish_file(folder.path() / "config.json", config_text);
-  publish_file(folder.path() / "generation_config.json",
-               detail::json_text(generation_config(*file, config), gguf.string(), 2));
-  detail::write_tokenizer_files(*file, folder.path(), parsed.vocab_size, parsed.max_position_embeddings);
+  model.write_companions(folder.path());
   std::vector<TensorSpec> specs;
   for (const auto& tensor : tensors) {
     if (tensor.stacks == nullptr) specs.push_back({tensor.hf_name, dtype, tensor.shape});

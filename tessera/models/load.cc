@@ -168,13 +168,13 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
 }  // namespace
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
-  if (detail::is_gguf(dir)) return detail::check_gguf(model, dir);
+  if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::check_gguf(model, file);
   match_names(model, detail::parameters_and_packed(model), *open_weights(dir));
 }
 
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device) {
   at::NoGradGuard no_grad;
-  if (detail::is_gguf(dir)) return detail::load_gguf(model, dir, device);
+  if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::load_gguf(model, file, device);
   const auto folder = open_weights(dir);
   auto parameters = detail::shared_parameters(model);
   const auto sources = match_names(model, detail::parameters_and_packed(model), *folder);

@@ -1,5 +1,8 @@
 #include "tessera/models/model_path.h"
 
+#include <fmt/format.h>
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
@@ -9,6 +12,9 @@
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/base/user_cache.h"
+#include "tessera/base/version.h"
+#include "tessera/models/gguf_convert.h"
 
 namespace tessera {
 namespace {
@@ -69,9 +75,7 @@ fs::path snapshot_of(const fs::path& model, const std::string& revision) {
   return is_hub_name(commit) && fs::is_directory(snapshot, ignored) ? snapshot : fs::path();
 }
 
-}  // namespace
-
-std::string resolve_model_path(const std::string& name, const std::string& setting) {
+std::string find_model(const std::string& name, const std::string& setting) {
   const auto id = parse_hub_id(name);
   if (!id) return name;
   const auto cache = hub_cache();
@@ -98,6 +102,39 @@ std::string resolve_model_path(const std::string& name, const std::string& setti
                 quote(name), snapshot.string(), command);
   log_info("[models.find] {}: {} is {}", setting, name, snapshot.string());
   return snapshot.string();
+}
+
+// A folder of the cache for the file as it is now. Any process may make it, and the first one does.
+std::string linked_folder(const fs::path& gguf) {
+  const auto cache = user_cache();
+  TESSERA_CHECK(!cache.empty(), ErrorKind::kIo,
+                "[models.find] {}: neither XDG_CACHE_HOME nor HOME names a folder, where its config and tokenizer "
+                "would be kept. Convert it with 'tessera ckpt convert FILE DIR' and name the folder.",
+                gguf.string());
+  const auto file = fs::canonical(gguf);
+  const auto state =
+      fmt::format("{} {} {}", file.string(), fs::file_size(file), fs::last_write_time(file).time_since_epoch().count());
+  const auto folder = cache / "models" / version() /
+                      fmt::format("{}-{:016x}", file.stem().string(), XXH3_64bits(state.data(), state.size()));
+  if (!fs::exists(folder)) {
+    fs::create_directories(folder.parent_path());
+    try {
+      gguf_to_linked_folder(file, folder);
+    } catch (const Error&) {
+      if (!fs::exists(folder)) throw;  // another process was faster
+    }
+  }
+  log_info("[models.find] {}: config and tokenizer are in {}", gguf.string(), folder.string());
+  return folder.string();
+}
+
+}  // namespace
+
+std::string resolve_model_path(const std::string& name, const std::string& setting) {
+  auto found = find_model(name, setting);
+  std::error_code ignored;
+  const bool is_gguf = fs::path(found).extension() == ".gguf" && fs::is_regular_file(found, ignored);
+  return is_gguf ? linked_folder(found) : found;
 }
 
 }  // namespace tessera

@@ -25,7 +25,8 @@ std::vector<RecipeKey> make_model_keys() {
       {.section = "model",
        .name = "path",
        .field = kModel<&ModelSection::path>,
-       .help = "Hugging Face folder (config.json, safetensors, tokenizer.json), or ORG/NAME in the Hub's local cache",
+       .help = "Hugging Face folder (config.json, safetensors, tokenizer.json), GGUF file, ORG/NAME in the Hub's local cache, "
+               "or a run or checkpoint of one: its weights, and the model that it started from",
        .required = true,
        .aliases = {"model.hf_assets_path", "model.pretrained_model_name_or_path", "policy.model_name"}},
       {.section = "model",

@@ -1,9 +1,7 @@
 #include "tessera/train/trainer.h"
 
 #include <fmt/ranges.h>
-#include <signal.h>
 
-#include <atomic>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +17,7 @@
 #include "tessera/models/weights.h"
 #include "tessera/train/check_run.h"
 #include "tessera/train/early_stopping.h"
+#include "tessera/train/recipe_print.h"
 #include "tessera/train/run_export.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_layout.h"
@@ -28,46 +27,12 @@
 #include "tessera/train/run_setup.h"
 #include "tessera/train/step.h"
 #include "tessera/train/step_profile.h"
+#include "tessera/train/stop_signals.h"
 
 namespace tessera::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::atomic<int64_t> stop_signal_ms{0};  // when it came; 0: not yet
-
-// One that comes within a second is the same: a launcher and its ranks are often asked at once, and it tells its ranks.
-void on_stop_signal(int signal) {
-  struct timespec now {};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  const int64_t now_ms = now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-  int64_t first_ms = 0;
-  if (stop_signal_ms.compare_exchange_strong(first_ms, now_ms) || now_ms - first_ms <= 1000) return;
-  ::signal(signal, SIG_DFL);
-  ::raise(signal);
-}
-
-// SIGTERM and SIGUSR1 ask the run to save and end, a second one ends it at once; the handlers of before come back with
-// the object.
-class StopSignals {
- public:
-  StopSignals() {
-    stop_signal_ms = 0;
-    struct sigaction action {};
-    action.sa_handler = on_stop_signal;
-    ::sigaction(SIGTERM, &action, &before_[0]);
-    ::sigaction(SIGUSR1, &action, &before_[1]);
-  }
-  ~StopSignals() {
-    ::sigaction(SIGTERM, &before_[0], nullptr);
-    ::sigaction(SIGUSR1, &before_[1], nullptr);
-  }
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-
- private:
-  struct sigaction before_[2];
-};
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -270,6 +235,8 @@ void Trainer::Impl::prepare() {
 nlohmann::json Trainer::Impl::extra_state() const {
   const auto random = random_state(place.mesh());
   return {{"data", loader->state()},
+          {"base", std::filesystem::absolute(recipe.model.path).lexically_normal().string()},
+          {"recipe", to_yaml(recipe)},
           {"optimizer", recipe.optimizer.name},
           {"model", model_identity},
           {"lora", adapters_identity},
@@ -357,7 +324,7 @@ void Trainer::Impl::train_step(int64_t step) {
   const double data_seconds = seconds_since(start);
   const double lr = schedule->at(step - 1);
   const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
-                                       {.stop = stop_signal_ms != 0, .failed = checkpoints->failed()});
+                                       {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
   if (result.failed) checkpoints->finish();  // throws, on every rank
   stop_requested = result.stop_requested;
   const double snapshot = std::exchange(snapshot_seconds, 0);

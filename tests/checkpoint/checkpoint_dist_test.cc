@@ -296,6 +296,34 @@ TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
   EXPECT_EQ(Checkpoint::latest(folder.path())->step(), 5);
 }
 
+// Where the folder is a file system of its own: full, then read-only.
+TEST(Checkpoint, AFullDiskAndAReadOnlyOneLeaveWhatWasPublished) {
+  TempFolder temp;
+  const auto folder = temp / "disk";
+  std::filesystem::create_directories(folder);
+  if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("none", folder.c_str(), "tmpfs", 0, "size=256k") != 0) {
+    GTEST_SKIP() << "this user may not mount";
+  }
+  save(folder, 2, false);
+  const auto expect_refused = [&](const NamedTensors& more, const std::string& reason) {
+    comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      CheckpointWriter writer({.folder = folder, .world = world});
+      auto tensors = sharded(world, 2);
+      tensors.insert(tensors.end(), more.begin(), more.end());
+      EXPECT_ERROR(ErrorKind::kIo, reason, writer.save(6, tensors, {}), writer.finish());
+    });
+    EXPECT_EQ(names_in(folder), (std::set<std::string>{"LATEST", "step-00000005"}));
+    const auto checkpoint = Checkpoint::latest(folder);
+    EXPECT_EQ(checkpoint->step(), 5);
+    checkpoint->verify();
+  };
+  expect_refused({{"large", at::ones({1 << 20})}}, "No space left on device");
+  ASSERT_EQ(::mount("none", folder.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0);
+  expect_refused({}, "Read-only file system");
+  ::umount2(folder.c_str(), MNT_DETACH);
+}
+
 TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
   TempFolder folder;
   comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {

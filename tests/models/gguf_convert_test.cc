@@ -14,6 +14,8 @@
 #include "tessera/models/detail/gguf_tensors.h"
 #include "tessera/models/family.h"
 #include "tessera/models/llama.h"
+#include "tessera/models/model_path.h"
+#include "tessera/models/weights.h"
 #include "tests/formats/file_bytes.h"
 #include "tests/support/temp_folder.h"
 
@@ -203,6 +205,48 @@ TEST(GgufConvert, ExpertsAreStackedUnderLlamaCppsNames) {
   EXPECT_EQ(GgufFile::open(folder / "half.gguf")->tensor_info("blk.0.ffn_down_exps.weight").type_name(), "F16");
   gguf_to_folder(folder / "half.gguf", folder / "half");
   EXPECT_EQ(SafetensorsFolder::open(folder / "half").entry("lm_head.weight").dtype, at::kFloat);
+}
+
+TEST(GgufConvert, ALinkedFolderIsTheModelOfTheFile) {
+  TempFolder folder;
+  folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf", {.type = GgmlType::kQ8_0});
+  gguf_to_folder(folder / "m.gguf", folder / "converted");
+  gguf_to_linked_folder(folder / "m.gguf", folder / "linked");
+  auto names = names_in(folder / "converted");
+  std::replace(names.begin(), names.end(), std::string("model.safetensors"), std::string(kLinkedGguf));
+  EXPECT_EQ(names_in(folder / "linked"), names);
+  for (const char* same : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}) {
+    EXPECT_EQ(read_file(folder / "linked" / same), read_file(folder / "converted" / same)) << same;
+  }
+  const auto linked = from_pretrained(folder / "linked"), converted = from_pretrained(folder / "converted");
+  const auto wanted = converted->named_parameters();
+  for (const auto& [name, slot, module] : linked->named_parameters()) {
+    const auto same = std::find_if(wanted.begin(), wanted.end(), [&](const auto& other) { return other.name == name; });
+    ASSERT_NE(same, wanted.end()) << name;
+    EXPECT_TRUE(at::equal(slot->parameter, same->slot->parameter)) << name;
+  }
+  fs::remove(folder / "m.gguf");
+  EXPECT_ANY_THROW(from_pretrained(folder / "linked"));
+}
+
+// A user names the file; what stands beside the weights is made once.
+TEST(GgufConvert, AFileIsAModelByItsName) {
+  TempFolder folder;
+  const char* before = std::getenv("XDG_CACHE_HOME");
+  const std::string cache = before ? before : "";
+  ::setenv("XDG_CACHE_HOME", (folder / "cache").c_str(), 1);
+  folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf", {.type = GgmlType::kF16});
+  const fs::path found = resolve_model_path(folder / "m.gguf", "model.path");
+  EXPECT_EQ(from_pretrained(found)->config().vocab_size, gguf_config()["vocab_size"]);
+  const auto made = fs::last_write_time(found / "config.json");
+  EXPECT_EQ(resolve_model_path(folder / "m.gguf", "model.path"), found);
+  EXPECT_EQ(fs::last_write_time(found / "config.json"), made);
+  fs::last_write_time(folder / "m.gguf", fs::last_write_time(folder / "m.gguf") + std::chrono::seconds(1));
+  EXPECT_NE(resolve_model_path(folder / "m.gguf", "model.path"), found) << "it may be another model now";
+  testing::write_bytes(folder / "bad.gguf", "GGUF");
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { resolve_model_path(folder / "bad.gguf", "model.path"); }),
+              HasSubstr("bad.gguf"));
+  cache.empty() ? ::unsetenv("XDG_CACHE_HOME") : ::setenv("XDG_CACHE_HOME", cache.c_str(), 1);
 }
 
 TEST(GgufConvert, WhatLlamaCppsExpertsCannotBeIsRefused) {

@@ -103,6 +103,21 @@ TEST(RunCheckpoints, AreWhatAnotherRunStartsFromInEveryFormat) {
   // A folder that has both config.json and the checkpoint is a model.
   ASSERT_ENDS_WELL(runs.train("whole", 1, {"train.steps=2", "model.init=pretrained", "model.path=" + dcp}));
   EXPECT_TRUE(runs.weights("whole") == runs.weights("exported"));
+  // The checkpoint of a run says of which model it is; its folder means the newest.
+  for (const fs::path& source : {fs::path(checkpoint), runs / "first", runs / "first/checkpoints"}) {
+    const auto dir = fmt::format("named{}", number++);
+    ASSERT_ENDS_WELL(runs.train(dir, 1, {"train.steps=2", "model.init=pretrained", "model.path=" + source.string()}));
+    EXPECT_TRUE(runs.weights(dir) == runs.weights("exported")) << source;
+  }
+  const auto nameless = runs.train("nameless", 1, {"model.init=pretrained", "model.path=" + torch_file});
+  EXPECT_EQ(nameless.exit_code, 2);
+  EXPECT_THAT(nameless.err, AllOf(HasSubstr("does not say of which model"), HasSubstr("model.weights=" + torch_file)));
+  EXPECT_THAT(ckpt({"verify", (runs / "first").string()}).out, HasSubstr("step 2"));
+  fs::rename(runs / "base", runs / "moved");
+  const auto moved = runs.train("moved-base", 1, {"model.path=" + checkpoint});
+  EXPECT_EQ(moved.exit_code, 2);
+  EXPECT_THAT(moved.err, HasSubstr("where no model is now"));
+  fs::rename(runs / "moved", runs / "base");
   const auto no_run = runs.train("none", 1, {"checkpoint.resume=" + dcp});
   EXPECT_EQ(no_run.exit_code, 2) << no_run.err;
   EXPECT_THAT(no_run.err, HasSubstr("no run of this program wrote it"));
@@ -127,7 +142,7 @@ TEST(RunCheckpoints, ASecondSignalEndsARunThatCannotSave) {
   }
   ::kill(stopped, SIGSTOP);  // the other waits for it in the middle of a step
   ::kill(launcher, SIGTERM);
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
   EXPECT_FALSE(processes.ended()) << "the first signal only asks";
   ::kill(launcher, SIGTERM);
   EXPECT_EQ(processes.wait(), 128 + SIGTERM) << read_file(runs / "log");

@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
+#include "tessera/base/user_cache.h"
 
 namespace tessera::detail {
 namespace {
@@ -60,10 +61,8 @@ bool measure_onednn() {
 
 // One file for each processor model, thread count and libtorch: what a measurement depends on.
 std::filesystem::path choice_file() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  if ((!cache || !*cache) && (!home || !*home)) return {};
-  const auto folder = cache && *cache ? std::filesystem::path(cache) : std::filesystem::path(home) / ".cache";
+  const auto folder = user_cache();
+  if (folder.empty()) return {};
   std::string processor = "unknown", line;
   std::ifstream cpuinfo("/proc/cpuinfo");
   while (std::getline(cpuinfo, line)) {
@@ -75,8 +74,7 @@ std::filesystem::path choice_file() {
   for (char& c : processor) {
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
   }
-  return folder / "tessera" /
-         fmt::format("linear{}-{}threads-torch{}", processor, at::get_num_threads(), TORCH_VERSION);
+  return folder / fmt::format("linear{}-{}threads-torch{}", processor, at::get_num_threads(), TORCH_VERSION);
 }
 
 std::optional<bool> read_choice(const std::filesystem::path& file) {

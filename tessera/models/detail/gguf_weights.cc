@@ -9,9 +9,11 @@
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/formats/gguf.h"
+#include "tessera/formats/tensor_files.h"
 #include "tessera/models/detail/gguf_tensors.h"
 #include "tessera/models/detail/local_part.h"
 #include "tessera/models/family.h"
+#include "tessera/models/gguf_convert.h"
 #include "tessera/nn/quantized_linear.h"
 
 namespace tessera::detail {
@@ -92,7 +94,11 @@ at::Tensor part_of(const at::Tensor& whole, const LocalBox& box) {
 
 }  // namespace
 
-bool is_gguf(const std::filesystem::path& path) { return path.extension() == ".gguf"; }
+std::filesystem::path gguf_of(const std::filesystem::path& path) {
+  if (path.extension() == ".gguf") return path;
+  const auto linked = path / kLinkedGguf;
+  return std::filesystem::is_symlink(linked) && !TensorFiles::is_there(path) ? linked : std::filesystem::path();
+}
 
 void check_gguf(CausalLM& model, const std::filesystem::path& path) {
   const GgufWeights weights(model, path);

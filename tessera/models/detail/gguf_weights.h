@@ -8,8 +8,8 @@
 
 namespace tessera::detail {
 
-// By the name alone: a file that ends in .gguf.
-bool is_gguf(const std::filesystem::path& path);
+// A file that ends in .gguf; of a folder that gguf_to_linked_folder() made, its link. Else empty.
+std::filesystem::path gguf_of(const std::filesystem::path& path);
 
 // Every parameter and packed weight of the model from the file, each rank its own part. The config is the model's; the
 // file must hold what it wants, in its shapes: Error kFormat or kConfig before anything is changed. No communication.

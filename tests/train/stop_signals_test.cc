@@ -1,0 +1,60 @@
+#include "tessera/train/stop_signals.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace tessera::train {
+namespace {
+
+// How a process ends that runs under StopSignals and is sent so many SIGTERM by its parent, then by itself, and then
+// SIGUSR1 by itself. 0: they were one request.
+int ends_with(int terms_of_parent, int own_terms, int own_usr1s) {
+  int told[2], ready[2];
+  if (::pipe(told) != 0 || ::pipe(ready) != 0) return -1;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char byte = 0;
+    const StopSignals signals;
+    if (StopSignals::requested() || ::write(ready[1], "r", 1) != 1) ::_exit(9);
+    while (::read(told[0], &byte, 1) < 0) {
+    }
+    for (int i = 0; i < own_terms; ++i) ::kill(::getpid(), SIGTERM);
+    for (int i = 0; i < own_usr1s; ++i) ::kill(::getpid(), SIGUSR1);
+    ::_exit(StopSignals::requested() ? 0 : 8);
+  }
+  char byte = 0;
+  EXPECT_EQ(::read(ready[0], &byte, 1), 1);
+  for (int i = 0; i < terms_of_parent; ++i) {
+    ::kill(child, SIGTERM);
+    ::usleep(50'000);  // two that are pending at once are one to the kernel
+  }
+  EXPECT_EQ(::write(told[1], "t", 1), 1);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  for (const int end : {told[0], told[1], ready[0], ready[1]}) ::close(end);
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+TEST(StopSignals, TheFirstAsksAndASecondEnds) {
+  EXPECT_EQ(ends_with(0, 1, 0), 0);
+  EXPECT_EQ(ends_with(1, 0, 0), 0);
+  EXPECT_EQ(ends_with(0, 2, 0), 128 + SIGTERM) << "however soon it comes";
+  EXPECT_EQ(ends_with(2, 0, 0), 128 + SIGTERM);
+  EXPECT_EQ(ends_with(0, 1, 1), 128 + SIGUSR1);
+}
+
+TEST(StopSignals, TheLaunchersAndOneFromElsewhereAreOne) {
+  EXPECT_EQ(ends_with(1, 1, 0), 0);
+  EXPECT_EQ(ends_with(1, 1, 1), 128 + SIGUSR1);
+}
+
+TEST(StopSignals, HandlersOfBeforeComeBack) {
+  const auto handler = +[](int) {};
+  const auto before = ::signal(SIGTERM, handler);
+  { const StopSignals signals; }
+  EXPECT_EQ(::signal(SIGTERM, before), handler);
+}
+
+}  // namespace
+}  // namespace tessera::train
