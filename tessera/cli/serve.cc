@@ -61,7 +61,8 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   limit("--max-connections", limits.connections, "Connections that are open at once; more wait to be accepted", 65536);
   limit("--max-body", limits.body_bytes, "Bytes of a request's body; more get 413", 1 << 30);
   limit("--max-header", limits.header_bytes, "Bytes of a request's header; more get 431 or are cut off", 1 << 20);
-  limit("--read-seconds", limits.read_seconds, "For a whole request to arrive, and for idle connections", 86400);
+  limit("--read-seconds", limits.read_seconds,
+        "For a whole request to arrive, for idle connections, and to take an answer that is made", 86400);
   limit("--request-seconds", limits.request_seconds, "From a request to its last token; longer ones get 504", 86400);
   limit("--drain-seconds", limits.drain_seconds, "After SIGTERM, for requests that are being answered", 86400);
   app->footer(

@@ -6,7 +6,8 @@
 
 namespace tessera::serve {
 
-Connections::Connections(double read_seconds) : read_time_(read_seconds), thread_([this] { watch(); }) {}
+Connections::Connections(double read_seconds, double answer_seconds)
+    : read_time_(read_seconds), answer_time_(answer_seconds), thread_([this] { watch(); }) {}
 
 Connections::~Connections() {
   {
@@ -24,7 +25,10 @@ void Connections::opened(const void* key, int socket) {
 
 void Connections::answering(const void* key) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = open_.find(key); found != open_.end()) found->second.answering = true;
+  const auto found = open_.find(key);
+  if (found == open_.end()) return;
+  found->second.answering = true;
+  found->second.since = Clock::now();
 }
 
 void Connections::waiting(const void* key) {
@@ -50,7 +54,7 @@ void Connections::watch() {
   while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return ending_; })) {
     for (auto& [key, connection] : open_) {
       // Its own thread closes it.
-      if (!connection.answering && Clock::now() - connection.since > read_time_)
+      if (Clock::now() - connection.since > (connection.answering ? answer_time_ : read_time_))
         ::shutdown(connection.socket, SHUT_RDWR);
     }
   }

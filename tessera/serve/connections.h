@@ -1,6 +1,7 @@
-// How long clients take to send: connections that have not sent a whole request in time are shut.
+// How long clients take: connections that have not sent a whole request in time are shut, and those that have not taken
+// the whole answer.
 //
-//   Connections connections(30.0);
+//   Connections connections(30.0, 630.0);
 //   connections.opened(key, socket); connections.answering(key); connections.waiting(key); connections.closed(key);
 //
 // Thread-safe; looks once in half a second on a thread of its own.
@@ -16,7 +17,8 @@ namespace tessera::serve {
 
 class Connections {
  public:
-  explicit Connections(double read_seconds);
+  // For a request to arrive, and for its answer from then on to be made and read.
+  Connections(double read_seconds, double answer_seconds);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
@@ -36,7 +38,7 @@ class Connections {
   };
   void watch();
 
-  const std::chrono::duration<double> read_time_;
+  const std::chrono::duration<double> read_time_, answer_time_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<const void*, Connection> open_;

@@ -13,7 +13,7 @@ struct Limits {
   int64_t header_bytes = 32 << 10;  // of a request, more get 431 or are cut off
   int64_t stops = 16;               // strings of "stop"
   int64_t top_logprobs = 20;
-  double read_seconds = 30;      // for the whole of a request to arrive, and idle connections
+  double read_seconds = 30;      // for the whole of a request to arrive, idle connections, and to take what is answered
   double request_seconds = 600;  // from a request to its last token
   double drain_seconds = 30;     // after SIGTERM, for requests that are being answered
 };

@@ -1,22 +1,36 @@
 #include "tessera/serve/responses.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <ctime>
 #include <nlohmann/json.hpp>
+
+#include "tessera/base/utf8.h"
 
 namespace tessera::serve {
 namespace {
 
-// The text of one token; of one that holds part of a character with replacement characters.
-std::string token_text(const Served& served, int64_t token) {
-  const auto id = static_cast<text::TokenId>(token);
-  return served.tokenizer.decode(std::span(&id, 1), /*skip_special_tokens=*/false);
+std::string token_bytes(const Served& served, int64_t token) {
+  return served.tokenizer.token_bytes(static_cast<text::TokenId>(token));
 }
 
+// Text, or "bytes:\xe2\x80" for a token that ends or begins inside a character, as OpenAI has it.
+std::string text_of(const std::string& bytes) {
+  if (is_valid_utf8(bytes)) return bytes;
+  std::string text = "bytes:";
+  for (const char each : bytes) text += fmt::format("\\x{:02x}", static_cast<unsigned char>(each));
+  return text;
+}
+
+// JSON has no infinity; a token that cannot come has OpenAI's -9999.
+double written(double log_prob) { return std::max(log_prob, -9999.0); }
+
 Json token_entry(const Served& served, int64_t token, double log_prob) {
-  const auto text = token_text(served, token);
+  const auto raw = token_bytes(served, token);
   Json bytes = Json::array();
-  for (const char each : text) bytes.push_back(static_cast<unsigned char>(each));
-  return {{"token", text}, {"logprob", log_prob}, {"bytes", std::move(bytes)}};
+  for (const char each : raw) bytes.push_back(static_cast<unsigned char>(each));
+  return {{"token", text_of(raw)}, {"logprob", written(log_prob)}, {"bytes", std::move(bytes)}};
 }
 
 }  // namespace
@@ -42,9 +56,11 @@ Json Response::log_probs_of(const Piece& piece) const {
     return {{"content", Json::array({entry})}};
   }
   Json top = Json::object();
-  for (const auto& [token, log_prob] : found.likeliest) top[token_text(served_, token)] = log_prob;
-  return {{"tokens", Json::array({token_text(served_, piece.token)})},
-          {"token_logprobs", Json::array({found.chosen})},
+  for (const auto& [token, log_prob] : found.likeliest) {
+    top[text_of(token_bytes(served_, token))] = written(log_prob);
+  }
+  return {{"tokens", Json::array({text_of(token_bytes(served_, piece.token))})},
+          {"token_logprobs", Json::array({written(found.chosen)})},
           {"top_logprobs", Json::array({top})}};
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -36,6 +37,18 @@ bool same_secret(std::string_view given, std::string_view secret) {
 std::string_view header(MHD_Connection* connection, const char* name) {
   const char* value = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, name);
   return value != nullptr ? std::string_view(value) : std::string_view();
+}
+
+// Schemes and media types are in any case.
+bool same_word(std::string_view given, std::string_view word) {
+  return std::ranges::equal(
+      given, word, {}, [](unsigned char c) { return std::tolower(c); },
+      [](unsigned char c) { return std::tolower(c); });
+}
+
+bool is_json(std::string_view content_type) {
+  const auto type = content_type.substr(0, content_type.find_first_of("; \t"));
+  return same_word(type, "application/json");
 }
 
 bool client_is_gone(MHD_Connection* connection) {
@@ -131,7 +144,10 @@ struct Server::State {
   std::atomic<int64_t> next_id = 1;
 
   State(const Served& of, Scheduler& by, ServerOptions with)
-      : served(of), scheduler(by), options(std::move(with)), connections(of.limits.read_seconds) {}
+      : served(of),
+        scheduler(by),
+        options(std::move(with)),
+        connections(of.limits.read_seconds, of.limits.request_seconds + of.limits.read_seconds) {}
 
   // Status and body of what may not come in. Before the body is read.
   void check_entry(MHD_Connection* connection, std::string_view path, std::string_view method) const;
@@ -177,9 +193,10 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
                      "This server answers requests to localhost alone. With --token-file it can be called otherwise.");
     }
   } else if (path != "/health") {
-    constexpr std::string_view kScheme = "Bearer ";
     const auto given = header(connection, MHD_HTTP_HEADER_AUTHORIZATION);
-    if (!given.starts_with(kScheme) || !same_secret(given.substr(kScheme.size()), options.token)) {
+    const size_t space = std::min(given.find(' '), given.size());
+    const auto secret = given.substr(std::min(given.find_first_not_of(' ', space), given.size()));
+    if (!same_word(given.substr(0, space), "Bearer") || !same_secret(secret, options.token)) {
       throw ApiError(401, "Wrong or no token. Send it as 'Authorization: Bearer TOKEN'.", "invalid_api_key");
     }
   }
@@ -197,7 +214,7 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
     throw ApiError(
         413, fmt::format("The body has {} bytes, this server takes {}.", length.substr(0, 20), limits.body_bytes));
   }
-  if (!header(connection, MHD_HTTP_HEADER_CONTENT_TYPE).starts_with("application/json")) {
+  if (!is_json(header(connection, MHD_HTTP_HEADER_CONTENT_TYPE))) {
     throw ApiError(415, "A body of Content-Type application/json is wanted.");
   }
 }

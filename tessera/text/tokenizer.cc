@@ -263,6 +263,12 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_to
   return state_->decoder.decode(std::move(tokens));
 }
 
+std::string Tokenizer::token_bytes(TokenId id) const {
+  const auto index = static_cast<size_t>(id);
+  if (id < 0 || index >= state_->tokens.size() || !state_->token_flags[index]) return "";
+  return state_->decoder.bytes_of(state_->tokens[index]);
+}
+
 std::optional<TokenId> Tokenizer::token_to_id(std::string_view token) const { return state_->find(token); }
 
 const std::string& Tokenizer::id_to_token(TokenId id) const {

@@ -56,6 +56,10 @@ class Tokenizer {
   // Ids that name no token are skipped. The result is valid UTF-8.
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
 
+  // The bytes that a token adds inside a text, which may be part of a character; of a special token its name. Empty for
+  // ids that name no token.
+  std::string token_bytes(TokenId id) const;
+
   std::optional<TokenId> token_to_id(std::string_view token) const;
   // Error kConfig for an id that names no token.
   const std::string& id_to_token(TokenId id) const;

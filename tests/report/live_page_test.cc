@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tests/report/http_client.h"
+#include "tests/support/http_client.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -17,8 +17,12 @@ namespace tessera::report {
 namespace {
 
 using ::testing::AllOf;
+using testing::ask;
+using testing::get;
 using ::testing::HasSubstr;
+using testing::loopback;
 using ::testing::StartsWith;
+using testing::take_port;
 
 class LivePageTest : public ::testing::Test {
  protected:

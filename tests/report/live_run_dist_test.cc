@@ -5,14 +5,16 @@
 #include <future>
 #include <thread>
 
-#include "tests/report/http_client.h"
+#include "tests/support/http_client.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::report {
 namespace {
 
 using ::testing::AllOf;
+using testing::get;
 using ::testing::HasSubstr;
+using testing::take_port;
 using train::TinyRun;
 
 size_t rows_told(const std::string& answer) {

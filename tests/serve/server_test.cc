@@ -9,9 +9,13 @@
 #include <thread>
 
 #include "tessera/models/generation/row_model.h"
+#include "tessera/serve/connections.h"
+#include "tessera/serve/responses.h"
 #include "tests/cli/tiny_tokenizer.h"
+#include "tests/data/byte_tokenizer.h"
 #include "tests/models/tiny.h"
-#include "tests/serve/http_client.h"
+#include "tests/support/http_client.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::serve {
 namespace {
@@ -172,6 +176,27 @@ TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
   EXPECT_NE(answer(body)["choices"][0]["text"], found["choices"][0]["text"]);
 }
 
+TEST(Responses, LogProbsOfPartsOfCharactersAndOfImpossibleTokensAreJson) {
+  const testing::TempFolder folder;
+  const Served served{
+      .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
+  const double never = -std::numeric_limits<double>::infinity();
+  const Piece piece{.text = "", .token = 0xE2, .log_probs = TokenLogProbs{-0.5, {{'a', -0.25}, {0x80, never}}}};
+  const CompletionRequest request{.prompt = {1}, .log_probs = 2};
+  Response chat(Endpoint::kChat, "x", served, request);
+  const auto content = Json::parse(chat.chunk(piece).dump())["choices"][0]["logprobs"]["content"][0];
+  EXPECT_EQ(content["token"], "bytes:\\xe2");
+  EXPECT_EQ(content["bytes"], Json::array({0xE2}));
+  EXPECT_EQ(content["logprob"], -0.5);
+  EXPECT_EQ(content["top_logprobs"][0], Json({{"token", "a"}, {"logprob", -0.25}, {"bytes", Json::array({'a'})}}));
+  EXPECT_EQ(content["top_logprobs"][1],
+            Json({{"token", "bytes:\\x80"}, {"logprob", -9999.0}, {"bytes", Json::array({0x80})}}));
+  Response text(Endpoint::kText, "x", served, request);
+  const auto found = Json::parse(text.chunk(piece).dump())["choices"][0]["logprobs"];
+  EXPECT_EQ(found["tokens"], Json::array({"bytes:\\xe2"}));
+  EXPECT_EQ(found["top_logprobs"][0], Json({{"a", -0.25}, {"bytes:\\x80", -9999.0}}));
+}
+
 TEST_F(Serve, ManyClientsAtOnceGetWhatEachWouldGetAlone) {
   start();
   std::vector<std::string> expected, found(24);
@@ -235,6 +260,13 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(http(port_, "GET", "/nothing"), 404, "No such path");
   expect_error(http(port_, "POST", "/v1/completions", good.dump(), "Content-Type: text/plain\r\n"), 415,
                "application/json");
+  expect_error(http(port_, "POST", "/v1/completions", good.dump(), "Content-Type: application/jsonl\r\n"), 415,
+               "application/json");
+  for (const char* type : {"Application/JSON", "application/json;charset=utf-8", "application/json ; charset=UTF-8"}) {
+    EXPECT_EQ(http(port_, "POST", "/v1/completions", good.dump(), fmt::format("Content-Type: {}\r\n", type)).status,
+              200)
+        << type;
+  }
   EXPECT_EQ(answer(changed(good, "n", 1))["choices"].size(), 1U) << "and goes on";
 }
 
@@ -279,7 +311,25 @@ TEST_F(Serve, ATokenIsWantedWhereOneIsSet) {
   expect_error(with("Bearer 0123456789abcde"), 401, "token");
   expect_error(with("Bearer 0123456789abcdef0"), 401, "token");
   expect_error(with("Basic 0123456789abcdef"), 401, "token");
-  EXPECT_EQ(with("Bearer 0123456789abcdef").status, 200);
+  expect_error(with("Bearer"), 401, "token");
+  expect_error(with("Bearer0123456789abcdef"), 401, "token");
+  for (const char* good : {"Bearer 0123456789abcdef", "bearer 0123456789abcdef", "BEARER  0123456789abcdef"}) {
+    EXPECT_EQ(with(good).status, 200) << good;
+  }
+}
+
+TEST(Connections, AnAnswerThatIsNotTakenIsCutOff) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  const UniqueFd server(ends[0]), client(ends[1]);
+  Connections connections(0.1, 2);
+  const auto begin = std::chrono::steady_clock::now();
+  connections.opened(&server, server.get());
+  connections.answering(&server);
+  EXPECT_EQ(testing::read_all(client.get()), "");  // until it is shut
+  const auto lasted = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(lasted, std::chrono::seconds(2)) << "the time for requests does not count while one is answered";
+  connections.closed(&server);
 }
 
 TEST_F(Serve, WithoutATokenAPageInABrowserReachesNothing) {

@@ -9,6 +9,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/utf8.h"
+#include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::text {
@@ -178,6 +180,35 @@ TEST(StreamDecoder, HoldsACharacterUntilItsLastByteAndGivesUpAtTheEnd) {
   EXPECT_EQ(stream.push(100 + 0xE2), "");
   EXPECT_EQ(stream.finish(), "\ufffd");
   EXPECT_EQ(stream.push(2), "b");
+}
+
+TEST(Tokenizer, BytesOfTokensJoinToTheText) {
+  const testing::TempFolder folder;
+  auto stripping = character_file();  // as Llama's: the space before a text is no part of it
+  stripping["decoder"]["decoders"].push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  auto metaspace = character_file();
+  metaspace["decoder"] = {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"prepend_scheme", "always"}};
+  auto with_special = character_file();
+  with_special["added_tokens"].push_back(special("<end>"));
+  const std::string text = "abc a\u00e9\u4f60 \U0001f600b";
+  for (const auto& tokenizer :
+       {load(character_file()), load(stripping), load(with_special), data::make_byte_tokenizer(folder.path())}) {
+    std::string joined;
+    size_t parts = 0;
+    for (const TokenId id : tokenizer.encode(text)) {
+      const auto bytes = tokenizer.token_bytes(id);
+      joined += bytes;
+      parts += !is_valid_utf8(bytes);
+    }
+    EXPECT_EQ(joined, text);
+    EXPECT_EQ(parts, 9U) << "bytes of a character";
+  }
+  EXPECT_EQ(load(metaspace).token_bytes(5), " ") << "inside a text, where decode() has the first of one";
+  EXPECT_EQ(load(metaspace).decode(Ids{5}), "");
+  EXPECT_EQ(load(stripping).token_bytes(4), " ");
+  const auto specials = load(with_special);
+  EXPECT_EQ(specials.token_bytes(specials.token_to_id("<end>").value()), "<end>");
+  for (const TokenId none : {-1, 50, 1'000'000}) EXPECT_EQ(load(character_file()).token_bytes(none), "") << none;
 }
 
 TEST(Tokenizer, ThreadsShareOneTokenizer) {

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <limits>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/text/detail/byte_level.h"
@@ -17,6 +18,10 @@ constexpr size_t kMaxDecodedBytes = size_t{1} << 32;
 
 class ByteLevelStep : public DecoderStep {
  public:
+  bool fuses() const override { return true; }
+  void apply_inside(std::string& token) const override {
+    if (auto spelled = bytes_of_token(token)) token = std::move(*spelled);
+  }
   void apply(std::vector<std::string>& tokens) const override {
     std::string bytes;
     for (const auto& token : tokens) {
@@ -65,6 +70,9 @@ class ReplaceStep : public DecoderStep {
 
 class ByteFallbackStep : public DecoderStep {
  public:
+  void apply_inside(std::string& token) const override {
+    if (const auto byte = byte_of(token)) token.assign(1, *byte);
+  }
   void apply(std::vector<std::string>& tokens) const override {
     std::vector<std::string> result;
     std::string bytes;
@@ -77,10 +85,8 @@ class ByteFallbackStep : public DecoderStep {
       bytes.clear();
     };
     for (auto& token : tokens) {
-      unsigned value = 0;
-      const bool shaped = token.size() == 6 && token.starts_with("<0x") && token[5] == '>';
-      if (shaped && parse_hex(token, value)) {
-        bytes += static_cast<char>(value);
+      if (const auto byte = byte_of(token)) {
+        bytes += *byte;
         continue;
       }
       flush();
@@ -91,17 +97,21 @@ class ByteFallbackStep : public DecoderStep {
   }
 
  private:
-  // Two hexadecimal digits, or '+' and one, as Rust's parser reads them.
-  static bool parse_hex(const std::string& token, unsigned& value) {
+  // Of <0xHH>: two hexadecimal digits, or '+' and one, as Rust's parser reads them.
+  static std::optional<char> byte_of(const std::string& token) {
+    if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
+    unsigned value = 0;
     const char* begin = token.data() + (token[3] == '+' ? 4 : 3);
     const char* end = token.data() + 5;
     const auto [stop, error] = std::from_chars(begin, end, value, 16);
-    return error == std::errc() && stop == end && *begin != '-';
+    if (error != std::errc() || stop != end || *begin == '-') return std::nullopt;
+    return static_cast<char>(value);
   }
 };
 
 class FuseStep : public DecoderStep {
  public:
+  bool fuses() const override { return true; }
   void apply(std::vector<std::string>& tokens) const override {
     std::string text;
     for (const auto& token : tokens) text += token;
@@ -114,6 +124,7 @@ class StripStep : public DecoderStep {
   StripStep(uint32_t content, uint64_t start, uint64_t stop) : start_(start), stop_(stop) {
     append_utf8(content, content_);
   }
+  bool trims() const override { return true; }
   void apply(std::vector<std::string>& tokens) const override {
     for (auto& token : tokens) {
       std::string_view rest = token;
@@ -134,24 +145,32 @@ class MetaspaceStep : public DecoderStep {
     append_utf8(replacement, replacement_);
   }
   void apply(std::vector<std::string>& tokens) const override {
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      const std::string_view with = i == 0 && drops_first_ ? "" : " ";
-      std::string text;
-      size_t at = 0;
-      for (size_t found; (found = tokens[i].find(replacement_, at)) != std::string::npos;
-           at = found + replacement_.size()) {
-        text.append(tokens[i], at, found - at).append(with);
-      }
-      tokens[i] = text.append(tokens[i], at);
-    }
+    for (size_t i = 0; i < tokens.size(); ++i) replace(tokens[i], i == 0 && drops_first_ ? "" : " ");
   }
+  void apply_inside(std::string& token) const override { replace(token, " "); }
 
  private:
+  void replace(std::string& token, std::string_view with) const {
+    std::string text;
+    size_t at = 0;
+    for (size_t found; (found = token.find(replacement_, at)) != std::string::npos; at = found + replacement_.size()) {
+      text.append(token, at, found - at).append(with);
+    }
+    token = text.append(token, at);
+  }
+
   std::string replacement_;
   bool drops_first_;
 };
 
 }  // namespace
+
+void DecoderStep::apply_inside(std::string& token) const {
+  std::vector<std::string> tokens = {std::move(token)};
+  apply(tokens);
+  token.clear();
+  for (const auto& part : tokens) token += part;
+}
 
 Decoder Decoder::from_json(const JsonReader& node) {
   Decoder decoder;
@@ -192,6 +211,15 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
     text += tokens[i];
   }
   return text;
+}
+
+std::string Decoder::bytes_of(std::string token) const {
+  bool fused = false;
+  for (const auto& step : steps_) {
+    if (!(fused && step->trims())) step->apply_inside(token);
+    fused = fused || step->fuses();
+  }
+  return token;
 }
 
 }  // namespace tessera::text

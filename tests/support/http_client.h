@@ -1,23 +1,46 @@
-// A client of one request a connection, as plain as can be, so that tests can send what no library would.
+// A client of one request a connection, as plain as can be, so that tests can send what no library would; and ports
+// that are free.
+//
+//   const HttpReply reply = http(port, "POST", "/v1/completions", body);
+//   get(port, "/data.json");                       // status line, headers and content; "refused" when nobody listens
+//   const uint16_t port = take_port().second;
 #pragma once
 
 #include <arpa/inet.h>
+#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
+#include <utility>
 
 #include "tessera/base/unique_fd.h"
 
 namespace tessera::testing {
 
-inline UniqueFd connect_to(int port) {
-  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+inline sockaddr_in loopback(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+// A port that was free a moment ago, and the socket that holds it.
+inline std::pair<UniqueFd, uint16_t> take_port() {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  auto address = loopback(0);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  return {std::move(socket), ntohs(address.sin_port)};
+}
+
+// None when nobody listens.
+inline UniqueFd connect_to(int port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto address = loopback(port);
   const timeval patience{60, 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) socket.reset();
@@ -34,6 +57,13 @@ inline std::string read_all(int socket) {
   for (ssize_t got = 0; (got = ::recv(socket, buffer, sizeof buffer, 0)) > 0;)
     text.append(buffer, static_cast<size_t>(got));
   return text;
+}
+
+inline std::string ask(int port, const std::string& request) {
+  const auto socket = connect_to(port);
+  if (socket.get() < 0) return "refused";
+  send_all(socket.get(), request);
+  return read_all(socket.get());
 }
 
 struct HttpReply {
@@ -54,11 +84,13 @@ inline HttpReply parse_reply(const std::string& text) {
 // `headers`: lines that end with \r\n.
 inline HttpReply http(int port, const std::string& method, const std::string& path, const std::string& body = "",
                       const std::string& headers = "Content-Type: application/json\r\n") {
-  const auto socket = connect_to(port);
   const auto length = method == "POST" ? "Content-Length: " + std::to_string(body.size()) + "\r\n" : "";
-  send_all(socket.get(), method + " " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + length +
-                             headers + "\r\n" + body);
-  return parse_reply(read_all(socket.get()));
+  return parse_reply(ask(port, method + " " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + length +
+                                   headers + "\r\n" + body));
+}
+
+inline std::string get(int port, const std::string& url, const std::string& host = "127.0.0.1") {
+  return ask(port, "GET " + url + " HTTP/1.1\r\nHost: " + host + "\r\nConnection: close\r\n\r\n");
 }
 
 }  // namespace tessera::testing
