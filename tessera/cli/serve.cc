@@ -4,8 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
+#include <memory>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -106,15 +109,37 @@ Listening listen_for(const ServeFlags& flags, const std::string& token) {
   return listening;
 }
 
-// SIGTERM and SIGINT wait until somebody asks for them.
-sigset_t hold_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return signals;
-}
+// SIGTERM and SIGINT for all threads that begin after it: before wait() they end the process at once, then the first
+// ends the wait and the second the process.
+class EndSignals {
+ public:
+  EndSignals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    std::thread([signals, state = state_] {
+      int signal = 0;
+      ::sigwait(&signals, &signal);
+      if (!state->serving) std::_Exit(128 + signal);
+      state->first.set_value(signal);
+      ::sigwait(&signals, &signal);
+      std::_Exit(128 + signal);
+    }).detach();
+  }
+  int wait() {
+    state_->serving = true;
+    return state_->first.get_future().get();
+  }
+
+ private:
+  struct State {
+    std::atomic<bool> serving = false;
+    std::promise<int> first;
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 }  // namespace
 
@@ -131,7 +156,7 @@ int run_serve(VerbArguments args) {
                        .limits = flags.limits};
   served.defaults = GenerationOptions::from_folder(flags.model, served.config);
   auto listening = listen_for(flags, token);
-  const auto signals = hold_signals();
+  EndSignals signals;
   const auto world = comm::World::single();
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
   const auto model = load_for_generation(flags.model, flags.dtype, device);
@@ -147,15 +172,9 @@ int run_serve(VerbArguments args) {
   serve::Server server(served, scheduler, {.listening = std::move(listening), .token = token});
   log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{})", served.name, url, device.str(),
            row_kernels_name(), served.cache_tokens, token.empty() ? "" : ", with a token");
-  int signal = 0;
-  ::sigwait(&signals, &signal);
+  const int signal = signals.wait();
   log_info("[serve] {}: answering what is begun, up to {} s; a second signal ends at once",
            signal == SIGTERM ? "SIGTERM" : "SIGINT", flags.limits.drain_seconds);
-  std::thread([signals] {
-    int second = 0;
-    ::sigwait(&signals, &second);
-    std::_Exit(128 + second);
-  }).detach();
   if (!server.drain()) log_warning("[serve] not all requests came to their end in time");
   return 0;
 }
