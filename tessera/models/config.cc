@@ -199,6 +199,11 @@ std::string dtype_name(c10::ScalarType dtype) {
 
 ModelConfig ModelConfig::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "config.json";
+  TESSERA_CHECK(
+      std::filesystem::exists(path) || !std::filesystem::exists(dir / "adapter_config.json"), ErrorKind::kIo,
+      "[models.config] {}: holds adapters alone. Add them to their model with 'tessera ckpt convert MODEL DIR "
+      "--to hf --adapter {}', and name DIR.",
+      dir.string(), dir.string());
   TESSERA_CHECK(std::filesystem::exists(path), ErrorKind::kIo,
                 "[models.config] {}: holds no config.json, wanted a Hugging Face model folder or a GGUF file.",
                 dir.string());

@@ -4,11 +4,14 @@
 #include "tessera/base/error.h"
 #include "tessera/cli/ckpt_convert.h"
 #include "tessera/models/adapters.h"
+#include "tests/formats/file_bytes.h"
 #include "tests/models/tiny.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::cli {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
   const testing::TempFolder folder;
@@ -32,6 +35,8 @@ TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
   EXPECT_THROW(
       convert_checkpoint(folder / "base", folder / "no", {.to = "hf", .dtype = "", .adapter = folder / "base"}), Error);
   EXPECT_FALSE(std::filesystem::exists(folder / "no"));
+  EXPECT_THAT(testing::error_of(ErrorKind::kIo, [&] { from_pretrained(folder / "adapter"); }),
+              HasSubstr("holds adapters alone. Add them to their model with 'tessera ckpt convert"));
 }
 
 }  // namespace
