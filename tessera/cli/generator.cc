@@ -39,7 +39,7 @@ std::string as_bytes(std::span<const int64_t> numbers) {
 
 std::vector<int64_t> as_numbers(const std::string& bytes) {
   std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t));
-  std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(int64_t));
+  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(int64_t));
   return numbers;
 }
 

@@ -86,6 +86,7 @@ void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, cons
 
 void compact_first(const FlatLayout& layout, const at::TensorBase& gathered) {
   const auto& entry = layout.entries[0];
+  if (entry.numel() == 0) return;
   char* data = bytes_of(gathered);
   for (int64_t rank = 1; rank < layout.ranks; ++rank) {  // each moves down, over chunks that have moved already
     std::memmove(data + rank * entry.chunk_bytes(), data + rank * layout.part_bytes,
