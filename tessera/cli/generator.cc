@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/cli/flags.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -39,7 +40,7 @@ std::string as_bytes(std::span<const int64_t> numbers) {
 
 std::vector<int64_t> as_numbers(const std::string& bytes) {
   std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t));
-  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(int64_t));
+  copy_bytes(numbers.data(), bytes.data(), numbers.size() * sizeof(int64_t));
   return numbers;
 }
 

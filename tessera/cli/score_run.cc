@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/kernels/context_layout.h"
@@ -106,9 +107,9 @@ std::vector<std::vector<double>> ScoreRun::score(const std::vector<const ScoreSe
                                  speaks ? values.size() * sizeof(double) : 0);
     const auto all = comm::all_gather_bytes(group, bytes);
     for (size_t rank = 0; rank < all.size(); ++rank) {
-      if (speakers[rank].empty() || all[rank].empty()) continue;
+      if (speakers[rank].empty()) continue;
       std::vector<double> theirs(all[rank].size() / sizeof(double));
-      std::memcpy(theirs.data(), all[rank].data(), all[rank].size());
+      copy_bytes(theirs.data(), all[rank].data(), all[rank].size());
       keep(first + std::stoull(speakers[rank]), theirs.data());
     }
   }

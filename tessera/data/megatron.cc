@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::data {
@@ -118,7 +119,7 @@ std::vector<int32_t> MegatronIndex::document(int64_t index) const {
   }
   std::vector<int32_t> ids(bytes / id_bytes_);
   if (id_bytes_ == 4) {
-    std::memcpy(ids.data(), raw.data(), bytes);
+    copy_bytes(ids.data(), raw.data(), bytes);
     for (const int32_t id : ids) {
       TESSERA_CHECK(id >= 0, ErrorKind::kFormat, "[data.read] {} document {}: found the token {}, wanted 0 or more.",
                     bin_path_.string(), index, id);

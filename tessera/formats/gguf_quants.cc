@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 
 // Results are defined bit by bit: a fused multiply-add would change the last one.
@@ -149,7 +150,7 @@ void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<floa
   const auto* bytes = reinterpret_cast<const Byte*>(blocks.data());
   switch (type) {
     case GgmlType::kF32:
-      if (!values.empty()) std::memcpy(values.data(), bytes, blocks.size());
+      copy_bytes(values.data(), bytes, blocks.size());
       return;
     case GgmlType::kF16:
       return each_block(bytes, values, *info, [](const Byte* in, float* out) { *out = load_half(in); });

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -178,7 +179,7 @@ class MessageReader {
     if (!by_value) return at::empty(sizes, options.device(c10::kMeta));
     const auto values = take(is_empty ? 0 : bytes);
     at::Tensor out = at::empty(sizes, options);
-    if (!values.empty()) std::memcpy(out.mutable_data_ptr(), values.data(), values.size());
+    copy_bytes(out.mutable_data_ptr(), values.data(), values.size());
     return out;
   }
 

@@ -1,7 +1,7 @@
 // The operations that move bytes.
 #include <algorithm>
-#include <cstring>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/shm/operation.h"
 
@@ -37,7 +37,7 @@ class Exchange final : public Operation {
     for (int to = 0; to < size_; ++to) {
       if (to == channel.rank() || begin >= out_[to].bytes) continue;
       const size_t bytes = std::min(region_bytes, out_[to].bytes - begin);
-      std::memcpy(slot.data + (uniform_ ? 0 : to * region_bytes), out_[to].data + begin, bytes);
+      copy_bytes(slot.data + (uniform_ ? 0 : to * region_bytes), out_[to].data + begin, bytes);
       if (uniform_) return;
     }
   }
@@ -49,7 +49,7 @@ class Exchange final : public Operation {
       const int from = (rank + step) % size_;
       if (begin >= in_[from].bytes) continue;
       const size_t bytes = std::min(region_bytes, in_[from].bytes - begin);
-      std::memcpy(in_[from].data + begin, channel.slot(from).data + (uniform_ ? 0 : rank * region_bytes), bytes);
+      copy_bytes(in_[from].data + begin, channel.slot(from).data + (uniform_ ? 0 : rank * region_bytes), bytes);
     }
   }
 
@@ -108,7 +108,7 @@ class Exchange final : public Operation {
       read_piece(channel, piece);
       const size_t begin = piece * region_bytes;
       if (begin < in_[rank].bytes && in_[rank].data != out_[rank].data) {  // piece by piece, while it is in the cache
-        std::memcpy(in_[rank].data + begin, out_[rank].data + begin, std::min(region_bytes, in_[rank].bytes - begin));
+        copy_bytes(in_[rank].data + begin, out_[rank].data + begin, std::min(region_bytes, in_[rank].bytes - begin));
       }
       if (is_last(piece)) co_return;
       write_piece(channel, channel.own_slot(), piece + 1);
@@ -135,7 +135,7 @@ class Exchange final : public Operation {
       for (int step = 0; step < size_; ++step) {
         const int from = (rank + step) % size_;
         if (begin >= in_[from].bytes || sources[from] == in_[from].data) continue;
-        std::memcpy(in_[from].data + begin, sources[from] + begin, std::min(kBlock, in_[from].bytes - begin));
+        copy_bytes(in_[from].data + begin, sources[from] + begin, std::min(kBlock, in_[from].bytes - begin));
       }
       reading.end();
     }

@@ -1,8 +1,8 @@
 #include "tessera/comm/shm/messages.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::comm::shm {
@@ -114,8 +114,7 @@ bool Messages::put_chunk(int to, MessageWork& message) {
           .bytes = in_place ? message.bytes_ : std::min(message.bytes_ - message.moved_, fits),
           .address = in_place ? reinterpret_cast<uint64_t>(message.data_) : 0,
           .tag = message.tag_};
-  if (!in_place && head.bytes > 0)
-    std::memcpy(chunk + Layout::chunk_head(), message.data_ + message.moved_, head.bytes);
+  if (!in_place && head.bytes > 0) copy_bytes(chunk + Layout::chunk_head(), message.data_ + message.moved_, head.bytes);
   message.moved_ += head.bytes;
   if (in_place) message.read_when_emptied_ = filled + 1;
   ring.put(channel_.bells(to));
@@ -168,12 +167,12 @@ bool Messages::take_chunk(int from, const ChunkHead& head, const std::byte* data
   Arriving& arriving = arriving_[from];
   std::byte* target = arriving.message ? arriving.message->data_ : arriving.aside->data.data();
   if (head.address == 0) {
-    if (head.bytes > 0) std::memcpy(target + head.offset, data, head.bytes);
+    copy_bytes(target + head.offset, data, head.bytes);
     return true;
   }
   const size_t bytes = std::min<size_t>(head.bytes - arriving.read, kReadAtOnce);
   Reading reading(channel_);
-  std::memcpy(target + arriving.read, reinterpret_cast<const std::byte*>(head.address) + arriving.read, bytes);
+  copy_bytes(target + arriving.read, reinterpret_cast<const std::byte*>(head.address) + arriving.read, bytes);
   reading.end();
   arriving.read += bytes;
   return arriving.read == head.bytes;

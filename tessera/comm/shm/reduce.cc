@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <type_traits>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 
 // These loops are worth vectors, which -O2 of GCC does not make of loops of unknown length, nor of comparisons that
@@ -263,7 +263,7 @@ void check_reducible(c10::ScalarType type, RedOp op) {
 void reduce(void* out, const std::vector<const void*>& sources, size_t count, c10::ScalarType type, RedOp op) {
   if (count == 0) return;
   if (sources.size() == 1) {
-    if (out != sources[0]) std::memcpy(out, sources[0], count * c10::elementSize(type));
+    if (out != sources[0]) copy_bytes(out, sources[0], count * c10::elementSize(type));
     return;
   }
   const Arguments arguments{out, sources.data(), sources.size(), count, op == RedOp::AVG};

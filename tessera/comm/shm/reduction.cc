@@ -1,7 +1,7 @@
 // The operations that compute.
 #include <algorithm>
-#include <cstring>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/shm/operation.h"
 
@@ -127,7 +127,7 @@ class AllReduce final : public Reduction {
     const Range own = shared() ? part_of(count, channel.rank()) : Range{count, 0};
     const size_t behind = own.begin + own.count;
     const auto write = [&](size_t from, size_t to) {
-      std::memcpy(slot.data + from * element_, data_ + (begin + from) * element_, (to - from) * element_);
+      copy_bytes(slot.data + from * element_, data_ + (begin + from) * element_, (to - from) * element_);
     };
     write(0, own.begin);
     write(behind, count);
@@ -148,14 +148,14 @@ class AllReduce final : public Reduction {
     const Range own = part_of(count, channel.rank());
     std::byte* const result = data_ + (begin + own.begin) * element_;
     reduce_into(result, contributions(channel, begin, own.begin), own.count);
-    std::memcpy(channel.own_slot().data, result, own.count * element_);
+    copy_bytes(channel.own_slot().data, result, own.count * element_);
   }
   void fetch_parts(Channel& channel, size_t begin, size_t count) const {
     for (int step = 1; step < size_; ++step) {
       const int rank = (channel.rank() + step) % size_;
       const Range part = part_of(count, rank);
       if (part.count > 0) {
-        std::memcpy(data_ + (begin + part.begin) * element_, channel.slot(rank).data, part.count * element_);
+        copy_bytes(data_ + (begin + part.begin) * element_, channel.slot(rank).data, part.count * element_);
       }
     }
   }
@@ -189,7 +189,7 @@ class AllReduce final : public Reduction {
       const int rank = (channel.rank() + step) % size_;
       const Range part = part_of(count, rank);
       const size_t offset = (begin + part.begin) * element_;
-      if (part.count > 0) std::memcpy(data_ + offset, tensors[rank] + offset, part.count * element_);
+      copy_bytes(data_ + offset, tensors[rank] + offset, part.count * element_);
     }
     reading.end();
   }
@@ -240,8 +240,8 @@ class ReduceScatter final : public Reduction {
     const size_t elements = region(channel), count = std::min(elements, count_ - begin);
     for (int to = 0; to < size_; ++to) {
       if (to == channel.rank()) continue;
-      std::memcpy(slot.data + place(channel.rank(), to) * elements * element_, parts_[to] + begin * element_,
-                  count * element_);
+      copy_bytes(slot.data + place(channel.rank(), to) * elements * element_, parts_[to] + begin * element_,
+                 count * element_);
     }
   }
 

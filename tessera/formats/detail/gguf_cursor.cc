@@ -1,5 +1,6 @@
 #include "tessera/formats/detail/gguf_cursor.h"
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/quote.h"
 
 namespace tessera::detail {
@@ -58,7 +59,7 @@ std::vector<T> GgufCursor::numbers(uint64_t count) {
                 "[gguf] {}: an array of {} items at byte {} cannot fit in the {} bytes left", file_name_, count,
                 position_, left());
   std::vector<T> items(static_cast<size_t>(count));
-  if (count > 0) std::memcpy(items.data(), bytes_.data() + position_, items.size() * sizeof(T));
+  copy_bytes(items.data(), bytes_.data() + position_, items.size() * sizeof(T));
   position_ += count * sizeof(T);
   return items;
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::parallel {
@@ -31,7 +32,7 @@ void add_segment(std::vector<Segment>& segments, char* to, const char* from, int
 void copy_segments(const std::vector<Segment>& segments) {
   at::parallel_for(0, static_cast<int64_t>(segments.size()), 1, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      std::memcpy(segments[i].to, segments[i].from, static_cast<size_t>(segments[i].bytes));
+      copy_bytes(segments[i].to, segments[i].from, static_cast<size_t>(segments[i].bytes));
     }
   });
 }
