@@ -72,7 +72,8 @@ TEST(Agreement, APendingPartOutlivesItsMesh) {
 
 TEST(Agreement, ARuleMayRunOperationsOnDTensors) {
   static const auto library = [] {
-    auto* made = new torch::Library(torch::Library::FRAGMENT, "tessera_rule", std::nullopt, __FILE__, __LINE__);
+    auto made =
+        std::make_unique<torch::Library>(torch::Library::FRAGMENT, "tessera_rule", std::nullopt, __FILE__, __LINE__);
     made->def("twice(Tensor x) -> Tensor");
     made->impl("twice",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, [](const at::Tensor& x) { return x + x; }));

@@ -212,7 +212,8 @@ TEST(Tensor, DetachSetDataAndInferenceModeWork) {
 
 TEST(RegisterRule, AddsAnOperationOfAnotherLibrary) {
   static const auto library = [] {
-    auto* made = new torch::Library(torch::Library::FRAGMENT, "tessera_test", std::nullopt, __FILE__, __LINE__);
+    auto made =
+        std::make_unique<torch::Library>(torch::Library::FRAGMENT, "tessera_test", std::nullopt, __FILE__, __LINE__);
     made->def("scale(Tensor x, Tensor gain) -> Tensor");
     made->impl("scale", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
                                         [](const at::Tensor& x, const at::Tensor& gain) { return x * gain; }));
