@@ -9,6 +9,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/kernels/linear.h"
 #include "tessera/models/generation/load.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/data_parallel.h"
@@ -50,6 +51,7 @@ Generator::Generator(const GeneratorOptions& options, const ModelConfig& config,
     : world_(std::move(world)) {
   const auto device = comm::choose_device(*world_, {.setting = options.device, .key = "--device"});
   if (world_->size() > 1) {
+    agree_on_linear_kernel(*world_->group());
     model_ = load_sharded(options, config, device, world_);
     return;
   }

@@ -21,6 +21,7 @@
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/kernels/linear.h"
 #include "tessera/models/model_path.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
@@ -260,6 +261,7 @@ int run_score(VerbArguments args) {
                                             .nproc = flags.nproc});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
+  agree_on_linear_kernel(*world->group());
   const train::RunMesh place(score_layout(recipe, config, world->size()),
                              c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
   const auto stages = train::pipeline_options(recipe, config, place.mesh());

@@ -3,9 +3,11 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/detail/linear_choice.h"
@@ -191,6 +193,14 @@ void register_linear_rules() {
 }  // namespace detail
 
 std::string_view linear_kernel_name() { return detail::onednn_is_faster() ? "onednn" : "aten"; }
+
+void agree_on_linear_kernel(comm::Group& group) {
+  if (group.size() == 1) return;
+  const std::string own = {detail::has_onednn() ? '1' : '0', detail::onednn_is_faster() ? '1' : '0'};
+  const auto all = comm::all_gather_bytes(group, own);
+  const bool possible = std::ranges::all_of(all, [](const std::string& each) { return each.front() == '1'; });
+  detail::set_linear_choice(possible && all.front().back() == '1');
+}
 
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
   const bool large = a.size(0) >= kMinRows && b.size(0) >= kMinRows && a.size(1) >= kMinRows;

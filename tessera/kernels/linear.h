@@ -4,8 +4,8 @@
 //   undefined
 //
 // fp32 on a CPU runs through oneDNN where that is faster than at::linear on this machine, forward and both backward
-// products; everything else is at::linear. Which of the two is faster is measured once per machine and thread count and
-// kept in $XDG_CACHE_HOME/tessera (else ~/.cache/tessera), so that later runs and the other ranks round alike;
+// products; everything else is at::linear. Which of the two is faster is measured once per machine and kept in
+// $XDG_CACHE_HOME/tessera (else ~/.cache/tessera), so that later runs and the other ranks round alike;
 // TESSERA_LINEAR=onednn|aten decides without measuring. DTensors: every dim may be sharded, and is computed on as it
 // lies where one of the two operands allows (tessera::linear, tessera::linear_weight_gradient). Thread-safe.
 #pragma once
@@ -16,10 +16,18 @@
 
 namespace tessera {
 
+namespace comm {
+class Group;
+}
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
 // What fp32 products on the CPU run on: "onednn" or "aten". Measures at the first call.
 std::string_view linear_kernel_name();
+
+// Makes fp32 products of all ranks run on what those of the group's first rank do, as machines may differ in what is
+// faster; on at::linear where some libtorch has no oneDNN. For the process, from now on. COLLECTIVE over the group.
+void agree_on_linear_kernel(comm::Group& group);
 
 // a [m, k] times b [n, k] transposed: [m, n]. Not differentiable, of plain tensors. Either may be a transposed view.
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b);

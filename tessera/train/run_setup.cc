@@ -12,6 +12,7 @@
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/collectives/gather_names.h"
 #include "tessera/comm/rendezvous/device_choice.h"
+#include "tessera/kernels/linear.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/weights.h"
 #include "tessera/nn/float8.h"
@@ -129,6 +130,7 @@ std::string describe_run_device(const Recipe& recipe, int64_t ranks) {
 }
 
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
+  agree_on_linear_kernel(*world->group());
   return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
 }
 

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/kernels/causal_attention.h"
+#include "tessera/kernels/detail/linear_choice.h"
 #include "tessera/kernels/gated.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
@@ -10,6 +12,7 @@
 #include "tessera/kernels/rotary.h"
 #include "tests/dtensor/op_cases.h"
 #include "tests/support/largest_allocation.h"
+#include "tests/support/ranks.h"
 
 namespace tessera {
 namespace {
@@ -250,6 +253,19 @@ TEST(KernelsOnDTensors, SecondDerivativeThatIsMissingIsAnError) {
   const auto x = at::randn({4, 8}).set_requires_grad(true), weight = at::ones({8}).set_requires_grad(true);
   const auto first = torch::autograd::grad({rms_norm(x, weight, 1e-5).square().sum()}, {x}, {}, true, true)[0];
   EXPECT_ANY_THROW(first.square().sum().backward());
+}
+
+// Hosts may have measured otherwise.
+TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
+  if (!detail::has_onednn()) GTEST_SKIP() << "this libtorch has no oneDNN";
+  for (const bool onednn : {true, false}) {
+    {
+      const detail::UseLinearKernel measured((world->rank() == 0) == onednn);
+      agree_on_linear_kernel(*world->group());
+    }
+    EXPECT_EQ(linear_kernel_name(), onednn ? "onednn" : "aten");
+    comm::barrier(*world->group());  // threads share the choice
+  }
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 #include "tessera/kernels/detail/linear_choice.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -34,6 +34,9 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise
 
 thread_local std::optional<bool> used;  // by UseLinearKernel
 
+enum class Agreed { kNothing, kAten, kOneDnn };
+std::atomic<Agreed> agreed{Agreed::kNothing};
+
 template <class F>
 double best_seconds(int rounds, F&& call) {
   double best = 1e9;
@@ -59,7 +62,8 @@ bool measure_onednn() {
   return onednn * 1.1 < aten;
 }
 
-// One file for each processor model, thread count and libtorch: what a measurement depends on.
+// One file for each processor model and libtorch. Not for each number of threads, though a measurement depends on that
+// a little: ranks of one machine round alike, however many of them share its cores.
 std::filesystem::path choice_file() {
   const auto folder = user_cache();
   if (folder.empty()) return {};
@@ -74,7 +78,7 @@ std::filesystem::path choice_file() {
   for (char& c : processor) {
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
   }
-  return folder / fmt::format("linear{}-{}threads-torch{}", processor, at::get_num_threads(), TORCH_VERSION);
+  return folder / fmt::format("linear{}-torch{}", processor, TORCH_VERSION);
 }
 
 std::optional<bool> read_choice(const std::filesystem::path& file) {
@@ -121,8 +125,13 @@ UseLinearKernel::UseLinearKernel(bool onednn) : before_(used) {
 
 UseLinearKernel::~UseLinearKernel() { used = before_; }
 
+bool has_onednn() { return linear_pointwise().has_value(); }
+
+void set_linear_choice(bool onednn) { agreed = onednn ? Agreed::kOneDnn : Agreed::kAten; }
+
 bool onednn_is_faster() {
   if (used) return *used;
+  if (const auto choice = agreed.load(); choice != Agreed::kNothing) return choice == Agreed::kOneDnn;
   static const bool choice = [] {
     if (!linear_pointwise()) return false;
     if (const char* given = std::getenv("TESSERA_LINEAR"); given && *given) {

@@ -12,9 +12,12 @@ namespace tessera::detail {
 // x [m, k] times weight [n, k] transposed, plus bias where defined. Plain fp32 CPU tensors, strided as they may be.
 at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// The choice of a UseLinearKernel, else of TESSERA_LINEAR, else the one kept for this machine, else measured now and
-// kept.
+// The choice of a UseLinearKernel, else the one that ranks agreed on, else of TESSERA_LINEAR, else the one kept for
+// this machine, else measured now and kept.
 bool onednn_is_faster();
+bool has_onednn();
+// The choice of this process from now on.
+void set_linear_choice(bool onednn);
 
 // While one lives, products of this thread go through oneDNN, or do not, whatever is faster. Error kConfig where
 // libtorch has no oneDNN. May be nested.
