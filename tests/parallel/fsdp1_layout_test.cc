@@ -140,6 +140,16 @@ TEST(FlatParameterLayout, GivesBackWhatItFlattens) {
     EXPECT_EQ(back[1].strides(), channels_last.strides());
     EXPECT_TRUE(back[2].equal(scalar));
     EXPECT_EQ(layout.flatten({{}, channels_last, {}}).narrow(0, 0, 12).abs().sum().item<float>(), 0);
+    const auto refused = [&](const at::Tensor& second) -> std::string {
+      try {
+        layout.flatten({transposed, second, scalar});
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "";
+    };
+    EXPECT_THAT(refused(channels_last.flatten()), HasSubstr("[fsdp1.flatten] c: found Float of shape "));
+    EXPECT_THAT(refused(channels_last.to(at::kDouble)), HasSubstr("[fsdp1.flatten] c: found Double of shape "));
   }
 }
 

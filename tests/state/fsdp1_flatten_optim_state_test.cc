@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/state/fsdp1/flatten_optim_state.h"
 #include "tessera/state/fsdp1/optim_state_dict.h"
+#include "tessera/state/sharded_tensor.h"
 #include "tests/state/fsdp1_hand_made.h"
 
 namespace tessera::testing {
@@ -124,6 +125,11 @@ TEST(UnitStates, AreCheckedAlikeWithAndWithoutOriginalParameters) {
                 }),
                 HasSubstr("Tensor optimizer state does not have same shape as its parameter: [5, 1] [1, 5]"));
     EXPECT_NE(changed([](auto& states) { states.erase(2); }), "");
+    auto part = std::make_shared<ShardedTensor>();
+    part->size = {5, 3};
+    part->local_shards.push_back({at::zeros({2, 3}), {{0, 0}, {3, 3}, ""}});
+    EXPECT_THAT(changed([&](auto& states) { states[0].set("exp_avg", part); }),
+                HasSubstr("found a local shard of shape 2x3, its metadata say Float of 3x3"));
   }
 }
 

@@ -106,6 +106,24 @@ TEST(ShardedTensor, FaultyBoxesAreErrorsOnAllRanks) {
   });
 }
 
+TEST(ShardedTensor, WithoutAGroupOrDimsIsRefused) {
+  EXPECT_THAT(thrown_by([] { chunk_sharded_tensor(at::zeros({2}), nullptr); }), HasSubstr("found no group"));
+  EXPECT_THAT(thrown_by([] { all_gather_sharded_tensor({}); }), HasSubstr("the tensor has no group"));
+  StateDict local;
+  EXPECT_THAT(thrown_by([&] { broadcast_state_dict({}, local, {}); }),
+              HasSubstr("found no group, wanted the ranks that take part"));
+  with_threads(1, [](const WorldPtr& world) {
+    const auto refused = [&](const at::Tensor& full) {
+      return thrown_by([&] { chunk_sharded_tensor(full, world->group()); });
+    };
+    EXPECT_THAT(refused({}), HasSubstr("found an undefined tensor, wanted a plain tensor with at least one dim"));
+    EXPECT_THAT(refused(at::zeros({})), HasSubstr("wanted a plain tensor with at least one dim"));
+    const auto mesh = init_device_mesh(world, "cpu", {1}, {"dp"});
+    EXPECT_THAT(refused(distribute_tensor(at::zeros({2}), mesh, {Shard(0)}, std::nullopt)),
+                HasSubstr("wanted a plain tensor"));
+  });
+}
+
 TEST(GatherStateDict, MakesEveryDistributedValueWhole) {
   with_threads(4, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});

@@ -204,6 +204,20 @@ TEST(OptimizerDict, ChangesNothingUnlessEverythingFits) {
                 state(dict, 3).set("exp_avg", at::zeros({2, 2, 2}));
               }),
               HasSubstr("'b.bias': exp_avg has shape [2, 2, 2], wanted [2]"));
+  EXPECT_THAT(error_with([](auto& dict) {
+                group(dict, 0).set("params", StateList{0, 1, 2, 3, 3});
+              }),
+              HasSubstr("params of group 0: parameter 3 is there twice"));
+  EXPECT_THAT(error_with([](auto& dict) {
+                group(dict, 0).set("params", StateList{0, 1, 2, 3, "c.weight"});
+              }),
+              HasSubstr("params of group 0: found a str, wanted numbers"));
+  EXPECT_THAT(error_with([](auto& dict) { dict.at("state").dict().set(int64_t{3}, 1); }),
+              HasSubstr("'b.bias': its state is a int, wanted a dict"));
+  EXPECT_THAT(error_with([](auto& dict) { state(dict, 3).set("step", "one"); }),
+              HasSubstr("'b.bias': step is a str, wanted one number"));
+  EXPECT_THAT(error_with([](auto& dict) { state(dict, 3).set("step", at::zeros({2})); }),
+              HasSubstr("'b.bias': step is a Tensor, wanted one number"));
   EXPECT_THAT(error_with([](auto& dict) { state(dict, 3).erase("exp_avg_sq"); }),
               HasSubstr("step 1 without exp_avg_sq"));
   EXPECT_THAT(error_with([](auto& dict) { state(dict, 3).erase("step"); }), HasSubstr("without step"));

@@ -94,6 +94,20 @@ TEST(OptimizerForms, RefuseWhatWouldLoseValues) {
                 optimizer_dict_to_names(optimizer_dict_to_ids(named), {"a", "b", "c"});
               }),
               HasSubstr("found 3 names"));
+  EXPECT_THAT(thrown_by([] {
+                unflatten_optimizer_dict({{"state.a.inner", 1}, {"state.a.inner.q", 2}}, {{"a"}});
+              }),
+              HasSubstr("'state.a.inner.q': 'inner' has a value itself"));
+  EXPECT_THAT(thrown_by([] {
+                unflatten_optimizer_dict({{"state.a.inner.q", 1}, {"state.a.inner", 2}}, {{"a"}});
+              }),
+              HasSubstr("'state.a.inner': there is a value below the same name"));
+  auto by_id = optimizer_dict_to_ids(named);
+  by_id.at("param_groups").list().push_back(StateDict{{"params", StateList{1}}});
+  EXPECT_THAT(thrown_by([&] {
+                optimizer_dict_to_names(by_id, {"a", "b", "c"});
+              }),
+              HasSubstr("parameter '1' is in two groups"));
   named.at("param_groups").list().push_back(StateDict{{"params", StateList{"b"}}});
   EXPECT_THAT(thrown_by([&] { optimizer_dict_to_ids(named); }), HasSubstr("'b' is in two groups"));
 }

@@ -54,6 +54,8 @@ TEST(Fsdp1StateDict, IsThatOfThePlainModelAndLoadsAgain) {
                     get_optimizer_state_dict(net, {optimizer.get(), optimizer.get()});
                   }),
                   HasSubstr("found 2 optimizers"));
+      EXPECT_THAT(thrown_by([&] { get_model_state_dict(net, {.submodules = {net.first.get()}}); }),
+                  HasSubstr("a model under FSDP1 takes neither fqn_modifier nor submodules"));
     });
   }
 }

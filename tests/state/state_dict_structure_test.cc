@@ -47,6 +47,11 @@ TEST(FlattenStateDict, RefusesTwoValuesOfOneKeyAndContradictoryPaths) {
               }),
               HasSubstr("duplicated flatten key 'a.b'"));
   auto flat = flatten_state_dict({{"a", StateList{1, 2}}});
+  for (const int64_t position : {int64_t{-1}, int64_t{1} << 40}) {
+    flat.mapping["a.1"] = {{PathStep::Into::kDict, "a"}, {PathStep::Into::kList, position}};
+    EXPECT_THAT(thrown_by([&] { unflatten_state_dict(flat); }),
+                HasSubstr("'a.1': found position " + std::to_string(position) + " of a list, wanted 0..16777215"));
+  }
   flat.mapping["a.0"] = {{PathStep::Into::kDict, "a"}, {PathStep::Into::kDict, "x"}};
   EXPECT_THAT(thrown_by([&] { unflatten_state_dict(flat); }), HasSubstr("contradicts"));
   flat.mapping["a.1"] = {{PathStep::Into::kDict, "a"}};

@@ -273,6 +273,13 @@ TEST(OptimizerStateDict, GroupsAreMatchedByTheirParameters) {
   const auto merged = make_adamw(other, {.groups = {{.names = {"a.weight", "b.weight"}}}});
   EXPECT_THAT(thrown_by([&] { set_optimizer_state_dict(other, {merged.get()}, dict); }),
               HasSubstr("saved in groups with different hyper-parameters"));
+  const auto refused = [&](StateValue extra) {
+    auto changed = copy_of(dict);
+    changed.at("param_groups").list()[2].dict().at("params").list().push_back(std::move(extra));
+    return thrown_by([&] { set_optimizer_state_dict(other, {turned.get()}, changed); });
+  };
+  EXPECT_THAT(refused("a.weight"), HasSubstr("'a.weight' is in two saved groups"));
+  EXPECT_THAT(refused(7), HasSubstr("params of saved group 2: found a int among names"));
   const auto split =
       make_adamw(other, {.groups = {{.names = {"b.weight"}}, {.names = {"c.weight"}}, {.names = {"a.weight"}}}});
   set_optimizer_state_dict(other, {split.get()}, dict);  // one saved group for two
