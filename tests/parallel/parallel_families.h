@@ -93,17 +93,24 @@ inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, i
   return out;
 }
 
-// Within what the order of sums may change. Gradients of `found` may be DTensors: then COLLECTIVE over their meshes.
-inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted, const std::string& what) {
-  EXPECT_NEAR(found.loss, wanted.loss, 1e-5 * wanted.loss) << what;
-  EXPECT_NEAR(found.norm, wanted.norm, 1e-5 * wanted.norm) << what;
+// What the order of sums may change: of loss and norm, and of a gradient as a part of its largest element.
+struct StepTolerance {
+  double numbers, gradients;
+};
+inline constexpr StepTolerance kFloatStep{1e-5, 1e-4}, kDoubleStep{1e-12, 1e-11};
+
+// Gradients of `found` may be DTensors: then COLLECTIVE over their meshes.
+inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted, const std::string& what,
+                             StepTolerance tolerance = kFloatStep) {
+  EXPECT_NEAR(found.loss, wanted.loss, tolerance.numbers * wanted.loss) << what;
+  EXPECT_NEAR(found.norm, wanted.norm, tolerance.numbers * wanted.norm) << what;
   ASSERT_EQ(found.gradients.size(), wanted.gradients.size()) << what;
   for (const auto& [name, gradient] : wanted.gradients) {
     ASSERT_TRUE(found.gradients.contains(name)) << what << ": " << name;
     const auto most = gradient.abs().max().item<double>();
     const auto difference = (whole(found.gradients.at(name)) - gradient).abs().max().item<double>();
     EXPECT_GT(most, 0) << what << ": " << name;
-    EXPECT_LE(difference, 1e-4 * most) << what << ": " << name;
+    EXPECT_LE(difference, tolerance.gradients * most) << what << ": " << name;
   }
 }
 
