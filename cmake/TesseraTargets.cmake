@@ -14,6 +14,10 @@ function(tessera_options target)
     target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link -fno-sanitize-recover=all)
     target_link_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()
+  if(TESSERA_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Fences in libtorch's headers that TSan does not see; loops for OpenMP, which is off there.
+    target_compile_options(${target} PRIVATE -Wno-tsan -Wno-unknown-pragmas)
+  endif()
   if(TESSERA_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer)
     # The checks' data is full of addresses: as relocations they would be a third of every program.

@@ -108,7 +108,7 @@ inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted
   for (const auto& [name, gradient] : wanted.gradients) {
     ASSERT_TRUE(found.gradients.contains(name)) << what << ": " << name;
     const auto most = gradient.abs().max().item<double>();
-    const auto difference = (whole(found.gradients.at(name)) - gradient).abs().max().item<double>();
+    const auto difference = (whole(found.gradients.at(name)) - gradient).abs_().max().item<double>();
     EXPECT_GT(most, 0) << what << ": " << name;
     EXPECT_LE(difference, tolerance.gradients * most) << what << ": " << name;
   }
