@@ -57,6 +57,52 @@ TEST(Strides, OfPermutedOperandsOnAllPlacements) {
   });
 }
 
+// Operations without a kernel for meta tensors, that would say how their results lie.
+TEST(Strides, OfPermutedOperandsWhereNoMetaKernelTells) {
+  on_ranks(4, {2, 2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = counted({3, 2, 5}) / 31 + 0.01;
+    const auto all = [&](const at::Tensor& given) {
+      const ImplicitReplication alike;
+      const at::Tensor t = given.permute({2, 0, 1}), positive = given.transpose(0, 2);
+      return std::vector<std::pair<const char*, at::Tensor>>{
+          {"flip", t.flip({1})},
+          {"rot90", at::rot90(t, 1, {0, 1})},
+          {"roll", t.roll({2}, {0})},
+          {"roll of all", t.roll({2}, {})},
+          {"angle", at::angle(t)},
+          {"isnan", at::isnan(t)},
+          {"relu", at::relu(t)},
+          {"hardtanh", at::hardtanh(t)},
+          {"hardswish", at::hardswish(t)},
+          {"logit", at::logit(positive)},
+          {"floor_divide", at::floor_divide(t, 0.1)},
+          {"huber_loss", at::huber_loss(t, t, at::Reduction::None)},
+          {"binary_cross_entropy", at::binary_cross_entropy(positive, positive, {}, at::Reduction::None)},
+          {"where", at::where(t > 0.5, t, -t)},
+          {"bucketize", at::bucketize(t, at::arange(3, at::kDouble) / 3)},
+          {"nansum", at::nansum(t, {0})},
+          {"prod", at::prod(t, 0)},
+          {"std", at::std(t, {0}, std::optional<at::Scalar>(1))},
+          {"var of two dims kept", at::var(t, {0, 2}, std::optional<at::Scalar>(1), true)},
+          {"count_nonzero", at::count_nonzero(t, std::vector<int64_t>{0})},
+          {"take", at::take(t, at::arange(6).view({2, 3}).t())},
+          {"addbmm",
+           at::addbmm(t.select(0, 0).t(), positive.transpose(1, 2).narrow(1, 0, 2), positive.narrow(2, 0, 3))}};
+    };
+    const auto wanted = all(plain);
+    for (const Placement& a : {Replicate(), Shard(0), Shard(1), Shard(2)}) {
+      for (const Placement& b : {Replicate(), Shard(0), Shard(1), Shard(2)}) {
+        const auto found = all(distribute_tensor(plain, mesh, {a, b}));
+        for (size_t i = 0; i < wanted.size(); ++i) {
+          const auto& [name, tensor] = found[i];
+          EXPECT_EQ(tensor.strides(), wanted[i].second.strides()) << name << " " << to_string(Placements{a, b});
+          EXPECT_TRUE(full_tensor(tensor).allclose(wanted[i].second, 1e-12)) << name << to_string(Placements{a, b});
+        }
+      }
+    }
+  });
+}
+
 TEST(Strides, OfWhatAGatheredViewHolds) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor plain = counted({4, 3, 5});

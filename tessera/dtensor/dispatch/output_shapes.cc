@@ -1,5 +1,6 @@
 // Sizes, strides and dtypes of results where the rule does not say them: those of the operation on meta tensors.
 #include <ATen/ATen.h>
+#include <ATen/TensorIterator.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/gathered_strides.h"
@@ -118,29 +119,47 @@ bool all_contiguous(const OpCall& call) {
                      [](const TensorInput& input) { return input.tensor->is_contiguous(); });
 }
 
+// Of the result of a pointwise operation of the tensors.
+std::vector<OutputShape> pointwise_output(const OpCall& call) {
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false)
+      .check_all_same_dtype(false)
+      .check_all_same_device(false)
+      .declare_static_dtype_and_device(at::kByte, at::kMeta)
+      .add_owned_output(at::Tensor());
+  for (const auto& input : call.inputs) config.add_owned_const_input(to_meta(*input.tensor, Lies::kAsItIs));
+  auto operands = config.build();
+  return {{operands.output().sizes().vec(), operands.output().strides().vec()}};
+}
+
+// None where nothing tells: contiguous, then.
+std::vector<OutputShape> infer_outputs_if_told(const OpCall& call, const std::vector<bool>& moved,
+                                               bool lies_as_pointwise) {
+  try {
+    if (call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return infer_outputs(call, moved);
+  } catch (const std::exception&) {  // the kernel for meta tensors gives up, or is one that only raises
+  }
+  return lies_as_pointwise ? pointwise_output(call) : std::vector<OutputShape>();
+}
+
 }  // namespace
 
-void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, std::vector<OutputShape>& shapes) {
+void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, bool lies_as_pointwise,
+                      std::vector<OutputShape>& shapes) {
   const std::vector<bool> moved = moved_inputs(call, choice);
   const bool contiguous = all_contiguous(call);
   const bool strides_are_open = inferred ? std::find(moved.begin(), moved.end(), true) != moved.end()
                                          : std::any_of(shapes.begin(), shapes.end(),
                                                        [](const OutputShape& shape) { return shape.strides.empty(); });
   const bool outside = !call.mesh->coordinate();
-  const bool wanted = (!contiguous && strides_are_open) || (outside && !inferred);
-  if (!wanted || !call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+  if (!(!contiguous && strides_are_open) && !(outside && !inferred)) {
     return;
   }
-  std::vector<OutputShape> found;
-  try {
-    found = infer_outputs(call, moved);
-  } catch (const std::exception&) {
-    return;  // the kernel for meta tensors gives up: contiguous
-  }
+  const auto found = infer_outputs_if_told(call, moved, lies_as_pointwise && shapes.size() == 1);
   for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
     if (shapes[i].sizes == found[i].sizes) {
       if (!contiguous && (inferred || shapes[i].strides.empty())) {
-        shapes[i].strides = std::move(found[i].strides);
+        shapes[i].strides = found[i].strides;
       }
       shapes[i].dtype = shapes[i].dtype ? shapes[i].dtype : found[i].dtype;
     }

@@ -120,7 +120,8 @@ std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<boo
 
 // Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: `shapes` come
 // from there already, of the inputs as they lie.
-void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, std::vector<OutputShape>& shapes);
+void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, bool lies_as_pointwise,
+                      std::vector<OutputShape>& shapes);
 // A tensor or a list of them, optional or not.
 bool holds_tensors(const c10::Type& type);
 

@@ -114,6 +114,8 @@ struct Proposal {
   std::string strict_reason;  // why, for the message
   // Of the returned tensors. Empty: found by running the operation on meta tensors.
   std::vector<OutputShape> outputs;
+  // Where no meta kernel says how the one result lies: as a pointwise operation's of these operands.
+  bool lies_as_pointwise = false;
   // Arguments that must change for the parts, given what was chosen.
   std::function<Rewrites(const OpCall&, const Choice&, const std::vector<OutputShape>&)> rewrite;
   // False: the answer holds for this call only, as it depends on more than arguments.

@@ -109,6 +109,7 @@ bool loses_order(const OpCall& call, Commutes commutes) {
 
 void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes) {
   const Sizes sizes = broadcast_sizes(call);
+  proposal.lies_as_pointwise = true;
   const auto ndim = static_cast<int64_t>(sizes.size());
   for (int64_t dim = 0; dim < ndim; ++dim) {
     Strategy strategy{{Shard(dim)}, {}};

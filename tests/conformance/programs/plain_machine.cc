@@ -310,6 +310,9 @@ void make_inexact(const at::Tensor& tensor, bool zeros) {
 
 // Whether a product by zero may have shares that are rounded and add up to something else.
 bool may_round_to_zero(const Step& step, const Tensors& arguments) {
+  if (is_one_of(step.op, {"rms_norm", "layer_norm"})) {
+    return true;  // by a weight
+  }
   if (step.op.find("mul") == std::string::npos && !multiplies_and_adds(step.op)) {
     return false;
   }
@@ -345,10 +348,13 @@ bool may_round_among_equals(const Step& step, const Values& values) {
   return counts.max().item<int64_t>() > 2;
 }
 
-// What flows back to a narrow operand of a division has quotients that are rounded, which may cancel.
-bool may_round_in_quotients(const Step& step, const Values& values) {
+// Whether what flows back to a narrow operand has terms that are rounded before they cancel: quotients, of which the
+// derivative of copysign is one, too, and the two products of a cross product of parallel vectors.
+bool may_round_before_it_cancels(const Step& step, const Values& values) {
+  const bool cancels = (divides(step.op) && !divides_evenly(step, values)) || step.op.starts_with("copysign") ||
+                       step.op == "cross" || step.op == "linalg_cross";
   const auto ids = refs_of(step.args);
-  return divides(step.op) && !divides_evenly(step, values) && std::any_of(ids.begin(), ids.end(), [&](int id) {
+  return cancels && std::any_of(ids.begin(), ids.end(), [&](int id) {
            return values.tensors.at(id).requires_grad() && is_narrow(values.tensors.at(id).scalar_type());
          });
 }
@@ -369,7 +375,7 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
     }
   }
   if (divides_before_it_widens(step, arguments) || may_round_among_equals(step, values) ||
-      may_round_in_quotients(step, values)) {
+      may_round_before_it_cancels(step, values)) {
     leave_open(step, "may round in a narrow type what it gives in a wide one");
   }
   const bool inexact = rounds_in_sums(step.op) || (divides(step.op) && !divides_evenly(step, values));
