@@ -81,34 +81,65 @@ void remember_change(const at::Tensor& view, ViewOfView::Next change) {
 // A view of a base whose own shape may be changed in place later: it is taken of the base as that was.
 class ViewOfBase final : public torch::autograd::ViewFunc {
  public:
-  ViewOfBase(Sizes sizes, Sizes strides, std::unique_ptr<torch::autograd::ViewFunc> view)
-      : sizes_(std::move(sizes)), strides_(std::move(strides)), view_(std::move(view)) {}
+  ViewOfBase(Sizes sizes, Sizes strides, PlacementsPtr placements, std::unique_ptr<torch::autograd::ViewFunc> view)
+      : sizes_(std::move(sizes)),
+        strides_(std::move(strides)),
+        placements_(std::move(placements)),
+        view_(std::move(view)) {}
   at::Tensor operator()(const at::Tensor& base) const override {
-    const bool as_it_was = base.sizes() == c10::IntArrayRef(sizes_) && lies_as(sizes_, base.strides(), strides_);
+    const bool as_it_was = base.sizes() == c10::IntArrayRef(sizes_) && lies_as(sizes_, base.strides(), strides_) &&
+                           !is_cut_otherwise(base);
     return (*view_)(as_it_was ? base : restored(base));
   }
   std::unique_ptr<torch::autograd::ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
                                                            std::optional<std::vector<at::Tensor>>) const override {
-    return std::make_unique<ViewOfBase>(sizes_, strides_, view_->clone_and_set());
+    return std::make_unique<ViewOfBase>(sizes_, strides_, placements_, view_->clone_and_set());
   }
 
  private:
-  // Dims of more than one element are told by their strides; others come and go.
-  at::Tensor restored(const at::Tensor& base) const {
-    std::vector<int64_t> order;
+  // Over the same dims of the mesh.
+  bool is_cut_as(size_t was, const Placements& now, int64_t dim) const {
+    const Placements& then = placements_->values;
+    return std::equal(then.begin(), then.end(), now.begin(), now.end(), [&](const Placement& a, const Placement& b) {
+      return (a.is_any_shard() && a.dim == static_cast<int64_t>(was)) == (b.is_any_shard() && b.dim == dim);
+    });
+  }
+  bool is_cut(size_t dim) const {
+    const Placements& then = placements_->values;
+    return std::any_of(then.begin(), then.end(), [&](const Placement& placement) {
+      return placement.is_any_shard() && placement.dim == static_cast<int64_t>(dim);
+    });
+  }
+
+  // What strides do not tell: a dim of one element that was cut may be another one now.
+  bool is_cut_otherwise(const at::Tensor& base) const {
+    if (impl_of(base)->placements() == placements_->values) return false;
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      for (int64_t dim = 0; dim < base.dim() && sizes_[i] != 1; ++dim) {
-        const bool taken = std::find(order.begin(), order.end(), dim) != order.end();
-        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // of no elements: any
-        if (!taken && base.size(dim) == sizes_[i] && same_stride) {
+      if (sizes_[i] == 1 && is_cut(i)) return true;
+    }
+    return false;
+  }
+
+  // Dims of more than one element are told by their strides, those of one by how they are cut; others come and go.
+  at::Tensor restored(const at::Tensor& base) const {
+    const auto& placements = impl_of(base)->placements();
+    std::vector<int64_t> order;
+    const auto is_taken = [&](int64_t dim) { return std::find(order.begin(), order.end(), dim) != order.end(); };
+    std::vector<bool> found(sizes_.size(), false);
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      const bool one = sizes_[i] == 1;
+      for (int64_t dim = 0; dim < base.dim() && (!one || is_cut(i)) && !found[i]; ++dim) {
+        const bool any_stride = one || base.numel() == 0;
+        if (!is_taken(dim) && base.size(dim) == sizes_[i] && (any_stride || base.stride(dim) == strides_[i]) &&
+            (!one || is_cut_as(i, placements, dim))) {
           order.push_back(dim);
-          break;
+          found[i] = true;
         }
       }
     }
     const auto kept = static_cast<int64_t>(order.size());
     for (int64_t dim = 0; dim < base.dim(); ++dim) {
-      if (base.size(dim) == 1) {
+      if (base.size(dim) == 1 && !is_taken(dim)) {
         order.push_back(dim);
       }
     }
@@ -117,22 +148,23 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
       moved = moved.squeeze(-1);
     }
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      moved = sizes_[i] == 1 ? moved.unsqueeze(static_cast<int64_t>(i)) : moved;
+      moved = sizes_[i] == 1 && !found[i] ? moved.unsqueeze(static_cast<int64_t>(i)) : moved;
     }
     return moved;
   }
 
   Sizes sizes_;
   Sizes strides_;
+  PlacementsPtr placements_;
   std::unique_ptr<torch::autograd::ViewFunc> view_;
 };
 
 void remember_base(const at::Tensor& view, const at::Tensor& base) {
   auto* info = base.is_view() ? nullptr : replayed_view(view);
   if (info != nullptr) {
-    info->view_fn_ =
-        std::make_unique<ViewOfBase>(Sizes(base.sizes().begin(), base.sizes().end()),
-                                     Sizes(base.strides().begin(), base.strides().end()), std::move(info->view_fn_));
+    info->view_fn_ = std::make_unique<ViewOfBase>(Sizes(base.sizes().begin(), base.sizes().end()),
+                                                  Sizes(base.strides().begin(), base.strides().end()),
+                                                  impl_of(base)->shared_placements(), std::move(info->view_fn_));
   }
 }
 
