@@ -118,14 +118,14 @@ void SampleTable::add(std::initializer_list<const char*> names, const SampleBuil
 
 const SampleBuilder* SampleTable::find(const c10::OperatorName& name) const {
   std::vector<std::string> keys{toString(name)};
-  std::string overload = name.overload_name;
-  for (const char* suffix : {"_out", "out"}) {
+  std::string_view overload = name.overload_name;
+  for (const std::string_view suffix : {"_out", "out"}) {
     if (overload.ends_with(suffix)) {
-      overload.resize(overload.size() - std::char_traits<char>::length(suffix));
+      overload.remove_suffix(suffix.size());
       break;
     }
   }
-  const std::string dotted = overload.empty() ? "" : "." + overload;
+  const std::string dotted = overload.empty() ? "" : "." + std::string(overload);
   keys.push_back(name.name + dotted);
   if (name.name.ends_with('_') && !name.name.ends_with("__")) {
     keys.push_back(name.name.substr(0, name.name.size() - 1) + dotted);

@@ -349,10 +349,10 @@ bool may_round_among_equals(const Step& step, const Values& values) {
 }
 
 // Whether what flows back to a narrow operand has terms that are rounded before they cancel: quotients, of which the
-// derivative of copysign is one, too, and the two products of a cross product of parallel vectors.
+// derivatives of copysign and hypot are some, too, and the two products of a cross product of parallel vectors.
 bool may_round_before_it_cancels(const Step& step, const Values& values) {
   const bool cancels = (divides(step.op) && !divides_evenly(step, values)) || step.op.starts_with("copysign") ||
-                       step.op == "cross" || step.op == "linalg_cross";
+                       step.op.starts_with("hypot") || step.op == "cross" || step.op == "linalg_cross";
   const auto ids = refs_of(step.args);
   return cancels && std::any_of(ids.begin(), ids.end(), [&](int id) {
            return values.tensors.at(id).requires_grad() && is_narrow(values.tensors.at(id).scalar_type());
