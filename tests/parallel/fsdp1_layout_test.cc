@@ -4,6 +4,8 @@
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 
+#include <functional>
+
 #include "tessera/base/error.h"
 #include "tessera/parallel/fsdp1/flat_parameter_layout.h"
 
@@ -33,14 +35,18 @@ std::vector<FlatMember> members_of_numels(const std::vector<int64_t>& numels) {
   return out;
 }
 
-std::string error_of(std::vector<FlatMember> members, bool use_orig_params = false) {
+std::string message_of(const std::function<void()>& call) {
   try {
-    FlatParameterLayout::make(std::move(members), {}, {.use_orig_params = use_orig_params}, 2);
+    call();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kShape);
     return error.what();
   }
   return "";
+}
+std::string error_of(std::vector<FlatMember> members, bool use_orig_params = false) {
+  return message_of(
+      [&] { FlatParameterLayout::make(std::move(members), {}, {.use_orig_params = use_orig_params}, 2); });
 }
 
 // Linear(3, 5) and Linear(5, 1, bias=False): state.md of upstream, measured there.
@@ -140,13 +146,8 @@ TEST(FlatParameterLayout, GivesBackWhatItFlattens) {
     EXPECT_EQ(back[1].strides(), channels_last.strides());
     EXPECT_TRUE(back[2].equal(scalar));
     EXPECT_EQ(layout.flatten({{}, channels_last, {}}).narrow(0, 0, 12).abs().sum().item<float>(), 0);
-    const auto refused = [&](const at::Tensor& second) -> std::string {
-      try {
-        layout.flatten({transposed, second, scalar});
-      } catch (const Error& error) {
-        return error.what();
-      }
-      return "";
+    const auto refused = [&](const at::Tensor& second) {
+      return message_of([&] { layout.flatten({transposed, second, scalar}); });
     };
     EXPECT_THAT(refused(channels_last.flatten()), HasSubstr("[fsdp1.flatten] c: found Float of shape "));
     EXPECT_THAT(refused(channels_last.to(at::kDouble)), HasSubstr("[fsdp1.flatten] c: found Double of shape "));

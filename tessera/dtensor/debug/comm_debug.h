@@ -7,7 +7,7 @@
 //   EXPECT_EQ(count.all_gathers(), 1);
 //   fmt::print("{}", count.table());
 //
-// Every collective of comm/collectives.h on more than one rank counts, whoever starts it: DTensors, fully_shard, the
+// Every collective of comm/collectives/ on more than one rank counts, whoever starts it: DTensors, fully_shard, the
 // user. Made, read and ended on one thread; may be nested, each counts what happens in its life. No communication of
 // its own.
 #pragma once
@@ -23,7 +23,7 @@ namespace tessera {
 
 using CommKind = comm::Op;
 
-// Collectives and bytes by kind; comm/observer.h says what bytes count.
+// Collectives and bytes by kind; comm/group/observer.h says what bytes count.
 struct CommTally {
   int64_t counts[comm::kOpCount] = {};
   int64_t bytes[comm::kOpCount] = {};

@@ -134,18 +134,19 @@ std::vector<OutputShape> pointwise_output(const OpCall& call) {
 
 // None where nothing tells: contiguous, then.
 std::vector<OutputShape> infer_outputs_if_told(const OpCall& call, const std::vector<bool>& moved,
-                                               bool lies_as_pointwise) {
+                                               const Proposal& proposal) {
   try {
     if (call.op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return infer_outputs(call, moved);
   } catch (const std::exception&) {  // the kernel for meta tensors gives up, or is one that only raises
   }
-  return lies_as_pointwise ? pointwise_output(call) : std::vector<OutputShape>();
+  const bool pointwise = proposal.lies_as_pointwise && proposal.outputs.size() == 1;
+  return pointwise ? pointwise_output(call) : std::vector<OutputShape>();
 }
 
 }  // namespace
 
-void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, bool lies_as_pointwise,
-                      std::vector<OutputShape>& shapes) {
+void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, Proposal& proposal) {
+  auto& shapes = proposal.outputs;
   const std::vector<bool> moved = moved_inputs(call, choice);
   const bool contiguous = all_contiguous(call);
   const bool strides_are_open = inferred ? std::find(moved.begin(), moved.end(), true) != moved.end()
@@ -155,7 +156,7 @@ void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, b
   if (!(!contiguous && strides_are_open) && !(outside && !inferred)) {
     return;
   }
-  const auto found = infer_outputs_if_told(call, moved, lies_as_pointwise && shapes.size() == 1);
+  const auto found = infer_outputs_if_told(call, moved, proposal);
   for (size_t i = 0; i < shapes.size() && i < found.size(); ++i) {
     if (shapes[i].sizes == found[i].sizes) {
       if (!contiguous && (inferred || shapes[i].strides.empty())) {

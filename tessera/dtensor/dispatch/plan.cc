@@ -242,7 +242,7 @@ std::shared_ptr<const Plan> make_plan(const OpEntry& op, c10::ArrayRef<c10::IVal
   check_strict(call, proposal, choice);
   check_outs(call, choice, proposal.outputs);
   if (returns_new_tensors(op)) {
-    complete_outputs(call, choice, inferred, proposal.lies_as_pointwise, proposal.outputs);
+    complete_outputs(call, choice, inferred, proposal);
   }
   auto plan = std::make_shared<Plan>();
   for (size_t i = 0; i < call.inputs.size(); ++i) {

@@ -118,10 +118,9 @@ Choice choose(const OpCall& call, const Proposal& proposal, size_t output_count,
 // first and so contiguous.
 std::vector<OutputShape> infer_outputs(const OpCall& call, const std::vector<bool>& moved = {});
 
-// Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: `shapes` come
-// from there already, of the inputs as they lie.
-void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, bool lies_as_pointwise,
-                      std::vector<OutputShape>& shapes);
+// Fills in strides and dtypes that the rule leaves open, from the operation on meta tensors. inferred: the proposal's
+// outputs come from there already, of the inputs as they lie.
+void complete_outputs(const OpCall& call, const Choice& choice, bool inferred, Proposal& proposal);
 // A tensor or a list of them, optional or not.
 bool holds_tensors(const c10::Type& type);
 

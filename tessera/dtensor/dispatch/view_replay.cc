@@ -97,25 +97,22 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
   }
 
  private:
-  // Over the same dims of the mesh.
-  bool is_cut_as(size_t was, const Placements& now, int64_t dim) const {
-    const Placements& then = placements_->values;
-    return std::equal(then.begin(), then.end(), now.begin(), now.end(), [&](const Placement& a, const Placement& b) {
-      return (a.is_any_shard() && a.dim == static_cast<int64_t>(was)) == (b.is_any_shard() && b.dim == dim);
-    });
-  }
-  bool is_cut(size_t dim) const {
-    const Placements& then = placements_->values;
-    return std::any_of(then.begin(), then.end(), [&](const Placement& placement) {
-      return placement.is_any_shard() && placement.dim == static_cast<int64_t>(dim);
-    });
+  // The dims of the mesh that cut this dim, a bit each.
+  static uint64_t cuts_of(const Placements& placements, size_t dim) {
+    uint64_t cuts = 0;
+    for (size_t m = 0; m < placements.size(); ++m) {
+      const bool cut = placements[m].is_any_shard() && placements[m].dim == static_cast<int64_t>(dim);
+      cuts |= uint64_t{cut} << m;
+    }
+    return cuts;
   }
 
   // What strides do not tell: a dim of one element that was cut may be another one now.
   bool is_cut_otherwise(const at::Tensor& base) const {
-    if (impl_of(base)->placements() == placements_->values) return false;
+    const auto& now = impl_of(base)->placements();
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      if (sizes_[i] == 1 && is_cut(i)) return true;
+      const uint64_t cuts = sizes_[i] == 1 ? cuts_of(placements_->values, i) : 0;
+      if (cuts != 0 && cuts != cuts_of(now, i)) return true;
     }
     return false;
   }
@@ -128,10 +125,12 @@ class ViewOfBase final : public torch::autograd::ViewFunc {
     std::vector<bool> found(sizes_.size(), false);
     for (size_t i = 0; i < sizes_.size(); ++i) {
       const bool one = sizes_[i] == 1;
-      for (int64_t dim = 0; dim < base.dim() && (!one || is_cut(i)) && !found[i]; ++dim) {
-        const bool any_stride = one || base.numel() == 0;
-        if (!is_taken(dim) && base.size(dim) == sizes_[i] && (any_stride || base.stride(dim) == strides_[i]) &&
-            (!one || is_cut_as(i, placements, dim))) {
+      const uint64_t cuts = cuts_of(placements_->values, i);
+      if (one && cuts == 0) continue;
+      for (int64_t dim = 0; dim < base.dim() && !found[i]; ++dim) {
+        const bool same_stride = base.numel() == 0 || base.stride(dim) == strides_[i];  // of no elements: any
+        const bool same = one ? cuts_of(placements, static_cast<size_t>(dim)) == cuts : same_stride;
+        if (!is_taken(dim) && base.size(dim) == sizes_[i] && same) {
           order.push_back(dim);
           found[i] = true;
         }

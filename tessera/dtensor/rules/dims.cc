@@ -317,11 +317,12 @@ void add_dims_rules(RuleTable& table) {
             mapped(split_along));
   table.add({"aten::unbind", "aten::unbind_copy"}, propose_unbind);
   table.add({"aten::expand", "aten::expand_copy"}, propose_expand);
-  table.add("aten::flip", [](const OpCall& c, Proposal& p) {
-    mapped_in_place(whole_along_dims, Passes::kAll)(c, p);
+  const Rule along_whole_dims = mapped_in_place(whole_along_dims, Passes::kAll);
+  table.add("aten::flip", [along_whole_dims](const OpCall& c, Proposal& p) {
+    along_whole_dims(c, p);
     p.lies_as_pointwise = true;
   });
-  table.add("aten::roll", mapped_in_place(whole_along_dims, Passes::kAll));
+  table.add("aten::roll", along_whole_dims);
   table.add({"aten::tril", "aten::triu"}, propose_triangle);
   table.add({"aten::repeat"}, mapped(repeated));
   table.add("aten::unfold", propose_unfold);

@@ -202,6 +202,19 @@ TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
   EXPECT_TRUE(sound("%4 = true_divide_.Scalar(%2, 2.0)\n"));
 }
 
+TEST(PlainTensors, RefuseNarrowSecondGradientsOfWhichSharesRound) {
+  const auto sound = [](const std::string& type) {
+    return is_sound_text(
+        fmt::format("mesh 3\nvalues 505581\n%0 = input f32 [5, 2] uniform -2 2 (R) grad\n"
+                    "%11 = input f32 [2, 5] uniform -2 2 (R) grad\n%14 = input f32 [2] uniform -2 2 (R) grad\n"
+                    "%15 = input f64 [2, 2] uniform -2 2 (R) grad\n%28 = input {} [3, 2] uniform -2 2 (R) grad\n"
+                    "%32 = copysign.Scalar(%28, -1)\nbackward %32 (P(sum))\ntwice\n",
+                    type));
+  };
+  EXPECT_THROW(sound("f32"), std::runtime_error);
+  EXPECT_TRUE(sound("f64"));
+}
+
 TEST(Soundness, RefusesNarrowGradientsOfWhichSharesRound) {
   const auto sound = [](const std::string& type, int size) {
     return is_sound_text(
