@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/times.h>
 #include <sys/wait.h>
@@ -20,6 +19,7 @@
 #include <stdexcept>
 
 #include "tessera/base/error.h"
+#include "tessera/base/host.h"
 
 namespace tessera::bench {
 namespace {
@@ -100,19 +100,7 @@ std::filesystem::path assets_folder() {
   return folder ? folder : source_folder() + "/build/assets";
 }
 
-std::string machine() {
-  std::ifstream info("/proc/cpuinfo");
-  std::string model = "unknown processor";
-  for (std::string line; std::getline(info, line);) {
-    if (line.starts_with("model name")) {
-      model = line.substr(line.find(':') + 2);
-      break;
-    }
-  }
-  cpu_set_t set;
-  const int cores = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return model + ", " + std::to_string(cores) + " cores";
-}
+std::string machine() { return processor_model() + ", " + std::to_string(usable_cores()) + " cores"; }
 
 static std::vector<std::string> python_command(const std::string& script, const std::vector<std::string>& arguments) {
   const char* python = std::getenv("TESSERA_PYTHON");

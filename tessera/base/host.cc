@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <bit>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -58,6 +60,25 @@ std::string host_identity() {
 std::string memory_identity() {
   return fmt::format("{} {} {} {} user {}", boot_id(), namespace_of("pid"), namespace_of("net"), namespace_of("user"),
                      ::geteuid());
+}
+
+std::string processor_model() {
+  std::string name = "unknown processor", details;
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line) && !line.empty();) {  // an empty line ends each processor
+    const size_t colon = line.find(": ");
+    if (colon == line.npos) continue;
+    const std::string key = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
+    const std::string value = line.substr(colon + 2);
+    if (key == "model name") name = value;
+    for (const auto& [wanted, word] : {std::pair{"cpu family", "family"},  // the first two on x86, the others on Arm
+                                       {"model", "model"},
+                                       {"CPU implementer", "implementer"},
+                                       {"CPU part", "part"}}) {
+      if (key == wanted) details += fmt::format("{}{} {}", details.empty() ? "" : ", ", word, value);
+    }
+  }
+  return details.empty() ? name : fmt::format("{} ({})", name, details);
 }
 
 std::string core_mask() {

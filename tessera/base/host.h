@@ -21,6 +21,10 @@ std::string host_identity();
 // and user. Error kIo when /proc does not say.
 std::string memory_identity();
 
+// The first processor: "AMD EPYC (family 25, model 17)", since generations of twice the speed share a name; "unknown
+// processor" where /proc/cpuinfo does not say.
+std::string processor_model();
+
 // The cores that this process may run on (its affinity, not the machine), as hexadecimal digits, cores 0 to 3 first.
 std::string core_mask();
 int count_cores(std::string_view mask);

@@ -14,6 +14,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "tessera/base/host.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -28,13 +30,13 @@ void read_cpu(MachineFacts& facts) {
   constexpr std::array<std::string_view, 14> kDeciding{"avx",         "avx2",        "fma",      "f16c",     "avx512f",
                                                        "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_bf16", "amx_int8",
                                                        "asimd",       "asimddp",     "bf16",     "sve"};
+  facts.cpu_model = processor_model();
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; std::getline(cpuinfo, line);) {
     const size_t colon = line.find(':');
     if (line.empty()) break;  // one processor says it for all
     if (colon == line.npos) continue;
     const std::string key = trimmed(line.substr(0, colon));
-    if (key == "model name") facts.cpu_model = trimmed(line.substr(colon + 1));
     if (key != "flags" && key != "Features") continue;
     std::istringstream flags(line.substr(colon + 1));
     for (std::string flag; flags >> flag;) {

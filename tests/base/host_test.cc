@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <fstream>
+#include <iterator>
 #include <thread>
 
 namespace tessera {
@@ -36,6 +38,22 @@ TEST(Host, IdentitiesAreOneLine) {
   EXPECT_FALSE(host_identity().empty());
   EXPECT_EQ((host_identity() + memory_identity()).find('\n'), std::string::npos);
   EXPECT_EQ(host_identity(), host_identity());
+}
+
+TEST(Host, ProcessorsOfOneNameAreToldApart) {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string text(std::istreambuf_iterator<char>(cpuinfo), {});
+  const std::string processor = processor_model();
+  EXPECT_EQ(processor.find_first_of("\n\t"), std::string::npos) << processor;
+#ifdef __x86_64__
+  const auto value = [&](const std::string& key) {
+    const size_t begin = text.find(": ", text.find("\n" + key + "\t")) + 2;
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  EXPECT_EQ(processor, value("model name") + " (family " + value("cpu family") + ", model " + value("model") + ")");
+#else
+  EXPECT_FALSE(processor.empty());
+#endif
 }
 
 }  // namespace

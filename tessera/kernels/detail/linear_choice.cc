@@ -7,11 +7,11 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/host.h"
 #include "tessera/base/log.h"
 #include "tessera/base/user_cache.h"
 
@@ -67,18 +67,11 @@ bool measure_onednn() {
 std::filesystem::path choice_file() {
   const auto folder = user_cache();
   if (folder.empty()) return {};
-  std::string processor = "unknown", line;
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  while (std::getline(cpuinfo, line)) {
-    if (line.rfind("model name", 0) == 0) {
-      processor = line.substr(line.find(':') + 1);
-      break;
-    }
-  }
+  std::string processor = processor_model();
   for (char& c : processor) {
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
   }
-  return folder / fmt::format("linear{}-torch{}", processor, TORCH_VERSION);
+  return folder / fmt::format("linear-{}-torch{}", processor, TORCH_VERSION);
 }
 
 std::optional<bool> read_choice(const std::filesystem::path& file) {
