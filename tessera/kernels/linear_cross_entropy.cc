@@ -11,7 +11,7 @@
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/detail/cross_entropy_sums.h"
 #include "tessera/kernels/detail/operations.h"
-#include "tessera/kernels/detail/wrong_label.h"
+#include "tessera/kernels/wrong_label.h"
 
 namespace tessera {
 namespace {
@@ -43,8 +43,10 @@ int64_t greatest(const RowPart& part, int64_t value, const at::Tensor& like) {
 }
 
 // COLLECTIVE over part.others: a label that is wrong on one rank is an error of all, before they wait for one another.
+// Not of labels on an accelerator, for which the host would have to wait: their loss is NaN.
 void check_labels(const at::Tensor& labels, int64_t classes, const RowPart& part) {
-  const int64_t own = detail::first_wrong_label(labels, classes);
+  if (!labels.is_cpu()) return;
+  const int64_t own = first_wrong_label(labels, classes);
   const bool any = own >= 0;
   const int64_t at = greatest(part, any ? part.first + own : -1, labels);
   if (at < 0) return;

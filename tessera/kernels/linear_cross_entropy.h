@@ -3,7 +3,7 @@
 //   at::Tensor loss = linear_cross_entropy(hidden, weight, labels);    // hidden [N, d], weight [V, d], labels int64
 //   [N] (loss / label_count).backward();
 //
-// Rows labelled kIgnoredLabel neither count nor cost anything. The other rows are taken in chunks whose fp32 logits
+// Rows labelled kIgnoredLabel do not count, and cost nothing on a CPU. The rows are taken in chunks whose fp32 logits
 // fill at most chunk_bytes; the gradients of hidden and weight are computed with them in the forward pass, so the
 // backward pass reads neither again and the weight may be freed in between. The result is an fp32 scalar (fp64 of fp64
 // operands) and has no second derivative.
@@ -13,7 +13,8 @@
 // chunk and one of hidden's gradient. Plain labels beside DTensors are those of all rows, alike on all ranks.
 // COLLECTIVE over their mesh.
 //
-// Errors: kShape for sizes that do not fit or a label outside [0, V), on all ranks alike. Thread-safe.
+// Errors: kShape for sizes that do not fit or a label outside [0, V), on all ranks alike. On an accelerator such a
+// label makes the loss NaN instead: the host never waits. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>

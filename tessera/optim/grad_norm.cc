@@ -1,12 +1,19 @@
 #include "tessera/optim/grad_norm.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/reciprocal.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <unordered_set>
 
 #include "tessera/base/error.h"
@@ -33,6 +40,34 @@ void sum_over_group(comm::Group& group, const PowerSum& power, double& value) {
   const double* values = all.const_data_ptr<double>();
   value = values[0];
   for (int rank = 1; rank < group.size(); ++rank) value = power.add(value, values[rank]);
+}
+
+// The sum of squares of what lies on one accelerator, without waiting for it; undefined: of nothing.
+struct SquaresOnDevice {
+  c10::Device device;
+
+  at::Tensor of(const std::vector<at::Tensor>& tensors) const {
+    std::vector<at::Tensor> read;
+    for (const auto& tensor : tensors) {
+      if (tensor.numel() > 0) read.push_back(tensor);
+    }
+    if (read.empty()) return {};
+    return at::stack(at::_foreach_norm(read, 2, at::kDouble)).square_().sum();
+  }
+  at::Tensor add(const at::Tensor& a, const at::Tensor& b) const {
+    return a.defined() && b.defined() ? a + b : (a.defined() ? a : b);
+  }
+  at::Tensor number(const at::Tensor& sum) const {
+    return sum.defined() ? sum : at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
+  }
+};
+
+void sum_over_group(comm::Group& group, const SquaresOnDevice& squares, at::Tensor& value) {
+  if (group.size() == 1) return;
+  const auto own = squares.number(value).view({1});
+  const auto all = at::empty({group.size()}, own.options());
+  comm::all_gather_into(group, all, own, "gradient norm").wait();
+  value = all.sum();
 }
 
 // The gradients of some parameters, by where they lie.
@@ -87,18 +122,20 @@ struct ShardGroups {
   const DeviceMesh* ep = nullptr;
 };
 
-// Sum of |x|^p, or the largest |x|, over all ranks.
-double sum_of_all(const Gradients& gradients, const ShardGroups& groups, const PowerSum& power) {
-  double total = power.of(gradients.plain);
+// Sum of |x|^p, or the largest |x|, over all ranks: a number of the host by a PowerSum, of the device by
+// SquaresOnDevice.
+template <class Power>
+auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Power& power) {
+  auto total = power.of(gradients.plain);
   for (auto* group : {groups.dp_cp, groups.tp}) {
     if (group != nullptr) sum_over_group(*group, power, total);
   }
-  double experts = power.of(gradients.plain_experts);
+  auto experts = power.of(gradients.plain_experts);
   for (const auto& [mesh, local_experts, parts] : gradients.placed) {
     if (!mesh->coordinate()) continue;
-    double sum = power.of(parts);
+    auto sum = power.of(parts);
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim) sum_over_group(*mesh->group(dim), power, sum);
-    double& part = local_experts ? experts : total;
+    auto& part = local_experts ? experts : total;
     part = power.add(part, sum);
   }
   if (groups.ep != nullptr) sum_over_group(*groups.ep->group(0), power, experts);
@@ -118,6 +155,19 @@ double norm_of_sums(double norm_type, const SumOf& sum_of) {
   const double most = sum_of(largest);
   if (!std::isfinite(most) || most == 0) return most;
   return most * std::pow(sum_of(PowerSum{.p = norm_type, .divisor = most}), 1 / norm_type);
+}
+
+// Where all gradients lie, whether there or not, so that ranks decide alike; nullopt: not on one accelerator, or of 64
+// bits.
+std::optional<c10::Device> accelerator_of(const std::vector<at::Tensor>& parameters) {
+  std::optional<c10::Device> found;
+  for (const auto& parameter : parameters) {
+    if (!parameter.requires_grad()) continue;
+    const auto device = local_part(parameter).device();
+    if (device.is_cpu() || parameter.element_size() > 4 || (found && *found != device)) return std::nullopt;
+    found = device;
+  }
+  return found;
 }
 
 void check_norm_type(double norm_type) {
@@ -212,6 +262,30 @@ double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_
   check_group(dp_cp_group, meshes, "dp_cp_group");
   check_group(tp_group, meshes, "tp_group");
   return norm_of(parameters, groups, norm_type);
+}
+
+at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
+  c10::NoGradGuard no_grad;
+  const Gradients gradients = sort_gradients(parameters);
+  if (const auto device = accelerator_of(parameters)) {
+    const SquaresOnDevice squares{*device};
+    return squares.number(sum_of_all(gradients, {}, squares)).sqrt();
+  }
+  const double norm = norm_of_sums(2, [&](const PowerSum& power) { return sum_of_all(gradients, {}, power); });
+  return at::scalar_tensor(norm, at::kDouble);
+}
+
+void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm,
+                              const at::Tensor& total_norm) {
+  c10::NoGradGuard no_grad;
+  const auto factor = at::reciprocal(total_norm + 1e-6).mul_(max_grad_norm).clamp_max_(1);
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
+  for (const auto& parameter : parameters) {
+    if (!parameter.grad().defined()) continue;
+    const at::Tensor part = local_part(parameter.grad());
+    if (part.numel() > 0) by_dtype[part.scalar_type()].push_back(part);
+  }
+  for (auto& [dtype, parts] : by_dtype) at::_foreach_mul_(parts, factor);
 }
 
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm, double total_norm,

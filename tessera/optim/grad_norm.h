@@ -43,11 +43,19 @@ double get_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type
 double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_cp_group, comm::Group& tp_group,
                      double norm_type = 2.0, at::ScalarType dtype = at::kFloat);
 
+// The same of order 2, for whoever lets the host run ahead: a float64 scalar on the accelerator where all gradients
+// lie, when they have 32 bits or fewer (whose squares float64 holds), for which nobody has waited; else on the CPU.
+// COLLECTIVE as get_grad_norm.
+at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters);
+
 // Multiplies gradients by max_grad_norm / (total_norm + 1e-6) where that is below 1, each in its own dtype (bfloat16
 // and float16 too; the factor is float32 at least). A NaN total leaves them alone; an infinite one makes finite
 // gradients 0 and infinite ones NaN. dtype as above. No communication: total_norm is the same on all ranks.
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm, double total_norm,
                               at::ScalarType dtype = at::kFloat);
+// By a norm of grad_norm_tensor, where it lies. A NaN total makes all gradients NaN.
+void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm,
+                              const at::Tensor& total_norm);
 
 struct ClipGradNormOptions {
   double norm_type = 2.0;

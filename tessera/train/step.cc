@@ -1,7 +1,12 @@
 #include "tessera/train/step.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -11,6 +16,9 @@
 #include "tessera/comm/collectives/communication_time.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/wrong_label.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"
@@ -51,6 +59,13 @@ c10::Device device_of(CausalLM& model) {
   return c10::Device(c10::kCPU);
 }
 
+bool updates_on_device(CausalLM& model) {
+  const auto parameters = model.parameters();
+  return !parameters.empty() && std::ranges::all_of(parameters, [](const at::Tensor& parameter) {
+    return !local_part(parameter).device().is_cpu();
+  });
+}
+
 std::vector<ModelInputs> inputs_of(const std::vector<data::Batch>& batches, c10::Device device) {
   // Through pinned memory: the host does not wait, and the copies come before what reads them.
   const auto there = [device](const at::Tensor& tensor) {
@@ -77,7 +92,8 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       optimizer_(optimizer),
       group_(std::move(group)),
       options_(std::move(options)),
-      pipeline_(model, options_.pipeline) {
+      pipeline_(model, options_.pipeline),
+      runs_ahead_(!options_.skip_nonfinite && updates_on_device(model)) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
   if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
@@ -99,54 +115,124 @@ void TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches, Step
   result.balance_loss = settle_router_statistics(*routers_, *group_);
 }
 
-StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
-  StepResult result;
-  const double begun = comm::communication_seconds();
-  std::vector<double> counts = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0};
+// What all ranks count and signal. COLLECTIVE over the group.
+StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
+                                     StepResult& result) {
+  const int64_t classes = model_.config().vocab_size;
+  std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, 0, 0};
   for (const auto& batch : micro_batches) {
-    if (!options_.counts) break;
-    counts[0] += static_cast<double>(batch.label_tokens);
-    counts[1] += static_cast<double>(batch.tokens_used);
+    // Looked at on the host, where they lie: a device would have to be waited for.
+    if (const int64_t wrong = first_wrong_label(batch.labels, classes); wrong >= 0 && own[4] == 0) {
+      own[4] = 1;
+      own[5] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
+    }
+    if (!options_.counts) continue;
+    own[0] += static_cast<double>(batch.label_tokens);
+    own[1] += static_cast<double>(batch.tokens_used);
   }
-  for (const auto& row : gather_numbers(*group_, counts)) {
+  const auto rows = gather_numbers(*group_, own);
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    const auto& row = rows[rank];
     result.label_tokens += static_cast<int64_t>(row[0]);
     result.tokens += static_cast<int64_t>(row[1]);
     result.stop_requested = result.stop_requested || row[2] > 0;
     result.failed = result.failed || row[3] > 0;
+    TESSERA_CHECK(
+        row[4] == 0, ErrorKind::kFormat,
+        "[train.step] rank {}: found label {}, wanted one of the {} classes of the model, or {}. Tokenize the "
+        "data with the model's own tokenizer.",
+        rank, row[5], classes, kIgnoredLabel);
   }
-  if (result.failed) return result;
-  const double divisor = static_cast<double>(std::max<int64_t>(result.label_tokens, 1));
-  const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
-  const auto inputs = inputs_of(micro_batches, device_of(model_));
-  if (float8_) float8_->begin();
-  count_routes(inputs, result);
-  const double loss = pipeline_.step(inputs, {.loss_divisor = divisor, .reduce_each = reduce_each});
-  if (routers_) routers_->end();
-  const double own_loss = options_.counts ? loss : 0;
-  const double told_at = comm::communication_seconds();
-  const double communicated = told_at - begun + std::exchange(communication_untold_, 0);
-  for (const auto& row : gather_numbers(*group_, {own_loss, static_cast<double>(resident_bytes()), communicated})) {
+  return {result.stop_requested, result.failed};
+}
+
+// On their way to the host.
+void TrainStep::read_numbers(const at::Tensor& loss, const at::Tensor& norm, Launched& step) const {
+  const auto own_loss = options_.counts ? loss : at::zeros_like(norm);
+  if (!runs_ahead_) {
+    step.numbers = at::stack({own_loss.to(at::kCPU), norm.to(at::kCPU)});
+    return;
+  }
+  const auto both = at::stack({own_loss, norm.to(own_loss.device())});
+  step.numbers = at::empty({2}, at::TensorOptions(at::kDouble).pinned_memory(true));
+  step.numbers.copy_(both, /*non_blocking=*/true);
+  step.written.emplace(both.device().type());
+  step.written->record(c10::impl::VirtualGuardImpl(both.device().type()).getStream(both.device()));
+}
+
+// The numbers of all ranks. COLLECTIVE over the group.
+void TrainStep::gather_result(Launched& step) {
+  auto& result = step.result;
+  const auto* numbers = step.numbers.const_data_ptr<double>();
+  const double now = comm::communication_seconds();
+  const double communicated = now - std::exchange(communicated_from_, now) + std::exchange(untold_, 0);
+  for (const auto& row : gather_numbers(*group_, {numbers[0], static_cast<double>(resident_bytes()), communicated})) {
     result.loss += row[0];
     result.memory_bytes = std::max(result.memory_bytes, static_cast<int64_t>(row[1]));
     result.communication_seconds.push_back(row[2]);
   }
-  const auto parameters = model_.parameters();
-  result.grad_norm = pipeline_.norm_over_stages(optim::get_grad_norm(pipeline_.counted_parameters()));
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+  result.grad_norm = numbers[1];
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
+  if (!runs_ahead_) optimizer_.zero_grad();
+  TESSERA_CHECK(options_.skip_nonfinite, ErrorKind::kInternal,
+                "[train.step] loss {} and gradient norm {} of {} label tokens: not finite. Lower optimizer.lr, or "
+                "set train.on_nonfinite=skip to leave such steps out.",
+                result.loss, result.grad_norm, result.label_tokens);
+  result.skipped = true;
+}
+
+StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
+  Launched step;
+  communicated_from_ = comm::communication_seconds();
+  const auto heard = exchange_counts(micro_batches, signals, step.result);
+  if (heard.failed) return heard;
+  const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
+  const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
+  const auto inputs = inputs_of(micro_batches, device_of(model_));
+  if (float8_) float8_->begin();
+  count_routes(inputs, step.result);
+  const auto loss = pipeline_.step(inputs, {.loss_divisor = divisor, .reduce_each = reduce_each});
+  if (routers_) routers_->end();
+  const auto norm = pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
+  read_numbers(loss, norm, step);
+  if (!runs_ahead_) gather_result(step);
+  if (!step.result.skipped) {
+    const auto parameters = model_.parameters();
+    if (options_.max_grad_norm > 0 && runs_ahead_) {
+      optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, norm);
+    } else if (options_.max_grad_norm > 0) {
+      optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, step.result.grad_norm);
+    }
+    if (options_.before_update) options_.before_update();
+    optimizer_.set_lr(lr);
+    optimizer_.step();
     optimizer_.zero_grad();
-    TESSERA_CHECK(options_.skip_nonfinite, ErrorKind::kInternal,
-                  "[train.step] loss {} and gradient norm {} of {} label tokens: not finite. Lower optimizer.lr, or "
-                  "set train.on_nonfinite=skip to leave such steps out.",
-                  result.loss, result.grad_norm, result.label_tokens);
-    result.skipped = true;
-    return result;
   }
-  if (options_.max_grad_norm > 0) optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, result.grad_norm);
-  if (options_.before_update) options_.before_update();
-  optimizer_.set_lr(lr);
-  optimizer_.step();
-  optimizer_.zero_grad();
-  communication_untold_ = comm::communication_seconds() - told_at;
+  launched_.push_back(std::move(step));
+  untold_ += comm::communication_seconds() - communicated_from_;
+  return heard;
+}
+
+StepResult TrainStep::settle() {
+  TESSERA_CHECK(!launched_.empty(), ErrorKind::kInternal, "[train.step] settle() without a step that was launched");
+  auto step = std::move(launched_.front());
+  launched_.pop_front();
+  if (!runs_ahead_) return std::move(step.result);
+  communicated_from_ = comm::communication_seconds();
+  step.written->synchronize();
+  gather_result(step);
+  untold_ += comm::communication_seconds() - communicated_from_;
+  return std::move(step.result);
+}
+
+StepResult TrainStep::run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
+  TESSERA_CHECK(launched_.empty(), ErrorKind::kInternal, "[train.step] run() with {} steps to be settled first",
+                launched_.size());
+  const auto heard = launch(micro_batches, lr, signals);
+  if (!heard.failed) return settle();
+  StepResult result;
+  result.stop_requested = heard.stop_requested;
+  result.failed = true;
   return result;
 }
 
@@ -167,7 +253,7 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
   for (size_t first = 0; first < inputs.size(); first += at_once) {
     const auto begin = inputs.begin() + static_cast<std::ptrdiff_t>(first);
     const auto count = static_cast<std::ptrdiff_t>(std::min(at_once, inputs.size() - first));
-    loss += pipeline.evaluate({begin, begin + count});
+    loss += pipeline.evaluate({begin, begin + count}).item<double>();
   }
   model.train(was_training);
   double sum = 0, labels = 0;

@@ -3,6 +3,12 @@
 //   TrainStep step(model, optimizer, world->group(), {.max_grad_norm = 1.0});
 //   StepResult result = step.run(micro_batches, lr);          // COLLECTIVE over the group
 //
+// On an accelerator the host need not wait for what a step comes to: it launches the next one, and reads that of the
+// one before meanwhile.
+//
+//   step.launch(micro_batches, lr);
+//   while (step.unsettled() > 1) report(step.settle());
+//
 // Where config.json asks for the load-balance loss of routers (output_router_logits), its gradient is that of the whole
 // step's balance, for which the micro-batches go forward once more beforehand.
 //
@@ -10,7 +16,11 @@
 // and micro-batches; gradients are of that loss. Belongs to one rank.
 #pragma once
 
+#include <ATen/core/TensorBase.h>
+#include <c10/core/Event.h>
+
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -32,8 +42,10 @@ class Optimizer;
 namespace train {
 
 struct StepOptions {
-  double max_grad_norm = 1.0;   // 0: gradients are not clipped
-  bool skip_nonfinite = false;  // a step whose loss or norm is not finite: true leaves it out, false is an error
+  double max_grad_norm = 1.0;  // 0: gradients are not clipped
+  // A step whose loss or norm is not finite: true leaves it out, for which the host waits for both in every step; false
+  // is an error.
+  bool skip_nonfinite = false;
   // Of a sharded model, where gradients of several micro-batches add up. false: in the shards, each micro-batch is
   // reduced, and memory is that of one. true: whole on every rank, reduced once a step; less traffic.
   bool defer_gradient_sync = false;
@@ -59,6 +71,11 @@ struct StepResult {
   // What each rank spent in collectives of steps, waiting for others included, since the last step told of it.
   std::vector<double> communication_seconds{};
   bool skipped = false;
+  bool stop_requested = false, failed = false;  // as launch() heard
+};
+
+// What ranks hear from one another at the start of a step.
+struct StepHeard {
   bool stop_requested = false;  // some rank was asked to stop
   bool failed = false;          // some rank cannot go on; the step was not taken
 };
@@ -74,18 +91,39 @@ class TrainStep {
   // `group`: all ranks of the run; what one of them signals, all hear.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
   // `micro_batches`: this rank's part, as many on every rank, the same on all ranks of a pipeline. COLLECTIVE over the
-  // group. Error kInternal when the loss is not finite and such steps are not skipped; the model is then unchanged.
+  // group. Error kFormat for a label that is no class of the model, on all ranks, before anything is computed. Of a
+  // step that was not taken nothing is to be settled.
+  StepHeard launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
+  // What the first of the unsettled steps came to. COLLECTIVE over the group. Error kInternal when its loss or norm is
+  // not finite and such steps are not skipped. The model is then unchanged; where launch() runs ahead it is not, and
+  // holds what is not finite. kInternal too where no step is unsettled.
+  StepResult settle();
+  int unsettled() const { return static_cast<int>(launched_.size()); }
+  // Whether launch() returns while the device computes, so that settling at once would wait for it.
+  bool runs_ahead() const { return runs_ahead_; }
+  // Launches and settles. Nothing else may be unsettled.
   StepResult run(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   pipeline::Pipeline& pipeline() { return pipeline_; }
 
  private:
+  struct Launched {
+    StepResult result{};
+    at::Tensor numbers{};                 // float64 [2] on the host: this rank's loss, the gradient norm
+    std::optional<c10::Event> written{};  // behind the copy into them; none: they are there
+  };
+  StepHeard exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
+                            StepResult& result);
   void count_routes(const std::vector<ModelInputs>& micro_batches, StepResult& result);
+  void read_numbers(const at::Tensor& loss, const at::Tensor& norm, Launched& step) const;
+  void gather_result(Launched& step);
   CausalLM& model_;
   optim::Optimizer& optimizer_;
   std::shared_ptr<comm::Group> group_;
   StepOptions options_;
   pipeline::Pipeline pipeline_;
-  double communication_untold_ = 0;                // of the last step, behind what it told
+  bool runs_ahead_;
+  std::deque<Launched> launched_;                  // but not settled
+  double communicated_from_ = 0, untold_ = 0;      // seconds in collectives: when a call began; of earlier calls
   std::shared_ptr<nn::RouterStatistics> routers_;  // null: no load-balance loss
   std::shared_ptr<nn::Float8Steps> float8_;        // null: none whose weights are kept
 };

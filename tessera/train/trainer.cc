@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <deque>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -114,6 +115,7 @@ struct Trainer::Impl {
   void resume();
   RunSummary run();
   void train_step(int64_t step);
+  void settle_steps(int still_running);
   void validate(int64_t step);
   void sample(int64_t step);
   void save(int64_t step);
@@ -148,6 +150,12 @@ struct Trainer::Impl {
   int64_t steps = 0;
   int64_t first_step = 0;
   double snapshot_seconds = 0, checkpoint_seconds = 0;  // since the last step told of them
+  struct Unreported {
+    int64_t step;
+    double lr;
+    StepTimes times;
+  };
+  std::deque<Unreported> unreported;  // of steps that are not settled
   bool stop_requested = false;
   bool changed_data_told = false;
 };
@@ -323,10 +331,13 @@ void Trainer::Impl::train_step(int64_t step) {
   }();
   const double data_seconds = seconds_since(start);
   const double lr = schedule->at(step - 1);
-  const auto result = step_runner->run(micro_batches(batch, recipe.train.local_batch_size), lr,
-                                       {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
-  if (result.failed) checkpoints->finish();  // throws, on every rank
-  stop_requested = result.stop_requested;
+  const auto heard = step_runner->launch(micro_batches(batch, recipe.train.local_batch_size), lr,
+                                         {.stop = StopSignals::requested(), .failed = checkpoints->failed()});
+  if (heard.failed) {
+    settle_steps(0);
+    checkpoints->finish();  // throws, on every rank
+  }
+  stop_requested = heard.stop_requested;
   const double snapshot = std::exchange(snapshot_seconds, 0);
   const double checkpoint = std::exchange(checkpoint_seconds, 0) + snapshot;
   if (profile) {
@@ -334,14 +345,27 @@ void Trainer::Impl::train_step(int64_t step) {
     profile->count("snapshot", snapshot);
     profile->count("checkpoint", checkpoint);
   }
-  if (report) report->step(step, result, lr, {seconds_since(start), data_seconds, snapshot, checkpoint});
+  unreported.push_back({step, lr, {seconds_since(start), data_seconds, snapshot, checkpoint}});
+  settle_steps(step_runner->runs_ahead() ? 1 : 0);
+  if (!unreported.empty()) unreported.back().times.total = seconds_since(start);  // with what it waited for
   if (profile) {
     const auto summary = profile->end(step);
     if (summary && report) report->profile(step, *summary);
   }
 }
 
+// Reports what steps came to, but of the last ones, which may still run.
+void Trainer::Impl::settle_steps(int still_running) {
+  while (step_runner->unsettled() > still_running) {
+    const auto result = step_runner->settle();
+    const auto [step, lr, times] = unreported.front();
+    unreported.pop_front();
+    if (report) report->step(step, result, lr, times);
+  }
+}
+
 void Trainer::Impl::validate(int64_t step) {
+  settle_steps(0);
   const TraceSpan span(recorder(), "validation");
   const auto start = Clock::now();
   last_validation_loss =
@@ -353,6 +377,7 @@ void Trainer::Impl::validate(int64_t step) {
 
 // What the model makes of the start of the first held-out row, or of the first training row.
 void Trainer::Impl::sample(int64_t step) {
+  settle_steps(0);
   constexpr int64_t kNewTokens = 48;
   const int64_t first_row[] = {0};
   const auto prompt = sample_prompt((data.validation ? *data.validation : *data.train).rows(first_row));
@@ -390,6 +415,7 @@ void Trainer::Impl::tell_changed_data() {
 
 // Ranked by the loss of this very step, if it was measured.
 void Trainer::Impl::save(int64_t step) {
+  settle_steps(0);  // what is not finite is not saved
   const TraceSpan span(recorder(), "checkpoint");
   tell_changed_data();
   const auto start = Clock::now();
@@ -432,6 +458,7 @@ RunSummary Trainer::Impl::run() {
       }
     }
   }
+  settle_steps(0);
   checkpoints->finish();
   const bool enough = step < steps && early_stopping.is_over();
   const bool stopped_early = step < steps && !enough;

@@ -1,8 +1,12 @@
 // Collectives and sharded training on the pretend device, rank for rank as on the CPU.
 #include <c10/core/StreamGuard.h>
 
+#include <cmath>
+
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/replicate.h"
@@ -195,6 +199,92 @@ TEST(PretendDTensor, ComputesAndRedistributes) {
     EXPECT_TRUE(at::allclose(full_tensor(rows.t().mm(rows)).cpu(), plain.t().mm(plain)));
     EXPECT_TRUE(at::allclose(full_tensor((rows + columns).softmax(0)).cpu(), (plain + plain).softmax(0)));
     EXPECT_TRUE(at::equal(full_tensor(redistribute(columns, {Shard(0)})).cpu(), plain));
+  });
+}
+
+// Rows that no rank of four has, replicas, plain parameters, two dtypes.
+TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
+  on_each_size([](const WorldPtr& world) {
+    const auto mesh = line_of(world, "pretend");
+    const auto make = [&] {
+      std::vector<at::Tensor> parameters;
+      const auto add = [&](const at::Tensor& value, const std::optional<Placements>& placements) {
+        const auto there = value.to(mesh->device());
+        auto parameter = placements ? distribute_tensor(there, mesh, *placements) : there.clone();
+        parameter.set_requires_grad(true);
+        parameter.mutable_grad() = parameter.detach() * 3;
+        parameters.push_back(parameter);
+      };
+      const auto values = at::arange(15, at::kFloat).view({5, 3}) - 4;
+      add(values, Placements{Shard(0)});
+      add(values / 7, Placements{Replicate()});
+      add(values.to(at::kBFloat16), Placements{Shard(1)});
+      add(values + 2, std::nullopt);
+      return parameters;
+    };
+    const auto host = make(), there = make();
+    for (const double most : {1.0, 1e3}) {
+      const double expected = optim::get_grad_norm(host);
+      const auto before = pretend::counters(world->rank());
+      const auto norm = optim::grad_norm_tensor(there);
+      optim::clip_grad_by_total_norm_(there, most, norm);
+      EXPECT_EQ((pretend::counters(world->rank()) - before).host_syncs, 0);
+      EXPECT_EQ(norm.device(), mesh->device());
+      EXPECT_NEAR(norm.item<double>(), expected, 1e-12 * expected);
+      optim::clip_grad_by_total_norm_(host, most, expected);
+      for (size_t i = 0; i < host.size(); ++i) {
+        EXPECT_TRUE(at::equal(local_part(there[i].grad()).cpu(), local_part(host[i].grad()).cpu())) << i;
+      }
+    }
+    auto wide = at::ones({2}, at::TensorOptions(at::kDouble).device(mesh->device())).set_requires_grad(true);
+    wide.mutable_grad() = at::full_like(wide, 1e200).detach();
+    const auto norm = optim::grad_norm_tensor({wide});
+    EXPECT_TRUE(norm.is_cpu()) << "squares of float64 may leave it";
+    EXPECT_NEAR(norm.item<double>(), std::sqrt(2.0) * 1e200, 1e188);
+  });
+}
+
+struct HeadLoss {
+  at::Tensor loss, hidden_gradient, weight_gradient;
+};
+
+HeadLoss head_loss(at::Tensor hidden, at::Tensor weight, const at::Tensor& labels, double softcap) {
+  hidden = hidden.detach().set_requires_grad(true);
+  weight = weight.detach().set_requires_grad(true);
+  const auto loss = linear_cross_entropy(hidden, weight, labels, {.chunk_bytes = 64, .softcap = softcap});
+  loss.backward();
+  return {loss.detach(), hidden.grad(), weight.grad()};
+}
+
+TEST(PretendLoss, OfAHeadIsTheCpusWithoutAWait) {
+  on_each_size([](const WorldPtr& world) {
+    const auto mesh = line_of(world, "pretend");
+    const at::Tensor hidden = at::arange(28, at::kFloat).sin().view({7, 4}), weight = at::arange(20).cos().view({5, 4});
+    const at::Tensor labels = at::tensor(std::vector<int64_t>{3, -100, 0, 4, -100, 1, 4}),
+                     none = at::full_like(labels, kIgnoredLabel);
+    const at::Tensor wrong = at::tensor(std::vector<int64_t>{3, -100, 0, 5, -100, 1, 4});
+    const auto there = [&](const at::Tensor& tensor, const Placement& placement) {
+      return distribute_tensor(tensor.to(mesh->device()), mesh, {placement});
+    };
+    for (const double softcap : {0.0, 2.0}) {
+      const auto expected = head_loss(hidden, weight, labels, softcap);
+      // Whole on every rank; rows cut; classes cut.
+      for (const auto& [rows, classes] : {std::pair<Placement, Placement>{Replicate(), Replicate()},
+                                          {Shard(0), Replicate()},
+                                          {Replicate(), Shard(0)}}) {
+        const auto h = there(hidden, rows), w = there(weight, classes), l = there(labels, rows);
+        const auto before = pretend::counters(world->rank());
+        const auto found = head_loss(h, w, l, softcap);
+        EXPECT_EQ((pretend::counters(world->rank()) - before).host_syncs, 0);
+        EXPECT_NEAR(full_tensor(found.loss).item<float>(), expected.loss.item<float>(), 1e-5);
+        EXPECT_TRUE(at::allclose(full_tensor(found.hidden_gradient).cpu(), expected.hidden_gradient, 1e-5, 1e-6));
+        EXPECT_TRUE(at::allclose(full_tensor(found.weight_gradient).cpu(), expected.weight_gradient, 1e-5, 1e-6));
+        EXPECT_TRUE(std::isnan(full_tensor(head_loss(h, w, there(wrong, rows), softcap).loss).item<float>()));
+        const auto nothing = head_loss(h, w, there(none, rows), softcap);
+        EXPECT_EQ(full_tensor(nothing.loss).item<float>(), 0);
+        EXPECT_EQ(full_tensor(nothing.weight_gradient).abs().max().item<float>(), 0);
+      }
+    }
   });
 }
 

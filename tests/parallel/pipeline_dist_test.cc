@@ -34,12 +34,12 @@ void expect_trains(int ranks) {
     on_threads(ranks, [&, schedule = schedule, stages_per_rank = stages_per_rank](const WorldPtr& world) {
       const auto what = fmt::format("{} on {} ranks, {} stages each", schedule, ranks, stages_per_rank);
       PipelineRig rig(changes, {.mesh = stages_mesh(world), .schedule = schedule, .stages_per_rank = stages_per_rank});
-      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)});
+      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)}).item<double>();
       EXPECT_TRUE(rig.pipeline->has_last_stage() || loss == 0) << what;
       rig.expect_like(wanted, sum_of_ranks(world, loss), what);
       const auto told = pipeline::simulate(rig.pipeline->schedule(2 * ranks));
       EXPECT_EQ(rig.pipeline->most_held(), told.most_held[static_cast<size_t>(world->rank())]) << what;
-      const double evaluated = sum_of_ranks(world, rig.pipeline->evaluate(batches)) / labels_in(batches);
+      const double evaluated = sum_of_ranks(world, rig.pipeline->evaluate(batches).item<double>()) / labels_in(batches);
       EXPECT_NEAR(evaluated, wanted.loss, 1e-5 * wanted.loss) << what;
     });
   }
@@ -57,7 +57,7 @@ TEST(Pipeline, TiedEmbeddingsStayEqualToTheBit) {
     for (const auto& [schedule, stages_per_rank] :
          {Case{"1F1B", 1}, {"GPipe", 1}, {"Interleaved1F1B", 2}, {"DualPipeV", 2}}) {
       PipelineRig rig(changes, {.mesh = stages_mesh(world), .schedule = schedule, .stages_per_rank = stages_per_rank});
-      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)});
+      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)}).item<double>();
       rig.expect_like(wanted, sum_of_ranks(world, loss), schedule);
       // A second step on top of gradients that are there adds as much again.
       rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)});
@@ -82,7 +82,7 @@ TEST(Pipeline, LayersLieAsTheListSays) {
     for (const auto& list : std::vector<std::vector<int64_t>>{{0, 4, 0}, {1, 1, 2}, {0, 1, 3}}) {
       PipelineRig rig(changes, {.mesh = stages_mesh(world), .schedule = "GPipe", .layers_of_stages = list});
       EXPECT_EQ(static_cast<int64_t>(rig.model->blocks().size()), list[static_cast<size_t>(world->rank())]);
-      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)});
+      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)}).item<double>();
       rig.expect_like(wanted, sum_of_ranks(world, loss), fmt::format("{} layers on the first stage", list[0]));
     }
     const PipelineOptions empty{.mesh = stages_mesh(world), .schedule = "GPipe", .layers_of_stages = {2, 0, 2}};
@@ -99,7 +99,7 @@ TEST(Pipeline, Gemma3TrainsAsOneRank) {
   const auto wanted = trained_whole(changes, batches);
   on_threads(2, [&](const WorldPtr& world) {
     PipelineRig rig(changes, {.mesh = stages_mesh(world), .schedule = "ZBVZeroBubble", .stages_per_rank = 2});
-    const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)});
+    const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)}).item<double>();
     rig.expect_like(wanted, sum_of_ranks(world, loss), "gemma3");
   });
 }
@@ -137,7 +137,8 @@ void expect_composes(const Composition& with, const std::vector<Case>& cases) {
                         {.mesh = mesh,
                          .sequence_parallel = with.sequence_parallel,
                          .activation_checkpointing = with.checkpointing});
-        double loss = rig.pipeline->step(own, {.loss_divisor = labels_in(batches), .reduce_each = reduce_each});
+        double loss =
+            rig.pipeline->step(own, {.loss_divisor = labels_in(batches), .reduce_each = reduce_each}).item<double>();
         if (!data_parallel && mesh->local_rank(1) != 0) loss = 0;
         rig.expect_like(wanted, sum_of_ranks(world, loss), what);
       }
@@ -203,7 +204,7 @@ TEST(Pipeline, RunsOverGlooToo) {
   const auto body = [&](const WorldPtr& world) {
     for (const auto& [schedule, stages_per_rank] : {Case{"1F1B", 1}, {"ZBVZeroBubble", 2}}) {
       PipelineRig rig(changes, {.mesh = stages_mesh(world), .schedule = schedule, .stages_per_rank = stages_per_rank});
-      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)});
+      const double loss = rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)}).item<double>();
       rig.expect_like(wanted, sum_of_ranks(world, loss), schedule);
     }
   };
@@ -287,8 +288,9 @@ TEST(Pipeline, ATableFromAFileRuns) {
   on_threads(2, [&](const WorldPtr& world) {
     const auto table = pipeline::schedule_of_table(pipeline::ScheduleTable::from_csv(csv, "own.csv"), "own.csv");
     PipelineRig rig(changes, {.mesh = stages_mesh(world), .table = table});
-    rig.expect_like(wanted, sum_of_ranks(world, rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)})),
-                    "own");
+    rig.expect_like(
+        wanted, sum_of_ranks(world, rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)}).item<double>()),
+        "own");
     EXPECT_THAT(error_of([&] { rig.pipeline->step(documents(3)); }),
                 HasSubstr("3 micro-batches, but the schedule own.csv"));
   });
@@ -300,7 +302,7 @@ TEST(Pipeline, OneRankIsPlainAccumulation) {
   const auto wanted = trained_whole("", batches);
   auto model = tiny_model();
   pipeline::Pipeline pipeline(*model);
-  EXPECT_EQ(pipeline.step(batches, {.loss_divisor = labels_in(batches)}), wanted.loss);
+  EXPECT_EQ(pipeline.step(batches, {.loss_divisor = labels_in(batches)}).item<double>(), wanted.loss);
   for (const auto& named : model->named_parameters()) {
     EXPECT_TRUE(named.slot->parameter.grad().equal(wanted.gradients.at(named.name))) << named.name;
   }

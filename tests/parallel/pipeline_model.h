@@ -85,7 +85,9 @@ struct PipelineRig {
     if (parallel.mesh) set_gradient_divide_factor(*model, 1);
     pipeline = std::make_unique<pipeline::Pipeline>(*model, options);
   }
-  double norm() { return pipeline->norm_over_stages(optim::get_grad_norm(pipeline->counted_parameters())); }
+  double norm() {
+    return pipeline->norm_over_stages(optim::grad_norm_tensor(pipeline->counted_parameters())).item<double>();
+  }
 
   // Loss and norm within 1e-5, gradients within 1e-4 of the largest element. `loss`: of all ranks that count.
   void expect_like(const Trained& wanted, double loss, const std::string& what) {

@@ -78,7 +78,7 @@ TEST(PipelinePrecision, HiddenStatesTravelAsTheyWereComputed) {
       rig.model->register_forward_hook([&](nn::Module&, nn::TensorRefs& outputs) {
         for (const auto* each : outputs) (each->dim() == 3 ? hidden : results).insert(each->scalar_type());
       });
-      const double loss = rig.pipeline->step(batches, {.loss_divisor = 100});
+      const double loss = rig.pipeline->step(batches, {.loss_divisor = 100}).item<double>();
       EXPECT_EQ(hidden, std::set<c10::ScalarType>{at::kBFloat16}) << dim << ", rank " << world->rank();
       for (const auto& named : rig.model->named_parameters()) {
         const auto& one = wanted.gradients.at(named.name);

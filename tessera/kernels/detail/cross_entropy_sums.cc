@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "tessera/kernels/detail/head_chunks.h"
 #include "tessera/kernels/detail/operations.h"
 #include "tessera/kernels/detail/row_loops.h"
+#include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera::detail {
 namespace {
 
-// The labelled rows of one call, and what they add up to.
+// The rows of one call, and what they add up to.
 class Summation {
  public:
   Summation(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels, const ClassPart& part,
@@ -22,6 +24,8 @@ class Summation {
         part_(part),
         wide_(wide_type(hidden.scalar_type())),
         softcap_(wanted.softcap) {
+    // Elsewhere labels are the host's to read, and rows without one are not here at all.
+    if (!labels.is_cpu()) ignored_ = labels.eq(kIgnoredLabel).unsqueeze(1);
     loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
     if (wanted.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
     if (wanted.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
@@ -61,7 +65,9 @@ class Summation {
   }
 
   void add_chunk(int64_t begin, int64_t rows) {
-    const auto h = hidden_.narrow(0, begin, rows);
+    const auto ignored = ignored_.defined() ? ignored_.narrow(0, begin, rows) : at::Tensor();
+    auto h = hidden_.narrow(0, begin, rows);
+    if (ignored.defined()) h = h.masked_fill(ignored, 0);
     auto logits = product_nt(h, weight_).to(wide_);
     if (part_.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && runs_row_loops(logits)) {
       logits = logits.contiguous();
@@ -76,13 +82,20 @@ class Summation {
     const auto place = (labels_.narrow(0, begin, rows) - part_.first).unsqueeze(1);
     const auto own = place.ge(0).logical_and_(place.lt(classes)).to(wide_);
     const auto target = place.clamp_(0, std::max<int64_t>(0, classes - 1));
-    auto sums = at::zeros({2, rows, 1}, logits.options());  // of the exponentials; the label's own logit
+    // Of the exponentials; the label's own logit; where nobody has looked at the labels, the classes that are it.
+    auto sums = at::zeros({ignored.defined() ? 3 : 2, rows, 1}, logits.options());
+    if (ignored.defined()) sums[2].copy_(own);
     if (classes > 0) {
       sums[1].copy_(logits.gather(1, target)).mul_(own);
       sums[0].copy_(logits.exp_().sum(1, true));
     }
     together(sums, comm::ReduceOp::kSum);
-    loss_.add_((sums[0].log() - sums[1]).sum(at::kDouble));
+    auto losses = sums[0].log() - sums[1];
+    if (ignored.defined()) {
+      losses.masked_fill_(sums[2].eq(0), std::numeric_limits<double>::quiet_NaN()).masked_fill_(ignored, 0);
+      sums[0].masked_fill_(ignored, std::numeric_limits<double>::infinity());
+    }
+    loss_.add_(losses.sum(at::kDouble));
     if (!wants_gradient()) return;
     auto g = logits.div_(sums[0]);  // softmax - onehot, in place of the logits
     if (classes > 0) g.scatter_add_(1, target, own.neg());
@@ -91,6 +104,7 @@ class Summation {
   }
 
   at::Tensor hidden_, weight_, labels_;
+  at::Tensor ignored_;  // [rows, 1], of an accelerator's labels
   const ClassPart& part_;
   at::ScalarType wide_;
   double softcap_;
@@ -101,10 +115,11 @@ class Summation {
 
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                     const ClassPart& part, const CrossEntropyWanted& wanted) {
-  const LabelledRows labelled(labels);
-  Summation summation(labelled.of(hidden), weight, labelled.of(labels), part, wanted);
+  const auto labelled = labels.is_cpu() ? std::optional<LabelledRows>(labels) : std::nullopt;
+  Summation summation(labelled ? labelled->of(hidden) : hidden, weight, labelled ? labelled->of(labels) : labels, part,
+                      wanted);
   auto sums = summation.run(wanted.chunk_bytes);
-  if (wanted.hidden_gradient) sums.grad_hidden = labelled.to_all(sums.grad_hidden);
+  if (labelled && wanted.hidden_gradient) sums.grad_hidden = labelled->to_all(sums.grad_hidden);
   if (wanted.weight_gradient) sums.grad_weight = sums.grad_weight.to(weight.scalar_type());
   return sums;
 }

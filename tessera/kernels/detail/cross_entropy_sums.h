@@ -30,8 +30,9 @@ struct CrossEntropySums {
   at::Tensor grad_weight;  // of the part's classes
 };
 
-// hidden [N, d], weight [classes of the part, d], labels int64 [N]: kIgnoredLabel, or a class of any part (not
-// checked). COLLECTIVE over part.others, whose ranks must have the same labels.
+// hidden [N, d], weight [classes of the part, d], labels int64 [N]: kIgnoredLabel, or a class of any part; another one
+// is not found on a CPU and makes the loss NaN elsewhere, where the host waits for nothing and ignored rows cost what
+// others do. COLLECTIVE over part.others, whose ranks must have the same labels.
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                     const ClassPart& part, const CrossEntropyWanted& wanted);
 

@@ -10,11 +10,11 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/detail/head_chunks.h"
 #include "tessera/kernels/detail/operations.h"
-#include "tessera/kernels/detail/wrong_label.h"
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/wrong_label.h"
 
 namespace tessera {
 namespace {
@@ -192,7 +192,7 @@ at::Tensor linear_logprobs_of_mesh(const at::Tensor& hidden, const at::Tensor& w
   const MeshPtr mesh = device_mesh(hidden);
   const auto layout = layout_of_head(hidden, weight);
   const auto ids = is_dtensor(target) ? full_tensor(target) : target;
-  const int64_t wrong = detail::first_wrong_label(ids, weight.size(0));
+  const int64_t wrong = first_wrong_label(ids, weight.size(0));
   TESSERA_CHECK(wrong < 0, ErrorKind::kShape, "[kernels.{}] target {}: found {}, wanted one of the {} classes or {}",
                 kLinearVerb, wrong, ids.flatten()[wrong].item<int64_t>(), weight.size(0), kIgnoredLabel);
   const auto own = LinearLogprobsFunction::apply(to_local(redistribute(hidden, layout.hidden)),

@@ -5,11 +5,11 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/context_layout.h"
-#include "tessera/kernels/detail/wrong_label.h"
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/logprobs/detail/context_tokens.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/logprobs.h"
+#include "tessera/kernels/wrong_label.h"
 
 namespace tessera {
 namespace {
@@ -59,7 +59,7 @@ LogitLayout layout_of(const at::Tensor& logits) {
 
 // All ranks have all ids, so an id that is wrong is an error of all.
 void check_ids_of_mesh(const at::Tensor& ids, int64_t vocabulary) {
-  const int64_t wrong = detail::first_wrong_label(ids, vocabulary);
+  const int64_t wrong = first_wrong_label(ids, vocabulary);
   if (wrong < 0) return;
   const int64_t row = wrong / ids.size(1), column = wrong % ids.size(1);
   raise(ErrorKind::kShape,

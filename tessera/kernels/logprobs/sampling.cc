@@ -10,10 +10,10 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/detail/operations.h"
-#include "tessera/kernels/detail/wrong_label.h"
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/logprobs/detail/id_places.h"
 #include "tessera/kernels/logprobs/detail/vocab_sums.h"
+#include "tessera/kernels/wrong_label.h"
 
 namespace tessera {
 namespace {
@@ -139,7 +139,7 @@ class RowExchange {
 
 // Every column is there once.
 void check_columns(const RowExchange& exchange, const at::Tensor& target) {
-  const int64_t at = detail::first_wrong_label(target, exchange.vocabulary());
+  const int64_t at = first_wrong_label(target, exchange.vocabulary());
   if (at < 0) return;
   raise(ErrorKind::kShape,
         "[kernels.distributed_logprob_with_sampling] target {}: found {}, wanted one of the {} ids, or {}", at,

@@ -2,11 +2,14 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/hypot.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -23,6 +26,10 @@
 
 namespace tessera::pipeline {
 namespace {
+
+at::Tensor loss_or_zero(const detail::Execution& execution) {
+  return execution.loss().defined() ? execution.loss() : at::zeros({}, at::kDouble);
+}
 
 bool is_cut(const PipelineOptions& options) { return options.mesh && options.mesh->has_dim("pp"); }
 
@@ -194,7 +201,7 @@ void Pipeline::check_micro_batches(const std::vector<ModelInputs>& micro_batches
   }
 }
 
-double Pipeline::step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how) {
+at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how) {
   TESSERA_CHECK(
       c10::GradMode::is_enabled(), ErrorKind::kConfig,
       "[pipeline.step] step() requires gradients to be enabled for backward computation; it should not be used "
@@ -212,15 +219,15 @@ double Pipeline::step(const std::vector<ModelInputs>& micro_batches, const Pipel
     const c10::NoGradGuard no_grad;
     if (before.defined()) local_part(tied->parameter.grad()).add_(local_part(before));
   }
-  return execution.loss();
+  return loss_or_zero(execution);
 }
 
-double Pipeline::evaluate(const std::vector<ModelInputs>& micro_batches) {
+at::Tensor Pipeline::evaluate(const std::vector<ModelInputs>& micro_batches) {
   const c10::NoGradGuard no_grad;
   check_micro_batches(micro_batches);
   detail::Execution execution(model_, plan_, wire_.get(), micro_batches, 1);
   execution.run(program(static_cast<int>(micro_batches.size()), false), nullptr);
-  return execution.loss();
+  return loss_or_zero(execution);
 }
 
 at::Tensor Pipeline::logprobs(ModelInputs inputs, const at::Tensor& targets) {
@@ -297,20 +304,15 @@ std::vector<at::Tensor> Pipeline::counted_parameters() {
   return parameters;
 }
 
-double Pipeline::norm_over_stages(double own_norm) const {
+at::Tensor Pipeline::norm_over_stages(const at::Tensor& own_norm) const {
   if (ranks_ == 1) return own_norm;
-  auto own = at::empty({1}, at::kDouble);
-  own.mutable_data_ptr<double>()[0] = own_norm;
-  own = own.to(options_.mesh->device());
-  auto all = at::empty({ranks_}, own.options());
+  const auto own = own_norm.view({1}).to(options_.mesh->device());
+  const auto all = at::empty({ranks_}, own.options());
   comm::all_gather_into(*options_.mesh->group("pp"), all, own, "gradient norm").wait();
-  all = all.to(at::kCPU);
-  double norm = 0;  // hypot loses nothing where squares leave float64
-  for (int rank = 0; rank < ranks_; ++rank) {
-    const double each = all.const_data_ptr<double>()[rank];
-    norm = std::isnan(norm) || std::isnan(each) ? std::nan("") : std::hypot(norm, each);
-  }
-  return norm;
+  auto norm = all[0];
+  for (int rank = 1; rank < ranks_; ++rank) norm = at::hypot(norm, all[rank]);  // loses nothing where squares overflow
+  // hypot is infinite beside a NaN.
+  return at::where(all.isnan().any(), std::numeric_limits<double>::quiet_NaN(), norm);
 }
 
 }  // namespace tessera::pipeline

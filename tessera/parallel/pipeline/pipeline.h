@@ -6,7 +6,7 @@
 //   auto model = make_parallel_model(config, at::kFloat, {.mesh = mesh}, options);     // keep_stages(*model, options)
 //   load_pretrained(*model, folder);
 //   Pipeline pipeline(*model, options);
-//   double loss = pipeline.step(micro_batches, {.loss_divisor = label_tokens});        // COLLECTIVE
+//   at::Tensor loss = pipeline.step(micro_batches, {.loss_divisor = label_tokens});    // COLLECTIVE
 //
 // One module holds all stages of a rank, so one optimizer, one state dict and one parallelize_model serve it. Every
 // rank passes the same micro-batches as those of its pipeline (tokens and labels are small; only hidden states travel).
@@ -65,12 +65,12 @@ class Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
 
   // Forward and backward of all micro-batches (tokens, labels, as many on every rank); gradients are complete
-  // afterwards. Returns the sum of the losses on the rank of the last stage, 0 elsewhere. COLLECTIVE over the pipeline
-  // and as the model. Error kConfig for a number of micro-batches that the schedule cannot run, before anything is
-  // sent.
-  double step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how = {});
+  // afterwards. Returns the sum of the losses on the rank of the last stage, 0 elsewhere: a float64 scalar, on the
+  // device of the last stage, for which nobody has waited. COLLECTIVE over the pipeline and as the model. Error kConfig
+  // for a number of micro-batches that the schedule cannot run, before anything is sent.
+  at::Tensor step(const std::vector<ModelInputs>& micro_batches, const PipelineStep& how = {});
   // The same without gradients.
-  double evaluate(const std::vector<ModelInputs>& micro_batches);
+  at::Tensor evaluate(const std::vector<ModelInputs>& micro_batches);
   // CausalLM::logprobs through the stages: [B, T] on the rank of the last one, undefined elsewhere. COLLECTIVE as step.
   at::Tensor logprobs(ModelInputs inputs, const at::Tensor& targets);
   // generate() through the stages, token by token: each stage keeps keys and values of its own layers, a rank of the
@@ -81,8 +81,9 @@ class Pipeline {
   // The parameters of this rank whose gradients no other rank of the pipeline counts: all but the tied weight of the
   // last stage, where the first is elsewhere. What optim::get_grad_norm is to be called with.
   std::vector<at::Tensor> counted_parameters();
-  // The norm of all stages from that of this rank's counted parameters. COLLECTIVE over the pipeline.
-  double norm_over_stages(double own_norm) const;
+  // The norm of all stages from that of this rank's counted parameters, both as optim::grad_norm_tensor's. COLLECTIVE
+  // over the pipeline.
+  at::Tensor norm_over_stages(const at::Tensor& own_norm) const;
 
   bool has_last_stage() const { return plan_.last_rank() == rank_; }
   const StagePlan& plan() const { return plan_; }

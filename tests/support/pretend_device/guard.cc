@@ -15,6 +15,7 @@ thread_local std::array<int, kDevices> own_streams{};
 
 struct Event {
   c10::DeviceIndex device = 0;
+  int stream = 0;
   Moment moment{};
 };
 
@@ -56,7 +57,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new Event;
-    *static_cast<Event*>(*event) = {stream.device_index(), now(stream)};
+    *static_cast<Event*>(*event) = {stream.device_index(), static_cast<int>(stream.id()), now(stream)};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
@@ -81,7 +82,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
     const auto& from = *static_cast<Event*>(event);
-    host_wait(from.device, from.moment, "synchronizeEvent");
+    host_wait_event(stream_of(from.device, from.stream), from.moment, "synchronizeEvent");
   }
   void synchronizeDevice(c10::DeviceIndex device) const override { host_wait_device(device, "synchronizeDevice"); }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {

@@ -17,7 +17,7 @@ namespace tessera::pretend {
 namespace {
 
 constexpr size_t kBlockAlignment = 512;
-// A block that waits for other streams is taken for free after so many launches of its own: the device works on.
+// After so many launches more of a stream, what it was given before is taken for done: the device works on.
 constexpr uint64_t kSoonDone = 256;
 
 struct Access {
@@ -269,6 +269,14 @@ void host_wait(int device, const Moment& moment, const char* name) {
   const std::lock_guard lock(state.mutex);
   waits(state, name);
   see(state, device, moment);
+}
+
+void host_wait_event(c10::Stream stream, const Moment& moment, const char* name) {
+  Device& state = device_at(stream.device_index());
+  const std::lock_guard lock(state.mutex);
+  const auto own = static_cast<size_t>(number_of(stream));
+  if (state.clocks[own][own] <= moment[own] + kSoonDone) waits(state, name);
+  see(state, stream.device_index(), moment);
 }
 
 void host_wait(c10::Stream stream, const char* name) { host_wait(stream.device_index(), now(stream), name); }

@@ -46,6 +46,8 @@ Moment now(c10::Stream stream);
 void wait_for(c10::Stream stream, const Moment& moment);
 // The host waits: until `moment`, for all of a stream, for a device.
 void host_wait(int device, const Moment& moment, const char* name);
+// Of an event of that stream, which does not count where the stream has been given much to do since.
+void host_wait_event(c10::Stream stream, const Moment& moment, const char* name);
 void host_wait(c10::Stream stream, const char* name);
 void host_wait_device(int device, const char* name);
 

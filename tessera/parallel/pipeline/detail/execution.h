@@ -44,7 +44,7 @@ class Execution {
             double loss_divisor, std::map<int, nn::KvCache>* caches = nullptr);
   // sync: null where there are no gradients. An error ends the step on all ranks of the pipeline.
   void run(const RankProgram& program, GradientSync* sync);
-  double loss() const { return runs_.loss(); }
+  const at::Tensor& loss() const { return runs_.loss(); }
   int most_held() const { return runs_.most_held(); }
   // What the model makes of a micro-batch without labels: log-probs of its targets, or logits. On the rank of the last
   // stage; undefined elsewhere.

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::pipeline::detail {
 namespace {
@@ -42,6 +43,13 @@ at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow
   return model_(std::move(inputs));
 }
 
+// Nobody waits for it.
+void StageRuns::add_loss(const at::Tensor& loss) {
+  const c10::NoGradGuard no_grad;
+  const auto own = (is_dtensor(loss) ? full_tensor(loss) : loss).detach().to(at::kDouble);
+  loss_ = loss_.defined() ? loss_ + own : own;
+}
+
 at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden,
                               const ForwardHow& how) {
   const bool is_last = !inputs.stage || inputs.stage->is_last;
@@ -64,7 +72,7 @@ at::Tensor StageRuns::forward(int stage, int micro_batch, ModelInputs inputs, co
     given = output.detach();
   }
   if (!c10::GradMode::is_enabled()) {
-    if (is_last) loss_ += run.loss.item<double>();
+    if (is_last) add_loss(run.loss);
     return given;
   }
   run.weights->flush();  // of the head
@@ -84,7 +92,7 @@ at::Tensor StageRuns::backward(int stage, int micro_batch, const at::Tensor& gra
     if (keep_weights) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());
     if (run.loss.defined()) {
       if (run.loss.requires_grad()) run.loss.backward();
-      loss_ += run.loss.item<double>();
+      add_loss(run.loss);
       run.loss.reset();
     } else if (run.output.is_valid()) {
       run_graph(std::exchange(run.output, {}), gradient);

@@ -42,7 +42,8 @@ class StageRuns {
   at::Tensor backward(int stage, int micro_batch, const at::Tensor& gradient, bool keep_weights);
   void weight_backward(int stage, int micro_batch);
 
-  double loss() const { return loss_; }  // the sum of those that went backward
+  // The sum of those that went backward: a float64 scalar where the model computes; undefined: none did.
+  const at::Tensor& loss() const { return loss_; }
   int held() const { return static_cast<int>(runs_.size()); }
   int most_held() const { return most_held_; }
 
@@ -54,11 +55,12 @@ class StageRuns {
     std::unique_ptr<kernels::DeferredGradients> weights{};
   };
   at::Tensor run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how);
+  void add_loss(const at::Tensor& loss);
 
   CausalLM& model_;
   std::shared_ptr<nn::LoraDropout> dropout_;  // null: nothing is dropped
   std::map<std::pair<int, int>, Run> runs_;
-  double loss_ = 0;
+  at::Tensor loss_;
   int most_held_ = 0;
 };
 

@@ -1,10 +1,10 @@
-#include "tessera/kernels/detail/wrong_label.h"
+#include "tessera/kernels/wrong_label.h"
 
 #include <ATen/core/Tensor.h>
 
 #include "tessera/kernels/ignored_label.h"
 
-namespace tessera::detail {
+namespace tessera {
 
 int64_t first_wrong_label(const at::Tensor& labels, int64_t classes) {
   const auto wrong = labels.ne(kIgnoredLabel).logical_and(labels.lt(0).logical_or(labels.ge(classes)));
@@ -12,4 +12,4 @@ int64_t first_wrong_label(const at::Tensor& labels, int64_t classes) {
   return wrong.flatten().nonzero()[0].item<int64_t>();
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera
