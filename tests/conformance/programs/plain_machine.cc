@@ -22,8 +22,13 @@ at::Tensor PlainMachine::input(const Step& step, uint64_t seed) {
   return made.set_requires_grad(step.grad);
 }
 
-// DTensors that lie so already are passed on.
-at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step&) {
+// DTensors that lie so already are passed on. Where a step before is left out, a tensor may have fewer dims than drawn.
+at::Tensor PlainMachine::redistribute(const at::Tensor& tensor, const Step& step) {
+  for (const auto& placement : step.placements) {
+    if (placement.is_any_shard() && placement.dim >= tensor.dim()) {
+      throw std::runtime_error(fmt::format("program: {} of a tensor of {} dims", to_text(step), tensor.dim()));
+    }
+  }
   return twin_ == Twin::kContrary ? at::alias(tensor) : tensor.clone();
 }
 
@@ -359,6 +364,20 @@ bool may_round_before_it_cancels(const Step& step, const Values& values) {
          });
 }
 
+// Whether what flows back is divided by a deviation that is nothing but rounding: shares of it are so large that they
+// hide the rest, even where later steps would make nothing of all of it.
+bool divides_by_rounding(const Step& step, const Values& values) {
+  const auto ids = refs_of(step.args);
+  if (!step.op.starts_with("std") || ids.empty() || !values.tensors.at(ids.front()).requires_grad()) {
+    return false;
+  }
+  const at::Tensor deviation = values.tensors.at(step.results[0]).detach();
+  return deviation.numel() < values.tensors.at(ids.front()).numel() && deviation.lt(1e-6).any().item<bool>();
+}
+
+// By a number that has no end in binary.
+bool scales(const std::string& op) { return op.starts_with("rad2deg") || op.starts_with("deg2rad"); }
+
 }  // namespace
 
 void PlainMachine::after(const Step& step, const Values& values, const Tensors& arguments) {
@@ -378,7 +397,11 @@ void PlainMachine::after(const Step& step, const Values& values, const Tensors& 
       may_round_before_it_cancels(step, values)) {
     leave_open(step, "may round in a narrow type what it gives in a wide one");
   }
-  const bool inexact = rounds_in_sums(step.op) || (divides(step.op) && !divides_evenly(step, values));
+  if (divides_by_rounding(step, values)) {
+    leave_open(step, "has a derivative that rounding decides");
+  }
+  const bool inexact =
+      rounds_in_sums(step.op) || scales(step.op) || (divides(step.op) && !divides_evenly(step, values));
   if (twin_ == Twin::kWide && step.kind == Step::Kind::kCall && inexact) {
     for (const int id : step.results) {
       make_inexact(values.tensors[id], !keeps_zeros(step.op));

@@ -182,6 +182,39 @@ TEST(PlainTensors, RefuseNarrowGradientsOfWhichTermsAreRoundedBeforeTheyCancel) 
   }
 }
 
+TEST(PlainTensors, RefuseTheDerivativeOfADeviationThatIsRounding) {
+  const auto run = [](bool grad, const std::string& step) {
+    run_plain(parse_program("mesh 2 3\nvalues 786890\n%13 = input f64 [4, 1, 4] uniform 0.1 4.1 (P(sum), R)" +
+                            std::string(grad ? " grad" : "") + "\n%14 = " + step +
+                            "\n%15 = std.correction(%14, [0], 1, true)\n"),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run(true, "cosine_similarity(%13, %13, 2)"), std::runtime_error);
+  EXPECT_NO_THROW(run(false, "cosine_similarity(%13, %13, 2)"));
+  EXPECT_NO_THROW(run(true, "sin(%13)"));
+}
+
+// A program that goes on without a step that was refused.
+TEST(PlainTensors, RefuseToShardDimsThatATensorHasNot) {
+  const auto run = [](const std::string& size) {
+    run_plain(parse_program("mesh 2\nvalues 402660\n%0 = input f64 " + size +
+                            " uniform -2 2 (R)\n%19 = redistribute(%0, (S(1)))\n"),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("[8]"), std::runtime_error);
+  EXPECT_NO_THROW(run("[8, 1]"));
+}
+
+TEST(Soundness, RefusesNarrowSharesThatAreScaled) {
+  const auto sound = [](const std::string& type, const std::string& step) {
+    return is_sound_text("mesh 2 2 2\nvalues 101099\n%2 = input " + type +
+                         " [3, 4] uniform -2 2 (R, S(1), S(1))\n%3 = trace(%2)\n%8 = " + step + "\n");
+  };
+  EXPECT_FALSE(sound("f16", "rad2deg(%3)"));
+  EXPECT_TRUE(sound("f16", "neg(%3)"));
+  EXPECT_TRUE(sound("f64", "rad2deg(%3)"));
+}
+
 // 0 by the weight, whose shares may add up to something else.
 TEST(Soundness, RefusesTheSignOfWhatANormsWeightMakesZero) {
   const auto sound = [](const std::string& steps) {
