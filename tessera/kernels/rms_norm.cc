@@ -1,6 +1,9 @@
 #include "tessera/kernels/rms_norm.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_fused_rms_norm.h>
+#include <ATen/ops/_fused_rms_norm_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
@@ -88,6 +91,17 @@ at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
   return factors_of(weight.to(at::kFloat), one_plus).contiguous();
 }
 
+// Whether libtorch has kernels of its own for the device (CUDA, XPU). They take a weight of the input's dtype, which
+// one more than it of 16 bits would round.
+bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
+  if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
+  if (one_plus && x.element_size() < 4) return false;
+  static const auto forward = c10::Dispatcher::singleton().findSchema({"aten::_fused_rms_norm", ""});
+  static const auto backward = c10::Dispatcher::singleton().findSchema({"aten::_fused_rms_norm_backward", ""});
+  const auto key = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey());
+  return forward && backward && forward->hasKernelForDispatchKey(key) && backward->hasKernelForDispatchKey(key);
+}
+
 // (y, inverse_rms [..., 1])
 std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps,
                                                bool one_plus) {
@@ -99,6 +113,7 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at
     auto [y, inverse_rms] = forward_loop(x, factors_of(weight, one_plus), eps);
     return {y, inverse_rms};
   }
+  if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
   const auto wide = x.to(detail::wide_type(x.scalar_type()));
   const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
   const auto normed = wide.mul(inverse_rms);
@@ -119,6 +134,10 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y
     auto [grad_x, grad_weight] =
         backward_loop(grad_y.contiguous(), x.contiguous(), factors_of(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight};
+  }
+  if (runs_fused(x, weight, one_plus) && grad_y.scalar_type() == x.scalar_type()) {
+    return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
+                                        factors_of(weight, one_plus), {true, true});
   }
   const auto wide = detail::wide_type(x.scalar_type());
   const auto normed = x.to(wide).mul(inverse_rms);

@@ -193,7 +193,7 @@ TEST(PretendBudgets, StepsOfFsdpStayWithin) {
     EXPECT_EQ(cost.host_syncs, 0) << fmt::format("{}", fmt::join(waits, ", "));
     EXPECT_EQ(cost.pageable_copies, 0);
     EXPECT_EQ(cost.copies_to_host, 1);
-    EXPECT_LE(cost.launches, 501);
+    EXPECT_LE(cost.launches, 384);
   });
   pretend::keep_names(false);
 }

@@ -28,9 +28,11 @@ at::Tensor FlatGradients::close(double divide) {
   const c10::NoGradGuard no_grad;
   zero_unfilled(layout_, buffer_, filled_);
   const int64_t part = buffer_.numel() / layout_.ranks;
-  for (size_t i = 0; i < filled_.size(); ++i) {
-    if (!filled_[i]) continue;
-    buffer_.as_strided({layout_.ranks}, {part}, flags_offset_ + static_cast<int64_t>(i)).fill_(1);
+  for (auto run = filled_.begin(); run != filled_.end();) {  // one kernel, mostly
+    const auto end = std::find(run, filled_.end(), !*run);
+    const int64_t first = flags_offset_ + (run - filled_.begin());
+    if (*run) buffer_.as_strided({layout_.ranks, end - run}, {part, 1}, first).fill_(1);
+    run = end;
   }
   double pre_divisor = 1;
   if (buffer_.scalar_type() == c10::kHalf && divide != 1.0) {

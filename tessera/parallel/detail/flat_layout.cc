@@ -42,6 +42,33 @@ char* bytes_of(const at::TensorBase& tensor) { return static_cast<char*>(tensor.
 // A byte view of a flat tensor.
 at::Tensor as_bytes(const at::TensorBase& tensor) { return at::Tensor(tensor).view(c10::kByte); }
 
+at::ScalarType type_of_size(int64_t itemsize) {
+  return itemsize == 8 ? at::kLong : itemsize == 4 ? at::kInt : itemsize == 2 ? at::kShort : at::kByte;
+}
+
+// The chunks of an entry as one tensor, one after another: all full ones in one strided copy, then the short one.
+// `from` and `to` are bytes.
+void copy_chunks(const FlatLayout& layout, const FlatEntry& entry, const at::Tensor& from, const at::Tensor& to,
+                 int64_t target) {
+  const int64_t chunk = entry.chunk_bytes(), part = layout.part_bytes;
+  int64_t done = 0;
+  // Beside entries of narrower elements, parts may begin where these do not line up.
+  if (chunk > 0 && part % entry.itemsize == 0 && target % entry.itemsize == 0) {
+    done = entry.rows / entry.chunk_rows;
+    const auto type = type_of_size(entry.itemsize);
+    const auto source = from.narrow(0, entry.offset, (done - 1) * part + chunk).view(type);
+    to.narrow(0, target, done * chunk)
+        .view(type)
+        .view({done, -1})
+        .copy_(source.as_strided({done, chunk / entry.itemsize}, {part / entry.itemsize, 1}));
+  }
+  for (int64_t rank = done; rank < layout.ranks; ++rank) {
+    const int64_t bytes = entry.rows_on(rank) * entry.row_bytes();
+    if (bytes == 0) continue;
+    to.narrow(0, target + rank * chunk, bytes).copy_(from.narrow(0, rank * part + entry.offset, bytes));
+  }
+}
+
 }  // namespace
 
 int64_t FlatEntry::rows_on(int64_t rank) const { return std::clamp<int64_t>(rows - rank * chunk_rows, 0, chunk_rows); }
@@ -63,23 +90,18 @@ void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, cons
                   const std::vector<int64_t>& whole_offsets, size_t first) {
   const bool on_cpu = gathered.device().is_cpu();
   std::vector<Segment> segments;
-  at::Tensor from, to;
-  if (!on_cpu) {
-    from = as_bytes(gathered);
-    to = as_bytes(whole);
-  }
   for (size_t i = first; i < layout.entries.size(); ++i) {
     const auto& entry = layout.entries[i];
+    if (!on_cpu) {
+      copy_chunks(layout, entry, as_bytes(gathered), as_bytes(whole), whole_offsets[i]);
+      continue;
+    }
     for (int64_t rank = 0; rank < layout.ranks; ++rank) {
       const int64_t bytes = entry.rows_on(rank) * entry.row_bytes();
       if (bytes == 0) continue;
       const int64_t source = rank * layout.part_bytes + entry.offset;
       const int64_t target = whole_offsets[i] + rank * entry.chunk_bytes();
-      if (on_cpu) {
-        add_segment(segments, bytes_of(whole) + target, bytes_of(gathered) + source, bytes);
-      } else {
-        to.narrow(0, target, bytes).copy_(from.narrow(0, source, bytes));
-      }
+      add_segment(segments, bytes_of(whole) + target, bytes_of(gathered) + source, bytes);
     }
   }
   copy_segments(segments);

@@ -20,6 +20,7 @@ bool install() {
     register_copies();
     register_fallback();
     register_attention();
+    register_normalization();
     register_backend();
   });
   return true;

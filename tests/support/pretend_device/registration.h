@@ -12,6 +12,7 @@ void register_fallback();
 void register_operations();
 void register_copies();
 void register_attention();
+void register_normalization();
 void register_backend();
 
 c10::DeviceIndex current_device();
