@@ -233,14 +233,17 @@ void check_group(const comm::Group& group, const std::vector<MeshPtr>& meshes, c
                 name, group.name(), group.size(), seen);
 }
 
-// Each in its own dtype.
-void scale_gradients(const std::vector<at::Tensor>& parameters, double factor) {
+// Each in its own dtype. factor: a number, or a scalar where the gradients lie.
+template <class Factor>
+void scale_gradients(const std::vector<at::Tensor>& parameters, const Factor& factor) {
   c10::NoGradGuard no_grad;
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;  // what one kernel takes
   for (const auto& parameter : parameters) {
     if (!parameter.grad().defined()) continue;
     const at::Tensor part = local_part(parameter.grad());
-    if (part.numel() > 0) part.mul_(factor);
+    if (part.numel() > 0) by_dtype[part.scalar_type()].push_back(part);
   }
+  for (const auto& [dtype, parts] : by_dtype) at::_foreach_mul_(parts, factor);
 }
 
 }  // namespace
@@ -278,14 +281,7 @@ at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm,
                               const at::Tensor& total_norm) {
   c10::NoGradGuard no_grad;
-  const auto factor = at::reciprocal(total_norm + 1e-6).mul_(max_grad_norm).clamp_max_(1);
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
-  for (const auto& parameter : parameters) {
-    if (!parameter.grad().defined()) continue;
-    const at::Tensor part = local_part(parameter.grad());
-    if (part.numel() > 0) by_dtype[part.scalar_type()].push_back(part);
-  }
-  for (auto& [dtype, parts] : by_dtype) at::_foreach_mul_(parts, factor);
+  scale_gradients(parameters, at::reciprocal(total_norm + 1e-6).mul_(max_grad_norm).clamp_max_(1));
 }
 
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm, double total_norm,

@@ -119,12 +119,11 @@ void TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches, Step
 StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                                      StepResult& result) {
   const int64_t classes = model_.config().vocab_size;
-  std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, 0, 0};
+  std::vector<double> own = {0, 0, signals.stop ? 1.0 : 0.0, signals.failed ? 1.0 : 0.0, kIgnoredLabel};
   for (const auto& batch : micro_batches) {
     // Looked at on the host, where they lie: a device would have to be waited for.
-    if (const int64_t wrong = first_wrong_label(batch.labels, classes); wrong >= 0 && own[4] == 0) {
-      own[4] = 1;
-      own[5] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
+    if (const int64_t wrong = first_wrong_label(batch.labels, classes); wrong >= 0) {
+      own[4] = static_cast<double>(batch.labels.flatten()[wrong].item<int64_t>());
     }
     if (!options_.counts) continue;
     own[0] += static_cast<double>(batch.label_tokens);
@@ -138,10 +137,10 @@ StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batch
     result.stop_requested = result.stop_requested || row[2] > 0;
     result.failed = result.failed || row[3] > 0;
     TESSERA_CHECK(
-        row[4] == 0, ErrorKind::kFormat,
+        row[4] == kIgnoredLabel, ErrorKind::kFormat,
         "[train.step] rank {}: found label {}, wanted one of the {} classes of the model, or {}. Tokenize the "
         "data with the model's own tokenizer.",
-        rank, row[5], classes, kIgnoredLabel);
+        rank, row[4], classes, kIgnoredLabel);
   }
   return {result.stop_requested, result.failed};
 }

@@ -345,9 +345,9 @@ void Trainer::Impl::train_step(int64_t step) {
     profile->count("snapshot", snapshot);
     profile->count("checkpoint", checkpoint);
   }
+  settle_steps(1);  // the one before
   unreported.push_back({step, lr, {seconds_since(start), data_seconds, snapshot, checkpoint}});
-  settle_steps(step_runner->runs_ahead() ? 1 : 0);
-  if (!unreported.empty()) unreported.back().times.total = seconds_since(start);  // with what it waited for
+  if (!step_runner->runs_ahead()) settle_steps(0);
   if (profile) {
     const auto summary = profile->end(step);
     if (summary && report) report->profile(step, *summary);

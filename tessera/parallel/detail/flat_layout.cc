@@ -88,14 +88,16 @@ int64_t FlatLayout::append_extra(int64_t numel, int64_t itemsize) {
 
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
                   const std::vector<int64_t>& whole_offsets, size_t first) {
-  const bool on_cpu = gathered.device().is_cpu();
+  if (!gathered.device().is_cpu()) {
+    const auto from = as_bytes(gathered), to = as_bytes(whole);
+    for (size_t i = first; i < layout.entries.size(); ++i) {
+      copy_chunks(layout, layout.entries[i], from, to, whole_offsets[i]);
+    }
+    return;
+  }
   std::vector<Segment> segments;
   for (size_t i = first; i < layout.entries.size(); ++i) {
     const auto& entry = layout.entries[i];
-    if (!on_cpu) {
-      copy_chunks(layout, entry, as_bytes(gathered), as_bytes(whole), whole_offsets[i]);
-      continue;
-    }
     for (int64_t rank = 0; rank < layout.ranks; ++rank) {
       const int64_t bytes = entry.rows_on(rank) * entry.row_bytes();
       if (bytes == 0) continue;

@@ -52,7 +52,7 @@ Pair rms_norm_backward(const at::Tensor& grad_y, const at::Tensor& input, at::In
   const auto type = wide_type(x);
   const auto grad_x = at::empty_like(x), grad_weight = at::empty_like(*weight);
   launch_on("aten::_fused_rms_norm_backward", {x, grad, inverse, *weight}, {grad_x, grad_weight});
-  const auto normed = wide_view(x, type).mul_(host_view(inverse)), wide = wide_view(grad, type);
+  const auto normed = wide_view(x, type).mul(host_view(inverse)), wide = wide_view(grad, type);
   const auto scaled = wide * wide_view(*weight, type);
   host_view(grad_x).copy_((scaled - normed * (scaled * normed).mean(-1, true)).mul_(host_view(inverse)));
   host_view(grad_weight).copy_(wide.mul(normed).reshape({-1, x.size(-1)}).sum(0));
