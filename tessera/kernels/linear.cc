@@ -1,6 +1,7 @@
 #include "tessera/kernels/linear.h"
 
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -39,7 +40,18 @@ at::Tensor as_rows(const at::Tensor& tensor) {
   return tensor.reshape({c10::multiply_integers(leading), tensor.size(-1)});
 }
 
+void check_shapes(c10::IntArrayRef x, c10::IntArrayRef weight, std::optional<c10::IntArrayRef> bias) {
+  const bool fits = !x.empty() && weight.size() == 2 && x.back() == weight[1];
+  TESSERA_CHECK(fits && (!bias || (bias->size() == 1 && bias->front() == weight[0])), ErrorKind::kShape,
+                "[kernels.linear] x [{}], weight [{}], bias {}: wanted [..., in], [out, in] and [out]",
+                fmt::join(x, ", "), fmt::join(weight, ", "),
+                bias ? fmt::format("[{}]", fmt::join(*bias, ", ")) : "none");
+}
+
 at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
+  check_shapes(x.sizes(), weight.sizes(), bias ? std::optional(bias->sizes()) : std::nullopt);
+  // at::linear takes such a bias or refuses it by how x lies in memory.
+  if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
   if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
@@ -86,13 +98,13 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &grad = grads[0];
     at::Tensor grad_x, grad_weight, grad_bias;
-    if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t(), std::nullopt);
+    if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t().conj(), std::nullopt);
     if (ctx->needs_input_grad(1)) {
       auto* const later = deferral_in_force();
       if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
-        later->add(weight, [grad, x] { return weight_gradient(grad, x); });
+        later->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
       } else {
-        grad_weight = weight_gradient(grad, x);
+        grad_weight = weight_gradient(grad, x.conj());
       }
     }
     if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) {
@@ -115,16 +127,18 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
                                                  torch::autograd::variable_list grads) {
     if (!grads[0].defined()) return torch::autograd::variable_list(2);
     const auto saved = ctx->get_saved_variables();
-    return {call_linear(saved[1], grads[0], std::nullopt), call_linear(saved[0], grads[0].t(), std::nullopt)};
+    return {call_linear(saved[1].conj(), grads[0], std::nullopt),
+            call_linear(saved[0].conj(), grads[0].t(), std::nullopt)};
   }
 };
 
-// libtorch's node where the product is libtorch's and the gradient of its weight is to be had at once.
+// One node on plain tensors and DTensors, as libtorch's keeps x or a copy of it by how x lies in memory.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  const bool distributed = is_dtensor(x) || is_dtensor(weight) || (bias && is_dtensor(*bias));
-  return distributed || deferral_in_force() != nullptr || runs_on_onednn(x, weight, bias)
-             ? Linear::apply(x, weight, bias, std::nullopt)
-             : at::linear(x, weight, bias);
+  const bool differentiates =
+      c10::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
+  if (differentiates) return Linear::apply(x, weight, bias, std::nullopt);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_linear(x, weight, bias);
 }
 
 at::Tensor differentiable_weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
@@ -141,8 +155,8 @@ std::vector<int64_t> with_last(c10::IntArrayRef sizes, int64_t last) {
 // adds its part, so the bias must be one too.
 void propose_linear(const OpCall& call, Proposal& proposal) {
   const auto &x = call.inputs[0], &weight = call.inputs[1];
-  TESSERA_CHECK(x.dim() >= 1 && weight.dim() == 2 && x.sizes.back() == weight.sizes[1], ErrorKind::kShape,
-                "[kernels.linear] {}: wanted [..., in] and [out, in]", call.describe());
+  check_shapes(x.sizes, weight.sizes,
+               call.inputs.size() > 2 ? std::optional<c10::IntArrayRef>(call.inputs[2].sizes) : std::nullopt);
   const int64_t last = x.dim() - 1;
   const auto add = [&](const Placement& output, const Placement& of_x, const Placement& of_weight,
                        const Placement& of_bias) {

@@ -1,4 +1,6 @@
 #include <ATen/native/Resize.h>
+#include <ATen/record_function.h>
+#include <gmock/gmock.h>
 
 #include <cstring>
 #include <limits>
@@ -16,8 +18,10 @@ namespace tessera {
 namespace {
 
 using testing::expect_same_with_gradients;
+using ::testing::HasSubstr;
 using testing::Op;
 using testing::random_tensor;
+using ::testing::ThrowsMessage;
 using Tensors = std::vector<at::Tensor>;
 
 at::Tensor plain_rms_norm(const Tensors& in) {
@@ -60,9 +64,48 @@ TEST_P(Linear, TakesBatchedAndStridedInput) {
                              [](const Tensors& t) { return at::linear(t[0].transpose(1, 2), t[1]); }, inputs, 1e-5);
 }
 
+thread_local int plain_products = 0;
+
 TEST_P(Linear, KernelThatIsAskedForIsTheOneThatRuns) {
-  const auto y = tessera::linear(random_tensor({64, 48}).set_requires_grad(true), random_tensor({80, 48}, 1));
-  EXPECT_EQ(y.grad_fn()->name().find("CppNode") != std::string::npos, GetParam()) << y.grad_fn()->name();
+  const auto count = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+    plain_products += std::string_view(call.name()) == "aten::linear";
+    return nullptr;
+  };
+  const auto observer = at::addThreadLocalCallback(at::RecordFunctionCallback(count));
+  plain_products = 0;
+  tessera::linear(random_tensor({64, 48}).set_requires_grad(true), random_tensor({80, 48}, 1));
+  at::removeCallback(observer);
+  EXPECT_EQ(plain_products, GetParam() ? 0 : 1);
+}
+
+TEST_P(Linear, TakesABiasOfAnotherTypeWhateverTheInputLiesLike) {
+  for (const bool transposed : {false, true}) {
+    const auto x = transposed ? random_tensor({5, 4, 3}).transpose(0, 2) : random_tensor({3, 4, 5});
+    const auto weight = random_tensor({6, 5}, 1), bias = random_tensor({6}, 2).to(at::kDouble);
+    const auto y = tessera::linear(x, weight, bias);
+    EXPECT_EQ(y.scalar_type(), at::kFloat);
+    EXPECT_LT(testing::relative_error(y, at::linear(x, weight, bias.to(at::kFloat))), 1e-6);
+  }
+}
+
+TEST_P(Linear, RefusesABiasThatIsNotOneNumberAColumn) {
+  EXPECT_THAT(
+      [] {
+        tessera::linear(random_tensor({3, 4}), random_tensor({5, 4}), random_tensor({1}));
+      },
+      ThrowsMessage<Error>(HasSubstr("x [3, 4], weight [5, 4], bias [1]: wanted [..., in], [out, in] and [out]")));
+}
+
+TEST_P(Linear, TakesComplexNumbers) {
+  const Tensors inputs = {random_tensor({20, 24}), random_tensor({20, 24}, 1), random_tensor({18, 24}, 2),
+                          random_tensor({18, 24}, 3)};
+  const auto by = [](auto product) {
+    return [product](const Tensors& t) {
+      return at::view_as_real(product(at::complex(t[0], t[1]), at::complex(t[2], t[3])));
+    };
+  };
+  expect_same_with_gradients(by([](const auto& x, const auto& weight) { return tessera::linear(x, weight); }),
+                             by([](const auto& x, const auto& weight) { return at::linear(x, weight); }), inputs, 1e-5);
 }
 
 // A gradient of a gradient, as a plain product has.

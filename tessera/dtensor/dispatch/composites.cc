@@ -166,7 +166,8 @@ at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
   return self.reshape(sizes);
 }
 
-at::Tensor ravel(const at::Tensor& self) { return self.reshape({-1}); }
+// A row that is a step apart in memory is copied, which reshape would not do.
+at::Tensor ravel(const at::Tensor& self) { return self.contiguous().reshape({-1}); }
 
 at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
   const bool known = mode == "constant" || mode == "reflect" || mode == "replicate" || mode == "circular";

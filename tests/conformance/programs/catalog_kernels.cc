@@ -9,12 +9,20 @@ namespace {
 // The kernels take operands of one type.
 Wish like(Draw& draw, int id, std::vector<int64_t> sizes) {
   const auto type = draw.tensor(id).scalar_type();
-  return {.low = -30, .high = 30, .sizes = std::move(sizes), .also = [type](const at::Tensor& tensor) {
-            return tensor.scalar_type() == type;
-          }};
+  return {.kinds = c10::isComplexType(type) ? "c" : "f",
+          .low = -30,
+          .high = 30,
+          .sizes = std::move(sizes),
+          .also = [type](const at::Tensor& tensor) { return tensor.scalar_type() == type; }};
 }
 
 Wish moderate(int64_t dims, bool empty = true) { return {.low = -30, .high = 30, .min_dim = dims, .empty = empty}; }
+
+Wish moderate_or_complex(int64_t dims) {
+  Wish wish = moderate(dims);
+  wish.kinds = "fc";
+  return wish;
+}
 
 int new_input(Draw& draw, const std::vector<int64_t>& sizes) {
   return draw.input(draw.type_of('f'), sizes, {}, draw.chance(70));
@@ -39,7 +47,7 @@ std::vector<Row> kernels() {
        }},
       {"tessera::linear",
        [](Draw& draw) {
-         const int x = draw.value(moderate(1));
+         const int x = draw.value(moderate_or_complex(1));
          const int64_t outer = draw.extent();
          const int weight = draw.value(like(draw, x, {outer, draw.tensor(x).size(-1)}));
          return draw.call("tessera::linear",
@@ -47,7 +55,7 @@ std::vector<Row> kernels() {
        }},
       {"tessera::linear_weight_gradient",
        [](Draw& draw) {
-         const int grad = draw.value(moderate(2));
+         const int grad = draw.value(moderate_or_complex(2));
          auto sizes = draw.sizes_of(grad);
          sizes.back() = draw.extent();
          return draw.call("tessera::linear_weight_gradient", {ref(grad), ref(draw.value(like(draw, grad, sizes)))});
