@@ -161,13 +161,35 @@ bool changes_shape_in_place(const std::string& op) {
   return kNames.contains(op.substr(0, op.find('.')));
 }
 
-// Whether numbers are asked to be equal that rounding alone may make so: no disturbance of them does.
+// Whether it asks of numbers whether they are zero.
+bool asks_for_truth(const Step& step) {
+  static const std::set<std::string> kNames{"any", "all", "count_nonzero", "nonzero", "heaviside", "heaviside_"};
+  const auto name = step.op.substr(0, step.op.find('.'));
+  const auto is_bool = [](const Arg& arg) {
+    const auto* dtype = std::get_if<Arg::Dtype>(&arg.value);
+    return dtype != nullptr && dtype->type == at::kBool;
+  };
+  return name.starts_with("logical_") || kNames.contains(name) ||
+         (name == "to" && std::any_of(step.args.begin(), step.args.end(), is_bool));
+}
+
+// Whether numbers are asked to be equal, or zero, that rounding alone may make so: no disturbance of them does.
 bool asks_whether_nearly_equal(const Step& step, const Values& values) {
+  const at::NoGradGuard no_grad;
+  const auto is_near = [](const at::Tensor& apart) {
+    return apart.gt(0).logical_and(apart.lt(1e-11)).any().item<bool>();
+  };
+  if (asks_for_truth(step)) {
+    const auto refs = refs_of(step.args);
+    return std::any_of(refs.begin(), refs.end(), [&](int id) {
+      const auto& operand = values.tensors.at(id);
+      return takes_gradients(operand.scalar_type()) && is_near(operand.detach().to(at::kComplexDouble).abs());
+    });
+  }
   const auto name = step.op.substr(0, step.op.find('.'));
   if (name != "eq" && name != "ne" && name != "eq_" && name != "ne_") {
     return false;
   }
-  const at::NoGradGuard no_grad;
   const auto number = [&](const Arg& arg) {
     if (const auto* id = std::get_if<Arg::Ref>(&arg.value)) {
       return values.tensors.at(id->id).detach().to(at::kComplexDouble);
@@ -176,8 +198,7 @@ bool asks_whether_nearly_equal(const Step& step, const Values& values) {
     const auto* real = std::get_if<double>(&arg.value);
     return at::full({}, integer ? static_cast<double>(*integer) : real ? *real : 0.0, at::kComplexDouble);
   };
-  const at::Tensor apart = (number(step.args[0]) - number(step.args[1])).abs();
-  return apart.gt(0).logical_and(apart.lt(1e-11)).any().item<bool>();
+  return is_near((number(step.args[0]) - number(step.args[1])).abs());
 }
 
 }  // namespace
@@ -187,7 +208,7 @@ void PlainMachine::before(const Step& step, const Values& values) {
     leave_open(step, "adds up more than the type holds, though the whole may be held");
   }
   if (twin_ == Twin::kClean && asks_whether_nearly_equal(step, values)) {
-    leave_open(step, "asks whether numbers are equal that rounding may make so");
+    leave_open(step, "asks whether numbers are equal, or zero, that rounding may make so");
   }
   if (changes_shape_in_place(step.op) && is_taken_again_by_operation(values.tensors.at(refs_of(step.args).front()))) {
     leave_open(step, "changes the shape of a view that is taken again as it was");

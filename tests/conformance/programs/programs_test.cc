@@ -194,6 +194,21 @@ TEST(PlainTensors, RefuseTheDerivativeOfADeviationThatIsRounding) {
   EXPECT_NO_THROW(run(true, "sin(%13)"));
 }
 
+TEST(PlainTensors, RefuseToAskWhetherWhatIsRoundingIsZero) {
+  const auto run = [](const std::string& scale, const std::string& step) {
+    run_plain(parse_program("mesh 2\nvalues 7\n%0 = input f64 [3] uniform 1 2 (R)\n%1 = mul.Scalar(%0, " + scale +
+                            ")\n%2 = " + step + "\n"),
+              Twin::kClean);
+  };
+  for (const std::string step : {"logical_not(%1)", "logical_xor(%0, %1)", "any(%1)", "all.dim(%1, 0, false)",
+                                 "to.dtype(%1, bool)", "eq.Scalar(%1, 0)"}) {
+    EXPECT_THROW(run("1e-14", step), std::runtime_error) << step;
+    EXPECT_NO_THROW(run("1e-3", step)) << step;
+    EXPECT_NO_THROW(run("0", step)) << step;
+  }
+  EXPECT_NO_THROW(run("1e-14", "to.dtype(%1, f32)"));
+}
+
 // A program that goes on without a step that was refused.
 TEST(PlainTensors, RefuseToShardDimsThatATensorHasNot) {
   const auto run = [](const std::string& size) {
