@@ -5,71 +5,15 @@
 //
 //   bench_layouts                                             the harness; each half is a long-lived set of ranks
 //   bench_layouts --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`; ROWS of
-//                                                             all ranks; HOW: a layout as "tp2-pp2", or a schedule
+//                                                             all ranks; HOW: see LayoutRank
 #include <unistd.h>
 
 #include <filesystem>
-#include <sstream>
 
 #include "bench/train_steps.h"
-#include "tessera/base/error.h"
-#include "tessera/comm/rendezvous/rendezvous.h"
-#include "tessera/models/weights.h"
-#include "tessera/parallel/parallelize_model.h"
-#include "tessera/train/run_layout.h"
-#include "tessera/train/run_mesh.h"
 
 namespace tessera::bench {
 namespace {
-
-bool is_schedule(const std::string& how) { return how.find_first_of("0123456789") == 0 || std::isupper(how[0]) != 0; }
-
-// "ep2" or "tp2-cp2"; what is left of the ranks shards data.
-train::Recipe recipe_of(const std::string& how, int64_t ranks) {
-  train::Recipe recipe;
-  auto& parallel = recipe.parallel;
-  if (is_schedule(how)) {
-    parallel.pp = ranks;
-    parallel.schedule = how;
-  } else {
-    std::istringstream words(how);
-    for (std::string word; std::getline(words, word, '-');) {
-      const int64_t size = std::stoll(word.substr(2));
-      const auto name = word.substr(0, 2);
-      (name == "tp"   ? parallel.tp
-       : name == "cp" ? parallel.cp
-       : name == "pp" ? parallel.pp
-       : name == "ep" ? parallel.ep
-                      : parallel.dp_shard) = size;
-    }
-  }
-  parallel.dp_shard = ranks / (parallel.tp * parallel.cp * parallel.pp);
-  return recipe;
-}
-
-int rank_main(const std::string& dir, int64_t rows, int64_t length, const std::string& how, int64_t micro_batches) {
-  const auto world = comm::World::connect({});
-  const auto recipe = recipe_of(how, world->size());
-  const auto& parallel = recipe.parallel;
-  const train::RunLayout layout{
-      .dp_shard = parallel.dp_shard, .tp = parallel.tp, .cp = parallel.cp, .pp = parallel.pp, .ep = parallel.ep};
-  const train::RunMesh place(layout, "cpu", world);
-  const auto config = ModelConfig::from_folder(dir);
-  const auto stages = train::pipeline_options(recipe, config, place.mesh());
-  const auto model = make_parallel_model(
-      config, at::kFloat, {.mesh = place.mesh(), .ep = parallel.ep, .cp_rotate_method = "alltoall"}, stages);
-  load_pretrained(*model, dir);
-  serve_steps(*model, *world,
-              {.rows = rows / place.data_size(),
-               .length = length,
-               .data_ranks = place.data_size(),
-               .data_rank = place.data_rank(),
-               .counts = place.counts(),
-               .micro_batches = std::max<int64_t>(micro_batches / place.data_size(), 1),
-               .own = [&](const data::Batch& batch) { return place.own_tokens(batch); },
-               .pipeline = stages});
-  return 0;
-}
 
 // 8 experts, of which a token takes 2, in the widths of the small Llama.
 std::string write_small_moe(const std::filesystem::path& folder) {
@@ -89,7 +33,7 @@ int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("layouts", [&] {
     if (argc == 7 && std::string(argv[1]) == "--rank")
-      return rank_main(argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5], std::stoll(argv[6]));
+      return serve_layout({argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5], std::stoll(argv[6])}), 0;
     Harness harness("layouts", argc, argv);
     const std::string llama = assets_folder() / "small_llama";
     const auto scratch =

@@ -4,32 +4,17 @@
 // settings; their losses must agree.
 //
 //   bench_tp                                       the harness; each half is a long-lived set of ranks
-//   bench_tp --rank MODEL ROWS LENGTH dp|tp|sp     one of our ranks, started by `tessera launch`; ROWS are of all ranks
+//   bench_tp --rank MODEL ROWS LENGTH HOW          one of our ranks, started by `tessera launch`; ROWS are of all
+//   ranks;
+//                                                  HOW: see LayoutRank
 #include <unistd.h>
 
 #include <filesystem>
 
 #include "bench/train_steps.h"
-#include "tessera/comm/rendezvous/rendezvous.h"
-#include "tessera/models/weights.h"
-#include "tessera/parallel/parallelize_model.h"
 
 namespace tessera::bench {
 namespace {
-
-int rank_main(const std::string& dir, int64_t rows, int64_t length, const std::string& how) {
-  const auto world = comm::World::connect({});
-  const bool data = how == "dp";
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {data ? "dp_shard" : "tp"});
-  const auto model =
-      make_parallel_model(ModelConfig::from_folder(dir), at::kFloat, {.mesh = mesh, .sequence_parallel = how == "sp"});
-  load_pretrained(*model, dir);
-  const StepRows all{.rows = rows, .length = length, .counts = world->rank() == 0};
-  const StepRows own{
-      .rows = rows / world->size(), .length = length, .data_ranks = world->size(), .data_rank = world->rank()};
-  serve_steps(*model, *world, data ? own : all);
-  return 0;
-}
 
 // A random Llama of SmolLM2-135M's widths, whose heads two ranks can share.
 std::string write_wide_llama(const std::filesystem::path& folder) {
@@ -48,26 +33,27 @@ int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("tp", [&] {
     if (argc == 6 && std::string(argv[1]) == "--rank")
-      return rank_main(argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5]);
+      return serve_layout({argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5]}), 0;
     Harness harness("tp", argc, argv);
     const std::string folder = assets_folder();
     const auto scratch = std::filesystem::temp_directory_path() / ("tessera-bench-tp-" + std::to_string(::getpid()));
     std::filesystem::create_directories(scratch);
     const auto wide = write_wide_llama(scratch);
-    for (const std::string how : {"tp", "sp", "dp"}) {
-      measure_steps(harness, argv[0],
-                    {.name = "small Llama " + how,
-                     .peer = "tp_step.py",
-                     .words = {folder + "/small_llama", "8", "256", how},
-                     .steps = 4,
-                     .tokens = 8 * 256});
-      measure_steps(harness, argv[0],
-                    {.name = "wide Llama " + how,
-                     .peer = "tp_step.py",
-                     .words = {wide, "4", "256", how},
-                     .steps = 1,
-                     .tokens = 4 * 256});
-    }
+    const std::vector<std::pair<std::string, std::string>> layouts = {{"tp2", "tp"}, {"tp2-sp", "sp"}, {"dp2", "dp"}};
+    const auto measure = [&](const std::string& name, const std::string& model, int rows, int steps) {
+      for (const auto& [how, peer] : layouts) {
+        const auto all = std::to_string(rows);
+        measure_steps(harness, argv[0],
+                      {.name = name + " " + peer,
+                       .peer = "tp_step.py",
+                       .words = {model, all, "256", how},
+                       .peer_words = {model, all, "256", peer},
+                       .steps = steps,
+                       .tokens = int64_t{rows} * 256});
+      }
+    };
+    measure("small Llama", folder + "/small_llama", 8, 4);
+    measure("wide Llama", wide, 4, 1);
     std::filesystem::remove_all(scratch);
     return harness.exit_code();
   });

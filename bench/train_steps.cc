@@ -4,12 +4,18 @@
 #include <cmath>
 #include <cstdlib>
 #include <iostream>
+#include <map>
+#include <sstream>
 
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/data/batch.h"
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/parallel/parallelize_model.h"
+#include "tessera/train/run_layout.h"
+#include "tessera/train/run_mesh.h"
 #include "tessera/train/step.h"
 
 namespace tessera::bench {
@@ -22,6 +28,34 @@ data::Batch rows_from(int64_t first, int64_t rows, int64_t length, int64_t vocab
   labels.narrow(1, 0, length - 1).copy_(tokens.narrow(1, 1, length - 1));
   const auto positions = at::arange(length, at::kLong).expand({rows, length}).contiguous();
   return data::make_batch(tokens, labels, positions, at::zeros_like(tokens));
+}
+
+bool is_schedule(const std::string& how) { return how.find_first_of("0123456789") == 0 || std::isupper(how[0]) != 0; }
+
+train::Recipe recipe_of(const std::string& how, int64_t ranks) {
+  train::Recipe recipe;
+  auto& parallel = recipe.parallel;
+  if (is_schedule(how)) {
+    parallel.pp = ranks;
+    parallel.schedule = how;
+  } else {
+    std::istringstream words(how);
+    for (std::string word; std::getline(words, word, '-');) {
+      if (word == "sp") {
+        parallel.sequence_parallel = true;
+        continue;
+      }
+      const int64_t size = std::stoll(word.substr(2));
+      const auto name = word.substr(0, 2);
+      (name == "tp"   ? parallel.tp
+       : name == "cp" ? parallel.cp
+       : name == "pp" ? parallel.pp
+       : name == "ep" ? parallel.ep
+                      : parallel.dp_shard) = size;
+    }
+  }
+  parallel.dp_shard = ranks / (parallel.tp * parallel.cp * parallel.pp);
+  return recipe;
 }
 
 double largest_mebibytes(const Json& answer) {
@@ -52,6 +86,7 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
     const auto steps = Json::parse(comm::broadcast_bytes(*world.group(), line)).at("steps").get<int64_t>();
     if (steps == 0) return;
     comm::barrier(*world.group());
+    if (rows.kernels) rows.kernels();
     double loss = 0;
     const double seconds = seconds_of([&] {
       for (int64_t i = 0; i < steps; ++i, ++done) {
@@ -63,10 +98,44 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
     for (const auto& each : comm::all_gather_bytes(*world.group(), std::to_string(train::peak_resident_bytes()))) {
       peaks.push_back(std::stoll(each));
     }
-    if (world.rank() == 0) {
-      std::cout << Json{{"seconds", seconds}, {"loss", loss}, {"peak_bytes", peaks}}.dump() << std::endl;
+    Json answer = {{"seconds", seconds}, {"loss", loss}, {"peak_bytes", peaks}};
+    if (rows.kernels) {
+      const auto names = rows.kernels();
+      answer["launches"] = static_cast<double>(names.size()) / static_cast<double>(steps);
+      std::map<std::string, int> times;
+      for (const auto& name : names) ++times[name];
+      answer["kernels"] = times;
     }
+    if (world.rank() == 0) std::cout << answer.dump() << std::endl;
   }
+}
+
+void serve_layout(const LayoutRank& given) {
+  const auto world = comm::World::connect({});
+  const auto recipe = recipe_of(given.how, world->size());
+  const auto& parallel = recipe.parallel;
+  const train::RunLayout layout{
+      .dp_shard = parallel.dp_shard, .tp = parallel.tp, .cp = parallel.cp, .pp = parallel.pp, .ep = parallel.ep};
+  const train::RunMesh place(layout, given.device, world);
+  const auto config = ModelConfig::from_folder(given.model);
+  const auto stages = train::pipeline_options(recipe, config, place.mesh());
+  const auto model = make_parallel_model(config, at::kFloat,
+                                         {.mesh = place.mesh(),
+                                          .ep = parallel.ep,
+                                          .cp_rotate_method = "alltoall",
+                                          .sequence_parallel = parallel.sequence_parallel},
+                                         stages);
+  load_pretrained(*model, given.model);
+  serve_steps(*model, *world,
+              {.rows = given.rows / place.data_size(),
+               .length = given.length,
+               .data_ranks = place.data_size(),
+               .data_rank = place.data_rank(),
+               .counts = place.counts(),
+               .micro_batches = std::max<int64_t>(given.micro_batches / place.data_size(), 1),
+               .own = [&](const data::Batch& batch) { return place.own_tokens(batch); },
+               .pipeline = stages,
+               .kernels = given.kernels});
 }
 
 std::string write_random_model(const std::filesystem::path& dir, const std::string& config) {
@@ -76,20 +145,24 @@ std::string write_random_model(const std::filesystem::path& dir, const std::stri
   return dir;
 }
 
+std::vector<std::string> launched(const std::string& self, int ranks, const std::vector<std::string>& words) {
+  const char* program = std::getenv("TESSERA_PROGRAM");
+  std::vector<std::string> command = {program ? program : source_folder() + "/build/tessera",
+                                      "launch",
+                                      "--nproc",
+                                      std::to_string(ranks),
+                                      "--",
+                                      self,
+                                      "--rank"};
+  command.insert(command.end(), words.begin(), words.end());
+  return command;
+}
+
 void measure_steps(Harness& harness, const std::string& self, const StepCase& given) {
   if (!harness.wants(given.name)) return;
-  const char* program = std::getenv("TESSERA_PROGRAM");
-  std::vector<std::string> launch = {program ? program : source_folder() + "/build/tessera",
-                                     "launch",
-                                     "--nproc",
-                                     std::to_string(given.ranks),
-                                     "--",
-                                     self,
-                                     "--rank"};
-  launch.insert(launch.end(), given.words.begin(), given.words.end());
   auto arguments = given.peer_words.empty() ? given.words : given.peer_words;
   arguments.insert(arguments.begin() + 1, std::to_string(given.ranks));
-  Peer ours(launch);
+  Peer ours(launched(self, given.ranks, given.words));
   Peer peer(given.peer, arguments);
   Peer tuned(given.peer, arguments, {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});  // the allocator that ours links
   const Json request = {{"steps", given.steps}};

@@ -18,6 +18,9 @@ namespace tessera::bench {
 
 constexpr int kTrainingRanks = 2;
 
+// What this rank's device was given to do since the last call; none: nobody counts.
+using KernelNames = std::function<std::vector<std::string>()>;
+
 // The rows of one rank's step: tokens are consecutive values of (7919 * index) modulo the vocabulary.
 struct StepRows {
   int64_t rows = 0;  // of this rank
@@ -27,14 +30,33 @@ struct StepRows {
   int64_t micro_batches = 1;                                // that the rows of this rank are cut into
   std::function<data::Batch(const data::Batch&)> own = {};  // the tokens of this rank; none: all
   pipeline::PipelineOptions pipeline = {};
+  KernelNames kernels = {};
 };
 
 // Trains with AdamW, clipping at 1.0: reads {"steps": N} a line on rank 0's stdin, answers {"seconds", "loss",
-// "peak_bytes": [a rank]}, until {"steps": 0} or the end of the input. COLLECTIVE over the world.
+// "peak_bytes": [a rank]}, with rows.kernels also "launches" of a step of rank 0 and "kernels": {name: times in all
+// steps}, until {"steps": 0} or the end of the input. COLLECTIVE over the world.
 void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows);
+
+struct LayoutRank {
+  std::string model;  // folder
+  int64_t rows = 0;   // of all ranks
+  int64_t length = 0;
+  // Sizes of mesh dims as "tp2-pp2", with "sp" for sequence parallelism, what is left of the ranks sharding data; or a
+  // pipeline schedule over all ranks.
+  std::string how;
+  int64_t micro_batches = 1;  // of all ranks
+  std::string device = "cpu";
+  KernelNames kernels = {};
+};
+// One of our ranks, started by `tessera launch`: serve_steps of a model that lies so. COLLECTIVE.
+void serve_layout(const LayoutRank& given);
 
 // A Hugging Face folder of this config with random weights; its path.
 std::string write_random_model(const std::filesystem::path& dir, const std::string& config);
+
+// The command line of our ranks: `self --rank WORDS` by each of so many local processes.
+std::vector<std::string> launched(const std::string& self, int ranks, const std::vector<std::string>& words);
 
 struct StepCase {
   std::string name;

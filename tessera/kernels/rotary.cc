@@ -11,10 +11,15 @@
 namespace tessera {
 namespace {
 
-at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const auto halves = x.chunk(2, -1);
-  const auto c = cos.unsqueeze(2), s = sin.unsqueeze(2);
-  return at::cat({halves[0] * c - halves[1] * s, halves[1] * c + halves[0] * s}, -1).to(x.scalar_type());
+// Of any device: the product of all with the cosines, then what each half takes of the other.
+at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
+  const auto halves = x.unflatten(-1, {2, x.size(-1) / 2});
+  const auto s = sin.unsqueeze(2);
+  auto y = at::empty(halves.sizes(), x.options().dtype(at::promote_types(x.scalar_type(), at::kFloat)));
+  at::mul_out(y, halves, cos.unsqueeze(2).unsqueeze(3));
+  y.select(3, 0).addcmul_(halves.select(3, 1), s, -sign);
+  y.select(3, 1).addcmul_(halves.select(3, 0), s, sign);
+  return y.flatten(3).to(x.scalar_type());
 }
 
 // sign -1 rotates back.
@@ -22,7 +27,7 @@ at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tens
   if (detail::runs_row_loops(given) && given.size(3) % 32 == 0) {
     return detail::rotary_loop(given.contiguous(), cos, sin, sign);
   }
-  if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sign < 0 ? sin.neg() : sin);
+  if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);
   const auto x = given.contiguous();
   auto y = at::empty_like(x);
   const int64_t length = x.size(1), heads = x.size(2), half = x.size(3) / 2;

@@ -153,33 +153,31 @@ void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, c
   put(tensor, held, values, given, 0);
 }
 
-bool in_order(const Part& whole, const std::vector<Part>& parts) {
-  // Along one dim only, which no dim with more than one element comes before.
+std::optional<int64_t> dim_that_joins(const Part& whole, const std::vector<Part>& parts) {
+  const auto is_cut = [&](size_t dim) {
+    return std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part[dim] != whole[dim]; });
+  };
   size_t cut = 0;
-  while (cut < whole.size() &&
-         std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return part[cut] == whole[cut]; })) {
-    if (length(whole[cut]) != 1) {
-      break;
-    }
-    ++cut;
-  }
+  while (cut < whole.size() && !is_cut(cut)) ++cut;
+  if (cut == whole.size()) return std::nullopt;
   for (size_t dim = cut + 1; dim < whole.size(); ++dim) {
-    if (std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return part[dim] != whole[dim]; })) {
-      return false;
-    }
+    if (is_cut(dim)) return std::nullopt;
   }
   int64_t next = 0;
   for (const Part& part : parts) {
-    if (cut == whole.size()) {
-      return parts.size() == 1;
-    }
     const Runs places = positions(whole[cut], part[cut]);
-    if (places.size() > 1 || (places.size() == 1 && places[0].start != next)) {
-      return false;
-    }
-    next += places.empty() ? 0 : places[0].size;
+    if (places.size() > 1 || (places.size() == 1 && places[0].start != next)) return std::nullopt;
+    next += length(part[cut]);
   }
-  return next == length(whole[cut]);
+  return next == length(whole[cut]) ? std::optional(static_cast<int64_t>(cut)) : std::nullopt;
+}
+
+// Along one dim only, which no dim with more than one element comes before.
+bool in_order(const Part& whole, const std::vector<Part>& parts) {
+  if (whole.empty()) return parts.size() == 1;
+  if (parts.size() == 1 && parts[0] == whole) return true;
+  const auto cut = dim_that_joins(whole, parts);
+  return cut && std::all_of(whole.begin(), whole.begin() + *cut, [](const Runs& runs) { return length(runs) == 1; });
 }
 
 }  // namespace tessera::detail

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "tessera/dtensor/tensor/layout.h"
@@ -41,6 +42,8 @@ Part common(const Part& a, const Part& b);
 at::Tensor take(const at::Tensor& tensor, const Part& held, const Part& wanted);
 // Writes `values`, the elements of `given`, to their places in a tensor that holds `held`.
 void put(const at::Tensor& tensor, const Part& held, const at::Tensor& values, const Part& given);
+// The dim along which the parts, one after the other, are the whole.
+std::optional<int64_t> dim_that_joins(const Part& whole, const std::vector<Part>& parts);
 // Whether the parts one after the other are the contiguous memory of the whole.
 bool in_order(const Part& whole, const std::vector<Part>& parts);
 

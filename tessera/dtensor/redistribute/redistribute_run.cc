@@ -94,11 +94,15 @@ InFlight gather(const at::Tensor& local, comm::Group& group, std::shared_ptr<con
     if (fills(parts, most, numel) && in_order(whole, parts)) {
       return gathered.view({-1}).narrow(0, 0, numel).view(sizes_of(whole));
     }
-    const at::Tensor result = at::empty(sizes_of(whole), gathered.options());
+    at::Tensor result = at::empty(sizes_of(whole), gathered.options());
+    std::vector<at::Tensor> values;
     for (size_t i = 0; i < parts.size(); ++i) {
-      const at::Tensor values =
-          gathered.select(0, static_cast<int64_t>(i)).narrow(0, 0, numel_of(parts[i])).view(sizes_of(parts[i]));
-      put(result, whole, values, parts[i]);
+      values.push_back(
+          gathered.select(0, static_cast<int64_t>(i)).narrow(0, 0, numel_of(parts[i])).view(sizes_of(parts[i])));
+    }
+    if (const auto dim = dim_that_joins(whole, parts)) return at::cat_out(result, values, *dim);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      put(result, whole, values[i], parts[i]);
     }
     return result;
   });
@@ -111,6 +115,17 @@ at::Tensor stacked(const at::Tensor& local, const Movement& movement, int64_t mo
   const bool ordered = fills(parts, most, local.numel()) && in_order(movement.held, parts);
   if (ordered && local.numel() == count * most) {
     return local.contiguous().view({count, most});
+  }
+  const Sizes sizes = sizes_of(parts[0]);
+  if (std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return sizes_of(part) == sizes; })) {
+    std::vector<at::Tensor> pieces;
+    for (const Part& part : parts) pieces.push_back(take(local, movement.held, part));
+    const at::Tensor all = at::empty({count, most}, local.options());
+    Sizes stack{count};
+    stack.append(sizes.begin(), sizes.end());
+    at::Tensor each = all.view(stack);
+    at::stack_out(each, pieces);
+    return all;
   }
   const at::Tensor all = at::zeros({count, most}, local.options());
   if (ordered) {

@@ -25,7 +25,7 @@ class Summation {
         wide_(wide_type(hidden.scalar_type())),
         softcap_(wanted.softcap) {
     // Elsewhere labels are the host's to read, and rows without one are not here at all.
-    if (!labels.is_cpu()) ignored_ = labels.eq(kIgnoredLabel).unsqueeze(1);
+    if (!labels.is_cpu()) read_on_device();
     loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
     if (wanted.hidden_gradient) grad_hidden_ = at::empty_like(hidden);
     if (wanted.weight_gradient) grad_weight_ = at::zeros(weight.sizes(), weight.options().dtype(wide_));
@@ -33,7 +33,7 @@ class Summation {
 
   CrossEntropySums run(int64_t chunk_bytes) {
     const int64_t count = labels_.size(0);
-    const int64_t tensors = softcap_ > 0 ? 2 : 1;  // the logits; the slope of the cap at each of them
+    const int64_t tensors = softcap_ > 0 || factor_.defined() ? 2 : 1;  // logits; the cap's slope, or log-probs
     const int64_t row_bytes =
         std::max<int64_t>(1, part_.most) * static_cast<int64_t>(c10::elementSize(wide_)) * tensors;
     for (const auto& chunk : row_chunks(count, row_bytes, chunk_bytes)) add_chunk(chunk.begin, chunk.rows);
@@ -42,6 +42,29 @@ class Summation {
   }
 
  private:
+  // What the labels of an accelerator say, without the host.
+  void read_on_device() {
+    ignored_ = labels_.eq(kIgnoredLabel).unsqueeze(1);
+    if (!part_.others.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
+    const auto classes = labels_.unsqueeze(1);
+    target_ = classes.clamp(0, weight_.size(0) - 1);
+    factor_ = at::ones(target_.sizes(), hidden_.options().dtype(wide_));
+    factor_.masked_fill_(target_.ne(classes), std::numeric_limits<double>::quiet_NaN()).masked_fill_(ignored_, 0);
+    minus_ = factor_.neg();
+  }
+
+  // All classes of an accelerator, by ATen's fused kernels.
+  void add_whole_rows(int64_t begin, const at::Tensor& h, at::Tensor logits) {
+    const auto of_rows = [&](const at::Tensor& all) { return all.narrow(0, begin, h.size(0)); };
+    const auto logprobs = at::_log_softmax(logits, 1, /*half_to_float=*/false);
+    logits.reset();
+    loss_.sub_(logprobs.gather(1, of_rows(target_)).mul_(of_rows(factor_)).sum(at::kDouble));
+    if (!wants_gradient()) return;
+    // softmax - onehot, in place of the log-probs
+    const auto g = logprobs.exp_().scatter_add_(1, of_rows(target_), of_rows(minus_)).mul_(of_rows(factor_));
+    add_gradients(begin, h, g);
+  }
+
   void together(const at::Tensor& values, comm::ReduceOp op) const {
     for (auto* group : part_.others) comm::all_reduce(*group, values, op, "linear_cross_entropy").wait();
   }
@@ -75,6 +98,7 @@ class Summation {
       if (wants_gradient()) add_gradients(begin, h, logits);
       return;
     }
+    if (factor_.defined()) return add_whole_rows(begin, h, std::move(logits));
     const auto slope = cap_logits(logits, softcap_, wants_gradient());
     level(logits);
     // The label's place among this part's classes, and whether it has one.
@@ -104,7 +128,9 @@ class Summation {
   }
 
   at::Tensor hidden_, weight_, labels_;
-  at::Tensor ignored_;  // [rows, 1], of an accelerator's labels
+  // Of an accelerator's labels, [rows, 1] each. Where it has all classes: the label's class; 1, 0 where there is no
+  // label, NaN where it is no class; and the negative of that.
+  at::Tensor ignored_, target_, factor_, minus_;
   const ClassPart& part_;
   at::ScalarType wide_;
   double softcap_;

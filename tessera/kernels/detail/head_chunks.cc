@@ -46,6 +46,10 @@ at::Tensor cap_logits(at::Tensor& logits, double softcap, bool wants_slope) {
 }
 
 void add_head_gradient(const at::Tensor& grad_weight, const at::Tensor& gradient, const at::Tensor& hidden) {
+  if (!grad_weight.is_cpu() && grad_weight.scalar_type() == gradient.scalar_type()) {
+    grad_weight.addmm_(gradient.t(), hidden);  // adds where it lies
+    return;
+  }
   for (int64_t begin = 0; begin < gradient.size(1); begin += kHeadBlockRows) {
     const int64_t rows = std::min(kHeadBlockRows, gradient.size(1) - begin);
     grad_weight.narrow(0, begin, rows).add_(product_nt(gradient.narrow(1, begin, rows).t(), hidden.t()));

@@ -15,6 +15,7 @@ void FlatGradients::open(FlatLayout layout, c10::ScalarType dtype, c10::Device d
   const size_t count = layout_.entries.size();
   flags_offset_ = layout_.append_extra(static_cast<int64_t>(count), itemsize) / itemsize;
   filled_.assign(count, false);
+  complete_ = false;
   buffer_ = pool_->empty(layout_.ranks * layout_.part_bytes / itemsize, dtype, device, memory);
 }
 
@@ -22,10 +23,29 @@ void FlatGradients::add(size_t index, const at::Tensor& gradient) {
   const c10::NoGradGuard no_grad;
   pack_gradient(layout_, index, gradient, buffer_, filled_[index]);
   filled_[index] = true;
+  complete_ = false;
 }
 
-at::Tensor FlatGradients::close(double divide) {
+void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
   const c10::NoGradGuard no_grad;
+  const auto is_there = [](const at::Tensor& gradient) { return gradient.defined(); };
+  const bool first = std::find(filled_.begin(), filled_.end(), true) == filled_.end();
+  const bool at_once = !buffer_.is_cpu() && std::all_of(gradients.begin(), gradients.end(), is_there);
+  if (at_once && (first || complete_)) {  // a kernel or two
+    const at::Tensor packed = first ? buffer_ : pool_->empty(buffer_.numel(), buffer_.scalar_type(), buffer_.device());
+    pack_gradients(layout_, gradients, static_cast<int64_t>(filled_.size()), packed);
+    if (!first) buffer_.add_(packed);  // the flags of both are some positive number
+    filled_.assign(filled_.size(), true);
+    complete_ = true;
+    return gradients.clear();
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (gradients[i].defined()) add(i, gradients[i]);
+    gradients[i].reset();
+  }
+}
+
+void FlatGradients::complete() {
   zero_unfilled(layout_, buffer_, filled_);
   const int64_t part = buffer_.numel() / layout_.ranks;
   for (auto run = filled_.begin(); run != filled_.end();) {  // one kernel, mostly
@@ -34,6 +54,13 @@ at::Tensor FlatGradients::close(double divide) {
     if (*run) buffer_.as_strided({layout_.ranks, end - run}, {part, 1}, first).fill_(1);
     run = end;
   }
+  complete_ = true;
+}
+
+at::Tensor FlatGradients::close(double divide) {
+  const c10::NoGradGuard no_grad;
+  if (!complete_) complete();
+  const int64_t part = buffer_.numel() / layout_.ranks;
   double pre_divisor = 1;
   if (buffer_.scalar_type() == c10::kHalf && divide != 1.0) {
     pre_divisor = fp16_pre_divisor(divide);

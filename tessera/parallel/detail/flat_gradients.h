@@ -3,7 +3,7 @@
 //
 //   FlatGradients flat(pool);
 //   flat.open(layout, at::kFloat, device, memory);     // room
-//   flat.add(0, gradient);                             // copies, and adds from the second time on
+//   flat.add_all({gradient, other});                   // copies, and adds from the second time on
 //   at::Tensor sent = flat.close(divide);              // for a reduce-scatter, or with one part an all-reduce
 //   ...
 //   flat.unpack(sum, rank, at::kFloat, [&](size_t index, const at::Tensor& values) { ... });
@@ -34,7 +34,12 @@ class FlatGradients {
   int64_t bytes() const { return is_open() ? static_cast<int64_t>(buffer_.nbytes()) : 0; }
   // A gradient of the whole entry, of any floating dtype.
   void add(size_t index, const at::Tensor& gradient);
-  void forget(size_t index) { filled_[index] = false; }
+  // The same of all entries at once; undefined: none. Frees each when it is copied.
+  void add_all(std::vector<at::Tensor>&& gradients);
+  void forget(size_t index) {
+    filled_[index] = false;
+    complete_ = false;
+  }
   bool has(size_t index) const { return filled_[index]; }
   // What has accumulated of an entry, flat; for layouts of one part.
   at::Tensor accumulated(size_t index) const { return values_of(buffer_, index, 0); }
@@ -50,12 +55,14 @@ class FlatGradients {
   void drop() { buffer_.reset(); }
 
  private:
+  void complete();  // writes flags, and zeros where nothing is
   at::Tensor values_of(const at::Tensor& part, size_t index, int64_t rank) const;
 
   std::shared_ptr<BufferPool> pool_;
   FlatLayout layout_{1};
   int64_t flags_offset_ = 0;  // elements inside a part
   std::vector<bool> filled_;
+  bool complete_ = false;  // padding and flags are written as well
   double post_scale_ = 1;
   at::Tensor buffer_;
 };

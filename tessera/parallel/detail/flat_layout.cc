@@ -2,6 +2,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_chunk_cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/split_with_sizes_copy.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -46,27 +51,30 @@ at::ScalarType type_of_size(int64_t itemsize) {
   return itemsize == 8 ? at::kLong : itemsize == 4 ? at::kInt : itemsize == 2 ? at::kShort : at::kByte;
 }
 
-// The chunks of an entry as one tensor, one after another: all full ones in one strided copy, then the short one.
-// `from` and `to` are bytes.
-void copy_chunks(const FlatLayout& layout, const FlatEntry& entry, const at::Tensor& from, const at::Tensor& to,
-                 int64_t target) {
-  const int64_t chunk = entry.chunk_bytes(), part = layout.part_bytes;
-  int64_t done = 0;
-  // Beside entries of narrower elements, parts may begin where these do not line up.
-  if (chunk > 0 && part % entry.itemsize == 0 && target % entry.itemsize == 0) {
-    done = entry.rows / entry.chunk_rows;
-    const auto type = type_of_size(entry.itemsize);
-    const auto source = from.narrow(0, entry.offset, (done - 1) * part + chunk).view(type);
-    to.narrow(0, target, done * chunk)
-        .view(type)
-        .view({done, -1})
-        .copy_(source.as_strided({done, chunk / entry.itemsize}, {part / entry.itemsize, 1}));
+// unpack_parts as one kernel: a column of the parts each, and what lies between them nowhere.
+void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const at::Tensor& whole,
+                    const std::vector<int64_t>& whole_offsets) {
+  const auto& entries = layout.entries;
+  const auto same = [&](const FlatEntry& entry) { return entry.itemsize == entries[0].itemsize; };
+  const int64_t unit = std::all_of(entries.begin(), entries.end(), same) ? entries[0].itemsize : 1;
+  const at::Tensor from = gathered.view(type_of_size(unit)).view({layout.ranks, -1});
+  std::vector<int64_t> widths;
+  std::vector<at::Tensor> columns;
+  const auto add = [&](int64_t bytes, const at::Tensor& column) {
+    if (bytes == 0) return;
+    widths.push_back(bytes / unit);
+    columns.push_back(column.view({layout.ranks, -1}));
+  };
+  const auto add_gap = [&](int64_t bytes) { add(bytes, at::empty({layout.ranks * bytes / unit}, from.options())); };
+  int64_t cursor = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const int64_t bytes = entries[i].chunk_bytes();
+    add_gap(entries[i].offset - cursor);
+    add(bytes, whole.narrow(0, whole_offsets[i], layout.ranks * bytes).view(from.scalar_type()));
+    cursor = entries[i].offset + bytes;
   }
-  for (int64_t rank = done; rank < layout.ranks; ++rank) {
-    const int64_t bytes = entry.rows_on(rank) * entry.row_bytes();
-    if (bytes == 0) continue;
-    to.narrow(0, target + rank * chunk, bytes).copy_(from.narrow(0, rank * part + entry.offset, bytes));
-  }
+  add_gap(layout.part_bytes - cursor);
+  if (!columns.empty()) at::split_with_sizes_copy_out(columns, from, widths, 1);
 }
 
 }  // namespace
@@ -89,11 +97,9 @@ int64_t FlatLayout::append_extra(int64_t numel, int64_t itemsize) {
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
                   const std::vector<int64_t>& whole_offsets, size_t first) {
   if (!gathered.device().is_cpu()) {
-    const auto from = as_bytes(gathered), to = as_bytes(whole);
-    for (size_t i = first; i < layout.entries.size(); ++i) {
-      copy_chunks(layout, layout.entries[i], from, to, whole_offsets[i]);
-    }
-    return;
+    TESSERA_CHECK(first == 0, ErrorKind::kInternal, "[fsdp.gather] unpacks a device's parameters from number {} on",
+                  first);
+    return unpack_columns(layout, as_bytes(gathered), as_bytes(whole), whole_offsets);
   }
   std::vector<Segment> segments;
   for (size_t i = first; i < layout.entries.size(); ++i) {
@@ -147,6 +153,42 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
     put(parts.as_strided({full, chunk}, {part, 1}, offset), flat.narrow(0, 0, full * chunk).view({full, chunk}));
   const int64_t rest = entry.numel() - full * chunk;
   if (rest > 0) put(parts.as_strided({rest}, {1}, offset + full * part), flat.narrow(0, full * chunk, rest));
+}
+
+void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
+                    const at::Tensor& parts) {
+  struct Piece {
+    int64_t first, columns;  // elements in a part
+    at::Tensor rows;         // of all parts
+  };
+  const auto itemsize = static_cast<int64_t>(parts.element_size());
+  const auto options = gradients[0].options();
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const auto& entry = layout.entries[i];
+    TESSERA_CHECK(gradients[i].numel() == entry.numel(), ErrorKind::kInternal,
+                  "[fsdp.backward] gradient of {} elements for a parameter of {}", gradients[i].numel(), entry.numel());
+    if (entry.numel() == 0) continue;
+    pieces.push_back({entry.offset / itemsize, entry.chunk_bytes() / itemsize,
+                      gradients[i].contiguous().view({entry.rows, entry.row_numel})});
+  }
+  pieces.push_back({layout.part_bytes / itemsize - flags, flags, at::ones({layout.ranks, flags}, options)});
+  int64_t end = 0, widest = 0;  // of gaps, which are zeroed
+  for (const auto& piece : pieces) {
+    widest = std::max(widest, piece.first - end);
+    end = piece.first + piece.columns;
+  }
+  const at::Tensor zeros = widest > 0 ? at::zeros({layout.ranks * widest}, options) : at::Tensor();
+  std::vector<at::Tensor> rows;
+  end = 0;
+  for (const auto& piece : pieces) {
+    const int64_t gap = piece.first - end;
+    if (gap > 0) rows.push_back(zeros.narrow(0, 0, layout.ranks * gap).view({layout.ranks, gap}));
+    rows.push_back(piece.rows);
+    end = piece.first + piece.columns;
+  }
+  at::Tensor out = parts.view({layout.ranks, -1});
+  at::_chunk_cat_out(out, rows, 0, layout.ranks);
 }
 
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled) {

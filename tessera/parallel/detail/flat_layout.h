@@ -37,8 +37,8 @@ struct FlatLayout {
   int64_t append_extra(int64_t numel, int64_t itemsize);
 };
 
-// Writes the parameters that `gathered` (ranks * part_bytes) holds, from number `first` on, to their offsets in
-// `whole`.
+// Writes the parameters that `gathered` (ranks * part_bytes) holds, from number `first` on (on the CPU; elsewhere all),
+// to their offsets in `whole`. An accelerator writes their padding as well, ranks * chunk_bytes() each.
 void unpack_parts(const FlatLayout& layout, const at::TensorBase& gathered, const at::TensorBase& whole,
                   const std::vector<int64_t>& whole_offsets, size_t first = 0);
 // Moves the chunks of the first parameter together at the start of `gathered`, over what lies between. CPU only.
@@ -47,6 +47,11 @@ void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
 // of the layout's dtype.
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate);
+// Copies the gradients of all entries, of one dtype, to their chunks in all parts, behind them `flags` ones to each
+// part as append_extra made room for, and zeroes the rest: one kernel on an accelerator, which need not write them
+// apart.
+void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
+                    const at::Tensor& parts);
 // Zeroes padding, and the chunks of entries whose `filled` is false, in all parts.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled);
 

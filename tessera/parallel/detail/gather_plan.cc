@@ -44,7 +44,10 @@ GatherPlan plan_gather(std::vector<ShardedParam>& params, const DeviceMesh& mesh
     return plan;
   }
   FlatLayout whole(1);
-  for (const auto& entry : plan.layout.entries) whole.append(entry.rows, entry.row_numel, entry.itemsize);
+  const bool padded = !mesh.device().is_cpu();  // one kernel lays out all, padding included
+  for (const auto& entry : plan.layout.entries) {
+    whole.append(padded ? ranks * entry.chunk_rows : entry.rows, entry.row_numel, entry.itemsize);
+  }
   for (const auto& entry : whole.entries) plan.whole_offsets.push_back(entry.offset);
   plan.whole_bytes = plan.way == GatherWay::kCompact ? std::max(whole.part_bytes, gathered_bytes) : whole.part_bytes;
   return plan;

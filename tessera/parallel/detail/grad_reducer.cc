@@ -1,6 +1,7 @@
 #include "tessera/parallel/detail/grad_reducer.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -51,11 +52,10 @@ void GradReducer::accumulate(std::vector<ShardedParam>& params, const std::vecto
                 "Run a synchronised backward first.",
                 subject);
   bring_to_parameters(params, trainable, gradients, subject);
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    if (!gradients[i].defined()) continue;
-    flat_.add(i, local_part(gradients[i]));
-    gradients[i].reset();
+  for (auto& gradient : gradients) {
+    if (gradient.defined()) gradient = local_part(gradient);
   }
+  flat_.add_all(std::move(gradients));
 }
 
 // Gradients of tensor-parallel parameters, as the parameters lie. All of them start before the first is waited for.
@@ -134,16 +134,19 @@ void GradReducer::start_copy_to_host() {
 void GradReducer::set_gradients() {
   const c10::NoGradGuard no_grad;
   const c10::ScalarType dtype = (*params_)[trainable_[0]].dtype;
+  std::vector<at::Tensor> earlier, more;
   flat_.unpack(output_, mesh_->local_rank(shard_dim_), dtype, [&](size_t index, const at::Tensor& values) {
     auto& param = (*params_)[trainable_[index]];
     const at::Tensor local = values.view(param.local.sizes());
     at::Tensor& grad = param.parameter.mutable_grad();
     if (grad.defined()) {
-      to_local(grad).add_(local);
+      earlier.push_back(to_local(grad));
+      more.push_back(local);
     } else {
       grad = param.distributed(local, mesh_);
     }
   });
+  if (!earlier.empty()) at::_foreach_add_(earlier, more);
 }
 
 void GradReducer::drop() {

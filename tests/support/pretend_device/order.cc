@@ -19,6 +19,9 @@ namespace {
 constexpr size_t kBlockAlignment = 512;
 // After so many launches more of a stream, what it was given before is taken for done: the device works on.
 constexpr uint64_t kSoonDone = 256;
+// With so many launches of a stream behind an event, the device has work for longer than a waiting host takes to wake
+// up.
+constexpr uint64_t kKeepsBusy = 64;
 
 struct Access {
   size_t begin, end;  // in the block
@@ -275,7 +278,7 @@ void host_wait_event(c10::Stream stream, const Moment& moment, const char* name)
   Device& state = device_at(stream.device_index());
   const std::lock_guard lock(state.mutex);
   const auto own = static_cast<size_t>(number_of(stream));
-  if (state.clocks[own][own] <= moment[own] + kSoonDone) waits(state, name);
+  if (state.clocks[own][own] <= moment[own] + kKeepsBusy) waits(state, name);
   see(state, stream.device_index(), moment);
 }
 

@@ -1,0 +1,84 @@
+// Kernels that one rank launches in a training step, by layout: ours counted by the pretend device, which computes as
+// an accelerator would, beside those of the same step of PyTorch, counted by its profiler on the CPU. The model is the
+// small Llama cut to two layers. Both halves train on the same tokens with the same settings; their losses must agree.
+//
+//   bench_launches                                             the harness; each half is a long-lived set of ranks
+//   bench_launches --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`; ROWS of
+//                                                              all ranks; HOW: see LayoutRank
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "bench/train_steps.h"
+#include "tests/support/pretend_device/pretend_device.h"
+
+namespace tessera::bench {
+namespace {
+
+std::string write_two_layers(const std::filesystem::path& folder) {
+  return write_random_model(
+      folder / "two_layers",
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8192, "hidden_size": 256,
+      "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
+      "max_position_embeddings": 2048, "rms_norm_eps": 1e-06, "initializer_range": 0.02, "torch_dtype": "float32",
+      "tie_word_embeddings": false})");
+}
+
+int rank_main(const LayoutRank& given) {
+  pretend::install();  // before any backward
+  const auto rank = std::stoi(std::getenv("LOCAL_RANK"));
+  auto counted = given;
+  counted.device = "pretend";
+  pretend::keep_names(true);
+  counted.kernels = [rank] { return pretend::take_launch_names(rank); };
+  serve_layout(counted);
+  return 0;
+}
+
+void compare(Harness& harness, const std::string& self, const std::string& model, const std::string& how,
+             const std::string& peer_how, int micro_batches) {
+  if (!harness.wants(how)) return;
+  const int ranks = kTrainingRanks;
+  const std::vector<std::string> size = {"8", "256"};
+  const auto batches = std::to_string(micro_batches);
+  Peer ours(launched(self, ranks, {model, size[0], size[1], how, batches}));
+  Peer peer("launches.py", {model, std::to_string(ranks), size[0], size[1], peer_how, batches});
+  const Json request = {{"steps", 4}};
+  Json last_ours, last_peer;
+  harness.threads = ranks;
+  harness.run({.name = how + " launches of a step",
+               .unit = "launches",
+               .at_least = 1 / 0.6,
+               .higher_is_better = false,
+               .verified =
+                   [&] {
+                     const double a = last_ours["loss"], b = last_peer["loss"];
+                     return std::abs(a / b - 1) < 1e-3;
+                   },
+               .ours = [&] { return (last_ours = ours.ask(request))["launches"].get<double>(); },
+               .peer = [&] { return (last_peer = peer.ask(request))["launches"].get<double>(); }});
+}
+
+}  // namespace
+}  // namespace tessera::bench
+
+int main(int argc, char** argv) {
+  using namespace tessera::bench;
+  return bench_main("launches", [&] {
+    if (argc == 7 && std::string(argv[1]) == "--rank")
+      return rank_main({argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5], std::stoll(argv[6])});
+    Harness harness("launches", argc, argv);
+    const auto scratch =
+        std::filesystem::temp_directory_path() / ("tessera-bench-launches-" + std::to_string(::getpid()));
+    std::filesystem::create_directories(scratch);
+    const auto model = write_two_layers(scratch);
+    compare(harness, argv[0], model, "dp2", "dp", 1);
+    compare(harness, argv[0], model, "tp2", "tp", 1);
+    compare(harness, argv[0], model, "tp2-sp", "sp", 1);
+    compare(harness, argv[0], model, "1F1B", "1F1B", 4);
+    std::filesystem::remove_all(scratch);
+    return harness.exit_code();
+  });
+}
