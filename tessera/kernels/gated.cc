@@ -1,5 +1,6 @@
 #include "tessera/kernels/gated.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/base/error.h"
@@ -18,6 +19,11 @@ struct Silu {
   static constexpr auto kGate = detail::Gate::kSilu;
   static at::Tensor of(const at::Tensor& x) { return at::silu(x); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) { return at::silu_backward(grad, x); }
+  // The same of differentiable operations.
+  static at::Tensor differentiable_derivative(const at::Tensor& grad, const at::Tensor& x) {
+    const auto s = at::sigmoid(x);
+    return grad * s * (1 + x * (1 - s));
+  }
 };
 
 struct GeluTanh {
@@ -27,6 +33,9 @@ struct GeluTanh {
   static at::Tensor of(const at::Tensor& x) { return at::gelu(x, "tanh"); }
   static at::Tensor derivative(const at::Tensor& grad, const at::Tensor& x) {
     return at::gelu_backward(grad, x, "tanh");
+  }
+  static at::Tensor differentiable_derivative(const at::Tensor& grad, const at::Tensor& x) {
+    return derivative(grad, x);
   }
 };
 
@@ -85,6 +94,17 @@ at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
   return Gated<Activation>::apply(gate, up);
 }
 
+template <class Activation>
+GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
+  const bool differentiates =
+      c10::GradMode::is_enabled() && (grad.requires_grad() || gate.requires_grad() || up.requires_grad());
+  if (differentiates) {
+    return {Activation::differentiable_derivative(grad * up, gate), Activation::of(gate) * grad};
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return call_gated_backward<Activation>(grad, gate, up);
+}
+
 // Element by element; linear in one operand: in `up` forward, in `grad` backward.
 Rule gate_rule(int linear_in, size_t results) {
   return [linear_in, results](const OpCall& call, Proposal& proposal) {
@@ -103,7 +123,8 @@ void implement(torch::Library& library, const char* name, const char* backward) 
   library.impl(name, torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated<Activation>)));
   library.impl(backward,
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(gated_backward_of<Activation>)));
-  detail::has_no_derivative(library, backward);
+  library.impl(backward,
+               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated_backward<Activation>)));
 }
 
 void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) {

@@ -50,6 +50,9 @@ void check_shapes(c10::IntArrayRef x, c10::IntArrayRef weight, std::optional<c10
 
 at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
   check_shapes(x.sizes(), weight.sizes(), bias ? std::optional(bias->sizes()) : std::nullopt);
+  TESSERA_CHECK(x.scalar_type() == weight.scalar_type(), ErrorKind::kShape,
+                "[kernels.linear] found x of {} and a weight of {}, wanted one dtype", c10::toString(x.scalar_type()),
+                c10::toString(weight.scalar_type()));
   // at::linear takes such a bias or refuses it by how x lies in memory.
   if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
   if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);

@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
@@ -187,6 +188,26 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
+// Of differentiable operations, where a gradient of the gradient is wanted.
+Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
+                                      const at::Tensor& inverse_rms, bool one_plus) {
+  const bool differentiates =
+      c10::GradMode::is_enabled() && (grad.requires_grad() || x.requires_grad() || weight.requires_grad());
+  if (!differentiates) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return call_rms_norm_backward(grad, x, weight, inverse_rms, one_plus);
+  }
+  const auto type = detail::wide_type(x.scalar_type());
+  const auto wide = x.to(type), square = wide.square().mean(-1, true);
+  const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // forward knew it as a number
+  const auto inverse = (square + eps).rsqrt(), normed = wide * inverse, g = grad.to(type);
+  const auto scaled = g * (one_plus ? weight.to(type) + 1 : weight.to(type));
+  const auto grad_x = inverse * (scaled - normed * (scaled * normed).mean(-1, true));
+  const auto products = g * normed;
+  const auto grad_weight = x.dim() > 1 ? products.flatten(0, -2).sum(0) : products;
+  return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
+}
+
 Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
   const auto results = RmsNorm::apply(x, weight, eps, one_plus);
   return {results[0], results[1]};
@@ -232,7 +253,8 @@ void define_rms_norm(torch::Library& library) {
       "(Tensor, Tensor)");
   library.impl("rms_norm_backward",
                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rms_norm_backward_of)));
-  has_no_derivative(library, "rms_norm_backward");
+  library.impl("rms_norm_backward",
+               torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_rms_norm_backward)));
 }
 
 void register_rms_norm_rules() {

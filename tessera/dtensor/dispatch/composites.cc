@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
+#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/copysign_ops.h>
 #include <ATen/ops/cross_entropy_loss_native.h>
 #include <ATen/ops/cumprod_backward_native.h>
@@ -169,6 +170,11 @@ at::Tensor flatten(const at::Tensor& self, int64_t first, int64_t last) {
 // A row that is a step apart in memory is copied, which reshape would not do.
 at::Tensor ravel(const at::Tensor& self) { return self.contiguous().reshape({-1}); }
 
+// The order of the operands decides how the result lies.
+at::Tensor rsub(const at::Tensor& self, const at::Tensor& other, const at::Scalar& alpha) {
+  return at::sub(other, self, alpha);
+}
+
 at::Tensor pad(const at::Tensor& self, c10::SymIntArrayRef pad, std::string_view mode, std::optional<double> value) {
   const bool known = mode == "constant" || mode == "reflect" || mode == "replicate" || mode == "circular";
   TESSERA_CHECK(
@@ -307,6 +313,31 @@ at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
   return from_local(tensor, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
 }
 
+// Makes of a plain gradient a DTensor.
+struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->saved_data["like"] = self.detach();
+    return at::alias(self);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    if (grads[0].defined()) grads[0] = replicated_like(grads[0], ctx->saved_data["like"].toTensor());
+    return grads;
+  }
+};
+
+// Upstream's derivative gives operands of shape [0], which may stand beside any other, at::zeros({0}).
+at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& given, int64_t dim) {
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& tensor : given) {
+    const bool empty = tensor.dim() == 1 && tensor.size(0) == 0 && tensor.requires_grad() && is_dtensor(tensor);
+    tensors.push_back(empty && c10::GradMode::is_enabled() ? DTensorGradient::apply(tensor) : tensor);
+  }
+  return at::_ops::cat::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), tensors,
+                                   dim);
+}
+
 // What label smoothing adds: the negative log-probabilities of all classes. Upstream masks a sum over classes, which
 // may be partial, in place, and takes the mean of a selection, whose shape depends on data.
 at::Tensor smooth_loss(const at::Tensor& log_probabilities, const at::Tensor& target, const at::Tensor& weight,
@@ -386,11 +417,13 @@ void register_composites() {
       made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
       made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
       made->back()->impl("pad", TORCH_FN(pad));
+      made->back()->impl("rsub.Tensor", TORCH_FN(rsub));
       made->back()->impl("reshape", TORCH_FN(reshape));
       made->back()->impl("flatten.using_ints", TORCH_FN(flatten));
       made->back()->impl("ravel", TORCH_FN(ravel));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
+    made->back()->impl("cat", TORCH_FN(cat));
     made->back()->impl("trace", TORCH_FN(trace));
     made->back()->impl("copysign.Tensor", TORCH_FN(with_sign));
     made->back()->impl("copysign_.Tensor", TORCH_FN(with_sign_));

@@ -174,8 +174,8 @@ TEST(PlainTensors, RefuseNarrowGradientsOfWhichTermsAreRoundedBeforeTheyCancel) 
                             (grad ? " grad" : "") + "\n%1 = input f32 [6, 3] uniform -2 2 (R, R)\n%2 = " + step + "\n"),
               Twin::kClean);
   };
-  for (const std::string step :
-       {"linalg_cross(%0, %0)", "copysign.Tensor(%0, %1)", "copysign.Scalar(%0, -2)", "hypot(%0, %1)"}) {
+  for (const std::string step : {"addcdiv(%1, %0, %0, 0.25)", "linalg_cross(%0, %0)", "copysign.Tensor(%0, %1)",
+                                 "copysign.Scalar(%0, -2)", "hypot(%0, %1)"}) {
     EXPECT_THROW(run("bf16", true, step), std::runtime_error) << step;
     EXPECT_NO_THROW(run("f64", true, step)) << step;
     EXPECT_NO_THROW(run("bf16", false, step)) << step;
@@ -207,6 +207,15 @@ TEST(PlainTensors, RefuseToAskWhetherWhatIsRoundingIsZero) {
     EXPECT_NO_THROW(run("0", step)) << step;
   }
   EXPECT_NO_THROW(run("1e-14", "to.dtype(%1, f32)"));
+}
+
+TEST(PlainTensors, RefuseWhatLibtorchsKernelsRoundInDifferentWays) {
+  const auto run = [](const std::string& type) {
+    run_plain(parse_program("mesh 2\nvalues 7\n%0 = input " + type + " [3] uniform 0 0 (R)\n%1 = special_i0e(%0)\n"),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("bf16"), std::runtime_error);
+  EXPECT_NO_THROW(run("f32"));
 }
 
 // A program that goes on without a step that was refused.
