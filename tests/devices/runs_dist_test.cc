@@ -1,0 +1,54 @@
+// Runs of the program on the pretend device: the CPU's losses, saved there and resumed on the CPU and back.
+#include "tests/devices/pretend.h"
+#include "tests/train/tiny_run.h"
+
+namespace tessera::train {
+namespace {
+
+struct Ways {
+  const char* name;
+  int ranks;
+  std::vector<std::string> settings;
+  bool experts = false;
+};
+
+class PretendRuns : public ::testing::TestWithParam<Ways> {};
+
+TEST_P(PretendRuns, GoOnOnTheCpuAndBack) {
+  const auto& wanted = GetParam();
+  const TinyRun runs;
+  if (wanted.experts) {
+    runs.write("base/config.json", R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+      "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_experts": 4,
+      "num_experts_per_tok": 2, "norm_topk_prob": true, "num_hidden_layers": 2, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.1,
+      "torch_dtype": "float32", "rms_norm_eps": 1e-05, "bos_token_id": 258, "eos_token_id": 258})");
+  }
+  const auto train = [&](const std::string& dir, const std::string& device, int steps) {
+    auto settings = wanted.settings;
+    settings.insert(settings.end(), {"train.device=" + device, fmt::format("train.steps={}", steps),
+                                     "schedule.warmup_steps=0", "checkpoint.every=1"});
+    auto command = runs.command(dir, wanted.ranks, settings);
+    if (device == "pretend") {
+      command[0] = std::filesystem::path(command[0]).replace_filename("tessera_pretend").string();
+    }
+    const auto run = testing::run_process(command);
+    ASSERT_EQ(run.exit_code, 0) << dir << " on " << device << "\n" << run.err;
+  };
+  train("here", "cpu", 3);
+  int steps = 0;
+  for (const char* device : {"pretend", "cpu", "pretend"}) train("back and forth", device, ++steps);
+  expect_same_run(runs, "back and forth", "here");
+}
+
+INSTANTIATE_TEST_SUITE_P(, PretendRuns,
+                         ::testing::Values(Ways{"Fsdp", 2, {}},
+                                           Ways{"Hsdp", 4, {"parallel.dp_replicate=2", "train.local_batch_size=1"}},
+                                           Ways{"Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}},
+                                           Ways{"Tp", 2, {"parallel.tp=2"}}, Ways{"Pp", 2, {"parallel.pp=2"}},
+                                           Ways{"Ep", 2, {"parallel.ep=2"}, true}, Ways{"Cp", 2, {"parallel.cp=2"}},
+                                           Ways{"Lora", 2, {"model.lora.rank=2"}}),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera::train
