@@ -1,0 +1,46 @@
+// The whole conformance suite on the pretend device, against the plain operations on the CPU.
+#include <fmt/format.h>
+
+#include <set>
+
+#include "tests/conformance/suite.h"
+#include "tests/devices/pretend.h"
+
+namespace tessera::testing {
+namespace {
+
+// What is otherwise on an accelerator.
+bool is_otherwise(const std::string& name) {
+  static const std::set<std::string> kNames = {// Their numbers must lie on the host, there and on CUDA.
+                                               "aten::_foreach_addcdiv_.Tensor", "aten::_foreach_addcmul_.Tensor",
+                                               // libtorch's own code for it mixes tensors of the host in.
+                                               "aten::linalg_eig", "aten::linalg_eig.out",
+                                               // By another logarithm than the CPU's loop: a unit in the last place.
+                                               "aten::exponential_", "aten::exponential.out"};
+  return kNames.contains(name);
+}
+
+class AllOnPretendMesh : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
+  for (const int64_t k : {2, 3}) {
+    Conformance run({.mesh = {k}, .device = "pretend"});
+    add_group(GetParam(), row_counts(k),
+              [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
+    run.check();
+    EXPECT_GT(run.report().cases, 20);
+    for (const auto& [name, errors] : run.report().failures) {
+      if (!is_otherwise(name)) ADD_FAILURE() << name << ": " << errors.front();
+    }
+    EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, AllOnPretendMesh,
+                         ::testing::Values("pointwise", "pointwise_inplace", "pointwise_out", "foreach", "fused",
+                                           "view", "tensor", "reduction", "matmul", "loss", "norm_layer", "attention",
+                                           "linalg", "fft", "pooling", "upsample", "convolution", "random"),
+                         [](const auto& info) { return std::string(info.param); });
+
+}  // namespace
+}  // namespace tessera::testing
