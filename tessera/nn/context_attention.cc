@@ -49,9 +49,9 @@ void check_shares(const ContextParallelism& how, const ContextLayout& layout, co
 
 at::Tensor gathered_shares(const ContextParallelism& how, const ContextSequenceOptions& wanted, int64_t ids) {
   const auto own = at::tensor({wanted.rows, wanted.tokens, ids}, at::kLong);
-  const auto all = at::empty({how.group->size() * own.numel()}, own.options().device(how.device));
-  comm::all_gather_into(*how.group, all, own.to(how.device), "context.shares").wait();
-  return all.cpu().view({how.group->size(), own.numel()});
+  const auto all = at::empty({how.group->size() * own.numel()}, own.options());
+  comm::all_gather_into(*how.group, all, own, "context.shares").wait();
+  return all.view({how.group->size(), own.numel()});
 }
 
 RowDocuments documents_of_row(int64_t row, const int64_t* ids, int64_t tokens) {
@@ -287,7 +287,7 @@ std::shared_ptr<const ContextSequence> context_sequence(const ContextParallelism
       how, ContextLayout(shares.select(1, 1).sum().item<int64_t>(), how.group->size()), {}, wanted.rows});
   check_shares(how, sequence->layout, shares);
   if (ids.defined()) {
-    const auto whole = sequence->layout.unshard(how.group, ids.to(how.device), 1).cpu().contiguous();
+    const auto whole = sequence->layout.unshard(how.group, ids.cpu(), 1).contiguous();
     sequence->documents = documents_of(whole);
   } else {
     sequence->documents = {{.row = 0, .rows = wanted.rows, .documents = {{0, sequence->layout.tokens()}}}};

@@ -36,7 +36,6 @@ RotateMethod rotate_method_of(std::string_view name);
 struct ContextParallelism {
   std::shared_ptr<comm::Group> group;
   RotateMethod rotate = RotateMethod::kAllGather;
-  at::Device device = at::kCPU;  // whose tensors the group carries
 };
 
 // The sequence of one forward: how it lies, and the documents of its rows.

@@ -113,6 +113,32 @@ TEST_P(OnPretendLayouts, StepsGiveTheLossesOfTheCpu) {
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
 }
 
+TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
+  const auto& wanted = GetParam();
+  const TempFolder folder;
+  testing::run_ranks({.size = wanted.ranks}, [&](const WorldPtr& world) {
+    StepRig rig(llama_recipe(folder, "pretend", wanted.settings), world);
+    if (!rig.runner->runs_ahead()) return;
+    for (int step = 0; step < 3; ++step) {
+      rig.launch();
+      if (step > 0) rig.runner->settle();
+    }
+    const int device = world->rank();
+    pretend::keep_names(true);
+    pretend::take_sync_names(device);
+    const auto before = pretend::counters(device);
+    rig.launch();
+    rig.runner->settle();  // the step before
+    const auto cost = pretend::counters(device) - before;
+    const auto waits = pretend::take_sync_names(device);
+    EXPECT_EQ(cost.segments, 0) << wanted.name;
+    EXPECT_EQ(cost.host_syncs, 0) << wanted.name << " " << fmt::format("{}", fmt::join(waits, ", "));
+    EXPECT_EQ(cost.pageable_copies, 0) << wanted.name;
+    EXPECT_EQ(cost.copies_to_host, 1) << wanted.name;
+  });
+  pretend::keep_names(false);
+}
+
 const Settings kHalf = {"model.dtype=bfloat16", "precision.param=bfloat16"};
 
 INSTANTIATE_TEST_SUITE_P(

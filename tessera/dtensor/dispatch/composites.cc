@@ -317,6 +317,7 @@ at::Tensor replicated_like(const at::Tensor& tensor, const at::Tensor& like) {
 struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& self) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->set_materialize_grads(false);
     ctx->saved_data["like"] = self.detach();
     return at::alias(self);
   }

@@ -193,7 +193,8 @@ bool asks_whether_nearly_equal(const Step& step, const Values& values) {
     });
   }
   const auto name = step.op.substr(0, step.op.find('.'));
-  if (name != "eq" && name != "ne" && name != "eq_" && name != "ne_") {
+  const bool among = name == "isin";
+  if (!among && name != "eq" && name != "ne" && name != "eq_" && name != "ne_") {
     return false;
   }
   const auto number = [&](const Arg& arg) {
@@ -204,7 +205,8 @@ bool asks_whether_nearly_equal(const Step& step, const Values& values) {
     const auto* real = std::get_if<double>(&arg.value);
     return at::full({}, integer ? static_cast<double>(*integer) : real ? *real : 0.0, at::kComplexDouble);
   };
-  return is_near((number(step.args[0]) - number(step.args[1])).abs());
+  const at::Tensor a = number(step.args[0]), b = number(step.args[1]);
+  return is_near((among ? a.reshape({-1, 1}) - b.reshape({1, -1}) : a - b).abs());
 }
 
 }  // namespace

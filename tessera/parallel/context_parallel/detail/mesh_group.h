@@ -20,7 +20,7 @@ inline void check_context_mesh(const char* verb, const MeshPtr& mesh) {
 
 // COLLECTIVE over the mesh at the first use of its group.
 inline nn::ContextParallelism context_over(const MeshPtr& mesh, nn::RotateMethod rotate) {
-  return {.group = mesh->group(0), .rotate = rotate, .device = mesh->device()};
+  return {.group = mesh->group(0), .rotate = rotate};
 }
 
 }  // namespace tessera::detail
