@@ -146,6 +146,37 @@ TEST_P(Linear, ProductTakesTransposedViews) {
   EXPECT_LT(testing::relative_error(product_nt(a.narrow(1, 8, 24).t(), b.t()), a.narrow(1, 8, 24).t().mm(b)), 1e-5);
 }
 
+TEST(SecondDerivatives, OfNormsAndGatesAreThoseOfPlainOperations) {
+  const auto second = [](const Op& op, const Tensors& given, at::ScalarType type) {
+    Tensors inputs;
+    for (const auto& input : given) inputs.push_back(input.to(type, false, /*copy=*/true).set_requires_grad(true));
+    const auto y = op(inputs);
+    const auto first = torch::autograd::grad({y.sin().sum()}, inputs, {}, true, true);
+    (first[0].cos() * y).sum().add(first[1].square().sum()).backward();
+    return Tensors{inputs[0].grad(), inputs[1].grad()};
+  };
+  const Tensors rows = {random_tensor({3, 5, 48}), random_tensor({48}, 1)};
+  const Tensors pairs = {random_tensor({6, 32}), random_tensor({6, 32}, 1)};
+  const std::vector<std::tuple<Op, Op, Tensors>> cases = {
+      {[](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm, rows},
+      {[](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5, /*one_plus=*/true); },
+       [](const Tensors& t) {
+         return plain_rms_norm({t[0], t[1] + 1});
+       },
+       rows},
+      {[](const Tensors& t) { return tessera::swiglu(t[0], t[1]); },
+       [](const Tensors& t) { return t[0] * at::sigmoid(t[0]) * t[1]; }, pairs},
+      {[](const Tensors& t) { return tessera::geglu(t[0], t[1]); },
+       [](const Tensors& t) { return at::gelu(t[0], "tanh") * t[1]; }, pairs}};
+  for (const auto& [fused, plain, inputs] : cases) {
+    const auto wanted = second(plain, inputs, at::kDouble);
+    for (const auto& [type, tolerance] : {std::pair{at::kDouble, 1e-9}, {at::kFloat, 1e-4}}) {
+      const auto found = second(fused, inputs, type);
+      for (size_t i = 0; i < 2; ++i) EXPECT_LT(testing::relative_error(found[i], wanted[i]), tolerance) << i;
+    }
+  }
+}
+
 TEST(RmsNorm, MatchesPlainOpsWithGradients) {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 5, 48}, {1, 3}, {700, 33}, {2000, 16}}) {
     expect_same_with_gradients([](const Tensors& t) { return tessera::rms_norm(t[0], t[1], 1e-5); }, plain_rms_norm,

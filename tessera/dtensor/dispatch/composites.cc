@@ -418,13 +418,13 @@ void register_composites() {
       made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
       made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
       made->back()->impl("pad", TORCH_FN(pad));
-      made->back()->impl("rsub.Tensor", TORCH_FN(rsub));
       made->back()->impl("reshape", TORCH_FN(reshape));
       made->back()->impl("flatten.using_ints", TORCH_FN(flatten));
       made->back()->impl("ravel", TORCH_FN(ravel));
       made->back()->impl("_pad_circular", TORCH_FN(pad_circular));
     }
     made->back()->impl("cat", TORCH_FN(cat));
+    made->back()->impl("rsub.Tensor", TORCH_FN(rsub));
     made->back()->impl("trace", TORCH_FN(trace));
     made->back()->impl("copysign.Tensor", TORCH_FN(with_sign));
     made->back()->impl("copysign_.Tensor", TORCH_FN(with_sign_));

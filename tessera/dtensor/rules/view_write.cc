@@ -17,10 +17,15 @@ bool has_windows_of_one(const at::TensorGeometry& view, const at::TensorGeometry
   return view.dim() == base.dim() + 1 && view.size(view.dim() - 1) == 1;
 }
 
+// Complex numbers may be viewed as real ones and the other way round: strides count other elements then.
+bool may_be_of_another_type(const at::TensorGeometry& view, const at::TensorGeometry& base, bool complex) {
+  return complex || (base.dim() > 0 && base.size(base.dim() - 1) == 2 && view.dim() < base.dim());
+}
+
 // Whether the view has the base's dim as it is; then it is a view also where the dim is cut. The strides of an empty
 // view tell nothing.
-bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim) {
-  if (view.numel() == 0 || has_windows_of_one(view, base)) return false;
+bool keeps_dim(const at::TensorGeometry& view, const at::TensorGeometry& base, int64_t dim, bool complex) {
+  if (view.numel() == 0 || has_windows_of_one(view, base) || may_be_of_another_type(view, base, complex)) return false;
   for (int64_t i = 0; i < view.dim(); ++i) {
     if (view.size(i) == base.size(dim) && view.stride(i) == base.stride(dim) && base.size(dim) > 1) {
       return true;
@@ -45,7 +50,7 @@ void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack
   const DTensorImpl& impl = *impl_of(gradient);
   Placements placements = impl.placements();
   for (auto& placement : placements) {
-    if (!placement.is_any_shard() || !keeps_dim(write->view, write->base, placement.dim)) {
+    if (!placement.is_any_shard() || !keeps_dim(write->view, write->base, placement.dim, gradient.is_complex())) {
       placement = Replicate();
     }
   }
