@@ -3,15 +3,14 @@
 // small Llama cut to two layers. Both halves train on the same tokens with the same settings; their losses must agree.
 //
 //   bench_launches                                             the harness; each half is a long-lived set of ranks
-//   bench_launches --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`; ROWS of
-//                                                              all ranks; HOW: see LayoutRank
-#include <unistd.h>
-
+//   bench_launches --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`: see
+//                                                              LayoutRank
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
 #include "bench/train_steps.h"
+#include "tessera/base/scratch_folder.h"
 #include "tests/support/pretend_device/pretend_device.h"
 
 namespace tessera::bench {
@@ -26,25 +25,21 @@ std::string write_two_layers(const std::filesystem::path& folder) {
       "tie_word_embeddings": false})");
 }
 
-int rank_main(const LayoutRank& given) {
+int serve_counted(LayoutRank asked) {
   pretend::install();  // before any backward
-  const auto rank = std::stoi(std::getenv("LOCAL_RANK"));
-  auto counted = given;
-  counted.device = "pretend";
   pretend::keep_names(true);
-  counted.kernels = [rank] { return pretend::take_launch_names(rank); };
-  serve_layout(counted);
-  return 0;
+  asked.device = "pretend";
+  asked.kernels = [rank = std::stoi(std::getenv("LOCAL_RANK"))] { return pretend::take_launch_names(rank); };
+  return serve_layout(asked);
 }
 
 void compare(Harness& harness, const std::string& self, const std::string& model, const std::string& how,
              const std::string& peer_how, int micro_batches) {
   if (!harness.wants(how)) return;
   const int ranks = kTrainingRanks;
-  const std::vector<std::string> size = {"8", "256"};
   const auto batches = std::to_string(micro_batches);
-  Peer ours(launched(self, ranks, {model, size[0], size[1], how, batches}));
-  Peer peer("launches.py", {model, std::to_string(ranks), size[0], size[1], peer_how, batches});
+  Peer ours(launched(self, ranks, {model, "8", "256", how, batches}));
+  Peer peer("launches.py", {model, std::to_string(ranks), "8", "256", peer_how, batches});
   const Json request = {{"steps", 4}};
   Json last_ours, last_peer;
   harness.threads = ranks;
@@ -67,18 +62,14 @@ void compare(Harness& harness, const std::string& self, const std::string& model
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("launches", [&] {
-    if (argc == 7 && std::string(argv[1]) == "--rank")
-      return rank_main({argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5], std::stoll(argv[6])});
+    if (const auto asked = rank_asked_for(argc, argv)) return serve_counted(*asked);
     Harness harness("launches", argc, argv);
-    const auto scratch =
-        std::filesystem::temp_directory_path() / ("tessera-bench-launches-" + std::to_string(::getpid()));
-    std::filesystem::create_directories(scratch);
-    const auto model = write_two_layers(scratch);
+    const tessera::ScratchFolder scratch("bench_launches");
+    const auto model = write_two_layers(scratch.path());
     compare(harness, argv[0], model, "dp2", "dp", 1);
     compare(harness, argv[0], model, "tp2", "tp", 1);
     compare(harness, argv[0], model, "tp2-sp", "sp", 1);
     compare(harness, argv[0], model, "1F1B", "1F1B", 4);
-    std::filesystem::remove_all(scratch);
     return harness.exit_code();
   });
 }

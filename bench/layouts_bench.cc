@@ -4,13 +4,12 @@
 // train on the same tokens with the same settings; their losses must agree.
 //
 //   bench_layouts                                             the harness; each half is a long-lived set of ranks
-//   bench_layouts --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`; ROWS of
-//                                                             all ranks; HOW: see LayoutRank
-#include <unistd.h>
-
+//   bench_layouts --rank MODEL ROWS LENGTH HOW MICRO_BATCHES  one of our ranks, started by `tessera launch`: see
+//                                                             LayoutRank
 #include <filesystem>
 
 #include "bench/train_steps.h"
+#include "tessera/base/scratch_folder.h"
 
 namespace tessera::bench {
 namespace {
@@ -32,14 +31,11 @@ std::string write_small_moe(const std::filesystem::path& folder) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("layouts", [&] {
-    if (argc == 7 && std::string(argv[1]) == "--rank")
-      return serve_layout({argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5], std::stoll(argv[6])}), 0;
+    if (const auto asked = rank_asked_for(argc, argv)) return serve_layout(*asked);
     Harness harness("layouts", argc, argv);
     const std::string llama = assets_folder() / "small_llama";
-    const auto scratch =
-        std::filesystem::temp_directory_path() / ("tessera-bench-layouts-" + std::to_string(::getpid()));
-    std::filesystem::create_directories(scratch);
-    const auto moe = write_small_moe(scratch);
+    const tessera::ScratchFolder scratch("bench_layouts");
+    const auto moe = write_small_moe(scratch.path());
     const auto measure = [&](const std::string& name, const std::string& model, const std::string& how,
                              const std::string& peer, int ranks, int micro_batches) {
       measure_steps(harness, argv[0],
@@ -63,7 +59,6 @@ int main(int argc, char** argv) {
     }
     measure("small Qwen3-MoE, 2 ranks, ep2", moe, "ep2", "dp", 2, 1);
     measure("small Qwen3-MoE, 2 ranks, dp2", moe, "dp2", "dp", 2, 1);
-    std::filesystem::remove_all(scratch);
     return harness.exit_code();
   });
 }

@@ -4,14 +4,11 @@
 // settings; their losses must agree.
 //
 //   bench_tp                                       the harness; each half is a long-lived set of ranks
-//   bench_tp --rank MODEL ROWS LENGTH HOW          one of our ranks, started by `tessera launch`; ROWS are of all
-//   ranks;
-//                                                  HOW: see LayoutRank
-#include <unistd.h>
-
+//   bench_tp --rank MODEL ROWS LENGTH HOW          one of our ranks, started by `tessera launch`: see LayoutRank
 #include <filesystem>
 
 #include "bench/train_steps.h"
+#include "tessera/base/scratch_folder.h"
 
 namespace tessera::bench {
 namespace {
@@ -32,13 +29,11 @@ std::string write_wide_llama(const std::filesystem::path& folder) {
 int main(int argc, char** argv) {
   using namespace tessera::bench;
   return bench_main("tp", [&] {
-    if (argc == 6 && std::string(argv[1]) == "--rank")
-      return serve_layout({argv[2], std::stoll(argv[3]), std::stoll(argv[4]), argv[5]}), 0;
+    if (const auto asked = rank_asked_for(argc, argv)) return serve_layout(*asked);
     Harness harness("tp", argc, argv);
     const std::string folder = assets_folder();
-    const auto scratch = std::filesystem::temp_directory_path() / ("tessera-bench-tp-" + std::to_string(::getpid()));
-    std::filesystem::create_directories(scratch);
-    const auto wide = write_wide_llama(scratch);
+    const tessera::ScratchFolder scratch("bench_tp");
+    const auto wide = write_wide_llama(scratch.path());
     const std::vector<std::pair<std::string, std::string>> layouts = {{"tp2", "tp"}, {"tp2-sp", "sp"}, {"dp2", "dp"}};
     const auto measure = [&](const std::string& name, const std::string& model, int rows, int steps) {
       for (const auto& [how, peer] : layouts) {
@@ -54,7 +49,6 @@ int main(int argc, char** argv) {
     };
     measure("small Llama", folder + "/small_llama", 8, 4);
     measure("wide Llama", wide, 4, 1);
-    std::filesystem::remove_all(scratch);
     return harness.exit_code();
   });
 }

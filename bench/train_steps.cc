@@ -110,7 +110,14 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
   }
 }
 
-void serve_layout(const LayoutRank& given) {
+std::optional<LayoutRank> rank_asked_for(int argc, char** argv) {
+  if (argc < 6 || argc > 7 || std::string(argv[1]) != "--rank") return std::nullopt;
+  LayoutRank asked{.model = argv[2], .rows = std::stoll(argv[3]), .length = std::stoll(argv[4]), .how = argv[5]};
+  if (argc == 7) asked.micro_batches = std::stoll(argv[6]);
+  return asked;
+}
+
+int serve_layout(const LayoutRank& given) {
   const auto world = comm::World::connect({});
   const auto recipe = recipe_of(given.how, world->size());
   const auto& parallel = recipe.parallel;
@@ -136,6 +143,7 @@ void serve_layout(const LayoutRank& given) {
                .own = [&](const data::Batch& batch) { return place.own_tokens(batch); },
                .pipeline = stages,
                .kernels = given.kernels});
+  return 0;
 }
 
 std::string write_random_model(const std::filesystem::path& dir, const std::string& config) {

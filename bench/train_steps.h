@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,8 +50,10 @@ struct LayoutRank {
   std::string device = "cpu";
   KernelNames kernels = {};
 };
-// One of our ranks, started by `tessera launch`: serve_steps of a model that lies so. COLLECTIVE.
-void serve_layout(const LayoutRank& given);
+// What `--rank MODEL ROWS LENGTH HOW [MICRO_BATCHES]` asks for; none: something else was asked for.
+std::optional<LayoutRank> rank_asked_for(int argc, char** argv);
+// One of our ranks, started by `tessera launch`: serve_steps of a model that lies so. Its exit code. COLLECTIVE.
+int serve_layout(const LayoutRank& given);
 
 // A Hugging Face folder of this config with random weights; its path.
 std::string write_random_model(const std::filesystem::path& dir, const std::string& config);

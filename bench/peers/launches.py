@@ -3,9 +3,10 @@
     launches.py MODEL_DIR RANKS ROWS LENGTH dp|tp|sp|SCHEDULE MICRO_BATCHES
 
 Answers each request on stdin, {"steps": N}, with {"launches": of one step of rank 0, "loss": L, "kernels": {name: count}}
-after N steps, at least 4. The steps are those of tp_step.py (dp, tp, sp) and layout_step.py (pipeline schedules), on CPU ranks under
-PyTorch's profiler. A launch is a collective, or an operation of ATen that calls no other one which counts and neither only
-looks at a tensor nor only allocates. An operation on a list of tensors that accelerators have a kernel for is one launch.
+after N steps, at least 4. The steps are those of tp_step.py (dp, tp, sp) and layout_step.py (pipeline schedules), on CPU
+ranks under PyTorch's profiler. A launch is a collective, or an operation of ATen that calls no other one which counts and
+neither only looks at a tensor nor only allocates. An operation on a list of tensors that accelerators have a kernel for is
+one launch.
 """
 
 import collections
@@ -36,7 +37,7 @@ def kernels_of(event, found):
         return True
     operation = event.name.removeprefix("aten::") if event.name.startswith("aten::") else None
     whole = operation is not None and operation.startswith(OF_LISTS)
-    if not whole and any([kernels_of(child, found) for child in event.cpu_children]):
+    if not whole and any([kernels_of(child, found) for child in event.cpu_children]):  # of every child
         return True
     if operation is None or operation in NO_KERNEL:
         return False

@@ -1,7 +1,7 @@
 #include "tessera/kernels/gated.h"
 
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
@@ -96,9 +96,7 @@ at::Tensor differentiable_gated(const at::Tensor& gate, const at::Tensor& up) {
 
 template <class Activation>
 GatePair differentiable_gated_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
-  const bool differentiates =
-      c10::GradMode::is_enabled() && (grad.requires_grad() || gate.requires_grad() || up.requires_grad());
-  if (differentiates) {
+  if (torch::autograd::compute_requires_grad(grad, gate, up)) {
     return {Activation::differentiable_derivative(grad * up, gate), Activation::of(gate) * grad};
   }
   at::AutoDispatchBelowADInplaceOrView guard;

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
 #include <numeric>
@@ -137,9 +138,7 @@ struct WeightGradient : torch::autograd::Function<WeightGradient> {
 
 // One node on plain tensors and DTensors, as libtorch's keeps x or a copy of it by how x lies in memory.
 at::Tensor differentiable_linear(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias) {
-  const bool differentiates =
-      c10::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
-  if (differentiates) return Linear::apply(x, weight, bias, std::nullopt);
+  if (torch::autograd::compute_requires_grad(x, weight, bias)) return Linear::apply(x, weight, bias, std::nullopt);
   at::AutoDispatchBelowADInplaceOrView guard;
   return call_linear(x, weight, bias);
 }

@@ -4,8 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include <cmath>
 
@@ -122,6 +122,21 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at
   return {normed.mul(weight.to(wide.scalar_type()) + 1).to(x.scalar_type()), inverse_rms};
 }
 
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+
+// (grad_x, grad_weight), of operations that have derivatives.
+Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
+                             const at::Tensor& inverse_rms, bool one_plus) {
+  const auto wide = detail::wide_type(x.scalar_type());
+  const auto normed = x.to(wide).mul(inverse_rms);
+  const auto grad = grad_y.to(wide);
+  const auto scaled = grad * factors_of(weight.to(wide), one_plus);
+  const auto grad_x = inverse_rms * (scaled - normed * (scaled * normed).mean(-1, true));
+  auto grad_weight = grad * normed;
+  if (x.dim() > 1) grad_weight = grad_weight.flatten(0, -2).sum(0);
+  return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
+}
+
 // (grad_x, grad_weight)
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x,
                                                         const at::Tensor& weight, const at::Tensor& inverse_rms,
@@ -140,17 +155,8 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y
     return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
                                         factors_of(weight, one_plus), {true, true});
   }
-  const auto wide = detail::wide_type(x.scalar_type());
-  const auto normed = x.to(wide).mul(inverse_rms);
-  const auto grad = grad_y.to(wide);
-  const auto scaled = grad * factors_of(weight.to(wide), one_plus);
-  const auto grad_x = inverse_rms * (scaled - normed * (scaled * normed).mean(-1, true));
-  auto grad_weight = grad * normed;
-  if (x.dim() > 1) grad_weight = grad_weight.flatten(0, -2).sum(0);
-  return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
+  return gradients_by_operations(grad_y, x, weight, inverse_rms, one_plus);
 }
-
-using Pair = std::tuple<at::Tensor, at::Tensor>;
 
 Pair call_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {
   static const auto op =
@@ -191,21 +197,13 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 // Of differentiable operations, where a gradient of the gradient is wanted.
 Pair differentiable_rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                       const at::Tensor& inverse_rms, bool one_plus) {
-  const bool differentiates =
-      c10::GradMode::is_enabled() && (grad.requires_grad() || x.requires_grad() || weight.requires_grad());
-  if (!differentiates) {
+  if (!torch::autograd::compute_requires_grad(grad, x, weight)) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return call_rms_norm_backward(grad, x, weight, inverse_rms, one_plus);
   }
-  const auto type = detail::wide_type(x.scalar_type());
-  const auto wide = x.to(type), square = wide.square().mean(-1, true);
+  const auto square = x.to(detail::wide_type(x.scalar_type())).square().mean(-1, true);
   const auto eps = inverse_rms.detach().pow(-2) - square.detach();  // forward knew it as a number
-  const auto inverse = (square + eps).rsqrt(), normed = wide * inverse, g = grad.to(type);
-  const auto scaled = g * (one_plus ? weight.to(type) + 1 : weight.to(type));
-  const auto grad_x = inverse * (scaled - normed * (scaled * normed).mean(-1, true));
-  const auto products = g * normed;
-  const auto grad_weight = x.dim() > 1 ? products.flatten(0, -2).sum(0) : products;
-  return {grad_x.to(x.scalar_type()), grad_weight.to(weight.scalar_type())};
+  return gradients_by_operations(grad, x, weight, (square + eps).rsqrt(), one_plus);
 }
 
 Pair differentiable_rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps, bool one_plus) {

@@ -17,13 +17,7 @@ class PretendRuns : public ::testing::TestWithParam<Ways> {};
 TEST_P(PretendRuns, GoOnOnTheCpuAndBack) {
   const auto& wanted = GetParam();
   const TinyRun runs;
-  if (wanted.experts) {
-    runs.write("base/config.json", R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
-      "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_experts": 4,
-      "num_experts_per_tok": 2, "norm_topk_prob": true, "num_hidden_layers": 2, "num_attention_heads": 4,
-      "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.1,
-      "torch_dtype": "float32", "rms_norm_eps": 1e-05, "bos_token_id": 258, "eos_token_id": 258})");
-  }
+  if (wanted.experts) runs.have_experts(2);
   const auto train = [&](const std::string& dir, const std::string& device, int steps) {
     auto settings = wanted.settings;
     settings.insert(settings.end(), {"train.device=" + device, fmt::format("train.steps={}", steps),

@@ -60,12 +60,7 @@ TEST(LayoutResume, APipelinesLlamaGoesOnOnOtherLayouts) {
 
 TEST(LayoutResume, ExpertsGoOnOnOtherLayouts) {
   const TinyRun runs;
-  runs.write("base/config.json", R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
-      "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_experts": 4,
-      "num_experts_per_tok": 2, "norm_topk_prob": true, "num_hidden_layers": 4, "num_attention_heads": 4,
-      "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.1,
-      "torch_dtype": "float32", "rms_norm_eps": 1e-05, "bos_token_id": 258, "eos_token_id": 258,
-      "output_router_logits": true, "router_aux_loss_coef": 0.01})");
+  runs.have_experts(4, {{"output_router_logits", true}, {"router_aux_loss_coef", 0.01}});
   expect_runs_go_on(runs, {"ep 2 x pp 2", 4, {"parallel.pp=2", "parallel.ep=2"}},
                     {{"one", 1, {}},
                      {"ep 4", 4, {"parallel.ep=4", "train.local_batch_size=1"}},

@@ -53,6 +53,18 @@ log: {{tensorboard: false}}
                                      folder_.path().string()));
   }
 
+  // The base is a Qwen3-MoE of four experts then. more: further keys of its config.
+  void have_experts(int layers, const nlohmann::json& more = nlohmann::json::object()) const {
+    auto config = nlohmann::json::parse(R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+      "vocab_size": 260, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_experts": 4,
+      "num_experts_per_tok": 2, "norm_topk_prob": true, "num_attention_heads": 4, "num_key_value_heads": 2,
+      "head_dim": 8, "max_position_embeddings": 128, "initializer_range": 0.1, "torch_dtype": "float32",
+      "rms_norm_eps": 1e-05, "bos_token_id": 258, "eos_token_id": 258})");
+    config["num_hidden_layers"] = layers;
+    config.update(more);
+    write("base/config.json", config.dump());
+  }
+
   std::filesystem::path operator/(const std::filesystem::path& name) const { return folder_ / name; }
   void write(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ / name, std::ios::binary) << content;

@@ -330,13 +330,16 @@ struct DTensorGradient : torch::autograd::Function<DTensorGradient> {
 
 // Upstream's derivative gives operands of shape [0], which may stand beside any other, at::zeros({0}).
 at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& given, int64_t dim) {
-  std::vector<at::Tensor> tensors;
-  for (const at::Tensor& tensor : given) {
-    const bool empty = tensor.dim() == 1 && tensor.size(0) == 0 && tensor.requires_grad() && is_dtensor(tensor);
-    tensors.push_back(empty && c10::GradMode::is_enabled() ? DTensorGradient::apply(tensor) : tensor);
+  const auto next = (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther);
+  const auto is_empty = [](const at::Tensor& tensor) {
+    return tensor.dim() == 1 && tensor.size(0) == 0 && tensor.requires_grad() && is_dtensor(tensor);
+  };
+  if (!c10::GradMode::is_enabled() || std::none_of(given.begin(), given.end(), is_empty)) {
+    return at::_ops::cat::redispatch(next, given, dim);
   }
-  return at::_ops::cat::redispatch((keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradOther), tensors,
-                                   dim);
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& tensor : given) tensors.push_back(is_empty(tensor) ? DTensorGradient::apply(tensor) : tensor);
+  return at::_ops::cat::redispatch(next, tensors, dim);
 }
 
 // What label smoothing adds: the negative log-probabilities of all classes. Upstream masks a sum over classes, which

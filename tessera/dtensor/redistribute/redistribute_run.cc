@@ -120,12 +120,7 @@ at::Tensor stacked(const at::Tensor& local, const Movement& movement, int64_t mo
   if (std::all_of(parts.begin(), parts.end(), [&](const Part& part) { return sizes_of(part) == sizes; })) {
     std::vector<at::Tensor> pieces;
     for (const Part& part : parts) pieces.push_back(take(local, movement.held, part));
-    const at::Tensor all = at::empty({count, most}, local.options());
-    Sizes stack{count};
-    stack.append(sizes.begin(), sizes.end());
-    at::Tensor each = all.view(stack);
-    at::stack_out(each, pieces);
-    return all;
+    return at::stack(pieces).reshape({count, most});
   }
   const at::Tensor all = at::zeros({count, most}, local.options());
   if (ordered) {

@@ -54,7 +54,6 @@ void FlatGradients::complete() {
     if (*run) buffer_.as_strided({layout_.ranks, end - run}, {part, 1}, first).fill_(1);
     run = end;
   }
-  complete_ = true;
 }
 
 at::Tensor FlatGradients::close(double divide) {

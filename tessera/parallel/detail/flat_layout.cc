@@ -77,6 +77,11 @@ void unpack_columns(const FlatLayout& layout, const at::Tensor& gathered, const 
   if (!columns.empty()) at::split_with_sizes_copy_out(columns, from, widths, 1);
 }
 
+void check_elements(const at::Tensor& gradient, const FlatEntry& entry) {
+  TESSERA_CHECK(gradient.numel() == entry.numel(), ErrorKind::kInternal,
+                "[fsdp.backward] gradient of {} elements for a parameter of {}", gradient.numel(), entry.numel());
+}
+
 }  // namespace
 
 int64_t FlatEntry::rows_on(int64_t rank) const { return std::clamp<int64_t>(rows - rank * chunk_rows, 0, chunk_rows); }
@@ -128,8 +133,7 @@ void compact_first(const FlatLayout& layout, const at::TensorBase& gathered) {
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate) {
   const auto& entry = layout.entries[index];
-  TESSERA_CHECK(gradient.numel() == entry.numel(), ErrorKind::kInternal,
-                "[fsdp.backward] gradient of {} elements for a parameter of {}", gradient.numel(), entry.numel());
+  check_elements(gradient, entry);
   if (entry.numel() == 0) return;
   const at::Tensor source = gradient.contiguous();
   if (!accumulate && parts.device().is_cpu() && source.scalar_type() == parts.scalar_type()) {
@@ -166,8 +170,7 @@ void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gra
   std::vector<Piece> pieces;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const auto& entry = layout.entries[i];
-    TESSERA_CHECK(gradients[i].numel() == entry.numel(), ErrorKind::kInternal,
-                  "[fsdp.backward] gradient of {} elements for a parameter of {}", gradients[i].numel(), entry.numel());
+    check_elements(gradients[i], entry);
     if (entry.numel() == 0) continue;
     pieces.push_back({entry.offset / itemsize, entry.chunk_bytes() / itemsize,
                       gradients[i].contiguous().view({entry.rows, entry.row_numel})});

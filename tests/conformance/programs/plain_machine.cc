@@ -163,8 +163,9 @@ bool changes_shape_in_place(const std::string& op) {
 
 // libtorch's kernels for one number and for a register of them give different last bits of these types.
 bool differs_by_place(const Step& step, const Values& values) {
-  return step.op == "special_i0e" && is_narrow(values.tensors.at(refs_of(step.args).front()).scalar_type()) &&
-         values.tensors.at(refs_of(step.args).front()).element_size() == 2;
+  if (step.op != "special_i0e") return false;
+  const auto type = values.tensors.at(refs_of(step.args).front()).scalar_type();
+  return type == at::kBFloat16 || type == at::kHalf;
 }
 
 // Whether it asks of numbers whether they are zero.
