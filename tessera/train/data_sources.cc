@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/train/recipe_value.h"
 
 namespace tessera::train {
@@ -17,7 +18,7 @@ using NodeKind = YamlNode::Kind;
 const std::string& text_value(const std::string& name, const YamlNode& value, const std::string& where) {
   const bool printable = std::none_of(value.text.begin(), value.text.end(), [](unsigned char c) { return c < 0x20; });
   TESSERA_CHECK(value.kind == NodeKind::kScalar && !value.text.empty() && printable, ErrorKind::kConfig,
-                "[train.recipe] {}: {} of a data source: wanted text on one line.", where, shown(name));
+                "[train.recipe] {}: {} of a data source: wanted text on one line.", where, quote(name));
   return value.text;
 }
 
@@ -28,7 +29,7 @@ double weight_value(const YamlNode& value, const std::string& where) {
   TESSERA_CHECK(
       error == std::errc() && end == text.data() + text.size() && std::isfinite(weight) && weight > 0 && weight <= 1e12,
       ErrorKind::kConfig, "[train.recipe] {}: weight of a data source: found {}, wanted a number above 0.", where,
-      shown(text));
+      quote(text));
   return weight;
 }
 
@@ -37,7 +38,7 @@ const std::string& format_of_source(const YamlNode& value, const std::string& wh
   TESSERA_CHECK(std::find(std::begin(data::kFormats), std::end(data::kFormats), text) != std::end(data::kFormats),
                 ErrorKind::kConfig,
                 "[train.recipe] {}: format of a data source: found {}, wanted one of data.format's.", where,
-                shown(text));
+                quote(text));
   return text;
 }
 
@@ -57,7 +58,7 @@ data::DataSource source_of(const YamlNode& mapping, const std::string& where) {
     } else {
       raise(ErrorKind::kConfig,
             "[train.recipe] {}: a data source: found {}, wanted path, weight, format, columns (a mapping) and split.",
-            where, shown(name));
+            where, quote(name));
     }
   }
   TESSERA_CHECK(!source.path.empty(), ErrorKind::kConfig, "[train.recipe] {}: a data source has no path.", where);
@@ -108,7 +109,7 @@ std::map<std::string, std::string> parse_columns(const std::vector<std::string>&
                       columns.emplace(item.substr(0, equals), item.substr(equals + 1)).second;
     TESSERA_CHECK(good, ErrorKind::kConfig,
                   "[train.recipe] data.columns: found {}, wanted {{OURS: THEIRS}} with each of our names once.",
-                  shown(item));
+                  quote(item));
   }
   return columns;
 }

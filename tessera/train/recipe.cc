@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/nearest.h"
+#include "tessera/base/quote.h"
 #include "tessera/train/data_sources.h"
 #include "tessera/train/parameter_groups.h"
 #include "tessera/train/recipe_schema.h"
@@ -57,9 +58,9 @@ class RecipeReader {
   void override_with(const std::string& text) {
     const size_t equals = text.find('=');
     TESSERA_CHECK(equals != text.npos && equals > 0, ErrorKind::kConfig,
-                  "[train.recipe] override {}: wanted section.key=value, as in train.steps=20.", shown(text));
+                  "[train.recipe] override {}: wanted section.key=value, as in train.steps=20.", quote(text));
     const std::string path = text.substr(0, equals);
-    const std::string where = "override " + shown(text);
+    const std::string where = "override " + quote(text);
     const RecipeKey* key = find_recipe_key(path);
     if (!key) raise_unknown(where, path);
     set_by_.erase(key);  // an override replaces what the file says, and an earlier override
@@ -132,7 +133,7 @@ class RecipeReader {
       }
     }
     raise(ErrorKind::kConfig, "[train.recipe] {}: unknown key {}. Did you mean '{}'? 'tessera train --help' lists all.",
-          at, shown(path), closest);
+          at, quote(path), closest);
   }
 
   static YamlNode override_value(const RecipeKey& key, const std::string& text, const std::string& where) {
@@ -165,10 +166,10 @@ class RecipeReader {
     const char* home = std::getenv("HOME");
     TESSERA_CHECK(path == "~" || path.starts_with("~/"), ErrorKind::kConfig,
                   "[train.recipe] {}: {}: found {}, wanted a path without another user's ~. Write the folder out.",
-                  where(key), key, shown(path));
+                  where(key), key, quote(path));
     TESSERA_CHECK(home && *home == '/', ErrorKind::kConfig,
                   "[train.recipe] {}: {}: found {}, but HOME is not set to a folder. Write the folder out.", where(key),
-                  key, shown(path));
+                  key, quote(path));
     path = home + path.substr(1);
   }
 
@@ -293,13 +294,13 @@ std::string read_text(const std::filesystem::path& file) {
   const auto status = std::filesystem::status(file, error);
   TESSERA_CHECK(std::filesystem::exists(status), ErrorKind::kConfig,
                 "[train.recipe] {}: no such file. Give the path of a recipe; recipes/ holds some.",
-                shown(file.string()));
+                quote(file.string()));
   TESSERA_CHECK(!std::filesystem::is_directory(status), ErrorKind::kConfig,
-                "[train.recipe] {}: found a folder, wanted a YAML file.", shown(file.string()));
+                "[train.recipe] {}: found a folder, wanted a YAML file.", quote(file.string()));
   try {
     return read_file(file, kYamlLimitBytes);
   } catch (const Error& reason) {
-    raise(ErrorKind::kConfig, "[train.recipe] {}: {}", shown(file.string()), reason.what());
+    raise(ErrorKind::kConfig, "[train.recipe] {}: {}", quote(file.string()), reason.what());
   }
 }
 
@@ -321,7 +322,7 @@ Recipe parse_layout_settings(std::span<const std::string> settings, const std::s
   for (const auto& text : settings) {
     TESSERA_CHECK(text.starts_with("parallel.") || text.starts_with("comm."), ErrorKind::kConfig,
                   "[{}] setting {}: wanted parallel.KEY=VALUE or comm.KEY=VALUE, as in parallel.tp=2.", verb,
-                  shown(text));
+                  quote(text));
     reader.override_with(text);
   }
   return reader.take();

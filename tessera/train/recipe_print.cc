@@ -40,7 +40,8 @@ Keys that are left out have their defaults. `tessera train RECIPE.yaml --print-c
 - Exactly one of `train.steps` and `train.epochs` has a value; an override of one takes the place of the other.
 - `train.global_batch_size` is a multiple of data-parallel ranks x `train.local_batch_size`; gradients accumulate over the rest.
 - Names that torchtitan, NeMo Automodel and NeMo RL use for the same setting are accepted, at the place where they
-  write them; the last column lists them.
+  write them; the last column lists them. They are names only: the values are those of this page, so that a value that means
+  something else there (a packed size of 0, a world's worth of -1) is an error that says what is wanted.
 - A recipe is at most 1 MB and 16 levels deep; anchors and aliases work within a bound, tags and repeated keys are refused.
 
 This page is written by `tessera train --recipe-docs` from the table in `tessera/train/recipe_keys.cc`.

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 #include "tessera/train/data_sources.h"
 
 namespace tessera::train {
@@ -20,7 +21,7 @@ std::string shown_node(const YamlNode& node) {
     case Kind::kNull:
       return "null";
     case Kind::kScalar:
-      return shown(node.text);
+      return quote(node.text);
     case Kind::kSequence:
       return fmt::format("a list of {}", node.items.size());
     case Kind::kMapping:
@@ -206,7 +207,7 @@ void check_available(const RecipeKey& key, const Recipe& recipe, const std::stri
     usable += fmt::format("{}{}", usable.empty() ? "" : " or ", one);
   }
   raise(ErrorKind::kConfig, "[train.recipe] {}: {}: {} is not available in this version, wanted {}.", where, key.path(),
-        shown(value), usable);
+        quote(value), usable);
 }
 
 std::string format_value(const RecipeKey& key, const Recipe& recipe) {

@@ -105,7 +105,9 @@ std::string model_fingerprint(const Recipe& recipe) {
 }
 
 comm::Facts run_facts(const Recipe& recipe, const RunData& data, const std::string& model) {
-  comm::Facts facts = {{"the program's version", version()}};
+  const std::string& resume = recipe.checkpoint.resume;
+  const bool from_folder = resume != "auto" && resume != "never";
+  comm::Facts facts = {{"the program's version", version()}, {"checkpoint.resume", from_folder ? "a folder" : resume}};
   auto copy = recipe;  // the table of keys hands out pointers
   for (const auto& key : recipe_keys()) {
     const auto path = key.path();

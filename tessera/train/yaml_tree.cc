@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/quote.h"
 
 namespace tessera::train {
 namespace {
@@ -87,7 +88,7 @@ class TreeBuilder : public YAML::EventHandler {
 
   void refuse_tag(const YAML::Mark& mark, const std::string& tag) const {
     TESSERA_CHECK(tag.empty() || tag == "?" || tag == "!", ErrorKind::kConfig,
-                  "[train.recipe] {}:{}: tag {}: a recipe has no tags. Remove it.", source_, line_of(mark), shown(tag));
+                  "[train.recipe] {}:{}: tag {}: a recipe has no tags. Remove it.", source_, line_of(mark), quote(tag));
   }
 
   void count(size_t weight, int line) {
@@ -144,7 +145,7 @@ class TreeBuilder : public YAML::EventHandler {
       TESSERA_CHECK(node.kind == YamlNode::Kind::kScalar, ErrorKind::kConfig,
                     "[train.recipe] {}:{}: a key must be a word, found a list, mapping or null", source_, node.line);
       TESSERA_CHECK(parent.keys.insert(node.text).second, ErrorKind::kConfig, "[train.recipe] {}:{}: key {} twice",
-                    source_, node.line, shown(node.text));
+                    source_, node.line, quote(node.text));
       parent.key = std::move(node.text);
     }
   }
@@ -157,13 +158,6 @@ class TreeBuilder : public YAML::EventHandler {
 };
 
 }  // namespace
-
-std::string shown(std::string_view text) {
-  constexpr size_t kLongest = 60;
-  std::string out = "'";
-  for (const char c : text.substr(0, kLongest)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return out + (text.size() > kLongest ? "...'" : "'");
-}
 
 YamlNode parse_yaml(std::string_view text, const std::string& source) {
   TESSERA_CHECK(text.size() <= kYamlLimitBytes, ErrorKind::kConfig,
@@ -182,7 +176,7 @@ YamlNode parse_yaml(std::string_view text, const std::string& source) {
                   "[train.recipe] {}: more than one YAML document. Keep one.", source);
     return root;
   } catch (const YAML::Exception& error) {
-    raise(ErrorKind::kConfig, "[train.recipe] {}:{}: not YAML: {}", source, error.mark.line + 1, shown(error.msg));
+    raise(ErrorKind::kConfig, "[train.recipe] {}:{}: not YAML: {}", source, error.mark.line + 1, quote(error.msg));
   }
 }
 

@@ -33,7 +33,4 @@ struct YamlNode {
 // `source` names the text in errors. Empty text is a null node.
 YamlNode parse_yaml(std::string_view text, const std::string& source);
 
-// User text as it may stand in a one-line message: quoted, control characters replaced, cut at 60 bytes.
-std::string shown(std::string_view text);
-
 }  // namespace tessera::train

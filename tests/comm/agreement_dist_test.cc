@@ -64,6 +64,12 @@ TESSERA_RANKS_TEST(Agreement, FactsThatDifferAreNamedWithBothSides, (3)) {
   });
   EXPECT_EQ(more, ErrorKind::kConfig);
   EXPECT_THAT(long_text, AllOf(HasSubstr("fact 2: y on rank 0, x on rank 2"), HasSubstr("and 2 more")));
+  const auto facts_of = [&](const Facts& first, const Facts& others) {
+    return error_of([&] { check_same(group, odd ? others : first, ""); }).second;
+  };
+  EXPECT_THAT(facts_of({}, {{"seed", "1"}}), HasSubstr("seed: nothing on rank 0, 1 on rank 2"));
+  EXPECT_THAT(facts_of({{"seed", "1"}}, {{"seed", "1"}, {"lr", "2"}}), HasSubstr("lr: nothing on rank 0, 2 on rank 2"));
+  EXPECT_THAT(facts_of({{"seed", "1"}}, {{"lr", "1"}}), HasSubstr("seed: 1 on rank 0, lr 1 on rank 2"));
 }
 
 }  // namespace

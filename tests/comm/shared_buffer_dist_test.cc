@@ -117,7 +117,7 @@ TEST(SharedBuffer, GivesItsMemoryBackWhileOthersMapIt) {
   c10::DataPtr memory = shm::shared_buffers().allocate(1 << 20);
   const auto place = shm::find_shared(memory.get(), 1);
   const shm::SharedView view(::getpid(), *place);
-  const shm::Descriptor file(::open(fmt::format("/proc/self/fd/{}", place->descriptor).c_str(), O_RDONLY));
+  const UniqueFd file(::open(fmt::format("/proc/self/fd/{}", place->descriptor).c_str(), O_RDONLY));
   struct stat status {};
   ASSERT_EQ(::fstat(file.get(), &status), 0);
   EXPECT_GE(status.st_blocks * 512, 1 << 20);

@@ -154,6 +154,7 @@ TEST(Recipe, UnknownKeyNamesTheNearest) {
               HasSubstr("my.yaml:4: unknown key 'train.step'. Did you mean 'train.steps'?"));
   EXPECT_THAT(error_with("trian: {steps: 5}"), HasSubstr("unknown key 'trian.steps'. Did you mean 'train.steps'?"));
   EXPECT_THAT(error_with("optmizer: {}"), HasSubstr("unknown key 'optmizer'. Did you mean 'optimizer'?"));
+  EXPECT_THAT(error_with("\"tr\u202ea\\x1bin\": 1"), HasSubstr("unknown key 'tr\\u202ea\\x1bin'"));
   EXPECT_THAT(error_with("train: {warmup_steps: 5}"), HasSubstr("Did you mean 'schedule.warmup_steps'?"));
   EXPECT_THAT(error_of(kMinimal, {"optimizer.lrr=1"}),
               HasSubstr("override 'optimizer.lrr=1': unknown key 'optimizer.lrr'. Did you mean 'optimizer.lr'?"));
@@ -185,7 +186,7 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
       {"parallel: {dp_shard: 0}", "parallel.dp_shard: found '0', wanted integer >= 1, or -1"},
       {"parallel: {dp_shard: -2}", "parallel.dp_shard: found '-2'"},
       {"checkpoint: {dir: \"\"}", "checkpoint.dir: found ''"},
-      {"checkpoint: {dir: \"a\\nb\"}", "checkpoint.dir: found 'a?b'"},
+      {"checkpoint: {dir: \"a\\nb\"}", "checkpoint.dir: found 'a\\nb'"},
       {"train: 5", "my.yaml:3: section 'train': found no keys"},
       {"train: [steps]", "section 'train': found no keys"},
       {"precision: {param: float16}", "precision.param: found 'float16', wanted float32 or bfloat16"},

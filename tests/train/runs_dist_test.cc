@@ -150,6 +150,9 @@ TEST(Runs, RanksThatDifferAreToldApart) {
   EXPECT_EQ(recipe.exit_code, 2) << recipe.err;
   EXPECT_THAT(recipe.err, HasSubstr("train.seed: 40 on rank 0, 41 on rank 1"));
   EXPECT_THAT(recipe.err, HasSubstr("optimizer.lr: 0.001 on rank 0, 0.0001 on rank 1"));
+  const auto resume = launched("checkpoint.resume=$([ $RANK = 0 ] && echo auto || echo never)");
+  EXPECT_EQ(resume.exit_code, 2) << resume.err;
+  EXPECT_THAT(resume.err, HasSubstr("checkpoint.resume: auto on rank 0, never on rank 1"));
   const auto missing = launched("data.train=" + (runs / "host$((RANK*2))/data.jsonl").string());
   EXPECT_EQ(missing.exit_code, 3) << missing.err;
   EXPECT_THAT(missing.err, HasSubstr("host2/data.jsonl"));

@@ -86,10 +86,5 @@ TEST(YamlTree, WhatARecipeNeverHoldsIsRefused) {
   EXPECT_THAT(error_of(std::string(kYamlLimitBytes + 1, ' ')), HasSubstr("at most 1048576"));
 }
 
-TEST(YamlTree, ShownTextIsOneShortLine) {
-  EXPECT_EQ(shown("a\nb\x1b[31m"), "'a?b?[31m'");
-  EXPECT_EQ(shown(std::string(100, 'x')), "'" + std::string(60, 'x') + "...'");
-}
-
 }  // namespace
 }  // namespace tessera::train

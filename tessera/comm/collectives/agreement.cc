@@ -61,14 +61,23 @@ void check_same(Group& group, const Facts& facts, std::string_view remedy) {
   constexpr int kMostShown = 3;
   int differ = 0;
   std::string message;
-  for (size_t fact = 0; fact < all[0].size(); ++fact) {
+  const size_t facts_at_most = std::ranges::max(all, {}, &Facts::size).size();
+  for (size_t fact = 0; fact < facts_at_most; ++fact) {
     const auto value = [&](size_t rank) { return fact < all[rank].size() ? &all[rank][fact] : nullptr; };
+    const auto same = [&](size_t rank) {
+      return value(rank) && value(0) ? *value(rank) == *value(0) : value(rank) == value(0);
+    };
     size_t other = 1;
-    while (other < all.size() && value(other) && *value(other) == *value(0)) ++other;
+    while (other < all.size() && same(other)) ++other;
     if (other == all.size() || ++differ > kMostShown) continue;
-    message += fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", value(0)->first,
-                           value(0)->second, group.ranks()[0], value(other) ? value(other)->second : "nothing",
-                           group.ranks()[other]);
+    const std::string& name = (value(0) ? value(0) : value(other))->first;
+    const auto shown = [&](size_t rank) {
+      if (value(rank) == nullptr) return std::string("nothing");
+      return value(rank)->first == name ? value(rank)->second
+                                        : fmt::format("{} {}", value(rank)->first, value(rank)->second);
+    };
+    message += fmt::format("{}{}: {} on rank {}, {} on rank {}", message.empty() ? "" : "; ", name, shown(0),
+                           group.ranks()[0], shown(other), group.ranks()[other]);
   }
   if (differ > kMostShown) message += fmt::format("; and {} more", differ - kMostShown);
   TESSERA_CHECK(differ == 0, ErrorKind::kConfig, "[comm.agree] the ranks differ. {}. {}", message, remedy);

@@ -159,11 +159,11 @@ bool CollectiveStart::prepare() {
 }
 
 std::function<CollectiveStart::WorkPtr()> CollectiveStart::awaiting_sender(std::function<WorkPtr()> begin) const {
-  return
-      [store = group_.context().store, rank = group_.rank(), signature = state_->signature, begin = std::move(begin)] {
-        await_announced_message(*store, rank, signature);
-        return begin();
-      };
+  return [backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend()), rank = group_.rank(),
+          signature = state_->signature, begin = std::move(begin)] {
+    await_announced_message(*backend, rank, signature);
+    return begin();
+  };
 }
 
 Pending CollectiveStart::started() {
@@ -190,10 +190,10 @@ bool CollectiveStart::compares_first() const {
   return state_->monitor && state_->monitor->options().check == CheckMode::kAlways;
 }
 
-void CollectiveStart::compare() const {
+void CollectiveStart::compare() {
   state_->monitor->wait(state_->ticket);
   if (op_ == Op::kSend) {
-    announce_message(group_, state_->signature);
+    state_->announcement = announce_message(group_, state_->signature);
   } else {
     compare_signatures(group_, state_->signature);
   }
@@ -236,7 +236,8 @@ Pending::~Pending() {
     }
     // Gloo now and then goes on waiting, until the timeout, for a send whose connection is shut down. This rank is on
     // its way out: what the work still uses is left to the end of the process.
-    if (state_->work && !ends_soon(*state_->work)) {
+    for (const auto* work : {&state_->work, &state_->announcement.work}) {
+      if (!*work || ends_soon(**work)) continue;
       static_cast<void>(state_.release());
       return;
     }
@@ -256,7 +257,9 @@ void Pending::wait() {
     try {
       if (state_->monitor) state_->monitor->wait(state_->ticket);
       if (state_->begin) state_->work = state_->begin();
-      if (state_->work) TESSERA_CHECK(state_->work->wait(), ErrorKind::kComm, "broken off");
+      for (const auto* work : {&state_->work, &state_->announcement.work}) {
+        if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "broken off");
+      }
     } catch (const std::exception& error) {
       throw_failed(*state_, error);
     }

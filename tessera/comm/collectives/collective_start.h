@@ -23,6 +23,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/communication_time.h"
+#include "tessera/comm/collectives/signature_exchange.h"
 #include "tessera/comm/group/observer.h"
 #include "tessera/comm/group/signature.h"
 #include "tessera/comm/watch/monitor.h"
@@ -36,6 +37,7 @@ struct Pending::State {
   uint64_t ticket = 0;                        // the monitor's
   c10::intrusive_ptr<c10d::Backend> backend;  // outlives the work
   c10::intrusive_ptr<c10d::Work> work;
+  Announcement announcement;                              // of a send whose receiver compares
   std::function<c10::intrusive_ptr<c10d::Work>()> begin;  // what wait() has to start first
   std::vector<at::Tensor> buffers;                        // kept alive until the work has ended
   std::function<void()> finish;                           // runs on the waiting thread after the work
@@ -98,7 +100,7 @@ class CollectiveStart {
   Pending started();
   [[noreturn]] void fail(const std::exception& error) const;
   bool compares_first() const;
-  void compare() const;
+  void compare();
 
   const CommunicationTimer timer_;  // a small collective is over when it has been started
   Group& group_;

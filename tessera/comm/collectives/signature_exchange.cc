@@ -5,17 +5,11 @@
 
 #include <cstring>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/base/error.h"
 
 namespace tessera::comm {
 namespace {
-
-std::vector<uint8_t> bytes_of(const Signature& signature) {
-  const auto* begin = reinterpret_cast<const uint8_t*>(&signature);
-  return {begin, begin + sizeof signature};
-}
 
 Signature signature_of(const uint8_t* bytes) {
   Signature result;
@@ -34,16 +28,12 @@ std::vector<Signature> gather(Group& group, const Signature& mine) {
   return result;
 }
 
-Signature read_signature(c10d::Store& store, const std::string& key) {
-  const auto bytes = store.get(key);
-  TESSERA_CHECK(bytes.size() == sizeof(Signature), ErrorKind::kComm,
-                "{} holds {} bytes, wanted {}. Do all ranks run the same build?", key, bytes.size(), sizeof(Signature));
-  return signature_of(bytes.data());
-}
-
-// What identifies a message is the same at both ends.
-std::string message_key(const Signature& message, int from, int to) {
-  return fmt::format("message/{}/{}/{}/{}", from, to, message.tag, message.sequence);
+// Where announcements of messages with `tag` travel, apart from the messages themselves.
+int announcement_tag(int tag) {
+  constexpr int kFirst = 1 << 30;
+  TESSERA_CHECK(tag >= 0 && tag < kFirst, ErrorKind::kConfig,
+                "under comm.check: always the tag of a message is from 0 to {}, found {}", kFirst - 1, tag);
+  return kFirst + tag;
 }
 
 }  // namespace
@@ -59,14 +49,18 @@ void compare_signatures(Group& group, const Signature& mine) {
   if (!agree) raise_disagreement(group.name(), calls);
 }
 
-void announce_message(Group& group, const Signature& mine) {
-  group.context().store->set(message_key(mine, group.rank(), mine.root), bytes_of(mine));
+Announcement announce_message(Group& group, const Signature& mine) {
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte);
+  std::memcpy(bytes.data_ptr(), &mine, sizeof mine);
+  std::vector<at::Tensor> tensors = {bytes};
+  return {bytes, group.backend().send(tensors, mine.root, announcement_tag(mine.tag))};
 }
 
-void await_announced_message(c10d::Store& store, int rank, const Signature& mine) {
-  const std::string key = message_key(mine, mine.root, rank);
-  const Signature theirs = read_signature(store, key);
-  store.deleteKey(key);
+void await_announced_message(c10d::Backend& backend, int rank, const Signature& mine) {
+  std::vector<at::Tensor> tensors = {at::empty({static_cast<int64_t>(sizeof mine)}, at::kByte)};
+  const auto work = backend.recv(tensors, mine.root, announcement_tag(mine.tag));
+  TESSERA_CHECK(work->wait(), ErrorKind::kComm, "broken off");
+  const Signature theirs = signature_of(tensors[0].const_data_ptr<uint8_t>());
   if (theirs.hash != mine.hash) raise_disagreement(mine.group, {{mine.root, theirs}, {rank, mine}});
 }
 

@@ -46,7 +46,7 @@ Channel::Channel(std::shared_ptr<SharedMemory> memory, ChannelOptions options)
       std::all_of(processes.begin(), processes.end(), [&](pid_t process) { return process == processes[0]; });
   for (int peer = 0; peer < size(); ++peer) {
     if (same_process(peer)) continue;
-    watched_.emplace_back(peer, Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, processes[peer], 0))));
+    watched_.emplace_back(peer, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, processes[peer], 0))));
   }
 }
 

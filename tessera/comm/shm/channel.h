@@ -118,9 +118,9 @@ class Channel {
   Layout layout_;
   Rounds<Native> rounds_;
   bool same_process_;
-  std::unordered_map<uint64_t, SharedView> views_;   // by SharedPlace::buffer
-  bool mapped_ = false;                              // one of them, since forget_freed()
-  std::vector<std::pair<int, Descriptor>> watched_;  // rank and pidfd of each other process
+  std::unordered_map<uint64_t, SharedView> views_;  // by SharedPlace::buffer
+  bool mapped_ = false;                             // one of them, since forget_freed()
+  std::vector<std::pair<int, UniqueFd>> watched_;   // rank and pidfd of each other process
 };
 
 // Held while other ranks' memory is read in place.

@@ -47,16 +47,16 @@ class WithoutFileSizeSignal {
 #endif
 
 // Where vm.memfd_noexec is 2 the kernel makes only files that can never be run; those before 6.3 do not know the flag.
-Descriptor anonymous_file() {
+UniqueFd anonymous_file() {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int number = ::memfd_create("tessera", kFlags | MFD_NOEXEC_SEAL);
   if (number < 0 && errno == EINVAL) number = ::memfd_create("tessera", kFlags);
   if (number < 0) fail("memfd_create");
-  return Descriptor(number);
+  return UniqueFd(number);
 }
 
-Descriptor make_file(size_t bytes) {
-  Descriptor file = anonymous_file();
+UniqueFd make_file(size_t bytes) {
+  UniqueFd file = anonymous_file();
   if (::fchmod(file.get(), S_IRUSR | S_IWUSR) != 0) fail("fchmod of a memfd");
   int refused;
   {
@@ -116,16 +116,7 @@ struct DescriptorMessage {
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (number_ >= 0) ::close(number_);
-}
-Descriptor::Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  std::swap(number_, other.number_);
-  return *this;
-}
-
-SharedMemory::SharedMemory(Descriptor file, size_t bytes) : file_(std::move(file)), bytes_(bytes) {
+SharedMemory::SharedMemory(UniqueFd file, size_t bytes) : file_(std::move(file)), bytes_(bytes) {
   void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file_.get(), 0);
   if (mapped == MAP_FAILED) fail("mapping shared memory");
   data_ = static_cast<std::byte*>(mapped);
@@ -139,7 +130,7 @@ std::unique_ptr<SharedMemory> SharedMemory::create(size_t bytes) {
 
 std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, size_t bytes,
                                                     Clock::time_point deadline) {
-  const Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (socket.get() < 0) fail("socket");
   socklen_t length = 0;
   const sockaddr_un name = abstract_address(address, length);
@@ -157,7 +148,7 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
                 "the rank with the memory hung up");
   int number = -1;
   std::memcpy(&number, CMSG_DATA(first), sizeof number);
-  Descriptor file(number);
+  UniqueFd file(number);
   struct stat status {};
   const int seals = ::fcntl(number, F_GET_SEALS);
   TESSERA_CHECK(::fstat(number, &status) == 0 && status.st_size == static_cast<off_t>(bytes) && seals > 0 &&
@@ -185,7 +176,7 @@ void MemoryServer::hand_out(const SharedMemory& memory, int processes, Clock::ti
       check();
       continue;
     }
-    const Descriptor peer(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const UniqueFd peer(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (peer.get() < 0 && (errno == EMFILE || errno == ENFILE)) fail("accepting a rank");
     if (peer.get() < 0 || !same_user(peer.get())) continue;
     DescriptorMessage message(memory.descriptor());

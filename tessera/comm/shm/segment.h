@@ -15,22 +15,11 @@
 #include <memory>
 #include <string>
 
+#include "tessera/base/unique_fd.h"
+
 namespace tessera::comm::shm {
 
 using Clock = std::chrono::steady_clock;
-
-// A descriptor that is closed at the end.
-class Descriptor {
- public:
-  explicit Descriptor(int number = -1) noexcept : number_(number) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept;
-  Descriptor& operator=(Descriptor&& other) noexcept;
-  int get() const noexcept { return number_; }
-
- private:
-  int number_;
-};
 
 class SharedMemory {
  public:
@@ -47,8 +36,8 @@ class SharedMemory {
   int descriptor() const noexcept { return file_.get(); }
 
  private:
-  SharedMemory(Descriptor file, size_t bytes);
-  Descriptor file_;
+  SharedMemory(UniqueFd file, size_t bytes);
+  UniqueFd file_;
   size_t bytes_;
   std::byte* data_ = nullptr;
 };
@@ -62,7 +51,7 @@ class MemoryServer {
                 const std::function<void()>& check);
 
  private:
-  Descriptor socket_;
+  UniqueFd socket_;
   std::string address_;
 };
 

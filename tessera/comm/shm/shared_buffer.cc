@@ -148,7 +148,7 @@ bool may_view(pid_t process) {
 }
 
 SharedView::SharedView(pid_t process, const SharedPlace& place) {
-  const Descriptor file(
+  const UniqueFd file(
       ::open(fmt::format("/proc/{}/fd/{}", process, place.descriptor).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) refuse(process, "open");
   struct stat status {};
