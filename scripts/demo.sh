@@ -26,7 +26,8 @@ answer() {  # answer MODEL QUESTION: on one line
 
 if [ -e "$run" ] && [ ! -e "$run/.tessera/run.json" ]; then
   aside=$run-before-$(date +%Y%m%d-%H%M%S)
-  mv -n "$run" "$aside"
+  [ ! -e "$aside" ] || aside=$aside-$$
+  mv -nT "$run" "$aside"
   say "What was in $run is now in $aside"
 elif [ -e "$run/checkpoints/LATEST" ]; then
   say "Going on with $run, from $(cat "$run/checkpoints/LATEST")"

@@ -51,6 +51,23 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(int64_t dim) const {
   return DeviceMeshBuilder::group_of(*this, *slots_[dim]);
 }
 
+const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::string& name) const {
+  if (!has_dim(name)) {
+    if (const auto slot = DeviceMeshBuilder::flattened_slot(*this, name)) {
+      return DeviceMeshBuilder::group_of(*this, *slot);  // the slot lives as long as the root's table
+    }
+  }
+  return group(dim_of(name));
+}
+
+std::vector<std::shared_ptr<comm::Group>> DeviceMesh::groups() const {
+  std::vector<std::shared_ptr<comm::Group>> all;
+  for (int64_t dim = 0; dim < ndim(); ++dim) {
+    all.push_back(group(dim));
+  }
+  return all;
+}
+
 const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>& dims) const {
   if (dims.size() == 1) {
     return group(dims[0]);
@@ -73,10 +90,10 @@ const std::shared_ptr<comm::Group>& DeviceMesh::group(const std::vector<int64_t>
 MeshPtr DeviceMesh::slice(const std::vector<std::string>& names) const {
   TESSERA_CHECK(!names.empty(), ErrorKind::kShape, "[mesh.slice] {}: found no dim names, wanted at least one of {}.",
                 to_string(), detail::quoted_names(dim_names_));
-  if (names.size() == 1 && !has_dim(names[0])) {
-    if (auto mesh = DeviceMeshBuilder::find_flattened(*this, names[0])) {
-      return mesh;
-    }
+  if (std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return !has_dim(name) && DeviceMeshBuilder::flattened_slot(*this, name) != nullptr;
+      })) {
+    return DeviceMeshBuilder::slice_flattened(*this, names);
   }
   std::vector<int64_t> dims;
   for (const auto& name : names) {

@@ -45,13 +45,18 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   // The group along dim that holds this rank. COLLECTIVE over it at its first use; a dim that spans the world shares
   // the world's group.
   const std::shared_ptr<comm::Group>& group(int64_t dim) const;
-  const std::shared_ptr<comm::Group>& group(const std::string& name) const { return group(dim_of(name)); }
+  // Of a dim, or of what flatten() gave this name in any mesh of the root.
+  const std::shared_ptr<comm::Group>& group(const std::string& name) const;
   // The group over several dims (ascending): the ranks that agree with this one on all others. Like group(dim); shared
   // by all meshes of one root.
   const std::shared_ptr<comm::Group>& group(const std::vector<int64_t>& dims) const;
-  // The submesh over some dims (in mesh order) that holds this rank; groups are shared with this mesh.
+  // That of each dim. COLLECTIVE over each of them, in the order of dims, at their first use.
+  std::vector<std::shared_ptr<comm::Group>> groups() const;
+  // The submesh over some dims (in mesh order) that holds this rank; groups are shared with this mesh. Names that
+  // flatten() gave count as dims, too: slice({"dp_cp", "tp"}). Errors kShape: no such dim, one that is in two of them.
   MeshPtr slice(const std::vector<std::string>& names) const;
   // All dims as one. Its group is kept at the root under the name, so a second call shares it; slice({name}) finds it.
+  // Error kShape: the name of a dim of the root, or of a flattened mesh of other ranks.
   MeshPtr flatten(const std::string& name = "") const;
   // Dim `dim` as several, of which the last varies fastest: flatten's inverse. Other dims keep their groups. Errors
   // kShape: sizes whose product is not the dim's, names that are taken or missing.

@@ -62,6 +62,19 @@ TEST(Ckpt, VerifyAcceptsGoodFilesAndNamesTheTensorThatIsNotFinite) {
   EXPECT_THAT(broken.err, HasSubstr("tensor 'b' holds values that are not finite"));
 }
 
+TEST(Ckpt, VerifySpellsHostileNames) {
+  TempFolder folder;
+  const std::string name = "\x1b[31m\u202e\n" + std::string(200'000, 'n');
+  SafetensorsFolderWriter writer(folder.path(), {{name, at::kFloat, {1}}});
+  writer.write(name, at::full({1}, std::numeric_limits<float>::quiet_NaN()));
+  writer.finish();
+  const auto run = run_process({program(), "ckpt", "verify", folder.path().string()});
+  EXPECT_EQ(run.exit_code, 3);
+  EXPECT_LT(run.out.size() + run.err.size(), size_t{2'000});
+  EXPECT_THAT(run.out + run.err, AllOf(Not(HasSubstr("\x1b")), Not(HasSubstr("\u202e"))));
+  EXPECT_THAT(run.err, HasSubstr("tensor '\\x1b[31m\\u202e\\nnnn"));
+}
+
 // A GGUF file of one tensor "w" of 256 values of this type.
 void write_gguf_of(const std::filesystem::path& path, uint32_t type, size_t data_bytes) {
   std::string text = "GGUF";

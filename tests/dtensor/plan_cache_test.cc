@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "tessera/dtensor/dispatch/plan_statistics.h"
 #include "tests/dtensor/support.h"
 #include "tests/support/sanitized.h"
 
@@ -147,6 +148,21 @@ TEST_F(PlanCacheOfDispatch, ASliceTakenAgainHitsAgain) {
   EXPECT_EQ(misses(step), 1);
   EXPECT_EQ(misses(step), 0);
   EXPECT_NE(root->slice({"tp"})->id(), root->id());
+}
+
+TEST_F(PlanCacheOfDispatch, TellsItsStatistics) {
+  const auto x = tensor({4, 4});
+  clear_plans();
+  EXPECT_EQ(plan_statistics().plans, 0);
+  for (int time = 0; time < 3; ++time) at::relu(x);
+  EXPECT_EQ(plan_statistics().hits, 2);
+  EXPECT_EQ(plan_statistics().misses, 1);
+  EXPECT_EQ(plan_statistics().plans, 1);
+  clear_plans();
+  EXPECT_EQ(plan_statistics().hits, 0);
+  EXPECT_EQ(plan_statistics().misses, 0);
+  at::relu(x);
+  EXPECT_EQ(plan_statistics().misses, 1);
 }
 
 TEST_F(PlanCacheOfDispatch, KeepsNoMeshAlive) {

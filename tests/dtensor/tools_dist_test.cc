@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/library.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/functional.h"
 #include "tessera/dtensor/local_map.h"
@@ -171,6 +173,45 @@ TEST(RegisterSharding, TellsHowAnOperationOfTheUserShards) {
   });
 }
 
+TEST(RegisterSharding, WhatNeverAsksForARuleIsAnError) {
+  const auto none = [](const OpCall&) -> std::vector<AcceptableSharding> { return {}; };
+  for (const char* name : {"aten::linear", "aten::einsum", "aten::cross_entropy_loss", "aten::reshape"}) {
+    EXPECT_THAT(error_of([&] { register_sharding(name, none); }),
+                HasSubstr(std::string(name) + ": the operation is made of others"));
+  }
+  for (const char* name : {"aten::nonzero", "aten::masked_select", "aten::equal", "aten::_local_scalar_dense",
+                           "aten::set_", "aten::squeeze_.dim"}) {
+    EXPECT_THAT(error_of([&] { register_sharding(name, none); }),
+                HasSubstr(std::string(name) + ": no rule is asked for " + name));
+  }
+  EXPECT_THAT(error_of([&] { register_sharding("aten::adddd", none); }), HasSubstr("found no operation of that name"));
+  EXPECT_THAT(error_of([&] { register_sharding("tessera_tools_test::missing", none); }),
+              HasSubstr("Define it before its rule"));
+  EXPECT_THAT(error_of([&] { register_rule("aten::linear", [](const OpCall&, Proposal&) {}); }),
+              HasSubstr("made of others"));
+  static torch::Library library(torch::Library::FRAGMENT, "tessera_tools_test", std::nullopt, __FILE__, __LINE__);
+  static const bool defined = [] {
+    library.def("composite(Tensor x) -> Tensor", [](const at::Tensor& x) { return x + x; });
+    return true;
+  }();
+  ASSERT_TRUE(defined);
+  EXPECT_THAT(error_of([&] { register_sharding("tessera_tools_test::composite", none); }),
+              HasSubstr("may be registered for CompositeExplicitAutograd"));
+}
+
+TEST(RegisterSharding, GoesBeforeTheBuiltInRuleOfAnOverload) {
+  // Whole operands only.
+  register_sharding("aten::special_xlog1py", [](const OpCall&) -> std::vector<AcceptableSharding> { return {}; });
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::arange(1, 5, at::kDouble);
+    const auto x = distribute_tensor(plain, mesh, {Shard(0)});
+    for (const at::Tensor& y : {at::special_xlog1py(2, x), at::special_xlog1py(x, 2), at::special_xlog1py(x, x)}) {
+      EXPECT_EQ(placements(y)[0], Replicate());
+    }
+    EXPECT_TRUE(at::equal(full_tensor(at::special_xlog1py(2, x)), at::special_xlog1py(2, plain)));
+  });
+}
+
 TEST(CommDebugMode, CountsBytesByKind) {
   on_ranks(4, {4}, [](const MeshPtr& mesh) {
     const auto shard = dtensor::ones({8, 4}, mesh, {Shard(0)});
@@ -194,6 +235,12 @@ TEST(CommDebugMode, CountsBytesByKind) {
     EXPECT_EQ(count.all_reduces(), 2);
     EXPECT_THAT(count.table(), HasSubstr("Global: 5 collectives"));
     EXPECT_THAT(count.table(), HasSubstr("  all_gather: 1, 96 bytes\n"));
+    CommDebugMode::enter_module("layers.\"0\"");
+    redistribute(shard, {Replicate()});
+    CommDebugMode::leave_module("layers.\"0\"");
+    const auto json = nlohmann::json::parse(count.json());
+    EXPECT_EQ(json["Global"]["all_gather"], nlohmann::json::parse(R"({"count": 2, "bytes": 192})"));
+    EXPECT_EQ(json["modules"], nlohmann::json::parse(R"({"layers.\"0\"": {"all_gather": {"count": 1, "bytes": 96}}})"));
   });
 }
 
@@ -216,6 +263,11 @@ TEST(RedistributionLog, NamesTheOperationAndTheArgument) {
     EXPECT_EQ(log.records()[2].cause, "the value of a tensor");
     at::relu(a);
     EXPECT_EQ(log.records().size(), 3) << "nothing moved";
+    at::add(a, b);
+    const auto sums = log.by_cause();
+    EXPECT_EQ(sums.size(), 3);
+    EXPECT_EQ(sums.at("aten::add.Tensor").table("aten::add.Tensor"),
+              "aten::add.Tensor: 2 collectives, 48 bytes\n  all_to_all: 2, 48 bytes\n");
   });
 }
 

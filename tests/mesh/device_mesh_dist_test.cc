@@ -83,6 +83,50 @@ TEST(DeviceMesh, FlattenMakesOneGroupThatSliceFindsAgain) {
   });
 }
 
+TEST(DeviceMesh, FlattenTakesNoNameOfADimOfTheRoot) {
+  comm::run_thread_ranks(4, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
+    for (const auto& name : {"dp", "tp"}) {
+      EXPECT_THAT(error_of([&] { mesh->flatten(name); }),
+                  HasSubstr(std::string("'") + name +
+                            "' already exists for submesh of the root mesh, whose dims are ('dp', 'tp')"));
+    }
+    EXPECT_THAT(error_of([&] { mesh->slice({"dp"})->flatten("tp"); }), HasSubstr("already exists"));
+    EXPECT_EQ(mesh->slice({"dp"})->flatten("dp")->group(0), mesh->group("dp")) << "is that dim already";
+    const auto split = mesh->unflatten("dp", {2, 1}, {"replicate", "shard"});
+    EXPECT_THAT(error_of([&] { split->slice({"replicate", "shard"})->flatten("dp"); }), HasSubstr("already exists"));
+    EXPECT_THAT(mesh->group("dp")->ranks(), ElementsAre(world->rank() % 2, world->rank() % 2 + 2));
+  });
+}
+
+TEST(DeviceMesh, FlattenedNamesGiveGroupsAndDimsOfSlices) {
+  comm::run_thread_ranks(8, [](std::shared_ptr<comm::World> world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2, 2, 2}, {"dp", "cp", "tp"});
+    EXPECT_THAT(error_of([&] { mesh->group("dp_cp"); }), HasSubstr("Valid mesh_dim_names are ('dp', 'cp', 'tp')"));
+    const auto flat = mesh->slice({"dp", "cp"})->flatten();
+    EXPECT_EQ(mesh->group("dp_cp"), flat->group(0));
+    EXPECT_EQ(mesh->slice({"tp"})->group("dp_cp"), flat->group(0));
+    const auto both = mesh->slice({"dp_cp", "tp"});
+    EXPECT_EQ(both->to_string(), "DeviceMesh((dp_cp=4, tp=2), 'cpu')");
+    EXPECT_EQ(both->ranks(), mesh->ranks());
+    EXPECT_THAT(*both->coordinate(), ElementsAre(world->rank() / 2, world->rank() % 2));
+    EXPECT_THAT(both->groups(), ElementsAre(flat->group(0), mesh->group("tp")));
+    EXPECT_THAT(mesh->groups(), ElementsAre(mesh->group("dp"), mesh->group("cp"), mesh->group("tp")));
+    mesh->slice({"cp", "tp"})->flatten("inner");
+    const auto outer = mesh->slice({"dp", "inner"});
+    EXPECT_THAT(outer->group("inner")->ranks(), ElementsAre(world->rank() / 4 * 4, world->rank() / 4 * 4 + 1,
+                                                            world->rank() / 4 * 4 + 2, world->rank() / 4 * 4 + 3));
+    EXPECT_EQ(both->flatten("all")->group(0), world->group());
+    EXPECT_EQ(both->slice({"tp"})->group(0), mesh->group("tp"));
+    EXPECT_THAT(error_of([&] { mesh->slice({"tp", "dp_cp"}); }), HasSubstr("ascending order"));
+    EXPECT_THAT(error_of([&] { mesh->slice({"dp_cp", "inner"}); }), HasSubstr("no dim in two of them"));
+    EXPECT_THAT(error_of([&] { mesh->slice({"dp_cp", "pp"}); }), HasSubstr("Invalid mesh_dim_names ('pp')"));
+    const auto split = mesh->unflatten("dp", {1, 2}, {"replicate", "shard"});
+    split->slice({"shard", "cp"})->flatten("shard_cp");
+    EXPECT_EQ(split->slice({"replicate", "shard_cp"})->to_string(), "DeviceMesh((replicate=1, shard_cp=4), 'cpu')");
+  });
+}
+
 TEST(DeviceMesh, RanksOutsideAMeshHaveNoCoordinate) {
   comm::run_thread_ranks(3, [](std::shared_ptr<comm::World> world) {
     const auto mesh = init_device_mesh(world, "cpu", {2});
@@ -140,7 +184,7 @@ TEST(DeviceMesh, UnflattenSplitsADimAndKeepsTheOthersGroups) {
     const auto mesh = flat->unflatten("dp", {2, 2}, {"replicate", "shard"});
     EXPECT_THAT(mesh->shape(), ElementsAre(2, 2));
     EXPECT_THAT(*mesh->coordinate(), ElementsAre(world->rank() / 2, world->rank() % 2));
-    EXPECT_EQ(mesh->slice({"replicate", "shard"})->flatten("dp")->group(0), world->group());
+    EXPECT_EQ(mesh->slice({"replicate", "shard"})->flatten("both")->group(0), world->group());
     const auto wide = init_device_mesh(world, "cpu", {2, 2}, {"pp", "dp"});
     const auto deep = wide->unflatten("dp", {1, 2}, {"dp", "cp"});
     EXPECT_EQ(deep->to_string(), "DeviceMesh((pp=2, dp=1, cp=2), 'cpu')");

@@ -5,7 +5,13 @@
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
+#include <ctime>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <string>
 
 #include "tessera/base/error.h"
 #include "tessera/optim/schedule.h"
@@ -85,6 +91,43 @@ TEST(Optimizer, ContinuesFromItsState) {
   second->step();
   EXPECT_TRUE(straight.weight.equal(resumed.weight));
   EXPECT_EQ(second->state("weight").at("step").item<float>(), 3);
+}
+
+// Names of 4 KiB that differ at their end only: comparing two of them is most of what a look-up costs.
+struct Many : nn::Callable<Many> {
+  struct Layer : nn::Callable<Layer> {
+    std::deque<at::Tensor> parameters;
+    explicit Layer(int count) {
+      for (int i = 0; i < count; ++i) {
+        register_parameter(std::to_string(10'000 + i), parameters.emplace_back(), at::ones({1}));
+      }
+    }
+  };
+  std::shared_ptr<Layer> layer;
+  explicit Many(int count) { register_module(std::string(4096, 'n'), layer, std::make_shared<Layer>(count)); }
+};
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+TEST(Optimizer, FindsAStateByNameHoweverManyThereAre) {
+  const auto seconds_each = [](int count) {
+    Many model(count);
+    const auto optimizer = make_sgd(model, {.momentum = 0.9});
+    const auto names = optimizer->parameter_names();
+    double least = std::numeric_limits<double>::infinity();
+    for (int round = 0; round < 3; ++round) {
+      const double start = cpu_seconds();
+      for (const auto& name : names) optimizer->state(name);
+      least = std::min(least, (cpu_seconds() - start) / count);
+    }
+    return least;
+  };
+  const double of_few = seconds_each(40);
+  EXPECT_LT(seconds_each(4000), 10 * of_few) << "looking through all takes about 100 times as long";
 }
 
 TEST(Optimizer, TakesOverParametersThatWereFrozen) {

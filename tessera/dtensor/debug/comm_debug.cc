@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -18,14 +19,14 @@ void add(CommTally& tally, CommKind kind, int64_t bytes) {
   tally.bytes[static_cast<int>(kind)] += bytes;
 }
 
-void add_lines(const std::string& name, const CommTally& tally, std::string& text) {
-  text += fmt::format("{}: {} collectives, {} bytes\n", name, tally.total(), tally.total_bytes());
+nlohmann::ordered_json json_of(const CommTally& tally) {
+  auto all = nlohmann::ordered_json::object();
   for (int kind = 0; kind < comm::kOpCount; ++kind) {
     if (tally.counts[kind] > 0) {
-      text += fmt::format("  {}: {}, {} bytes\n", comm::to_string(static_cast<CommKind>(kind)), tally.counts[kind],
-                          tally.bytes[kind]);
+      all[comm::to_string(static_cast<CommKind>(kind))] = {{"count", tally.counts[kind]}, {"bytes", tally.bytes[kind]}};
     }
   }
+  return all;
 }
 
 }  // namespace
@@ -33,6 +34,25 @@ void add_lines(const std::string& name, const CommTally& tally, std::string& tex
 int64_t CommTally::total() const { return std::accumulate(std::begin(counts), std::end(counts), int64_t{0}); }
 
 int64_t CommTally::total_bytes() const { return std::accumulate(std::begin(bytes), std::end(bytes), int64_t{0}); }
+
+CommTally& CommTally::operator+=(const CommTally& other) {
+  for (int kind = 0; kind < comm::kOpCount; ++kind) {
+    counts[kind] += other.counts[kind];
+    bytes[kind] += other.bytes[kind];
+  }
+  return *this;
+}
+
+std::string CommTally::table(const std::string& name) const {
+  std::string text = fmt::format("{}: {} collectives, {} bytes\n", name, total(), total_bytes());
+  for (int kind = 0; kind < comm::kOpCount; ++kind) {
+    if (counts[kind] > 0) {
+      text +=
+          fmt::format("  {}: {}, {} bytes\n", comm::to_string(static_cast<CommKind>(kind)), counts[kind], bytes[kind]);
+    }
+  }
+  return text;
+}
 
 void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Group&) {
   std::lock_guard lock(mutex_);
@@ -43,12 +63,19 @@ void CommDebugMode::on_collective(CommKind kind, int64_t bytes, const comm::Grou
 }
 
 std::string CommDebugMode::table() const {
-  std::string text;
-  add_lines("Global", all_, text);
+  std::string text = all_.table("Global");
   for (const auto& [name, tally] : by_module_) {
-    add_lines(name, tally, text);
+    text += tally.table(name);
   }
   return text;
+}
+
+std::string CommDebugMode::json() const {
+  nlohmann::ordered_json all = {{"Global", json_of(all_)}, {"modules", nlohmann::ordered_json::object()}};
+  for (const auto& [name, tally] : by_module_) {
+    all["modules"][name] = json_of(tally);
+  }
+  return all.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 void CommDebugMode::enter_module(const std::string& name) { modules.push_back(name); }

@@ -29,6 +29,9 @@ struct CommTally {
   int64_t bytes[comm::kOpCount] = {};
   int64_t total() const;
   int64_t total_bytes() const;
+  CommTally& operator+=(const CommTally& other);
+  // A line for all under this name and one for each kind that occurs.
+  std::string table(const std::string& name) const;
 };
 
 class CommDebugMode final : private comm::CollectiveObserver {
@@ -46,8 +49,10 @@ class CommDebugMode final : private comm::CollectiveObserver {
   int64_t total_bytes() const { return all_.total_bytes(); }
   // What happened inside each named module, those it contains included. Backwards have names of their own.
   const std::map<std::string, CommTally>& by_module() const { return by_module_; }
-  // All of it as text, a line for each module and kind.
+  // All of it as text, a line for each module and kind. By operation: RedistributionLog::by_cause().
   std::string table() const;
+  // The same for programs: {"Global": {"all_gather": {"count": 1, "bytes": 96}}, "modules": {"layers.0": {...}}}.
+  std::string json() const;
 
   // What this thread works on from now on, beside what it has entered and not left; for those who know modules.
   static void enter_module(const std::string& name);

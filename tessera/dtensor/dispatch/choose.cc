@@ -124,35 +124,47 @@ class Chooser {
 
   bool allowed(const Strategy& strategy, int64_t m) const {
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
-      const auto& input = call_.inputs[i];
       const Placement& wanted = strategy.inputs[i];
       if (wanted == now(i, m)) {
         continue;
       }
-      if (wanted.kind == Placement::Kind::kNormPartial) {  // its parts are not negative, which values may be
+      // What is written to cannot move; the parts of a norm are not negative, which values may be.
+      if (call_.inputs[i].mutated || wanted.kind == Placement::Kind::kNormPartial) {
         return false;
       }
-      // What is written to cannot move. Nothing is cut into more parts than it has elements, but to follow what is
-      // written or lies so already.
-      const bool crowded = wanted.is_any_shard() && input.sizes[wanted.dim] < call_.mesh->shape()[m];
-      if (input.mutated || (crowded && !writes_ && !keeps_crowded(strategy, m))) {
-        return false;
-      }
+    }
+    if (crowds(m, m + 1, [&](size_t i, int64_t) { return strategy.inputs[i]; })) {
+      return false;
     }
     return std::all_of(fixed_.begin(), fixed_.end(), [&](const auto& output) {
       return output.first >= strategy.outputs.size() || strategy.outputs[output.first] == output.second[m];
     });
   }
 
-  // Whether an input that stays where it is has parts without elements on this mesh dim.
-  bool keeps_crowded(const Strategy& strategy, int64_t m) const {
+  // Nothing is cut into more parts than it has elements, but to follow what is written or lies so already. Whether that
+  // happens on the mesh dims [first, last) where placement(i, m) says how input i lies.
+  template <class PlacementOf>
+  bool crowds(int64_t first, int64_t last, PlacementOf placement) const {
+    bool moves_to_crowded = false;
+    bool keeps_crowded = false;
     for (size_t i = 0; i < call_.inputs.size(); ++i) {
-      const Placement& kept = strategy.inputs[i];
-      if (kept.is_any_shard() && kept == now(i, m) && call_.inputs[i].sizes[kept.dim] < call_.mesh->shape()[m]) {
-        return true;
+      const auto& sizes = call_.inputs[i].sizes;
+      Sizes parts(sizes.size(), 1);
+      bool crowded = false;
+      bool moved = false;
+      for (int64_t m = first; m < last; ++m) {
+        const Placement p = placement(i, m);
+        if (p.is_any_shard()) {
+          parts[p.dim] *= call_.mesh->shape()[m];
+          crowded = crowded || parts[p.dim] > std::max<int64_t>(sizes[p.dim], 1);
+          moved = moved || p != now(i, m);
+        }
+      }
+      if (crowded) {
+        (moved ? moves_to_crowded : keeps_crowded) = true;
       }
     }
-    return false;
+    return moves_to_crowded && !keeps_crowded && !writes_;
   }
 
   [[noreturn]] void fail_in_place(int64_t m) const {
@@ -205,7 +217,7 @@ class Chooser {
     return choice;
   }
 
-  // Partials of one tensor must go together, and a dim cannot be cut into more parts than it has elements.
+  // Partials of one tensor must go together.
   bool consistent(const Choice& choice) const {
     for (const auto& list : choice.inputs) {
       if (!mixes(list)) {
@@ -217,32 +229,12 @@ class Chooser {
         return false;
       }
     }
-    bool moves_to_crowded = false;
-    bool keeps_crowded = false;
-    for (size_t i = 0; i < choice.inputs.size(); ++i) {
-      if (!cuttable(call_.inputs[i].sizes, choice.inputs[i])) {
-        (is_cut_anew(i, choice.inputs[i]) ? moves_to_crowded : keeps_crowded) = true;
-      }
-    }
-    if (moves_to_crowded && !keeps_crowded && !writes_) {
-      return false;
-    }
-    return suits(choice);
+    return !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
   }
 
   // Whether the operation can work on such parts.
   bool suits(const Choice& choice) const {
     return (proposal_.empty_parts || !has_empty_part(choice)) && (!proposal_.legal || proposal_.legal(call_, choice));
-  }
-
-  // Whether `placements` cut input i on a mesh dim on which it does not lie so.
-  bool is_cut_anew(size_t i, const Placements& placements) const {
-    for (int64_t m = 0; m < ndim_; ++m) {
-      if (placements[m].is_any_shard() && placements[m] != now(i, m)) {
-        return true;
-      }
-    }
-    return false;
   }
 
   // Whether some rank would have no element of an input that has some.
@@ -271,19 +263,6 @@ class Chooser {
           return false;
         }
         first = &placement;
-      }
-    }
-    return true;
-  }
-
-  bool cuttable(c10::IntArrayRef sizes, const Placements& list) const {
-    for (size_t i = 0; i < list.size(); ++i) {
-      int64_t parts = 1;
-      for (size_t j = 0; list[i].is_any_shard() && j < list.size(); ++j) {
-        parts *= list[j].is_any_shard() && list[j].dim == list[i].dim ? call_.mesh->shape()[j] : 1;
-      }
-      if (list[i].is_any_shard() && parts > 1 && sizes[list[i].dim] < parts) {
-        return false;
       }
     }
     return true;

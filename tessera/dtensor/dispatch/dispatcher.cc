@@ -191,24 +191,31 @@ void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
 
 void ensure_registered() { registry(); }
 
-void ensure_kernels_of(const std::string& name) {
+std::vector<c10::OperatorHandle> operations_named(const std::string& name) {
+  const auto dot = name.find('.');
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::vector<c10::OperatorHandle> found;
+  for (const auto& known : dispatcher.getAllOpNames()) {
+    if (known.name != name.substr(0, dot) ||
+        (dot != std::string::npos && known.overload_name != name.substr(dot + 1))) {
+      continue;
+    }
+    if (const auto op = dispatcher.findSchema(known)) {
+      found.push_back(*op);
+    }
+  }
+  return found;
+}
+
+void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations) {
   Registry& all = registry();
   std::lock_guard lock(all.mutex);
-  const auto dot = name.find('.');
-  const auto separator = name.find("::");
-  const std::string ns = name.substr(0, separator);
-  if (ns == "aten") {
-    return;
-  }
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const auto& known : dispatcher.getAllOpNames()) {
-    const bool wanted = dot == std::string::npos
-                            ? known.name == name
-                            : known.name == name.substr(0, dot) && known.overload_name == name.substr(dot + 1);
-    const auto op = wanted ? dispatcher.findSchema(known) : std::nullopt;
-    if (op && !all.entries.contains(toString(known)) && !is_composite(*op)) {
+  for (const auto& op : operations) {
+    const auto& name = op.operator_name();
+    const std::string ns(name.getNamespace().value_or(""));
+    if (ns != "aten" && !is_composite(op) && !all.entries.contains(toString(name))) {
       all.others.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, ns, kDTensorKey, __FILE__, __LINE__));
-      all.add(*all.others.back(), *op);
+      all.add(*all.others.back(), op);
     }
   }
 }

@@ -141,8 +141,10 @@ void register_folded_products();
 void register_view_replay();
 // Operations whose operands are laid out before autograd saves them: operand_layout.cc.
 void register_operand_layouts();
+// "ns::op.overload", or all overloads of "ns::op".
+std::vector<c10::OperatorHandle> operations_named(const std::string& name);
 // Gives operations of a namespace other than aten their kernels, so that rules for them take effect.
-void ensure_kernels_of(const std::string& name);
+void ensure_kernels_of(const std::vector<c10::OperatorHandle>& operations);
 Handler find_handler(const std::string& name);
 
 }  // namespace tessera::detail

@@ -3,9 +3,12 @@
 #include <bit>
 #include <cstring>
 
+#include "tessera/dtensor/dispatch/plan_statistics.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
-namespace tessera::detail {
+namespace tessera {
+
+namespace detail {
 
 namespace {
 
@@ -169,9 +172,15 @@ void PlanCache::insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared
   young_.emplace(hash, Entry{words.vec(), std::move(plan)});
 }
 
-void PlanCache::clear() {
-  young_.clear();
-  old_.clear();
+void PlanCache::clear() { *this = {}; }
+
+}  // namespace detail
+
+PlanStatistics plan_statistics() {
+  const auto& cache = detail::PlanCache::of_this_thread();
+  return {.hits = cache.hits, .misses = cache.misses, .plans = cache.size()};
 }
 
-}  // namespace tessera::detail
+void clear_plans() { detail::PlanCache::of_this_thread().clear(); }
+
+}  // namespace tessera

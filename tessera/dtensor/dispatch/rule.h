@@ -132,7 +132,9 @@ struct Proposal {
 using Rule = std::function<void(const OpCall&, Proposal&)>;
 
 // `name` is "ns::op.overload", or "ns::op" for all overloads of an operation, its in-place, out= and _foreach_ forms
-// included. A rule for an overload goes before one for its name. Error kInternal for a name that is taken.
+// included. A rule for an overload goes before one for its name, what is registered before all that is built in. Error
+// kInternal for a name that is taken; kShape for one that no operation has, and for operations that never ask for a
+// rule: those made of others (linear, einsum) and those whose results depend on values (nonzero, item).
 void register_rule(const std::string& name, Rule rule);
 
 }  // namespace tessera

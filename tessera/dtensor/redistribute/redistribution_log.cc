@@ -35,6 +35,14 @@ std::string RedistributionLog::to_string() const {
   return text;
 }
 
+std::map<std::string, CommTally> RedistributionLog::by_cause() const {
+  std::map<std::string, CommTally> sums;
+  for (const auto& record : records_) {
+    sums[record.cause] += record.moved;
+  }
+  return sums;
+}
+
 ExplicitRedistribution::ExplicitRedistribution(const Options& options)
     : options_(options), in_force_(kExplicit, this) {}
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ class RedistributionLog {
 
   const std::vector<Redistribution>& records() const { return records_; }
   std::string to_string() const;  // a line each
+  // What the redistributions of each operation took, in all. CommTally::table() makes lines of it.
+  std::map<std::string, CommTally> by_cause() const;
   void add(const Redistribution& record);
 
  private:

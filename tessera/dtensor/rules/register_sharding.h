@@ -5,8 +5,8 @@
 //     return {{{Shard(0)}, {Shard(0), std::nullopt, Replicate()}}};
 //   });
 //
-// The plain form of register_rule (rule.h), with its threading; an operation that has a rule gets this one instead.
-// Call it before the operation is first used on a DTensor.
+// The plain form of register_rule (rule.h), with its threading and its errors, but a name that is taken: an operation
+// that has a rule gets this one instead. Call it before the operation is first used on a DTensor.
 #pragma once
 
 #include <functional>

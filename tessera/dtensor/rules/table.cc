@@ -32,40 +32,46 @@ namespace {
 
 struct Rules {
   std::mutex mutex;
-  RuleTable table;
+  RuleTable built_in;
+  RuleTable registered;  // each goes before all that are built in
 
   Rules() {
-    add_pointwise_rules(table);
-    add_like_rules(table);
-    add_matmul_rules(table);
-    add_reduction_rules(table);
-    add_along_dim_rules(table);
-    add_view_rules(table);
-    add_dims_rules(table);
-    add_cat_rules(table);
-    add_embedding_rules(table);
-    add_loss_rules(table);
-    add_norm_layer_rules(table);
-    add_attention_rules(table);
-    add_optimizer_rules(table);
-    add_random_rules(table);
-    add_elementwise_loss_rules(table);
-    add_arg_extreme_rules(table);
-    add_index_rules(table);
-    add_index_write_rules(table);
-    add_pad_rules(table);
-    add_spatial_rules(table);
-    add_convolution_rules(table);
-    add_batch_norm_rules(table);
-    add_linalg_rules(table);
-    add_fft_rules(table);
-    add_grouped_matmul_rules(table);
-    add_fused_attention_rules(table);
-    add_reinterpreting_view_rules(table);
-    add_factory_rules(table);
+    add_pointwise_rules(built_in);
+    add_like_rules(built_in);
+    add_matmul_rules(built_in);
+    add_reduction_rules(built_in);
+    add_along_dim_rules(built_in);
+    add_view_rules(built_in);
+    add_dims_rules(built_in);
+    add_cat_rules(built_in);
+    add_embedding_rules(built_in);
+    add_loss_rules(built_in);
+    add_norm_layer_rules(built_in);
+    add_attention_rules(built_in);
+    add_optimizer_rules(built_in);
+    add_random_rules(built_in);
+    add_elementwise_loss_rules(built_in);
+    add_arg_extreme_rules(built_in);
+    add_index_rules(built_in);
+    add_index_write_rules(built_in);
+    add_pad_rules(built_in);
+    add_spatial_rules(built_in);
+    add_convolution_rules(built_in);
+    add_batch_norm_rules(built_in);
+    add_linalg_rules(built_in);
+    add_fft_rules(built_in);
+    add_grouped_matmul_rules(built_in);
+    add_fused_attention_rules(built_in);
+    add_reinterpreting_view_rules(built_in);
+    add_factory_rules(built_in);
   }
 
   const Rule* find(const std::string& full_name) {
+    const Rule* rule = find_in(registered, full_name);
+    return rule != nullptr ? rule : find_in(built_in, full_name);
+  }
+
+  static const Rule* find_in(RuleTable& table, const std::string& full_name) {
     if (const Rule* rule = table.find(full_name)) {
       return rule;
     }
@@ -273,24 +279,58 @@ c10::IValue local_sizes_value(const OpCall& call, c10::IntArrayRef sizes, const 
   return c10::List<int64_t>(c10::IntArrayRef(local));
 }
 
-void replace_rule(const std::string& name, Rule rule) {
-  {
-    auto& all = rules();
-    std::lock_guard lock(all.mutex);
-    all.table.replace(name, std::move(rule));
+namespace {
+
+// A rule that nothing would ever ask for is an error.
+void check_asked_for(const std::string& name, const std::vector<c10::OperatorHandle>& operations) {
+  TESSERA_CHECK(
+      !operations.empty(), ErrorKind::kShape,
+      "[dtensor.register_rule] {}: found no operation of that name, wanted \"ns::op\" or \"ns::op.overload\" of "
+      "one that is defined. Define it before its rule.",
+      name);
+  for (const auto& op : operations) {
+    const Handler handler = find_builtin_handler(toString(op.operator_name()));
+    TESSERA_CHECK(handler == nullptr || asks_for_rule(handler), ErrorKind::kShape,
+                  "[dtensor.register_rule] {}: no rule is asked for {}, whose result depends on values or is not cut. "
+                  "Call it on to_local() or full_tensor(), or inside local_map.",
+                  name, toString(op.operator_name()));
   }
-  ensure_kernels_of(name);
+  const auto is_out_form = [](const c10::OperatorHandle& op) {
+    const auto& arguments = op.schema().arguments();
+    return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& each) { return each.is_out(); });
+  };
+  const bool comes_apart = std::any_of(operations.begin(), operations.end(), is_composite) &&
+                           std::all_of(operations.begin(), operations.end(), [&](const c10::OperatorHandle& op) {
+                             return is_composite(op) || is_out_form(op);
+                           });
+  TESSERA_CHECK(!comes_apart, ErrorKind::kShape,
+                "[dtensor.register_rule] {}: the operation is made of others, on which it comes apart before a rule is "
+                "asked for. Give those their rules, or run it on the parts with local_map; one of your own may be "
+                "registered for CompositeExplicitAutograd.",
+                name);
 }
+
+void add_registered(const std::string& name, Rule rule, bool may_replace) {
+  const auto operations = operations_named(name);
+  check_asked_for(name, operations);
+  {
+    Rules& all = rules();
+    std::lock_guard lock(all.mutex);
+    TESSERA_CHECK(may_replace || (all.built_in.find(name) == nullptr && all.registered.find(name) == nullptr),
+                  ErrorKind::kInternal, "[dtensor.register_rule] {}: there is a rule of that name already.", name);
+    all.registered.replace(name, std::move(rule));
+  }
+  ensure_kernels_of(operations);
+}
+
+}  // namespace
+
+void replace_rule(const std::string& name, Rule rule) { add_registered(name, std::move(rule), /*may_replace=*/true); }
 
 }  // namespace detail
 
 void register_rule(const std::string& name, Rule rule) {
-  {
-    auto& all = detail::rules();
-    std::lock_guard lock(all.mutex);
-    all.table.add(name, std::move(rule));
-  }
-  detail::ensure_kernels_of(name);
+  detail::add_registered(name, std::move(rule), /*may_replace=*/false);
 }
 
 }  // namespace tessera

@@ -50,7 +50,7 @@ void add_fused_attention_rules(RuleTable& table);
 void add_reinterpreting_view_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);
 
-// register_rule for a name that may be taken.
+// register_rule for a name that may be taken. It goes before all rules that are built in, of overloads too.
 void replace_rule(const std::string& name, Rule rule);
 
 // Applies a rule for one tensor to each position of lists of tensors; single tensors among the arguments stay whole.
@@ -58,6 +58,8 @@ Rule zip_rule(Rule rule);
 
 // Handlers take over a call that has no sharding of its own: item(), equal(), refusals.
 Handler find_builtin_handler(const std::string& name);
+// Whether it leaves some calls to the operation's rule.
+bool asks_for_rule(Handler handler);
 // Of view_write.cc.
 void handle_new_empty_strided(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack);
 

@@ -274,4 +274,6 @@ Handler find_builtin_handler(const std::string& name) {
   return found == handlers.end() ? nullptr : found->second;
 }
 
+bool asks_for_rule(Handler handler) { return handler == handle_index || handler == handle_new_empty_strided; }
+
 }  // namespace tessera::detail

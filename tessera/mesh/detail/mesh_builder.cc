@@ -98,41 +98,99 @@ void DeviceMeshBuilder::join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh:
 }
 
 MeshPtr DeviceMeshBuilder::flatten(const MeshPtr& from, const std::string& name) {
+  const auto& root = from->flattened_;
   auto mesh = make(from->world_, from->device_type_, {from->size()}, {name}, from->ranks_);
   add_slots(*mesh);
-  join(*mesh, from->flattened_);
+  join(*mesh, root);
+  std::lock_guard lock(root->mutex);
+  const auto& taken = root->arrangements.front().names;
+  TESSERA_CHECK(std::find(taken.begin(), taken.end(), name) == taken.end(), ErrorKind::kShape,
+                "[mesh.flatten] '{}' already exists for submesh of the root mesh, whose dims are ({}). Give the "
+                "flattened mesh another name.",
+                name, detail::quoted_names(taken));
   if (!mesh->coordinate_) {
     return mesh;
   }
-  std::lock_guard lock(from->flattened_->mutex);
-  auto& slot = from->flattened_->by_name[name];
-  if (!slot) {
-    slot = from->flattened_->slot_of(mesh->ranks_, mesh->slots_[0]->name);
-    mesh->slots_[0] = slot;
-  } else {
-    TESSERA_CHECK(slot->ranks == from->ranks_, ErrorKind::kShape,
-                  "[mesh.flatten] '{}': the name already belongs to a flattened mesh of other ranks. "
-                  "Give this one another name.",
-                  name);
-    mesh->slots_[0] = slot;
+  auto& known = root->by_name[name];
+  if (!known.slot) {
+    known.slot = root->slot_of(mesh->ranks_, mesh->slots_[0]->name);
+    for (const auto& dim : from->dim_names_) {
+      const auto flat = root->by_name.find(dim);
+      const bool is_flat = flat != root->by_name.end() && !flat->second.dims.empty();
+      const auto& dims = is_flat ? flat->second.dims : std::vector<std::string>{dim};
+      known.dims.insert(known.dims.end(), dims.begin(), dims.end());
+    }
   }
+  TESSERA_CHECK(known.slot->ranks == from->ranks_, ErrorKind::kShape,
+                "[mesh.flatten] '{}': the name already belongs to a flattened mesh of other ranks. "
+                "Give this one another name.",
+                name);
+  mesh->slots_[0] = known.slot;
   return mesh;
 }
 
-MeshPtr DeviceMeshBuilder::find_flattened(const DeviceMesh& root, const std::string& name) {
-  std::shared_ptr<DeviceMesh::GroupSlot> slot;
-  {
-    std::lock_guard lock(root.flattened_->mutex);
-    const auto known = root.flattened_->by_name.find(name);
-    if (known == root.flattened_->by_name.end()) {
-      return nullptr;
+std::shared_ptr<DeviceMesh::GroupSlot> DeviceMeshBuilder::flattened_slot(const DeviceMesh& mesh,
+                                                                         const std::string& name) {
+  std::lock_guard lock(mesh.flattened_->mutex);
+  const auto known = mesh.flattened_->by_name.find(name);
+  return known == mesh.flattened_->by_name.end() ? nullptr : known->second.slot;
+}
+
+MeshPtr DeviceMeshBuilder::slice_flattened(const DeviceMesh& from, const std::vector<std::string>& names) {
+  std::vector<std::shared_ptr<DeviceMesh::GroupSlot>> slots;
+  std::vector<std::vector<std::string>> dims_of_names;
+  std::vector<DeviceMesh::FlattenedMeshes::Arrangement> arrangements;
+  for (const auto& name : names) {
+    if (auto slot = from.has_dim(name) ? nullptr : flattened_slot(from, name)) {
+      std::lock_guard lock(from.flattened_->mutex);
+      dims_of_names.push_back(from.flattened_->by_name.at(name).dims);
+      slots.push_back(std::move(slot));
+    } else {
+      slots.push_back(from.slots_.at(from.dim_of(name)));
+      dims_of_names.push_back({name});
     }
-    slot = known->second;
   }
-  auto mesh = make(root.world_, root.device_type_, {static_cast<int64_t>(slot->ranks.size())}, {name}, slot->ranks);
-  mesh->slots_.push_back(slot);
-  join(*mesh, root.flattened_);
-  return mesh;
+  std::vector<int64_t> shape;
+  for (const auto& slot : slots) {
+    shape.push_back(static_cast<int64_t>(slot->ranks.size()));
+  }
+  const auto finish = [&](std::vector<int> ranks) {
+    auto mesh = make(from.world_, from.device_type_, shape, names, std::move(ranks));
+    mesh->slots_ = slots;
+    join(*mesh, from.flattened_);
+    return mesh;
+  };
+  if (names.size() == 1) {
+    return finish(slots[0]->ranks);
+  }
+  {
+    std::lock_guard lock(from.flattened_->mutex);
+    arrangements = from.flattened_->arrangements;
+  }
+  for (const auto& whole : arrangements) {
+    const auto all = make(from.world_, from.device_type_, whole.shape, whole.names, whole.ranks);
+    std::vector<int64_t> dims;
+    bool fits = true;
+    for (size_t i = 0; i < names.size() && fits; ++i) {
+      std::vector<int64_t> own;
+      for (const auto& dim : dims_of_names[i]) {
+        fits = fits && all->has_dim(dim);
+        own.push_back(fits ? all->dim_of(dim) : 0);
+      }
+      fits = fits && ranks_over(*all, own) == slots[i]->ranks;
+      dims.insert(dims.end(), own.begin(), own.end());
+    }
+    if (!fits) {
+      continue;
+    }
+    TESSERA_CHECK(std::is_sorted(dims.begin(), dims.end(), std::less_equal<>()), ErrorKind::kShape,
+                  "[mesh.slice] {}: Invalid mesh_dim_names ({}) specified. Mesh dim indices should be in ascending "
+                  "order, and no dim in two of them; found dims [{}] of the root.",
+                  from.to_string(), detail::quoted_names(names), fmt::join(dims, ", "));
+    return finish(ranks_over(*all, dims));
+  }
+  raise(ErrorKind::kShape, "[mesh.slice] {}: ({}) are no dims of one mesh, flattened or not.", from.to_string(),
+        detail::quoted_names(names));
 }
 
 MeshPtr DeviceMeshBuilder::slice(const MeshPtr& from, const std::vector<int64_t>& dims) {

@@ -23,8 +23,12 @@ struct DeviceMesh::GroupSlot {
 // The groups over several dims of a root and its submeshes; those of flatten() also by name. Meshes own this, so it
 // must not own meshes.
 struct DeviceMesh::FlattenedMeshes {
+  struct Flattened {
+    std::shared_ptr<GroupSlot> slot;
+    std::vector<std::string> dims;  // that it was made of, none of them flattened itself
+  };
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<GroupSlot>> by_name;
+  std::map<std::string, Flattened> by_name;
   std::map<std::vector<int>, std::shared_ptr<GroupSlot>> by_ranks;            // groups over several dims
   std::map<std::pair<std::vector<int64_t>, std::vector<int>>, uint64_t> ids;  // of submeshes, by shape and ranks
   struct Arrangement {
@@ -58,8 +62,10 @@ struct DeviceMeshBuilder {
   // Makes `mesh` a submesh. One made again has the id of the first.
   static void join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root);
   static MeshPtr flatten(const MeshPtr& from, const std::string& name);
-  // The mesh that flatten(name) once made; null when there is none.
-  static MeshPtr find_flattened(const DeviceMesh& root, const std::string& name);
+  // Of the mesh that flatten(name) once made; null when there is none.
+  static std::shared_ptr<DeviceMesh::GroupSlot> flattened_slot(const DeviceMesh& mesh, const std::string& name);
+  // A slice some of whose dims are flattened ones.
+  static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<std::string>& names);
   static MeshPtr slice(const MeshPtr& from, const std::vector<int64_t>& dims);
   static std::shared_ptr<DeviceMesh> root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
                                           const std::vector<int64_t>& shape, const std::vector<std::string>& names,
