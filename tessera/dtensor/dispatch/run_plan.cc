@@ -99,8 +99,8 @@ at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
       if (!local.is_contiguous()) [[unlikely]] {
         local = local.contiguous();
       }
-    } else if (!lies_as(local.sizes(), local.strides(), spec.local_strides)) {
-      local = at::empty_strided(local.sizes(), spec.local_strides, local.options()).copy_(local);
+    } else {
+      local = lying_as(std::move(local), spec.local_strides);
     }
   }
   return at::detail::make_tensor<DTensorImpl>(std::move(local), mesh, spec.placements, spec.sizes, spec.strides);
@@ -285,12 +285,8 @@ class CopiedView final : public LocalSource {
 // A gathered copy lies in memory as what it is gathered of, so that what can be viewed of that can be of the copy.
 void lay_as_gathered_of(const DTensorImpl& viewed, c10::IValue& value) {
   const at::Tensor& copy = value.toTensor();
-  const auto wanted = strides_of_gathered(copy.sizes(), viewed.strides());
-  if (lies_as(copy.sizes(), copy.strides(), wanted)) {
-    return;
-  }
   const at::AutoDispatchBelowADInplaceOrView below;
-  value = at::empty_strided(copy.sizes(), wanted, copy.options()).copy_(copy);
+  value = lying_as(copy, strides_of_gathered(copy.sizes(), viewed.strides()));
 }
 
 // The results are views of a gathered copy, or of such a view.

@@ -27,10 +27,16 @@ Placements partial_to_replicated(Placements placements) {
 
 namespace {
 
+// A part of a tensor of these global strides, which are empty where it is contiguous.
+at::Tensor laid_out(at::Tensor local, const Sizes& strides) {
+  return strides.empty() ? local : lying_as(std::move(local), strides_in_order(local.sizes(), strides));
+}
+
 class PendingSteps final : public LocalSource {
  public:
-  // The mesh owns the group that the collective runs on.
-  PendingSteps(MeshPtr mesh, InFlight started) : mesh_(std::move(mesh)), started_(std::move(started)) {}
+  // The mesh owns the group that the collective runs on. `strides` as of laid_out().
+  PendingSteps(MeshPtr mesh, InFlight started, Sizes strides)
+      : mesh_(std::move(mesh)), started_(std::move(started)), strides_(std::move(strides)) {}
   const at::Tensor& part() override {
     std::lock_guard lock(mutex_);
     if (failure_) {
@@ -38,7 +44,7 @@ class PendingSteps final : public LocalSource {
     }
     if (!local_.defined()) {
       try {
-        local_ = started_.end();
+        local_ = laid_out(started_.end(), strides_);
       } catch (...) {
         failure_ = std::current_exception();  // there never will be a part
         throw;
@@ -52,6 +58,7 @@ class PendingSteps final : public LocalSource {
   std::mutex mutex_;
   MeshPtr mesh_;
   InFlight started_;
+  Sizes strides_;
   at::Tensor local_;
   std::exception_ptr failure_;
 };
@@ -64,14 +71,19 @@ at::Tensor redistribute_values(const at::Tensor& tensor, const Placements& to, b
   at::AutoDispatchBelowADInplaceOrView below;
   const Steps steps = plan_redistribute(tensor.sizes(), *impl.mesh(), impl.placements(), to);
   const RedistributionScope scope({how.cause, "self", -1, tensor, to, steps, how.asked_for});
+  Sizes strides;  // as clone() lies
+  if (!tensor.is_contiguous()) {
+    const auto dense = at::infer_dense_strides(tensor.sizes(), tensor.strides());
+    strides.assign(dense.begin(), dense.end());
+  }
   InFlight started = start_steps(impl.local(), *impl.mesh(), steps, may_alias);
   if (started.pending && how.async_op) {
     at::Tensor example = at::empty(Sizes(tensor.dim(), 0), impl.local().options());
-    at::Tensor result = make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes());
-    impl_of(result)->set_source(std::make_shared<PendingSteps>(impl.mesh(), std::move(started)));
+    at::Tensor result = make_dtensor(std::move(example), impl.mesh(), share(to), tensor.sizes(), strides);
+    impl_of(result)->set_source(std::make_shared<PendingSteps>(impl.mesh(), std::move(started), std::move(strides)));
     return result;
   }
-  return make_dtensor(started.end(), impl.mesh(), share(to), tensor.sizes());
+  return make_dtensor(laid_out(started.end(), strides), impl.mesh(), share(to), tensor.sizes(), strides);
 }
 
 namespace {

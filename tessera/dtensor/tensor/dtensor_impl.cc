@@ -95,6 +95,13 @@ DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor) {
   return *impl_of(tensor);
 }
 
+at::Tensor lying_as(at::Tensor tensor, c10::IntArrayRef strides) {
+  if (lies_as(tensor.sizes(), tensor.strides(), strides)) {
+    return tensor;
+  }
+  return at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+}
+
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,
                         c10::IntArrayRef strides) {
   ensure_registered();

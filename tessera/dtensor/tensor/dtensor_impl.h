@@ -90,6 +90,8 @@ inline DTensorImpl* impl_of(const at::TensorBase& tensor) {
 // The impl of a DTensor; Error kShape for a plain tensor.
 DTensorImpl& checked_impl(const char* verb, const at::TensorBase& tensor);
 
+// `tensor`, or a copy of it that lies in memory so.
+at::Tensor lying_as(at::Tensor tensor, c10::IntArrayRef strides);
 // A DTensor over `local`, which must be of the local shape and not require gradients. Empty strides: contiguous, and
 // `local` is made so. Makes sure that the kernels are registered.
 at::Tensor make_dtensor(at::Tensor local, MeshPtr mesh, PlacementsPtr placements, c10::IntArrayRef sizes,

@@ -149,6 +149,19 @@ bool may_round_sums(const Step& step, const Values& values) {
   return !std::all_of(open.results.begin(), open.results.end(), fits);
 }
 
+// Whether some share of a product may leave the range of its narrow type, though the whole does not.
+bool may_leave_range(const Step& step, const Values& values) {
+  if (step.op.substr(0, step.op.find('.')) != "prod") return false;
+  const at::NoGradGuard no_grad;
+  const at::Tensor& operand = values.tensors.at(refs_of(step.args).front());
+  if (!is_narrow(operand.scalar_type()) || operand.numel() == 0) return false;
+  const at::Tensor sizes = operand.detach().abs().to(at::kDouble);
+  const auto exponents = [](const at::Tensor& factors) { return factors.log2().sum().item<double>(); };
+  const bool half = operand.scalar_type() == at::kHalf;
+  return exponents(sizes.clamp_min(1)) > (half ? 15 : 127) ||
+         exponents(at::where(sizes.eq(0), at::ones_like(sizes), sizes).clamp_max(1)) < (half ? -14 : -126);
+}
+
 // Whether autograd takes that view again by calling its operation, which knows nothing of a shape that was changed in
 // place since: PyTorch then gives another gradient than its own out-of-place form.
 bool is_taken_again_by_operation(const at::Tensor& tensor) {
@@ -215,6 +228,9 @@ bool asks_whether_nearly_equal(const Step& step, const Values& values) {
 void PlainMachine::before(const Step& step, const Values& values) {
   if (twin_ == Twin::kClean && adds(step.op) && may_round_sums(step, values)) {
     leave_open(step, "adds up more than the type holds, though the whole may be held");
+  }
+  if (twin_ == Twin::kClean && may_leave_range(step, values)) {
+    leave_open(step, "multiplies more than the type holds, though the whole may be held");
   }
   if (twin_ == Twin::kClean && asks_whether_nearly_equal(step, values)) {
     leave_open(step, "asks whether numbers are equal, or zero, that rounding may make so");

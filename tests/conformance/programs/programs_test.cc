@@ -155,6 +155,21 @@ TEST(PlainTensors, RefuseNarrowSumsAndQuotientsOfWhichSharesRound) {
   EXPECT_FALSE(sound("3.0")) << "is 1, but a share of it is a third";
 }
 
+// A share of infinity times one of zero would be no number.
+TEST(PlainTensors, RefuseNarrowProductsOfWhichSharesLeaveTheRange) {
+  const auto run = [](const std::string& type, const std::string& from_to) {
+    run_plain(parse_program(fmt::format("mesh 2\nvalues 3\n%0 = input {} [2, 20] uniform {} (R)\n"
+                                        "%1 = triu(%0, 0)\n%2 = prod(%1)\n",
+                                        type, from_to)),
+              Twin::kClean);
+  };
+  EXPECT_THROW(run("f16", "2 2"), std::runtime_error);
+  EXPECT_THROW(run("f16", "0.25 0.25"), std::runtime_error);
+  EXPECT_NO_THROW(run("f16", "1 1"));
+  EXPECT_NO_THROW(run("bf16", "2 2"));
+  EXPECT_NO_THROW(run("f64", "2 2"));
+}
+
 TEST(Soundness, RefusesNarrowGradientsThatAreDividedAmongThreeEqualElements) {
   const auto run = [](const std::string& type, int equal) {
     run_plain(parse_program(fmt::format("mesh 2\nvalues 3\n%0 = input {} [{}] uniform 1 1 (R) grad\n%1 = min(%0)\n"
