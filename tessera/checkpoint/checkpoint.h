@@ -42,7 +42,7 @@ struct CheckpointOptions {
   // wait_for_snapshot() before one of them changes.
   bool defer_copy = false;
   // The ranks whose tensors are called as this rank's: of its pipeline stage. They share the writing of what they all
-  // have; of DTensors on some of them only, the mesh that the lowest one is in writes. None: all ranks.
+  // have; of DTensors on some of them only, the mesh with the lowest rank writes. None: all ranks.
   std::vector<int> holders = {};
 };
 
