@@ -162,6 +162,18 @@ std::string layout_fault(const std::vector<int64_t>& size, const std::vector<Ran
   return fmt::format("the shards of all ranks hold {} of {} elements", held, volume(size));
 }
 
+// Of the devices that a rank sees.
+c10::Device accelerator_of(int rank, c10::DeviceType type) {
+  const int seen = std::max<int>(1, c10::impl::VirtualGuardImpl(type).deviceCount());
+  return {type, static_cast<c10::DeviceIndex>(rank % seen)};
+}
+
+// Where the elements of all ranks come together: on an accelerator also for a rank without a shard.
+c10::Device gathering_device(const comm::Group& group, c10::Device home, bool any_on_accelerator) {
+  if (!home.is_cpu() || !any_on_accelerator) return home;
+  return accelerator_of(group.ranks()[static_cast<size_t>(group.rank())], group.context().accelerator_type);
+}
+
 // This rank's elements, shard after shard, as bytes; `elements` long.
 at::Tensor packed(const ShardedTensor& tensor, int64_t elements, at::TensorOptions options) {
   std::vector<at::Tensor> pieces;
@@ -178,9 +190,7 @@ at::Tensor packed(const ShardedTensor& tensor, int64_t elements, at::TensorOptio
 
 std::string shard_placement(const comm::Group& group, int position, c10::Device device) {
   const int rank = group.ranks()[static_cast<size_t>(position)];
-  if (device.is_cpu()) return fmt::format("rank:{}/cpu", rank);
-  const int seen = std::max<int>(1, c10::impl::VirtualGuardImpl(device.type()).deviceCount());
-  return fmt::format("rank:{}/{}:{}", rank, c10::DeviceTypeName(device.type(), /*lower_case=*/true), rank % seen);
+  return fmt::format("rank:{}/{}", rank, device.is_cpu() ? "cpu" : accelerator_of(rank, device.type()).str());
 }
 
 std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, const std::shared_ptr<comm::Group>& group) {
@@ -222,8 +232,7 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
                 "[state.all_gather_sharded_tensor] {} [{}]: {}. Each element must be in one shard of one rank.",
                 c10::toString(tensor.dtype), fmt::join(tensor.size, ", "), all.fault);
   const auto home = tensor.local_shards.empty() ? c10::Device(c10::kCPU) : tensor.local_shards.front().tensor.device();
-  const auto device =
-      home.is_cpu() && all.any_on_accelerator ? c10::Device(tensor.group->context().accelerator_type) : home;
+  const auto device = gathering_device(*tensor.group, home, all.any_on_accelerator);
   const auto options = at::TensorOptions().dtype(tensor.dtype).device(device);
   if (volume(tensor.size) == 0) return at::empty(tensor.size, options).to(home);
 
