@@ -42,7 +42,7 @@ struct CheckpointOptions {
   // wait_for_snapshot() before one of them changes.
   bool defer_copy = false;
   // The ranks whose tensors are called as this rank's: of its pipeline stage. They share the writing of what they all
-  // have; of DTensors on some of them only, the mesh that the lowest one is in writes. None: all ranks.
+  // have; of DTensors on some of them only, the mesh with the lowest rank writes. None: all ranks.
   std::vector<int> holders = {};
 };
 
@@ -95,6 +95,7 @@ class Checkpoint {
   static Checkpoint open(const std::filesystem::path& checkpoint, comm::Group& group);
   // The folder of one checkpoint. Reads and checks manifest.json, .metadata and the sizes of the files. A folder
   // without manifest.json is one that PyTorch wrote: step 0, nothing extra, no hashes to compare but records' CRCs.
+  // Among a run's checkpoints it is an Error kFormat.
   static Checkpoint open(const std::filesystem::path& checkpoint);
   ~Checkpoint();
   Checkpoint(Checkpoint&&) noexcept;
@@ -110,8 +111,9 @@ class Checkpoint {
   // or dtypes) are found before anything is changed: Error kShape. No communication.
   void load(const NamedTensors& tensors) const;
   // Compares every file with its hash, or without hashes every record with its checksum, and reads every record; Error
-  // kFormat names the first that differs. No communication.
-  void verify() const;
+  // kFormat names the first that differs. Returns how many records have neither, so that their values may be anything.
+  // No communication.
+  size_t verify() const;
 
  private:
   struct Impl;

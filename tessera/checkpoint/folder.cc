@@ -78,6 +78,11 @@ fs::path CheckpointFolder::find(const fs::path& path) {
   return path;
 }
 
+bool CheckpointFolder::is_of_a_run(const fs::path& path) {
+  const auto plain = path.has_filename() ? path : path.parent_path();
+  return is_step_name(plain.filename().string()) && fs::exists(fs::absolute(plain).parent_path() / kLatest);
+}
+
 void CheckpointFolder::sweep() noexcept {
   try {
     if (!fs::is_directory(folder_)) return;

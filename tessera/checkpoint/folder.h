@@ -45,6 +45,8 @@ class CheckpointFolder {
   // The checkpoint that a user means by the folder of a run or of its checkpoints: the one that LATEST names. Any other
   // path is returned as it is. Error as latest_name's.
   static std::filesystem::path find(const std::filesystem::path& path);
+  // Whether `path` is called and lies as what publish() leaves.
+  static bool is_of_a_run(const std::filesystem::path& path);
 
  private:
   // What prune() needs to know of a published checkpoint.

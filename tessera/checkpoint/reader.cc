@@ -81,12 +81,24 @@ Checkpoint Checkpoint::open(const std::filesystem::path& path, comm::Group& grou
 Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   auto impl = std::make_unique<Impl>();
   impl->path = checkpoint;
+  TESSERA_CHECK(
+      std::filesystem::is_directory(checkpoint), ErrorKind::kFormat, "[checkpoint.load] {}: is no folder{}",
+      checkpoint.string(),
+      CheckpointFolder::is_of_a_run(checkpoint)
+          ? ", though LATEST lies beside it. Take another checkpoint, in a recipe with checkpoint.resume=PATH."
+          : "");
   const auto path = checkpoint / "manifest.json";
   const bool has_manifest = std::filesystem::exists(path);
   TESSERA_CHECK(
       has_manifest || DcpFolder::is_one(checkpoint), ErrorKind::kFormat,
       "[checkpoint.load] {}: holds neither manifest.json nor .metadata. It is no checkpoint, or its save never "
       "ended.",
+      checkpoint.string());
+  TESSERA_CHECK(
+      has_manifest || !CheckpointFolder::is_of_a_run(checkpoint), ErrorKind::kFormat,
+      "[checkpoint.load] {}: manifest.json is missing, so that there are no hashes to compare and nothing that "
+      "a run could go on with. The checkpoint is damaged; take another one, in a recipe with "
+      "checkpoint.resume=PATH, or move the folder out of the run's to take its tensors unchecked.",
       checkpoint.string());
   if (has_manifest) {
     impl->manifest = Manifest::parse(read_file(path), path);
@@ -96,9 +108,11 @@ Checkpoint Checkpoint::open(const std::filesystem::path& checkpoint) {
   return Checkpoint(std::move(impl));
 }
 
-void Checkpoint::verify() const {
+size_t Checkpoint::verify() const {
   for (size_t file = 0; impl_->manifest && file < impl_->manifest->files.size(); ++file) verify_file(file);
-  impl_->contents->check_records(impl_->manifest ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);
+  const auto unknown =
+      impl_->contents->check_records(impl_->manifest ? DcpFolder::Check::kPickles : DcpFolder::Check::kValues);
+  return impl_->manifest ? 0 : unknown;
 }
 
 void Checkpoint::verify_file(size_t index) const {

@@ -81,7 +81,7 @@ Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Write
         item.chunks.push_back(
             {std::vector<int64_t>(item.shape.size(), 0), at::empty(item.shape, at::TensorOptions(item.dtype))});
       }
-    } else if (writers.write_here(tensor)) {
+    } else if (writers.write_here(tensor, share.items.size() - 1)) {
       item.chunks = held_chunks(tensor);
     }
   }

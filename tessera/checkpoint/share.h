@@ -1,10 +1,10 @@
 // What one rank contributes to a checkpoint: copies of its parts, and the file that holds them. Internal to checkpoint.
 //
 //   check_placements(tensors);
-//   Share share = plan_share(tensors, objects, Writers(rank, holders));  // views
-//   copy_share(share, pool);                                             // from now on the tensors may change
-//   std::string report = write_share(share, staged, rank);               // what the metadata needs to know
-//   add_report(contents, report);                                        // on rank 0, rank by rank
+//   Share share = plan_share(tensors, objects, Writers(rank, holders, chosen));  // views
+//   copy_share(share, pool);                                                     // from now on the tensors may change
+//   std::string report = write_share(share, staged, rank);                       // what the metadata needs to know
+//   add_report(contents, report);                                                // on rank 0, rank by rank
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -51,7 +51,7 @@ std::vector<std::string> gather_bytes(comm::Group& group, const std::string& own
 void check_written(const DcpMetadata& metadata) {
   for (const auto& entry : metadata.entries) {
     TESSERA_CHECK(!entry.tensor || !entry.tensor->chunks.empty(), ErrorKind::kIo,
-                  "{}: no rank wrote any of it. It lies on a mesh without the lowest of the ranks that save it; give "
+                  "{}: no rank wrote any of it. Not all ranks that are taken to hold it do; give "
                   "CheckpointOptions::holders",
                   quote(entry.name));
   }
@@ -208,12 +208,18 @@ CheckpointWriter::CheckpointWriter(CheckpointOptions options) : impl_(std::make_
 void CheckpointWriter::Impl::leave_failed_step() {
   if (!under_way || !gate || std::uncaught_exceptions() == 0) return;
   gate->settle();
-  constexpr std::chrono::seconds kTogether(20);
-  const auto end = std::chrono::steady_clock::now() + kTogether;
-  while (!thread_over && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  if (!thread_over) options.world->monitor().give_up();
+  constexpr std::chrono::seconds kTogether(20), kToHear(5);
+  const auto wait_for = [&](std::chrono::seconds limit) {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (!thread_over && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  };
+  wait_for(kTogether);
+  if (thread_over) return;
+  options.world->monitor().give_up();
+  wait_for(kToHear);
+  if (!thread_over) options.world->abort();  // ranks that are threads hear of it once this one has unwound
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -232,6 +238,7 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
     impl_->group = impl_->options.world->new_group(impl_->all_ranks(), "checkpoint");
   }
   comm::attempt_together(*impl_->group, [&] { check_placements(tensors); });  // stages have tensors of their own
+  const auto claims = comm::all_gather_bytes(*impl_->group, partial_mesh_claims(tensors, impl_->holders()));
   const auto staged = impl_->stage(step);
   Manifest manifest;
   manifest.step = step;
@@ -241,7 +248,8 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
   const bool defer = impl_->options.async && impl_->options.defer_copy;
   std::string not_taken;  // the other ranks are told in the same way as of a file that cannot be written
   try {
-    impl_->share = plan_share(tensors, objects, Writers(impl_->rank(), impl_->holders()));
+    impl_->share =
+        plan_share(tensors, objects, Writers(impl_->rank(), impl_->holders(), choose_meshes(claims, impl_->holders())));
     // A save that its caller waits for is written from where the tensors lie.
     const bool at_once = impl_->options.async && !defer;
     copy_share(impl_->share, impl_->pool, at_once ? CopyWhat::kAll : CopyWhat::kWhatCannotWait);

@@ -1,6 +1,8 @@
 #include "tessera/checkpoint/writers.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -9,16 +11,62 @@ namespace {
 
 constexpr int64_t kRecordBytes = 1024;  // what a record takes beside its data, so that small ones are spread too
 
+std::vector<int> sorted(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+// `holders` are in ascending order.
+bool lies_on_all(const at::TensorBase& tensor, const std::vector<int>& holders) {
+  const auto& ranks = device_mesh(tensor)->ranks();
+  return ranks.size() == holders.size() && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+           return std::binary_search(holders.begin(), holders.end(), rank);
+         });
+}
+
+int lowest_rank(const DeviceMesh& mesh) { return *std::min_element(mesh.ranks().begin(), mesh.ranks().end()); }
+
+struct Claim {
+  uint64_t position;
+  int64_t lowest;
+};
+
 }  // namespace
 
-Writers::Writers(int rank, const std::vector<int>& holders)
-    : rank_(rank), first_(*std::min_element(holders.begin(), holders.end())) {
+std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<int>& holders) {
+  std::vector<Claim> claims;
+  const auto all = sorted(holders);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& tensor = tensors[i].second;
+    if (!is_dtensor(tensor) || lies_on_all(tensor, all) || !device_mesh(tensor)->coordinate()) continue;
+    claims.push_back({i, lowest_rank(*device_mesh(tensor))});
+  }
+  return {reinterpret_cast<const char*>(claims.data()), claims.size() * sizeof(Claim)};
+}
+
+ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders) {
+  ChosenMeshes chosen;
+  for (const int holder : holders) {
+    const auto& bytes = claims.at(static_cast<size_t>(holder));
+    for (size_t at = 0; at + sizeof(Claim) <= bytes.size(); at += sizeof(Claim)) {
+      Claim claim{};
+      std::memcpy(&claim, bytes.data() + at, sizeof claim);
+      const int lowest = static_cast<int>(claim.lowest);
+      const auto [known, is_new] = chosen.try_emplace(claim.position, lowest);
+      if (!is_new) known->second = std::min(known->second, lowest);
+    }
+  }
+  return chosen;
+}
+
+Writers::Writers(int rank, const std::vector<int>& holders, ChosenMeshes chosen)
+    : rank_(rank), holders_(sorted(holders)), chosen_(std::move(chosen)) {
   for (const int holder : holders) bytes_[holder] = 0;
 }
 
-bool Writers::write_here(const at::TensorBase& tensor) {
-  if (is_dtensor(tensor)) return write_part(tensor);
-  return write_plain(static_cast<int64_t>(tensor.nbytes()) + kRecordBytes);
+bool Writers::write_here(const at::TensorBase& tensor, size_t position) {
+  if (!is_dtensor(tensor)) return write_plain(static_cast<int64_t>(tensor.nbytes()) + kRecordBytes);
+  return lies_on_all(tensor, holders_) ? write_part(tensor) : write_part_of_some(tensor, position);
 }
 
 bool Writers::write_plain(int64_t bytes) {
@@ -28,20 +76,22 @@ bool Writers::write_plain(int64_t bytes) {
   return least->first == rank_;
 }
 
+bool Writers::write_part_of_some(const at::TensorBase& tensor, size_t position) const {
+  const auto& mesh = *device_mesh(tensor);
+  const auto chosen = chosen_.find(position);
+  if (!mesh.coordinate() || chosen == chosen_.end() || lowest_rank(mesh) != chosen->second) return false;
+  const auto& how = placements(tensor);
+  for (size_t dim = 0; dim < how.size(); ++dim) {
+    if (how[dim].is_replicate() && (*mesh.coordinate())[dim] != 0) return false;
+  }
+  return true;
+}
+
 bool Writers::write_part(const at::TensorBase& tensor) {
   const auto& mesh = *device_mesh(tensor);
   const auto& ranks = mesh.ranks();
   const auto& how = placements(tensor);
   const auto is_replica = [&](size_t dim) { return how[dim].is_replicate(); };
-  const bool known_to_all = ranks.size() == bytes_.size() &&
-                            std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return bytes_.contains(rank); });
-  if (!known_to_all) {
-    if (!mesh.coordinate() || std::find(ranks.begin(), ranks.end(), first_) == ranks.end()) return false;
-    for (size_t dim = 0; dim < how.size(); ++dim) {
-      if (is_replica(dim) && (*mesh.coordinate())[dim] != 0) return false;
-    }
-    return true;
-  }
   // Ranks whose coordinates differ in replicated dims only hold the same part.
   int64_t parts = 1;
   std::vector<int64_t> stride(how.size(), 0);  // of a coordinate in the number of its part

@@ -26,27 +26,38 @@ void print(const std::string& text) {
                 "[ckpt] the result could not be written to the standard output");
 }
 
-void print_verified(const std::string& path, const VerifiedFiles& verified) {
-  std::string line = fmt::format("{}: {} tensors, {} bytes, ", path, verified.tensors, verified.size_bytes);
-  if (verified.has_step) line += fmt::format("step {}, ", verified.step);
-  const std::string hashes = verified.hashed ? ", every file has the hash that the run noted"
-                             : verified.unhashed
-                                 ? "; there are no hashes of it: compared were the checksums that its records have"
-                                 : "";
-  if (verified.unread.empty()) {
-    print(line + "all good" + hashes + "\n");
-    return;
-  }
+// What was compared, and what could not be.
+std::string shown_result(const VerifiedFiles& verified) {
   size_t count = 0;
   std::vector<std::string> types;
   for (const auto& [type, tensors] : verified.unread) {
     count += tensors;
     types.push_back(fmt::format("{} of {}", tensors, type));
   }
-  print(line +
-        fmt::format("structure is good; the values of {} tensors were not checked, as this version cannot decode "
-                    "their type ({})\n",
-                    count, fmt::join(types, ", ")));
+  if (count > 0) {
+    return fmt::format(
+        "structure is good; the values of {} tensors were not checked, as this version cannot decode "
+        "their type ({})",
+        count, fmt::join(types, ", "));
+  }
+  using Compared = VerifiedFiles::Compared;
+  if (verified.compared == Compared::kHashes) return "all good, every file has the hash that the run noted";
+  if (verified.compared == Compared::kNothing) {
+    return "all good; the format has no checksums, so that a changed number is not found";
+  }
+  if (verified.without_checksum == 0) {
+    return "all good; there are no hashes of it: compared were the checksums that its records have";
+  }
+  return fmt::format(
+      "structure is good; there are no hashes of it, and the values of {} records were not checked, as "
+      "they have no checksum either",
+      verified.without_checksum);
+}
+
+void print_verified(const std::string& path, const VerifiedFiles& verified) {
+  const bool has_step = verified.compared == VerifiedFiles::Compared::kHashes;
+  print(fmt::format("{}: {} tensors, {} bytes, {}{}\n", path, verified.tensors, verified.size_bytes,
+                    has_step ? fmt::format("step {}, ", verified.step) : "", shown_result(verified)));
 }
 
 void list_as_json(const std::vector<ListedTensor>& tensors, uint64_t total_bytes) {
@@ -116,17 +127,20 @@ int run_ckpt(VerbArguments args) {
   std::string path, source, destination;
   bool json = false;
   ConvertOptions convert;
-  auto* ls = app->add_subcommand("ls",
-                                 "List the tensors of a checkpoint or a run's newest, a Hugging Face folder, a "
-                                 "safetensors, GGUF or torch.save file");
-  ls->add_option("PATH", path, "What to list")->required();
+  const std::string any =
+      "A checkpoint, a run's folder (its newest), PyTorch's distributed checkpoint, a Hugging Face folder, or a "
+      "safetensors, torch.save or GGUF file";
+  auto* ls = app->add_subcommand("ls", "List the tensors of a checkpoint or model");
+  ls->add_option("PATH", path, any)->required();
   ls->add_flag("--json", json, "One JSON object: name, dtype, shape, bytes and file of each tensor");
   auto* verify =
-      app->add_subcommand("verify", "Read everything and check structure, hashes and that values are finite");
-  verify->add_option("PATH", path, "What to check")->required();
+      app->add_subcommand("verify",
+                          "Read everything and check structure, hashes and that values are finite; says what "
+                          "could not be checked");
+  verify->add_option("PATH", path, any)->required();
   auto* diff = app->add_subcommand("diff", "Compare two checkpoints tensor by tensor; exits with 1 where they differ");
-  diff->add_option("A", source, "The first")->required();
-  diff->add_option("B", destination, "The second")->required();
+  diff->add_option("A", source, any + "; no GGUF file")->required();
+  diff->add_option("B", destination, "Likewise")->required();
   auto* change =
       app->add_subcommand("convert", "Between Hugging Face folders, GGUF, distributed checkpoints, torch.save");
   change->add_option("SRC", source, "A Hugging Face folder, GGUF file, distributed checkpoint or torch.save file")

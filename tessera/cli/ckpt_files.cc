@@ -113,12 +113,14 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
   }
   const auto files = TensorFiles::open(path);
   count(list_files(*files));
+  using Compared = VerifiedFiles::Compared;
   if (files->format() == TensorFiles::Format::kDcp) {
     const auto checkpoint = Checkpoint::open(path);
-    checkpoint.verify();
-    result.hashed = result.has_step = checkpoint.has_hashes();
-    result.unhashed = !result.hashed;
+    result.without_checksum = checkpoint.verify();
+    result.compared = checkpoint.has_hashes() ? Compared::kHashes : Compared::kChecksums;
     result.step = checkpoint.step();
+  } else if (files->format() == TensorFiles::Format::kTorchSave) {
+    result.compared = Compared::kChecksums;  // by whoever reads a whole tensor
   }
   for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, path);
   return result;

@@ -30,10 +30,11 @@ std::vector<ListedTensor> list_tensors(const std::filesystem::path& path);
 struct VerifiedFiles {
   size_t tensors = 0;
   uint64_t size_bytes = 0;
-  bool hashed = false;    // every file was compared with the hash that a run noted
-  bool unhashed = false;  // a distributed checkpoint without such hashes: changed values are not found
-  bool has_step = false;  // of a run's checkpoint
-  int64_t step = 0;
+  // What values were compared with: a hash of each file that the run noted, checksums of the records; the format has
+  // neither.
+  enum class Compared { kNothing, kChecksums, kHashes } compared = Compared::kNothing;
+  size_t without_checksum = 0;           // records that have none: changed values of theirs are not found
+  int64_t step = 0;                      // of a run's checkpoint, which has hashes
   std::map<std::string, size_t> unread;  // tensors of each type that cannot be decoded: their values were not checked
 };
 // Reads everything: structure, hashes where there are some, and that floating-point values are finite.

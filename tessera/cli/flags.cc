@@ -79,13 +79,24 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     app.parse(std::move(reversed));
   } catch (const CLI::CallForHelp&) {
     const CLI::App* innermost = &app;
-    while (!innermost->get_subcommands().empty()) innermost = innermost->get_subcommands().front();
-    std::fputs(innermost->help().c_str(), stdout);
+    std::string outer;  // "tessera ckpt" of "tessera ckpt verify"
+    while (!innermost->get_subcommands().empty()) {
+      outer += (outer.empty() ? "" : " ") + innermost->get_name();
+      innermost = innermost->get_subcommands().front();
+    }
+    std::fputs(innermost->help(outer).c_str(), stdout);
     return 0;
   } catch (const CLI::ExtrasError&) {
     raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(),
           unknown_word_message(app, app.remaining(true)), app.get_name());
   } catch (const CLI::ParseError& error) {
+    // A subcommand that is misspelled is one that is missing to CLI11.
+    const auto words = app.remaining(/*recurse=*/true);
+    const bool lacks_subcommand = app.get_subcommands().empty() && !app.get_subcommands(nullptr).empty();
+    if (lacks_subcommand && !words.empty()) {
+      raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), unknown_word_message(app, words),
+            app.get_name());
+    }
     raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), one_line(error.what()), app.get_name());
   }
   return std::nullopt;

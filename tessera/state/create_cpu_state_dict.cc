@@ -24,7 +24,7 @@ StateDict create_cpu_state_dict(const StateDict& state_dict, const CpuStateDictO
     return from_local(make(to_local(tensor)), device_mesh(tensor), placements(tensor),
                       FromLocalOptions::contiguous(tensor.sizes().vec()));
   };
-  return iterate_state_dict(state_dict, {.sharded = each, .dtensor = parts, .tensor = each});
+  return iterate_state_dict(state_dict, {.sharded_tensor_func = each, .dtensor_func = parts, .tensor_func = each});
 }
 
 }  // namespace tessera

@@ -109,10 +109,10 @@ class StateIteration {
                     "[state.iterate] {}: Unexpected value type, an undefined {}", quote(path), type_name(value));
       return value;
     }
-    const auto& function = value.is_sharded()           ? functions_.sharded
+    const auto& function = value.is_sharded()           ? functions_.sharded_tensor_func
                            : !value.is_tensor()         ? kNothing
-                           : is_dtensor(value.tensor()) ? functions_.dtensor
-                                                        : functions_.tensor;
+                           : is_dtensor(value.tensor()) ? functions_.dtensor_func
+                                                        : functions_.tensor_func;
     return function ? function(value) : value;
   }
 
@@ -227,7 +227,8 @@ StateDict iterate_state_dict(const StateDict& state_dict, const LeafFunctions& f
 }
 
 StateDict gather_state_dict(const StateDict& state_dict, const IterateOptions& options) {
-  return iterate_state_dict(state_dict, {.sharded = gathered_sharded, .dtensor = gathered_dtensor}, options);
+  return iterate_state_dict(state_dict, {.sharded_tensor_func = gathered_sharded, .dtensor_func = gathered_dtensor},
+                            options);
 }
 
 StateDict offload_state_dict_to_cpu(const StateDict& state_dict, const IterateOptions& options) {

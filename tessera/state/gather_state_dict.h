@@ -33,9 +33,9 @@ struct IterateOptions {
 
 // What becomes of a leaf; empty: it stays.
 struct LeafFunctions {
-  std::function<StateValue(const StateValue&)> sharded = {};
-  std::function<StateValue(const StateValue&)> dtensor = {};
-  std::function<StateValue(const StateValue&)> tensor = {};
+  std::function<StateValue(const StateValue&)> sharded_tensor_func = {};
+  std::function<StateValue(const StateValue&)> dtensor_func = {};
+  std::function<StateValue(const StateValue&)> tensor_func = {};
 };
 
 // Leaves go through their function on every rank, in order; numbers, text, bytes and None are passed on. COLLECTIVE as

@@ -13,6 +13,7 @@
 #include "tessera/state/detail/fsdp1_handover.h"
 #include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/detail/model_names.h"
+#include "tessera/state/detail/sharded_values.h"
 #include "tessera/state/detail/state_broadcast.h"
 #include "tessera/state/state_dict.h"
 #include "tessera/state/state_dict_structure.h"
@@ -34,8 +35,10 @@ std::string listed(const std::vector<std::string>& keys) {
 // What of a dict goes where in a model, checked.
 class ModelLoad {
  public:
-  ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options)
-      : model_(model), options_(options) {
+  // `incoming`: what is still to come of the values; null: nothing is.
+  ModelLoad(const ModelNames& model, const StateDict& values, const StateDictOptions& options,
+            const detail::IncomingTensors* incoming)
+      : model_(model), options_(options), incoming_(incoming) {
     std::unordered_map<std::string, const StateValue*> given;
     for (const auto& [key, value] : values) {
       const auto name = detail::clean_fqn(to_string(key));
@@ -72,17 +75,28 @@ class ModelLoad {
  private:
   using Given = std::unordered_map<std::string, const StateValue*>;
 
+  bool is_to_come(const at::Tensor& tensor) const {
+    return incoming_ && tensor.defined() && incoming_->announces(tensor);
+  }
+
+  bool differ(const StateValue& a, const StateValue& b) const {
+    if (!a.is_tensor() || !b.is_tensor()) return false;
+    if (is_to_come(a.tensor()) && is_to_come(b.tensor())) {
+      return incoming_->are_known_to_differ(a.tensor(), b.tensor());
+    }
+    const bool has_values = !a.tensor().is_meta() && !b.tensor().is_meta();
+    return has_values && !same_values(a, b);
+  }
+
   // The values under the names of one tensor; all of them when they are equal.
   const StateValue* value_of(const ModelNames::Entry& entry, const Given& given) {
     const StateValue* value = nullptr;
     for (const auto& name : entry.names) {
       const auto found = given.find(name);
       if (found == given.end()) continue;
-      if (value && value->is_tensor() && found->second->is_tensor() && !value->tensor().is_meta()) {
-        TESSERA_CHECK(same_values(*value, *found->second), ErrorKind::kShape,
-                      "[state.set_model] {} and {} are one tensor of the model, but the dict has different values",
-                      quote(entry.names.front()), quote(name));
-      }
+      TESSERA_CHECK(!value || !differ(*value, *found->second), ErrorKind::kShape,
+                    "[state.set_model] {} and {} are one tensor of the model, but the dict has different values",
+                    quote(entry.names.front()), quote(name));
       if (!value) value = found->second;
     }
     return value;
@@ -105,7 +119,7 @@ class ModelLoad {
     }
     const auto misfit = detail::loading_misfit(entry.tensor(), value->tensor());
     if (!misfit.empty()) misfits_ += fmt::format(" size mismatch for {}: it {}.", quote(name), misfit);
-    if (value->tensor().defined() && value->tensor().is_meta() && !options_.broadcast_from_rank0) {
+    if (value->tensor().defined() && value->tensor().is_meta() && !is_to_come(value->tensor())) {
       misfits_ += fmt::format(" {} is on the meta device, without values.", quote(name));
     }
     sources_.emplace_back(&entry, value->tensor());
@@ -113,6 +127,7 @@ class ModelLoad {
 
   const ModelNames& model_;
   const StateDictOptions& options_;
+  const detail::IncomingTensors* incoming_;
   IncompatibleKeys keys_;
   std::string misfits_;
   std::vector<std::pair<const ModelNames::Entry*, at::Tensor>> sources_;
@@ -190,21 +205,28 @@ IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_
   TESSERA_CHECK(
       group || !options.broadcast_from_rank0, ErrorKind::kConfig,
       "[state.set_model] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
-  const auto device = detail::device_of(*names, group.get());
-  std::optional<detail::StateBroadcast> incoming;
+  const auto device = detail::device_of(*names, group.get(), "Multiple devices found");
+  std::unique_ptr<detail::IncomingTensors> incoming;
   std::optional<ModelLoad> load;
   if (group) {
-    incoming.emplace(model_state_dict, *group);
+    incoming = std::make_unique<detail::StateBroadcast>(model_state_dict, *group);
     comm::attempt_together(*group, [&] {
-      if (group->rank() == 0) ModelLoad(*names, model_state_dict, options);  // compares values under several names
-      load.emplace(*names, incoming->message(), options);
+      // Compares values under several names.
+      if (group->rank() == 0) ModelLoad(*names, model_state_dict, options, nullptr);
+      load.emplace(*names, incoming->message(), options, incoming.get());
     });
+  } else if (auto sharded = detail::ShardedValues::of(model_state_dict)) {
+    comm::attempt_together(sharded->group(), [&] {
+      verify_model_state_dict(model_state_dict, options);
+      load.emplace(*names, sharded->message(), options, sharded.get());
+    });
+    incoming = std::move(sharded);
   } else {
     verify_model_state_dict(model_state_dict, options);
-    load.emplace(*names, detail::without_sharded(model_state_dict), options);
+    load.emplace(*names, model_state_dict, options, nullptr);
   }
   if (load->fills_meta()) materialise(model, device);
-  detail::load_copies(load->copies(), incoming ? &*incoming : nullptr, device);
+  detail::load_copies(load->copies(), incoming.get(), device);
   return load->keys();
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/state/detail/model_names.h"
 #include "tessera/state/detail/optimizer_load.h"
 #include "tessera/state/detail/saved_optimizer.h"
+#include "tessera/state/detail/sharded_values.h"
 #include "tessera/state/detail/state_broadcast.h"
 #include "tessera/state/optimizer_dict.h"
 #include "tessera/state/optimizer_forms.h"
@@ -104,33 +105,40 @@ void set_optimizer_state_dict(nn::Module& model, const std::vector<optim::Optimi
   TESSERA_CHECK(
       group || !options.broadcast_from_rank0, ErrorKind::kConfig,
       "[state.set_optimizer] broadcast_from_rank0 of a model without DTensors: found no group, set options.group");
-  const auto device = detail::device_of(names, group.get());
-  std::optional<detail::StateBroadcast> incoming;
+  const auto device = detail::device_of(names, group.get(), "Device mismatch");
+  std::unique_ptr<detail::IncomingTensors> incoming;
   std::vector<detail::OptimizerLoad> loads;
   const auto plan = [&](const StateDict& saved) {
     verify_optimizer_state_dict(saved, {});
     const auto split = detail::select_optimizers(saved, optimizer_names(optimizers, names), options.strict);
     for (size_t i = 0; i < optimizers.size(); ++i)
       loads.push_back(detail::plan_optimizer_load(*optimizers[i], split[i]));
-  };
-  if (group) {
-    incoming.emplace(optimizer_state_dict, *group);
-    comm::attempt_together(*group, [&] { plan(incoming->message()); });
-  } else {
-    plan(detail::without_sharded(optimizer_state_dict));
     for (const auto& load : loads) {
       for (const auto& copy : load.copies()) {
-        TESSERA_CHECK(!copy.source.is_meta(), ErrorKind::kShape,
+        const bool is_to_come = incoming && incoming->announces(copy.source);
+        TESSERA_CHECK(is_to_come || !copy.source.is_meta(), ErrorKind::kShape,
                       "[state.set_optimizer] a value of {} is on the meta device, without values", copy.state);
       }
     }
+  };
+  auto* taking_part = group.get();
+  if (group) {
+    incoming = std::make_unique<detail::StateBroadcast>(optimizer_state_dict, *group);
+  } else if (auto sharded = detail::ShardedValues::of(optimizer_state_dict)) {
+    taking_part = &sharded->group();
+    incoming = std::move(sharded);
+  }
+  if (taking_part) {
+    comm::attempt_together(*taking_part, [&] { plan(incoming->message()); });
+  } else {
+    plan(optimizer_state_dict);
   }
   std::vector<detail::TensorCopy> copies;
   for (auto& load : loads) {
     load.begin();
     for (const auto& copy : load.copies()) copies.push_back({copy.source, copy.target});
   }
-  detail::load_copies(copies, incoming ? &*incoming : nullptr, device);
+  detail::load_copies(copies, incoming.get(), device);
   for (auto& load : loads) load.finish();
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -28,7 +29,7 @@ struct RankBox {
 struct ShardsOfAll {
   std::vector<RankBox> boxes;     // rank by rank
   std::vector<int64_t> elements;  // of each rank
-  bool any_on_cuda = false;
+  bool any_on_accelerator = false;
   std::string fault;  // of one rank, or between two; empty: none
 };
 
@@ -65,17 +66,17 @@ std::string fault_of(const LocalShard& shard, c10::ScalarType dtype) {
 std::string describe_shards(const ShardedTensor& tensor) {
   StateList boxes;
   std::string fault;
-  bool on_cuda = false;
+  bool on_accelerator = false;
   for (const auto& shard : tensor.local_shards) {
     if (fault.empty()) fault = fault_of(shard, tensor.dtype);
-    on_cuda |= shard.tensor.defined() && shard.tensor.is_cuda();
+    on_accelerator |= shard.tensor.defined() && !shard.tensor.is_cpu() && !shard.tensor.is_meta();
     boxes.emplace_back(StateList{to_list(shard.metadata.shard_offsets), to_list(shard.metadata.shard_sizes)});
   }
   return encode_state(StateDict{{"size", to_list(tensor.size)},
                                 {"dtype", c10::toString(tensor.dtype)},
                                 {"boxes", std::move(boxes)},
                                 {"fault", fault},
-                                {"cuda", on_cuda}});
+                                {"accelerator", on_accelerator}});
 }
 
 ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
@@ -91,7 +92,7 @@ ShardsOfAll exchange_shards(const ShardedTensor& tensor) {
       elements += volume(all.boxes.back().sizes);
     }
     all.elements.push_back(elements);
-    all.any_on_cuda |= std::get<bool>(said.at("cuda").variant());
+    all.any_on_accelerator |= std::get<bool>(said.at("accelerator").variant());
     if (!all.fault.empty()) continue;
     const auto& fault = said.at("fault").string();
     if (!fault.empty()) all.fault = fmt::format("a shard of rank {} {}", rank, fault);
@@ -161,6 +162,18 @@ std::string layout_fault(const std::vector<int64_t>& size, const std::vector<Ran
   return fmt::format("the shards of all ranks hold {} of {} elements", held, volume(size));
 }
 
+// Of the devices that a rank sees.
+c10::Device accelerator_of(int rank, c10::DeviceType type) {
+  const int seen = std::max<int>(1, c10::impl::VirtualGuardImpl(type).deviceCount());
+  return {type, static_cast<c10::DeviceIndex>(rank % seen)};
+}
+
+// Where the elements of all ranks come together: on an accelerator also for a rank without a shard.
+c10::Device gathering_device(const comm::Group& group, c10::Device home, bool any_on_accelerator) {
+  if (!home.is_cpu() || !any_on_accelerator) return home;
+  return accelerator_of(group.ranks()[static_cast<size_t>(group.rank())], group.context().accelerator_type);
+}
+
 // This rank's elements, shard after shard, as bytes; `elements` long.
 at::Tensor packed(const ShardedTensor& tensor, int64_t elements, at::TensorOptions options) {
   std::vector<at::Tensor> pieces;
@@ -174,6 +187,11 @@ at::Tensor packed(const ShardedTensor& tensor, int64_t elements, at::TensorOptio
 }
 
 }  // namespace
+
+std::string shard_placement(const comm::Group& group, int position, c10::Device device) {
+  const int rank = group.ranks()[static_cast<size_t>(position)];
+  return fmt::format("rank:{}/{}", rank, device.is_cpu() ? "cpu" : accelerator_of(rank, device.type()).str());
+}
 
 std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, const std::shared_ptr<comm::Group>& group) {
   TESSERA_CHECK(group, ErrorKind::kShape, "[state.chunk_sharded_tensor] found no group");
@@ -194,7 +212,7 @@ std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, cons
         .shard_offsets = std::vector<int64_t>(full.dim(), 0), .shard_sizes = out->size, .placement = {}};
     metadata.shard_offsets[0] = first;
     metadata.shard_sizes[0] = std::min(chunk, rows - first);
-    metadata.placement = fmt::format("rank:{}/{}", group->ranks()[rank], full.device().str());
+    metadata.placement = shard_placement(*group, rank, full.device());
     if (rank == group->rank()) {
       const c10::NoGradGuard no_grad;
       auto own = full.detach().narrow(0, first, metadata.shard_sizes[0]).clone(c10::MemoryFormat::Contiguous);
@@ -214,16 +232,16 @@ at::Tensor all_gather_sharded_tensor(const ShardedTensor& tensor) {
                 "[state.all_gather_sharded_tensor] {} [{}]: {}. Each element must be in one shard of one rank.",
                 c10::toString(tensor.dtype), fmt::join(tensor.size, ", "), all.fault);
   const auto home = tensor.local_shards.empty() ? c10::Device(c10::kCPU) : tensor.local_shards.front().tensor.device();
-  const auto device = home.is_cpu() && all.any_on_cuda ? c10::Device(c10::kCUDA) : home;
+  const auto device = gathering_device(*tensor.group, home, all.any_on_accelerator);
   const auto options = at::TensorOptions().dtype(tensor.dtype).device(device);
-  at::Tensor whole = at::empty(tensor.size, options);
-  if (whole.numel() == 0) return whole.to(home);
+  if (volume(tensor.size) == 0) return at::empty(tensor.size, options).to(home);
 
   const int64_t most = std::ranges::max(all.elements);
   const at::Tensor gathered = at::empty({most * tensor.group->size()}, options);
   comm::all_gather_into(*tensor.group, gathered.view(c10::kByte), packed(tensor, most, options),
                         "all_gather_sharded_tensor")
       .wait();
+  at::Tensor whole = at::empty(tensor.size, options);  // once what was sent is gone
   std::vector<int64_t> taken(tensor.group->size(), 0);
   for (const auto& box : all.boxes) {
     at::Tensor place = whole;

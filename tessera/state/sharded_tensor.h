@@ -36,6 +36,10 @@ struct ShardedTensor {
   std::shared_ptr<comm::Group> group;
 };
 
+// "rank:1/cpu", "rank:5/cuda:1": what metadata says of the shard at this position of the group. On an accelerator each
+// rank has the device of its number among those that a rank sees, as torch has it; `device` is this rank's own.
+std::string shard_placement(const comm::Group& group, int position, c10::Device device);
+
 // This rank's chunk of dim 0 of a tensor that every rank has whole; a copy of it. No communication. Error kShape for
 // one without dims.
 std::shared_ptr<ShardedTensor> chunk_sharded_tensor(const at::Tensor& full, const std::shared_ptr<comm::Group>& group);

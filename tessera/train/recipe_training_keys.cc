@@ -299,7 +299,7 @@ std::vector<RecipeKey> make_run_keys() {
        .field = kCheckpoint<&CheckpointSection::resume>,
        .help =
            "auto: from the checkpoint published last in dir, if there is one; never: what is in dir is put aside into "
-           "dir/previous; or the folder of a checkpoint",
+           "dir/previous; or the folder of a checkpoint, or of a run (its newest)",
        .required = true},
       {.section = "checkpoint",
        .name = "export",

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/checkpoint/folder.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/launch/rank_notes.h"
@@ -270,12 +271,15 @@ void Trainer::Impl::resume() {
   if (wanted == "auto") checkpoint = Checkpoint::latest(run_path() / "checkpoints", group);
   const bool named = wanted != "auto" && wanted != "never";
   if (named) {
+    std::string path;  // the first rank reads a run's LATEST for all
     comm::attempt_together(group, [&] {
       TESSERA_CHECK(std::filesystem::is_directory(wanted), ErrorKind::kConfig,
-                    "[train.resume] checkpoint.resume: found {}, wanted auto, never or the folder of a checkpoint.",
+                    "[train.resume] checkpoint.resume: found {}, wanted auto, never, or the folder of a checkpoint or "
+                    "of a run.",
                     wanted);
+      if (group.rank() == 0) path = CheckpointFolder::find(wanted).string();
     });
-    checkpoint = Checkpoint::open(wanted, group);
+    checkpoint = Checkpoint::open(comm::broadcast_bytes(group, path), group);
   }
   comm::attempt_together(group, [&] {
     if (!checkpoint) return;

@@ -1,7 +1,10 @@
 #include <ATen/record_function.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -204,6 +207,9 @@ TEST(Checkpoint, DamageIsNamed) {
                Checkpoint::latest(folder.path()));
   publish_file(folder / "step-00000005" / "manifest.json", "{\"format\": 3}");
   EXPECT_ERROR(ErrorKind::kFormat, "step-00000005/manifest.json", Checkpoint::latest(folder.path()));
+  publish_file(folder / "LATEST", "step-00000004\n");
+  EXPECT_ERROR(ErrorKind::kFormat, "step-00000004: is no folder, though LATEST lies beside it. Take another checkpoint",
+               Checkpoint::latest(folder.path()));
   publish_file(folder / "LATEST", "../elsewhere\n");
   EXPECT_ERROR(ErrorKind::kFormat, "LATEST: does not name a checkpoint", Checkpoint::latest(folder.path()));
 }
@@ -244,6 +250,61 @@ TEST(Checkpoint, OneRankReadsLatestForAll) {
   });
 }
 
+// What the host keeps of these files in memory goes; false where it stays, as of a file system in memory.
+bool forget(const std::filesystem::path& folder) {
+  bool gone = true;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const int file = ::open(entry.path().c_str(), O_RDONLY);
+    ::fsync(file);
+    ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    void* memory = ::mmap(nullptr, entry.file_size(), PROT_READ, MAP_SHARED, file, 0);
+    std::vector<unsigned char> resident((entry.file_size() + 4095) / 4096);
+    gone = gone && ::mincore(memory, entry.file_size(), resident.data()) == 0 &&
+           std::none_of(resident.begin(), resident.end(), [](unsigned char page) { return (page & 1) != 0; });
+    ::munmap(memory, entry.file_size());
+    ::close(file);
+  }
+  return gone;
+}
+
+// What this process made the host read from a disk.
+int64_t bytes_from_disk() {
+  const auto text = read_file("/proc/self/io");
+  const auto at = text.find("\nread_bytes: ");
+  return at == text.npos ? -1 : std::stoll(text.substr(at + 13));
+}
+
+// A run that resumes compares hashes of whole files, then each rank reads its boxes: every byte comes from the disk
+// once, however many ranks of the host want it.
+TEST(Checkpoint, RanksOfAHostReadEachByteOnce) {
+  testing::run_ranks({.size = 4, .mode = testing::RankMode::kProcesses}, [](const std::shared_ptr<comm::World>& world) {
+    constexpr int64_t kRows = 1024, kColumns = 4096, kBytes = 2 * kRows * kColumns * 4;
+    auto& group = *world->group();
+    const TempFolder own;
+    const std::filesystem::path folder = comm::broadcast_bytes(group, own.path().string());
+    const auto mesh = init_device_mesh(world, "cpu", {4});
+    const auto make = [&](double value) {
+      const auto whole = at::full({kRows, kColumns}, value, at::kFloat);
+      return NamedTensors{{"wanted_by_all", distribute_tensor(whole, mesh, {Replicate()}, std::nullopt)},
+                          {"shards", distribute_tensor(whole, mesh, {Shard(0)}, std::nullopt)}};
+    };
+    CheckpointWriter writer({.folder = folder, .world = world});
+    writer.save(1, make(3), {});
+    writer.finish();
+    const auto into = make(0);
+    const bool cold = world->rank() != 0 || (forget(folder / "step-00000001") && bytes_from_disk() >= 0);
+    const auto known = comm::broadcast_bytes(group, cold ? "y" : "n");
+    const auto before = bytes_from_disk();
+    Checkpoint::latest(folder, group)->load(into);
+    const auto read = at::full({1}, bytes_from_disk() - before, at::kLong);
+    comm::all_reduce(group, read).wait();
+    for (const auto& [name, tensor] : into) EXPECT_TRUE(to_local(tensor).eq(3).all().item<bool>()) << name;
+    if (known == "n") return;  // a file system in memory, or a kernel that does not count
+    EXPECT_GT(read.item<int64_t>(), kBytes * 9 / 10) << "the files were in memory: this shows nothing";
+    EXPECT_LT(read.item<int64_t>(), kBytes * 11 / 10);
+  });
+}
+
 // What open() and verify() say of a folder, "" when nothing is wrong.
 std::string complaint(const std::filesystem::path& folder) {
   try {
@@ -276,7 +337,7 @@ TEST(Checkpoint, TruncatedAnywhereOrWithOneByteChangedItIsRefusedByName) {
       EXPECT_NE(complaint(checkpoint).find(name), std::string::npos) << name << " with byte " << at << " changed";
     }
     std::filesystem::remove(checkpoint / name);
-    EXPECT_NE(complaint(checkpoint).find(name == std::string_view("manifest.json") ? "" : name), std::string::npos);
+    EXPECT_NE(complaint(checkpoint).find(name), std::string::npos) << name << " removed";
     publish_file(checkpoint / name, whole);
   }
   EXPECT_EQ(complaint(checkpoint), "");

@@ -71,6 +71,37 @@ TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
   }
 }
 
+// A tensor on some of the ranks, which all of them have: on two meshes, on one with the lowest rank, on one without it.
+TEST(CheckpointPlaces, OfAMeshOfSomeRanksTheOneWithTheLowestRankWrites) {
+  const testing::TempFolder folder;
+  const auto on_some = [](const WorldOfRanks& world, double factor) {
+    const auto all = init_device_mesh(world, "cpu", {2, 2}, {"a", "b"});
+    const auto first = make_device_mesh(world, "cpu", {0, 2}, {2}), last = make_device_mesh(world, "cpu", {3, 1}, {2});
+    const auto lay = [&](double begin, const MeshPtr& mesh, const Placement& how) {
+      return distribute_tensor(numbered({5, 2}, begin) * factor, mesh, {how}, std::nullopt);
+    };
+    return NamedTensors{{"of_each_half", lay(1, all->slice({"b"}), Shard(0))},
+                        {"with_the_lowest", lay(100, first, Shard(0))},
+                        {"without_it", lay(200, last, Shard(0))},
+                        {"replicas_without_it", lay(300, last, Replicate())},
+                        {"of_all", lay(400, all->slice({"a"}), Replicate())}};
+  };
+  comm::run_thread_ranks(4, [&](const WorldOfRanks& world) {
+    CheckpointWriter writer({.folder = folder.path(), .world = world});
+    writer.save(1, on_some(world, 1), {});
+    writer.finish();
+    const auto again = on_some(world, 0), wanted = on_some(world, 1);
+    Checkpoint::latest(folder.path())->load(again);
+    for (size_t i = 0; i < again.size(); ++i) {
+      EXPECT_TRUE(at::equal(to_local(again[i].second), to_local(wanted[i].second))) << again[i].first;
+    }
+  });
+  const auto saved = DcpFolder::open(folder / "step-00000001");  // which finds what is written twice, or by no rank
+  for (const auto& [name, first] : {std::pair("of_each_half", 1), {"without_it", 200}, {"replicas_without_it", 300}}) {
+    EXPECT_TRUE(at::equal(saved->tensor(name), numbered({5, 2}, first))) << name;
+  }
+}
+
 std::vector<int> stage_of(int rank) { return {rank / 2 * 2, rank / 2 * 2 + 1}; }
 
 // Two stages of two ranks each.

@@ -63,10 +63,10 @@ void expect_read(const std::filesystem::path& folder, const std::filesystem::pat
 TEST(DcpOracle, FoldersOfFsdp1Fsdp2AndTensorParallelAreRead) {
   const TempFolder folder;
   const auto run =
-      run_python(kRanksScript, {"write", "2", folder.path().string(), "fsdp2", "fsdp1", "fsdp1_mesh", "tp"},
+      run_python(kRanksScript, {"write", "2", folder.path().string(), "fsdp2", "fsdp1", "fsdp1_mesh", "tp", "fsdp_tp"},
                  {.timeout_seconds = 200});
   ASSERT_EQ(run.exit_code, 0) << run.err;
-  for (const auto* kind : {"fsdp2", "fsdp1", "fsdp1_mesh", "tp"}) {
+  for (const auto* kind : {"fsdp2", "fsdp1", "fsdp1_mesh", "tp", "fsdp_tp"}) {
     expect_read(folder / kind, folder / fmt::format("{}.safetensors", kind));
   }
   expect_read(folder / "fsdp2_alone", folder / "fsdp2.safetensors");  // a .metadata a rank
@@ -98,12 +98,13 @@ TEST(DcpOracle, FoldersOfFsdp1Fsdp2AndTensorParallelAreRead) {
   }
 }
 
-TEST(DcpOracle, FoldersOfTwoDimensionalMeshesAreRead) {
+TEST(DcpOracle, FoldersOfFourRanksAreRead) {
   const TempFolder folder;
-  const auto run =
-      run_python(kRanksScript, {"write", "4", folder.path().string(), "fsdp_tp", "hsdp"}, {.timeout_seconds = 200});
+  const auto run = run_python(
+      kRanksScript, {"write", "4", folder.path().string(), "fsdp2", "fsdp1", "fsdp1_mesh", "tp", "fsdp_tp", "hsdp"},
+      {.timeout_seconds = 200});
   ASSERT_EQ(run.exit_code, 0) << run.err;
-  for (const auto* kind : {"fsdp_tp", "hsdp"}) {
+  for (const auto* kind : {"fsdp2", "fsdp1", "fsdp1_mesh", "tp", "fsdp_tp", "hsdp"}) {
     expect_read(folder / kind, folder / fmt::format("{}.safetensors", kind));
   }
 }

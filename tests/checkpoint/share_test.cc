@@ -48,7 +48,7 @@ TEST(Share, EachTensorIsWrittenByOneRankAndTheWorkIsShared) {
 TEST(Share, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
   const testing::TempFolder folder;
   saved_by_two(folder.path(), {{"model.w", at::full({10}, 3.0F)}, {"model.v", at::full({10}, 5.0F)}});
-  DcpFolder::open(folder.path())->check_records();
+  EXPECT_EQ(DcpFolder::open(folder.path())->check_records(), 0U);
   auto bytes = read_file(folder / "__0_0.distcp");
   const float value = 3.0F;
   const auto at = bytes.find(std::string(reinterpret_cast<const char*>(&value), sizeof value));
@@ -70,6 +70,23 @@ TEST(Share, ChangedValuesAreFoundByTheirChecksumsWithoutAManifest) {
     }
   }
   EXPECT_EQ(found, 1);
+}
+
+TEST(Share, RecordsThatAnExtensionTransformedAreRefusedByName) {
+  const testing::TempFolder folder;
+  auto contents = saved_by_two(folder.path(), {{"model.w", at::ones({10})}});
+  contents.metadata.storage_data[0].second.transform_descriptors = {"stream.zstd/1"};
+  publish_file(folder / ".metadata", contents.metadata.dump());
+  try {
+    DcpFolder::open(folder.path());
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what())
+                  .find("__0_0.distcp: the record of 'model.w' was transformed by an extension "
+                        "('stream.zstd/1')"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(Share, TiedTensorsAndEqualObjectsAreWrittenOnce) {

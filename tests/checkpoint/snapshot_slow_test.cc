@@ -15,16 +15,18 @@ namespace {
 
 using ::testing::HasSubstr;
 
+void save_and_fail_alone(const WorldPtr& world, const std::filesystem::path& folder) {
+  CheckpointWriter writer({.folder = folder, .world = world, .keep_last = 0, .defer_copy = true});
+  writer.save(1, {{"model.w", at::ones({4})}}, {});
+  TESSERA_CHECK(world->rank() != 1, ErrorKind::kIo, "the forward failed");
+  comm::barrier(*world->group());  // the step that rank 1 never takes part in
+}
+
 void fail_alone(const WorldPtr& world) {
   static const TempFolder folder;  // processes have one each, of which the first rank's counts
   const auto path = std::filesystem::path(comm::broadcast_bytes(*world->group(), folder.path().string()));
   const auto begin = std::chrono::steady_clock::now();
-  const auto error = error_of([&] {
-    CheckpointWriter writer({.folder = path, .world = world, .keep_last = 0, .defer_copy = true});
-    writer.save(1, {{"model.w", at::ones({4})}}, {});
-    TESSERA_CHECK(world->rank() != 1, ErrorKind::kIo, "the forward failed");
-    comm::barrier(*world->group());  // the step that rank 1 never takes part in
-  });
+  const auto error = error_of([&] { save_and_fail_alone(world, path); });
   const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   EXPECT_THAT(error, HasSubstr(world->rank() == 1 ? "the forward failed" : "rank 1"));
   EXPECT_LT(seconds, 60) << "the time-out is " << world->timeout().count() << " ms";
@@ -33,6 +35,18 @@ void fail_alone(const WorldPtr& world) {
 
 TEST(Snapshot, OfARankThatFailsAloneEndsItsPeersLongBeforeTheTimeOut) {
   run_ranks({.size = 3, .mode = RankMode::kProcesses, .limit_seconds = 150}, fail_alone);
+}
+
+// A thread has unwound before the others hear of it.
+TEST(Snapshot, OfAThreadThatFailsAloneEndsItsPeersLongBeforeTheTimeOut) {
+  const TempFolder folder;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto error = error_of(
+      [&] { comm::run_thread_ranks(3, [&](const WorldPtr& world) { save_and_fail_alone(world, folder.path()); }); });
+  const auto seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  EXPECT_THAT(error, HasSubstr("the forward failed"));
+  EXPECT_LT(seconds, 60);
+  EXPECT_FALSE(std::filesystem::exists(folder / "LATEST"));
 }
 
 }  // namespace

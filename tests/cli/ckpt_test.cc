@@ -5,10 +5,12 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "tessera/base/file.h"
 #include "tessera/formats/gguf_writer.h"
 #include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/torch/crc32.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -75,6 +77,39 @@ TEST(Ckpt, VerifySpellsHostileNames) {
   EXPECT_THAT(run.err, HasSubstr("tensor '\\x1b[31m\\u202e\\nnnn"));
 }
 
+TEST(Ckpt, VerifySaysWithWhatItComparedAndWhatHadNothingToCompareWith) {
+  TempFolder folder;
+  std::filesystem::create_directory(folder / "hf");
+  write_safetensors(folder / "hf", at::ones({4}));
+  const auto dcp = folder / "dcp";
+  ASSERT_EQ(
+      run_process({program(), "ckpt", "convert", (folder / "hf").string(), dcp.string(), "--to", "dcp"}).exit_code, 0);
+  const auto verify = [&](const std::filesystem::path& path) {
+    const auto run = run_process({program(), "ckpt", "verify", path.string()});
+    return run.exit_code == 0 ? run.out : fmt::format("exit code {}: {}", run.exit_code, run.err);
+  };
+  EXPECT_THAT(verify(folder / "hf"), HasSubstr("all good; the format has no checksums"));
+  EXPECT_THAT(verify(dcp), HasSubstr("all good; there are no hashes of it: compared were the checksums"));
+  // A writer that was told to compute no checksums leaves zeros.
+  auto bytes = read_file(dcp / "__0_0.distcp");
+  const auto ones = at::ones({4});
+  const uint32_t crc = crc32(0, std::as_bytes(std::span(ones.const_data_ptr<float>(), 4)));
+  const std::string sum(reinterpret_cast<const char*>(&crc), sizeof crc);
+  int found = 0;
+  for (size_t at = 0; (at = bytes.find(sum, at)) != bytes.npos; ++found)
+    bytes.replace(at, sum.size(), sum.size(), '\0');
+  ASSERT_EQ(found, 2) << "beside the data and in the directory";
+  publish_file(dcp / "__0_0.distcp", bytes);
+  EXPECT_THAT(verify(dcp), AllOf(HasSubstr("the values of 1 records were not checked"), Not(HasSubstr("all good"))));
+  // Among a run's checkpoints a manifest is missing.
+  std::filesystem::rename(dcp, folder / "step-00000004");
+  EXPECT_THAT(verify(folder / "step-00000004"), HasSubstr("not checked"));
+  publish_file(folder / "LATEST", "step-00000004\n");
+  for (const auto& path : {folder / "step-00000004", folder / "step-00000004/", folder.path()}) {
+    EXPECT_THAT(verify(path), AllOf(HasSubstr("exit code 3"), HasSubstr("manifest.json is missing"))) << path;
+  }
+}
+
 // A GGUF file of one tensor "w" of 256 values of this type.
 void write_gguf_of(const std::filesystem::path& path, uint32_t type, size_t data_bytes) {
   std::string text = "GGUF";
@@ -129,6 +164,12 @@ TEST(Ckpt, DiffNamesWhatDiffersAndByHowMuch) {
   EXPECT_EQ(differ.out, "b: 1 elements differ, at most by 0.5, 0.5 of the largest\n1 tensors are equal, 1 differ\n");
 }
 
+TEST(Ckpt, HelpOfASubcommandSaysHowItIsCalledAndWhatItTakes) {
+  const auto run = run_process({program(), "ckpt", "verify", "--help"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("Usage: tessera ckpt verify [OPTIONS] PATH"), HasSubstr("a run's folder")));
+}
+
 TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
   TempFolder folder;
   write_safetensors(folder.path(), at::ones({4}));
@@ -149,6 +190,8 @@ TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
       {{"diff", dir, dir + "/missing"}, 3, "does not exist"},
       {{"convert", dir, dir + "/x", "--dtype", "q4_k"}, 2, "--dtype q4_k"},
       {{"ls"}, 2, "PATH"},
+      {{}, 2, "A subcommand is required"},
+      {{"verfy", dir}, 2, "unknown argument 'verfy'. Did you mean 'verify'?"},
       {{"ls", dir + "/missing"}, 3, "does not exist"},
       {{"convert", dir, dir + "/x"}, 3, "config.json"},
   };

@@ -95,7 +95,7 @@ TEST(Program, EveryVerbPrintsItsHelp) {
 
 TEST(Program, HelpNamesPositionalArgumentsWithoutTheirTypes) {
   const auto run = run_process({program(), "ckpt", "ls", "--help"});
-  EXPECT_THAT(run.out, AllOf(HasSubstr("\n  PATH    "), HasSubstr("What to list"), Not(HasSubstr("TEXT")),
+  EXPECT_THAT(run.out, AllOf(HasSubstr("\n  PATH    "), HasSubstr("a run's folder"), Not(HasSubstr("TEXT")),
                              Not(HasSubstr("REQUIRED"))));
 }
 

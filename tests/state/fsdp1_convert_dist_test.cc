@@ -9,6 +9,9 @@
 #include "tessera/state/fsdp1/convert_fsdp.h"
 #include "tessera/state/fsdp1/model_state_dict.h"
 #include "tessera/state/fsdp1/optim_state_dict.h"
+#include "tessera/state/optimizer_forms.h"
+#include "tessera/state/sharded_tensor.h"
+#include "tessera/state/state_dict.h"
 #include "tests/state/fsdp1_net.h"
 
 namespace tessera::testing {
@@ -94,6 +97,69 @@ TEST(ConvertFsdp, TakesModelAndOptimizerFromFsdp1ToFsdp2AndBack) {
   }
 }
 
+// The ShardedTensors of a sharded dict.
+TEST(ConvertFsdp, ShardedDictsLoadIntoFsdp2AndPlainModels) {
+  for (const int size : {1, 2, 4}) {
+    on_ranks(size, [](const WorldPtr& world) {
+      for (const auto& mesh : meshes_of(world)) {
+        for (const bool original : {false, true}) {
+          Flat flat(world, original, 3);
+          const StateDictTypeScope scope(flat.net, {.type = StateDictType::kSharded});
+          const auto weights = fsdp1_state_dict(flat.net);
+          const auto states = optim_state_dict(flat.net, *flat.optimizer);
+          EXPECT_EQ(weights.at("first.weight").is_sharded(), world->size() > 1);
+          Rows rows(mesh, 3), to(mesh, 1, 8);
+          for (const bool by_name : {false, true}) {
+            train(to.net, *to.optimizer, 1, 7);
+            const auto given = by_name ? states : flatten_optimizer_dict(states);
+            const auto keys = set_state_dict(to.net, {to.optimizer.get()}, weights, given);
+            EXPECT_TRUE(keys.missing.empty() && keys.unexpected.empty());
+            expect_same_rows(to, rows);
+            EXPECT_NEAR(output_of(to.net), output_of(rows.net), 1e-4);
+          }
+          Fsdp1Net plain(8, /*transposed=*/false);
+          const auto plain_optimizer = adam_of(plain);
+          set_state_dict(plain, {plain_optimizer.get()}, weights, states);
+          EXPECT_NEAR(output_of(plain), output_of(rows.net), 1e-4);
+          EXPECT_EQ(plain_optimizer->steps(), 3);
+        }
+      }
+    });
+  }
+}
+
+TEST(ConvertFsdp, ShardedDictsThatDoNotFitOneRankAreErrorsOfAllBeforeAnythingChanges) {
+  on_ranks(3, [](const WorldPtr& world) {
+    Flat flat(world, true, 1);
+    Rows rows(init_device_mesh(world, "cpu", {3}, {"dp"}), 0, 8);
+    const StateDictTypeScope scope(flat.net, {.type = StateDictType::kSharded});
+    const auto before = output_of(rows.net);
+    const auto failing = [&](const std::function<void(StateDict&)>& change) {
+      auto weights = fsdp1_state_dict(flat.net);
+      if (world->rank() == 1) change(weights);
+      return message_of([&] { set_model_state_dict(rows.net, weights); });
+    };
+    EXPECT_THAT(failing([](StateDict& weights) { weights.erase("last.bias"); }), HasSubstr("the ranks differ"));
+    EXPECT_THAT(
+        failing([](StateDict& weights) { weights.set("last.bias", weights.at("first.weight")); }),
+        HasSubstr("last.bias: a ShardedTensor of Float [1] over ranks 0,1,2 on rank 0, a ShardedTensor of Float [5, "
+                  "3] over ranks 0,1,2 on rank 1"));
+    EXPECT_THAT(failing([](StateDict& weights) { weights.set("mean", at::ones({3})); }),
+                HasSubstr("rank 1: [state.set_model] Error(s) in loading state_dict: size mismatch for 'mean'"));
+    EXPECT_THAT(failing([](StateDict& weights) {
+                  auto other = std::make_shared<ShardedTensor>(*weights.at("again").sharded());
+                  other->local_shards[0].tensor = other->local_shards[0].tensor + 1;
+                  weights.set("again", other);
+                }),
+                HasSubstr("rank 1: [state.set_model] 'scale' and 'again' are one tensor of the model"));
+    EXPECT_EQ(output_of(rows.net), before);
+    auto states = optim_state_dict(flat.net, *flat.optimizer);
+    states.at("state").dict().erase("first.bias");
+    EXPECT_THAT(message_of([&] { set_optimizer_state_dict(rows.net, {rows.optimizer.get()}, states); }),
+                HasSubstr("Missing optimizer state for parameter 'first.bias'"));
+  });
+}
+
 TEST(ConvertFsdp, SaysOnAllRanksWhatOnlyOneModelHas) {
   struct Other : nn::Callable<Other> {
     at::Tensor scale;
@@ -165,6 +231,9 @@ TEST(Fsdp1State, IsNeverWholeForMoreThanTwoParameters) {
       EXPECT_LE(chunking, two + 2 * shard);
       EXPECT_GE(chunking, 2 * shard);
       EXPECT_LE(peak_bytes_of([&] { optim_state_dict_to_load(flat, *optimizer, chunks); }), two + 2 * shard);
+      const auto weights = fsdp1_state_dict(flat);
+      EXPECT_TRUE(weights.at("a").is_sharded());
+      EXPECT_LE(peak_bytes_of([&] { set_state_dict(rows, {row_optimizer.get()}, weights, chunks); }), two);
       // The whole on rank 0 alone: others get one tensor at a time.
       const StateDictTypeScope rank0(flat, {.optim_state_dict_config = FullOptimStateDictConfig{.rank0_only = true}});
       StateDict whole;

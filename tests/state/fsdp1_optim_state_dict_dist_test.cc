@@ -297,6 +297,17 @@ TEST(Fsdp1OptimStateDict, HasTheStateOfWhatIsInNoUnit) {
         EXPECT_EQ(state_difference(optim_state_dict_to_load(fresh, *fresh_optimizer, saved),
                                    without_empty_states(optimizer_state_dict(*optimizer))),
                   "");
+        // A shared one, of which PyTorch wants exactly one name, under its other name.
+        auto renamed = saved;
+        auto& states = renamed.at("state").dict();
+        states.set("again", states.at("scale"));
+        states.erase("scale");
+        for (auto& name : renamed.at("param_groups").list()[0].dict().at("params").list()) {
+          if (name.string() == "scale") name = "again";
+        }
+        EXPECT_EQ(state_difference(optim_state_dict_to_load(fresh, *fresh_optimizer, renamed),
+                                   without_empty_states(optimizer_state_dict(*optimizer))),
+                  "");
       }
     }
   });

@@ -155,6 +155,36 @@ TEST(GatherStateDict, MakesEveryDistributedValueWhole) {
   });
 }
 
+// On every rank, whichever of them get a result.
+TEST(IterateStateDict, CallsTheFunctionOfEachKindOfLeafInOrder) {
+  with_threads(2, [](const WorldPtr& world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2}, {"dp"});
+    const auto whole = counted({3, 2});
+    const StateDict dict{{"t", whole},
+                         {"nested", StateDict{{"s", chunk_sharded_tensor(whole, world->group())}, {"n", 7}}},
+                         {"list", StateList{distribute_tensor(whole, mesh, {Shard(0)}, std::nullopt), nullptr}}};
+    std::string called;
+    const auto noting = [&](const char* kind) {
+      return [&called, kind](const StateValue&) -> StateValue {
+        called += kind;
+        return kind;
+      };
+    };
+    const LeafFunctions functions{
+        .sharded_tensor_func = noting("S"), .dtensor_func = noting("D"), .tensor_func = noting("T")};
+    const auto result = iterate_state_dict(dict, functions, {.ranks_only = {1}});
+    EXPECT_EQ(called, "TSD");
+    const StateDict changed{{"t", "T"}, {"nested", StateDict{{"s", "S"}, {"n", 7}}}, {"list", StateList{"D", nullptr}}};
+    EXPECT_TRUE(same_values(result, world->rank() == 1 ? changed : StateDict()));
+    // A leaf without a function stays what it is.
+    const auto gathered = iterate_state_dict(dict, {.sharded_tensor_func = [](const StateValue& value) -> StateValue {
+                                               return all_gather_sharded_tensor(*value.sharded());
+                                             }});
+    EXPECT_TRUE(gathered.at("nested").dict().at("s").tensor().equal(whole));
+    EXPECT_TRUE(is_dtensor(gathered.at("list").list()[0].tensor()));
+  });
+}
+
 TEST(CpuStateDict, KeepsShardsAndGathersWhatGoesToTheCpu) {
   with_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "cpu", {2}, {"dp"});

@@ -63,6 +63,10 @@ TEST(RunCheckpoints, AReshardedOneGoesOnInAnotherRun) {
   EXPECT_EQ(same.exit_code, 0) << same.out;
   EXPECT_THAT(same.out, HasSubstr(" tensors are equal, 0 differ"));
   ASSERT_ENDS_WELL(runs.train("other", 2, {"checkpoint.resume=" + cut}));
+  // The folder of a run means its newest.
+  ASSERT_ENDS_WELL(runs.train("named", 2, {"checkpoint.resume=" + (runs / "short").string()}));
+  EXPECT_TRUE(runs.weights("named") == runs.weights("other"));
+  EXPECT_EQ(runs.metrics("named").size(), 2u);
   auto bytes = read_file(runs / "cut/__3_0.distcp");
   bytes[bytes.size() / 2] ^= 1;
   publish_file(runs / "cut/__3_0.distcp", bytes);

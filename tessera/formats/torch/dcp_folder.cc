@@ -104,6 +104,11 @@ std::shared_ptr<const DcpFolder> DcpFolder::open(const fs::path& path) {
 void DcpFolder::check_files() const {
   std::map<std::string, uint64_t> wanted;  // bytes of each file
   for (const auto& [index, place] : metadata_.storage_data) {
+    TESSERA_CHECK(place.transform_descriptors.empty(), ErrorKind::kFormat,
+                  "[dcp.read] {}: the record of {} was transformed by an extension ({}), which this program cannot "
+                  "undo. Load it with torch and save it without extensions.",
+                  (path_ / place.relative_path).string(), quote(index.name),
+                  quote(fmt::format("{}", fmt::join(place.transform_descriptors, ", "))));
     auto& bytes = wanted[place.relative_path];
     bytes = std::max(bytes, place.offset + place.length);
   }
@@ -127,10 +132,6 @@ const DcpTensor* DcpFolder::find_tensor(std::string_view name) const {
 DcpFolder::Record DcpFolder::record(const DcpStorageInfo& place) const {
   Record record;
   record.where = fmt::format("{} at byte {}", (path_ / place.relative_path).string(), place.offset);
-  TESSERA_CHECK(place.transform_descriptors.empty(), ErrorKind::kFormat,
-                "[dcp.read] {}: the record is transformed ({}), which this program cannot undo. Save it without "
-                "extensions.",
-                record.where, quote(fmt::format("{}", fmt::join(place.transform_descriptors, ", "))));
   {
     const std::lock_guard lock(mutex_);
     auto& file = files_[place.relative_path];
@@ -162,10 +163,12 @@ at::Tensor DcpFolder::chunk(const std::string& name, const DcpTensor& tensor, co
   return record_tensor(found.bytes, chunk_info(found, name, tensor, chunk), found.file);
 }
 
-void DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const {
+// Whether there was a checksum of its values.
+bool DcpFolder::check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const {
   const auto found = record(lookup_.storage(name, chunk.offsets));
   const auto info = chunk_info(found, name, tensor, chunk);
   if (what == Check::kValues) check_storage_crc(found.bytes, info, fmt::format("{}, {}", found.where, quote(name)));
+  return info.storage_crc != 0 || info.numel() == 0;
 }
 
 void DcpFolder::read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const {
@@ -196,8 +199,8 @@ PickleValue DcpFolder::object(std::string_view name) const {
   return record(lookup_.storage(name)).parsed.root();
 }
 
-void DcpFolder::check_records(Check what, size_t part, size_t parts) const {
-  size_t number = 0;
+size_t DcpFolder::check_records(Check what, size_t part, size_t parts) const {
+  size_t number = 0, unknown = 0;
   const auto is_ours = [&] { return number++ % parts == part; };
   for (const auto& entry : metadata_.entries) {
     if (!entry.tensor) {
@@ -205,9 +208,10 @@ void DcpFolder::check_records(Check what, size_t part, size_t parts) const {
       continue;
     }
     for (const auto& each : entry.tensor->chunks) {
-      if (is_ours()) check_chunk(entry.name, *entry.tensor, each, what);
+      if (is_ours() && !check_chunk(entry.name, *entry.tensor, each, what)) ++unknown;
     }
   }
+  return unknown;
 }
 
 }  // namespace tessera

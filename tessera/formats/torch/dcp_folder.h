@@ -5,11 +5,12 @@
 //   const at::Tensor whole = folder->tensor("model.model.norm.weight");
 //   const double lr = folder->object("optim.param_groups.model.norm.weight.lr").as_float();
 //
-// open() checks `.metadata` (dcp_metadata.h) and that every file it names has the bytes that it speaks of. A folder
-// saved with use_collectives=False, which has a `__RANK.metadata` for each rank instead, is read as one: chunks that
-// several ranks saved are taken from the lowest. A record is read where it is wanted, and of a tensor only the pages
-// that hold the box. Files are mapped, so that ranks of one host share what was read from the disk. Error kIo when
-// something cannot be read, kFormat when it is not what it should be. Thread-safe. No communication.
+// open() checks `.metadata` (dcp_metadata.h), that no record was transformed by an extension, and that every file it
+// names has the bytes that it speaks of. A folder saved with use_collectives=False, which has a `__RANK.metadata` for
+// each rank instead, is read as one: chunks that several ranks saved are taken from the lowest. A record is read where
+// it is wanted, and of a tensor only the pages that hold the box. Files are mapped, so that ranks of one host share
+// what was read from the disk. Error kIo when something cannot be read, kFormat when it is not what it should be.
+// Thread-safe. No communication.
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
@@ -49,10 +50,10 @@ class DcpFolder {
   // All of it, on the CPU.
   at::Tensor tensor(std::string_view name) const;
   PickleValue object(std::string_view name) const;
-  // Reads every record, its tensor's values too with kValues, and compares its checksums. Some writers compute none;
-  // `part` of `parts`: only each parts-th record from there on.
+  // Reads every record, its tensor's values too with kValues, and compares its checksums. `part` of `parts`: only each
+  // parts-th record from there on. Some writers compute none: returns how many tensors' values had none.
   enum class Check { kPickles, kValues };
-  void check_records(Check what = Check::kValues, size_t part = 0, size_t parts = 1) const;
+  size_t check_records(Check what = Check::kValues, size_t part = 0, size_t parts = 1) const;
 
  private:
   struct Record {
@@ -64,7 +65,7 @@ class DcpFolder {
   DcpFolder(std::filesystem::path path, DcpMetadata metadata);
   void check_files() const;
   Record record(const DcpStorageInfo& place) const;
-  void check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const;
+  bool check_chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk, Check what) const;
   TorchTensorInfo chunk_info(const Record& record, const std::string& name, const DcpTensor& tensor,
                              const DcpChunk& chunk) const;
   at::Tensor chunk(const std::string& name, const DcpTensor& tensor, const DcpChunk& chunk) const;

@@ -125,8 +125,7 @@ void check_has_states(const Fsdp1Units& units, const optim::Optimizer& optimizer
   for (const auto& parameter : units.parameters()) {
     if (!held.contains(parameter.name)) continue;
     if (!parameter.unit) {
-      check(!optimizer.slot(parameter.name).parameter.requires_grad() || states.contains(parameter.name),
-            parameter.name);
+      check(!optimizer.slot(parameter.name).parameter.requires_grad() || parameter.find_in(states), parameter.name);
       continue;
     }
     for (size_t i = 0; i < parameter.fqns.size(); ++i) {

@@ -11,7 +11,6 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/state/gather_state_dict.h"
-#include "tessera/state/sharded_tensor.h"
 
 namespace tessera::detail {
 
@@ -76,7 +75,7 @@ std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOp
   return nullptr;
 }
 
-c10::Device device_of(const ModelNames& model, const comm::Group* group) {
+c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint) {
   std::optional<c10::Device> device;
   for (const auto& entry : model.entries()) {
     const c10::NoGradGuard no_grad;
@@ -85,7 +84,7 @@ c10::Device device_of(const ModelNames& model, const comm::Group* group) {
     if (part.is_meta() && is_dtensor(entry.tensor())) own = device_mesh(entry.tensor())->device();
     if (part.dim() == 0 || own.is_meta()) continue;
     TESSERA_CHECK(!device || *device == own, ErrorKind::kShape,
-                  "[state.set] Multiple devices found: {} and {}. Load the parts of the model one by one.",
+                  "[state.set] {}: parameters are on {} and on {}. Load the parts of the model one by one.", complaint,
                   device->str(), own.str());
     device = own;
   }
@@ -108,22 +107,6 @@ StateDict full_or_on_cpu(const StateDict& state_dict, const StateDictOptions& op
     return gather_state_dict(state_dict, how);
   }
   return options.cpu_offload ? offload_state_dict_to_cpu(state_dict, how) : state_dict;
-}
-
-namespace {
-
-bool has_sharded(const StateDict& dict) {
-  return std::any_of(dict.begin(), dict.end(), [](const auto& item) {
-    return item.second.is_sharded() || (item.second.is_dict() && has_sharded(item.second.dict()));
-  });
-}
-
-}  // namespace
-
-StateDict without_sharded(const StateDict& state_dict) {
-  if (!has_sharded(state_dict)) return state_dict;
-  const auto gather = [](const StateValue& value) -> StateValue { return all_gather_sharded_tensor(*value.sharded()); };
-  return iterate_state_dict(state_dict, {.sharded = gather});
 }
 
 }  // namespace tessera::detail

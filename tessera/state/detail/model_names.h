@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -44,14 +45,13 @@ class ModelNames {
 // The ranks of options.group, or of the world of the first DTensor; null when there is none. COLLECTIVE over all ranks
 // when they had no group yet.
 std::shared_ptr<comm::Group> group_of(const ModelNames& model, const StateDictOptions& options);
-// On which tensors for the model travel: that of its local parts. Error kShape "Multiple devices found".
-c10::Device device_of(const ModelNames& model, const comm::Group* group);
+// On which tensors for the model travel: that of its local parts. Error kShape, which begins with `complaint`, when
+// they are on several.
+c10::Device device_of(const ModelNames& model, const comm::Group* group, std::string_view complaint);
 // Errors kConfig: broadcast_from_rank0 without full_state_dict.
 void check_options(const StateDictOptions& options);
 // full_state_dict and cpu_offload of a dict. COLLECTIVE as gather_state_dict.
 StateDict full_or_on_cpu(const StateDict& state_dict, const StateDictOptions& options,
                          const std::shared_ptr<comm::Group>& group);
-// Every ShardedTensor whole. COLLECTIVE over their groups.
-StateDict without_sharded(const StateDict& state_dict);
 
 }  // namespace tessera::detail

@@ -3,12 +3,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
-#include <unordered_map>
-
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/state/detail/load_tensor.h"
 #include "tessera/state/state_dict_structure.h"
 #include "tessera/state/state_message.h"
 
@@ -47,23 +44,6 @@ void StateBroadcast::each(c10::Device device, const std::function<void(const at:
     }
     take(announced, values);
   }
-}
-
-void load_copies(const std::vector<TensorCopy>& copies, StateBroadcast* incoming, c10::Device device) {
-  std::unordered_map<const c10::TensorImpl*, std::vector<at::Tensor>> awaited;
-  for (const auto& copy : copies) {
-    if (incoming && copy.source.is_meta()) {
-      awaited[copy.source.unsafeGetTensorImpl()].push_back(copy.target);
-    } else {
-      load_tensor(copy.target, copy.source);
-    }
-  }
-  if (!incoming) return;
-  incoming->each(device, [&](const at::Tensor& announced, const at::Tensor& values) {
-    const auto found = awaited.find(announced.unsafeGetTensorImpl());
-    if (found == awaited.end()) return;
-    for (const auto& target : found->second) load_tensor(target, values);
-  });
 }
 
 }  // namespace tessera::detail

@@ -10,19 +10,21 @@
 #include <functional>
 #include <vector>
 
-#include "tessera/comm/group/group.h"
-#include "tessera/state/state_value.h"
+#include "tessera/state/detail/incoming_tensors.h"
 
 namespace tessera::detail {
 
-class StateBroadcast {
+class StateBroadcast final : public IncomingTensors {
  public:
   // `full` counts on rank 0 of the group and must outlive this. COLLECTIVE over the group. Error kShape on all ranks
   // for what no message can hold (encode_state).
   StateBroadcast(const StateDict& full, comm::Group& group);
-  const StateDict& message() const { return message_; }
-  // `announced` is the tensor of the message. COLLECTIVE over the group.
-  void each(c10::Device device, const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take);
+  const StateDict& message() const override { return message_; }
+  bool announces(const at::Tensor& tensor) const override { return tensor.is_meta(); }
+  bool are_known_to_differ(const at::Tensor&, const at::Tensor&) const override { return false; }
+  // COLLECTIVE over the group.
+  void each(c10::Device device,
+            const std::function<void(const at::Tensor& announced, const at::Tensor& values)>& take) override;
 
  private:
   comm::Group& group_;
@@ -30,13 +32,5 @@ class StateBroadcast {
   std::vector<at::Tensor> announced_;
   std::vector<at::Tensor> values_;  // rank 0's, in the order of those
 };
-
-// One tensor of a dict and where it goes.
-struct TensorCopy {
-  at::Tensor source;  // whole, or lying as the target; one of the message when it is still to come
-  at::Tensor target;
-};
-// load_tensor for each. COLLECTIVE over the group of `incoming`, unless that is null.
-void load_copies(const std::vector<TensorCopy>& copies, StateBroadcast* incoming, c10::Device device);
 
 }  // namespace tessera::detail

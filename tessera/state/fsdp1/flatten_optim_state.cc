@@ -107,7 +107,9 @@ class FlattenPlan {
     std::unordered_set<std::string> used;
     for (size_t i = 0; i < by_unit.size(); ++i) collect(i, states, used);
     for (const auto& parameter : model.parameters()) {
-      if (!parameter.unit && states.contains(parameter.name)) used.insert(parameter.name);
+      if (parameter.unit || !parameter.find_in(states)) continue;
+      used.insert(parameter.name);
+      used.insert(parameter.aliases.begin(), parameter.aliases.end());
     }
     std::erase_if(user_keys, [&](const StateKey& key) {
       const auto* name = std::get_if<std::string>(&key);
@@ -237,7 +239,7 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
   for (const auto& parameter : model.parameters()) {
     FlattenedOptimEntry entry{.parameter = parameter.name, .state = {}};
     if (!parameter.unit) {
-      const auto* state = states.find(parameter.name);
+      const auto* state = parameter.find_in(states);
       if (!state) continue;
       entry.state = clone_state(resolve(*state, parameter.name)).dict();
     } else {

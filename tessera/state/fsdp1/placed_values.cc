@@ -32,12 +32,6 @@ at::Tensor logical_part(const FlatPlace& place, const at::Tensor& piece, const s
   return whole.narrow(0, own.begin, own.numel()).clone();
 }
 
-std::string placement_text(const comm::Group& group, size_t position, c10::Device device) {
-  const int rank = group.ranks()[position];
-  if (device.is_cpu()) return fmt::format("rank:{}/cpu", rank);
-  return fmt::format("rank:{}/{}:{}", rank, c10::DeviceTypeName(device.type(), true), device.index());
-}
-
 StateValue chunk_value(const FlatPlace& place, const at::Tensor& piece, bool offload_to_cpu) {
   const auto want = chunk_ranges(place.shape, place.group->size());
   at::Tensor local = logical_part(place, piece, want);
@@ -50,7 +44,7 @@ StateValue chunk_value(const FlatPlace& place, const at::Tensor& piece, bool off
   for (int64_t rank = 0; rank < ranks && most * rank < rows; ++rank) {
     ShardMetadata metadata{.shard_offsets = std::vector<int64_t>(place.shape.size()),
                            .shard_sizes = place.shape,
-                           .placement = placement_text(*place.group, static_cast<size_t>(rank), local.device())};
+                           .placement = shard_placement(*place.group, static_cast<int>(rank), local.device())};
     metadata.shard_offsets[0] = most * rank;
     metadata.shard_sizes[0] = std::min(most, rows - most * rank);
     if (rank == place.group->rank()) chunks->local_shards.push_back({local.view(metadata.shard_sizes), metadata});

@@ -80,11 +80,25 @@ std::vector<bool> Fsdp1Unit::trained() const {
 Fsdp1Units Fsdp1Units::of(nn::Module& root) {
   std::vector<std::string> names;
   for (const auto& parameter : root.named_parameters()) names.push_back(parameter.name);
-  return {flat_parameter_handles(root), names};
+  Aliases aliases;
+  std::unordered_map<const void*, std::string> first;  // name of each tensor
+  for (const auto& parameter : root.named_parameters(/*all=*/true)) {
+    const auto [found, is_new] = first.try_emplace(parameter.slot->parameter.unsafeGetTensorImpl(), parameter.name);
+    if (!is_new) aliases.emplace_back(parameter.name, found->second);
+  }
+  return {flat_parameter_handles(root), names, aliases};
+}
+
+const StateValue* Fsdp1Units::Parameter::find_in(const StateDict& states) const {
+  if (const auto* found = states.find(name)) return found;
+  for (const auto& alias : aliases) {
+    if (const auto* found = states.find(alias)) return found;
+  }
+  return nullptr;
 }
 
 Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& handles,
-                       const std::vector<std::string>& names) {
+                       const std::vector<std::string>& names, const Aliases& aliases) {
   TESSERA_CHECK(!handles.empty(), ErrorKind::kConfig,
                 "[fsdp1.state] no module of this model is wrapped by FSDP1. Call wrap_fsdp1 first.");
   std::unordered_map<std::string, std::pair<size_t, size_t>> managed;  // by name: unit, first member
@@ -112,6 +126,12 @@ Fsdp1Units::Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& 
     by_name_[name] = parameters_.size();
     for (const auto& fqn : parameter.fqns) by_fqn_[fqn] = parameters_.size();
     parameters_.push_back(std::move(parameter));
+  }
+  for (const auto& [alias, name] : aliases) {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end() || parameters_[found->second].unit) continue;
+    parameters_[found->second].aliases.push_back(alias);
+    by_fqn_.try_emplace(alias, found->second);
   }
   for (const auto& unit : units_) {
     for (const auto& [alias, member] : unit.aliases) {

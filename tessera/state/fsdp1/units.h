@@ -14,11 +14,13 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tessera/nn/module.h"
 #include "tessera/parallel/fsdp1/fully_sharded_data_parallel.h"
 #include "tessera/state/fsdp1/flat_range.h"
+#include "tessera/state/state_value.h"
 
 namespace tessera {
 
@@ -69,13 +71,18 @@ class Fsdp1Units {
     std::string name;
     std::vector<std::string> fqns;
     std::optional<size_t> unit;
-    size_t first_member = 0;  // of the unit; as many as there are fqns
+    size_t first_member = 0;                // of the unit; as many as there are fqns
+    std::vector<std::string> aliases = {};  // other names of one that is in no unit
+    // Its entry in a dict by name, under whichever name; for one in no unit. Null when there is none.
+    const StateValue* find_in(const StateDict& states) const;
   };
 
   // Errors kConfig: no unit, units that differ in use_orig_params or in their ranks.
   static Fsdp1Units of(nn::Module& root);
-  // `names`: what named_parameters() shows, in order.
-  Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& handles, const std::vector<std::string>& names);
+  // `names`: what named_parameters() shows, in order; `aliases`: other names of these, each with the first.
+  using Aliases = std::vector<std::pair<std::string, std::string>>;
+  Fsdp1Units(const std::vector<std::shared_ptr<FlatParameterHandle>>& handles, const std::vector<std::string>& names,
+             const Aliases& aliases = {});
 
   const std::vector<Fsdp1Unit>& units() const { return units_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
