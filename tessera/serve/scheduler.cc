@@ -29,16 +29,17 @@ void Answer::put(Piece piece) {
   came_.notify_all();
 }
 
-bool Answer::take(const NewToken& made) {
-  Piece piece{.token = made.token, .log_probs = made.log_probs, .finish = made.finish};
+bool Answer::take(size_t choice, const NewToken& made) {
+  auto& stream = streams_[choice];
+  Piece piece{.choice = choice, .token = made.token, .log_probs = made.log_probs, .finish = made.finish};
   if (made.error) {
     log_error("[serve] {}", made.error->what());
     piece.error = made.error->what();
   } else {
-    piece.text = stream_.push(made.token);
+    piece.text = stream.push(made.token);
   }
-  if (piece.finish) piece.text += stream_.finish();
-  if (stream_.stopped()) piece.finish = Finish::kStop;
+  if (piece.finish) piece.text += stream.finish();
+  if (stream.stopped()) piece.finish = Finish::kStop;
   const bool goes_on = !piece.finish;
   put(std::move(piece));
   const std::lock_guard lock(mutex_);
@@ -60,25 +61,29 @@ Scheduler::~Scheduler() {
 }
 
 std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, const text::Tokenizer& tokenizer) {
-  auto answer = std::make_shared<Answer>(tokenizer, request.stop);
+  auto answer = std::make_shared<Answer>(tokenizer, request.stop, request.choices.size());
   {
     const std::lock_guard lock(mutex_);
     const int64_t ahead = counts_.running + counts_.waiting + static_cast<int64_t>(arrivals_.size());
-    if (ending_ || ahead >= limits_.sequences + limits_.queue) {
+    const auto wanted = static_cast<int64_t>(request.choices.size());
+    if (ending_ || ahead + wanted > limits_.sequences + limits_.queue) {
       throw ApiError(
           503, fmt::format("The server is busy: {} requests are being answered or waiting. Try again later.", ahead),
           "overloaded");
     }
     const std::weak_ptr<Answer> held = answer;
-    arrivals_.push_back({{.prompt = request.prompt,
-                          .options = request.options,
-                          .log_probs = request.log_probs,
-                          .on_token =
-                              [held](const NewToken& made) {
-                                const auto to = held.lock();
-                                return to && to->take(made);
-                              }},
-                         held});
+    for (size_t choice = 0; choice < request.choices.size(); ++choice) {
+      const auto& of = request.choices[choice];
+      arrivals_.push_back({{.prompt = of.prompt,
+                            .options = of.options,
+                            .log_probs = request.log_probs,
+                            .on_token =
+                                [held, choice](const NewToken& made) {
+                                  const auto to = held.lock();
+                                  return to && to->take(choice, made);
+                                }},
+                           held});
+    }
   }
   wake_.notify_all();
   return answer;
