@@ -154,6 +154,8 @@ TEST(Recipe, UnknownKeyNamesTheNearest) {
               HasSubstr("my.yaml:4: unknown key 'train.step'. Did you mean 'train.steps'?"));
   EXPECT_THAT(error_with("trian: {steps: 5}"), HasSubstr("unknown key 'trian.steps'. Did you mean 'train.steps'?"));
   EXPECT_THAT(error_with("optmizer: {}"), HasSubstr("unknown key 'optmizer'. Did you mean 'optimizer'?"));
+  EXPECT_THAT(error_with("validation: {every: 5}"), HasSubstr("Did you mean 'train.validate_every'?"));
+  EXPECT_THAT(error_with("sample: {every: 5}"), HasSubstr("Did you mean 'train.sample_every'?"));
   EXPECT_THAT(error_with("train: {warmup_steps: 5}"), HasSubstr("Did you mean 'schedule.warmup_steps'?"));
   EXPECT_THAT(error_of(kMinimal, {"optimizer.lrr=1"}),
               HasSubstr("override 'optimizer.lrr=1': unknown key 'optimizer.lrr'. Did you mean 'optimizer.lr'?"));
