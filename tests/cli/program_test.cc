@@ -62,7 +62,7 @@ TEST(Program, AReportIsNotWrittenUnderAnotherKindsName) {
     std::vector<std::string> command = {program(), "report", "runs/none"};
     command.insert(command.end(), png.begin(), png.end());
     const auto run = run_process(command);
-    expect_one_line_error(run, 3);
+    expect_one_line_error(run, 2);
     EXPECT_THAT(run.err, HasSubstr("runs/none")) << "a.png is where the picture goes, no run";
     command.insert(command.end(), {"-o", "b.png"});
     expect_one_line_error(run_process(command), 2);
