@@ -4,6 +4,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -175,6 +178,26 @@ TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
   EXPECT_NE(answer(unseeded)["choices"][0]["text"], answer(unseeded)["choices"][0]["text"]);
   body["seed"] = 6;
   EXPECT_NE(answer(body)["choices"][0]["text"], found["choices"][0]["text"]);
+}
+
+// Else the engine's loops would sleep where they should spin, and tokens take twice as long.
+TEST_F(Serve, TheThreadThatMadeItKeepsNoWorkersBesideTheEngine) {
+  const auto threads = [] {
+    namespace fs = std::filesystem;
+    return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
+  };
+  std::atomic<int> ran = 0;
+#pragma omp parallel num_threads(3)
+  ++ran;
+  ASSERT_EQ(ran, 3);
+  const auto with_two_workers = threads();
+  at::set_num_threads(1);
+  const auto model = testing::tiny_model("");
+  const Limits limits;
+  const Scheduler scheduler(model, EngineOptions{.pages = 16}, limits);
+  const auto wanted = with_two_workers - 2 + 1;  // the engine's
+  for (int i = 0; i < 500 && threads() > wanted; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(threads(), wanted);
 }
 
 TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
