@@ -48,11 +48,22 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// Positional arguments by their name alone; CLI11 would print "PATH TEXT REQUIRED".
+// "--port N [8000]", and positional arguments by their name alone; CLI11 would print "--port INT:INT in [0 -
+// 65535]=8000" and "PATH TEXT REQUIRED".
 class HelpFormatter : public CLI::Formatter {
  public:
   std::string make_option_opts(const CLI::Option* option) const override {
-    return option->get_positional() ? "" : CLI::Formatter::make_option_opts(option);
+    if (option->get_positional()) return "";
+    if (!option->get_option_text().empty()) return " " + option->get_option_text();
+    if (option->get_type_size() == 0) return "";
+    auto value = option->get_type_name();
+    value.resize(std::min(value.find(':'), value.size()));  // what is checked stands behind
+    if (value == "INT" || value == "UINT") value = "N";
+    if (value == "FLOAT") value = "X";
+    if (!option->get_default_str().empty()) value += fmt::format(" [{}]", option->get_default_str());
+    if (option->get_expected_max() > 1) value += " ...";
+    if (option->get_required()) value += ", required";
+    return " " + value;
   }
 };
 
@@ -103,7 +114,9 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
 }
 
 void add_model_flags(CLI::App& app, std::string& model, std::string& device) {
-  app.add_option("--model", model, "Hugging Face folder, GGUF file, or ORG/NAME in the Hub's local cache")->required();
+  app.add_option("--model", model, "Hugging Face folder, GGUF file, or ORG/NAME in the Hub's local cache")
+      ->required()
+      ->type_name("MODEL");
   app.add_option("--device", device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");
 }
 

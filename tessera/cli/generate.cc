@@ -21,6 +21,7 @@
 #include "tessera/models/generation/load.h"
 #include "tessera/models/generation/text_stream.h"
 #include "tessera/models/model_path.h"
+#include "tessera/text/chat_prompt.h"
 
 namespace tessera::cli {
 namespace {
@@ -157,8 +158,7 @@ std::vector<int64_t> Prompts::of_text(const std::string& text) const {
 }
 
 std::vector<int64_t> Prompts::of_messages(const Json& messages) const {
-  const auto text = chat_->render(messages, /*add_generation_prompt=*/true).text;
-  const auto ids = tokenizer_.encode(text, {.add_special_tokens = false});
+  const auto ids = text::chat_prompt(*chat_, tokenizer_, messages);
   return {ids.begin(), ids.end()};
 }
 

@@ -22,6 +22,23 @@ int picture_height(const std::vector<report::RunHistory>& runs) {
   return 1760 + 80 * static_cast<int>(runs.size()) + 32 * static_cast<int>(report::differing_settings(runs).size());
 }
 
+// With `--png FILE.png` and `--png=FILE` as `--png -o FILE`.
+std::vector<std::string> with_picture_named(VerbArguments args) {
+  constexpr std::string_view kFlag = "--png", kGiven = "--png=";
+  std::vector<std::string> words;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const auto& word = args[i];
+    const bool given = word.starts_with(kGiven);
+    words.push_back(given ? std::string(kFlag) : word);
+    if (given) {
+      words.insert(words.end(), {"-o", word.substr(kGiven.size())});
+    } else if (word == kFlag && i + 1 < args.size() && args[i + 1].ends_with(".png")) {
+      words.insert(words.end(), {"-o", args[++i]});
+    }
+  }
+  return words;
+}
+
 }  // namespace
 
 int run_report(VerbArguments args) {
@@ -32,12 +49,13 @@ int run_report(VerbArguments args) {
   app->add_option("RUN", folders, "Folders of runs (their checkpoint.dir); several are laid over each other")
       ->option_text("...");
   app->add_option("-o", out, "File to write (report.html, or report.png)")->option_text("FILE");
-  app->add_flag("--png", png, "A picture of the charts, drawn by a Chromium that is installed");
+  app->add_flag("--png", png,
+                "A picture of the charts, drawn by a Chromium that is installed; --png FILE.png says where to");
   app->footer(
       "Writes one HTML file that opens in a browser without a network: losses, norms, speed and memory by step,\n"
       "samples, warnings, restarts, recipes, and of several runs the settings in which they differ. The runs may be\n"
       "at work, or have been killed. A file that is there already is replaced only if it is a report.");
-  if (const auto code = parse_flags(*app, args)) return *code;
+  if (const auto code = parse_flags(*app, with_picture_named(args))) return *code;
   TESSERA_CHECK(!folders.empty(), ErrorKind::kConfig, "[report] no run given. Usage: tessera report RUN...");
   if (out.empty()) out = png ? "report.png" : "report.html";
   TESSERA_CHECK(!png || out.ends_with(".png"), ErrorKind::kConfig,

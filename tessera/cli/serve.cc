@@ -59,6 +59,7 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   };
   limit("--max-sequences", limits.sequences, "Requests that are computed together", 65536);
   limit("--max-queue", limits.queue, "Requests that wait beside them; more get 503", 65536);
+  limit("--max-choices", limits.choices, "Prompts of a request times its n", 65536);
   limit("--max-connections", limits.connections, "Connections that are open at once; more wait to be accepted", 65536);
   limit("--max-body", limits.body_bytes, "Bytes of a request's body; more get 413", 1 << 30);
   limit("--max-header", limits.header_bytes, "Bytes of a request's header; more get 431 or are cut off", 1 << 20);

@@ -9,6 +9,7 @@ struct Limits {
   int64_t connections = 256;        // beyond them clients wait to be accepted
   int64_t sequences = 64;           // computed together
   int64_t queue = 128;              // requests that wait beside those; more get 503
+  int64_t choices = 64;             // of a request: its prompts times "n"
   int64_t body_bytes = 4 << 20;     // of a request; more get 413
   int64_t header_bytes = 32 << 10;  // of a request, more get 431 or are cut off
   int64_t stops = 16;               // strings of "stop"

@@ -10,6 +10,7 @@
 #include "tessera/base/quote.h"
 #include "tessera/data/messages.h"
 #include "tessera/serve/api_error.h"
+#include "tessera/text/chat_prompt.h"
 
 namespace tessera::serve {
 namespace {
@@ -27,8 +28,7 @@ const std::set<std::string>& idle_keys() {
 
 // Keys whose one value that changes nothing is taken.
 const std::vector<std::pair<const char*, Json>>& neutral_keys() {
-  static const std::vector<std::pair<const char*, Json>> keys = {{"n", 1},
-                                                                 {"best_of", 1},
+  static const std::vector<std::pair<const char*, Json>> keys = {{"best_of", 1},
                                                                  {"echo", false},
                                                                  {"suffix", ""},
                                                                  {"logit_bias", Json::object()},
@@ -53,6 +53,7 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
                                              "min_p",
                                              "seed",
                                              "stop",
+                                             "n",
                                              "presence_penalty",
                                              "frequency_penalty",
                                              "repetition_penalty",
@@ -130,28 +131,31 @@ std::optional<int64_t> read_log_probs(const JsonReader& top, Endpoint endpoint, 
   return wanted ? std::optional(likeliest) : std::nullopt;
 }
 
-std::vector<int64_t> ids_of_text(const std::string& text, const Served& served, bool add_special_tokens) {
-  const auto ids = served.tokenizer.encode(text, {.add_special_tokens = add_special_tokens});
-  return {ids.begin(), ids.end()};
+std::vector<int64_t> prompt_of(const JsonReader& prompt, const Served& served) {
+  std::vector<int64_t> ids;
+  if (!prompt.is_array()) {
+    const auto encoded = served.tokenizer.encode(prompt.as_string());
+    ids.assign(encoded.begin(), encoded.end());
+    return ids;
+  }
+  for (const auto& id : prompt.items()) ids.push_back(id.as_integer(0, served.config.vocab_size - 1));
+  return ids;
 }
 
-std::vector<int64_t> text_prompt(const JsonReader& top, const Served& served) {
+// Of one of each, or of lists of them.
+std::vector<std::vector<int64_t>> text_prompts(const JsonReader& top, const Served& served, int64_t most) {
   const auto prompt = top.at("prompt");
-  if (!prompt.is_array()) return ids_of_text(prompt.as_string(), served, true);
+  if (!prompt.is_array()) return {prompt_of(prompt, served)};
   const auto items = prompt.items();
   if (items.empty()) refuse("prompt", "prompt: found an empty list, wanted text or token ids");
-  if (!items[0].value().is_number()) {
-    if (items.size() != 1) {
-      refuse("prompt", fmt::format("prompt: found {} prompts, wanted one a request; send as many requests at once",
-                                   items.size()));
-    }
-    if (!items[0].is_array()) return ids_of_text(items[0].as_string(), served, true);
+  if (items[0].value().is_number()) return {prompt_of(prompt, served)};
+  if (static_cast<int64_t>(items.size()) > most) {
+    refuse("prompt", fmt::format("prompt: found {} prompts, this server takes {} choices a request (prompts x n)",
+                                 items.size(), served.limits.choices));
   }
-  std::vector<int64_t> ids;
-  for (const auto& id : items[0].is_array() ? items[0].items() : items) {
-    ids.push_back(id.as_integer(0, served.config.vocab_size - 1));
-  }
-  return ids;
+  std::vector<std::vector<int64_t>> prompts;
+  for (const auto& item : items) prompts.push_back(prompt_of(item, served));
+  return prompts;
 }
 
 // Content in parts becomes their text.
@@ -178,7 +182,18 @@ Json plain_messages(const JsonReader& list) {
   return messages;
 }
 
-std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served) {
+// Their names.
+std::set<std::string> names_of(const JsonReader& tools) {
+  std::set<std::string> names;
+  for (const auto& tool : tools.items()) {
+    const auto type = tool.string("type");
+    if (type != "function") refuse("tools", fmt::format("a tool of type {} is not supported", quote(type)));
+    names.insert(tool.at("function").string("name"));
+  }
+  return names;
+}
+
+std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
   auto messages = data::openai_messages(plain_messages(top.at("messages")), "messages", kWhere);
   Json extra = Json::object();
@@ -192,13 +207,16 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served) {
                                       describe(choice)));
   }
   const auto tools = top.find("tools");
-  const bool with_tools = tools && tools->is_array() && !tools->items().empty() && choice == "auto";
-  if (tools && !tools->is_null() && !tools->is_array()) tools->fail("a list");
-  const auto without = with_tools ? served.chat->render(messages, true, extra).text : "";
-  if (with_tools) extra["tools"] = tools->value();
-  const auto text = served.chat->render(messages, /*add_generation_prompt=*/true, extra).text;
-  if (with_tools && text == without) refuse("tools", "this model's chat template takes no tools");
-  return ids_of_text(text, served, false);
+  const bool with_tools = tools && !tools->is_null() && !tools->items().empty() && choice == "auto";
+  if (with_tools) told = names_of(*tools);
+  if (with_tools) {
+    const auto without = served.chat->render(messages, true, extra).text;
+    extra["tools"] = tools->value();
+    if (served.chat->render(messages, true, extra).text == without)
+      refuse("tools", "this model's chat template takes no tools");
+  }
+  const auto ids = text::chat_prompt(*served.chat, served.tokenizer, messages, extra);
+  return {ids.begin(), ids.end()};
 }
 
 int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt) {
@@ -237,12 +255,24 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
     if (!request.stream) refuse("stream_options", "stream_options wants stream: true beside it");
     request.stream_usage = options->boolean("include_usage", false);
   }
-  read_sampling(top, served, request.options);
+  GenerationOptions options;
+  read_sampling(top, served, options);
   request.stop = read_stops(top, served.limits);
   request.log_probs = read_log_probs(top, endpoint, served.limits);
-  request.prompt = endpoint == Endpoint::kChat ? chat_prompt(top, served) : text_prompt(top, served);
-  request.options.max_new_tokens = read_most_tokens(top, served, endpoint, static_cast<int64_t>(request.prompt.size()));
-  generation_capacity(served.config, request.prompt, request.options);
+  const int64_t each = top.integer("n", 1, 1, served.limits.choices);
+  const auto prompts = endpoint == Endpoint::kChat
+                           ? std::vector<std::vector<int64_t>>(1, chat_prompt(top, served, request.tools))
+                           : text_prompts(top, served, served.limits.choices / each);
+  for (const auto& prompt : prompts) {
+    request.prompt_tokens += static_cast<int64_t>(prompt.size());
+    options.max_new_tokens = read_most_tokens(top, served, endpoint, static_cast<int64_t>(prompt.size()));
+    generation_capacity(served.config, prompt, options);
+    auto of_choice = options;  // the first of each prompt is what it would be alone
+    for (int64_t i = 0; i < each; ++i) {
+      request.choices.push_back({prompt, of_choice});
+      of_choice.seed += 0x9E3779B97F4A7C15;
+    }
+  }
   return request;
 }
 

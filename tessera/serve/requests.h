@@ -7,6 +7,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,9 +34,14 @@ struct Served {
 };
 
 struct CompletionRequest {
-  std::vector<int64_t> prompt{};
-  GenerationOptions options{};
+  struct Choice {
+    std::vector<int64_t> prompt{};
+    GenerationOptions options{};
+  };
+  std::vector<Choice> choices{};  // by their index: of each prompt as many as "n" says
+  int64_t prompt_tokens = 0;      // each prompt once
   std::vector<std::string> stop{};
+  std::set<std::string> tools{};       // functions that the model was told of
   std::optional<int64_t> log_probs{};  // wanted, with so many of the likeliest
   bool stream = false, stream_usage = false;
 };

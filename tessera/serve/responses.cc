@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
 
 #include "tessera/base/utf8.h"
 
@@ -33,6 +35,15 @@ Json token_entry(const Served& served, int64_t token, double log_prob) {
   return {{"token", text_of(raw)}, {"logprob", written(log_prob)}, {"bytes", std::move(bytes)}};
 }
 
+// Nine letters and digits, which Mistral's templates want.
+std::string call_id() {
+  constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+  std::random_device random;
+  std::string id(9, '0');
+  for (char& each : id) each = kLetters[random() % kLetters.size()];
+  return id;
+}
+
 }  // namespace
 
 Response::Response(Endpoint endpoint, std::string id, const Served& served, const CompletionRequest& request)
@@ -40,9 +51,14 @@ Response::Response(Endpoint endpoint, std::string id, const Served& served, cons
       id_(std::move(id)),
       served_(served),
       created_(std::time(nullptr)),
-      prompt_tokens_(static_cast<int64_t>(request.prompt.size())),
+      prompt_tokens_(request.prompt_tokens),
+      stream_(request.stream),
       log_probs_(request.log_probs.has_value()),
-      usage_in_chunks_(request.stream_usage) {}
+      usage_in_chunks_(request.stream_usage),
+      choices_(request.choices.size()) {
+  if (request.tools.empty()) return;
+  for (auto& choice : choices_) choice.reader.emplace(request.tools);
+}
 
 Json Response::log_probs_of(const Piece& piece) const {
   if (!log_probs_ || !piece.log_probs) return nullptr;
@@ -64,17 +80,58 @@ Json Response::log_probs_of(const Piece& piece) const {
           {"top_logprobs", Json::array({top})}};
 }
 
-void Response::add(const Piece& piece, bool whole) {
+// The text that a piece brings, beside the tool calls.
+std::string Response::read(Choice& choice, const Piece& piece) {
+  if (!choice.reader) return piece.text;
+  std::string text;
+  const auto take = [&](ToolCallReader::Read read) {
+    text += read.text;
+    for (auto& call : read.calls) {
+      Json json = {{"id", call_id()},
+                   {"type", "function"},
+                   {"function", {{"name", std::move(call.name)}, {"arguments", std::move(call.arguments)}}}};
+      if (stream_) json["index"] = choice.called;
+      choice.calls.push_back(std::move(json));
+      ++choice.called;
+    }
+  };
+  take(choice.reader->push(piece.text));
+  if (piece.finish) take(choice.reader->finish());
+  return text;
+}
+
+std::optional<Json> Response::add(const Piece& piece) {
+  auto& choice = choices_[piece.choice];
   ++new_tokens_;
-  finish_ = piece.finish;
-  if (!whole) return;
-  text_ += piece.text;
-  const auto log_probs = log_probs_of(piece);
-  if (all_log_probs_.is_null()) {
-    all_log_probs_ = log_probs;
-  } else if (!log_probs.is_null()) {
-    for (auto& [key, values] : all_log_probs_.items()) values.push_back(log_probs[key][0]);
+  auto text = read(choice, piece);
+  choice.finish = piece.finish;
+  auto log_probs = log_probs_of(piece);
+  if (!stream_) {
+    choice.text += text;
+    if (choice.log_probs.is_null()) {
+      choice.log_probs = std::move(log_probs);
+    } else if (!log_probs.is_null()) {
+      for (auto& [key, values] : choice.log_probs.items()) values.push_back(log_probs[key][0]);
+    }
+    return std::nullopt;
   }
+  if (text.empty() && choice.calls.empty() && log_probs.is_null() && !piece.finish) return std::nullopt;
+  Json content = Json::object();
+  if (is_chat()) {
+    Json delta = Json::object();
+    if (!text.empty()) delta["content"] = std::move(text);
+    if (!choice.calls.empty()) delta["tool_calls"] = std::exchange(choice.calls, Json::array());
+    content["delta"] = std::move(delta);
+  } else {
+    content["text"] = std::move(text);
+  }
+  auto json = frame(Json::array({choice_json(piece.choice, std::move(content), piece.finish, std::move(log_probs))}));
+  if (usage_in_chunks_) json["usage"] = nullptr;
+  return json;
+}
+
+bool Response::done() const {
+  return std::all_of(choices_.begin(), choices_.end(), [](const Choice& choice) { return choice.finish.has_value(); });
 }
 
 Json Response::usage() const {
@@ -83,47 +140,53 @@ Json Response::usage() const {
           {"total_tokens", prompt_tokens_ + new_tokens_}};
 }
 
-Json Response::frame(const char* object, Json choices) const {
+Json Response::frame(Json choices) const {
+  const char* object = !is_chat() ? "text_completion" : stream_ ? "chat.completion.chunk" : "chat.completion";
   return {
       {"id", id_}, {"object", object}, {"created", created_}, {"model", served_.name}, {"choices", std::move(choices)}};
 }
 
-Json Response::choice(Json content, const std::optional<Finish>& finish, Json log_probs) const {
-  Json choice = {{"index", 0}};
+Json Response::choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const {
+  Json choice = {{"index", index}};
   choice.update(content);
   choice["logprobs"] = std::move(log_probs);
-  choice["finish_reason"] = !finish ? Json() : Json(*finish == Finish::kLength ? "length" : "stop");
+  choice["finish_reason"] = !finish                      ? Json()
+                            : *finish == Finish::kLength ? Json("length")
+                            : choices_[index].called > 0 ? Json("tool_calls")
+                                                         : Json("stop");
   return choice;
 }
 
 Json Response::whole() const {
-  const Json content = is_chat()
-                           ? Json({{"message", {{"role", "assistant"}, {"content", text_}, {"refusal", nullptr}}}})
-                           : Json({{"text", text_}});
-  auto json =
-      frame(is_chat() ? "chat.completion" : "text_completion", Json::array({choice(content, finish_, all_log_probs_)}));
+  Json choices = Json::array();
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const auto& choice = choices_[i];
+    Json content = {{"text", choice.text}};
+    if (is_chat()) {
+      const bool calls_alone = choice.called > 0 && choice.text.empty();
+      Json message = {
+          {"role", "assistant"}, {"content", calls_alone ? Json() : Json(choice.text)}, {"refusal", nullptr}};
+      if (choice.called > 0) message["tool_calls"] = choice.calls;
+      content = {{"message", std::move(message)}};
+    }
+    choices.push_back(choice_json(i, std::move(content), choice.finish, choice.log_probs));
+  }
+  auto json = frame(std::move(choices));
   json["usage"] = usage();
   return json;
 }
 
-std::optional<Json> Response::first() const {
-  if (!is_chat()) return std::nullopt;
-  const Json content = {{"delta", {{"role", "assistant"}, {"content", ""}}}};
-  return frame("chat.completion.chunk", Json::array({choice(content, std::nullopt, nullptr)}));
-}
-
-Json Response::chunk(const Piece& piece) const {
-  Json delta = Json::object();
-  if (!piece.text.empty()) delta["content"] = piece.text;
-  const Json content = is_chat() ? Json({{"delta", delta}}) : Json({{"text", piece.text}});
-  auto json = frame(is_chat() ? "chat.completion.chunk" : "text_completion",
-                    Json::array({choice(content, piece.finish, log_probs_of(piece))}));
-  if (usage_in_chunks_) json["usage"] = nullptr;
-  return json;
+std::vector<Json> Response::first() const {
+  std::vector<Json> chunks;
+  for (size_t i = 0; is_chat() && i < choices_.size(); ++i) {
+    const Json content = {{"delta", {{"role", "assistant"}, {"content", ""}}}};
+    chunks.push_back(frame(Json::array({choice_json(i, content, std::nullopt, nullptr)})));
+  }
+  return chunks;
 }
 
 Json Response::usage_chunk() const {
-  auto json = frame(is_chat() ? "chat.completion.chunk" : "text_completion", Json::array());
+  auto json = frame(Json::array());
   json["usage"] = usage();
   return json;
 }

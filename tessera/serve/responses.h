@@ -1,18 +1,21 @@
 // The JSON of answers, whole and in pieces, as OpenAI's API has it.
 //
-//   Response response(Endpoint::kChat, "chatcmpl-1", served);
-//   response.add(piece);                       // each as it comes
-//   response.whole()                           // or, streaming: first(), chunk(piece), usage()
+//   Response response(Endpoint::kChat, "chatcmpl-1", served, request);
+//   while (!response.done()) response.add(piece);    // each as it comes
+//   response.whole()                                 // of a stream instead: first(), what add() gives, usage_chunk()
 //
 // One thread at a time.
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/base/json.h"
 #include "tessera/serve/requests.h"
 #include "tessera/serve/scheduler.h"
+#include "tessera/serve/tool_calls.h"
 
 namespace tessera::serve {
 
@@ -20,29 +23,36 @@ class Response {
  public:
   Response(Endpoint endpoint, std::string id, const Served& served, const CompletionRequest& request);
 
-  // Counts a piece in; with `whole` its text is kept, too.
-  void add(const Piece& piece, bool whole);
+  // Of a stream of a chat: the role of each choice.
+  std::vector<Json> first() const;
+  // Counts a piece in. Of a stream: the chunk that it brings, if any.
+  std::optional<Json> add(const Piece& piece);
+  bool done() const;  // all choices are finished
   Json whole() const;
-  // Chunks of a stream; the first of a chat brings the role alone.
-  std::optional<Json> first() const;
-  Json chunk(const Piece& piece) const;
   Json usage_chunk() const;
 
  private:
-  Json frame(const char* object, Json choices) const;
-  Json choice(Json content, const std::optional<Finish>& finish, Json log_probs) const;
+  struct Choice {
+    std::optional<ToolCallReader> reader{};  // where the model was told of tools
+    std::string text{};                      // of no stream
+    Json calls = Json::array();              // of a stream: what is not sent yet
+    Json log_probs{};
+    std::optional<Finish> finish{};
+    int64_t called = 0;
+  };
+  Json frame(Json choices) const;
+  Json choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const;
   Json log_probs_of(const Piece& piece) const;
   Json usage() const;
   bool is_chat() const { return endpoint_ == Endpoint::kChat; }
+  std::string read(Choice& choice, const Piece& piece);
 
   Endpoint endpoint_;
   std::string id_;
   const Served& served_;
   int64_t created_, prompt_tokens_, new_tokens_ = 0;
-  bool log_probs_, usage_in_chunks_;
-  std::string text_;
-  Json all_log_probs_;
-  std::optional<Finish> finish_;
+  bool stream_, log_probs_, usage_in_chunks_;
+  std::vector<Choice> choices_;
 };
 
 }  // namespace tessera::serve

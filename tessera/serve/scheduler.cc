@@ -1,5 +1,7 @@
 #include "tessera/serve/scheduler.h"
 
+#include <omp.h>
+
 #include <algorithm>
 
 #include "tessera/base/error.h"
@@ -29,16 +31,17 @@ void Answer::put(Piece piece) {
   came_.notify_all();
 }
 
-bool Answer::take(const NewToken& made) {
-  Piece piece{.token = made.token, .log_probs = made.log_probs, .finish = made.finish};
+bool Answer::take(size_t choice, const NewToken& made) {
+  auto& stream = streams_[choice];
+  Piece piece{.choice = choice, .token = made.token, .log_probs = made.log_probs, .finish = made.finish};
   if (made.error) {
     log_error("[serve] {}", made.error->what());
     piece.error = made.error->what();
   } else {
-    piece.text = stream_.push(made.token);
+    piece.text = stream.push(made.token);
   }
-  if (piece.finish) piece.text += stream_.finish();
-  if (stream_.stopped()) piece.finish = Finish::kStop;
+  if (piece.finish) piece.text += stream.finish();
+  if (stream.stopped()) piece.finish = Finish::kStop;
   const bool goes_on = !piece.finish;
   put(std::move(piece));
   const std::lock_guard lock(mutex_);
@@ -48,7 +51,11 @@ bool Answer::take(const NewToken& made) {
 void Answer::end(const std::string& error) { put({.finish = Finish::kError, .error = error}); }
 
 Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits)
-    : limits_(limits), engine_(std::move(model), options), thread_([this] { work(); }) {}
+    : limits_(limits), engine_(std::move(model), options), thread_([this] { work(); }) {
+  // The workers of this thread, which has loaded the model, count against the cores: those of the engine's thread would
+  // sleep between loops instead of spin, and a token takes twice as long.
+  omp_pause_resource_all(omp_pause_soft);
+}
 
 Scheduler::~Scheduler() {
   {
@@ -60,25 +67,29 @@ Scheduler::~Scheduler() {
 }
 
 std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, const text::Tokenizer& tokenizer) {
-  auto answer = std::make_shared<Answer>(tokenizer, request.stop);
+  auto answer = std::make_shared<Answer>(tokenizer, request.stop, request.choices.size());
   {
     const std::lock_guard lock(mutex_);
     const int64_t ahead = counts_.running + counts_.waiting + static_cast<int64_t>(arrivals_.size());
-    if (ending_ || ahead >= limits_.sequences + limits_.queue) {
+    const auto wanted = static_cast<int64_t>(request.choices.size());
+    if (ending_ || ahead + wanted > limits_.sequences + limits_.queue) {
       throw ApiError(
           503, fmt::format("The server is busy: {} requests are being answered or waiting. Try again later.", ahead),
           "overloaded");
     }
     const std::weak_ptr<Answer> held = answer;
-    arrivals_.push_back({{.prompt = request.prompt,
-                          .options = request.options,
-                          .log_probs = request.log_probs,
-                          .on_token =
-                              [held](const NewToken& made) {
-                                const auto to = held.lock();
-                                return to && to->take(made);
-                              }},
-                         held});
+    for (size_t choice = 0; choice < request.choices.size(); ++choice) {
+      const auto& of = request.choices[choice];
+      arrivals_.push_back({{.prompt = of.prompt,
+                            .options = of.options,
+                            .log_probs = request.log_probs,
+                            .on_token =
+                                [held, choice](const NewToken& made) {
+                                  const auto to = held.lock();
+                                  return to && to->take(choice, made);
+                                }},
+                           held});
+    }
   }
   wake_.notify_all();
   return answer;

@@ -24,8 +24,9 @@
 
 namespace tessera::serve {
 
-// What one token brought.
+// What one token of a choice brought.
 struct Piece {
+  size_t choice = 0;
   std::string text{};  // may be empty: held back, or no text
   int64_t token = 0;
   std::optional<TokenLogProbs> log_probs{};
@@ -35,14 +36,16 @@ struct Piece {
 
 class Answer {
  public:
-  Answer(text::Tokenizer tokenizer, std::vector<std::string> stops) : stream_(std::move(tokenizer), std::move(stops)) {}
-  // The next piece; nothing when none came in time. After one with `finish` there is none.
+  Answer(const text::Tokenizer& tokenizer, const std::vector<std::string>& stops, size_t choices)
+      : streams_(choices, TextStream(tokenizer, stops)) {}
+  // The next piece of any choice; nothing when none came in time. After one with `finish` there is none of that choice,
+  // after kError none that counts.
   std::optional<Piece> next(std::chrono::milliseconds wait);
   void cancel();
 
  private:
   friend class Scheduler;
-  bool take(const NewToken& made);  // on the engine's thread
+  bool take(size_t choice, const NewToken& made);  // on the engine's thread
   void end(const std::string& error);
   void put(Piece piece);
 
@@ -50,7 +53,7 @@ class Answer {
   std::condition_variable came_;
   std::deque<Piece> pieces_;
   bool cancelled_ = false;
-  TextStream stream_;  // of the engine's thread
+  std::vector<TextStream> streams_;  // of the engine's thread
 };
 
 class Scheduler {

@@ -105,9 +105,8 @@ struct Stream {
       fail(500, piece->error);
       return true;
     }
-    response.add(*piece, /*whole=*/false);
-    if (!piece->text.empty() || piece->finish || piece->log_probs) event(response.chunk(*piece));
-    if (!piece->finish) return true;
+    if (const auto chunk = response.add(*piece)) event(*chunk);
+    if (!response.done()) return true;
     if (with_usage) event(response.usage_chunk());
     held += "data: [DONE]\n\n";
     done = true;
@@ -246,7 +245,7 @@ MHD_Result Server::State::stream(MHD_Connection* connection, Endpoint endpoint, 
                             .response = Response(endpoint, id, served, request),
                             .with_usage = request.stream_usage,
                             .deadline = deadline};
-  if (const auto first = stream->response.first()) stream->event(*first);
+  for (const auto& first : stream->response.first()) stream->event(first);
   constexpr size_t kBlock = 4096;
   auto* response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, kBlock, read_stream, stream, free_stream);
   MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "text/event-stream; charset=utf-8");
@@ -281,8 +280,8 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
     }
     if (!piece) continue;
     if (piece->finish == Finish::kError) throw ApiError(500, piece->error);
-    response.add(*piece, /*whole=*/true);
-    if (piece->finish) return send_json(connection, 200, response.whole());
+    response.add(*piece);
+    if (response.done()) return send_json(connection, 200, response.whole());
   }
 }
 

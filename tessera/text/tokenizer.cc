@@ -90,8 +90,9 @@ struct Tokenizer::State {
   // One encode call: from the text to ids, part by part.
   class Run {
    public:
-    Run(const State& state, EncodeScratch& scratch, bool parse_special, std::vector<TokenId>& ids, Offsets* offsets)
-        : state_(state), scratch_(scratch), parse_special_(parse_special), ids_(ids), offsets_(offsets) {}
+    Run(const State& state, EncodeScratch& scratch, const EncodeOptions& options, std::vector<TokenId>& ids,
+        Offsets* offsets)
+        : state_(state), scratch_(scratch), options_(options), ids_(ids), offsets_(offsets) {}
     void whole(std::string_view text);
 
    private:
@@ -101,7 +102,7 @@ struct Tokenizer::State {
 
     const State& state_;
     EncodeScratch& scratch_;
-    bool parse_special_;
+    const EncodeOptions& options_;
     std::vector<TokenId>& ids_;
     Offsets* offsets_;
   };
@@ -148,7 +149,7 @@ void Tokenizer::State::apply_config(const std::string& text, const std::string& 
 
 void Tokenizer::State::Run::whole(std::string_view text) {
   AlignedText& input = scratch_.input;
-  const bool track = offsets_ || state_.track_always;
+  const bool track = offsets_ || state_.track_always || !options_.barriers.empty();
   const bool valid = is_valid_utf8(text);
   input.clear();
   if (!valid || track) {
@@ -158,7 +159,7 @@ void Tokenizer::State::Run::whole(std::string_view text) {
   const Span* origins = track ? input.origins.data() : nullptr;
   if (state_.added.raw().empty()) return part(text, origins, true);
   auto& parts = scratch_.raw_parts;
-  state_.added.raw().split(text, parse_special_, parts);
+  state_.added.raw().split(text, {options_.parse_special, options_.barriers, origins}, parts);
   for (const AddedPart& found : parts) {
     const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
     if (found.id != AddedPart::kText)
@@ -180,7 +181,7 @@ void Tokenizer::State::Run::part(std::string_view text, const Span* origins, boo
   }
   if (state_.added.normalized().empty()) return normalized_part(text, origins, at_start);
   auto& parts = scratch_.normalized_parts;
-  state_.added.normalized().split(text, parse_special_, parts);
+  state_.added.normalized().split(text, {options_.parse_special, options_.barriers, origins}, parts);
   for (const AddedPart& found : parts) {
     const auto in = text.substr(found.span.begin, found.span.end - found.span.begin);
     if (found.id != AddedPart::kText)
@@ -218,7 +219,7 @@ void Tokenizer::State::encode(std::string_view text, const EncodeOptions& option
   check_text_size(text.size());
   const auto scratch = scratch_pool.take();
   ids.reserve(text.size() / 4 + 16);
-  Run(*this, *scratch, options.parse_special, ids, offsets).whole(text);
+  Run(*this, *scratch, options, ids, offsets).whole(text);
   post_processor.apply(options.add_special_tokens, text, ids, offsets, [&](TokenId id) -> const std::string& {
     static const std::string none;
     const auto index = static_cast<size_t>(id);
@@ -286,6 +287,10 @@ std::optional<TokenId> Tokenizer::pad_id() const { return state_->pad; }
 bool Tokenizer::is_special(TokenId id) const {
   const auto index = static_cast<size_t>(id);
   return id >= 0 && index < state_->tokens.size() && state_->token_flags[index] == 3;
+}
+
+std::vector<std::pair<size_t, size_t>> Tokenizer::special_tokens_in(std::string_view text) const {
+  return state_->added.written().find_all(text);
 }
 
 }  // namespace tessera::text

@@ -32,8 +32,9 @@ namespace tessera::text {
 using TokenId = int32_t;
 
 struct EncodeOptions {
-  bool add_special_tokens = true;  // what the post-processor adds, e.g. BOS
-  bool parse_special = true;       // "<|im_end|>" inside the text becomes the special token, else plain text
+  bool add_special_tokens = true;      // what the post-processor adds, e.g. BOS
+  bool parse_special = true;           // "<|im_end|>" inside the text becomes the special token, else plain text
+  std::span<const size_t> barriers{};  // places in the text, rising, over which no special token reaches
 };
 
 struct Encoding {
@@ -69,6 +70,8 @@ class Tokenizer {
   std::optional<TokenId> eos_id() const;
   std::optional<TokenId> pad_id() const;
   bool is_special(TokenId id) const;
+  // Where a special token is written in a text, overlapping ones too: half-open byte ranges.
+  std::vector<std::pair<size_t, size_t>> special_tokens_in(std::string_view text) const;
 
  private:
   struct State;

@@ -22,8 +22,8 @@ namespace {
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('.') + 1); }
 
-// The key somebody meant: the same name in another section, else the nearest in the same section, else the nearest of
-// all.
+// The key somebody meant: the one whose name is about the section and the name (validation.every: validate_every), else
+// the same name in another section, else the nearest in the same section, else the nearest of all.
 std::string_view nearest_key(std::string_view path) {
   static const std::vector<std::string> kPaths = [] {
     std::vector<std::string> paths;
@@ -31,6 +31,11 @@ std::string_view nearest_key(std::string_view path) {
     for (const auto& key : recipe_keys()) paths.insert(paths.end(), key.aliases.begin(), key.aliases.end());
     return paths;
   }();
+  std::string joined(path);
+  std::replace(joined.begin(), joined.end(), '.', '_');
+  for (const auto& known : kPaths) {
+    if (4 * edit_distance(joined, last_part(known)) < joined.size()) return known;
+  }
   for (const auto& known : kPaths) {
     if (last_part(known) == last_part(path) && path.size() > 4) return known;
   }

@@ -58,6 +58,18 @@ TEST(Program, AReportIsNotWrittenUnderAnotherKindsName) {
   const auto page = run_process({program(), "report", "runs/none", "-o", "page.png"});
   expect_one_line_error(page, 2);
   EXPECT_THAT(page.err, HasSubstr("a picture's name"));
+  for (const std::vector<std::string>& png : {std::vector<std::string>{"--png", "a.png"}, {"--png=a.png"}}) {
+    std::vector<std::string> command = {program(), "report", "runs/none"};
+    command.insert(command.end(), png.begin(), png.end());
+    const auto run = run_process(command);
+    expect_one_line_error(run, 2);
+    EXPECT_THAT(run.err, HasSubstr("runs/none")) << "a.png is where the picture goes, no run";
+    command.insert(command.end(), {"-o", "b.png"});
+    expect_one_line_error(run_process(command), 2);
+  }
+  const auto other = run_process({program(), "report", "runs/none", "--png=a.html"});
+  expect_one_line_error(other, 2);
+  EXPECT_THAT(other.err, HasSubstr("a name that ends in .png"));
 }
 
 TEST(Program, NoVerbIsAUsageErrorThatShowsTheHelp) {
@@ -85,11 +97,15 @@ TEST(Program, UnknownVerbNamesTheNearest) {
 }
 
 TEST(Program, EveryVerbPrintsItsHelp) {
-  for (const char* verb : {"train", "generate", "score", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
+  for (const char* verb :
+       {"train", "generate", "serve", "score", "report", "ckpt", "launch", "trace", "tokenize", "doctor"}) {
     const auto run = run_process({program(), verb, "--help"});
     EXPECT_EQ(run.exit_code, 0) << verb << run.err;
     EXPECT_THAT(run.out, HasSubstr(std::string("tessera ") + verb)) << verb;
-    EXPECT_THAT(run.out, HasSubstr("--log-level")) << verb;
+    EXPECT_THAT(run.out, HasSubstr("--log-level LEVEL [info]")) << verb;
+    for (const char* jargon : {"REQUIRED", "INT", "FLOAT", "TEXT="}) {
+      EXPECT_THAT(run.out, Not(HasSubstr(jargon))) << verb;
+    }
   }
 }
 

@@ -157,6 +157,14 @@ setTimeout(() => tell(`still ${chart('loss').dataset.points} ${inked('loss', '--
                                  "still 120 true"));
 }
 
+TEST(Page, SaysWhereRunsDifferInNoSetting) {
+  if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";
+  const auto lines = told(render_page({made_up("a", 1), made_up("b", 1)}), R"(
+tell([...document.querySelectorAll('#differences-table tbody tr')].map((row) => row.textContent).join());
+)");
+  EXPECT_THAT(lines, ElementsAre("none"));
+}
+
 // Beside a value stands a piece of its line: the colour tells the run, the dashes tell the part.
 TEST(Page, TellsPartsOfSeveralRunsByTheirLines) {
   if (!has_browser()) GTEST_SKIP() << "no chromium in PATH";

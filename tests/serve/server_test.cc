@@ -4,6 +4,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
@@ -26,6 +29,7 @@ using testing::HttpReply;
 const std::string kCharacters = "abcdefghijklmnopqrstuvwxyz .,:;!?()'-";
 const std::string kTemplate =
     "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}";
+const nlohmann::json kTool = {{"type", "function"}, {"function", {{"name", "f"}}}};
 
 class Serve : public ::testing::Test {
  protected:
@@ -141,7 +145,7 @@ TEST_F(Serve, ChatsGoThroughTheTemplateAndStream) {
   body["stream"] = false;
   body["messages"][0]["content"] = {{{"type", "text"}, {"text", "h"}}, {{"type", "text"}, {"text", "i"}}};
   EXPECT_EQ(answer(body, "/v1/chat/completions")["choices"][0]["message"]["content"], text);
-  body["tools"] = {{{"type", "function"}, {"function", {{"name", "f"}}}}};
+  body["tools"] = {kTool};
   EXPECT_EQ(answer(body, "/v1/chat/completions")["usage"]["prompt_tokens"].get<int>(),
             whole["usage"]["prompt_tokens"].get<int>() + 5)
       << "tools, behind the messages";
@@ -176,15 +180,165 @@ TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
   EXPECT_NE(answer(body)["choices"][0]["text"], found["choices"][0]["text"]);
 }
 
+// Else the engine's loops would sleep where they should spin, and tokens take twice as long.
+TEST_F(Serve, TheThreadThatMadeItKeepsNoWorkersBesideTheEngine) {
+  const auto threads = [] {
+    namespace fs = std::filesystem;
+    return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
+  };
+  std::atomic<int> ran = 0;
+#pragma omp parallel num_threads(3)
+  ++ran;
+  ASSERT_EQ(ran, 3);
+  const auto with_two_workers = threads();
+  at::set_num_threads(1);
+  const auto model = testing::tiny_model("");
+  const Limits limits;
+  const Scheduler scheduler(model, EngineOptions{.pages = 16}, limits);
+  const auto wanted = with_two_workers - 2 + 1;  // the engine's
+  for (int i = 0; i < 500 && threads() > wanted; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(threads(), wanted);
+}
+
+TEST_F(Serve, SeveralChoicesAndPromptsAreWhatEachWouldBeAlone) {
+  start({.choices = 6});
+  auto body = ask("the cat", 9);
+  body["prompt"] = {"the cat", "a dog", "on"};
+  body["n"] = 2;
+  const auto greedy_ones = answer(body);
+  ASSERT_EQ(greedy_ones["choices"].size(), 6U);
+  const std::vector<std::string> prompts = {"the cat", "a dog", "on"};
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(greedy_ones["choices"][i]["index"], i);
+    EXPECT_EQ(greedy_ones["choices"][i]["text"], greedy(prompts[i / 2], 9)) << i;
+  }
+  EXPECT_EQ(greedy_ones["usage"],
+            (nlohmann::json{{"prompt_tokens", 14}, {"completion_tokens", 54}, {"total_tokens", 68}}));
+  body["prompt"] = {{19, 7, 4}, {0, 1}};
+  EXPECT_EQ(answer(body)["choices"][3]["text"], greedy("ab", 9)) << "lists of token ids";
+
+  body["prompt"] = {"the cat", "a dog"};
+  body["n"] = 3;
+  body["temperature"] = 1.5;
+  body["seed"] = 7;
+  body["logprobs"] = 1;
+  const auto sampled = answer(body);
+  std::set<std::string> different;
+  for (const auto& choice : sampled["choices"]) {
+    different.insert(choice["text"].get<std::string>());
+    EXPECT_EQ(choice["logprobs"]["tokens"].size(), 9U);
+  }
+  EXPECT_GT(different.size(), 4U);
+  auto alone = body;
+  alone["prompt"] = "a dog";
+  alone.erase("n");
+  EXPECT_EQ(answer(alone)["choices"][0]["text"], sampled["choices"][3]["text"]);
+
+  body["stream"] = true;
+  std::vector<std::string> texts(6);
+  const auto reply = post(body).body;
+  for (size_t at = 0; (at = reply.find("data: {", at)) != std::string::npos; at += 6) {
+    const auto json = nlohmann::json::parse(reply.substr(at + 6, reply.find("\n\n", at) - at - 6));
+    for (const auto& choice : json["choices"])
+      texts.at(choice["index"].get<size_t>()) += choice["text"].get<std::string>();
+  }
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(texts[i], sampled["choices"][i]["text"]) << i;
+  EXPECT_TRUE(streamed(reply).second);
+
+  body["n"] = 7;
+  expect_error(post(body), 400, "n");
+  body["n"] = 4;
+  expect_error(post(body), 400, "2 prompts, this server takes 6 choices");
+}
+
+TEST_F(Serve, MoreChoicesThanThereArePlacesAreRefused) {
+  start({.sequences = 1, .queue = 1});
+  auto body = ask("a", 2);
+  body["n"] = 3;
+  expect_error(post(body), 503, "busy");
+  body["n"] = 2;
+  EXPECT_EQ(answer(body)["choices"].size(), 2U);
+}
+
+// What a user types is text, though a control token is spelled so.
+TEST_F(Serve, ControlTokensInMessagesAreText) {
+  start();
+  auto file = nlohmann::json::parse(testing::character_tokenizer(kCharacters));
+  file["added_tokens"] = {{{"id", 37},
+                           {"content", "(end)"},
+                           {"single_word", false},
+                           {"lstrip", false},
+                           {"rstrip", false},
+                           {"normalized", false},
+                           {"special", true}}};
+  served_->tokenizer = text::Tokenizer::from_json(file.dump(), "test");
+  served_->config.vocab_size = 38;
+  served_->chat = text::ChatTemplate::parse("{% for m in messages %}{{ m.content }}(end){% endfor %}", "test");
+  const auto read = [&](const std::string& content) {
+    const nlohmann::json body = {{"model", "tiny"}, {"messages", {{{"role", "user"}, {"content", content}}}}};
+    return read_request(body.dump(), Endpoint::kChat, *served_).choices[0].prompt;
+  };
+  EXPECT_EQ(read("a"), (std::vector<int64_t>{0, 37}));
+  const auto at = [](char c) { return static_cast<int64_t>(kCharacters.find(c)); };
+  EXPECT_EQ(read("a(end)b"), (std::vector<int64_t>{0, at('('), 4, 13, 3, at(')'), 1, 37}));
+  EXPECT_EQ(read("(e(end)"), (std::vector<int64_t>{at('('), 4, at('('), 4, 13, 3, at(')'), 37}));
+  const nlohmann::json raw = {{"model", "tiny"}, {"prompt", "a(end)"}};
+  EXPECT_EQ(read_request(raw.dump(), Endpoint::kText, *served_).choices[0].prompt, (std::vector<int64_t>{0, 37}))
+      << "a prompt is the client's own";
+}
+
+TEST(Responses, ToolCallsAreGivenAsOpenAiHasThem) {
+  const testing::TempFolder folder;
+  const Served served{
+      .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
+  CompletionRequest request{.choices = {{.prompt = {1}}}, .prompt_tokens = 1, .tools = {"f"}};
+  const std::string text = "Well.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n";
+  const auto give = [&](Response& response) {
+    std::vector<Json> chunks;
+    for (size_t i = 0; i < text.size(); ++i) {
+      Piece piece{.text = text.substr(i, 1)};
+      if (i + 1 == text.size()) piece.finish = Finish::kStop;
+      if (auto chunk = response.add(piece)) chunks.push_back(std::move(*chunk));
+    }
+    EXPECT_TRUE(response.done());
+    return chunks;
+  };
+  Response whole(Endpoint::kChat, "x", served, request);
+  give(whole);
+  const auto choice = whole.whole()["choices"][0];
+  EXPECT_EQ(choice["finish_reason"], "tool_calls");
+  EXPECT_EQ(choice["message"]["content"], "Well.");
+  ASSERT_EQ(choice["message"]["tool_calls"].size(), 1U);
+  const auto& call = choice["message"]["tool_calls"][0];
+  EXPECT_EQ(call["type"], "function");
+  EXPECT_EQ(call["function"], Json({{"name", "f"}, {"arguments", "{\"a\":1}"}}));
+  EXPECT_EQ(call["id"].get<std::string>().size(), 9U);
+  request.stream = true;
+  Response stream(Endpoint::kChat, "x", served, request);
+  std::string shown;
+  Json calls = Json::array();
+  const auto chunks = give(stream);
+  for (const auto& chunk : chunks) {
+    const auto& delta = chunk["choices"][0]["delta"];
+    shown += delta.value("content", "");
+    if (delta.contains("tool_calls")) calls.insert(calls.end(), delta["tool_calls"].begin(), delta["tool_calls"].end());
+  }
+  EXPECT_EQ(shown, "Well.");
+  ASSERT_EQ(calls.size(), 1U);
+  EXPECT_EQ(calls[0]["index"], 0);
+  EXPECT_EQ(calls[0]["function"], call["function"]);
+  EXPECT_EQ(chunks.back()["choices"][0]["finish_reason"], "tool_calls");
+}
+
 TEST(Responses, LogProbsOfPartsOfCharactersAndOfImpossibleTokensAreJson) {
   const testing::TempFolder folder;
   const Served served{
       .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
   const double never = -std::numeric_limits<double>::infinity();
   const Piece piece{.text = "", .token = 0xE2, .log_probs = TokenLogProbs{-0.5, {{'a', -0.25}, {0x80, never}}}};
-  const CompletionRequest request{.prompt = {1}, .log_probs = 2};
+  const CompletionRequest request{.choices = {{.prompt = {1}}}, .prompt_tokens = 1, .log_probs = 2, .stream = true};
   Response chat(Endpoint::kChat, "x", served, request);
-  const auto content = Json::parse(chat.chunk(piece).dump())["choices"][0]["logprobs"]["content"][0];
+  const auto content = Json::parse(chat.add(piece)->dump())["choices"][0]["logprobs"]["content"][0];
   EXPECT_EQ(content["token"], "bytes:\\xe2");
   EXPECT_EQ(content["bytes"], Json::array({0xE2}));
   EXPECT_EQ(content["logprob"], -0.5);
@@ -192,7 +346,7 @@ TEST(Responses, LogProbsOfPartsOfCharactersAndOfImpossibleTokensAreJson) {
   EXPECT_EQ(content["top_logprobs"][1],
             Json({{"token", "bytes:\\x80"}, {"logprob", -9999.0}, {"bytes", Json::array({0x80})}}));
   Response text(Endpoint::kText, "x", served, request);
-  const auto found = Json::parse(text.chunk(piece).dump())["choices"][0]["logprobs"];
+  const auto found = Json::parse(text.add(piece)->dump())["choices"][0]["logprobs"];
   EXPECT_EQ(found["tokens"], Json::array({"bytes:\\xe2"}));
   EXPECT_EQ(found["top_logprobs"][0], Json({{"a", -0.25}, {"bytes:\\x80", -9999.0}}));
 }
@@ -245,8 +399,11 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(post(changed(good, "prompt", std::string(64, 'a'))), 400, "maximum context length is 64 tokens");
   expect_error(post(changed(good, "prompt", "")), 400, "no token");
   expect_error(post(changed(good, "prompt", {1, 37})), 400, "37");
-  expect_error(post(changed(good, "prompt", {"a", "b"})), 400, "one a request");
-  expect_error(post(changed(good, "n", 2)), 400, "n is not supported");
+  expect_error(post(changed(good, "prompt", std::vector<std::string>(65, "a"))), 400, "65 prompts");
+  expect_error(post(changed(good, "prompt", {"a", 5})), 400, "prompt");
+  expect_error(post(changed(good, "prompt", nlohmann::json::array())), 400, "empty list");
+  expect_error(post(changed(good, "n", 65)), 400, "n");
+  expect_error(post(changed(good, "best_of", 2)), 400, "best_of is not supported");
   expect_error(post(changed(good, "logit_bias", {{"1", 5}})), 400, "logit_bias");
   expect_error(post(changed(good, "temperatur", 1)), 400, "Unrecognized");
   expect_error(post(changed(good, "stop", std::vector<std::string>(17, "x"))), 400, "stop");
@@ -256,6 +413,14 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(post({{"model", "tiny"}, {"messages", {{{"role", "user"}, {"content", {{{"type", "image_url"}}}}}}}},
                     "/v1/chat/completions"),
                400, "image_url");
+  nlohmann::json tools = {{"model", "tiny"}, {"messages", {{{"role", "user"}, {"content", "a"}}}}, {"tools", {kTool}}};
+  tools["tool_choice"] = "required";
+  expect_error(post(tools, "/v1/chat/completions"), 400, "not forced");
+  tools["tool_choice"] = "auto";
+  tools["tools"][0]["type"] = "computer";
+  expect_error(post(tools, "/v1/chat/completions"), 400, "computer");
+  tools["tools"] = 5;
+  expect_error(post(tools, "/v1/chat/completions"), 400, "tools");
   expect_error(http(port_, "GET", "/v1/completions"), 405, "wants POST");
   expect_error(http(port_, "GET", "/nothing"), 404, "No such path");
   expect_error(http(port_, "POST", "/v1/completions", good.dump(), "Content-Type: text/plain\r\n"), 415,

@@ -155,6 +155,8 @@ TEST(Recipe, UnknownKeyNamesTheNearest) {
   EXPECT_THAT(error_with("trian: {steps: 5}"), HasSubstr("unknown key 'trian.steps'. Did you mean 'train.steps'?"));
   EXPECT_THAT(error_with("optmizer: {}"), HasSubstr("unknown key 'optmizer'. Did you mean 'optimizer'?"));
   EXPECT_THAT(error_with("\"tr\u202ea\\x1bin\": 1"), HasSubstr("unknown key 'tr\\u202ea\\x1bin'"));
+  EXPECT_THAT(error_with("validation: {every: 5}"), HasSubstr("Did you mean 'train.validate_every'?"));
+  EXPECT_THAT(error_with("sample: {every: 5}"), HasSubstr("Did you mean 'train.sample_every'?"));
   EXPECT_THAT(error_with("train: {warmup_steps: 5}"), HasSubstr("Did you mean 'schedule.warmup_steps'?"));
   EXPECT_THAT(error_of(kMinimal, {"optimizer.lrr=1"}),
               HasSubstr("override 'optimizer.lrr=1': unknown key 'optimizer.lrr'. Did you mean 'optimizer.lr'?"));

@@ -269,7 +269,8 @@
     const settings = data.runs.map(({recipe}) => new Map(recipe));
     byId('differences').hidden = data.runs.length < 2;
     byId('differences-table').replaceChildren(...keyed(['setting', ...data.runs.map(({name}) => name)],
-      data.differing.map((key) => [key, ...settings.map((recipe) => recipe.get(key) ?? 'null')])));
+      data.differing.length === 0 ? [['none', ...data.runs.map(() => '')]]
+        : data.differing.map((key) => [key, ...settings.map((recipe) => recipe.get(key) ?? 'null')])));
     const samples = data.runs.flatMap((run) => run.samples.map((sample) => ({...sample, run: run.name})));
     samples.sort((a, b) => a.step - b.step);
     byId('samples').hidden = samples.length === 0;

@@ -89,7 +89,25 @@ size_t AddedMatcher::longest(std::string_view text, size_t at, int32_t& token) c
   }
 }
 
-void AddedMatcher::split(std::string_view text, bool parse_special, std::vector<AddedPart>& parts) const {
+bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const {
+  if (!token.special) return true;
+  if (!parse_special || barriers.empty()) return parse_special;
+  const size_t from = origins ? origins[begin].begin : begin, to = origins ? origins[end - 1].end : end;
+  const auto next = std::upper_bound(barriers.begin(), barriers.end(), from);
+  return next == barriers.end() || *next >= to;
+}
+
+std::vector<std::pair<size_t, size_t>> AddedMatcher::find_all(std::string_view text) const {
+  std::vector<std::pair<size_t, size_t>> found;
+  for (size_t at = 0; at < text.size() && !tokens_.empty(); ++at) {
+    if (root_child_[static_cast<unsigned char>(text[at])] == 0) continue;
+    int32_t which = -1;
+    if (const size_t length = longest(text, at, which); length > 0) found.emplace_back(at, at + length);
+  }
+  return found;
+}
+
+void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const {
   parts.clear();
   const auto part = [&](size_t begin, size_t end, int32_t id) {
     parts.push_back({{static_cast<uint32_t>(begin), static_cast<uint32_t>(end)}, id});
@@ -109,7 +127,7 @@ void AddedMatcher::split(std::string_view text, bool parse_special, std::vector<
     size_t begin = at, end = at + length;
     at = end;
     const AddedToken& token = tokens_[static_cast<size_t>(which)];
-    if (!parse_special && token.special) continue;
+    if (!wanted.takes(token, begin, end)) continue;
     if (token.single_word && (word_before(text, begin) || word_after(text, end))) continue;
     if (token.lstrip) {
       while (begin > done && is_space(previous_char(text.data() + begin)))
@@ -165,6 +183,7 @@ AddedTokens::AddedTokens(const JsonReader& root, const TokenTable& vocab, const 
     AddedToken token = by_id.at(id);  // flags of the last token that took the id
     token.id = id;
     token.special = special_.contains(token.content);
+    if (token.special) written_.add(token.content, token);
     if (listed.normalized)
       normalized_.add(normalize(listed.content), token);
     else
@@ -172,6 +191,7 @@ AddedTokens::AddedTokens(const JsonReader& root, const TokenTable& vocab, const 
   }
   raw_.build();
   normalized_.build();
+  written_.build();
 }
 
 }  // namespace tessera::text

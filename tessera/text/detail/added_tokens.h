@@ -2,17 +2,19 @@
 // id.
 //
 //   AddedTokens added(file.root(), vocab, normalizer);
-//   added.raw().split(text, parse_special, parts);
+//   added.raw().split(text, {.parse_special = true}, parts);
 //   for (const AddedPart& part : parts) part.id == AddedPart::kText ? ... : ...
 //
 // Immutable, thread-safe.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "tessera/text/detail/normalizer.h"
@@ -32,6 +34,14 @@ struct AddedPart {
   int32_t id;
 };
 
+// What of the tokens in a text counts.
+struct AddedWanted {
+  bool parse_special = true;
+  std::span<const size_t> barriers{};  // places in the text before normalization, over which no special one reaches
+  const Span* origins = nullptr;       // of the text's bytes, where they are not their own
+  bool takes(const AddedToken& token, size_t begin, size_t end) const;
+};
+
 // Finds the leftmost, among those the longest, of a set of strings.
 class AddedMatcher {
  public:
@@ -39,7 +49,9 @@ class AddedMatcher {
   void build();
   bool empty() const { return tokens_.empty(); }
   // Cuts the whole text into parts; parts of text may not be empty. Replaces `parts`.
-  void split(std::string_view text, bool parse_special, std::vector<AddedPart>& parts) const;
+  void split(std::string_view text, const AddedWanted& wanted, std::vector<AddedPart>& parts) const;
+  // The range of the longest at each place, overlapping ones too.
+  std::vector<std::pair<size_t, size_t>> find_all(std::string_view text) const;
 
  private:
   struct Node {
@@ -68,13 +80,15 @@ class AddedTokens {
 
   const AddedMatcher& raw() const { return raw_; }
   const AddedMatcher& normalized() const { return normalized_; }
+  // Special tokens as they are written, before normalization.
+  const AddedMatcher& written() const { return written_; }
   const std::unordered_map<std::string, int32_t>& ids() const { return ids_; }
   // What an id decodes to: the content, for normalized tokens after normalization.
   const std::unordered_map<int32_t, std::string>& strings() const { return strings_; }
   bool is_special(const std::string& token) const { return special_.contains(token); }
 
  private:
-  AddedMatcher raw_, normalized_;
+  AddedMatcher raw_, normalized_, written_;
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string> strings_;
   std::unordered_set<std::string> special_;

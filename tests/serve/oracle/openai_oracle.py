@@ -88,7 +88,16 @@ def one_client(client):
              for s in (1, 1, 2)]
     assert again[0] == again[1]
     refused(404, lambda: client.completions.create(model="other", prompt="a"))
-    refused(400, lambda: client.completions.create(model=name, prompt="a", n=2))
+    both = client.completions.create(model=name, prompt=["the cat", "a mat"], n=2, max_tokens=24, temperature=0)
+    assert [c.index for c in both.choices] == [0, 1, 2, 3]
+    assert [c.text for c in both.choices] == [t for t in of_generate(["the cat", "a mat"], 24) for _ in range(2)]
+    texts = ["", ""]
+    for part in client.chat.completions.create(model=name, messages=messages, n=2, max_tokens=12, temperature=0, stream=True):
+        for choice in part.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [chat.choices[0].message.content] * 2, texts
+    refused(400, lambda: client.completions.create(model=name, prompt="a", n=1000))
+    refused(400, lambda: client.completions.create(model=name, prompt="a", logit_bias={"1": 5}))
     refused(400, lambda: client.completions.create(model=name, prompt="a", max_tokens=10**9))
     too_long = refused(400, lambda: client.completions.create(model=name, prompt="a " * 20000))
     assert too_long.code == "context_length_exceeded", too_long.body

@@ -1,0 +1,128 @@
+#include "tessera/serve/tool_calls.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tessera/base/error.h"
+#include "tessera/base/json.h"
+
+namespace tessera::serve {
+namespace {
+
+constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kSpaces = " \t\r\n";
+
+std::optional<Json> json_of(std::string_view text) {
+  try {
+    return parse_json(text, "tool call", {.max_depth = 64, .max_keys = 100'000});
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<ToolCall> call_of(const Json& json) {
+  if (!json.is_object() || !json.contains("name") || !json["name"].is_string()) return std::nullopt;
+  auto name = json["name"].get<std::string>();
+  const auto found = json.contains("arguments") ? json.find("arguments") : json.find("parameters");
+  if (found == json.end() || found->is_null()) return ToolCall{std::move(name), "{}"};
+  if (found->is_object()) return ToolCall{std::move(name), found->dump(-1, ' ', false, Json::error_handler_t::replace)};
+  if (!found->is_string()) return std::nullopt;
+  const auto& text = found->get_ref<const std::string&>();
+  const auto inner = json_of(text);
+  if (!inner || !inner->is_object()) return std::nullopt;
+  return ToolCall{std::move(name), text};
+}
+
+// Bytes at the end of the text that may be the beginning of the word.
+size_t begun(std::string_view text, std::string_view word) {
+  size_t length = std::min(text.size(), word.size() - 1);
+  while (length > 0 && !word.starts_with(text.substr(text.size() - length))) --length;
+  return length;
+}
+
+}  // namespace
+
+// False when more text is wanted.
+bool ToolCallReader::advance(Read& read) {
+  if (place_ == Place::kStart) {
+    const auto first = held_.find_first_not_of(kSpaces);
+    if (first == held_.npos) return false;
+    place_ = held_[first] == '{' || held_[first] == '[' ? Place::kJson : Place::kText;
+  }
+  if (place_ == Place::kJson) return false;  // until its end
+  if (place_ == Place::kTagged) {
+    const auto end = held_.find(kClose, looked_);
+    if (end == held_.npos) {
+      looked_ = held_.size() - std::min(held_.size(), kClose.size() - 1);
+      return false;
+    }
+    const auto json = json_of(std::string_view(held_).substr(0, end));
+    if (const auto call = json ? call_of(*json) : std::nullopt) {
+      read.calls.push_back(*call);
+      called_ = true;
+    } else {
+      read.text += fmt::format("{}{}{}{}", blanks_, kOpen, held_.substr(0, end), kClose);
+    }
+    held_.erase(0, end + kClose.size());
+    place_ = Place::kText;
+  }
+  // Blanks before and between calls are no text.
+  const auto open = held_.find(kOpen);
+  const auto text = std::string_view(held_).substr(0, open == held_.npos ? held_.size() - begun(held_, kOpen) : open);
+  const auto end = text.find_last_not_of(kSpaces);
+  const size_t certain = end == text.npos ? 0 : end + 1;
+  read.text += text.substr(0, certain);
+  if (open == held_.npos) {
+    held_.erase(0, certain);
+    return false;
+  }
+  blanks_ = text.substr(certain);
+  held_.erase(0, open + kOpen.size());
+  place_ = Place::kTagged;
+  looked_ = 0;
+  return true;
+}
+
+ToolCallReader::Read ToolCallReader::push(std::string_view text) {
+  held_ += text;
+  Read read;
+  while (advance(read)) {
+  }
+  return read;
+}
+
+// A message that is JSON as a whole.
+bool ToolCallReader::read_message(Read& read) const {
+  const auto json = json_of(held_);
+  if (!json) return false;
+  const auto list = json->is_array() ? *json : Json::array({*json});
+  std::vector<ToolCall> calls;
+  for (const auto& each : list) {
+    auto call = call_of(each);
+    if (!call || !names_.contains(call->name)) return false;
+    calls.push_back(std::move(*call));
+  }
+  if (calls.empty()) return false;
+  read.calls = std::move(calls);
+  return true;
+}
+
+ToolCallReader::Read ToolCallReader::finish() {
+  Read read;
+  if (place_ == Place::kJson) {
+    if (!read_message(read)) read.text = held_;
+  } else if (place_ == Place::kTagged) {  // whose end is that of the message
+    const auto json = json_of(held_);
+    if (const auto call = json ? call_of(*json) : std::nullopt) {
+      read.calls.push_back(*call);
+    } else {
+      read.text = fmt::format("{}{}{}", blanks_, kOpen, held_);
+    }
+  } else if (!called_ || held_.find_first_not_of(kSpaces) != held_.npos) {
+    read.text = held_;
+  }
+  held_.clear();
+  return read;
+}
+
+}  // namespace tessera::serve

@@ -1,0 +1,22 @@
+// The tokens that a model reads of a chat.
+//
+//   const auto ids = chat_prompt(chat, tokenizer, messages);
+//
+// Special tokens are those that the template writes. One that a message spells out ("<|im_end|>" typed by a user) is
+// text, so that nobody ends his turn and speaks as another. Thread-safe.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tessera/text/chat_template.h"
+#include "tessera/text/tokenizer.h"
+
+namespace tessera::text {
+
+// With the beginning of the assistant's answer. Errors as ChatTemplate::render's; `extra` as there.
+std::vector<TokenId> chat_prompt(const ChatTemplate& chat, const Tokenizer& tokenizer,
+                                 const nlohmann::ordered_json& messages,
+                                 const nlohmann::ordered_json& extra = nlohmann::ordered_json::object());
+
+}  // namespace tessera::text

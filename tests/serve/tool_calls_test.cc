@@ -1,0 +1,75 @@
+#include "tessera/serve/tool_calls.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace tessera::serve {
+namespace {
+
+// Text and calls of a message, which must not depend on where it was cut.
+std::string read(const std::string& message) {
+  std::string found;
+  for (size_t most : {size_t{1}, size_t{3}, size_t{7}, message.size() + 1}) {
+    ToolCallReader reader({"f", "g"});
+    std::string text, calls;
+    const auto take = [&](const ToolCallReader::Read& read) {
+      text += read.text;
+      for (const auto& call : read.calls) calls += "|" + call.name + call.arguments;
+    };
+    for (size_t at = 0; at < message.size(); at += most) take(reader.push(message.substr(at, most)));
+    take(reader.finish());
+    if (found.empty()) found = text + calls;
+    EXPECT_EQ(text + calls, found) << message << " in pieces of " << most;
+  }
+  return found;
+}
+
+TEST(ToolCalls, BetweenTags) {
+  EXPECT_EQ(read(R"(<tool_call>
+{"name": "f", "arguments": {"x": [1, "a"]}}
+</tool_call>)"),
+            R"(|f{"x":[1,"a"]})");
+  EXPECT_EQ(read(R"(I look. <tool_call>{"name": "f", "arguments": {}}</tool_call>
+<tool_call>{"name": "other", "arguments": "{\"b\": 2}"}</tool_call> )"),
+            R"(I look.|f{}|other{"b": 2})");
+  EXPECT_EQ(read(R"(<tool_call>{"name": "f"}</tool_call>done)"), "done|f{}");
+  EXPECT_EQ(read(R"(<tool_call>{"name": "f", "arguments": {}})"), "|f{}") << "ended by the end of the message";
+}
+
+TEST(ToolCalls, AMessageOfJsonAlone) {
+  EXPECT_EQ(read(R"({"name": "g", "parameters": {"city": "Oslo"}})"), R"(|g{"city":"Oslo"})");
+  EXPECT_EQ(read(R"( [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}])"), R"(|f{"a":1}|g{})");
+  EXPECT_EQ(read(R"({"name": "Oslo", "parameters": {}})"), R"({"name": "Oslo", "parameters": {}})") << "no such tool";
+  EXPECT_EQ(read("[1, 2]"), "[1, 2]");
+  EXPECT_EQ(read("[]"), "[]");
+  EXPECT_EQ(read("{not JSON"), "{not JSON");
+}
+
+TEST(ToolCalls, WhatIsNoneIsText) {
+  for (const char* text :
+       {"Hello.", " \n Hello \n", "a < b", "<tool", "<tool_call", "<tool_call>never ended",
+        "<tool_call>[1]</tool_call>", "<tool_call>{\"name\": 5}</tool_call> after", "well \n<tool_call>[",
+        " <tool_call>1</tool_call>\n", "<tool_call>{\"name\": \"f\", \"arguments\": 5}</tool_call>",
+        "x {\"name\": \"f\", \"arguments\": {}}"}) {
+    EXPECT_EQ(read(text), text);
+  }
+}
+
+TEST(ToolCalls, TextComesAsSoonAsItIsCertain) {
+  ToolCallReader reader({});
+  EXPECT_EQ(reader.push("Hello").text, "Hello");
+  EXPECT_EQ(reader.push(" <b> <").text, " <b>");
+  EXPECT_EQ(reader.push("tool").text, "");
+  EXPECT_EQ(reader.push("s").text, " <tools");
+}
+
+TEST(ToolCalls, ALongCallCostsWhatItsBytesDo) {
+  ToolCallReader reader({});
+  reader.push("<tool_call>");
+  for (int i = 0; i < 1'000'000; ++i) reader.push("<");
+  EXPECT_EQ(reader.finish().text.size(), 1'000'011U);
+}
+
+}  // namespace
+}  // namespace tessera::serve
