@@ -49,16 +49,20 @@ TEST(PretendRandom, UniformDrawsAreTheCpusBits) {
   }
 }
 
-TEST(PretendRandom, OtherDrawsAreWithinAUnitInTheLastPlace) {
-  const std::vector<std::pair<const char*, Draw>> draws = {
-      {"normal_", [](at::Tensor& x) { x.normal_(); }},
-      {"exponential_", [](at::Tensor& x) { x.exponential_(2); }},
-      {"randn_like", [](at::Tensor& x) { x = at::randn_like(x); }}};
-  for (const auto& [name, draw] : draws) {
+// A logarithm and a cosine, each rounded once here and nearly always on the CPU: few values differ, by a unit of
+// either.
+TEST(PretendRandom, OtherDrawsAreWithinTwoUnitsInTheLastPlace) {
+  const std::vector<std::tuple<const char*, int64_t, Draw>> draws = {
+      {"normal_", 2, [](at::Tensor& x) { x.normal_(); }},
+      {"exponential_", 1, [](at::Tensor& x) { x.exponential_(2); }},
+      {"randn_like", 2, [](at::Tensor& x) { x = at::randn_like(x); }}};
+  for (const auto& [name, units, draw] : draws) {
     run_ranks({.size = 2}, [&](const WorldPtr& world) {
       const at::Tensor wanted = drawn(world, "cpu", Replicate(), draw);
       for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
-        EXPECT_LE(most_units_apart(drawn(world, "pretend", placement, draw), wanted), 1) << name;
+        const at::Tensor found = drawn(world, "pretend", placement, draw);
+        EXPECT_LE(most_units_apart(found, wanted), units) << name;
+        EXPECT_LT(found.ne(wanted).to(at::kFloat).mean().item<float>(), 0.04) << name;
       }
     });
   }
