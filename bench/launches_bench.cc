@@ -29,7 +29,11 @@ int serve_counted(LayoutRank asked) {
   pretend::install();  // before any backward
   pretend::keep_names(true);
   asked.device = "pretend";
-  asked.kernels = [rank = std::stoi(std::getenv("LOCAL_RANK"))] { return pretend::take_launch_names(rank); };
+  asked.kernels = [rank = std::stoi(std::getenv("LOCAL_RANK"))] {
+    std::vector<std::string> names;
+    for (const auto& launch : pretend::take_launches(rank)) names.push_back(launch.name);
+    return names;
+  };
   return serve_layout(asked);
 }
 

@@ -38,8 +38,9 @@ struct CheckpointOptions {
   int64_t keep_last = 2;  // how many of those published last stay; 0: all
   int64_t keep_best = 1;  // and how many with the lowest validation loss
   bool async = true;      // write in a thread while training goes on; false: no copy of the tensors is made
-  // With async: the copy that is written is made by that thread, too, of tensors on the CPU. Whoever saves then calls
-  // wait_for_snapshot() before one of them changes.
+  // With async: the copy that is written is made by that thread, too, of tensors on the CPU; of those of an accelerator
+  // it is under way on a stream of its own. Whoever saves then calls wait_for_snapshot() before one of them changes,
+  // which orders what its thread launches next behind the latter.
   bool defer_copy = false;
   // The ranks whose tensors are called as this rank's: of its pipeline stage. They share the writing of what they all
   // have; of DTensors on some of them only, the mesh with the lowest rank writes. None: all ranks.

@@ -89,16 +89,18 @@ Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Write
   return share;
 }
 
-void copy_share(Share& share, SnapshotPool& pool, CopyWhat what) {
+void copy_share(Share& share, SnapshotPool& pool, DeviceCopies& copies, CopyWhat what) {
   const at::NoGradGuard no_grad;
   for (auto& item : share.items) {
     for (auto& chunk : item.chunks) {
       const bool can_wait = chunk.data.is_cpu() && !chunk.data.is_inference();
       if (chunk.is_copy || (what == CopyWhat::kWhatCannotWait && can_wait)) continue;
+      const auto beside = copies.of(chunk.data);
       chunk.data = pool.copy(chunk.data);
       chunk.is_copy = true;
     }
   }
+  copies.launched();
 }
 
 void give_back(const Share& share, SnapshotPool& pool) {

@@ -2,7 +2,7 @@
 //
 //   check_placements(tensors);
 //   Share share = plan_share(tensors, objects, Writers(rank, holders, chosen));  // views
-//   copy_share(share, pool);                                                     // from now on the tensors may change
+//   copy_share(share, pool, device_copies);                                      // from now on the tensors may change
 //   std::string report = write_share(share, staged, rank);                       // what the metadata needs to know
 //   add_report(contents, report);                                                // on rank 0, rank by rank
 #pragma once
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/device_copies.h"
 #include "tessera/checkpoint/manifest.h"
 #include "tessera/checkpoint/snapshot_pool.h"
 #include "tessera/checkpoint/writers.h"
@@ -59,7 +60,8 @@ Share plan_share(const NamedTensors& tensors, const NamedObjects& objects, Write
 enum class CopyWhat { kAll, kWhatCannotWait };
 // Puts copies in place of the views. kWhatCannotWait: only of what another thread could not copy later (tensors of a
 // device, whose work is ordered by the caller's stream) or could not see changed (tensors made in inference mode).
-void copy_share(Share& share, SnapshotPool& pool, CopyWhat what = CopyWhat::kAll);
+// Copies of a device's tensors are on their way then, as `copies` says.
+void copy_share(Share& share, SnapshotPool& pool, DeviceCopies& copies, CopyWhat what = CopyWhat::kAll);
 // The copies go back to the pool they came from.
 void give_back(const Share& share, SnapshotPool& pool);
 // Writes the rank's file into `staged` and syncs it; the tensors of views must not change meanwhile. Errors are Error

@@ -11,18 +11,19 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
+#include <tuple>
 
 namespace tessera {
 
 class SnapshotPool {
  public:
-  // A contiguous copy of a plain tensor, on the CPU.
+  // A contiguous copy of a plain tensor, on the CPU. Of a tensor of an accelerator it is under way only, behind what
+  // the current stream was given, and into pinned memory.
   at::Tensor copy(const at::Tensor& tensor);
   void give_back(const at::Tensor& copy);
 
  private:
-  std::multimap<std::pair<c10::ScalarType, int64_t>, at::Tensor> free_;  // by dtype and number of elements
+  std::multimap<std::tuple<bool, c10::ScalarType, int64_t>, at::Tensor> free_;  // pinned, dtype, number of elements
 };
 
 }  // namespace tessera

@@ -67,6 +67,7 @@ struct CheckpointWriter::Impl {
   CheckpointOptions options;
   CheckpointFolder folder;  // rank 0 uses it
   SnapshotPool pool;
+  DeviceCopies device_copies;          // of the save under way
   std::shared_ptr<comm::Group> group;  // of all ranks and of the saves alone; made by the first one
   std::atomic<bool> failed{false};
   bool under_way = false;
@@ -130,8 +131,9 @@ std::string CheckpointWriter::Impl::await_all(std::future<std::string> own) {
 std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
   std::string report;
   try {
-    if (gate) copy_share(share, pool);
+    if (DeviceCopies none; gate) copy_share(share, pool, none);  // those of a device are under way
     if (gate) gate->copied();
+    device_copies.wait();
     report = write_share(share, staged, rank());
     const auto changed = gate ? gate->wait_settled() : "";
     TESSERA_CHECK(changed.empty(), ErrorKind::kIo, "{}", changed);
@@ -188,6 +190,7 @@ void CheckpointWriter::Impl::join_and_check() {
   if (!under_way) return;
   under_way = false;
   if (gate) gate->settle();
+  device_copies.hold_current();
   if (thread.joinable()) thread.join();
   gate.reset();
   give_back(std::exchange(share, {}), pool);
@@ -252,10 +255,14 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
         plan_share(tensors, objects, Writers(impl_->rank(), impl_->holders(), choose_meshes(claims, impl_->holders())));
     // A save that its caller waits for is written from where the tensors lie.
     const bool at_once = impl_->options.async && !defer;
-    copy_share(impl_->share, impl_->pool, at_once ? CopyWhat::kAll : CopyWhat::kWhatCannotWait);
+    copy_share(impl_->share, impl_->pool, impl_->device_copies, at_once ? CopyWhat::kAll : CopyWhat::kWhatCannotWait);
+    if (!defer) impl_->device_copies.hold_current();
     if (defer) impl_->gate = std::make_unique<SnapshotGate>(tensors);
   } catch (const std::exception& error) {
     not_taken = failure_report(impl_->rank(), error);
+    impl_->device_copies.launched();
+    impl_->device_copies.hold_current();
+    impl_->device_copies.wait();
     give_back(std::exchange(impl_->share, {}), impl_->pool);
   }
   impl_->failed = !not_taken.empty();
@@ -269,7 +276,9 @@ void CheckpointWriter::save(int64_t step, const NamedTensors& tensors, const nlo
 }
 
 void CheckpointWriter::wait_for_snapshot() {
-  if (impl_->under_way && impl_->gate) impl_->gate->settle();
+  if (!impl_->under_way || !impl_->gate) return;
+  impl_->gate->settle();
+  impl_->device_copies.hold_current();
 }
 
 void CheckpointWriter::finish() { impl_->join_and_check(); }

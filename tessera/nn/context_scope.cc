@@ -5,18 +5,18 @@
 namespace tessera::nn {
 namespace {
 
-thread_local const ContextScope* innermost_context = nullptr;
+const comm::PropagatedKind kContext{"context_parallel"};
 
 }  // namespace
 
 ContextScope::ContextScope(ContextParallelism how, const ContextLayout& layout)
-    : how_(std::move(how)), layout_(layout), before_(innermost_context) {
-  innermost_context = this;
+    : how_(std::move(how)), layout_(layout), in_force_(kContext, this) {}
+
+ContextScope::~ContextScope() = default;
+
+const ContextScope* ContextScope::current() {
+  return static_cast<const ContextScope*>(comm::Propagated::innermost(kContext));
 }
-
-ContextScope::~ContextScope() { innermost_context = before_; }
-
-const ContextScope* ContextScope::current() { return innermost_context; }
 
 at::Tensor ContextScope::attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                 const AttentionPattern& pattern, const AttentionScores& scores) const {

@@ -1,5 +1,5 @@
-// Attention over ranks for all calls on a thread while a scope lives: what context_parallel
-// (parallel/context_parallel/) makes of plain attention.
+// Attention over ranks for all calls while a scope lives, on its thread and on those that run its backward: what
+// context_parallel (parallel/context_parallel/) makes of plain attention.
 //
 //   const ContextScope scope(how, ContextLayout::of_pytorch(T, ranks));
 //   at::Tensor y = attend(q, k, v, pattern);        // q, k, v of this rank's tokens
@@ -7,6 +7,7 @@
 // Scopes end on the thread that made them; the innermost is in force. One rank.
 #pragma once
 
+#include "tessera/comm/group/propagated.h"
 #include "tessera/nn/attention_pattern.h"
 #include "tessera/nn/context_attention.h"
 
@@ -19,7 +20,7 @@ class ContextScope {
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
-  // Null: none on this thread.
+  // Null: none is in force here.
   static const ContextScope* current();
 
   const ContextLayout& layout() const { return layout_; }
@@ -39,7 +40,7 @@ class ContextScope {
  private:
   ContextParallelism how_;
   ContextLayout layout_;
-  const ContextScope* before_;
+  comm::Propagated in_force_;
 };
 
 }  // namespace tessera::nn

@@ -44,14 +44,15 @@ void RouterStatistics::begin() {
   totals_.reset();
 }
 
-at::Tensor RouterStatistics::sums() const {
-  return sums_.defined() ? sums_.to(at::kCPU) : at::zeros({2 * experts_ + 1}, at::kDouble);
+at::Tensor RouterStatistics::sums(c10::Device device) const {
+  if (sums_.defined()) return sums_.to(device);
+  return at::zeros({2 * experts_ + 1}, at::TensorOptions(at::kDouble).device(device));
 }
 
 void RouterStatistics::finish(const at::Tensor& sums) {
   TESSERA_CHECK(sums.dim() == 1 && sums.size(0) == 2 * experts_ + 1, ErrorKind::kShape,
                 "[nn.router] sums of {} numbers for {} experts, wanted {}", sums.numel(), experts_, 2 * experts_ + 1);
-  totals_ = sums.to(at::kCPU, at::kDouble).contiguous();
+  totals_ = sums.to(at::kDouble).contiguous();
   mode_ = Mode::kFinished;
 }
 
@@ -61,18 +62,21 @@ void RouterStatistics::require_totals() const {
                 "ranks after the forwards of the step and before its first backward.");
 }
 
-double RouterStatistics::loss() const {
+// Without rows nothing was chosen either, and what is divided by them is 0.
+at::Tensor RouterStatistics::rows() const {
   require_totals();
-  const double rows = totals_[2 * experts_].item<double>();
-  if (rows == 0) return 0;
-  const auto shares = totals_.narrow(0, 0, experts_) / rows, means = totals_.narrow(0, experts_, experts_) / rows;
-  return coefficient_ * static_cast<double>(experts_) * shares.dot(means).item<double>();
+  return totals_[2 * experts_].clamp_min(1);
+}
+
+at::Tensor RouterStatistics::loss() const {
+  const auto count = rows();
+  const auto shares = totals_.narrow(0, 0, experts_) / count, means = totals_.narrow(0, experts_, experts_) / count;
+  return shares.dot(means) * (coefficient_ * static_cast<double>(experts_));
 }
 
 at::Tensor RouterStatistics::gradient() const {
-  require_totals();
-  const double rows = totals_[2 * experts_].item<double>();
-  const double scale = rows == 0 ? 0 : coefficient_ * static_cast<double>(experts_) / (rows * rows);
+  const auto count = rows();
+  const auto scale = at::full_like(count, coefficient_ * static_cast<double>(experts_)) / (count * count);
   return (totals_.narrow(0, 0, experts_) * scale).to(at::kFloat);
 }
 

@@ -8,15 +8,15 @@
 //
 //   statistics->begin();                                               // from here on forwards are counted
 //   auto loss = model->loss_sum(inputs, labels) / labels_of_all_ranks;
-//   double balance = settle_router_statistics(*statistics, group);     // COLLECTIVE; parallel/experts
+//   at::Tensor balance = settle_router_statistics(*statistics, group);   // COLLECTIVE; parallel/experts
 //   loss.backward();                                                   // gradients of loss + balance
 //   statistics->end();                                                 // forwards count and add nothing (validation)
 //
 // Where a step has several micro-batches, all of them run without gradients before the totals are settled, and then
 // one after another forward and backward.
 //
-// A forward that backward runs again (activation checkpoints) is not counted. One object serves all routers of a model;
-// it belongs to one rank.
+// Numbers stay where the routers are, and no host waits for them. A forward that backward runs again (activation
+// checkpoints) is not counted. One object serves all routers of a model; it belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,13 +34,14 @@ class RouterStatistics {
   RouterStatistics(int64_t experts, double coefficient);
 
   void begin();
-  // What ranks add up: float64 [2 experts + 1] on the CPU: choices of each expert, sums of probabilities, rows.
-  at::Tensor sums() const;
+  // What ranks add up: float64 [2 experts + 1] on `device`: choices of each expert, sums of probabilities, rows.
+  at::Tensor sums(c10::Device device = c10::kCPU) const;
   // Takes the sums over all ranks; nothing is counted from here on. Error kShape for other sizes.
   void finish(const at::Tensor& sums);
   void end() { mode_ = Mode::kOff; }
-  // Of the totals, times the coefficient. 0 where no row was counted. Error kInternal before finish().
-  double loss() const;
+  // Of the totals, times the coefficient: float64 [], where the sums were. 0 where no row was counted. Error kInternal
+  // before finish().
+  at::Tensor loss() const;
   int64_t experts() const { return experts_; }
 
   // For routers.
@@ -53,12 +54,13 @@ class RouterStatistics {
  private:
   enum class Mode { kOff, kCounting, kFinished };
   void require_totals() const;
+  at::Tensor rows() const;
 
   int64_t experts_;
   double coefficient_;
   Mode mode_ = Mode::kOff;
   at::Tensor sums_;    // on the device of the routers; undefined: nothing yet
-  at::Tensor totals_;  // on the CPU
+  at::Tensor totals_;  // where finish() was given them
 };
 
 // `probabilities`, to whose gradient the loss's is added; mask as above.

@@ -72,7 +72,7 @@ void reshard(nn::Module& module);
 // Turns prefetch (gather of the next group while this one computes) on or off. Call it alike on all ranks: it changes
 // the order of collectives, so ranks that differ wait for one another until the timeout; before the first forward a
 // difference is an Error kShape there. Default, agreed on by all ranks in the first forward: on when every host has a
-// core for each of its ranks, by CPU affinity.
+// core for each of its ranks, by CPU affinity, and on accelerators.
 void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {

@@ -143,6 +143,8 @@ struct CommSection {
   std::string backend = "auto";
   int64_t timeout_seconds = 300;
   std::string check = "timeout";
+  bool high_priority_streams = false;
+  bool split_groups = true;
 };
 
 struct Recipe {

@@ -186,8 +186,7 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
       {.section = "train",
        .name = "deterministic",
        .field = kTrain<&TrainSection::deterministic>,
-       .help = "The same bits for any data-parallel size",
-       .available = {"false"},
+       .help = "The same bits in each run of a layout, on accelerators too: their kernels add up in one order",
        .aliases = {"training.deterministic", "debug.deterministic"}},
       {.section = "train",
        .name = "on_nonfinite",
@@ -343,6 +342,14 @@ std::vector<RecipeKey> make_run_keys() {
        .field = kComm<&CommSection::check>,
        .help = "When ranks compare what they called: never, at a timeout, or before each collective",
        .allowed = {"off", "timeout", "always"}},
+      {.section = "comm",
+       .name = "high_priority_streams",
+       .field = kComm<&CommSection::high_priority_streams>,
+       .help = "On accelerators collectives come before what computes, where both are ready"},
+      {.section = "comm",
+       .name = "split_groups",
+       .field = kComm<&CommSection::split_groups>,
+       .help = "Over NCCL a second group of the same ranks is split from the first one's communicator"},
   };
 }
 

@@ -1,13 +1,16 @@
 #include "tessera/train/run_setup.h"
 
+#include <ATen/Context.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/version.h"
+#include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/fake_backend.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/collectives/gather_names.h"
@@ -41,9 +44,22 @@ comm::DeviceRequest device_request(const Recipe& recipe) {
   return {.setting = on_cpu ? "cpu" : recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
 }
 
+// Of the whole process. An operation of an accelerator that has no such kernel is refused when it runs.
+void add_up_in_one_order() {
+  auto& context = at::globalContext();
+  context.setDeterministicAlgorithms(true, /*warn_only=*/false);
+  context.setDeterministicFillUninitializedMemory(false);  // which nobody reads here before it is written
+  context.setDeterministicCuDNN(true);
+  context.setBenchmarkCuDNN(false);
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // which cuBLAS wants to find when it starts
+}
+
 // NCCL moves nothing but CUDA tensors, so asking for it is asking for GPUs. COLLECTIVE over the world.
 std::string mesh_device(const Recipe& recipe, comm::World& world) {
   auto request = device_request(recipe);
+  if (recipe.train.deterministic) add_up_in_one_order();
+  comm::set_device_backend_settings(
+      {.high_priority_streams = recipe.comm.high_priority_streams, .split_groups = recipe.comm.split_groups});
   if (recipe.comm.backend == "nccl") {
     const std::string reason = comm::why_no_nccl(world.info().local_size);
     TESSERA_CHECK(reason.empty(), ErrorKind::kConfig, "[train.mesh] comm.backend=nccl: {}. Use comm.backend=gloo.",

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/kernels/wrong_label.h"
+#include "tessera/mesh/host_memory.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/optim/grad_norm.h"
@@ -66,21 +66,6 @@ bool updates_on_device(CausalLM& model) {
   });
 }
 
-std::vector<ModelInputs> inputs_of(const std::vector<data::Batch>& batches, c10::Device device) {
-  // Through pinned memory: the host does not wait, and the copies come before what reads them.
-  const auto there = [device](const at::Tensor& tensor) {
-    return device.is_cpu() || !tensor.defined() ? tensor : tensor.pin_memory().to(device, /*non_blocking=*/true);
-  };
-  std::vector<ModelInputs> out;
-  for (const auto& batch : batches) {
-    out.push_back({.tokens = there(batch.tokens),
-                   .positions = there(batch.positions),
-                   .document_ids = batch.document_ids,  // the host lays out attention by them
-                   .labels = there(batch.labels)});
-  }
-  return out;
-}
-
 }  // namespace
 
 int64_t resident_bytes() { return status_bytes("VmRSS") - static_cast<int64_t>(comm::shm::viewed_bytes()); }
@@ -93,6 +78,7 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       group_(std::move(group)),
       options_(std::move(options)),
       pipeline_(model, options_.pipeline),
+      inputs_(device_of(model)),
       runs_ahead_(!options_.skip_nonfinite && updates_on_device(model)) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
@@ -103,16 +89,17 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
   if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.count, experts.balance_coefficient);
 }
 
-// The balance of all tokens of the step, before any of them goes backward. COLLECTIVE over the group.
-void TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches, StepResult& result) {
-  if (!routers_) return;
+// The balance loss of all tokens of the step, before any of them goes backward; undefined without one. COLLECTIVE over
+// the group.
+at::Tensor TrainStep::count_routes(const std::vector<ModelInputs>& micro_batches) {
+  if (!routers_) return {};
   // The step's own forwards drop what these do.
   const auto dropout = adapter_dropout(model_);
   const auto before = dropout ? *dropout : nn::LoraDropout{};
   routers_->begin();
   pipeline_.evaluate(micro_batches);
   if (dropout) *dropout = before;
-  result.balance_loss = settle_router_statistics(*routers_, *group_);
+  return settle_router_statistics(*routers_, *group_, device_of(model_));
 }
 
 // What all ranks count and signal. COLLECTIVE over the group.
@@ -146,17 +133,17 @@ StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batch
 }
 
 // On their way to the host.
-void TrainStep::read_numbers(const at::Tensor& loss, const at::Tensor& norm, Launched& step) const {
-  const auto own_loss = options_.counts ? loss : at::zeros_like(norm);
+void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) const {
+  const auto device = runs_ahead_ ? numbers[0].device() : c10::Device(c10::kCPU);
+  for (auto& number : numbers) number = number.to(device);
+  const auto all = at::stack(numbers);
   if (!runs_ahead_) {
-    step.numbers = at::stack({own_loss.to(at::kCPU), norm.to(at::kCPU)});
+    step.numbers = all;
     return;
   }
-  const auto both = at::stack({own_loss, norm.to(own_loss.device())});
-  step.numbers = at::empty({2}, at::TensorOptions(at::kDouble).pinned_memory(true));
-  step.numbers.copy_(both, /*non_blocking=*/true);
-  step.written.emplace(both.device().type());
-  step.written->record(c10::impl::VirtualGuardImpl(both.device().type()).getStream(both.device()));
+  step.numbers = host_empty(all.numel(), at::kDouble, device);
+  step.numbers.copy_(all, /*non_blocking=*/true);
+  step.written = StreamMark::here(device);
 }
 
 // The numbers of all ranks. COLLECTIVE over the group.
@@ -171,6 +158,7 @@ void TrainStep::gather_result(Launched& step) {
     result.communication_seconds.push_back(row[2]);
   }
   result.grad_norm = numbers[1];
+  if (routers_) result.balance_loss = numbers[2];
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   if (!runs_ahead_) optimizer_.zero_grad();
   TESSERA_CHECK(options_.skip_nonfinite, ErrorKind::kInternal,
@@ -187,13 +175,15 @@ StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, doubl
   if (heard.failed) return heard;
   const double divisor = static_cast<double>(std::max<int64_t>(step.result.label_tokens, 1));
   const bool reduce_each = is_fully_sharded(model_) && !options_.defer_gradient_sync;
-  const auto inputs = inputs_of(micro_batches, device_of(model_));
+  const auto inputs = inputs_.stage(micro_batches);
   if (float8_) float8_->begin();
-  count_routes(inputs, step.result);
+  const auto balance = count_routes(inputs);
   const auto loss = pipeline_.step(inputs, {.loss_divisor = divisor, .reduce_each = reduce_each});
   if (routers_) routers_->end();
   const auto norm = pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
-  read_numbers(loss, norm, step);
+  std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
+  if (balance.defined()) numbers.push_back(balance);
+  read_numbers(std::move(numbers), step);
   if (!runs_ahead_) gather_result(step);
   if (!step.result.skipped) {
     const auto parameters = model_.parameters();
@@ -218,7 +208,7 @@ StepResult TrainStep::settle() {
   launched_.pop_front();
   if (!runs_ahead_) return std::move(step.result);
   communicated_from_ = comm::communication_seconds();
-  step.written->synchronize();
+  step.written.wait();
   gather_result(step);
   untold_ += comm::communication_seconds() - communicated_from_;
   return std::move(step.result);
@@ -246,7 +236,7 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
   const bool was_training = model.training();
   model.train(false);
   // As many at once as keep the stages busy: what a stage gives waits until the next one has come to it.
-  const auto inputs = inputs_of(batches, device_of(model));
+  const auto inputs = StagedInputs(device_of(model)).stage(batches);
   const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
   double loss = 0;
   for (size_t first = 0; first < inputs.size(); first += at_once) {

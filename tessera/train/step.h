@@ -17,7 +17,6 @@
 #pragma once
 
 #include <ATen/core/TensorBase.h>
-#include <c10/core/Event.h>
 
 #include <cstdint>
 #include <deque>
@@ -31,6 +30,7 @@
 #include "tessera/nn/float8.h"
 #include "tessera/nn/router_statistics.h"
 #include "tessera/parallel/pipeline/pipeline.h"
+#include "tessera/train/staged_inputs.h"
 
 namespace tessera {
 
@@ -108,19 +108,20 @@ class TrainStep {
  private:
   struct Launched {
     StepResult result{};
-    at::Tensor numbers{};                 // float64 [2] on the host: this rank's loss, the gradient norm
-    std::optional<c10::Event> written{};  // behind the copy into them; none: they are there
+    at::Tensor numbers{};  // float64 on the host: this rank's loss, the gradient norm, with routers the balance loss
+    StreamMark written{};  // behind the copy into them; of nothing: they are there
   };
   StepHeard exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                             StepResult& result);
-  void count_routes(const std::vector<ModelInputs>& micro_batches, StepResult& result);
-  void read_numbers(const at::Tensor& loss, const at::Tensor& norm, Launched& step) const;
+  at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
+  void read_numbers(std::vector<at::Tensor> numbers, Launched& step) const;
   void gather_result(Launched& step);
   CausalLM& model_;
   optim::Optimizer& optimizer_;
   std::shared_ptr<comm::Group> group_;
   StepOptions options_;
   pipeline::Pipeline pipeline_;
+  StagedInputs inputs_;
   bool runs_ahead_;
   std::deque<Launched> launched_;                  // but not settled
   double communicated_from_ = 0, untold_ = 0;      // seconds in collectives: when a call began; of earlier calls

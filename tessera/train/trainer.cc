@@ -175,7 +175,7 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   optimizer = build_optimizer(recipe, *model);
   if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
   loader = std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true);
-  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(),
+  step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(place.mesh()->device_type()),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
                                                         .defer_gradient_sync = recipe.parallel.defer_gradient_sync,

@@ -12,7 +12,8 @@ namespace {
 Share share_of(const NamedTensors& tensors, const NamedObjects& objects, int rank, const std::vector<int>& holders) {
   SnapshotPool pool;
   auto share = plan_share(tensors, objects, Writers(rank, holders));
-  copy_share(share, pool);
+  DeviceCopies none;
+  copy_share(share, pool, none);
   return share;
 }
 

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/nccl_backend.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tests/comm/fleet.h"
@@ -35,6 +36,26 @@ TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
     barrier(group);
   });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
+}
+
+// The second group of the same ranks is split from the first one's communicator, or meets anew.
+TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
+  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;
+  for (const bool split : {true, false}) {
+    set_device_backend_settings({.high_priority_streams = true, .split_groups = split});
+    Fleet fleet(kRanks, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
+      const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(world->rank()));
+      const auto second = world->group(c10::DeviceType::CUDA);
+      const auto first = world->new_group({0, 1}, "second", c10::DeviceType::CUDA);
+      for (const auto& group : {first, second, first}) {
+        at::Tensor sum = at::ones({3}).to(device);
+        all_reduce(*group, sum).wait();
+        TESSERA_CHECK(at::equal(sum.cpu(), at::full({3}, 2.0)), ErrorKind::kInternal, "[test] wrong result");
+      }
+    });
+    for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
+  }
+  set_device_backend_settings({});
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Training steps of a two-layer Llama on the pretend device: the CPU's losses on every layout, and what a step costs.
+#include <ATen/Context.h>
 #include <fmt/ranges.h>
 
 #include "tessera/base/error.h"
@@ -121,13 +122,13 @@ struct StepCost {
 
 StepCost cost_of_next_step(StepRig& rig, int device) {
   pretend::keep_names(true);
-  pretend::take_sync_names(device), pretend::take_launch_names(device);
+  pretend::take_sync_names(device), pretend::take_launches(device);
   const auto before = pretend::counters(device);
   rig.launch();
   rig.runner->settle();
   std::map<std::string, int> kernels;
   const auto spent = pretend::counters(device) - before;
-  for (const auto& name : pretend::take_launch_names(device)) ++kernels[name];
+  for (const auto& launch : pretend::take_launches(device)) ++kernels[launch.name];
   return {spent, fmt::format("{}", fmt::join(pretend::take_sync_names(device), ", ")), fmt::format("{}", kernels)};
 }
 
@@ -214,6 +215,50 @@ TEST(PretendSteps, WhatIsNotFiniteOrNoClassEndsAllRanks) {
     rig.launch();
     EXPECT_THAT([&] { rig.runner->settle(); }, ThrowsMessage<Error>(HasSubstr("not finite")));
   });
+}
+
+TEST(PretendSteps, BatchesAreCopiedWhileTheStepBeforeComputes) {
+  const TempFolder folder;
+  testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
+    StepRig rig(llama_recipe(folder, "pretend", {}), world);
+    const auto next_launches = [&] {
+      pretend::keep_names(true);
+      pretend::take_launches(world->rank());
+      rig.launch();
+      return pretend::take_launches(world->rank());
+    };
+    rig.launch();
+    const auto before = next_launches(), now = next_launches();
+    ASSERT_EQ(before.back().stream, 0);
+    int64_t copies = 0;
+    for (const auto& launch : now) {
+      if (launch.name != "copy to device" || launch.stream == 0) continue;
+      ++copies;
+      EXPECT_FALSE(launch.comes_behind(before.back()));
+    }
+    EXPECT_EQ(copies, 3 * rig.layout.micro_batches);  // tokens, positions, labels
+    EXPECT_TRUE(now.back().comes_behind(before.back()));
+  });
+  pretend::keep_names(false);
+}
+
+// Kernels without a form that adds up in one order would be refused.
+TEST(PretendSteps, DeterministicRunsGiveTheSameBits) {
+  const TempFolder folder;
+  testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
+    std::vector<StepResult> first;
+    for (const bool again : {false, true}) {
+      StepRig rig(llama_recipe(folder, "pretend", {"train.deterministic=true"}), world);
+      EXPECT_TRUE(at::globalContext().deterministicAlgorithms());
+      for (size_t step = 0; step < 3; ++step) {
+        const auto result = rig.step();
+        if (!again) first.push_back(result);
+        EXPECT_EQ(result.loss, first[step].loss);
+        EXPECT_EQ(result.grad_norm, first[step].grad_norm);
+      }
+    }
+  });
+  at::globalContext().setDeterministicAlgorithms(false, false);
 }
 
 // What a step costs once the first few are over. Lower is better: what it is today is the bound.

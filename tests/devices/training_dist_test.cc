@@ -2,13 +2,17 @@
 #include <c10/core/StreamGuard.h>
 
 #include <cmath>
+#include <thread>
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/linear_cross_entropy.h"
+#include "tessera/nn/context_scope.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
+#include "tessera/parallel/context_parallel/context_parallel.h"
+#include "tessera/parallel/experts/expert_parallel.h"
 #include "tessera/parallel/replicate.h"
 #include "tests/devices/pretend.h"
 #include "tests/parallel/small_model.h"
@@ -241,6 +245,63 @@ TEST(PretendGradients, NormAndClippingAreTheHostsWithoutAWait) {
     const auto norm = optim::grad_norm_tensor({wide});
     EXPECT_TRUE(norm.is_cpu()) << "squares of float64 may leave it";
     EXPECT_NEAR(norm.item<double>(), std::sqrt(2.0) * 1e200, 1e188);
+  });
+}
+
+// Each rank routes rows of its own, the last one none.
+TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
+  on_each_size([](const WorldPtr& world) {
+    const auto mesh = line_of(world, "pretend");
+    const int64_t rows = world->rank() == world->size() - 1 ? 0 : 5;
+    const at::Tensor probabilities =
+        (at::arange(4 * rows, at::kFloat) + world->rank()).cos().view({rows, 4}).softmax(1);
+    const at::Tensor chosen = std::get<1>(probabilities.topk(2, 1));
+    nn::RouterStatistics host(4, 0.3), there(4, 0.3);
+    const at::Tensor far = probabilities.to(mesh->device()), far_chosen = chosen.to(mesh->device());
+    host.begin(), there.begin();
+    host.count(probabilities, chosen, {});
+    const at::Tensor expected = settle_router_statistics(host, *world->group());
+    const auto before = pretend::counters(world->rank());
+    there.count(far, far_chosen, {});
+    const at::Tensor found = settle_router_statistics(there, *mesh->group(0), mesh->device());
+    const at::Tensor gradient = there.gradient();
+    EXPECT_EQ((pretend::counters(world->rank()) - before).host_syncs, 0);
+    EXPECT_EQ(found.device(), mesh->device());
+    EXPECT_NEAR(found.item<double>(), expected.item<double>(), 1e-12);
+    EXPECT_TRUE(at::allclose(gradient.cpu(), host.gradient(), 1e-6, 1e-9));
+    // Over a group that does not carry the device's tensors.
+    there.begin();
+    there.count(far, far_chosen, {});
+    EXPECT_NEAR(settle_router_statistics(there, *world->group(), mesh->device()).item<double>(),
+                expected.item<double>(), 1e-12);
+  });
+}
+
+// A layer that is run again for its backward attends as it did, though another thread runs it.
+TEST(PretendContexts, TravelToTheThreadsThatRunBackward) {
+  on_threads(2, [](const WorldPtr& world) {
+    const auto mesh = line_of(world, "pretend");
+    at::Tensor tokens = at::arange(16, at::TensorOptions().device(mesh->device())).view({1, 16});
+    at::Tensor x = at::ones({3}, at::TensorOptions().device(mesh->device())).set_requires_grad(true);
+    const auto here = std::this_thread::get_id();
+    const auto backward = [&] {
+      bool in_force = false, elsewhere = false;
+      const at::Tensor y = x * 2;
+      y.register_hook([&](const at::Tensor&) {
+        in_force = nn::ContextScope::current() != nullptr;
+        elsewhere = std::this_thread::get_id() != here;
+      });
+      y.sum().backward();
+      EXPECT_TRUE(elsewhere);
+      return in_force;
+    };
+    {
+      const ContextParallel scope(mesh, {.buffers = {tokens}, .buffer_seq_dims = {1}});
+      EXPECT_EQ(tokens.size(1), 8);
+      EXPECT_TRUE(backward());
+    }
+    EXPECT_EQ(tokens.size(1), 16);
+    EXPECT_FALSE(backward());
   });
 }
 

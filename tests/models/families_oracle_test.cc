@@ -39,7 +39,7 @@ void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expec
   if (model.config().experts.balance) {
     auto& statistics = *nn::router_statistics(model);
     statistics.finish(statistics.sums());
-    EXPECT_NEAR(statistics.loss() / expected.tensor("balance").item<double>(), 1.0, 1e-5);
+    EXPECT_NEAR(statistics.loss().item<double>() / expected.tensor("balance").item<double>(), 1.0, 1e-5);
   }
   loss.backward();
   for (const auto& named : model.named_parameters()) {

@@ -95,10 +95,10 @@ StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int6
       static_cast<double>(rows * length);
   StepOutcome out;
   if (world != nullptr) {
-    out.loss = settle_router_statistics(*statistics, *world);
+    out.loss = settle_router_statistics(*statistics, *world).item<double>();
   } else {
     statistics->finish(statistics->sums());
-    out.loss = statistics->loss();
+    out.loss = statistics->loss().item<double>();
   }
   loss.backward();
   statistics->end();

@@ -197,9 +197,14 @@ TEST(Recipe, WrongTypeOrRangeSaysWhatWasFoundAndWanted) {
 }
 
 TEST(Recipe, FeaturesThatAreNotBuiltAreRefusedNotIgnored) {
-  EXPECT_THAT(error_of(kMinimal, {"train.deterministic=true"}), HasSubstr("not available in this version"));
-  EXPECT_THAT(error_with("train: {deterministic: true}"),
-              HasSubstr("my.yaml:3: train.deterministic: 'true' is not available in this version, wanted false."));
+  RecipeKey key = *find_recipe_key("train.deterministic");
+  key.available = {"false"};
+  Recipe recipe;
+  EXPECT_NO_THROW(check_available(key, recipe, "my.yaml:3"));
+  recipe.train.deterministic = true;
+  EXPECT_THAT([&] { check_available(key, recipe, "my.yaml:3"); },
+              ::testing::ThrowsMessage<Error>(
+                  HasSubstr("my.yaml:3: train.deterministic: 'true' is not available in this version, wanted false.")));
 }
 
 TEST(Recipe, AdaptersAreAMappingOrNull) {

@@ -21,13 +21,16 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const DeviceBackendRequest& request)
                             .size = request.size,
                             .device = request.device.index(),
                             .ranks_on_host = request.ranks_on_host,
-                            .timeout = request.timeout});
+                            .timeout = request.timeout,
+                            .high_priority_streams = request.high_priority_streams,
+                            .split_from = request.split_from});
 }
 
 struct DeviceBackends {
   std::mutex mutex;
   std::map<c10::DeviceType, DeviceBackendMaker> makers = {{c10::DeviceType::CUDA, &make_nccl}};
   std::map<c10::DeviceType, c10::DeviceIndex> bound;
+  DeviceBackendSettings settings;
 };
 
 DeviceBackends& device_backends() {
@@ -44,10 +47,17 @@ void register_device_backend(c10::DeviceType type, DeviceBackendMaker maker) {
   device_backends().makers[type] = std::move(maker);
 }
 
-c10::intrusive_ptr<c10d::Backend> make_device_backend(const DeviceBackendRequest& request) {
+void set_device_backend_settings(const DeviceBackendSettings& settings) {
+  const std::lock_guard lock(device_backends().mutex);
+  device_backends().settings = settings;
+}
+
+c10::intrusive_ptr<c10d::Backend> make_device_backend(DeviceBackendRequest request) {
   DeviceBackendMaker maker;
   {
     const std::lock_guard lock(device_backends().mutex);
+    request.high_priority_streams = device_backends().settings.high_priority_streams;
+    if (!device_backends().settings.split_groups) request.split_from = nullptr;
     const auto found = device_backends().makers.find(request.device.type());
     if (found != device_backends().makers.end()) maker = found->second;
   }

@@ -32,15 +32,27 @@ struct DeviceBackendRequest {
   int ranks_on_host = 1;                                       // of the world
   c10::intrusive_ptr<c10d::Backend> host;  // carries the same group's CPU tensors; for what goes through the host
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  bool high_priority_streams = false;  // DeviceBackendSettings
+  c10::intrusive_ptr<c10d::Backend> split_from =
+      {};  // one of the same ranks that is there; null: none, or not to split
 };
+
+// Of all groups that this process makes from then on, alike on all ranks.
+struct DeviceBackendSettings {
+  bool high_priority_streams = false;  // collectives come before what computes, where both are ready
+  // A further group of the same ranks is split from the communicator of the first, which saves it a meeting of its own.
+  bool split_groups = true;
+};
+void set_device_backend_settings(const DeviceBackendSettings& settings);
 
 // COLLECTIVE over the ranks that share `store`.
 using DeviceBackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const DeviceBackendRequest&)>;
 
 // Takes the place of one that was there.
 void register_device_backend(c10::DeviceType type, DeviceBackendMaker maker);
-// COLLECTIVE over the ranks that share the request's store. Error kConfig: there is none for the device's type.
-c10::intrusive_ptr<c10d::Backend> make_device_backend(const DeviceBackendRequest& request);
+// As the settings say. COLLECTIVE over the ranks that share the request's store. Error kConfig: there is none for the
+// device's type.
+c10::intrusive_ptr<c10d::Backend> make_device_backend(DeviceBackendRequest request);
 
 // "cpu", "cuda" or the name that the accelerator was registered with; nothing for another.
 std::optional<c10::DeviceType> parse_device_type(std::string_view name);

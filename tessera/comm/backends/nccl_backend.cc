@@ -15,9 +15,13 @@
 namespace tessera::comm {
 namespace {
 
-// c10d's watchdog ends the process without a word of whose fault it was: by then ours has asked all ranks, told them,
-// and broken the group off.
-constexpr std::chrono::seconds kAfterOurs{30};
+// c10d's watchdog ends the process without a word of whose fault it was. Ours asks all ranks, tells them, and breaks
+// the group off: c10d's is to do nothing, and never finds a call late. What a user has set stays.
+constexpr std::chrono::hours kNever{24 * 365};
+void silence_own_watchdog() {
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+}
 
 // Waits for a collective's end on the device only when asked to: elsewhere wait() just orders streams, so that a peer's
 // death would show in a later kernel. The watchdog of ours breaks the group off; c10d's own would end the process.
@@ -56,8 +60,13 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Sto
   const std::string reason = why_no_nccl(options.ranks_on_host);
   TESSERA_CHECK(reason.empty(), ErrorKind::kConfig,
                 "[comm.nccl] {}. Use comm.backend=gloo, or as many ranks as there are GPUs.", reason);
-  auto nccl = c10d::ProcessGroupNCCL::Options::create();
-  nccl->timeout = options.timeout + kAfterOurs;
+  silence_own_watchdog();
+  auto nccl = c10d::ProcessGroupNCCL::Options::create(options.high_priority_streams);
+  nccl->timeout = kNever;
+  if (options.split_from) {
+    nccl->split_from = c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupNCCL>(options.split_from);
+    nccl->split_color = 0;  // all of its ranks
+  }
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(options.device));
   return c10::make_intrusive<NcclBackend>(std::move(store), options.rank, options.size, std::move(nccl), device);
 }

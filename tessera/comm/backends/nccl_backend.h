@@ -25,6 +25,8 @@ struct NcclOptions {
   int device = 0;         // of this rank, among those that it sees
   int ranks_on_host = 1;  // of the world; each needs a device of its own
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  bool high_priority_streams = false;
+  c10::intrusive_ptr<c10d::Backend> split_from = {};  // of make_nccl_backend, the same ranks in the same order
 };
 
 // GPUs that this process sees.

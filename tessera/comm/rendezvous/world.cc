@@ -43,7 +43,15 @@ struct World::Impl {
   std::vector<c10::intrusive_ptr<c10d::Backend>> broken;  // those that abort() broke off
   bool serves_store = false;                              // this rank's process is the one that runs the others' store
   int fake_local_size = 1;
+  // The first of an accelerator's back-ends of these ranks, from which further ones may be split: it lives as long as
+  // they could, alike on all ranks.
+  std::map<std::pair<c10::DeviceType, std::vector<int>>, c10::intrusive_ptr<c10d::Backend>> first_of_ranks;
   bool farewell = false;  // and so they tell it when they leave
+
+  c10::intrusive_ptr<c10d::Backend> first_of(const std::pair<c10::DeviceType, std::vector<int>>& which) const {
+    const auto found = first_of_ranks.find(which);
+    return found == first_of_ranks.end() ? nullptr : found->second;
+  }
 
   bool is_broken() {
     const std::lock_guard lock(mutex);
@@ -54,6 +62,7 @@ struct World::Impl {
   void drop_groups() {
     const auto closes = monitor->close();
     everyone.clear();
+    first_of_ranks.clear();
     std::vector<c10::intrusive_ptr<c10d::Backend>> ended;
     const std::lock_guard lock(mutex);
     broken.swap(ended);
@@ -284,7 +293,8 @@ c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_
                               .device = device_of_rank(c10::DeviceType::CUDA, info_.local_rank),
                               .ranks_on_host = info_.local_size,
                               .host = nullptr,
-                              .timeout = options_.timeout});
+                              .timeout = options_.timeout,
+                              .split_from = impl_->first_of({c10::DeviceType::CUDA, ranks})});
 }
 
 int World::open_groups() const {
@@ -345,8 +355,10 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
                                          .device = device_of_rank(device, info_.local_rank),
                                          .ranks_on_host = info_.local_size,
                                          .host = backend,
-                                         .timeout = options_.timeout});
+                                         .timeout = options_.timeout,
+                                         .split_from = impl_->first_of({device, ranks})});
     }
+    if (accelerator) impl_->first_of_ranks.try_emplace({accelerator_type, ranks}, accelerator);
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && own->kind() == ErrorKind::kConfig) throw;

@@ -12,7 +12,8 @@
 namespace tessera::parallel {
 
 void GatherSchedule::add(const std::shared_ptr<GatheredGroup>& group) {
-  group->join(pool_, &stats_);
+  if (!streams_) streams_ = std::make_shared<CommStreams>(group->device());
+  group->join(pool_, streams_, &stats_);
   groups_.push_back(group);
 }
 
@@ -22,6 +23,10 @@ void GatherSchedule::begin_forward() {
   if (recomputing()) return;
   if (in_forward_ || in_backward_) reset();
   free_stale();
+  if (streams_ && streams_->gather.exists()) {
+    streams_->gather.follow_current();  // the optimizer
+    for (const auto& group : groups_) group->note_order();
+  }
   in_forward_ = true;
   next_forward_order_.clear();
 }
@@ -51,6 +56,7 @@ void GatherSchedule::end_forward() {
   for (const auto& group : groups_) {
     if (group->gathering()) group->reshard();
   }
+  if (streams_) streams_->free_retired();
   forward_order_ = next_forward_order_;
   in_forward_ = false;
 }
@@ -115,13 +121,13 @@ void GatherSchedule::start_reduction(GatheredGroup& group) {
 void GatherSchedule::after_backward(GatheredGroup& group) {
   enter_backward();
   if (group.reshard_after_backward) group.reshard();
-  std::erase_if(reducing_, [](GatheredGroup* other) { return !other->advance_reduction(); });
+  std::erase_if(reducing_, [](GatheredGroup* other) { return !other->advance_reduction(/*at_end=*/false); });
   start_reduction(group);
 }
 
 void GatherSchedule::finish_reductions() {
   for (auto* group : reducing_) {
-    while (group->advance_reduction()) {
+    while (group->advance_reduction(/*at_end=*/true)) {
     }
   }
   reducing_.clear();
@@ -136,6 +142,7 @@ void GatherSchedule::end_backward() {
   for (const auto& group : groups_) {
     if (group->reshard_after_backward || group->gathering()) group->reshard();
   }
+  if (streams_) streams_->free_retired();
   // Gradients of earlier backwards without synchronisation whose group this backward did not reach.
   for (const auto& group : groups_) start_reduction(*group);
   if (is_last_backward_) {
@@ -156,6 +163,7 @@ void GatherSchedule::reset() {
     }
     group->drop_gradients();
   }
+  if (streams_) streams_->free_retired();
   forward_order_.clear();
   recomputed_ = 0;
   post_forward_order_.clear();

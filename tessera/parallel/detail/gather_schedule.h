@@ -60,6 +60,7 @@ class GatherSchedule : public std::enable_shared_from_this<GatherSchedule> {
 
   bool prefetch_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  std::shared_ptr<CommStreams> streams_;  // of the device of the first group
   FsdpStats stats_;
   std::vector<std::shared_ptr<GatheredGroup>> groups_;
   std::vector<GatheredGroup*> forward_order_;       // of the forward before

@@ -15,6 +15,7 @@
 #include "tessera/comm/collectives/collective_start.h"
 #include "tessera/comm/group/group.h"
 #include "tessera/parallel/detail/buffer_pool.h"
+#include "tessera/parallel/detail/comm_streams.h"
 #include "tessera/parallel/fully_shard.h"
 
 namespace tessera::parallel {
@@ -36,6 +37,9 @@ class GatheredGroup {
   virtual bool may_be_stale() const = 0;
   virtual bool changed() const = 0;
   virtual comm::Group& ranks() const = 0;  // that a gather is over
+  virtual c10::Device device() const = 0;  // of the whole parameters
+  // What the stream of gathers is given from now on comes behind all writes to the shards so far.
+  virtual void note_order() {}
 
   // What the modules' forward reads: handles from whole_tensors(), or what stands for the shards.
   virtual void show_whole(const std::vector<at::Tensor>& tensors) = 0;
@@ -51,13 +55,16 @@ class GatheredGroup {
   // COLLECTIVE over all ranks of the group. Returns whether there was anything to reduce; does not wait.
   virtual bool start_reduction() = 0;
   // Waits for the running stage and starts the next one; false when none was left and the leaves have their gradients.
-  virtual bool advance_reduction() = 0;
+  // For a stage that only the host can wait for, it does so `at_end` alone.
+  virtual bool advance_reduction(bool at_end) = 0;
   virtual void drop_gradients() = 0;  // after an error
   virtual int64_t accumulated_bytes() const = 0;
 
-  // Where buffers come from and what is counted; shared by the groups below one root.
-  void join(std::shared_ptr<BufferPool> pool, FsdpStats* stats) {
+  // COLLECTIVE over ranks(). Where buffers come from, on which streams they are filled, and what is counted; shared by
+  // the groups below one root.
+  void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams, FsdpStats* stats) {
     pool_ = std::move(pool);
+    streams_ = std::move(streams);
     stats_ = stats;
     on_joined();
   }
@@ -93,6 +100,7 @@ class GatheredGroup {
   State state_ = State::kSharded;
   bool shows_whole_ = false;  // in the modules
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
   FsdpStats* stats_ = nullptr;
 
  private:

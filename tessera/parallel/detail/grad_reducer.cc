@@ -3,11 +3,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_add.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/parallel/detail/host_memory.h"
+#include "tessera/mesh/host_memory.h"
 
 namespace tessera::parallel {
 
@@ -18,7 +17,15 @@ GradReducer::GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::op
       reduce_dtype_(reduce_dtype),
       to_host_(to_host),
       shard_dim_(mesh_->ndim() - 1),
+      reduces_(mesh_->group(shard_dim_)),
       flat_(pool_) {}
+
+void GradReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
+  flat_.set_pool(pool);
+  pool_ = std::move(pool);
+  streams_ = std::move(streams);
+  reduces_ = streams_->second_group(*mesh_->world(), mesh_->group(shard_dim_));
+}
 
 void GradReducer::begin(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
                         c10::ScalarType dtype) {
@@ -87,28 +94,47 @@ bool GradReducer::start(double divide, const std::string& subject) {
     const c10::Device device = parts_.device();
     c10::Allocator* const sent = mesh_->ndim() == 2 ? mesh_->group(0)->allocator(device.type()) : nullptr;
     output_ = pool_->empty(parts_.numel() / ranks, parts_.scalar_type(), device, sent);
-    pending_ = comm::reduce_scatter_into(*mesh_->group(shard_dim_), output_, parts_, comm::ReduceOp::kSum, subject);
+  }
+  streams_->reduce.follow_current();
+  if (ranks > 1) {
+    const auto beside = streams_->reduce.enter();
+    pending_ = comm::reduce_scatter_into(*reduces_, output_, parts_, comm::ReduceOp::kSum, subject);
   }
   stage_ = Stage::kReduceScatter;
   return true;
 }
 
-bool GradReducer::advance(const std::string& subject) {
+const SideStream& GradReducer::stream_of_stage() const {
+  if (stage_ == Stage::kAllReduce) return streams_->replicas;
+  return stage_ == Stage::kCopyToHost ? streams_->to_host : streams_->reduce;
+}
+
+bool GradReducer::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
-  pending_.wait();
+  if (stage_ == Stage::kCopyToHost && !at_end) return true;
+  {
+    const auto beside = stream_of_stage().enter();
+    pending_.wait();
+  }
+  const StreamMark ended = stream_of_stage().mark();
+  if (stage_ == Stage::kReduceScatter) ended.hold_current();  // whose memory the parts are
   parts_.reset();
   if (stage_ == Stage::kReduceScatter && mesh_->ndim() == 2 && mesh_->size(0) > 1) {
-    pending_ = comm::all_reduce(*mesh_->group(0), output_, comm::ReduceOp::kSum, subject);
     stage_ = Stage::kAllReduce;
+    streams_->replicas.follow(ended);
+    const auto beside = streams_->replicas.enter();
+    pending_ = comm::all_reduce(*mesh_->group(0), output_, comm::ReduceOp::kSum, subject);
     return true;
   }
   if (to_host_ && stage_ != Stage::kCopyToHost) {
-    start_copy_to_host();
     stage_ = Stage::kCopyToHost;
+    streams_->to_host.follow(ended);
+    start_copy_to_host();
     return true;
   }
+  ended.hold_current();
   if (to_host_) {
-    copied_->synchronize();
+    copied_.wait();
     output_ = std::exchange(host_, {});
   }
   set_gradients();
@@ -118,17 +144,16 @@ bool GradReducer::advance(const std::string& subject) {
 }
 
 void GradReducer::finish(const std::string& subject) {
-  while (advance(subject)) {
+  while (advance(subject, /*at_end=*/true)) {
   }
 }
 
 void GradReducer::start_copy_to_host() {
   const c10::NoGradGuard no_grad;
-  const c10::Device device = mesh_->device();
-  host_ = host_empty(output_.numel(), output_.scalar_type(), device);
+  host_ = host_empty(output_.numel(), output_.scalar_type(), mesh_->device());
+  const auto beside = streams_->to_host.enter();
   host_.copy_(output_, /*non_blocking=*/true);
-  copied_.emplace(device.type());
-  copied_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  copied_ = StreamMark::here(mesh_->device());
 }
 
 void GradReducer::set_gradients() {
@@ -156,7 +181,8 @@ void GradReducer::drop() {
     } catch (const Error&) {  // the error that led here has been reported already
     }
   }
-  if (stage_ == Stage::kCopyToHost) copied_->synchronize();
+  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host}) stream->hold_current();
+  if (stage_ == Stage::kCopyToHost) copied_.wait();
   flat_.drop();
   host_.reset();
   parts_.reset();

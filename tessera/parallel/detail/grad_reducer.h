@@ -6,11 +6,14 @@
 //   ...
 //   reducer.finish();                                   // waits; gradients are DTensors of the parameters
 //
+// On an accelerator the stages run beside what computes, on the streams of CommStreams and a second group of the ranks
+// that gather; what computes comes behind each reduce-scatter before the next one starts, so that two of them, and no
+// more, have buffers at a time.
+//
 // A parameter that no rank had a gradient for keeps its grad() as it was. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
 
 #include <memory>
 #include <optional>
@@ -19,6 +22,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/parallel/detail/comm_streams.h"
 #include "tessera/parallel/detail/flat_gradients.h"
 #include "tessera/parallel/detail/sharded_param.h"
 
@@ -38,30 +42,31 @@ class GradReducer {
   // Returns whether there was anything to reduce. divide: what the sum over ranks is divided by.
   bool start(double divide, const std::string& subject);
   // COLLECTIVE over the replicate dim. Waits for the running stage and starts the next one; false when there was none
-  // left and the gradients are in place.
-  bool advance(const std::string& subject);
+  // left and the gradients are in place. A copy to the host is waited for `at_end` alone.
+  bool advance(const std::string& subject, bool at_end);
   void finish(const std::string& subject);  // all stages
   bool in_flight() const { return stage_ != Stage::kIdle; }
   int64_t accumulated_bytes() const { return flat_.bytes(); }
   void drop();  // after an error: waits for what is in flight and forgets it
-  void set_pool(std::shared_ptr<BufferPool> pool) {
-    flat_.set_pool(pool);
-    pool_ = std::move(pool);
-  }
+  // Shared by the groups below one root. COLLECTIVE over the shard dim where its second group is not made yet.
+  void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams);
 
  private:
   enum class Stage { kIdle, kReduceScatter, kAllReduce, kCopyToHost };  // what is in flight
   void begin(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable, c10::ScalarType dtype);
   void bring_to_parameters(const std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
                            std::vector<at::Tensor>& gradients, const std::string& subject) const;
+  const SideStream& stream_of_stage() const;
   void start_copy_to_host();
   void set_gradients();
 
   MeshPtr mesh_;
   std::shared_ptr<BufferPool> pool_;
+  std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
   std::optional<c10::ScalarType> reduce_dtype_;
   const bool to_host_;
   int64_t shard_dim_;
+  std::shared_ptr<comm::Group> reduces_;  // along it
   Stage stage_ = Stage::kIdle;
   FlatGradients flat_;
   std::vector<ShardedParam>* params_ = nullptr;
@@ -69,7 +74,7 @@ class GradReducer {
   at::Tensor parts_;   // [ranks * part], sent
   at::Tensor output_;  // [part]
   at::Tensor host_;    // `output_` on the host, from `copied_` on
-  std::optional<c10::Event> copied_;
+  StreamMark copied_;
   comm::Pending pending_;
 };
 

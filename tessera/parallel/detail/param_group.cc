@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <utility>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -26,7 +28,7 @@ ParamGroup::ParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const Mix
       reducer_(mesh, pool_, policy.reduce_dtype, on_host) {}
 
 void ParamGroup::on_joined() {
-  reducer_.set_pool(pool_);
+  reducer_.join(pool_, streams_);
   if (state_ != State::kSharded) count(1);  // gathered by hand before
 }
 
@@ -42,8 +44,10 @@ void ParamGroup::start_unshard() {
   if (may_be_stale() && changed()) reshard();
   if (state_ != State::kSharded) return;
   const c10::NoGradGuard no_grad;
+  const bool replaced = shards_.replaced();
   shards_.adopt_replaced();
   gathered_version_ = shards_.version();
+  const bool written = replaced || gathered_version_ != ordered_version_;
   if (plan_.way == GatherWay::kAlias) {
     for (auto& param : params()) param.whole = param.local.detach();
     state_ = State::kUnsharded;
@@ -51,16 +55,22 @@ void ParamGroup::start_unshard() {
   }
   const c10::ScalarType dtype = shards_.wire_dtype();
   const int64_t numel = shards_.ranks() * plan_.layout.part_bytes / static_cast<int64_t>(c10::elementSize(dtype));
-  if (plan_.gathers_into_whole()) {
-    fill_whole();
-    gathered_ = whole_.tensor(0, {numel}, dtype);
-  } else {
-    gathered_ = pool_->empty(numel, dtype, mesh()->device());
-  }
+  const bool in_place = plan_.gathers_into_whole();
+  if (in_place) fill_whole();
+  // Behind what wrote the shards, or had the memory before; else beside all that computes.
+  if (written || in_place) streams_->gather.follow_current();
+  ordered_version_ = gathered_version_;
+  const auto beside = streams_->gather.enter();
+  gathered_ = in_place ? whole_.tensor(0, {numel}, dtype) : pool_->empty(numel, dtype, mesh()->device());
   state_ = State::kGathering;
   count(1);
-  if (shards_.ranks() == 1) return shards_.write_to(gathered_, plan_.layout);
+  if (shards_.ranks() == 1) {
+    shards_.write_to(gathered_, plan_.layout);
+    filled_ = streams_->gather.mark();
+    return;
+  }
   input_ = shards_.to_send(plan_.layout, *pool_);
+  filled_ = streams_->gather.mark();
   pending_ = comm::all_gather_into(shards_.group(), gathered_, input_, name());
   if (stats_ == nullptr) return;
   ++stats_->all_gathers;
@@ -71,16 +81,26 @@ void ParamGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
   const c10::NoGradGuard no_grad;
   pending_.wait();
-  input_.reset();
+  filled_.hold_current();
+  if (!streams_->gather.exists()) input_.reset();
   if (!plan_.gathers_into_whole()) fill_whole();
   lay_out(plan_, gathered_, whole_, *pool_);
-  gathered_.reset();
+  if (plan_.gathers_into_whole()) gathered_.reset();
+  streams_->retire({std::exchange(input_, {}), std::exchange(gathered_, {})});
   state_ = State::kUnsharded;
+}
+
+// What was gathered ahead for nothing. The host may write to shards that it holds as soon as this returns.
+void ParamGroup::give_up_gather() {
+  filled_.hold_current();
+  streams_->gather.follow_current();
+  if (shards_.on_host()) filled_.wait();
 }
 
 void ParamGroup::reshard() {
   if (state_ == State::kSharded) return;
   const auto failure = wait_for_failure(pending_);
+  if (state_ == State::kGathering) give_up_gather();
   if (shows_whole_) show_shards();
   input_.reset();
   gathered_.reset();

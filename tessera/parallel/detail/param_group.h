@@ -32,6 +32,8 @@ class ParamGroup : public GatheredGroup {
   bool may_be_stale() const override { return state_ == State::kUnsharded && plan_.way != GatherWay::kAlias; }
   bool changed() const override { return shards_.replaced() || shards_.version() != gathered_version_; }
   comm::Group& ranks() const override { return shards_.group(); }
+  c10::Device device() const override { return mesh()->device(); }
+  void note_order() override { ordered_version_ = shards_.version(); }
 
   void show_whole(const std::vector<at::Tensor>& tensors) override;
   void show_shards() override;                             // the DTensors
@@ -43,7 +45,7 @@ class ParamGroup : public GatheredGroup {
     reducer_.accumulate(params(), trainable, std::move(gradients), name());
   }
   bool start_reduction() override { return reducer_.start(divide, name()); }
-  bool advance_reduction() override { return reducer_.advance(name()); }
+  bool advance_reduction(bool at_end) override { return reducer_.advance(name(), at_end); }
   void drop_gradients() override { reducer_.drop(); }
   int64_t accumulated_bytes() const override { return reducer_.accumulated_bytes(); }
 
@@ -56,6 +58,7 @@ class ParamGroup : public GatheredGroup {
 
  private:
   void fill_whole();
+  void give_up_gather();
   void on_joined() override;
   void count(int64_t groups) { GatheredGroup::count(groups, plan_.way == GatherWay::kAlias ? 0 : plan_.whole_bytes); }
 
@@ -64,8 +67,10 @@ class ParamGroup : public GatheredGroup {
   Shards shards_;
   WholeStorage whole_;
   uint64_t gathered_version_ = 0;  // of the shards, when they were gathered
+  uint64_t ordered_version_ = 0;   // and up to which the gather stream comes behind the writes
   at::Tensor gathered_;
   at::Tensor input_;
+  StreamMark filled_;  // behind what fills `gathered_`, or copies what is sent
   comm::Pending pending_;
   GradReducer reducer_;
 };

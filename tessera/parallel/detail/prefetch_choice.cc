@@ -42,8 +42,10 @@ bool prefetch_of(const std::vector<PrefetchVote>& votes) {
 }
 
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> wish) {
-  std::set<std::string> lines = {
-      line_of({.rank = world.rank(), .wish = wish, .core_for_each = world.info().hosts.least_cores_per_rank >= 1})};
+  const bool on_device =
+      std::any_of(meshes.begin(), meshes.end(), [](const MeshPtr& mesh) { return !mesh->device().is_cpu(); });
+  const bool core_for_each = on_device || world.info().hosts.least_cores_per_rank >= 1;
+  std::set<std::string> lines = {line_of({.rank = world.rank(), .wish = wish, .core_for_each = core_for_each})};
   for (const auto& mesh : meshes) {
     for (int64_t dim = mesh->ndim(); dim-- > 0;) {
       if (mesh->size(dim) == 1) continue;

@@ -17,8 +17,9 @@ namespace tessera::parallel {
 // What a rank has to say.
 struct PrefetchVote {
   int rank = 0;
-  std::optional<bool> wish;    // set_prefetch; none: the default
-  bool core_for_each = false;  // every host of the world has a core for each of its ranks (Hosts), as this rank knows
+  std::optional<bool> wish;  // set_prefetch; none: the default
+  // Every host of the world has a core for each of its ranks (Hosts), as this rank knows; or an accelerator computes.
+  bool core_for_each = false;
 };
 
 // The wish of all, else the default: on where every rank knows of a core for each rank. Error kShape names two ranks

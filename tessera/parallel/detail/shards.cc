@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/parallel/detail/host_memory.h"
+#include "tessera/mesh/host_memory.h"
 #include "tessera/parallel/detail/whole_storage.h"
 
 namespace tessera::parallel {

@@ -98,8 +98,9 @@ void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions opt
   for (auto* unit : expert_units(model)) fully_shard(*unit, options);
 }
 
-double settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group) {
-  const auto own = statistics.sums();
+at::Tensor settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group, c10::Device device) {
+  const bool carries = group.size() == 1 || group.context().accelerator_type == device.type();
+  const auto own = statistics.sums(carries ? device : c10::Device(c10::kCPU));
   auto all = at::empty({group.size(), own.numel()}, own.options());
   comm::all_gather_into(group, all, own, "router statistics").wait();
   statistics.finish(all.sum(0));  // in the order of the ranks: alike on all of them

@@ -49,8 +49,11 @@ std::vector<nn::Module*> expert_units(nn::Module& model);
 void shard_experts(nn::Module& model, const MeshPtr& mesh, FullyShardOptions options);
 
 // Adds up what the routers of all ranks of a step have counted and tells this rank's statistics. Returns the
-// load-balance loss, alike on all ranks. COLLECTIVE over `group`: all ranks of the run, those of other pipeline stages
-// too (one without a router passes statistics of its own, of as many experts).
-double settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group);
+// load-balance loss, float64 [], alike on all ranks. COLLECTIVE over `group`: all ranks of the run, those of other
+// pipeline stages too (one without a router passes statistics of its own, of as many experts). `device`: where the
+// model computes; where the group carries that device's tensors, all stays there and no host waits, else the sums go
+// over the host.
+at::Tensor settle_router_statistics(nn::RouterStatistics& statistics, comm::Group& group,
+                                    c10::Device device = c10::kCPU);
 
 }  // namespace tessera

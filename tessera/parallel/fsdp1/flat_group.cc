@@ -314,7 +314,7 @@ std::vector<at::Tensor> FlatGroup::leaves(const std::vector<size_t>& trainable) 
 }
 
 void FlatGroup::accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) {
-  while (advance_reduction()) {  // of an earlier use in one graph
+  while (advance_reduction(/*at_end=*/true)) {  // of an earlier use in one graph
   }
   reducer_.open();  // also without any gradient: other ranks may have some
   for (size_t i = 0; i < gradients.size(); ++i) {
@@ -343,7 +343,7 @@ void FlatGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& sum) cons
   grad = total;
 }
 
-bool FlatGroup::advance_reduction() {
+bool FlatGroup::advance_reduction(bool) {
   if (!reducer_.in_flight()) return false;
   const c10::NoGradGuard no_grad;
   if (reducer_.advance()) return true;

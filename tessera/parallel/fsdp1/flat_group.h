@@ -65,6 +65,7 @@ class FlatGroup : public GatheredGroup {
   bool may_be_stale() const override { return has_whole() && state_ == State::kUnsharded; }
   bool changed() const override { return version() != gathered_version_; }
   comm::Group& ranks() const override { return *group_; }
+  c10::Device device() const override { return layout_.members()[0].device; }
 
   void show_whole(const std::vector<at::Tensor>& tensors) override;
   void show_shards() override;
@@ -74,7 +75,7 @@ class FlatGroup : public GatheredGroup {
 
   void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) override;
   bool start_reduction() override;
-  bool advance_reduction() override;
+  bool advance_reduction(bool at_end) override;
   void drop_gradients() override { reducer_.drop(); }
   int64_t accumulated_bytes() const override { return reducer_.bytes(); }
 

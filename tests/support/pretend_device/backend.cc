@@ -2,6 +2,7 @@
 // back-end of the group's CPU tensors. A result is there, and ordered before the caller's stream, after wait().
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -67,13 +68,21 @@ class StagedWork final : public c10d::Work {
   bool delivered_ = false;
 };
 
+std::atomic<int64_t> splits = 0;
+
 class StagingBackend final : public c10d::Backend, public comm::HasCapabilities {
  public:
   explicit StagingBackend(const comm::DeviceBackendRequest& request)
       : Backend(request.rank, request.size),
         inner_(request.host),
         device_(request.device),
-        stream_(next_stream(device_.index(), /*high_priority=*/true)) {}
+        stream_(next_stream(device_.index(), request.high_priority_streams)) {
+    if (!request.split_from) return;
+    const auto* const other = dynamic_cast<const StagingBackend*>(request.split_from.get());
+    TORCH_CHECK(other && other->getRank() == getRank() && other->getSize() == getSize() && other->device_ == device_,
+                "[pretend] a group that is split from one of other ranks");
+    ++splits;
+  }
 
   const std::string getBackendName() const override { return "pretend"; }
   comm::Capabilities capabilities() const override { return comm::capabilities_of(*inner_); }
@@ -166,6 +175,8 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
 };
 
 }  // namespace
+
+int64_t groups_split() { return splits; }
 
 void register_backend() {
   comm::register_device_backend(c10::kPrivateUse1, [](const comm::DeviceBackendRequest& request) {

@@ -60,7 +60,8 @@ struct Device {
   std::list<Block*> waiting;
   std::vector<Delivery> deliveries;
   Counters counters;
-  std::vector<std::string> syncs, launches;
+  std::vector<std::string> syncs;
+  std::vector<Launch> launches;
   std::atomic<unsigned> next_normal = 0, next_high = 0;
 };
 
@@ -193,7 +194,7 @@ std::vector<std::string> take_sync_names(int device) {
   return std::exchange(state.syncs, {});
 }
 
-std::vector<std::string> take_launch_names(int device) {
+std::vector<Launch> take_launches(int device) {
   Device& state = device_at(device);
   const std::lock_guard lock(state.mutex);
   return std::exchange(state.launches, {});
@@ -223,8 +224,8 @@ void add_touch(std::vector<Touch>& touches, const at::Tensor& tensor, bool write
 
 c10::Stream next_stream(c10::DeviceIndex device, bool high_priority) {
   Device& state = device_at(device);
-  return high_priority ? stream_of(device, static_cast<int>(16 + state.next_high++ % 16))
-                       : stream_of(device, static_cast<int>(1 + state.next_normal++ % 15));
+  return high_priority ? stream_of(device, static_cast<int>(kFirstOfHighPriority + state.next_high++ % 32))
+                       : stream_of(device, static_cast<int>(1 + state.next_normal++ % 31));
 }
 
 c10::Stream stream_of(c10::DeviceIndex device, int number) {
@@ -239,7 +240,7 @@ Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& to
   join(clock, device.completed);
   const uint64_t time = ++clock[static_cast<size_t>(own)];
   ++device.counters.launches;
-  if (keeps_names) device.launches.emplace_back(name);
+  if (keeps_names) device.launches.push_back({name, own, clock});
   for (const Touch& touch : touches) {
     TORCH_CHECK(device_of(touch.begin) == index, "[pretend] ", name, " on device ", index, ": memory of device ",
                 device_of(touch.begin));

@@ -24,7 +24,6 @@
 
 namespace tessera::pretend {
 
-inline constexpr int kStreams = 32;  // of each device: the default one, 15 of normal and 16 of high priority
 using Moment = std::array<uint64_t, kStreams>;
 
 struct Touch {

@@ -15,6 +15,7 @@
 // Thread-safe, apart from install().
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@
 namespace tessera::pretend {
 
 inline constexpr int kDevices = 8;
+inline constexpr int kStreams = 64;  // of each device: the default one, 31 of normal and 32 of high priority
+inline constexpr int kFirstOfHighPriority = 32;
 
 // Registers the device, its allocator, streams, generators, operations and c10d back-end. Calls after the first do
 // nothing. True, so that a test program can say it in the initializer of a constant.
@@ -41,10 +44,25 @@ struct Counters {
   Counters operator-(const Counters& before) const;
 };
 Counters counters(int device);
-// Every wait of the host, by what waited, since the last call. For finding what a budget test counted.
+// A kernel, copy or collective, and what it is ordered behind.
+struct Launch {
+  std::string name;
+  int stream = 0;                                // 0: the default one
+  std::array<uint64_t, kStreams> launched = {};  // how many of each stream come before it, itself included
+  bool comes_behind(const Launch& other) const {
+    const auto stream_of_other = static_cast<size_t>(other.stream);
+    return launched[stream_of_other] >= other.launched[stream_of_other];
+  }
+};
+
+// Every wait of the host, by what waited, and every launch, since the last call: for finding what a budget test
+// counted, and what runs beside what. Kept from keep_names(true) on.
 std::vector<std::string> take_sync_names(int device);
-std::vector<std::string> take_launch_names(int device);
+std::vector<Launch> take_launches(int device);
 void keep_names(bool keep);
+
+// Groups of the process that were made from another one's communicator.
+int64_t groups_split();
 
 // What was found where nothing can be thrown: blocks freed while another stream may still use them, pinned memory
 // overwritten before it was copied.

@@ -9,9 +9,9 @@
 
 #include <cstdint>
 
-namespace tessera::parallel {
+namespace tessera {
 
 // [numel], uninitialised, on the CPU. `device`: whose copies it is for.
 at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device device);
 
-}  // namespace tessera::parallel
+}  // namespace tessera

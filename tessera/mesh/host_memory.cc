@@ -1,10 +1,10 @@
-#include "tessera/parallel/detail/host_memory.h"
+#include "tessera/mesh/host_memory.h"
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/empty.h>
 
-namespace tessera::parallel {
+namespace tessera {
 
 at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device device) {
   const bool pins = at::accelerator::isAccelerator(device.type()) &&
@@ -12,4 +12,4 @@ at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device devi
   return at::empty({numel}, at::TensorOptions().dtype(dtype).device(c10::kCPU).pinned_memory(pins));
 }
 
-}  // namespace tessera::parallel
+}  // namespace tessera

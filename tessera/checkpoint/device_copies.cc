@@ -1,0 +1,19 @@
+#include "tessera/checkpoint/device_copies.h"
+
+namespace tessera {
+
+c10::OptionalStreamGuard DeviceCopies::of(const at::Tensor& tensor) {
+  if (!has_streams(tensor.device())) return c10::OptionalStreamGuard();
+  if (!stream_.exists()) stream_ = SideStream(tensor.device(), /*high_priority=*/false);
+  if (sources_.empty()) stream_.follow_current();
+  sources_.push_back(tensor);
+  return stream_.enter();
+}
+
+void DeviceCopies::hold_current() {
+  if (sources_.empty()) return;
+  done_.hold_current();
+  sources_.clear();
+}
+
+}  // namespace tessera

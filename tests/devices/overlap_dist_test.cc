@@ -1,0 +1,292 @@
+// What runs beside what on the pretend device: gathers and reductions of FSDP beside what computes, copies of batches
+// and of checkpoints beside both; and that the race detector would find where an order between them is missing.
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/backends/device_backends.h"
+#include "tessera/mesh/host_memory.h"
+#include "tessera/mesh/side_stream.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/parallel/detail/comm_streams.h"
+#include "tests/devices/pretend.h"
+#include "tests/parallel/small_model.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::testing {
+namespace {
+
+using parallel::CommStreams;
+using pretend::Launch;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+at::TensorOptions on(int device) { return at::TensorOptions(at::kFloat).device(pretend_device(device)); }
+
+// Those whose name has `part` in it, in the order in which the host launched them.
+std::vector<Launch> named(const std::vector<Launch>& launches, const std::string& part) {
+  std::vector<Launch> out;
+  for (const auto& launch : launches) {
+    if (launch.name.find(part) != std::string::npos) out.push_back(launch);
+  }
+  return out;
+}
+
+std::vector<Launch> launches_of(int device, const std::function<void()>& call) {
+  pretend::keep_names(true);
+  pretend::take_launches(device);
+  call();
+  return pretend::take_launches(device);
+}
+
+// A sharded model of three layers whose steps are steady, and its next forward and backward.
+struct Sharded {
+  MeshPtr mesh;
+  SmallModel model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  at::Tensor rows, loss;
+  const int device;
+
+  Sharded(const WorldPtr& world, MeshPtr over, const FullyShardOptions& options = {})
+      : mesh(std::move(over)), device(world->rank()) {
+    auto all = options;
+    all.mesh = mesh;
+    shard(model, all);
+    optimizer = optim::make_adamw(model, {.lr = 1e-2});
+    rows = rows_of_rank(tokens_of(0), world->rank(), world->size()).to(mesh->device());
+    for (int step = 0; step < 2; ++step) forward(), backward(), update();
+  }
+  std::vector<Launch> forward() {
+    return launches_of(device, [&] { loss = loss_sum(model(rows), rows); });
+  }
+  std::vector<Launch> backward() {
+    return launches_of(device, [&] { loss.backward(); });
+  }
+  void update() {
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+};
+
+MeshPtr line_on_device(const WorldPtr& world) { return init_device_mesh(world, "pretend", {world->size()}, {"dp"}); }
+
+class PretendOverlap : public OnPretendDevice {
+ protected:
+  void TearDown() override {
+    pretend::keep_names(false);
+    OnPretendDevice::TearDown();
+  }
+};
+
+TEST_F(PretendOverlap, GathersWaitForNothingThatComputes) {
+  on_threads(2, [](const WorldPtr& world) {
+    Sharded each(world, line_on_device(world), {.mp_policy = {.param_dtype = at::kBFloat16}});
+    for (const bool ahead : {true, false}) {
+      set_prefetch(each.model, ahead);
+      each.forward(), each.backward(), each.update();  // which learns the order
+      const auto forward = each.forward();
+      const auto gathers = named(forward, "allgather"), layers = named(forward, "gelu");
+      ASSERT_THAT(gathers, SizeIs(4));  // the root and three layers
+      ASSERT_THAT(layers, SizeIs(3));
+      EXPECT_TRUE(layers[1].comes_behind(gathers[2]));
+      EXPECT_FALSE(gathers[2].comes_behind(layers[0])) << "ahead " << ahead;
+      EXPECT_FALSE(gathers[3].comes_behind(layers[ahead ? 0 : 1])) << "ahead " << ahead;
+      EXPECT_TRUE(gathers[3].comes_behind(gathers[2]));  // one communicator
+
+      const auto backward = each.backward();
+      const auto again = named(backward, "allgather"), reductions = named(backward, "reduce_scatter"),
+                 steps = named(backward, "gelu_backward");
+      ASSERT_THAT(again, SizeIs(3));
+      ASSERT_THAT(reductions, SizeIs(4));
+      ASSERT_THAT(steps, SizeIs(3));
+      EXPECT_TRUE(reductions[0].comes_behind(steps[0]));
+      EXPECT_FALSE(again[2].comes_behind(reductions[0])) << "ahead " << ahead;
+      EXPECT_FALSE(again[2].comes_behind(steps[ahead ? 0 : 1])) << "ahead " << ahead;
+      EXPECT_FALSE(steps[1].comes_behind(reductions[0])) << "ahead " << ahead;
+      EXPECT_TRUE(reductions[3].comes_behind(reductions[2]));
+      each.update();
+    }
+  });
+}
+
+TEST_F(PretendOverlap, SumsOverReplicasWaitForTheirReductionAlone) {
+  on_threads(4, [](const WorldPtr& world) {
+    Sharded each(world, init_device_mesh(world, "pretend", {2, 2}, {"replicate", "shard"}));
+    each.forward();
+    const auto backward = each.backward();
+    const auto reductions = named(backward, "reduce_scatter"), sums = named(backward, "allreduce"),
+               steps = named(backward, "gelu_backward");
+    ASSERT_THAT(reductions, SizeIs(4));
+    ASSERT_THAT(sums, SizeIs(4));
+    EXPECT_TRUE(sums[0].comes_behind(reductions[0]));
+    EXPECT_FALSE(sums[0].comes_behind(steps[1]));
+    EXPECT_FALSE(sums[0].comes_behind(reductions[1]));
+    EXPECT_FALSE(reductions[1].comes_behind(sums[0]));
+    EXPECT_FALSE(sums[1].comes_behind(reductions[2]));
+    each.update();
+  });
+}
+
+TEST_F(PretendOverlap, OffloadedShardsAndGradientsAreCopiedBesideWhatComputes) {
+  on_threads(2, [](const WorldPtr& world) {
+    Sharded each(world, line_on_device(world), {.cpu_offload = true});
+    const auto forward = each.forward();
+    const auto copies = named(forward, "copy to device"), layers = named(forward, "gelu");
+    ASSERT_THAT(copies, SizeIs(4));
+    EXPECT_FALSE(copies[3].comes_behind(layers[0]));
+    pretend::take_sync_names(world->rank());
+    const auto backward = each.backward();
+    const auto back = named(backward, "copy to host"), steps = named(backward, "gelu_backward");
+    ASSERT_THAT(back, SizeIs(4));
+    EXPECT_TRUE(back[0].comes_behind(named(backward, "reduce_scatter")[0]));
+    EXPECT_FALSE(back[0].comes_behind(steps[1]));
+    // The host waits when all is under way: at the end, once a group.
+    EXPECT_EQ(pretend::take_sync_names(world->rank()).size(), 4U);
+    each.update();
+  });
+}
+
+// Twice as many layers, and no byte more at the peak: gathers in flight have two buffers.
+TEST_F(PretendOverlap, BuffersInFlightAreBounded) {
+  on_threads(2, [](const WorldPtr& world) {
+    std::vector<int64_t> most;
+    for (const int layers : {4, 8}) {
+      SmallModel model(layers);
+      shard(model, {.mesh = line_on_device(world), .mp_policy = {.param_dtype = at::kBFloat16}});
+      const at::NoGradGuard no_grad;
+      const auto rows = rows_of_rank(tokens_of(0), world->rank(), world->size()).to(pretend_device(world->rank()));
+      for (int step = 0; step < 2; ++step) model(rows);
+      const auto before = pretend::counters(world->rank()).bytes;
+      c10::getDeviceAllocator(c10::kPrivateUse1)->resetPeakStats(static_cast<c10::DeviceIndex>(world->rank()));
+      model(rows);
+      most.push_back(pretend::counters(world->rank()).peak_bytes - before);
+      EXPECT_LE(pretend::counters(world->rank()).bytes, before);
+    }
+    EXPECT_EQ(most[0], most[1]);
+  });
+}
+
+TEST_F(PretendOverlap, CheckpointsAreCopiedBesideWhatComputes) {
+  const TempFolder folder;
+  on_threads(2, [&](const WorldPtr& world) {
+    Sharded each(world, line_on_device(world));
+    NamedTensors tensors;
+    for (const auto& named : each.model.named_parameters()) {
+      tensors.emplace_back("model." + named.name, named.slot->parameter);
+    }
+    CheckpointWriter writer({.folder = folder / "saves", .world = world, .defer_copy = true});
+    const auto wanted = whole_parameters(each.model);
+    const auto pageable = pretend::counters(world->rank()).pageable_copies;
+    pretend::take_sync_names(world->rank());
+    const auto copies = launches_of(world->rank(), [&] { writer.save(1, tensors, {}); });
+    const auto sent = named(copies, "copy to host");
+    EXPECT_THAT(sent, SizeIs(tensors.size()));
+    EXPECT_NE(sent[0].stream, 0);
+    each.forward(), each.backward();
+    // Whoever writes waits for one event; whoever saves waits for nothing.
+    EXPECT_THAT(pretend::take_sync_names(world->rank()), ::testing::Each("synchronizeEvent"));
+    writer.wait_for_snapshot();
+    const auto update = launches_of(world->rank(), [&] { each.update(); });
+    EXPECT_TRUE(update.front().comes_behind(sent.back()));
+    writer.finish();
+    EXPECT_EQ(pretend::counters(world->rank()).pageable_copies, pageable);
+    NamedTensors loaded;
+    SmallModel other;
+    shard(other, {.mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp"})});
+    for (const auto& named : other.named_parameters())
+      loaded.emplace_back("model." + named.name, named.slot->parameter);
+    Checkpoint::latest(folder / "saves")->load(loaded);
+    const auto found = whole_parameters(other);
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(found[i], wanted[i].cpu())) << i;
+  });
+}
+
+// The second group of the ranks that gather is split from the first one's communicator, as recipes may say.
+TEST_F(PretendOverlap, GroupsFollowTheSettings) {
+  for (const bool on : {true, false}) {
+    comm::set_device_backend_settings({.high_priority_streams = on, .split_groups = on});
+    const auto before = pretend::groups_split();
+    on_threads(2, [&](const WorldPtr& world) {
+      Sharded each(world, line_on_device(world));
+      const auto gathers = named(each.forward(), "allgather");
+      EXPECT_EQ(gathers.at(0).stream >= pretend::kFirstOfHighPriority, on);
+      each.backward(), each.update();
+    });
+    EXPECT_EQ(pretend::groups_split() - before, on ? 2 : 0);
+  }
+  comm::set_device_backend_settings({});
+}
+
+// ---- the deliberate errors, each beside what is right ----
+
+// A gather as ParamGroup does it: cast on its stream, read by what computes.
+void gather_once(CommStreams& streams, const at::Tensor& shard, bool follows, bool holds, bool retires) {
+  if (follows) streams.gather.follow_current();
+  at::Tensor gathered;
+  {
+    const auto beside = streams.gather.enter();
+    gathered = shard.to(at::kBFloat16);
+  }
+  if (holds) streams.gather.hold_current();
+  at::Tensor whole = gathered.to(at::kFloat);
+  if (retires) streams.retire({std::exchange(gathered, {})});
+}
+
+TEST_F(PretendOverlap, ARemovedWaitIsFound) {
+  CommStreams streams(pretend_device());
+  const at::Tensor shard = at::arange(100, on(0));
+  gather_once(streams, shard, true, true, true);
+  EXPECT_THAT(pretend::take_faults(), IsEmpty());
+  at::Tensor(shard).add_(1);  // the optimizer
+  EXPECT_THAT(error_of([&] { gather_once(streams, shard, false, true, true); }), HasSubstr("nothing orders the two"));
+  EXPECT_THAT(error_of([&] { gather_once(streams, shard, true, false, true); }), HasSubstr("nothing orders the two"));
+  streams.gather.hold_current();
+  pretend::take_faults();
+}
+
+TEST_F(PretendOverlap, ABufferFreedTooEarlyIsFound) {
+  CommStreams streams(pretend_device());
+  const at::Tensor shard = at::arange(100, on(0));
+  for (int step = 0; step < 3; ++step) gather_once(streams, shard, true, true, true);
+  streams.free_retired();
+  EXPECT_THAT(pretend::take_faults(), IsEmpty());
+  gather_once(streams, shard, true, true, false);
+  EXPECT_THAT(pretend::take_faults(), ::testing::ElementsAre(HasSubstr("Call record_stream, or let stream")));
+}
+
+// A buffer that two copies take in turn, as of a pinned or double one.
+TEST_F(PretendOverlap, ABufferReusedTooEarlyIsFound) {
+  const SideStream copies(pretend_device());
+  const at::Tensor first = host_empty(100, at::kFloat, pretend_device()), buffer = at::zeros({100}, on(0));
+  first.fill_(1);
+  for (const bool waits : {true, false}) {
+    copies.follow_current();
+    {
+      const auto entered = copies.enter();
+      buffer.copy_(first, /*non_blocking=*/true);
+    }
+    copies.hold_current();
+    const at::Tensor read = buffer * 2;
+    if (waits) copies.follow(StreamMark::here(pretend_device()));
+    const auto again = [&] {
+      const auto entered = copies.enter();
+      buffer.copy_(first, /*non_blocking=*/true);
+    };
+    if (waits) {
+      again();
+    } else {
+      EXPECT_THAT(error_of(again), HasSubstr("nothing orders the two"));
+    }
+    copies.hold_current();
+    // And on the host: pinned memory that is written to while it is being copied.
+    if (!waits) first.fill_(2);
+    copies.mark().wait();
+    EXPECT_THAT(pretend::take_faults(), SizeIs(waits ? 0 : 1));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing
