@@ -36,9 +36,7 @@ c10::ScalarType dtype_of(const std::string& key, const std::string& name) {
 }
 
 comm::DeviceRequest device_request(const Recipe& recipe) {
-  // Packed weights are decoded on CPUs only.
-  const bool on_cpu = recipe.lora.quantize != "none" && recipe.train.device == "auto";
-  return {.setting = on_cpu ? "cpu" : recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
+  return {.setting = recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
 }
 
 // NCCL moves nothing but CUDA tensors, so asking for it is asking for GPUs. COLLECTIVE over the world.
