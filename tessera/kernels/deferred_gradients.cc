@@ -44,6 +44,11 @@ DeferredGradients* DeferredGradients::current() {
   return innermost == nullptr ? nullptr : *innermost;
 }
 
+DeferredGradients* DeferredGradients::taking_weights() {
+  auto* const in_force = current();
+  return in_force != nullptr && in_force->takes_weights ? in_force : nullptr;
+}
+
 void DeferredGradients::add(const at::Tensor& weight, std::function<at::Tensor()> gradient) {
   auto edge = torch::autograd::impl::gradient_edge(weight);
   auto& nodes = waiting_->nodes;

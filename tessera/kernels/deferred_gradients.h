@@ -7,11 +7,11 @@
 //     y = model(x);
 //     y.backward(g);          // gradients of inputs, norms, biases
 //   }
-//   later.flush();            // of the weights of linear()
+//   later.flush();            // of the weights of linear() and grouped_linear()
 //
 // Values are those of a whole backward, and go the same way: through the graph behind each weight, so that sharded and
-// replicated parameters get them as ever. Products that are not linear()'s, and modules that are recomputed in
-// backward, defer nothing. Belongs to one rank. A flush is COLLECTIVE as the backward would be.
+// replicated parameters get them as ever. Other products, and modules that are recomputed in backward, defer nothing.
+// Belongs to one rank. A flush is COLLECTIVE as the backward would be.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,8 +46,10 @@ class DeferredGradients {
   // What a loss will be multiplied with before its backward: losses in its scope then leave the gradient of their head
   // here in forward, times this. None (default): backward has it.
   std::optional<double> loss_factor{};
-  // Whether backwards of linear() in its scope leave gradients here.
-  bool takes_linear = true;
+  // Whether backwards of products in its scope leave gradients of weights here.
+  bool takes_weights = true;
+  // What is in force, if it takes them.
+  static DeferredGradients* taking_weights();
 
   // `weight` as forward read it, with its graph; `gradient` is called once, at the flush.
   void add(const at::Tensor& weight, std::function<at::Tensor()> gradient);

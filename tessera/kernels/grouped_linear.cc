@@ -1,11 +1,13 @@
 #include "tessera/kernels/grouped_linear.h"
 
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera {
@@ -62,7 +64,14 @@ struct GroupedLinear : torch::autograd::Function<GroupedLinear> {
     const auto &x = saved[0], &weight = saved[1], &counts = saved[2];
     at::Tensor grad_x, grad_weight;
     if (ctx->needs_input_grad(0)) grad_x = grouped_linear(grads[0], weight.transpose(1, 2), counts);
-    if (ctx->needs_input_grad(1)) grad_weight = grouped_weight_gradient(grads[0], x, counts);
+    if (ctx->needs_input_grad(1)) {
+      auto* const later = kernels::DeferredGradients::taking_weights();
+      if (later != nullptr && !c10::GradMode::is_enabled()) {
+        later->add(weight, [grad = grads[0], x, counts] { return grouped_weight_gradient(grad, x, counts); });
+      } else {
+        grad_weight = grouped_weight_gradient(grads[0], x, counts);
+      }
+    }
     return {grad_x, grad_weight, at::Tensor()};
   }
 };

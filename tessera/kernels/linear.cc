@@ -78,11 +78,6 @@ at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const Opti
   return op.call(x, weight, bias);
 }
 
-kernels::DeferredGradients* deferral_in_force() {
-  auto* const deferred = kernels::DeferredGradients::current();
-  return deferred != nullptr && deferred->takes_linear ? deferred : nullptr;
-}
-
 // y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does. Its
 // derivative is made of differentiable products. known: y, where it has been computed before.
 struct Linear : torch::autograd::Function<Linear> {
@@ -90,7 +85,7 @@ struct Linear : torch::autograd::Function<Linear> {
                             const OptionalTensor& bias, const OptionalTensor& known) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
-    const bool keeps_weight = x.requires_grad() || deferral_in_force() != nullptr;
+    const bool keeps_weight = x.requires_grad() || kernels::DeferredGradients::taking_weights() != nullptr;
     ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
     ctx->saved_data["has_bias"] = bias.has_value();
     return known ? known->detach() : call_linear(x, weight, bias);
@@ -104,7 +99,7 @@ struct Linear : torch::autograd::Function<Linear> {
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t().conj(), std::nullopt);
     if (ctx->needs_input_grad(1)) {
-      auto* const later = deferral_in_force();
+      auto* const later = kernels::DeferredGradients::taking_weights();
       if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
         later->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });
       } else {

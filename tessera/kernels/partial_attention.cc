@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "tessera/kernels/flash_attention.h"
+
 namespace tessera::kernels {
 namespace {
 
@@ -21,6 +23,18 @@ bool has_fused_part(const at::Tensor& q, const AttentionPartOptions& options) {
 std::optional<double> fused_scale(const AttentionPartOptions& options) {
   return options.scale > 0 ? std::optional<double>(options.scale) : std::nullopt;
 }
+
+bool has_flash_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const AttentionPartOptions& options) {
+  return options.softcap == 0 && !options.mask && runs_flash_attention(q, k, v);
+}
+
+FlashOptions flash_options(const AttentionPartOptions& options) {
+  return {.causal = options.causal, .scale = options.scale};
+}
+
+// [B, H, T, d] as [B, T, H, d], and back.
+at::Tensor turned(const at::Tensor& heads) { return heads.transpose(1, 2); }
 
 // The fused operation takes neighbours in the last dim for neighbours in memory, without a check.
 at::Tensor rows_in_memory(const at::Tensor& tensor) {
@@ -110,6 +124,10 @@ at::Tensor repeat_heads(const at::Tensor& tensor, int64_t heads) {
 
 AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionPartOptions& options) {
+  if (has_flash_part(q, k, v, options)) {
+    const auto found = flash_forward(turned(q), turned(k), turned(v), flash_options(options));
+    return {turned(found.out), found.log_sums};
+  }
   if (!has_fused_part(q, options)) return product_part(q, k, v, options);
   const auto [out, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
       rows_in_memory(q), rows_in_memory(repeat_heads(k, q.size(1))), rows_in_memory(repeat_heads(v, q.size(1))),
@@ -120,6 +138,11 @@ AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Te
 AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
                                             const at::Tensor& v, const AttentionPart& whole,
                                             const AttentionPartOptions& options) {
+  if (has_flash_part(q, k, v, options)) {
+    const auto [grad_q, grad_k, grad_v] = flash_backward(turned(gradient), turned(q), turned(k), turned(v),
+                                                         {turned(whole.out), whole.log_sums}, flash_options(options));
+    return {turned(grad_q), turned(grad_k), turned(grad_v)};
+  }
   if (!has_fused_part(q, options)) return product_backward(gradient, q, k, v, whole, options);
   const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       rows_in_memory(gradient), rows_in_memory(q), rows_in_memory(repeat_heads(k, q.size(1))),

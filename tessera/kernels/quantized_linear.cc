@@ -14,8 +14,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Elements that are decoded at once: 4 MiB in float32.
-constexpr int64_t kDecodedElements = int64_t{1} << 20;
+// Elements that are decoded at once, in float32: 4 MiB of a cache, or 16 where each piece is some launches.
+int64_t decoded_elements(const QuantizedWeight& weight) {
+  return weight.device().is_cpu() ? int64_t{1} << 20 : int64_t{1} << 22;
+}
 
 std::vector<int64_t> with_last_size(const at::Tensor& of, int64_t last) {
   auto sizes = of.sizes().vec();
@@ -26,7 +28,8 @@ std::vector<int64_t> with_last_size(const at::Tensor& of, int64_t last) {
 // x weight^T, or of x [..., out] x weight.
 at::Tensor product_with(const at::Tensor& x, const QuantizedWeight& weight, bool transposed) {
   const c10::NoGradGuard no_grad;
-  const int64_t width = x.size(-1), step = std::max<int64_t>(1, kDecodedElements / std::max<int64_t>(weight.in(), 1));
+  const int64_t width = x.size(-1);
+  const int64_t step = std::max<int64_t>(1, decoded_elements(weight) / std::max<int64_t>(weight.in(), 1));
   const auto flat = x.detach().reshape({width == 0 ? 0 : x.numel() / width, width});
   // Pieces that add up do so in float32, as a product's own sums.
   auto y = transposed ? at::zeros({flat.size(0), weight.in()},
@@ -69,12 +72,11 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
 at::Tensor quantized_linear(const at::Tensor& x, const QuantizedWeight& weight, const at::Tensor& bias) {
   TESSERA_CHECK(weight.defined(), ErrorKind::kConfig,
                 "[kernels.quantized_linear] the weight has no values yet. Load the model first.");
-  TESSERA_CHECK(!is_dtensor(x) && x.is_cpu() && (!bias.defined() || !is_dtensor(bias)), ErrorKind::kConfig,
-                "[kernels.quantized_linear] found {}, wanted plain tensors on the CPU: packed weights go neither with "
-                "tensor parallelism nor with other devices in this version.",
-                is_dtensor(x) ? "a DTensor"
-                : x.is_cpu()  ? "a bias that is a DTensor"
-                              : "a tensor on " + x.device().str());
+  const bool plain = !is_dtensor(x) && (!bias.defined() || !is_dtensor(bias));
+  TESSERA_CHECK(plain && x.device() == weight.device(), ErrorKind::kConfig,
+                "[kernels.quantized_linear] found {}, wanted plain tensors on {}, where the packed weight is. {}",
+                plain ? "x on " + x.device().str() : "a DTensor", weight.device().str(),
+                plain ? "Move one of them." : "Call the Linear, which knows its part.");
   TESSERA_CHECK(x.dim() >= 1 && x.size(-1) == weight.in() && c10::isFloatingType(x.scalar_type()) &&
                     (!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.out())),
                 ErrorKind::kShape, "[kernels.quantized_linear] x {} and bias {}: wanted [..., {}] and [{}]",

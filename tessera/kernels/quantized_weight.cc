@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/detail/packed_decoding.h"
 #include "tessera/kernels/dynamic_map.h"
 
 namespace tessera {
@@ -32,6 +33,16 @@ constexpr std::array<float, 16> kNf4 = {-1.0F,
                                         0.7229568362236023F,
                                         1.0F};
 
+const at::Tensor& nf4_table() {
+  static const at::Tensor table = at::tensor(at::ArrayRef<float>(kNf4.data(), kNf4.size()));
+  return table;
+}
+
+const at::Tensor& scale_map() {
+  static const at::Tensor map = kernels::dynamic_map(/*is_signed=*/true);
+  return map;
+}
+
 int64_t blocks_of(int64_t elements, int64_t block) { return (elements + block - 1) / block; }
 
 uint8_t nearest_nf4(float value) {
@@ -54,7 +65,7 @@ void encode_nf4(const float* values, int64_t count, float largest, uint8_t* pack
 // Codes of values, and the largest of each block of them.
 std::pair<at::Tensor, at::Tensor> to_8_bits(const at::Tensor& values) {
   const int64_t count = values.numel(), blocks = blocks_of(count, kNestedBlock);
-  const at::Tensor map = kernels::dynamic_map(/*is_signed=*/true);
+  const at::Tensor& map = scale_map();
   auto codes = at::empty({count}, at::kByte), largest = at::empty({blocks}, at::kFloat);
   const auto *from = values.const_data_ptr<float>(), *steps = map.const_data_ptr<float>();
   auto* const to = codes.mutable_data_ptr<uint8_t>();
@@ -82,7 +93,8 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
   const int64_t count = whole.numel(), blocks = blocks_of(count, kNf4Block);
   QuantizedWeight out;
   out.out_ = values.size(0);
-  out.in_ = values.size(1);
+  out.in_ = out.row_elements_ = values.size(1);
+  out.table_ = nf4_table();
   out.packed_ = at::empty({(count + 1) / 2}, at::kByte);
   out.absmax_ = at::empty({blocks}, at::kFloat);
   const auto* const from = whole.const_data_ptr<float>();
@@ -103,6 +115,7 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
   if (!options.double_quant || blocks == 0) return out;
   out.mean_ = out.absmax_.mean().item<float>();
   std::tie(out.absmax_, out.nested_absmax_) = to_8_bits(out.absmax_ - out.mean_);
+  out.map_ = scale_map();
   return out;
 }
 
@@ -121,7 +134,7 @@ QuantizedWeight QuantizedWeight::gguf(GgmlType type, at::Tensor rows, int64_t in
                 c10::str(rows.sizes()), c10::toString(rows.scalar_type()), blocks_of(in, block) * info->block_bytes);
   QuantizedWeight out;
   out.out_ = rows.size(0);
-  out.in_ = in;
+  out.in_ = out.row_elements_ = in;
   out.type_ = type;
   out.packed_ = std::move(rows);
   return out;
@@ -135,30 +148,43 @@ int64_t QuantizedWeight::size_bytes() const {
   return bytes;
 }
 
-at::Tensor QuantizedWeight::absmax() const {
-  if (!nested_absmax_.defined()) return absmax_;
-  const auto scale = nested_absmax_.repeat_interleave(kNestedBlock).narrow(0, 0, absmax_.numel());
-  return kernels::dynamic_map(true).index({absmax_.to(at::kLong)}).mul(scale).add(mean_);
+QuantizedWeight QuantizedWeight::to(c10::Device device) const {
+  QuantizedWeight out = *this;
+  for (auto* part : {&out.packed_, &out.absmax_, &out.nested_absmax_, &out.table_, &out.map_}) {
+    if (part->defined()) *part = part->to(device);
+  }
+  return out;
 }
+
+QuantizedWeight QuantizedWeight::part(int64_t dim, int64_t begin, int64_t size) const {
+  auto out = *this;
+  auto& extent = dim == 0 ? out.out_ : out.in_;
+  TESSERA_CHECK((dim == 0 || dim == 1) && begin >= 0 && size >= 0 && begin + size <= extent, ErrorKind::kShape,
+                "[kernels.quantized] dim {}: found [{}, {}), wanted a part of a weight [{}, {}]", dim, begin,
+                begin + size, out_, in_);
+  extent = size;
+  (dim == 0 ? out.first_row_ : out.first_column_) += begin;
+  return out;
+}
+
+// Of blocks of NF4, float32 [blocks].
+at::Tensor QuantizedWeight::absmax_of(int64_t first_block, int64_t blocks) const {
+  const auto own = absmax_.narrow(0, first_block, blocks);
+  if (!nested_absmax_.defined()) return own;
+  const int64_t first = first_block / kNestedBlock, end = blocks_of(first_block + blocks, kNestedBlock);
+  const auto scale = nested_absmax_.narrow(0, first, end - first)
+                         .unsqueeze(1)
+                         .expand({end - first, kNestedBlock})
+                         .reshape({-1})
+                         .narrow(0, first_block - first * kNestedBlock, blocks);
+  return map_.index_select(0, own.to(at::kInt)).mul_(scale).add_(mean_);
+}
+
+at::Tensor QuantizedWeight::absmax() const { return absmax_of(0, absmax_.numel()); }
 
 void QuantizedWeight::decode_nf4(int64_t first, std::span<float> out) const {
   const int64_t first_block = first / kNf4Block, end = first + static_cast<int64_t>(out.size());
-  const at::Tensor largest = [&] {
-    const auto range = [&](const at::Tensor& of, int64_t begin, int64_t stop) {
-      return of.narrow(0, begin, stop - begin);
-    };
-    const int64_t end_block = blocks_of(end, kNf4Block);
-    if (!nested_absmax_.defined()) return range(absmax_, first_block, end_block);
-    static const at::Tensor map = kernels::dynamic_map(true);
-    auto decoded = at::empty({end_block - first_block}, at::kFloat);
-    for (int64_t i = first_block; i < end_block; ++i) {
-      decoded.mutable_data_ptr<float>()[i - first_block] =
-          map.const_data_ptr<float>()[absmax_.const_data_ptr<uint8_t>()[i]] *
-              nested_absmax_.const_data_ptr<float>()[i / kNestedBlock] +
-          mean_;
-    }
-    return decoded;
-  }();
+  const auto largest = absmax_of(first_block, blocks_of(end, kNf4Block) - first_block).contiguous();
   const auto* const packed = packed_.const_data_ptr<uint8_t>();
   const auto* const scales = largest.const_data_ptr<float>();
   at::parallel_for(first, end, 4096, [&](int64_t begin, int64_t stop) {
@@ -170,24 +196,44 @@ void QuantizedWeight::decode_nf4(int64_t first, std::span<float> out) const {
   });
 }
 
+// Rows of what is packed, all of their columns.
+at::Tensor QuantizedWeight::nf4_rows(int64_t first, int64_t count) const {
+  const int64_t begin = first * row_elements_, elements = count * row_elements_;
+  if (packed_.is_cpu()) {
+    auto values = at::empty({count, row_elements_}, at::kFloat);
+    decode_nf4(begin, {values.mutable_data_ptr<float>(), static_cast<size_t>(elements)});
+    return values;
+  }
+  if (elements == 0) return at::empty({count, row_elements_}, packed_.options().dtype(at::kFloat));
+  const int64_t first_block = begin / kNf4Block, blocks = blocks_of(begin + elements, kNf4Block) - first_block;
+  const int64_t first_element = first_block * kNf4Block;  // an even number
+  const auto codes = packed_.narrow(0, first_element / 2, (begin + elements + 1) / 2 - first_element / 2);
+  return detail::decode_codes(codes, absmax_of(first_block, blocks), table_, kNf4Block,
+                              begin + elements - first_element)
+      .narrow(0, begin - first_element, elements)
+      .view({count, row_elements_});
+}
+
+at::Tensor QuantizedWeight::gguf_rows(int64_t first, int64_t count) const {
+  if (!packed_.is_cpu()) return detail::decode_gguf_rows(*type_, packed_.narrow(0, first, count), row_elements_);
+  auto values = at::empty({count, row_elements_}, at::kFloat);
+  auto* const data = values.mutable_data_ptr<float>();
+  const int64_t row_bytes = packed_.size(1), in = row_elements_;
+  const auto* const bytes = reinterpret_cast<const std::byte*>(packed_.const_data_ptr<uint8_t>());
+  at::parallel_for(0, count, std::max<int64_t>(1, 4096 / std::max<int64_t>(in, 1)), [&](int64_t begin, int64_t end) {
+    const auto rows = static_cast<size_t>(end - begin);
+    dequantize(*type_, {bytes + (first + begin) * row_bytes, rows * static_cast<size_t>(row_bytes)},
+               {data + begin * in, rows * static_cast<size_t>(in)});
+  });
+  return values;
+}
+
 at::Tensor QuantizedWeight::rows(int64_t first, int64_t count) const {
   TESSERA_CHECK(defined() && first >= 0 && count >= 0 && first + count <= out_, ErrorKind::kInternal,
                 "[kernels.quantized] rows {} to {} of {}", first, first + count, out_);
   const c10::NoGradGuard no_grad;
-  auto values = at::empty({count, in_}, at::kFloat);
-  auto* const data = values.mutable_data_ptr<float>();
-  if (!type_) {
-    decode_nf4(first * in_, {data, static_cast<size_t>(values.numel())});
-    return values;
-  }
-  const int64_t row_bytes = packed_.size(1);
-  const auto* const bytes = reinterpret_cast<const std::byte*>(packed_.const_data_ptr<uint8_t>());
-  at::parallel_for(0, count, std::max<int64_t>(1, 4096 / std::max<int64_t>(in_, 1)), [&](int64_t begin, int64_t end) {
-    const auto rows = static_cast<size_t>(end - begin);
-    dequantize(*type_, {bytes + (first + begin) * row_bytes, rows * static_cast<size_t>(row_bytes)},
-               {data + begin * in_, rows * static_cast<size_t>(in_)});
-  });
-  return values;
+  const auto values = type_ ? gguf_rows(first_row_ + first, count) : nf4_rows(first_row_ + first, count);
+  return in_ == row_elements_ ? values : values.narrow(1, first_column_, in_);
 }
 
 }  // namespace tessera

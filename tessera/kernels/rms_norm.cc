@@ -1,7 +1,6 @@
 #include "tessera/kernels/rms_norm.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_rms_norm.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,6 +9,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/detail/device_kernels.h"
 #include "tessera/kernels/detail/operations.h"
 #include "tessera/kernels/detail/row_loops.h"
 
@@ -97,10 +97,8 @@ at::Tensor wide_factors(const at::Tensor& weight, bool one_plus) {
 bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
   if (x.is_cpu() || x.is_meta() || x.numel() == 0 || weight.scalar_type() != x.scalar_type()) return false;
   if (one_plus && x.element_size() < 4) return false;
-  static const auto forward = c10::Dispatcher::singleton().findSchema({"aten::_fused_rms_norm", ""});
-  static const auto backward = c10::Dispatcher::singleton().findSchema({"aten::_fused_rms_norm_backward", ""});
-  const auto key = c10::toRuntimePerBackendFunctionalityKey(c10::DispatchKey::Dense, x.key_set().highestBackendKey());
-  return forward && backward && forward->hasKernelForDispatchKey(key) && backward->hasKernelForDispatchKey(key);
+  static const detail::DeviceKernels fused{"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"};
+  return fused.on(x.device());
 }
 
 // (y, inverse_rms [..., 1])

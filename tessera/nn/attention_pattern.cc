@@ -5,12 +5,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/causal_attention.h"
+#include "tessera/kernels/flash_attention.h"
 #include "tessera/kernels/kept_attention.h"
 #include "tessera/kernels/partial_attention.h"
 #include "tessera/nn/attention_mask.h"
 #include "tessera/nn/context_attention.h"
 #include "tessera/nn/context_scope.h"
+#include "tessera/nn/local_heads.h"
 
 namespace tessera::nn {
 namespace {
@@ -73,6 +76,25 @@ at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows, const A
     }
   }
   return first_key;
+}
+
+AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<DocumentRun>>& rows,
+                                                 c10::Device device) {
+  AttentionPattern::Documents out{.runs = {0}};
+  std::vector<int32_t> begins = {0};
+  for (const auto& row : rows) {
+    for (const auto& run : row) {
+      const bool documents_last = out.runs.size() % 2 == 1, is_document = run.id >= 0;
+      if (documents_last != is_document) out.runs.push_back(0);
+      out.runs.back() += run.tokens;
+      if (!is_document) continue;
+      begins.push_back(begins.back() + static_cast<int32_t>(run.tokens));
+      out.longest = std::max(out.longest, run.tokens);
+    }
+  }
+  if (out.longest == 0) return {};
+  out.begins = at::tensor(begins, at::kInt).pin_memory().to(device, /*non_blocking=*/true);
+  return out;
 }
 
 // A mask beside a DTensor is made alike on all ranks.
@@ -151,6 +173,38 @@ at::Tensor attend_pieces(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return at::cat(results, 1).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
 }
 
+// The tokens of all rows that are no padding, [N, heads, d].
+at::Tensor tokens_of_documents(const at::Tensor& heads, const std::vector<int64_t>& runs) {
+  const auto tokens = heads.transpose(1, 2).reshape({-1, heads.size(1), heads.size(3)});
+  if (runs.size() == 1) return tokens;
+  const auto all = tokens.split_with_sizes(runs);
+  std::vector<at::Tensor> real;
+  for (size_t i = 0; i < all.size(); i += 2) real.push_back(all[i]);
+  return at::cat(real);
+}
+
+// Back with zeros for padding.
+at::Tensor with_padding(const at::Tensor& tokens, const std::vector<int64_t>& runs) {
+  if (runs.size() == 1) return tokens;
+  std::vector<at::Tensor> all;
+  for (int64_t i = 0, begin = 0; i < static_cast<int64_t>(runs.size()); ++i) {
+    const int64_t count = runs[static_cast<size_t>(i)];
+    all.push_back(i % 2 == 0 ? tokens.narrow(0, begin, count)
+                             : at::zeros({count, tokens.size(1), tokens.size(2)}, tokens.options()));
+    if (i % 2 == 0) begin += count;
+  }
+  return at::cat(all);
+}
+
+at::Tensor attend_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const AttentionPattern& pattern, const AttentionScores& scores) {
+  const auto& [begins, longest, runs] = pattern.documents;
+  const auto y = kernels::flash_attention(
+      tokens_of_documents(q, runs), tokens_of_documents(k, runs), tokens_of_documents(v, runs),
+      {.begins = begins, .longest = longest, .window = pattern.sliding_window, .scale = scores.scale});
+  return with_padding(y, runs).view({q.size(0), q.size(2), q.size(1), v.size(3)}).transpose(1, 2);
+}
+
 // Queries that follow cached keys.
 at::Tensor attend_cached(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, int64_t window,
                          const AttentionScores& scores) {
@@ -194,6 +248,9 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   const auto plain = [&](const auto& row) { return is_plain_causal(row, wanted.sliding_window); };
   if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
+  if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
+    pattern.documents = lengths_of_documents(rows, options.device());
+  }
   pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
   int64_t most_earlier = -1;
   for (const auto& row : rows) {
@@ -230,6 +287,15 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
     return kernels::causal_attention(q, k, v, {.first_key = pattern.first_key, .scale = scale});
   }
   if (pattern.pieces.empty()) return scaled_dot_product(q, k, v, /*causal=*/true, std::nullopt, scores);
+  if (scores.softcap == 0 && pattern.documents.begins.defined() && kernels::runs_flash_attention(q, k, v)) {
+    if (!is_dtensor(q)) return attend_documents(q, k, v, pattern, scores);
+    // Documents are of all rows.
+    if (have_local_heads(q, k, v) && local_part(q).size(0) == q.size(0)) {
+      return on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
+        return attend_documents(own_q, own_k, own_v, pattern, scores);
+      });
+    }
+  }
   return attend_pieces(q, k, v, pattern, scores);
 }
 

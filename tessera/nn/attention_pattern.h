@@ -7,7 +7,8 @@
 // row, with or without padding behind it, is plain causal attention. Otherwise the rows are laid end to end and cut
 // into pieces: a document, or where it is longer than the window a part of one with as many parts before it as the
 // window reaches. A value type, made once a forward and shared by all layers; thread-safe.
-// On a CPU the pieces are not taken apart (kernels/causal_attention.h).
+// Where there are kernels for whole documents the pieces are not taken apart: on a CPU kernels/causal_attention.h, on
+// an accelerator in 16 bits kernels/flash_attention.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,6 +35,14 @@ struct AttentionPattern {
   at::Tensor window_mask{};  // added to the scores of such a piece, its last window_piece columns are its own keys
   // Of the same rows, on the CPU, where there are pieces: the first key that each token sees, int64 [rows, tokens].
   at::Tensor first_key{};
+  // Of the same rows, where the device has kernels that read lengths: `begins` of the documents among the tokens that
+  // are no padding (kernels/flash_attention.h), and the tokens of documents and of padding in turn.
+  struct Documents {
+    at::Tensor begins{};
+    int64_t longest = 0;
+    std::vector<int64_t> runs{};
+  };
+  Documents documents{};
   // Where the tokens lie over ranks: in place of all above.
   std::shared_ptr<const ContextPattern> context{};
 };

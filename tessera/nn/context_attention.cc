@@ -13,6 +13,7 @@
 #include "tessera/nn/attention_mask.h"
 #include "tessera/nn/attention_pattern.h"
 #include "tessera/nn/context_exchange.h"
+#include "tessera/nn/local_heads.h"
 
 namespace tessera::nn {
 namespace {
@@ -325,21 +326,13 @@ std::shared_ptr<const ContextPattern> context_pattern(std::shared_ptr<const Cont
 at::Tensor attend_context(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScores& scores) {
   if (!is_dtensor(q)) return attend_locally(q, k, v, pattern, scores);
-  const auto lies = placements(q);
-  const bool fits = is_dtensor(k) && is_dtensor(v) && placements(k) == lies && placements(v) == lies &&
-                    std::all_of(lies.begin(), lies.end(), [](const Placement& each) {
-                      return each == Replicate() || each == Shard(0) || each == Shard(1);
-                    });
-  TESSERA_CHECK(fits, ErrorKind::kShape,
+  TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
                 "[nn.context] queries lie as {} beside keys and values that lie otherwise, or are cut over tokens or "
                 "within heads. Bring all three to cuts of rows or heads first.",
-                to_string(lies));
-  const auto found = attend_locally(to_local(q), to_local(k), to_local(v), pattern, scores).transpose(1, 2);
-  auto found_lies = lies;
-  std::replace(found_lies.begin(), found_lies.end(), Placement(Shard(1)), Placement(Shard(2)));
-  return from_local(found, device_mesh(q), found_lies,
-                    FromLocalOptions::contiguous({q.size(0), q.size(2), q.size(1), q.size(3)}))
-      .transpose(1, 2);
+                to_string(placements(q)));
+  return on_local_heads(q, k, v, [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
+    return attend_locally(own_q, own_k, own_v, pattern, scores);
+  });
 }
 
 }  // namespace tessera::nn

@@ -12,17 +12,10 @@
 namespace tessera::nn {
 namespace {
 
+using kernels::Float8Tensor;
+using kernels::to_float8;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-constexpr double kLeastAmax = 1e-12;
-
-double largest_of(c10::ScalarType dtype) {
-  if (dtype == at::kFloat8_e4m3fn) return 448;
-  TESSERA_CHECK(dtype == at::kFloat8_e5m2, ErrorKind::kInternal,
-                "[nn.float8] found {}, wanted float8_e4m3fn or float8_e5m2", c10::toString(dtype));
-  return 57344;
-}
 
 // x [..., in] times the weight [out, in] that `weight8` was made of.
 struct Float8Product : torch::autograd::Function<Float8Product> {
@@ -33,21 +26,21 @@ struct Float8Product : torch::autograd::Function<Float8Product> {
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
     auto shape = x.sizes().vec();
     shape.back() = weight8.size(0);
-    return x8.value().mm(Float8Tensor{weight8, weight_scale}.value().t()).to(x.scalar_type()).view(shape);
+    return float8_product(x8, {weight8, weight_scale}, x.scalar_type()).view(shape);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     const auto saved = ctx->get_saved_variables();
     const at::Tensor& grad = gradients[0];
-    const at::Tensor grad8 = to_float8(grad.reshape({-1, grad.size(-1)}), at::kFloat8_e5m2).value();
+    const auto grad8 = to_float8(grad.reshape({-1, grad.size(-1)}), at::kFloat8_e5m2);
     at::Tensor grad_x, grad_weight;
     if (ctx->needs_input_grad(0)) {
       auto shape = grad.sizes().vec();
       shape.back() = saved[2].size(1);
-      grad_x = grad8.mm(Float8Tensor{saved[2], saved[3]}.value()).to(grad.scalar_type()).view(shape);
+      grad_x = float8_product(grad8, Float8Tensor{saved[2], saved[3]}.t(), grad.scalar_type()).view(shape);
     }
     if (ctx->needs_input_grad(1)) {
       const auto dtype = static_cast<c10::ScalarType>(ctx->saved_data["weight_dtype"].toInt());
-      grad_weight = grad8.t().mm(Float8Tensor{saved[0], saved[1]}.value()).to(dtype);
+      grad_weight = float8_product(grad8.t(), Float8Tensor{saved[0], saved[1]}.t(), dtype);
     }
     return {grad_x, grad_weight, at::Tensor(), at::Tensor()};
   }
@@ -66,17 +59,6 @@ void convert_below(Module& module, const std::shared_ptr<Float8Steps>& steps) {
 }
 
 }  // namespace
-
-at::Tensor Float8Tensor::value() const { return data.to(at::kFloat).div_(scale); }
-
-Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype) {
-  const c10::NoGradGuard no_grad;
-  const double largest = largest_of(dtype);
-  if (tensor.numel() == 0) return {tensor.to(dtype), at::ones({}, tensor.options().dtype(at::kFloat))};
-  const at::Tensor amax = tensor.abs().max().to(at::kDouble).clamp_min(kLeastAmax);
-  const at::Tensor scale = amax.reciprocal().mul(largest).to(at::kFloat);
-  return {tensor.to(at::kFloat).mul(scale).clamp(-largest, largest).to(dtype), scale};
-}
 
 Float8Linear::Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps)
     : Linear(1, 1, former.bias.defined(), {.dtype = former.weight.scalar_type(), .device = c10::Device(c10::kMeta)}),

@@ -9,14 +9,14 @@
 //
 // In training a weight is converted once a step, at its first use after begin(), and kept for the other micro-batches
 // and for recomputed forwards; without begin(), and outside training, at each use. Whoever changes a parameter calls
-// begin(). What is kept is a byte an element, of whole weights under fully_shard. The float8 products are computed in
-// float32 from the float8 values, on every device: the values are those of the hardware's products, not their speed.
-// Belongs to one rank.
+// begin(). What is kept is a byte an element, of whole weights under fully_shard. Products are the hardware's where it
+// has them (kernels/float8.h), elsewhere of the same values in float32. Belongs to one rank.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "tessera/kernels/float8.h"
 #include "tessera/nn/layers.h"
 
 namespace tessera::nn {
@@ -28,15 +28,6 @@ struct Float8Steps {
   void begin() { ++number; }
 };
 
-// A tensor in float8 and what it was multiplied with: data = round(tensor * scale), whose largest is the dtype's.
-struct Float8Tensor {
-  at::Tensor data;           // of the tensor's shape
-  at::Tensor scale;          // float32 scalar
-  at::Tensor value() const;  // float32: data / scale
-};
-// As torchao's hp_tensor_to_float8_dynamic with one scale; dtype float8_e4m3fn or float8_e5m2. Rounds as torch does.
-Float8Tensor to_float8(const at::Tensor& tensor, c10::ScalarType dtype);
-
 // In the place of a Linear, whose parameters it shows.
 struct Float8Linear : Linear {
   Float8Linear(Linear& former, std::shared_ptr<Float8Steps> steps);
@@ -45,9 +36,9 @@ struct Float8Linear : Linear {
   const std::shared_ptr<Float8Steps>& steps() const { return steps_; }
 
  private:
-  const Float8Tensor& converted_weight();
+  const kernels::Float8Tensor& converted_weight();
   std::shared_ptr<Float8Steps> steps_;
-  Float8Tensor kept_;
+  kernels::Float8Tensor kept_;
   int64_t kept_in_ = 0;  // the step; 0: nothing is kept
 };
 

@@ -109,8 +109,8 @@ LoraLinear::LoraLinear(Linear& former, const LoraSettings& settings)
   }
   const int64_t out = packed ? packed->out : weight.size(0), in = packed ? packed->in : weight.size(1);
   const bool has_values = packed && packed->weight.defined();
-  const ParameterOptions options{.dtype = settings.dtype,
-                                 .device = packed ? c10::Device(has_values ? c10::kCPU : c10::kMeta) : weight.device()};
+  const auto packed_on = has_values ? packed->weight.device() : c10::Device(c10::kMeta);
+  const ParameterOptions options{.dtype = settings.dtype, .device = packed ? packed_on : weight.device()};
   register_module("lora_A", lora_A, std::make_shared<LoraMatrix>(in, settings.rank, options));
   register_module("lora_B", lora_B, std::make_shared<LoraMatrix>(settings.rank, out, options));
   if (settings.dora) {
@@ -119,10 +119,10 @@ LoraLinear::LoraLinear(Linear& former, const LoraSettings& settings)
   train(former.training());
 }
 
-at::Tensor LoraLinear::base_weight() const { return packed ? packed->weight.values() : weight.detach(); }
+at::Tensor LoraLinear::base_weight() const { return packed ? packed->values() : weight.detach(); }
 
 at::Tensor LoraLinear::product(const at::Tensor& x, const at::Tensor& bias_of) const {
-  return packed ? quantized_linear(x, packed->weight, bias_of) : tessera::linear(x, weight, bias_of);
+  return packed ? packed->product(x, bias_of) : tessera::linear(x, weight, bias_of);
 }
 
 at::Tensor LoraLinear::dropped(const at::Tensor& x) const {

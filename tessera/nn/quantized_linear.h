@@ -6,8 +6,8 @@
 //   load_pretrained(*model, folder);                                       // packs them one by one
 //
 // Its weight is no parameter: named_parameters(), optimizers, FSDP and checkpoints do not see it, and it lies whole on
-// each rank that has the layer. Layouts: any of dp_replicate, dp_shard, cp, pp and ep; tensor parallelism refuses it
-// (train::check_layout). Ownership and threads as nn::Module.
+// each rank that has the layer, on any layout; a rank of tensor parallelism multiplies with its rows or columns.
+// to_empty() says on which device. Ownership and threads as nn::Module.
 #pragma once
 
 #include <memory>
@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/quantized_weight.h"
 #include "tessera/nn/layers.h"
 
@@ -34,9 +35,22 @@ struct QuantizeOptions {
 struct PackedWeight {
   int64_t out = 0, in = 0;
   QuantizeOptions how{};
-  QuantizedWeight weight{};  // not defined: no values yet
+  QuantizedWeight weight{};                     // not defined: no values yet
+  c10::Device device = c10::Device(c10::kCPU);  // where it will be
+  // Of tensor parallelism; null: none. `lies` is Shard(0), Shard(1) or Replicate.
+  MeshPtr mesh{};
+  Placement lies = Replicate();
   // Values [out, in], floating, on the CPU. Error kConfig for kGguf, which takes blocks as they are.
   void pack(const at::Tensor& values);
+  void take(const QuantizedWeight& packed) { weight = packed.to(device); }
+  // As linear(x, weight, bias) of plain tensors; with a mesh of DTensors, x replicated or, for Shard(1), cut in its
+  // last dim: [..., out] as Shard(-1), Partial or Replicate.
+  at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;
+  // float32 [out, in]; with a mesh a DTensor that lies as said.
+  at::Tensor values() const;
+
+ private:
+  QuantizedWeight own_part() const;
 };
 
 // bias [out] where there is one; `weight` is not defined.
@@ -50,8 +64,9 @@ struct QuantizedLinear : Linear {
 // Puts a QuantizedLinear in place of each Linear below `root` that is one exactly. Heads, embeddings, routers and
 // stacked experts stay as they are. Error kConfig for modules that have hooks.
 void quantize_linears(Module& root, const QuantizeOptions& options);
-// The packed weights of QuantizedLinears and LoraLinears below `root`, each with the path that its parameter would
-// have.
+// Of a QuantizedLinear or LoraLinear; null: of others there is none.
+PackedWeight* packed_weight_of(Module& module);
+// Of all modules below `root` that have one, each with the path that its parameter would have.
 std::vector<std::pair<std::string, PackedWeight*>> packed_weights(Module& root);
 
 }  // namespace tessera::nn

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/nn/quantized_linear.h"
 #include "tessera/parallel/detail/fsdp_state.h"
 
 namespace tessera {
@@ -225,6 +226,9 @@ void to_empty(nn::Module& module, c10::Device device) {
       fresh.set_requires_grad(old.requires_grad());
     }
     nn::Module::set_parameter(*named.slot, fresh);
+  }
+  for (const auto& [name, packed] : nn::packed_weights(module)) {
+    if (!packed->weight.defined()) packed->device = device;
   }
   for (const auto& [path, child] : module.named_modules()) {
     for (auto& buffer : child->own_buffers()) {

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/nn/quantized_linear.h"
 #include "tessera/parallel/fully_shard.h"
 #include "tessera/train/storage_file.h"
 
@@ -74,6 +75,10 @@ void move_to_device(nn::Module& model, c10::Device device) {
   visit_tensors_of(model, [&](const std::string&, at::Tensor& tensor) {
     if (!is_dtensor(tensor) && !is_at(tensor, device)) tensor.set_data(tensor.detach().to(device));
   });
+  for (const auto& [name, packed] : nn::packed_weights(model)) {
+    packed->device = device;
+    if (packed->weight.defined()) packed->take(packed->weight);
+  }
   if (const auto accelerator = at::accelerator::getAccelerator(); accelerator && *accelerator != device.type()) {
     at::accelerator::emptyCache();
   }

@@ -25,7 +25,8 @@ std::vector<RecipeKey> make_model_keys() {
       {.section = "model",
        .name = "path",
        .field = kModel<&ModelSection::path>,
-       .help = "Hugging Face folder (config.json, safetensors, tokenizer.json), GGUF file, ORG/NAME in the Hub's local cache, "
+       .help = "Hugging Face folder (config.json, safetensors, tokenizer.json), GGUF file, ORG/NAME in the Hub's local "
+               "cache, "
                "or a run or checkpoint of one: its weights, and the model that it started from",
        .required = true,
        .aliases = {"model.hf_assets_path", "model.pretrained_model_name_or_path", "policy.model_name"}},
@@ -158,7 +159,7 @@ std::vector<RecipeKey> make_lora_keys() {
        .help =
            "QLoRA: keep the linear layers of the model packed beside their adapters, whole on each rank of a stage. "
            "nf4: in 4 bits, packed while they are read; gguf: as the GGUF file that model.weights names has them "
-           "(Q4_K, Q8_0, ...). Not with parallel.tp; CPU only",
+           "(Q4_K, Q8_0, ...)",
        .allowed = {"none", "nf4", "gguf"},
        .aliases = {"lora.quantize"}},
       {.section = "model",
@@ -260,7 +261,7 @@ std::vector<RecipeKey> make_parallel_keys() {
        .field = kParallel<&ParallelSection::defer_gradient_sync>,
        .help =
            "FSDP: reduce gradients once a step, not after each micro-batch; less traffic, but every rank then holds "
-           "them whole, in precision.reduce",
+           "them whole, in precision.reduce. With pp the layers of a stage are gathered once as well, and held whole",
        .aliases = {"distributed.defer_fsdp_grad_sync"}},
       {.section = "parallel",
        .name = "plan",

@@ -18,11 +18,50 @@ int stages_of_a_rank(const ParallelSection& parallel, const ModelConfig& config,
                                    static_cast<int>(ranks), parallel.layers_per_stage.value_or(0));
 }
 
-pipeline::Schedule schedule_of(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
+pipeline::Schedule schedule_of(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config,
+                               int64_t micro_batches) {
   return pipeline::make_schedule(recipe.parallel.schedule,
                                  {.ranks = static_cast<int>(layout.pp),
                                   .stages_per_rank = stages_of_a_rank(recipe.parallel, config, layout.pp),
-                                  .micro_batches = static_cast<int>(layout.micro_batches)});
+                                  .micro_batches = static_cast<int>(micro_batches)});
+}
+
+// What is thrown; empty: nothing.
+template <class Call>
+std::string refusal_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void check_layers_of_stages(const ParallelSection& parallel, const RunLayout& layout, const ModelConfig& config) {
+  if (!parallel.layers_per_stage) return;
+  std::vector<int64_t> fitting;
+  for (int64_t layers = 1; layers <= config.num_hidden_layers; ++layers) {
+    auto tried = parallel;
+    tried.layers_per_stage = layers;
+    if (refusal_of([&] { stages_of_a_rank(tried, config, layout.pp); }).empty()) fitting.push_back(layers);
+  }
+  TESSERA_CHECK(std::ranges::find(fitting, *parallel.layers_per_stage) != fitting.end(), ErrorKind::kConfig,
+                "[train.layout] parallel.layers_per_stage: found {} for {} layers on {} ranks with {}, wanted {}, or "
+                "null, which splits them evenly.",
+                *parallel.layers_per_stage, config.num_hidden_layers, layout.pp, parallel.schedule,
+                fitting.empty() ? "another schedule" : fmt::format("{}", fmt::join(fitting, ", ")));
+}
+
+void check_micro_batches(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
+  const auto reason = refusal_of([&] { schedule_of(recipe, layout, config, layout.micro_batches); });
+  // Every schedule runs two a rank.
+  if (reason.empty() || !refusal_of([&] { schedule_of(recipe, layout, config, 2 * layout.pp); }).empty()) return;
+  raise(ErrorKind::kConfig,
+        "[train.layout] parallel.schedule: {} A step has {} micro-batches: train.global_batch_size {} over {} "
+        "data-parallel ranks, train.local_batch_size {} each time. Lower train.local_batch_size, or raise "
+        "train.global_batch_size.",
+        reason, layout.micro_batches, recipe.train.global_batch_size, layout.data_parallel,
+        recipe.train.local_batch_size);
 }
 
 void check_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
@@ -31,28 +70,13 @@ void check_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelCo
                 "[train.layout] parallel.layers_per_stage: found {} with pp 1, which has one stage. Set it to null.",
                 *parallel.layers_per_stage);
   if (layout.pp == 1) return;
-  pipeline::plan_stages(config.num_hidden_layers, schedule_of(recipe, layout, config).rank_of);
+  check_layers_of_stages(parallel, layout, config);
+  check_micro_batches(recipe, layout, config);
+  pipeline::plan_stages(config.num_hidden_layers, schedule_of(recipe, layout, config, layout.micro_batches).rank_of);
 }
 
-void check_quantized(const Recipe& recipe, const RunLayout& layout) {
+void check_quantized(const Recipe& recipe) {
   const auto& how = recipe.lora.quantize;
-  if (how == "none") return;
-  TESSERA_CHECK(
-      layout.tp == 1, ErrorKind::kConfig,
-      "[train.layout] model.lora.quantize: found {} with parallel.tp {}: packed weights are bytes, which have "
-      "no rows and columns that ranks could share. Use parallel.pp, or dp_shard for the rest of the model.",
-      how, layout.tp);
-  TESSERA_CHECK(
-      recipe.comm.backend != "nccl", ErrorKind::kConfig,
-      "[train.layout] model.lora.quantize: found {} with comm.backend nccl: this version decodes packed weights "
-      "on CPUs only. Set it to none.",
-      how);
-  const auto& device = recipe.train.device;
-  TESSERA_CHECK(
-      device == "auto" || device == "cpu", ErrorKind::kConfig,
-      "[train.layout] model.lora.quantize: found {} with train.device {}: this version decodes packed weights "
-      "on CPUs only. Set one of them to none or cpu.",
-      how, device);
   const std::filesystem::path weights = recipe.model.weights;
   TESSERA_CHECK(
       how != "gguf" || (weights.extension() == ".gguf" && recipe.model.init == "pretrained"), ErrorKind::kConfig,
@@ -73,7 +97,7 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
                 "[train.layout] parallel.ep: found {}, wanted a divisor of the {} experts of a layer.", layout.ep,
                 experts);
   check_pipeline(recipe, layout, config);
-  check_quantized(recipe, layout);
+  check_quantized(recipe);
   TESSERA_CHECK(recipe.data.sequence_length >= layout.cp, ErrorKind::kConfig,
                 "[train.layout] data.sequence_length: found {} with cp {}, wanted a token for each rank at least.",
                 recipe.data.sequence_length, layout.cp);
@@ -92,7 +116,7 @@ std::string describe_layout(const RunLayout& layout) {
 }
 
 std::string describe_pipeline(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config) {
-  const auto schedule = schedule_of(recipe, layout, config);
+  const auto schedule = schedule_of(recipe, layout, config, layout.micro_batches);
   const auto told = pipeline::simulate(schedule);
   return fmt::format("{}, stages of {} layers, ranks wait {:.0f} % of the time and hold {} micro-batches at most",
                      schedule.name,

@@ -39,9 +39,7 @@ c10::ScalarType dtype_of(const std::string& key, const std::string& name) {
 }
 
 comm::DeviceRequest device_request(const Recipe& recipe) {
-  // Packed weights are decoded on CPUs only.
-  const bool on_cpu = recipe.lora.quantize != "none" && recipe.train.device == "auto";
-  return {.setting = on_cpu ? "cpu" : recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
+  return {.setting = recipe.train.device, .backend = recipe.comm.backend, .key = "train.device"};
 }
 
 // Of the whole process. An operation of an accelerator that has no such kernel is refused when it runs.

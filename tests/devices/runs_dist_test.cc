@@ -41,7 +41,8 @@ INSTANTIATE_TEST_SUITE_P(, PretendRuns,
                                            Ways{"Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}},
                                            Ways{"Tp", 2, {"parallel.tp=2"}}, Ways{"Pp", 2, {"parallel.pp=2"}},
                                            Ways{"Ep", 2, {"parallel.ep=2"}, true}, Ways{"Cp", 2, {"parallel.cp=2"}},
-                                           Ways{"Lora", 2, {"model.lora.rank=2"}}),
+                                           Ways{"Lora", 2, {"model.lora.rank=2"}},
+                                           Ways{"Qlora", 2, {"model.lora.rank=2", "lora.quantize=nf4"}}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

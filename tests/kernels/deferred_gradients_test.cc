@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "tessera/kernels/grouped_linear.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 
@@ -55,6 +56,26 @@ TEST(DeferredGradients, ComeLaterAndAreTheSameToTheBit) {
   }
 }
 
+// Experts' products, one of which has no rows.
+TEST(DeferredGradients, OfGroupedProductsComeLaterToo) {
+  at::manual_seed(3);
+  const auto counts = at::tensor(std::vector<int64_t>{7, 0, 13});
+  const auto drawn = at::randn({20, 8}), weight = at::randn({3, 6, 8}).set_requires_grad(true);
+  const auto gradients = [&](DeferredGradients* later) {
+    const auto x = drawn.clone().set_requires_grad(true);
+    weight.mutable_grad().reset();
+    {
+      const DeferredGradients::Scope scope(later);
+      grouped_linear(x, weight, counts).tanh().sum().backward();
+    }
+    EXPECT_EQ(weight.grad().defined(), later == nullptr);
+    if (later != nullptr) later->flush();
+    return std::vector<at::Tensor>{x.grad(), weight.grad().clone()};
+  };
+  DeferredGradients later;
+  expect_same(gradients(&later), gradients(nullptr));
+}
+
 TEST(DeferredGradients, AWeightThatIsUsedTwiceGetsBoth) {
   at::manual_seed(3);
   const auto x = at::randn({40, 16}), weight = at::randn({16, 16}).set_requires_grad(true);
@@ -77,7 +98,7 @@ TEST(DeferredGradients, AHeadsGradientIsThereAfterForward) {
   (whole.loss() / 8).backward();
   DeferredGradients now;
   now.loss_factor = 1.0 / 8;
-  now.takes_linear = false;
+  now.takes_weights = false;
   at::Tensor loss;
   {
     const DeferredGradients::Scope scope(&now);

@@ -88,6 +88,20 @@ TEST(QuantizedWeight, GgufBlocksAreDecodedAsTheFilesAre) {
   EXPECT_EQ(weight.size_bytes(), 6 * 2 * 144);
 }
 
+TEST(QuantizedWeight, PartsAreRowsAndColumnsOfTheWhole) {
+  for (const auto& weight : {QuantizedWeight::nf4(some_weight(7, 33), {.double_quant = true}), random_q4_k(6, 512)}) {
+    const int64_t out = weight.out(), in = weight.in();
+    const auto part = weight.part(0, 2, 4).part(1, 5, in - 9).part(0, 1, 3).part(1, 1, 20);
+    EXPECT_EQ(part.out(), 3);
+    EXPECT_EQ(part.in(), 20);
+    EXPECT_TRUE(part.values().equal(weight.values().narrow(0, 3, 3).narrow(1, 6, 20)));
+    const auto x = some_weight(5, 20);
+    EXPECT_TRUE(quantized_linear(x, part).allclose(at::linear(x, part.values()), 1e-4, 1e-5));
+    EXPECT_EQ(weight.part(0, out, 0).values().sizes(), (std::vector<int64_t>{0, in}));
+    EXPECT_THROW(weight.part(0, 4, out - 3), Error);
+  }
+}
+
 TEST(QuantizedLinear, IsTheProductWithTheDecodedWeight) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     const double tolerance = dtype == at::kFloat ? 1e-4 : 3e-2;

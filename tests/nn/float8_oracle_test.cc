@@ -9,6 +9,8 @@
 namespace tessera::nn {
 namespace {
 
+using kernels::to_float8;
+
 struct OneLinear : Callable<OneLinear> {
   std::shared_ptr<Linear> linear;
   explicit OneLinear(const ParameterOptions& options) {

@@ -9,6 +9,8 @@
 namespace tessera::nn {
 namespace {
 
+using kernels::to_float8;
+
 struct TwoProducts : Callable<TwoProducts> {
   std::shared_ptr<MLP> mlp;
   TwoProducts() {

@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/activation_checkpoint.h"
+#include "tessera/parallel/fully_shard.h"
 #include "tessera/parallel/pipeline/check_schedule.h"
 #include "tests/parallel/pipeline_model.h"
 
@@ -175,6 +176,28 @@ const std::vector<Case> kAllKinds = {
 TEST(Pipeline, FullyShardedStagesTrainAsOneRank) {
   expect_composes({.dim = "dp_shard"}, kAllKinds);
   expect_composes({.dim = "dp_shard", .tied = true}, {{"GPipe", 1}});
+}
+
+TEST(Pipeline, LayersStayGatheredFromUnshardToReshard) {
+  const auto changes = layers(5);
+  const auto batches = documents(8, 8);
+  on_threads(4, [&](const WorldPtr& world) {
+    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", "dp_shard"});
+    const auto own = share_of(batches, mesh->local_rank(1), 2);
+    for (const char* schedule : {"1F1B", "GPipe"}) {
+      PipelineRig rig(changes, {.mesh = mesh, .schedule = schedule}, {.mesh = mesh});
+      const auto gathers = [&](bool reduce_each) {
+        reset_fsdp_stats(*rig.model);
+        rig.pipeline->step(own, {.loss_divisor = labels_in(batches), .reduce_each = reduce_each});
+        return fsdp_stats(*rig.model);
+      };
+      const auto each = gathers(true), once = gathers(false), again = gathers(true);
+      const int64_t own_layers = mesh->local_rank(0) == 0 ? 3 : 2;
+      EXPECT_EQ(each.all_gathers - once.all_gathers, own_layers * (2 * 4 - 1)) << schedule;
+      EXPECT_EQ(again.all_gathers, each.all_gathers) << schedule << ": as before";
+      EXPECT_EQ(once.unsharded_groups, each.unsharded_groups) << schedule;
+    }
+  });
 }
 
 TEST(Pipeline, ReplicatedStagesTrainAsOneRank) {

@@ -9,6 +9,7 @@
 #include "tessera/kernels/ignored_label.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/weights.h"
+#include "tessera/nn/quantized_linear.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tessera/train/run_layout.h"
@@ -61,7 +62,24 @@ data::Batch rows_of(const data::Batch& all, int64_t first, int64_t count) {
   return data::make_batch(rows(all.tokens), rows(all.labels), rows(all.positions), rows(all.document_ids));
 }
 
-enum class Adapters { kNone, kLora, kDora };
+enum class Adapters { kNone, kLora, kDora, kPackedLora, kPackedDora };
+
+const char* name_of(Adapters kind) {
+  switch (kind) {
+    case Adapters::kNone:
+      return "";
+    case Adapters::kLora:
+      return " LoRA";
+    case Adapters::kDora:
+      return " DoRA";
+    case Adapters::kPackedLora:
+      return " QLoRA";
+    case Adapters::kPackedDora:
+      return " DoRA over packed weights";
+  }
+  return "";
+}
+bool is_packed(Adapters kind) { return kind == Adapters::kPackedLora || kind == Adapters::kPackedDora; }
 
 struct LayoutCase {
   std::string architecture;
@@ -78,9 +96,7 @@ struct LayoutCase {
     return fmt::format("{}: dp_replicate {} dp_shard {} tp {}{} cp {} ({}) pp {} ({}) ep {}{}{}", architecture,
                        layout.dp_replicate, layout.dp_shard, layout.tp, sequence_parallel ? " with sequences" : "",
                        layout.cp, rotate_method, layout.pp, schedule, layout.ep, balance ? " balanced" : "",
-                       adapters == Adapters::kNone   ? ""
-                       : adapters == Adapters::kLora ? " LoRA"
-                                                     : " DoRA");
+                       name_of(adapters));
   }
   Recipe recipe() const {
     Recipe out;
@@ -99,7 +115,11 @@ at::Tensor whole_of(const at::Tensor& tensor) {
   return (is_dtensor(tensor) ? full_tensor(tensor) : tensor).detach().clone();
 }
 
-AdapterConfig adapter_config(Adapters kind) { return {.rank = 3, .alpha = 6, .dora = kind == Adapters::kDora}; }
+// On the meta device or not. Rows of packed weights begin inside of their blocks.
+void add_case_adapters(CausalLM& model, Adapters kind) {
+  if (is_packed(kind)) nn::quantize_linears(model, {.double_quant = true});
+  add_adapters(model, {.rank = 3, .alpha = 6, .dora = kind == Adapters::kDora || kind == Adapters::kPackedDora});
+}
 
 // A folder of adapters none of which is zero, so that every one has a gradient.
 const std::filesystem::path& adapter_folder(const std::string& architecture, Adapters kind) {
@@ -110,7 +130,7 @@ const std::filesystem::path& adapter_folder(const std::string& architecture, Ada
   path = temp / fmt::format("{}-{}", architecture, static_cast<int>(kind));
   const at::NoGradGuard no_grad;
   const auto model = make_model(tiny_of(architecture), {});
-  add_adapters(*model, adapter_config(kind));
+  add_case_adapters(*model, kind);
   init_weights(*model, 5);
   init_adapters(*model, 7);
   auto generator = at::detail::createCPUGenerator(8);
@@ -128,7 +148,7 @@ std::shared_ptr<CausalLM> make_case_model(const LayoutCase& which, const Paralle
     return model;
   }
   const auto model = make_model(config, {.dtype = at::kFloat, .device = c10::Device(at::kMeta)});
-  add_adapters(*model, adapter_config(which.adapters));
+  add_case_adapters(*model, which.adapters);
   pipeline::keep_stages(*model, stages);
   parallelize_model(*model, options);
   to_empty(*model, options.mesh->device());
@@ -270,7 +290,8 @@ TEST_P(EveryLayout, EqualsOneRank) {
 TEST_P(EveryLayout, OfAdaptersEqualsOneRank) {
   const auto& [architecture, share] = GetParam();
   const auto all = all_layouts(architecture);
-  const auto kind = share % 2 == 0 ? Adapters::kLora : Adapters::kDora;
+  const auto kind =
+      std::array{Adapters::kLora, Adapters::kDora, Adapters::kPackedLora, Adapters::kPackedDora}[share % 4];
   for (size_t i = share; i < all.size() && !HasFatalFailure(); i += kShares) {
     auto which = all[i];
     which.balance = false;
@@ -314,18 +335,22 @@ TEST(IllegalLayouts, AreToldBeforeAnyWeightIsRead) {
   EXPECT_TRUE(holds(why(moe, {.dp_shard = 3, .ep = 3}), "wanted a divisor of the 4 experts"));
   EXPECT_TRUE(holds(why(llama, {.pp = 8, .micro_batches = 8}), "stages"));
   EXPECT_TRUE(holds(why(llama, {.pp = 4, .micro_batches = 2}), "Number of microbatches (2) must be greater"));
+  EXPECT_TRUE(holds(why(llama, {.pp = 4, .micro_batches = 2}), "Lower train.local_batch_size"));
   Recipe recipe;
   recipe.data.sequence_length = 2;
   EXPECT_TRUE(holds(why(llama, {.cp = 4}, recipe), "wanted a token for each rank"));
   recipe = {};
   recipe.lora.rank = 4;
-  recipe.lora.quantize = "nf4";
-  EXPECT_TRUE(holds(why(llama, {.tp = 2}, recipe), "packed weights are bytes"));
   recipe.lora.quantize = "gguf";
   EXPECT_TRUE(holds(why(llama, {}, recipe), "wanted a .gguf file"));
   recipe = {};
   recipe.parallel.layers_per_stage = 2;
   EXPECT_TRUE(holds(why(llama, {}, recipe), "layers_per_stage"));
+  EXPECT_EQ(why(llama, {.pp = 2, .micro_batches = 2}, recipe), "");
+  recipe.parallel.layers_per_stage = 1;
+  EXPECT_TRUE(holds(why(llama, {.pp = 2, .micro_batches = 2}, recipe),
+                    "found 1 for 4 layers on 2 ranks with 1F1B, "
+                    "wanted 2, 3, or null"));
 }
 
 }  // namespace

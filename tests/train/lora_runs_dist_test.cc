@@ -184,6 +184,7 @@ TEST(LoraRuns, OverAPackedBaseTrainAlikeAndGoOnAsAnotherLayout) {
       joined(kLora, {"lora.quantize=nf4", "lora.double_quant=true", "train.steps=6", "schedule.warmup_steps=0"});
   expect_layouts_alike(runs, packed,
                        {kShardedPair,
+                        kSequenceFour,
                         {"stages-fsdp", 4, {"parallel.pp=2"}},
                         {"parts", 4, {"parallel.cp=2", "parallel.dp_replicate=2"}}});
   const auto plain = runs.train("plain", 1, joined(kLora, {"train.steps=1", "schedule.warmup_steps=0"}));

@@ -121,7 +121,7 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
     const auto& tensor = weights.of({name});
     ++tensors;
     if (packed->how.format == nn::Quantization::kGguf) {
-      packed->weight = weights.blocks(tensor);
+      packed->take(weights.blocks(tensor));
     } else {
       packed->pack(weights.values(tensor).to(at::kFloat));
     }

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -88,15 +89,31 @@ struct Pipeline::Lowered {
   std::optional<detail::RankProgram> step{}, forward{};
 };
 
-// Turns the reductions of data parallelism on and off.
-class Pipeline::Switches : public detail::GradientSync {
+// Turns the reductions of data parallelism on and off, and the freeing of layers.
+class Pipeline::Switches : public detail::DataParallelHooks {
  public:
   Switches(CausalLM& model, const StagePlan& plan, bool reduce_each)
       : model_(model),
         plan_(plan),
         reduce_each_(reduce_each),
         has_states_(!parallel::data_parallel_states(model).empty()),
+        keeps_gathered_(has_states_ && !reduce_each && plan.stages() > 1),
         layers_(decoder_layers(model)) {}
+  ~Switches() override {
+    for (const int stage : gathered_) free_after_each(stage, true);
+  }
+
+  // The first forward gathers.
+  void unshard(int stage) override {
+    if (!keeps_gathered_) return;
+    gathered_.insert(stage);
+    free_after_each(stage, false);
+  }
+  void reshard(int stage) override {
+    if (gathered_.erase(stage) == 0) return;
+    free_after_each(stage, true);
+    for (auto* const layer : sharded_layers(stage)) tessera::reshard(*layer);
+  }
 
   void before(const Action& action, const Completes& completes) override {
     if (!has_states_) return;
@@ -117,17 +134,30 @@ class Pipeline::Switches : public detail::GradientSync {
   void switch_on(const Action& action, const Completes& completes, bool all) {
     set_requires_gradient_sync(model_, all || completes.all);
     if (all || completes.all || !completes.stage) return;
-    const auto range = plan_.range(action.stage);
+    for (auto* const layer : sharded_layers(action.stage)) set_requires_gradient_sync(*layer, true);
+  }
+  std::vector<DecoderLayer*> sharded_layers(int stage) const {
+    std::vector<DecoderLayer*> out;
+    const auto range = plan_.range(stage);
     for (int64_t i = range.first_layer; i < range.end_layer; ++i) {
       auto* const layer = layers_.at(static_cast<size_t>(i));
-      if (layer != nullptr && is_fully_sharded(*layer)) set_requires_gradient_sync(*layer, true);
+      if (layer != nullptr && is_fully_sharded(*layer)) out.push_back(layer);
+    }
+    return out;
+  }
+  // Experts that are units inside a layer's are freed as ever.
+  void free_after_each(int stage, bool on) const {
+    for (auto* const layer : sharded_layers(stage)) {
+      set_reshard_after_forward(*layer, on, /*recurse=*/false);
+      set_reshard_after_backward(*layer, on, /*recurse=*/false);
     }
   }
 
   CausalLM& model_;
   const StagePlan& plan_;
-  bool reduce_each_, has_states_;
+  bool reduce_each_, has_states_, keeps_gathered_;
   std::vector<DecoderLayer*> layers_;
+  std::set<int> gathered_;  // stages whose layers stay so
 };
 
 Pipeline::Pipeline(CausalLM& model, PipelineOptions options)

@@ -51,8 +51,9 @@ void keep_stages(CausalLM& model, const PipelineOptions& options);
 
 struct PipelineStep {
   double loss_divisor = 1;  // of the summed loss
-  // Of data parallel models. true: each micro-batch's gradients are reduced into the shards. false: when all of a stage
-  // are there.
+  // Of data parallel models. true: each micro-batch's gradients are reduced into the shards, and layers are gathered
+  // for each forward and backward. false: when all of a stage are there, and where there are several stages its layers
+  // stay gathered from UNSHARD to RESHARD.
   bool reduce_each = false;
 };
 

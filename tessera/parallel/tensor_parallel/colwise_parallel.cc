@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
-#include "tessera/parallel/tensor_parallel/detail/adapters.h"
+#include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
@@ -26,7 +26,7 @@ void ColwiseParallel::apply(nn::Module& module, const StyleContext& context) con
       context.path);
   claim(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, embedding ? Shard(1) : Shard(0));
-  distribute_adapters(module, Shard(0), context);
+  distribute_beside(module, Shard(0), context);
   const auto declared = options_.input_layout.value_or(Replicate());
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, declared](nn::Module&, nn::TensorRefs& inputs) {

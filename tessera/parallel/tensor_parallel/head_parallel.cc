@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
-#include "tessera/parallel/tensor_parallel/detail/adapters.h"
+#include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
@@ -36,18 +36,17 @@ std::string ReplicatedKeyValue::describe() const { return fmt::format("Replicate
 
 void ReplicatedKeyValue::apply(nn::Module& module, const StyleContext& context) const {
   auto* linear = dynamic_cast<nn::Linear*>(&module);
-  const int64_t ranks = context.mesh->size();
+  const int64_t ranks = context.mesh->size(), rows = linear == nullptr ? 0 : weight_sizes(*linear).first;
   TESSERA_CHECK(
-      linear != nullptr && kv_heads_ > 0 && linear->weight.size(0) % kv_heads_ == 0 && ranks % kv_heads_ == 0,
-      ErrorKind::kConfig,
+      linear != nullptr && kv_heads_ > 0 && rows % kv_heads_ == 0 && ranks % kv_heads_ == 0, ErrorKind::kConfig,
       "[parallel.style] {}: ReplicatedKeyValue wants a projection to {} heads on a multiple of as many ranks, "
       "found {} rows on {} ranks.",
-      context.path, kv_heads_, linear == nullptr ? 0 : linear->weight.size(0), ranks);
-  const int64_t head_dim = linear->weight.size(0) / kv_heads_;
+      context.path, kv_heads_, rows, ranks);
+  const int64_t head_dim = rows / kv_heads_;
   const int64_t head = context.mesh->local_rank(0) * kv_heads_ / ranks;
   claim(module, context.path);
   for (auto& slot : module.own_parameters()) context.distribute(slot, Replicate());
-  distribute_adapters(module, Replicate(), context);
+  distribute_beside(module, Replicate(), context);
   module.register_forward_pre_hook([mesh = context.mesh, path = context.path](nn::Module&, nn::TensorRefs& inputs) {
     at::Tensor& x = first_of(inputs, path, "inputs");
     x = brought(x, mesh, Replicate(), Replicate());

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
 #include "tessera/nn/lora.h"
+#include "tessera/nn/quantized_linear.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/overlapped_products.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
@@ -85,11 +86,13 @@ struct ScatteredLinear : ReplacedLinear {
 nn::Linear& linear_child(nn::Module& module, const std::string& name, const std::string& path) {
   for (const auto& [child_name, child] : module.named_children()) {
     auto* linear = child_name == name ? dynamic_cast<nn::Linear*>(child.get()) : nullptr;
-    TESSERA_CHECK(dynamic_cast<nn::LoraLinear*>(linear) == nullptr, ErrorKind::kConfig,
-                  "[parallel.style] {}.{}: has an adapter, which OverlappedBlock would leave out. Set "
-                  "async_tensor_parallel to false.",
+    if (linear == nullptr) continue;
+    TESSERA_CHECK(dynamic_cast<nn::LoraLinear*>(linear) == nullptr && nn::packed_weight_of(*linear) == nullptr,
+                  ErrorKind::kConfig,
+                  "[parallel.style] {}.{}: has an adapter or a packed weight, which OverlappedBlock would leave out. "
+                  "Set async_tensor_parallel to false.",
                   path, name);
-    if (linear != nullptr) return *linear;
+    return *linear;
   }
   raise(ErrorKind::kConfig, "[parallel.style] {}: found no Linear named {}, which its style OverlappedBlock needs.",
         path, name);

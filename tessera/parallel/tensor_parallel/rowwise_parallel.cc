@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/layers.h"
-#include "tessera/parallel/tensor_parallel/detail/adapters.h"
+#include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
 #include "tessera/parallel/tensor_parallel/detail/layouts.h"
 #include "tessera/parallel/tensor_parallel/styles.h"
 
@@ -29,12 +29,12 @@ void RowwiseParallel::apply(nn::Module& module, const StyleContext& context) con
                 "[parallel.style] {}: RowwiseParallel of an embedding needs input_layout Replicate, found {}.",
                 context.path, to_string(declared));
   claim(module, context.path);
-  const int64_t in_features = embedding ? -1 : linear->weight.size(1);
+  const int64_t in_features = embedding ? -1 : weight_sizes(*linear).second;
   for (auto& slot : module.own_parameters()) {
     const bool columns = !embedding && slot.parameter.dim() == 2;
     context.distribute(slot, columns ? Shard(1) : embedding ? Shard(0) : Replicate());
   }
-  distribute_adapters(module, Shard(1), context);
+  distribute_beside(module, Shard(1), context);
   const auto desired = embedding ? Replicate() : Shard(-1);
   module.register_forward_pre_hook(
       [mesh = context.mesh, path = context.path, declared, desired, in_features](nn::Module&, nn::TensorRefs& inputs) {

@@ -21,6 +21,7 @@ bool install() {
     register_fallback();
     register_attention();
     register_normalization();
+    register_float8();
     register_backend();
   });
   return true;

@@ -18,13 +18,6 @@ at::ScalarType wide_type(const at::Tensor& x) { return x.scalar_type() == at::kD
 
 at::Tensor wide_view(const at::Tensor& tensor, at::ScalarType type) { return host_view(tensor).to(type); }
 
-void launch_on(const char* name, const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written) {
-  std::vector<Touch> touches;
-  for (const auto& tensor : read) add_touch(touches, tensor, false);
-  for (const auto& tensor : written) add_touch(touches, tensor, true);
-  launch(current_stream(read.front().device().index()), name, touches);
-}
-
 Pair rms_norm(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
               std::optional<double> eps) {
   TORCH_CHECK(shape.size() == 1 && weight, "[pretend] _fused_rms_norm of ", shape.size(), " dims, or without a weight");

@@ -256,6 +256,13 @@ Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& to
   return clock;
 }
 
+void launch_on(const char* name, const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written) {
+  std::vector<Touch> touches;
+  for (const auto& tensor : read) add_touch(touches, tensor, false);
+  for (const auto& tensor : written) add_touch(touches, tensor, true);
+  launch(current_stream(read.front().device().index()), name, touches);
+}
+
 Moment now(c10::Stream stream) {
   Device& device = device_at(stream.device_index());
   const std::lock_guard lock(device.mutex);

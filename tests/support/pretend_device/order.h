@@ -41,6 +41,9 @@ c10::Stream next_stream(c10::DeviceIndex device, bool high_priority);
 // One kernel on `stream`; `name` lives for ever. Returns the moment after it.
 Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& touches);
 
+// On the current stream of the first tensor's device, by the tensors that it reads and writes.
+void launch_on(const char* name, const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written);
+
 Moment now(c10::Stream stream);
 void wait_for(c10::Stream stream, const Moment& moment);
 // The host waits: until `moment`, for all of a stream, for a device.

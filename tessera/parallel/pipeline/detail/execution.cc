@@ -52,7 +52,7 @@ Execution::Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const s
       caches_(caches),
       runs_(model, micro_batches) {}
 
-GradientSync::Completes Execution::completes(const RankProgram& program, size_t position) const {
+DataParallelHooks::Completes Execution::completes(const RankProgram& program, size_t position) const {
   const auto &action = program.actions[position], &last = program.actions[program.last];
   const bool forward_of_last =
       action.kind == ActionKind::kForward && action.stage == last.stage && action.micro_batch == last.micro_batch;
@@ -61,21 +61,21 @@ GradientSync::Completes Execution::completes(const RankProgram& program, size_t 
           .stage = of_stage != program.last_of_stage.end() && of_stage->second == position};
 }
 
-void Execution::run_all(const RankProgram& program, GradientSync* sync) {
+void Execution::run_all(const RankProgram& program, DataParallelHooks* hooks) {
   for (size_t i = 0; i < program.actions.size(); ++i) {
     const auto& action = program.actions[i];
-    const bool told = sync != nullptr && action.computes();
-    if (told) sync->before(action, completes(program, i));
-    perform(action, program);
-    if (told) sync->after(action, completes(program, i));
+    const bool told = hooks != nullptr && action.computes();
+    if (told) hooks->before(action, completes(program, i));
+    perform(action, program, hooks);
+    if (told) hooks->after(action, completes(program, i));
     if (wire_ != nullptr) wire_->release_sent();
   }
   if (wire_ != nullptr) wire_->finish();
 }
 
-void Execution::run(const RankProgram& program, GradientSync* sync) {
+void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
   try {
-    run_all(program, sync);
+    run_all(program, hooks);
   } catch (...) {
     if (wire_ != nullptr) wire_->break_off();
     throw;
@@ -84,7 +84,7 @@ void Execution::run(const RankProgram& program, GradientSync* sync) {
 
 bool Execution::is_here(int stage) const { return wire_ == nullptr || rank_of(stage) == wire_->rank(); }
 
-void Execution::perform(const Action& action, const RankProgram& program) {
+void Execution::perform(const Action& action, const RankProgram& program, DataParallelHooks* hooks) {
   switch (action.kind) {
     case ActionKind::kForward:
       return forward(action, program);
@@ -94,9 +94,13 @@ void Execution::perform(const Action& action, const RankProgram& program) {
     case ActionKind::kWeightBackward:
       return runs_.weight_backward(action.stage, action.micro_batch);
     case ActionKind::kUnshard:
+      if (hooks != nullptr) hooks->unshard(action.stage);
+      return;
     case ActionKind::kReshard:
+      if (hooks != nullptr) hooks->reshard(action.stage);
+      return;
     case ActionKind::kReduceGrad:
-      return;  // the hooks of data parallelism gather, free and reduce, as GradientSync tells them
+      return;  // the backward before it did, as it was told
     default:
       return exchange(action);
   }

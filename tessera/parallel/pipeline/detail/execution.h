@@ -24,17 +24,20 @@ struct RankProgram {
   size_t last = 0;                              // and of all stages
 };
 
-// When gradients are reduced: told before and after each action that computes.
-class GradientSync {
+// What data parallelism does beside the actions: when gradients are reduced, told before and after each action that
+// computes, and how long a stage's parameters stay gathered.
+class DataParallelHooks {
  public:
   // What the rank has when the action is done. Of the forward whose backward completes it, all is true as well.
   struct Completes {
     bool all = false;
     bool stage = false;  // the gradients of the action's stage
   };
-  virtual ~GradientSync() = default;
+  virtual ~DataParallelHooks() = default;
   virtual void before(const Action& action, const Completes& completes) = 0;
   virtual void after(const Action& action, const Completes& completes) = 0;
+  virtual void unshard(int stage) = 0;
+  virtual void reshard(int stage) = 0;
 };
 
 class Execution {
@@ -42,8 +45,8 @@ class Execution {
   // caches: by stage, of a generation; null: none.
   Execution(CausalLM& model, const StagePlan& plan, Wire* wire, const std::vector<ModelInputs>& micro_batches,
             double loss_divisor, std::map<int, nn::KvCache>* caches = nullptr);
-  // sync: null where there are no gradients. An error ends the step on all ranks of the pipeline.
-  void run(const RankProgram& program, GradientSync* sync);
+  // hooks: null where there are no gradients. An error ends the step on all ranks of the pipeline.
+  void run(const RankProgram& program, DataParallelHooks* hooks);
   const at::Tensor& loss() const { return runs_.loss(); }
   int most_held() const { return runs_.most_held(); }
   // What the model makes of a micro-batch without labels: log-probs of its targets, or logits. On the rank of the last
@@ -55,9 +58,9 @@ class Execution {
 
  private:
   using Place = std::pair<int, int>;  // stage and micro-batch
-  void run_all(const RankProgram& program, GradientSync* sync);
-  GradientSync::Completes completes(const RankProgram& program, size_t position) const;
-  void perform(const Action& action, const RankProgram& program);
+  void run_all(const RankProgram& program, DataParallelHooks* hooks);
+  DataParallelHooks::Completes completes(const RankProgram& program, size_t position) const;
+  void perform(const Action& action, const RankProgram& program, DataParallelHooks* hooks);
   void forward(const Action& action, const RankProgram& program);
   void backward(const Action& action);
   void exchange(const Action& action);

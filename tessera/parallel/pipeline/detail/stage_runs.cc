@@ -36,7 +36,7 @@ StageRuns::~StageRuns() {
 
 at::Tensor StageRuns::run_model(Run& run, ModelInputs&& inputs, const ForwardHow& how) {
   run.weights = std::make_unique<DeferredGradients>();
-  run.weights->takes_linear = how.splits_backward;
+  run.weights->takes_weights = how.splits_backward;
   if (how.hands_on_head) run.weights->loss_factor = 1 / how.loss_divisor;
   std::unique_ptr<DeferredGradients::Scope> scope;
   if (how.splits_backward || how.hands_on_head) scope = std::make_unique<DeferredGradients::Scope>(run.weights.get());

@@ -1,10 +1,20 @@
-#include "tessera/parallel/tensor_parallel/detail/adapters.h"
+#include "tessera/parallel/tensor_parallel/detail/beside_weight.h"
 
 #include "tessera/nn/lora.h"
+#include "tessera/nn/quantized_linear.h"
 
 namespace tessera::detail {
 
-void distribute_adapters(nn::Module& module, const Placement& weight, const StyleContext& context) {
+std::pair<int64_t, int64_t> weight_sizes(nn::Linear& linear) {
+  if (const auto* const packed = nn::packed_weight_of(linear)) return {packed->out, packed->in};
+  return {linear.weight.size(0), linear.weight.size(1)};
+}
+
+void distribute_beside(nn::Module& module, const Placement& weight, const StyleContext& context) {
+  if (auto* const packed = nn::packed_weight_of(module)) {
+    packed->mesh = context.mesh;
+    packed->lies = weight;
+  }
   auto* linear = dynamic_cast<nn::LoraLinear*>(&module);
   if (linear == nullptr) return;
   const auto distribute = [&](nn::Module* part, const Placement& placement) {

@@ -1,0 +1,243 @@
+// Attention by lengths through the kernels that accelerators have for it, on the pretend device, whose kernels want
+// what CUDA's want: against the CPU's attention in float32, which tests/nn compares with masked scores.
+#include <ATen/DeviceAccelerator.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/flash_attention.h"
+#include "tessera/kernels/kept_results.h"
+#include "tessera/kernels/partial_attention.h"
+#include "tessera/nn/attention_pattern.h"
+#include "tests/devices/pretend.h"
+#include "tests/parallel/small_model.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::Contains;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using FlashOnDevice = OnPretendDevice;
+
+constexpr int64_t kTokens = 60;
+
+struct RowsOfDocuments {
+  std::string name;
+  at::Tensor ids;  // [2, kTokens], or undefined
+  int64_t window = 0;
+};
+
+// Documents of several lengths, padding behind, between and before them, a row without any, windows.
+std::vector<RowsOfDocuments> rows_of_documents() {
+  const auto packed = at::zeros({2, kTokens}, at::kLong);
+  packed[0].narrow(0, 20, 7).fill_(3);
+  packed[0].narrow(0, 27, 33).fill_(4);
+  packed[1].narrow(0, 0, 4).fill_(-1);
+  packed[1].narrow(0, 30, 5).fill_(-1);
+  packed[1].narrow(0, 35, 20).fill_(1);
+  packed[1].narrow(0, 55, 5).fill_(-1);
+  auto nothing = packed.clone();
+  nothing[1].fill_(-1);
+  const auto whole = at::zeros({2, kTokens}, at::kLong);
+  whole[0].narrow(0, 30, 30).fill_(1);
+  return {{"packed", packed},
+          {"a row of padding", nothing},
+          {"no padding", whole},
+          {"packed, window", packed, 6},
+          {"rows longer than a window", {}, 9}};
+}
+
+at::Tensor drawn_heads(int64_t heads, int64_t d, uint64_t seed) {
+  return at::randn({2, kTokens, heads, d}, at::detail::createCPUGenerator(seed), at::kFloat).to(at::kBFloat16);
+}
+
+struct Attended {
+  at::Tensor out, q, k, v;
+};
+
+struct Operands {
+  at::Tensor q, k, v, weight;
+  Operands on(c10::Device device, at::ScalarType type) const {
+    const auto there = [&](const at::Tensor& each) { return each.to(device, type); };
+    return {there(q), there(k), there(v), there(weight)};
+  }
+};
+
+Operands operands(const at::Tensor& ids, int64_t groups, int64_t d) {
+  Operands out{drawn_heads(4, d, 1), drawn_heads(groups, d, 2), drawn_heads(groups, d, 3), drawn_heads(4, d, 4)};
+  if (ids.defined()) out.weight = out.weight * ids.ge(0).view({2, kTokens, 1, 1});  // nobody reads padding
+  return out;
+}
+
+Attended attended(const Operands& of, const nn::AttentionPattern& pattern, const nn::AttentionScores& scores = {}) {
+  const auto leaf = [](const at::Tensor& each) { return each.detach().clone().set_requires_grad(true); };
+  const auto q = leaf(of.q), k = leaf(of.k), v = leaf(of.v);
+  const auto out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), pattern, scores).transpose(1, 2);
+  (out * of.weight).sum().backward();
+  return {out.detach(), q.grad(), k.grad(), v.grad()};
+}
+
+void expect_close(const Attended& found, const Attended& wanted, const std::string& what) {
+  const auto alike = [&](const at::Tensor& ours, const at::Tensor& theirs, const char* which) {
+    const double most = std::max(1.0, theirs.abs().max().item<double>());
+    EXPECT_LE((ours.cpu().to(at::kFloat) - theirs).abs().max().item<double>(), 2e-2 * most) << what << ", " << which;
+  };
+  alike(found.out, wanted.out, "result");
+  alike(found.q, wanted.q, "dq");
+  alike(found.k, wanted.k, "dk");
+  alike(found.v, wanted.v, "dv");
+}
+
+nn::AttentionPattern pattern_of(const RowsOfDocuments& rows, const at::TensorOptions& options) {
+  return nn::attention_pattern({.rows = 2, .tokens = kTokens, .document_ids = rows.ids, .sliding_window = rows.window},
+                               options);
+}
+
+std::vector<std::string> launches_of(const std::function<void()>& body) {
+  pretend::keep_names(true);
+  pretend::take_launch_names(0);
+  body();
+  pretend::keep_names(false);
+  return pretend::take_launch_names(0);
+}
+
+TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
+  ASSERT_TRUE(kernels::has_flash_attention(pretend_device(), at::kBFloat16));
+  for (const auto& rows : rows_of_documents()) {
+    for (const int64_t groups : {4, 2, 1}) {
+      const auto host = operands(rows.ids, groups, 16);
+      const auto there = host.on(pretend_device(), at::kBFloat16);
+      const nn::AttentionScores scores{.scale = groups == 2 ? 0.3 : 0.0};
+      const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat), scores);
+      Attended found;
+      const auto before = pretend::counters(0);
+      const auto names = launches_of([&] { found = attended(there, pattern_of(rows, there.q.options()), scores); });
+      const auto cost = pretend::counters(0) - before;
+      EXPECT_EQ(cost.host_syncs, 0) << rows.name;
+      EXPECT_EQ(cost.pageable_copies, 0) << rows.name;
+      EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_flash_attention_forward"), 1) << rows.name;
+      EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_flash_attention_backward"), 1) << rows.name;
+      EXPECT_THAT(names, Not(Contains("aten::softmax")));
+      expect_close(found, wanted, fmt::format("{}, {} groups", rows.name, groups));
+      if (rows.ids.defined()) {
+        const auto padding = rows.ids.lt(0).view({2, kTokens, 1, 1});
+        EXPECT_EQ(found.out.cpu().mul(padding).abs().max().item<float>(), 0) << rows.name;
+      }
+    }
+  }
+}
+
+// What the kernels do not take is computed piece by piece.
+TEST_F(FlashOnDevice, OtherHeadsTypesAndScoresGoOnWithoutThem) {
+  const auto rows = rows_of_documents().front();
+  for (const auto& [d, type, softcap] : {std::tuple<int64_t, at::ScalarType, double>{12, at::kBFloat16, 0},
+                                         {16, at::kFloat, 0},
+                                         {16, at::kBFloat16, 2}}) {
+    const auto host = operands(rows.ids, 2, d);
+    const auto there = host.on(pretend_device(), type);
+    const nn::AttentionScores scores{.softcap = softcap};
+    const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat), scores);
+    Attended found;
+    const auto names = launches_of([&] { found = attended(there, pattern_of(rows, there.q.options()), scores); });
+    EXPECT_THAT(names, Not(Contains("aten::_flash_attention_forward")));
+    expect_close(found, wanted, fmt::format("heads of {}", d));
+  }
+  EXPECT_FALSE(kernels::has_flash_attention(c10::kCPU, at::kBFloat16));
+  EXPECT_FALSE(kernels::has_flash_attention(pretend_device(), at::kFloat));
+}
+
+TEST_F(FlashOnDevice, TakesWhatSelectiveCheckpointingHasKept) {
+  const auto rows = rows_of_documents().front();
+  const auto there = operands(rows.ids, 2, 16).on(pretend_device(), at::kBFloat16);
+  const auto pattern = pattern_of(rows, there.q.options());
+  const auto wanted = attended(there, pattern);
+  const auto kept = std::make_shared<kernels::KeptResults>();
+  {
+    const kernels::KeptResults::Scope record(kept, kernels::KeptResults::Mode::kRecord);
+    const at::NoGradGuard no_grad;
+    attend(there.q.transpose(1, 2), there.k.transpose(1, 2), there.v.transpose(1, 2), pattern);
+  }
+  Attended found;
+  const auto names = launches_of([&] {
+    const kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
+    found = attended(there, pattern);
+  });
+  EXPECT_THAT(names, Not(Contains("aten::_flash_attention_forward")));
+  EXPECT_TRUE(at::equal(found.out.cpu(), wanted.out.cpu()));
+  EXPECT_TRUE(at::equal(found.k.cpu(), wanted.k.cpu()));
+}
+
+// Parts of the keys, as the ranks of a context-parallel group compute them.
+TEST_F(FlashOnDevice, PartsOfTheKeysJoinToTheWhole) {
+  const auto host = operands({}, 2, 16);
+  const auto there = host.on(pretend_device(), at::kBFloat16);
+  const auto first = [](const at::Tensor& tensor) { return tensor.transpose(1, 2); };
+  const auto q = first(there.q), k = first(there.k), v = first(there.v), gradient = first(there.weight);
+  const int64_t half = kTokens / 2;
+  const auto late = [&](const at::Tensor& of) { return of.narrow(2, half, half); };
+  const auto early = [&](const at::Tensor& of) { return of.narrow(2, 0, half); };
+  kernels::AttentionSums sums(late(q));
+  const auto names = launches_of([&] {
+    sums.add(kernels::attend_part(late(q), early(k), early(v), {}), 0, 0);
+    sums.add(kernels::attend_part(late(q), late(k), late(v), {.causal = true}), 0, 0);
+  });
+  EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_flash_attention_forward"), 2);
+  const kernels::AttentionPart whole{sums.out.to(at::kBFloat16), sums.log_sums};
+  const auto of_early = kernels::attend_part_backward(late(gradient), late(q), early(k), early(v), whole, {}),
+             of_late =
+                 kernels::attend_part_backward(late(gradient), late(q), late(k), late(v), whole, {.causal = true});
+  const auto plain = host.on(c10::kCPU, at::kFloat);
+  const auto wanted = attended({plain.q, plain.k, plain.v,
+                                [&] {
+                                  auto weight = plain.weight.clone();
+                                  weight.narrow(1, 0, half).zero_();
+                                  return weight;
+                                }()},
+                               {});
+  const auto back = [](const at::Tensor& tensor) { return tensor.transpose(1, 2); };
+  expect_close({back(whole.out), back(of_early.q.to(at::kFloat) + of_late.q), back(at::cat({of_early.k, of_late.k}, 2)),
+                back(at::cat({of_early.v, of_late.v}, 2))},
+               {wanted.out.narrow(1, half, half), wanted.q.narrow(1, half, half), wanted.k, wanted.v}, "two parts");
+}
+
+TEST(FlashOnDevices, HeadsOverTheRanksGiveTheWhole) {
+  pretend::take_faults();
+  on_threads(2, [](const WorldPtr& world) {
+    const auto mesh = init_device_mesh(world, "pretend", {2});
+    for (const auto& rows : rows_of_documents()) {
+      const auto host = operands(rows.ids, 2, 16);
+      const auto there = host.on(mesh->device(), at::kBFloat16);
+      const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat));
+      const auto cut = [&](const at::Tensor& each) { return distribute_tensor(each, mesh, {Shard(2)}, std::nullopt); };
+      const auto found =
+          attended({cut(there.q), cut(there.k), cut(there.v), cut(there.weight)}, pattern_of(rows, there.q.options()));
+      expect_close({full_tensor(found.out), full_tensor(found.q), full_tensor(found.k), full_tensor(found.v)}, wanted,
+                   rows.name);
+    }
+  });
+  EXPECT_THAT(pretend::take_faults(), IsEmpty());
+}
+
+// No number for each pair of tokens.
+TEST_F(FlashOnDevice, ARowOf32kTokensNeedsTwiceTheMemoryOf16k) {
+  constexpr int64_t kHeads = 2, kHeadSize = 8;
+  const auto peak = [](int64_t tokens, int64_t window) {
+    const auto ids = at::arange(tokens, at::kLong).floor_divide_(64).unsqueeze(0);
+    const auto x = at::randn({1, tokens, kHeads, kHeadSize}).to(pretend_device(), at::kBFloat16);
+    const auto heads = x.transpose(1, 2).requires_grad_();
+    const auto before = pretend::counters(0).bytes;
+    at::accelerator::resetPeakStats(0);
+    const auto pattern =
+        nn::attention_pattern({.tokens = tokens, .document_ids = ids, .sliding_window = window}, x.options());
+    attend(heads, heads, heads, pattern).sum().backward();
+    return pretend::counters(0).peak_bytes - before;
+  };
+  for (const int64_t window : {0, 30}) {
+    const int64_t half = peak(16384, window), all = peak(32768, window);
+    EXPECT_LE(all, 2.2 * static_cast<double>(half)) << "window " << window;
+    EXPECT_LE(all, int64_t{32768} * 32768 / 8);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing

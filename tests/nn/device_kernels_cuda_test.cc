@@ -1,0 +1,82 @@
+// What runs on kernels of CUDA's own, against the CPU's values: attention by lengths, float8 products, packed weights.
+// tests/devices has the same on the pretend device, in more cases.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tessera/kernels/flash_attention.h"
+#include "tessera/kernels/float8.h"
+#include "tessera/kernels/quantized_weight.h"
+#include "tessera/nn/attention_pattern.h"
+
+namespace tessera::nn {
+namespace {
+
+void expect_close(const at::Tensor& found, const at::Tensor& wanted, double tolerance, const std::string& what) {
+  const auto there = found.cpu().to(at::kFloat);
+  const double most = std::max(1.0, wanted.abs().max().item<double>());
+  EXPECT_LE((there - wanted).abs().max().item<double>(), tolerance * most) << what;
+}
+
+// The result and the gradients of q, k and v, tokens before heads.
+std::vector<at::Tensor> attended_on(c10::Device device, at::ScalarType type, const at::Tensor& ids, int64_t window) {
+  const int64_t rows = ids.size(0), tokens = ids.size(1);
+  const auto drawn = [&](int64_t heads, uint64_t seed) {
+    const auto generator = at::detail::createCPUGenerator(seed);
+    return at::randn({rows, tokens, heads, 64}, generator, at::kFloat).to(at::kBFloat16).to(device, type);
+  };
+  const auto weight = drawn(4, 4) * ids.ge(0).view({rows, tokens, 1, 1}).to(device);
+  std::vector<at::Tensor> leaves = {drawn(4, 1), drawn(2, 2), drawn(2, 3)};
+  for (auto& leaf : leaves) leaf.requires_grad_();
+  const auto pattern = attention_pattern(
+      {.rows = rows, .tokens = tokens, .document_ids = ids, .sliding_window = window}, leaves[0].options());
+  const auto out =
+      attend(leaves[0].transpose(1, 2), leaves[1].transpose(1, 2), leaves[2].transpose(1, 2), pattern).transpose(1, 2);
+  (out * weight).sum().backward();
+  return {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+}
+
+TEST(FlashAttentionCuda, OfDocumentsAndWindowsIsTheCpus) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const c10::Device device(c10::kCUDA, 0);
+  ASSERT_TRUE(kernels::has_flash_attention(device, at::kBFloat16)) << "compute capability 8.0 or later has it";
+  const auto ids = at::arange(600).floor_divide(170).view({1, 600}).repeat({2, 1});
+  ids[1].narrow(0, 500, 100).fill_(-1);
+  ids[1].narrow(0, 40, 7).fill_(-1);
+  ids[1].narrow(0, 47, 123).fill_(9);
+  for (const int64_t window : {0, 33}) {
+    const auto wanted = attended_on(c10::kCPU, at::kFloat, ids, window);
+    const auto found = attended_on(device, at::kBFloat16, ids, window);
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      expect_close(found[i], wanted[i], 2e-2, "window " + std::to_string(window) + ", " + std::to_string(i));
+    }
+  }
+}
+
+TEST(Float8Cuda, ProductsAreThoseOfTheValues) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const c10::Device device(c10::kCUDA, 0);
+  if (!kernels::has_float8_products(device)) GTEST_SKIP() << "compute capability 8.9 or later has them";
+  for (const auto type : {at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    const auto a = kernels::to_float8(at::randn({37, 50}), type),
+               b = kernels::to_float8(at::randn({19, 50}), at::kFloat8_e4m3fn);
+    const auto there = [&](const kernels::Float8Tensor& of) {
+      return kernels::Float8Tensor{of.data.to(device), of.scale.to(device)};
+    };
+    for (const auto out : {at::kFloat, at::kBFloat16}) {
+      expect_close(kernels::float8_product(there(a), there(b), out), kernels::float8_product(a, b, at::kFloat),
+                   out == at::kFloat ? 1e-4 : 1e-2, c10::toString(out));
+    }
+  }
+}
+
+TEST(PackedWeightCuda, IsDecodedToTheCpusBits) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  for (const bool twice : {false, true}) {
+    const auto weight = QuantizedWeight::nf4(at::randn({300, 190}), {.double_quant = twice});
+    EXPECT_TRUE(
+        weight.to(c10::Device(c10::kCUDA, 0)).part(0, 1, 290).values().cpu().equal(weight.part(0, 1, 290).values()));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::nn
