@@ -163,12 +163,17 @@ inline KilledSavesCount kill_saves(int kills, unsigned seed) {
                                  .second = random() % 2 == 0};
     const auto ends = comm::testing_faults::run_forked(
         3, std::chrono::seconds(30), [&](const auto& world) { save_until_killed(world, start, *page); });
+    int killed = 0;
     for (int rank = 0; rank < 3; ++rank) {
       const auto& end = ends[static_cast<size_t>(rank)];
-      const bool killed = start.all || rank == start.victim;
-      EXPECT_EQ(end.exit_code == 137, killed) << "rank " << rank << ": " << end.exit_code << ", " << end.message;
-      EXPECT_TRUE(killed || end.exit_code == 4) << end.exit_code << ", " << end.message;
+      const bool is_victim = start.all || rank == start.victim;
+      killed += end.exit_code == 137;
+      EXPECT_FALSE(end.exit_code == 137 && !is_victim) << "rank " << rank;
+      // Of all that are to die, one may hear first that another did: on busy cores they do not die at once.
+      EXPECT_TRUE(end.exit_code == 137 || ((start.all || !is_victim) && end.exit_code == 4))
+          << "rank " << rank << ": " << end.exit_code << ", " << end.message;
     }
+    EXPECT_GE(killed, 1);
     const int64_t published = page->published;
     ::munmap(page, sizeof *page);
     ++count.kills;
