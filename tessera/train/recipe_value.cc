@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 
@@ -45,16 +46,20 @@ bool in_range(double value, const Range& range) {
   return !(range.without_zero && value == 0);
 }
 
-// "bf16", "torch.bfloat16" and the like, as other frameworks write them.
+// "bf16", "torch.bfloat16", "1f1b" and the like, as other frameworks write them.
 std::string canonical_word(const RecipeKey& key, std::string word) {
   const auto has = [&](std::string_view name) {
     return std::find(key.allowed.begin(), key.allowed.end(), name) != key.allowed.end();
   };
-  if (!has("bfloat16")) return word;
-  if (word.rfind("torch.", 0) == 0) word.erase(0, 6);
-  if (word == "bf16") return "bfloat16";
-  if (word == "fp32" || word == "float") return "float32";
-  return word;
+  if (has("bfloat16")) {
+    if (word.rfind("torch.", 0) == 0) word.erase(0, 6);
+    if (word == "bf16") return "bfloat16";
+    if (word == "fp32" || word == "float") return "float32";
+  }
+  const auto lower = [](char c) { return std::tolower(static_cast<unsigned char>(c)); };
+  const auto found = std::ranges::find_if(
+      key.allowed, [&](std::string_view name) { return std::ranges::equal(name, word, {}, lower, lower); });
+  return found == key.allowed.end() ? word : std::string(*found);
 }
 
 bool is_text(std::string_view text) {

@@ -113,6 +113,20 @@ TEST(HfTpPlan, TakesTheClassAndTheConfiguration) {
   EXPECT_THAT(error_of([&] { get_hf_tp_plan(*on_meta(own)); }), HasSubstr("should be str, but found number"));
 }
 
+// As transformers 5 writes them of Qwen3-MoE.
+TEST(HfTpPlan, LeavesOutWhatItSaysOfExperts) {
+  TinyFamily moe{"Qwen3MoeForCausalLM"};
+  moe.more = R"(, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "base_model_tp_plan": {
+      "layers.*.self_attn.q_proj": "colwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+      "layers.*.mlp.experts": "moe_tp_experts", "layers.*.mlp.gate": "ep_router", "layers.*.self_attn.o_proj":
+      "rowwise"})";
+  std::vector<std::string> patterns;
+  const auto plan = get_hf_tp_plan(*on_meta(moe));
+  for (const auto& [pattern, style] : plan.entries()) patterns.push_back(pattern);
+  EXPECT_THAT(patterns, UnorderedElementsAre("lm_head", "model.layers.*.self_attn.q_proj",
+                                             "model.layers.*.self_attn.o_proj", "model.embed_tokens"));
+}
+
 TEST(PlanChoice, ReadsFiles) {
   const TempFolder folder;
   const auto path = folder.path() / "plan.yaml";

@@ -145,6 +145,9 @@ policy: {optimizer: {kwargs: {lr: 0.002}}}
   EXPECT_EQ(recipe.schedule.warmup_steps, 3);
   EXPECT_EQ(recipe.parallel.dp_shard, 2);
   EXPECT_EQ(recipe.train.global_batch_size, 4);
+  const Recipe cased = parse(kMinimal, {"parallel.schedule=zbvzerobubble", "optimizer.name=AdamW"});
+  EXPECT_EQ(cased.parallel.schedule, "ZBVZeroBubble");
+  EXPECT_EQ(cased.optimizer.name, "adamw");
   EXPECT_THAT(error_with("train: {steps: 3}\ntraining: {steps: 4}"),
               HasSubstr("my.yaml:4: 'training.steps' is set twice, as 'train.steps' at my.yaml:3"));
 }

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
@@ -116,6 +117,13 @@ const std::map<std::string, StylePtr, std::less<>>& known_styles() {
   return styles;
 }
 
+// What transformers' plans say of experts, which lie over a mesh of their own here (parallel/experts).
+bool is_of_experts(std::string_view style) {
+  static const std::set<std::string_view> known = {
+      "grouped_gemm", "moe_tp_experts", "moe_identity_expert", "packed_colwise", "packed_rowwise", "local", "gather"};
+  return known.contains(style) || style.starts_with("ep_") || style.starts_with("local_");
+}
+
 std::vector<std::pair<std::string, std::string>> plan_in_config(const ModelConfig& config) {
   std::vector<std::pair<std::string, std::string>> out;
   const auto text = config.to_json(config.dtype.value_or(at::kFloat));
@@ -188,6 +196,7 @@ ParallelPlan get_hf_tp_plan(const CausalLM& model) {
       config.architecture);
   ParallelPlan plan;
   for (const auto& [pattern, style] : styles) {
+    if (config.experts.count > 0 && is_of_experts(style)) continue;
     const bool head = pattern == "lm_head" || pattern == "language_model.lm_head";
     const bool gathers = style == "colwise_rep" || style == "colwise_gather_output";
     plan.set(pattern,

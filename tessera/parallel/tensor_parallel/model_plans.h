@@ -36,7 +36,8 @@ ParallelPlan with_overlap(const CausalLM& model, const ParallelPlan& plan);
 StylePtr translate_parallel_style(std::string_view style);
 
 // The plan of transformers' class and configuration (base_model_tp_plan in config.json comes before that of the class),
-// with the embedding sharded by rows, and a head whose logits stay sharded. Error kConfig where there is none.
+// with the embedding sharded by rows, and a head whose logits stay sharded. Styles of experts (ep_router, grouped_gemm,
+// packed_colwise and the like) are left out: experts lie over a mesh of their own. Error kConfig where there is none.
 ParallelPlan get_hf_tp_plan(const CausalLM& model);
 
 // A file of a plan: a YAML map from pattern to a style as transformers calls it, or to {style, input, output, local},
