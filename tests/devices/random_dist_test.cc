@@ -49,16 +49,17 @@ TEST(PretendRandom, UniformDrawsAreTheCpusBits) {
   }
 }
 
-TEST(PretendRandom, OtherDrawsAreWithinAUnitInTheLastPlace) {
-  const std::vector<std::pair<const char*, Draw>> draws = {
-      {"normal_", [](at::Tensor& x) { x.normal_(); }},
-      {"exponential_", [](at::Tensor& x) { x.exponential_(2); }},
-      {"randn_like", [](at::Tensor& x) { x = at::randn_like(x); }}};
-  for (const auto& [name, draw] : draws) {
+// A normal draw is a product of a logarithm's root and a cosine, either of which kernels round in their own way.
+TEST(PretendRandom, OtherDrawsAreWithinTwoUnitsInTheLastPlace) {
+  const std::vector<std::tuple<const char*, int64_t, Draw>> draws = {
+      {"normal_", 2, [](at::Tensor& x) { x.normal_(); }},
+      {"exponential_", 1, [](at::Tensor& x) { x.exponential_(2); }},
+      {"randn_like", 2, [](at::Tensor& x) { x = at::randn_like(x); }}};
+  for (const auto& [name, units, draw] : draws) {
     run_ranks({.size = 2}, [&](const WorldPtr& world) {
       const at::Tensor wanted = drawn(world, "cpu", Replicate(), draw);
       for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
-        EXPECT_LE(most_units_apart(drawn(world, "pretend", placement, draw), wanted), 1) << name;
+        EXPECT_LE(most_units_apart(drawn(world, "pretend", placement, draw), wanted), units) << name;
       }
     });
   }
