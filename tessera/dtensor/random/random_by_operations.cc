@@ -78,12 +78,6 @@ at::Tensor fraction(const at::Tensor& high, const at::Tensor& low) {
   return at::bitwise_or(left(high, 21), right(low, 11)).to(at::kDouble) * 0x1p-53;
 }
 
-// A function that kernels of other devices round in other ways, rounded once.
-template <class Function>
-at::Tensor rounded_once(const at::Tensor& x, const Function& function) {
-  return function(x.to(at::kDouble)).to(x.scalar_type());
-}
-
 struct LawDraw {
   const std::array<at::Tensor, 4> lanes;
   const at::Tensor within;  // position in the block
@@ -107,10 +101,7 @@ struct LawDraw {
       u2 = right(pick(lanes, first + 1), 8).to(at::kFloat) * 0x1p-24;
     }
     const at::Tensor angle = u2 * (2 * std::numbers::pi);
-    const at::Tensor radius = (rounded_once(u1, [](const at::Tensor& x) { return x.log(); }) * -2).sqrt();
-    const at::Tensor turned = rounded_once(
-        angle, [&](const at::Tensor& x) { return at::where(at::bitwise_and(within, 1) == 0, x.cos(), x.sin()); });
-    return radius * turned;
+    return (u1.log() * -2).sqrt() * at::where(at::bitwise_and(within, 1) == 0, angle.cos(), angle.sin());
   }
 };
 
@@ -162,8 +153,7 @@ void fill_by_operations(const at::Tensor& part, const Region& region, const Rand
       values = draw.fractions(digits_of(type)) * (d.b - d.a) + d.a;
       break;
     case Law::kExponential:
-      values =
-          rounded_once(draw.fractions(digits_of(type)).neg(), [](const at::Tensor& x) { return x.log1p(); }) / -d.a;
+      values = draw.fractions(digits_of(type)).neg().log1p() / -d.a;
       break;
     case Law::kCauchy:
       values = ((draw.fractions(digits_of(type)) - 0.5) * std::numbers::pi).tan() * d.b + d.a;
