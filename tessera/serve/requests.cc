@@ -243,7 +243,7 @@ int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint e
 CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
   const JsonReader top(json, kWhere);
   check_keys(top, endpoint);
-  const auto model = top.string("model");
+  const auto model = top.string("model", served.name);
   if (model != served.name) {
     throw ApiError(404,
                    fmt::format("The model {} does not exist here: this server has '{}'", quote(model), served.name),

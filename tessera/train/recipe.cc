@@ -33,8 +33,8 @@ std::string_view nearest_key(std::string_view path) {
   }();
   std::string joined(path);
   std::replace(joined.begin(), joined.end(), '.', '_');
-  for (const auto& known : kPaths) {
-    if (4 * edit_distance(joined, last_part(known)) < joined.size()) return known;
+  for (size_t i = 0; i < recipe_keys().size(); ++i) {  // no aliases
+    if (5 * edit_distance(joined, last_part(kPaths[i])) < joined.size()) return kPaths[i];
   }
   for (const auto& known : kPaths) {
     if (last_part(known) == last_part(path) && path.size() > 4) return known;

@@ -433,6 +433,9 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
         << type;
   }
   EXPECT_EQ(answer(changed(good, "n", 1))["choices"].size(), 1U) << "and goes on";
+  auto unnamed = good;
+  unnamed.erase("model");
+  EXPECT_EQ(answer(unnamed)["model"], "tiny") << "there is but one";
 }
 
 TEST_F(Serve, LimitsAreKept) {

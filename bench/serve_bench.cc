@@ -1,0 +1,104 @@
+// `tessera serve` beside llama.cpp's server on one GGUF file of SmolLM2-135M: tokens/s that 1 and 8 clients get over
+// HTTP, prompts included. Verified: the greedy texts are the same but for what each rounds in its way, which is more
+// where weights are narrow; the share of each text before the two part is a field of the line.
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include "bench/harness.h"
+#include "tessera/base/file.h"
+#include "tessera/base/host.h"
+#include "tessera/base/scratch_folder.h"
+#include "tessera/models/gguf_convert.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr int64_t kNewTokens = 64;
+constexpr size_t kPromptBytes = 400;  // about 100 tokens
+
+using Texts = std::vector<std::string>;
+
+// Pieces of the held-out text; those of each round are others, so that nobody has them from the last one.
+Texts prompts_of(size_t count, size_t round) {
+  static const std::string text = read_file(assets_folder() / "text" / "kjv-late.txt").substr(0, 1 << 20);
+  Texts prompts;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t from = text.find(' ', (round * count + i) * kPromptBytes % (text.size() - 2 * kPromptBytes)) + 1;
+    prompts.push_back(text.substr(from, text.find(' ', from + kPromptBytes) - from));
+  }
+  return prompts;
+}
+
+// How much of what one said the other said, too, up to where they part.
+struct Agreement {
+  size_t same = 0, all = 0;
+  void add(const Texts& a, const Texts& b) {
+    for (size_t i = 0; i < a.size(); ++i) {
+      same +=
+          static_cast<size_t>(std::mismatch(a[i].begin(), a[i].end(), b[i].begin(), b[i].end()).first - a[i].begin());
+      all += a[i].size();
+    }
+  }
+  double share() const { return static_cast<double>(same) / static_cast<double>(all); }
+};
+
+struct File {
+  std::string name;
+  GgmlType type;
+  std::string dtype;       // how we keep it
+  double least_agreement;  // Q8_0 has a step for 32 numbers, our int8 one for a row
+};
+
+void compare(Harness& harness, const File& file, size_t clients) {
+  const auto name = file.name + ", " + std::to_string(clients) + (clients == 1 ? " client" : " clients");
+  if (!harness.wants(name)) return;
+  const ScratchFolder scratch("bench.serve");
+  const auto path = (scratch / "model.gguf").string();
+  folder_to_gguf(assets_folder() / "smollm2", path, {.type = file.type});
+  Peer ours("serve.py", {"tessera", path, file.dtype});
+  Peer theirs("serve.py", {"llama.cpp", path, std::to_string(clients)});
+  struct Half {
+    Peer& server;
+    size_t round = 0;
+    Texts texts{};
+  };
+  Half our_half{ours}, their_half{theirs};
+  Agreement agreement;
+  const auto speed = [&](Half& half, const Half& other) {
+    const auto answer = half.server.ask({{"prompts", prompts_of(clients, half.round++)}, {"new", kNewTokens}});
+    half.texts = answer["texts"].get<Texts>();
+    if (half.round == other.round) agreement.add(half.texts, other.texts);
+    return static_cast<double>(clients * kNewTokens) / answer["seconds"].get<double>();
+  };
+  const Json extra = {{"peer_is", "llama.cpp in the wheel xllamacpp, built for AVX2"}, {"ours_in", file.dtype}};
+  Case what{.name = name,
+            .unit = "tokens/s",
+            .verified = nullptr,
+            .ours = [&] { return speed(our_half, their_half); },
+            .peer = [&] { return speed(their_half, our_half); },
+            .extra = extra};
+  what.verified = [&] {
+    what.extra["agreement"] = agreement.share();
+    return agreement.share() > file.least_agreement;
+  };
+  harness.threads = static_cast<int>(usable_cores());
+  harness.run(what);
+}
+
+}  // namespace
+}  // namespace tessera::bench
+
+int main(int argc, char** argv) {
+  using namespace tessera::bench;
+  using tessera::GgmlType;
+  return bench_main("serve", [&] {
+    Harness harness("serve", argc, argv);
+    for (const File& file :
+         {File{"F32", GgmlType::kF32, "float32", 0.8}, File{"BF16", GgmlType::kBF16, "bfloat16", 0.8},
+          File{"Q8_0", GgmlType::kQ8_0, "int8", 0.1}}) {
+      for (const size_t clients : {1, 8}) compare(harness, file, clients);
+    }
+    return harness.exit_code();
+  });
+}
