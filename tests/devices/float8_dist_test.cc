@@ -48,16 +48,16 @@ TEST_F(Float8OnDevice, MultipliesThereAndConvertsAWeightOnceAStep) {
     steps->begin();
     const auto wanted = trained(host, x, gradient);
     pretend::keep_names(true);
-    pretend::take_launch_names(0);
+    pretend::take_launches(0);
     const auto before = pretend::counters(0);
     const auto there_x = x.to(pretend_device()), there_gradient = gradient.to(pretend_device());
     const auto copies = (pretend::counters(0) - before).host_syncs;
     const auto found = trained(there, there_x, there_gradient);
     const auto cost = pretend::counters(0) - before;
-    const auto names = pretend::take_launch_names(0);
+    const auto launches = pretend::take_launches(0);
     pretend::keep_names(false);
-    EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_scaled_mm"), 3);
-    EXPECT_EQ(std::count(names.begin(), names.end(), "aten::mm"), 0);
+    EXPECT_EQ(std::ranges::count(launches, "aten::_scaled_mm", &pretend::Launch::name), 3);
+    EXPECT_EQ(std::ranges::count(launches, "aten::mm", &pretend::Launch::name), 0);
     EXPECT_EQ(cost.host_syncs, copies + 4) << "results that are read, nothing else";
     const auto what = fmt::format("{} x {} x {}", rows, in, out);
     const auto alike = [&](const at::Tensor& ours, const at::Tensor& theirs) {
