@@ -160,7 +160,7 @@ TEST(Layouts, AFailedSaveEndsTheRunAtTheNextStep) {
   TempFolder folder;
   const auto recipe = layouts_recipe(folder);
   // No file may be longer than 100 KiB: every rank's part of a checkpoint is, and so are the rows in the data cache.
-  ASSERT_EQ(train(recipe, folder / "rows", 2, {"train.steps=1"}).exit_code, 0);
+  ASSERT_EQ(train(recipe, folder / "rows", 2, {"train.steps=4"}).exit_code, 0);
   const auto script = fmt::format(
       "trap '' XFSZ; ulimit -f 100; exec {} train {} --nproc 2 checkpoint.dir={} checkpoint.every=40 train.steps=4000",
       program(), recipe.string(), (folder / "run").string());
