@@ -45,6 +45,14 @@ void propose_scaled(const OpCall& call, Proposal& proposal) {
     }
   }
   proposal.empty_parts = false;
+  // Devices want the columns of the second operand in memory; a part that was moved has its rows there.
+  proposal.local = [](const OpCall&, const Choice&) -> LocalFunction {
+    return [](const LocalCall& part) {
+      c10::IValue& other = part.arg(1);
+      other = other.toTensor().t().contiguous().t();
+      part.call();
+    };
+  };
   proposal.output({call.inputs[0].sizes[0], call.inputs[1].sizes[1]});
 }
 
