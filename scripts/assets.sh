@@ -5,6 +5,7 @@ RAW=build/assets/raw
 
 check_sha256() {  # check_sha256 FILE SUM NAME
   local found
+  [ -f "$1" ] || die "asset $3: nothing left $1"
   found=$(sha256sum "$1" | cut -d' ' -f1)
   [ "$found" = "$2" ] || { rm -f "$1"; die "asset $3: sha256 is $found, expected $2"; }
 }

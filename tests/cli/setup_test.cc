@@ -59,8 +59,10 @@ class Machine {
     fs::copy(source_folder() / "scripts", folder_ / "scripts", fs::copy_options::recursive);
   }
 
+  // In place of what is there, which may be a link to the tool of this machine.
   void stub(const fs::path& path, const std::string& body = "") {
     fs::create_directories((folder_ / path).parent_path());
+    fs::remove(folder_ / path);
     std::ofstream(folder_ / path) << "#!/bin/bash\necho \"" << path.filename().string()
                                   << " $*\" >>\"$MACHINE/calls\"\n"
                                   << body << "\n";
