@@ -1,11 +1,35 @@
 // How pointwise operations work on parts; which operations are pointwise stands in pointwise_table.cc.
 #include "tessera/dtensor/rules/pointwise.h"
 
+#include <ATen/native/TypeProperties.h>
+
 #include <algorithm>
 
 namespace tessera::detail {
 
 namespace {
+
+bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
+
+// Bits of the whole numbers that a type holds without a gap.
+int exact_bits(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return 53;
+    case at::kFloat:
+      return 24;
+    case at::kHalf:
+      return 11;
+    case at::kBFloat16:
+      return 8;
+    case at::kBool:
+      return 1;
+    default:
+      return at::isIntegralType(type, /*includeBool=*/false)
+                 ? 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0)
+                 : 1;  // 8-bit floating point
+  }
+}
 
 Placement swapped(const Placement& p) {
   return p.reduce_op == ReduceOp::kMax ? Partial(ReduceOp::kMin) : Partial(ReduceOp::kMax);
@@ -105,7 +129,40 @@ bool loses_order(const OpCall& call, Commutes commutes) {
          std::any_of(call.inputs.begin(), call.inputs.end(), wraps);
 }
 
+// Of the result, as plain tensors would have it.
+at::ScalarType result_type(const OpCall& call) {
+  if (!call.outs.empty()) return call.outs[0].tensor->scalar_type();
+  at::native::ResultTypeState state = {};
+  for (const auto& input : call.inputs) {
+    if (input.mutated) return input.tensor->scalar_type();
+    state = at::native::update_result_type_state(*input.tensor, state);
+  }
+  return at::native::result_type(state);
+}
+
+// Whether the operation rounds shares of a sum, of which plain tensors round the whole.
+bool rounds_shares(const OpCall& call, const Strategy& strategy) {
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    const auto& input = call.inputs[i];
+    if (is_additive(strategy.inputs[i]) && std::ranges::any_of(input.placements, is_additive) &&
+        rounds(input.tensor->scalar_type(), result_type(call))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
+
+bool rounds(at::ScalarType from, at::ScalarType to) {
+  if (!is_fraction(to)) {
+    return is_fraction(from);
+  }
+  const auto part = c10::toRealValueType(from), wanted = c10::toRealValueType(to);
+  const bool holds = exact_bits(wanted) >= exact_bits(part) &&
+                     (!is_fraction(part) || c10::elementSize(wanted) > c10::elementSize(part));
+  return part != wanted && !holds;
+}
 
 void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes) {
   const Sizes sizes = broadcast_sizes(call);
@@ -140,6 +197,7 @@ void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes
       add_of_two(p, commutes, proposal.strategies);
     }
   }
+  std::erase_if(proposal.strategies, [&](const Strategy& strategy) { return rounds_shares(call, strategy); });
   const size_t results = std::max<size_t>(call.op.handle.schema().returns().size(), 1);
   proposal.outputs.assign(results, OutputShape{std::vector<int64_t>(sizes.begin(), sizes.end()), {}});
 }

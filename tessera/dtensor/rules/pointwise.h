@@ -22,6 +22,9 @@ enum class Commutes {
   kMinimum,
 };
 
+// Whether a conversion rounds numbers, parts of a sum among them. Integers that wrap around do so in their sum, too.
+bool rounds(at::ScalarType from, at::ScalarType to);
+
 void propose_pointwise(const OpCall& call, Proposal& proposal, Commutes commutes);
 
 inline Rule pointwise(Commutes commutes) {

@@ -5,8 +5,6 @@ namespace tessera::detail {
 
 namespace {
 
-bool is_fraction(at::ScalarType type) { return at::isFloatingType(type) || at::isComplexType(type); }
-
 // Whether a conversion keeps the order of all numbers, also of the parts of an extreme, which may be infinite.
 bool keeps_order(at::ScalarType from, at::ScalarType to) {
   if (at::isFloatingType(to)) {
@@ -14,37 +12,6 @@ bool keeps_order(at::ScalarType from, at::ScalarType to) {
   }
   const bool integers = at::isIntegralType(from, /*includeBool=*/true) && at::isIntegralType(to, /*includeBool=*/false);
   return from == to || (integers && (from == at::kBool || c10::elementSize(to) > c10::elementSize(from)));
-}
-
-// Bits of the whole numbers that a type holds without a gap.
-int exact_bits(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return 53;
-    case at::kFloat:
-      return 24;
-    case at::kHalf:
-      return 11;
-    case at::kBFloat16:
-      return 8;
-    case at::kBool:
-      return 1;
-    default:
-      return at::isIntegralType(type, /*includeBool=*/false)
-                 ? 8 * static_cast<int>(c10::elementSize(type)) - (at::isSignedType(type) ? 1 : 0)
-                 : 1;  // 8-bit floating point
-  }
-}
-
-// Whether a conversion rounds numbers, parts of a sum among them. Integers that wrap around do so in their sum, too.
-bool rounds(at::ScalarType from, at::ScalarType to) {
-  if (!is_fraction(to)) {
-    return is_fraction(from);
-  }
-  const auto part = c10::toRealValueType(from), wanted = c10::toRealValueType(to);
-  const bool holds = exact_bits(wanted) >= exact_bits(part) &&
-                     (!is_fraction(part) || c10::elementSize(wanted) > c10::elementSize(part));
-  return part != wanted && !holds;
 }
 
 // A conversion keeps extremes where it keeps the order, sums unless they would be rounded part by part.

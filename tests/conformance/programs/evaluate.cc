@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include <algorithm>
 #include <cmath>
@@ -342,6 +343,39 @@ bool depends_in_vain(const Program& program, size_t gradient) {
   return std::all_of(second.begin(), second.end(), is_zero);
 }
 
+namespace {
+
+// Whether a derivative of it is one that autograd has not.
+bool lacks_derivative(const at::Tensor& gradient) {
+  std::vector<const torch::autograd::Node*> left = {gradient.defined() ? gradient.grad_fn().get() : nullptr};
+  std::set<const torch::autograd::Node*> met = {nullptr};
+  while (!left.empty()) {
+    const auto* node = left.back();
+    left.pop_back();
+    if (!met.insert(node).second) continue;
+    if (dynamic_cast<const torch::autograd::NotImplemented*>(node) != nullptr) return true;
+    for (const auto& edge : node->next_edges()) left.push_back(edge.function.get());
+  }
+  return false;
+}
+
+// After a write through a view autograd goes through as_strided, whose backward of no elements gives zeros that depend
+// on nothing. A DTensor takes the views themselves and meets what plain tensors never reach.
+void refuse_cut_graphs(const Program& program, const Plain& plain) {
+  Tensors flowing;
+  for (const auto& flow : program.flows) flowing.push_back(plain.values.tensors.at(flow.id));
+  for (const auto& tensor : plain.values.tensors) {
+    const bool cut = tensor.defined() && tensor.numel() == 0 && tensor.grad_fn() != nullptr &&
+                     tensor.grad_fn()->name() == "AsStridedBackward0";
+    if (cut && lacks_derivative(torch::autograd::grad(flowing, {tensor}, plain.flows, /*retain_graph=*/true,
+                                                      /*create_graph=*/true, /*allow_unused=*/true)[0])) {
+      throw std::runtime_error("a second derivative that as_strided of no elements cuts off");
+    }
+  }
+}
+
+}  // namespace
+
 Plain run_plain(const Program& program, Twin twin) {
   PlainMachine machine(twin);
   Plain plain;
@@ -350,6 +384,7 @@ Plain run_plain(const Program& program, Twin twin) {
     return plain;
   }
   plain.flows = plain_flows(program, plain.values);
+  if (program.twice) refuse_cut_graphs(program, plain);
   plain.gradients.first = gradients(program, plain.values, plain.flows, program.twice);
   if (program.twice) {
     plain.gradients.second_flows = plain_second_flows(program, plain.gradients.first);
