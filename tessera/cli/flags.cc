@@ -35,10 +35,10 @@ std::string unknown_word_message(const CLI::App& app, const std::vector<std::str
   word = word.substr(0, word.find('='));
   const std::vector<std::string_view> views(names.begin(), names.end());
   const bool flag = word.rfind("-", 0) == 0;
-  std::string message = fmt::format("unknown {} '{}'", flag ? "flag" : "argument", word);
+  std::string message = fmt::format("unknown {} '{}'.", flag ? "flag" : "argument", word);
   const std::string_view closest = nearest(word, views);
   if (edit_distance(word, closest) <= std::max<size_t>(2, word.size() / 3)) {
-    message += fmt::format(". Did you mean '{}'?", closest);
+    message += fmt::format(" Did you mean '{}'?", closest);
   }
   return message;
 }
@@ -98,14 +98,14 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
     std::fputs(innermost->help(outer).c_str(), stdout);
     return 0;
   } catch (const CLI::ExtrasError&) {
-    raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(),
+    raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(),
           unknown_word_message(app, app.remaining(true)), app.get_name());
   } catch (const CLI::ParseError& error) {
     // A subcommand that is misspelled is one that is missing to CLI11.
     const auto words = app.remaining(/*recurse=*/true);
     const bool lacks_subcommand = app.get_subcommands().empty() && !app.get_subcommands(nullptr).empty();
     if (lacks_subcommand && !words.empty()) {
-      raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), unknown_word_message(app, words),
+      raise(ErrorKind::kConfig, "[{}] {} See '{} --help'.", app.get_name(), unknown_word_message(app, words),
             app.get_name());
     }
     raise(ErrorKind::kConfig, "[{}] {}. See '{} --help'.", app.get_name(), one_line(error.what()), app.get_name());

@@ -49,6 +49,7 @@ struct ExpertConfig {
   std::vector<bool> layers{};        // of each layer whether it has them
   bool balance = false;              // training adds the load-balance loss
   double balance_coefficient = 0.0;  // what it is multiplied with
+  double capacity_factor = 0.0;      // nn::MoEOptions'; a setting of training, not of config.json
 };
 
 struct ModelConfig {

@@ -26,7 +26,8 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .experts = config.experts.count,
           .chosen = config.experts.chosen,
           .normalise = config.experts.normalise,
-          .activation = config.activation};
+          .activation = config.activation,
+          .capacity_factor = config.experts.capacity_factor};
 }
 
 DecoderLayer::DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config,

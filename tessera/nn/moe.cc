@@ -1,11 +1,14 @@
 #include "tessera/nn/moe.h"
 
+#include <cmath>
+
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/gated.h"
 #include "tessera/kernels/grouped_linear.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/permute_rows.h"
+#include "tessera/nn/context_scope.h"
 
 namespace tessera::nn {
 namespace {
@@ -51,22 +54,70 @@ at::Tensor Experts::forward(const at::Tensor& rows, const at::Tensor& counts) {
   return grouped_linear(inner, part_here(down_proj), counts);
 }
 
+namespace {
+
+// Their experts, or `experts` for choices beyond the capacity of an expert in a sequence.
+at::Tensor within_capacity(const Routing& routing, int64_t length, int64_t experts, int64_t capacity,
+                           const at::Tensor& real) {
+  const at::NoGradGuard no_grad;
+  const auto chosen = routing.experts.reshape({-1});
+  const int64_t choices = routing.experts.size(1);
+  auto weights = routing.weights.detach();
+  if (real.defined()) weights = weights.masked_fill(real.logical_not().unsqueeze(1), -1);
+  const auto places = at::arange(chosen.numel(), chosen.options());
+  const auto group = places.div(length * choices, "floor") * experts + chosen;  // a sequence and an expert
+  const auto by_weight = at::argsort(weights.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/true);
+  const auto order = by_weight.index_select(
+      0, at::argsort(group.index_select(0, by_weight), /*stable=*/true, /*dim=*/0, /*descending=*/false));
+  const auto sorted = group.index_select(0, order);
+  const auto dropped = (places - at::searchsorted(sorted, sorted)).ge(capacity);
+  return chosen.masked_fill(at::empty_like(dropped).index_copy_(0, order, dropped), experts)
+      .view(routing.experts.sizes());
+}
+
+}  // namespace
+
 ExpertOrder order_by_expert(const at::Tensor& chosen, int64_t experts) {
   const at::NoGradGuard no_grad;
   const auto flat = chosen.reshape({-1});
   const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  return {order, inverse_permutation(order), at::bincount(flat, /*weights=*/{}, experts).to(at::kCPU)};
+  const auto counts = at::bincount(flat, /*weights=*/{}, experts).narrow(0, 0, experts);
+  return {order, inverse_permutation(order), counts.to(at::kCPU)};
+}
+
+at::Tensor sort_by_expert(const at::Tensor& rows, const ExpertOrder& order, int64_t chosen) {
+  const auto sorted = permute_rows(rows, order.order, order.inverse, chosen);
+  const int64_t kept = order.counts.sum().item<int64_t>();
+  return kept == sorted.size(0) ? sorted : sorted.narrow(0, 0, kept);
 }
 
 at::Tensor combine(const at::Tensor& results, const ExpertOrder& order, const at::Tensor& weights) {
   const int64_t tokens = weights.size(0), chosen = weights.size(1);
-  const auto back = permute_rows(results, order.inverse, order.order).view({tokens, chosen, results.size(1)});
+  const int64_t dropped = tokens * chosen - results.size(0);
+  const auto all = dropped > 0 ? at::cat({results, results.new_zeros({dropped, results.size(1)})}) : results;
+  const auto back = permute_rows(all, order.inverse, order.order).view({tokens, chosen, results.size(1)});
   return at::bmm(weights.to(back.scalar_type()).unsqueeze(1), back).squeeze(1);
 }
 
-MoE::MoE(const MoEOptions& moe, const ParameterOptions& options) : expert_count_(moe.experts), chosen_(moe.chosen) {
+MoE::MoE(const MoEOptions& moe, const ParameterOptions& options)
+    : expert_count_(moe.experts), chosen_(moe.chosen), capacity_factor_(moe.capacity_factor) {
   register_module("gate", gate, std::make_shared<Router>(moe, options));
   register_module("experts", experts, std::make_shared<Experts>(moe, options));
+}
+
+std::pair<Routing, ExpertOrder> MoE::route(const at::Tensor& rows, int64_t length, const RealTokens& real) {
+  auto routing = (*gate)(rows, real);
+  if (capacity_factor_ > 0 && training() && rows.size(0) > 0) {
+    TESSERA_CHECK(ContextScope::current() == nullptr, ErrorKind::kConfig,
+                  "[nn.moe] capacity_factor {} under context parallelism: a capacity is one of whole sequences, of which "
+                  "a rank has a part. Set it to 0.",
+                  capacity_factor_);
+    const double even = static_cast<double>(length * chosen_) / static_cast<double>(expert_count_);
+    const auto capacity = static_cast<int64_t>(std::ceil(capacity_factor_ * even));
+    routing.experts = within_capacity(routing, length, expert_count_, capacity, real.mask);
+  }
+  auto order = order_by_expert(routing.experts, expert_count_);
+  return {std::move(routing), std::move(order)};
 }
 
 at::Tensor MoE::forward(const at::Tensor& x, const RealTokens& real) {
@@ -76,10 +127,10 @@ at::Tensor MoE::forward(const at::Tensor& x, const RealTokens& real) {
                 "that are tensor-parallel.",
                 to_string(placements(x)));
   const auto rows = x.reshape({-1, x.size(-1)});
-  const auto routing = (*gate)(rows, RealTokens{real.mask.defined() ? real.mask.reshape({-1}) : at::Tensor()});
-  const auto order = order_by_expert(routing.experts, expert_count_);
-  const auto sorted = permute_rows(rows, order.order, order.inverse, chosen_);
-  return combine((*experts)(sorted, order.counts), order, routing.weights).view(x.sizes());
+  const RealTokens flat{real.mask.defined() ? real.mask.reshape({-1}) : at::Tensor()};
+  const auto [routing, order] = route(rows, x.dim() > 1 ? x.size(-2) : 1, flat);
+  const auto results = (*experts)(sort_by_expert(rows, order, chosen_), order.counts);
+  return combine(results, order, routing.weights).view(x.sizes());
 }
 
 }  // namespace tessera::nn

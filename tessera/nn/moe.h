@@ -6,8 +6,8 @@
 //
 // Names are those of transformers 5: gate.weight, and the experts stacked: experts.gate_up_proj, experts.down_proj.
 // Tokens are sorted by expert and each expert computes on its rows at once; an expert without tokens computes nothing
-// and gets a gradient of zeros. No token is dropped. Ownership and threads as nn::Module. No communication, but where
-// an exchange of tokens is set (parallel/experts).
+// and gets a gradient of zeros. No token is dropped without a capacity. Ownership and threads as nn::Module. No
+// communication, but where an exchange of tokens is set (parallel/experts).
 #pragma once
 
 #include "tessera/nn/activation.h"
@@ -28,9 +28,15 @@ struct MoEOptions {
   int64_t chosen = 1;      // experts that a token takes
   bool normalise = false;  // the weights of a token's experts are divided by their sum
   Activation activation = Activation::kSilu;
+  // In training, an expert takes at most ceil(capacity_factor * T * chosen / experts) choices of a sequence of T tokens:
+  // those with the largest weights, of equal ones the first; the others add nothing to their tokens' results, whose
+  // weights stay as they were. 0: it takes all. (Megatron's moe_expert_capacity_factor with the policy "probs", which
+  // counts over all sequences of a rank, so that results depend on the layout.)
+  double capacity_factor = 0;
 };
 
-// Which tokens are no padding: bool, of the shape of the tokens; undefined: all. Read by router statistics alone.
+// Which tokens are no padding: bool, of the shape of the tokens; undefined: all. Read by router statistics, and by
+// experts with a capacity, of which padding takes what is left.
 struct RealTokens {
   at::Tensor mask{};
   template <class F>
@@ -78,12 +84,15 @@ struct Experts : Callable<Experts> {
   Activation activation_;
 };
 
-// The choices of N tokens, sorted by expert; equal ones keep their order.
+// The choices of N tokens, sorted by expert; equal ones keep their order. Those that are dropped come last.
 struct ExpertOrder {
   at::Tensor order, inverse;  // int64 [N * chosen]: positions in the flattened choices, and its inverse
   at::Tensor counts;          // int64 [experts] on the CPU
 };
+// A choice of expert number `experts` is one that is dropped.
 ExpertOrder order_by_expert(const at::Tensor& chosen, int64_t experts);
+// rows [N, width], each as often as it is taken, sorted by expert: [sum of counts, width].
+at::Tensor sort_by_expert(const at::Tensor& rows, const ExpertOrder& order, int64_t chosen);
 // The experts' results, sorted as `order` says, weighted and summed for each token: [N, width].
 at::Tensor combine(const at::Tensor& results, const ExpertOrder& order, const at::Tensor& weights);
 
@@ -105,9 +114,14 @@ struct MoE : Callable<MoE> {
   void set_exchange(std::shared_ptr<TokenExchange> exchange) { exchange_ = std::move(exchange); }
   int64_t expert_count() const { return expert_count_; }
   int64_t chosen() const { return chosen_; }
+  double capacity_factor() const { return capacity_factor_; }
+  // The router's word on rows of whole sequences of `length` tokens, sorted. What goes beyond a capacity is dropped in
+  // training. Error kConfig for a capacity within a context_parallel scope, where no rank has whole sequences.
+  std::pair<Routing, ExpertOrder> route(const at::Tensor& rows, int64_t length, const RealTokens& real);
 
  private:
   int64_t expert_count_, chosen_;
+  double capacity_factor_;
   std::shared_ptr<TokenExchange> exchange_;
 };
 

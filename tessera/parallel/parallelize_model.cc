@@ -220,6 +220,10 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   }
   if (mesh.experts) apply_expert_parallel(model, expert_options(mesh, options));
   if (has_ranks(*options.mesh, "cp")) {
+    TESSERA_CHECK(model.config().experts.capacity_factor == 0, ErrorKind::kConfig,
+                  "[parallel.parallelize_model] capacity_factor {} with context parallelism: a capacity is one of "
+                  "whole sequences, of which a rank has a part. Set it to 0, or parallel.cp to 1.",
+                  model.config().experts.capacity_factor);
     apply_context_parallel(model, options.mesh->slice({"cp"}), {.rotate_method = options.cp_rotate_method});
   }
   std::vector<nn::Module*> layers;

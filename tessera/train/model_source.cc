@@ -24,7 +24,7 @@ fs::path base_of(const fs::path& weights) {
 }
 
 void resolve_model_source(Recipe& recipe) {
-  auto& [path, weights, dtype, init] = recipe.model;
+  auto &path = recipe.model.path, &weights = recipe.model.weights;
   if (!weights.empty()) weights = CheckpointFolder::find(weights).string();
   const auto given = std::exchange(path, resolve_model_path(path, "model.path"));
   if (fs::path(given).extension() == ".gguf" && path != given && weights.empty()) weights = given;

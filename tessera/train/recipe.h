@@ -27,6 +27,7 @@ struct ModelSection {
   std::string weights;  // where the values come from; empty: path
   std::string dtype = "float32";
   std::string init = "pretrained";
+  double expert_capacity_factor = 0;
 };
 
 struct DataSection {

@@ -47,6 +47,13 @@ std::vector<RecipeKey> make_model_keys() {
        .field = kModel<&ModelSection::init>,
        .help = "pretrained reads the weights; random needs config.json only",
        .allowed = {"pretrained", "random"}},
+      {.section = "model",
+       .name = "expert_capacity_factor",
+       .field = kModel<&ModelSection::expert_capacity_factor>,
+       .help = "Drop tokens: in training an expert takes at most this many times its even share of a sequence's tokens, "
+               "those with the largest weights; 0: it takes all",
+       .range = {.minimum = 0, .maximum = 1 << 12},
+       .aliases = {"model.moe_expert_capacity_factor"}},
   };
 }
 

@@ -96,6 +96,11 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
   TESSERA_CHECK(experts % layout.ep == 0, ErrorKind::kConfig,
                 "[train.layout] parallel.ep: found {}, wanted a divisor of the {} experts of a layer.", layout.ep,
                 experts);
+  TESSERA_CHECK(config.experts.capacity_factor == 0 || (experts > 0 && layout.tp == 1 && layout.cp == 1),
+                ErrorKind::kConfig,
+                "[train.layout] model.expert_capacity_factor: found {} with {} experts, tp {}, cp {}, wanted experts, "
+                "and ranks that have whole sequences. Set it to 0, or parallel.tp and parallel.cp to 1.",
+                config.experts.capacity_factor, experts, layout.tp, layout.cp);
   check_pipeline(recipe, layout, config);
   check_quantized(recipe);
   TESSERA_CHECK(recipe.data.sequence_length >= layout.cp, ErrorKind::kConfig,

@@ -76,6 +76,7 @@ ModelConfig load_model_config(const Recipe& recipe) {
   TESSERA_CHECK(recipe.data.sequence_length <= config.max_position_embeddings, ErrorKind::kConfig,
                 "[train.recipe] data.sequence_length: {} tokens, but the model of {} has a context of {}. Lower it.",
                 recipe.data.sequence_length, recipe.model.path, config.max_position_embeddings);
+  config.experts.capacity_factor = recipe.model.expert_capacity_factor;
   return config;
 }
 

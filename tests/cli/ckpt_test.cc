@@ -191,7 +191,7 @@ TEST(Ckpt, WrongUseIsExitCodeTwoAndMissingFilesAreThree) {
       {{"convert", dir, dir + "/x", "--dtype", "q4_k"}, 2, "--dtype q4_k"},
       {{"ls"}, 2, "PATH"},
       {{}, 2, "A subcommand is required"},
-      {{"verfy", dir}, 2, "unknown argument 'verfy'. Did you mean 'verify'?"},
+      {{"verfy", dir}, 2, "unknown argument 'verfy'. Did you mean 'verify'? See"},
       {{"ls", dir + "/missing"}, 3, "does not exist"},
       {{"convert", dir, dir + "/x"}, 3, "config.json"},
   };

@@ -244,6 +244,38 @@ TEST(Setup, ASourcePackageOfOtherBytesNeverRuns) {
   EXPECT_TRUE(fs::exists(machine / "ran")) << "else this test shows nothing";
 }
 
+// A libtorch for CUDA as far as CMake sees: its configuration is an error without a toolkit.
+TEST(Setup, WithoutACudaToolkitTheCpuPartsOfItsLibtorchAreBuiltAgainst) {
+  const fs::path libtorch = std::getenv("TESSERA_TORCH");
+  const TempFolder folder;
+  const fs::path torch = folder / "torch";
+  fs::create_directories(torch / "lib");
+  fs::create_directories(torch / "share/cmake/Torch");
+  fs::create_directory_symlink(libtorch / "include", torch / "include");
+  for (const auto& entry : fs::directory_iterator(libtorch / "lib")) {
+    fs::create_symlink(entry.path(), torch / "lib" / entry.path().filename());
+  }
+  if (!fs::exists(torch / "lib/libtorch_cuda.so")) std::ofstream(torch / "lib/libtorch_cuda.so") << "not read";
+  std::ofstream(torch / "share/cmake/Torch/TorchConfig.cmake")
+      << "message(FATAL_ERROR \"Caffe2 uses CUDA but I cannot find the CUDA libraries\")\n";
+  std::ofstream(folder / "CMakeLists.txt")
+      << "cmake_minimum_required(VERSION 3.25)\nproject(user CXX)\nset(CMAKE_CXX_STANDARD 20)\ninclude(\""
+      << (source_folder() / "cmake/TesseraLibtorch.cmake").string()
+      << "\")\nadd_executable(user user.cc)\ntarget_link_libraries(user torch)\n";
+  std::ofstream(folder / "user.cc")
+      << "#include <ATen/ops/ones.h>\nint main() { return at::ones({7}).numel() == 7 ? 0 : 1; }\n";
+  const std::string build = (folder / "build").string();
+  const auto configured = run_process({"cmake", "-S", folder.path().string(), "-B", build, "-G", "Ninja",
+                                       "-DTESSERA_TORCH=" + torch.string()});
+  ASSERT_EQ(configured.exit_code, 0) << configured.err;
+  EXPECT_THAT(configured.out, HasSubstr("building against its CPU parts"));
+  EXPECT_THAT(read_file(folder / "build/libtorch-trial/log"), HasSubstr("cannot find the CUDA libraries"))
+      << "where the user is sent to look";
+  const auto built = run_process({"cmake", "--build", build});
+  ASSERT_EQ(built.exit_code, 0) << built.out;
+  EXPECT_EQ(run_process({build + "/user"}).exit_code, 0);
+}
+
 TEST(Setup, EveryPackageOfALockFileHasItsHash) {
   int packages = 0;
   for (const auto& entry : fs::directory_iterator(source_folder() / "scripts")) {

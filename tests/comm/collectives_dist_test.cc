@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tests/support/prompt.h"
 #include "tests/support/ranks.h"
 
 namespace tessera::comm {
@@ -355,7 +356,7 @@ TESSERA_RANKS_TEST(Collectives, WhatDoesNotFitIsAShapeErrorBeforeAnythingIsSent,
   EXPECT_EQ(sum.item<float>(), 2.0F);
 }
 
-constexpr double kPrompt = 40;  // less than the 60 s after which a collective ends by itself
+using testing::kPromptSeconds;
 
 double seconds_until_error(int size, const std::function<void(const std::shared_ptr<World>&)>& body,
                            const std::string& wanted) {
@@ -379,7 +380,7 @@ TEST(ThreadRanks, AThrowingRankEndsTheOthers) {
                   all_reduce(*world->group(), sum).wait();
                 },
                 "rank 2 gives up"),
-            kPrompt);
+            kPromptSeconds);
 }
 
 TEST(ThreadRanks, AThrowingRankWithCollectivesInFlightEndsTheOthers) {
@@ -400,7 +401,7 @@ TEST(ThreadRanks, AThrowingRankWithCollectivesInFlightEndsTheOthers) {
                   all_reduce(everyone, sum).wait();  // rank 2 never joins in
                 },
                 "rank 2 gives up"),
-            kPrompt);
+            kPromptSeconds);
 }
 
 TEST(ThreadRanks, ARankThatThrowsBeforeItsGroupIsMadeEndsTheOthers) {
@@ -411,7 +412,7 @@ TEST(ThreadRanks, ARankThatThrowsBeforeItsGroupIsMadeEndsTheOthers) {
                   world->group();
                 },
                 "rank 0 gives up"),
-            kPrompt);
+            kPromptSeconds);
 }
 
 TEST(ThreadRanks, TheSurvivorsErrorSaysWhichCollectiveAndWhy) {

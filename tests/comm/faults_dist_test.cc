@@ -4,6 +4,7 @@
 #include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/monitor.h"
 #include "tests/comm/killed_ranks.h"
+#include "tests/support/prompt.h"
 
 namespace tessera::comm {
 namespace {
@@ -13,8 +14,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Less than what ends by itself: a collective after 60 s, a sleep of 50 s.
-constexpr double kPrompt = 40;
+using testing::kPromptSeconds;
 
 // Runs `body` in three ranks and expects all to end with code 4, promptly from the moment all are ready, and each with
 // all of `wanted` in its message.
@@ -29,7 +29,7 @@ void expect_all_fail(const RendezvousFlags& flags, const std::vector<std::string
   for (int rank = 0; rank < 3; ++rank) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
-    EXPECT_LT(end.time - begun, kPrompt) << "rank " << rank;
+    EXPECT_LT(end.time - begun, kPromptSeconds) << "rank " << rank;
     for (const auto& text : wanted) EXPECT_THAT(end.text, HasSubstr(text)) << "rank " << rank;
   }
 }
@@ -48,7 +48,7 @@ TEST(Faults, AKilledRankIsNoticedByRanksThatCompute) {
   for (const int rank : {0, 2}) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << end.text;
-    EXPECT_LT(end.time - killed, kPrompt);
+    EXPECT_LT(end.time - killed, kPromptSeconds);
     EXPECT_THAT(end.text,
                 AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("has made no collective since")))
         << rank;
@@ -71,7 +71,7 @@ TEST(Faults, ARankWhoseConnectionsDoNotCloseIsEnded) {
   fleet.send(1, SIGKILL);
   const auto& end = fleet.end_of(0);
   EXPECT_EQ(end.code, 4) << end.text;
-  EXPECT_LT(end.time - killed, kPrompt);
+  EXPECT_LT(end.time - killed, kPromptSeconds);
   EXPECT_THAT(end.text, AllOf(HasSubstr("rank 1 has ended without a word"), HasSubstr("connections do not close")));
 }
 
@@ -87,7 +87,7 @@ TEST(Faults, AStoppedRankIsNamed) {
   for (const int rank : {0, 1}) {
     const auto& end = fleet.end_of(rank);
     EXPECT_EQ(end.code, 4) << end.text;
-    EXPECT_LT(end.time - stopped, kPrompt);
+    EXPECT_LT(end.time - stopped, kPromptSeconds);
     EXPECT_THAT(end.text, HasSubstr("rank 2 has not been heard of for 4 s")) << rank;
   }
 }

@@ -9,6 +9,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tests/comm/fleet.h"
+#include "tests/support/prompt.h"
 
 namespace tessera::comm {
 
@@ -50,7 +51,7 @@ inline void expect_survivors_to_notice(int rounds, unsigned seed) {
         continue;
       }
       EXPECT_EQ(end.code, 4) << "rank " << rank << ": " << end.text;
-      EXPECT_LT(end.time - killed, 40) << "rank " << rank;  // their collectives last 60 s
+      EXPECT_LT(end.time - killed, testing::kPromptSeconds) << "rank " << rank;
       EXPECT_THAT(end.text, ::testing::HasSubstr(fmt::format("rank {} has ended without a word", victim)))
           << "rank " << rank;
     }

@@ -22,6 +22,7 @@
 #include "tessera/comm/launch/launcher.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tests/support/process.h"
+#include "tests/support/prompt.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm {
@@ -38,8 +39,7 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Less than what ends by itself: a collective after 60 s, a sleep of 60 s or more.
-constexpr double kPromptEnd = 40;
+using testing::kPromptSeconds;
 
 fs::path notes() { return std::getenv("TESSERA_TEST_NOTES"); }
 
@@ -268,7 +268,7 @@ TEST(Launcher, AThrowingRankEndsTheOthersAndItsMessageIsPrintedOnce) {
   const std::string message = "tessera: error: rank 1 of 3: [test] rank 1 gives up\n";
   EXPECT_THAT(run.result.err, ::testing::EndsWith(message));
   EXPECT_EQ(run.result.err.find("error:"), run.result.err.rfind("error:")) << run.result.err;
-  EXPECT_LT(run.seconds_to_end(), kPromptEnd);
+  EXPECT_LT(run.seconds_to_end(), kPromptSeconds);
   EXPECT_TRUE(run.all_gone());
 }
 
@@ -277,7 +277,7 @@ TEST(Launcher, AKilledRankIs137WithAHintAtMemory) {
   EXPECT_EQ(run.result.exit_code, 137);
   EXPECT_THAT(run.result.err, HasSubstr("rank 1 of 3: ended by signal 9 (Killed)"));
   EXPECT_THAT(run.result.err, HasSubstr("memory"));
-  EXPECT_LT(run.seconds_to_end(), kPromptEnd);
+  EXPECT_LT(run.seconds_to_end(), kPromptSeconds);
   EXPECT_TRUE(run.all_gone());
 }
 
@@ -285,7 +285,7 @@ TEST(Launcher, AStoppedRankIsKilledWithTheOthers) {
   const Launched run("stop");
   EXPECT_EQ(run.result.exit_code, 2);
   EXPECT_THAT(run.result.err, HasSubstr("tessera: error: rank 0 of 3: [test] rank 0 gives up\n"));
-  EXPECT_LT(run.seconds_to_end(), kPromptEnd);
+  EXPECT_LT(run.seconds_to_end(), kPromptSeconds);
   EXPECT_TRUE(run.all_gone());
 }
 
@@ -293,14 +293,14 @@ TEST(Launcher, AnInterruptIsPassedOn) {
   const Launched run("interrupt");
   EXPECT_EQ(run.result.exit_code, 130);
   EXPECT_EQ(run.result.err.find("tessera: error"), std::string::npos) << run.result.err;
-  EXPECT_LT(run.seconds_to_end(), kPromptEnd);
+  EXPECT_LT(run.seconds_to_end(), kPromptSeconds);
   EXPECT_TRUE(run.all_gone());
 }
 
 TEST(Launcher, RanksThatStopCleanlyWhenAskedToAreSuccess) {
   const Launched run("term");
   EXPECT_EQ(run.result.exit_code, 0) << run.result.err;
-  EXPECT_LT(run.seconds_to_end(), kPromptEnd);
+  EXPECT_LT(run.seconds_to_end(), kPromptSeconds);
   EXPECT_TRUE(run.all_gone());
 }
 

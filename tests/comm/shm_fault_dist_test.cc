@@ -44,7 +44,7 @@ TEST(ShmFault, ARankThatIsKilledWhileAllOthersSleepIsNoticed) {
   for (const int rank : {0, 1, 3}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
     EXPECT_TRUE(testing_faults::names_as_dead(ends[rank].message, 2)) << ends[rank].message;
-    EXPECT_LT(ends[rank].seconds, testing_faults::kPrompt);
+    EXPECT_LT(ends[rank].seconds, testing::kPromptSeconds);
   }
 }
 
@@ -61,7 +61,7 @@ TEST(ShmFault, AStoppedRankIsNamedAtTheTimeout) {
     // The watchdog's verdict.
     EXPECT_NE(ends[rank].message.find("rank 1 left no word"), std::string::npos) << ends[rank].message;
     EXPECT_NE(ends[rank].message.find("model.norm"), std::string::npos) << ends[rank].message;
-    EXPECT_LT(ends[rank].seconds, testing_faults::kPrompt);  // the timeout, and what it takes to say so
+    EXPECT_LT(ends[rank].seconds, testing::kPromptSeconds);  // the timeout, and what it takes to say so
   }
 }
 
@@ -75,7 +75,7 @@ TEST(ShmFault, ARankThatLeavesIsNoticed) {
   for (const int rank : {0, 2}) {
     EXPECT_EQ(ends[rank].exit_code, 4);
     EXPECT_NE(ends[rank].message.find("rank 1 "), std::string::npos) << ends[rank].message;
-    EXPECT_LT(ends[rank].seconds, testing_faults::kPrompt);
+    EXPECT_LT(ends[rank].seconds, testing::kPromptSeconds);
   }
 }
 

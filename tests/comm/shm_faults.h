@@ -28,6 +28,7 @@
 #include "tessera/base/file.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tests/support/prompt.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm::testing_faults {
@@ -105,9 +106,6 @@ inline Forked fork_rank(int rank, int size, const std::string& store, std::chron
   if (::write(ends[1], message.data(), message.size()) < 0) code = 99;
   ::_exit(code);
 }
-
-// Less than what ends by itself: a collective after 60 s, a rank that the harness gives up on after 50 s.
-inline constexpr double kPrompt = 40;
 
 // Ranks that have not ended `limit` after the start are killed, stopped ones as soon as only such are left.
 inline std::vector<End> run_forked(int size, std::chrono::milliseconds timeout, const Body& body,
@@ -220,7 +218,7 @@ inline void kill_at_random(uint32_t seed) {
     EXPECT_EQ(ends[rank].exit_code, rank == victim ? 137 : 4) << ends[rank].message;
     if (rank == victim) continue;
     EXPECT_TRUE(names_as_dead(ends[rank].message, victim)) << ends[rank].message;
-    EXPECT_LT(ends[rank].seconds - ends[victim].seconds, kPrompt);
+    EXPECT_LT(ends[rank].seconds - ends[victim].seconds, testing::kPromptSeconds);
   }
   EXPECT_EQ(files.still_held(), 0U);
 }

@@ -6,14 +6,14 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/launch/launcher.h"
 #include "tests/comm/fleet.h"
+#include "tests/support/prompt.h"
 
 namespace tessera::comm {
 namespace {
 
 using std::chrono::seconds;
 
-// Time-outs of 2 and 3 s, and what two busy cores make of them.
-constexpr double kPrompt = 40;
+using testing::kPromptSeconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -86,11 +86,11 @@ TEST(Rendezvous, ABusyPortIsSaidAndEndsAllRanks) {
       2, {.timeout = seconds(3)}, [](const auto&) {}, port);
   EXPECT_EQ(fleet.end_of(0).code, 4);
   EXPECT_THAT(fleet.end_of(0).text, HasSubstr(fmt::format("port {} of 127.0.0.1 is in use. Choose another one", port)));
-  EXPECT_LT(fleet.end_of(0).time - begun, kPrompt);
+  EXPECT_LT(fleet.end_of(0).time - begun, kPromptSeconds);
   EXPECT_EQ(fleet.end_of(1).code, 4) << fleet.end_of(1).text;
   EXPECT_THAT(fleet.end_of(1).text,
               HasSubstr(fmt::format("rank 1 of 2 found no one at 127.0.0.1:{} within 3 s", port)));
-  EXPECT_LT(fleet.end_of(1).time - begun, kPrompt);
+  EXPECT_LT(fleet.end_of(1).time - begun, kPromptSeconds);
   ::close(listener);
 }
 
@@ -115,7 +115,7 @@ TEST(Rendezvous, ARankThatNeverComesIsNamedByAll) {
   for (const int rank : {0, 1}) {
     EXPECT_EQ(fleet.end_of(rank).code, 4);
     EXPECT_THAT(fleet.end_of(rank).text, HasSubstr("rank 2 of 3 did not arrive within 2 s")) << rank;
-    EXPECT_LT(fleet.end_of(rank).time - begun, kPrompt);
+    EXPECT_LT(fleet.end_of(rank).time - begun, kPromptSeconds);
   }
 }
 

@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <tuple>
+
 #include "tessera/base/error.h"
 
 namespace tessera::nn {
@@ -14,8 +18,8 @@ void draw(Module& module) {
   for (const auto& parameter : module.parameters()) parameter.copy_(at::randn(parameter.sizes()) * 0.5);
 }
 
-// As transformers' loop over experts.
-at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise) {
+// As transformers' loop over experts. taken[token * chosen + k]: whether the choice counts; empty: all do.
+at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise, const std::vector<bool>& taken = {}) {
   const auto rows = x.reshape({-1, x.size(-1)});
   auto [weights, chosen] = at::topk(at::softmax(at::linear(rows, block.gate->weight), -1), block.chosen());
   if (normalise) weights = weights / weights.sum(-1, true);
@@ -23,6 +27,7 @@ at::Tensor reference(MoE& block, const at::Tensor& x, bool normalise) {
   for (int64_t token = 0; token < rows.size(0); ++token) {
     auto sum = at::zeros({rows.size(1)});
     for (int64_t k = 0; k < block.chosen(); ++k) {
+      if (!taken.empty() && !taken[static_cast<size_t>(token * block.chosen() + k)]) continue;
       const auto expert = chosen[token][k].item<int64_t>();
       const auto both = at::mv(block.experts->gate_up_proj[expert], rows[token]).chunk(2);
       sum = sum + weights[token][k] * at::mv(block.experts->down_proj[expert], at::silu(both[0]) * both[1]);
@@ -52,6 +57,69 @@ TEST(MoE, EqualsExpertsTokenByToken) {
       EXPECT_TRUE(at::allclose(gradients[0][i], gradients[1][i], 1e-4, 1e-4)) << i;
     }
   }
+}
+
+// Of each sequence an expert goes through its choices from the largest weight down, padding behind all others, in its order.
+std::vector<bool> choices_within(const Routing& routing, int64_t length, int64_t capacity, const at::Tensor& real) {
+  const int64_t choices = routing.experts.size(1);
+  std::vector<bool> taken(static_cast<size_t>(routing.experts.numel()), false);
+  for (int64_t begin = 0; begin < routing.experts.size(0); begin += length) {
+    std::map<int64_t, std::vector<std::tuple<bool, float, int64_t>>> of_expert;
+    for (int64_t place = begin * choices; place < (begin + length) * choices; ++place) {
+      const int64_t token = place / choices, k = place % choices;
+      const bool padding = !real.view({-1})[token].item<bool>();
+      of_expert[routing.experts[token][k].item<int64_t>()].emplace_back(
+          padding, padding ? 0 : -routing.weights[token][k].item<float>(), place);
+    }
+    for (auto& [expert, wanting] : of_expert) {
+      std::sort(wanting.begin(), wanting.end());
+      wanting.resize(std::min(wanting.size(), static_cast<size_t>(capacity)));
+      for (const auto& choice : wanting) taken[static_cast<size_t>(std::get<2>(choice))] = true;
+    }
+  }
+  return taken;
+}
+
+TEST(MoE, DropsWhatIsBeyondACapacityInTraining) {
+  // 7 experts, 3 choices of 9 tokens: an even share is 27 / 7.
+  for (const auto& [factor, capacity] : {std::pair(0.5, 2), std::pair(1.0, 4), std::pair(7.0, 27)}) {
+    MoE block({.width = 6, .inner = 5, .experts = 7, .chosen = 3, .normalise = true, .capacity_factor = factor}, {});
+    MoE all({.width = 6, .inner = 5, .experts = 7, .chosen = 3, .normalise = true}, {});
+    draw(block);
+    draw(all);
+    const auto x = at::randn({2, 9, 6});
+    auto real = at::ones({2, 9}, at::kBool);
+    real[1].narrow(0, 2, 5).fill_(false);
+    const auto routing = (*block.gate)(x.view({-1, 6}), RealTokens{});
+    const auto taken = choices_within(routing, 9, capacity, real);
+    EXPECT_EQ(std::count(taken.begin(), taken.end(), false) > 0, factor < 7);
+    std::vector<std::vector<at::Tensor>> gradients;
+    std::vector<at::Tensor> results;
+    for (const bool ours : {true, false}) {
+      auto leaf = x.clone().set_requires_grad(true);
+      block.zero_grad();
+      results.push_back(ours ? block(leaf, RealTokens{real}) : reference(block, leaf, /*normalise=*/true, taken));
+      results.back().pow(2).sum().backward();
+      gradients.push_back({leaf.grad()});
+      for (const auto& parameter : block.parameters()) gradients.back().push_back(parameter.grad().clone());
+    }
+    EXPECT_TRUE(at::allclose(results[0], results[1], 1e-4, 1e-5)) << factor;
+    for (size_t i = 0; i < gradients[0].size(); ++i) {
+      EXPECT_TRUE(at::allclose(gradients[0][i], gradients[1][i], 1e-4, 1e-4)) << factor << ", " << i;
+    }
+    block.train(false);
+    EXPECT_TRUE(at::equal(block(x, RealTokens{real}), all(x, RealTokens{real}))) << "all are taken";
+    EXPECT_EQ(block(at::rand({0, 6}), RealTokens{}).sizes(), (at::IntArrayRef{0, 6}));
+  }
+}
+
+// Of choices with equal weights the first tokens' are taken.
+TEST(MoE, OfEqualChoicesTheFirstAreTaken) {
+  MoE block({.width = 4, .inner = 3, .experts = 5, .chosen = 1, .capacity_factor = 1}, {});
+  draw(block);
+  const auto x = at::ones({3, 10, 4});
+  const auto y = block(x, RealTokens{}).abs().amax(-1).gt(0);
+  EXPECT_TRUE(at::equal(y, at::arange(10).lt(2).expand({3, 10})));
 }
 
 TEST(MoE, OneExpertMayTakeAllAndOthersGetZeros) {

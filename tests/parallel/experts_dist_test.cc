@@ -15,6 +15,7 @@ namespace {
 
 using namespace testing;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr int64_t kRows = 6, kLength = 5;
 
@@ -189,6 +190,29 @@ TEST(ExpertParallel, OneRankMayGetAllTokens) {
       const auto found = step_outcome(*model, kRows, kLength, world->rank() / layout.tensor_ranks, layout.parts(),
                                       world->group().get(), layout.tensor_ranks);
       expect_same_step(found, wanted, layout.name);
+    });
+  }
+}
+
+TEST(ExpertParallel, DropsTheSameTokensWhereRanksHaveWholeSequences) {
+  const auto family = experts_with();
+  auto config = config_of(family);
+  config.experts.capacity_factor = 0.5;
+  const auto wanted = step_outcome(*random_model(config), kRows, kLength, 0, 1, nullptr, 1);
+  EXPECT_GT(std::abs(wanted.loss - one_rank_outcome(family, kRows, kLength).loss), 1e-4) << "some are dropped";
+  for (const auto& layout : kLayouts) {
+    on_threads(layout.ranks(), [&](const WorldPtr& world) {
+      if (layout.tensor_ranks > 1) {
+        EXPECT_THAT([&] { parallel_model(config, layout, world, ActivationCheckpointing::kNone); },
+                    ThrowsMessage<Error>(HasSubstr("capacity_factor 0.5 with tensor parallelism")));
+        return;
+      }
+      for (const auto how : {ActivationCheckpointing::kNone, ActivationCheckpointing::kFull}) {
+        const auto model = parallel_model(config, layout, world, how);
+        const auto found =
+            step_outcome(*model, kRows, kLength, world->rank(), layout.parts(), world->group().get(), /*alike=*/1);
+        expect_same_step(found, wanted, layout.name);
+      }
     });
   }
 }

@@ -3,15 +3,13 @@
 
 #include "tests/comm/fleet.h"
 #include "tests/parallel/pipeline_model.h"
+#include "tests/support/prompt.h"
 
 namespace tessera::testing {
 namespace {
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-// The collectives of the ranks last 60 s.
-constexpr double kPrompt = 40;
 
 void expect_all_name_the_killed(const std::string& backend, int victim) {
   constexpr int kRanks = 3;
@@ -33,7 +31,7 @@ void expect_all_name_the_killed(const std::string& backend, int victim) {
       continue;
     }
     EXPECT_EQ(end.code, 4) << backend << ", rank " << rank << ": " << end.text;
-    EXPECT_LT(end.time - killed, kPrompt) << backend << ", rank " << rank;
+    EXPECT_LT(end.time - killed, kPromptSeconds) << backend << ", rank " << rank;
     EXPECT_THAT(end.text, AnyOf(HasSubstr(fmt::format("rank {} has ended", victim)),
                                 HasSubstr(fmt::format("rank {} (process ", victim))))
         << backend << ", rank " << rank;

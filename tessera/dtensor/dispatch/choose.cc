@@ -55,7 +55,7 @@ class Chooser {
     Picks picks(ndim_);
     if (exact(picks)) {
       Choice choice = combine(picks);
-      if (suits(choice)) {
+      if (partials_go_together(choice) && suits(choice)) {
         return choice;
       }
     }
@@ -217,19 +217,22 @@ class Chooser {
     return choice;
   }
 
-  // Partials of one tensor must go together.
+  // Of one tensor there is one reduction, or sums and averages.
+  static bool partials_go_together(const Choice& choice) {
+    const auto one = [](const Placements& list) {
+      const Placement* first = nullptr;
+      for (const auto& placement : list) {
+        if (!placement.is_partial()) continue;
+        if (first != nullptr && !can_mix(*first, placement)) return false;
+        first = &placement;
+      }
+      return true;
+    };
+    return std::ranges::all_of(choice.inputs, one) && std::ranges::all_of(choice.outputs, one);
+  }
+
   bool consistent(const Choice& choice) const {
-    for (const auto& list : choice.inputs) {
-      if (!mixes(list)) {
-        return false;
-      }
-    }
-    for (const auto& list : choice.outputs) {
-      if (!mixes(list)) {
-        return false;
-      }
-    }
-    return !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
+    return partials_go_together(choice) && !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
   }
 
   // Whether the operation can work on such parts.
@@ -253,19 +256,6 @@ class Chooser {
       }
     }
     return false;
-  }
-
-  static bool mixes(const Placements& list) {
-    const Placement* first = nullptr;
-    for (const auto& placement : list) {
-      if (placement.is_partial()) {
-        if (first != nullptr && !can_mix(*first, placement)) {
-          return false;
-        }
-        first = &placement;
-      }
-    }
-    return true;
   }
 
   double cost(const Choice& choice) const {

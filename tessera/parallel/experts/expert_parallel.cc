@@ -28,7 +28,11 @@ std::vector<std::pair<std::string, nn::MoE*>> expert_blocks(nn::Module& model) {
   return out;
 }
 
-void check_block(const std::string& path, nn::MoE& block, int64_t ranks) {
+void check_block(const std::string& path, nn::MoE& block, int64_t ranks, bool cuts_sequences) {
+  TESSERA_CHECK(block.capacity_factor() == 0 || !cuts_sequences, ErrorKind::kConfig,
+                "[parallel.experts] {}: capacity_factor {} with tensor parallelism: a capacity is one of whole "
+                "sequences, of which a rank routes a part. Set it to 0, or parallel.tp to 1.",
+                path, block.capacity_factor());
   TESSERA_CHECK(
       block.expert_count() % ranks == 0, ErrorKind::kConfig,
       "[parallel.experts] {}: num_experts ({}) must be divisible by EP size ({}). Choose another parallel.ep.", path,
@@ -65,7 +69,8 @@ void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& optio
   TESSERA_CHECK(replicas || !options.sequence_parallel, ErrorKind::kConfig,
                 "[parallel.experts] sequence_parallel without tensor_parallel: nothing is sharded along sequences");
   const int64_t ranks = options.mesh->size(options.mesh->dim_of("ep"));
-  for (const auto& [path, block] : expert_blocks(model)) check_block(path, *block, ranks);
+  const bool cuts_sequences = replicas && replicas->size() > 1;
+  for (const auto& [path, block] : expert_blocks(model)) check_block(path, *block, ranks, cuts_sequences);
 }
 
 void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& options) {

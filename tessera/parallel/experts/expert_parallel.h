@@ -38,8 +38,9 @@ struct ExpertParallelOptions {
 };
 // The checks of apply_expert_parallel alone; changes nothing.
 void check_expert_parallel(nn::Module& model, const ExpertParallelOptions& options);
-// Of all nn::MoE below `model`. Checks everything first. Errors kConfig: experts that ep does not divide; kShape: a
-// mesh without these dims, parameters that are DTensors already. No communication.
+// Of all nn::MoE below `model`. Checks everything first. Errors kConfig: experts that ep does not divide, a capacity of
+// experts with tensor parallelism; kShape: a mesh without these dims, parameters that are DTensors already. No
+// communication.
 void apply_expert_parallel(nn::Module& model, const ExpertParallelOptions& options);
 
 // The nn::Experts below `model`, in order: units of FSDP of their own.

@@ -67,10 +67,10 @@ at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted
   return functional::all_to_all(permute_rows(results, inverse, order), along, to_them, from_them);
 }
 
-at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows, const at::Tensor& mask) const {
-  const auto routing = (*block.gate)(rows, nn::RealTokens{mask});
-  const auto order = nn::order_by_expert(routing.experts, block.expert_count());
-  const auto sorted = permute_rows(rows, order.order, order.inverse, block.chosen());
+at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows, int64_t length,
+                                         const at::Tensor& mask) const {
+  const auto [routing, order] = block.route(rows, length, nn::RealTokens{mask});
+  const auto sorted = nn::sort_by_expert(rows, order, block.chosen());
   return nn::combine(results_of(block, sorted, order.counts), order, routing.weights);
 }
 
@@ -78,7 +78,7 @@ at::Tensor AllToAllExchange::of_own_rows(nn::MoE& block, const at::Tensor& rows,
 at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto here = to_local(x);
   const auto own = mask.defined() ? cut(mask, 1, *replicas_) : mask;
-  const auto y = of_own_rows(block, here.reshape({-1, here.size(-1)}), flat(own)).view(here.sizes());
+  const auto y = of_own_rows(block, here.reshape({-1, here.size(-1)}), here.size(1), flat(own)).view(here.sizes());
   return from_local(y, replicas_, {Shard(1)}, FromLocalOptions::contiguous(x.sizes().vec()));
 }
 
@@ -86,7 +86,7 @@ at::Tensor AllToAllExchange::of_sequence_shards(nn::MoE& block, const at::Tensor
 at::Tensor AllToAllExchange::of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto rows = x.reshape({-1, x.size(-1)});
   const auto own = redistribute(from_local(rows, replicas_, {Replicate()}), {Shard(0)});
-  const auto y = of_own_rows(block, to_local(own), cut(flat(mask), 0, *replicas_));
+  const auto y = of_own_rows(block, to_local(own), x.size(-2), cut(flat(mask), 0, *replicas_));
   const auto all = from_local(y, replicas_, {Shard(0)}, FromLocalOptions::contiguous(rows.sizes().vec()));
   return to_local(redistribute(all, {Replicate()})).view(x.sizes());
 }
@@ -97,7 +97,7 @@ at::Tensor AllToAllExchange::run(nn::MoE& block, const at::Tensor& x, const nn::
                   "[parallel.experts] tokens lie as {} over {}, wanted a plain tensor. Pass that mesh to "
                   "apply_expert_parallel as tensor_parallel.",
                   to_string(placements(x)), device_mesh(x)->to_string());
-    return of_own_rows(block, x.reshape({-1, x.size(-1)}), flat(real.mask)).view(x.sizes());
+    return of_own_rows(block, x.reshape({-1, x.size(-1)}), x.size(-2), flat(real.mask)).view(x.sizes());
   }
   TESSERA_CHECK(!is_dtensor(x) || *device_mesh(x) == *replicas_, ErrorKind::kShape,
                 "[parallel.experts] tokens lie over {}, wanted {}", device_mesh(x)->to_string(),

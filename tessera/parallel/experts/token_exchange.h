@@ -15,8 +15,8 @@ class AllToAllExchange : public nn::TokenExchange {
   at::Tensor run(nn::MoE& block, const at::Tensor& x, const nn::RealTokens& real) override;
 
  private:
-  // rows [N, width] that no other rank has.
-  at::Tensor of_own_rows(nn::MoE& block, const at::Tensor& rows, const at::Tensor& mask) const;
+  // rows [N, width] that no other rank has, of sequences of `length` tokens.
+  at::Tensor of_own_rows(nn::MoE& block, const at::Tensor& rows, int64_t length, const at::Tensor& mask) const;
   at::Tensor results_of(nn::MoE& block, const at::Tensor& sorted, const at::Tensor& counts) const;
   at::Tensor of_sequence_shards(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;
   at::Tensor of_replicas(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const;

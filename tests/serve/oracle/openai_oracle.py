@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -153,10 +154,10 @@ stop(server)
 
 err = start("--host", "0.0.0.0", expect=2)
 assert "--token-file" in err, err
-with open(os.path.join(os.getcwd(), "token"), "w") as file:
-    file.write("0123456789abcdef0123\n")
-os.chmod("token", 0o600)
-server, url = start("--token-file", "token")
+token_file = tempfile.NamedTemporaryFile("w", suffix=".token")  # for its owner only, as the server wants it
+token_file.write("0123456789abcdef0123\n")
+token_file.flush()
+server, url = start("--token-file", token_file.name)
 assert openai.OpenAI(base_url=url, api_key="0123456789abcdef0123").models.list().data[0].id == name
 refused(401, lambda: openai.OpenAI(base_url=url, api_key="0123456789abcdef0124", max_retries=0).models.list())
 stop(server)
