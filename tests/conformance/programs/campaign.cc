@@ -144,10 +144,10 @@ Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int
   return findings;
 }
 
-Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count, std::optional<uint64_t> first_seed) {
+Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count) {
   const char* seed_asked = std::getenv("TESSERA_SEED");
   const char* count_asked = std::getenv("TESSERA_PROGRAMS");
-  const uint64_t seed = seed_asked ? std::stoull(seed_asked) : first_seed ? *first_seed : std::random_device{}();
+  const uint64_t seed = seed_asked != nullptr ? std::stoull(seed_asked) : std::random_device{}();
   std::cout << "seed " << seed << " (TESSERA_SEED=" << seed << " draws the same again)\n" << std::flush;
   Findings found = run_programs(mesh, seed, count_asked != nullptr ? std::stoll(count_asked) : count);
   std::cout << found.log();

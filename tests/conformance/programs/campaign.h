@@ -6,7 +6,6 @@
 #pragma once
 
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -42,9 +41,9 @@ struct Findings {
 // Programs of the seeds from `first_seed` on. What a rank refuses is taken out, and the rest run again.
 Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count);
 
-// The same as the environment asks: the first seed in TESSERA_SEED (`first_seed` without; a new one where that is left
-// out), their number in TESSERA_PROGRAMS (`count` without). Prints the seed and the log.
-Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count, std::optional<uint64_t> first_seed = {});
+// The same as the environment asks: the first seed in TESSERA_SEED (a new one without), their number in
+// TESSERA_PROGRAMS (`count` without). Prints the seed and the log.
+Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count);
 // {2}, {3}, {4}, {8}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}
 const std::vector<std::vector<int64_t>>& program_meshes();
 
