@@ -110,17 +110,13 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
   const auto jobs = read_jobs(flags, options, config, prompts);
   std::deque<Answer> answers;  // those that are not printed, in order; callbacks hold references
   size_t next = 0;
-  auto* const engine = generator.engine();
+  auto& engine = generator.engine();
   while (next < jobs.size() || !answers.empty()) {
-    while (next < jobs.size() && answers.size() < (engine != nullptr ? kAtOnce : 1)) {
+    while (next < jobs.size() && answers.size() < kAtOnce) {
       auto& answer = answers.emplace_back(Answer{&jobs[next++], TextStream(prompts.tokenizer(), flags.stop)});
-      if (engine != nullptr) {
-        engine->add(request_of(answer, options));
-      } else {
-        generator.run(request_of(answer, options));
-      }
+      engine.add(request_of(answer, options));
     }
-    if (engine != nullptr) engine->step();
+    engine.step();
     for (; !answers.empty() && answers.front().done; answers.pop_front()) print_answer(answers.front());
   }
 }

@@ -1,4 +1,4 @@
-// Where `tessera generate` gets its tokens from: an engine on one rank, or a model that is sharded over several.
+// Where `tessera generate` gets its tokens from: an engine, whose model several ranks may hold together.
 //
 //   Generator generator({.model = dir, .dtype = "bfloat16", .cache_tokens = 8192}, config, world);
 //   if (!generator.leads()) return generator.follow();      // ranks but the first
@@ -23,25 +23,22 @@ struct GeneratorOptions {
 
 class Generator {
  public:
-  // Loads the model. COLLECTIVE over the world.
+  // Loads the model. COLLECTIVE over the world, as what follows.
   Generator(const GeneratorOptions& options, const ModelConfig& config, std::shared_ptr<comm::World> world);
-  // Tells the other ranks to end.
-  ~Generator();
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
 
-  bool leads() const;
+  bool leads() const { return engine_ != nullptr; }
   // Computes what the first rank asks for until it ends.
   void follow();
   // On the first rank: one sequence to its end. Throws what ends it early; its callback sees tokens alone.
   void run(GenerationRequest request);
-  Engine* engine() { return engine_.get(); }  // null where the model is sharded
+  Engine& engine() { return *engine_; }  // of the first rank
 
  private:
   std::shared_ptr<comm::World> world_;
   std::shared_ptr<CausalLM> model_;
   std::unique_ptr<Engine> engine_;
-  bool generating_ = false;  // other ranks compute with this one
 };
 
 }  // namespace tessera::cli

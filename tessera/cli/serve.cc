@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <thread>
@@ -16,11 +18,15 @@
 #include "tessera/base/listen.h"
 #include "tessera/base/log.h"
 #include "tessera/cli/flags.h"
+#include "tessera/cli/ranks.h"
+#include "tessera/cli/shared_model.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/rendezvous/device_choice.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/row_product.h"
 #include "tessera/models/generation/load.h"
+#include "tessera/models/generation/shared_steps.h"
 #include "tessera/models/model_path.h"
 #include "tessera/serve/server.h"
 
@@ -30,6 +36,7 @@ namespace {
 struct ServeFlags {
   std::string model, name, host = "127.0.0.1", token_file, dtype, device = "auto";
   int port = 8000;
+  int64_t nproc = 1;
   int64_t cache_tokens = 0, prompt_block = 256;
   serve::Limits limits;
 };
@@ -53,6 +60,8 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   app->add_option("--prompt-block", flags.prompt_block, "Tokens of prompts that are computed in one step")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{65536}));
+  app->add_option("--nproc", flags.nproc, "Local ranks to start, which hold the model together; the first one serves")
+      ->option_text("N");
   auto& limits = flags.limits;
   const auto limit = [&](const char* name, auto& value, const char* help, double most) {
     app->add_option(name, value, help)->capture_default_str()->check(CLI::Range(1.0, most))->group("Limits");
@@ -108,8 +117,8 @@ Listening listen_for(const ServeFlags& flags, const std::string& token) {
   return listening;
 }
 
-// SIGTERM and SIGINT for all threads that begin after it: before wait() they end the process at once, then the first
-// ends the wait and the second the process.
+// SIGTERM and SIGINT for all threads that begin after it: before serve() they end the process at once, then the first
+// ends wait() and the second the process.
 class EndSignals {
  public:
   EndSignals() {
@@ -122,19 +131,24 @@ class EndSignals {
       int signal = 0;
       ::sigwait(&signals, &signal);
       if (!state->serving) std::_Exit(128 + signal);
-      state->first.set_value(signal);
+      if (!state->ended.exchange(true)) state->first.set_value(signal);
       ::sigwait(&signals, &signal);
       std::_Exit(128 + signal);
     }).detach();
   }
-  int wait() {
-    state_->serving = true;
-    return state_->first.get_future().get();
+  void serve() { state_->serving = true; }
+  // The signal. Throws what end() was given.
+  int wait() { return state_->first.get_future().get(); }
+  // Ends the wait; only the first call and signal count.
+  std::function<void(std::exception_ptr)> end() const {
+    return [state = state_](const std::exception_ptr& error) {
+      if (!state->ended.exchange(true)) state->first.set_exception(error);
+    };
   }
 
  private:
   struct State {
-    std::atomic<bool> serving = false;
+    std::atomic<bool> serving = false, ended = false;
     std::promise<int> first;
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
@@ -154,23 +168,34 @@ int run_serve(VerbArguments args) {
                        .chat = text::ChatTemplate::from_folder(flags.model),
                        .limits = flags.limits};
   served.defaults = GenerationOptions::from_folder(flags.model, served.config);
-  auto listening = listen_for(flags, token);
+  if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
   EndSignals signals;
-  const auto world = comm::World::single();
+  const bool shared = comm::who_started(comm::process_environment()) != "single";
+  const auto world = shared ? connect_world({.nproc = flags.nproc}) : comm::World::single();
+  const bool first = world->rank() == 0;
+  auto listening = first ? listen_for(flags, token) : Listening{};
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
-  const auto model = load_for_generation(flags.model, flags.dtype, device);
+  const auto model = world->size() > 1 ? load_shared(flags.model, flags.dtype, served.config, device, world)
+                                       : load_for_generation(flags.model, flags.dtype, device);
+  signals.serve();
+  if (!first) {
+    follow_steps(*model, *world->group());  // a signal is the first rank's business
+    return 0;
+  }
   served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
                                                : cache_tokens(served.config, 8 * served.config.max_position_embeddings);
   serve::Scheduler scheduler(model,
                              {.pages = Engine::pages_for(served.cache_tokens),
                               .max_sequences = flags.limits.sequences,
-                              .prompt_block = flags.prompt_block},
-                             flags.limits);
+                              .prompt_block = flags.prompt_block,
+                              .group = world->size() > 1 ? world->group() : nullptr},
+                             flags.limits, world->size() > 1 ? signals.end() : nullptr);
   const bool v6 = listening.address.find(':') != std::string::npos;
   const auto url = fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening.address, v6 ? "]" : "", listening.port);
   serve::Server server(served, scheduler, {.listening = std::move(listening), .token = token});
-  log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{})", served.name, url, device.str(),
-           row_kernels_name(), served.cache_tokens, token.empty() ? "" : ", with a token");
+  log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{}{})", served.name, url, device.str(),
+           row_kernels_name(), served.cache_tokens, world->size() > 1 ? fmt::format(", {} ranks", world->size()) : "",
+           token.empty() ? "" : ", with a token");
   const int signal = signals.wait();
   log_info("[serve] {}: answering what is begun, up to {} s; a second signal ends at once",
            signal == SIGTERM ? "SIGTERM" : "SIGINT", flags.limits.drain_seconds);

@@ -9,6 +9,11 @@
 #include "tessera/serve/api_error.h"
 
 namespace tessera::serve {
+namespace {
+
+constexpr std::chrono::seconds kIdle{10};  // then other ranks are told to wait on
+
+}  // namespace
 
 std::optional<Piece> Answer::next(std::chrono::milliseconds wait) {
   std::unique_lock lock(mutex_);
@@ -50,8 +55,9 @@ bool Answer::take(size_t choice, const NewToken& made) {
 
 void Answer::end(const std::string& error) { put({.finish = Finish::kError, .error = error}); }
 
-Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits)
-    : limits_(limits), engine_(std::move(model), options), thread_([this] { work(); }) {
+Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits,
+                     std::function<void(std::exception_ptr)> failed)
+    : limits_(limits), failed_(std::move(failed)), engine_(std::move(model), options), thread_([this] { work(); }) {
   // The workers of this thread, which has loaded the model, count against the cores: those of the engine's thread would
   // sleep between loops instead of spin, and a token takes twice as long.
   omp_pause_resource_all(omp_pause_soft);
@@ -148,15 +154,22 @@ void Scheduler::work() {
     try {
       drop_cancelled();
       busy = engine_.step();
+      if (!busy) engine_.keep_alive();
     } catch (const std::exception& error) {
       log_error("[serve] {}", error.what());
       fail_all(as_error(error).what());
+      if (failed_) {
+        failed_(std::current_exception());
+        lock.lock();
+        ending_ = true;
+        break;
+      }
     }
     lock.lock();
     counts_ = engine_.counts();
     if (!busy) {
       active_.clear();
-      wake_.wait(lock, [this] { return ending_ || !arrivals_.empty(); });
+      wake_.wait_for(lock, kIdle, [this] { return ending_ || !arrivals_.empty(); });
     }
   }
   lock.unlock();

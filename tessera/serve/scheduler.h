@@ -10,6 +10,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,7 +60,9 @@ class Answer {
 
 class Scheduler {
  public:
-  Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits);
+  // failed: what ends an engine whose model several ranks hold, on its thread; nothing is taken any more.
+  Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits,
+            std::function<void(std::exception_ptr)> failed = {});
   // Cancels what is left.
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
@@ -79,6 +83,7 @@ class Scheduler {
   void fail_all(const std::string& error);
 
   const Limits limits_;
+  const std::function<void(std::exception_ptr)> failed_;  // of a model that is shared
   Engine engine_;                                                  // of the thread, as active_
   std::vector<std::pair<int64_t, std::weak_ptr<Answer>>> active_;  // by the sequence's number
   mutable std::mutex mutex_;

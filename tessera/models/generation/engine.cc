@@ -6,6 +6,8 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/models/generation/shared_steps.h"
 
 namespace tessera {
 
@@ -43,9 +45,21 @@ Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
   TESSERA_CHECK(options.pages >= 1 && options.max_sequences >= 1 && options.prompt_block >= 1, ErrorKind::kConfig,
                 "[models.generation] {} pages, {} sequences, blocks of {}: wanted at least 1 of each", options.pages,
                 options.max_sequences, options.prompt_block);
+  if (options_.group) tell_begin(*options_.group, options_.pages);
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (!options_.group || failed_) return;
+  try {
+    tell_end(*options_.group);
+  } catch (const std::exception& error) {
+    log_error("[models.generation] {}", error.what());
+  }
+}
+
+void Engine::keep_alive() {
+  if (options_.group && !failed_) tell_wait(*options_.group);
+}
 
 int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
   return config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * kPageTokens * element_bytes;
@@ -161,25 +175,20 @@ Engine::Step Engine::plan() {
 }
 
 at::Tensor Engine::run(const Step& step) {
-  std::vector<PagedTokens> sequences;
-  std::vector<int64_t> tokens, positions, wanted;
+  StepRows all;
   for (const auto& [sequence, rows, chooses] : step.parts) {
-    sequences.push_back({.first_row = static_cast<int64_t>(tokens.size()),
-                         .rows = rows,
-                         .first_position = sequence->computed,
-                         .pages = sequence->pages});
+    all.sequences.push_back({.first_row = static_cast<int64_t>(all.tokens.size()),
+                             .rows = rows,
+                             .first_position = sequence->computed,
+                             .pages = sequence->pages});
     for (int64_t position = sequence->computed; position < sequence->computed + rows; ++position) {
-      tokens.push_back(sequence->tokens[static_cast<size_t>(position)]);
-      positions.push_back(position);
+      all.tokens.push_back(sequence->tokens[static_cast<size_t>(position)]);
+      all.positions.push_back(position);
     }
-    if (chooses) wanted.push_back(static_cast<int64_t>(tokens.size()) - 1);
+    if (chooses) all.wanted.push_back(static_cast<int64_t>(all.tokens.size()) - 1);
   }
-  const auto row = [&](const std::vector<int64_t>& values) {
-    return at::tensor(values, at::kLong).unsqueeze(0).to(device_);
-  };
-  nn::PagedStep paged(store_, std::move(sequences), wanted);
-  const auto logits = model_->logits({.tokens = row(tokens), .positions = row(positions), .paged = &paged});
-  return logits.to(at::kCPU, at::kFloat).reshape({static_cast<int64_t>(wanted.size()), logits.size(-1)}).contiguous();
+  if (options_.group) tell_rows(*options_.group, all);
+  return run_rows(*model_, store_, all, device_);
 }
 
 void Engine::publish(Sequence& sequence) {
@@ -242,6 +251,8 @@ std::optional<Error> Engine::try_step(const Step& step) {
   try {
     logits = run(step);
   } catch (const std::exception& error) {
+    failed_ = options_.group != nullptr;
+    if (failed_) throw;
     return as_error(error);
   }
   finish_step(step, logits);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/group/group.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/generation/choice.h"
 #include "tessera/models/generation/pages.h"
@@ -48,6 +49,8 @@ struct EngineOptions {
   int64_t pages = 0;
   int64_t max_sequences = 64;  // computed together; more wait
   int64_t prompt_block = 256;  // tokens of prompts in one step
+  // Of the ranks that hold the model together; this is the first, the others run follow_steps (shared_steps.h).
+  std::shared_ptr<comm::Group> group = nullptr;
 };
 
 struct EngineCounts {
@@ -59,7 +62,8 @@ struct EngineCounts {
 
 class Engine {
  public:
-  // Error kConfig unless a sequence of one page and one token fits.
+  // Error kConfig unless a sequence of one page and one token fits. With a group it, its steps and its end are
+  // COLLECTIVE.
   Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -71,8 +75,10 @@ class Engine {
   // Ends a sequence without a further call of its callback; nothing where it has ended.
   void cancel(int64_t id);
   // False when there is nothing to do. Where the model fails, the sequences are computed one by one, and those with
-  // which it fails again end with kError.
+  // which it fails again end with kError. With a group the error is thrown, and ends the engine for all ranks.
   bool step();
+  // Tells the other ranks to wait on; to be called within their time-out while there is nothing to do.
+  void keep_alive();
   EngineCounts counts() const;
   const ModelConfig& config() const { return model_->config(); }
 
@@ -101,6 +107,7 @@ class Engine {
   Pages pages_;
   nn::PageStore store_;
   at::Device device_;
+  bool failed_ = false;  // with a group: it is of no more use
   Sequences running_;  // in the order in which they came
   std::deque<std::unique_ptr<Sequence>> waiting_;
   EngineCounts counts_;

@@ -1,5 +1,5 @@
 # The official OpenAI client and curl against `tessera serve`, and `tessera generate` beside it.
-#   openai_oracle.py PROGRAM MODEL CLIENTS SECONDS
+#   openai_oracle.py PROGRAM MODEL CLIENTS SECONDS [FLAGS OF SERVE]
 import json
 import os
 import random
@@ -18,7 +18,7 @@ name = os.path.basename(model)
 
 
 def start(*more, expect=None):
-    server = subprocess.Popen([program, "serve", "--model", model, "--port", "0", *more], stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen([program, "serve", "--model", model, "--port", "0", *sys.argv[5:], *more], stderr=subprocess.PIPE, text=True)
     if expect is not None:
         _, err = server.communicate(timeout=120)
         assert server.returncode == expect, (server.returncode, err)

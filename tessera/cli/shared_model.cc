@@ -1,0 +1,33 @@
+#include "tessera/cli/shared_model.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/cli/flags.h"
+#include "tessera/comm/rendezvous/world.h"
+#include "tessera/kernels/linear.h"
+#include "tessera/models/generation/load.h"
+#include "tessera/models/weights.h"
+#include "tessera/parallel/parallelize_model.h"
+
+namespace tessera::cli {
+
+std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
+                                      at::Device device, const std::shared_ptr<comm::World>& world) {
+  const int64_t ranks = world->size();
+  TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
+                "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.", dtype, ranks);
+  agree_on_linear_kernel(*world->group());
+  const bool cuts_heads = config.num_key_value_heads % ranks == 0 && config.num_attention_heads % ranks == 0;
+  const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+  const auto mesh = init_device_mesh(world, type, {ranks}, {cuts_heads ? "tp" : "dp_shard"});
+  const auto wanted = parse_dtype_flag("models.generation", dtype).value_or(config.dtype.value_or(at::kFloat));
+  auto model = make_parallel_model(config, wanted, {.mesh = mesh});
+  load_pretrained(*model, dir);
+  if (world->rank() == 0) {
+    log_info("[models.generation] {} ranks: {}", ranks,
+             cuts_heads ? "tensor parallel" : "each holds a part of every layer, as their number does not divide the heads");
+  }
+  return model;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,23 @@
+// A model for generation that the ranks of a world hold together.
+//
+//   const auto model = load_shared(dir, "bfloat16", config, device, world);
+//   if (world->rank() > 0) return follow_steps(*model, *world->group());      // the first has the engine
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tessera/models/causal_lm.h"
+
+namespace tessera::comm {
+class World;
+}
+
+namespace tessera::cli {
+
+// Tensor parallel where the ranks divide its heads, else its layers are sharded and gathered one by one. COLLECTIVE over
+// the world. Error kConfig for packed dtypes, which run on one rank.
+std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
+                                      at::Device device, const std::shared_ptr<comm::World>& world);
+
+}  // namespace tessera::cli

@@ -1,0 +1,104 @@
+#include "tessera/models/generation/shared_steps.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "tessera/base/copy_bytes.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/collectives/collectives.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+
+namespace tessera {
+namespace {
+
+// The first number of what is told.
+enum Told : int64_t { kEnd, kWait, kBegin, kRows };
+
+void tell(comm::Group& group, const std::vector<int64_t>& numbers) {
+  comm::broadcast_bytes(group, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(int64_t)});
+}
+
+std::vector<int64_t> hear(comm::Group& group) {
+  const auto bytes = comm::broadcast_bytes(group, "");
+  std::vector<int64_t> numbers(bytes.size() / sizeof(int64_t));
+  copy_bytes(numbers.data(), bytes.data(), numbers.size() * sizeof(int64_t));
+  return numbers;
+}
+
+// Reads what tell_rows wrote; `pages` holds what the rows' spans point to.
+StepRows rows_of(const std::vector<int64_t>& numbers, std::vector<std::vector<int32_t>>& pages) {
+  size_t at = 1;
+  const auto next = [&] { return numbers.at(at++); };
+  StepRows rows;
+  for (auto* list : {&rows.tokens, &rows.positions, &rows.wanted}) {
+    list->resize(static_cast<size_t>(next()));
+    for (auto& number : *list) number = next();
+  }
+  rows.sequences.resize(static_cast<size_t>(next()));
+  pages.resize(rows.sequences.size());
+  for (size_t i = 0; i < pages.size(); ++i) {
+    auto& sequence = rows.sequences[i];
+    for (auto* number : {&sequence.first_row, &sequence.rows, &sequence.first_position}) *number = next();
+    pages[i].resize(static_cast<size_t>(next()));
+    for (auto& page : pages[i]) page = static_cast<int32_t>(next());
+    sequence.pages = pages[i];
+  }
+  return rows;
+}
+
+}  // namespace
+
+at::Tensor run_rows(CausalLM& model, nn::PageStore& store, const StepRows& rows, at::Device device) {
+  const at::NoGradGuard no_grad;
+  const auto row = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::kLong).unsqueeze(0).to(device);
+  };
+  nn::PagedStep paged(store, rows.sequences, rows.wanted);
+  const auto found = model.logits({.tokens = row(rows.tokens), .positions = row(rows.positions), .paged = &paged});
+  const auto logits = is_dtensor(found) ? full_tensor(found) : found;
+  return logits.to(at::kCPU, at::kFloat).reshape({static_cast<int64_t>(rows.wanted.size()), logits.size(-1)}).contiguous();
+}
+
+void tell_begin(comm::Group& group, int64_t pages) { tell(group, {kBegin, pages}); }
+void tell_wait(comm::Group& group) { tell(group, {kWait}); }
+void tell_end(comm::Group& group) { tell(group, {kEnd}); }
+
+void tell_rows(comm::Group& group, const StepRows& rows) {
+  std::vector<int64_t> numbers = {kRows};
+  const auto add = [&](const auto& list) {
+    numbers.push_back(static_cast<int64_t>(list.size()));
+    numbers.insert(numbers.end(), list.begin(), list.end());
+  };
+  add(rows.tokens);
+  add(rows.positions);
+  add(rows.wanted);
+  numbers.push_back(static_cast<int64_t>(rows.sequences.size()));
+  for (const auto& sequence : rows.sequences) {
+    numbers.insert(numbers.end(), {sequence.first_row, sequence.rows, sequence.first_position});
+    add(sequence.pages);
+  }
+  tell(group, numbers);
+}
+
+void follow_steps(CausalLM& model, comm::Group& group) {
+  const auto device = model.parameters().front().device();
+  std::optional<nn::PageStore> store;
+  std::vector<std::vector<int32_t>> pages;
+  while (true) {
+    const auto numbers = hear(group);
+    switch (numbers.at(0)) {
+      case kEnd:
+        return;
+      case kWait:
+        break;
+      case kBegin:
+        store.emplace(model.config().num_hidden_layers, numbers.at(1));
+        break;
+      default:
+        run_rows(model, store.value(), rows_of(numbers, pages), device);
+    }
+  }
+}
+
+}  // namespace tessera

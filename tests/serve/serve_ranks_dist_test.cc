@@ -1,0 +1,33 @@
+// `tessera serve --nproc`: a rank that dies ends the server.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/serve/tiny_folder.h"
+#include "tests/support/process.h"
+
+namespace tessera::serve {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ServeRanks, ARankThatDiesEndsAll) {
+  const testing::TinyFolder folder;
+  const testing::TempFolder temp;
+  const auto run = testing::run_process(
+      {"bash", "-c",
+       "\"$1\" serve --model \"$2\" --port 0 --nproc 2 2>\"$3/err\" & launcher=$!\n"
+       "for i in $(seq 300); do grep -q ' at http' \"$3/err\" && break; sleep 0.1; done\n"
+       "for pid in $(pgrep -P $launcher); do\n"
+       "  tr '\\0' '\\n' <\"/proc/$pid/environ\" | grep -qx RANK=1 && kill -9 $pid && echo killed\n"
+       "done\n"
+       "wait $launcher; code=$?; cat \"$3/err\" >&2; exit $code",
+       "-", testing::program(), folder.path().string(), temp.path().string()});
+  EXPECT_EQ(run.out, "killed\n");
+  EXPECT_THAT(run.err, HasSubstr("2 ranks"));
+  EXPECT_NE(run.exit_code, 0) << run.err;
+  EXPECT_NE(run.exit_code, 137) << "it was not the test that ended it: " << run.err;
+  EXPECT_THAT(run.err, HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace tessera::serve
