@@ -173,7 +173,8 @@ int run_serve(VerbArguments args) {
   const bool shared = comm::who_started(comm::process_environment()) != "single";
   const auto world = shared ? connect_world({.nproc = flags.nproc}) : comm::World::single();
   const bool first = world->rank() == 0;
-  auto listening = first ? listen_for(flags, token) : Listening{};
+  std::optional<Listening> listening;
+  if (first) listening = listen_for(flags, token);
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
   const auto model = world->size() > 1 ? load_shared(flags.model, flags.dtype, served.config, device, world)
                                        : load_for_generation(flags.model, flags.dtype, device);
@@ -190,9 +191,9 @@ int run_serve(VerbArguments args) {
                               .prompt_block = flags.prompt_block,
                               .group = world->size() > 1 ? world->group() : nullptr},
                              flags.limits, world->size() > 1 ? signals.end() : nullptr);
-  const bool v6 = listening.address.find(':') != std::string::npos;
-  const auto url = fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening.address, v6 ? "]" : "", listening.port);
-  serve::Server server(served, scheduler, {.listening = std::move(listening), .token = token});
+  const bool v6 = listening->address.find(':') != std::string::npos;
+  const auto url = fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening->address, v6 ? "]" : "", listening->port);
+  serve::Server server(served, scheduler, {.listening = *std::move(listening), .token = token});
   log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{}{})", served.name, url, device.str(),
            row_kernels_name(), served.cache_tokens, world->size() > 1 ? fmt::format(", {} ranks", world->size()) : "",
            token.empty() ? "" : ", with a token");

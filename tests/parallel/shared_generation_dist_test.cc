@@ -39,7 +39,7 @@ std::vector<std::vector<int64_t>> tokens_of(Engine& engine) {
   return found;
 }
 
-constexpr EngineOptions kFewPages{.pages = 9, .max_sequences = 4, .prompt_block = 16};
+const EngineOptions kFewPages{.pages = 9, .max_sequences = 4, .prompt_block = 16};
 
 TEST(SharedGeneration, GivesTheTokensOfOneRank) {
   for (const auto& family : all_families(4, 2)) {

@@ -5,6 +5,7 @@
 // G. Marsaglia and W. Tsang, "A simple method for generating gamma variables", 2000. W. Hörmann, "The transformed
 // rejection method for generating Poisson random variables" and "The generation of binomial random variates", 1993.
 #include <ATen/ATen.h>
+#include <math.h>
 
 #include <cmath>
 #include <limits>
@@ -17,6 +18,12 @@
 namespace tessera::detail {
 
 namespace {
+
+// std::lgamma writes the sign to a variable of the whole process.
+double log_gamma(double x) {
+  int sign = 0;
+  return ::lgamma_r(x, &sign);
+}
 
 // The numbers of one element, apart from those that other laws draw of the same operation.
 class Stream {
@@ -94,7 +101,7 @@ double draw_poisson(Stream& stream, double rate) {
       continue;
     }
     if (std::log(v) + std::log(inverse_alpha) - std::log(a / (side * side) + b) <=
-        -rate + k * std::log(rate) - std::lgamma(k + 1)) {
+        -rate + k * std::log(rate) - log_gamma(k + 1)) {
       return k;
     }
   }
@@ -144,8 +151,8 @@ double draw_binomial(Stream& stream, double count, double p) {
       continue;
     }
     const double scaled = std::log(v * alpha / (a / (side * side) + b));
-    if (scaled <= std::lgamma(mode + 1) + std::lgamma(count - mode + 1) - std::lgamma(k + 1) -
-                      std::lgamma(count - k + 1) + (k - mode) * log_odds) {
+    if (scaled <= log_gamma(mode + 1) + log_gamma(count - mode + 1) - log_gamma(k + 1) -
+                      log_gamma(count - k + 1) + (k - mode) * log_odds) {
       return k;
     }
   }
