@@ -317,8 +317,10 @@ INSTANTIATE_TEST_SUITE_P(, EveryLayout,
 
 TEST(IllegalLayouts, AreToldBeforeAnyWeightIsRead) {
   const auto why = [](const std::string& architecture, const RunLayout& layout, Recipe recipe = {}) -> std::string {
+    auto config = tiny_of(architecture);
+    config.experts.capacity_factor = recipe.model.expert_capacity_factor;
     try {
-      check_layout(recipe, layout, tiny_of(architecture));
+      check_layout(recipe, layout, config);
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);
       return error.what();
@@ -343,6 +345,12 @@ TEST(IllegalLayouts, AreToldBeforeAnyWeightIsRead) {
   recipe.lora.rank = 4;
   recipe.lora.quantize = "gguf";
   EXPECT_TRUE(holds(why(llama, {}, recipe), "wanted a .gguf file"));
+  recipe = {};
+  recipe.model.expert_capacity_factor = 1.25;
+  EXPECT_EQ(why(moe, {.dp_shard = 2, .pp = 2, .ep = 2, .micro_batches = 2}, recipe), "");
+  EXPECT_TRUE(holds(why(moe, {.tp = 2}, recipe), "found 1.25 with 4 experts, tp 2"));
+  EXPECT_TRUE(holds(why(moe, {.cp = 2}, recipe), "ranks that have whole sequences"));
+  EXPECT_TRUE(holds(why(llama, {}, recipe), "with 0 experts"));
   recipe = {};
   recipe.parallel.layers_per_stage = 2;
   EXPECT_TRUE(holds(why(llama, {}, recipe), "layers_per_stage"));

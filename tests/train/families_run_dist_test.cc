@@ -54,6 +54,24 @@ TEST(FamiliesRun, Qwen3HasTheSameLossesOnOneAndTwoRanks) {
 
 TEST(FamiliesRun, Gemma3HasTheSameLossesOnOneAndTwoRanks) { expect_same_losses_on_one_and_two_ranks(kTinyGemma3); }
 
+TEST(FamiliesRun, ExpertsDropTheSameTokensOnEveryLayout) {
+  const TinyRun runs;
+  runs.have_experts(2);
+  const auto train = [&](const std::string& dir, int ranks, std::vector<std::string> more) {
+    more.insert(more.end(), {"train.steps=3", "checkpoint.export=never"});
+    const auto run = runs.train(dir, ranks, more);
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+  };
+  const std::string capacity = "model.expert_capacity_factor=0.75";
+  train("all", 1, {});
+  train("one", 1, {capacity});
+  train("dp", 3, {capacity});
+  train("ep", 2, {capacity, "parallel.ep=2"});
+  train("pp", 2, {capacity, "parallel.pp=2", "train.local_batch_size=4"});
+  for (const char* dir : {"dp", "ep", "pp"}) expect_same_run(runs, dir, "one");
+  EXPECT_NE(runs.metrics("one")[0]["loss"], runs.metrics("all")[0]["loss"]) << "some are dropped";
+}
+
 TEST(FamiliesRun, AModelWithImagesTrainsItsTextTowerAndKeepsTheRest) {
   const TinyRun runs;
   const auto base = runs / "base";
