@@ -4,8 +4,11 @@
 #include <sys/socket.h>
 
 #include <chrono>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 
 #include "tessera/base/listen.h"
 #include "tessera/comm/rendezvous/hub_protocol.h"
@@ -32,6 +35,23 @@ struct Hub {
   }
 };
 
+// Closed connections hold their ports for a minute on the side that ended them, which after 28,000 runs may be all.
+UniqueFd connected(int port) {
+  const linger no_wait{.l_onoff = 1, .l_linger = 0};
+  sockaddr_in address{
+      .sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(port)), .sin_addr = {}, .sin_zero = {}};
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  for (int time = 0; time < 700; ++time) {
+    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &no_wait, sizeof no_wait);
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return socket;
+    if (errno != EADDRNOTAVAIL) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  std::perror("connect");
+  std::abort();
+}
+
 void send_all(int socket, std::string_view bytes) {
   while (!bytes.empty()) {
     const auto sent = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -46,13 +66,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static std::unique_ptr<Hub> hub;
   static int runs = 0;
   if (runs++ % 10000 == 0) hub = std::make_unique<Hub>();  // what was set is gone with the server
-  const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{
-      .sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(hub->port)), .sin_addr = {}, .sin_zero = {}};
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const linger no_wait{.l_onoff = 1, .l_linger = 0};  // else closed connections hold all ports after 28,000 runs
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &no_wait, sizeof no_wait);
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) std::abort();
+  const UniqueFd socket = connected(hub->port);
   if (size > 0 && (data[0] & 1) != 0) {
     send_all(socket.get(), FrameWriter(HubOp::kHello).put(int64_t{kHubMagic}).put("t").put("r").put("rank 1").finish());
   }
