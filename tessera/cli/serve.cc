@@ -192,7 +192,8 @@ int run_serve(VerbArguments args) {
                               .group = world->size() > 1 ? world->group() : nullptr},
                              flags.limits, world->size() > 1 ? signals.end() : nullptr);
   const bool v6 = listening->address.find(':') != std::string::npos;
-  const auto url = fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening->address, v6 ? "]" : "", listening->port);
+  const auto url =
+      fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening->address, v6 ? "]" : "", listening->port);
   serve::Server server(served, scheduler, {.listening = *std::move(listening), .token = token});
   log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{}{})", served.name, url, device.str(),
            row_kernels_name(), served.cache_tokens, world->size() > 1 ? fmt::format(", {} ranks", world->size()) : "",

@@ -15,7 +15,8 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
                                       at::Device device, const std::shared_ptr<comm::World>& world) {
   const int64_t ranks = world->size();
   TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
-                "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.", dtype, ranks);
+                "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.",
+                dtype, ranks);
   agree_on_linear_kernel(*world->group());
   const bool cuts_heads = config.num_key_value_heads % ranks == 0 && config.num_attention_heads % ranks == 0;
   const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
@@ -24,8 +25,9 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
   auto model = make_parallel_model(config, wanted, {.mesh = mesh});
   load_pretrained(*model, dir);
   if (world->rank() == 0) {
-    log_info("[models.generation] {} ranks: {}", ranks,
-             cuts_heads ? "tensor parallel" : "each holds a part of every layer, as their number does not divide the heads");
+    log_info(
+        "[models.generation] {} ranks: {}", ranks,
+        cuts_heads ? "tensor parallel" : "each holds a part of every layer, as their number does not divide the heads");
   }
   return model;
 }

@@ -15,8 +15,8 @@ class World;
 
 namespace tessera::cli {
 
-// Tensor parallel where the ranks divide its heads, else its layers are sharded and gathered one by one. COLLECTIVE over
-// the world. Error kConfig for packed dtypes, which run on one rank.
+// Tensor parallel where the ranks divide its heads, else its layers are sharded and gathered one by one. COLLECTIVE
+// over the world. Error kConfig for packed dtypes, which run on one rank.
 std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
                                       at::Device device, const std::shared_ptr<comm::World>& world);
 

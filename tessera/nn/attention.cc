@@ -42,9 +42,10 @@ at::Tensor Attention::attend_heads(const at::Tensor& of_q, const at::Tensor& of_
   k = k.transpose(1, 2);
   v = v.transpose(1, 2);
   if (context.paged) {
-    TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
-                  "[nn.attention] a paged cache with queries that lie as {}, keys as {}: wanted whole heads on each rank",
-                  to_string(placements(q)), is_dtensor(k) ? to_string(placements(k)) : "a plain tensor");
+    TESSERA_CHECK(
+        have_local_heads(q, k, v), ErrorKind::kShape,
+        "[nn.attention] a paged cache with queries that lie as {}, keys as {}: wanted whole heads on each rank",
+        to_string(placements(q)), is_dtensor(k) ? to_string(placements(k)) : "a plain tensor");
     const auto y = on_local_heads(q, k, v, [&](const auto& own_q, const auto& own_k, const auto& own_v) {
       return context.paged
           ->attend(attention_.layer, own_q.transpose(1, 2), own_k.transpose(1, 2), own_v.transpose(1, 2),

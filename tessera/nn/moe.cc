@@ -108,10 +108,11 @@ MoE::MoE(const MoEOptions& moe, const ParameterOptions& options)
 std::pair<Routing, ExpertOrder> MoE::route(const at::Tensor& rows, int64_t length, const RealTokens& real) {
   auto routing = (*gate)(rows, real);
   if (capacity_factor_ > 0 && training() && rows.size(0) > 0) {
-    TESSERA_CHECK(ContextScope::current() == nullptr, ErrorKind::kConfig,
-                  "[nn.moe] capacity_factor {} under context parallelism: a capacity is one of whole sequences, of which "
-                  "a rank has a part. Set it to 0.",
-                  capacity_factor_);
+    TESSERA_CHECK(
+        ContextScope::current() == nullptr, ErrorKind::kConfig,
+        "[nn.moe] capacity_factor {} under context parallelism: a capacity is one of whole sequences, of which "
+        "a rank has a part. Set it to 0.",
+        capacity_factor_);
     const double even = static_cast<double>(length * chosen_) / static_cast<double>(expert_count_);
     const auto capacity = static_cast<int64_t>(std::ceil(capacity_factor_ * even));
     routing.experts = within_capacity(routing, length, expert_count_, capacity, real.mask);

@@ -28,10 +28,10 @@ struct MoEOptions {
   int64_t chosen = 1;      // experts that a token takes
   bool normalise = false;  // the weights of a token's experts are divided by their sum
   Activation activation = Activation::kSilu;
-  // In training, an expert takes at most ceil(capacity_factor * T * chosen / experts) choices of a sequence of T tokens:
-  // those with the largest weights, of equal ones the first; the others add nothing to their tokens' results, whose
-  // weights stay as they were. 0: it takes all. (Megatron's moe_expert_capacity_factor with the policy "probs", which
-  // counts over all sequences of a rank, so that results depend on the layout.)
+  // In training, an expert takes at most ceil(capacity_factor * T * chosen / experts) choices of a sequence of T
+  // tokens: those with the largest weights, of equal ones the first; the others add nothing to their tokens' results,
+  // whose weights stay as they were. 0: it takes all. (Megatron's moe_expert_capacity_factor with the policy "probs",
+  // which counts over all sequences of a rank, so that results depend on the layout.)
   double capacity_factor = 0;
 };
 

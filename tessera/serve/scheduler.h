@@ -83,7 +83,7 @@ class Scheduler {
   void fail_all(const std::string& error);
 
   const Limits limits_;
-  const std::function<void(std::exception_ptr)> failed_;  // of a model that is shared
+  const std::function<void(std::exception_ptr)> failed_;           // of a model that is shared
   Engine engine_;                                                  // of the thread, as active_
   std::vector<std::pair<int64_t, std::weak_ptr<Answer>>> active_;  // by the sequence's number
   mutable std::mutex mutex_;

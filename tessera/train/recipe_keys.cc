@@ -50,8 +50,9 @@ std::vector<RecipeKey> make_model_keys() {
       {.section = "model",
        .name = "expert_capacity_factor",
        .field = kModel<&ModelSection::expert_capacity_factor>,
-       .help = "Drop tokens: in training an expert takes at most this many times its even share of a sequence's tokens, "
-               "those with the largest weights; 0: it takes all",
+       .help =
+           "Drop tokens: in training an expert takes at most this many times its even share of a sequence's tokens, "
+           "those with the largest weights; 0: it takes all",
        .range = {.minimum = 0, .maximum = 1 << 12},
        .aliases = {"model.moe_expert_capacity_factor"}},
   };

@@ -265,8 +265,8 @@ TEST(Setup, WithoutACudaToolkitTheCpuPartsOfItsLibtorchAreBuiltAgainst) {
   std::ofstream(folder / "user.cc")
       << "#include <ATen/ops/ones.h>\nint main() { return at::ones({7}).numel() == 7 ? 0 : 1; }\n";
   const std::string build = (folder / "build").string();
-  const auto configured = run_process({"cmake", "-S", folder.path().string(), "-B", build, "-G", "Ninja",
-                                       "-DTESSERA_TORCH=" + torch.string()});
+  const auto configured = run_process(
+      {"cmake", "-S", folder.path().string(), "-B", build, "-G", "Ninja", "-DTESSERA_TORCH=" + torch.string()});
   ASSERT_EQ(configured.exit_code, 0) << configured.err;
   EXPECT_THAT(configured.out, HasSubstr("building against its CPU parts"));
   EXPECT_THAT(read_file(folder / "build/libtorch-trial/log"), HasSubstr("cannot find the CUDA libraries"))

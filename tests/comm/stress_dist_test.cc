@@ -13,9 +13,9 @@ namespace {
 
 using std::chrono::seconds;
 
-using testing::kPromptSeconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::kPromptSeconds;
 
 void expect_sums(World& world) {
   at::Tensor sum = at::full({3}, world.rank() + 1.0), pair_sum = at::ones({1});

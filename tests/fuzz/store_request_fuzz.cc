@@ -3,8 +3,8 @@
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>

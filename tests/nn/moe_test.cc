@@ -59,7 +59,8 @@ TEST(MoE, EqualsExpertsTokenByToken) {
   }
 }
 
-// Of each sequence an expert goes through its choices from the largest weight down, padding behind all others, in its order.
+// Of each sequence an expert goes through its choices from the largest weight down, padding behind all others, in its
+// order.
 std::vector<bool> choices_within(const Routing& routing, int64_t length, int64_t capacity, const at::Tensor& real) {
   const int64_t choices = routing.experts.size(1);
   std::vector<bool> taken(static_cast<size_t>(routing.experts.numel()), false);

@@ -11,8 +11,7 @@ void expect_served(const std::vector<std::string>& flags) {
   const testing::TinyFolder folder;
   std::vector<std::string> arguments = {testing::program(), folder.path().string(), "16", "2"};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
-  const auto run =
-      testing::run_python("tests/serve/oracle/openai_oracle.py", arguments, {.timeout_seconds = 300});
+  const auto run = testing::run_python("tests/serve/oracle/openai_oracle.py", arguments, {.timeout_seconds = 300});
   EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
 }
 

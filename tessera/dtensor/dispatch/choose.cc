@@ -232,7 +232,8 @@ class Chooser {
   }
 
   bool consistent(const Choice& choice) const {
-    return partials_go_together(choice) && !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
+    return partials_go_together(choice) &&
+           !crowds(0, ndim_, [&](size_t i, int64_t m) { return choice.inputs[i][m]; }) && suits(choice);
   }
 
   // Whether the operation can work on such parts.

@@ -151,8 +151,8 @@ double draw_binomial(Stream& stream, double count, double p) {
       continue;
     }
     const double scaled = std::log(v * alpha / (a / (side * side) + b));
-    if (scaled <= log_gamma(mode + 1) + log_gamma(count - mode + 1) - log_gamma(k + 1) -
-                      log_gamma(count - k + 1) + (k - mode) * log_odds) {
+    if (scaled <= log_gamma(mode + 1) + log_gamma(count - mode + 1) - log_gamma(k + 1) - log_gamma(count - k + 1) +
+                      (k - mode) * log_odds) {
       return k;
     }
   }

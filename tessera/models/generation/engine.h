@@ -108,7 +108,7 @@ class Engine {
   nn::PageStore store_;
   at::Device device_;
   bool failed_ = false;  // with a group: it is of no more use
-  Sequences running_;  // in the order in which they came
+  Sequences running_;    // in the order in which they came
   std::deque<std::unique_ptr<Sequence>> waiting_;
   EngineCounts counts_;
   int64_t next_id_ = 1;

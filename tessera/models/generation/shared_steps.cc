@@ -57,7 +57,9 @@ at::Tensor run_rows(CausalLM& model, nn::PageStore& store, const StepRows& rows,
   nn::PagedStep paged(store, rows.sequences, rows.wanted);
   const auto found = model.logits({.tokens = row(rows.tokens), .positions = row(rows.positions), .paged = &paged});
   const auto logits = is_dtensor(found) ? full_tensor(found) : found;
-  return logits.to(at::kCPU, at::kFloat).reshape({static_cast<int64_t>(rows.wanted.size()), logits.size(-1)}).contiguous();
+  return logits.to(at::kCPU, at::kFloat)
+      .reshape({static_cast<int64_t>(rows.wanted.size()), logits.size(-1)})
+      .contiguous();
 }
 
 void tell_begin(comm::Group& group, int64_t pages) { tell(group, {kBegin, pages}); }

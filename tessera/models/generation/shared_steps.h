@@ -3,8 +3,8 @@
 //   Engine engine(model, {.pages = pages, .group = group});   // the first rank: adds sequences, chooses tokens
 //   follow_steps(*model, *group);                             // the others, until that engine ends
 //
-// The first rank tells what each forward computes, a few numbers for each of its tokens, and all run it. The others know
-// nothing of sequences. An engine that has nothing to do tells them to wait on (Engine::keep_alive), so that no
+// The first rank tells what each forward computes, a few numbers for each of its tokens, and all run it. The others
+// know nothing of sequences. An engine that has nothing to do tells them to wait on (Engine::keep_alive), so that no
 // collective lasts longer than its time-out allows.
 #pragma once
 

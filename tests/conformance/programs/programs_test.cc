@@ -139,7 +139,8 @@ TEST(PlainTensors, RefuseSecondDerivativesThatNobodyHasBehindViewsWithoutElement
   const auto run = [](const std::string& rows, const std::string& last, const std::string& rest) {
     run_plain(parse_program("mesh 2\nvalues 3\n%0 = input f64 [" + rows +
                             ", 3] uniform -2 2 (R) grad\n%1 = mul.Scalar(%0, 2)\n%2 = t(%1)\n%3 = relu6_(%2)\n"
-                            "%4 = " + last + "(%2)\nbackward %4 (R)\n" + rest),
+                            "%4 = " +
+                            last + "(%2)\nbackward %4 (R)\n" + rest),
               Twin::kClean);
   };
   EXPECT_THROW(run("0", "hardsigmoid", "twice\n"), std::runtime_error);
