@@ -14,10 +14,10 @@
 namespace tessera::cli {
 
 struct ConvertOptions {
-  std::string to;                     // "hf", "gguf", "dcp", "torch"; empty: hf, but gguf from a Hugging Face folder
-  std::string dtype;                  // empty: as GgufImportOptions and GgufExportOptions say, else the tensors' own
-  std::filesystem::path config = {};  // a folder whose config.json and tokenizer go with the weights; empty: the
-                                      // source, of a run's checkpoint what it started from
+  std::string to;                      // "hf", "gguf", "dcp", "torch"; empty: hf, but gguf from a Hugging Face folder
+  std::string dtype;                   // empty: as GgufImportOptions and GgufExportOptions say, else the tensors' own
+  std::filesystem::path config = {};   // a folder whose config.json and tokenizer go with the weights; empty: the
+                                       // source, of a run's checkpoint what it started from
   std::filesystem::path adapter = {};  // of PEFT's, added to the weights of a Hugging Face folder
 };
 // Returns what the user should know of the result, a line or nothing.

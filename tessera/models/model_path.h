@@ -15,8 +15,8 @@ namespace tessera {
 
 // models--ORG--NAME/snapshots/HASH of that cache for a name that is there; `name` itself for what is no model of the
 // Hub, whose reader then says what is missing. A folder of the name wins, and the log says so. Error kConfig begins
-// with `setting`: ORG/NAME that is not there, with the command that fetches it, and a snapshot without config.json. Errors of
-// gguf_to_linked_folder().
+// with `setting`: ORG/NAME that is not there, with the command that fetches it, and a snapshot without config.json.
+// Errors of gguf_to_linked_folder().
 std::string resolve_model_path(const std::string& name, const std::string& setting);
 
 }  // namespace tessera

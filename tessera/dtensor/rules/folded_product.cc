@@ -93,9 +93,10 @@ at::Tensor of_rows(const at::Tensor& tensor, Product product) {
 at::Tensor plus_bias(const at::Tensor& product, const at::Tensor& bias) {
   const at::Tensor sum = product.add(bias);
   if (sum.scalar_type() == product.scalar_type()) return sum;
-  TESSERA_CHECK(c10::canCast(sum.scalar_type(), product.scalar_type()), ErrorKind::kShape,
-                "[dtensor.dispatch] aten::linear: the bias has dtype {}, which cannot be added to a product of dtype {}",
-                c10::toString(bias.scalar_type()), c10::toString(product.scalar_type()));
+  TESSERA_CHECK(
+      c10::canCast(sum.scalar_type(), product.scalar_type()), ErrorKind::kShape,
+      "[dtensor.dispatch] aten::linear: the bias has dtype {}, which cannot be added to a product of dtype {}",
+      c10::toString(bias.scalar_type()), c10::toString(product.scalar_type()));
   return sum.to(product.scalar_type());
 }
 
