@@ -17,8 +17,8 @@ TEST(ServeRanks, ARankThatDiesEndsAll) {
       {"bash", "-c",
        "\"$1\" serve --model \"$2\" --port 0 --nproc 2 2>\"$3/err\" & launcher=$!\n"
        "for i in $(seq 300); do grep -q ' at http' \"$3/err\" && break; sleep 0.1; done\n"
-       "for pid in $(pgrep -P $launcher); do\n"
-       "  tr '\\0' '\\n' <\"/proc/$pid/environ\" | grep -qx RANK=1 && kill -9 $pid && echo killed\n"
+       "for child in $(cat /proc/$launcher/task/*/children); do\n"
+       "  tr '\\0' '\\n' <\"/proc/$child/environ\" | grep -qx RANK=1 && kill -9 $child && echo killed\n"
        "done\n"
        "wait $launcher; echo \"code $?\"; cat \"$3/err\" >&2",
        "-", testing::program(), folder.path().string(), temp.path().string()});
