@@ -16,7 +16,6 @@
 #include "tessera/cli/ranks.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/models/generation/load.h"
 #include "tessera/models/generation/text_stream.h"
@@ -191,8 +190,7 @@ int run_generate(VerbArguments args) {
   const auto options = generation_options(flags, config);
   if (!packed_row_dtype(flags.dtype)) parse_dtype_flag("generate", flags.dtype);
   if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
-  const bool alone = comm::who_started(comm::process_environment()) == "single";
-  const auto world = alone ? comm::World::single() : connect_world({.nproc = flags.nproc});
+  const auto world = join_world({.nproc = flags.nproc});
   const bool first = world->rank() == 0;
   std::vector<int64_t> prompt;
   int64_t cache = cache_tokens(config, 0);

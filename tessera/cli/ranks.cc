@@ -105,4 +105,8 @@ std::shared_ptr<comm::World> connect_world(const WorldSettings& settings) {
        .trace_folder = settings.trace_folder});
 }
 
+std::shared_ptr<comm::World> join_world(const WorldSettings& settings) {
+  return is_rank() ? connect_world(settings) : comm::World::single();
+}
+
 }  // namespace tessera::cli

@@ -55,5 +55,7 @@ struct WorldSettings {
 
 // COLLECTIVE over all ranks.
 std::shared_ptr<comm::World> connect_world(const WorldSettings& settings);
+// The same, and a world of one rank where nobody started this process as one.
+std::shared_ptr<comm::World> join_world(const WorldSettings& settings);
 
 }  // namespace tessera::cli

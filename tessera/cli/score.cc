@@ -19,7 +19,6 @@
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/device_choice.h"
-#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/models/model_path.h"
@@ -253,12 +252,10 @@ int run_score(VerbArguments args) {
   parse_dtype_flag("score", flags.dtype);
   const auto config = ModelConfig::from_folder(flags.model);
   if (const auto code = launch_ranks("score", args, flags.nproc)) return *code;
-  const bool alone = comm::who_started(comm::process_environment()) == "single";
-  const auto world = alone ? comm::World::single()
-                           : connect_world({.backend = recipe.comm.backend,
-                                            .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
-                                            .check = recipe.comm.check,
-                                            .nproc = flags.nproc});
+  const auto world = join_world({.backend = recipe.comm.backend,
+                                 .timeout_seconds = static_cast<double>(recipe.comm.timeout_seconds),
+                                 .check = recipe.comm.check,
+                                 .nproc = flags.nproc});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
   agree_on_linear_kernel(*world->group());

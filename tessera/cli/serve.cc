@@ -22,7 +22,6 @@
 #include "tessera/cli/shared_model.h"
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/rendezvous/device_choice.h"
-#include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/row_product.h"
 #include "tessera/models/generation/load.h"
@@ -170,14 +169,13 @@ int run_serve(VerbArguments args) {
   served.defaults = GenerationOptions::from_folder(flags.model, served.config);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
   EndSignals signals;
-  const bool shared = comm::who_started(comm::process_environment()) != "single";
-  const auto world = shared ? connect_world({.nproc = flags.nproc}) : comm::World::single();
-  const bool first = world->rank() == 0;
+  const auto world = join_world({.nproc = flags.nproc});
+  const bool first = world->rank() == 0, shared = world->size() > 1;
   std::optional<Listening> listening;
   if (first) listening = listen_for(flags, token);
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
-  const auto model = world->size() > 1 ? load_shared(flags.model, flags.dtype, served.config, device, world)
-                                       : load_for_generation(flags.model, flags.dtype, device);
+  const auto model = shared ? load_shared(flags.model, flags.dtype, served.config, device, world)
+                            : load_for_generation(flags.model, flags.dtype, device);
   signals.serve();
   if (!first) {
     follow_steps(*model, *world->group());  // a signal is the first rank's business
@@ -189,14 +187,14 @@ int run_serve(VerbArguments args) {
                              {.pages = Engine::pages_for(served.cache_tokens),
                               .max_sequences = flags.limits.sequences,
                               .prompt_block = flags.prompt_block,
-                              .group = world->size() > 1 ? world->group() : nullptr},
-                             flags.limits, world->size() > 1 ? signals.end() : nullptr);
+                              .group = shared ? world->group() : nullptr},
+                             flags.limits, shared ? signals.end() : nullptr);
   const bool v6 = listening->address.find(':') != std::string::npos;
   const auto url =
       fmt::format("http://{}{}{}:{}/v1", v6 ? "[" : "", listening->address, v6 ? "]" : "", listening->port);
   serve::Server server(served, scheduler, {.listening = *std::move(listening), .token = token});
   log_info("[serve] {} at {} ({}, {} instructions, a cache of {} tokens{}{})", served.name, url, device.str(),
-           row_kernels_name(), served.cache_tokens, world->size() > 1 ? fmt::format(", {} ranks", world->size()) : "",
+           row_kernels_name(), served.cache_tokens, shared ? fmt::format(", {} ranks", world->size()) : "",
            token.empty() ? "" : ", with a token");
   const int signal = signals.wait();
   log_info("[serve] {}: answering what is begun, up to {} s; a second signal ends at once",

@@ -1,9 +1,6 @@
 #include "tessera/nn/attention.h"
 
-#include "tessera/base/error.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/rotary.h"
-#include "tessera/nn/local_heads.h"
 
 namespace tessera::nn {
 
@@ -34,26 +31,13 @@ at::Tensor Attention::attend_heads(const at::Tensor& of_q, const at::Tensor& of_
   if (k_norm) k = (*k_norm)(k);
   q = rotary(q, cos, sin);
   k = rotary(k, cos, sin);
-  if (context.paged && !is_dtensor(q)) {
+  if (context.paged) {
     const auto y = context.paged->attend(attention_.layer, q, k, v, context.pattern.sliding_window, attention_.scores);
     return y.reshape({y.size(0), y.size(1), -1});
   }
   q = q.transpose(1, 2);
   k = k.transpose(1, 2);
   v = v.transpose(1, 2);
-  if (context.paged) {
-    TESSERA_CHECK(
-        have_local_heads(q, k, v), ErrorKind::kShape,
-        "[nn.attention] a paged cache with queries that lie as {}, keys as {}: wanted whole heads on each rank",
-        to_string(placements(q)), is_dtensor(k) ? to_string(placements(k)) : "a plain tensor");
-    const auto y = on_local_heads(q, k, v, [&](const auto& own_q, const auto& own_k, const auto& own_v) {
-      return context.paged
-          ->attend(attention_.layer, own_q.transpose(1, 2), own_k.transpose(1, 2), own_v.transpose(1, 2),
-                   context.pattern.sliding_window, attention_.scores)
-          .transpose(1, 2);
-    });
-    return y.transpose(1, 2).reshape({q.size(0), q.size(2), -1});
-  }
   if (context.cache) std::tie(k, v) = context.cache->append(attention_.layer, k, v);
   const auto y = attend(q, k, v, context.pattern, attention_.scores).transpose(1, 2);
   return y.reshape({y.size(0), y.size(1), -1});

@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/nn/attention_pattern.h"
+#include "tessera/nn/local_heads.h"
 
 namespace tessera::nn {
 namespace {
@@ -48,6 +50,17 @@ PagedStep::PagedStep(PageStore& store, std::vector<PagedTokens> sequences, std::
 at::Tensor PagedStep::attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              int64_t window, const AttentionScores& scores) {
   const at::NoGradGuard no_grad;
+  if (is_dtensor(queries)) {
+    const auto q = queries.transpose(1, 2), k = keys.transpose(1, 2), v = values.transpose(1, 2);
+    TESSERA_CHECK(have_local_heads(q, k, v), ErrorKind::kShape,
+                  "[nn.paged_cache] queries lie as {}, keys as {}, wanted whole heads on each rank",
+                  to_string(placements(q)), is_dtensor(k) ? to_string(placements(k)) : "a plain tensor");
+    const auto own = [&](const at::Tensor& own_q, const at::Tensor& own_k, const at::Tensor& own_v) {
+      return attend(layer, own_q.transpose(1, 2), own_k.transpose(1, 2), own_v.transpose(1, 2), window, scores)
+          .transpose(1, 2);
+    };
+    return on_local_heads(q, k, v, own).transpose(1, 2);
+  }
   const int64_t kv_heads = keys.size(2), d = keys.size(3);
   auto& storage = store_->storage_;
   if (!storage.defined()) {

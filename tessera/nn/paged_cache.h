@@ -40,7 +40,8 @@ class PagedStep {
   PagedStep(PageStore& store, std::vector<PagedTokens> sequences, std::vector<int64_t> logit_rows);
 
   // Puts keys and values [1, N, kv_heads, head_dim] into their places and gives what the queries [1, N, heads,
-  // head_dim] make of all that they see: the same shape. Error kShape for layers that are not alike.
+  // head_dim] make of all that they see: the same shape. Of DTensors each rank has the heads that lie on it, here and
+  // in the store. Error kShape for layers that are not alike, and DTensors that cut anything but heads.
   at::Tensor attend(int64_t layer, const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                     int64_t window, const AttentionScores& scores);
   // The wanted rows of [1, N, width].
