@@ -202,9 +202,15 @@ void Tokenizer::State::Run::normalized_part(std::string_view text, const Span* o
     }
     state_.model.encode_symbols(tokens.piece(piece), scratch_.bpe);
     uint32_t at = piece.begin;
+    auto lost = scratch_.bpe.lost.begin();
+    const auto next_kept = [&] {
+      for (; lost != scratch_.bpe.lost.end() && piece.begin + *lost == at; ++lost) ++at;
+      return at++;
+    };
     for (const BpeSymbol symbol : scratch_.bpe.symbols) {
-      token(symbol.id, {at, at + symbol.bytes}, tokens.origins);
-      at += symbol.bytes;
+      const uint32_t first = next_kept();
+      for (uint32_t byte = 1; byte < symbol.bytes; ++byte) next_kept();
+      token(symbol.id, {first, at}, tokens.origins);
     }
   }
 }

@@ -187,6 +187,7 @@ void BpeModel::encode_segment(std::string_view segment, size_t readable, BpeScra
 
 void BpeModel::encode_symbols(std::string_view word, BpeScratch& scratch) const {
   scratch.symbols.clear();
+  scratch.lost.clear();
   if (ignore_merges_) {
     std::string_view spelling = word;
     if (byte_level_) {
@@ -239,7 +240,10 @@ void BpeModel::split_units(std::string_view word, BpeScratch& scratch) const {
       for (const char byte : unit) symbols.push_back({fallback_ids_[static_cast<unsigned char>(byte)], 1});
       continue;  // as upstream: a waiting unknown token stays behind the byte tokens
     }
-    if (unk_id_ == TokenTable::kNone) continue;
+    if (unk_id_ == TokenTable::kNone) {
+      for (size_t byte = at - c.length; byte < at; ++byte) scratch.lost.push_back(static_cast<uint32_t>(byte));
+      continue;
+    }
     if (unknown.bytes > 0 && !fuse_unk_) {
       symbols.push_back(unknown);
       unknown.bytes = 0;

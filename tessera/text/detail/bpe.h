@@ -23,12 +23,13 @@ namespace tessera::text {
 
 struct BpeSymbol {
   int32_t id;
-  uint32_t bytes;  // of the pre-token that it covers
+  uint32_t bytes;  // of the pre-token that it covers, those in BpeScratch::lost not counted
 };
 
 struct BpeScratch {
   WordCache cache;
   std::vector<BpeSymbol> symbols;
+  std::vector<uint32_t> lost;    // places of the pre-token's bytes that no symbol stands for, rising
   std::vector<uint64_t> ranked;  // rank and product of each neighbouring pair, or the heap of long words
   std::vector<uint32_t> next, previous;
   std::string spelled;
@@ -40,7 +41,7 @@ class BpeModel {
 
   // Appends the ids of `word`. `readable` bytes from word.data() on may be read.
   void encode(std::string_view word, size_t readable, BpeScratch& scratch, std::vector<int32_t>& ids) const;
-  // The same as symbols with lengths, in scratch.symbols.
+  // The same as symbols with lengths, in scratch.symbols and scratch.lost.
   void encode_symbols(std::string_view word, BpeScratch& scratch) const;
 
   const TokenTable& vocab() const { return *vocab_; }

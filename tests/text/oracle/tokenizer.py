@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, normalizers
 PIECES = ["'s", "'LL", "'\u017f", " ", "  ", "\n", "\r\n", "\t", "\n\n", "12", "3456", "don't", "Hello", " world", "e\u0301",
           "\u00e9", "\ufb01", "\u0130", "\u2581", "\u00a0", "\u3000", "\u200d", "\uac00\u11a8", "\u1100\u1161", "\u0628\u0650",
           "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<bos>", "<eos>", "<unused7>", "<0x41>", "<x>", "<y>", "</s>", "\ufffd",
-          "\U0001f468\u200d\U0001f469", "...", "!?", "_", "\u0000", "\u0085", "\u180e", "\u2028", "\ufeff", "\uff9e", "\u0344"]
+          "\U0001f468\u200d\U0001f469", "...", "!?", "_", "\u0000", "\u0085", "\u180e", "\u2028", "\ufeff", "\uff9e", "\u0344",
+          "\x04", "\x1d"]
 
 
 @functools.cache
@@ -59,6 +60,27 @@ def byte_offsets(text, offsets):
     return [[at[begin], at[end]] for begin, end in offsets]
 
 
+BYTES = sorted({*range(33, 127), *range(0xA1, 0xAD), *range(0xAE, 0x100)})
+BYTE_ALPHABET = {b: chr(b) for b in BYTES} | {b: chr(256 + i) for i, b in enumerate(sorted({*range(256)} - {*BYTES}))}
+
+
+def offsets_where_text_is_lost(tokenizer, text, tokens):
+    """Byte offsets of tokens that spell what the vocabulary has of the text; None where it has all of it.
+
+    The library counts a word's tokens as if they stood side by side, also over a character between them that it lost.
+    """
+    byte_level = "ByteLevel" in str(tokenizer.pre_tokenizer)
+    units, at = [], 0
+    for c in text:
+        place = [at, at := at + len(c.encode())]
+        units += [(unit, place) for unit in (map(BYTE_ALPHABET.get, c.encode()) if byte_level else c)]
+    kept = [unit for unit in units if tokenizer.token_to_id(unit[0]) is not None]
+    if len(kept) == len(units) or "".join(c for c, _ in kept) != "".join(tokens):
+        return None
+    ends = list(itertools.accumulate(map(len, tokens)))
+    return [[kept[end - len(token)][1][0], kept[end - 1][1][1]] for token, end in zip(tokens, ends)]
+
+
 def answer(request):
     try:
         if "file" in request:
@@ -75,7 +97,9 @@ def answer(request):
     rows = []
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=request.get("add_special", True))
-        rows.append({"text": text, "ids": encoding.ids, "offsets": byte_offsets(text, encoding.offsets),
+        offsets = (offsets_where_text_is_lost(tokenizer, text, encoding.tokens)
+                   or byte_offsets(text, encoding.offsets))
+        rows.append({"text": text, "ids": encoding.ids, "offsets": offsets,
                      "decoded": tokenizer.decode(encoding.ids, skip_special_tokens=True),
                      "decoded_all": tokenizer.decode(encoding.ids, skip_special_tokens=False)})
     return rows
