@@ -130,6 +130,9 @@ void BpeModel::build_unit_tables() {
 void BpeModel::find_cut_points(const TokenizerFile& file) {
   const int32_t mark_id = vocab_->find(kSpaceMark);
   if (mark_id == TokenTable::kNone) return;
+  // What stands before the mark could be lost, and what stands before that join the mark.
+  const bool all_fall_back = std::count(std::begin(fallback_ids_), std::end(fallback_ids_), TokenTable::kNone) == 0;
+  if (unk_id_ == TokenTable::kNone && !all_fall_back) return;
   std::unordered_set<int32_t> uncharted = {unk_id_};  // tokens that stand for text other than their own spelling
   uncharted.insert(std::begin(fallback_ids_), std::end(fallback_ids_));
   uncharted.erase(TokenTable::kNone);
