@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/group/group.h"
@@ -30,6 +31,7 @@ struct GenerationOptions {
   double repetition_penalty = 1.0;  // also when greedy
   // Taken from the scores of tokens that were made since the prompt: once each, and for each time. Also when greedy.
   double presence_penalty = 0.0, frequency_penalty = 0.0;
+  std::vector<std::pair<int64_t, float>> logit_bias{};  // added to the scores of these tokens first. Also when greedy
   uint64_t seed = 0;
   std::vector<int64_t> stop_tokens{};
   bool folder_samples = false;  // generation_config.json asks for sampling; `sample` decides

@@ -1,6 +1,7 @@
 #include "tessera/serve/requests.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -31,7 +32,6 @@ const std::vector<std::pair<const char*, Json>>& neutral_keys() {
   static const std::vector<std::pair<const char*, Json>> keys = {{"best_of", 1},
                                                                  {"echo", false},
                                                                  {"suffix", ""},
-                                                                 {"logit_bias", Json::object()},
                                                                  {"functions", nullptr},
                                                                  {"audio", nullptr},
                                                                  {"prediction", nullptr},
@@ -58,12 +58,14 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
                                              "frequency_penalty",
                                              "repetition_penalty",
                                              "logprobs",
+                                             "logit_bias",
                                              "ignore_eos"};
   static const std::set<std::string> chat = {"messages", "max_completion_tokens", "top_logprobs",
                                              "tools",    "tool_choice",           "chat_template_kwargs"};
+  static const std::set<std::string> text = {"prompt", "echo"};
   for (const auto& [key, value] : top.members()) {
     if (both.contains(key) || idle_keys().contains(key)) continue;
-    if (endpoint == Endpoint::kChat ? chat.contains(key) : key == "prompt") continue;
+    if ((endpoint == Endpoint::kChat ? chat : text).contains(key)) continue;
     const auto neutral = std::find_if(neutral_keys().begin(), neutral_keys().end(),
                                       [&, name = key](const auto& entry) { return name == entry.first; });
     if (neutral == neutral_keys().end())
@@ -72,6 +74,23 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
     refuse(key, fmt::format("{} is not supported: found {}, wanted {} or nothing", key, describe(value.value()),
                             neutral->second.dump()));
   }
+}
+
+// {"TOKEN ID": what is added to its score}
+std::vector<std::pair<int64_t, float>> read_bias(const JsonReader& top, const ModelConfig& config) {
+  std::vector<std::pair<int64_t, float>> biases;
+  const auto given = top.find("logit_bias");
+  if (!given || given->is_null()) return biases;
+  for (const auto& [key, value] : given->members()) {
+    int64_t token = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (error != std::errc() || end != key.data() + key.size() || token < 0 || token >= config.vocab_size) {
+      refuse("logit_bias",
+             fmt::format("logit_bias: found {}, wanted the id of a token, 0 to {}", quote(key), config.vocab_size - 1));
+    }
+    biases.emplace_back(token, static_cast<float>(value.as_number(-100, 100)));
+  }
+  return biases;
 }
 
 void read_sampling(const JsonReader& top, const Served& served, GenerationOptions& options) {
@@ -96,6 +115,7 @@ void read_sampling(const JsonReader& top, const Served& served, GenerationOption
     std::random_device random;
     options.seed = uint64_t{random()} << 32 | random();
   }
+  options.logit_bias = read_bias(top, served.config);
   if (top.boolean("ignore_eos", false)) options.stop_tokens.clear();
 }
 
@@ -131,19 +151,31 @@ std::optional<int64_t> read_log_probs(const JsonReader& top, Endpoint endpoint, 
   return wanted ? std::optional(likeliest) : std::nullopt;
 }
 
-std::vector<int64_t> prompt_of(const JsonReader& prompt, const Served& served) {
-  std::vector<int64_t> ids;
+struct Prompt {
+  std::vector<int64_t> tokens{};
+  std::optional<std::string> text{};  // where it was given as that
+};
+
+Prompt prompt_of(const JsonReader& prompt, const Served& served) {
+  Prompt found;
   if (!prompt.is_array()) {
-    const auto encoded = served.tokenizer.encode(prompt.as_string());
-    ids.assign(encoded.begin(), encoded.end());
-    return ids;
+    found.text = prompt.as_string();
+    const auto encoded = served.tokenizer.encode(*found.text);
+    found.tokens.assign(encoded.begin(), encoded.end());
+    return found;
   }
-  for (const auto& id : prompt.items()) ids.push_back(id.as_integer(0, served.config.vocab_size - 1));
-  return ids;
+  for (const auto& id : prompt.items()) found.tokens.push_back(id.as_integer(0, served.config.vocab_size - 1));
+  return found;
+}
+
+std::string text_of(const Prompt& prompt, const text::Tokenizer& tokenizer) {
+  if (prompt.text) return *prompt.text;
+  const std::vector<text::TokenId> ids(prompt.tokens.begin(), prompt.tokens.end());
+  return tokenizer.decode(ids, false);
 }
 
 // Of one of each, or of lists of them.
-std::vector<std::vector<int64_t>> text_prompts(const JsonReader& top, const Served& served, int64_t most) {
+std::vector<Prompt> text_prompts(const JsonReader& top, const Served& served, int64_t most) {
   const auto prompt = top.at("prompt");
   if (!prompt.is_array()) return {prompt_of(prompt, served)};
   const auto items = prompt.items();
@@ -153,7 +185,7 @@ std::vector<std::vector<int64_t>> text_prompts(const JsonReader& top, const Serv
     refuse("prompt", fmt::format("prompt: found {} prompts, this server takes {} choices a request (prompts x n)",
                                  items.size(), served.limits.choices));
   }
-  std::vector<std::vector<int64_t>> prompts;
+  std::vector<Prompt> prompts;
   for (const auto& item : items) prompts.push_back(prompt_of(item, served));
   return prompts;
 }
@@ -219,14 +251,15 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
   return {ids.begin(), ids.end()};
 }
 
-int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt) {
+// 0 may be said where the prompt is echoed.
+int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt, bool echo) {
   constexpr int64_t kCompletionDefault = 16;  // OpenAI's
   constexpr int64_t kHuge = int64_t{1} << 40;
   const int64_t context = std::min(served.config.max_position_embeddings, served.cache_tokens), room = context - prompt;
   const char* key = top.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   const bool given = top.has(key);
   const int64_t unsaid = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
-  const int64_t most = given ? top.integer(key, 1, 1, kHuge) : unsaid;
+  const int64_t most = given ? top.integer(key, 1, echo ? 0 : 1, kHuge) : unsaid;
   if (room < 1 || most > room) {
     throw ApiError(
         400,
@@ -259,17 +292,22 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   read_sampling(top, served, options);
   request.stop = read_stops(top, served.limits);
   request.log_probs = read_log_probs(top, endpoint, served.limits);
+  request.echo = endpoint == Endpoint::kText && top.boolean("echo", false);
   const int64_t each = top.integer("n", 1, 1, served.limits.choices);
   const auto prompts = endpoint == Endpoint::kChat
-                           ? std::vector<std::vector<int64_t>>(1, chat_prompt(top, served, request.tools))
+                           ? std::vector<Prompt>{{.tokens = chat_prompt(top, served, request.tools)}}
                            : text_prompts(top, served, served.limits.choices / each);
   for (const auto& prompt : prompts) {
-    request.prompt_tokens += static_cast<int64_t>(prompt.size());
-    options.max_new_tokens = read_most_tokens(top, served, endpoint, static_cast<int64_t>(prompt.size()));
-    generation_capacity(served.config, prompt, options);
+    const auto given = static_cast<int64_t>(prompt.tokens.size());
+    request.prompt_tokens += given;
+    const int64_t most = read_most_tokens(top, served, endpoint, given, request.echo);
+    request.no_new_tokens = most == 0;
+    options.max_new_tokens = std::max<int64_t>(most, 1);
+    generation_capacity(served.config, prompt.tokens, options);
+    const auto echoed = request.echo ? text_of(prompt, served.tokenizer) : std::string();
     auto of_choice = options;  // the first of each prompt is what it would be alone
     for (int64_t i = 0; i < each; ++i) {
-      request.choices.push_back({prompt, of_choice});
+      request.choices.push_back({prompt.tokens, of_choice, echoed});
       of_choice.seed += 0x9E3779B97F4A7C15;
     }
   }

@@ -37,12 +37,15 @@ struct CompletionRequest {
   struct Choice {
     std::vector<int64_t> prompt{};
     GenerationOptions options{};
+    std::string echoed{};  // the prompt's text, where it stands before the answer's
   };
   std::vector<Choice> choices{};  // by their index: of each prompt as many as "n" says
   int64_t prompt_tokens = 0;      // each prompt once
   std::vector<std::string> stop{};
   std::set<std::string> tools{};       // functions that the model was told of
   std::optional<int64_t> log_probs{};  // wanted, with so many of the likeliest
+  bool echo = false;                   // answers begin with their prompt, and log-probs with its tokens'
+  bool no_new_tokens = false;          // the prompt alone; one token is made that nobody sees
   bool stream = false, stream_usage = false;
 };
 

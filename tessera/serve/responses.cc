@@ -35,6 +35,19 @@ Json token_entry(const Served& served, int64_t token, double log_prob) {
   return {{"token", text_of(raw)}, {"logprob", written(log_prob)}, {"bytes", std::move(bytes)}};
 }
 
+Json likeliest_of(const Served& served, const TokenLogProbs& found) {
+  Json top = Json::object();
+  for (const auto& [token, log_prob] : found.likeliest) top[text_of(token_bytes(served, token))] = written(log_prob);
+  return top;
+}
+
+// More of each list.
+void append(Json& lists, const Json& more) {
+  for (auto& [key, values] : lists.items()) {
+    for (const auto& value : more.at(key)) values.push_back(value);
+  }
+}
+
 // Nine letters and digits, which Mistral's templates want.
 std::string call_id() {
   constexpr std::string_view kLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
@@ -55,7 +68,12 @@ Response::Response(Endpoint endpoint, std::string id, const Served& served, cons
       stream_(request.stream),
       log_probs_(request.log_probs.has_value()),
       usage_in_chunks_(request.stream_usage),
+      no_new_tokens_(request.no_new_tokens),
       choices_(request.choices.size()) {
+  for (size_t i = 0; request.echo && i < choices_.size(); ++i) {
+    choices_[i].echoed = request.choices[i].echoed;
+    if (log_probs_) choices_[i].echoed_tokens = request.choices[i].prompt;
+  }
   if (request.tools.empty()) return;
   for (auto& choice : choices_) choice.reader.emplace(request.tools);
 }
@@ -71,13 +89,26 @@ Json Response::log_probs_of(const Piece& piece) const {
     }
     return {{"content", Json::array({entry})}};
   }
-  Json top = Json::object();
-  for (const auto& [token, log_prob] : found.likeliest) {
-    top[text_of(token_bytes(served_, token))] = written(log_prob);
-  }
   return {{"tokens", Json::array({text_of(token_bytes(served_, piece.token))})},
           {"token_logprobs", Json::array({written(found.chosen)})},
-          {"top_logprobs", Json::array({top})}};
+          {"top_logprobs", Json::array({likeliest_of(served_, found)})}};
+}
+
+// Puts what was asked before what came of it. Of the prompt's first token nothing is known.
+void Response::echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs) {
+  if (no_new_tokens_) text.clear();
+  text.insert(0, std::exchange(choice.echoed, {}));
+  if (choice.echoed_tokens.empty()) return;
+  Json tokens = Json::array(), chosen = Json::array({nullptr}), top = Json::array({nullptr});
+  for (const auto token : std::exchange(choice.echoed_tokens, {}))
+    tokens.push_back(text_of(token_bytes(served_, token)));
+  for (const auto& found : piece.prompt_log_probs) {
+    chosen.push_back(written(found.chosen));
+    top.push_back(likeliest_of(served_, found));
+  }
+  Json whole = {{"tokens", std::move(tokens)}, {"token_logprobs", std::move(chosen)}, {"top_logprobs", std::move(top)}};
+  if (!no_new_tokens_) append(whole, log_probs);
+  log_probs = std::move(whole);
 }
 
 // The text that a piece brings, beside the tool calls.
@@ -102,16 +133,17 @@ std::string Response::read(Choice& choice, const Piece& piece) {
 
 std::optional<Json> Response::add(const Piece& piece) {
   auto& choice = choices_[piece.choice];
-  ++new_tokens_;
+  if (!no_new_tokens_) ++new_tokens_;
   auto text = read(choice, piece);
-  choice.finish = piece.finish;
+  choice.finish = no_new_tokens_ ? Finish::kLength : piece.finish;
   auto log_probs = log_probs_of(piece);
+  echo(choice, piece, text, log_probs);
   if (!stream_) {
     choice.text += text;
     if (choice.log_probs.is_null()) {
       choice.log_probs = std::move(log_probs);
     } else if (!log_probs.is_null()) {
-      for (auto& [key, values] : choice.log_probs.items()) values.push_back(log_probs[key][0]);
+      append(choice.log_probs, log_probs);
     }
     return std::nullopt;
   }
@@ -125,7 +157,7 @@ std::optional<Json> Response::add(const Piece& piece) {
   } else {
     content["text"] = std::move(text);
   }
-  auto json = frame(Json::array({choice_json(piece.choice, std::move(content), piece.finish, std::move(log_probs))}));
+  auto json = frame(Json::array({choice_json(piece.choice, std::move(content), choice.finish, std::move(log_probs))}));
   if (usage_in_chunks_) json["usage"] = nullptr;
   return json;
 }

@@ -34,6 +34,8 @@ class Response {
  private:
   struct Choice {
     std::optional<ToolCallReader> reader{};  // where the model was told of tools
+    std::string echoed{};                    // what its first piece begins with
+    std::vector<int64_t> echoed_tokens{};    // of which log-probs come with it
     std::string text{};                      // of no stream
     Json calls = Json::array();              // of a stream: what is not sent yet
     Json log_probs{};
@@ -43,6 +45,7 @@ class Response {
   Json frame(Json choices) const;
   Json choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const;
   Json log_probs_of(const Piece& piece) const;
+  void echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs);
   Json usage() const;
   bool is_chat() const { return endpoint_ == Endpoint::kChat; }
   std::string read(Choice& choice, const Piece& piece);
@@ -51,7 +54,7 @@ class Response {
   std::string id_;
   const Served& served_;
   int64_t created_, prompt_tokens_, new_tokens_ = 0;
-  bool stream_, log_probs_, usage_in_chunks_;
+  bool stream_, log_probs_, usage_in_chunks_, no_new_tokens_;
   std::vector<Choice> choices_;
 };
 

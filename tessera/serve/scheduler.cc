@@ -38,7 +38,11 @@ void Answer::put(Piece piece) {
 
 bool Answer::take(size_t choice, const NewToken& made) {
   auto& stream = streams_[choice];
-  Piece piece{.choice = choice, .token = made.token, .log_probs = made.log_probs, .finish = made.finish};
+  Piece piece{.choice = choice,
+              .token = made.token,
+              .log_probs = made.log_probs,
+              .finish = made.finish,
+              .prompt_log_probs = made.prompt_log_probs};
   if (made.error) {
     log_error("[serve] {}", made.error->what());
     piece.error = made.error->what();
@@ -89,6 +93,7 @@ std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, cons
       arrivals_.push_back({{.prompt = of.prompt,
                             .options = of.options,
                             .log_probs = request.log_probs,
+                            .prompt_log_probs = request.echo,
                             .on_token =
                                 [held, choice](const NewToken& made) {
                                   const auto to = held.lock();

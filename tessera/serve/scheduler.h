@@ -33,7 +33,8 @@ struct Piece {
   int64_t token = 0;
   std::optional<TokenLogProbs> log_probs{};
   std::optional<Finish> finish{};
-  std::string error{};  // of kError
+  std::string error{};                            // of kError
+  std::vector<TokenLogProbs> prompt_log_probs{};  // of the first one, where they are wanted
 };
 
 class Answer {

@@ -30,7 +30,7 @@ std::shared_ptr<CausalLM> row_model(const std::string& changes, RowDtype dtype =
 struct Told {
   std::vector<int64_t> tokens;
   std::optional<Finish> finish;
-  std::vector<TokenLogProbs> log_probs;
+  std::vector<TokenLogProbs> log_probs, prompt_log_probs;
 };
 
 GenerationRequest request_into(Told& told, std::vector<int64_t> prompt, int64_t count, GenerationOptions options = {}) {
@@ -39,6 +39,8 @@ GenerationRequest request_into(Told& told, std::vector<int64_t> prompt, int64_t 
             told.tokens.push_back(made.token);
             told.finish = made.finish;
             if (made.log_probs) told.log_probs.push_back(*made.log_probs);
+            const auto& of_prompt = made.prompt_log_probs;
+            told.prompt_log_probs.insert(told.prompt_log_probs.end(), of_prompt.begin(), of_prompt.end());
             return true;
           }};
 }
@@ -229,6 +231,37 @@ TEST(Engine, LogProbsAreThoseOfTheModel) {
   ASSERT_EQ(told.log_probs[0].likeliest.size(), 2U);
   EXPECT_EQ(told.log_probs[0].likeliest[0].first, told.tokens[0]);
   EXPECT_NEAR(told.log_probs[0].likeliest[1].second, std::get<0>(expected.topk(2))[1].item<double>(), 1e-5);
+}
+
+TEST(Engine, LogProbsOfPromptsAreThoseOfTheModelInBlocksAndAmongOthers) {
+  const auto plain = tiny_model();
+  const at::NoGradGuard no_grad;
+  const auto model = row_model("");
+  std::vector<Told> told(6);
+  std::vector<std::vector<int64_t>> prompts = {{4}, {4, 9, 2}};
+  for (const int64_t length : {33, 33, 33, 20}) prompts.push_back(tokens_from(1, length));  // with pages in common
+  Engine engine(model, {.pages = 9, .prompt_block = 7});
+  for (size_t i = 0; i < 6; ++i) {
+    auto request = request_into(told[i], prompts[i], 12);
+    request.prompt_log_probs = i != 3;
+    engine.add(std::move(request));
+  }
+  while (engine.step()) {
+  }
+  EXPECT_GT(engine.counts().preempted, 0);
+  for (size_t i = 0; i < 6; ++i) {
+    expect_same_bits(told[i], run_alone(model, prompts[i], 12));
+    const auto& found = told[i].prompt_log_probs;
+    ASSERT_EQ(found.size(), i == 3 ? 0 : prompts[i].size() - 1) << i;
+    const auto wanted =
+        at::log_softmax(plain->logits({.tokens = at::tensor(prompts[i], at::kLong).unsqueeze(0)})[0], -1);
+    for (size_t at = 0; at < found.size(); ++at) {
+      const auto row = wanted[static_cast<int64_t>(at)];
+      EXPECT_NEAR(found[at].chosen, row[prompts[i][at + 1]].item<double>(), 1e-4) << i << " " << at;
+      ASSERT_EQ(found[at].likeliest.size(), 2U);
+      EXPECT_EQ(found[at].likeliest[0].first, row.argmax().item<int64_t>());
+    }
+  }
 }
 
 // In float32, with the values that weights of that dtype stand for.

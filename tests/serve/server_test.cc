@@ -181,6 +181,66 @@ TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
   EXPECT_NE(answer(body)["choices"][0]["text"], found["choices"][0]["text"]);
 }
 
+TEST_F(Serve, BiasesAreAddedToTheScoresOfTokens) {
+  start();
+  auto body = ask("the cat", 6);
+  body["logit_bias"] = {{"3", 100}};
+  body["logprobs"] = 1;
+  const auto one_letter = answer(body)["choices"][0];
+  EXPECT_EQ(one_letter["text"], "dddddd");
+  body["logit_bias"] = nlohmann::json::object();
+  const auto free = answer(body)["choices"][0];
+  EXPECT_EQ(free["text"], greedy("the cat", 6));
+  body["max_tokens"] = 1;
+  const auto first = free["text"].get<std::string>().substr(0, 1);
+  body["logit_bias"] = {{std::to_string(served_->tokenizer.encode(first)[0]), -100}};
+  EXPECT_NE(answer(body)["choices"][0]["text"], first);
+}
+
+TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
+  start();
+  auto body = ask("the cat", 5);
+  body["echo"] = true;
+  EXPECT_EQ(answer(body)["choices"][0]["text"], "the cat" + greedy("the cat", 5));
+  body["logprobs"] = 2;
+  const auto found = answer(body)["choices"][0]["logprobs"];
+  ASSERT_EQ(found["tokens"].size(), 12U);
+  EXPECT_EQ(found["tokens"][4], "c");
+  EXPECT_TRUE(found["token_logprobs"][0].is_null());
+  EXPECT_TRUE(found["top_logprobs"][0].is_null());
+  const auto ids = served_->tokenizer.encode("the cat" + greedy("the cat", 5));
+  const at::NoGradGuard no_grad;
+  const auto tokens = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong).unsqueeze(0);
+  const auto wanted = at::log_softmax(model_->logits({.tokens = tokens})[0], -1);
+  for (size_t i = 1; i < 12; ++i) {
+    EXPECT_NEAR(found["token_logprobs"][i].get<double>(), wanted[static_cast<int64_t>(i) - 1][ids[i]].item<double>(),
+                1e-4)
+        << i;
+    EXPECT_EQ(found["top_logprobs"][i].size(), 2U);
+  }
+
+  auto streaming = body;
+  streaming["stream"] = true;
+  EXPECT_EQ(streamed(post(streaming).body).first, "the cat" + greedy("the cat", 5));
+
+  body["max_tokens"] = 0;
+  body["prompt"] = {{19, 7, 4}, {0, 1}};
+  body["n"] = 2;
+  const auto alone = answer(body);
+  EXPECT_EQ(alone["usage"], (nlohmann::json{{"prompt_tokens", 5}, {"completion_tokens", 0}, {"total_tokens", 5}}));
+  ASSERT_EQ(alone["choices"].size(), 4U);
+  for (size_t i = 0; i < 4; ++i) {
+    const auto& choice = alone["choices"][i];
+    EXPECT_EQ(choice["text"], i < 2 ? "the" : "ab");
+    EXPECT_EQ(choice["finish_reason"], "length");
+    ASSERT_EQ(choice["logprobs"]["tokens"].size(), i < 2 ? 3U : 2U);
+    EXPECT_EQ(choice["logprobs"]["token_logprobs"].size(), choice["logprobs"]["top_logprobs"].size());
+  }
+  EXPECT_EQ(alone["choices"][0]["logprobs"]["token_logprobs"][2], found["token_logprobs"][2]);
+  body["stream"] = true;
+  EXPECT_EQ(streamed(post(body).body).first, "thetheabab");
+}
+
 // Else the engine's loops would sleep where they should spin, and tokens take twice as long.
 TEST_F(Serve, TheThreadThatMadeItKeepsNoWorkersBesideTheEngine) {
   const auto threads = [] {
@@ -406,7 +466,10 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(post(changed(good, "prompt", nlohmann::json::array())), 400, "empty list");
   expect_error(post(changed(good, "n", 65)), 400, "n");
   expect_error(post(changed(good, "best_of", 2)), 400, "best_of is not supported");
-  expect_error(post(changed(good, "logit_bias", {{"1", 5}})), 400, "logit_bias");
+  expect_error(post(changed(good, "logit_bias", {{"37", 5}})), 400, "wanted the id of a token, 0 to 36");
+  expect_error(post(changed(good, "logit_bias", {{"+1", 5}})), 400, "wanted the id of a token, 0 to 36");
+  expect_error(post(changed(good, "logit_bias", {{"1", 100.5}})), 400, "logit_bias");
+  expect_error(post(changed(good, "max_tokens", 0)), 400, "max_tokens");
   expect_error(post(changed(good, "temperatur", 1)), 400, "Unrecognized");
   expect_error(post(changed(good, "stop", std::vector<std::string>(17, "x"))), 400, "stop");
   expect_error(post(changed(good, "stop", std::string(2000, 'x'))), 400, "stop");

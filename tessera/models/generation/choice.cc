@@ -27,6 +27,9 @@ bool before(const Candidate& a, const Candidate& b) {
 }
 
 void penalise(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options) {
+  for (const auto& [token, bias] : options.logit_bias) {
+    if (static_cast<size_t>(token) < scores.size()) scores[static_cast<size_t>(token)] += bias;
+  }
   if (options.repetition_penalty != 1.0) {
     std::vector<bool> seen(scores.size());
     const auto penalty = static_cast<float>(options.repetition_penalty);
@@ -126,6 +129,7 @@ TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_
   for (const float logit : logits) total += std::exp(static_cast<double>(logit) - most);
   const double base = most + std::log(total);
   TokenLogProbs found{.chosen = static_cast<double>(logits[static_cast<size_t>(chosen)]) - base};
+  if (likeliest == 0) return found;
   std::vector<int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto count = std::min<size_t>(static_cast<size_t>(likeliest), order.size());

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -17,10 +18,15 @@ struct Engine::Sequence {
   std::vector<int64_t> tokens{};  // the prompt and what was made
   int64_t most_tokens = 0;        // where it ends
   std::vector<int32_t> pages{};
-  int64_t computed = 0;                // tokens whose keys and values are in pages
-  int64_t published = 0;               // pages
-  Pages::Place place = Pages::kStart;  // behind those
+  int64_t computed = 0;                 // tokens whose keys and values are in pages
+  int64_t published = 0;                // pages
+  Pages::Place place = Pages::kStart;   // behind those
+  std::vector<TokenLogProbs> scores{};  // of the prompt's tokens from the second on, where they are wanted
+  int64_t scored = 0;                   // of them
 
+  int64_t to_score() const {
+    return request.log_probs && request.prompt_log_probs ? static_cast<int64_t>(request.prompt.size()) - 1 : 0;
+  }
   int64_t pending() const { return static_cast<int64_t>(tokens.size()) - computed; }
   std::span<const int64_t> page_tokens(int64_t page) const {
     return std::span(tokens).subspan(static_cast<size_t>(page * kPageTokens), kPageTokens);
@@ -32,6 +38,12 @@ struct Engine::Step {
     Sequence* sequence;
     int64_t rows;
     bool chooses;  // a token, as these are its last rows
+
+    int64_t first() const { return sequence->computed; }
+    int64_t last() const { return sequence->computed + rows - 1; }
+    // Rows whose logits are wanted: of tokens of the prompt to be scored, and the last.
+    int64_t first_scored() const { return std::max(first(), sequence->scored); }
+    int64_t end_scored() const { return std::min(last() + 1, sequence->to_score()); }
   };
   std::vector<Part> parts{};
 };
@@ -110,6 +122,7 @@ void Engine::admit() {
 // was.
 bool Engine::share_prefix(Sequence& sequence) {
   bool found = false;
+  if (sequence.scored < sequence.to_score()) return found;  // their logits are in no page
   while (sequence.computed % kPageTokens == 0 && sequence.pending() > kPageTokens &&
          sequence.published * kPageTokens == sequence.computed &&
          static_cast<int64_t>(sequence.pages.size()) == sequence.published) {
@@ -176,16 +189,18 @@ Engine::Step Engine::plan() {
 
 at::Tensor Engine::run(const Step& step) {
   StepRows all;
-  for (const auto& [sequence, rows, chooses] : step.parts) {
-    all.sequences.push_back({.first_row = static_cast<int64_t>(all.tokens.size()),
-                             .rows = rows,
-                             .first_position = sequence->computed,
-                             .pages = sequence->pages});
-    for (int64_t position = sequence->computed; position < sequence->computed + rows; ++position) {
-      all.tokens.push_back(sequence->tokens[static_cast<size_t>(position)]);
+  for (const auto& part : step.parts) {
+    const auto first_row = static_cast<int64_t>(all.tokens.size());
+    all.sequences.push_back(
+        {.first_row = first_row, .rows = part.rows, .first_position = part.first(), .pages = part.sequence->pages});
+    for (int64_t position = part.first(); position <= part.last(); ++position) {
+      all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
     }
-    if (chooses) all.wanted.push_back(static_cast<int64_t>(all.tokens.size()) - 1);
+    for (int64_t position = part.first_scored(); position < part.end_scored(); ++position) {
+      all.wanted.push_back(first_row + position - part.first());
+    }
+    if (part.chooses) all.wanted.push_back(first_row + part.rows - 1);
   }
   if (options_.group) tell_rows(*options_.group, all);
   return run_rows(*model_, store_, all, device_);
@@ -198,39 +213,56 @@ void Engine::publish(Sequence& sequence) {
   }
 }
 
+void Engine::choose(const Sequence& sequence, std::span<const float> logits, NewToken& made) const {
+  const auto& request = sequence.request;
+  try {
+    std::vector<float> scores(logits.begin(), logits.end());
+    made.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
+    if (request.log_probs) made.log_probs = log_probs_of(logits, made.token, *request.log_probs);
+  } catch (const std::exception& error) {
+    made.finish = Finish::kError;
+    made.error = as_error(error);
+  }
+}
+
 void Engine::finish_step(const Step& step, const at::Tensor& logits) {
-  std::vector<Sequence*> choosing;  // in the order of the logits
-  for (const auto& [sequence, rows, chooses] : step.parts) {
-    if (rows > 1) counts_.prompt_tokens += rows;
-    sequence->computed += rows;
-    publish(*sequence);
-    if (chooses) choosing.push_back(sequence);
+  std::vector<Sequence*> choosing;
+  std::vector<std::function<void(std::span<const float>)>> readers;  // of the logits, in their order
+  std::vector<NewToken> made(step.parts.size());
+  for (const auto& part : step.parts) {
+    auto& sequence = *part.sequence;
+    const int64_t end = part.end_scored();
+    if (end > part.first_scored()) sequence.scores.resize(static_cast<size_t>(sequence.to_score()));
+    for (int64_t position = part.first_scored(); position < end; ++position) {
+      readers.emplace_back([&sequence, at = static_cast<size_t>(position)](std::span<const float> row) {
+        const auto& request = sequence.request;
+        sequence.scores[at] = log_probs_of(row, request.prompt[at + 1], *request.log_probs);
+      });
+    }
+    sequence.scored = std::max(sequence.scored, end);
+    if (part.chooses) {
+      readers.emplace_back(
+          [this, &sequence, &out = made[choosing.size()]](std::span<const float> row) { choose(sequence, row, out); });
+      choosing.push_back(&sequence);
+    }
+    if (part.rows > 1) counts_.prompt_tokens += part.rows;
+    sequence.computed += part.rows;
+    publish(sequence);
   }
   ++counts_.steps;
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
-  std::vector<NewToken> made(choosing.size());
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
-  at::parallel_for(0, static_cast<int64_t>(made.size()), share, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, static_cast<int64_t>(readers.size()), share, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto& sequence = *choosing[static_cast<size_t>(i)];
-      const auto& request = sequence.request;
-      auto& out = made[static_cast<size_t>(i)];
-      const std::span<const float> row(all + static_cast<size_t>(i) * vocabulary, vocabulary);
-      try {
-        std::vector<float> scores(row.begin(), row.end());
-        out.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
-        if (request.log_probs) out.log_probs = log_probs_of(row, out.token, *request.log_probs);
-      } catch (const std::exception& error) {
-        out.finish = Finish::kError;
-        out.error = as_error(error);
-      }
+      readers[static_cast<size_t>(i)]({all + static_cast<size_t>(i) * vocabulary, vocabulary});
     }
   });
-  for (size_t i = 0; i < made.size(); ++i) {
+  for (size_t i = 0; i < choosing.size(); ++i) {
     auto& sequence = *choosing[i];
     const auto& request = sequence.request;
     auto& out = made[i];
+    if (sequence.tokens.size() == request.prompt.size()) out.prompt_log_probs = std::move(sequence.scores);
     if (!out.finish) {
       const auto& stops = request.options.stop_tokens;
       sequence.tokens.push_back(out.token);

@@ -35,12 +35,15 @@ struct NewToken {
   std::optional<Finish> finish{};  // of the last one: a stop token or the callback's word is kStop
   std::optional<TokenLogProbs> log_probs{};
   std::optional<Error> error{};  // of kError, which brings no token
+  // With the first token, where they are wanted: of the prompt's second token and all behind it.
+  std::vector<TokenLogProbs> prompt_log_probs{};
 };
 
 struct GenerationRequest {
   std::vector<int64_t> prompt{};
   GenerationOptions options{};
   std::optional<int64_t> log_probs{};  // wanted: of the token, and so many of the likeliest
+  bool prompt_log_probs = false;       // of the prompt's tokens likewise, whose logits are then all computed
   // Sees each token as it is made, from step(); false ends the sequence. It must not call the engine.
   std::function<bool(const NewToken& made)> on_token{};
 };
@@ -100,6 +103,7 @@ class Engine {
   at::Tensor run(const Step& step);
   std::optional<Error> try_step(const Step& step);  // the model's
   void publish(Sequence& sequence);
+  void choose(const Sequence& sequence, std::span<const float> logits, NewToken& made) const;
   void finish_step(const Step& step, const at::Tensor& logits);
 
   std::shared_ptr<CausalLM> model_;

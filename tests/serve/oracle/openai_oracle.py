@@ -1,5 +1,6 @@
 # The official OpenAI client and curl against `tessera serve`, and `tessera generate` beside it.
 #   openai_oracle.py PROGRAM MODEL CLIENTS SECONDS [FLAGS OF SERVE]
+import atexit
 import json
 import os
 import random
@@ -19,6 +20,7 @@ name = os.path.basename(model)
 
 def start(*more, expect=None):
     server = subprocess.Popen([program, "serve", "--model", model, "--port", "0", *sys.argv[5:], *more], stderr=subprocess.PIPE, text=True)
+    atexit.register(server.kill)  # where something fails
     if expect is not None:
         _, err = server.communicate(timeout=120)
         assert server.returncode == expect, (server.returncode, err)
@@ -51,6 +53,13 @@ def of_generate(prompts, most):
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert [row["id"] for row in rows] == list(range(len(prompts)))
     return [row["text"] for row in rows]
+
+
+def of_score(texts):
+    lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts))
+    run = subprocess.run([program, "score", "--model", model, "--input", "-", "--output", "-"],
+                         input=lines, text=True, capture_output=True, check=True)
+    return [json.loads(line)["logprobs"] for line in run.stdout.splitlines()]
 
 
 def refused(status, call):
@@ -98,7 +107,18 @@ def one_client(client):
             texts[choice.index] += choice.delta.content or ""
     assert texts == [chat.choices[0].message.content] * 2, texts
     refused(400, lambda: client.completions.create(model=name, prompt="a", n=1000))
-    refused(400, lambda: client.completions.create(model=name, prompt="a", logit_bias={"1": 5}))
+    only = client.completions.create(model=name, prompt="the cat", max_tokens=5, temperature=0, logit_bias={"4": 100})
+    assert only.choices[0].text == "eeeee", only.choices[0].text
+    refused(400, lambda: client.completions.create(model=name, prompt="a", logit_bias={"1": 101}))
+    with_prompt = client.completions.create(model=name, prompt="the cat", max_tokens=24, temperature=0, echo=True)
+    assert with_prompt.choices[0].text == "the cat" + expected
+    scored = client.completions.create(model=name, prompt=["the cat", "a mat"], max_tokens=0, temperature=0, echo=True, logprobs=1)
+    for choice, prompt, wanted in zip(scored.choices, ["the cat", "a mat"], of_score(["the cat", "a mat"])):
+        found = choice.logprobs
+        assert choice.text == "".join(found.tokens) == prompt and choice.finish_reason == "length", choice
+        assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+        assert all(abs(a - b) < 1e-3 for a, b in zip(found.token_logprobs[1:], wanted, strict=True)), (found, wanted)
+    assert scored.usage.completion_tokens == 0 and scored.usage.prompt_tokens == 12
     refused(400, lambda: client.completions.create(model=name, prompt="a", max_tokens=10**9))
     too_long = refused(400, lambda: client.completions.create(model=name, prompt="a " * 20000))
     assert too_long.code == "context_length_exceeded", too_long.body
