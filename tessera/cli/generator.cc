@@ -4,7 +4,6 @@
 #include "tessera/cli/shared_model.h"
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
-#include "tessera/models/generation/load.h"
 #include "tessera/models/generation/shared_steps.h"
 
 namespace tessera::cli {
@@ -12,12 +11,10 @@ namespace tessera::cli {
 Generator::Generator(const GeneratorOptions& options, const ModelConfig& config, std::shared_ptr<comm::World> world)
     : world_(std::move(world)) {
   const auto device = comm::choose_device(*world_, {.setting = options.device, .key = "--device"});
-  const bool shared = world_->size() > 1;
-  model_ = shared ? load_shared(options.model, options.dtype, config, device, world_)
-                  : load_for_generation(options.model, options.dtype, device);
+  model_ = load_shared(options.model, options.dtype, config, device, world_);
   if (world_->rank() > 0) return;
-  engine_ = std::make_unique<Engine>(model_, EngineOptions{.pages = Engine::pages_for(options.cache_tokens),
-                                                           .group = shared ? world_->group() : nullptr});
+  engine_ = std::make_unique<Engine>(
+      model_, EngineOptions{.pages = Engine::pages_for(options.cache_tokens), .group = engine_group(*world_)});
 }
 
 void Generator::follow() { follow_steps(*model_, *world_->group()); }

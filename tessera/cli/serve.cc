@@ -174,8 +174,7 @@ int run_serve(VerbArguments args) {
   std::optional<Listening> listening;
   if (first) listening = listen_for(flags, token);
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
-  const auto model = shared ? load_shared(flags.model, flags.dtype, served.config, device, world)
-                            : load_for_generation(flags.model, flags.dtype, device);
+  const auto model = load_shared(flags.model, flags.dtype, served.config, device, world);
   signals.serve();
   if (!first) {
     follow_steps(*model, *world->group());  // a signal is the first rank's business
@@ -187,7 +186,7 @@ int run_serve(VerbArguments args) {
                              {.pages = Engine::pages_for(served.cache_tokens),
                               .max_sequences = flags.limits.sequences,
                               .prompt_block = flags.prompt_block,
-                              .group = shared ? world->group() : nullptr},
+                              .group = engine_group(*world)},
                              flags.limits, shared ? signals.end() : nullptr);
   const bool v6 = listening->address.find(':') != std::string::npos;
   const auto url =

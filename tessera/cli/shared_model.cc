@@ -14,6 +14,7 @@ namespace tessera::cli {
 std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
                                       at::Device device, const std::shared_ptr<comm::World>& world) {
   const int64_t ranks = world->size();
+  if (ranks == 1) return load_for_generation(dir, dtype, device);
   TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
                 "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.",
                 dtype, ranks);
@@ -30,6 +31,10 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
         cuts_heads ? "tensor parallel" : "each holds a part of every layer, as their number does not divide the heads");
   }
   return model;
+}
+
+std::shared_ptr<comm::Group> engine_group(comm::World& world) {
+  return world.size() > 1 ? world.group() : nullptr;
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// A model for generation that the ranks of a world hold together.
+// A model for generation that the ranks of a world hold together, be it one.
 //
 //   const auto model = load_shared(dir, "bfloat16", config, device, world);
 //   if (world->rank() > 0) return follow_steps(*model, *world->group());      // the first has the engine
@@ -10,14 +10,17 @@
 #include "tessera/models/causal_lm.h"
 
 namespace tessera::comm {
+class Group;
 class World;
-}
+}  // namespace tessera::comm
 
 namespace tessera::cli {
 
-// Tensor parallel where the ranks divide its heads, else its layers are sharded and gathered one by one. COLLECTIVE
-// over the world. Error kConfig for packed dtypes, which run on one rank.
+// One rank: load_for_generation's. Several: tensor parallel where the ranks divide its heads, else its layers are
+// sharded and gathered one by one. COLLECTIVE over the world. Error kConfig for packed dtypes, which run on one rank.
 std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
                                       at::Device device, const std::shared_ptr<comm::World>& world);
+// Of an engine with such a model: none for one rank.
+std::shared_ptr<comm::Group> engine_group(comm::World& world);
 
 }  // namespace tessera::cli
