@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Where the time of the tests went, and what those that failed said: test_summary.py tests.xml (ctest --output-junit's)."""
+"""Where the time of tests went, and what failed ones said: test_summary.py tests.xml (of ctest --output-junit)."""
 import collections
 import sys
 import xml.etree.ElementTree

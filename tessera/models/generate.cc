@@ -114,6 +114,7 @@ void GenerationOptions::check() const {
   wanted(std::abs(frequency_penalty) <= 2, "frequency_penalty", frequency_penalty, "a number from -2 to 2");
   wanted(repetition_penalty > 0 && std::isfinite(repetition_penalty), "repetition_penalty", repetition_penalty,
          "a number above 0");
+  for (const auto& [token, bias] : logit_bias) wanted(std::isfinite(bias), "logit_bias", bias, "a number");
 }
 
 int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,

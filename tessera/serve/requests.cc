@@ -1,13 +1,13 @@
 #include "tessera/serve/requests.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/number.h"
 #include "tessera/base/quote.h"
 #include "tessera/data/messages.h"
 #include "tessera/serve/api_error.h"
@@ -82,13 +82,12 @@ std::vector<std::pair<int64_t, float>> read_bias(const JsonReader& top, const Mo
   const auto given = top.find("logit_bias");
   if (!given || given->is_null()) return biases;
   for (const auto& [key, value] : given->members()) {
-    int64_t token = -1;
-    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
-    if (error != std::errc() || end != key.data() + key.size() || token < 0 || token >= config.vocab_size) {
+    const auto token = parse_number<int64_t>(key);
+    if (!token || *token < 0 || *token >= config.vocab_size) {
       refuse("logit_bias",
              fmt::format("logit_bias: found {}, wanted the id of a token, 0 to {}", quote(key), config.vocab_size - 1));
     }
-    biases.emplace_back(token, static_cast<float>(value.as_number(-100, 100)));
+    biases.emplace_back(*token, static_cast<float>(value.as_number(-100, 100)));
   }
   return biases;
 }

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/base/number.h"
 #include "tessera/base/quote.h"
 #include "tessera/train/recipe_value.h"
 
@@ -23,14 +23,11 @@ const std::string& text_value(const std::string& name, const YamlNode& value, co
 }
 
 double weight_value(const YamlNode& value, const std::string& where) {
-  double weight = 0;
   const auto& text = text_value("weight", value, where);
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), weight);
-  TESSERA_CHECK(
-      error == std::errc() && end == text.data() + text.size() && std::isfinite(weight) && weight > 0 && weight <= 1e12,
-      ErrorKind::kConfig, "[train.recipe] {}: weight of a data source: found {}, wanted a number above 0.", where,
-      quote(text));
-  return weight;
+  const auto weight = parse_number<double>(text);
+  TESSERA_CHECK(weight && std::isfinite(*weight) && *weight > 0 && *weight <= 1e12, ErrorKind::kConfig,
+                "[train.recipe] {}: weight of a data source: found {}, wanted a number above 0.", where, quote(text));
+  return *weight;
 }
 
 const std::string& format_of_source(const YamlNode& value, const std::string& where) {

@@ -5,24 +5,23 @@
 #include <fnmatch.h>
 
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <set>
 #include <sstream>
 
 #include "tessera/base/error.h"
+#include "tessera/base/number.h"
 #include "tessera/base/quote.h"
 
 namespace tessera::train {
 namespace {
 
 double number_in(const std::string& text, const std::string& key, const std::string& value) {
-  double out = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
-  TESSERA_CHECK(error == std::errc() && end == value.data() + value.size() && std::isfinite(out) && out >= 0,
-                ErrorKind::kConfig, "[train.recipe] optimizer.groups: {}: {}: found {}, wanted a number of at least 0.",
-                quote(text), key, quote(value));
-  return out;
+  const auto out = parse_number<double>(value);
+  TESSERA_CHECK(out && std::isfinite(*out) && *out >= 0, ErrorKind::kConfig,
+                "[train.recipe] optimizer.groups: {}: {}: found {}, wanted a number of at least 0.", quote(text), key,
+                quote(value));
+  return *out;
 }
 
 std::vector<double> betas_in(const std::string& text, const std::string& value) {

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/base/number.h"
 #include "tessera/base/quote.h"
 #include "tessera/train/data_sources.h"
 
@@ -32,12 +32,9 @@ std::string shown_node(const YamlNode& node) {
 }
 
 template <class Number>
-std::optional<Number> parse_number(std::string_view text) {
+std::optional<Number> yaml_number(std::string_view text) {
   if (text.size() > 1 && text.front() == '+' && text[1] != '-') text.remove_prefix(1);
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  return parse_number<Number>(text);
 }
 
 bool in_range(double value, const Range& range) {
@@ -76,7 +73,7 @@ struct Assign {
 
   bool operator()(int64_t* field) const {
     if (node.kind != Kind::kScalar || node.quoted) return false;
-    const auto value = parse_number<int64_t>(node.text);
+    const auto value = yaml_number<int64_t>(node.text);
     if (!value || !in_range(static_cast<double>(*value), key.range)) return false;
     *field = *value;
     return true;
@@ -93,7 +90,7 @@ struct Assign {
   }
   bool operator()(double* field) const {
     if (node.kind != Kind::kScalar || node.quoted) return false;
-    const auto value = parse_number<double>(node.text);
+    const auto value = yaml_number<double>(node.text);
     if (!value || !in_range(*value, key.range)) return false;
     *field = *value;
     return true;

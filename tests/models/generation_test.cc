@@ -218,6 +218,7 @@ TEST(Engine, RefusesWhatCannotBeComputed) {
   EXPECT_THROW(engine.add({.prompt = tokens_from(1, 30), .options = {.max_new_tokens = 3}}), Error)
       << "33 tokens, 2 pages";
   EXPECT_THROW(engine.add({.prompt = {1}, .options = {.temperature = std::nan("")}}), Error);
+  EXPECT_THROW(engine.add({.prompt = {1}, .options = {.logit_bias = {{3, std::nanf("")}}}}), Error);
   EXPECT_THROW(Engine(row_model(""), {.pages = 0}), Error);
 }
 

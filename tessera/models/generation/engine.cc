@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <functional>
 #include <set>
 
 #include "tessera/base/error.h"
@@ -37,15 +36,28 @@ struct Engine::Step {
   struct Part {
     Sequence* sequence;
     int64_t rows;
-    bool chooses;  // a token, as these are its last rows
 
     int64_t first() const { return sequence->computed; }
-    int64_t last() const { return sequence->computed + rows - 1; }
-    // Rows whose logits are wanted: of tokens of the prompt to be scored, and the last.
-    int64_t first_scored() const { return std::max(first(), sequence->scored); }
-    int64_t end_scored() const { return std::min(last() + 1, sequence->to_score()); }
+    int64_t end() const { return sequence->computed + rows; }
+    // Positions whose logits are wanted: before tokens of the prompt that are to be scored, and before the next one.
+    std::vector<int64_t> wanted() const {
+      std::vector<int64_t> positions;
+      const int64_t scored_end = std::min(end(), sequence->to_score());
+      for (int64_t at = std::max(first(), sequence->scored); at < scored_end; ++at) positions.push_back(at);
+      if (rows == sequence->pending()) positions.push_back(end() - 1);
+      return positions;
+    }
   };
   std::vector<Part> parts{};
+};
+
+// What the logits at a position are wanted for: the score of the token behind it, or the choice of one.
+struct Engine::Reading {
+  Sequence* sequence;
+  size_t position;
+  NewToken made{};
+
+  bool chooses() const { return position + 1 == sequence->tokens.size(); }
 };
 
 Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
@@ -89,6 +101,7 @@ int64_t Engine::add(GenerationRequest request) {
   sequence->id = next_id_++;
   sequence->tokens = request.prompt;
   sequence->request = std::move(request);
+  sequence->scores.resize(static_cast<size_t>(sequence->to_score()));
   waiting_.push_back(std::move(sequence));
   return waiting_.back()->id;
 }
@@ -181,7 +194,7 @@ Engine::Step Engine::plan() {
       budget -= rows;
     }
     if (!give_pages(sequence, sequence.computed + rows)) break;  // it was the last
-    step.parts.push_back({&sequence, rows, rows == sequence.pending()});
+    step.parts.push_back({&sequence, rows});
     ++at;
   }
   return step;
@@ -193,14 +206,11 @@ at::Tensor Engine::run(const Step& step) {
     const auto first_row = static_cast<int64_t>(all.tokens.size());
     all.sequences.push_back(
         {.first_row = first_row, .rows = part.rows, .first_position = part.first(), .pages = part.sequence->pages});
-    for (int64_t position = part.first(); position <= part.last(); ++position) {
+    for (int64_t position = part.first(); position < part.end(); ++position) {
       all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
     }
-    for (int64_t position = part.first_scored(); position < part.end_scored(); ++position) {
-      all.wanted.push_back(first_row + position - part.first());
-    }
-    if (part.chooses) all.wanted.push_back(first_row + part.rows - 1);
+    for (const int64_t position : part.wanted()) all.wanted.push_back(first_row + position - part.first());
   }
   if (options_.group) tell_rows(*options_.group, all);
   return run_rows(*model_, store_, all, device_);
@@ -213,11 +223,16 @@ void Engine::publish(Sequence& sequence) {
   }
 }
 
-void Engine::choose(const Sequence& sequence, std::span<const float> logits, NewToken& made) const {
-  const auto& request = sequence.request;
+void Engine::read(Reading& reading, std::span<const float> logits) {
+  auto& [sequence, position, made] = reading;
+  const auto& request = sequence->request;
+  if (!reading.chooses()) {
+    sequence->scores[position] = log_probs_of(logits, request.prompt[position + 1], *request.log_probs);
+    return;
+  }
   try {
     std::vector<float> scores(logits.begin(), logits.end());
-    made.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
+    made.token = choose_from(scores, {sequence->tokens, request.prompt.size()}, request.options);
     if (request.log_probs) made.log_probs = log_probs_of(logits, made.token, *request.log_probs);
   } catch (const std::exception& error) {
     made.finish = Finish::kError;
@@ -226,42 +241,30 @@ void Engine::choose(const Sequence& sequence, std::span<const float> logits, New
 }
 
 void Engine::finish_step(const Step& step, const at::Tensor& logits) {
-  std::vector<Sequence*> choosing;
-  std::vector<std::function<void(std::span<const float>)>> readers;  // of the logits, in their order
-  std::vector<NewToken> made(step.parts.size());
+  std::vector<Reading> readings;  // of each row of the logits
   for (const auto& part : step.parts) {
     auto& sequence = *part.sequence;
-    const int64_t end = part.end_scored();
-    if (end > part.first_scored()) sequence.scores.resize(static_cast<size_t>(sequence.to_score()));
-    for (int64_t position = part.first_scored(); position < end; ++position) {
-      readers.emplace_back([&sequence, at = static_cast<size_t>(position)](std::span<const float> row) {
-        const auto& request = sequence.request;
-        sequence.scores[at] = log_probs_of(row, request.prompt[at + 1], *request.log_probs);
-      });
-    }
-    sequence.scored = std::max(sequence.scored, end);
-    if (part.chooses) {
-      readers.emplace_back(
-          [this, &sequence, &out = made[choosing.size()]](std::span<const float> row) { choose(sequence, row, out); });
-      choosing.push_back(&sequence);
-    }
+    for (const int64_t position : part.wanted()) readings.push_back({&sequence, static_cast<size_t>(position)});
     if (part.rows > 1) counts_.prompt_tokens += part.rows;
     sequence.computed += part.rows;
+    sequence.scored = std::max(sequence.scored, std::min(sequence.computed, sequence.to_score()));
     publish(sequence);
   }
   ++counts_.steps;
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
-  at::parallel_for(0, static_cast<int64_t>(readers.size()), share, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, static_cast<int64_t>(readings.size()), share, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      readers[static_cast<size_t>(i)]({all + static_cast<size_t>(i) * vocabulary, vocabulary});
+      const auto row = static_cast<size_t>(i);
+      read(readings[row], {all + row * vocabulary, vocabulary});
     }
   });
-  for (size_t i = 0; i < choosing.size(); ++i) {
-    auto& sequence = *choosing[i];
+  for (auto& reading : readings) {
+    if (!reading.chooses()) continue;
+    auto& sequence = *reading.sequence;
     const auto& request = sequence.request;
-    auto& out = made[i];
+    auto& out = reading.made;
     if (sequence.tokens.size() == request.prompt.size()) out.prompt_log_probs = std::move(sequence.scores);
     if (!out.finish) {
       const auto& stops = request.options.stop_tokens;

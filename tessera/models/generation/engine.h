@@ -93,6 +93,7 @@ class Engine {
  private:
   struct Sequence;
   struct Step;
+  struct Reading;
   using Sequences = std::list<std::unique_ptr<Sequence>>;
 
   void admit();
@@ -103,7 +104,7 @@ class Engine {
   at::Tensor run(const Step& step);
   std::optional<Error> try_step(const Step& step);  // the model's
   void publish(Sequence& sequence);
-  void choose(const Sequence& sequence, std::span<const float> logits, NewToken& made) const;
+  static void read(Reading& reading, std::span<const float> logits);
   void finish_step(const Step& step, const at::Tensor& logits);
 
   std::shared_ptr<CausalLM> model_;

@@ -1,10 +1,9 @@
 #include <yaml-cpp/yaml.h>
 
-#include <charconv>
-
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
+#include "tessera/base/number.h"
 #include "tessera/base/quote.h"
 #include "tessera/parallel/tensor_parallel/model_plans.h"
 
@@ -25,10 +24,8 @@ Placement parse_layout(const std::string& text, const std::string& where) {
   if (text == "replicate" || text == "R") return Replicate();
   for (const std::string_view prefix : {"shard(", "S("}) {
     if (!text.starts_with(prefix) || !text.ends_with(")")) continue;
-    int dim = 0;
-    const char* const end = text.data() + text.size() - 1;
-    const auto [rest, problem] = std::from_chars(text.data() + prefix.size(), end, dim);
-    if (problem == std::errc() && rest == end && -8 <= dim && dim < 8) return Shard(dim);
+    const auto dim = parse_number<int>(std::string_view(text).substr(prefix.size(), text.size() - prefix.size() - 1));
+    if (dim && -8 <= *dim && *dim < 8) return Shard(*dim);
   }
   raise(ErrorKind::kConfig, "[parallel.plan] {}: found the layout {}, wanted replicate or shard(DIM).", where,
         quote(text));

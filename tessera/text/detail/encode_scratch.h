@@ -28,7 +28,7 @@ struct EncodeScratch {
            tokens.storage.text.capacity() + tokens.storage.origins.capacity() * sizeof(Span) +
            normalized.text.capacity() + normalize.other.text.capacity() +
            (normalized.origins.capacity() + input.origins.capacity()) * sizeof(Span) +
-           bpe.symbols.capacity() * sizeof(BpeSymbol);
+           bpe.symbols.capacity() * sizeof(BpeSymbol) + bpe.lost.capacity() * sizeof(uint32_t);
   }
 };
 

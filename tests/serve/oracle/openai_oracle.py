@@ -46,20 +46,22 @@ def prompt_of(i):
     return " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, 9)))
 
 
+def answers(verb, rows, *flags):
+    run = subprocess.run([program, verb, "--model", model, *flags], input="".join(json.dumps(row) + "\n" for row in rows),
+                         text=True, capture_output=True, check=True)
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
 def of_generate(prompts, most):
-    lines = "".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in enumerate(prompts))
-    run = subprocess.run([program, "generate", "--model", model, "--batch", "-", "--max-new-tokens", str(most), "--temperature", "0"],
-                         input=lines, text=True, capture_output=True, check=True)
-    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    rows = answers("generate", [{"id": i, "prompt": p} for i, p in enumerate(prompts)],
+                   "--batch", "-", "--max-new-tokens", str(most), "--temperature", "0")
     assert [row["id"] for row in rows] == list(range(len(prompts)))
     return [row["text"] for row in rows]
 
 
 def of_score(texts):
-    lines = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts))
-    run = subprocess.run([program, "score", "--model", model, "--input", "-", "--output", "-"],
-                         input=lines, text=True, capture_output=True, check=True)
-    return [json.loads(line)["logprobs"] for line in run.stdout.splitlines()]
+    rows = [{"id": i, "text": text} for i, text in enumerate(texts)]
+    return [row["logprobs"] for row in answers("score", rows, "--input", "-", "--output", "-")]
 
 
 def refused(status, call):
