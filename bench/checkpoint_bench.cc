@@ -18,6 +18,7 @@
 
 #include "bench/harness.h"
 #include "tessera/base/error.h"
+#include "tessera/base/random_word.h"
 #include "tessera/base/staged.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -326,7 +327,7 @@ void measure_state(Harness& harness, Halves& halves, const std::string& state, c
 int run(Harness& harness, const std::string& self) {
   harness.threads = kRanks;
   // On the disk of the build folder, not in memory.
-  const auto folder = fs::path(source_folder()) / "build" / (".bench-" + random_name());
+  const auto folder = fs::path(source_folder()) / "build" / (".bench-" + random_word(8));
   fs::create_directories(folder);
   const struct Cleanup {
     fs::path folder;

@@ -1,7 +1,6 @@
 #include "tessera/base/staged.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/random_word.h"
 
 namespace tessera {
 namespace {
@@ -26,19 +26,11 @@ std::filesystem::path without_trailing_slash(const std::filesystem::path& dir) {
 
 }  // namespace
 
-std::string random_name() {
-  uint64_t bits = 0;
-  while (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) {
-    TESSERA_CHECK(errno == EINTR, ErrorKind::kIo, "[file] no random name: {}", std::strerror(errno));
-  }
-  return fmt::format("{:016x}", bits);
-}
-
 std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,
                                const std::function<int(const std::filesystem::path&)>& make) {
   constexpr size_t kLongestStem = 200;  // of the 255 bytes that a name may have
   for (int attempt = 0;; ++attempt) {
-    const auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_name());
+    const auto path = folder / fmt::format(".{}.{}.tmp", stem.substr(0, kLongestStem), random_word(8));
     const int reason = make(path);
     if (reason == 0) return path;
     TESSERA_CHECK(reason == EEXIST && attempt < 16, ErrorKind::kIo, "[file] {}: cannot be created: {}",

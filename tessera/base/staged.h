@@ -64,9 +64,6 @@ class StagedFolder {
 // publish_file() of file.h, staged in a folder of the same file system.
 void publish_file(const std::filesystem::path& path, std::string_view content, const std::filesystem::path& staging);
 
-// 16 hexadecimal digits that no other call, process or host has.
-std::string random_name();
-
 // A name in `folder` that `make` has just made: .STEM.RANDOM.tmp. `make` returns 0, or errno; after EEXIST another name
 // is tried. Error kIo.
 std::filesystem::path make_new(const std::filesystem::path& folder, const std::string& stem,

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/base/quote.h"
+#include "tessera/base/random_word.h"
 #include "tessera/checkpoint/held_boxes.h"
 #include "tessera/checkpoint/pickled.h"
 #include "tessera/checkpoint/record_file.h"
@@ -42,7 +43,7 @@ DcpStorageInfo place_in(const std::string& file, const JsonReader& json) {
 
 CheckpointContents::CheckpointContents() {
   metadata.planner_data.emplace();
-  metadata.storage_meta.emplace().save_id = random_name();
+  metadata.storage_meta.emplace().save_id = random_word(8);
   metadata.version = "1.0.0";
 }
 

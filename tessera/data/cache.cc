@@ -17,6 +17,7 @@
 #include "tessera/base/host.h"
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/random_word.h"
 #include "tessera/base/scratch_folder.h"
 #include "tessera/base/staged.h"
 #include "tessera/base/unique_fd.h"
@@ -181,7 +182,7 @@ bool is_unused(const fs::path& folder, UniqueFd& set) {
 
 // Out of the way in one step: half an entry is never seen under its name. "" when it cannot be.
 fs::path move_aside(const fs::path& folder, std::error_code& error) {
-  const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_name());
+  const auto aside = folder.parent_path() / fmt::format(".{}.{}.old", folder.filename().string(), random_word(8));
   fs::rename(folder, aside, error);
   return error ? fs::path() : aside;
 }

@@ -10,6 +10,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
 #include "tessera/base/mapped_file.h"
+#include "tessera/base/random_word.h"
 #include "tessera/base/staged.h"
 
 namespace tessera::train {
@@ -125,7 +126,7 @@ void RunMark::check_free() const {
 
 void RunMark::set() {
   if (set_) return;
-  id_ = random_name();
+  id_ = random_word(8);
   write();
   set_ = true;
 }

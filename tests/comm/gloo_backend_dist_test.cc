@@ -1,4 +1,4 @@
-// What the Gloo back-end does beyond the table of collectives: abort().
+// What the Gloo back-end does beyond the table of collectives: abort(), and who may be a rank.
 #include <ATen/ATen.h>
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,9 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "tessera/base/error.h"
 #include "tessera/comm/backends/gloo_backend.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tests/support/ranks.h"
@@ -78,9 +80,12 @@ class Strangers {
   std::thread opener_;
 };
 
+c10::intrusive_ptr<c10d::Store> part_of(World& world, const std::string& name) {
+  return c10::make_intrusive<c10d::PrefixStore>(name, c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world.store()));
+}
+
 TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMeanwhile, (2, 3)) {
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(
-      "gloo_abort", c10::intrusive_ptr<c10d::Store>::reclaim_copy(&world->store()));
+  const auto store = part_of(*world, "gloo_abort");
   Strangers strangers;
   const size_t before = strangers.count();
   const auto backend =
@@ -97,6 +102,46 @@ TESSERA_RANKS_TEST(GlooAbort, EndsWaitsAndLeavesConnectionsAloneThatOthersOpenMe
   EXPECT_EQ(strangers.broken(), 0U);
   if (waits) {
     EXPECT_ANY_THROW(waits->wait());
+  }
+  barrier(*world->group());
+}
+
+TESSERA_RANKS_TEST(GlooWords, RanksOfSeveralHostsKnowOneAnother, (2, 3, 4)) {
+  const auto backend = make_gloo_backend(
+      part_of(*world, "words"),
+      {.rank = world->rank(), .size = world->size(), .loopback = false, .other_host = "127.0.0.1", .timeout = 60s});
+  std::vector<at::Tensor> ranks = {at::full({1}, world->rank())};
+  backend->allreduce(ranks)->wait();
+  EXPECT_EQ(ranks[0].item<int64_t>(), world->size() * (world->size() - 1) / 2);
+  barrier(*world->group());
+}
+
+// The last rank is Gloo as anybody has it, who has heard where the others listen and says something.
+TESSERA_RANKS_TEST(GlooWords, AStrangerInTheLastRanksPlaceIsNoRank, (2, 3)) {
+  const auto store = part_of(*world, "stranger");
+  const int size = world->size(), last = size - 1;
+  if (world->rank() == last) {
+    auto options = c10d::ProcessGroupGloo::Options::create(60s);
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+    const auto stranger = c10::make_intrusive<c10d::ProcessGroupGloo>(store, last, size, options);
+    const auto first = store->get("card/0");
+    store->set(fmt::format("card/{}", last), first);  // well-formed, and not its own
+    constexpr int64_t kWord = 32;
+    auto said = at::full({size * kWord}, '0', at::kByte), heard = at::empty_like(said);
+    std::vector<int64_t> even{};
+    stranger->alltoall_base(heard, said, even, even)->wait();
+    barrier(*world->group());
+    return;
+  }
+  try {
+    make_gloo_backend(
+        store, {.rank = world->rank(), .size = size, .loopback = false, .other_host = "127.0.0.1", .timeout = 60s});
+    ADD_FAILURE() << "rank " << world->rank() << " took a stranger for a rank";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kComm);
+    EXPECT_NE(std::string(error.what()).find(fmt::format("as rank {} of a new group does not know the word", last)),
+              std::string::npos)
+        << error.what();
   }
   barrier(*world->group());
 }

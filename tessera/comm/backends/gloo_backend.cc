@@ -1,11 +1,13 @@
 #include "tessera/comm/backends/gloo_backend.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -14,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/random_word.h"
 #include "tessera/comm/backends/interface_choice.h"
 
 namespace tessera::comm {
@@ -99,6 +102,35 @@ auto make_device(const Make& make, std::string& listens_at) {
   return device;
 }
 
+// What a rank leaves in the store for the others: where it listens, and the word that each of them is to say to it.
+struct Card {
+  static constexpr size_t kWordBytes = 16, kWord = 2 * kWordBytes;
+
+  std::string listens_at, words = "";
+
+  static Card fresh(std::string listens_at, int size) {
+    return {std::move(listens_at), random_word(kWordBytes * static_cast<size_t>(size))};
+  }
+  std::string_view word_of(int rank) const {
+    return std::string_view(words).substr(static_cast<size_t>(rank) * kWord, kWord);
+  }
+  void leave(c10d::Store& store, int rank) const {
+    const std::string text = listens_at + "\n" + words;
+    store.set(key(rank), std::vector<uint8_t>(text.begin(), text.end()));
+  }
+  static Card of(c10d::Store& store, int rank, int size) {
+    const auto bytes = store.get(key(rank));
+    const std::string text(bytes.begin(), bytes.end());
+    const auto end = text.find('\n');
+    TESSERA_CHECK(end != text.npos && text.size() - end - 1 == kWord * static_cast<size_t>(size), ErrorKind::kComm,
+                  "[comm.gloo] what rank {} of the group left in the store is of another version of Tessera", rank);
+    return {text.substr(0, end), text.substr(end + 1)};
+  }
+
+ private:
+  static std::string key(int rank) { return "card/" + std::to_string(rank); }
+};
+
 // Gloo has no abort: closing a connection of its own leaves the local waits standing until their timeout. An end of
 // file does end them, here and at the peer, so abort() shuts the group's connections down underneath it: those that it
 // has accepted at its own listener, and those that it has made to its peers' listeners. With ranks as threads that
@@ -106,21 +138,23 @@ auto make_device(const Make& make, std::string& listens_at) {
 class GlooBackend final : public c10d::ProcessGroupGloo {
  public:
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
-              const std::string& listens_at)
+              const std::string& listens_at, bool loopback)
       : ProcessGroupGloo(store, rank, size, std::move(options)) {
-    const auto key = [](int of) { return "listens_at/" + std::to_string(of); };
-    store->set(key(rank), std::vector<uint8_t>(listens_at.begin(), listens_at.end()));
+    const auto own = Card::fresh(listens_at, size);
+    own.leave(*store, rank);
     std::set<std::string> of_peers;
+    std::string said;  // to each rank its word
     for (int peer = 0; peer < size; ++peer) {
-      if (peer == rank) continue;
-      const auto end = store->get(key(peer));
-      of_peers.emplace(end.begin(), end.end());
+      const auto card = peer == rank ? own : Card::of(*store, peer, size);
+      said += card.word_of(rank);
+      if (peer != rank) of_peers.insert(card.listens_at);
     }
     for_each_socket([&](int descriptor, const std::string& socket) {
       if (listens(descriptor)) return;
       const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
       if (!other.empty() && (own == listens_at || of_peers.contains(other))) connections_.insert(socket);
     });
+    if (!loopback) expect_words(own.words, said);
   }
 
   void abort() override {
@@ -130,6 +164,30 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   }
 
  private:
+  // Gloo takes whoever connects for the rank whose turn it is: every connection says its word, in both directions.
+  void expect_words(const std::string& own, const std::string& said) {
+    const auto bytes = static_cast<int64_t>(said.size());
+    auto to = at::empty({bytes}, at::kByte), from = at::empty({bytes}, at::kByte);
+    std::memcpy(to.mutable_data_ptr(), said.data(), said.size());
+    std::vector<int64_t> even{};
+    try {
+      alltoall_base(from, to, even, even)->wait();
+    } catch (const std::exception& error) {
+      throw Error(ErrorKind::kComm,
+                  fmt::format("[comm.gloo] the ranks of a new group did not all tell who they are: {}. A rank has "
+                              "ended, or a stranger has taken its place",
+                              error.what()));
+    }
+    const std::string_view heard(static_cast<const char*>(from.const_data_ptr()), said.size());
+    for (int peer = 0; peer < getSize(); ++peer) {
+      const auto at = static_cast<size_t>(peer) * Card::kWord;
+      TESSERA_CHECK(heard.substr(at, Card::kWord) == std::string_view(own).substr(at, Card::kWord), ErrorKind::kComm,
+                    "[comm.gloo] who has connected as rank {} of a new group does not know the word that rank {} left "
+                    "for it in the store: a stranger. Look at who reaches this host's ports, and start again",
+                    peer, getRank());
+    }
+  }
+
   std::set<std::string> connections_;
 };
 
@@ -145,7 +203,8 @@ c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Sto
   };
   std::string listens_at;
   gloo->devices.push_back(make_device(make, listens_at));
-  return c10::make_intrusive<GlooBackend>(store, options.rank, options.size, std::move(gloo), listens_at);
+  return c10::make_intrusive<GlooBackend>(store, options.rank, options.size, std::move(gloo), listens_at,
+                                          options.loopback);
 }
 
 }  // namespace tessera::comm

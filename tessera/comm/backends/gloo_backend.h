@@ -5,6 +5,7 @@
 // All ranks connect to all when it is made. Gloo can also connect two ranks when one first sends to the other, but such
 // a group cannot be destroyed safely: its loop is told to stop before its connections are closed, and for ever spins on
 // one whose peer leaves in between (1 of 400 killed ranks left a survivor that never ended).
+// Unless all are on one host, each connection then says, in both directions, a word that only who reads the store knows.
 // The result is used by one rank; abort() may come from any thread.
 #pragma once
 
@@ -28,7 +29,8 @@ struct GlooOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-// COLLECTIVE over the ranks that share `store` (which no other group uses). Throws libtorch's errors.
+// COLLECTIVE over the ranks that share `store` (which no other group uses). Throws libtorch's errors,
+// and kComm that names a rank where somebody else has connected in its place.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options);
 
 }  // namespace tessera::comm

@@ -15,6 +15,7 @@
 #include "tessera/base/endpoint.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/random_word.h"
 #include "tessera/base/staged.h"
 #include "tessera/comm/launch/attempt.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -69,7 +70,7 @@ Share share_of(const LauncherOptions& options) {
 // What this launch is called: by the user, or, on several hosts, as all of them can.
 std::string id_of(const std::vector<std::string>& arguments, const LauncherOptions& options) {
   if (!options.run_id.empty()) return options.run_id;
-  if (options.nnodes == 1) return "run-" + random_name();
+  if (options.nnodes == 1) return "run-" + random_word(8);
   const char* given = std::getenv("TESSERA_RUN_ID");
   return given && *given ? given : name_of(arguments);
 }

@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/random_word.h"
 
 namespace tessera::comm::shm {
 namespace {
@@ -159,10 +159,7 @@ std::unique_ptr<SharedMemory> SharedMemory::receive(const std::string& address, 
 
 MemoryServer::MemoryServer() : socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
   if (socket_.get() < 0) fail("socket");
-  unsigned char random[16];
-  if (::getrandom(random, sizeof random, 0) != sizeof random) fail("getrandom");
-  address_ = "tessera-";
-  for (const unsigned char byte : random) address_ += fmt::format("{:02x}", byte);
+  address_ = "tessera-" + random_word(16);
   socklen_t length = 0;
   const sockaddr_un name = abstract_address(address_, length);
   if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0) fail("binding a Unix socket");

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <random>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -12,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/random_word.h"
 #include "tessera/comm/watch/watch_roles.h"
 
 namespace tessera::comm {
@@ -33,11 +33,6 @@ constexpr const char* kAbsent = "absent";  // rank 0's word on who did not come
 constexpr milliseconds kAttempt{3000};  // to reach rank 0 at one address, and to be answered
 constexpr milliseconds kReach{20000};   // at any of them, and no more than half of the timeout
 constexpr milliseconds kLook{250};      // between looks at what others have decided
-
-std::string random_token() {
-  std::random_device device;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
-}
 
 void set_text(c10d::Store& store, const char* key, const std::string& text) {
   store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
@@ -122,7 +117,7 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
 std::unique_ptr<WatchLoop> start_hub(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener,
                                      PeerDeadline deadline) {
   auto hub = std::make_unique<WatchHub>(options.silence, options.compare, listener);
-  Invitation invitation{.token = random_token(), .answer = random_token()};
+  Invitation invitation{.token = random_word(16), .answer = random_word(16)};
   std::optional<Reception> reception;
   try {
     Listening here = listen_at(options.address, 0, options.reach);
