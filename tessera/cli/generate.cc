@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/base/log.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/generate_flags.h"
@@ -21,6 +22,7 @@
 #include "tessera/models/generation/text_stream.h"
 #include "tessera/models/model_path.h"
 #include "tessera/text/chat_prompt.h"
+#include "tessera/text/grammar/json_schema.h"
 
 namespace tessera::cli {
 namespace {
@@ -56,6 +58,8 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
       "JSONL file, '-': standard input. Each line {\"prompt\"} or {\"messages\"}, with \"id\" if wanted, becomes a "
       "line on standard output, in the same order");
   add_sampling_flags(*app, flags);
+  app->add_option("--json-schema", flags.json_schema,
+                  "File with a JSON Schema: the text is JSON that is valid under it");
   app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
   add_row_dtype_flag(*app, flags.dtype);
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
@@ -129,7 +133,7 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
   TextStream stream(prompts.tokenizer(), flags.stop);
   std::vector<int64_t> tokens;
   std::string text;
-  generator.run({.prompt = prompt, .options = options, .on_token = [&](const NewToken& made) {
+  generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {
                    tokens.push_back(made.token);
                    const auto piece = stream.push(made.token);
                    text += piece;
@@ -145,10 +149,25 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
 
 }  // namespace
 
-Prompts::Prompts(const std::string& model, bool chat) : tokenizer_(text::Tokenizer::from_folder(model)) {
-  if (!chat) return;
-  chat_ = text::ChatTemplate::from_folder(model);
-  TESSERA_CHECK(chat_, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.", model);
+Prompts::Prompts(const GenerateFlags& flags) : tokenizer_(text::Tokenizer::from_folder(flags.model)) {
+  if (!flags.json_schema.empty()) {
+    constexpr JsonLimits kLimits{.max_bytes = 16 << 20};
+    const auto where = "[generate] " + flags.json_schema;
+    const Json schema = parse_json(read_file(flags.json_schema, kLimits.max_bytes), where, kLimits);
+    text::GrammarBuilder build;
+    const auto root = text::JsonSchema(build, JsonReader(schema, where, ErrorKind::kConfig)).value();
+    form_ = std::make_shared<text::GrammarMasks>(std::move(build).finish(root),
+                                                 std::make_shared<const text::SortedVocabulary>(tokenizer_));
+  }
+  if (!flags.chat) return;
+  chat_ = text::ChatTemplate::from_folder(flags.model);
+  TESSERA_CHECK(chat_, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.", flags.model);
+}
+
+GenerationOptions Prompts::of_sequence(const GenerationOptions& options) const {
+  auto own = options;
+  if (form_) own.constraint = std::make_shared<text::TokenConstraint>(form_, options.stop_tokens);
+  return own;
 }
 
 std::vector<int64_t> Prompts::of_text(const std::string& text) const {
@@ -194,7 +213,7 @@ int run_generate(VerbArguments args) {
   const bool first = world->rank() == 0;
   std::vector<int64_t> prompt;
   int64_t cache = cache_tokens(config, 0);
-  const Prompts prompts(flags.model, flags.chat);
+  const Prompts prompts(flags);
   const auto read_prompt = [&] {
     const auto text = *flags.prompt == "-" ? read_standard_input("--prompt") : *flags.prompt;
     prompt = flags.chat ? prompts.of_messages(messages_of(flags, text)) : prompts.of_text(text);

@@ -114,7 +114,7 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
   while (next < jobs.size() || !answers.empty()) {
     while (next < jobs.size() && answers.size() < kAtOnce) {
       auto& answer = answers.emplace_back(Answer{&jobs[next++], TextStream(prompts.tokenizer(), flags.stop)});
-      engine.add(request_of(answer, options));
+      engine.add(request_of(answer, prompts.of_sequence(options)));
     }
     engine.step();
     for (; !answers.empty() && answers.front().done; answers.pop_front()) print_answer(answers.front());

@@ -84,7 +84,7 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
     show(piece);
   };
   interrupted = 0;
-  generator.run({.prompt = prompt, .options = options, .on_token = [&](const NewToken& made) {
+  generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {
                    put(stream.push(made.token));
                    return !stream.stopped() && !interrupted && std::ferror(stdout) == 0;
                  }});

@@ -1,6 +1,7 @@
 // What `tessera generate` was asked for, and the prompts that come of it.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -9,12 +10,13 @@
 #include "tessera/base/json.h"
 #include "tessera/models/generate.h"
 #include "tessera/text/chat_template.h"
+#include "tessera/text/grammar/token_constraint.h"
 #include "tessera/text/tokenizer.h"
 
 namespace tessera::cli {
 
 struct GenerateFlags {
-  std::string model, dtype, device = "auto", system, batch;
+  std::string model, dtype, device = "auto", system, batch, json_schema;
   std::optional<std::string> prompt;
   std::vector<std::string> stop;
   bool chat = false, json = false;
@@ -25,19 +27,22 @@ struct GenerateFlags {
   std::optional<uint64_t> seed;
 };
 
-// Tokenizer and, where it is asked for, chat template of the model.
+// Tokenizer and, where it is asked for, chat template of the model, and the form of its answers.
 class Prompts {
  public:
-  // Error kConfig where a chat is wanted and the folder has no template.
-  Prompts(const std::string& model, bool chat);
+  // Error kConfig where a chat is wanted and the folder has no template, and for a schema that is not supported.
+  explicit Prompts(const GenerateFlags& flags);
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
   // The ids that the model reads, with special tokens where the tokenizer or the template puts them.
   std::vector<int64_t> of_text(const std::string& text) const;
   std::vector<int64_t> of_messages(const Json& messages) const;
+  // The options of one sequence: its text will be one that the schema takes, where there is one.
+  GenerationOptions of_sequence(const GenerationOptions& options) const;
 
  private:
   text::Tokenizer tokenizer_;
   std::optional<text::ChatTemplate> chat_;
+  std::shared_ptr<text::GrammarMasks> form_;
 };
 
 class Generator;

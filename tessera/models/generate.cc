@@ -41,25 +41,22 @@ void warn_of_unsupported(const JsonReader& settings) {
   }
 }
 
-struct Next {
-  int64_t token;
-  bool last;
-};
-
 // Rounding may differ between ranks, so one of them decides for all.
-Next next_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,
-                const TokenCallback& on_token, const LogitsSource& source, size_t prompt_tokens) {
+// Adds the next token; false after the last one.
+bool add_next(std::vector<int64_t>& context, const at::Tensor& logits, const GenerationOptions& options,
+              const TokenCallback& on_token, const LogitsSource& source, size_t prompt_tokens) {
   auto* const group = source.group;
-  Next next{0, false};
-  if (group == nullptr || group->rank() == source.chooser) {
-    const auto& stops = options.stop_tokens;
-    next.token = choose_token(logits.flatten(), context, options, prompt_tokens);
-    next.last = (on_token && !on_token(next.token)) || std::find(stops.begin(), stops.end(), next.token) != stops.end();
+  bool last = false;
+  const bool chooses = group == nullptr || group->rank() == source.chooser;
+  if (chooses) {
+    context.push_back(choose_token(logits.flatten(), context, options, prompt_tokens));
+    last = (on_token && !on_token(context.back())) || is_ended({context, prompt_tokens}, options);
   }
-  if (group == nullptr || group->size() == 1) return next;
-  const auto both = at::tensor({next.token, static_cast<int64_t>(next.last)}, at::kLong);
+  if (group == nullptr || group->size() == 1) return !last;
+  const auto both = at::tensor({chooses ? context.back() : 0, static_cast<int64_t>(last)}, at::kLong);
   comm::broadcast(*group, both, source.chooser, "next token").wait();
-  return {both[0].item<int64_t>(), both[1].item<int64_t>() != 0};
+  if (!chooses) context.push_back(both[0].item<int64_t>());
+  return both[1].item<int64_t>() == 0;
 }
 
 }  // namespace
@@ -140,10 +137,8 @@ std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& sou
   std::vector<int64_t> context(prompt.begin(), prompt.end());
   auto pending = at::tensor(context).unsqueeze(0).to(source.device);
   for (int64_t made = 0; made < most; ++made) {
-    const auto [token, last] = next_token(source.after(pending), context, options, on_token, source, prompt.size());
-    context.push_back(token);
-    if (last) break;
-    pending = at::full({1, 1}, token, pending.options());
+    if (!add_next(context, source.after(pending), options, on_token, source, prompt.size())) break;
+    pending = at::full({1, 1}, context.back(), pending.options());
   }
   return {context.begin() + given, context.end()};
 }

@@ -12,12 +12,17 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "tessera/comm/group/group.h"
 #include "tessera/models/causal_lm.h"
+
+namespace tessera::text {
+class TokenConstraint;
+}
 
 namespace tessera {
 
@@ -32,6 +37,9 @@ struct GenerationOptions {
   // Taken from the scores of tokens that were made since the prompt: once each, and for each time. Also when greedy.
   double presence_penalty = 0.0, frequency_penalty = 0.0;
   std::vector<std::pair<int64_t, float>> logit_bias{};  // added to the scores of these tokens first. Also when greedy
+  // Of this one sequence: tokens that it does not allow never come, and the sequence ends where none may follow
+  // (text/grammar/token_constraint.h).
+  std::shared_ptr<text::TokenConstraint> constraint{};
   uint64_t seed = 0;
   std::vector<int64_t> stop_tokens{};
   bool folder_samples = false;  // generation_config.json asks for sampling; `sample` decides

@@ -35,8 +35,7 @@ const std::vector<std::pair<const char*, Json>>& neutral_keys() {
                                                                  {"functions", nullptr},
                                                                  {"audio", nullptr},
                                                                  {"prediction", nullptr},
-                                                                 {"modalities", Json::array({"text"})},
-                                                                 {"response_format", {{"type", "text"}}}};
+                                                                 {"modalities", Json::array({"text"})}};
   return keys;
 }
 
@@ -59,7 +58,8 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
                                              "repetition_penalty",
                                              "logprobs",
                                              "logit_bias",
-                                             "ignore_eos"};
+                                             "ignore_eos",
+                                             "response_format"};
   static const std::set<std::string> chat = {"messages", "max_completion_tokens", "top_logprobs",
                                              "tools",    "tool_choice",           "chat_template_kwargs"};
   static const std::set<std::string> text = {"prompt", "echo"};
@@ -224,7 +224,25 @@ std::set<std::string> names_of(const JsonReader& tools) {
   return names;
 }
 
-std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told) {
+// "auto", "none", "required", or a tool's name, of which `form` then hears.
+std::string read_tool_choice(const JsonReader& top, const std::set<std::string>& names, WantedForm& form) {
+  const auto choice = top.find("tool_choice");
+  if (!choice || choice->is_null()) return "auto";
+  if (!choice->is_object()) {
+    const auto word = choice->as_string();
+    if (word == "auto" || word == "none") return word;
+    if (word != "required") choice->fail("\"auto\", \"none\", \"required\", or a function by its name");
+  } else {
+    if (choice->string("type") != "function") choice->at("type").fail("\"function\"");
+    form.tool = choice->at("function").string("name");
+    if (!names.contains(form.tool)) choice->at("function").at("name").fail("the name of one of the tools");
+  }
+  if (names.empty()) refuse("tool_choice", "tool_choice: a call is wanted, and there are no tools");
+  return "required";
+}
+
+std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told,
+                                 WantedForm& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
   auto messages = data::openai_messages(plain_messages(top.at("messages")), "messages", kWhere);
   Json extra = Json::object();
@@ -232,19 +250,20 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
     if (!more->is_object()) more->fail("an object");
     extra = more->value();
   }
-  const auto choice = top.has("tool_choice") ? top.at("tool_choice").value() : Json("auto");
-  if (choice != "auto" && choice != "none") {
-    refuse("tool_choice", fmt::format("tool_choice: found {}, wanted \"auto\" or \"none\": the model is not forced",
-                                      describe(choice)));
-  }
   const auto tools = top.find("tools");
-  const bool with_tools = tools && !tools->is_null() && !tools->items().empty() && choice == "auto";
-  if (with_tools) told = names_of(*tools);
-  if (with_tools) {
+  const auto names = tools && !tools->is_null() ? names_of(*tools) : std::set<std::string>{};
+  const auto choice = read_tool_choice(top, names, form);
+  if (!names.empty() && choice != "none") {
+    told = names;
     const auto without = served.chat->render(messages, true, extra).text;
     extra["tools"] = tools->value();
-    if (served.chat->render(messages, true, extra).text == without)
-      refuse("tools", "this model's chat template takes no tools");
+    const auto with = served.chat->render(messages, true, extra).text;
+    if (with == without) refuse("tools", "this model's chat template takes no tools");
+    if (choice == "required" || form.format) {
+      form.tools = tools;
+      form.tagged = with.find("<tool_call>") != with.npos;
+    }
+    if (choice == "required") form.format.reset();
   }
   const auto ids = text::chat_prompt(*served.chat, served.tokenizer, messages, extra);
   return {ids.begin(), ids.end()};
@@ -293,9 +312,14 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   request.log_probs = read_log_probs(top, endpoint, served.limits);
   request.echo = endpoint == Endpoint::kText && top.boolean("echo", false);
   const int64_t each = top.integer("n", 1, 1, served.limits.choices);
+  WantedForm form;
+  if (const auto format = top.find("response_format"); format && !format->is_null()) {
+    if (format->string("type") != "text") form.format = format;
+  }
   const auto prompts = endpoint == Endpoint::kChat
-                           ? std::vector<Prompt>{{.tokens = chat_prompt(top, served, request.tools)}}
+                           ? std::vector<Prompt>{{.tokens = chat_prompt(top, served, request.tools, form)}}
                            : text_prompts(top, served, served.limits.choices / each);
+  const auto masks = served.forms->of(form, served.tokenizer);
   for (const auto& prompt : prompts) {
     const auto given = static_cast<int64_t>(prompt.tokens.size());
     request.prompt_tokens += given;
@@ -306,6 +330,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
     const auto echoed = request.echo ? text_of(prompt, served.tokenizer) : std::string();
     auto of_choice = options;  // the first of each prompt is what it would be alone
     for (int64_t i = 0; i < each; ++i) {
+      if (masks) of_choice.constraint = std::make_shared<text::TokenConstraint>(masks, options.stop_tokens);
       request.choices.push_back({prompt.tokens, of_choice, echoed});
       of_choice.seed += 0x9E3779B97F4A7C15;
     }

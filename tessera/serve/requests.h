@@ -6,6 +6,7 @@
 // of range, a prompt beyond the context and another model than the one that is served. Thread-safe.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "tessera/base/json.h"
 #include "tessera/models/generate.h"
+#include "tessera/serve/answer_form.h"
 #include "tessera/serve/limits.h"
 #include "tessera/text/chat_template.h"
 #include "tessera/text/tokenizer.h"
@@ -31,6 +33,7 @@ struct Served {
   std::optional<text::ChatTemplate> chat;
   int64_t cache_tokens = 0;
   Limits limits{};
+  std::shared_ptr<AnswerForms> forms = std::make_shared<AnswerForms>();
 };
 
 struct CompletionRequest {

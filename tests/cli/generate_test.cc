@@ -96,6 +96,38 @@ TEST_F(Generate, StopEndsTheTextBeforeIt) {
       expected);
 }
 
+TEST_F(Generate, WithASchemaTheTextIsJsonThatFitsIt) {
+  publish_file(dir() / "tokenizer.json", testing::character_tokenizer("abcdefghijklmnopqrstuvwxyz {}[]\":,-1_"));
+  publish_file(folder_ / "schema.json",
+               R"({"type": "array", "items": {"enum": ["yes", "no", true]}, "minItems": 2, "maxItems": 4})");
+  const auto schema = (folder_ / "schema.json").string();
+  const auto fits = [](const std::string& text) {
+    const auto json = nlohmann::json::parse(text, nullptr, false);
+    return json.is_array() && json.size() >= 2 && json.size() <= 4;
+  };
+  for (const char* seed : {"1", "2"}) {
+    const auto found = run({"--prompt", "the cat", "--seed", seed, "--json-schema", schema, "--max-new-tokens", "50"});
+    ASSERT_EQ(found.exit_code, 0) << found.err;
+    EXPECT_TRUE(fits(found.out)) << found.out;
+  }
+  publish_file(folder_ / "in.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": \"the cat\"}\n");
+  const auto batch = run({"--batch", (folder_ / "in.jsonl").string(), "--json-schema", schema, "--max-new-tokens", "50",
+                          "--temperature", "1"});
+  ASSERT_EQ(batch.exit_code, 0) << batch.err;
+  std::istringstream lines(batch.out);
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) {
+    const auto object = nlohmann::json::parse(line);
+    EXPECT_TRUE(fits(object["text"])) << line;
+    EXPECT_EQ(object["finish_reason"], "stop");
+  }
+  EXPECT_EQ(count, 2);
+  publish_file(folder_ / "schema.json", R"({"type": "string", "pattern": "a"})");
+  const auto refused = run({"--prompt", "a", "--json-schema", schema});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("schema.json: found 'pattern'"), std::string::npos) << refused.err;
+}
+
 TEST_F(Generate, ABatchIsAnsweredLineByLineInItsOrder) {
   const auto text_of = [&](const std::string& prompt) {
     return nlohmann::json::parse(run({"--prompt", prompt, "--max-new-tokens", "9", "--json"}).out)["text"]

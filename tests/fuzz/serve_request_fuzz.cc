@@ -1,7 +1,9 @@
-// Bodies of requests to `tessera serve`: the first byte says which endpoint.
+// Bodies of requests to `tessera serve`: the first byte says which endpoint. Answers of a form are begun.
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
+#include "tessera/base/error.h"
 #include "tessera/serve/api_error.h"
 #include "tessera/serve/requests.h"
 #include "tests/cli/tiny_tokenizer.h"
@@ -15,7 +17,7 @@ const tessera::serve::Served& served() {
         .config = {},
         .defaults = {},
         .tokenizer = tessera::text::Tokenizer::from_json(
-            tessera::testing::character_tokenizer("abcdefghijklmnopqrstuvwxyz .,:;!?()'-"), "test"),
+            tessera::testing::character_tokenizer("abcdefghijklmnopqrstuvwxyz .{}[]\":,1_"), "test"),
         .chat = tessera::text::ChatTemplate::parse(
             "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}", "test"),
         .cache_tokens = 4096};
@@ -26,6 +28,20 @@ const tessera::serve::Served& served() {
   return model;
 }
 
+// The first tokens that it allows, as long as there are any.
+void begin(tessera::text::TokenConstraint& constraint) {
+  constexpr size_t kTokens = 24;
+  std::vector<int64_t> made;
+  try {
+    while (made.size() < kTokens && !constraint.complete(made)) {
+      const auto allowed = constraint.allowed(made);
+      made.push_back(std::find(allowed.rbegin(), allowed.rend(), true).base() - allowed.begin() - 1);
+    }
+  } catch (const tessera::Error& error) {
+    if (error.kind() != tessera::ErrorKind::kConfig) __builtin_trap();
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -33,7 +49,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view body(reinterpret_cast<const char*>(data) + 1, size - 1);
   const auto endpoint = data[0] % 2 == 0 ? tessera::serve::Endpoint::kText : tessera::serve::Endpoint::kChat;
   try {
-    tessera::serve::read_request(body, endpoint, served());
+    const auto request = tessera::serve::read_request(body, endpoint, served());
+    if (!request.choices.empty() && request.choices[0].options.constraint) {
+      begin(*request.choices[0].options.constraint);
+    }
   } catch (const tessera::serve::ApiError& error) {
     if (error.status() < 400 || error.status() > 499) __builtin_trap();  // the client's fault
   }

@@ -2,12 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/row_model.h"
 #include "tessera/models/generation/text_stream.h"
+#include "tessera/text/grammar/json_schema.h"
+#include "tessera/text/grammar/token_constraint.h"
+#include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 
 namespace tessera {
@@ -277,6 +281,94 @@ std::shared_ptr<CausalLM> rounded_model(const std::string& changes, RowDtype dty
   }
   make_row_model(*model, RowDtype::kFloat32);
   return model;
+}
+
+// Small JSON, a character a token; the last of them stops.
+class Constrained : public ::testing::Test {
+ protected:
+  static constexpr int64_t kStop = 36;
+  const text::Tokenizer tokenizer_ =
+      text::Tokenizer::from_json(testing::character_tokenizer("{}[]\":,-.0123456789trueflasnbcdhikop #"), "test");
+  const std::shared_ptr<CausalLM> model_ = row_model(families().at("llama"));
+
+  text::Grammar grammar() const {
+    static const Json schema = Json::parse(
+        R"({"type": "array", "items": {"anyOf": [{"type": "boolean"}, {"type": "integer"}, {"enum": ["a", "bc"]}]},
+            "minItems": 2, "maxItems": 6})");
+    text::GrammarBuilder build;
+    const auto root = text::JsonSchema(build, JsonReader(schema, "schema")).value();
+    return std::move(build).finish(root);
+  }
+  GenerationOptions options() const {
+    const auto vocabulary = std::make_shared<const text::SortedVocabulary>(tokenizer_);
+    const auto masks = std::make_shared<text::GrammarMasks>(grammar(), vocabulary);
+    GenerationOptions options{.max_new_tokens = 50, .stop_tokens = {kStop}};
+    options.constraint = std::make_shared<text::TokenConstraint>(masks, options.stop_tokens);
+    return options;
+  }
+  std::string text_of(const std::vector<int64_t>& tokens) const {
+    return tokenizer_.decode(std::vector<text::TokenId>(tokens.begin(), tokens.end()));
+  }
+};
+
+TEST_F(Constrained, GreedyTokensAreTheLikeliestThatTheGrammarTakes) {
+  const auto plain = tiny_model(families().at("llama"));
+  std::set<std::string> seen;
+  for (int64_t seed = 1; seed <= 8; ++seed) {
+    const auto prompt = tokens_from(seed, 5);
+    text::GrammarStates states(grammar());
+    std::vector<int64_t> all = prompt, expected;
+    int32_t state = states.start();
+    while (!(states.accepts(state) && states.ends(state)) && expected.size() < 50) {
+      const auto logits = plain->logits({.tokens = at::tensor(all).unsqueeze(0), .logits_to_keep = 1}).flatten();
+      int64_t best = -1;
+      for (int64_t token = 0; token < 37; ++token) {
+        const auto byte = static_cast<uint8_t>(tokenizer_.token_bytes(static_cast<text::TokenId>(token))[0]);
+        const bool fits =
+            token == kStop ? states.accepts(state) : states.next(state, byte) != text::GrammarStates::kDead;
+        if (fits && (best < 0 || logits[token].item<float>() > logits[best].item<float>())) best = token;
+      }
+      all.push_back(best);
+      expected.push_back(best);
+      if (best == kStop) break;
+      state = states.next(state, static_cast<uint8_t>(tokenizer_.token_bytes(static_cast<text::TokenId>(best))[0]));
+    }
+    EXPECT_EQ(generate(*plain, prompt, options()), expected) << seed;
+    const auto told = run_alone(model_, prompt, 50, {.pages = 8}, options());
+    EXPECT_EQ(told.tokens, expected) << seed;
+    EXPECT_EQ(told.finish, expected.size() < 50 ? Finish::kStop : Finish::kLength);
+    seen.insert(text_of(expected));
+  }
+  EXPECT_GT(seen.size(), 1U);
+}
+
+TEST_F(Constrained, SampledTextsAreAllTakenAlsoAmongOthersAndWhenPagesAreGivenBack) {
+  Engine engine(model_, {.pages = 9, .max_sequences = 12});
+  std::vector<Told> told(12);
+  for (size_t i = 0; i < told.size(); ++i) {
+    auto sampled = i % 3 == 2 ? GenerationOptions{} : options();
+    sampled.sample = true;
+    sampled.top_k = 0;
+    sampled.seed = i;
+    engine.add(request_into(told[i], tokens_from(static_cast<int64_t>(i), 20), 40, sampled));
+  }
+  while (engine.step()) {
+  }
+  EXPECT_GT(engine.counts().preempted, 0);
+  int whole = 0;
+  for (size_t i = 0; i < told.size(); ++i) {
+    if (i % 3 == 2) continue;
+    text::GrammarStates states(grammar());
+    int32_t state = states.start();
+    for (const char byte : text_of(told[i].tokens)) state = states.next(state, static_cast<uint8_t>(byte));
+    EXPECT_NE(state, text::GrammarStates::kDead) << text_of(told[i].tokens);
+    if (told[i].finish != Finish::kStop) continue;
+    ++whole;
+    const auto json = Json::parse(text_of(told[i].tokens));
+    EXPECT_GE(json.size(), 2U);
+    EXPECT_LE(json.size(), 6U);
+  }
+  EXPECT_GT(whole, 2);
 }
 
 TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {

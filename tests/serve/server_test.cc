@@ -28,13 +28,15 @@ using testing::http;
 using testing::HttpReply;
 
 const std::string kCharacters = "abcdefghijklmnopqrstuvwxyz .,:;!?()'-";
+const std::string kJsonCharacters = "abcdefghijklmnopqrstuvwxyz {}[]\":,-1_";
 const std::string kTemplate =
     "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}";
 const nlohmann::json kTool = {{"type", "function"}, {"function", {{"name", "f"}}}};
 
 class Serve : public ::testing::Test {
  protected:
-  void start(const Limits& limits = {}, const std::string& token = "", const std::string& changes = "") {
+  void start(const Limits& limits = {}, const std::string& token = "", const std::string& changes = "",
+             const std::string& characters = kCharacters) {
     at::set_num_threads(1);  // of the engine's thread, too
     model_ = testing::tiny_model(changes);
     auto rows = testing::tiny_model(changes);
@@ -43,7 +45,7 @@ class Serve : public ::testing::Test {
         Served{.name = "tiny",
                .config = model_->config(),
                .defaults = {},
-               .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(kCharacters), "test"),
+               .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(characters), "test"),
                .chat = text::ChatTemplate::parse(kTemplate, "test"),
                .cache_tokens = 4096,
                .limits = limits});
@@ -195,6 +197,106 @@ TEST_F(Serve, BiasesAreAddedToTheScoresOfTokens) {
   const auto first = free["text"].get<std::string>().substr(0, 1);
   body["logit_bias"] = {{std::to_string(served_->tokenizer.encode(first)[0]), -100}};
   EXPECT_NE(answer(body)["choices"][0]["text"], first);
+}
+
+nlohmann::json with_schema(nlohmann::json ask, const nlohmann::json& schema) {
+  ask["response_format"] = {{"type", "json_schema"}, {"json_schema", {{"name", "answer"}, {"schema", schema}}}};
+  return ask;
+}
+
+TEST_F(Serve, AnswersHaveTheFormThatIsAskedFor) {
+  start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
+  const nlohmann::json schema = {{"type", "object"},
+                                 {"properties",
+                                  {{"a", {{"enum", {"yes", "no"}}}},
+                                   {"b", {{"type", "array"}, {"items", {{"type", "boolean"}}}, {"maxItems", 3}}}}},
+                                 {"required", {"a", "b"}},
+                                 {"additionalProperties", false}};
+  for (const int seed : {1, 2, 3}) {
+    auto body = with_schema(ask("the cat", 60), schema);
+    body["temperature"] = 1;
+    body["seed"] = seed;
+    body["n"] = 2;
+    for (const auto& choice : answer(body)["choices"]) {
+      EXPECT_EQ(choice["finish_reason"], "stop") << choice;
+      const auto json = nlohmann::json::parse(choice["text"].get<std::string>());
+      EXPECT_TRUE(json["a"] == "yes" || json["a"] == "no") << json;
+      EXPECT_TRUE(json["b"].is_array() && json["b"].size() <= 3) << json;
+      EXPECT_EQ(json.size(), 2U);
+    }
+    body["stream"] = true;
+    body["n"] = 1;
+    const auto [text, done] = streamed(post(body).body);
+    EXPECT_TRUE(done);
+    EXPECT_TRUE(nlohmann::json::parse(text).contains("b")) << text;
+  }
+  auto chat = with_schema({{"messages", {{{"role", "user"}, {"content", "hi"}}}}, {"max_tokens", 60}}, schema);
+  const auto message = answer(chat, "/v1/chat/completions")["choices"][0]["message"];
+  EXPECT_TRUE(nlohmann::json::parse(message["content"].get<std::string>())["b"].is_array());
+  // Any object may go on for ever; of one that was cut off a beginning is there.
+  auto any = ask("the cat", 40);
+  any["response_format"] = {{"type", "json_object"}};
+  const auto begun = answer(any)["choices"][0];
+  EXPECT_EQ(begun["text"].get<std::string>()[begun["text"].get<std::string>().find_first_not_of(" ")], '{');
+  EXPECT_TRUE(begun["finish_reason"] == "length" || nlohmann::json::accept(begun["text"].get<std::string>())) << begun;
+}
+
+TEST_F(Serve, AToolThatMustBeCalledIs) {
+  start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
+  const auto tool = [](const char* name, const nlohmann::json& parameters) {
+    return nlohmann::json{{"type", "function"}, {"function", {{"name", name}, {"parameters", parameters}}}};
+  };
+  const nlohmann::json city = {{"type", "object"},
+                               {"properties", {{"city", {{"enum", {"rome", "oslo"}}}}}},
+                               {"required", {"city"}},
+                               {"additionalProperties", false}};
+  const nlohmann::json none = {
+      {"type", "object"}, {"properties", nlohmann::json::object()}, {"additionalProperties", false}};
+  nlohmann::json body = {{"messages", {{{"role", "user"}, {"content", "hi"}}}},
+                         {"tools", {tool("weather", city), tool("now", none)}},
+                         {"max_tokens", 90}};
+  std::set<std::string> called;
+  for (int seed = 0; seed < 12; ++seed) {
+    body["seed"] = seed;
+    body["tool_choice"] = "required";
+    const auto choice = answer(body, "/v1/chat/completions")["choices"][0];
+    EXPECT_EQ(choice["finish_reason"], "tool_calls") << choice;
+    const auto& call = choice["message"]["tool_calls"][0]["function"];
+    called.insert(call["name"]);
+    const auto arguments = nlohmann::json::parse(call["arguments"].get<std::string>());
+    EXPECT_EQ(arguments.contains("city"), call["name"] == "weather") << call;
+    body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "now"}}}};
+    EXPECT_EQ(answer(body, "/v1/chat/completions")["choices"][0]["message"]["tool_calls"][0]["function"]["name"],
+              "now");
+  }
+  EXPECT_EQ(called, (std::set<std::string>{"now", "weather"}));
+  // Beside a form the model may call or answer: what it writes is one of both.
+  body["tool_choice"] = "auto";
+  const auto either = answer(with_schema(body, {{"enum", {"yes"}}}), "/v1/chat/completions")["choices"][0];
+  EXPECT_TRUE(either["finish_reason"] == "tool_calls" || either["message"]["content"] == "\"yes\"") << either;
+}
+
+// Between the tags that a template teaches.
+TEST(AnswerForms, CallsStandBetweenTagsWhereTheModelWasTaughtThose) {
+  const auto tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(kJsonCharacters + "<>/"), "test");
+  const Json tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}}}}});
+  AnswerForms forms;
+  WantedForm wanted{.tools = JsonReader(tools, "tools"), .tagged = true};
+  const auto masks = forms.of(wanted, tokenizer);
+  const auto complete = [&](const auto& of, const std::string& text) {
+    text::TokenConstraint constraint(of, {});
+    const auto ids = tokenizer.encode(text);
+    return constraint.complete(std::vector<int64_t>(ids.begin(), ids.end()));
+  };
+  EXPECT_TRUE(complete(masks, R"(<tool_call>{"name":"f","arguments":{}}</tool_call>)"));
+  EXPECT_TRUE(complete(masks, R"(<tool_call> {"name": "f", "parameters": {"a":[]} } </tool_call>)"));
+  EXPECT_THROW(complete(masks, R"({"name":"f","arguments":{}})"), Error);
+  EXPECT_EQ(forms.of(wanted, tokenizer), masks);
+  wanted.tagged = false;
+  const auto bare = forms.of(wanted, tokenizer);
+  EXPECT_NE(bare, masks);
+  EXPECT_TRUE(complete(bare, R"({"name":"f","arguments":{}})"));
+  EXPECT_EQ(forms.of({}, tokenizer), nullptr);
 }
 
 TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
@@ -466,6 +568,11 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(post(changed(good, "prompt", nlohmann::json::array())), 400, "empty list");
   expect_error(post(changed(good, "n", 65)), 400, "n");
   expect_error(post(changed(good, "best_of", 2)), 400, "best_of is not supported");
+  expect_error(post(changed(good, "response_format", {{"type", "xml"}})), 400,
+               "wanted text, json_object or json_schema");
+  expect_error(post(changed(good, "response_format", {{"type", "json_schema"}})), 400, "json_schema");
+  expect_error(post(with_schema(good, {{"type", "string"}, {"pattern", "a"}})), 400,
+               "response_format.json_schema.schema: found 'pattern'");
   expect_error(post(changed(good, "logit_bias", {{"37", 5}})), 400, "wanted the id of a token, 0 to 36");
   expect_error(post(changed(good, "logit_bias", {{"+1", 5}})), 400, "wanted the id of a token, 0 to 36");
   expect_error(post(changed(good, "logit_bias", {{"1", 100.5}})), 400, "logit_bias");
@@ -479,8 +586,16 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
                     "/v1/chat/completions"),
                400, "image_url");
   nlohmann::json tools = {{"model", "tiny"}, {"messages", {{{"role", "user"}, {"content", "a"}}}}, {"tools", {kTool}}};
+  tools["tool_choice"] = "must";
+  expect_error(post(tools, "/v1/chat/completions"), 400, "tool_choice: found \"must\"");
+  tools["tool_choice"] = {{"type", "function"}, {"function", {{"name", "g"}}}};
+  expect_error(post(tools, "/v1/chat/completions"), 400, "the name of one of the tools");
+  expect_error(post(changed({{"messages", tools["messages"]}}, "tool_choice", "required"), "/v1/chat/completions"), 400,
+               "there are no tools");
   tools["tool_choice"] = "required";
-  expect_error(post(tools, "/v1/chat/completions"), 400, "not forced");
+  tools["tools"][0]["function"]["parameters"] = {{"type", "object"}, {"minProperties", 1}};
+  expect_error(post(tools, "/v1/chat/completions"), 400, "found 'minProperties'");
+  tools["tools"] = {kTool};
   tools["tool_choice"] = "auto";
   tools["tools"][0]["type"] = "computer";
   expect_error(post(tools, "/v1/chat/completions"), 400, "computer");

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/philox.h"
+#include "tessera/text/grammar/token_constraint.h"
 
 namespace tessera {
 namespace {
@@ -26,6 +27,10 @@ bool before(const Candidate& a, const Candidate& b) {
   return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
 }
 
+std::span<const int64_t> made_of(const ChoiceContext& context) {
+  return context.tokens.subspan(std::min(context.prompt_tokens, context.tokens.size()));
+}
+
 void penalise(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options) {
   for (const auto& [token, bias] : options.logit_bias) {
     if (static_cast<size_t>(token) < scores.size()) scores[static_cast<size_t>(token)] += bias;
@@ -42,12 +47,17 @@ void penalise(std::span<float> scores, const ChoiceContext& context, const Gener
   }
   if (options.presence_penalty == 0 && options.frequency_penalty == 0) return;
   std::unordered_map<int64_t, int64_t> counts;
-  for (const int64_t token : context.tokens.subspan(std::min(context.prompt_tokens, context.tokens.size()))) {
-    ++counts[token];
-  }
+  for (const int64_t token : made_of(context)) ++counts[token];
   for (const auto& [token, count] : counts) {
     scores[static_cast<size_t>(token)] -=
         static_cast<float>(options.presence_penalty + options.frequency_penalty * static_cast<double>(count));
+  }
+}
+
+void constrain(std::span<float> scores, const ChoiceContext& context, text::TokenConstraint& constraint) {
+  const auto allowed = constraint.allowed(made_of(context));
+  for (size_t token = 0; token < scores.size(); ++token) {
+    if (token >= allowed.size() || !allowed[token]) scores[token] = kNever;
   }
 }
 
@@ -117,10 +127,17 @@ int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const
   TESSERA_CHECK(!scores.empty() && std::none_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); }),
                 ErrorKind::kInternal, "[models.generate] the model's logits are not numbers. Are its weights intact?");
   penalise(scores, context, options);
+  if (options.constraint) constrain(scores, context, *options.constraint);
   const auto most = std::max_element(scores.begin(), scores.end());
   TESSERA_CHECK(std::isfinite(*most), ErrorKind::kInternal,
                 "[models.generate] the largest score of a token is {}. Are the model's weights intact?", *most);
   return options.sample ? sample_from(scores, context.tokens.size(), options) : most - scores.begin();
+}
+
+bool is_ended(const ChoiceContext& context, const GenerationOptions& options) {
+  const auto& stops = options.stop_tokens;
+  return std::find(stops.begin(), stops.end(), context.tokens.back()) != stops.end() ||
+         (options.constraint && options.constraint->complete(made_of(context)));
 }
 
 TokenLogProbs log_probs_of(std::span<const float> logits, int64_t chosen, int64_t likeliest) {

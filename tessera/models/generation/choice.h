@@ -3,7 +3,7 @@
 //   std::vector<float> scores(logits, logits + vocabulary);
 //   const int64_t token = choose_from(scores, {.tokens = context, .prompt_tokens = 12}, options);
 //
-// Pure and thread-safe.
+// Thread-safe; a constraint is its sequence's.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,11 @@ struct ChoiceContext {
   size_t prompt_tokens = 0;           // of them; presence and frequency penalties look at the others
 };
 
-// Changes the scores. Error kInternal for scores that are not numbers.
+// Changes the scores. Error kInternal for scores that are not numbers, kConfig where the constraint allows no token.
 int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options);
+
+// The tokens end with a stop token, or none may follow.
+bool is_ended(const ChoiceContext& context, const GenerationOptions& options);
 
 struct TokenLogProbs {
   double chosen = 0;

@@ -267,10 +267,9 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
     auto& out = reading.made;
     if (sequence.tokens.size() == request.prompt.size()) out.prompt_log_probs = std::move(sequence.scores);
     if (!out.finish) {
-      const auto& stops = request.options.stop_tokens;
       sequence.tokens.push_back(out.token);
       ++counts_.new_tokens;
-      if (std::find(stops.begin(), stops.end(), out.token) != stops.end()) {
+      if (is_ended({sequence.tokens, request.prompt.size()}, request.options)) {
         out.finish = Finish::kStop;
       } else if (static_cast<int64_t>(sequence.tokens.size()) >= sequence.most_tokens) {
         out.finish = Finish::kLength;

@@ -11,8 +11,10 @@ import sys
 import tempfile
 import threading
 import time
+import typing
 
 import openai
+import pydantic
 
 program, model, clients, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
 name = os.path.basename(model)
@@ -72,6 +74,31 @@ def refused(status, call):
         assert error.body["message"] and error.body["type"], error.body
         return error
     raise AssertionError("it was taken")
+
+
+class Answer(pydantic.BaseModel):
+    form: typing.Literal["yes", "no"]  # no c, no d: with those this model stops
+    flags: typing.Annotated[list[bool], pydantic.Field(max_length=3)]
+
+
+# Form and tools as the client makes them of a model, and reads them back.
+def forms(client):
+    messages = [{"role": "user", "content": "the cat"}]
+    for seed in range(4):
+        how = {"model": name, "messages": messages, "max_tokens": 200, "seed": seed}
+        done = client.chat.completions.parse(**how, response_format=Answer)
+        assert isinstance(done.choices[0].message.parsed, Answer), done
+        tool = openai.pydantic_function_tool(Answer, name="answer")
+        for choice in ("required", {"type": "function", "function": {"name": "answer"}}):
+            done = client.chat.completions.parse(**how, tools=[tool], tool_choice=choice)
+            assert done.choices[0].finish_reason == "tool_calls", done
+            call = done.choices[0].message.tool_calls[0].function
+            assert call.name == "answer" and isinstance(call.parsed_arguments, Answer), call
+        with client.chat.completions.stream(**how, response_format=Answer) as stream:
+            assert isinstance(stream.get_final_completion().choices[0].message.parsed, Answer)
+    refused(400, lambda: client.chat.completions.create(model=name, messages=messages, response_format={
+        "type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "a+"}}}))
+    refused(400, lambda: client.chat.completions.create(model=name, messages=messages, tool_choice="required"))
 
 
 def one_client(client):
@@ -160,6 +187,7 @@ def curl(url, *more):
 
 server, url = start()
 one_client(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
+forms(openai.OpenAI(base_url=url, api_key="none", max_retries=0))
 many_clients(url)
 root = url.removesuffix("/v1")
 status, body = curl(root + "/health")

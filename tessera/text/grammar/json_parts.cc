@@ -1,0 +1,191 @@
+#include "tessera/text/grammar/json_parts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace tessera::text {
+namespace {
+
+constexpr int32_t kBlanks = 20, kDigits = 18, kFraction = 17, kExponent = 2;
+
+// What a string holds as it stands: no quote, no backslash, no control character.
+ByteSet plain_ascii() {
+  ByteSet set;
+  for (size_t byte = 0x20; byte < 0x80; ++byte) set.set(byte, byte != '"' && byte != '\\');
+  return set;
+}
+
+ByteSet set_of(std::string_view bytes) {
+  ByteSet set;
+  for (const char each : bytes) set.set(static_cast<unsigned char>(each));
+  return set;
+}
+
+}  // namespace
+
+JsonParts::JsonParts(GrammarBuilder& build) : build_(build) {
+  const auto blanks = build.repeat(build.bytes(set_of(" \t")), 0, kBlanks);
+  space_ = build.choice({build.literal(""), build.literal(" "), build.sequence({build.literal("\n"), blanks})});
+  // Well-formed UTF-8, as Unicode's table 3-7 has it.
+  const auto tail = build.range(0x80, 0xBF);
+  const auto from = [&](int first, int last, int second, int second_last, size_t tails) {
+    std::vector<Part> parts = {build.range(first, last), build.range(second, second_last)};
+    parts.insert(parts.end(), tails, tail);
+    return build.sequence(std::move(parts));
+  };
+  multibyte_ =
+      build.choice({build.sequence({build.range(0xC2, 0xDF), tail}), from(0xE0, 0xE0, 0xA0, 0xBF, 1),
+                    from(0xE1, 0xEC, 0x80, 0xBF, 1), from(0xED, 0xED, 0x80, 0x9F, 1), from(0xEE, 0xEF, 0x80, 0xBF, 1),
+                    from(0xF0, 0xF0, 0x90, 0xBF, 2), from(0xF1, 0xF3, 0x80, 0xBF, 2), from(0xF4, 0xF4, 0x80, 0x8F, 2)});
+  plain_ = build.choice({build.bytes(plain_ascii()), multibyte_});
+  // \u: one of a pair of surrogates only beside the other.
+  const auto hex = build.bytes(set_of("0123456789abcdefABCDEF"));
+  const auto d = build.bytes(set_of("dD"));
+  const auto unit = build.choice({build.sequence({build.bytes(set_of("0123456789abcefABCEF")), hex, hex, hex}),
+                                  build.sequence({d, build.range('0', '7'), hex, hex})});
+  const auto pair = build.sequence(
+      {d, build.bytes(set_of("89abAB")), hex, hex, build.literal("\\u"), d, build.bytes(set_of("cdefCDEF")), hex, hex});
+  const auto escape = build.choice(
+      {build.bytes(set_of("\"\\/bfnrt")), build.sequence({build.literal("u"), build.choice({unit, pair})})});
+  character_ = build.choice({plain_, build.sequence({build.literal("\\"), escape})});
+  boolean_ = build.choice({build.literal("true"), build.literal("false")});
+  null_ = build.literal("null");
+  value_ = build.forward();
+  const auto more_values = build.many(build.sequence({comma(), value_}));
+  array_ = brackets(build.optional(build.sequence({value_, more_values})));
+  const auto member = build.sequence({string(), colon(), value_});
+  const auto more_members = build.many(build.sequence({comma(), member}));
+  object_ = braces(build.optional(build.sequence({member, more_members})));
+  build.define(value_, build.choice({object_, array_, string(), number(), boolean_, null_}));
+}
+
+JsonParts::Part JsonParts::braces(Part between) {
+  return build_.sequence({build_.literal("{"), space_, between, space_, build_.literal("}")});
+}
+
+JsonParts::Part JsonParts::brackets(Part between) {
+  return build_.sequence({build_.literal("["), space_, between, space_, build_.literal("]")});
+}
+
+JsonParts::Part JsonParts::comma() { return build_.sequence({space_, build_.literal(","), space_}); }
+JsonParts::Part JsonParts::colon() { return build_.sequence({space_, build_.literal(":"), space_}); }
+
+JsonParts::Part JsonParts::digits(int32_t least, int32_t most) {
+  return build_.repeat(build_.range('0', '9'), least, most);
+}
+
+JsonParts::Part JsonParts::number(bool negative) {
+  const auto whole =
+      build_.choice({build_.literal("0"), build_.sequence({build_.range('1', '9'), digits(0, kDigits - 1)})});
+  const auto fraction = build_.sequence({build_.literal("."), digits(1, kFraction)});
+  const auto exponent =
+      build_.sequence({build_.bytes(set_of("eE")), build_.optional(build_.bytes(set_of("+-"))), digits(1, kExponent)});
+  std::vector<Part> parts = {whole, build_.optional(fraction), build_.optional(exponent)};
+  if (negative) parts.insert(parts.begin(), build_.optional(build_.literal("-")));
+  return build_.sequence(std::move(parts));
+}
+
+// Digits as many as these, that are no less.
+JsonParts::Part JsonParts::at_least(std::string_view bound) {
+  if (bound.empty()) return build_.literal("");
+  const auto rest = static_cast<int32_t>(bound.size() - 1);
+  std::vector<Part> ways = {build_.sequence({build_.literal(bound.substr(0, 1)), at_least(bound.substr(1))})};
+  if (bound[0] < '9') ways.push_back(build_.sequence({build_.range(bound[0] + 1, '9'), digits(rest, rest)}));
+  return build_.choice(std::move(ways));
+}
+
+JsonParts::Part JsonParts::at_most(std::string_view bound) {
+  if (bound.empty()) return build_.literal("");
+  const auto rest = static_cast<int32_t>(bound.size() - 1);
+  std::vector<Part> ways = {build_.sequence({build_.literal(bound.substr(0, 1)), at_most(bound.substr(1))})};
+  if (bound[0] > '0') ways.push_back(build_.sequence({build_.range('0', bound[0] - 1), digits(rest, rest)}));
+  return build_.choice(std::move(ways));
+}
+
+// Of equal length, least <= most.
+JsonParts::Part JsonParts::between(std::string_view least, std::string_view most) {
+  if (least.empty()) return build_.literal("");
+  const auto first = build_.literal(least.substr(0, 1));
+  if (least[0] == most[0]) return build_.sequence({first, between(least.substr(1), most.substr(1))});
+  const auto rest = static_cast<int32_t>(least.size() - 1);
+  std::vector<Part> ways = {build_.sequence({first, at_least(least.substr(1))}),
+                            build_.sequence({build_.literal(most.substr(0, 1)), at_most(most.substr(1))})};
+  if (least[0] + 1 < most[0]) {
+    ways.push_back(build_.sequence({build_.range(least[0] + 1, most[0] - 1), digits(rest, rest)}));
+  }
+  return build_.choice(std::move(ways));
+}
+
+// Without a sign; decimal, least <= most.
+JsonParts::Part JsonParts::magnitude(const std::string& least, const std::string& most) {
+  std::vector<Part> ways;
+  for (size_t length = least.size(); length <= most.size(); ++length) {
+    const auto smallest = length == least.size() ? least : "1" + std::string(length - 1, '0');
+    const auto largest = length == most.size() ? most : std::string(length, '9');
+    ways.push_back(between(smallest, largest));
+  }
+  return build_.choice(std::move(ways));
+}
+
+JsonParts::Part JsonParts::integer(int64_t least, int64_t most) {
+  const auto text = [](int64_t value) { return std::to_string(value); };
+  std::vector<Part> ways;
+  if (most >= 0) ways.push_back(magnitude(text(std::max<int64_t>(least, 0)), text(most)));
+  if (least < 0) {
+    const auto size = magnitude(text(std::max<int64_t>(-most, 1)), text(-least));
+    ways.push_back(build_.sequence({build_.literal("-"), size}));
+  }
+  return build_.choice(std::move(ways));
+}
+
+JsonParts::Part JsonParts::quoted(Part characters) {
+  return build_.sequence({build_.literal("\""), characters, build_.literal("\"")});
+}
+
+JsonParts::Part JsonParts::string(int32_t least, std::optional<int32_t> most) {
+  return quoted(most ? build_.repeat(character_, least, *most) : build_.repeat(character_, least));
+}
+
+JsonParts::Part JsonParts::literal(const Json& value) {
+  return build_.literal(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+// The characters of a key, its quote too. After a character of more than one byte with which a name goes on no other
+// such character may stand: that keeps out more than it must.
+JsonParts::Part JsonParts::other_keys(const std::vector<std::string_view>& names) {
+  std::map<unsigned char, std::vector<std::string_view>> next;
+  bool is_name = false;
+  for (const auto name : names) {
+    if (name.empty()) {
+      is_name = true;
+    } else {
+      next[static_cast<unsigned char>(name[0])].push_back(name.substr(1));
+    }
+  }
+  auto others = plain_ascii();
+  bool whole_characters = true;
+  std::vector<Part> ways;
+  for (const auto& [byte, rests] : next) {
+    if (byte >= 0x80) {
+      whole_characters = false;
+      continue;
+    }
+    if (!others.test(byte)) continue;  // it is written as an escape
+    others.reset(byte);
+    ways.push_back(build_.sequence({build_.range(byte, byte), other_keys(rests)}));
+  }
+  std::vector<Part> fresh = {build_.bytes(others)};
+  if (whole_characters) fresh.push_back(multibyte_);
+  ways.push_back(build_.sequence({build_.choice(std::move(fresh)), build_.many(plain_), build_.literal("\"")}));
+  if (!is_name) ways.push_back(build_.literal("\""));
+  return build_.choice(std::move(ways));
+}
+
+JsonParts::Part JsonParts::key_other_than(const std::vector<std::string>& names) {
+  return build_.sequence({build_.literal("\""), other_keys({names.begin(), names.end()})});
+}
+
+}  // namespace tessera::text

@@ -1,0 +1,65 @@
+// The parts of JSON texts for a grammar.
+//
+//   GrammarBuilder build;
+//   JsonParts json(build);
+//   const auto grammar = std::move(build).finish(json.any_object());
+//
+// Texts are JSON in valid UTF-8 whose numbers a double or an int64 holds: integers have at most 18 digits, exponents at
+// most two. Between the parts of arrays and objects stands nothing, a space, or a new line with up to 20 blanks, so
+// that a model cannot fill its answer with blanks. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/base/json.h"
+#include "tessera/text/grammar/grammar.h"
+
+namespace tessera::text {
+
+class JsonParts {
+ public:
+  using Part = Grammar::Part;
+  // Borrows the builder.
+  explicit JsonParts(GrammarBuilder& build);
+
+  static constexpr int64_t kLargest = 999'999'999'999'999'999;  // and its negative
+
+  Part space() const { return space_; }
+  Part boolean() const { return boolean_; }
+  Part null() const { return null_; }
+  Part number(bool negative = true);
+  Part integer(int64_t least = -kLargest, int64_t most = kLargest);  // both included; least <= most
+  // So many characters, escapes counted as what they stand for.
+  Part string(int32_t least = 0, std::optional<int32_t> most = std::nullopt);
+  Part quoted(Part characters);
+  Part any_value() const { return value_; }
+  Part any_object() const { return object_; }
+  Part any_array() const { return array_; }
+  // That value and no other, as nlohmann::json writes it.
+  Part literal(const Json& value);
+  // Some string, written without escapes, that is none of these.
+  Part key_other_than(const std::vector<std::string>& names);
+
+  // "{" and "}" around what is between, with its spaces; so "[" and "]".
+  Part braces(Part between);
+  Part brackets(Part between);
+  Part comma();
+  Part colon();
+
+ private:
+  Part digits(int32_t least, int32_t most);
+  Part magnitude(const std::string& least, const std::string& most);
+  Part between(std::string_view least, std::string_view most);
+  Part at_least(std::string_view digits);
+  Part at_most(std::string_view digits);
+  Part other_keys(const std::vector<std::string_view>& names);
+
+  GrammarBuilder& build_;
+  Part space_, multibyte_, plain_, character_, boolean_, null_, value_, object_, array_;
+};
+
+}  // namespace tessera::text

@@ -1,0 +1,361 @@
+#include "tessera/text/grammar/json_schema.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tessera/base/number.h"
+#include "tessera/base/quote.h"
+
+namespace tessera::text {
+namespace {
+
+constexpr size_t kLongestName = 512;
+constexpr int64_t kMostItems = 1'000'000, kMostSchemas = 10'000, kMostDepth = 200, kMostLiteralBytes = 1 << 20;
+constexpr size_t kMostReferences = 1000;
+
+const std::set<std::string>& annotations() {
+  static const std::set<std::string> keys = {"title",    "description", "default",  "examples",     "$schema",
+                                             "$id",      "$comment",    "$defs",    "definitions",  "deprecated",
+                                             "readOnly", "writeOnly",   "nullable", "discriminator"};
+  return keys;
+}
+
+// Keys that narrow a value of a type, which of other types say nothing.
+const std::map<std::string, std::set<std::string>>& keys_of_types() {
+  static const std::set<std::string> bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
+  static const std::map<std::string, std::set<std::string>> keys = {
+      {"string", {"minLength", "maxLength", "format"}},
+      {"integer", bounds},
+      {"number", bounds},
+      {"array", {"items", "prefixItems", "minItems", "maxItems"}},
+      {"object", {"properties", "required", "additionalProperties"}},
+      {"boolean", {}},
+      {"null", {}}};
+  return keys;
+}
+
+// What a schema says beside annotations.
+std::vector<std::string> says(const JsonReader& schema) {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : schema.members()) {
+    if (!annotations().contains(key)) keys.push_back(key);
+  }
+  return keys;
+}
+
+void expect_alone(const JsonReader& schema, const std::string& key, const std::set<std::string>& beside = {}) {
+  for (const auto& other : says(schema)) {
+    if (other == key || beside.contains(other)) continue;
+    schema.fail(fmt::format("{} beside {}", quote(other), quote(key)), fmt::format("{} alone", quote(key)));
+  }
+}
+
+bool is_of_type(const Json& value, const std::string& type) {
+  if (type == "integer") return value.is_number_integer();
+  if (type == "number") return value.is_number();
+  if (type == "string") return value.is_string();
+  if (type == "boolean") return value.is_boolean();
+  if (type == "null") return value.is_null();
+  return type == "array" ? value.is_array() : value.is_object();
+}
+
+// "type", or the one whose keys are there.
+std::vector<std::string> types_of(const JsonReader& schema) {
+  std::vector<std::string> types;
+  if (const auto given = schema.find("type")) {
+    if (given->is_array()) {
+      for (const auto& each : given->items()) types.push_back(each.as_string());
+    } else {
+      types.push_back(given->as_string());
+    }
+    for (const auto& type : types) {
+      if (!keys_of_types().contains(type)) given->fail("string, integer, number, boolean, null, array or object");
+    }
+    if (types.empty()) given->fail("at least one type");
+    return types;
+  }
+  for (const auto& [type, keys] : keys_of_types()) {
+    const auto there = says(schema);
+    if (type == "integer") continue;  // whose keys are those of numbers
+    if (std::any_of(there.begin(), there.end(), [&, of = keys](const auto& key) { return of.contains(key); })) {
+      types.push_back(type);
+    }
+  }
+  return types;
+}
+
+}  // namespace
+
+JsonSchema::JsonSchema(GrammarBuilder& build, const JsonReader& document)
+    : build_(build), document_(document), json_(build) {}
+
+JsonSchema::Part JsonSchema::value() {
+  const auto root = build_.forward();
+  referred_["#"] = root;
+  build_.define(root, part_of(document_));
+  return root;
+}
+
+JsonSchema::Part JsonSchema::part_of(const JsonReader& schema) {
+  if (++schemas_ > kMostSchemas) schema.fail(fmt::format("at most {} schemas in all", kMostSchemas));
+  if (++depth_ > kMostDepth) schema.fail(fmt::format("at most {} schemas inside one another", kMostDepth));
+  const auto part = read(schema);
+  --depth_;
+  return part;
+}
+
+JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
+  if (schema.value().is_boolean()) {
+    if (!schema.value().get<bool>()) schema.fail("a schema that some value fits");
+    return json_.any_value();
+  }
+  if (!schema.is_object()) schema.fail("a schema: an object, or true");
+  if (const auto to = schema.find("$ref")) {
+    expect_alone(schema, "$ref");
+    return referred(*to);
+  }
+  if (const auto one = schema.find("const")) {
+    expect_alone(schema, "const", {"type"});
+    return literals(schema, {one->value()});
+  }
+  if (const auto list = schema.find("enum")) {
+    expect_alone(schema, "enum", {"type"});
+    std::vector<Json> values;
+    for (const auto& each : list->items()) values.push_back(each.value());
+    return literals(schema, values);
+  }
+  for (const char* key : {"anyOf", "oneOf", "allOf"}) {
+    const auto list = schema.find(key);
+    if (!list) continue;
+    expect_alone(schema, key);
+    const auto schemas = list->items();
+    if (schemas.empty()) list->fail("at least one schema");
+    if (key == std::string_view("allOf") && schemas.size() > 1) list->fail("one schema: several at once are not known");
+    return any_of(schemas);
+  }
+  const auto types = types_of(schema);
+  for (const auto& key : says(schema)) {
+    const bool known = key == "type" || std::any_of(types.begin(), types.end(), [&](const auto& type) {
+                         return keys_of_types().at(type).contains(key);
+                       });
+    if (!known) {
+      schema.fail(quote(key), types.empty()
+                                  ? "type, or a key that is supported"
+                                  : fmt::format("keys of type {} that are supported", fmt::join(types, ", ")));
+    }
+  }
+  if (types.empty()) return json_.any_value();
+  std::vector<Part> ways;
+  for (const auto& type : types) ways.push_back(of_type(schema, type));
+  return build_.choice(std::move(ways));
+}
+
+JsonSchema::Part JsonSchema::of_type(const JsonReader& schema, const std::string& type) {
+  if (type == "string") return string_of(schema);
+  if (type == "integer") return integer_of(schema);
+  if (type == "number") return number_of(schema);
+  if (type == "boolean") return json_.boolean();
+  if (type == "null") return json_.null();
+  return type == "array" ? array_of(schema) : object_of(schema);
+}
+
+// "#" or "#/a/b", a JSON pointer into the document.
+JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
+  const auto pointer = reference.as_string();
+  if (const auto known = referred_.find(pointer); known != referred_.end()) return known->second;
+  if (referred_.size() > kMostReferences) reference.fail(fmt::format("at most {} references", kMostReferences));
+  if (!pointer.starts_with("#/")) reference.fail("a place in this schema, as \"#/$defs/NAME\"");
+  auto at = document_;
+  for (size_t begin = 2; begin <= pointer.size();) {
+    const size_t end = std::min(pointer.find('/', begin), pointer.size());
+    std::string key;
+    for (size_t i = begin; i < end; ++i) {
+      const bool escaped = pointer[i] == '~' && i + 1 < end && (pointer[i + 1] == '0' || pointer[i + 1] == '1');
+      key += escaped ? (pointer[++i] == '0' ? '~' : '/') : pointer[i];
+    }
+    const auto index = at.is_array() ? parse_number<size_t>(key) : std::nullopt;
+    const auto items = at.is_array() ? at.items() : std::vector<JsonReader>{};
+    if (at.is_object() && at.find(key)) {
+      at = *at.find(key);
+    } else if (index && *index < items.size()) {
+      at = items[*index];
+    } else {
+      reference.fail("a place that is there");
+    }
+    begin = end + 1;
+  }
+  const auto part = build_.forward();
+  referred_[pointer] = part;
+  build_.define(part, part_of(at));
+  return part;
+}
+
+JsonSchema::Part JsonSchema::any_of(const std::vector<JsonReader>& schemas) {
+  std::vector<Part> ways;
+  for (const auto& each : schemas) ways.push_back(part_of(each));
+  return build_.choice(std::move(ways));
+}
+
+JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
+  const auto types = schema.has("type") ? types_of(schema) : std::vector<std::string>{};
+  std::vector<Part> ways;
+  for (const auto& value : values) {
+    const bool fits = types.empty() || std::any_of(types.begin(), types.end(),
+                                                   [&](const auto& type) { return is_of_type(value, type); });
+    if (!fits) continue;
+    literal_bytes_ += static_cast<int64_t>(value.dump(-1, ' ', false, Json::error_handler_t::replace).size());
+    if (literal_bytes_ > kMostLiteralBytes) schema.fail(fmt::format("values of at most {} bytes", kMostLiteralBytes));
+    ways.push_back(json_.literal(value));
+  }
+  if (ways.empty()) schema.fail("a value that the type takes");
+  return build_.choice(std::move(ways));
+}
+
+JsonSchema::Part JsonSchema::string_of(const JsonReader& schema) {
+  if (const auto format = schema.find("format")) {
+    expect_alone(schema, "format", {"type"});
+    return format_of(*format);
+  }
+  const auto least = static_cast<int32_t>(schema.integer("minLength", 0, 0, kMostItems));
+  if (!schema.has("maxLength")) return json_.string(least);
+  return json_.string(least, static_cast<int32_t>(schema.integer("maxLength", 0, least, kMostItems)));
+}
+
+JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
+  const auto name = format.as_string();
+  const auto digit = build_.range('0', '9');
+  const auto number = [&](int64_t least, int64_t most) {  // of two digits
+    std::vector<Part> ways;
+    for (int64_t each = least; each <= most; ++each) ways.push_back(build_.literal(fmt::format("{:02}", each)));
+    return build_.choice(std::move(ways));
+  };
+  const auto dash = build_.literal("-"), colon = build_.literal(":");
+  // Days that every month has, the 29th and 30th but in February, the 31st of the longer ones.
+  const auto month_and_day = build_.choice(
+      {build_.sequence({number(1, 12), dash, number(1, 28)}),
+       build_.sequence({build_.choice({number(1, 1), number(3, 12)}), dash, number(29, 30)}),
+       build_.sequence(
+           {build_.choice({number(1, 1), number(3, 3), number(5, 5), number(7, 8), number(10, 10), number(12, 12)}),
+            dash, number(31, 31)})});
+  std::vector<Part> years;  // but 0000, which few calendars have
+  for (int32_t zeros = 0; zeros < 4; ++zeros) {
+    years.push_back(build_.sequence({build_.literal(std::string(static_cast<size_t>(zeros), '0')),
+                                     build_.range('1', '9'), build_.repeat(digit, 3 - zeros, 3 - zeros)}));
+  }
+  std::vector<Part> fours;  // 04, 08, ...
+  for (int64_t each = 4; each < 100; each += 4) fours.push_back(number(each, each));
+  const auto four = build_.choice(std::move(fours));
+  const auto leap =
+      build_.choice({build_.sequence({digit, digit, four}), build_.sequence({four, build_.literal("00")})});
+  const auto date = build_.choice({build_.sequence({build_.choice(std::move(years)), dash, month_and_day}),
+                                   build_.sequence({leap, build_.literal("-02-29")})});
+  const auto minutes = build_.sequence({number(0, 23), colon, number(0, 59)});
+  const auto fraction = build_.optional(build_.sequence({build_.literal("."), build_.repeat(digit, 1, 9)}));
+  const auto zone =
+      build_.choice({build_.literal("Z"), build_.sequence({build_.choice({build_.literal("+"), dash}), minutes})});
+  const auto time = build_.sequence({minutes, colon, number(0, 59), fraction, zone});
+  if (name == "date") return json_.quoted(date);
+  if (name == "time") return json_.quoted(time);
+  if (name == "date-time") return json_.quoted(build_.sequence({date, build_.literal("T"), time}));
+  if (name != "uuid") format.fail("date-time, date, time or uuid");
+  const auto hex = build_.choice({digit, build_.range('a', 'f')});
+  const auto hexes = [&](int32_t count) { return build_.repeat(hex, count, count); };
+  return json_.quoted(build_.sequence({hexes(8), dash, hexes(4), dash, hexes(4), dash, hexes(4), dash, hexes(12)}));
+}
+
+JsonSchema::Part JsonSchema::integer_of(const JsonReader& schema) {
+  constexpr double kMost = 1e30;
+  const auto largest = static_cast<double>(JsonParts::kLargest);
+  const auto bound = [&](const char* key, double missing) { return schema.number(key, missing, -kMost, kMost); };
+  const double least = std::max(std::ceil(bound("minimum", -kMost)), std::floor(bound("exclusiveMinimum", -kMost)) + 1);
+  const double most = std::min(std::floor(bound("maximum", kMost)), std::ceil(bound("exclusiveMaximum", kMost)) - 1);
+  if (least > most || least >= largest || most <= -largest) schema.fail("bounds between which an integer lies");
+  const auto exact = [&](double value, int64_t beyond) {
+    return std::abs(value) >= largest ? beyond : static_cast<int64_t>(value);
+  };
+  return json_.integer(exact(least, -JsonParts::kLargest), exact(most, JsonParts::kLargest));
+}
+
+JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
+  for (const char* key : {"maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
+    if (const auto bound = schema.find(key)) bound->fail("no such bound of numbers but minimum 0, or type integer");
+  }
+  const auto least = schema.find("minimum");
+  if (least && least->as_number(-1e308, 1e308) != 0) least->fail("0, the one bound of numbers that is supported");
+  return json_.number(!least);
+}
+
+JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
+  const auto items = schema.find("items"), first = schema.find("prefixItems");
+  const auto least = static_cast<int32_t>(schema.integer("minItems", 0, 0, kMostItems));
+  const auto most = schema.has("maxItems") ? schema.integer("maxItems", 0, least, kMostItems) : kMostItems + 1;
+  std::vector<Part> leading;
+  if (first) {
+    for (const auto& each : first->items()) leading.push_back(part_of(each));
+  }
+  const bool ends = items && items->value() == false;
+  const auto other = ends ? build_.choice({}) : items ? part_of(*items) : json_.any_value();
+  const auto given = static_cast<int64_t>(leading.size());
+  if (ends && least > given) schema.fail(fmt::format("minItems {}", least), "as many as prefixItems at most");
+  // The first ones where each stands; what may be missing is missing from some place on.
+  const int64_t head = std::max<int64_t>(given, 1);
+  const auto after = build_.sequence({json_.comma(), other});
+  const auto rest_least = static_cast<int32_t>(std::max<int64_t>(least - head, 0));
+  const auto rest_most = static_cast<int32_t>(std::max<int64_t>(most - head, 0));
+  auto tail = most > kMostItems ? build_.repeat(after, rest_least) : build_.repeat(after, rest_least, rest_most);
+  for (int64_t i = head; i-- > 0;) {
+    const auto item = i < given ? leading[static_cast<size_t>(i)] : other;
+    const auto here = build_.sequence({i == 0 ? build_.literal("") : json_.comma(), item, tail});
+    tail = i >= most ? build_.literal("") : i < least ? here : build_.choice({build_.literal(""), here});
+  }
+  return json_.brackets(tail);
+}
+
+JsonSchema::Part JsonSchema::object_of(const JsonReader& schema) {
+  std::set<std::string> required;
+  if (const auto list = schema.find("required"); list && !list->is_null()) {
+    for (const auto& each : list->items()) required.insert(each.as_string());
+  }
+  std::vector<Member> members;
+  std::vector<std::string> names;
+  if (const auto properties = schema.find("properties")) {
+    for (const auto& [name, property] : properties->members()) {
+      if (name.size() > kLongestName) property.fail("a name of at most 512 bytes");
+      const auto part = build_.sequence({json_.literal(name), json_.colon(), part_of(property)});
+      members.push_back({part, required.erase(name) > 0});
+      names.push_back(name);
+    }
+  }
+  const auto more = schema.find("additionalProperties");
+  const bool open = more ? more->value() != false : members.empty();
+  if (!required.empty()) {
+    schema.fail(fmt::format("{} required", quote(*required.begin())), "required names among properties");
+  }
+  if (!open) return json_.braces(members_of(members, {}));
+  const auto value = more ? part_of(*more) : json_.any_value();
+  const auto key = names.empty() ? json_.string() : json_.key_other_than(names);
+  return json_.braces(members_of(members, {build_.sequence({key, json_.colon(), value})}));
+}
+
+// Members in their order, then others; `tail` is what may come after one, `start` what may come first.
+JsonSchema::Part JsonSchema::members_of(const std::vector<Member>& members, const std::vector<Part>& others) {
+  auto tail = build_.literal(""), start = tail;
+  for (const auto other : others) {
+    tail = build_.many(build_.sequence({json_.comma(), other}));
+    start = build_.optional(build_.sequence({other, tail}));
+  }
+  for (size_t i = members.size(); i-- > 0;) {
+    const auto& [part, required] = members[i];
+    const auto first = build_.sequence({part, tail});
+    const auto later = build_.sequence({json_.comma(), part, tail});
+    start = required ? first : build_.choice({first, start});
+    tail = required ? later : build_.choice({later, tail});
+  }
+  return start;
+}
+
+}  // namespace tessera::text

@@ -1,0 +1,180 @@
+"""What pydantic makes of JSON schemas: the oracle of json_schema_oracle_test.cc.
+
+  schema_oracle.py draw SEED COUNT       models of drawn fields: [{"schema", "instances": [TEXT, ...]}, ...]
+  schema_oracle.py check SEED COUNT      reads [[TEXT, ...], ...], texts for each of the same models, and prints those
+                                         that the model does not take: [[number, TEXT, why], ...]
+"""
+import datetime
+import enum
+import json
+import random
+import sys
+import typing
+import uuid
+
+import pydantic
+
+
+def drawn_string(draw, least, most):
+    return "".join(draw.choice("ab Z09_\"\\/\n\t\u00e9\u20ac\U0001f600{}[]:,") for _ in range(draw.randint(least, most)))
+
+
+class Drawer:
+    """Draws types, each with a function that draws one of its values."""
+
+    def __init__(self, draw):
+        self.draw, self.names = draw, 0
+
+    def name(self):
+        self.names += 1
+        return f"M{self.names}"
+
+    def type(self, depth):
+        kinds = ["int", "bounded", "float", "bool", "string", "literal", "enum", "date", "time", "datetime", "uuid", "none"]
+        if depth > 0:
+            kinds += ["list", "list", "tuple", "dict", "optional", "union", "model", "model", "tree"]
+        return getattr(self, "a_" + self.draw.choice(kinds))(depth)
+
+    def a_int(self, depth):
+        return int, lambda: self.draw.randint(-10 ** self.draw.randint(0, 17), 10 ** self.draw.randint(0, 17))
+
+    def a_bounded(self, depth):
+        least = self.draw.randint(-300, 300)
+        most = least + self.draw.choice([0, 1, 7, 90, 1000])
+        field = pydantic.Field(ge=least, le=most) if self.draw.random() < 0.5 else pydantic.Field(gt=least - 1, lt=most + 1)
+        return typing.Annotated[int, field], lambda: self.draw.randint(least, most)
+
+    def a_float(self, depth):
+        if self.draw.random() < 0.3:
+            return pydantic.NonNegativeFloat, lambda: self.draw.choice([0, 0.5, 12.25, 3])
+        return float, lambda: self.draw.choice([0.5, -3.0, 2, 1.25e-7, 6e20])
+
+    def a_bool(self, depth):
+        return bool, lambda: self.draw.random() < 0.5
+
+    def a_none(self, depth):
+        return None, lambda: None
+
+    def a_string(self, depth):
+        if self.draw.random() < 0.5:
+            return str, lambda: drawn_string(self.draw, 0, 12)
+        least = self.draw.randint(0, 3)
+        most = least + self.draw.randint(0, 4)
+        return typing.Annotated[str, pydantic.Field(min_length=least, max_length=most)], lambda: drawn_string(self.draw, least, most)
+
+    def a_literal(self, depth):
+        values = tuple(dict.fromkeys([self.draw.choice(["x", "y\"z", "\u00e9", 3, -4]) for _ in range(3)]))
+        return typing.Literal[values], lambda: self.draw.choice(values)
+
+    def a_enum(self, depth):
+        kind = enum.Enum(self.name(), {"A": "first", "B": "se cond", "C": "3"})
+        return kind, lambda: self.draw.choice(list(kind)).value
+
+    def a_date(self, depth):
+        return datetime.date, lambda: datetime.date.fromordinal(self.draw.randint(367, 3_000_000)).isoformat()
+
+    def a_time(self, depth):
+        return datetime.time, lambda: f"{self.draw.randint(0, 23):02}:{self.draw.randint(0, 59):02}:{self.draw.randint(0, 59):02}Z"
+
+    def a_datetime(self, depth):
+        day, time = self.a_date(depth)[1], self.a_time(depth)[1]
+        return datetime.datetime, lambda: f"{day()}T{time()}"
+
+    def a_uuid(self, depth):
+        return uuid.UUID, lambda: str(uuid.UUID(int=self.draw.getrandbits(128)))
+
+    def a_list(self, depth):
+        kind, value = self.type(depth - 1)
+        if self.draw.random() < 0.5:
+            return list[kind], lambda: [value() for _ in range(self.draw.randint(0, 3))]
+        least = self.draw.randint(0, 2)
+        most = least + self.draw.randint(0, 2)
+        return typing.Annotated[list[kind], pydantic.Field(min_length=least, max_length=most)], lambda: [
+            value() for _ in range(self.draw.randint(least, most))]
+
+    def a_tuple(self, depth):
+        parts = [self.type(depth - 1) for _ in range(self.draw.randint(1, 3))]
+        return tuple[tuple(kind for kind, _ in parts)], lambda: [value() for _, value in parts]
+
+    def a_dict(self, depth):
+        kind, value = self.type(depth - 1)
+        return dict[str, kind], lambda: {drawn_string(self.draw, 0, 4): value() for _ in range(self.draw.randint(0, 3))}
+
+    def a_optional(self, depth):
+        kind, value = self.type(depth - 1)
+        return typing.Optional[kind], lambda: None if self.draw.random() < 0.4 else value()
+
+    def a_union(self, depth):
+        (left, one), (right, other) = self.type(depth - 1), self.type(depth - 1)
+        return typing.Union[left, right], lambda: one() if self.draw.random() < 0.5 else other()
+
+    def a_model(self, depth):
+        fields, values = {}, []
+        for name in self.draw.sample(["id", "na me", "\u00e9", "q\"", "list", "sub", "x"], self.draw.randint(0, 4)):
+            kind, value = self.type(depth - 1)
+            needed = self.draw.random() < 0.6
+            key = f"f{len(fields)}"
+            fields[key] = (kind, pydantic.Field(... if needed else None, alias=name))
+            values.append((name, needed, value))
+        extra = self.draw.choice(["forbid", "ignore"])
+        model = pydantic.create_model(self.name(), __config__=pydantic.ConfigDict(extra=extra), **fields)
+
+        def instance():
+            return {name: value() for name, needed, value in values if needed or self.draw.random() < 0.5}
+
+        return model, instance
+
+    def a_tree(self, depth):
+        name = self.name()
+        space = {}
+        exec(f"class {name}(pydantic.BaseModel):\n  value: int\n  children: list['{name}'] = []\n  next: 'typing.Optional[{name}]' = None\n",
+             {"pydantic": pydantic, "typing": typing, "__name__": name}, space)
+        model = space[name]
+        model.model_rebuild(_types_namespace={name: model, "typing": typing})
+
+        def instance(left=3):
+            tree = {"value": self.draw.randint(0, 99)}
+            if left and self.draw.random() < 0.7:
+                tree["children"] = [instance(left - 1) for _ in range(self.draw.randint(0, 2))]
+            return tree
+
+        return model, instance
+
+
+def models(seed, count):
+    for number in range(count):
+        drawer = Drawer(random.Random(f"{seed} {number}"))
+        kind, value = drawer.a_model(3)
+        yield pydantic.TypeAdapter(kind), value
+
+
+def spell(draw, value):
+    form = draw.choice([{"separators": (",", ":")}, {"separators": (", ", ": ")}, {"indent": 2}])
+    return json.dumps(value, ensure_ascii=False, **form)
+
+
+def draw_models(seed, count):
+    draw = random.Random(seed)
+    out = []
+    for adapter, value in models(seed, count):
+        texts = []
+        for _ in range(8):
+            text = spell(draw, value())
+            adapter.validate_json(text)  # the drawer's own mistakes
+            texts.append(text)
+        out.append({"schema": adapter.json_schema(), "instances": texts})
+    json.dump(out, sys.stdout)
+
+
+def check_texts(seed, count):
+    wrong = []
+    for number, ((adapter, _), texts) in enumerate(zip(models(seed, count), json.load(sys.stdin), strict=True)):
+        for text in texts:
+            try:
+                adapter.validate_json(text)
+            except pydantic.ValidationError as error:
+                wrong.append([number, text, str(error)[:400]])
+    json.dump(wrong, sys.stdout)
+
+
+{"draw": draw_models, "check": check_texts}[sys.argv[1]](int(sys.argv[2]), int(sys.argv[3]))
