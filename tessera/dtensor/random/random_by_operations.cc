@@ -89,6 +89,7 @@ struct LawDraw {
     }
     return right(pick(lanes, within), 32 - digits).to(at::kFloat) * std::ldexp(1.0, -digits);
   }
+  at::Tensor double_fractions(int digits) const { return fractions(digits).to(at::kDouble); }
   at::Tensor normals() const {
     at::Tensor u1;
     at::Tensor u2;
@@ -97,8 +98,8 @@ struct LawDraw {
       u2 = fraction(lanes[2], lanes[3]);
     } else {
       const at::Tensor first = right(within, 1) * 2;
-      u1 = pick(lanes, first).to(at::kFloat) * 0x1p-32 + 0x1p-33;
-      u2 = right(pick(lanes, first + 1), 8).to(at::kFloat) * 0x1p-24;
+      u1 = (pick(lanes, first).to(at::kFloat) * 0x1p-32 + 0x1p-33).to(at::kDouble);
+      u2 = right(pick(lanes, first + 1), 8).to(at::kDouble) * 0x1p-24;
     }
     const at::Tensor angle = u2 * (2 * std::numbers::pi);
     return (u1.log() * -2).sqrt() * at::where(at::bitwise_and(within, 1) == 0, angle.cos(), angle.sin());
@@ -153,15 +154,16 @@ void fill_by_operations(const at::Tensor& part, const Region& region, const Rand
       values = draw.fractions(digits_of(type)) * (d.b - d.a) + d.a;
       break;
     case Law::kExponential:
-      values = draw.fractions(digits_of(type)).neg().log1p() / -d.a;
+      values = draw.double_fractions(digits_of(type)).neg().log1p() / -d.a;
       break;
     case Law::kCauchy:
-      values = ((draw.fractions(digits_of(type)) - 0.5) * std::numbers::pi).tan() * d.b + d.a;
+      values = ((draw.double_fractions(digits_of(type)) - 0.5) * std::numbers::pi).tan() * d.b + d.a;
       break;
     case Law::kGeometric:
-      values = (draw.fractions(digits_of(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
+      values = (draw.double_fractions(digits_of(type)).neg().log1p() / std::log1p(-d.a)).ceil().clamp_min(1);
       break;
   }
+  if (values.scalar_type() == at::kDouble && !doubles) values = values.to(at::kFloat);  // as the CPU rounds
   part.copy_(values.view(part.sizes()));
 }
 

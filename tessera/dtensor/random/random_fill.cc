@@ -1,7 +1,8 @@
 // The CPU's way to fill a tensor with random numbers: block by block along stretches that are contiguous both in this
 // rank's memory and in the global tensor. Every element goes through the same scalar code wherever it lies in a
 // stretch: vectorised logarithms differ from scalar ones in the last bit, and which elements are vectorised depends on
-// the sharding.
+// the sharding. What goes through a logarithm or an angle does so in float64 and is rounded once: other devices, whose
+// functions have other last bits, then round to the same float32, or to the one beside it.
 #include "tessera/dtensor/random/random_fill.h"
 
 #include <ATen/ATen.h>
@@ -9,6 +10,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <type_traits>
 
 #include "tessera/base/error.h"
 #include "tessera/base/philox.h"
@@ -130,56 +132,57 @@ struct Fractions<double> {
 };
 
 // Two normal values from two fractions (Box and Muller), the first of which must not be 0.
-template <class T>
-void normal_pair(T u1, T u2, T* z) {
-  const T radius = std::sqrt(T{-2} * std::log(u1));
-  const T angle = 2 * std::numbers::pi_v<T> * u2;
+void normal_pair(double u1, double u2, double* z) {
+  const double radius = std::sqrt(-2 * std::log(u1));
+  const double angle = 2 * std::numbers::pi * u2;
   z[0] = radius * std::cos(angle);
   z[1] = radius * std::sin(angle);
 }
 
-void normals(const PhiloxBlock& bits, float* z) {
-  for (int i = 0; i < 4; i += 2) {  // all 32 bits of the radius, for the tails
-    normal_pair(static_cast<float>(bits[i]) * 0x1p-32f + 0x1p-33f, fraction(bits[i + 1], 24), z + i);
-  }
-}
+// Of the bits of W values.
+template <class T>
 void normals(const PhiloxBlock& bits, double* z) {
-  normal_pair(fraction(bits[0], bits[1]) + 0x1p-54, fraction(bits[2], bits[3]), z);
+  if constexpr (std::is_same_v<T, double>) {
+    normal_pair(fraction(bits[0], bits[1]) + 0x1p-54, fraction(bits[2], bits[3]), z);
+  } else {
+    for (int i = 0; i < 4; i += 2) {  // all 32 bits of the radius, for the tails
+      normal_pair(static_cast<float>(bits[i]) * 0x1p-32f + 0x1p-33f, fraction(bits[i + 1], 24), z + i);
+    }
+  }
 }
 
 template <class T>
 void fill_real(T* out, const Region& region, const RandomKey& key, const Distribution& d, int digits) {
   constexpr int kCount = Fractions<T>::kCount;
-  const T a = static_cast<T>(d.a);
-  const T b = static_cast<T>(d.b);
   if (d.law == Law::kNormal || d.law == Law::kLogNormal) {
-    const bool log_normal = d.law == Law::kLogNormal;
-    fill<kCount>(out, region, key, [=](const PhiloxBlock& bits, T* z) {
-      normals(bits, z);
+    fill<kCount>(out, region, key, [=, log_normal = d.law == Law::kLogNormal](const PhiloxBlock& bits, T* values) {
+      double z[kCount];
+      normals<T>(bits, z);
       for (int i = 0; i < kCount; ++i) {
-        z[i] = z[i] * b + a;
-        z[i] = log_normal ? std::exp(z[i]) : z[i];
+        const double value = z[i] * d.b + d.a;
+        values[i] = static_cast<T>(log_normal ? std::exp(value) : value);
       }
     });
     return;
   }
-  const T width = static_cast<T>(d.b - d.a);
-  const T log_failure = d.law == Law::kGeometric ? std::log1p(-a) : T{0};
-  fill<kCount>(out, region, key, [=, law = d.law](const PhiloxBlock& bits, T* u) {
-    Fractions<T>::make(bits, digits, u);
+  const T low = static_cast<T>(d.a), width = static_cast<T>(d.b - d.a);
+  const double log_failure = d.law == Law::kGeometric ? std::log1p(-d.a) : 0;
+  fill<kCount>(out, region, key, [=](const PhiloxBlock& bits, T* values) {
+    Fractions<T>::make(bits, digits, values);
     for (int i = 0; i < kCount; ++i) {
-      switch (law) {
+      const double u = values[i];
+      switch (d.law) {
         case Law::kUniform:
-          u[i] = u[i] * width + a;
+          values[i] = values[i] * width + low;
           break;
         case Law::kExponential:
-          u[i] = -std::log1p(-u[i]) / a;
+          values[i] = static_cast<T>(-std::log1p(-u) / d.a);
           break;
         case Law::kCauchy:
-          u[i] = a + b * std::tan(std::numbers::pi_v<T> * (u[i] - T{0.5}));
+          values[i] = static_cast<T>(d.a + d.b * std::tan(std::numbers::pi * (u - 0.5)));
           break;
         default:  // geometric: 1 - u lies in (0, 1]
-          u[i] = std::max(std::ceil(std::log1p(-u[i]) / log_failure), T{1});
+          values[i] = static_cast<T>(std::max(std::ceil(std::log1p(-u) / log_failure), 1.0));
           break;
       }
     }
