@@ -54,6 +54,12 @@ void expect_own_libraries(const fs::path& installed, const fs::path& prefix) {
   EXPECT_GT(of_ours, 5);
 }
 
+// By none of them the machine that built it could be told.
+void expect_no_source_paths(const fs::path& installed) {
+  EXPECT_EQ(read_file(installed, size_t{1} << 30).find(testing::source_folder().string()), std::string::npos)
+      << installed;
+}
+
 // A licence that is only named, as a file of Debian's, is in no package until its text is, too.
 void expect_whole_licences(const fs::path& prefix) {
   int licences = 0, named = 0;
@@ -127,6 +133,7 @@ TEST(Package, TheWheelInstalledWithPipTrainsTheDemoWithoutACompiler) {
   EXPECT_THAT(install.out, AllOf(HasSubstr("already satisfied: torch=="), HasSubstr("Successfully installed tessera")));
   const auto tessera = (temp / "venv/bin/tessera").string();
   expect_own_libraries(tessera, temp / "venv");
+  expect_no_source_paths(tessera);
   const auto bin = (temp / "venv/bin").string();
   expect_demo("tessera", temp / "venv", temp, bin);
   EXPECT_EQ(run_process({pip, "check"}).out.find("tessera"), std::string::npos);
