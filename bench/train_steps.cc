@@ -1,5 +1,7 @@
 #include "bench/train_steps.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -7,10 +9,12 @@
 #include <map>
 #include <sstream>
 
+#include "tessera/base/host.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/data/batch.h"
 #include "tessera/kernels/ignored_label.h"
+#include "tessera/kernels/linear.h"
 #include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"
@@ -21,13 +25,16 @@
 namespace tessera::bench {
 namespace {
 
-data::Batch rows_from(int64_t first, int64_t rows, int64_t length, int64_t vocabulary) {
+data::Batch rows_from(int64_t first, int64_t rows, int64_t length, int64_t document, int64_t vocabulary) {
   const auto tokens =
       at::arange(first, first + rows * length, at::kLong).mul_(7919).remainder_(vocabulary).view({rows, length});
   const auto labels = at::full_like(tokens, kIgnoredLabel);
   labels.narrow(1, 0, length - 1).copy_(tokens.narrow(1, 1, length - 1));
-  const auto positions = at::arange(length, at::kLong).expand({rows, length}).contiguous();
-  return data::make_batch(tokens, labels, positions, at::zeros_like(tokens));
+  const auto places = at::arange(length, at::kLong).expand({rows, length}).contiguous();
+  if (document == 0) return data::make_batch(tokens, labels, places, at::zeros_like(tokens));
+  const auto positions = places.remainder(document);
+  labels.masked_fill_(positions.eq(document - 1), kIgnoredLabel);
+  return data::make_batch(tokens, labels, positions, places.div(document, "floor"));
 }
 
 bool is_schedule(const std::string& how) { return how.find_first_of("0123456789") == 0 || std::isupper(how[0]) != 0; }
@@ -58,6 +65,16 @@ train::Recipe recipe_of(const std::string& how, int64_t ranks) {
   return recipe;
 }
 
+// Operations of the products with weights in a step of so many tokens: forward, and the gradients of both factors.
+double products_of(const std::string& dir, int64_t tokens) {
+  const auto config = ModelConfig::from_folder(dir);
+  const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
+  int64_t weights = 0;
+  for (const auto& parameter : model->parameters()) weights += parameter.dim() == 2 ? parameter.numel() : 0;
+  if (!config.tie_word_embeddings) weights -= config.vocab_size * config.hidden_size;  // the embedding is looked up
+  return 6.0 * static_cast<double>(weights) * static_cast<double>(tokens);
+}
+
 double largest_mebibytes(const Json& answer) {
   double most = 0;
   for (const auto& each : answer["peak_bytes"]) most = std::max(most, each.get<double>());
@@ -74,7 +91,8 @@ void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
   const auto micro_batches = [&](int64_t first) {
     std::vector<data::Batch> batches;
     for (int64_t i = 0; i < rows.micro_batches; ++i) {
-      auto batch = rows_from(first + i * at_once * rows.length, at_once, rows.length, model.config().vocab_size);
+      auto batch =
+          rows_from(first + i * at_once * rows.length, at_once, rows.length, rows.document, model.config().vocab_size);
       batches.push_back(rows.own ? rows.own(batch) : batch);
     }
     return batches;
@@ -146,6 +164,25 @@ int serve_layout(const LayoutRank& given) {
   return 0;
 }
 
+void serve_peak(const std::string& dtype) {
+  at::set_num_threads(usable_cores());
+  constexpr int64_t kSize = 2048;
+  const auto type = dtype == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  const auto x = at::randn({kSize, kSize}).to(type), weight = at::randn({kSize, kSize}).to(type);
+  const double gigaflop = 2.0 * kSize * kSize * kSize * 1e-9;
+  const at::NoGradGuard no_grad;
+  const std::vector<std::function<at::Tensor()>> ways = {[&] { return at::mm(x, weight); },
+                                                         [&] { return at::linear(x, weight); },
+                                                         [&] { return tessera::linear(x, weight); }};
+  for (std::string line; std::getline(std::cin, line);) {
+    double most = 0;
+    for (int i = 0; i < 3; ++i) {
+      for (const auto& way : ways) most = std::max(most, gigaflop / seconds_of([&] { way(); }));
+    }
+    std::cout << Json({{"rate", most}}).dump() << std::endl;
+  }
+}
+
 std::string write_random_model(const std::filesystem::path& dir, const std::string& config) {
   const auto model = make_model(ModelConfig::parse(config, dir.filename()), {.device = c10::Device(at::kMeta)});
   init_weights(*model, 3);
@@ -177,17 +214,28 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
   // Warm-up; the same steps on both sides from here on.
   Json last_ours = ours.ask(request), last_peer = peer.ask(request), last_tuned = tuned.ask(request);
   const auto agree = [&] {
-    return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < 1e-3;
+    return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < given.loss_within;
   };
   const auto tokens = static_cast<double>(given.steps * given.tokens);
   harness.threads = given.ranks;
+  const auto our_rate = [&](double work) { return work / (last_ours = ours.ask(request))["seconds"].get<double>(); };
   harness.run({.name = given.name + " tokens/s",
                .unit = "tokens/s",
-               .at_least = 1,
+               .at_least = given.faster_at_least,
                .verified = agree,
-               .ours = [&] { return tokens / (last_ours = ours.ask(request))["seconds"].get<double>(); },
+               .ours = [&] { return our_rate(tokens); },
                .peer = [&] { return tokens / (last_peer = peer.ask(request))["seconds"].get<double>(); },
                .tuned_peer = [&] { return tokens / (last_tuned = tuned.ask(request))["seconds"].get<double>(); }});
+  if (given.peak_share > 0) {
+    Peer peak(std::vector<std::string>{self, "--peak", given.dtype});
+    const double gigaflop = static_cast<double>(given.steps) * products_of(given.words[0], given.tokens) * 1e-9;
+    harness.run({.name = given.name + " products of a step, beside their peak",
+                 .unit = "GFLOP/s",
+                 .at_least = given.peak_share,
+                 .verified = [&] { return !harness.wants(given.name + " tokens/s") || agree(); },
+                 .ours = [&] { return our_rate(gigaflop); },
+                 .peer = [&] { return peak.ask(request)["rate"].get<double>(); }});
+  }
   harness.run({.name = given.name + " peak memory a rank",
                .unit = "MiB",
                .at_least = 1 / given.memory_at_most,

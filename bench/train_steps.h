@@ -26,6 +26,7 @@ using KernelNames = std::function<std::vector<std::string>()>;
 struct StepRows {
   int64_t rows = 0;  // of this rank
   int64_t length = 0;
+  int64_t document = 0;                                     // tokens of each document of a row; 0: it is one
   int64_t data_ranks = 1, data_rank = 0;                    // those that have rows of their own
   bool counts = true;                                       // train::StepOptions::counts
   int64_t micro_batches = 1;                                // that the rows of this rank are cut into
@@ -55,6 +56,10 @@ std::optional<LayoutRank> rank_asked_for(int argc, char** argv);
 // One of our ranks, started by `tessera launch`: serve_steps of a model that lies so. Its exit code. COLLECTIVE.
 int serve_layout(const LayoutRank& given);
 
+// Answers each line on stdin with {"rate": the most GFLOP/s of a large product on all cores}, by whatever way is
+// fastest.
+void serve_peak(const std::string& dtype);
+
 // A Hugging Face folder of this config with random weights; its path.
 std::string write_random_model(const std::filesystem::path& dir, const std::string& config);
 
@@ -71,6 +76,10 @@ struct StepCase {
   int64_t tokens = 0;                        // of a step, of all ranks
   double memory_at_most = 1;                 // wanted, in shares of the peer's
   int ranks = kTrainingRanks;
+  double faster_at_least = 1;     // wanted: tokens/s in multiples of the peer's
+  double peak_share = 0;          // wanted of what products alone reach on all cores; 0: not measured
+  std::string dtype = "float32";  // of those products
+  double loss_within = 1e-3;      // of the peer's, relative
 };
 // tokens/s and peak memory a rank, `self` being the program of our ranks; the losses of both halves must agree.
 void measure_steps(Harness& harness, const std::string& self, const StepCase& given);
