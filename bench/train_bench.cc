@@ -28,12 +28,10 @@ int rank_main(const std::string& dir, int64_t rows, int64_t length, const std::s
   const auto model = make_model(ModelConfig::from_folder(dir), {.device = c10::Device(at::kMeta)});
   const bool adapted = std::filesystem::is_directory(how);
   if (adapted) add_adapters(*model, read_adapter_config(how));
-  if (world->size() > 1) {
-    MixedPrecisionPolicy precision;
-    if (how == "bfloat16") precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
-    for (const auto& block : model->blocks()) fully_shard(*block, {.mesh = mesh, .mp_policy = precision});
-    fully_shard(*model, {.mesh = mesh, .mp_policy = precision});
-  }
+  MixedPrecisionPolicy precision;
+  if (how == "bfloat16") precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  for (const auto& block : model->blocks()) fully_shard(*block, {.mesh = mesh, .mp_policy = precision});
+  fully_shard(*model, {.mesh = mesh, .mp_policy = precision});
   to_empty(*model, mesh->device());
   load_pretrained(*model, dir);
   if (adapted) load_adapters(*model, how);
