@@ -13,6 +13,13 @@
 namespace tessera::detail {
 namespace {
 
+// The number of rows with a label is another one in each step, and oneDNN makes code for each shape that it meets (2 MB
+// of address space, 2 ms): with rows of zeros behind them there are few.
+int64_t rows_to_fill(int64_t rows) {
+  constexpr int64_t kMultiple = 16;
+  return (kMultiple - rows % kMultiple) % kMultiple;
+}
+
 // The rows of one call, and what they add up to.
 class Summation {
  public:
@@ -62,7 +69,7 @@ class Summation {
     if (!wants_gradient()) return;
     // softmax - onehot, in place of the log-probs
     const auto g = logprobs.exp_().scatter_add_(1, of_rows(target_), of_rows(minus_)).mul_(of_rows(factor_));
-    add_gradients(begin, h, g);
+    add_gradients(begin, h.size(0), h, g);
   }
 
   void together(const at::Tensor& values, comm::ReduceOp op) const {
@@ -80,9 +87,11 @@ class Summation {
 
   bool wants_gradient() const { return grad_hidden_.defined() || grad_weight_.defined(); }
 
-  void add_gradients(int64_t begin, const at::Tensor& h, const at::Tensor& g) const {
+  // Of `rows` rows; what h and g have behind them is zero.
+  void add_gradients(int64_t begin, int64_t rows, const at::Tensor& h, const at::Tensor& g) const {
     if (grad_hidden_.defined()) {
-      grad_hidden_.narrow(0, begin, h.size(0)).copy_(product_nt(g.to(weight_.scalar_type()), weight_.t()));
+      const auto grad = product_nt(g.to(weight_.scalar_type()), weight_.t());
+      grad_hidden_.narrow(0, begin, rows).copy_(grad.narrow(0, 0, rows));
     }
     if (grad_weight_.defined()) add_head_gradient(grad_weight_, g, h.to(wide_));
   }
@@ -91,14 +100,20 @@ class Summation {
     const auto ignored = ignored_.defined() ? ignored_.narrow(0, begin, rows) : at::Tensor();
     auto h = hidden_.narrow(0, begin, rows);
     if (ignored.defined()) h = h.masked_fill(ignored, 0);
-    auto logits = product_nt(h, weight_).to(wide_);
+    if (const int64_t more = labels_.is_cpu() ? rows_to_fill(rows) : 0; more > 0) {
+      h = at::constant_pad_nd(h, {0, 0, 0, more});
+    }
+    auto all = product_nt(h, weight_).to(wide_).contiguous();  // whose rows behind the others are zero and stay so
+    auto logits = all.narrow(0, 0, rows);
     if (part_.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && runs_row_loops(logits)) {
-      logits = logits.contiguous();
       loss_.add_(cross_entropy_rows(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
-      if (wants_gradient()) add_gradients(begin, h, logits);
+      if (wants_gradient()) add_gradients(begin, rows, h, all);
       return;
     }
-    if (factor_.defined()) return add_whole_rows(begin, h, std::move(logits));
+    if (factor_.defined()) {
+      logits.reset();
+      return add_whole_rows(begin, h, std::move(all));
+    }
     const auto slope = cap_logits(logits, softcap_, wants_gradient());
     level(logits);
     // The label's place among this part's classes, and whether it has one.
@@ -124,7 +139,7 @@ class Summation {
     auto g = logits.div_(sums[0]);  // softmax - onehot, in place of the logits
     if (classes > 0) g.scatter_add_(1, target, own.neg());
     if (slope.defined()) g.mul_(slope);
-    add_gradients(begin, h, g);
+    add_gradients(begin, rows, h, all);
   }
 
   at::Tensor hidden_, weight_, labels_;
