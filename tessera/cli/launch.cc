@@ -23,13 +23,34 @@ std::vector<int> ranks_on_hosts(const std::string& nproc) {
   }
 }
 
+// Flags may have underscores; those of torchrun that are called otherwise here are errors that say how.
+std::vector<std::string> as_torchrun_has_them(VerbArguments args) {
+  static const std::vector<std::pair<std::string, const char*>> kOthers = {
+      {"--standalone", "leave it out: without --nnodes all ranks are on this host"},
+      {"--rdzv", "several hosts meet at --master HOST:PORT, with --nnodes, --node-rank and --run-id"},
+      {"--master-addr", "use --master HOST:PORT"},
+      {"--master-port", "use --master HOST:PORT"},
+      {"--redirects", "use --log-dir DIR"},
+      {"--local-ranks-filter", "use LOG_RANK"}};
+  std::vector<std::string> own(args.begin(), args.end());
+  for (auto& word : own) {
+    if (!word.starts_with("--")) continue;
+    std::replace(word.begin(), word.begin() + static_cast<std::ptrdiff_t>(std::min(word.find('='), word.size())), '_',
+                 '-');
+    for (const auto& [flag, advice] : kOthers) {
+      TESSERA_CHECK(!word.starts_with(flag), ErrorKind::kConfig, "[launch] {} is torchrun's: {}.", word, advice);
+    }
+  }
+  return own;
+}
+
 }  // namespace
 
 int run_launch(VerbArguments args) {
   const auto app = make_app("launch");
   comm::LauncherOptions options;
   std::string nproc = "1";
-  app->add_option("--nproc", nproc, "Ranks on this host, or on each host in turn: 4,2 or 8(x3),4")
+  app->add_option("--nproc,--nproc-per-node", nproc, "Ranks on this host, or on each host in turn: 4,2 or 8(x3),4")
       ->option_text("N [1]");
   app->add_option("--nnodes", options.nnodes, "Hosts; start 'tessera launch' on each")->option_text("N [1]");
   app->add_option("--node-rank", options.node_rank, "This host's number, from 0")->option_text("N [0]");
@@ -52,7 +73,8 @@ int run_launch(VerbArguments args) {
       "number of the step that it has done to the file TESSERA_PROGRESS_FILE has its restarts back when it gets "
       "further.");
   const auto dashes = std::find(args.begin(), args.end(), "--");
-  if (const auto code = parse_flags(*app, args.first(static_cast<size_t>(dashes - args.begin())))) return *code;
+  const auto own = as_torchrun_has_them(args.first(static_cast<size_t>(dashes - args.begin())));
+  if (const auto code = parse_flags(*app, own)) return *code;
   TESSERA_CHECK(dashes != args.end() && dashes + 1 != args.end(), ErrorKind::kConfig,
                 "[launch] no program given. Usage: tessera launch --nproc N -- PROG [ARGS ...].");
   apply(flags, options);

@@ -29,6 +29,23 @@ constexpr SplitWords kSplits[] = {{"train", {"train", "training"}},
                                   {"validation", {"validation", "valid", "dev", "val"}},
                                   {"test", {"test", "testing", "eval", "evaluation"}}};
 
+bool is_table(fs::path file) {
+  if (file.extension() == ".gz") file = file.stem();
+  return file.extension() == ".csv" || file.extension() == ".tsv";
+}
+
+// Of a name as the Hub has them.
+std::string hint_of_the_hub(const std::string& name) {
+  const auto slash = name.find('/');
+  const bool like_one = slash != name.npos && slash > 0 && slash + 1 < name.size() &&
+                        name.find('/', slash + 1) == name.npos && name.find_first_of(". ") != 0;
+  if (!like_one || fs::path(name).has_extension()) return "";
+  return fmt::format(
+      " If it is a data set of the Hub's: fetch it with 'hf download --repo-type dataset {}', and name the "
+      "folder that this prints.",
+      name);
+}
+
 // The name without its extensions: train-00000-of-00002.parquet, part.jsonl.gz.
 std::string stem_of(const fs::path& path) {
   fs::path name = path.filename();
@@ -201,13 +218,18 @@ std::vector<DataFile> files_of(const DataSource& source, const std::string& purp
                         ignored)) {  // as Megatron names a pair of files
     paths = {source.path + ".idx"};
   } else {
-    raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.", source.path);
+    raise(ErrorKind::kIo, "[data.files] {}: no such file or folder.{}", source.path, hint_of_the_hub(source.path));
   }
   std::sort(paths.begin(), paths.end());
   std::vector<DataFile> files;
   for (const auto& file : paths) {
     const bool ids = source.format == "megatron" || file.extension() == ".bin" || file.extension() == ".idx";
     auto container = ids ? Container::kMegatron : container_of(file);
+    TESSERA_CHECK(
+        source.format != "auto" || !is_table(file), ErrorKind::kConfig,
+        "[data.files] {}: tables of this kind are not read. Write it as .jsonl or .parquet, or set data.format=text "
+        "to learn it as the text that it is.",
+        file.string());
     if (source.format == "text" && container != Container::kParquet) container = Container::kText;
     if (source.format != "text" && source.format != "auto" && container == Container::kText) {
       container = Container::kJsonLines;  // records, whatever the file is called

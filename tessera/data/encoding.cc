@@ -25,12 +25,40 @@ bool is_full_of_zeros(std::string_view content) {
         path.string(), offset + byte, static_cast<unsigned char>(content[byte]), encoding, name);
 }
 
+// Of files that are no text at all, and what makes one of them.
+void refuse_other_kinds(std::string_view content, const std::filesystem::path& path) {
+  struct Kind {
+    std::string_view mark;
+    const char* name;
+    const char* advice;
+  };
+  static const Kind kKinds[] = {{{"\x28\xb5\x2f\xfd", 4}, "compressed with zstd", "Unpack it with 'zstd -d'"},
+                                {"BZh", "compressed with bzip2", "Unpack it with 'bunzip2'"},
+                                {{"\xfd"
+                                  "7zXZ\0",
+                                  6},
+                                 "compressed with xz",
+                                 "Unpack it with 'unxz'"},
+                                {{"PK\x03\x04", 4}, "a zip archive", "Unpack it with 'unzip'"},
+                                {"ARROW1", "an Arrow file", "Write it as Parquet or JSON lines"},
+                                {"PAR1", "a Parquet file", "Name it .parquet"},
+                                {{"\x1f\x8b", 2}, "compressed with gzip a second time", "Unpack it with 'gunzip'"}};
+  constexpr size_t kCharacter = 4;  // one may be cut
+  const auto front = content.substr(0, kLooked);
+  for (const auto& kind : kKinds) {
+    if (!content.starts_with(kind.mark) || valid_utf8_prefix(front) + kCharacter > front.size()) continue;
+    raise(ErrorKind::kFormat, "[data.read] {}: is no text: it seems to be {}. {}.", path.string(), kind.name,
+          kind.advice);
+  }
+}
+
 }  // namespace
 
 void check_encoding(std::string_view content, const std::filesystem::path& path, uint64_t offset) {
   if (content.empty()) return;
   const size_t good = valid_utf8_prefix(content);
   if (offset == 0) {
+    refuse_other_kinds(content, path);
     const size_t zero = content.find('\0');
     const size_t byte = std::min(good, zero);
     const auto starts = [&](std::string_view mark) { return content.starts_with(mark); };

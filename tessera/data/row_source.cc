@@ -34,6 +34,10 @@ Container container_of(const std::filesystem::path& path) {
   const size_t mark = front.starts_with("\xef\xbb\xbf") ? 3 : 0;
   const size_t first = front.find_first_not_of(" \t\r\n", mark);
   if (extension == ".json") {
+    const auto line = std::string_view(front).substr(std::min(first, front.size()));
+    TESSERA_CHECK(!line.starts_with("{\n") && !line.starts_with("{\r\n"), ErrorKind::kFormat,
+                  "[data.read] {}: is one object over several lines, wanted an array of records, or a record a line.",
+                  path.string());
     return first != front.npos && front[first] == '[' ? Container::kJsonArray : Container::kJsonLines;
   }
   return first != front.npos && front[first] == '{' ? Container::kJsonLines : Container::kText;

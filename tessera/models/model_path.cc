@@ -24,7 +24,6 @@ namespace fs = std::filesystem;
 struct HubId {
   std::string repository;  // NAME or ORG/NAME
   std::string revision = "main";
-  bool has_organization = false;
 };
 
 // Letters, digits and ._- without a dot or dash at an end, as the Hub has names.
@@ -42,8 +41,7 @@ std::optional<HubId> parse_hub_id(const std::string& name) {
     id.revision = name.substr(at + 1);
   }
   const size_t slash = id.repository.find('/');
-  id.has_organization = slash != id.repository.npos;
-  const bool good = id.has_organization
+  const bool good = slash != id.repository.npos
                         ? is_hub_name(id.repository.substr(0, slash)) && is_hub_name(id.repository.substr(slash + 1))
                         : is_hub_name(id.repository);
   if (!good || !is_hub_name(id.revision)) return std::nullopt;
@@ -91,7 +89,6 @@ std::string find_model(const std::string& name, const std::string& setting) {
   const std::string command = id->revision == "main" ? "hf download " + id->repository
                                                      : "hf download " + id->repository + " --revision " + id->revision;
   if (snapshot.empty()) {
-    if (!id->has_organization) return name;
     raise(ErrorKind::kConfig,
           "[models.find] {}: {}: no such folder or file here, and no such model in the Hub's cache {}. "
           "Fetch it with '{}'.",

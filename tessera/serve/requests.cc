@@ -189,30 +189,6 @@ std::vector<Prompt> text_prompts(const JsonReader& top, const Served& served, in
   return prompts;
 }
 
-// Content in parts becomes their text.
-Json plain_messages(const JsonReader& list) {
-  Json messages = Json::array();
-  for (const auto& message : list.items()) {
-    if (!message.is_object()) message.fail("an object with role and content");
-    Json plain = message.value();
-    const auto content = message.find("content");
-    if (content && content->is_array()) {
-      std::string text;
-      for (const auto& part : content->items()) {
-        const auto type = part.string("type");
-        if (type != "text")
-          refuse("messages", fmt::format("a part of type {} is not supported: this model reads text", quote(type)));
-        text += part.string("text");
-      }
-      plain["content"] = text;
-    } else if (content && !content->is_null() && !content->value().is_string()) {
-      content->fail("text, or a list of parts");
-    }
-    messages.push_back(std::move(plain));
-  }
-  return messages;
-}
-
 // Their names.
 std::set<std::string> names_of(const JsonReader& tools) {
   std::set<std::string> names;
@@ -244,7 +220,7 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
 std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told,
                                  WantedForm& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
-  auto messages = data::openai_messages(plain_messages(top.at("messages")), "messages", kWhere);
+  auto messages = data::openai_messages(top.at("messages").value(), "messages", kWhere);
   Json extra = Json::object();
   if (const auto more = top.find("chat_template_kwargs"); more && !more->is_null()) {
     if (!more->is_object()) more->fail("an object");

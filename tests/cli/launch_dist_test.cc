@@ -42,6 +42,20 @@ TEST(Launch, WhatFollowsTheDashesIsTheProgramsOwn) {
   EXPECT_EQ(run.out, "--nproc,--,--help,");
 }
 
+TEST(Launch, TorchrunsFlagsAreTakenOrToldApart) {
+  const auto run = run_process({program(), "launch", "--nproc_per_node=2", "--", "sh", "-c", "echo $WORLD_SIZE"});
+  EXPECT_EQ(run.out, "2\n2\n") << run.err;
+  for (const auto& [flag, advice] :
+       std::vector<std::pair<std::string, std::string>>{{"--standalone", "leave it out"},
+                                                        {"--rdzv_endpoint=a:1", "--master HOST:PORT"},
+                                                        {"--redirects=3", "--log-dir"}}) {
+    const auto refused = run_process({program(), "launch", flag, "--", "true"});
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.err, HasSubstr("is torchrun's")) << flag;
+    EXPECT_THAT(refused.err, HasSubstr(advice)) << flag;
+  }
+}
+
 TEST(Launch, WrongUseIsExitTwo) {
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--nproc", "2"},
                                                     {"--nproc", "2", "--"},

@@ -124,10 +124,8 @@ TESSERA_RANKS_TEST(GlooWords, AStrangerInTheLastRanksPlaceIsNoRank, (2, 3)) {
     auto options = c10d::ProcessGroupGloo::Options::create(60s);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
     const auto stranger = c10::make_intrusive<c10d::ProcessGroupGloo>(store, last, size, options);
-    const auto first = store->get("card/0");
-    store->set(fmt::format("card/{}", last), first);  // well-formed, and not its own
-    constexpr int64_t kWord = 32;
-    auto said = at::full({size * kWord}, '0', at::kByte), heard = at::empty_like(said);
+    store->set(fmt::format("listens_at/{}", last), store->get("listens_at/0"));  // well-formed, and not its own
+    auto said = at::full({size}, 4711, at::kLong), heard = at::empty_like(said);
     std::vector<int64_t> even{};
     stranger->alltoall_base(heard, said, even, even)->wait();
     barrier(*world->group());
@@ -139,8 +137,9 @@ TESSERA_RANKS_TEST(GlooWords, AStrangerInTheLastRanksPlaceIsNoRank, (2, 3)) {
     ADD_FAILURE() << "rank " << world->rank() << " took a stranger for a rank";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kComm);
-    EXPECT_NE(std::string(error.what()).find(fmt::format("as rank {} of a new group does not know the word", last)),
-              std::string::npos)
+    EXPECT_NE(
+        std::string(error.what()).find(fmt::format("as rank {} of a new group does not know the group's secret", last)),
+        std::string::npos)
         << error.what();
   }
   barrier(*world->group());

@@ -308,6 +308,24 @@ TEST_F(DatasetTest, DeepAndWideRecordsCostNoMoreThanTheirBytes) {
   EXPECT_EQ(load({.sources = {write("wide.jsonl", wide + "}\n")}, .sequence_length = 8})->stats().tokens, 2);
 }
 
+TEST_F(DatasetTest, WhatIsNoTextIsToldByWhatItIs) {
+  const auto error = [&](const std::string& content, const char* name, ErrorKind kind = ErrorKind::kFormat) {
+    return error_of({.sources = {write(name, content)}}, kind);
+  };
+  const std::string zeros(40, '\0'), rest = zeros + "\xff\xfe" + zeros;
+  EXPECT_THAT(error("\x28\xb5\x2f\xfd" + rest, "a.jsonl.zst"), HasSubstr("compressed with zstd. Unpack it"));
+  EXPECT_THAT(error("ARROW1" + rest, "a.arrow"), HasSubstr("an Arrow file. Write it as Parquet"));
+  EXPECT_THAT(error("PK\x03\x04" + rest, "a.jsonl"), HasSubstr("a zip archive"));
+  EXPECT_THAT(error("{\n  \"text\": \"a\"\n}\n", "one.json"), HasSubstr("one object over several lines"));
+  EXPECT_THAT(error("question,answer\na,b\n", "a.csv", ErrorKind::kConfig), HasSubstr("data.format=text"));
+  EXPECT_GT(load({.sources = {write("a.csv", "a,b\n")}, .format = "text", .sequence_length = 8})->stats().tokens, 0);
+  EXPECT_GT(load({.sources = {write("b.txt", "BZh is no bzip2, nor is PK.")}, .sequence_length = 8})->stats().tokens,
+            0);
+  EXPECT_THAT(error_of({.sources = {std::string("acme/chats")}}, ErrorKind::kIo),
+              HasSubstr("'hf download --repo-type dataset acme/chats'"));
+  EXPECT_THAT(error_of({.sources = {std::string("/no/such/chats")}}, ErrorKind::kIo), ::testing::Not(HasSubstr("hf download")));
+}
+
 TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
   const auto error = [&](const std::string& content, const char* name = "a.txt") {
     return error_of({.sources = {write(name, content)}}, ErrorKind::kFormat);

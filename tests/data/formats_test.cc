@@ -194,6 +194,30 @@ TEST_F(FormatsTest, MessagesOfNoWeightAreNotLearnt) {
   EXPECT_EQ(learnt(*load({.sources = {path}})), "B!|");
 }
 
+TEST_F(FormatsTest, ContentMayBeInPartsOrNothingBesideToolCalls) {
+  const std::string call =
+      R"("tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}}]})";
+  const std::string rest = R"(, {"role": "tool", "content": "rain"}, {"role": "assistant", "content": "Rain."}]})";
+  const std::string question =
+      R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "Wea"}, {"type": "text", "text": "ther?"}]}, )";
+  for (const std::string content : {R"("content": null, )", "", R"("content": "", )"}) {
+    const auto path = write("calls.jsonl", question + R"({"role": "assistant", )" + content + call + rest);
+    EXPECT_EQ(learnt(*load({.sources = {path}})), "<call>weather Oslo</call><e>Rain.<e>|") << content;
+    EXPECT_THAT(learnt(*load({.sources = {path}, .train_on_inputs = true})), HasSubstr("user\nWeather?<e>"));
+  }
+  const auto refused = [&](const std::string& message) {
+    const auto path = write("refused.jsonl", R"({"messages": [{"role": "user", "content": "Q"}, )" + message + "]}");
+    return error_of({.sources = {path}}, ErrorKind::kFormat);
+  };
+  const char* where = "refused.jsonl line 1: message 1 of 'messages'";
+  EXPECT_THAT(refused(R"({"role": "assistant"})"), AllOf(HasSubstr(where), HasSubstr("'content' is missing")));
+  EXPECT_THAT(refused(R"({"role": "assistant", "content": null})"), HasSubstr("'content' is missing"));
+  EXPECT_THAT(refused(R"({"role": "assistant", "content": 5})"), AllOf(HasSubstr(where), HasSubstr("is 5")));
+  EXPECT_THAT(refused(R"({"role": "user", "content": [{"type": "image_url", "image_url": {}}]})"),
+              AllOf(HasSubstr(where), HasSubstr("of type 'image_url'")));
+  EXPECT_THAT(refused(R"({"role": "user", "content": ["a"]})"), HasSubstr("a part of its content is \"a\""));
+}
+
 TEST_F(FormatsTest, ShareGptKnowsToolsAndSystemsAndRefusesOtherRoles) {
   const auto path =
       write("functions.jsonl",

@@ -90,12 +90,13 @@ TEST_F(ModelPathTest, WhatIsThereIsTakenAndOtherPathsAreLeftToTheirReaders) {
   write("acme/tiny/config.json", "{}");
   EXPECT_EQ(resolve_model_path("acme/tiny", "model.path"), "acme/tiny");
   std::filesystem::current_path(was);
-  for (const char* name : {"/no/such/folder", "./acme/tiny", "a/b/c", "not-there", "../x/y", "acme/ti ny", ""}) {
+  for (const char* name : {"/no/such/folder", "./acme/tiny", "a/b/c", "../x/y", "acme/ti ny", ""}) {
     EXPECT_EQ(resolve_model_path(name, "model.path"), name);
   }
 }
 
 TEST_F(ModelPathTest, WhatIsNotThereSaysHowToFetchIt) {
+  EXPECT_THAT(error_of("not-there"), HasSubstr("'hf download not-there'"));
   EXPECT_THAT(error_of("acme/other"),
               AllOf(HasSubstr("model.path: 'acme/other'"), HasSubstr((folder_ / "home/hub").string()),
                     HasSubstr("'hf download acme/other'")));

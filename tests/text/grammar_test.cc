@@ -139,6 +139,30 @@ TEST(JsonGrammar, IntegersLieBetweenTheirBounds) {
   EXPECT_FALSE(takes(all, "1000000000000000000"));
 }
 
+TEST(JsonGrammar, NumbersLieBetweenTheirBounds) {
+  using Bound = JsonParts::Bound;
+  for (int64_t least = -13; least <= 12; ++least) {
+    for (int64_t most = least; most <= 13; ++most) {
+      for (int open = 0; open < 4; ++open) {
+        const Bound low{least, open % 2 == 1}, high{most, open / 2 == 1};
+        if (least == most && open != 0) continue;
+        GrammarStates states(grammar_of([&](auto& build) { return JsonParts(build).number(low, high); }));
+        for (int64_t tenths = -140; tenths <= 140; ++tenths) {
+          const double value = static_cast<double>(tenths) / 10;
+          const auto text = fmt::format("{}", value);
+          const bool wanted = (low.open ? value > static_cast<double>(least) : value >= static_cast<double>(least)) &&
+                              (high.open ? value < static_cast<double>(most) : value <= static_cast<double>(most));
+          EXPECT_EQ(takes(states, text == "-0" ? "0" : text), wanted)
+              << text << " of " << least << " to " << most << ", " << open;
+        }
+      }
+    }
+  }
+  GrammarStates above(grammar_of([](auto& build) { return JsonParts(build).number(Bound{0, true}, std::nullopt); }));
+  for (const char* text : {"0.001", "1", "123456789.5"}) EXPECT_TRUE(takes(above, text)) << text;
+  for (const char* text : {"0", "0.0", "-1", "1e5", "00.5"}) EXPECT_FALSE(takes(above, text)) << text;
+}
+
 TEST(JsonGrammar, KeysOtherThanSomeAreAllOthers) {
   const std::vector<std::string> names = {"a", "ab", "b\"c", "\xc3\xa9t\xc3\xa9", ""};
   GrammarStates states(grammar_of([&](auto& build) { return JsonParts(build).key_other_than(names); }));
@@ -163,7 +187,8 @@ TEST(JsonSchema, TakesWhatItSays) {
       {R"({"enum": [1, "1", 2.5], "type": ["integer", "null"]})", {"1"}, {R"("1")", "2.5", "null"}},
       {R"({"const": "x\"y"})", {R"("x\"y")"}, {R"("xy")"}},
       {R"({"type": ["number", "boolean"]})", {"-1.5e3", "true"}, {"null", R"("a")"}},
-      {R"({"type": "number", "minimum": 0})", {"0", "0.5", "3e2"}, {"-1"}},
+      {R"({"type": "number", "minimum": 0})", {"0", "0.5", "300"}, {"-1", "-0"}},
+      {R"({"type": "number", "minimum": 0, "maximum": 1})", {"0", "0.25", "1", "1.000"}, {"1.001", "2", "-0.5"}},
       {R"({"type": "integer", "exclusiveMinimum": 1, "maximum": 12})", {"2", "12"}, {"1", "13", "-2", "2.0"}},
       {R"({"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3})", {"1", "2"}, {"0", "3"}},
       {R"({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3})",
@@ -217,8 +242,9 @@ TEST(JsonSchema, NamesWhatItDoesNotKnow) {
       {R"({"type": "string", "pattern": "a+"})", "found 'pattern'"},
       {R"({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}})",
        "schema: properties.a: found 'uniqueItems'"},
-      {R"({"type": "number", "minimum": 0.5})", "minimum"},
-      {R"({"type": "number", "maximum": 3})", "maximum"},
+      {R"({"type": "number", "minimum": 0.5})", "wanted a whole number"},
+      {R"({"type": "number", "maximum": 3, "exclusiveMinimum": 3})", "bounds between which a number lies"},
+      {R"({"type": "number", "maximum": 3, "exclusiveMaximum": 3})", "both maximum and exclusiveMaximum"},
       {R"({"type": "integer", "minimum": 3, "maximum": 2})", "bounds between which an integer lies"},
       {R"({"type": "integer", "minimum": 1e18})", "bounds between which an integer lies"},
       {R"({"type": "integer", "multipleOf": 2})", "multipleOf"},

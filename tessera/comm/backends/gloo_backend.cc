@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -17,6 +16,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/random_word.h"
+#include "tessera/base/siphash.h"
 #include "tessera/comm/backends/interface_choice.h"
 
 namespace tessera::comm {
@@ -102,34 +102,33 @@ auto make_device(const Make& make, std::string& listens_at) {
   return device;
 }
 
-// What a rank leaves in the store for the others: where it listens, and the word that each of them is to say to it.
-struct Card {
-  static constexpr size_t kWordBytes = 16, kWord = 2 * kWordBytes;
+constexpr size_t kWord = sizeof(uint64_t);
 
-  std::string listens_at, words = "";
+std::string text_of(c10d::Store& store, const std::string& key) {
+  const auto bytes = store.get(key);
+  return {bytes.begin(), bytes.end()};
+}
 
-  static Card fresh(std::string listens_at, int size) {
-    return {std::move(listens_at), random_word(kWordBytes * static_cast<size_t>(size))};
-  }
-  std::string_view word_of(int rank) const {
-    return std::string_view(words).substr(static_cast<size_t>(rank) * kWord, kWord);
-  }
-  void leave(c10d::Store& store, int rank) const {
-    const std::string text = listens_at + "\n" + words;
-    store.set(key(rank), std::vector<uint8_t>(text.begin(), text.end()));
-  }
-  static Card of(c10d::Store& store, int rank, int size) {
-    const auto bytes = store.get(key(rank));
-    const std::string text(bytes.begin(), bytes.end());
-    const auto end = text.find('\n');
-    TESSERA_CHECK(end != text.npos && text.size() - end - 1 == kWord * static_cast<size_t>(size), ErrorKind::kComm,
-                  "[comm.gloo] what rank {} of the group left in the store is of another version of Tessera", rank);
-    return {text.substr(0, end), text.substr(end + 1)};
-  }
+void leave(c10d::Store& store, const std::string& key, const std::string& text) {
+  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
+}
 
- private:
-  static std::string key(int rank) { return "card/" + std::to_string(rank); }
-};
+// What rank `from` says to rank `to`: known to whom the group's secret is known.
+uint64_t word_of(const SipKey& secret, int from, int to) {
+  return siphash(secret, fmt::format("{} says to {}", from, to));
+}
+
+// That of the group, from its first rank.
+SipKey shared_secret(c10d::Store& store, int rank) {
+  const std::string key = "secret";
+  if (rank == 0) leave(store, key, random_word(sizeof(SipKey)));
+  const auto digits = text_of(store, key);
+  TESSERA_CHECK(digits.size() == 4 * kWord, ErrorKind::kComm,
+                "[comm.gloo] the first rank of the group left a secret of {} digits, wanted {}: it is of another "
+                "version of Tessera",
+                digits.size(), 4 * kWord);
+  return {std::stoull(digits.substr(0, 2 * kWord), nullptr, 16), std::stoull(digits.substr(2 * kWord), nullptr, 16)};
+}
 
 // Gloo has no abort: closing a connection of its own leaves the local waits standing until their timeout. An end of
 // file does end them, here and at the peer, so abort() shuts the group's connections down underneath it: those that it
@@ -140,21 +139,18 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
   GlooBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
               const std::string& listens_at, bool loopback)
       : ProcessGroupGloo(store, rank, size, std::move(options)) {
-    const auto own = Card::fresh(listens_at, size);
-    own.leave(*store, rank);
+    const auto key = [](int of) { return "listens_at/" + std::to_string(of); };
+    leave(*store, key(rank), listens_at);
     std::set<std::string> of_peers;
-    std::string said;  // to each rank its word
     for (int peer = 0; peer < size; ++peer) {
-      const auto card = peer == rank ? own : Card::of(*store, peer, size);
-      said += card.word_of(rank);
-      if (peer != rank) of_peers.insert(card.listens_at);
+      if (peer != rank) of_peers.insert(text_of(*store, key(peer)));
     }
     for_each_socket([&](int descriptor, const std::string& socket) {
       if (listens(descriptor)) return;
       const std::string own = end_of(descriptor, ::getsockname), other = end_of(descriptor, ::getpeername);
       if (!other.empty() && (own == listens_at || of_peers.contains(other))) connections_.insert(socket);
     });
-    if (!loopback) expect_words(own.words, said);
+    if (!loopback) expect_words(shared_secret(*store, rank));
   }
 
   void abort() override {
@@ -165,26 +161,27 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
 
  private:
   // Gloo takes whoever connects for the rank whose turn it is: every connection says its word, in both directions.
-  void expect_words(const std::string& own, const std::string& said) {
-    const auto bytes = static_cast<int64_t>(said.size());
-    auto to = at::empty({bytes}, at::kByte), from = at::empty({bytes}, at::kByte);
-    std::memcpy(to.mutable_data_ptr(), said.data(), said.size());
+  void expect_words(const SipKey& secret) {
+    const auto size = static_cast<int64_t>(getSize());
+    auto said = at::empty({size}, at::kLong), heard = at::empty({size}, at::kLong);
+    for (int peer = 0; peer < getSize(); ++peer) {
+      said.mutable_data_ptr<int64_t>()[peer] = static_cast<int64_t>(word_of(secret, getRank(), peer));
+    }
     std::vector<int64_t> even{};
     try {
-      alltoall_base(from, to, even, even)->wait();
+      alltoall_base(heard, said, even, even)->wait();
     } catch (const std::exception& error) {
       throw Error(ErrorKind::kComm,
                   fmt::format("[comm.gloo] the ranks of a new group did not all tell who they are: {}. A rank has "
                               "ended, or a stranger has taken its place",
                               error.what()));
     }
-    const std::string_view heard(static_cast<const char*>(from.const_data_ptr()), said.size());
     for (int peer = 0; peer < getSize(); ++peer) {
-      const auto at = static_cast<size_t>(peer) * Card::kWord;
-      TESSERA_CHECK(heard.substr(at, Card::kWord) == std::string_view(own).substr(at, Card::kWord), ErrorKind::kComm,
-                    "[comm.gloo] who has connected as rank {} of a new group does not know the word that rank {} left "
-                    "for it in the store: a stranger. Look at who reaches this host's ports, and start again",
-                    peer, getRank());
+      const auto word = static_cast<uint64_t>(heard.const_data_ptr<int64_t>()[peer]);
+      TESSERA_CHECK(word == word_of(secret, peer, getRank()), ErrorKind::kComm,
+                    "[comm.gloo] who has connected as rank {} of a new group does not know the group's secret, which "
+                    "is in the store: a stranger. Look at who reaches this host's ports, and start again",
+                    peer);
     }
   }
 

@@ -5,7 +5,8 @@
 // All ranks connect to all when it is made. Gloo can also connect two ranks when one first sends to the other, but such
 // a group cannot be destroyed safely: its loop is told to stop before its connections are closed, and for ever spins on
 // one whose peer leaves in between (1 of 400 killed ranks left a survivor that never ended).
-// Unless all are on one host, each connection then says, in both directions, a word that only who reads the store knows.
+// Unless all are on one host, each connection then says, in both directions, a word that only
+// who reads the store can know.
 // The result is used by one rank; abort() may come from any thread.
 #pragma once
 

@@ -77,15 +77,14 @@ JsonParts::Part JsonParts::digits(int32_t least, int32_t most) {
   return build_.repeat(build_.range('0', '9'), least, most);
 }
 
-JsonParts::Part JsonParts::number(bool negative) {
+JsonParts::Part JsonParts::number() {
   const auto whole =
       build_.choice({build_.literal("0"), build_.sequence({build_.range('1', '9'), digits(0, kDigits - 1)})});
   const auto fraction = build_.sequence({build_.literal("."), digits(1, kFraction)});
   const auto exponent =
       build_.sequence({build_.bytes(set_of("eE")), build_.optional(build_.bytes(set_of("+-"))), digits(1, kExponent)});
-  std::vector<Part> parts = {whole, build_.optional(fraction), build_.optional(exponent)};
-  if (negative) parts.insert(parts.begin(), build_.optional(build_.literal("-")));
-  return build_.sequence(std::move(parts));
+  return build_.sequence(
+      {build_.optional(build_.literal("-")), whole, build_.optional(fraction), build_.optional(exponent)});
 }
 
 // Digits as many as these, that are no less.
@@ -137,6 +136,37 @@ JsonParts::Part JsonParts::integer(int64_t least, int64_t most) {
   if (least < 0) {
     const auto size = magnitude(text(std::max<int64_t>(-most, 1)), text(-least));
     ways.push_back(build_.sequence({build_.literal("-"), size}));
+  }
+  return build_.choice(std::move(ways));
+}
+
+// Without a sign, least.value >= 0.
+JsonParts::Part JsonParts::size_between(const Bound& least, const Bound& most) {
+  const auto fraction = build_.optional(build_.sequence({build_.literal("."), digits(1, kFraction)}));
+  const auto zeros =
+      build_.optional(build_.sequence({build_.literal("."), build_.repeat(build_.literal("0"), 1, kFraction)}));
+  std::vector<Part> ways;
+  const int64_t first = least.value + least.open;
+  if (first < most.value) {
+    ways.push_back(build_.sequence({magnitude(std::to_string(first), std::to_string(most.value - 1)), fraction}));
+  }
+  if (least.open && least.value < most.value) {  // just above it
+    ways.push_back(build_.sequence({build_.literal(std::to_string(least.value) + "."),
+                                    build_.repeat(build_.literal("0"), 0, kFraction / 2), build_.range('1', '9'),
+                                    digits(0, kFraction / 2)}));
+  }
+  const bool last = !most.open && (most.value > least.value || !least.open);
+  if (last) ways.push_back(build_.sequence({build_.literal(std::to_string(most.value)), zeros}));
+  return build_.choice(std::move(ways));
+}
+
+JsonParts::Part JsonParts::number(const std::optional<Bound>& least, const std::optional<Bound>& most) {
+  const Bound low = least.value_or(Bound{-kLargest}), high = most.value_or(Bound{kLargest});
+  std::vector<Part> ways;
+  if (high.value >= 0) ways.push_back(size_between(low.value >= 0 ? low : Bound{0}, high));
+  if (low.value < 0) {
+    const Bound nearest = high.value < 0 ? Bound{-high.value, high.open} : Bound{0, true};  // no -0
+    ways.push_back(build_.sequence({build_.literal("-"), size_between(nearest, {-low.value, low.open})}));
   }
   return build_.choice(std::move(ways));
 }

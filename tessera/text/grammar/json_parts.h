@@ -31,7 +31,14 @@ class JsonParts {
   Part space() const { return space_; }
   Part boolean() const { return boolean_; }
   Part null() const { return null_; }
-  Part number(bool negative = true);
+  Part number();
+  // A number within bounds that are whole, written without exponent; open: the bound itself is not taken. None: as far
+  // as 18 digits go. Not empty.
+  struct Bound {
+    int64_t value;
+    bool open = false;
+  };
+  Part number(const std::optional<Bound>& least, const std::optional<Bound>& most);
   Part integer(int64_t least = -kLargest, int64_t most = kLargest);  // both included; least <= most
   // So many characters, escapes counted as what they stand for.
   Part string(int32_t least = 0, std::optional<int32_t> most = std::nullopt);
@@ -54,6 +61,7 @@ class JsonParts {
   Part digits(int32_t least, int32_t most);
   Part magnitude(const std::string& least, const std::string& most);
   Part between(std::string_view least, std::string_view most);
+  Part size_between(const Bound& least, const Bound& most);
   Part at_least(std::string_view digits);
   Part at_most(std::string_view digits);
   Part other_keys(const std::vector<std::string_view>& names);

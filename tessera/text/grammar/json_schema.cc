@@ -281,12 +281,24 @@ JsonSchema::Part JsonSchema::integer_of(const JsonReader& schema) {
 }
 
 JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
-  for (const char* key : {"maximum", "exclusiveMinimum", "exclusiveMaximum"}) {
-    if (const auto bound = schema.find(key)) bound->fail("no such bound of numbers but minimum 0, or type integer");
-  }
-  const auto least = schema.find("minimum");
-  if (least && least->as_number(-1e308, 1e308) != 0) least->fail("0, the one bound of numbers that is supported");
-  return json_.number(!least);
+  const auto bound = [&](const char* closed, const char* open) -> std::optional<JsonParts::Bound> {
+    std::optional<JsonParts::Bound> found;
+    for (const char* key : {closed, open}) {
+      const auto given = schema.find(key);
+      if (!given || given->is_null()) continue;
+      const double value = given->as_number(-1e15, 1e15);
+      if (value != std::floor(value)) given->fail("a whole number: other bounds of numbers are not supported");
+      if (found) schema.fail(fmt::format("both {} and {}", closed, open), "one of them");
+      found = {static_cast<int64_t>(value), key == open};
+    }
+    return found;
+  };
+  const auto least = bound("minimum", "exclusiveMinimum"), most = bound("maximum", "exclusiveMaximum");
+  if (!least && !most) return json_.number();
+  const bool empty =
+      least && most && (least->value > most->value || (least->value == most->value && (least->open || most->open)));
+  if (empty) schema.fail("bounds between which a number lies");
+  return json_.number(least, most);
 }
 
 JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {

@@ -8,7 +8,7 @@
 // order in which `properties` names them, and others only where `additionalProperties` is given and allows them, or no
 // property is named. Taken of drafts 7 to 2020-12: type, enum, const, anyOf, oneOf (read as anyOf), allOf of one, $ref
 // inside the document, properties, required, additionalProperties, items, prefixItems, minItems, maxItems, minLength,
-// maxLength, minimum, maximum, exclusiveMinimum and exclusiveMaximum of integers, minimum 0 of numbers, and the formats
+// maxLength, minimum, maximum, exclusiveMinimum and exclusiveMaximum (whole ones of numbers), and the formats
 // date-time, date, time and uuid. What else would narrow a value is an error that names it: never ignored.
 // Errors are those of the reader, of its kind, and so where the document is too large: over 10,000 schemas, 1,000
 // references, 200 schemas inside one another, 1 MiB of values in enum and const. One thread at a time.

@@ -45,8 +45,13 @@ class Drawer:
         return typing.Annotated[int, field], lambda: self.draw.randint(least, most)
 
     def a_float(self, depth):
-        if self.draw.random() < 0.3:
-            return pydantic.NonNegativeFloat, lambda: self.draw.choice([0, 0.5, 12.25, 3])
+        if self.draw.random() < 0.5:
+            least = self.draw.randint(-20, 20)
+            most = least + self.draw.choice([1, 2, 30])
+            closed = self.draw.random() < 0.5
+            field = pydantic.Field(ge=least, le=most) if closed else pydantic.Field(gt=least, lt=most)
+            inside = [least + 0.5, least + 0.125] + ([least, most] if closed else [])
+            return typing.Annotated[float, field], lambda: self.draw.choice(inside)
         return float, lambda: self.draw.choice([0.5, -3.0, 2, 1.25e-7, 6e20])
 
     def a_bool(self, depth):
