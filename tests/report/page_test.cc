@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/report/report_file.h"
+#include "tests/report/browser.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -47,49 +48,6 @@ RunHistory made_up(const std::string& name, double offset, int64_t count = 60) {
   run.sessions = {{0, {{"host", "here"}}}};
   return run;
 }
-
-bool has_browser() { return testing::run_process({"sh", "-c", "command -v chromium"}).exit_code == 0; }
-
-// The lines that `script` hands to tell(), of the page as it is then.
-std::vector<std::string> told(const std::string& page, const std::string& script,
-                              const std::string& size = "1300,1000") {
-  const testing::TempFolder temp;
-  std::string with = page;
-  with.insert(with.rfind("</body>"),
-              "<pre id=\"told\"></pre><script>const tell = (x) => document.getElementById('told').append(x + "
-              "'\\n');\nconst chart = (id) => document.querySelector(`[data-chart=${id}]`);\n" +
-                  script + "</script>");
-  std::ofstream(temp / "page.html", std::ios::binary) << with;
-  const auto run =
-      testing::run_process({"chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                            "--virtual-time-budget=4000", "--user-data-dir=" + (temp / "profile").string(),
-                            "--window-size=" + size, "--dump-dom", "file://" + (temp / "page.html").string()});
-  EXPECT_EQ(run.exit_code, 0) << run.err;
-  const std::string begin = "<pre id=\"told\">";
-  const size_t at = run.out.find(begin);
-  EXPECT_NE(at, run.out.npos) << run.err;
-  std::vector<std::string> lines;
-  if (at == run.out.npos) return lines;
-  std::istringstream text(run.out.substr(at + begin.size(), run.out.find("</pre>", at) - at - begin.size()));
-  for (std::string line; std::getline(text, line);) lines.push_back(line);
-  return lines;
-}
-
-// Pixels of a chart's canvas that have about the colour of a run.
-constexpr const char* kInked = R"(
-const inked = (id, name) => {
-  const canvas = chart(id).querySelector('canvas'), all = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  const probe = document.createElement('canvas').getContext('2d');
-  probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  probe.fillRect(0, 0, 1, 1);
-  const wanted = probe.getImageData(0, 0, 1, 1).data;
-  let count = 0;
-  for (let i = 0; i < all.length; i += 4) {
-    if (all[i + 3] > 200 && [0, 1, 2].every((c) => Math.abs(all[i + c] - wanted[c]) < 40)) ++count;
-  }
-  return count;
-};
-)";
 
 TEST(Page, HoldsWhatItNeedsAndNothingThatEscapes) {
   auto run = made_up("demo", 1);
