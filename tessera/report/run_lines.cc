@@ -57,7 +57,7 @@ std::map<std::string, double> numbers(const Json& row) {
     if (const auto found = row.find(name); found != row.end()) out[name] = number(*found);
   }
   if (const auto parts = row.find("parts"); parts != row.end() && parts->is_object()) {
-    for (const char* name : {"compute", "communication", "data", "checkpoint"}) {
+    for (const char* name : {"compute", "communication", "wait", "data", "checkpoint"}) {
       if (const auto found = parts->find(name); found != parts->end()) out["parts."s + name] = number(*found);
     }
   }

@@ -241,11 +241,13 @@ void RunFolder::append(const StepMetrics& metrics) {
   if (metrics.balance_loss) line["balance_loss"] = *metrics.balance_loss;
   const auto& by_rank = metrics.communication_seconds;
   if (!by_rank.empty()) {
-    const double communication =
-        std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
+    // Collectives end for all ranks at once: who spends least in them is waited for, and waits for nobody.
+    const double mean = std::accumulate(by_rank.begin(), by_rank.end(), 0.0) / static_cast<double>(by_rank.size());
+    const double least = *std::min_element(by_rank.begin(), by_rank.end());
     line["parts"] = {
-        {"compute", std::max(metrics.seconds - communication - metrics.data_seconds - metrics.snapshot_seconds, 0.0)},
-        {"communication", communication},
+        {"compute", std::max(metrics.seconds - mean - metrics.data_seconds - metrics.snapshot_seconds, 0.0)},
+        {"communication", least},
+        {"wait", mean - least},
         {"data", metrics.data_seconds},
         {"checkpoint", metrics.checkpoint_seconds}};
     if (by_rank.size() > 1 && by_rank.size() <= kMostRanksTold) line["communication_by_rank"] = by_rank;

@@ -30,6 +30,7 @@ TEST(RealRuns, TheReportOfThreeShowsEachStepOfEach) {
   const auto lines = told(read_file(page), std::string(kInked) + R"(
 for (const id of ['loss', 'validation', 'grad_norm', 'lr', 'tokens_per_second', 'seconds', 'memory'])
   tell(`${id} ${chart(id).dataset.points} ${['--run0', '--run1', '--run2'].some((name) => inked(id, name) > 50)}`);
+tell(`parts ${chart('parts').dataset.points >= 60 * 4} ${chart('parts').textContent.includes('wait')}`);
 tell(`differ ${[...document.querySelectorAll('#differences-table td')].slice(0, 3).map((cell) => cell.textContent)}`);
 const plot = chart('loss').querySelector('.plot');
 plot.dispatchEvent(new KeyboardEvent('keydown', {key: 'End', bubbles: true, cancelable: true}));
@@ -37,7 +38,7 @@ setTimeout(() => tell(chart('loss').querySelector('.readout').textContent.replac
 )");
   // Validated before the first step, too.
   EXPECT_THAT(lines, ElementsAre("loss 60 true", "validation 15 true", "grad_norm 60 true", "lr 60 true",
-                                 "tokens_per_second 60 true", "seconds 60 true", "memory 60 true",
+                                 "tokens_per_second 60 true", "seconds 60 true", "memory 60 true", "parts true true",
                                  "differ 0.0001,0.001,0.01", "step N ·  slow N ·  middle N ·  fast N"));
 }
 

@@ -67,8 +67,10 @@ TEST(RunReport, WritesRecipeMetricsAndEvents) {
   EXPECT_EQ(step["loss"], 3.5);
   EXPECT_EQ(step["tokens_per_second"], 2000);
   EXPECT_DOUBLE_EQ(step["peak_share"], flops_per_token(small_config(), 32) * 2000 / (2 * matmul_peak(c10::kFloat)));
-  EXPECT_EQ(step["parts"],
-            nlohmann::json({{"compute", 0.25}, {"communication", 0.1875}, {"data", 0.0625}, {"checkpoint", 2.0}}));
+  EXPECT_EQ(
+      step["parts"],
+      nlohmann::json(
+          {{"compute", 0.25}, {"communication", 0.125}, {"wait", 0.0625}, {"data", 0.0625}, {"checkpoint", 2.0}}));
   EXPECT_EQ(step["communication_by_rank"], nlohmann::json({0.125, 0.25}));
   ASSERT_TRUE(std::getline(metrics, line));
   EXPECT_EQ(nlohmann::json::parse(line)["validation_loss"], 3.25);
