@@ -4,12 +4,14 @@
 
 #include <csignal>
 #include <fstream>
+#include <future>
 #include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/host.h"
 #include "tessera/comm/launch/launcher.h"
+#include "tests/support/http_client.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -143,11 +145,44 @@ TEST(Restart, UnderNohupAHangUpEndsNothing) {
   EXPECT_EQ(run.out, "went on\n");
 }
 
-TEST(Restart, OverSeveralHostsIsRefused) {
-  const auto run = launch({"--nproc", "1", "--max-restarts", "1", "--nnodes", "2", "--master", "h:1"}, "true");
-  EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err,
-              HasSubstr("--max-restarts 1 with --nnodes 2: launchers of several hosts do not restart together"));
+// The launchers of that many hosts, all of them here, each with a rank.
+std::vector<Outcome> launch_hosts(int hosts, const std::vector<std::string>& flags, const std::string& script) {
+  const auto master = fmt::format("127.0.0.1:{}", testing::take_port().second);
+  std::vector<std::future<Outcome>> launched;
+  for (int host = 0; host < hosts; ++host) {
+    std::vector<std::string> all = {
+        "--nproc", "1", "--nnodes", std::to_string(hosts), "--node-rank", std::to_string(host), "--master", master};
+    all.insert(all.end(), flags.begin(), flags.end());
+    launched.push_back(std::async(std::launch::async, [=] { return launch(all, script); }));
+  }
+  std::vector<Outcome> outcomes;
+  for (auto& each : launched) outcomes.push_back(each.get());
+  return outcomes;
+}
+
+TEST(Restart, AllHostsStartAgainWhenARankOfOneFails) {
+  const TempFolder folder;
+  const auto outcomes =
+      launch_hosts(3, {"--max-restarts", "3", "--run-id", "hosts"},
+                   "echo $TORCHELASTIC_RESTART_COUNT:$TESSERA_RESTART_REASON >> " + (folder / "log").string() +
+                       "-$RANK; " + meet(folder.path(), 3) + "test $RANK != 2 || test $TORCHELASTIC_RESTART_COUNT = 2");
+  for (size_t host = 0; host < outcomes.size(); ++host) {
+    EXPECT_EQ(outcomes[host].code, 0) << outcomes[host].err;
+    EXPECT_THAT(outcomes[host].err,
+                AllOf(HasSubstr("restart 1: rank 2 of 3: ended with exit code 1"), HasSubstr("restart 2:")));
+    EXPECT_THAT(read_file(folder / fmt::format("log-{}", host)),
+                AllOf(StartsWith("0:\n1:rank 2 of 3"), HasSubstr("\n2:rank 2 of 3")));
+  }
+}
+
+TEST(Restart, OneBudgetIsOfAllHosts) {
+  const TempFolder folder;
+  const auto outcomes = launch_hosts(2, {"--max-restarts", "2", "--run-id", "budget"},
+                                     meet(folder.path(), 2) + "exit $((RANK * (TORCHELASTIC_RESTART_COUNT + 5)))");
+  EXPECT_EQ(outcomes[0].code, 7) << outcomes[0].err;  // that of the rank at fault, also where all ranks ended well
+  EXPECT_EQ(outcomes[1].code, 7) << outcomes[1].err;
+  EXPECT_THAT(outcomes[1].err, AllOf(HasSubstr("error: rank 1 of 2: ended with exit code 7"),
+                                     HasSubstr("2 without progress is what --max-restarts allows")));
 }
 
 TEST(RankOutput, EachRankAndAttemptHasFilesOfItsOwn) {

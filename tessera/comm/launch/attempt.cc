@@ -274,6 +274,7 @@ class Supervisor {
     }
     end.exit_code = exit_code(*first_);
     end.failure = failure_of(*first_);
+    end.consequence = consequence_;
     const int status = *first_->status;
     end.told = asked_to_stop_ && WIFSIGNALED(status) && WTERMSIG(status) == asked_to_stop_;
     end.last_words = outputs_.last_words(first_->rank);

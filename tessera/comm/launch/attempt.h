@@ -32,6 +32,7 @@ struct AttemptEnd {
   bool asked_to_stop = false;           // by a signal to the launcher
   bool told = false;                    // ... which is all that there is to say of it
   std::optional<Failure> failure{};     // of the rank at fault
+  bool consequence = false;             // it fell with one of another host
   std::optional<int64_t> step{};        // that was done last, if rank 0 has told
   std::string last_words{}, kept_in{};  // of that rank, where its output was not shown
 };

@@ -21,4 +21,12 @@ Signals::Signals() {
   TESSERA_CHECK(descriptor_.open(), ErrorKind::kIo, "[launch] signalfd: {}", std::strerror(errno));
 }
 
+bool asked_to_stop(const Signals& signals) {
+  while (const auto info = signals.next()) {
+    const auto signal = info->ssi_signo;
+    if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGUSR1) return true;
+  }
+  return false;
+}
+
 }  // namespace tessera::comm

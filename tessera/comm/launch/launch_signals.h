@@ -46,6 +46,9 @@ class Signals {
   UniqueFd descriptor_;
 };
 
+// Reads what has come: whether somebody wants the run to end.
+bool asked_to_stop(const Signals& signals);
+
 // Orphans of our ranks become our children.
 class Subreaper {
  public:

@@ -18,6 +18,7 @@
 #include "tessera/base/random_word.h"
 #include "tessera/base/staged.h"
 #include "tessera/comm/launch/attempt.h"
+#include "tessera/comm/launch/launchers_meeting.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 
 namespace tessera::comm {
@@ -75,12 +76,12 @@ std::string id_of(const std::vector<std::string>& arguments, const LauncherOptio
   return given && *given ? given : name_of(arguments);
 }
 
-void print_end(const AttemptEnd& end, const RestartDecision& decision) {
+void print_end(const AttemptEnd& end, const std::string& why_no_restart) {
   if (end.told) return;  // as it was told
   const std::string text = fmt::format("{}tessera: error: {}{}\n", end.last_words, end.failure->text,
                                        end.kept_in.empty() ? "" : ". Its output is in " + end.kept_in);
   std::fputs(text.c_str(), stderr);
-  if (!decision.text.empty()) std::fprintf(stderr, "tessera: error: [launch] %s\n", decision.text.c_str());
+  if (!why_no_restart.empty()) std::fprintf(stderr, "tessera: error: [launch] %s\n", why_no_restart.c_str());
 }
 
 // Between an attempt and the next: longer where nothing comes of it. False: somebody wants the run to end.
@@ -89,10 +90,7 @@ bool rest_between(int tries, const Signals& signals) {
   const milliseconds rest = tries < 2 ? milliseconds(0) : std::min(milliseconds(100 << std::min(tries, 10)), kLongest);
   const auto end = std::chrono::steady_clock::now() + rest;
   for (;;) {
-    while (const auto info = signals.next()) {
-      const auto signal = info->ssi_signo;
-      if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGUSR1) return false;
-    }
+    if (asked_to_stop(signals)) return false;
     const auto left = std::chrono::ceil<milliseconds>(end - std::chrono::steady_clock::now());
     if (left <= milliseconds(0)) return true;
     signals.wait(left);
@@ -120,24 +118,31 @@ int run_and_restart(const std::vector<std::string>& arguments, const LauncherOpt
   const Subreaper subreaper;
   RankOutputs outputs(options.output, plan.id);
   if (!outputs.folder().empty()) log_info("[launch] the ranks' output is in {}", outputs.folder().string());
+  const auto decide = [&](const Failure& failure, std::optional<int64_t> step) {
+    return policy.decide(failure, {.step = step, .mark = mark()});
+  };
+  std::optional<LaunchersMeeting> meeting;
+  if (options.nnodes > 1 && options.max_restarts > 0) meeting.emplace(options, plan.id);
   std::string reason;
   for (int attempt = 0;; ++attempt) {
     const AttemptEnd end = run_attempt(plan, attempt, reason, signals, outputs);
-    if (!end.failure || end.asked_to_stop) {
-      if (end.failure) print_end(end, {});
-      return end.exit_code;
+    CommonEnd common{.exit_code = end.exit_code};
+    if (meeting) {
+      common = meeting->meet(attempt, end, decide, signals);
+    } else if (end.failure && !end.asked_to_stop) {
+      const auto decision = decide(*end.failure, end.step);
+      common = {decision.restarts, decision.attempt, decision.tries, end.exit_code, decision.text};
     }
-    const RestartDecision decision = policy.decide(*end.failure, {.step = end.step, .mark = mark()});
-    if (!decision.restarts) {
-      print_end(end, decision);
-      return end.exit_code;
+    if (!common.restarts) {
+      if (end.failure) print_end(end, common.text);
+      return end.exit_code != 0 ? end.exit_code : common.exit_code;
     }
-    reason = decision.text;
+    reason = common.text;
     std::fputs(end.last_words.c_str(), stderr);
-    log_warning("[launch] restart {}: {}", decision.attempt, reason);
-    if (rest_between(decision.tries, signals)) continue;
-    log_warning("[launch] asked to stop before restart {}", decision.attempt);
-    return end.exit_code;
+    log_warning("[launch] restart {}: {}", common.attempt, reason);
+    if (rest_between(common.tries, signals)) continue;
+    log_warning("[launch] asked to stop before restart {}", common.attempt);
+    return common.exit_code;
   }
 }
 
@@ -172,12 +177,6 @@ int launch_local_ranks(const std::vector<std::string>& arguments, const Launcher
   check_program(arguments[0]);
   TESSERA_CHECK(options.max_restarts >= 0 && options.max_restarts <= 1'000'000, ErrorKind::kConfig,
                 "[launch] --max-restarts {}: wanted 0 to 1000000", options.max_restarts);
-  TESSERA_CHECK(
-      options.max_restarts == 0 || options.nnodes == 1, ErrorKind::kConfig,
-      "[launch] --max-restarts {} with --nnodes {}: launchers of several hosts do not restart together. Let "
-      "what starts them (Slurm, Kubernetes, a loop around ssh) start all hosts again: a run of 'tessera train' "
-      "goes on from its last checkpoint",
-      options.max_restarts, options.nnodes);
   for (const int rank : options.output.shown) {
     TESSERA_CHECK(rank < options.nproc, ErrorKind::kConfig, "[launch] --log-rank {}: this host has ranks 0 to {}", rank,
                   options.nproc - 1);

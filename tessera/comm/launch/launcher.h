@@ -35,7 +35,7 @@ struct LauncherOptions {
   std::chrono::milliseconds grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL once a rank has failed
   std::chrono::milliseconds stop_grace =
       std::chrono::seconds(30);  // the same once a rank has ended after a passed-on signal
-  int max_restarts = 0;          // without progress in between; one host only
+  int max_restarts = 0;          // without progress in between; the same on all hosts, which start again together
   // What was saved last, as a word that changes with every save, asked between attempts, nothing where that cannot be
   // read just now; null: progress is a step that was not reached before (rank_notes.h).
   std::function<std::optional<std::string>()> saved_mark = nullptr;

@@ -239,10 +239,7 @@ std::string run_of(const std::string& source, const Environment& environment) {
 
 }  // namespace
 
-namespace {
-
-// What a file holds without the newline at its end.
-std::string token_of(const Environment& environment) {
+std::string run_token(const Environment& environment) {
   constexpr size_t kLongest = 4096;
   const auto file = environment("TESSERA_TOKEN_FILE");
   if (const auto token = environment("TESSERA_TOKEN"); token || !file) return token.value_or("");
@@ -253,8 +250,6 @@ std::string token_of(const Environment& environment) {
   return token;
 }
 
-}  // namespace
-
 Meeting find_meeting(const RendezvousFlags& flags, const Environment& environment) {
   const std::string source = who_started(environment);
   Meeting meeting;
@@ -264,7 +259,7 @@ Meeting find_meeting(const RendezvousFlags& flags, const Environment& environmen
   if (source == "mpi") meeting = mpi_meeting(environment);
   if (source == "single" && flags.nnodes > 1 && flags.nproc <= 1) meeting = flags_meeting(flags);
   meeting.run = run_of(source, environment);
-  meeting.token = token_of(environment);
+  meeting.token = run_token(environment);
   if (source != "single") {
     check_against_flags(meeting, flags);
     return meeting;

@@ -39,6 +39,9 @@ struct RendezvousFlags {
 // Reads one environment variable.
 using Environment = std::function<std::optional<std::string>(const char* name)>;
 Environment process_environment();
+// What who joins a run must know: TESSERA_TOKEN, or what the file TESSERA_TOKEN_FILE holds; "": nothing. Error kConfig
+// for an empty file, kIo for one that cannot be read.
+std::string run_token(const Environment& environment);
 
 // Where this rank meets the others. local_size 0: found out from the host names when they meet.
 struct Meeting {

@@ -1,0 +1,176 @@
+#include "tessera/comm/launch/launchers_meeting.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tessera/base/endpoint.h"
+#include "tessera/base/error.h"
+#include "tessera/base/host.h"
+#include "tessera/base/json.h"
+#include "tessera/base/listen.h"
+#include "tessera/comm/rendezvous/hub_store.h"
+#include "tessera/comm/rendezvous/rendezvous.h"
+
+namespace tessera::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::minutes kPatience{5};
+constexpr milliseconds kAttempt{2000}, kPause{200};
+constexpr milliseconds kFarewell{10'000};  // until all have read what was decided
+
+std::string key_of(const char* what, int host) { return fmt::format("{}/{}", what, host); }
+
+void leave(c10d::Store& store, const std::string& key, const Json& value) {
+  const auto text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
+}
+
+Json found(c10d::Store& store, const std::string& key) {
+  const auto bytes = store.get(key);
+  return parse_json(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), "[launch] " + key);
+}
+
+Json json_of(const AttemptEnd& end) {
+  Json json = {{"exit_code", end.exit_code}, {"stop", end.asked_to_stop}};
+  if (end.step) json["step"] = *end.step;
+  if (const auto& failure = end.failure) {
+    json["failure"] = {{"text", failure->text},
+                       {"cause", failure->cause},
+                       {"exit_code", failure->exit_code},
+                       {"from_outside", failure->from_outside},
+                       {"consequence", end.consequence}};
+  }
+  return json;
+}
+
+// The first failure that is no consequence of another one, else the first of all.
+std::optional<Failure> cause_of(const std::vector<Json>& ends) {
+  const Json* cause = nullptr;
+  for (const auto& end : ends) {
+    if (!end.contains("failure")) continue;
+    const auto& failure = end["failure"];
+    if (cause == nullptr || (cause->at("consequence").get<bool>() && !failure["consequence"].get<bool>())) {
+      cause = &failure;
+    }
+  }
+  if (cause == nullptr) return std::nullopt;
+  return Failure{.text = cause->at("text").get<std::string>(),
+                 .cause = cause->at("cause").get<std::string>(),
+                 .exit_code = cause->at("exit_code").get<int>(),
+                 .from_outside = cause->at("from_outside").get<bool>()};
+}
+
+// Waits a little; false when the launcher is asked to stop or the time is over.
+bool goes_on(const Signals& signals, Clock::time_point deadline) {
+  if (asked_to_stop(signals) || Clock::now() > deadline) return false;
+  signals.wait(kPause);
+  return true;
+}
+
+HubIdentity identity(const std::string& token, const std::string& id, int attempt, int host) {
+  return {.token = token,
+          .run = fmt::format("{}, launchers after attempt {}", id, attempt + 1),
+          .who = fmt::format("the launcher of host {} (process {} on {})", host, ::getpid(), host_name())};
+}
+
+}  // namespace
+
+LaunchersMeeting::LaunchersMeeting(const LauncherOptions& options, std::string id)
+    : options_(options), id_(std::move(id)), token_(run_token([&](const char* name) -> std::optional<std::string> {
+        if (!options.token_file.empty()) {
+          if (std::string_view(name) == "TESSERA_TOKEN_FILE") return options.token_file;
+          return std::nullopt;
+        }
+        const char* value = std::getenv(name);
+        return value ? std::optional<std::string>(value) : std::nullopt;
+      })) {}
+
+CommonEnd LaunchersMeeting::meet(int attempt, const AttemptEnd& own, const DecideRestart& decide,
+                                 const Signals& signals) const {
+  return options_.node_rank == 0 ? lead(attempt, own, decide, signals) : follow(attempt, own, signals);
+}
+
+CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const DecideRestart& decide,
+                                 const Signals& signals) const {
+  const auto deadline = Clock::now() + kPatience;
+  const auto [master, port] = parse_endpoint(options_.master, "--master");
+  const auto self = identity(token_, id_, attempt, 0);
+  c10::intrusive_ptr<HubStore> store;
+  while (!store) {
+    try {
+      auto here = listen_at(master, port, Reach::kOtherHosts);
+      const HubAddress address{here.address, here.port};
+      const auto server = std::make_shared<HubServer>(std::move(here.socket), self);
+      store = c10::make_intrusive<HubStore>(address, self, kAttempt, server);
+    } catch (const std::exception& error) {  // a rank's last connection, for a moment
+      if (goes_on(signals, Clock::now() + kFarewell)) continue;
+      return {.exit_code = own.exit_code, .text = fmt::format("no restart: {}", as_error(error).what())};
+    }
+  }
+  std::vector<Json> ends = {json_of(own)};
+  std::string missing;
+  for (int host = 1; host < options_.nnodes && missing.empty(); ++host) {
+    while (missing.empty() && !store->check({key_of("end", host)})) {
+      if (!goes_on(signals, deadline)) missing = fmt::format("the launcher of host {} did not come", host);
+    }
+    if (missing.empty()) ends.push_back(found(*store, key_of("end", host)));
+  }
+  CommonEnd common{.exit_code = own.exit_code};
+  const auto cause = cause_of(ends);
+  const bool stop = std::any_of(ends.begin(), ends.end(), [](const Json& end) { return end["stop"].get<bool>(); });
+  if (cause) common.exit_code = cause->exit_code;
+  if (!missing.empty()) {
+    common.text = "no restart: " + missing;
+  } else if (cause && !stop) {
+    const auto decision = decide(*cause, own.step);
+    common = {decision.restarts, decision.attempt, decision.tries, cause->exit_code, decision.text};
+  }
+  leave(*store, "decision",
+        {{"restarts", common.restarts},
+         {"attempt", common.attempt},
+         {"tries", common.tries},
+         {"exit_code", common.exit_code},
+         {"text", common.text}});
+  for (int host = 1; host < static_cast<int>(ends.size()); ++host) {
+    const auto end = Clock::now() + kFarewell;
+    while (!store->check({key_of("read", host)}) && Clock::now() < end) std::this_thread::sleep_for(kPause / 10);
+  }
+  return common;
+}
+
+CommonEnd LaunchersMeeting::follow(int attempt, const AttemptEnd& own, const Signals& signals) const {
+  const auto deadline = Clock::now() + kPatience;
+  const auto [master, port] = parse_endpoint(options_.master, "--master");
+  const auto self = identity(token_, id_, attempt, options_.node_rank);
+  std::string reason = "asked to stop";
+  while (goes_on(signals, deadline)) {
+    try {
+      HubStore store({master, port}, self, kAttempt);
+      leave(store, key_of("end", options_.node_rank), json_of(own));
+      while (!store.check({"decision"})) {
+        if (!goes_on(signals, deadline)) return {.exit_code = own.exit_code, .text = "no restart: asked to stop"};
+      }
+      const auto told = found(store, "decision");
+      leave(store, key_of("read", options_.node_rank), true);
+      return {.restarts = told.at("restarts").get<bool>(),
+              .attempt = told.at("attempt").get<int>(),
+              .tries = told.at("tries").get<int>(),
+              .exit_code = told.at("exit_code").get<int>(),
+              .text = told.at("text").get<std::string>()};
+    } catch (const std::exception& error) {  // nobody there yet, or still the store of the ranks
+      reason = as_error(error).what();
+    }
+  }
+  return {.exit_code = own.exit_code,
+          .text = fmt::format("no restart: the launcher of host 0 was not met at {}: {}", options_.master, reason)};
+}
+
+}  // namespace tessera::comm
