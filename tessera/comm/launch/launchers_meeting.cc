@@ -111,7 +111,7 @@ CommonEnd LaunchersMeeting::lead(int attempt, const AttemptEnd& own, const Decid
       const auto server = std::make_shared<HubServer>(std::move(here.socket), self);
       store = c10::make_intrusive<HubStore>(address, self, kAttempt, server);
     } catch (const std::exception& error) {  // a rank's last connection, for a moment
-      if (goes_on(signals, Clock::now() + kFarewell)) continue;
+      if (goes_on(signals, deadline)) continue;
       return {.exit_code = own.exit_code, .text = fmt::format("no restart: {}", as_error(error).what())};
     }
   }
@@ -156,7 +156,9 @@ CommonEnd LaunchersMeeting::follow(int attempt, const AttemptEnd& own, const Sig
       HubStore store({master, port}, self, kAttempt);
       leave(store, key_of("end", options_.node_rank), json_of(own));
       while (!store.check({"decision"})) {
-        if (!goes_on(signals, deadline)) return {.exit_code = own.exit_code, .text = "no restart: asked to stop"};
+        if (goes_on(signals, deadline)) continue;
+        return {.exit_code = own.exit_code,
+                .text = "no restart: asked to stop, or another host's launcher did not come"};
       }
       const auto told = found(store, "decision");
       leave(store, key_of("read", options_.node_rank), true);
