@@ -104,15 +104,6 @@ auto make_device(const Make& make, std::string& listens_at) {
 
 constexpr size_t kWord = sizeof(uint64_t);
 
-std::string text_of(c10d::Store& store, const std::string& key) {
-  const auto bytes = store.get(key);
-  return {bytes.begin(), bytes.end()};
-}
-
-void leave(c10d::Store& store, const std::string& key, const std::string& text) {
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-}
-
 // What rank `from` says to rank `to`: known to whom the group's secret is known.
 uint64_t word_of(const SipKey& secret, int from, int to) {
   return siphash(secret, fmt::format("{} says to {}", from, to));
@@ -121,8 +112,8 @@ uint64_t word_of(const SipKey& secret, int from, int to) {
 // That of the group, from its first rank.
 SipKey shared_secret(c10d::Store& store, int rank) {
   const std::string key = "secret";
-  if (rank == 0) leave(store, key, random_word(sizeof(SipKey)));
-  const auto digits = text_of(store, key);
+  if (rank == 0) store.set(key, random_word(sizeof(SipKey)));
+  const auto digits = store.get_to_str(key);
   TESSERA_CHECK(digits.size() == 4 * kWord, ErrorKind::kComm,
                 "[comm.gloo] the first rank of the group left a secret of {} digits, wanted {}: it is of another "
                 "version of Tessera",
@@ -140,10 +131,10 @@ class GlooBackend final : public c10d::ProcessGroupGloo {
               const std::string& listens_at, bool loopback)
       : ProcessGroupGloo(store, rank, size, std::move(options)) {
     const auto key = [](int of) { return "listens_at/" + std::to_string(of); };
-    leave(*store, key(rank), listens_at);
+    store->set(key(rank), listens_at);
     std::set<std::string> of_peers;
     for (int peer = 0; peer < size; ++peer) {
-      if (peer != rank) of_peers.insert(text_of(*store, key(peer)));
+      if (peer != rank) of_peers.insert(store->get_to_str(key(peer)));
     }
     for_each_socket([&](int descriptor, const std::string& socket) {
       if (listens(descriptor)) return;

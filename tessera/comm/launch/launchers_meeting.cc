@@ -29,14 +29,10 @@ constexpr milliseconds kFarewell{10'000};  // until all have read what was decid
 std::string key_of(const char* what, int host) { return fmt::format("{}/{}", what, host); }
 
 void leave(c10d::Store& store, const std::string& key, const Json& value) {
-  const auto text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
+  store.set(key, value.dump(-1, ' ', false, Json::error_handler_t::replace));
 }
 
-Json found(c10d::Store& store, const std::string& key) {
-  const auto bytes = store.get(key);
-  return parse_json(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()), "[launch] " + key);
-}
+Json found(c10d::Store& store, const std::string& key) { return parse_json(store.get_to_str(key), "[launch] " + key); }
 
 Json json_of(const AttemptEnd& end) {
   Json json = {{"exit_code", end.exit_code}, {"stop", end.asked_to_stop}};
