@@ -200,7 +200,7 @@ std::set<std::string> names_of(const JsonReader& tools) {
   return names;
 }
 
-// "auto", "none", "required", or a tool's name, of which `form` then hears.
+// "auto", "none" or "required"; where a tool is named, `form` hears which.
 std::string read_tool_choice(const JsonReader& top, const std::set<std::string>& names, WantedForm& form) {
   const auto choice = top.find("tool_choice");
   if (!choice || choice->is_null()) return "auto";

@@ -136,11 +136,6 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Arrival
   }
 }
 
-std::string text_of(c10d::Store& store, const std::string& key) {
-  const auto bytes = store.get(key);
-  return {bytes.begin(), bytes.end()};
-}
-
 bool wait_for(c10d::Store& store, const std::string& key, Clock::time_point deadline) {
   if (store.check({key})) return true;
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
@@ -184,7 +179,7 @@ c10::intrusive_ptr<c10d::Store> enter_run(const c10::intrusive_ptr<c10d::Store>&
   TESSERA_CHECK(wait_for(*store, "name", deadline + std::chrono::seconds(2)), ErrorKind::kComm,
                 "[comm.rendezvous] rank 0 of {} did not arrive within {} s at {}", self.size, timeout.count() / 1000,
                 meeting.place());
-  const auto [run, who] = parse_run_name(text_of(*store, "name"));
+  const auto [run, who] = parse_run_name(store->get_to_str("name"));
   if (run != meeting.run && !run.empty() && !meeting.run.empty()) throw_other_run(meeting, self, run, who);
   if (!own->check({"known"})) throw_other_token(meeting, self, who);
   return own;
@@ -218,7 +213,7 @@ void take_seat(c10d::Store& store, const Meeting& meeting, const Arrival& self) 
   }
   std::string other = "another process";
   if (wait_for(store, arrival_key(self.rank), Clock::now() + std::chrono::seconds(2))) {
-    const Arrival seated = Arrival::parse(text_of(store, arrival_key(self.rank)));
+    const Arrival seated = Arrival::parse(store.get_to_str(arrival_key(self.rank)));
     other = seated.who();
     if (seated.size != self.size) {
       const std::string dissent = sizes_differ(seated, self);
@@ -234,7 +229,7 @@ void take_seat(c10d::Store& store, const Meeting& meeting, const Arrival& self) 
 bool await_arrival(c10d::Store& store, int rank, Clock::time_point deadline) {
   for (;;) {
     if (wait_for(store, arrival_key(rank), std::min(deadline, Clock::now() + kLook))) return true;
-    if (store.check({"dissent"})) throw Error(ErrorKind::kConfig, text_of(store, "dissent"));
+    if (store.check({"dissent"})) throw Error(ErrorKind::kConfig, store.get_to_str("dissent"));
     if (Clock::now() >= deadline) return false;
   }
 }
@@ -247,7 +242,7 @@ std::string judge(c10d::Store& store, const Meeting& meeting, Clock::time_point 
   try {
     for (int rank = 0; rank < meeting.info.size; ++rank) {
       if (await_arrival(store, rank, deadline)) {
-        arrivals.push_back(Arrival::parse(text_of(store, arrival_key(rank))));
+        arrivals.push_back(Arrival::parse(store.get_to_str(arrival_key(rank))));
         if (arrivals.back().size != meeting.info.size) {
           throw Error(ErrorKind::kConfig, sizes_differ(arrivals.front(), arrivals.back()));
         }
@@ -289,7 +284,7 @@ std::string hear_verdict(c10d::Store& store, const Meeting& meeting, Clock::time
                   "[comm.rendezvous] rank 0 of {} did not arrive within {} s at {}", info.size, timeout.count() / 1000,
                   meeting.place());
   }
-  std::string verdict = text_of(store, "verdict");
+  std::string verdict = store.get_to_str("verdict");
   if (!verdict.starts_with("ok")) let_others_hear(store, info);
   return verdict;
 }
@@ -313,7 +308,7 @@ c10::intrusive_ptr<c10d::Store> meet(Meeting& meeting, milliseconds timeout) {
     verdict = hear_verdict(*store, meeting, deadline, timeout);
     if (verdict.starts_with("ok")) {
       info.hosts = hosts_of_text(verdict.substr(2));
-      const Place place = Place::parse(text_of(*store, place_key(info.rank)));
+      const Place place = Place::parse(store->get_to_str(place_key(info.rank)));
       place.put_into(info);
       meeting.other_host = place.other_host.empty() ? meeting.host : place.other_host;
     }

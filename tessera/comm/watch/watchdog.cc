@@ -34,10 +34,6 @@ constexpr milliseconds kAttempt{3000};  // to reach rank 0 at one address, and t
 constexpr milliseconds kReach{20000};   // at any of them, and no more than half of the timeout
 constexpr milliseconds kLook{250};      // between looks at what others have decided
 
-void set_text(c10d::Store& store, const char* key, const std::string& text) {
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-}
-
 std::string get_text(c10d::Store& store, const char* key) {
   try {
     const auto bytes = store.get(key);
@@ -101,7 +97,7 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
       if (store.check({kDecision})) return false;
       if (Clock::now() < deadline) continue;
       const std::string who = absent(missing, options.size);
-      set_text(store, kAbsent, who);  // for the others, who wait for a word of rank 0
+      store.set(kAbsent, who);  // for the others, who wait for a word of rank 0
       raise(ErrorKind::kComm, "[comm.watchdog] {}", who);
     }
     const Frame& hello = frames.front();
@@ -126,10 +122,10 @@ std::unique_ptr<WatchLoop> start_hub(c10d::Store& store, const WatchdogOptions& 
     reception.emplace(std::move(here.socket));
   } catch (const Error& error) {
     warn_of_no_watch(error.what());
-    set_text(store, kKey, kNoWatch);
+    store.set(kKey, kNoWatch);
     return nullptr;
   }
-  set_text(store, kKey, invitation.text());
+  store.set(kKey, invitation.text());
   if (!await_ranks(store, *reception, invitation, options, deadline, *hub)) {
     hub->dismiss_all();
     warn_of_no_watch(get_text(store, kUnreachable));
@@ -177,7 +173,7 @@ PeerSocket reach_hub(c10d::Store& store, const Invitation& invitation, const Wat
   if (store.check({kUnreachable})) return PeerSocket();
   const std::string why =
       fmt::format("rank {} cannot reach rank 0 at port {} ({})", options.rank, invitation.port, tried);
-  set_text(store, kUnreachable, why);
+  store.set(kUnreachable, why);
   // Rank 0 heard this one, whose last answer was too late: a watch without it would take it for dead.
   TESSERA_CHECK(store.add(kDecision, 1) != kAllThere + 1, ErrorKind::kComm, "[comm.watchdog] {}", why);
   return PeerSocket();
