@@ -147,6 +147,8 @@ class AdamW8bit : public Optimizer {
 
   void check(const Hyperparameters& settings, const char* verb) const override { detail::check_adamw(settings, verb); }
 
+  bool communicates() const override { return true; }
+
   std::vector<std::string> state_names(const Hyperparameters& settings) const override {
     return adamw8bit_states(settings);
   }

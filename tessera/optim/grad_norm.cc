@@ -122,24 +122,48 @@ struct ShardGroups {
   const DeviceMesh* ep = nullptr;
 };
 
-// Sum of |x|^p, or the largest |x|, over all ranks: a number of the host by a PowerSum, of the device by
+// What this rank counts of some gradients, by where they lie. Number: of the host by a PowerSum, of the device by
 // SquaresOnDevice.
+template <class Number>
+struct LocalSums {
+  struct OnMesh {
+    MeshPtr mesh;
+    bool local_experts;
+    Number sum{};
+  };
+  Number plain{}, plain_experts{};
+  std::vector<OnMesh> placed{};
+};
+
 template <class Power>
-auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Power& power) {
-  auto total = power.of(gradients.plain);
+auto local_sums(const Gradients& gradients, const Power& power) {
+  LocalSums<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
+  for (const auto& [mesh, local_experts, parts] : gradients.placed) {
+    sums.placed.push_back({mesh, local_experts, power.of(parts)});
+  }
+  return sums;
+}
+
+// Sum of |x|^p, or the largest |x|, over all ranks.
+template <class Number, class Power>
+Number sum_over_ranks(LocalSums<Number> sums, const ShardGroups& groups, const Power& power) {
+  Number total = std::move(sums.plain), experts = std::move(sums.plain_experts);
   for (auto* group : {groups.dp_cp, groups.tp}) {
     if (group != nullptr) sum_over_group(*group, power, total);
   }
-  auto experts = power.of(gradients.plain_experts);
-  for (const auto& [mesh, local_experts, parts] : gradients.placed) {
+  for (auto& [mesh, local_experts, sum] : sums.placed) {
     if (!mesh->coordinate()) continue;
-    auto sum = power.of(parts);
     for (int64_t dim = 0; dim < mesh->ndim(); ++dim) sum_over_group(*mesh->group(dim), power, sum);
     auto& part = local_experts ? experts : total;
     part = power.add(part, sum);
   }
   if (groups.ep != nullptr) sum_over_group(*groups.ep->group(0), power, experts);
   return power.add(total, experts);
+}
+
+template <class Power>
+auto sum_of_all(const Gradients& gradients, const ShardGroups& groups, const Power& power) {
+  return sum_over_ranks(local_sums(gradients, power), groups, power);
 }
 
 // The norm as a sum of powers that may have to be taken again over the largest value: `sum_of` gives the sum over all
@@ -276,6 +300,71 @@ at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
   }
   const double norm = norm_of_sums(2, [&](const PowerSum& power) { return sum_of_all(gradients, {}, power); });
   return at::scalar_tensor(norm, at::kDouble);
+}
+
+namespace {
+
+// Sums of one kind of number. Those of `more` are on meshes of `sums`.
+template <class Number, class Power>
+void add_sums(LocalSums<Number>& sums, const LocalSums<Number>& more, const Power& power) {
+  sums.plain = power.add(sums.plain, more.plain);
+  for (const auto& [mesh, local_experts, sum] : more.placed) {
+    const auto is_its = [&, mesh = mesh](const auto& other) { return *other.mesh == *mesh; };
+    auto at = std::find_if(sums.placed.begin(), sums.placed.end(), is_its);
+    if (at == sums.placed.end()) at = sums.placed.insert(at, {mesh, local_experts, Number{}});
+    at->sum = power.add(at->sum, sum);
+  }
+}
+
+}  // namespace
+
+struct GradNormInParts::Impl {
+  std::vector<at::Tensor> parameters;
+  std::optional<c10::Device> device;
+  LocalSums<double> on_host{};
+  LocalSums<at::Tensor> on_device{};
+};
+
+GradNormInParts::GradNormInParts(std::vector<at::Tensor> parameters) : impl_(std::make_unique<Impl>()) {
+  impl_->device = accelerator_of(parameters);
+  impl_->parameters = std::move(parameters);
+}
+
+GradNormInParts::~GradNormInParts() = default;
+
+void GradNormInParts::add(const std::vector<at::Tensor>& parameters) {
+  c10::NoGradGuard no_grad;
+  for (const auto& parameter : parameters) {
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined() || !is_dtensor(gradient)) continue;
+    TESSERA_CHECK(placements(gradient) == placements(parameter), ErrorKind::kShape,
+                  "[optim.grad_norm] a gradient lies as {}, its parameter as {}: ranks would have to meet for its part "
+                  "of the norm. Redistribute it.",
+                  to_string(placements(gradient)), to_string(placements(parameter)));
+  }
+  const Gradients gradients = sort_gradients(parameters);
+  if (impl_->device) {
+    const SquaresOnDevice squares{*impl_->device};
+    add_sums(impl_->on_device, local_sums(gradients, squares), squares);
+  } else {
+    const PowerSum squares{.p = 2};
+    add_sums(impl_->on_host, local_sums(gradients, squares), squares);
+  }
+}
+
+at::Tensor GradNormInParts::norm() {
+  c10::NoGradGuard no_grad;
+  const Gradients rest = sort_gradients(impl_->parameters);  // with all meshes, in the order of the parameters
+  if (impl_->device) {
+    const SquaresOnDevice squares{*impl_->device};
+    auto sums = local_sums(rest, squares);
+    add_sums(sums, std::exchange(impl_->on_device, {}), squares);
+    return squares.number(sum_over_ranks(std::move(sums), {}, squares)).sqrt();
+  }
+  const PowerSum squares{.p = 2};
+  auto sums = local_sums(rest, squares);
+  add_sums(sums, std::exchange(impl_->on_host, {}), squares);
+  return at::scalar_tensor(std::sqrt(sum_over_ranks(std::move(sums), {}, squares)), at::kDouble);
 }
 
 void clip_grad_by_total_norm_(const std::vector<at::Tensor>& parameters, double max_grad_norm,

@@ -16,6 +16,7 @@
 #include <ATen/core/TensorBase.h>
 #include <c10/core/ScalarType.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -47,6 +48,30 @@ double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_
 // lie, when they have 32 bits or fewer (whose squares float64 holds), for which nobody has waited; else on the CPU.
 // COLLECTIVE as get_grad_norm.
 at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters);
+
+// The norm of grad_norm_tensor where gradients are not all there at a time: they are added as they come, and may be
+// freed then. Sums of squares are kept in float64 and not taken again, so gradients of 64 bits beyond 1e154 give
+// infinity.
+//
+//   GradNormInParts norm(model->parameters());
+//   norm.add(parameters_of_a_layer);           // local, for each layer
+//   at::Tensor total = norm.norm();            // COLLECTIVE; begins anew
+class GradNormInParts {
+ public:
+  explicit GradNormInParts(std::vector<at::Tensor> parameters);  // all of them
+  ~GradNormInParts();
+  GradNormInParts(const GradNormInParts&) = delete;
+  GradNormInParts& operator=(const GradNormInParts&) = delete;
+  // Of the gradients that these have. Error kShape for one that does not lie as its parameter does.
+  void add(const std::vector<at::Tensor>& parameters);
+  // Of what was added since the last call, and of the gradients that parameters have now. COLLECTIVE as
+  // get_grad_norm.
+  at::Tensor norm();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 // Multiplies gradients by max_grad_norm / (total_norm + 1e-6) where that is below 1, each in its own dtype (bfloat16
 // and float16 too; the factor is float32 at least). A NaN total leaves them alone; an infinite one makes finite

@@ -115,6 +115,8 @@ class Muon : public Optimizer {
     lr_ratio(settings, {1, 1}, verb);
   }
 
+  bool communicates() const override { return true; }
+
   std::vector<std::string> state_names(const Hyperparameters& settings) const override {
     return flag_of(settings, kUseMuon) ? std::vector<std::string>{"momentum_buffer"} : detail::adamw_states();
   }

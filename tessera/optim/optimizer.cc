@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
@@ -187,16 +188,45 @@ void Optimizer::update_rounding(Entry& entry) {
 }
 
 void Optimizer::step() {
+  std::vector<Entry*> ready;
+  for (auto& entry : entries_) {
+    const at::Tensor& parameter = entry.slot->parameter;
+    if (!parameter.grad().defined() || !parameter.requires_grad()) continue;
+    TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
+                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer last.",
+                  entry.name);
+    ready.push_back(&entry);
+  }
+  update(ready);
+  for (auto& entry : entries_) entry.updated = false;
+  ++steps_;
+}
+
+void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
+  TESSERA_CHECK(
+      !communicates(), ErrorKind::kConfig,
+      "[optim.step_early] these updates need other ranks, which may be elsewhere. Use AdamW or SGD, or step().");
+  std::unordered_set<const c10::TensorImpl*> asked;
+  for (const auto& parameter : parameters) asked.insert(parameter.unsafeGetTensorImpl());
+  std::vector<Entry*> ready;
+  for (auto& entry : entries_) {
+    if (!entry.parameter.grad().defined() || !asked.contains(entry.parameter.unsafeGetTensorImpl())) continue;
+    ready.push_back(&entry);
+  }
+  update(ready);
+}
+
+void Optimizer::update(const std::vector<Entry*>& entries) {
   c10::NoGradGuard no_grad;
   using Key = std::tuple<c10::ScalarType, c10::Device, size_t>;
   std::vector<std::pair<Key, std::vector<Update>>> batches;  // few, in the order of the parameters
   std::vector<Entry*> one_by_one;
-  for (auto& entry : entries_) {
-    const at::Tensor& parameter = entry.slot->parameter;
-    const at::Tensor& gradient = parameter.grad();
-    if (!gradient.defined() || !parameter.requires_grad()) continue;
-    TESSERA_CHECK(parameter.is_same(entry.parameter), ErrorKind::kShape,
-                  "[optim.step] {}: the parameter was replaced after the optimizer was made. Make the optimizer last.",
+  for (auto* const each : entries) {
+    auto& entry = *each;
+    const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
+    TESSERA_CHECK(!std::exchange(entry.updated, true), ErrorKind::kInternal,
+                  "[optim.step] {}: updated early in this step, and now a further gradient of it has come. Update "
+                  "parameters when their gradients are whole.",
                   entry.name);
     TESSERA_CHECK(is_dtensor(gradient) == is_dtensor(parameter) &&
                       (!is_dtensor(parameter) || placements(gradient) == placements(parameter)),
@@ -231,7 +261,6 @@ void Optimizer::step() {
       if (!update.entry->local.is_inference()) update.entry->local.unsafeGetTensorImpl()->bump_version();
     }
   }
-  ++steps_;
 }
 
 void Optimizer::zero_grad() {

@@ -108,6 +108,10 @@ class Optimizer {
 
   // Error kShape when a parameter's gradient does not lie as the parameter does.
   void step();
+  // Updates those of `parameters` that have a gradient, as a part of the step that the next step() ends, with which it
+  // is the same to the bit: for gradients that are to be freed before all of them are there. Errors as step(); kConfig
+  // where updates need other ranks (Muon, 8-bit AdamW); kInternal for a parameter that was updated in this step.
+  void step_early(const std::vector<at::Tensor>& parameters);
   void zero_grad();        // gradients become undefined
   void set_lr(double lr);  // groups keep their factors
   double lr() const { return lr_; }
@@ -158,6 +162,7 @@ class Optimizer {
     std::map<std::string, at::Tensor> state;  // local parts
     at::Tensor step;                          // float32 scalar on the CPU
     uint64_t rounded_version = 0;             // of the parameter, when its master was rounded into it
+    bool updated = false;                     // updated in this step
   };
   // What is updated, the parameter or its master, and this step's gradient, both local and of one dtype.
   struct Update {
@@ -186,6 +191,7 @@ class Optimizer {
   // Error kConfig for what apply cannot do, named with `verb`.
   virtual void check(const Hyperparameters& settings, const char* verb) const = 0;
   virtual std::vector<std::string> state_names(const Hyperparameters& settings) const = 0;
+  virtual bool communicates() const { return false; }  // in apply
 
  private:
   void make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
@@ -197,6 +203,7 @@ class Optimizer {
   void follow_writes(Entry& entry);
   void update_master(Entry& entry);
   void update_rounding(Entry& entry);
+  void update(const std::vector<Entry*>& entries);  // which have a gradient
   const Entry& entry_of(const std::string& parameter, const char* verb) const;
   double lr_;
   Precision precision_;

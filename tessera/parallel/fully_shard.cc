@@ -158,6 +158,12 @@ void set_is_last_backward(nn::Module& module, bool on) {
   for (auto* state : states_of(module, true, "set_is_last_backward")) state->set_is_last_backward(on);
 }
 
+void set_gradients_hook(nn::Module& module, const GradientsHook& hook) {
+  for (auto* state : states_of(module, true, "set_gradients_hook")) {
+    if (state->group() != nullptr) state->group()->set_gradients_hook(hook);
+  }
+}
+
 void set_prefetch(nn::Module& module, bool on) {
   for (auto* state : states_of(module, true, "set_prefetch")) state->set_prefetch(on);
 }

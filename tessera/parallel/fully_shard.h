@@ -18,7 +18,9 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <vector>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/module.h"
@@ -66,6 +68,13 @@ void set_reshard_after_backward(nn::Module& module, bool on, bool recurse = true
 // false: the backwards that come leave the reductions of their gradients under way, until one with true ends them all;
 // gradients may be read, and optimizers stepped, after that one only. Of all modules below the root of `module`.
 void set_is_last_backward(nn::Module& module, bool on);
+// Called whenever the parameters of one fully_shard call at or below `module` have been handed what a backward gave
+// them (the sums over all ranks, added to what grad() had), with those DTensors: on the thread of that backward, group
+// by group while it goes on, in the same order on all ranks. It may read, change and free gradients, and update these
+// parameters; it must not communicate. For optimizers that step in backward. Empty: none. Error kShape when no module
+// here is sharded.
+using GradientsHook = std::function<void(const std::vector<at::Tensor>& parameters)>;
+void set_gradients_hook(nn::Module& module, const GradientsHook& hook);
 // Gathers or frees by hand; unshard is COLLECTIVE over the mesh.
 void unshard(nn::Module& module);
 void reshard(nn::Module& module);

@@ -95,6 +95,7 @@ class RecipeReader {
     check_duration();
     check_batch();
     check_rounding();
+    check_early_step();
     check_extras();
     return std::move(recipe_);
   }
@@ -248,6 +249,22 @@ class RecipeReader {
                   "[train.recipe] {}: optimizer.stochastic_rounding: found true beside optimizer.master_weights {} and "
                   "model.dtype {}, wanted false and bfloat16.",
                   where("optimizer.stochastic_rounding"), optimizer.master_weights, recipe_.model.dtype);
+  }
+
+  void check_early_step() const {
+    const auto& optimizer = recipe_.optimizer;
+    if (!optimizer.early_step_in_backward) return;
+    const auto check = [&](bool good, const std::string& found) {
+      TESSERA_CHECK(good, ErrorKind::kConfig,
+                    "[train.recipe] {}: optimizer.early_step_in_backward: found true beside {}: parameters are updated "
+                    "before all gradients are there.",
+                    where("optimizer.early_step_in_backward"), found);
+    };
+    check(optimizer.max_grad_norm == 0, fmt::format("optimizer.max_grad_norm {}, wanted 0", optimizer.max_grad_norm));
+    check(optimizer.name == "adamw" || optimizer.name == "sgd",
+          fmt::format("optimizer.name {}, wanted adamw or sgd", optimizer.name));
+    check(recipe_.train.on_nonfinite == "stop",
+          fmt::format("train.on_nonfinite {}, wanted stop", recipe_.train.on_nonfinite));
   }
 
   // Keys that begin so mean nothing as the recipe is: they are as by default.

@@ -84,6 +84,7 @@ struct OptimizerSection {
   double max_grad_norm = 1.0;
   bool master_weights = true;
   bool stochastic_rounding = false;
+  bool early_step_in_backward = false;
   std::vector<std::string> groups;
   double momentum = 0.95;
   bool nesterov = true;

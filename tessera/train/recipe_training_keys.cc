@@ -72,6 +72,11 @@ std::vector<RecipeKey> make_optimizer_and_schedule_keys() {
                "train.seed, "
                "so that small updates count on average; optimizer state is float32"},
       {.section = "optimizer",
+       .name = "early_step_in_backward",
+       .field = kOptimizer<&OptimizerSection::early_step_in_backward>,
+       .help = "Parameters are updated layer by layer in backward, and their gradients freed: less memory, the same "
+               "bits; with max_grad_norm 0, AdamW or SGD, sharded data parallelism and one pipeline stage"},
+      {.section = "optimizer",
        .name = "groups",
        .field = kOptimizer<&OptimizerSection::groups>,
        .help =

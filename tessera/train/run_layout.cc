@@ -106,6 +106,11 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
   TESSERA_CHECK(recipe.data.sequence_length >= layout.cp, ErrorKind::kConfig,
                 "[train.layout] data.sequence_length: found {} with cp {}, wanted a token for each rank at least.",
                 recipe.data.sequence_length, layout.cp);
+  const bool replicated = layout.dp_replicate > 1 && layout.dp_shard == 1 && layout.tp == 1 && layout.ep == 1;
+  TESSERA_CHECK(!recipe.optimizer.early_step_in_backward || (layout.pp == 1 && !replicated), ErrorKind::kConfig,
+                "[train.layout] optimizer.early_step_in_backward: found true with pp {}, dp_replicate {} and dp_shard "
+                "{}, wanted one pipeline stage, and shards. Set it to false, or parallel.dp_shard above 1.",
+                layout.pp, layout.dp_replicate, layout.dp_shard);
   TESSERA_CHECK(!recipe.precision.fp8 || layout.tp == 1, ErrorKind::kConfig,
                 "[train.layout] precision.fp8: found true with tp {}, whose linears are DTensors. Set parallel.tp to "
                 "1, or precision.fp8 to false.",

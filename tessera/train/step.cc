@@ -82,6 +82,14 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       runs_ahead_(!options_.skip_nonfinite && updates_on_device(model)) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
+  if (options_.early_step) {
+    TESSERA_CHECK(
+        options_.max_grad_norm == 0 && !options_.skip_nonfinite && pipeline_.plan().stages() == 1, ErrorKind::kConfig,
+        "[train.step] early_step with max_grad_norm {}, skip_nonfinite {} and {} stages: parameters are updated "
+        "before all gradients are there. Set max_grad_norm to 0, skip_nonfinite to false, and use one stage.",
+        options_.max_grad_norm, options_.skip_nonfinite, pipeline_.plan().stages());
+    early_ = std::make_unique<EarlyUpdates>(model_, optimizer_);
+  }
   if (options_.keep_float8_weights) float8_ = nn::float8_steps(model_);
   const auto& experts = model.config().experts;
   if (!experts.balance || experts.count == 0 || experts.balance_coefficient == 0) return;
@@ -178,9 +186,15 @@ StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, doubl
   const auto inputs = inputs_.stage(micro_batches);
   if (float8_) float8_->begin();
   const auto balance = count_routes(inputs);
-  const auto loss = pipeline_.step(inputs, {.loss_divisor = divisor, .reduce_each = reduce_each});
+  pipeline::PipelineStep how{.loss_divisor = divisor, .reduce_each = reduce_each};
+  if (early_) {
+    early_->begin(lr, options_.before_update);
+    how.before_last_backward = [this] { early_->open(); };
+  }
+  const auto loss = pipeline_.step(inputs, how);
   if (routers_) routers_->end();
-  const auto norm = pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
+  const auto norm =
+      early_ ? early_->end() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
   std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
   if (balance.defined()) numbers.push_back(balance);
   read_numbers(std::move(numbers), step);
@@ -192,7 +206,7 @@ StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, doubl
     } else if (options_.max_grad_norm > 0) {
       optim::clip_grad_by_total_norm_(parameters, options_.max_grad_norm, step.result.grad_norm);
     }
-    if (options_.before_update) options_.before_update();
+    if (options_.before_update && !early_) options_.before_update();
     optimizer_.set_lr(lr);
     optimizer_.step();
     optimizer_.zero_grad();

@@ -30,6 +30,7 @@
 #include "tessera/nn/float8.h"
 #include "tessera/nn/router_statistics.h"
 #include "tessera/parallel/pipeline/pipeline.h"
+#include "tessera/train/early_updates.h"
 #include "tessera/train/staged_inputs.h"
 
 namespace tessera {
@@ -46,6 +47,10 @@ struct StepOptions {
   // A step whose loss or norm is not finite: true leaves it out, for which the host waits for both in every step; false
   // is an error.
   bool skip_nonfinite = false;
+  // Of a fully sharded model: each group's parameters are updated in backward, as soon as their gradients are whole,
+  // which are freed then. The same bits. Needs max_grad_norm 0, an optimizer whose updates are local, a pipeline of one
+  // stage, and not skip_nonfinite.
+  bool early_step = false;
   // Of a sharded model, where gradients of several micro-batches add up. false: in the shards, each micro-batch is
   // reduced, and memory is that of one. true: whole on every rank, reduced once a step; less traffic.
   bool defer_gradient_sync = false;
@@ -89,14 +94,15 @@ struct StepSignals {
 class TrainStep {
  public:
   // `group`: all ranks of the run; what one of them signals, all hear.
+  // Error kConfig for options that exclude one another.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
   // `micro_batches`: this rank's part, as many on every rank, the same on all ranks of a pipeline. COLLECTIVE over the
   // group. Error kFormat for a label that is no class of the model, on all ranks, before anything is computed. Of a
   // step that was not taken nothing is to be settled.
   StepHeard launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals = {});
   // What the first of the unsettled steps came to. COLLECTIVE over the group. Error kInternal when its loss or norm is
-  // not finite and such steps are not skipped. The model is then unchanged; where launch() runs ahead it is not, and
-  // holds what is not finite. kInternal too where no step is unsettled.
+  // not finite and such steps are not skipped. The model is then unchanged; where launch() runs ahead, and with
+  // early_step, it is not, and holds what is not finite. kInternal too where no step is unsettled.
   StepResult settle();
   int unsettled() const { return static_cast<int>(launched_.size()); }
   // Whether launch() returns while the device computes, so that settling at once would wait for it.
@@ -123,6 +129,7 @@ class TrainStep {
   pipeline::Pipeline pipeline_;
   StagedInputs inputs_;
   bool runs_ahead_;
+  std::unique_ptr<EarlyUpdates> early_;            // null: all is updated when backward is over
   std::deque<Launched> launched_;                  // but not settled
   double communicated_from_ = 0, untold_ = 0;      // seconds in collectives: when a call began; of earlier calls
   std::shared_ptr<nn::RouterStatistics> routers_;  // null: no load-balance loss

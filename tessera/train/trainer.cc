@@ -178,6 +178,7 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(place.mesh()->device_type()),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
+                                                        .early_step = recipe.optimizer.early_step_in_backward,
                                                         .defer_gradient_sync = recipe.parallel.defer_gradient_sync,
                                                         .counts = place.counts(),
                                                         .before_update = [this] { wait_for_snapshot(); },

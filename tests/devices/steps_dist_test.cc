@@ -70,7 +70,9 @@ struct StepRig {
     model = build_model(recipe, config, place.mesh());
     optimizer = build_optimizer(recipe, *model);
     runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(),
-                                         StepOptions{.skip_nonfinite = recipe.train.on_nonfinite == "skip",
+                                         StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
+                                                     .skip_nonfinite = recipe.train.on_nonfinite == "skip",
+                                                     .early_step = recipe.optimizer.early_step_in_backward,
                                                      .counts = place.counts(),
                                                      .pipeline = pipeline_options(recipe, config, place.mesh())});
   }
@@ -165,20 +167,20 @@ Settings with(Settings settings, const Settings& more) {
 
 INSTANTIATE_TEST_SUITE_P(
     , OnPretendLayouts,
-    ::testing::Values(OfLayout{"Alone", 1, {}}, OfLayout{"Fsdp2", 2, {}}, OfLayout{"Fsdp4", 4, {}},
-                      OfLayout{"FsdpHalf", 2, kHalf, 1e-2}, OfLayout{"CpHalf", 2, with(kHalf, {"parallel.cp=2"}), 1e-2},
-                      OfLayout{"TpHalf", 2, with(kHalf, {"parallel.tp=2"}), 1e-2},
-                      OfLayout{"Float8", 2, {"precision.fp8=true"}, 1e-2},
-                      OfLayout{"FsdpOffload", 2, {"parallel.cpu_offload=true"}},
-                      OfLayout{"Hsdp", 4, {"parallel.dp_replicate=2"}},
-                      OfLayout{"Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}},
-                      OfLayout{"Tp", 2, {"parallel.tp=2"}},
-                      OfLayout{"TpSequence", 4, {"parallel.tp=2", "parallel.sequence_parallel=true"}},
-                      OfLayout{"Pp", 2, {"parallel.pp=2"}}, OfLayout{"Cp", 2, {"parallel.cp=2"}},
-                      OfLayout{"Lora", 2, {"model.lora.rank=2"}},
-                      OfLayout{"Qlora", 2, {"model.lora.rank=2", "lora.quantize=nf4", "lora.double_quant=true"}},
-                      OfLayout{"QloraTp", 2, {"model.lora.rank=2", "lora.quantize=nf4", "parallel.tp=2"}},
-                      OfLayout{"Checkpointed", 2, {"parallel.activation_checkpointing=full"}}),
+    ::testing::Values(
+        OfLayout{"Alone", 1, {}}, OfLayout{"Fsdp2", 2, {}}, OfLayout{"Fsdp4", 4, {}},
+        OfLayout{"FsdpHalf", 2, kHalf, 1e-2}, OfLayout{"CpHalf", 2, with(kHalf, {"parallel.cp=2"}), 1e-2},
+        OfLayout{"TpHalf", 2, with(kHalf, {"parallel.tp=2"}), 1e-2},
+        OfLayout{"Float8", 2, {"precision.fp8=true"}, 1e-2},
+        OfLayout{"FsdpEarlySteps", 2, {"optimizer.max_grad_norm=0", "optimizer.early_step_in_backward=true"}},
+        OfLayout{"FsdpOffload", 2, {"parallel.cpu_offload=true"}}, OfLayout{"Hsdp", 4, {"parallel.dp_replicate=2"}},
+        OfLayout{"Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}}, OfLayout{"Tp", 2, {"parallel.tp=2"}},
+        OfLayout{"TpSequence", 4, {"parallel.tp=2", "parallel.sequence_parallel=true"}},
+        OfLayout{"Pp", 2, {"parallel.pp=2"}}, OfLayout{"Cp", 2, {"parallel.cp=2"}},
+        OfLayout{"Lora", 2, {"model.lora.rank=2"}},
+        OfLayout{"Qlora", 2, {"model.lora.rank=2", "lora.quantize=nf4", "lora.double_quant=true"}},
+        OfLayout{"QloraTp", 2, {"model.lora.rank=2", "lora.quantize=nf4", "parallel.tp=2"}},
+        OfLayout{"Checkpointed", 2, {"parallel.activation_checkpointing=full"}}),
     [](const auto& info) { return info.param.name; });
 
 TEST(PretendSteps, ResultsOfAStepAreReadWhileTheNextOneRuns) {

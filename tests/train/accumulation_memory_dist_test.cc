@@ -91,7 +91,7 @@ constexpr int64_t kRowLength = 8;
 
 // Twelve layers, and so few tokens that parameters and gradients are most of it.
 StepMemory memory_of_a_step(const std::shared_ptr<comm::World>& world, const RunLayout& layout, int64_t micro_batches,
-                            bool defer = false) {
+                            StepOptions options = {}) {
   AccountedMemory::account = std::make_shared<Account>();
   const RunMesh place(layout, "cpu", world);
   const auto config = ModelConfig::parse(
@@ -101,7 +101,8 @@ StepMemory memory_of_a_step(const std::shared_ptr<comm::World>& world, const Run
   const auto model = make_parallel_model(config, at::kFloat, {.mesh = place.mesh()});
   init_weights(*model, 5);
   const auto optimizer = optim::make_adamw(*model, {.lr = 0.001});
-  TrainStep step(*model, *optimizer, world->group(), {.defer_gradient_sync = defer, .counts = place.counts()});
+  options.counts = place.counts();
+  TrainStep step(*model, *optimizer, world->group(), options);
   std::vector<data::Batch> batches;
   for (int64_t i = 0; i < micro_batches; ++i) {
     const auto tokens = testing::tiny_tokens(1, kRowLength).add(17 * place.data_rank() + i).remainder_(256);
@@ -134,7 +135,7 @@ TEST_F(AccumulationMemory, OfEightMicroBatchesIsThatOfOne) {
         [&](const std::shared_ptr<comm::World>& world) {
           const auto one = memory_of_a_step(world, layout, 1), two = memory_of_a_step(world, layout, 2),
                      eight = memory_of_a_step(world, layout, 8),
-                     deferred = memory_of_a_step(world, layout, 2, /*defer=*/true);
+                     deferred = memory_of_a_step(world, layout, 2, {.defer_gradient_sync = true});
           if (world->rank() == 0) {
             fmt::print(
                 "hsdp {} x {}, tp {}: {} bytes with one micro-batch, {} with two, {} with eight, {} deferred of two; "
@@ -147,6 +148,27 @@ TEST_F(AccumulationMemory, OfEightMicroBatchesIsThatOfOne) {
           EXPECT_GT(deferred.peak, one.peak + one.shards + 2 * one.layer) << "whole gradients are seen";
         },
         {.backend = "gloo"});  // all memory is of the usual allocator there
+  }
+}
+
+// What is left of the gradients is that of a few layers.
+TEST_F(AccumulationMemory, OfUpdatesInBackwardHoldsNoGradientsOfTheWholeModel) {
+  for (const auto& layout : {RunLayout{}, RunLayout{.dp_shard = 2}}) {
+    comm::run_thread_ranks(
+        static_cast<int>(layout.dp_shard),
+        [&](const std::shared_ptr<comm::World>& world) {
+          const auto usual = memory_of_a_step(world, layout, 2, {.max_grad_norm = 0}),
+                     early = memory_of_a_step(world, layout, 2, {.max_grad_norm = 0, .early_step = true});
+          const auto one = memory_of_a_step(world, layout, 1, {.max_grad_norm = 0}),
+                     early_one = memory_of_a_step(world, layout, 1, {.max_grad_norm = 0, .early_step = true});
+          if (world->rank() == 0) {
+            fmt::print("{} shards: {} bytes with one micro-batch, {} updated early; {} and {} with two; shards of {}\n",
+                       layout.dp_shard, one.peak, early_one.peak, usual.peak, early.peak, one.shards);
+          }
+          EXPECT_LE(early_one.peak, one.peak - one.shards / 2);
+          EXPECT_LE(early.peak, usual.peak) << "sums of micro-batches are there before the last one";
+        },
+        {.backend = "gloo"});
   }
 }
 

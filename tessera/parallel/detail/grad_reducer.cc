@@ -140,6 +140,11 @@ bool GradReducer::advance(const std::string& subject, bool at_end) {
   set_gradients();
   output_.reset();
   stage_ = Stage::kIdle;
+  if (hook_) {
+    std::vector<at::Tensor> parameters;
+    for (const size_t index : trainable_) parameters.push_back((*params_)[index].parameter);
+    hook_(parameters);
+  }
   return false;
 }
 

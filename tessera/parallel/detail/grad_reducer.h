@@ -25,6 +25,7 @@
 #include "tessera/parallel/detail/comm_streams.h"
 #include "tessera/parallel/detail/flat_gradients.h"
 #include "tessera/parallel/detail/sharded_param.h"
+#include "tessera/parallel/fully_shard.h"
 
 namespace tessera::parallel {
 
@@ -46,6 +47,8 @@ class GradReducer {
   bool advance(const std::string& subject, bool at_end);
   void finish(const std::string& subject);  // all stages
   bool in_flight() const { return stage_ != Stage::kIdle; }
+  // Called with the parameters that have been handed gradients.
+  void set_hook(GradientsHook hook) { hook_ = std::move(hook); }
   int64_t accumulated_bytes() const { return flat_.bytes(); }
   void drop();  // after an error: waits for what is in flight and forgets it
   // Shared by the groups below one root. COLLECTIVE over the shard dim where its second group is not made yet.
@@ -71,6 +74,7 @@ class GradReducer {
   FlatGradients flat_;
   std::vector<ShardedParam>* params_ = nullptr;
   std::vector<size_t> trainable_;
+  GradientsHook hook_;
   at::Tensor parts_;   // [ranks * part], sent
   at::Tensor output_;  // [part]
   at::Tensor host_;    // `output_` on the host, from `copied_` on

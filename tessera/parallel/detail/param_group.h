@@ -48,6 +48,7 @@ class ParamGroup : public GatheredGroup {
   bool advance_reduction(bool at_end) override { return reducer_.advance(name(), at_end); }
   void drop_gradients() override { reducer_.drop(); }
   int64_t accumulated_bytes() const override { return reducer_.accumulated_bytes(); }
+  void set_gradients_hook(GradientsHook hook) { reducer_.set_hook(std::move(hook)); }
 
   std::vector<ShardedParam>& params() { return shards_.params(); }
   Shards& shards() { return shards_; }

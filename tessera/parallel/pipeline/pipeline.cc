@@ -92,12 +92,13 @@ struct Pipeline::Lowered {
 // Turns the reductions of data parallelism on and off, and the freeing of layers.
 class Pipeline::Switches : public detail::DataParallelHooks {
  public:
-  Switches(CausalLM& model, const StagePlan& plan, bool reduce_each)
+  Switches(CausalLM& model, const StagePlan& plan, const PipelineStep& how)
       : model_(model),
         plan_(plan),
-        reduce_each_(reduce_each),
+        how_(how),
+        reduce_each_(how.reduce_each),
         has_states_(!parallel::data_parallel_states(model).empty()),
-        keeps_gathered_(has_states_ && !reduce_each && plan.stages() > 1),
+        keeps_gathered_(has_states_ && !reduce_each_ && plan.stages() > 1),
         layers_(decoder_layers(model)) {}
   ~Switches() override {
     for (const int stage : gathered_) free_after_each(stage, true);
@@ -116,8 +117,9 @@ class Pipeline::Switches : public detail::DataParallelHooks {
   }
 
   void before(const Action& action, const Completes& completes) override {
-    if (!has_states_) return;
     const bool backward = action.kind == ActionKind::kBackward;
+    if (backward && completes.all && how_.before_last_backward) how_.before_last_backward();
+    if (!has_states_) return;
     const bool whole = action.kind == ActionKind::kForward && plan_.stages() == 1;  // as its backward
     switch_on(action, backward || whole ? completes : Completes{}, (backward || whole) && reduce_each_);
   }
@@ -155,6 +157,7 @@ class Pipeline::Switches : public detail::DataParallelHooks {
 
   CausalLM& model_;
   const StagePlan& plan_;
+  const PipelineStep& how_;
   bool reduce_each_, has_states_, keeps_gathered_;
   std::vector<DecoderLayer*> layers_;
   std::set<int> gathered_;  // stages whose layers stay so
@@ -241,7 +244,7 @@ at::Tensor Pipeline::step(const std::vector<ModelInputs>& micro_batches, const P
   auto* const tied = tied_slot();
   const at::Tensor before = tied != nullptr ? std::exchange(tied->parameter.mutable_grad(), {}) : at::Tensor();
   detail::Execution execution(model_, plan_, wire_.get(), micro_batches, how.loss_divisor);
-  Switches switches(model_, plan_, how.reduce_each);
+  Switches switches(model_, plan_, how);
   execution.run(actions, &switches);
   most_held_ = execution.most_held();
   if (tied != nullptr) {

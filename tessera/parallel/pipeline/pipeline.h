@@ -14,6 +14,7 @@
 // rank are summed over both, which stay equal to the bit. Belongs to one rank.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -55,6 +56,8 @@ struct PipelineStep {
   // for each forward and backward. false: when all of a stage are there, and where there are several stages its layers
   // stay gathered from UNSHARD to RESHARD.
   bool reduce_each = false;
+  // Called before the backward that completes the gradients of all parameters of this rank.
+  std::function<void()> before_last_backward = {};
 };
 
 class Pipeline {
