@@ -17,6 +17,7 @@
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/shm/handshake.h"
 #include "tessera/kernels/linear.h"
+#include "tessera/kernels/row_product.h"
 
 namespace tessera::cli {
 namespace {
@@ -73,7 +74,10 @@ Json report_backends() {
 }
 
 Json report_kernels() {
-  return {{"fp32_matmul", linear_kernel_name()}, {"onednn", at::hasMKLDNN()}, {"mkl", at::hasMKL()}};
+  return {{"fp32_matmul", linear_kernel_name()},
+          {"loops", row_kernels_name()},
+          {"onednn", at::hasMKLDNN()},
+          {"mkl", at::hasMKL()}};
 }
 
 Json report_files(const MachineFacts& facts) {

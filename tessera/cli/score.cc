@@ -258,7 +258,7 @@ int run_score(VerbArguments args) {
                                  .nproc = flags.nproc});
   const auto device =
       comm::choose_device(*world, {.setting = flags.device, .backend = recipe.comm.backend, .key = "--device"});
-  agree_on_linear_kernel(*world->group());
+  agree_on_kernels(*world->group());
   const train::RunMesh place(score_layout(recipe, config, world->size()),
                              c10::DeviceTypeName(device.type(), /*lower_case=*/true), world);
   const auto stages = train::pipeline_options(recipe, config, place.mesh());

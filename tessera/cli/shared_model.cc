@@ -18,7 +18,7 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
   TESSERA_CHECK(!packed_row_dtype(dtype), ErrorKind::kConfig,
                 "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.",
                 dtype, ranks);
-  agree_on_linear_kernel(*world->group());
+  agree_on_kernels(*world->group());
   const bool cuts_heads = config.num_key_value_heads % ranks == 0 && config.num_attention_heads % ranks == 0;
   const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
   const auto mesh = init_device_mesh(world, type, {ranks}, {cuts_heads ? "tp" : "dp_shard"});

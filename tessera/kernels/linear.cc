@@ -14,6 +14,9 @@
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/detail/linear_choice.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/row_kernels.h"
+#include "tessera/kernels/detail/row_loops.h"
+#include "tessera/kernels/detail/vector_level.h"
 #include "tessera/kernels/kept_results.h"
 
 namespace tessera {
@@ -205,19 +208,38 @@ void register_linear_rules() {
 
 std::string_view linear_kernel_name() { return detail::onednn_is_faster() ? "onednn" : "aten"; }
 
-void agree_on_linear_kernel(comm::Group& group) {
-  if (group.size() == 1) return;
-  const std::string own = {detail::has_onednn() ? '1' : '0', detail::onednn_is_faster() ? '1' : '0'};
-  const auto all = comm::all_gather_bytes(group, own);
-  const bool possible = std::ranges::all_of(all, [](const std::string& each) { return each.front() == '1'; });
-  detail::set_linear_choice(possible && all.front().back() == '1');
+std::string describe_cpu_kernels() {
+  return fmt::format("fp32 products {}, loops {}", linear_kernel_name(), detail::row_kernels().name);
 }
+
+void agree_on_kernels(comm::Group& group) {
+  if (group.size() == 1) return;
+  const auto level = static_cast<char>('0' + static_cast<int>(detail::vector_level()));
+  const std::string own = {detail::has_onednn() ? '1' : '0', detail::onednn_is_faster() ? '1' : '0', level};
+  const auto all = comm::all_gather_bytes(group, own);
+  const bool possible = std::ranges::all_of(all, [](const std::string& each) { return each.at(0) == '1'; });
+  detail::set_linear_choice(possible && all.front().at(1) == '1');
+  char least = level;
+  for (const auto& each : all) least = std::min(least, each.at(2));
+  detail::set_vector_level(static_cast<detail::VectorLevel>(least - '0'));
+}
+
+namespace {
+
+// oneDNN's entry copies a first operand that is transposed, slowly.
+at::Tensor dense_left(const at::Tensor& a) {
+  const bool is_transposed = a.stride(0) == 1 && a.stride(1) >= a.size(0);
+  if (!is_transposed || a.size(0) % 16 != 0 || a.size(1) % 16 != 0 || !detail::runs_row_loops(a)) return a;
+  return detail::transposed_loop(a.t());
+}
+
+}  // namespace
 
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
   const bool large = a.size(0) >= kMinRows && b.size(0) >= kMinRows && a.size(1) >= kMinRows;
   if (large && is_plain_cpu_float(a) && is_plain_cpu_float(b) && detail::onednn_is_faster()) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    return detail::onednn_product(a, b, {});
+    return detail::onednn_product(dense_left(a), b, {});
   }
   return at::mm(a, b.t());
 }

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <string_view>
 
 namespace tessera {
@@ -25,9 +26,13 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 // What fp32 products on the CPU run on: "onednn" or "aten". Measures at the first call.
 std::string_view linear_kernel_name();
 
-// Makes fp32 products of all ranks run on what those of the group's first rank do, as machines may differ in what is
-// faster; on at::linear where some libtorch has no oneDNN. For the process, from now on. COLLECTIVE over the group.
-void agree_on_linear_kernel(comm::Group& group);
+// Makes all ranks compute alike where their machines differ: fp32 products run on what those of the group's first rank
+// do, on at::linear where some libtorch has no oneDNN; loops on the CPU with the vector instructions that all have. For
+// the process, from now on. COLLECTIVE over the group.
+void agree_on_kernels(comm::Group& group);
+
+// What the CPU's numbers go by to the last bit: "fp32 products onednn, loops avx512" (avx2, plain).
+std::string describe_cpu_kernels();
 
 // a [m, k] times b [n, k] transposed: [m, n]. Not differentiable, of plain tensors. Either may be a transposed view.
 at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b);

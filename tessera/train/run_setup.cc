@@ -147,7 +147,7 @@ std::string describe_run_device(const Recipe& recipe, int64_t ranks) {
 }
 
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
-  agree_on_linear_kernel(*world->group());
+  agree_on_kernels(*world->group());
   return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
 }
 

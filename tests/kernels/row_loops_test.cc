@@ -1,13 +1,16 @@
-// Row kernels in fp32 and bf16 against the formulas in fp64, with sizes that leave something over.
+// Row kernels in fp32 and bf16 against the formulas in fp64, with sizes that leave something over; with each set of
+// vector instructions that this processor has.
 #include "tessera/kernels/detail/row_loops.h"
 
 #include <gtest/gtest.h>
 
 #include "tessera/kernels/gated.h"
+#include "tessera/kernels/linear.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/kernels/rms_norm.h"
 #include "tessera/kernels/rotary.h"
 #include "tests/kernels/gradients.h"
+#include "tests/kernels/vector_levels.h"
 
 namespace tessera {
 namespace {
@@ -44,7 +47,10 @@ void expect_alike(const Function& kernel, const Function& formula, const Tensors
   }
 }
 
-TEST(RowLoops, GatesOfAnyNumberOfElements) {
+class RowLoops : public testing::WithVectorLevel {};
+TESSERA_VECTOR_LEVELS(RowLoops);
+
+TEST_P(RowLoops, GatesOfAnyNumberOfElements) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {15}, {16}, {3, 37}, {130, 257}}) {
     const Tensors in = {random_tensor(shape) * 4, random_tensor(shape, 1)};
     expect_alike([](const Tensors& t) { return swiglu(t[0], t[1]); },
@@ -54,7 +60,7 @@ TEST(RowLoops, GatesOfAnyNumberOfElements) {
   }
 }
 
-TEST(RowLoops, GatesOfExtremes) {
+TEST_P(RowLoops, GatesOfExtremes) {
   const auto x = at::tensor({-std::numeric_limits<float>::infinity(), -1e4F, -88.0F, 0.0F, 88.0F, 1e4F});
   const auto y = swiglu(x, at::ones_like(x));
   EXPECT_TRUE(at::equal(y.narrow(0, 3, 3), x.narrow(0, 3, 3)));
@@ -62,7 +68,7 @@ TEST(RowLoops, GatesOfExtremes) {
   EXPECT_TRUE(swiglu(at::full({3}, std::nan("")), at::ones({3})).isnan().all().item<bool>());
 }
 
-TEST(RowLoops, NormsOfEvenAndUnevenRows) {
+TEST_P(RowLoops, NormsOfEvenAndUnevenRows) {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{1, 16}, {5, 48}, {70, 9}, {3, 41, 64}}) {
     const Tensors in = {random_tensor(shape), random_tensor({shape.back()}, 1)};
     for (const bool one_plus : {false, true}) {
@@ -76,7 +82,7 @@ TEST(RowLoops, NormsOfEvenAndUnevenRows) {
 }
 
 // transformers rounds normed values to the model's dtype before it multiplies them with the weight.
-TEST(RowLoops, NormsRoundInBf16AsTransformersDoes) {
+TEST_P(RowLoops, NormsRoundInBf16AsTransformersDoes) {
   const auto x = random_tensor({64, 96}).to(at::kBFloat16), weight = random_tensor({96}, 1).to(at::kBFloat16);
   const auto wide = x.to(at::kFloat);
   const auto normed = (wide * at::rsqrt(wide.square().mean(-1, true) + 1e-5)).to(at::kBFloat16);
@@ -84,7 +90,7 @@ TEST(RowLoops, NormsRoundInBf16AsTransformersDoes) {
   EXPECT_LE(differ, x.numel() / 1000);  // a sum in another order may tip a rounding
 }
 
-TEST(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
+TEST_P(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
   for (const int64_t width : {6, 32, 64}) {
     for (const int64_t rows : {1, 3}) {
       const auto angles = random_tensor({rows, 7, width / 2}, 1).to(at::kFloat);
@@ -100,7 +106,7 @@ TEST(RowLoops, RotaryOfRowsWithAnglesOfTheirOwn) {
   }
 }
 
-TEST(RowLoops, CrossEntropyOfClassesThatLeaveSomethingOver) {
+TEST_P(RowLoops, CrossEntropyOfClassesThatLeaveSomethingOver) {
   for (const int64_t classes : {1, 16, 37, 300}) {
     const auto labels = at::arange(21, at::kLong).remainder(classes);
     expect_alike([&](const Tensors& t) { return linear_cross_entropy(t[0], t[1], labels).to(t[0].scalar_type()); },
@@ -112,11 +118,29 @@ TEST(RowLoops, CrossEntropyOfClassesThatLeaveSomethingOver) {
   }
 }
 
-TEST(RowLoops, LossOfLogitsThatAreNoNumbersIsNone) {
+TEST_P(RowLoops, LossOfLogitsThatAreNoNumbersIsNone) {
   auto hidden = random_tensor({5, 16}).to(at::kFloat);
   hidden[2][3] = std::nan("");
   const auto loss = linear_cross_entropy(hidden, random_tensor({20, 16}, 1).to(at::kFloat), at::arange(5, at::kLong));
   EXPECT_TRUE(std::isnan(loss.item<float>()));
+}
+
+TEST_P(RowLoops, TransposedFactorsOfProducts) {
+  for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{16, 16}, {48, 160}, {1040, 32}}) {
+    const auto x = random_tensor({rows, columns});
+    const auto part = random_tensor({rows, columns + 16}, 1).narrow(1, 3, columns);  // rows further apart
+    for (const auto& each : {x, part}) {
+      if (detail::runs_row_loops(each)) {
+        const auto turned = detail::transposed_loop(each);
+        EXPECT_TRUE(turned.is_contiguous());
+        EXPECT_TRUE(at::equal(turned, each.t()));
+      }
+      const auto other = random_tensor({rows, 48}, 2);
+      const auto wanted = at::mm(each.t().to(at::kDouble), other.to(at::kDouble));
+      EXPECT_LE((product_nt(each.t(), other.t()) - wanted).abs().max().item<double>(),
+                1e-5 * wanted.abs().max().item<double>());
+    }
+  }
 }
 
 }  // namespace

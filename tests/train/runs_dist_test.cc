@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "tessera/kernels/detail/vector_level.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {
@@ -12,6 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::set<std::string> names_in(const fs::path& folder) {
   std::set<std::string> names;
@@ -128,6 +130,21 @@ TEST(Runs, GoOnOnAnotherNumberOfRanks) {
 }
 
 // Each rank has a recipe or data of its own, as on hosts whose copies differ.
+TEST(Runs, GoingOnWithOtherKernelsIsTold) {
+  TinyRun runs;
+  const auto plain = testing::run_process(runs.command("a", 1, {"train.steps=2"}),
+                                          {.environment = {{"TESSERA_ROW_KERNELS", "plain"}}});
+  ASSERT_EQ(plain.exit_code, 0) << plain.err;
+  EXPECT_THAT(plain.err, Not(HasSubstr("up to rounding")));
+  const auto same = testing::run_process(runs.command("a", 1, {"train.steps=4"}),
+                                         {.environment = {{"TESSERA_ROW_KERNELS", "plain"}}});
+  EXPECT_THAT(same.err, Not(HasSubstr("up to rounding")));
+  const auto other = runs.train("a", 1, {"train.steps=6"});
+  ASSERT_EQ(other.exit_code, 0) << other.err;
+  if (detail::vector_level() == detail::VectorLevel::kPlain) GTEST_SKIP() << "this processor has no others";
+  EXPECT_THAT(other.err, HasSubstr("loops plain, here with fp32 products"));
+}
+
 TEST(Runs, RanksThatDifferAreToldApart) {
   const TinyRun runs;
   fs::create_directories(runs / "host0");

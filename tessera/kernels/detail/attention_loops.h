@@ -12,7 +12,7 @@
 
 namespace tessera::detail {
 
-// Whether this processor has what the loops are written for (AVX-512).
+// Whether this processor has what the loops are written for (AVX-512 or AVX2).
 bool has_attention_loops();
 
 struct CausalAttention {

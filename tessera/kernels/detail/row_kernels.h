@@ -51,8 +51,7 @@ struct RowKernels {
 const RowKernels& plain_row_kernels();
 const RowKernels& avx2_row_kernels();
 const RowKernels& avx512_row_kernels();
-// What this processor runs; TESSERA_ROW_KERNELS=plain|avx2|avx512 asks for one of those that it can. Error kConfig for
-// any other.
+// Those of vector_level().
 const RowKernels& row_kernels();
 
 }  // namespace tessera::detail

@@ -8,7 +8,7 @@
 
 namespace tessera::detail {
 
-// Whether the loops run on this tensor here: on a CPU with AVX-512, fp32 or bf16, with elements.
+// Whether the loops run on this tensor here: on a CPU with AVX-512 or AVX2, fp32 or bf16, with elements.
 bool runs_row_loops(const at::Tensor& tensor);
 
 enum class Gate { kSilu, kGeluTanh };
@@ -32,5 +32,8 @@ at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Ten
 // Rows of logits [rows, classes] fp32, contiguous, become their exponentials over the sum of these, less 1 at the
 // row's label. Returns the rows' losses, fp32 [rows]. wants_gradient: else the logits are left as they are.
 at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient);
+
+// x^T, contiguous, of x [rows, columns], fp32 with elements of a row side by side; both sizes multiples of 16.
+at::Tensor transposed_loop(const at::Tensor& x);
 
 }  // namespace tessera::detail

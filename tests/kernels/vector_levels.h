@@ -1,0 +1,41 @@
+// Tests that run once with each set of vector instructions that this processor has.
+//
+//   class RowLoops : public testing::WithVectorLevel {};
+//   TEST_P(RowLoops, ...) { ... }
+//   TESSERA_VECTOR_LEVELS(RowLoops);
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+
+#include "tessera/kernels/detail/vector_level.h"
+
+namespace tessera::testing {
+
+class WithVectorLevel : public ::testing::TestWithParam<detail::VectorLevel> {
+ protected:
+  void SetUp() override {
+    if (GetParam() > detail::most_of_processor()) GTEST_SKIP() << "this processor has no such vectors";
+    level_ = std::make_unique<detail::UseVectorLevel>(GetParam());
+  }
+  void TearDown() override { level_.reset(); }
+
+ private:
+  std::unique_ptr<detail::UseVectorLevel> level_;
+};
+
+inline const char* name_of(detail::VectorLevel level) {
+  constexpr std::array names{"plain", "avx2", "avx512"};
+  return names.at(static_cast<size_t>(level));
+}
+
+}  // namespace tessera::testing
+
+#define TESSERA_VECTOR_LEVELS(suite)                                                                   \
+  INSTANTIATE_TEST_SUITE_P(                                                                            \
+      With, suite,                                                                                     \
+      ::testing::Values(::tessera::detail::VectorLevel::kPlain, ::tessera::detail::VectorLevel::kAvx2, \
+                        ::tessera::detail::VectorLevel::kAvx512),                                      \
+      [](const auto& info) { return ::tessera::testing::name_of(info.param); })
