@@ -1,6 +1,7 @@
 // Time that a DTensor adds to an operation, beside torch.distributed.tensor, for a call seen before (hit) and for a
 // shape met for the first time (miss), an operation of each family, on one rank and on two. Rows are sharded and
-// nothing communicates; tensors are tiny, so that only dispatch counts.
+// nothing communicates; tensors are tiny, so that only dispatch counts. And the time in which a mesh gives a slice that
+// it was asked for before.
 //
 //   bench_dispatch              the harness; each half is a long-lived set of ranks that answers requests
 //   bench_dispatch --rank       one of our ranks, started by `tessera launch`
@@ -52,22 +53,22 @@ std::vector<Row> all_rows() {
   const auto lookup = [](int64_t rows) { return Tensors{at::arange(rows, at::kLong) % 4, values({4, 4})}; };
   const auto columns = [](int64_t rows) { return Tensors{values({rows, 4}), at::arange(2, at::kLong)}; };
   return {
-      {"add", 12, 0.4, two, {false, false}, [](const Tensors& t) { return at::add(t[0], t[1]); }},
-      {"relu", 12, 0.4, one, {false}, [](const Tensors& t) { return at::relu(t[0]); }},
-      {"mm", 12, 0.4, product, {false, true}, [](const Tensors& t) { return at::mm(t[0], t[1]); }},
-      {"view", 20, 0.6, one, {false}, [](const Tensors& t) { return t[0].view({t[0].size(0) * 4}); }},
+      {"add", 50, 0.4, two, {false, false}, [](const Tensors& t) { return at::add(t[0], t[1]); }},
+      {"relu", 50, 0.4, one, {false}, [](const Tensors& t) { return at::relu(t[0]); }},
+      {"mm", 50, 0.4, product, {false, true}, [](const Tensors& t) { return at::mm(t[0], t[1]); }},
+      {"view", 50, 0.6, one, {false}, [](const Tensors& t) { return t[0].view({t[0].size(0) * 4}); }},
       {"relu_ in place",
-       20,
+       50,
        0.6,
        one,
        {false},
        [](const Tensors& t) { return at::relu_(const_cast<at::Tensor&>(t[0])); }},
-      {"transpose", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].transpose(0, 1); }},
-      {"narrow", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].narrow(1, 1, 2); }},
-      {"sum", 8, 0.6, one, {false}, [](const Tensors& t) { return t[0].sum(1); }},
-      {"softmax", 8, 0.6, one, {false}, [](const Tensors& t) { return at::_softmax(t[0], 1, false); }},
+      {"transpose", 50, 0.6, one, {false}, [](const Tensors& t) { return t[0].transpose(0, 1); }},
+      {"narrow", 50, 0.6, one, {false}, [](const Tensors& t) { return t[0].narrow(1, 1, 2); }},
+      {"sum", 50, 0.6, one, {false}, [](const Tensors& t) { return t[0].sum(1); }},
+      {"softmax", 50, 0.6, one, {false}, [](const Tensors& t) { return at::_softmax(t[0], 1, false); }},
       {"cat",
-       8,
+       50,
        0.6,
        two,
        {false, false},
@@ -75,21 +76,21 @@ std::vector<Row> all_rows() {
          return at::cat({t[0], t[1]}, 1);
        }},
       {"layer_norm",
-       8,
+       50,
        0.6,
        layer,
        {false, true, true},
        [](const Tensors& t) { return std::get<0>(at::native_layer_norm(t[0], {4}, t[1], t[2], 1e-5)); }},
-      {"embedding", 8, 0.6, lookup, {false, true}, [](const Tensors& t) { return at::embedding(t[1], t[0]); }},
+      {"embedding", 50, 0.6, lookup, {false, true}, [](const Tensors& t) { return at::embedding(t[1], t[0]); }},
       {"index_select",
-       8,
+       50,
        0.6,
        columns,
        {false, true},
        [](const Tensors& t) { return at::index_select(t[0], 1, t[1]); }},
-      {"_foreach_add", 8, 0.6, two, {false, false}, [](const Tensors& t) { return at::_foreach_add(t, 1.0)[1]; }},
+      {"_foreach_add", 50, 0.6, two, {false, false}, [](const Tensors& t) { return at::_foreach_add(t, 1.0)[1]; }},
       {"(a@b).relu().sum() and backward",
-       10,
+       50,
        0,
        product,
        {false, true},
@@ -149,11 +150,26 @@ double added_on_misses(const Row& row, const MeshPtr& mesh, int calls, int64_t& 
   return (summarize(with).median - summarize(without).median) * 1e6;
 }
 
+constexpr const char* kSlice = "slice of a mesh";
+
+// Microseconds of a call, the median of blocks.
+double time_of_slices(const DeviceMesh& mesh, int calls) {
+  constexpr int kBlocks = 20;
+  std::vector<double> seconds;
+  for (int block = 0; block < kBlocks; ++block) {
+    seconds.push_back(seconds_of([&] {
+      for (int i = 0; i < calls / kBlocks; ++i) mesh.slice({"rows"});
+    }));
+  }
+  return summarize(seconds).median * 1e6 / (calls / kBlocks);
+}
+
 // One of our ranks: rank 0 reads requests on its stdin and answers there.
 int rank_main() {
   const auto world = comm::World::connect({});
   at::set_num_threads(1);
   const auto mesh = init_device_mesh(world, "cpu", {world->size()});
+  const auto wide = init_device_mesh(world, "cpu", {world->size(), 1}, {"rows", "columns"});
   const auto rows = all_rows();
   std::map<std::string, int64_t> next_rows;  // of each operation, so that shapes stay small
   while (true) {
@@ -161,6 +177,12 @@ int rank_main() {
     if (world->rank() == 0 && !std::getline(std::cin, line)) line = "{}";
     const Json request = Json::parse(comm::broadcast_bytes(*world->group(), line));
     if (request.empty()) return 0;
+    if (request["op"] == kSlice) {
+      const double us = time_of_slices(*wide, request["calls"]);
+      const auto size = static_cast<double>(wide->slice({"rows"})->size());
+      if (world->rank() == 0) std::cout << Json{{"us", us}, {"check", size}}.dump() << std::endl;
+      continue;
+    }
     const auto& row =
         *std::find_if(rows.begin(), rows.end(), [&](const Row& each) { return each.name == request["op"]; });
     at::AutoGradMode gradients(row.gradients);
@@ -180,29 +202,33 @@ void measure(Harness& harness, const std::string& self, const std::string& progr
   Peer ours({program, "launch", "--nproc", std::to_string(ranks), "--", self, "--rank"});
   Peer peer("dispatch.py", {std::to_string(ranks)});
   harness.threads = ranks;
+  const auto compare = [&](const std::string& op, bool miss, double at_least, double at_most) {
+    const std::string name = fmt::format("{} {}, {} rank{}", miss ? "miss" : "hit", op, ranks, ranks == 1 ? "" : "s");
+    if (!harness.wants(name)) return;
+    Json our_answer, peer_answer;
+    const auto ask = [&](Peer& half, int calls, Json& answer) {
+      answer = half.ask({{"op", op}, {"calls", calls}, {"miss", miss}});
+      return answer["us"].get<double>();
+    };
+    // A miss of the peer takes milliseconds; what ours takes is lost in the noise unless it does more of them.
+    harness.run(
+        {.name = name,
+         .unit = "us",
+         .at_least = at_least,
+         .at_most = at_most,
+         .higher_is_better = false,
+         .verified =
+             [&] { return std::abs(our_answer["check"].get<double>() - peer_answer["check"].get<double>()) < 1e-3; },
+         .ours = [&] { return ask(ours, miss ? 100 : 20000, our_answer); },
+         .peer = [&] { return ask(peer, miss ? 20 : 20000, peer_answer); }});
+  };
   for (const bool miss : {false, true}) {
     for (const auto& row : all_rows()) {
-      const std::string name =
-          fmt::format("{} {}, {} rank{}", miss ? "miss" : "hit", row.name, ranks, ranks == 1 ? "" : "s");
-      if (!harness.wants(name)) continue;
-      const auto ask = [&](Peer& half, int calls, Json& answer) {
-        answer = half.ask({{"op", row.name}, {"calls", calls}, {"miss", miss}});
-        return answer["us"].get<double>();
-      };
-      Json our_answer, peer_answer;
-      // A miss of the peer takes milliseconds; what ours takes is lost in the noise unless it does more of them.
-      harness.run(
-          {.name = name,
-           .unit = "us",
-           .at_least = miss && !row.gradients ? 100 : row.hit_ratio,
-           .at_most = miss ? (row.gradients ? 0 : 10) : row.hit_us,
-           .higher_is_better = false,
-           .verified =
-               [&] { return std::abs(our_answer["check"].get<double>() - peer_answer["check"].get<double>()) < 1e-3; },
-           .ours = [&] { return ask(ours, miss ? 100 : 20000, our_answer); },
-           .peer = [&] { return ask(peer, miss ? 20 : 20000, peer_answer); }});
+      const double missed_ratio = row.gradients ? row.hit_ratio : 100, missed_us = row.gradients ? 0 : 10;
+      compare(row.name, miss, miss ? missed_ratio : row.hit_ratio, miss ? missed_us : row.hit_us);
     }
   }
+  compare(kSlice, /*miss=*/false, 50, 0);
 }
 
 }  // namespace

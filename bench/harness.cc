@@ -90,6 +90,12 @@ class Disturbance {
 
 }  // namespace
 
+// Of the peers; './dev bench' asks their Python.
+static std::string versions() {
+  const char* said = std::getenv("TESSERA_BENCH_VERSIONS");
+  return said ? said : "";
+}
+
 std::string source_folder() {
   const char* folder = std::getenv("TESSERA_SOURCE");
   return folder ? folder : TESSERA_SOURCE_FOLDER;
@@ -236,6 +242,7 @@ void Harness::run(const Case& what) {
                {"disturbed_rounds", disturbed},
                {"machine", machine()},
                {"threads", threads},
+               {"versions", versions()},
                {"command", command_}};
   std::string beside;
   if (what.tuned_peer) {

@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
     const tessera::ScratchFolder scratch("bench_tp");
     const auto wide = write_wide_llama(scratch.path());
     const std::vector<std::pair<std::string, std::string>> layouts = {{"tp2", "tp"}, {"tp2-sp", "sp"}, {"dp2", "dp"}};
-    const auto measure = [&](const std::string& name, const std::string& model, int rows, int steps) {
+    const auto measure = [&](const std::string& name, const std::string& model, int rows, int steps, double at_least) {
       for (const auto& [how, peer] : layouts) {
         const auto all = std::to_string(rows);
         measure_steps(harness, argv[0],
@@ -44,11 +44,13 @@ int main(int argc, char** argv) {
                        .words = {model, all, "256", how},
                        .peer_words = {model, all, "256", peer},
                        .steps = steps,
-                       .tokens = int64_t{rows} * 256});
+                       .tokens = int64_t{rows} * 256,
+                       .memory_at_most = 0.5,
+                       .faster_at_least = at_least});
       }
     };
-    measure("small Llama", folder + "/small_llama", 8, 4);
-    measure("wide Llama", wide, 4, 1);
+    measure("small Llama", folder + "/small_llama", 8, 4, 4);
+    measure("wide Llama", wide, 4, 1, 1);
     return harness.exit_code();
   });
 }

@@ -65,14 +65,19 @@ train::Recipe recipe_of(const std::string& how, int64_t ranks) {
   return recipe;
 }
 
-// Operations of the products with weights in a step of so many tokens: forward, and the gradients of both factors.
-double products_of(const std::string& dir, int64_t tokens) {
-  const auto config = ModelConfig::from_folder(dir);
+// Operations of the products of a step: forward, and the gradients of both factors. With weights, and of queries with
+// keys and what they see with values, each token seeing those before it in its document.
+double products_of(const StepCase& given) {
+  const auto config = ModelConfig::from_folder(given.words[0]);
   const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
   int64_t weights = 0;
   for (const auto& parameter : model->parameters()) weights += parameter.dim() == 2 ? parameter.numel() : 0;
   if (!config.tie_word_embeddings) weights -= config.vocab_size * config.hidden_size;  // the embedding is looked up
-  return 6.0 * static_cast<double>(weights) * static_cast<double>(tokens);
+  const auto tokens = static_cast<double>(given.tokens);
+  const int64_t length = given.document > 0 ? given.document : std::stoll(given.words[2]);
+  const double seen = static_cast<double>(length + 1) / 2;
+  const auto heads = static_cast<double>(config.num_hidden_layers * config.num_attention_heads * config.head_dim);
+  return (given.only_adapters ? 4.0 : 6.0) * static_cast<double>(weights) * tokens + 6.0 * 2 * heads * seen * tokens;
 }
 
 double largest_mebibytes(const Json& answer) {
@@ -86,7 +91,10 @@ double largest_mebibytes(const Json& answer) {
 void serve_steps(CausalLM& model, comm::World& world, const StepRows& rows) {
   const auto optimizer = optim::make_adamw(model, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .weight_decay = 0.1});
   train::TrainStep step(model, *optimizer, world.group(),
-                        {.max_grad_norm = 1.0, .counts = rows.counts, .pipeline = rows.pipeline});
+                        {.max_grad_norm = rows.early ? 0.0 : 1.0,
+                         .early_step = rows.early,
+                         .counts = rows.counts,
+                         .pipeline = rows.pipeline});
   const int64_t at_once = rows.rows / rows.micro_batches;
   const auto micro_batches = [&](int64_t first) {
     std::vector<data::Batch> batches;
@@ -208,11 +216,12 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
   auto arguments = given.peer_words.empty() ? given.words : given.peer_words;
   arguments.insert(arguments.begin() + 1, std::to_string(given.ranks));
   Peer ours(launched(self, given.ranks, given.words));
-  Peer peer(given.peer, arguments);
-  Peer tuned(given.peer, arguments, {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}});  // the allocator that ours links
+  const Peer::Environment allocator = {{"LD_PRELOAD", "libtcmalloc_minimal.so.4"}};  // that ours links
+  auto peer = std::make_unique<Peer>(given.peer, arguments);
+  auto tuned = std::make_unique<Peer>(given.peer, arguments, allocator);
   const Json request = {{"steps", given.steps}};
   // Warm-up; the same steps on both sides from here on.
-  Json last_ours = ours.ask(request), last_peer = peer.ask(request), last_tuned = tuned.ask(request);
+  Json last_ours = ours.ask(request), last_peer = peer->ask(request), last_tuned = tuned->ask(request);
   const auto agree = [&] {
     return std::abs(last_ours["loss"].get<double>() / last_peer["loss"].get<double>() - 1) < given.loss_within;
   };
@@ -224,8 +233,8 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
                .at_least = given.faster_at_least,
                .verified = agree,
                .ours = [&] { return our_rate(tokens); },
-               .peer = [&] { return tokens / (last_peer = peer.ask(request))["seconds"].get<double>(); },
-               .tuned_peer = [&] { return tokens / (last_tuned = tuned.ask(request))["seconds"].get<double>(); }});
+               .peer = [&] { return tokens / (last_peer = peer->ask(request))["seconds"].get<double>(); },
+               .tuned_peer = [&] { return tokens / (last_tuned = tuned->ask(request))["seconds"].get<double>(); }});
   harness.run({.name = given.name + " peak memory a rank",
                .unit = "MiB",
                .at_least = 1 / given.memory_at_most,
@@ -235,9 +244,11 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
                .peer = [&] { return largest_mebibytes(last_peer); },
                .tuned_peer = [&] { return largest_mebibytes(last_tuned); }});
   const bool agreed = agree();  // of as many steps; what follows are more of ours
-  if (given.peak_share > 0) {
+  peer.reset();                 // memory for others
+  tuned.reset();
+  if (given.peak_share >= 0) {
     Peer peak(std::vector<std::string>{self, "--peak", given.dtype});
-    const double gigaflop = static_cast<double>(given.steps) * products_of(given.words[0], given.tokens) * 1e-9;
+    const double gigaflop = static_cast<double>(given.steps) * products_of(given) * 1e-9;
     harness.run({.name = given.name + " products of a step, beside their peak",
                  .unit = "GFLOP/s",
                  .at_least = given.peak_share,
@@ -245,6 +256,20 @@ void measure_steps(Harness& harness, const std::string& self, const StepCase& gi
                  .ours = [&] { return our_rate(gigaflop); },
                  .peer = [&] { return peak.ask(request)["rate"].get<double>(); }});
   }
+  if (!given.compiled) return;
+  auto environment = allocator;
+  environment.emplace_back("TESSERA_PEER_COMPILES", "1");
+  Peer compiled(given.peer, arguments, environment);
+  Peer again(launched(self, given.ranks, given.words));  // of the same steps
+  for (int i = 0; i < 2; ++i) {                          // the second one compiles nothing more
+    last_ours = again.ask(request);
+    last_peer = compiled.ask(request);
+  }
+  harness.run({.name = given.name + " tokens/s, beside torch.compile",
+               .unit = "tokens/s",
+               .verified = agree,
+               .ours = [&] { return tokens / (last_ours = again.ask(request))["seconds"].get<double>(); },
+               .peer = [&] { return tokens / (last_peer = compiled.ask(request))["seconds"].get<double>(); }});
 }
 
 }  // namespace tessera::bench

@@ -27,6 +27,7 @@ struct StepRows {
   int64_t rows = 0;  // of this rank
   int64_t length = 0;
   int64_t document = 0;                                     // tokens of each document of a row; 0: it is one
+  bool early = false;                                       // updates in backward, no clipping
   int64_t data_ranks = 1, data_rank = 0;                    // those that have rows of their own
   bool counts = true;                                       // train::StepOptions::counts
   int64_t micro_batches = 1;                                // that the rows of this rank are cut into
@@ -77,11 +78,16 @@ struct StepCase {
   double memory_at_most = 1;                 // wanted, in shares of the peer's
   int ranks = kTrainingRanks;
   double faster_at_least = 1;     // wanted: tokens/s in multiples of the peer's
-  double peak_share = 0;          // wanted of what products alone reach on all cores; 0: not measured
+  double peak_share = -1;         // wanted of what products alone reach on all cores; 0: told only; -1: not measured
   std::string dtype = "float32";  // of those products
   double loss_within = 1e-3;      // of the peer's, relative
+  int64_t document = 0;           // tokens of each document of a row; 0: it is one
+  bool only_adapters = false;     // weights have no gradients
+  bool compiled = false;          // also beside the peer under torch.compile, with the allocator that ours links
 };
-// tokens/s and peak memory a rank, `self` being the program of our ranks; the losses of both halves must agree.
+// tokens/s, peak memory a rank, and the rate of a step's matrix products beside what a large one reaches in the same
+// run; `self` is the program of our ranks. Products are those with weights and attention's, of a causal one half,
+// without what is computed again. The losses of both halves must agree.
 void measure_steps(Harness& harness, const std::string& self, const StepCase& given);
 
 }  // namespace tessera::bench

@@ -3,7 +3,8 @@
     dispatch.py RANKS
 
 Gloo. Answers each request line {"op": NAME, "calls": N, "miss": BOOL} with {"us": U, "check": C}: the microseconds that a DTensor
-adds to one call, and a weighted sum of the result. "miss" gives every call a shape that was not seen before.
+adds to one call, and a weighted sum of the result. "miss" gives every call a shape that was not seen before. Of
+"slice of a mesh": those that mesh["rows"] takes, and its size.
 """
 
 import sys
@@ -109,12 +110,20 @@ def added_on_misses(op, mesh, calls, first):
     return (median(with_dtensor) - median(without)) * 1e6
 
 
+def time_of_slices(mesh, calls):
+    blocks, each = 20, calls // 20
+    return median(seconds_of(lambda: mesh["rows"], (), each) for _ in range(blocks)) * 1e6 / each
+
+
 def make_worker(_, ranks):
     mesh = dist.init_device_mesh("cpu", (ranks,))
+    wide = dist.init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("rows", "columns"))
     next_rows = {}  # of each operation, so that shapes stay small
 
     def work(request):
         op, calls = request["op"], request["calls"]
+        if op == "slice of a mesh":
+            return time_of_slices(wide, calls), wide["rows"].size()
         with torch.set_grad_enabled(OPS[op][3]):
             dist.barrier()
             if request["miss"]:

@@ -1,9 +1,11 @@
 """PyTorch training steps on local CPU ranks, under FSDP2 where there are several: the peer of bench/train_bench.cc.
 
-    train_step.py MODEL_DIR RANKS ROWS LENGTH [float32|bfloat16|packed|ADAPTER_DIR]
+    train_step.py MODEL_DIR RANKS ROWS LENGTH [float32|bfloat16|packed|ADAPTER_DIR [CLIP]]
 
 bfloat16: FSDP2's mixed precision, with reductions in float32. packed: rows of documents of 200 tokens, which transformers
-masks by their positions. ADAPTER_DIR: only this adapter of PEFT's is trained.
+masks by their positions. ADAPTER_DIR: only this adapter of PEFT's is trained. CLIP: the norm that gradients are clipped
+at, 1.0; 0: they are not. With TESSERA_PEER_COMPILES in its environment layers are compiled (torch.compile), as torchtitan
+does it.
 
 Reads one request a line on stdin, {"steps": N}, and answers one line: {"seconds": S, "loss": L, "peak_bytes": [a rank]}.
 Each rank trains on ROWS x LENGTH tokens a step with AdamW (fused), clipping at 1.0, fp32, one thread a rank on a machine
@@ -36,6 +38,9 @@ def build(model_dir, mesh, how="float32"):
     if os.path.isdir(how):
         from peft import PeftModel
         model = PeftModel.from_pretrained(model, how, is_trainable=True)
+    if os.environ.get("TESSERA_PEER_COMPILES"):
+        for layer in model.model.layers:
+            layer.compile()
     if mesh.size() > 1:
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if how == "bfloat16" else MixedPrecisionPolicy()
         for layer in model.model.layers:
@@ -83,11 +88,11 @@ def stepper(model, optimizers, clip, own, length, data_ranks, data_rank, scope=c
     return work
 
 
-def make_worker(rank, ranks, model_dir, rows, length, how="float32"):
+def make_worker(rank, ranks, model_dir, rows, length, how="float32", max_norm="1"):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
     model = build(model_dir, dist.init_device_mesh("cpu", (ranks,)), how)
     trained = [p for p in model.parameters() if p.requires_grad]
-    clip = lambda: torch.nn.utils.clip_grad_norm_(trained, 1.0)
+    clip = lambda: torch.nn.utils.clip_grad_norm_(trained, float(max_norm)) if float(max_norm) > 0 else None
     return stepper(model, [adamw(trained)], clip, rows, length, ranks, rank, document=200 if how == "packed" else 0)
 
 

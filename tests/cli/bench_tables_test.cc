@@ -1,0 +1,16 @@
+// The tables of measured figures are what the results come to.
+#include <gtest/gtest.h>
+
+#include "tests/support/process.h"
+
+namespace tessera {
+namespace {
+
+TEST(BenchTables, AreThoseOfTheResults) {
+  const auto script = (testing::source_folder() / "scripts" / "bench_table.py").string();
+  const auto run = testing::run_process({"python3", script, "--check"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+}
+
+}  // namespace
+}  // namespace tessera
