@@ -6,11 +6,13 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/rules/table.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/remade.h"
 #include "tessera/kernels/detail/row_loops.h"
 
 namespace tessera {
 namespace {
 
+using detail::Remade;
 using GatePair = std::tuple<at::Tensor, at::Tensor>;
 
 struct Silu {
@@ -125,6 +127,16 @@ void implement(torch::Library& library, const char* name, const char* backward) 
                torch::dispatch(c10::DispatchKey::Autograd, TORCH_FN(differentiable_gated_backward<Activation>)));
 }
 
+template <class Activation>
+Remade::Source source_of(torch::autograd::Node* node) {
+  auto* const own = dynamic_cast<torch::autograd::CppNode<Gated<Activation>>*>(node);
+  if (own == nullptr) return {};
+  return Remade::source(own->ctx_, [own] {
+    const auto saved = own->ctx_.get_saved_variables();
+    return call_gated<Activation>(saved[0], saved[1]);
+  });
+}
+
 void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) {
   TESSERA_CHECK(gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(), ErrorKind::kShape,
                 "[kernels.{}] gate has {} elements of {}, up {} of {}: wanted equal shapes and dtypes", name,
@@ -134,6 +146,11 @@ void check_gate(const char* name, const at::Tensor& gate, const at::Tensor& up) 
 }  // namespace
 
 namespace detail {
+
+Remade::Source source_of_gated(torch::autograd::Node* node) {
+  auto source = source_of<Silu>(node);
+  return source.make ? source : source_of<GeluTanh>(node);
+}
 
 void define_gated(torch::Library& library) {
   library.def("swiglu(Tensor gate, Tensor up) -> Tensor");

@@ -14,6 +14,7 @@
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/detail/linear_choice.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/remade.h"
 #include "tessera/kernels/detail/row_kernels.h"
 #include "tessera/kernels/detail/row_loops.h"
 #include "tessera/kernels/detail/vector_level.h"
@@ -81,15 +82,19 @@ at::Tensor call_linear(const at::Tensor& x, const at::Tensor& weight, const Opti
   return op.call(x, weight, bias);
 }
 
-// y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does. Its
-// derivative is made of differentiable products. known: y, where it has been computed before.
+// y = x weight^T + bias through a node that keeps of x and weight what its gradients need, as libtorch's does, but not
+// an x that can be made again (detail/remade.h). Its derivative is made of differentiable products. known: y, where it
+// has been computed before.
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const OptionalTensor& bias, const OptionalTensor& known) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
     const bool keeps_weight = x.requires_grad() || kernels::DeferredGradients::taking_weights() != nullptr;
-    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
+    const auto again = weight.requires_grad() ? detail::remade(x) : nullptr;
+    const bool keeps_x = weight.requires_grad() && !again;
+    ctx->save_for_backward({keeps_x ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
+    if (again) ctx->saved_data["x"] = at::IValue::make_capsule(again);
     ctx->saved_data["has_bias"] = bias.has_value();
     return known ? known->detach() : call_linear(x, weight, bias);
   }
@@ -98,10 +103,14 @@ struct Linear : torch::autograd::Function<Linear> {
                                                  torch::autograd::variable_list grads) {
     if (!grads[0].defined()) return torch::autograd::variable_list(4);
     const auto saved = ctx->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1], &grad = grads[0];
+    const auto &weight = saved[1], &grad = grads[0];
     at::Tensor grad_x, grad_weight, grad_bias;
     if (ctx->needs_input_grad(0)) grad_x = call_linear(grad, weight.t().conj(), std::nullopt);
     if (ctx->needs_input_grad(1)) {
+      const auto again = ctx->saved_data.find("x");
+      const at::Tensor x = again == ctx->saved_data.end()
+                               ? saved[0]
+                               : c10::static_intrusive_pointer_cast<detail::Remade>(again->second.toCapsule())->get();
       auto* const later = kernels::DeferredGradients::taking_weights();
       if (later != nullptr && weight.defined() && !c10::GradMode::is_enabled()) {
         later->add(weight, [grad, x] { return weight_gradient(grad, x.conj()); });

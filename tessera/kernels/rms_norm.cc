@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/kernels/detail/device_kernels.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/detail/remade.h"
 #include "tessera/kernels/detail/row_loops.h"
 
 namespace tessera {
@@ -178,6 +179,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     ctx->set_materialize_grads(false);
     ctx->save_for_backward({x, weight, inverse_rms});
     ctx->saved_data["one_plus"] = one_plus;
+    ctx->saved_data["eps"] = eps;
     ctx->mark_non_differentiable({inverse_rms});
     return {y, inverse_rms};
   }
@@ -239,6 +241,16 @@ void propose_rms_norm_backward(const OpCall& call, Proposal& proposal) {
 }  // namespace
 
 namespace detail {
+
+Remade::Source source_of_rms_norm(torch::autograd::Node* node) {
+  auto* const own = dynamic_cast<torch::autograd::CppNode<RmsNorm>*>(node);
+  if (own == nullptr) return {};
+  return Remade::source(own->ctx_, [own] {
+    const auto saved = own->ctx_.get_saved_variables();
+    const auto& data = own->ctx_.saved_data;
+    return std::get<0>(call_rms_norm(saved[0], saved[1], data.at("eps").toDouble(), data.at("one_plus").toBool()));
+  });
+}
 
 void define_rms_norm(torch::Library& library) {
   library.def("rms_norm(Tensor x, Tensor weight, float eps, bool one_plus=False) -> (Tensor, Tensor)");
