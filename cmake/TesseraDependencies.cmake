@@ -58,6 +58,12 @@ if(TARGET torch_cuda AND EXISTS "${TESSERA_TORCH}/include/torch/csrc/distributed
       $<BUILD_INTERFACE:${TESSERA_NCCL_INCLUDE}> $<BUILD_INTERFACE:${TESSERA_CUDA_LIBRARIES_INCLUDE}>)
   endif()
 endif()
+# Our own CUDA kernels: where libtorch has CUDA, its configuration has found nvcc.
+set(TESSERA_WITH_CUDA OFF)
+if(TARGET torch_cuda AND CMAKE_CUDA_COMPILER)
+  set(TESSERA_WITH_CUDA ON)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the one that libtorch loads, not one more in each program
+endif()
 file(GLOB TESSERA_GOMP ${TESSERA_TORCH}/lib/libgomp*.so*)
 if(TESSERA_GOMP)
   list(GET TESSERA_GOMP 0 TESSERA_GOMP)
