@@ -7,6 +7,13 @@ if(NOT EXISTS "${TESSERA_TORCH}/share/cmake/Torch/TorchConfig.cmake")
   message(FATAL_ERROR "TESSERA_TORCH='${TESSERA_TORCH}' holds no share/cmake/Torch/TorchConfig.cmake. "
                       "Run './dev setup', or set TESSERA_TORCH to a libtorch folder (torch 2.11 or newer).")
 endif()
+# For our own CUDA kernels: 80 is A100, 90 H100, 100 B200. The last one's PTX serves what comes after it.
+set(TESSERA_CUDA_ARCHITECTURES "80;90" CACHE STRING "Compute capabilities of the GPUs to compile for, without the dot")
+if(NOT TORCH_CUDA_ARCH_LIST)  # libtorch's configuration, which sets nvcc's flags, wants them with it
+  list(JOIN TESSERA_CUDA_ARCHITECTURES " " TORCH_CUDA_ARCH_LIST)
+  string(REGEX REPLACE "([0-9]+)([0-9])( |$)" "\\1.\\2\\3" TORCH_CUDA_ARCH_LIST "${TORCH_CUDA_ARCH_LIST}")
+  string(APPEND TORCH_CUDA_ARCH_LIST "+PTX")
+endif()
 include("${CMAKE_CURRENT_LIST_DIR}/TesseraLibtorch.cmake")
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
@@ -50,6 +57,12 @@ if(TARGET torch_cuda AND EXISTS "${TESSERA_TORCH}/include/torch/csrc/distributed
     target_include_directories(tessera_torch SYSTEM INTERFACE
       $<BUILD_INTERFACE:${TESSERA_NCCL_INCLUDE}> $<BUILD_INTERFACE:${TESSERA_CUDA_LIBRARIES_INCLUDE}>)
   endif()
+endif()
+# Our own CUDA kernels: where libtorch has CUDA, its configuration has found nvcc.
+set(TESSERA_WITH_CUDA OFF)
+if(TARGET torch_cuda AND CMAKE_CUDA_COMPILER)
+  set(TESSERA_WITH_CUDA ON)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)  # the one that libtorch loads, not one more in each program
 endif()
 file(GLOB TESSERA_GOMP ${TESSERA_TORCH}/lib/libgomp*.so*)
 if(TESSERA_GOMP)

@@ -5,8 +5,14 @@ if(EXISTS "${TESSERA_TORCH}/lib/libtorch_cuda.so")  # an error of find_package()
   set(trial "${CMAKE_BINARY_DIR}/libtorch-trial")
   file(WRITE "${trial}/CMakeLists.txt"
     "cmake_minimum_required(VERSION 3.25)\nproject(trial CXX)\nfind_package(Torch REQUIRED PATHS \"${TESSERA_TORCH}\" NO_DEFAULT_PATH)\n")
+  set(given "")
+  foreach(name CMAKE_CUDA_COMPILER CUDA_TOOLKIT_ROOT_DIR CUDAToolkit_ROOT TORCH_CUDA_ARCH_LIST)  # no lists
+    if(DEFINED ${name})
+      list(APPEND given "-D${name}=${${name}}")
+    endif()
+  endforeach()
   execute_process(COMMAND ${CMAKE_COMMAND} -S "${trial}" -B "${trial}/build" -G "${CMAKE_GENERATOR}"
-    -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER} RESULT_VARIABLE failed OUTPUT_FILE "${trial}/log" ERROR_FILE "${trial}/log")
+    -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER} ${given} RESULT_VARIABLE failed OUTPUT_FILE "${trial}/log" ERROR_FILE "${trial}/log")
   if(failed)
     set(tessera_torch_configures OFF)
   endif()

@@ -42,7 +42,7 @@ struct GeluTanh {
 };
 
 bool runs_gate_loop(const at::Tensor& gate, const at::Tensor& up) {
-  return detail::runs_row_loops(gate) && up.is_cpu() && up.scalar_type() == gate.scalar_type() &&
+  return detail::runs_row_loops(gate) && up.device() == gate.device() && up.scalar_type() == gate.scalar_type() &&
          up.sizes() == gate.sizes();
 }
 

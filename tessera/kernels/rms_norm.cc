@@ -84,7 +84,7 @@ std::pair<at::Tensor, at::Tensor> backward_loop(const at::Tensor& grad, const at
 at::Tensor factors_of(const at::Tensor& weight, bool one_plus) { return one_plus ? weight + 1 : weight.contiguous(); }
 
 bool runs_in_lanes(const at::Tensor& x, const at::Tensor& weight) {
-  return detail::runs_row_loops(x) && x.size(-1) % 16 == 0 && weight.is_cpu() &&
+  return detail::runs_row_loops(x, /*lanes=*/16) && weight.device() == x.device() &&
          weight.scalar_type() == x.scalar_type();
 }
 
@@ -106,6 +106,7 @@ bool runs_fused(const at::Tensor& x, const at::Tensor& weight, bool one_plus) {
 std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at::Tensor& weight, double eps,
                                                bool one_plus) {
   const auto x = given.contiguous();
+  if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
   if (runs_in_lanes(x, weight)) {
     return detail::rms_norm_loop(x, wide_factors(weight, one_plus), eps, /*rounds_first=*/!one_plus);
   }
@@ -113,7 +114,6 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_of(const at::Tensor& given, const at
     auto [y, inverse_rms] = forward_loop(x, factors_of(weight, one_plus), eps);
     return {y, inverse_rms};
   }
-  if (runs_fused(x, weight, one_plus)) return at::_fused_rms_norm(x, weight.sizes(), factors_of(weight, one_plus), eps);
   const auto wide = x.to(detail::wide_type(x.scalar_type()));
   const auto inverse_rms = wide.square().mean(-1, true).add_(eps).rsqrt_();
   const auto normed = wide.mul(inverse_rms);
@@ -140,6 +140,10 @@ Pair gradients_by_operations(const at::Tensor& grad_y, const at::Tensor& x, cons
 std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y, const at::Tensor& x,
                                                         const at::Tensor& weight, const at::Tensor& inverse_rms,
                                                         bool one_plus) {
+  if (runs_fused(x, weight, one_plus) && grad_y.scalar_type() == x.scalar_type()) {
+    return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
+                                        factors_of(weight, one_plus), {true, true});
+  }
   if (runs_in_lanes(x, weight) && grad_y.scalar_type() == x.scalar_type()) {
     const auto [grad_x, grad_weight] = detail::rms_norm_backward_loop(
         grad_y.contiguous(), x.contiguous(), wide_factors(weight, one_plus), inverse_rms.contiguous());
@@ -149,10 +153,6 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_of(const at::Tensor& grad_y
     auto [grad_x, grad_weight] =
         backward_loop(grad_y.contiguous(), x.contiguous(), factors_of(weight, one_plus), inverse_rms.contiguous());
     return {grad_x, grad_weight};
-  }
-  if (runs_fused(x, weight, one_plus) && grad_y.scalar_type() == x.scalar_type()) {
-    return at::_fused_rms_norm_backward(grad_y.contiguous(), x.contiguous(), weight.sizes(), inverse_rms.contiguous(),
-                                        factors_of(weight, one_plus), {true, true});
   }
   return gradients_by_operations(grad_y, x, weight, inverse_rms, one_plus);
 }

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Of any device: the product of all with the cosines, then what each half takes of the other.
+// Of any device that has no loop: the product of all with the cosines, then what each half takes of the other.
 at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, double sign) {
   const auto halves = x.unflatten(-1, {2, x.size(-1) / 2});
   const auto s = sin.unsqueeze(2);
@@ -24,7 +24,7 @@ at::Tensor rotate_ops(const at::Tensor& x, const at::Tensor& cos, const at::Tens
 
 // sign -1 rotates back.
 at::Tensor rotate(const at::Tensor& given, const at::Tensor& cos, const at::Tensor& sin, float sign) {
-  if (detail::runs_row_loops(given) && given.size(3) % 32 == 0) {
+  if (detail::runs_row_loops(given, /*lanes=*/32) && cos.device() == given.device() && sin.device() == given.device()) {
     return detail::rotary_loop(given.contiguous(), cos, sin, sign);
   }
   if (!given.is_cpu() || given.scalar_type() != at::kFloat) return rotate_ops(given, cos, sin, sign);

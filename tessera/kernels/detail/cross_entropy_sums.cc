@@ -30,7 +30,9 @@ class Summation {
         labels_(labels),
         part_(part),
         wide_(wide_type(hidden.scalar_type())),
-        softcap_(wanted.softcap) {
+        softcap_(wanted.softcap),
+        by_rows_(part.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && weight.size(0) > 0 &&
+                 labels.device() == hidden.device() && has_row_loops(hidden.device(), wide_)) {
     // Elsewhere labels are the host's to read, and rows without one are not here at all.
     if (!labels.is_cpu()) read_on_device();
     loss_ = at::zeros({}, hidden.options().dtype(at::kDouble));
@@ -52,7 +54,7 @@ class Summation {
   // What the labels of an accelerator say, without the host.
   void read_on_device() {
     ignored_ = labels_.eq(kIgnoredLabel).unsqueeze(1);
-    if (!part_.others.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
+    if (by_rows_ || !part_.others.empty() || softcap_ > 0 || weight_.size(0) == 0) return;
     const auto classes = labels_.unsqueeze(1);
     target_ = classes.clamp(0, weight_.size(0) - 1);
     factor_ = at::ones(target_.sizes(), hidden_.options().dtype(wide_));
@@ -60,7 +62,7 @@ class Summation {
     minus_ = factor_.neg();
   }
 
-  // All classes of an accelerator, by ATen's fused kernels.
+  // All classes of an accelerator without loops of ours, by ATen's fused kernels.
   void add_whole_rows(int64_t begin, const at::Tensor& h, at::Tensor logits) {
     const auto of_rows = [&](const at::Tensor& all) { return all.narrow(0, begin, h.size(0)); };
     const auto logprobs = at::_log_softmax(logits, 1, /*half_to_float=*/false);
@@ -105,7 +107,7 @@ class Summation {
     }
     auto all = product_nt(h, weight_).to(wide_).contiguous();  // whose rows behind the others are zero and stay so
     auto logits = all.narrow(0, 0, rows);
-    if (part_.others.empty() && softcap_ <= 0 && wide_ == at::kFloat && runs_row_loops(logits)) {
+    if (by_rows_) {
       loss_.add_(cross_entropy_rows(logits, labels_.narrow(0, begin, rows), wants_gradient()).sum(at::kDouble));
       if (wants_gradient()) add_gradients(begin, rows, h, all);
       return;
@@ -149,6 +151,7 @@ class Summation {
   const ClassPart& part_;
   at::ScalarType wide_;
   double softcap_;
+  bool by_rows_;  // by the loops of row_loops.h: of all classes, in fp32, without a cap
   at::Tensor loss_, grad_hidden_, grad_weight_;
 };
 

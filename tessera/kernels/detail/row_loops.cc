@@ -10,14 +10,20 @@
 #include <limits>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/cuda/row_twins.h"
 #include "tessera/kernels/detail/lanes_avx2.h"
 #include "tessera/kernels/detail/lanes_avx512.h"
 
 namespace tessera::detail {
 
-bool runs_row_loops(const at::Tensor& tensor) {
-  const auto type = tensor.scalar_type();
-  return tensor.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && tensor.numel() > 0 && has_lanes();
+bool has_row_loops(c10::Device device, at::ScalarType type) {
+  if (device.is_cuda()) return cuda::has_row_twins(type);
+  return device.is_cpu() && (type == at::kFloat || type == at::kBFloat16) && has_lanes();
+}
+
+bool runs_row_loops(const at::Tensor& tensor, int64_t lanes) {
+  return has_row_loops(tensor.device(), tensor.scalar_type()) && tensor.numel() > 0 &&
+         (!tensor.is_cpu() || lanes == 1 || tensor.size(-1) % lanes == 0);
 }
 
 #ifdef TESSERA_HAS_LANES
@@ -51,6 +57,8 @@ using namespace lanes_avx2;
 #pragma GCC diagnostic pop
 
 }  // namespace
+
+namespace on_cpu {
 
 at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
   auto y = at::empty_like(gate);
@@ -157,6 +165,8 @@ at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels
   return losses;
 }
 
+}  // namespace on_cpu
+
 at::Tensor transposed_loop(const at::Tensor& x) {
   const int64_t rows = x.size(0), columns = x.size(1), step = x.stride(0);
   auto y = at::empty({columns, rows}, x.options());
@@ -169,9 +179,9 @@ at::Tensor transposed_loop(const at::Tensor& x) {
   return y;
 }
 #else
-namespace {
+namespace on_cpu {
+
 [[noreturn]] void raise_no_loops() { raise(ErrorKind::kInternal, "[kernels.row_loops] not made for this processor"); }
-}  // namespace
 at::Tensor gate_loop(Gate, const at::Tensor&, const at::Tensor&) { raise_no_loops(); }
 std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate, const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   raise_no_loops();
@@ -185,7 +195,39 @@ std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor&, con
 }
 at::Tensor rotary_loop(const at::Tensor&, const at::Tensor&, const at::Tensor&, float) { raise_no_loops(); }
 at::Tensor cross_entropy_rows(const at::Tensor&, const at::Tensor&, bool) { raise_no_loops(); }
-at::Tensor transposed_loop(const at::Tensor&) { raise_no_loops(); }
+
+}  // namespace on_cpu
+at::Tensor transposed_loop(const at::Tensor&) { on_cpu::raise_no_loops(); }
 #endif
+
+at::Tensor gate_loop(Gate kind, const at::Tensor& gate, const at::Tensor& up) {
+  return gate.is_cuda() ? cuda::gate(kind, gate, up) : on_cpu::gate_loop(kind, gate, up);
+}
+
+std::tuple<at::Tensor, at::Tensor> gate_backward_loop(Gate kind, const at::Tensor& grad, const at::Tensor& gate,
+                                                      const at::Tensor& up) {
+  return gate.is_cuda() ? cuda::gate_backward(kind, grad, gate, up) : on_cpu::gate_backward_loop(kind, grad, gate, up);
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_loop(const at::Tensor& x, const at::Tensor& factors, double eps,
+                                                 bool rounds_first) {
+  return x.is_cuda() ? cuda::rms_norm(x, factors, eps, rounds_first)
+                     : on_cpu::rms_norm_loop(x, factors, eps, rounds_first);
+}
+
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward_loop(const at::Tensor& grad, const at::Tensor& x,
+                                                          const at::Tensor& factors, const at::Tensor& inverse_rms) {
+  return x.is_cuda() ? cuda::rms_norm_backward(grad, x, factors, inverse_rms)
+                     : on_cpu::rms_norm_backward_loop(grad, x, factors, inverse_rms);
+}
+
+at::Tensor rotary_loop(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin, float sign) {
+  return x.is_cuda() ? cuda::rotary(x, cos, sin, sign) : on_cpu::rotary_loop(x, cos, sin, sign);
+}
+
+at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& labels, bool wants_gradient) {
+  return logits.is_cuda() ? cuda::cross_entropy_rows(logits, labels, wants_gradient)
+                          : on_cpu::cross_entropy_rows(logits, labels, wants_gradient);
+}
 
 }  // namespace tessera::detail

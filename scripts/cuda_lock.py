@@ -1,0 +1,26 @@
+#!/usr/bin/env python3
+"""A lock file of torch for CUDA and of the CUDA packages beside it, from what pip would install.
+
+    pip install --dry-run --ignore-installed --report a.json 'torch===2.13.0' 'cuda-toolkit[nvcc,cccl,crt,nvvm]'
+    scripts/cuda_lock.py a.json [MORE.json] >scripts/cuda-2.13.0.lock
+
+Reports for further Pythons (pip's --python-version) add the hashes of torch's wheels for them. What torch needs in Python
+only is left out: nothing here runs it.
+"""
+import json
+import sys
+
+hashes = {}
+for path in sys.argv[1:]:
+    with open(path, encoding="utf-8") as file:
+        report = json.load(file)
+    for package in report["install"]:
+        name, version = package["metadata"]["name"], package["metadata"]["version"]
+        if name == "torch" or name.startswith("nvidia-"):
+            digest = package["download_info"]["archive_info"]["hashes"]["sha256"]
+            hashes.setdefault(f"{name}=={version}", set()).add(digest)
+names = [each.split("==")[0] for each in hashes]
+if "torch" not in names or "nvidia-cuda-nvcc" not in names or len(set(names)) != len(names):
+    sys.exit(f"cuda_lock.py: wanted torch, nvcc and one version of each; found {' '.join(sorted(hashes))}")
+for requirement in sorted(hashes):
+    print(" \\\n    --hash=sha256:".join([requirement, *sorted(hashes[requirement])]))

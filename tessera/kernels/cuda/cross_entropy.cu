@@ -1,0 +1,93 @@
+#include <cfloat>
+
+#include "tessera/kernels/cuda/elements.cuh"
+#include "tessera/kernels/cuda/launchers.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kMostThreads = 1024;
+
+template <int kPack>
+__device__ void fill_row(float* row, float value, int64_t classes) {
+  Pack<float, kPack> same;
+  for (int i = 0; i < kPack; ++i) same.at[i] = value;
+  for (int64_t at = int64_t{threadIdx.x} * kPack; at < classes; at += int64_t{blockDim.x} * kPack) {
+    store_pack<kPack>(row + at, same);
+  }
+}
+
+// The largest of some logits so far, and the sum of the exponentials of all of them, each less it. Where one is not a
+// number, the sum is none.
+struct Softened {
+  float most = -FLT_MAX, sum = 0;
+
+  __device__ void take(float x) {
+    if (x > most) {
+      sum = sum * expf(most - x) + 1.0F;
+      most = x;
+    } else {
+      sum += expf(x - most);
+    }
+  }
+  // Of all threads of the block.
+  __device__ void join(float* shared) {
+    const float largest = block_max(most, shared);
+    sum = block_sum(sum * expf(most - largest), shared);
+    most = largest;
+    if (most > FLT_MAX) sum = nanf("");
+  }
+};
+
+// A block a row, which is read once for the sum and once for what is put in its place.
+template <int kPack>
+__global__ void cross_entropy_kernel(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
+                                     float* losses, int64_t rows, int64_t classes) {
+  __shared__ float shared[kWarp];
+  for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
+    float* row = logits + number * classes;
+    const int64_t label = labels[number];
+    if (label < 0 || label >= classes) {  // alike for the whole block
+      const float value = label == ignored_label ? 0.0F : nanf("");
+      if (threadIdx.x == 0) losses[number] = value;
+      if (wants_gradient) fill_row<kPack>(row, value, classes);
+      continue;
+    }
+    const float own = row[label];
+    Softened all;
+    for (int64_t at = int64_t{threadIdx.x} * kPack; at < classes; at += int64_t{blockDim.x} * kPack) {
+      const auto pack = pack_at<kPack>(row + at);
+      for (int i = 0; i < kPack; ++i) all.take(pack.at[i]);
+    }
+    all.join(shared);  // after which nobody needs the label's logit where it lay
+    if (threadIdx.x == 0) losses[number] = logf(all.sum) - (own - all.most);
+    if (!wants_gradient) continue;
+    const float share = 1.0F / all.sum;
+    for (int64_t at = int64_t{threadIdx.x} * kPack; at < classes; at += int64_t{blockDim.x} * kPack) {
+      auto pack = pack_at<kPack>(row + at);
+      for (int i = 0; i < kPack; ++i) {
+        pack.at[i] = expf(pack.at[i] - all.most) * share - (at + i == label ? 1.0F : 0.0F);
+      }
+      store_pack<kPack>(row + at, pack);
+    }
+  }
+}
+
+template <int kPack>
+void run(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient, float* losses, int64_t rows,
+         int64_t classes, cudaStream_t stream) {
+  launch(cross_entropy_kernel<kPack>, blocks_for(rows), threads_for(classes / kPack, kMostThreads), stream, logits,
+         labels, ignored_label, wants_gradient, losses, rows, classes);
+}
+
+}  // namespace
+
+cudaError_t launch_cross_entropy(float* logits, const int64_t* labels, int64_t ignored_label, bool wants_gradient,
+                                 float* losses, int64_t rows, int64_t classes, cudaStream_t stream) {
+  packs(logits, classes)
+      ? run<kWidest<float>>(logits, labels, ignored_label, wants_gradient, losses, rows, classes, stream)
+      : run<1>(logits, labels, ignored_label, wants_gradient, losses, rows, classes, stream);
+  return cudaGetLastError();
+}
+
+}  // namespace tessera::cuda
