@@ -91,7 +91,7 @@ struct Linear : torch::autograd::Function<Linear> {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
     const bool keeps_weight = x.requires_grad() || kernels::DeferredGradients::taking_weights() != nullptr;
-    const auto again = weight.requires_grad() ? detail::remade(x) : nullptr;
+    const auto again = weight.requires_grad() ? detail::remade(x, weight) : nullptr;
     const bool keeps_x = weight.requires_grad() && !again;
     ctx->save_for_backward({keeps_x ? x : at::Tensor(), keeps_weight ? weight : at::Tensor()});
     if (again) ctx->saved_data["x"] = at::IValue::make_capsule(again);

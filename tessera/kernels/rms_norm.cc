@@ -245,11 +245,13 @@ namespace detail {
 Remade::Source source_of_rms_norm(torch::autograd::Node* node) {
   auto* const own = dynamic_cast<torch::autograd::CppNode<RmsNorm>*>(node);
   if (own == nullptr) return {};
-  return Remade::source(own->ctx_, [own] {
+  auto source = Remade::source(own->ctx_, [own] {
     const auto saved = own->ctx_.get_saved_variables();
     const auto& data = own->ctx_.saved_data;
     return std::get<0>(call_rms_norm(saved[0], saved[1], data.at("eps").toDouble(), data.at("one_plus").toBool()));
   });
+  source.parameter = own->ctx_.get_saved_variables()[1];
+  return source;
 }
 
 void define_rms_norm(torch::Library& library) {

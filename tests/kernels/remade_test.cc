@@ -78,12 +78,18 @@ TEST(Remade, GradientsOfGradientsGoThroughThem) {
 
 TEST(Remade, OtherResultsAreKept) {
   const auto x = random_tensor({20, 16}).requires_grad_(true);
-  EXPECT_EQ(detail::remade(x), nullptr);
-  EXPECT_EQ(detail::remade(x * 2), nullptr);
-  EXPECT_EQ(detail::remade(swiglu(x, x).mul_(2)), nullptr) << "changed since";
-  EXPECT_NE(detail::remade(geglu(x, x)), nullptr);
+  EXPECT_EQ(detail::remade(x, x), nullptr);
+  EXPECT_EQ(detail::remade(x * 2, x), nullptr);
+  EXPECT_EQ(detail::remade(swiglu(x, x).mul_(2), x), nullptr) << "changed since";
+  EXPECT_NE(detail::remade(geglu(x, x), x), nullptr);
+  // A norm's weight that may be freed under it, as fully_shard does, unless that of the product is freed with it.
+  const auto memory = random_tensor({32});
+  const auto parts = at::from_blob(memory.mutable_data_ptr(), {32});
+  const auto norm = parts.narrow(0, 0, 16).requires_grad_(true), beside = parts.narrow(0, 16, 16);
+  EXPECT_EQ(detail::remade(rms_norm(x, norm, 1e-5, false), x), nullptr);
+  EXPECT_NE(detail::remade(rms_norm(x, norm, 1e-5, false), beside), nullptr);
   const at::NoGradGuard no_grad;
-  EXPECT_EQ(detail::remade(swiglu(x, x)), nullptr);
+  EXPECT_EQ(detail::remade(swiglu(x, x), x), nullptr);
 }
 
 }  // namespace

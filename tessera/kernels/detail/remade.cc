@@ -2,6 +2,8 @@
 
 #include <c10/core/GradMode.h>
 
+#include "tessera/dtensor/tensor/local_part.h"
+
 namespace tessera::detail {
 
 Remade::Source Remade::source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make) {
@@ -18,12 +20,27 @@ at::Tensor Remade::get() {
   return is_last ? std::exchange(result.value, {}) : result.value;
 }
 
-c10::intrusive_ptr<Remade> remade(const at::Tensor& result) {
+namespace {
+
+// Memory that comes and goes under a tensor is of no allocator; the weight's own is there when its product goes back.
+bool is_there_with(const at::Tensor& parameter, const at::Tensor& weight) {
+  const auto& own = local_part(parameter).storage();
+  const auto* const others = local_part(weight).storage().unsafeGetStorageImpl();
+  return own.unsafeGetStorageImpl() == others || (own.allocator() != nullptr && own.resizable());
+}
+
+}  // namespace
+
+c10::intrusive_ptr<Remade> remade(const at::Tensor& result, const at::Tensor& weight) {
   if (!result.device().is_cpu() || result.output_nr() != 0) return {};
   const auto& node = result.grad_fn();
   if (!node) return {};
   for (const auto source_of : {source_of_gated, source_of_rms_norm}) {
-    if (auto source = source_of(node.get()); source.make) return c10::make_intrusive<Remade>(node, std::move(source));
+    auto source = source_of(node.get());
+    if (!source.make) continue;
+    if (source.parameter.defined() && !is_there_with(source.parameter, weight)) return {};
+    source.parameter.reset();
+    return c10::make_intrusive<Remade>(node, std::move(source));
   }
   return {};
 }

@@ -2,7 +2,7 @@
 // what they are made of for their own derivative anyway. A product whose factor is such a result keeps where it came
 // from. On a CPU, where memory counts more than a launch; what is made again has the same bits.
 //
-//   const auto again = detail::remade(x);                     // in forward; null: keep x itself
+//   const auto again = detail::remade(x, weight);             // in forward; null: keep x itself
 //   ...
 //   again->get()                                              // in backward, which is before that of x's own kernel
 //
@@ -30,6 +30,7 @@ class Remade : public torch::CustomClassHolder {
   struct Source {
     std::function<at::Tensor()> make;  // differentiable where gradients are enabled; empty: a node of another kernel
     c10::intrusive_ptr<Result> result;
+    at::Tensor parameter = {};  // that it reads, if any
   };
   // With `make`, which reads the context of a kernel's node.
   static Source source(torch::autograd::AutogradContext& context, std::function<at::Tensor()> make);
@@ -44,8 +45,9 @@ class Remade : public torch::CustomClassHolder {
   Source source_;
 };
 
-// Null where `result` is that of another kernel, or lies elsewhere.
-c10::intrusive_ptr<Remade> remade(const at::Tensor& result);
+// For a product of `result` with `weight`. Null where it is that of another kernel, lies elsewhere, or is made with a
+// parameter of another group of fully_shard than the weight's: that may be freed while the product's backward runs.
+c10::intrusive_ptr<Remade> remade(const at::Tensor& result, const at::Tensor& weight);
 
 // One a kernel: of its nodes.
 Remade::Source source_of_gated(torch::autograd::Node* node);
