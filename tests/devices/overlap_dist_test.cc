@@ -11,7 +11,7 @@
 #include "tessera/mesh/side_stream.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/detail/comm_streams.h"
-#include "tests/devices/pretend.h"
+#include "tests/devices/overlap.h"
 #include "tests/parallel/small_model.h"
 #include "tests/support/temp_folder.h"
 
@@ -25,22 +25,6 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 at::TensorOptions on(int device) { return at::TensorOptions(at::kFloat).device(pretend_device(device)); }
-
-// Those whose name has `part` in it, in the order in which the host launched them.
-std::vector<Launch> named(const std::vector<Launch>& launches, const std::string& part) {
-  std::vector<Launch> out;
-  for (const auto& launch : launches) {
-    if (launch.name.find(part) != std::string::npos) out.push_back(launch);
-  }
-  return out;
-}
-
-std::vector<Launch> launches_of(int device, const std::function<void()>& call) {
-  pretend::keep_names(true);
-  pretend::take_launches(device);
-  call();
-  return pretend::take_launches(device);
-}
 
 // A sharded model of three layers whose steps are steady, and its next forward and backward.
 struct Sharded {
@@ -60,24 +44,14 @@ struct Sharded {
     for (int step = 0; step < 2; ++step) forward(), backward(), update();
   }
   std::vector<Launch> forward() {
-    return launches_of(device, [&] { loss = loss_sum(model(rows), rows); });
+    return launches_during(device, [&] { loss = loss_sum(model(rows), rows); });
   }
   std::vector<Launch> backward() {
-    return launches_of(device, [&] { loss.backward(); });
+    return launches_during(device, [&] { loss.backward(); });
   }
   void update() {
     optimizer->step();
     optimizer->zero_grad();
-  }
-};
-
-MeshPtr line_on_device(const WorldPtr& world) { return init_device_mesh(world, "pretend", {world->size()}, {"dp"}); }
-
-class PretendOverlap : public OnPretendDevice {
- protected:
-  void TearDown() override {
-    pretend::keep_names(false);
-    OnPretendDevice::TearDown();
   }
 };
 
@@ -181,7 +155,7 @@ TEST_F(PretendOverlap, CheckpointsAreCopiedBesideWhatComputes) {
     const auto wanted = whole_parameters(each.model);
     const auto pageable = pretend::counters(world->rank()).pageable_copies;
     pretend::take_sync_names(world->rank());
-    const auto copies = launches_of(world->rank(), [&] { writer.save(1, tensors, {}); });
+    const auto copies = launches_during(world->rank(), [&] { writer.save(1, tensors, {}); });
     const auto sent = named(copies, "copy to host");
     EXPECT_THAT(sent, SizeIs(tensors.size()));
     EXPECT_NE(sent[0].stream, 0);
@@ -189,7 +163,7 @@ TEST_F(PretendOverlap, CheckpointsAreCopiedBesideWhatComputes) {
     // Whoever writes waits for one event; whoever saves waits for nothing.
     EXPECT_THAT(pretend::take_sync_names(world->rank()), ::testing::Each("synchronizeEvent"));
     writer.wait_for_snapshot();
-    const auto update = launches_of(world->rank(), [&] { each.update(); });
+    const auto update = launches_during(world->rank(), [&] { each.update(); });
     EXPECT_TRUE(update.front().comes_behind(sent.back()));
     writer.finish();
     EXPECT_EQ(pretend::counters(world->rank()).pageable_copies, pageable);

@@ -22,6 +22,7 @@
 #include "tessera/comm/backends/fake_backend.h"
 #include "tessera/comm/backends/interface_choice.h"
 #include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/rendezvous/further_group.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/watched_store.h"
 #include "tessera/comm/watch/flight_record.h"
@@ -31,7 +32,22 @@
 
 namespace tessera::comm {
 
+namespace {
+
+// Deletes a group that a world has made.
+struct EndsGroup {
+  std::shared_ptr<Monitor> monitor;
+  std::weak_ptr<World> world;
+  void operator()(Group* ends) const {
+    const auto closes = monitor->close();
+    delete ends;
+  }
+};
+
+}  // namespace
+
 struct World::Impl {
+  std::weak_ptr<World> self;
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<Monitor> monitor;
   std::map<c10::DeviceType, std::shared_ptr<Group>> everyone;
@@ -199,6 +215,7 @@ std::shared_ptr<World> World::create(WorldInfo info, c10::intrusive_ptr<c10d::St
   const char* folder = std::getenv("TESSERA_TRACE_DIR");
   options.trace_folder = folder_of_records(*store, info, folder && *folder ? folder : options.trace_folder);
   std::shared_ptr<World> world(new World(std::move(info), std::move(store), std::move(options)));
+  world->impl_->self = world;
   if (world->size() > 1) world->start_watch();
   return world;
 }
@@ -246,6 +263,7 @@ std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<Fa
                                  .least_ranks = size % local_size ? size % local_size : local_size,
                                  .most_ranks = std::min(local_size, size)}};
   std::shared_ptr<World> world(new World(info, c10::make_intrusive<c10d::HashStore>(), {}));
+  world->impl_->self = world;
   world->impl_->account = std::move(account);
   world->impl_->fake_local_size = local_size;
   return world;
@@ -369,10 +387,7 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   const std::shared_ptr<Group> group(new Group(name, ranks, position, backend,
                                                GroupContext{impl_->monitor, store, accelerator, id,
                                                             accelerator ? accelerator_type : c10::DeviceType::CPU}),
-                                     [monitor = impl_->monitor](Group* ends) {
-                                       const auto closes = monitor->close();
-                                       delete ends;
-                                     });
+                                     EndsGroup{impl_->monitor, impl_->self});
   impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
   const std::lock_guard lock(impl_->mutex);
   if (impl_->aborted) group->abort();
@@ -380,6 +395,12 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   impl_->backends.emplace_back(backend);
   if (accelerator) impl_->backends.emplace_back(accelerator);
   return group;
+}
+
+std::shared_ptr<Group> further_group(const std::shared_ptr<Group>& group, const std::string& name) {
+  const auto* made = std::get_deleter<EndsGroup>(group);
+  const auto world = made != nullptr ? made->world.lock() : nullptr;
+  return world ? world->new_group(group->ranks(), name, group->context().accelerator_type) : group;
 }
 
 void World::abort() noexcept {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "tessera/comm/rendezvous/further_group.h"
+
 namespace tessera::parallel {
 
 CommStreams::CommStreams(c10::Device device)
@@ -11,10 +13,10 @@ CommStreams::CommStreams(c10::Device device)
       to_host(device, /*high_priority=*/false),
       device_(device) {}
 
-std::shared_ptr<comm::Group> CommStreams::second_group(comm::World& world, const std::shared_ptr<comm::Group>& group) {
+std::shared_ptr<comm::Group> CommStreams::second_group(const std::shared_ptr<comm::Group>& group) {
   if (!reduce.exists() || group->context().accelerator == nullptr) return group;
   auto& second = second_groups_[group.get()];
-  if (!second) second = world.new_group(group->ranks(), group->name() + "_reductions", device_.type());
+  if (!second) second = comm::further_group(group, group->name() + "_reductions");
   return second;
 }
 
@@ -25,10 +27,18 @@ void CommStreams::retire(std::vector<at::Tensor>&& buffers) {
   last_use_ = StreamMark::here(device_);
 }
 
+void CommStreams::retire(c10::DataPtr&& memory) {
+  free_retired();
+  if (!gather.exists()) return memory.clear();
+  retired_memory_ = std::move(memory);
+  last_use_ = StreamMark::here(device_);
+}
+
 void CommStreams::free_retired() {
-  if (retired_.empty()) return;
+  if (retired_.empty() && !retired_memory_) return;
   gather.follow(last_use_);
   retired_.clear();
+  retired_memory_.clear();
 }
 
 }  // namespace tessera::parallel

@@ -16,7 +16,7 @@
 #include <memory>
 #include <vector>
 
-#include "tessera/comm/rendezvous/world.h"
+#include "tessera/comm/group/group.h"
 #include "tessera/mesh/side_stream.h"
 
 namespace tessera::parallel {
@@ -30,7 +30,7 @@ class CommStreams {
   CommStreams& operator=(const CommStreams&) = delete;
 
   SideStream gather;    // copies of shards, and the starts of all-gathers
-  SideStream reduce;    // the starts of reduce-scatters, and the waits for them
+  SideStream reduce;    // the starts of reduce-scatters, and the waits for them; what packs gradients into buckets
   SideStream replicas;  // the same of sums over replicas
   SideStream to_host;   // copies of gradients
 
@@ -38,17 +38,19 @@ class CommStreams {
   // next ones come, so that the copies of the gather in between had other memory and did not wait. Thus two gathers,
   // and no more, have buffers at a time.
   void retire(std::vector<at::Tensor>&& buffers);
+  void retire(c10::DataPtr&& memory);
   void free_retired();
 
   // Another group of the ranks of `group`, for reductions that are not to wait for its gathers: on an accelerator each
   // group has a communicator and a stream of its own. On the CPU `group` itself. COLLECTIVE over the group when it is
   // asked for the first time.
-  std::shared_ptr<comm::Group> second_group(comm::World& world, const std::shared_ptr<comm::Group>& group);
+  std::shared_ptr<comm::Group> second_group(const std::shared_ptr<comm::Group>& group);
 
  private:
   c10::Device device_ = c10::Device(c10::kCPU);
   std::map<const comm::Group*, std::shared_ptr<comm::Group>> second_groups_;
   std::vector<at::Tensor> retired_;
+  c10::DataPtr retired_memory_;
   StreamMark last_use_;
 };
 

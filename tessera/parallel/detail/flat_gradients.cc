@@ -69,19 +69,28 @@ at::Tensor FlatGradients::close(double divide) {
   return std::exchange(buffer_, {});
 }
 
-void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype,
-                           const std::function<void(size_t index, const at::Tensor& values)>& take) {
+void FlatGradients::unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const Take& take) {
+  const at::Tensor values = room_for_values(sum, dtype);
+  bring_values(sum, values);
+  hand_over(sum, values, rank, take);
+}
+
+at::Tensor FlatGradients::room_for_values(const at::Tensor& sum, c10::ScalarType dtype) {
+  return dtype == sum.scalar_type() ? sum : pool_->empty(sum.numel(), dtype, sum.device());
+}
+
+void FlatGradients::bring_values(const at::Tensor& sum, const at::Tensor& values) const {
+  const c10::NoGradGuard no_grad;
+  if (post_scale_ != 1.0) sum.narrow(0, 0, flags_offset_).mul_(post_scale_);
+  if (!values.is_same(sum)) values.copy_(sum);
+}
+
+void FlatGradients::hand_over(const at::Tensor& sum, const at::Tensor& values, int64_t rank, const Take& take) const {
   const c10::NoGradGuard no_grad;
   // What this rank has used, all ranks count as used: only the others need the reduced flags.
   at::Tensor flags;
   if (std::find(filled_.begin(), filled_.end(), false) != filled_.end()) {
     flags = sum.narrow(0, flags_offset_, static_cast<int64_t>(filled_.size())).to(c10::kCPU, c10::kFloat);
-  }
-  if (post_scale_ != 1.0) sum.narrow(0, 0, flags_offset_).mul_(post_scale_);
-  at::Tensor values = sum;
-  if (dtype != sum.scalar_type()) {
-    values = pool_->empty(sum.numel(), dtype, sum.device());
-    values.copy_(sum);
   }
   for (size_t i = 0; i < filled_.size(); ++i) {
     if (filled_[i] || flags.const_data_ptr<float>()[i] > 0) take(i, values_of(values, i, rank));

@@ -50,8 +50,13 @@ class FlatGradients {
   at::Tensor close(double divide);
   // sum: of what close() gave, part `rank` of it. Hands over the values of each entry that some rank had, in its rows
   // of that part, flat, divided and as `dtype`; they share one buffer.
-  void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype,
-              const std::function<void(size_t index, const at::Tensor& values)>& take);
+  using Take = std::function<void(size_t index, const at::Tensor& values)>;
+  void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const Take& take);
+  // The same in three steps, the second of which may run elsewhere: where the values are to lie (`sum` itself, if its
+  // dtype is wanted), dividing the sum and bringing it there, handing them over.
+  at::Tensor room_for_values(const at::Tensor& sum, c10::ScalarType dtype);
+  void bring_values(const at::Tensor& sum, const at::Tensor& values) const;
+  void hand_over(const at::Tensor& sum, const at::Tensor& values, int64_t rank, const Take& take) const;
   void drop() { buffer_.reset(); }
 
  private:

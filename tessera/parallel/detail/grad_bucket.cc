@@ -10,8 +10,15 @@
 namespace tessera::parallel {
 
 GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
-                       c10::Allocator* memory, std::string name)
-    : params_(std::move(params)), dtype_(dtype), memory_(memory), name_(std::move(name)), flat_(std::move(pool)) {
+                       std::shared_ptr<CommStreams> streams, c10::Allocator* memory, std::string name)
+    : params_(std::move(params)),
+      dtype_(dtype),
+      memory_(memory),
+      name_(std::move(name)),
+      flat_(pool),
+      pool_(std::move(pool)),
+      streams_(std::move(streams)) {
+  stages_.set_streams(streams_);
   const c10::NoGradGuard no_grad;
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
   for (const auto* param : params_) layout_.append(1, local_part(param->parameter).numel(), itemsize);
@@ -43,7 +50,7 @@ void GradBucket::forget_dropped() {
   }
 }
 
-void GradBucket::add(size_t position, const at::Tensor& gradient) {
+at::Tensor GradBucket::prepare(size_t position, const at::Tensor& gradient) {
   const c10::NoGradGuard no_grad;
   const auto& param = *params_[position];
   TESSERA_CHECK(gradient.layout() == c10::kStrided, ErrorKind::kShape,
@@ -51,13 +58,12 @@ void GradBucket::add(size_t position, const at::Tensor& gradient) {
                 param.name);
   if (!flat_.is_open()) begin();
   if (shown_[position]) forget_dropped();
-  at::Tensor local = gradient;
-  if (is_dtensor(gradient)) {
-    const auto& wanted = placements(param.parameter);
-    local = to_local(placements(gradient) == wanted ? gradient : redistribute(gradient, wanted));
-  }
-  flat_.add(position, local);
+  if (!is_dtensor(gradient)) return gradient;
+  const auto& wanted = placements(param.parameter);
+  return to_local(placements(gradient) == wanted ? gradient : redistribute(gradient, wanted));
 }
+
+void GradBucket::add(size_t position, const at::Tensor& local) { flat_.add(position, local); }
 
 void GradBucket::show_accumulated() {
   if (!accumulated()) return;
@@ -71,12 +77,31 @@ void GradBucket::show_accumulated() {
   }
 }
 
-void GradBucket::start(comm::Group& group, double divide) {
+void GradBucket::start(const std::shared_ptr<comm::Group>& group, double divide) {
   const c10::NoGradGuard no_grad;
   if (!flat_.is_open()) begin();
   forget_dropped();
-  sent_ = flat_.close(divide);
-  if (group.size() > 1) pending_ = comm::all_reduce(group, sent_, comm::ReduceOp::kSum, name_);
+  at::Tensor sent;
+  streams_->reduce.follow_current();  // where the room may have been made just now
+  {
+    const auto beside = streams_->reduce.enter();
+    sent = flat_.close(divide);
+  }
+  started_ = true;
+  stages_.start({.replicas = group}, std::move(sent), *pool_, name_);
+  stages_.advance(name_, /*at_end=*/false);
+}
+
+void GradBucket::bring_values() {
+  if (!started() || sum_.defined() || !streams_->replicas.exists()) return;
+  while (stages_.advance(name_, /*at_end=*/false)) {
+  }
+  sum_ = stages_.take(streams_->replicas);
+  values_ = flat_.room_for_values(sum_, params_[0]->parameter.scalar_type());
+  if (!values_.is_same(sum_)) streams_->replicas.follow_current();  // which may have had that memory
+  const auto beside = streams_->replicas.enter();
+  flat_.bring_values(sum_, values_);
+  brought_ = streams_->replicas.mark();
 }
 
 void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
@@ -91,25 +116,29 @@ void GradBucket::set_gradient(size_t position, const at::Tensor& values) {
 void GradBucket::finish() {
   if (!started()) return;
   const c10::NoGradGuard no_grad;
-  pending_.wait();
-  flat_.unpack(sent_, 0, params_[0]->parameter.scalar_type(),
-               [&](size_t position, const at::Tensor& values) { set_gradient(position, values); });
-  sent_.reset();  // the gradients hold it
+  const auto set = [&](size_t position, const at::Tensor& values) { set_gradient(position, values); };
+  if (streams_->replicas.exists()) {
+    bring_values();
+    brought_.hold_current();
+    flat_.hand_over(sum_, values_, 0, set);
+  } else {
+    while (stages_.advance(name_, /*at_end=*/true)) {
+    }
+    flat_.unpack(stages_.take(), 0, params_[0]->parameter.scalar_type(), set);
+  }
+  sum_.reset(), values_.reset();  // the gradients hold them
+  started_ = false;
   std::fill(shown_.begin(), shown_.end(), false);
 }
 
 void GradBucket::drop() {
-  if (started()) {
-    try {
-      pending_.wait();
-    } catch (const Error&) {  // the error that led here has been reported already
-    }
-  }
+  stages_.drop();
   for (size_t i = 0; i < params_.size(); ++i) {
     if (shown_[i]) params_[i]->parameter.mutable_grad().reset();
   }
   flat_.drop();
-  sent_.reset();
+  sum_.reset(), values_.reset();
+  started_ = false;
   std::fill(shown_.begin(), shown_.end(), false);
 }
 

@@ -1,11 +1,15 @@
 // Gradients of some replicated parameters on their way through one all-reduce.
 //
-//   bucket.add(position, gradient);    // local; adds where there is one from a backward without synchronisation
+//   at::Tensor local = bucket.prepare(position, gradient);
+//   bucket.add(position, local);       // copies; adds where there is one from a backward without synchronisation
 //   bucket.start(group, divide);       // COLLECTIVE over the group; returns at once
 //   ...
 //   bucket.finish();                   // waits; the parameters' grad() are views of the bucket
 //
-// A parameter that no rank had a gradient for keeps its grad() as it was. Belongs to one rank.
+// On an accelerator gradients are packed on the stream `reduce` of CommStreams, where add() is called, and summed and
+// divided on `replicas`; nothing that computes comes behind either before finish(). The memory is the computing
+// stream's, where grad() is used and freed. A parameter that no rank had a gradient for keeps its grad() as it was.
+// Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,9 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/collectives/collectives.h"
 #include "tessera/nn/module.h"
+#include "tessera/parallel/detail/comm_streams.h"
 #include "tessera/parallel/detail/flat_gradients.h"
+#include "tessera/parallel/detail/reduction_stages.h"
 #include "tessera/parallel/detail/sharded_param.h"
 
 namespace tessera::parallel {
@@ -32,18 +37,23 @@ class GradBucket {
  public:
   // `params` stay in place while the bucket lives. `memory` is Group::allocator() of the group that will reduce.
   GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dtype, std::shared_ptr<BufferPool> pool,
-             c10::Allocator* memory, std::string name);
+             std::shared_ptr<CommStreams> streams, c10::Allocator* memory, std::string name);
   ~GradBucket();
   GradBucket(GradBucket&&) noexcept;
 
-  // COLLECTIVE over the parameter's own mesh when its gradient is a DTensor that lies otherwise.
-  void add(size_t position, const at::Tensor& gradient);
+  // Makes room for the gradient; returns what is to be added: its local part, as the parameter lies. COLLECTIVE over
+  // the parameter's own mesh when the gradient is a DTensor that lies otherwise.
+  at::Tensor prepare(size_t position, const at::Tensor& gradient);
+  void add(size_t position, const at::Tensor& local);
   // Lets grad() show what has accumulated, where it shows nothing else.
   void show_accumulated();
-  void start(comm::Group& group, double divide);
+  void start(const std::shared_ptr<comm::Group>& group, double divide);
+  // On an accelerator: behind the sum, beside what computes, the gradients are brought where they are to lie. Nothing
+  // where that has been done, or the bucket is not under way.
+  void bring_values();
   void finish();
   void drop();  // after an error: waits for what is in flight and forgets it
-  bool started() const { return sent_.defined(); }
+  bool started() const { return started_; }
   bool accumulated() const { return flat_.is_open(); }
   size_t size() const { return params_.size(); }
 
@@ -60,8 +70,12 @@ class GradBucket {
   FlatLayout layout_{1};
   FlatGradients flat_;
   std::vector<bool> shown_;  // grad() shows what has accumulated here
-  at::Tensor sent_;
-  comm::Pending pending_;
+  std::shared_ptr<BufferPool> pool_;
+  std::shared_ptr<CommStreams> streams_;
+  ReductionStages stages_;
+  bool started_ = false;
+  at::Tensor sum_, values_;  // once they are brought
+  StreamMark brought_;
 };
 
 }  // namespace tessera::parallel

@@ -6,7 +6,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/mesh/host_memory.h"
 
 namespace tessera::parallel {
 
@@ -23,8 +22,8 @@ GradReducer::GradReducer(MeshPtr mesh, std::shared_ptr<BufferPool> pool, std::op
 void GradReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
   flat_.set_pool(pool);
   pool_ = std::move(pool);
-  streams_ = std::move(streams);
-  reduces_ = streams_->second_group(*mesh_->world(), mesh_->group(shard_dim_));
+  reduces_ = streams->second_group(mesh_->group(shard_dim_));
+  stages_.set_streams(std::move(streams));
 }
 
 void GradReducer::begin(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
@@ -86,60 +85,15 @@ void GradReducer::bring_to_parameters(const std::vector<ShardedParam>& params, c
 bool GradReducer::start(double divide, const std::string& subject) {
   if (!flat_.is_open()) return false;
   const c10::NoGradGuard no_grad;
-  parts_ = flat_.close(divide);
-  const int64_t ranks = mesh_->size(shard_dim_);
-  if (ranks == 1) {
-    output_ = parts_;
-  } else {
-    const c10::Device device = parts_.device();
-    c10::Allocator* const sent = mesh_->ndim() == 2 ? mesh_->group(0)->allocator(device.type()) : nullptr;
-    output_ = pool_->empty(parts_.numel() / ranks, parts_.scalar_type(), device, sent);
-  }
-  streams_->reduce.follow_current();
-  if (ranks > 1) {
-    const auto beside = streams_->reduce.enter();
-    pending_ = comm::reduce_scatter_into(*reduces_, output_, parts_, comm::ReduceOp::kSum, subject);
-  }
-  stage_ = Stage::kReduceScatter;
+  stages_.start({.group = reduces_, .replicas = mesh_->ndim() == 2 ? mesh_->group(0) : nullptr, .to_host = to_host_},
+                flat_.close(divide), *pool_, subject);
   return true;
-}
-
-const SideStream& GradReducer::stream_of_stage() const {
-  if (stage_ == Stage::kAllReduce) return streams_->replicas;
-  return stage_ == Stage::kCopyToHost ? streams_->to_host : streams_->reduce;
 }
 
 bool GradReducer::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
-  if (stage_ == Stage::kCopyToHost && !at_end) return true;
-  {
-    const auto beside = stream_of_stage().enter();
-    pending_.wait();
-  }
-  const StreamMark ended = stream_of_stage().mark();
-  if (stage_ == Stage::kReduceScatter) ended.hold_current();  // whose memory the parts are
-  parts_.reset();
-  if (stage_ == Stage::kReduceScatter && mesh_->ndim() == 2 && mesh_->size(0) > 1) {
-    stage_ = Stage::kAllReduce;
-    streams_->replicas.follow(ended);
-    const auto beside = streams_->replicas.enter();
-    pending_ = comm::all_reduce(*mesh_->group(0), output_, comm::ReduceOp::kSum, subject);
-    return true;
-  }
-  if (to_host_ && stage_ != Stage::kCopyToHost) {
-    stage_ = Stage::kCopyToHost;
-    streams_->to_host.follow(ended);
-    start_copy_to_host();
-    return true;
-  }
-  ended.hold_current();
-  if (to_host_) {
-    copied_.wait();
-    output_ = std::exchange(host_, {});
-  }
-  set_gradients();
-  output_.reset();
-  stage_ = Stage::kIdle;
+  if (stages_.advance(subject, at_end)) return true;
+  set_gradients(stages_.take());
   if (hook_) {
     std::vector<at::Tensor> parameters;
     for (const size_t index : trainable_) parameters.push_back((*params_)[index].parameter);
@@ -153,19 +107,11 @@ void GradReducer::finish(const std::string& subject) {
   }
 }
 
-void GradReducer::start_copy_to_host() {
-  const c10::NoGradGuard no_grad;
-  host_ = host_empty(output_.numel(), output_.scalar_type(), mesh_->device());
-  const auto beside = streams_->to_host.enter();
-  host_.copy_(output_, /*non_blocking=*/true);
-  copied_ = StreamMark::here(mesh_->device());
-}
-
-void GradReducer::set_gradients() {
+void GradReducer::set_gradients(const at::Tensor& sum) {
   const c10::NoGradGuard no_grad;
   const c10::ScalarType dtype = (*params_)[trainable_[0]].dtype;
   std::vector<at::Tensor> earlier, more;
-  flat_.unpack(output_, mesh_->local_rank(shard_dim_), dtype, [&](size_t index, const at::Tensor& values) {
+  flat_.unpack(sum, mesh_->local_rank(shard_dim_), dtype, [&](size_t index, const at::Tensor& values) {
     auto& param = (*params_)[trainable_[index]];
     const at::Tensor local = values.view(param.local.sizes());
     at::Tensor& grad = param.parameter.mutable_grad();
@@ -180,19 +126,8 @@ void GradReducer::set_gradients() {
 }
 
 void GradReducer::drop() {
-  if (in_flight()) {
-    try {
-      pending_.wait();
-    } catch (const Error&) {  // the error that led here has been reported already
-    }
-  }
-  for (const auto* stream : {&streams_->reduce, &streams_->replicas, &streams_->to_host}) stream->hold_current();
-  if (stage_ == Stage::kCopyToHost) copied_.wait();
+  stages_.drop();
   flat_.drop();
-  host_.reset();
-  parts_.reset();
-  output_.reset();
-  stage_ = Stage::kIdle;
 }
 
 }  // namespace tessera::parallel

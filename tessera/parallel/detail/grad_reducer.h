@@ -6,9 +6,9 @@
 //   ...
 //   reducer.finish();                                   // waits; gradients are DTensors of the parameters
 //
-// On an accelerator the stages run beside what computes, on the streams of CommStreams and a second group of the ranks
-// that gather; what computes comes behind each reduce-scatter before the next one starts, so that two of them, and no
-// more, have buffers at a time.
+// On an accelerator the stages (ReductionStages) run beside what computes, over a second group of the ranks that
+// gather; what computes comes behind each reduce-scatter before the next one starts, so that two of them, and no more,
+// have buffers at a time.
 //
 // A parameter that no rank had a gradient for keeps its grad() as it was. Belongs to one rank.
 #pragma once
@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/parallel/detail/comm_streams.h"
 #include "tessera/parallel/detail/flat_gradients.h"
+#include "tessera/parallel/detail/reduction_stages.h"
 #include "tessera/parallel/detail/sharded_param.h"
 #include "tessera/parallel/fully_shard.h"
 
@@ -46,7 +46,7 @@ class GradReducer {
   // left and the gradients are in place. A copy to the host is waited for `at_end` alone.
   bool advance(const std::string& subject, bool at_end);
   void finish(const std::string& subject);  // all stages
-  bool in_flight() const { return stage_ != Stage::kIdle; }
+  bool in_flight() const { return stages_.in_flight(); }
   // Called with the parameters that have been handed gradients.
   void set_hook(GradientsHook hook) { hook_ = std::move(hook); }
   int64_t accumulated_bytes() const { return flat_.bytes(); }
@@ -55,31 +55,22 @@ class GradReducer {
   void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams);
 
  private:
-  enum class Stage { kIdle, kReduceScatter, kAllReduce, kCopyToHost };  // what is in flight
   void begin(std::vector<ShardedParam>& params, const std::vector<size_t>& trainable, c10::ScalarType dtype);
   void bring_to_parameters(const std::vector<ShardedParam>& params, const std::vector<size_t>& trainable,
                            std::vector<at::Tensor>& gradients, const std::string& subject) const;
-  const SideStream& stream_of_stage() const;
-  void start_copy_to_host();
-  void set_gradients();
+  void set_gradients(const at::Tensor& sum);
 
   MeshPtr mesh_;
   std::shared_ptr<BufferPool> pool_;
-  std::shared_ptr<CommStreams> streams_ = std::make_shared<CommStreams>();
   std::optional<c10::ScalarType> reduce_dtype_;
   const bool to_host_;
   int64_t shard_dim_;
   std::shared_ptr<comm::Group> reduces_;  // along it
-  Stage stage_ = Stage::kIdle;
   FlatGradients flat_;
+  ReductionStages stages_;
   std::vector<ShardedParam>* params_ = nullptr;
   std::vector<size_t> trainable_;
   GradientsHook hook_;
-  at::Tensor parts_;   // [ranks * part], sent
-  at::Tensor output_;  // [part]
-  at::Tensor host_;    // `output_` on the host, from `copied_` on
-  StreamMark copied_;
-  comm::Pending pending_;
 };
 
 }  // namespace tessera::parallel

@@ -38,7 +38,10 @@ std::string_view first_difference(std::string_view text, std::string_view other)
 }  // namespace
 
 ReplicateState::ReplicateState(nn::Module& module, ReplicateOptions options)
-    : module_(module), options_(std::move(options)), divide_(static_cast<double>(options_.mesh->size())) {}
+    : module_(module),
+      options_(std::move(options)),
+      streams_(std::make_shared<CommStreams>(options_.mesh->device())),
+      divide_(static_cast<double>(options_.mesh->size())) {}
 
 void ReplicateState::install_hooks() {
   module_.register_forward_pre_hook([this](nn::Module&, nn::TensorRefs& inputs) { before_forward(inputs); });
@@ -167,7 +170,7 @@ void ReplicateState::make_buckets(const std::vector<size_t>& order, bool one_sou
       places_[index] = {bucket, position};
     }
     c10::Allocator* const memory = group().allocator(options_.mesh->device_type());
-    buckets_.emplace_back(std::move(params), travels_as(order[members[0]]), pool_, memory,
+    buckets_.emplace_back(std::move(params), travels_as(order[members[0]]), pool_, streams_, memory,
                           fmt::format("gradient bucket {}", bucket));
   }
   missing_.assign(buckets_.size(), 0);
@@ -328,7 +331,7 @@ void ReplicateState::take(size_t index, std::vector<at::Tensor>&& gradients) {
   auto& source = sources_[index];
   if (learning_order_ && synchronize_ && source.runs == 0) arrival_.push_back(source.params[0]);
   ++source.runs;
-  for (size_t i = 0; i < gradients.size(); ++i) add(source.params[i], gradients[i]);
+  pack(source.params, std::move(gradients));
   if (!options_.static_graph || source.runs == source.learned_runs) finish_source(source);
   start_ready(false);
 }
@@ -336,26 +339,46 @@ void ReplicateState::take(size_t index, std::vector<at::Tensor>&& gradients) {
 // From the graph of a forward before the buckets changed.
 void ReplicateState::take_late(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
   enter_backward();
-  for (size_t i = 0; i < gradients.size(); ++i) add(params[i], gradients[i]);
+  pack(params, std::move(gradients));
 }
 
-void ReplicateState::add(size_t param, at::Tensor& gradient) {
-  if (!gradient.defined()) return;
-  const auto [bucket, position] = places_[param];
-  TESSERA_CHECK(
-      !buckets_[bucket].started(), ErrorKind::kShape,
-      "[replicate.backward] {}: a gradient came after its bucket had been reduced. Set static_graph when backward "
-      "reaches it several times in every step, and leave find_unused_parameters out when forward hides an output.",
-      params_[param].name);
-  buckets_[bucket].add(position, gradient);
-  gradient.reset();
+void ReplicateState::pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients) {
+  release_packed();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const auto [bucket, position] = places_[params[i]];
+    TESSERA_CHECK(
+        !buckets_[bucket].started(), ErrorKind::kShape,
+        "[replicate.backward] {}: a gradient came after its bucket had been reduced. Set static_graph when backward "
+        "reaches it several times in every step, and leave find_unused_parameters out when forward hides an output.",
+        params_[params[i]].name);
+    gradients[i] = buckets_[bucket].prepare(position, gradients[i]);
+  }
+  streams_->reduce.follow_current();
+  const auto beside = streams_->reduce.enter();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    const auto [bucket, position] = places_[params[i]];
+    buckets_[bucket].add(position, gradients[i]);
+    if (!streams_->reduce.exists()) gradients[i].reset();
+  }
+  packed_ = streams_->reduce.mark();
+  packing_ = std::move(gradients);
+}
+
+// They are of the computing stream, which comes behind what packs them before they are freed.
+void ReplicateState::release_packed() {
+  if (packing_.empty()) return;
+  packed_.hold_current();
+  packing_.clear();
 }
 
 // Starts the reduction of all buckets, or of those that are complete, in their order.
 void ReplicateState::start_ready(bool all) {
   if (!synchronize_) return;
   for (; next_bucket_ < buckets_.size() && (all || missing_[next_bucket_] == 0); ++next_bucket_) {
-    buckets_[next_bucket_].start(group(), divide_);
+    if (next_bucket_ > 0) buckets_[next_bucket_ - 1].bring_values();
+    buckets_[next_bucket_].start(options_.mesh->group(0), divide_);
     if (group().size() == 1) continue;
     ++stats_.all_reduces;
     stats_.overlapped += !all;
@@ -363,6 +386,7 @@ void ReplicateState::start_ready(bool all) {
 }
 
 void ReplicateState::end_backward() {
+  release_packed();
   show_parameters();
   stand_ins_.clear();
   if (synchronize_) {
@@ -387,6 +411,7 @@ void ReplicateState::end_backward() {
 
 // After an exception in backward: unfinished gradients are forgotten.
 void ReplicateState::reset() {
+  release_packed();
   for (auto& bucket : buckets_) bucket.drop();
   std::fill(missing_.begin(), missing_.end(), 0);
   for (auto& source : sources_) {

@@ -3,7 +3,8 @@
 //
 // In forward, and again in backward for what is recomputed there, the modules' members show stand-ins of the parameters
 // that end in this object's nodes: one for each bucket, or while the order of gradients is being learned, one for each
-// parameter. Buckets are reduced in their order on every rank, whatever arrives first.
+// parameter. Buckets are reduced in their order on every rank, whatever arrives first. On an accelerator the gradients
+// of a node are kept until those of the next one are packed, or backward ends.
 #pragma once
 
 #include <memory>
@@ -72,7 +73,8 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   void enter_backward();
   void take(size_t source, std::vector<at::Tensor>&& gradients);
   void take_late(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients);
-  void add(size_t param, at::Tensor& gradient);
+  void pack(const std::vector<size_t>& params, std::vector<at::Tensor>&& gradients);
+  void release_packed();
   void finish_source(Source& source);
   void start_ready(bool all);
   void end_backward();
@@ -83,6 +85,7 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   nn::Module& module_;
   ReplicateOptions options_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  std::shared_ptr<CommStreams> streams_;
   ReplicateStats stats_;
   bool synchronize_ = true;
   double divide_;
@@ -93,6 +96,8 @@ class ReplicateState : public DataParallelState, public std::enable_shared_from_
   std::vector<size_t> trainable_;
   std::vector<at::Tensor> stand_ins_;  // of params_, of the last forward; empty when there is nothing to show
   std::vector<Cast> casts_;            // of params_, for all forwards until the gradients of a step are complete
+  std::vector<at::Tensor> packing_;    // gradients that a stream still reads, until `packed_`
+  StreamMark packed_;
   std::vector<GradBucket> buckets_;
   std::vector<Source> sources_;
   std::vector<std::weak_ptr<Reach>> reaches_;

@@ -39,11 +39,12 @@ void WholeStorage::fill(BufferPool& pool, int64_t bytes) {
   storage->set_nbytes(static_cast<size_t>(bytes));
 }
 
-void WholeStorage::free(const std::string& why) {
-  if (!storage_) return;
+c10::DataPtr WholeStorage::free(const std::string& why) {
+  if (!storage_) return {};
   auto* storage = storage_.unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));  // its size stays: views are made of it
+  c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, device_));  // its size stays: views are made of it
   forbid_access(*storage, why);
+  return memory;
 }
 
 at::Tensor WholeStorage::tensor(int64_t offset_bytes, c10::IntArrayRef shape, c10::ScalarType dtype) const {

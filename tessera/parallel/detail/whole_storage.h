@@ -29,7 +29,8 @@ class WholeStorage {
   explicit WholeStorage(c10::Device device) : device_(device) {}
   // Uninitialised memory.
   void fill(BufferPool& pool, int64_t bytes);
-  void free(const std::string& why);
+  // Returns the memory, for who has to free it in the order of a stream.
+  c10::DataPtr free(const std::string& why);
   // After the first fill.
   at::Tensor tensor(int64_t offset_bytes, c10::IntArrayRef shape, c10::ScalarType dtype) const;
 

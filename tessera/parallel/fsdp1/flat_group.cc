@@ -96,6 +96,10 @@ FlatGroup::FlatGroup(nn::Module& module, std::shared_ptr<comm::Group> group, con
 }
 
 FlatGroup::~FlatGroup() {
+  if (state_ != State::kSharded && has_whole()) {
+    { const comm::Pending given_up = std::move(pending_); }  // waits
+    free_whole();
+  }
   auto& units = flat_units();
   const std::lock_guard lock(units.mutex);
   units.storages.erase(shard_.storage().unsafeGetStorageImpl());
@@ -186,7 +190,7 @@ int64_t FlatGroup::whole_bytes() const {
   return numel * static_cast<int64_t>(c10::elementSize(compute_dtype()));
 }
 
-void FlatGroup::on_joined() { reducer_.set_pool(pool_); }
+void FlatGroup::on_joined() { reducer_.join(pool_, streams_); }
 
 std::vector<at::Tensor> FlatGroup::all_leaves() const {
   if (!layout_.use_orig_params()) return {flat_};
@@ -224,39 +228,57 @@ void FlatGroup::start_unshard() {
   count(1, whole_bytes());
   if (!has_whole()) return;
   gathered_version_ = version();
+  if (gathered_version_ != ordered_version_) streams_->gather.follow_current();  // behind what wrote the shard
+  ordered_version_ = gathered_version_;
+  const auto beside = streams_->gather.enter();
   whole_.fill(*pool_, whole_bytes());
+  const int64_t numel = options_.sharded ? layout_.padded_numel() : layout_.unpadded_numel();
+  if (numel == 0) return;
+  state_ = State::kGathering;
+  const at::Tensor gathered = whole_.tensor(0, {numel}, compute_dtype());
   if (!options_.sharded) {
-    whole_.tensor(0, {layout_.unpadded_numel()}, compute_dtype()).copy_(shard_);
+    gathered.copy_(shard_);
+    filled_ = streams_->gather.mark();
     return;
   }
-  if (layout_.padded_numel() == 0) return;
-  at::Tensor sent = shard_;
-  if (compute_dtype() != layout_.dtype()) {
-    const c10::Device device = shard_.device();
-    sent = cast_shard_ = pool_->empty(shard_.numel(), compute_dtype(), device, group_->allocator(device.type()));
-    cast_shard_.copy_(shard_);
-  }
-  state_ = State::kGathering;
-  pending_ = comm::all_gather_into(*group_, whole_.tensor(0, {layout_.padded_numel()}, compute_dtype()), sent, name());
+  const at::Tensor sent = to_send(gathered);
+  filled_ = streams_->gather.mark();
+  pending_ = comm::all_gather_into(*group_, gathered, sent, name());
   if (stats_ != nullptr) ++stats_->all_gathers;
+}
+
+// The shard as it is gathered. An accelerator casts it to where it is to lie, which needs no other buffer.
+at::Tensor FlatGroup::to_send(const at::Tensor& gathered) {
+  if (compute_dtype() == layout_.dtype()) return shard_;
+  const c10::Device device = shard_.device();
+  at::Tensor sent;
+  if (device.is_cpu()) {
+    sent = cast_shard_ = pool_->empty(shard_.numel(), compute_dtype(), device, group_->allocator(device.type()));
+  } else {
+    sent = gathered.narrow(0, group_->rank() * shard_.numel(), shard_.numel());
+  }
+  return sent.copy_(shard_);
 }
 
 void FlatGroup::finish_unshard() {
   if (state_ != State::kGathering) return;
   pending_.wait();
+  filled_.hold_current();
   cast_shard_.reset();
   state_ = State::kUnsharded;
 }
 
 void FlatGroup::free_whole() {
-  whole_.free("[fsdp1] " + name() +
-              ": its parameters are freed. They are there from the start of its module's forward to its end, and for "
-              "its backward, which only outputs of forward start: return from forward what backward needs.");
+  streams_->retire(whole_.free(
+      "[fsdp1] " + name() +
+      ": its parameters are freed. They are there from the start of its module's forward to its end, and for its "
+      "backward, which only outputs of forward start: return from forward what backward needs."));
 }
 
 void FlatGroup::reshard() {
   if (state_ == State::kSharded) return;
   const auto failure = wait_for_failure(pending_);
+  if (state_ == State::kGathering) filled_.hold_current();
   cast_shard_.reset();
   if (shows_whole_) show_shards();
   if (has_whole()) free_whole();
@@ -346,8 +368,8 @@ void FlatGroup::set_gradient(const at::Tensor& leaf, const at::Tensor& sum) cons
 bool FlatGroup::advance_reduction(bool) {
   if (!reducer_.in_flight()) return false;
   const c10::NoGradGuard no_grad;
-  if (reducer_.advance()) return true;
-  const auto sum = reducer_.finish();
+  if (reducer_.advance(name())) return true;
+  const auto sum = reducer_.finish(trainable());
   if (!layout_.use_orig_params()) {
     set_gradient(flat_, sum.values);
     return false;

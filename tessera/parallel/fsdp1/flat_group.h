@@ -2,8 +2,9 @@
 // backward and freed after.
 //
 // Sharded, users see that range: as one tensor, or as one 1-d piece a member (use_orig_params). Unsharded, the modules'
-// members are views of one storage whose memory comes and goes. Without sharding they are views of the flat parameter,
-// unless forward computes in another dtype than that. Belongs to one rank.
+// members are views of one storage whose memory comes and goes: on an accelerator that of the gather stream, which
+// comes behind its last use before it is freed (CommStreams::retire). Without sharding they are views of the flat
+// parameter, unless forward computes in another dtype than that. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -66,6 +67,7 @@ class FlatGroup : public GatheredGroup {
   bool changed() const override { return version() != gathered_version_; }
   comm::Group& ranks() const override { return *group_; }
   c10::Device device() const override { return layout_.members()[0].device; }
+  void note_order() override { ordered_version_ = version(); }
 
   void show_whole(const std::vector<at::Tensor>& tensors) override;
   void show_shards() override;
@@ -125,6 +127,7 @@ class FlatGroup : public GatheredGroup {
   void note_flat_members(const std::vector<FlatSource>& sources);
   void make_whole_views();
   void check_not_replaced() const;
+  at::Tensor to_send(const at::Tensor& gathered);
   void free_whole();
   void set_gradient(const at::Tensor& leaf, const at::Tensor& sum) const;
   uint64_t version() const;
@@ -143,8 +146,10 @@ class FlatGroup : public GatheredGroup {
   std::vector<std::pair<const nn::Module*, at::Tensor*>> flat_members_;  // flat_members_of() them
   WholeStorage whole_;
   FlatReducer reducer_;
-  uint64_t gathered_version_ = 0;
+  uint64_t gathered_version_ = 0;           // of the shard, when it was gathered
+  uint64_t ordered_version_ = 0;            // and up to which the gather stream comes behind the writes
   at::Tensor cast_shard_;                   // that is on its way
+  StreamMark filled_;                       // behind what casts
   std::vector<RemovedSlot> removed_slots_;  // in order
   std::optional<Full> full_;
   comm::Pending pending_;

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -26,7 +27,7 @@ at::Tensor as_it_lies(const FlatMember& member, const at::Tensor& gradient) {
 
 FlatReducer::FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
                          Options options)
-    : layout_(layout), group_(std::move(group)), device_(device), options_(std::move(options)) {
+    : layout_(layout), group_(std::move(group)), reduces_(group_), device_(device), options_(std::move(options)) {
   if (options_.dtype == c10::ScalarType::Undefined) options_.dtype = layout.dtype();
   parts_count_ = options_.sharded ? layout.world_size() : 1;
   values_numel_ = options_.sharded ? layout.sharded_numel() : layout.unpadded_numel();
@@ -42,6 +43,12 @@ FlatReducer::FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm
   }
 }
 
+void FlatReducer::join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams) {
+  pool_ = std::move(pool);
+  if (options_.sharded) reduces_ = streams->second_group(group_);  // else nothing is gathered
+  stages_.set_streams(std::move(streams));
+}
+
 void FlatReducer::open() {
   if (parts_.defined()) return;
   const c10::NoGradGuard no_grad;
@@ -54,7 +61,7 @@ void FlatReducer::open() {
 
 void FlatReducer::add(size_t member, const at::Tensor& gradient) {
   const c10::NoGradGuard no_grad;
-  TESSERA_CHECK(!in_flight_, ErrorKind::kInternal, "[fsdp1.backward] a gradient came during the reduction");
+  TESSERA_CHECK(!in_flight(), ErrorKind::kInternal, "[fsdp1.backward] a gradient came during the reduction");
   open();
   const at::Tensor source = as_it_lies(layout_.members()[member], gradient);
   const int64_t part_numel = parts_.numel() / parts_count_;
@@ -79,40 +86,18 @@ void FlatReducer::start(double divide, const std::string& subject) {
     parts_.mul_(1.0 / pre_divisor);
   }
   post_scale_ = pre_divisor / divide;
-  in_flight_ = true;
-  over_replicas_ = false;
-  subject_ = subject;
-  output_ = parts_;
-  if (group_->size() == 1 || parts_.numel() == 0) return;
-  if (options_.sharded) {
-    output_ = pool_->empty(part_numel, parts_.scalar_type(), device_);
-    pending_ = comm::reduce_scatter_into(*group_, output_, parts_, comm::ReduceOp::kSum, subject);
-  } else {
-    pending_ = comm::all_reduce(*group_, parts_, comm::ReduceOp::kSum, subject);
-  }
+  stages_.start({.group = reduces_, .scatters = options_.sharded, .replicas = options_.replicas},
+                std::exchange(parts_, {}), *pool_, subject);
 }
 
-bool FlatReducer::advance() {
-  if (!in_flight_ || over_replicas_ || !options_.replicas || options_.replicas->size() == 1) return false;
-  pending_.wait();
-  parts_.reset();
-  over_replicas_ = true;
-  if (output_.numel() == 0) return false;
-  pending_ = comm::all_reduce(*options_.replicas, output_, comm::ReduceOp::kSum, subject_);
-  return true;
-}
-
-FlatReducer::Sum FlatReducer::finish() {
+FlatReducer::Sum FlatReducer::finish(const std::vector<size_t>& asked) {
   const c10::NoGradGuard no_grad;
-  in_flight_ = false;
-  parts_.reset();
-  const at::Tensor output = std::exchange(output_, {});
-  pending_.wait();
+  const at::Tensor output = stages_.take();
   Sum sum{.values = output.narrow(0, 0, values_numel_), .has = filled_};
+  // What this rank has used, all ranks count as used: only the others need the reduced flags.
   if (!options_.flags) {
     sum.has.assign(filled_.size(), true);
-  } else {
-    // What this rank has used, all ranks count as used.
+  } else if (!std::all_of(asked.begin(), asked.end(), [&](size_t member) { return filled_[member]; })) {
     const at::Tensor flags =
         output.narrow(0, values_numel_, static_cast<int64_t>(filled_.size())).to(at::kCPU, at::kFloat);
     for (size_t i = 0; i < filled_.size(); ++i) sum.has[i] = filled_[i] || flags.const_data_ptr<float>()[i] > 0;
@@ -122,15 +107,8 @@ FlatReducer::Sum FlatReducer::finish() {
 }
 
 void FlatReducer::drop() {
-  if (in_flight_) {
-    try {
-      pending_.wait();
-    } catch (const Error&) {  // the error that led here has been reported already
-    }
-  }
-  in_flight_ = false;
+  stages_.drop();
   parts_.reset();
-  output_.reset();
 }
 
 }  // namespace tessera::parallel

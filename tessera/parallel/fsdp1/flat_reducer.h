@@ -3,10 +3,11 @@
 //
 //   reducer.add(0, gradient);                  // local, over as many backwards as one likes
 //   reducer.start(divide, "layers.0");         // COLLECTIVE over the group; returns at once
-//   while (reducer.advance()) {}               // between replicas, where there are some
-//   auto sum = reducer.finish();               // waits; this rank's shard of the gradient
+//   while (reducer.advance("layers.0")) {}     // COLLECTIVE between replicas, where there are some
+//   auto sum = reducer.finish(trainable);      // this rank's shard of the gradient
 //
-// With flags, every rank learns of each member whether any rank had a gradient for it. Belongs to one rank.
+// On an accelerator the stages (ReductionStages) run beside what computes, reduce-scatters over a second group of the
+// ranks. With flags, every rank learns of each member whether any rank had a gradient for it. Belongs to one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,8 +16,9 @@
 #include <string>
 #include <vector>
 
-#include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/detail/buffer_pool.h"
+#include "tessera/parallel/detail/comm_streams.h"
+#include "tessera/parallel/detail/reduction_stages.h"
 #include "tessera/parallel/fsdp1/flat_parameter_layout.h"
 
 namespace tessera::parallel {
@@ -33,25 +35,26 @@ class FlatReducer {
   // `layout` outlives it.
   FlatReducer(const FlatParameterLayout& layout, std::shared_ptr<comm::Group> group, c10::Device device,
               Options options);
-  void set_pool(std::shared_ptr<BufferPool> pool) { pool_ = std::move(pool); }
+  // Shared by the units below one root. COLLECTIVE over the group where its second one is not made yet.
+  void join(std::shared_ptr<BufferPool> pool, std::shared_ptr<CommStreams> streams);
 
   // Room for gradients, zeros so far, if there is none yet.
   void open();
   // A gradient of the member's shape, in whatever strides.
   void add(size_t member, const at::Tensor& gradient);
-  bool is_open() const { return parts_.defined() && !in_flight_; }  // something was added since start
+  bool is_open() const { return parts_.defined(); }  // something was added since start
   // divide: what the sum over ranks is divided by.
   void start(double divide, const std::string& subject);
-  bool in_flight() const { return in_flight_; }
-  // Waits for the group and starts the sum over the replicas. COLLECTIVE over them; false when nothing is left to
-  // start.
-  bool advance();
+  bool in_flight() const { return stages_.in_flight(); }
+  // Waits for the running stage and starts the next one; false when none was left. COLLECTIVE over the replicas.
+  bool advance(const std::string& subject) { return stages_.advance(subject, /*at_end=*/true); }
 
   struct Sum {
     at::Tensor values;      // of the shard, or the whole flat parameter
     std::vector<bool> has;  // of each member: whether any rank had a gradient; all of them without flags
   };
-  Sum finish();
+  // The host waits where this rank had no gradient for one of the members `asked` about.
+  Sum finish(const std::vector<size_t>& asked);
   void drop();  // after an error: waits for what is in flight and forgets it
   int64_t bytes() const { return is_open() ? static_cast<int64_t>(parts_.nbytes()) : 0; }
 
@@ -62,7 +65,7 @@ class FlatReducer {
   };
 
   const FlatParameterLayout& layout_;
-  std::shared_ptr<comm::Group> group_;
+  std::shared_ptr<comm::Group> group_, reduces_;
   c10::Device device_;
   Options options_;
   std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
@@ -71,12 +74,8 @@ class FlatReducer {
   int64_t values_numel_;  // of a part; flags lie behind
   std::vector<bool> filled_;
   at::Tensor parts_;  // [parts, values and flags], flat
-  at::Tensor output_;
   double post_scale_ = 1;
-  bool in_flight_ = false;
-  bool over_replicas_ = false;
-  std::string subject_;
-  comm::Pending pending_;
+  ReductionStages stages_;
 };
 
 }  // namespace tessera::parallel

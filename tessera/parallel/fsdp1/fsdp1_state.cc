@@ -2,6 +2,10 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
+#include "tessera/mesh/side_stream.h"
+
 namespace tessera::parallel {
 
 void Fsdp1State::install_casts() {
@@ -15,14 +19,18 @@ void Fsdp1State::cast_inputs(const nn::TensorRefs& inputs) {
   if (casts) cast_floating(inputs, *precision_.param_dtype);
 }
 
-// Inner units first: a buffer follows the settings of the innermost unit that it is in.
+// Gathers ahead where gathers have a stream. Inner units first: a buffer follows the settings of the innermost unit
+// that it is in.
 bool Fsdp1State::begin_root(const std::vector<Named>& states) {
   is_root_ = true;
   std::unordered_set<const at::Tensor*> visited;
   for (auto each = states.rbegin(); each != states.rend(); ++each) {
     if (auto* state = dynamic_cast<Fsdp1State*>(each->second)) state->cast_buffers(visited);
   }
-  return false;
+  return std::any_of(states.begin(), states.end(), [](const Named& each) {
+    const auto* group = each.second->gathered();
+    return group != nullptr && has_streams(group->device());
+  });
 }
 
 void Fsdp1State::cast_buffers(std::unordered_set<const at::Tensor*>& visited) {

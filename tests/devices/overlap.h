@@ -1,0 +1,83 @@
+// What tests of overlap on the pretend device look at.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/devices/pretend.h"
+#include "tests/parallel/small_model.h"
+
+namespace tessera::testing {
+
+// Those whose name has `part` in it, in the order in which the host launched them.
+inline std::vector<pretend::Launch> named(const std::vector<pretend::Launch>& launches, const std::string& part) {
+  std::vector<pretend::Launch> out;
+  for (const auto& launch : launches) {
+    if (launch.name.find(part) != std::string::npos) out.push_back(launch);
+  }
+  return out;
+}
+
+inline std::vector<pretend::Launch> launches_during(int device, const std::function<void()>& call) {
+  pretend::keep_names(true);
+  pretend::take_launches(device);
+  call();
+  return pretend::take_launches(device);
+}
+
+inline MeshPtr line_on_device(const WorldPtr& world) {
+  return init_device_mesh(world, "pretend", {world->size()}, {"dp"});
+}
+
+// Its parameters; tied ones stay tied.
+inline void move_to(nn::Module& module, c10::Device device) {
+  std::map<const c10::TensorImpl*, at::Tensor> there;
+  std::vector<at::Tensor> alive;
+  for (const auto& named : module.named_parameters(true)) {
+    alive.push_back(named.slot->parameter);
+    at::Tensor& moved = there[alive.back().unsafeGetTensorImpl()];
+    if (!moved.defined()) moved = alive.back().detach().to(device).set_requires_grad(true);
+    nn::Module::set_parameter(*named.slot, moved);
+  }
+}
+
+// Layers of which each outweighs by far what the allocator rounds up.
+struct WideLayers : nn::Callable<WideLayers> {
+  static constexpr int64_t kWidth = 32, kHidden = 512;
+  static constexpr int64_t kLayerNumel = 2 * kWidth * (kHidden + 1);
+  static constexpr int64_t kNoise = 16384;  // bytes, less than half a layer in any dtype
+  std::vector<std::shared_ptr<Layer>> layers;
+  at::Tensor shift;
+  explicit WideLayers(int count) {
+    Values values(9);
+    for (int i = 0; i < count; ++i) {
+      const auto layer = std::make_shared<Layer>(values, kWidth, kHidden);
+      layers.push_back(register_module("layers." + std::to_string(i), layer));
+    }
+    register_parameter("shift", shift, values({kWidth}));
+  }
+  at::Tensor forward(const at::Tensor& rows) {
+    at::Tensor x = rows + shift;
+    for (auto& layer : layers) x = (*layer)(x);
+    return x;
+  }
+};
+
+// Of the counters of a device while `call` runs.
+inline pretend::Counters cost_of(int device, const std::function<void()>& call) {
+  const auto before = pretend::counters(device);
+  call();
+  return pretend::counters(device) - before;
+}
+
+class PretendOverlap : public OnPretendDevice {
+ protected:
+  void TearDown() override {
+    pretend::keep_names(false);
+    OnPretendDevice::TearDown();
+  }
+};
+
+}  // namespace tessera::testing
