@@ -60,7 +60,7 @@ def places_of(lines):
 def readme_table(results):
     rows = ["| what | Tessera | peer | times better | threads | by |", "|---|---|---|---|---|---|"]
     places = places_of([line for lines in results.values() for line in lines])
-    letters = {place: f"{index + 1}" for index, place in enumerate(places)} if len(places) > 1 else {}
+    marks = {place: f"{index + 1}" for index, place in enumerate(places)} if len(places) > 1 else {}
     for line in (ROOT / "bench/table.txt").read_text().splitlines():
         if line.startswith("#"):
             continue
@@ -74,10 +74,10 @@ def readme_table(results):
                 print(f"bench_table.py: bench/results/{bench}.json has no case '{name.strip()}'", file=sys.stderr)
         if not cases:
             continue
-        machines = "".join(sorted({letters.get(where_of(case), "") for case in cases}))
+        machines = "".join(sorted({marks.get(where_of(case), "") for case in cases}))
         threads = "; ".join(sorted({str(case["threads"]) for case in cases}))
         rows.append(f"| {title} | {' | '.join(cells(cases))} | {threads} | `./dev bench {bench}`{f' [{machines}]' if machines else ''} |")
-    said = "Measured on " + "; ".join(f"{f'[{letters[place]}] ' if letters else ''}{place}" for place in places) + ".\n\n"
+    said = "Measured on " + "; ".join(f"{f'[{marks[place]}] ' if marks else ''}{place}" for place in places) + ".\n\n"
     return said + "\n".join(rows) + "\n"
 
 

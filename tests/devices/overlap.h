@@ -1,6 +1,8 @@
 // What tests of overlap on the pretend device look at.
 #pragma once
 
+#include <gmock/gmock.h>
+
 #include <functional>
 #include <map>
 #include <string>
@@ -25,6 +27,19 @@ inline std::vector<pretend::Launch> launches_during(int device, const std::funct
   pretend::take_launches(device);
   call();
   return pretend::take_launches(device);
+}
+
+// In the backward of three layers and a root whose gradients are summed over replicas.
+inline void expect_sums_behind_their_reductions_alone(const std::vector<pretend::Launch>& backward) {
+  const auto reductions = named(backward, "reduce_scatter"), sums = named(backward, "allreduce"),
+             steps = named(backward, "gelu_backward");
+  ASSERT_THAT(reductions, ::testing::SizeIs(4));
+  ASSERT_THAT(sums, ::testing::SizeIs(4));
+  EXPECT_TRUE(sums[0].comes_behind(reductions[0]));
+  EXPECT_FALSE(sums[0].comes_behind(steps[1]));
+  EXPECT_FALSE(sums[0].comes_behind(reductions[1]));
+  EXPECT_FALSE(reductions[1].comes_behind(sums[0]));
+  EXPECT_FALSE(sums[1].comes_behind(reductions[2]));
 }
 
 inline MeshPtr line_on_device(const WorldPtr& world) {

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <optional>
 #include <string_view>
 
 #include "tessera/base/error.h"
@@ -58,12 +57,11 @@ VectorLevel vector_level() {
 
 void set_vector_level(VectorLevel level) { agreed = static_cast<int>(level); }
 
-UseVectorLevel::UseVectorLevel(VectorLevel level)
-    : before_(used.value_or(VectorLevel::kPlain)), had_(used.has_value()) {
+UseVectorLevel::UseVectorLevel(VectorLevel level) : before_(used) {
   TESSERA_CHECK(level <= most_of_processor(), ErrorKind::kConfig, "[kernels.rows] this processor has fewer vectors");
   used = level;
 }
 
-UseVectorLevel::~UseVectorLevel() { used = had_ ? std::optional(before_) : std::nullopt; }
+UseVectorLevel::~UseVectorLevel() { used = before_; }
 
 }  // namespace tessera::detail

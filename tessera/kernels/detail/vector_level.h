@@ -1,7 +1,7 @@
 // Which vector instructions the loops of this layer are compiled for and run with: those of the processor, or fewer.
 #pragma once
 
-#include <string_view>
+#include <optional>
 
 namespace tessera::detail {
 
@@ -22,8 +22,7 @@ class UseVectorLevel {
   UseVectorLevel& operator=(const UseVectorLevel&) = delete;
 
  private:
-  VectorLevel before_;
-  bool had_;
+  std::optional<VectorLevel> before_;
 };
 VectorLevel most_of_processor();
 
