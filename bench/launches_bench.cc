@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
     const tessera::ScratchFolder scratch("bench_launches");
     const auto model = write_two_layers(scratch.path());
     compare(harness, argv[0], model, "dp2", "dp", 1);
+    compare(harness, argv[0], model, "dp2-graphs", "dp", 1);
     compare(harness, argv[0], model, "tp2", "tp", 1);
     compare(harness, argv[0], model, "tp2-sp", "sp", 1);
     compare(harness, argv[0], model, "1F1B", "1F1B", 4);

@@ -48,8 +48,8 @@ train::Recipe recipe_of(const std::string& how, int64_t ranks) {
   } else {
     std::istringstream words(how);
     for (std::string word; std::getline(words, word, '-');) {
-      if (word == "sp") {
-        parallel.sequence_parallel = true;
+      if (word == "sp" || word == "graphs") {
+        (word == "sp" ? parallel.sequence_parallel : recipe.train.layer_graphs) = true;
         continue;
       }
       const int64_t size = std::stoll(word.substr(2));
@@ -156,7 +156,8 @@ int serve_layout(const LayoutRank& given) {
                                          {.mesh = place.mesh(),
                                           .ep = parallel.ep,
                                           .cp_rotate_method = "alltoall",
-                                          .sequence_parallel = parallel.sequence_parallel},
+                                          .sequence_parallel = parallel.sequence_parallel,
+                                          .layer_graphs = recipe.train.layer_graphs},
                                          stages);
   load_pretrained(*model, given.model);
   serve_steps(*model, *world,

@@ -45,8 +45,8 @@ struct LayoutRank {
   std::string model;  // folder
   int64_t rows = 0;   // of all ranks
   int64_t length = 0;
-  // Sizes of mesh dims as "tp2-pp2", with "sp" for sequence parallelism, what is left of the ranks sharding data; or a
-  // pipeline schedule over all ranks.
+  // Sizes of mesh dims as "tp2-pp2", with "sp" for sequence parallelism and "graphs" for graphs of layers, what is left
+  // of the ranks sharding data; or a pipeline schedule over all ranks.
   std::string how;
   int64_t micro_batches = 1;  // of all ranks
   std::string device = "cpu";

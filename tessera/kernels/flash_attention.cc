@@ -76,10 +76,11 @@ bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
   });
 }
 
+bool takes_flash_heads(int64_t head_dim) { return head_dim % kHeadVector == 0 && head_dim <= kLargestHead; }
+
 bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  return q.size(-1) % kHeadVector == 0 && q.size(-1) <= kLargestHead && q.numel() > 0 && k.numel() > 0 &&
-         k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type() &&
-         has_flash_attention(q.device(), q.scalar_type());
+  return takes_flash_heads(q.size(-1)) && q.numel() > 0 && k.numel() > 0 && k.scalar_type() == q.scalar_type() &&
+         v.scalar_type() == q.scalar_type() && has_flash_attention(q.device(), q.scalar_type());
 }
 
 FlashResult flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {

@@ -25,6 +25,7 @@ struct FlashOptions {
 
 // Whether a device has the kernels for this dtype. Tries them once, without a wait of the host.
 bool has_flash_attention(c10::Device device, at::ScalarType dtype);
+bool takes_flash_heads(int64_t head_dim);
 // And whether they take heads of this size. Last dims lie without gaps, or are copied.
 bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
+#include "tessera/kernels/flash_attention.h"
 #include "tessera/nn/context_scope.h"
 
 namespace tessera {
@@ -28,6 +29,13 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .normalise = config.experts.normalise,
           .activation = config.activation,
           .capacity_factor = config.experts.capacity_factor};
+}
+
+std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
+  if (cache || paged || pattern.context || nn::ContextScope::current()) return std::nullopt;
+  if (pattern.pieces.empty()) return std::vector<int64_t>{};
+  if (!pattern.documents.have_room) return std::nullopt;
+  return std::vector<int64_t>{pattern.documents.longest};
 }
 
 DecoderLayer::DecoderLayer(const nn::AttentionOptions& attention, const ModelConfig& config,
@@ -101,12 +109,14 @@ DecoderModel::Sequence DecoderModel::sequence_over_ranks(const ModelInputs& inpu
 nn::AttentionPattern DecoderModel::pattern(const ModelInputs& inputs, const at::Tensor& x, bool sliding,
                                            const Sequence& sequence) const {
   if (inputs.paged) return {.sliding_window = sliding ? config_.sliding_window : 0};
+  const bool by_lengths = kernels::takes_flash_heads(config_.head_dim) && config_.attn_logit_softcapping == 0;
   return nn::attention_pattern({.rows = inputs.tokens.size(0),
                                 .tokens = inputs.tokens.size(1),
                                 .cached = inputs.cache ? inputs.cache->length() : 0,
                                 .document_ids = inputs.document_ids,
                                 .sliding_window = sliding ? config_.sliding_window : 0,
-                                .context = sequence},
+                                .context = sequence,
+                                .room = by_lengths ? room_.get() : nullptr},
                                x.options());
 }
 

@@ -26,6 +26,16 @@ nn::MoEOptions moe_options(const ModelConfig& config);
 // What the layers of a forward share.
 struct LayerContext : nn::AttentionContext {
   at::Tensor real{};  // bool [B, T]: tokens that are no padding, for the statistics of routers; undefined: all
+
+  // For nn::ForwardCall.
+  template <class F>
+  void visit_read_tensors(F&& visit) {
+    angles.visit_tensors(visit);
+    if (pattern.documents.begins.defined()) visit(pattern.documents.begins);
+    if (real.defined()) visit(real);
+  }
+  // None with a cache, with tokens over ranks, and for documents without room (nn::DocumentRoom).
+  std::optional<std::vector<int64_t>> read_numbers() const;
 };
 
 // Attention and MLP, or experts, each behind a norm and around a residual.
@@ -73,6 +83,9 @@ struct DecoderModel : nn::Callable<DecoderModel> {
   // inputs are whole rows, alike on all ranks, each of which computes all of them. Error kConfig: logits_to_keep
   // without one.
   void set_context_parallelism(nn::ContextParallelism how) { context_ = std::move(how); }
+  // From now on documents have room where the device's attention goes by their lengths, so that layers repeat from
+  // batch to batch (nn::ForwardCall).
+  void make_documents_repeat() { room_ = std::make_unique<nn::DocumentRoom>(); }
 
  private:
   using Sequence = std::shared_ptr<const nn::ContextSequence>;
@@ -81,6 +94,7 @@ struct DecoderModel : nn::Callable<DecoderModel> {
                                const Sequence& sequence) const;
   ModelConfig config_;
   std::optional<nn::ContextParallelism> context_;
+  std::unique_ptr<nn::DocumentRoom> room_;  // null: none
 };
 
 // The head of the config: tied, it allocates nothing and its slot shows the embedding's weight.

@@ -78,6 +78,29 @@ at::Tensor first_keys(const std::vector<std::vector<DocumentRun>>& rows, const A
   return first_key;
 }
 
+// Results of padding are not zeros then.
+AttentionPattern::Documents lengths_with_room(const std::vector<std::vector<DocumentRun>>& rows, c10::Device device,
+                                              DocumentRoom& room) {
+  std::vector<int32_t> begins = {0};
+  int64_t longest = 0;
+  for (const auto& row : rows) {
+    for (const auto& run : row) {
+      begins.push_back(begins.back() + static_cast<int32_t>(run.tokens));
+      longest = std::max(longest, run.tokens);
+    }
+  }
+  const auto grow = [](int64_t& size, int64_t wanted) {
+    while (size < wanted) size *= 2;
+  };
+  grow(room.documents, static_cast<int64_t>(begins.size()) - 1);
+  grow(room.longest, longest);
+  begins.resize(static_cast<size_t>(room.documents) + 1, begins.back());  // the others have no tokens
+  return {.begins = at::tensor(begins, at::kInt).pin_memory().to(device, /*non_blocking=*/true),
+          .longest = room.longest,
+          .runs = {begins.back()},
+          .have_room = true};
+}
+
 AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<DocumentRun>>& rows,
                                                  c10::Device device) {
   AttentionPattern::Documents out{.runs = {0}};
@@ -198,7 +221,7 @@ at::Tensor with_padding(const at::Tensor& tokens, const std::vector<int64_t>& ru
 
 at::Tensor attend_documents(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const AttentionPattern& pattern, const AttentionScores& scores) {
-  const auto& [begins, longest, runs] = pattern.documents;
+  const auto& [begins, longest, runs, have_room] = pattern.documents;
   const auto y = kernels::flash_attention(
       tokens_of_documents(q, runs), tokens_of_documents(k, runs), tokens_of_documents(v, runs),
       {.begins = begins, .longest = longest, .window = pattern.sliding_window, .scale = scores.scale});
@@ -249,7 +272,8 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
-    pattern.documents = lengths_of_documents(rows, options.device());
+    pattern.documents = wanted.room ? lengths_with_room(rows, options.device(), *wanted.room)
+                                    : lengths_of_documents(rows, options.device());
   }
   pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
   int64_t most_earlier = -1;
@@ -296,6 +320,9 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
       });
     }
   }
+  TESSERA_CHECK(!pattern.documents.have_room, ErrorKind::kInternal,
+                "[nn.attention] documents with room in attention that does not go by their lengths: heads of {}, {}",
+                q.size(3), c10::toString(q.scalar_type()));
   return attend_pieces(q, k, v, pattern, scores);
 }
 

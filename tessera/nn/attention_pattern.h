@@ -41,10 +41,18 @@ struct AttentionPattern {
     at::Tensor begins{};
     int64_t longest = 0;
     std::vector<int64_t> runs{};
+    bool have_room = false;  // laid out by a DocumentRoom: `begins` and `longest` are all there is to know of them
   };
   Documents documents{};
   // Where the tokens lie over ranks: in place of all above.
   std::shared_ptr<const ContextPattern> context{};
+};
+
+// Where lengths of documents are read by kernels alone: as many places for documents, and as long a longest one, in
+// each batch. Both are powers of two, and grow with what comes; padding counts as a document.
+struct DocumentRoom {
+  int64_t documents = 16;
+  int64_t longest = 128;
 };
 
 struct AttentionPatternOptions {
@@ -58,6 +66,9 @@ struct AttentionPatternOptions {
   // Where a row's tokens lie over ranks: of those, this rank's are `tokens`, and the document ids are here already
   // (context_attention.h).
   std::shared_ptr<const ContextSequence> context{};
+  // Null: documents are laid out as they are. Else the heads must be such as the device's kernels by lengths take, with
+  // no softcap. Not owned.
+  DocumentRoom* room = nullptr;
 };
 
 // `options` tells dtype and device of the queries. Reads the document ids on the host; where they are a DTensor it is

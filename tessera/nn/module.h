@@ -17,6 +17,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -61,6 +62,18 @@ using Rerun = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor
 using WrapOutputs = std::function<void(const TensorRefs& inputs, TensorRefs& outputs, Rerun rerun)>;
 using ForwardWrapper = std::function<WrapOutputs(Module&)>;
 
+// A call of a forward that gives one tensor, for who may run it otherwise than once in its place.
+struct ForwardCall {
+  TensorRefs tensors;  // those of the arguments that hooks see, then what else forward reads of them
+  // What it depends on beside tensors and their shapes: with the same numbers it launches the same kernels again. None:
+  // more than numbers.
+  std::optional<std::vector<int64_t>> numbers;
+  Rerun run;  // forward with its wrapper, on other tensors in place of `tensors`
+};
+// Stands around forward and its wrapper, inside all hooks, where autograd records (graphs of a device): gives the
+// result, or nothing, and forward runs.
+using ForwardReplay = std::function<std::optional<at::Tensor>(Module&, const ForwardCall&)>;
+
 class Module {
  public:
   Module() = default;
@@ -95,10 +108,13 @@ class Module {
   int register_forward_hook(ForwardHook hook);
   int register_forward_hook(ForwardHookWithInputs hook);  // the inputs as forward saw them
   void remove_hook(int id);
-  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty() || wrapper_; }
+  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty() || wrapper_ || replay_; }
   // At most one; an empty one takes it away.
   void set_forward_wrapper(ForwardWrapper wrapper) { wrapper_ = std::move(wrapper); }
   const ForwardWrapper& forward_wrapper() const { return wrapper_; }
+  // The same. Of modules whose forward gives one tensor; others ignore it.
+  void set_forward_replay(ForwardReplay replay) { replay_ = std::move(replay); }
+  const ForwardReplay& forward_replay() const { return replay_; }
 
   // What parallel/ keeps with a module (its sharding); it lives and dies with it.
   struct Attachment {
@@ -143,6 +159,7 @@ class Module {
   std::vector<std::pair<int, ForwardPreHook>> pre_hooks_;
   std::vector<std::pair<int, ForwardHookWithInputs>> post_hooks_;
   ForwardWrapper wrapper_;
+  ForwardReplay replay_;
   std::shared_ptr<Attachment> sharding_;
   int next_hook_id_ = 1;
   bool training_ = true;
@@ -159,6 +176,23 @@ void collect_tensors(T& value, TensorRefs& out) {
   }
 }
 
+// Of an argument that hooks do not see into, a struct with `void visit_read_tensors(F)` and
+// `std::optional<std::vector<int64_t>> read_numbers() const`: what forward reads of it (ForwardCall).
+template <class T>
+void collect_read_tensors(T& value, TensorRefs& out) {
+  if constexpr (requires { value.visit_read_tensors([](at::Tensor&) {}); }) {
+    value.visit_read_tensors([&out](at::Tensor& tensor) { out.push_back(&tensor); });
+  }
+}
+template <class T>
+void collect_read_numbers(const T& value, std::optional<std::vector<int64_t>>& out) {
+  if constexpr (requires { value.read_numbers(); }) {
+    const auto numbers = value.read_numbers();
+    if (!numbers) out.reset();
+    if (out) out->insert(out->end(), numbers->begin(), numbers->end());
+  }
+}
+
 // Gives a module its call operator: hooks around Self::forward. Arguments are copied (handles, not data) before the
 // hooks see them, so a caller's tensors are never replaced. Without hooks it is a direct call.
 template <class Self>
@@ -172,7 +206,7 @@ class Callable : public Module {
     TensorRefs inputs;
     std::apply([&](auto&... each) { (collect_tensors(each, inputs), ...); }, copies);
     run_pre_hooks(inputs);
-    auto result = wrapped_forward(self, copies, inputs);
+    auto result = replayed_forward(self, copies, inputs);
     TensorRefs outputs;
     collect_tensors(result, outputs);
     run_post_hooks(inputs, outputs);
@@ -181,16 +215,20 @@ class Callable : public Module {
 
  private:
   template <class Arguments>
-  auto wrapped_forward(Self& self, Arguments& arguments, const TensorRefs& inputs) {
-    const auto call = [&self](Arguments& with) {
-      return std::apply([&](auto&... each) { return self.forward(each...); }, with);
-    };
-    if (!forward_wrapper() || !c10::GradMode::is_enabled()) return call(arguments);
-    Rerun rerun = [call, kept = arguments](const std::vector<at::Tensor>& tensors) {
+  static TensorRefs tensors_of(Arguments& arguments) {
+    TensorRefs refs;
+    std::apply([&](auto&... each) { (collect_tensors(each, refs), ...); }, arguments);
+    std::apply([&](auto&... each) { (collect_read_tensors(each, refs), ...); }, arguments);
+    return refs;
+  }
+
+  // `call` on a copy of the arguments with other tensors in it.
+  template <class Arguments, class Call>
+  static Rerun rerun_of(const Arguments& arguments, Call call) {
+    return [call, kept = arguments](const std::vector<at::Tensor>& tensors) {
       Arguments again = kept;
-      TensorRefs refs;
-      std::apply([&](auto&... each) { (collect_tensors(each, refs), ...); }, again);
-      for (size_t i = 0; i < refs.size(); ++i) *refs[i] = tensors[i];
+      const TensorRefs refs = tensors_of(again);
+      for (size_t i = 0; i < tensors.size(); ++i) *refs[i] = tensors[i];
       auto result = call(again);
       TensorRefs outputs;
       collect_tensors(result, outputs);
@@ -198,6 +236,30 @@ class Callable : public Module {
       for (const auto* output : outputs) values.push_back(*output);
       return values;
     };
+  }
+
+  template <class Arguments>
+  auto replayed_forward(Self& self, Arguments& arguments, const TensorRefs& inputs) {
+    using Result = decltype(wrapped_forward(self, arguments, inputs));
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      if (forward_replay() && c10::GradMode::is_enabled()) {
+        ForwardCall call{.tensors = tensors_of(arguments), .numbers = std::vector<int64_t>(), .run = {}};
+        std::apply([&](const auto&... each) { (collect_read_numbers(each, call.numbers), ...); }, arguments);
+        call.run = rerun_of(arguments,
+                            [this, &self](Arguments& with) { return wrapped_forward(self, with, tensors_of(with)); });
+        if (auto replayed = forward_replay()(self, call)) return *std::move(replayed);
+      }
+    }
+    return wrapped_forward(self, arguments, inputs);
+  }
+
+  template <class Arguments>
+  auto wrapped_forward(Self& self, Arguments& arguments, const TensorRefs& inputs) {
+    const auto call = [&self](Arguments& with) {
+      return std::apply([&](auto&... each) { return self.forward(each...); }, with);
+    };
+    if (!forward_wrapper() || !c10::GradMode::is_enabled()) return call(arguments);
+    Rerun rerun = rerun_of(arguments, call);
     const auto wrap_outputs = forward_wrapper()(self);
     auto result = [&] {
       const c10::NoGradGuard no_grad;

@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
@@ -12,66 +13,12 @@
 #include "tessera/kernels/kept_results.h"
 #include "tessera/nn/lora.h"
 #include "tessera/parallel/detail/make_node.h"
-#include "tessera/parallel/fsdp1/flat_group.h"
+#include "tessera/parallel/detail/shown_parameters.h"
 
 namespace tessera {
 namespace {
 
 using torch::autograd::variable_list;
-
-// What a member showed, and where.
-struct ShownParameter {
-  at::Tensor* member;
-  at::Tensor shown;
-};
-
-// The parameters that forward reads, each once, with all members that show it.
-struct Shown {
-  std::vector<at::Tensor> tensors;
-  std::vector<std::vector<at::Tensor*>> members;
-};
-
-Shown shown_parameters(nn::Module& module) {
-  Shown out;
-  const auto add = [&](at::Tensor* member) {
-    const auto found = std::find_if(out.tensors.begin(), out.tensors.end(),
-                                    [&](const at::Tensor& each) { return each.is_same(*member); });
-    if (found != out.tensors.end()) {
-      out.members[static_cast<size_t>(found - out.tensors.begin())].push_back(member);
-    } else {
-      out.tensors.push_back(*member);
-      out.members.push_back({member});
-    }
-  };
-  for (const auto& named : module.named_parameters(/*all=*/true)) add(named.slot->slot);
-  for (const auto& [path, child] : module.named_modules()) {
-    for (at::Tensor* member : parallel::flat_members_of(*child)) {
-      if (member->requires_grad()) add(member);
-    }
-  }
-  return out;
-}
-
-// While it lives, the members show copies that are leaves of the graph of a second forward.
-class ShowLeaves {
- public:
-  ShowLeaves(const Shown& shown, const std::vector<at::Tensor>& leaves) {
-    for (size_t i = 0; i < leaves.size(); ++i) {
-      for (at::Tensor* member : shown.members[i]) {
-        before_.push_back({member, *member});
-        *member = leaves[i];
-      }
-    }
-  }
-  ~ShowLeaves() {
-    for (auto& [member, shown] : before_) *member = shown;
-  }
-  ShowLeaves(const ShowLeaves&) = delete;
-  ShowLeaves& operator=(const ShowLeaves&) = delete;
-
- private:
-  std::vector<ShownParameter> before_;
-};
 
 // Where the rows of a forward lie in all rows of the run: what adapters drop of them follows from it, and other
 // forwards may come before this one is run again.
@@ -104,21 +51,11 @@ class AtPlace {
   RowPlace place_;
 };
 
-at::Tensor leaf_of(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.detach().set_requires_grad(tensor.requires_grad()) : tensor;
-}
-
-std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> out;
-  for (const auto& tensor : tensors) out.push_back(leaf_of(tensor));
-  return out;
-}
-
 // Inputs first, then parameters: those that need a gradient are the node's inputs, in this order.
 struct Recomputation : torch::autograd::Node {
   nn::Rerun rerun;
   std::vector<at::Tensor> inputs;
-  Shown parameters;
+  parallel::ShownParameters parameters;
   std::vector<size_t> differentiable_outputs;
   std::shared_ptr<kernels::KeptResults> kept;
   RowPlace rows;
@@ -126,15 +63,18 @@ struct Recomputation : torch::autograd::Node {
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(rerun, ErrorKind::kShape,
                   "[parallel.checkpoint] backward ran through a checkpointed module a second time. Run forward again.");
+    // Each is let go where it is used, but for backwards to come.
+    const bool again = kept && torch::autograd::get_current_graph_task_keep_graph();
+    const auto taken = again ? std::make_shared<kernels::KeptResults>(*kept) : kept;
     // The graph behind the inner weights ends here.
     const kernels::DeferredGradients::Scope all_at_once(nullptr);
-    const auto inner_inputs = leaves_of(inputs), inner_parameters = leaves_of(parameters.tensors);
+    const auto inner_inputs = parallel::leaves_of(inputs), inner_parameters = parallel::leaves_of(parameters.tensors);
     variable_list outputs, output_gradients, wanted;
     {
       const c10::AutoGradMode on(true);
-      const ShowLeaves show(parameters, inner_parameters);
+      const parallel::ShowLeaves show(parameters, inner_parameters);
       const AtPlace same_rows(rows);
-      kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
+      kernels::KeptResults::Scope replay(taken, kernels::KeptResults::Mode::kReplay);
       const auto results = rerun(inner_inputs);
       for (size_t i = 0; i < gradients.size(); ++i) {
         if (!gradients[i].defined()) continue;
@@ -168,7 +108,7 @@ struct Recomputation : torch::autograd::Node {
 void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun,
                   std::shared_ptr<kernels::KeptResults> kept) {
   auto [pointer, node] = parallel::make_node<Recomputation>();
-  node->parameters = shown_parameters(module);
+  node->parameters = parallel::shown_parameters(module);
   for (const auto* input : inputs) node->inputs.push_back(*input);
   std::vector<at::Tensor> depends_on;
   for (const auto* each : {&node->inputs, &node->parameters.tensors}) {

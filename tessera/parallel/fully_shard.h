@@ -40,6 +40,9 @@ struct FullyShardOptions {
   // their state there and run there. Each gather copies shards to the mesh's device, each reduction gradients back.
   // FSDP2's CPUOffloadPolicy. On a CPU mesh it changes nothing.
   bool cpu_offload = false;
+  // Whole parameters lie at the same addresses whenever they are gathered, for graphs of their module's kernels
+  // (layer_graphs.h). Memory: two groups' parameters, all the time. On a CPU mesh it changes nothing.
+  bool fixed_places = false;
 };
 
 // Shards the parameters of `module` that no nested fully_shard call manages already. Parameters may be DTensors of

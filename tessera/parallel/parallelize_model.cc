@@ -4,10 +4,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/models/decoder.h"
 #include "tessera/nn/layers.h"
 #include "tessera/parallel/context_parallel/apply_context_parallel.h"
 #include "tessera/parallel/detail/data_parallel_state.h"
 #include "tessera/parallel/experts/expert_parallel.h"
+#include "tessera/parallel/layer_graphs.h"
 #include "tessera/parallel/tensor_parallel/parallelize_module.h"
 
 namespace tessera {
@@ -169,6 +171,24 @@ MixedPrecisionPolicy policy_of_root(CausalLM& model, const ParallelizeModelOptio
   return policy;
 }
 
+void graph_layers_of(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
+                     const ParallelizeModelOptions& options) {
+  TESSERA_CHECK(mesh.tensor_ranks == 1 && !has_ranks(*options.mesh, "cp") && model.config().experts.count == 0,
+                ErrorKind::kConfig,
+                "[parallel.parallelize_model] layer_graphs with tensor or context parallelism, or experts: such layers "
+                "communicate, or wait for counts, which no graph can hold. Set train.layer_graphs to false, or "
+                "parallel.tp and parallel.cp to 1.");
+  if (!mesh.all->device().is_cpu()) {
+    for (const auto& [path, module] : model.named_modules()) {
+      if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoder->make_documents_repeat();
+    }
+    return graph_layers(layers, mesh.all->device());
+  }
+  if (mesh.all->rank() == mesh.all->ranks().front()) {
+    log_info("[parallel.parallelize_model] layer_graphs: the mesh is of CPUs, which have none; it changes nothing.");
+  }
+}
+
 void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const ModelMesh& mesh,
                  const ParallelizeModelOptions& options) {
   FullyShardOptions inner{.mesh = mesh.data_parallel,
@@ -177,7 +197,9 @@ void shard_units(CausalLM& model, const std::vector<nn::Module*>& layers, const 
                           .cpu_offload = options.cpu_offload};
   inner.mp_policy.output_dtype.reset();  // they compute in param_dtype and hand it on
   if (mesh.experts) shard_experts(model, mesh.experts, inner);
-  for (auto* layer : layers) fully_shard(*layer, inner);
+  auto of_layers = inner;
+  of_layers.fixed_places = options.layer_graphs;
+  for (auto* layer : layers) fully_shard(*layer, of_layers);
   for (const auto& [module, stays] : units_of_vocabulary(model)) {
     auto unit = inner;
     if (stays) unit.reshard_after_forward = false;
@@ -229,6 +251,7 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
   std::vector<nn::Module*> layers;
   for (const auto& block : model.blocks()) layers.push_back(block.get());
   checkpoint_layers(layers, options.activation_checkpointing);
+  if (options.layer_graphs) graph_layers_of(model, layers, mesh, options);
   if (options.cpu_offload && on_cpu && speaks) {
     log_info("[parallel.parallelize_model] cpu_offload: the mesh is of CPUs, where it changes nothing.");
   }

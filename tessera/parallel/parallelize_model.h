@@ -28,6 +28,9 @@ struct ParallelizeModelOptions {
   // Residuals between tensor-parallel blocks are sharded along the tokens. With tp 1 a warning, nothing else.
   bool sequence_parallel = false;
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::kNone;
+  // Layers as graphs of the accelerator (layer_graphs.h). On a CPU mesh, which has none, this is said once and changes
+  // nothing. Error kConfig with tp, cp or ep above 1, and what graph_layers refuses.
+  bool layer_graphs = false;
   // Shards, gradients and optimizer state in host memory (FullyShardOptions). On a CPU mesh they are there already,
   // which is said once. Replicas alone (dp_shard 1, tp 1) are refused on an accelerator: Error kConfig.
   bool cpu_offload = false;
@@ -41,14 +44,14 @@ struct ParallelizeModelOptions {
   ReplicateOptions replicate = {};  // where the mesh says DDP: several dp_replicate, one dp_shard, tp 1
 };
 
-// In this order: head counts (key-value heads first), plan, experts, attention over cp, activation checkpoints, then
-// fully_shard of each layer over dp_shard x cp, of embedding and head where they are not tied, and of the rest, with
-// replicas over dp_replicate. With cp above 1 each rank passes its own tokens of the rows (ContextLayout). With tp
-// above 1 all parameters are DTensors over the dims of data parallelism and tp, those outside the plan as replicas.
-// With ep or tp above 1 experts lie over a mesh of their own, (ep_shard, ep), as units of FSDP of their own:
-// parallel/experts/expert_parallel.h. COLLECTIVE over the mesh. Errors kConfig: head counts that tp does not divide,
-// experts or ranks that ep does not divide, ep above 1 for a model without experts, a plan that fits no module or has
-// an unknown style, and what resolve_plan refuses; kShape: a mesh with none of the dims.
+// In this order: head counts (key-value heads first), plan, experts, attention over cp, activation checkpoints, graphs
+// of layers, then fully_shard of each layer over dp_shard x cp, of embedding and head where they are not tied, and of
+// the rest, with replicas over dp_replicate. With cp above 1 each rank passes its own tokens of the rows
+// (ContextLayout). With tp above 1 all parameters are DTensors over the dims of data parallelism and tp, those outside
+// the plan as replicas. With ep or tp above 1 experts lie over a mesh of their own, (ep_shard, ep), as units of FSDP of
+// their own: parallel/experts/expert_parallel.h. COLLECTIVE over the mesh. Errors kConfig: head counts that tp does not
+// divide, experts or ranks that ep does not divide, ep above 1 for a model without experts, a plan that fits no module
+// or has an unknown style, and what resolve_plan refuses; kShape: a mesh with none of the dims.
 void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options);
 
 // A model made on the meta device, cut to this rank's stages of a pipeline, parallelized, and given memory on the

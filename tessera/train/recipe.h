@@ -109,6 +109,7 @@ struct TrainSection {
   int64_t seed = 42;
   std::string device = "auto";
   bool deterministic = false;
+  bool layer_graphs = false;
   std::string on_nonfinite = "stop";
   int64_t validate_every = 20;
   int64_t early_stopping_patience = 0;  // keys `early_stopping.patience` and `early_stopping.min_delta`

@@ -194,6 +194,12 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
        .help = "The same bits in each run of a layout, on accelerators too: their kernels add up in one order",
        .aliases = {"training.deterministic", "debug.deterministic"}},
       {.section = "train",
+       .name = "layer_graphs",
+       .field = kTrain<&TrainSection::layer_graphs>,
+       .help = "On an accelerator forward and backward of a layer become one launch each (CUDA graphs), where shapes "
+               "of batches repeat and rows are one document each or computed in 16 bits; costs the layers' activations "
+               "all the time. Without tp, cp, pp, experts, fp8 and adapters that drop"},
+      {.section = "train",
        .name = "on_nonfinite",
        .field = kTrain<&TrainSection::on_nonfinite>,
        .help = "Loss or gradient norm is NaN or infinite: stop the run or skip the step",

@@ -111,6 +111,18 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
                 "[train.layout] optimizer.early_step_in_backward: found true with pp {}, dp_replicate {} and dp_shard "
                 "{}, wanted one pipeline stage, and shards. Set it to false, or parallel.dp_shard above 1.",
                 layout.pp, layout.dp_replicate, layout.dp_shard);
+  TESSERA_CHECK(!recipe.train.layer_graphs || (layout.pp == 1 && layout.tp == 1 && layout.cp == 1 && experts == 0),
+                ErrorKind::kConfig,
+                "[train.layout] train.layer_graphs: found true with pp {}, tp {}, cp {} and {} experts of a layer, "
+                "wanted layers that a rank computes alone, one micro-batch after the other. Set it to false.",
+                layout.pp, layout.tp, layout.cp, experts);
+  TESSERA_CHECK(!recipe.train.layer_graphs || !recipe.precision.fp8, ErrorKind::kConfig,
+                "[train.layout] train.layer_graphs: found true with precision.fp8, which converts weights once a step. "
+                "Set one of them to false.");
+  TESSERA_CHECK(!recipe.train.layer_graphs || recipe.lora.dropout == 0, ErrorKind::kConfig,
+                "[train.layout] train.layer_graphs: found true with lora.dropout {}, whose masks are of a place in the "
+                "run. Set one of them off.",
+                recipe.lora.dropout);
   TESSERA_CHECK(!recipe.precision.fp8 || layout.tp == 1, ErrorKind::kConfig,
                 "[train.layout] precision.fp8: found true with tp {}, whose linears are DTensors. Set parallel.tp to "
                 "1, or precision.fp8 to false.",

@@ -212,6 +212,7 @@ std::shared_ptr<CausalLM> lay_out_model(const Recipe& recipe, const ModelConfig&
       .cp_rotate_method = recipe.parallel.cp_rotate_method,
       .sequence_parallel = recipe.parallel.sequence_parallel,
       .activation_checkpointing = parse_activation_checkpointing(recipe.parallel.activation_checkpointing),
+      .layer_graphs = recipe.train.layer_graphs,
       .cpu_offload = recipe.parallel.cpu_offload,
       .plan = parse_plan_choice(recipe.parallel.plan),
       .replicate_kv = recipe.parallel.replicate_kv,

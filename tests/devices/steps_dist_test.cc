@@ -42,15 +42,15 @@ Recipe llama_recipe(const TempFolder& folder, const std::string& device, const S
   return parse_recipe("", "tiny.yaml", all);
 }
 
-// Rows with a document that ends inside them, other ones for each share and step.
-data::Batch rows_of(int64_t seed) {
+// Rows with a document that ends inside them, or of one each; other ones for each share and step.
+data::Batch rows_of(int64_t seed, bool one_document) {
   const auto tokens = at::arange(9 * seed, 9 * seed + 2 * kLength, at::kLong).mul_(11).remainder_(kVocabulary);
   const auto rows = tokens.view({2, kLength});
   const auto labels = at::full_like(rows, kIgnoredLabel);
   labels.narrow(1, 0, kLength - 1).copy_(rows.narrow(1, 1, kLength - 1));
   labels.select(1, 9).fill_(kIgnoredLabel);
   const auto place = at::arange(kLength, at::kLong);
-  const auto documents = place.ge(10).to(at::kLong).expand({2, kLength}).contiguous();
+  const auto documents = place.ge(one_document ? kLength : 10).to(at::kLong).expand({2, kLength}).contiguous();
   return data::make_batch(rows, labels, (place - documents * 10).contiguous(), documents);
 }
 
@@ -63,9 +63,13 @@ struct StepRig {
   std::unique_ptr<TrainStep> runner;
   int64_t steps = 0;
   int64_t label = 0;  // in place of the first of each row, unless it is 0
+  bool one_document;  // a row
 
-  StepRig(Recipe given, const WorldPtr& world)
-      : recipe(std::move(given)), place(build_run_mesh(recipe, world)), layout(resolve_layout(recipe, world->size())) {
+  StepRig(Recipe given, const WorldPtr& world, bool one_document_a_row = false)
+      : recipe(std::move(given)),
+        place(build_run_mesh(recipe, world)),
+        layout(resolve_layout(recipe, world->size())),
+        one_document(one_document_a_row) {
     const auto config = load_model_config(recipe);
     model = build_model(recipe, config, place.mesh());
     optimizer = build_optimizer(recipe, *model);
@@ -82,7 +86,7 @@ struct StepRig {
     std::vector<data::Batch> batches;
     for (int64_t micro = 0; micro < layout.micro_batches; ++micro) {
       const int64_t share = (steps * layout.micro_batches + micro) * place.data_size() + place.data_rank();
-      batches.push_back(place.own_tokens(rows_of(share)));
+      batches.push_back(place.own_tokens(rows_of(share, one_document)));
       if (label > 0) batches.back().labels.select(1, 0).fill_(label);
     }
     ++steps;
@@ -95,6 +99,7 @@ struct OfLayout {
   int ranks;
   Settings settings;
   double tolerance = 1e-5;
+  bool one_document = false;  // a row
 };
 
 class OnPretendLayouts : public ::testing::TestWithParam<OfLayout> {};
@@ -104,8 +109,8 @@ TEST_P(OnPretendLayouts, StepsGiveTheLossesOfTheCpu) {
   const TempFolder folder;
   pretend::take_faults();
   testing::run_ranks({.size = wanted.ranks}, [&](const WorldPtr& world) {
-    StepRig host(llama_recipe(folder, "cpu", wanted.settings), world);
-    StepRig there(llama_recipe(folder, "pretend", wanted.settings), world);
+    StepRig host(llama_recipe(folder, "cpu", wanted.settings), world, wanted.one_document);
+    StepRig there(llama_recipe(folder, "pretend", wanted.settings), world, wanted.one_document);
     ASSERT_EQ(there.place.mesh()->device(), testing::pretend_device(world->rank()));
     for (int step = 0; step < 4; ++step) {
       const auto found = there.step(), expected = host.step();
@@ -145,8 +150,8 @@ TEST_P(OnPretendLayouts, StepsDoNotMakeTheHostWait) {
   const auto& wanted = GetParam();
   const TempFolder folder;
   testing::run_ranks({.size = wanted.ranks}, [&](const WorldPtr& world) {
-    StepRig rig(llama_recipe(folder, "pretend", wanted.settings), world);
-    const bool offloads = std::string_view(wanted.name) == "FsdpOffload";
+    StepRig rig(llama_recipe(folder, "pretend", wanted.settings), world, wanted.one_document);
+    const bool offloads = rig.recipe.parallel.cpu_offload;
     ASSERT_EQ(rig.runner->runs_ahead(), !offloads);
     if (offloads) return;
     for (int step = 0; step < 3; ++step) {
@@ -164,6 +169,28 @@ Settings with(Settings settings, const Settings& more) {
   settings.insert(settings.end(), more.begin(), more.end());
   return settings;
 }
+
+OfLayout graphed(const char* name, int ranks, const Settings& settings, double tolerance = 1e-5) {
+  return {name, ranks, with(settings, {"train.layer_graphs=true"}), tolerance, /*one_document=*/true};
+}
+
+// Each is captured at its third micro-batch.
+INSTANTIATE_TEST_SUITE_P(
+    Graphs, OnPretendLayouts,
+    ::testing::Values(
+        graphed("Alone", 1, {}), graphed("Fsdp2", 2, {}), graphed("Fsdp4", 4, {}), graphed("FsdpHalf", 2, kHalf, 1e-2),
+        graphed("AloneHalf", 1, kHalf, 1e-2), graphed("Hsdp", 4, {"parallel.dp_replicate=2"}),
+        graphed("Ddp", 2, {"parallel.dp_replicate=2", "parallel.dp_shard=1"}),
+        graphed("FsdpOffload", 2, {"parallel.cpu_offload=true"}), graphed("Lora", 2, {"model.lora.rank=2"}),
+        graphed("Qlora", 2, {"model.lora.rank=2", "lora.quantize=nf4", "lora.double_quant=true"}),
+        graphed("FsdpDeferred", 2, {"parallel.defer_gradient_sync=true"}),
+        graphed("FsdpEarlySteps", 2, {"optimizer.max_grad_norm=0", "optimizer.early_step_in_backward=true"}),
+        OfLayout{"Documents", 2, {"train.layer_graphs=true"}},
+        OfLayout{"DocumentsHalf", 2, with(kHalf, {"train.layer_graphs=true"}), 1e-2},
+        graphed("Checkpointed", 2, {"parallel.activation_checkpointing=full"}),
+        graphed("Selective", 2, {"parallel.activation_checkpointing=selective"}),
+        graphed("MlpCheckpointed", 2, {"parallel.activation_checkpointing=mlp"})),
+    [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(
     , OnPretendLayouts,
@@ -271,6 +298,41 @@ TEST(PretendSteps, DeterministicRunsGiveTheSameBits) {
     }
   });
   at::globalContext().setDeterministicAlgorithms(false, false);
+}
+
+// Two layers and their backwards in each of two micro-batches, whose parameters are gathered anew each time.
+TEST(PretendSteps, LayersAreGraphsFromTheThirdMicroBatchOn) {
+  const TempFolder folder;
+  testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
+    const auto launches_of = [&](const char* graphs) {
+      StepRig rig(llama_recipe(folder, "pretend", {graphs}), world, /*one_document_a_row=*/true);
+      for (int step = 0; step < 3; ++step) rig.step();
+      pretend::keep_names(true);
+      pretend::take_launches(world->rank());
+      rig.step();
+      return pretend::take_launches(world->rank());
+    };
+    const auto with = launches_of("train.layer_graphs=true"), without = launches_of("train.layer_graphs=false");
+    EXPECT_EQ(std::count_if(with.begin(), with.end(), [](const auto& each) { return each.name == "graph"; }), 8);
+    EXPECT_LE(with.size(), without.size() * 7 / 10);
+  });
+  pretend::keep_names(false);
+}
+
+TEST(PretendSteps, GraphsOfLayersAreRefusedWhereMoreThanShapesCounts) {
+  const TempFolder folder;
+  testing::run_ranks({.size = 2}, [&](const WorldPtr& world) {
+    const std::vector<std::pair<Settings, std::string>> refused = {
+        {{"parallel.tp=2"}, "found true with pp 1, tp 2"},
+        {{"parallel.pp=2"}, "found true with pp 2"},
+        {{"precision.fp8=true"}, "found true with precision.fp8"},
+        {{"model.lora.rank=2", "model.lora.dropout=0.1"}, "found true with lora.dropout 0.1"}};
+    for (const auto& [settings, what] : refused) {
+      const auto recipe = llama_recipe(folder, "pretend", with(settings, {"train.layer_graphs=true"}));
+      EXPECT_THAT([&] { check_layout(recipe, resolve_layout(recipe, world->size()), load_model_config(recipe)); },
+                  ThrowsMessage<Error>(HasSubstr(what)));
+    }
+  });
 }
 
 // What a step costs once the first few are over. Lower is better: what it is today is the bound.

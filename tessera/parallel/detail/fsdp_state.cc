@@ -11,6 +11,7 @@ FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::
     : GatheredState(module, options.mp_policy, group),
       mesh_(options.mesh),
       reshard_after_forward_(options.reshard_after_forward),
+      fixed_places_(options.fixed_places && !options.mesh->device().is_cpu()),
       group_(group.get()) {}
 
 void FsdpState::set_prefetch(bool on) {
@@ -21,11 +22,16 @@ void FsdpState::set_prefetch(bool on) {
 bool FsdpState::begin_root(const std::vector<Named>& states) {
   std::string on_meta;
   std::vector<MeshPtr> meshes;
+  std::shared_ptr<FixedPlaces> places;
   for (const auto& [path, each] : states) {
     const auto& state = dynamic_cast<FsdpState&>(*each);
     const auto is_theirs = [&](const MeshPtr& mesh) { return *mesh == *state.mesh_; };
     if (std::none_of(meshes.begin(), meshes.end(), is_theirs)) meshes.push_back(state.mesh_);
     if (state.group_ == nullptr) continue;
+    if (state.fixed_places_) {
+      if (!places) places = std::make_shared<FixedPlaces>(state.mesh_->device());
+      state.group_->fix_place(places, state.reshards_after_forward(/*is_root=*/false, /*backward_follows=*/true));
+    }
     for (const auto& param : state.group_->params()) {
       if (param.slots[0].get().parameter.is_meta())
         on_meta += (on_meta.empty() ? "" : ", ") + (path.empty() ? "" : path + ".") + param.name;

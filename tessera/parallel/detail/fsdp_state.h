@@ -28,6 +28,7 @@ class FsdpState : public GatheredState {
   MeshPtr mesh_;
   std::optional<bool> reshard_after_forward_;
   std::optional<bool> prefetch_;
+  const bool fixed_places_;
   ParamGroup* group_;
 };
 

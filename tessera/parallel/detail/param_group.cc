@@ -32,8 +32,18 @@ void ParamGroup::on_joined() {
   if (state_ != State::kSharded) count(1);  // gathered by hand before
 }
 
+void ParamGroup::fix_place(const std::shared_ptr<FixedPlaces>& places, bool takes_turns) {
+  if (plan_.way == GatherWay::kAlias) return;  // it lies where the shards do
+  places_ = places;
+  place_ = places->add(static_cast<size_t>(plan_.whole_bytes), takes_turns);
+}
+
 void ParamGroup::fill_whole() {
-  whole_.fill(*pool_, plan_.whole_bytes);
+  if (c10::DataPtr memory = places_ ? places_->take(place_) : c10::DataPtr()) {
+    whole_.fill(std::move(memory), plan_.whole_bytes);
+  } else {
+    whole_.fill(*pool_, plan_.whole_bytes);
+  }
   for (size_t i = 0; i < params().size(); ++i) {
     auto& param = params()[i];
     if (!param.whole.defined()) param.whole = whole_.tensor(plan_.whole_offsets[i], param.shape, param.gather_dtype);

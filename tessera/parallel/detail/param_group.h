@@ -9,6 +9,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/parallel/detail/buffer_pool.h"
+#include "tessera/parallel/detail/fixed_places.h"
 #include "tessera/parallel/detail/gather_plan.h"
 #include "tessera/parallel/detail/gathered_group.h"
 #include "tessera/parallel/detail/grad_reducer.h"
@@ -48,6 +49,8 @@ class ParamGroup : public GatheredGroup {
   bool advance_reduction(bool at_end) override { return reducer_.advance(name(), at_end); }
   void drop_gradients() override { reducer_.drop(); }
   int64_t accumulated_bytes() const override { return reducer_.accumulated_bytes(); }
+  // From the next gather on the whole parameters have a place there.
+  void fix_place(const std::shared_ptr<FixedPlaces>& places, bool takes_turns);
   void set_gradients_hook(GradientsHook hook) { reducer_.set_hook(std::move(hook)); }
 
   std::vector<ShardedParam>& params() { return shards_.params(); }
@@ -67,6 +70,8 @@ class ParamGroup : public GatheredGroup {
   GatherPlan plan_;
   Shards shards_;
   WholeStorage whole_;
+  std::shared_ptr<FixedPlaces> places_;  // null: anywhere
+  size_t place_ = 0;
   uint64_t gathered_version_ = 0;  // of the shards, when they were gathered
   uint64_t ordered_version_ = 0;   // and up to which the gather stream comes behind the writes
   at::Tensor gathered_;

@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/strides.h>
 
+#include <utility>
+
 namespace tessera::parallel {
 namespace {
 
@@ -30,12 +32,16 @@ at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::I
 }
 
 void WholeStorage::fill(BufferPool& pool, int64_t bytes) {
+  fill(pool.allocate(static_cast<size_t>(bytes), device_), bytes);
+}
+
+void WholeStorage::fill(c10::DataPtr memory, int64_t bytes) {
   if (!storage_) {
     storage_ = c10::Storage(c10::Storage::use_byte_size_t{}, 0, c10::DataPtr(nullptr, device_), nullptr, false);
   }
   auto* storage = storage_.unsafeGetStorageImpl();
   allow_access(*storage);
-  storage->set_data_ptr_noswap(pool.allocate(static_cast<size_t>(bytes), device_));
+  storage->set_data_ptr_noswap(std::move(memory));
   storage->set_nbytes(static_cast<size_t>(bytes));
 }
 

@@ -27,8 +27,9 @@ at::Tensor tensor_over(const c10::Storage& storage, int64_t offset_bytes, c10::I
 class WholeStorage {
  public:
   explicit WholeStorage(c10::Device device) : device_(device) {}
-  // Uninitialised memory.
+  // Uninitialised memory, of the pool or given.
   void fill(BufferPool& pool, int64_t bytes);
+  void fill(c10::DataPtr memory, int64_t bytes);
   // Returns the memory, for who has to free it in the order of a stream.
   c10::DataPtr free(const std::string& why);
   // After the first fill.

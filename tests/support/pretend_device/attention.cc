@@ -44,8 +44,7 @@ std::vector<int64_t> begins_of(const MaybeTensor& cumulative, const Tensor& toke
   }
   TORCH_CHECK(cumulative->scalar_type() == at::kInt && cumulative->is_contiguous() && cumulative->dim() == 1,
               "[pretend] flash attention: lengths of ", cumulative->scalar_type());
-  const auto host = host_view(*cumulative);
-  for (int64_t i = 0; i < host.numel(); ++i) out.push_back(host.const_data_ptr<int32_t>()[i]);
+  for (int64_t i = 0; i < cumulative->numel(); ++i) out.push_back(cumulative->const_data_ptr<int32_t>()[i]);
   TORCH_CHECK(out.front() == 0 && out.back() == tokens.size(0), "[pretend] flash attention: lengths to ", out.back(),
               " of ", tokens.size(0), " tokens");
   for (size_t i = 1; i < out.size(); ++i) {
@@ -62,9 +61,9 @@ struct Documents {
   double scale;
 };
 
-// [H, tokens, d] of a document, on the host in float32; heads repeated.
+// [H, tokens, d] of a document in float32; heads repeated.
 Tensor document(const Tensor& tensor, const std::vector<int64_t>& begins, size_t i, int64_t heads) {
-  const auto flat = host_view(tensor).reshape({-1, tensor.size(-2), tensor.size(-1)});
+  const auto flat = tensor.reshape({-1, tensor.size(-2), tensor.size(-1)});
   const auto own = flat.narrow(0, begins[i], begins[i + 1] - begins[i]).to(at::kFloat).transpose(0, 1);
   return own.repeat_interleave(heads / own.size(0), 0);
 }
@@ -93,6 +92,10 @@ Documents documents_of(const Tensor& q, const Tensor& k, const MaybeTensor& cum_
           scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))))};
 }
 
+MaybeTensor host_view_of(const MaybeTensor& tensor) {
+  return tensor && tensor->defined() ? MaybeTensor(host_view(*tensor)) : MaybeTensor();
+}
+
 using FlashResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 FlashResults flash_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cum_q,
@@ -103,24 +106,28 @@ FlashResults flash_forward(const Tensor& q, const Tensor& k, const Tensor& v, co
   TORCH_CHECK(dropout == 0 && !used && !slopes && !table, "[pretend] flash attention with dropout or pages");
   const bool packed = cum_q.has_value();
   check_heads(q, k, v, packed);
-  const auto how = documents_of(q, k, cum_q, cum_k, max_q, max_k, causal, scale, left, right);
   const int64_t heads = q.size(-2);
   const auto wide = q.options().dtype(at::kFloat);
   const auto out = at::empty(q.sizes(), q.options()),
              log_sums = packed ? at::empty({heads, q.size(0)}, wide) : at::empty({q.size(0), heads, q.size(1)}, wide);
   auto read = std::vector<Tensor>{q, k, v};
   if (packed) read.push_back(*cum_q), read.push_back(*cum_k);
-  launch_on("aten::_flash_attention_forward", read, {out, log_sums});
-  const auto results = host_view(out).view({-1, heads, q.size(-1)});
-  const auto sums = packed ? host_view(log_sums) : host_view(log_sums).transpose(0, 1);
-  for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
-    const auto scores = scores_of(document(q, how.queries, i, heads), document(k, how.keys, i, heads), how);
-    const int64_t begin = how.queries[i], count = how.queries[i + 1] - begin;
-    const auto result = scores.softmax(-1).matmul(document(v, how.keys, i, heads));
-    results.narrow(0, begin, count).copy_(result.transpose(0, 1));
-    const auto into = packed ? sums.narrow(1, begin, count) : sums.select(1, static_cast<int64_t>(i));
-    into.copy_(scores.logsumexp(-1));
-  }
+  run_on("aten::_flash_attention_forward", read, {out, log_sums},
+         [=, q = host_view(q), k = host_view(k), v = host_view(v), out = host_view(out), log_sums = host_view(log_sums),
+          cum_q = host_view_of(cum_q), cum_k = host_view_of(cum_k)] {
+           const auto how = documents_of(q, k, cum_q, cum_k, max_q, max_k, causal, scale, left, right);
+           const auto results = out.view({-1, heads, q.size(-1)});
+           const auto sums = packed ? log_sums : log_sums.transpose(0, 1);
+           for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
+             if (how.queries[i] == how.queries[i + 1]) continue;  // a place without a document
+             const auto scores = scores_of(document(q, how.queries, i, heads), document(k, how.keys, i, heads), how);
+             const int64_t begin = how.queries[i], count = how.queries[i + 1] - begin;
+             const auto result = scores.softmax(-1).matmul(document(v, how.keys, i, heads));
+             results.narrow(0, begin, count).copy_(result.transpose(0, 1));
+             const auto into = packed ? sums.narrow(1, begin, count) : sums.select(1, static_cast<int64_t>(i));
+             into.copy_(scores.logsumexp(-1));
+           }
+         });
   return {out, log_sums, at::empty({2}, q.options().dtype(at::kUInt64)), at::empty({0}, q.options()),
           at::empty({0}, q.options())};
 }
@@ -142,29 +149,35 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tens
   TORCH_CHECK(grad.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type() && grad.stride(-1) == 1 &&
                   out.stride(-1) == 1 && log_sums.is_contiguous() && log_sums.scalar_type() == at::kFloat,
               "[pretend] flash attention: a gradient of ", grad.scalar_type());
-  const auto how = documents_of(q, k, cum_q, cum_k, max_q, max_k, causal, scale, left, right);
   const int64_t heads = q.size(-2), groups = k.size(-2), d = q.size(-1);
   const auto fresh = [](const Tensor& like) { return at::empty(like.sizes(), like.options()); };
   const auto grad_q = fresh(q), grad_k = fresh(k), grad_v = fresh(v);
   auto read = std::vector<Tensor>{q, k, v, grad, out, log_sums};
   if (packed) read.push_back(cum_q), read.push_back(cum_k);
-  launch_on("aten::_flash_attention_backward", read, {grad_q, grad_k, grad_v});
-  const auto sums = packed ? host_view(log_sums) : host_view(log_sums).transpose(0, 1);
-  const auto put = [&](const Tensor& into, const std::vector<int64_t>& begins, size_t i, const Tensor& values) {
-    host_view(into).view({-1, into.size(-2), d}).narrow(0, begins[i], begins[i + 1] - begins[i]).copy_(values);
-  };
-  for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
-    const int64_t begin = how.queries[i], count = how.queries[i + 1] - begin;
-    const auto own_q = document(q, how.queries, i, heads), own_k = document(k, how.keys, i, heads),
-               own_v = document(v, how.keys, i, heads), own = document(grad, how.queries, i, heads);
-    const auto log_sum = packed ? sums.narrow(1, begin, count) : sums.select(1, static_cast<int64_t>(i));
-    const auto shares = scores_of(own_q, own_k, how).sub_(log_sum.unsqueeze(2)).exp_();
-    const auto mean = own.mul(document(out, how.queries, i, heads)).sum(-1, /*keepdim=*/true);
-    const auto of_scores = own.matmul(own_v.transpose(1, 2)).sub_(mean).mul_(shares).mul_(how.scale);
-    put(grad_q, how.queries, i, of_scores.matmul(own_k).transpose(0, 1));
-    put(grad_k, how.keys, i, of_groups(of_scores.transpose(1, 2).matmul(own_q), groups));
-    put(grad_v, how.keys, i, of_groups(shares.transpose(1, 2).matmul(own), groups));
-  }
+  run_on("aten::_flash_attention_backward", read, {grad_q, grad_k, grad_v},
+         [=, grad = host_view(grad), q = host_view(q), k = host_view(k), v = host_view(v), out = host_view(out),
+          log_sums = host_view(log_sums), cum_q = host_view_of(cum_q), cum_k = host_view_of(cum_k),
+          grad_q = host_view(grad_q), grad_k = host_view(grad_k), grad_v = host_view(grad_v)] {
+           const auto how = documents_of(q, k, cum_q, cum_k, max_q, max_k, causal, scale, left, right);
+           const auto sums = packed ? log_sums : log_sums.transpose(0, 1);
+           const auto put = [&](const Tensor& into, const std::vector<int64_t>& begins, size_t i,
+                                const Tensor& values) {
+             into.view({-1, into.size(-2), d}).narrow(0, begins[i], begins[i + 1] - begins[i]).copy_(values);
+           };
+           for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
+             if (how.queries[i] == how.queries[i + 1]) continue;  // a place without a document
+             const int64_t begin = how.queries[i], count = how.queries[i + 1] - begin;
+             const auto own_q = document(q, how.queries, i, heads), own_k = document(k, how.keys, i, heads),
+                        own_v = document(v, how.keys, i, heads), own = document(grad, how.queries, i, heads);
+             const auto log_sum = packed ? sums.narrow(1, begin, count) : sums.select(1, static_cast<int64_t>(i));
+             const auto shares = scores_of(own_q, own_k, how).sub_(log_sum.unsqueeze(2)).exp_();
+             const auto mean = own.mul(document(out, how.queries, i, heads)).sum(-1, /*keepdim=*/true);
+             const auto of_scores = own.matmul(own_v.transpose(1, 2)).sub_(mean).mul_(shares).mul_(how.scale);
+             put(grad_q, how.queries, i, of_scores.matmul(own_k).transpose(0, 1));
+             put(grad_k, how.keys, i, of_groups(of_scores.transpose(1, 2).matmul(own_q), groups));
+             put(grad_v, how.keys, i, of_groups(shares.transpose(1, 2).matmul(own), groups));
+           }
+         });
   return {grad_q, grad_k, grad_v};
 }
 

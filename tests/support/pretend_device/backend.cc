@@ -140,6 +140,7 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
   WorkPtr carry(const char* name, const Tensors& inputs, const Tensors& outputs, const Begin& begin) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const int index = device_.index();
+    refuse_capture(current_stream(device_.index()), name);
     std::vector<Touch> touches;
     Tensors sent, received;
     for (const at::Tensor& input : inputs) {

@@ -52,7 +52,8 @@ void copy_inside(const at::Tensor& from, const at::Tensor& to) {
   if (from.device() == to.device()) {
     add_touch(touches, from, false);
     add_touch(touches, to, true);
-    launch(current_stream(to.device().index()), "copy", touches);
+    run(current_stream(to.device().index()), "copy", touches,
+        [from = host_view(from), to = host_view(to)] { at::Tensor(to).copy_(from); });
   } else {
     add_touch(touches, from, false);
     const c10::Stream source = current_stream(from.device().index()), target = current_stream(to.device().index());
@@ -60,8 +61,8 @@ void copy_inside(const at::Tensor& from, const at::Tensor& to) {
     touches.clear();
     add_touch(touches, to, true);
     launch(target, "copy from another device", touches);
+    host_view(to).copy_(host_view(from));
   }
-  host_view(to).copy_(host_view(from));
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {

@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -40,7 +41,8 @@ class Call {
     const c10::DeviceGuard guard(c10::Device(c10::kPrivateUse1, device_));
     for (size_t i = 0; i < schema_.arguments().size(); ++i) lay_generator(schema_.arguments()[i], stack_[begin_ + i]);
     const c10::Stream stream = current_stream(device_);
-    launch(stream, name_.c_str(), touches_);
+    prepare(stream, name_.c_str(), touches_);
+    const auto arguments = captures(stream) ? kept_arguments() : torch::jit::Stack();
     if (copies_indices_) {
       count(device_, Count::kCopyToDevice);
       count(device_, Count::kPageableCopy);
@@ -53,6 +55,7 @@ class Call {
     for (const Pair& pair : pairs_) adopt(pair);
     const size_t results = stack_.size() - schema_.returns().size();
     for (size_t i = results; i < stack_.size(); ++i) stack_[i] = on_device(stack_[i]);
+    if (!arguments.empty()) keep_kernel(op, arguments, stream);
   }
 
  private:
@@ -61,6 +64,42 @@ class Call {
     const void* data;
     std::vector<int64_t> sizes, strides;
   };
+
+  // For a graph: the host's numbers as they are now.
+  torch::jit::Stack kept_arguments() const {
+    torch::jit::Stack out(stack_.begin() + static_cast<std::ptrdiff_t>(begin_), stack_.end());
+    for (IValue& value : out) {
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      const at::Tensor& tensor = value.toTensor();
+      const bool is_ours =
+          std::any_of(pairs_.begin(), pairs_.end(), [&](const Pair& pair) { return pair.host.is_same(tensor); });
+      if (!is_ours) value = tensor.clone();
+    }
+    return out;
+  }
+
+  // Runs again on the same bytes; what it makes anew goes where the first run's results lie.
+  void keep_kernel(const c10::OperatorHandle& op, const torch::jit::Stack& arguments, c10::Stream stream) {
+    std::vector<at::Tensor> made;
+    for (const auto& each : made_) made.push_back(pretend::host_view(each));
+    for (const auto& each : made_) add_touch(touches_, each, true);
+    keep(stream, name_.c_str(), touches_,
+         [op, arguments, made = std::move(made), skipped = made_at_, returns = schema_.returns().size()] {
+           torch::jit::Stack stack = arguments;
+           const at::AutoDispatchBelowADInplaceOrView below;
+           op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+           std::vector<at::Tensor> results;
+           for (size_t i = stack.size() - returns; i < stack.size(); ++i) {
+             if (stack[i].isTensor()) results.push_back(stack[i].toTensor());
+             if (stack[i].isTensorList()) {
+               for (const at::Tensor& each : stack[i].toTensorVector()) results.push_back(each);
+             }
+           }
+           for (size_t i = 0; i < made.size(); ++i) {
+             if (made[i].numel() > 0) at::Tensor(made[i]).copy_(results.at(skipped[i]));
+           }
+         });
+  }
 
   bool waits_for_values() const {
     if (has_shape_by_values(name_)) return true;
@@ -123,6 +162,7 @@ class Call {
                         (type.kind() == c10::TypeKind::OptionalType &&
                          type.castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType);
     if (!wanted) return;
+    refuse_capture(current_stream(device_), name_.c_str());
     if (value.isNone()) {
       value = host_generator(default_generator(device_));
     } else {
@@ -136,6 +176,7 @@ class Call {
   static void adopt(const Pair& pair) {
     const at::Tensor& host = pair.host;
     if (host.storage().data() != pair.data) {
+      refuse_capture(current_stream(pair.device.device().index()), "resize");
       const size_t bytes = host.storage().nbytes();
       resize_bytes(pair.device.storage().unsafeGetStorageImpl(), bytes);
       if (bytes > 0) std::memcpy(shadow(pair.device.storage().data()), host.storage().data(), bytes);
@@ -154,6 +195,7 @@ class Call {
   }
 
   at::Tensor on_device(const at::Tensor& host) {
+    const size_t place = results_++;
     if (!host.defined()) return host;
     for (const Pair& pair : pairs_) {
       if (pair.host.is_same(host)) return pair.device;
@@ -169,6 +211,8 @@ class Call {
         at::empty_strided(host.sizes(), host.strides(), host.options().device(c10::Device(c10::kPrivateUse1, device_)));
     if (made.numel() > 0) host_view(made).copy_(host.detach());
     if (host.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
+    made_.push_back(made);
+    made_at_.push_back(place);
     return made;
   }
 
@@ -190,6 +234,9 @@ class Call {
   std::vector<Touch> touches_;
   std::vector<Pair> pairs_;
   Storages storages_;
+  size_t results_ = 0;            // tensors, so far
+  std::vector<at::Tensor> made_;  // of those, what shares memory with no argument
+  std::vector<size_t> made_at_;   // and which they are
 };
 
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) { Call(op, *stack).run(op); }
@@ -220,7 +267,7 @@ void register_fallback() {
   for (const char* name :
        {"conj_physical_", "convolution", "convolution_backward", "native_layer_norm", "native_group_norm",
         "mode.values", "split_with_sizes_copy.out", "_chunk_cat.out", "_foreach_norm.Scalar", "_foreach_mul_.Scalar",
-        "_foreach_mul_.Tensor", "_foreach_add_.Scalar", "_foreach_add_.List"}) {
+        "_foreach_mul_.Tensor", "_foreach_add_.Scalar", "_foreach_add_.List", "_foreach_copy_"}) {
     whole.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }
 }

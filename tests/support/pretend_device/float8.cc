@@ -33,9 +33,12 @@ Tensor scaled_mm(const Tensor& a, const Tensor& b, const Tensor& scale_a, const 
   }
   TORCH_CHECK(!bias && !scale_result && type, "[pretend] _scaled_mm with a bias, or without a dtype");
   const auto y = at::empty({a.size(0), b.size(1)}, a.options().dtype(*type));
-  launch_on("aten::_scaled_mm", {a, b, scale_a, scale_b}, {y});
-  const auto product = host_view(a).to(at::kFloat).matmul(host_view(b).to(at::kFloat));
-  host_view(y).copy_(product.mul_(host_view(scale_a)).mul_(host_view(scale_b)));
+  run_on("aten::_scaled_mm", {a, b, scale_a, scale_b}, {y},
+         [a = host_view(a), b = host_view(b), scale_a = host_view(scale_a), scale_b = host_view(scale_b),
+          y = host_view(y)] {
+           const auto product = a.to(at::kFloat).matmul(b.to(at::kFloat));
+           at::Tensor(y).copy_(product.mul_(scale_a).mul_(scale_b));
+         });
   return y;
 }
 

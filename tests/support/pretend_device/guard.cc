@@ -17,6 +17,7 @@ struct Event {
   c10::DeviceIndex device = 0;
   int stream = 0;
   Moment moment{};
+  bool captured = false;
 };
 
 c10::DeviceIndex checked(c10::DeviceIndex index) {
@@ -57,11 +58,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new Event;
-    *static_cast<Event*>(*event) = {stream.device_index(), static_cast<int>(stream.id()), now(stream)};
+    *static_cast<Event*>(*event) = {stream.device_index(), static_cast<int>(stream.id()), now(stream),
+                                    captures(stream)};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
     const auto& from = *static_cast<Event*>(event);
+    TORCH_CHECK(from.captured == captures(stream) && (!from.captured || from.stream == stream.id()),
+                "[pretend] an event between a stream that captures a graph and one that does not");
+    if (from.captured) return;
     if (from.device == stream.device_index()) {
       wait_for(stream, from.moment);
     } else {  // clocks of two devices know nothing of each other: as if the host had waited in between

@@ -23,6 +23,7 @@ bool install() {
     register_normalization();
     register_float8();
     register_backend();
+    register_graphs();
   });
   return true;
 }

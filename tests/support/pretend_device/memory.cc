@@ -153,8 +153,8 @@ void resize_bytes(c10::StorageImpl* storage, size_t bytes) {
   const c10::DeviceGuard guard(storage->device());
   c10::DataPtr memory = device_allocator()->allocate(bytes);
   if (kept > 0) {
-    launch(current_stream(), "resize", {{storage->data(), kept, false}, {memory.get(), kept, true}});
-    std::memcpy(shadow(memory.get()), shadow(storage->data()), kept);
+    run(current_stream(), "resize", {{storage->data(), kept, false}, {memory.get(), kept, true}},
+        [to = shadow(memory.get()), from = shadow(storage->data()), kept] { std::memcpy(to, from, kept); });
   }
   storage->set_data_ptr_noswap(std::move(memory));
   storage->set_nbytes(bytes);

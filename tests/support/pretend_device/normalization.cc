@@ -16,8 +16,6 @@ using Pair = std::tuple<at::Tensor, at::Tensor>;
 
 at::ScalarType wide_type(const at::Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
-at::Tensor wide_view(const at::Tensor& tensor, at::ScalarType type) { return host_view(tensor).to(type); }
-
 Pair rms_norm(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
               std::optional<double> eps) {
   TORCH_CHECK(shape.size() == 1 && weight, "[pretend] _fused_rms_norm of ", shape.size(), " dims, or without a weight");
@@ -27,12 +25,15 @@ Pair rms_norm(const at::Tensor& input, at::IntArrayRef shape, const std::optiona
   auto sizes = x.sizes().vec();
   sizes.back() = 1;
   const auto y = at::empty_like(x), inverse = at::empty(sizes, x.options().dtype(type));
-  launch_on("aten::_fused_rms_norm", {x, *weight}, {y, inverse});
-  const auto wide = wide_view(x, type);
   const double least =
       type == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
-  host_view(inverse).copy_(wide.square().mean(-1, true).add_(eps.value_or(least)).rsqrt_());
-  host_view(y).copy_(wide.mul(host_view(inverse)).mul_(wide_view(*weight, type)));
+  run_on("aten::_fused_rms_norm", {x, *weight}, {y, inverse},
+         [type, eps = eps.value_or(least), x = host_view(x), weight = host_view(*weight), y = host_view(y),
+          inverse = host_view(inverse)] {
+           const auto wide = x.to(type);
+           at::Tensor(inverse).copy_(wide.square().mean(-1, true).add_(eps).rsqrt_());
+           at::Tensor(y).copy_(wide.mul(inverse).mul_(weight.to(type)));
+         });
   return {y, inverse};
 }
 
@@ -44,11 +45,13 @@ Pair rms_norm_backward(const at::Tensor& grad_y, const at::Tensor& input, at::In
   const auto x = input.contiguous(), grad = grad_y.contiguous();
   const auto type = wide_type(x);
   const auto grad_x = at::empty_like(x), grad_weight = at::empty_like(*weight);
-  launch_on("aten::_fused_rms_norm_backward", {x, grad, inverse, *weight}, {grad_x, grad_weight});
-  const auto normed = wide_view(x, type).mul(host_view(inverse)), wide = wide_view(grad, type);
-  const auto scaled = wide * wide_view(*weight, type);
-  host_view(grad_x).copy_((scaled - normed * (scaled * normed).mean(-1, true)).mul_(host_view(inverse)));
-  host_view(grad_weight).copy_(wide.mul(normed).reshape({-1, x.size(-1)}).sum(0));
+  run_on("aten::_fused_rms_norm_backward", {x, grad, inverse, *weight}, {grad_x, grad_weight},
+         [type, x = host_view(x), grad = host_view(grad), inverse = host_view(inverse), weight = host_view(*weight),
+          grad_x = host_view(grad_x), grad_weight = host_view(grad_weight)] {
+           const auto normed = x.to(type).mul(inverse), wide = grad.to(type), scaled = wide * weight.to(type);
+           at::Tensor(grad_x).copy_((scaled - normed * (scaled * normed).mean(-1, true)).mul_(inverse));
+           at::Tensor(grad_weight).copy_(wide.mul(normed).reshape({-1, x.size(-1)}).sum(0));
+         });
   return {grad_x, grad_weight};
 }
 

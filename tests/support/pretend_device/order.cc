@@ -10,6 +10,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "tests/support/pretend_device/memory.h"
 
@@ -41,6 +42,25 @@ struct Block {
   std::array<bool, kStreams> recorded{};
   Moment free_after{};  // where it waits
   uint64_t freed_at = 0;
+  uint64_t pool = 0;  // of graphs; 0: none
+};
+
+// A stretch of memory as it was.
+struct Bytes {
+  std::byte* place;
+  std::vector<std::byte> values;
+};
+
+struct Capture {
+  uint64_t pool = 0;
+  std::vector<Kernel> kernels;
+  std::set<Block*> taken;  // since it began
+  std::vector<Bytes> before;
+};
+
+struct Pool {
+  int64_t graphs = 0;
+  std::multimap<size_t, Block*> idle;
 };
 
 struct Delivery {
@@ -63,7 +83,11 @@ struct Device {
   std::vector<std::string> syncs;
   std::vector<Launch> launches;
   std::atomic<unsigned> next_normal = 0, next_high = 0;
+  std::array<std::unique_ptr<Capture>, kStreams> captures;
+  std::map<uint64_t, Pool> pools;
 };
+
+thread_local int captures_on = -1;  // the device for which this thread does
 
 Device& device_at(int index) {
   static auto* const devices = new std::array<Device, kDevices>;
@@ -88,13 +112,14 @@ void join(Moment& own, const Moment& other) {
 
 int number_of(c10::Stream stream) { return static_cast<int>(stream.id()); }
 
-Block& block_at(Device& device, const void* address, const char* name) {
+Block& block_at(Device& device, const void* address, const char* name, bool may_be_freed = false) {
   const auto* const place = static_cast<const std::byte*>(address);
   auto found = device.blocks.upper_bound(place);
   TORCH_CHECK(found != device.blocks.begin(), "[pretend] ", name, ": an address that no block has");
   Block& block = *(--found)->second;
   TORCH_CHECK(place < block.address + block.bytes, "[pretend] ", name, ": an address behind its block");
-  TORCH_CHECK(!block.freed, "[pretend] ", name, ": the block of ", block.bytes, " bytes was freed already");
+  TORCH_CHECK(may_be_freed || !block.freed, "[pretend] ", name, ": the block of ", block.bytes,
+              " bytes was freed already");
   return block;
 }
 
@@ -141,6 +166,10 @@ void see(Device& device, int index, const Moment& moment) {
   }
 }
 
+void refuse_wait(int device, const char* name) {
+  TORCH_CHECK(captures_on != device, "[pretend] ", name, " makes the host wait while a graph is captured");
+}
+
 void waits(Device& device, const char* name) {
   ++device.counters.host_syncs;
   if (keeps_names) device.syncs.emplace_back(name);
@@ -164,6 +193,25 @@ Block* take_idle(Device& device, int stream, size_t bytes) {
   device.idle.erase(found);
   return block;
 }
+
+Block* take_pooled(Device& device, Capture& capture, size_t bytes) {
+  auto& idle = device.pools[capture.pool].idle;
+  const auto found = idle.lower_bound(bytes);
+  if (found == idle.end() || found->first > 2 * bytes + kBlockAlignment) return nullptr;
+  Block* const block = found->second;
+  idle.erase(found);
+  return block;
+}
+
+// Idle for everybody once all streams are beyond where they are now.
+void free_behind_all(Device& device, Block& block) {
+  block.pool = 0;
+  block.free_after = {};
+  for (const Moment& clock : device.clocks) join(block.free_after, clock);
+  device.waiting.push_back(&block);
+}
+
+Touch whole_block(const Block& block) { return {block.address, block.bytes, true}; }
 
 }  // namespace
 
@@ -232,35 +280,158 @@ c10::Stream stream_of(c10::DeviceIndex device, int number) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kPrivateUse1, device), number);
 }
 
-Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& touches) {
-  const int index = stream.device_index(), own = number_of(stream);
-  Device& device = device_at(index);
-  const std::lock_guard lock(device.mutex);
+namespace {
+
+// Of touches with their blocks: checked all, then remembered.
+Moment launch_locked(Device& device, int index, int own, const char* name,
+                     const std::vector<std::pair<Touch, Block*>>& touches) {
   Moment& clock = device.clocks[static_cast<size_t>(own)];
   join(clock, device.completed);
   const uint64_t time = ++clock[static_cast<size_t>(own)];
   ++device.counters.launches;
   if (keeps_names) device.launches.push_back({name, own, clock});
-  for (const Touch& touch : touches) {
-    TORCH_CHECK(device_of(touch.begin) == index, "[pretend] ", name, " on device ", index, ": memory of device ",
-                device_of(touch.begin));
-    Block& block = block_at(device, touch.begin, name);
+  const auto access = [&](const Touch& touch, const Block& block) {
     const auto begin = static_cast<size_t>(static_cast<const std::byte*>(touch.begin) - block.address);
-    check(block, {begin, begin + touch.bytes, own, touch.writes, time, name}, clock, index);
-  }
-  for (const Touch& touch : touches) {
-    Block& block = block_at(device, touch.begin, name);
-    const auto begin = static_cast<size_t>(static_cast<const std::byte*>(touch.begin) - block.address);
-    remember(block, {begin, begin + touch.bytes, own, touch.writes, time, name}, clock);
-  }
+    return Access{begin, begin + touch.bytes, own, touch.writes, time, name};
+  };
+  for (const auto& [touch, block] : touches) check(*block, access(touch, *block), clock, index);
+  for (const auto& [touch, block] : touches) remember(*block, access(touch, *block), clock);
   return clock;
 }
 
-void launch_on(const char* name, const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written) {
+Block& touched_block(Device& device, int index, const Touch& touch, const char* name, bool may_be_freed = false) {
+  TORCH_CHECK(device_of(touch.begin) == index, "[pretend] ", name, " on device ", index, ": memory of device ",
+              device_of(touch.begin));
+  return block_at(device, touch.begin, name, may_be_freed);
+}
+
+}  // namespace
+
+Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& touches) {
+  refuse_capture(stream, name);
+  const int index = stream.device_index();
+  Device& device = device_at(index);
+  const std::lock_guard lock(device.mutex);
+  std::vector<std::pair<Touch, Block*>> in_blocks;
+  for (const Touch& touch : touches) in_blocks.emplace_back(touch, &touched_block(device, index, touch, name));
+  return launch_locked(device, index, number_of(stream), name, in_blocks);
+}
+
+bool captures(c10::Stream stream) {
+  Device& device = device_at(stream.device_index());
+  const std::lock_guard lock(device.mutex);
+  return device.captures[static_cast<size_t>(number_of(stream))] != nullptr;
+}
+
+void refuse_capture(c10::Stream stream, const char* name) {
+  TORCH_CHECK(!captures(stream), "[pretend] ", name, " while a graph is captured: a graph cannot hold it");
+}
+
+void prepare(c10::Stream stream, const char* name, const std::vector<Touch>& touches) {
+  const int index = stream.device_index();
+  Device& device = device_at(index);
+  {
+    const std::lock_guard lock(device.mutex);
+    if (auto* const capture = device.captures[static_cast<size_t>(number_of(stream))].get()) {
+      for (const Touch& touch : touches) {
+        Block& block = touched_block(device, index, touch, name);
+        if (!touch.writes || capture->taken.contains(&block)) continue;
+        auto* const place = static_cast<std::byte*>(shadow(touch.begin));
+        capture->before.push_back({place, std::vector<std::byte>(place, place + touch.bytes)});
+      }
+      return;
+    }
+  }
+  launch(stream, name, touches);
+}
+
+void keep(c10::Stream stream, const char* name, const std::vector<Touch>& touches, std::function<void()> run) {
+  Device& device = device_at(stream.device_index());
+  const std::lock_guard lock(device.mutex);
+  if (auto* const capture = device.captures[static_cast<size_t>(number_of(stream))].get()) {
+    capture->kernels.push_back({name, touches, std::move(run)});
+  }
+}
+
+void run(c10::Stream stream, const char* name, const std::vector<Touch>& touches, std::function<void()> kernel) {
+  prepare(stream, name, touches);
+  kernel();
+  keep(stream, name, touches, std::move(kernel));
+}
+
+uint64_t new_pool() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
+
+void join_pool(int device, uint64_t pool) {
+  Device& state = device_at(device);
+  const std::lock_guard lock(state.mutex);
+  ++state.pools[pool].graphs;
+}
+
+void leave_pool(int device, uint64_t pool) noexcept {
+  Device& state = device_at(device);
+  const std::lock_guard lock(state.mutex);
+  if (--state.pools[pool].graphs > 0) return;
+  for (const auto& [bytes, block] : state.pools[pool].idle) free_behind_all(state, *block);
+  state.pools.erase(pool);
+}
+
+void begin_capture(c10::Stream stream, uint64_t pool) {
+  Device& device = device_at(stream.device_index());
+  const std::lock_guard lock(device.mutex);
+  auto& capture = device.captures[static_cast<size_t>(number_of(stream))];
+  TORCH_CHECK(number_of(stream) != 0, "[pretend] a graph of the default stream. Capture on another one.");
+  TORCH_CHECK(!capture && captures_on < 0, "[pretend] a graph is captured already");
+  capture = std::make_unique<Capture>();
+  capture->pool = pool;
+  captures_on = stream.device_index();
+}
+
+std::vector<Kernel> end_capture(c10::Stream stream) {
+  Device& device = device_at(stream.device_index());
+  const std::lock_guard lock(device.mutex);
+  const auto capture = std::move(device.captures[static_cast<size_t>(number_of(stream))]);
+  TORCH_CHECK(capture, "[pretend] no graph is captured");
+  captures_on = -1;
+  for (auto each = capture->before.rbegin(); each != capture->before.rend(); ++each) {
+    std::memcpy(each->place, each->values.data(), each->values.size());
+  }
+  for (const Block* block : capture->taken) std::memset(shadow(block->address), kRubbish, block->bytes);
+  return std::move(capture->kernels);
+}
+
+void replay(c10::Stream stream, const std::vector<Kernel>& kernels) {
+  refuse_capture(stream, "replay");
+  const int index = stream.device_index();
+  Device& device = device_at(index);
+  {
+    const std::lock_guard lock(device.mutex);
+    std::vector<std::pair<Touch, Block*>> outside;
+    std::set<Block*> own;
+    for (const Kernel& kernel : kernels) {
+      for (const Touch& touch : kernel.touches) {
+        Block& block = touched_block(device, index, touch, kernel.name, /*may_be_freed=*/true);
+        if (block.pool != 0) {
+          own.insert(&block);
+        } else {
+          outside.emplace_back(touch, &touched_block(device, index, touch, kernel.name));
+        }
+      }
+    }
+    for (Block* block : own) outside.emplace_back(whole_block(*block), block);
+    launch_locked(device, index, number_of(stream), "graph", outside);
+  }
+  for (const Kernel& kernel : kernels) kernel.run();
+}
+
+void run_on(const char* name, const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written,
+            std::function<void()> kernel) {
   std::vector<Touch> touches;
   for (const auto& tensor : read) add_touch(touches, tensor, false);
   for (const auto& tensor : written) add_touch(touches, tensor, true);
-  launch(current_stream(read.front().device().index()), name, touches);
+  run(current_stream(read.front().device().index()), name, touches, std::move(kernel));
 }
 
 Moment now(c10::Stream stream) {
@@ -276,6 +447,7 @@ void wait_for(c10::Stream stream, const Moment& moment) {
 }
 
 void host_wait(int device, const Moment& moment, const char* name) {
+  refuse_wait(device, name);
   Device& state = device_at(device);
   const std::lock_guard lock(state.mutex);
   waits(state, name);
@@ -283,6 +455,7 @@ void host_wait(int device, const Moment& moment, const char* name) {
 }
 
 void host_wait_event(c10::Stream stream, const Moment& moment, const char* name) {
+  refuse_wait(stream.device_index(), name);
   Device& state = device_at(stream.device_index());
   const std::lock_guard lock(state.mutex);
   const auto own = static_cast<size_t>(number_of(stream));
@@ -293,6 +466,7 @@ void host_wait_event(c10::Stream stream, const Moment& moment, const char* name)
 void host_wait(c10::Stream stream, const char* name) { host_wait(stream.device_index(), now(stream), name); }
 
 void host_wait_device(int device, const char* name) {
+  refuse_wait(device, name);
   Device& state = device_at(device);
   const std::lock_guard lock(state.mutex);
   waits(state, name);
@@ -321,7 +495,8 @@ void* take_block(c10::Stream stream, size_t bytes) {
   const size_t whole = (bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
   Device& device = device_at(index);
   const std::lock_guard lock(device.mutex);
-  Block* block = take_idle(device, own, whole);
+  auto* const capture = device.captures[static_cast<size_t>(own)].get();
+  Block* block = capture ? take_pooled(device, *capture, whole) : take_idle(device, own, whole);
   if (!block) {
     std::byte* const address = reserve(index, whole);
     block = (device.blocks[address] = std::make_unique<Block>(address, whole, own)).get();
@@ -331,6 +506,11 @@ void* take_block(c10::Stream stream, size_t bytes) {
   block->recorded = {};
   block->accesses = {{0, block->bytes, own, true, device.clocks[static_cast<size_t>(own)][static_cast<size_t>(own)],
                       "its allocation"}};
+  if (capture) {
+    block->pool = capture->pool;
+    block->accesses.clear();
+    capture->taken.insert(block);
+  }
   ++device.counters.allocations;
   device.counters.bytes += static_cast<int64_t>(block->bytes);
   device.counters.peak_bytes = std::max(device.counters.peak_bytes, device.counters.bytes);
@@ -343,6 +523,15 @@ void release_block(void* address) noexcept {
   Device& device = device_at(index);
   const std::lock_guard lock(device.mutex);
   Block& block = *device.blocks.at(static_cast<std::byte*>(address));
+  if (block.pool != 0) {
+    std::memset(shadow(block.address), kRubbish, block.bytes);
+    device.counters.bytes -= static_cast<int64_t>(block.bytes);
+    block.freed = true;
+    const auto found = device.pools.find(block.pool);
+    if (found == device.pools.end()) return free_behind_all(device, block);
+    found->second.idle.emplace(block.bytes, &block);
+    return;
+  }
   Moment own = device.clocks[static_cast<size_t>(block.stream)];
   join(own, device.completed);
   block.free_after = {};

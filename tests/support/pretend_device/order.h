@@ -16,6 +16,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,8 +42,14 @@ c10::Stream next_stream(c10::DeviceIndex device, bool high_priority);
 // One kernel on `stream`; `name` lives for ever. Returns the moment after it.
 Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& touches);
 
+// The first half of run(): the launch, or what a capture wants to know before the kernel runs.
+void prepare(c10::Stream stream, const char* name, const std::vector<Touch>& touches);
+// A kernel that a graph may hold: launched and run; where the stream captures, run for the sizes of what it makes and
+// put into the graph. It works on views of the device's bytes, none of which it owns.
+void run(c10::Stream stream, const char* name, const std::vector<Touch>& touches, std::function<void()> kernel);
 // On the current stream of the first tensor's device, by the tensors that it reads and writes.
-void launch_on(const char* name, const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written);
+void run_on(const char* name, const std::vector<at::Tensor>& read, const std::vector<at::Tensor>& written,
+            std::function<void()> kernel);
 
 Moment now(c10::Stream stream);
 void wait_for(c10::Stream stream, const Moment& moment);
@@ -63,6 +70,27 @@ void release_block(void* address) noexcept;
 void record_block(const void* address, c10::Stream stream);
 void forget_idle_blocks(int device);  // the host waits for the device, as whoever frees its memory does
 void reset_peak(int device);
+
+// Graphs. A stream that captures launches nothing: its kernels are kept, what they wrote outside of the graph's own
+// memory is put back at the end, and that memory is full of rubbish until a replay. Blocks taken by it come from the
+// pool and go back there, so that replays find them. Waits of the host, copies from or to it, collectives, random
+// numbers and events from or to what does not capture are refused, as CUDA refuses them or Tessera has no use for them.
+struct Kernel {
+  const char* name;
+  std::vector<Touch> touches;
+  std::function<void()> run;
+};
+bool captures(c10::Stream stream);
+void refuse_capture(c10::Stream stream, const char* name);  // throws where it captures
+void keep(c10::Stream stream, const char* name, const std::vector<Touch>& touches, std::function<void()> run);
+void begin_capture(c10::Stream stream, uint64_t pool);
+std::vector<Kernel> end_capture(c10::Stream stream);
+// One launch that reads and writes what all its kernels do.
+void replay(c10::Stream stream, const std::vector<Kernel>& kernels);
+uint64_t new_pool();
+// Graphs that use the pool; without any its memory is everybody's.
+void join_pool(int device, uint64_t pool);
+void leave_pool(int device, uint64_t pool) noexcept;
 
 enum class Count { kCopyToHost, kCopyToDevice, kPageableCopy, kCollective };
 void count(int device, Count what);

@@ -15,6 +15,7 @@ void register_attention();
 void register_normalization();
 void register_float8();
 void register_backend();
+void register_graphs();
 
 c10::DeviceIndex current_device();
 const at::Generator& default_generator(int device);

@@ -1,0 +1,334 @@
+#include "tessera/parallel/layer_graphs.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/kernels/deferred_gradients.h"
+#include "tessera/mesh/device_graph.h"
+#include "tessera/nn/float8.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/moe.h"
+#include "tessera/parallel/detail/make_node.h"
+#include "tessera/parallel/detail/shown_parameters.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::variable_list;
+using Tensors = std::vector<at::Tensor>;
+
+// A layer runs so often before it is captured: libraries set themselves up meanwhile, which no graph may hold.
+constexpr int64_t kWarmUps = 2;
+// More shapes than these, of one layer, run as ever: each keeps memory. One that has not come in so many calls goes.
+constexpr size_t kMostKinds = 4;
+constexpr int64_t kForgottenAfter = 64;
+
+// Of all layers of a call: replays follow one another on the stream that computes, so they share memory.
+struct Shared {
+  explicit Shared(c10::Device device) : memory(make_graph_memory(device)), stream(device) {}
+  std::shared_ptr<GraphMemory> memory;
+  SideStream stream;
+  bool told = false;     // that something does not repeat
+  bool emptied = false;  // the allocator, of what the warm-ups had: the graphs have memory of their own from then on
+};
+
+// One launch for those of a dtype.
+void copy_all(const Tensors& to, const Tensors& from) {
+  std::map<c10::ScalarType, std::pair<Tensors, Tensors>> by_type;
+  for (size_t i = 0; i < to.size(); ++i) {
+    if (!to[i].defined()) continue;
+    auto& [into, out_of] = by_type[to[i].scalar_type()];
+    into.push_back(to[i]);
+    out_of.push_back(from[i]);
+  }
+  for (const auto& [type, tensors] : by_type) at::_foreach_copy_(tensors.first, tensors.second);
+}
+
+at::Tensor empty_as(const at::Tensor& tensor) {
+  return tensor.defined() ? at::empty(tensor.sizes(), tensor.options()) : tensor;
+}
+
+// The same memory as a leaf of a graph of its own: what is written to the other one later is none of its business.
+at::Tensor leaf_over(const at::Tensor& tensor, bool requires_grad) {
+  return tensor.defined() ? tensor.variable_data().set_requires_grad(requires_grad) : tensor;
+}
+
+std::vector<const void*> addresses(const Tensors& tensors) {
+  std::vector<const void*> out;
+  for (const auto& tensor : tensors) out.push_back(tensor.defined() ? tensor.const_data_ptr() : nullptr);
+  return out;
+}
+
+template <class Work>
+void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, const Work& work) {
+  try {
+    capture(graph, stream, work);
+  } catch (const std::exception& error) {
+    raise(ErrorKind::kConfig,
+          "[parallel.layer_graphs] the {} of a layer cannot be captured: {}. Do not graph layers "
+          "(train.layer_graphs=false).",
+          what, error.what());
+  }
+}
+
+// One forward of a layer and its backward, captured, on memory of their own.
+class Recording {
+ public:
+  Recording(std::shared_ptr<Shared> shared, const nn::ForwardCall& call) : shared_(std::move(shared)) {
+    for (const auto* tensor : call.tensors) {
+      const at::Tensor place = empty_as(*tensor);
+      inputs_.push_back(place);
+      input_leaves_.push_back(leaf_over(place, tensor->defined() && tensor->requires_grad()));
+    }
+  }
+
+  // Without autograd. The parameters of the first call stay those of all: the same tensors, or others at the same
+  // places.
+  at::Tensor forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
+    Tensors given;
+    for (const auto* tensor : call.tensors) given.push_back(tensor->defined() ? tensor->detach() : *tensor);
+    copy_all(inputs_, given);
+    if (!forward_) capture_forward(call, parameters);
+    forward_->replay();
+    const at::Tensor result = empty_as(output_);
+    copy_all({result}, {output_.detach()});
+    return result;
+  }
+
+  // Gradients of the inputs and parameters that want one, in this order; undefined where there is none.
+  variable_list backward(const at::Tensor& gradient) {
+    if (!output_gradient_.defined()) output_gradient_ = empty_as(output_);
+    copy_all({output_gradient_}, {gradient});
+    if (!backward_) capture_backward();
+    backward_->replay();
+    Tensors out;
+    for (const auto& each : gradients_) out.push_back(empty_as(each));
+    copy_all(out, gradients_);
+    return out;
+  }
+
+ private:
+  void capture_forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
+    for (const auto& each : parameters.tensors) parameter_leaves_.push_back(leaf_over(each, each.requires_grad()));
+    if (!std::exchange(shared_->emptied, true)) at::accelerator::emptyCache();
+    auto graph = shared_->memory->make_graph();
+    capture_as("forward", *graph, shared_->stream, [&] {
+      const c10::AutoGradMode on(true);
+      const kernels::DeferredGradients::Scope all_at_once(nullptr);
+      const parallel::ShowLeaves show(parameters, parameter_leaves_);
+      output_ = call.run(input_leaves_).at(0);
+    });
+    forward_ = std::move(graph);
+  }
+
+  void capture_backward() {
+    Tensors wanted;
+    for (const auto* leaves : {&input_leaves_, &parameter_leaves_}) {
+      for (const auto& leaf : *leaves) {
+        if (leaf.defined() && leaf.requires_grad()) wanted.push_back(leaf);
+      }
+    }
+    auto graph = shared_->memory->make_graph();
+    capture_as("backward", *graph, shared_->stream, [&] {
+      const kernels::DeferredGradients::Scope all_at_once(nullptr);
+      // The graph stays, and with it what forward leaves for backward: no other capture is to take that memory.
+      gradients_ = torch::autograd::grad({output_}, wanted, {output_gradient_}, /*retain_graph=*/true,
+                                         /*create_graph=*/false, /*allow_unused=*/true);
+    });
+    backward_ = std::move(graph);
+  }
+
+  std::shared_ptr<Shared> shared_;
+  Tensors inputs_, input_leaves_, parameter_leaves_;
+  at::Tensor output_, output_gradient_;
+  Tensors gradients_;
+  std::unique_ptr<DeviceGraph> forward_, backward_;
+};
+
+// What tells recordings apart: shapes, what wants gradients, and where parameters lie.
+struct Kind {
+  std::vector<int64_t> shapes;
+  std::vector<const void*> parameters;
+  bool operator==(const Kind&) const = default;
+};
+
+Kind kind_of(const nn::Module& module, const nn::ForwardCall& call, const Tensors& parameters) {
+  Kind kind{.shapes = {module.training()}, .parameters = addresses(parameters)};
+  for (const auto* tensor : call.tensors) {
+    kind.shapes.push_back(tensor->defined() ? tensor->dim() : -1);
+    if (!tensor->defined()) continue;
+    kind.shapes.insert(kind.shapes.end(), tensor->sizes().begin(), tensor->sizes().end());
+    kind.shapes.push_back(static_cast<int64_t>(tensor->scalar_type()));
+    kind.shapes.push_back(tensor->requires_grad());
+  }
+  for (const auto& parameter : parameters) kind.shapes.push_back(parameter.requires_grad());
+  kind.shapes.insert(kind.shapes.end(), call.numbers->begin(), call.numbers->end());
+  return kind;
+}
+
+struct Recordings {
+  Kind kind;
+  int64_t warm_ups = 0;
+  int64_t last_call = 0;
+  std::vector<std::unique_ptr<Recording>> idle;
+};
+
+// A recording between its forward and the end of its backward.
+class Lease {
+ public:
+  Lease(std::shared_ptr<Recordings> from, std::unique_ptr<Recording> recording)
+      : from_(std::move(from)), recording_(std::move(recording)) {}
+  ~Lease() { from_->idle.push_back(std::move(recording_)); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Recording& operator*() const { return *recording_; }
+  const Kind& kind() const { return from_->kind; }
+
+ private:
+  std::shared_ptr<Recordings> from_;
+  std::unique_ptr<Recording> recording_;
+};
+
+struct ReplayedLayer : torch::autograd::Node {
+  std::unique_ptr<Lease> lease;
+  Tensors parameters;
+
+  variable_list apply(variable_list&& gradients) override {
+    TESSERA_CHECK(lease, ErrorKind::kShape,
+                  "[parallel.layer_graphs] backward ran through a layer that is a graph a second time. Run forward "
+                  "again.");
+    TESSERA_CHECK(
+        addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
+        "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
+        "Do not move them in between, or do not graph layers.");
+    variable_list found(num_outputs());
+    if (gradients[0].defined()) found = (**lease).backward(gradients[0]);
+    lease.reset();
+    parameters.clear();
+    return found;
+  }
+  void release_variables() override {
+    lease.reset();
+    parameters.clear();
+  }
+  std::string name() const override { return "ReplayedLayer"; }
+};
+
+class LayerGraphs {
+ public:
+  explicit LayerGraphs(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  std::optional<at::Tensor> run(nn::Module& module, const nn::ForwardCall& call) {
+    const auto parameters = parallel::shown_parameters(module);
+    Tensors depends_on;
+    for (const auto* tensor : call.tensors) {
+      if (tensor->defined() && tensor->requires_grad()) depends_on.push_back(*tensor);
+    }
+    for (const auto& tensor : parameters.tensors) {
+      if (tensor.requires_grad()) depends_on.push_back(tensor);
+    }
+    if (depends_on.empty()) return std::nullopt;
+    const auto recordings = call.numbers ? recordings_of(kind_of(module, call, parameters.tensors)) : nullptr;
+    if (!recordings) tell();
+    if (!recordings || recordings->warm_ups++ < kWarmUps) return std::nullopt;
+
+    auto [pointer, node] = parallel::make_node<ReplayedLayer>();
+    node->lease = lease(recordings, call);
+    node->parameters = parameters.tensors;
+    at::Tensor result;
+    {
+      const c10::NoGradGuard no_grad;
+      result = (**node->lease).forward(call, parameters);
+    }
+    node->set_next_edges(torch::autograd::collect_next_edges(depends_on));
+    torch::autograd::set_history(result, pointer);
+    return result;
+  }
+
+ private:
+  // Null where there are too many kinds already.
+  std::shared_ptr<Recordings> recordings_of(Kind kind) {
+    ++calls_;
+    std::erase_if(kinds_, [&](const auto& each) { return each->last_call + kForgottenAfter < calls_; });
+    auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& each) { return each->kind == kind; });
+    if (found == kinds_.end()) {
+      if (kinds_.size() == kMostKinds) return nullptr;
+      found = kinds_.insert(found, std::make_shared<Recordings>(Recordings{.kind = std::move(kind), .idle = {}}));
+    }
+    (*found)->last_call = calls_;
+    return *found;
+  }
+
+  std::unique_ptr<Lease> lease(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
+    auto& idle = recordings->idle;
+    std::unique_ptr<Recording> recording;
+    if (!idle.empty()) {
+      recording = std::move(idle.back());
+      idle.pop_back();
+    } else {
+      recording = std::make_unique<Recording>(shared_, call);
+    }
+    return std::make_unique<Lease>(recordings, std::move(recording));
+  }
+
+  void tell() {
+    if (std::exchange(shared_->told, true)) return;
+    log_info(
+        "[parallel.layer_graphs] some forwards do not repeat (rows of several documents in float32, or more than {} "
+        "shapes of batches at a time): these run kernel by kernel.",
+        kMostKinds);
+  }
+
+  std::shared_ptr<Shared> shared_;
+  std::vector<std::shared_ptr<Recordings>> kinds_;
+  int64_t calls_ = 0;
+};
+
+void check_layer(nn::Module& layer) {
+  const auto refuse = [](bool found, const char* what, const char* advice) {
+    TESSERA_CHECK(!found, ErrorKind::kConfig,
+                  "[parallel.layer_graphs] a layer with {}: its kernels depend on more than shapes, so it cannot be a "
+                  "graph. {}, or do not graph layers (train.layer_graphs=false).",
+                  what, advice);
+  };
+  for (const auto& [path, module] : layer.named_modules()) {
+    refuse(dynamic_cast<nn::MoE*>(module) != nullptr, "experts", "Train a dense model");
+    refuse(dynamic_cast<nn::Float8Linear*>(module) != nullptr, "float8 products", "Set precision.fp8 to false");
+    const auto* adapted = dynamic_cast<const nn::LoraLinear*>(module);
+    refuse(adapted != nullptr && adapted->settings().dropout, "adapters that drop", "Set lora.dropout to 0");
+    for (const auto& slot : module->own_parameters()) {
+      refuse(is_dtensor(slot.parameter), "tensor-parallel parameters", "Set parallel.tp to 1");
+    }
+  }
+}
+
+}  // namespace
+
+void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device) {
+  for (auto* layer : layers) check_layer(*layer);
+  const auto shared = std::make_shared<Shared>(device);
+  for (auto* layer : layers) {
+    layer->set_forward_replay(
+        [graphs = std::make_shared<LayerGraphs>(shared)](nn::Module& module, const nn::ForwardCall& call) {
+          return graphs->run(module, call);
+        });
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,251 @@
+// Layers as graphs on the pretend device; whole steps with them are in steps_dist_test.cc.
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/kernels/ignored_label.h"
+#include "tessera/models/causal_lm.h"
+#include "tessera/models/decoder.h"
+#include "tessera/models/weights.h"
+#include "tessera/parallel/layer_graphs.h"
+#include "tessera/parallel/parallelize_model.h"
+#include "tests/devices/pretend.h"
+#include "tests/support/ranks.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using LayerGraphs = testing::OnPretendDevice;
+using Tensors = std::vector<at::Tensor>;
+
+ModelConfig tiny_llama(const std::string& kv_heads = "1") {
+  return ModelConfig::parse(
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": )" +
+          kv_heads + R"(,
+    "max_position_embeddings": 512, "initializer_range": 0.2, "tie_word_embeddings": false})",
+      "config.json");
+}
+
+std::shared_ptr<CausalLM> model_on(c10::Device device, bool graphs, at::ScalarType dtype) {
+  auto model = make_model(tiny_llama(), {.dtype = dtype, .device = device});
+  init_weights(*model, 7);
+  if (!graphs) return model;
+  std::vector<nn::Module*> layers;
+  for (const auto& block : model->blocks()) layers.push_back(block.get());
+  for (const auto& [path, module] : model->named_modules()) {
+    if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoder->make_documents_repeat();
+  }
+  graph_layers(layers, device);
+  return model;
+}
+
+at::Tensor tokens_of(int64_t rows, int64_t length, int64_t seed, c10::Device device) {
+  return at::arange(seed, seed + rows * length, at::kLong).mul(7).remainder(32).view({rows, length}).to(device);
+}
+
+at::Tensor loss_of(CausalLM& model, const at::Tensor& tokens, const at::Tensor& documents = {}) {
+  auto labels = tokens.roll(-1, 1);
+  if (documents.defined()) labels.masked_fill_(documents.lt(0), kIgnoredLabel);
+  return model.loss_sum({.tokens = tokens, .document_ids = documents}, labels);
+}
+
+Tensors gradients_of(CausalLM& model) {
+  Tensors out;
+  for (const auto& parameter : model.parameters()) out.push_back(parameter.grad().cpu());
+  model.zero_grad();
+  return out;
+}
+
+void expect_alike(const Tensors& found, const Tensors& wanted, const std::string& where) {
+  ASSERT_EQ(found.size(), wanted.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], wanted[i])) << where << ", gradient " << i;
+}
+
+// The same model twice on the device, with graphs and without.
+class Twins {
+ public:
+  explicit Twins(at::ScalarType dtype = at::kFloat)
+      : graphed(model_on(testing::pretend_device(), true, dtype)),
+        plain(model_on(testing::pretend_device(), false, dtype)) {}
+  // A forward and backward of each.
+  void expect_one_step(int64_t rows, int64_t length, int64_t seed, const at::Tensor& documents = {}) {
+    const auto tokens = tokens_of(rows, length, seed, testing::pretend_device());
+    const auto found = loss_of(*graphed, tokens, documents), wanted = loss_of(*plain, tokens, documents);
+    EXPECT_EQ(found.item<float>(), wanted.item<float>());
+    found.backward(), wanted.backward();
+    expect_alike(gradients_of(*graphed), gradients_of(*plain), "step " + std::to_string(seed));
+  }
+  std::shared_ptr<CausalLM> graphed, plain;
+};
+
+int64_t graphs_of(const std::vector<pretend::Launch>& launches) {
+  return std::count_if(launches.begin(), launches.end(), [](const auto& each) { return each.name == "graph"; });
+}
+
+// Of a step of that model: all launches, and those that are graphs.
+std::pair<int64_t, int64_t> launches_of_step(CausalLM& model, int64_t rows, int64_t length) {
+  const auto tokens = tokens_of(rows, length, 5, testing::pretend_device());
+  pretend::keep_names(true);
+  pretend::take_launches(0);
+  loss_of(model, tokens).backward();
+  const auto launches = pretend::take_launches(0);
+  pretend::keep_names(false);
+  model.zero_grad();
+  return {static_cast<int64_t>(launches.size()), graphs_of(launches)};
+}
+
+TEST_F(LayerGraphs, GiveTheSameBitsWithAFewLaunches) {
+  Twins twins;
+  for (int64_t step = 0; step < 5; ++step) twins.expect_one_step(2, 8, step);
+  const auto [with, graphs] = launches_of_step(*twins.graphed, 2, 8);
+  const auto [without, none] = launches_of_step(*twins.plain, 2, 8);
+  EXPECT_EQ(graphs, 4) << "forward and backward of two layers";
+  EXPECT_EQ(none, 0);
+  EXPECT_LE(with, without * 6 / 10) << without;
+}
+
+TEST_F(LayerGraphs, ParametersMayChangeTheirValues) {
+  Twins twins;
+  for (int64_t step = 0; step < 6; ++step) {
+    twins.expect_one_step(2, 8, step);
+    const at::NoGradGuard no_grad;
+    for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
+      for (const auto& parameter : model->parameters()) at::Tensor(parameter).mul_(0.9);
+    }
+  }
+}
+
+TEST_F(LayerGraphs, ShapesHaveGraphsOfTheirOwnUpToAFew) {
+  Twins twins;
+  for (int64_t round = 0; round < 4; ++round) {
+    for (const int64_t length : {8, 5, 6, 7, 9, 10}) twins.expect_one_step(1, length, round);
+  }
+  EXPECT_EQ(launches_of_step(*twins.graphed, 1, 8).second, 4);
+  EXPECT_EQ(launches_of_step(*twins.graphed, 1, 10).second, 0) << "the sixth shape";
+}
+
+TEST_F(LayerGraphs, ForwardsMayWaitForTheirBackwards) {
+  Twins twins;
+  for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
+  const auto device = testing::pretend_device();
+  std::vector<Tensors> found, wanted;
+  for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
+    Tensors losses;
+    for (int64_t micro = 0; micro < 3; ++micro) losses.push_back(loss_of(*model, tokens_of(2, 8, 20 + micro, device)));
+    for (const size_t micro : {1, 0, 2}) {
+      losses[micro].backward();
+      (model == twins.graphed.get() ? found : wanted).push_back(gradients_of(*model));
+    }
+  }
+  for (size_t i = 0; i < 3; ++i) expect_alike(found[i], wanted[i], "micro-batch " + std::to_string(i));
+  twins.expect_one_step(2, 8, 30);
+}
+
+TEST_F(LayerGraphs, ResultsBelongToWhoeverKeepsThem) {
+  Twins twins;
+  for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
+  const auto device = testing::pretend_device();
+  at::Tensor kept;
+  const int hook = twins.graphed->blocks()[0]->register_forward_hook(
+      [&](nn::Module&, nn::TensorRefs& outputs) { kept = outputs[0]->detach(); });
+  loss_of(*twins.graphed, tokens_of(2, 8, 40, device)).backward();
+  const at::Tensor first = kept, values = kept.cpu();
+  const at::Tensor gradient = twins.graphed->parameters()[1].grad(), before = gradient.cpu();
+  twins.graphed->zero_grad();
+  loss_of(*twins.graphed, tokens_of(2, 8, 50, device)).backward();
+  EXPECT_TRUE(at::equal(first.cpu(), values)) << "the next forward wrote over a result";
+  EXPECT_TRUE(at::equal(gradient.cpu(), before)) << "the next backward wrote over a gradient";
+  twins.graphed->blocks()[0]->remove_hook(hook);
+  twins.graphed->zero_grad();
+}
+
+TEST_F(LayerGraphs, WhatIsNoTrainingOfWholeRowsRunsKernelByKernel) {
+  Twins twins;
+  for (int64_t step = 0; step < 4; ++step) twins.expect_one_step(2, 8, step);
+  const auto device = testing::pretend_device();
+  const auto tokens = tokens_of(2, 8, 3, device);
+  const auto documents = at::arange(8, at::kLong).ge(5).to(at::kLong).expand({2, 8}).contiguous();
+  twins.expect_one_step(2, 8, 3, documents.to(device));
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(at::equal(twins.graphed->logits({.tokens = tokens}), twins.plain->logits({.tokens = tokens})));
+}
+
+// Lengths of documents are read on the device; more documents, or a longer one, than there is room for make new graphs.
+TEST_F(LayerGraphs, DocumentsInHalfPrecisionRepeatWhateverTheirLengths) {
+  Twins twins(at::kBFloat16);
+  const auto documents = [](int64_t length, int64_t each, int64_t padding) {
+    auto ids = at::arange(2 * length, at::kLong).view({2, length}).div(each, "floor");
+    if (padding > 0) ids.narrow(1, length - padding, padding).fill_(-1);
+    return ids.to(testing::pretend_device());
+  };
+  int64_t step = 0;
+  for (const int64_t each : {20, 7, 9, 11, 40}) twins.expect_one_step(2, 40, step++, documents(40, each, each % 5));
+  pretend::keep_names(true);
+  for (const int64_t each : {10, 33, 6}) {
+    pretend::take_launches(0);
+    twins.expect_one_step(2, 40, step++, documents(40, each, 3));
+    EXPECT_EQ(graphs_of(pretend::take_launches(0)), 4) << "documents of " << each;
+  }
+  pretend::keep_names(false);
+  for (int64_t again = 0; again < 4; ++again) twins.expect_one_step(2, 40, step++, documents(40, 2, 4));
+  for (int64_t again = 0; again < 4; ++again) twins.expect_one_step(2, 300, step++, documents(300, 250, 0));
+  twins.expect_one_step(2, 40, step++, documents(40, 13, 0));
+}
+
+// As the counts of documents go up, graphs of smaller ones are used no more and give way.
+TEST_F(LayerGraphs, ShapesThatDoNotComeAgainGiveWay) {
+  Twins twins;
+  for (const int64_t length : {5, 6, 7, 8}) {
+    for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(1, length, step);
+  }
+  for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(1, 9, step);
+  EXPECT_EQ(launches_of_step(*twins.graphed, 1, 9).second, 0) << "the fifth shape";
+  const auto before = pretend::counters(0).bytes;
+  for (int64_t step = 0; step < 70; ++step) twins.expect_one_step(1, 9, step);
+  EXPECT_EQ(launches_of_step(*twins.graphed, 1, 9).second, 4);
+  EXPECT_LT(pretend::counters(0).bytes, before) << "graphs of four shapes are gone";
+}
+
+TEST_F(LayerGraphs, ASecondBackwardIsRefused) {
+  Twins twins;
+  for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
+  const auto loss = loss_of(*twins.graphed, tokens_of(2, 8, 3, testing::pretend_device()));
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_THAT([&] { loss.backward(); }, ThrowsMessage<Error>(HasSubstr("a second time")));
+  twins.graphed->zero_grad();
+  twins.expect_one_step(2, 8, 9);
+}
+
+// Memory that went elsewhere would be read by the graph where it was.
+TEST_F(LayerGraphs, ParametersThatMoveHaveGraphsOfTheirOwn) {
+  Twins twins;
+  for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
+  for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
+    for (const auto& named : model->named_parameters()) {
+      nn::Module::set_parameter(*named.slot, named.slot->parameter.detach().mul(1.5).set_requires_grad(true));
+    }
+  }
+  for (int64_t step = 3; step < 7; ++step) twins.expect_one_step(2, 8, step);
+  EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
+}
+
+TEST_F(LayerGraphs, LayersThatDependOnMoreThanShapesAreRefused) {
+  testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
+    const auto mesh = init_device_mesh(world, "pretend", {2}, {"tp"});
+    const auto refused = [&](const ModelConfig& config, const MeshPtr& over, const char* what) {
+      const auto model = make_model(config, {.device = c10::Device(at::kMeta)});
+      EXPECT_THAT([&] { parallelize_model(*model, {.mesh = over, .layer_graphs = true}); },
+                  ThrowsMessage<Error>(HasSubstr(what)));
+    };
+    refused(tiny_llama("2"), mesh, "layer_graphs with tensor or context parallelism");
+    refused(tiny_llama("2"), init_device_mesh(world, "pretend", {2}, {"cp"}), "layer_graphs with tensor or context");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
