@@ -1,16 +1,17 @@
 // Graphs of an accelerator: what a thread launches is kept once, and launched again as one. CUDA has them; for the
 // device type that a vendor registered with libtorch (PrivateUse1) the vendor's code registers them.
 //
-//   const auto memory = make_graph_memory(device);       // shared by graphs that are replayed one behind the other
+//   const auto memory = make_graph_memory(device);
 //   const auto graph = memory->make_graph();
 //   const SideStream captures(device);
 //   capture(*graph, captures, [&] { y = at::relu(x); });   // launches nothing: y holds nothing yet
 //   x.copy_(values);
 //   graph->replay();                                     // on this thread's current stream: y = relu(values)
 //
-// A graph has the addresses and the host's numbers of its capture. What is made during a capture lies in the graphs'
-// memory; what has been given back there, a later capture may take. So tensors that one graph leaves for another one,
-// or for its own next replay, must live as long as the graphs. While capturing, a thread may not wait for the device,
+// A graph has the addresses and the host's numbers of its capture. What is made during a capture lies in the graph's
+// memory; what has been given back there, a later capture into the same memory may take, and both graphs write to it
+// with each replay. So graphs may share memory where none of them leaves there what is read after another one's replay.
+// While capturing, a thread may not wait for the device,
 // copy from or to memory that is not pinned, or draw from the device's generator where that does not know graphs. A
 // graph and its memory belong to one rank.
 #pragma once
@@ -34,6 +35,7 @@ class DeviceGraph {
   virtual void replay() = 0;
 };
 
+// Memory stays, given back or not, as long as this or one of its graphs lives.
 class GraphMemory {
  public:
   virtual ~GraphMemory() = default;

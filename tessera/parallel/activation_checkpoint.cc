@@ -132,19 +132,29 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   torch::autograd::set_history(results, pointer);
 }
 
-}  // namespace
-
-void checkpoint_activations(nn::Module& module, bool selective) {
-  TESSERA_CHECK(!module.forward_wrapper(), ErrorKind::kConfig,
-                "[parallel.checkpoint] this module is checkpointed already. Do it once.");
-  module.set_forward_wrapper([selective](nn::Module& of) -> nn::WrapOutputs {
+struct Checkpoint {
+  bool selective;
+  nn::WrapOutputs operator()(nn::Module& of) const {
     const auto kept = selective ? std::make_shared<kernels::KeptResults>() : nullptr;
     const auto record = std::make_shared<kernels::KeptResults::Scope>(kept, kernels::KeptResults::Mode::kRecord);
     return [&of, kept, record](const nn::TensorRefs& inputs, nn::TensorRefs& outputs, nn::Rerun rerun) {
       record->end();
       wrap_forward(of, inputs, outputs, std::move(rerun), kept);
     };
-  });
+  }
+};
+
+}  // namespace
+
+void checkpoint_activations(nn::Module& module, bool selective) {
+  TESSERA_CHECK(!module.forward_wrapper(), ErrorKind::kConfig,
+                "[parallel.checkpoint] this module is checkpointed already. Do it once.");
+  module.set_forward_wrapper(Checkpoint{selective});
+}
+
+bool keeps_inputs_only(const nn::Module& module) {
+  const auto* wrapper = module.forward_wrapper().target<Checkpoint>();
+  return wrapper != nullptr && !wrapper->selective;
 }
 
 void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing how) {

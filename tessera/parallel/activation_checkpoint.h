@@ -28,6 +28,9 @@ ActivationCheckpointing parse_activation_checkpointing(const std::string& text);
 // Keeps what selective checkpointing keeps, when asked to. Error kConfig for a module that has a wrapper already.
 void checkpoint_activations(nn::Module& module, bool selective = false);
 
+// Whether it is checkpointed and keeps nothing but inputs and results.
+bool keeps_inputs_only(const nn::Module& module);
+
 // Of decoder layers. kMlp wants a child named mlp in each: Error kConfig without.
 void checkpoint_layers(const std::vector<nn::Module*>& layers, ActivationCheckpointing how);
 

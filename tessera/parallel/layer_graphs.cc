@@ -1,9 +1,11 @@
 #include "tessera/parallel/layer_graphs.h"
 
+#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -20,10 +22,14 @@
 #include "tessera/base/log.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/deferred_gradients.h"
+#include "tessera/kernels/kept_results.h"
 #include "tessera/mesh/device_graph.h"
 #include "tessera/nn/float8.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/moe.h"
+#include "tessera/nn/quantized_linear.h"
+#include "tessera/parallel/activation_checkpoint.h"
+#include "tessera/parallel/detail/group_node.h"
 #include "tessera/parallel/detail/make_node.h"
 #include "tessera/parallel/detail/shown_parameters.h"
 
@@ -33,19 +39,21 @@ namespace {
 using torch::autograd::variable_list;
 using Tensors = std::vector<at::Tensor>;
 
-// A layer runs so often before it is captured: libraries set themselves up meanwhile, which no graph may hold.
+// So many backwards of a layer run before it is captured: libraries set themselves up meanwhile, which no graph may
+// hold.
 constexpr int64_t kWarmUps = 2;
 // More shapes than these, of one layer, run as ever: each keeps memory. One that has not come in so many calls goes.
 constexpr size_t kMostKinds = 4;
 constexpr int64_t kForgottenAfter = 64;
 
-// Of all layers of a call: replays follow one another on the stream that computes, so they share memory.
+// Of all layers of a call.
 struct Shared {
-  explicit Shared(c10::Device device) : memory(make_graph_memory(device)), stream(device) {}
-  std::shared_ptr<GraphMemory> memory;
+  explicit Shared(c10::Device given)
+      : device(given), in_passing(make_graph_memory(given)), stream(given, /*high_priority=*/false) {}
+  c10::Device device;
+  std::shared_ptr<GraphMemory> in_passing;  // of graphs that leave nothing there but what is copied at once
   SideStream stream;
-  bool told = false;     // that something does not repeat
-  bool emptied = false;  // the allocator, of what the warm-ups had: the graphs have memory of their own from then on
+  bool told = false;  // that something does not repeat
 };
 
 // One launch for those of a dtype.
@@ -64,9 +72,15 @@ at::Tensor empty_as(const at::Tensor& tensor) {
   return tensor.defined() ? at::empty(tensor.sizes(), tensor.options()) : tensor;
 }
 
-// The same memory as a leaf of a graph of its own: what is written to the other one later is none of its business.
-at::Tensor leaf_over(const at::Tensor& tensor, bool requires_grad) {
-  return tensor.defined() ? tensor.variable_data().set_requires_grad(requires_grad) : tensor;
+// The same place, which is not kept by it.
+at::Tensor place_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().requires_grad(false));
+}
+
+// The same place as a leaf of a graph of its own: what is written there later is none of its business.
+at::Tensor leaf_over(const at::Tensor& tensor) {
+  return tensor.defined() ? place_of(tensor).set_requires_grad(tensor.requires_grad()) : tensor;
 }
 
 std::vector<const void*> addresses(const Tensors& tensors) {
@@ -80,6 +94,7 @@ void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, 
   try {
     capture(graph, stream, work);
   } catch (const std::exception& error) {
+    if (as_error(error).kind() == ErrorKind::kMemory) throw;
     raise(ErrorKind::kConfig,
           "[parallel.layer_graphs] the {} of a layer cannot be captured: {}. Do not graph layers "
           "(train.layer_graphs=false).",
@@ -87,14 +102,18 @@ void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, 
   }
 }
 
-// One forward of a layer and its backward, captured, on memory of their own.
+// One forward of a layer and its backward, captured. What forward leaves for backward lies in memory of their own, so
+// that recordings may be replayed in any order; a layer that leaves nothing there has its forward in passing, too.
 class Recording {
  public:
-  Recording(std::shared_ptr<Shared> shared, const nn::ForwardCall& call) : shared_(std::move(shared)) {
+  Recording(std::shared_ptr<Shared> shared, const nn::Module& module, const nn::ForwardCall& call)
+      : shared_(std::move(shared)),
+        memory_(keeps_inputs_only(module) ? shared_->in_passing : make_graph_memory(shared_->device)) {
     for (const auto* tensor : call.tensors) {
       const at::Tensor place = empty_as(*tensor);
       inputs_.push_back(place);
-      input_leaves_.push_back(leaf_over(place, tensor->defined() && tensor->requires_grad()));
+      input_leaves_.push_back(place.defined() ? place.variable_data().set_requires_grad(tensor->requires_grad())
+                                              : place);
     }
   }
 
@@ -111,6 +130,8 @@ class Recording {
     return result;
   }
 
+  bool captured() const { return forward_ != nullptr; }
+
   // Gradients of the inputs and parameters that want one, in this order; undefined where there is none.
   variable_list backward(const at::Tensor& gradient) {
     if (!output_gradient_.defined()) output_gradient_ = empty_as(output_);
@@ -125,16 +146,20 @@ class Recording {
 
  private:
   void capture_forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
-    for (const auto& each : parameters.tensors) parameter_leaves_.push_back(leaf_over(each, each.requires_grad()));
-    if (!std::exchange(shared_->emptied, true)) at::accelerator::emptyCache();
-    auto graph = shared_->memory->make_graph();
+    Tensors leaves;
+    for (const auto& each : parameters.tensors) leaves.push_back(leaf_over(each));
+    at::accelerator::emptyCache();  // of what warm-ups had: graphs have memory of their own
+    auto graph = memory_->make_graph();
+    at::Tensor output;
     capture_as("forward", *graph, shared_->stream, [&] {
       const c10::AutoGradMode on(true);
       const kernels::DeferredGradients::Scope all_at_once(nullptr);
-      const parallel::ShowLeaves show(parameters, parameter_leaves_);
-      output_ = call.run(input_leaves_).at(0);
+      const parallel::ShowLeaves show(parameters, leaves);
+      output = call.run(input_leaves_).at(0);
     });
     forward_ = std::move(graph);
+    output_ = std::move(output);
+    parameter_leaves_ = std::move(leaves);
   }
 
   void capture_backward() {
@@ -144,32 +169,48 @@ class Recording {
         if (leaf.defined() && leaf.requires_grad()) wanted.push_back(leaf);
       }
     }
-    auto graph = shared_->memory->make_graph();
+    auto graph = shared_->in_passing->make_graph();
+    Tensors gradients;
     capture_as("backward", *graph, shared_->stream, [&] {
       const kernels::DeferredGradients::Scope all_at_once(nullptr);
-      // The graph stays, and with it what forward leaves for backward: no other capture is to take that memory.
-      gradients_ = torch::autograd::grad({output_}, wanted, {output_gradient_}, /*retain_graph=*/true,
-                                         /*create_graph=*/false, /*allow_unused=*/true);
+      // The graph of autograd stays, and with it what forward leaves for backward.
+      gradients = torch::autograd::grad({output_}, wanted, {output_gradient_}, /*retain_graph=*/true,
+                                        /*create_graph=*/false, /*allow_unused=*/true);
     });
     backward_ = std::move(graph);
+    // They are copied right behind each replay; until the next one of any layer nobody writes there.
+    for (const auto& each : gradients) gradients_.push_back(place_of(each));
   }
 
   std::shared_ptr<Shared> shared_;
+  std::shared_ptr<GraphMemory> memory_;
   Tensors inputs_, input_leaves_, parameter_leaves_;
   at::Tensor output_, output_gradient_;
-  Tensors gradients_;
+  Tensors gradients_;  // their places
   std::unique_ptr<DeviceGraph> forward_, backward_;
 };
 
-// What tells recordings apart: shapes, what wants gradients, and where parameters lie.
+// What tells recordings apart: shapes, what wants gradients, and where parameters and what else stays lie.
 struct Kind {
   std::vector<int64_t> shapes;
-  std::vector<const void*> parameters;
+  std::vector<const void*> parameters, others;
   bool operator==(const Kind&) const = default;
 };
 
-Kind kind_of(const nn::Module& module, const nn::ForwardCall& call, const Tensors& parameters) {
-  Kind kind{.shapes = {module.training()}, .parameters = addresses(parameters)};
+// Buffers, and weights that are packed.
+std::vector<const void*> other_places(nn::Module& module) {
+  Tensors out;
+  for (const auto& [path, child] : module.named_modules()) {
+    for (const auto& buffer : child->own_buffers()) out.push_back(*buffer.slot);
+  }
+  for (const auto& [path, packed] : nn::packed_weights(module)) out.push_back(packed->weight.packed());
+  return addresses(out);
+}
+
+Kind kind_of(nn::Module& module, const nn::ForwardCall& call, const Tensors& parameters) {
+  Kind kind{.shapes = {module.training(), at::globalContext().deterministicAlgorithms()},
+            .parameters = addresses(parameters),
+            .others = other_places(module)};
   for (const auto* tensor : call.tensors) {
     kind.shapes.push_back(tensor->defined() ? tensor->dim() : -1);
     if (!tensor->defined()) continue;
@@ -194,7 +235,9 @@ class Lease {
  public:
   Lease(std::shared_ptr<Recordings> from, std::unique_ptr<Recording> recording)
       : from_(std::move(from)), recording_(std::move(recording)) {}
-  ~Lease() { from_->idle.push_back(std::move(recording_)); }
+  ~Lease() {
+    if (recording_->captured()) from_->idle.push_back(std::move(recording_));
+  }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   Recording& operator*() const { return *recording_; }
@@ -213,10 +256,13 @@ struct ReplayedLayer : torch::autograd::Node {
     TESSERA_CHECK(lease, ErrorKind::kShape,
                   "[parallel.layer_graphs] backward ran through a layer that is a graph a second time. Run forward "
                   "again.");
+    TESSERA_CHECK(!c10::GradMode::is_enabled(), ErrorKind::kShape,
+                  "[parallel.layer_graphs] a layer that is a graph has no second derivative. Differentiate without "
+                  "create_graph, or do not graph layers.");
     TESSERA_CHECK(
         addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
         "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
-        "Do not move them in between, or do not graph layers.");
+        "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
     variable_list found(num_outputs());
     if (gradients[0].defined()) found = (**lease).backward(gradients[0]);
     lease.reset();
@@ -229,6 +275,14 @@ struct ReplayedLayer : torch::autograd::Node {
   }
   std::string name() const override { return "ReplayedLayer"; }
 };
+
+// A replay calls none of them. (A checkpointed child's own wrapper is part of what is captured.)
+bool has_hooks_below(nn::Module& layer) {
+  const auto modules = layer.named_modules();
+  return std::any_of(modules.begin() + 1, modules.end(), [](const auto& named) {
+    return named.second->sharding() || (named.second->has_hooks() && !named.second->forward_wrapper());
+  });
+}
 
 class LayerGraphs {
  public:
@@ -244,12 +298,15 @@ class LayerGraphs {
       if (tensor.requires_grad()) depends_on.push_back(tensor);
     }
     if (depends_on.empty()) return std::nullopt;
-    const auto recordings = call.numbers ? recordings_of(kind_of(module, call, parameters.tensors)) : nullptr;
+    // Nor does a forward that is part of one whose results are kept (selective checkpoints around the layer).
+    const bool repeats = call.numbers && !has_hooks_below(module) && !kernels::KeptResults::current();
+    const auto recordings = repeats ? recordings_of(kind_of(module, call, parameters.tensors)) : nullptr;
     if (!recordings) tell();
-    if (!recordings || recordings->warm_ups++ < kWarmUps) return std::nullopt;
+    if (!recordings) return std::nullopt;
+    if (recordings->warm_ups < kWarmUps) return warm_up(recordings, call);
 
     auto [pointer, node] = parallel::make_node<ReplayedLayer>();
-    node->lease = lease(recordings, call);
+    node->lease = lease(recordings, module, call);
     node->parameters = parameters.tensors;
     at::Tensor result;
     {
@@ -275,14 +332,23 @@ class LayerGraphs {
     return *found;
   }
 
-  std::unique_ptr<Lease> lease(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
+  static at::Tensor warm_up(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
+    Tensors given;
+    for (const auto* tensor : call.tensors) given.push_back(*tensor);
+    at::Tensor result = call.run(given).at(0);
+    parallel::before_backward_of(result, [recordings] { ++recordings->warm_ups; });
+    return result;
+  }
+
+  std::unique_ptr<Lease> lease(const std::shared_ptr<Recordings>& recordings, const nn::Module& module,
+                               const nn::ForwardCall& call) {
     auto& idle = recordings->idle;
     std::unique_ptr<Recording> recording;
     if (!idle.empty()) {
       recording = std::move(idle.back());
       idle.pop_back();
     } else {
-      recording = std::make_unique<Recording>(shared_, call);
+      recording = std::make_unique<Recording>(shared_, module, call);
     }
     return std::make_unique<Lease>(recordings, std::move(recording));
   }
@@ -290,8 +356,8 @@ class LayerGraphs {
   void tell() {
     if (std::exchange(shared_->told, true)) return;
     log_info(
-        "[parallel.layer_graphs] some forwards do not repeat (rows of several documents in float32, or more than {} "
-        "shapes of batches at a time): these run kernel by kernel.",
+        "[parallel.layer_graphs] some forwards do not repeat (rows of several documents in float32, hooks on modules "
+        "within a layer, or more than {} shapes of batches at a time): these run kernel by kernel.",
         kMostKinds);
   }
 

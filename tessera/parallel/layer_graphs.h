@@ -7,9 +7,10 @@
 // there on replayed, on memory of its own: what it is given is copied there, and results and gradients are copies. That
 // memory, with the activations between forward and backward, stays; forwards whose backward is still to come have some
 // each, and so has each shape of batches that still comes. What does not repeat runs as ever: a cache, more than a few
-// shapes, forwards without autograd, and rows of several documents but in 16 bits, where attention reads their lengths
-// on the device (DecoderModel::make_documents_repeat). Inside the module's hooks, so that sharding gathers and frees as
-// without it; parameters must lie at the same addresses again (FullyShardOptions::fixed_places; replicas do).
+// shapes, hooks on modules within the layer, forwards without autograd, and rows of several documents but in 16 bits,
+// where attention reads their lengths on the device (DecoderModel::make_documents_repeat). Inside the module's hooks,
+// so that sharding gathers and frees as without it; parameters must lie at the same addresses again
+// (FullyShardOptions::fixed_places; replicas do).
 //
 // A module belongs to one rank; no communication.
 #pragma once

@@ -263,6 +263,7 @@ void parallelize_model(CausalLM& model, const ParallelizeModelOptions& options) 
     auto replica = options.replicate;
     replica.mesh = mesh.all->slice({"dp_replicate"});
     replica.mp_policy = policy_of_root(model, options);
+    replica.fixed_places = options.layer_graphs;
     return replicate(model, replica);
   }
   shard_units(model, layers, mesh, options);

@@ -37,6 +37,9 @@ struct ReplicateOptions {
   // The first backward finds out in which order gradients arrive, and buckets follow it from then on. false: buckets
   // always follow the reverse order of registration, so that a resumed run sums in the same order as one that went on.
   bool learn_order = true;
+  // With a param_dtype: parameters in it are kept between forwards, and written again where they lie, for graphs of
+  // modules' kernels (layer_graphs.h).
+  bool fixed_places = false;
 };
 
 // Makes `module` a replica. Parameters may be on the meta device until the first forward. No communication.

@@ -198,7 +198,7 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
        .field = kTrain<&TrainSection::layer_graphs>,
        .help = "On an accelerator forward and backward of a layer become one launch each (CUDA graphs), where shapes "
                "of batches repeat and rows are one document each or computed in 16 bits; costs the layers' activations "
-               "all the time. Without tp, cp, pp, experts, fp8 and adapters that drop"},
+               "all the time. Without tp, cp, experts, fp8 and adapters that drop"},
       {.section = "train",
        .name = "on_nonfinite",
        .field = kTrain<&TrainSection::on_nonfinite>,

@@ -111,11 +111,11 @@ void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConf
                 "[train.layout] optimizer.early_step_in_backward: found true with pp {}, dp_replicate {} and dp_shard "
                 "{}, wanted one pipeline stage, and shards. Set it to false, or parallel.dp_shard above 1.",
                 layout.pp, layout.dp_replicate, layout.dp_shard);
-  TESSERA_CHECK(!recipe.train.layer_graphs || (layout.pp == 1 && layout.tp == 1 && layout.cp == 1 && experts == 0),
-                ErrorKind::kConfig,
-                "[train.layout] train.layer_graphs: found true with pp {}, tp {}, cp {} and {} experts of a layer, "
-                "wanted layers that a rank computes alone, one micro-batch after the other. Set it to false.",
-                layout.pp, layout.tp, layout.cp, experts);
+  TESSERA_CHECK(
+      !recipe.train.layer_graphs || (layout.tp == 1 && layout.cp == 1 && experts == 0), ErrorKind::kConfig,
+      "[train.layout] train.layer_graphs: found true with tp {}, cp {} and {} experts of a layer, wanted layers "
+      "that a rank computes alone. Set it to false.",
+      layout.tp, layout.cp, experts);
   TESSERA_CHECK(!recipe.train.layer_graphs || !recipe.precision.fp8, ErrorKind::kConfig,
                 "[train.layout] train.layer_graphs: found true with precision.fp8, which converts weights once a step. "
                 "Set one of them to false.");

@@ -9,6 +9,8 @@
 #include "tessera/models/causal_lm.h"
 #include "tessera/models/decoder.h"
 #include "tessera/models/weights.h"
+#include "tessera/parallel/activation_checkpoint.h"
+#include "tessera/parallel/fully_shard.h"
 #include "tessera/parallel/layer_graphs.h"
 #include "tessera/parallel/parallelize_model.h"
 #include "tests/devices/pretend.h"
@@ -133,17 +135,98 @@ TEST_F(LayerGraphs, ForwardsMayWaitForTheirBackwards) {
   Twins twins;
   for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
   const auto device = testing::pretend_device();
+  // As pipelines go: the first backward is that of the first forward, and others come in between.
+  for (const auto& order : std::vector<std::vector<int>>{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}, {0, 1, 2}}) {
+    std::vector<Tensors> found, wanted;
+    for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
+      auto& gradients = model == twins.graphed.get() ? found : wanted;
+      std::vector<at::Tensor> losses;
+      const auto forward = [&] {
+        losses.push_back(loss_of(*model, tokens_of(2, 8, 20 + static_cast<int64_t>(losses.size()), device)));
+      };
+      const auto backward = [&](size_t micro) {
+        losses[micro].backward();
+        gradients.push_back(gradients_of(*model));
+      };
+      forward(), forward(), forward();
+      backward(static_cast<size_t>(order[0]));
+      forward();
+      for (const int micro : {order[1], order[2], 3}) backward(static_cast<size_t>(micro));
+    }
+    for (size_t i = 0; i < found.size(); ++i) expect_alike(found[i], wanted[i], "backward " + std::to_string(i));
+  }
+  twins.expect_one_step(2, 8, 30);
+}
+
+// Each forward's activations are its own: a graph that is replayed between another's two halves leaves them alone.
+TEST_F(LayerGraphs, ShapesMayTakeTurnsBeforeTheirBackwards) {
+  Twins twins;
+  const auto device = testing::pretend_device();
+  for (int64_t step = 0; step < 4; ++step) {
+    for (const int64_t length : {8, 6}) twins.expect_one_step(2, length, step);
+  }
   std::vector<Tensors> found, wanted;
   for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
-    Tensors losses;
-    for (int64_t micro = 0; micro < 3; ++micro) losses.push_back(loss_of(*model, tokens_of(2, 8, 20 + micro, device)));
-    for (const size_t micro : {1, 0, 2}) {
-      losses[micro].backward();
+    const auto one = loss_of(*model, tokens_of(2, 8, 3, device)), two = loss_of(*model, tokens_of(2, 6, 4, device));
+    for (const auto& loss : {one, two}) {
+      loss.backward();
       (model == twins.graphed.get() ? found : wanted).push_back(gradients_of(*model));
     }
   }
-  for (size_t i = 0; i < 3; ++i) expect_alike(found[i], wanted[i], "micro-batch " + std::to_string(i));
-  twins.expect_one_step(2, 8, 30);
+  for (size_t i = 0; i < 2; ++i) expect_alike(found[i], wanted[i], "shape " + std::to_string(i));
+}
+
+// Results that a checkpoint around the layer keeps are those of one forward.
+TEST_F(LayerGraphs, CheckpointsAroundThemAreRunKernelByKernelOrReplayed) {
+  for (const bool selective : {true, false}) {
+    Twins twins;
+    for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
+      checkpoint_activations(*model->named_children()[0].second, selective);
+    }
+    for (int64_t step = 0; step < 6; ++step) twins.expect_one_step(2, 8, step);
+  }
+}
+
+TEST_F(LayerGraphs, SecondDerivativesAreRefused) {
+  Twins twins;
+  for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
+  const auto loss = loss_of(*twins.graphed, tokens_of(2, 8, 3, testing::pretend_device()));
+  EXPECT_THAT([&] { torch::autograd::grad({loss}, twins.graphed->parameters(), {}, true, /*create_graph=*/true); },
+              ThrowsMessage<Error>(HasSubstr("no second derivative")));
+}
+
+// Parameters whose gather they outlive: three layers, of which two places hold two.
+TEST_F(LayerGraphs, GroupsThatStayGatheredHavePlacesOfTheirOwn) {
+  const auto config = ModelConfig::parse(
+      R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16,
+    "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "initializer_range": 0.2, "tie_word_embeddings": false})",
+      "config.json");
+  testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
+    const auto mesh = init_device_mesh(world, "pretend", {2}, {"dp_shard"});
+    const auto losses_of = [&](bool graphs, const std::function<void(nn::Module&, int64_t)>& before_step) {
+      const auto model = make_parallel_model(config, at::kFloat, {.mesh = mesh, .layer_graphs = graphs});
+      init_weights(*model, 5);
+      std::vector<float> out;
+      for (int64_t step = 0; step < 6; ++step) {
+        before_step(*model, step);
+        for (int64_t micro = 0; micro < 2; ++micro) {
+          const auto loss = loss_of(*model, tokens_of(2, 8, step + micro + world->rank(), mesh->device()));
+          loss.backward();
+          out.push_back(loss.item<float>());
+        }
+        const at::NoGradGuard no_grad;
+        for (const auto& parameter : model->parameters()) at::Tensor(parameter).sub_(parameter.grad(), 1e-3);
+        model->zero_grad();
+      }
+      return out;
+    };
+    const std::vector<std::function<void(nn::Module&, int64_t)>> ways = {
+        [](nn::Module&, int64_t) {},
+        [](nn::Module& model, int64_t step) { set_reshard_after_backward(model, step % 2 == 1); },
+        [](nn::Module& model, int64_t step) { set_reshard_after_forward(model, step < 3); }};
+    for (const auto& way : ways) EXPECT_EQ(losses_of(true, way), losses_of(false, way));
+  });
 }
 
 TEST_F(LayerGraphs, ResultsBelongToWhoeverKeepsThem) {
@@ -162,6 +245,19 @@ TEST_F(LayerGraphs, ResultsBelongToWhoeverKeepsThem) {
   EXPECT_TRUE(at::equal(gradient.cpu(), before)) << "the next backward wrote over a gradient";
   twins.graphed->blocks()[0]->remove_hook(hook);
   twins.graphed->zero_grad();
+}
+
+TEST_F(LayerGraphs, HooksWithinALayerAreCalledEachTime) {
+  Twins twins;
+  for (int64_t step = 0; step < 3; ++step) twins.expect_one_step(2, 8, step);
+  int calls = 0;
+  auto* const attention = twins.graphed->blocks()[1]->named_children()[0].second.get();
+  const int hook = attention->register_forward_hook([&](nn::Module&, nn::TensorRefs&) { ++calls; });
+  EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 2) << "those of the other layer";
+  for (int64_t step = 3; step < 6; ++step) twins.expect_one_step(2, 8, step);
+  EXPECT_EQ(calls, 4);
+  attention->remove_hook(hook);
+  EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
 }
 
 TEST_F(LayerGraphs, WhatIsNoTrainingOfWholeRowsRunsKernelByKernel) {

@@ -82,13 +82,6 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const Proce
   return result;
 }
 
-ProcessResult run_python(const std::string& script, const std::vector<std::string>& arguments,
-                         const ProcessOptions& options) {
-  std::vector<std::string> all = {required_env("TESSERA_PYTHON"), (source_folder() / script).string()};
-  all.insert(all.end(), arguments.begin(), arguments.end());
-  return run_process(all, options);
-}
-
 std::string program() { return required_env("TESSERA_PROGRAM"); }
 std::filesystem::path source_folder() { return required_env("TESSERA_SOURCE"); }
 

@@ -27,7 +27,8 @@ struct ProcessOptions {
 ProcessResult run_process(const std::vector<std::string>& arguments, const ProcessOptions& options = {});
 
 // Runs a Python script of the source tree with the oracle interpreter: run_python("tests/text/oracle/x.py", {"a",
-// "b"}).
+// "b"}). Without an environment of its own it is a fork of an interpreter that has its imports (python_host.py), of
+// which a test program has one.
 ProcessResult run_python(const std::string& script, const std::vector<std::string>& arguments,
                          const ProcessOptions& options = {});
 

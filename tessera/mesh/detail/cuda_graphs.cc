@@ -2,39 +2,55 @@
 
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 
 namespace tessera::detail {
 namespace {
 
+// Keeps the pool while no graph does: one that everybody has left cannot be captured into again.
+class CudaPool {
+ public:
+  explicit CudaPool(c10::Device device) : device_(device), id_(at::cuda::graph_pool_handle()) {
+    c10::cuda::CUDACachingAllocator::createOrIncrefPool(device_.index(), id_);
+  }
+  ~CudaPool() { c10::cuda::CUDACachingAllocator::releasePool(device_.index(), id_); }
+  CudaPool(const CudaPool&) = delete;
+  CudaPool& operator=(const CudaPool&) = delete;
+  c10::Device device() const { return device_; }
+  at::MempoolId_t id() const { return id_; }
+
+ private:
+  c10::Device device_;
+  at::MempoolId_t id_;
+};
+
 class CudaGraph final : public DeviceGraph {
  public:
-  CudaGraph(c10::Device device, at::MempoolId_t memory) : device_(device), memory_(memory) {}
+  explicit CudaGraph(std::shared_ptr<CudaPool> pool) : pool_(std::move(pool)) {}
 
   // Other threads (of NCCL, of loaders) go on: what they call is not of the capture.
   void begin_capture() override {
-    const c10::DeviceGuard guard(device_);
-    graph_.capture_begin(memory_, cudaStreamCaptureModeThreadLocal);
+    const c10::DeviceGuard guard(pool_->device());
+    graph_.capture_begin(pool_->id(), cudaStreamCaptureModeThreadLocal);
   }
   void end_capture() override {
-    const c10::DeviceGuard guard(device_);
+    const c10::DeviceGuard guard(pool_->device());
     graph_.capture_end();
   }
   void replay() override { graph_.replay(); }
 
  private:
-  c10::Device device_;
-  at::MempoolId_t memory_;
-  at::cuda::CUDAGraph graph_;
+  std::shared_ptr<CudaPool> pool_;
+  at::cuda::CUDAGraph graph_;  // ends before its pool does
 };
 
 class CudaGraphMemory final : public GraphMemory {
  public:
-  explicit CudaGraphMemory(c10::Device device) : device_(device), memory_(at::cuda::graph_pool_handle()) {}
-  std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(device_, memory_); }
+  explicit CudaGraphMemory(c10::Device device) : pool_(std::make_shared<CudaPool>(device)) {}
+  std::unique_ptr<DeviceGraph> make_graph() override { return std::make_unique<CudaGraph>(pool_); }
 
  private:
-  c10::Device device_;
-  at::MempoolId_t memory_;
+  std::shared_ptr<CudaPool> pool_;
 };
 
 }  // namespace

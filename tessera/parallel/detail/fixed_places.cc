@@ -12,15 +12,16 @@ struct FixedPlaces::Place {
   c10::DataPtr memory;
 };
 
-size_t FixedPlaces::add(size_t bytes, bool takes_turns) {
+size_t FixedPlaces::add_in_turn(size_t bytes) {
   constexpr size_t kInTurn = 2;
-  const size_t turn = takes_turns ? turns_++ % kInTurn : kInTurn;
-  if (turn < in_turn_.size()) {
-    auto& place = *places_[in_turn_[turn]];
-    place.bytes = std::max(place.bytes, bytes);
-    return in_turn_[turn];
-  }
-  if (takes_turns) in_turn_.push_back(places_.size());
+  const size_t turn = turns_++ % kInTurn;
+  if (turn == in_turn_.size()) in_turn_.push_back(add(0));
+  auto& place = *places_[in_turn_[turn]];
+  place.bytes = std::max(place.bytes, bytes);
+  return in_turn_[turn];
+}
+
+size_t FixedPlaces::add(size_t bytes) {
   places_.push_back(std::make_shared<Place>(Place{.bytes = bytes, .memory = {}}));
   return places_.size() - 1;
 }

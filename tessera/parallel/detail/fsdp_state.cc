@@ -14,6 +14,11 @@ FsdpState::FsdpState(nn::Module& module, const FullyShardOptions& options, std::
       fixed_places_(options.fixed_places && !options.mesh->device().is_cpu()),
       group_(group.get()) {}
 
+void FsdpState::set_reshard_after_forward(bool on) {
+  reshard_after_forward_ = on;
+  if (group_ != nullptr) group_->set_frees_after_forward(on);
+}
+
 void FsdpState::set_prefetch(bool on) {
   prefetch_ = on;
   if (schedule()) schedule()->set_prefetch(on);
@@ -30,7 +35,8 @@ bool FsdpState::begin_root(const std::vector<Named>& states) {
     if (state.group_ == nullptr) continue;
     if (state.fixed_places_) {
       if (!places) places = std::make_shared<FixedPlaces>(state.mesh_->device());
-      state.group_->fix_place(places, state.reshards_after_forward(/*is_root=*/false, /*backward_follows=*/true));
+      state.group_->set_frees_after_forward(state.reshards_after_forward(&state == this, /*backward_follows=*/true));
+      state.group_->fix_place(places);
     }
     for (const auto& param : state.group_->params()) {
       if (param.slots[0].get().parameter.is_meta())

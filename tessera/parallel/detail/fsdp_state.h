@@ -18,7 +18,7 @@ class FsdpState : public GatheredState {
   FsdpState(nn::Module& module, const FullyShardOptions& options, std::shared_ptr<ParamGroup> group);
 
   ParamGroup* group() const { return group_; }
-  void set_reshard_after_forward(bool on) { reshard_after_forward_ = on; }
+  void set_reshard_after_forward(bool on);
   void set_prefetch(bool on);
 
  private:

@@ -32,14 +32,21 @@ void ParamGroup::on_joined() {
   if (state_ != State::kSharded) count(1);  // gathered by hand before
 }
 
-void ParamGroup::fix_place(const std::shared_ptr<FixedPlaces>& places, bool takes_turns) {
+void ParamGroup::fix_place(const std::shared_ptr<FixedPlaces>& places) {
   if (plan_.way == GatherWay::kAlias) return;  // it lies where the shards do
   places_ = places;
-  place_ = places->add(static_cast<size_t>(plan_.whole_bytes), takes_turns);
+  if (frees_after_forward_) place_in_turn_ = places->add_in_turn(static_cast<size_t>(plan_.whole_bytes));
+}
+
+c10::DataPtr ParamGroup::place_to_fill() {
+  if (!places_) return {};
+  if (frees_after_forward_ && reshard_after_backward && place_in_turn_) return places_->take(*place_in_turn_);
+  if (!own_place_) own_place_ = places_->add(static_cast<size_t>(plan_.whole_bytes));
+  return places_->take(*own_place_);
 }
 
 void ParamGroup::fill_whole() {
-  if (c10::DataPtr memory = places_ ? places_->take(place_) : c10::DataPtr()) {
+  if (c10::DataPtr memory = place_to_fill()) {
     whole_.fill(std::move(memory), plan_.whole_bytes);
   } else {
     whole_.fill(*pool_, plan_.whole_bytes);

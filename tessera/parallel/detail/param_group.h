@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/comm/collectives/collectives.h"
@@ -49,8 +50,10 @@ class ParamGroup : public GatheredGroup {
   bool advance_reduction(bool at_end) override { return reducer_.advance(name(), at_end); }
   void drop_gradients() override { reducer_.drop(); }
   int64_t accumulated_bytes() const override { return reducer_.accumulated_bytes(); }
-  // From the next gather on the whole parameters have a place there.
-  void fix_place(const std::shared_ptr<FixedPlaces>& places, bool takes_turns);
+  // From the next gather on the whole parameters have a place there: one in turn with others while forwards and
+  // backwards free them, else one of its own.
+  void fix_place(const std::shared_ptr<FixedPlaces>& places);
+  void set_frees_after_forward(bool on) { frees_after_forward_ = on; }
   void set_gradients_hook(GradientsHook hook) { reducer_.set_hook(std::move(hook)); }
 
   std::vector<ShardedParam>& params() { return shards_.params(); }
@@ -62,6 +65,7 @@ class ParamGroup : public GatheredGroup {
 
  private:
   void fill_whole();
+  c10::DataPtr place_to_fill();  // null: none
   void give_up_gather();
   void on_joined() override;
   void count(int64_t groups) { GatheredGroup::count(groups, plan_.way == GatherWay::kAlias ? 0 : plan_.whole_bytes); }
@@ -71,7 +75,9 @@ class ParamGroup : public GatheredGroup {
   Shards shards_;
   WholeStorage whole_;
   std::shared_ptr<FixedPlaces> places_;  // null: anywhere
-  size_t place_ = 0;
+  std::optional<size_t> place_in_turn_;
+  std::optional<size_t> own_place_;
+  bool frees_after_forward_ = true;
   uint64_t gathered_version_ = 0;  // of the shards, when they were gathered
   uint64_t ordered_version_ = 0;   // and up to which the gather stream comes behind the writes
   at::Tensor gathered_;

@@ -236,7 +236,9 @@ at::Tensor ReplicateState::computed_form(size_t param, bool keeps) {
   auto& known = casts_[param];
   const Cast now{{}, local.const_data_ptr(), local._version()};
   if (known.value.defined() && known.data == now.data && known.version == now.version) return known.value.detach();
-  const auto cast = parameter.detach().to(dtype);
+  // To the same place, where no forward has the old values any more.
+  const bool again = keeps && options_.fixed_places && known.value.defined() && known.value.storage().use_count() == 1;
+  const auto cast = again ? known.value.copy_(parameter.detach()) : parameter.detach().to(dtype);
   known = keeps ? Cast{cast, now.data, now.version} : Cast{};
   return cast.detach();
 }
@@ -390,7 +392,7 @@ void ReplicateState::end_backward() {
   show_parameters();
   stand_ins_.clear();
   if (synchronize_) {
-    casts_.clear();
+    if (!options_.fixed_places) casts_.clear();
     start_ready(true);
     for (auto& bucket : buckets_) bucket.finish();
   } else {

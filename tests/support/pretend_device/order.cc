@@ -284,10 +284,10 @@ namespace {
 
 // Of touches with their blocks: checked all, then remembered.
 Moment launch_locked(Device& device, int index, int own, const char* name,
-                     const std::vector<std::pair<Touch, Block*>>& touches) {
+                     const std::vector<std::pair<Touch, Block*>>& touches, uint64_t kernels = 1) {
   Moment& clock = device.clocks[static_cast<size_t>(own)];
   join(clock, device.completed);
-  const uint64_t time = ++clock[static_cast<size_t>(own)];
+  const uint64_t time = clock[static_cast<size_t>(own)] += kernels;  // which the device is busy with
   ++device.counters.launches;
   if (keeps_names) device.launches.push_back({name, own, clock});
   const auto access = [&](const Touch& touch, const Block& block) {
@@ -313,7 +313,11 @@ Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& to
   Device& device = device_at(index);
   const std::lock_guard lock(device.mutex);
   std::vector<std::pair<Touch, Block*>> in_blocks;
-  for (const Touch& touch : touches) in_blocks.emplace_back(touch, &touched_block(device, index, touch, name));
+  for (const Touch& touch : touches) {
+    // What a graph has given back in passing is read right behind its replay.
+    Block& block = touched_block(device, index, touch, name, /*may_be_freed=*/true);
+    in_blocks.emplace_back(touch, block.pool != 0 ? &block : &touched_block(device, index, touch, name));
+  }
   return launch_locked(device, index, number_of(stream), name, in_blocks);
 }
 
@@ -421,7 +425,7 @@ void replay(c10::Stream stream, const std::vector<Kernel>& kernels) {
       }
     }
     for (Block* block : own) outside.emplace_back(whole_block(*block), block);
-    launch_locked(device, index, number_of(stream), "graph", outside);
+    launch_locked(device, index, number_of(stream), "graph", outside, kernels.size());
   }
   for (const Kernel& kernel : kernels) kernel.run();
 }
