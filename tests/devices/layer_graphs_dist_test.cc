@@ -6,9 +6,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/ignored_label.h"
+#include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/models/decoder.h"
 #include "tessera/models/weights.h"
+#include "tessera/nn/float8.h"
 #include "tessera/parallel/activation_checkpoint.h"
 #include "tessera/parallel/fully_shard.h"
 #include "tessera/parallel/layer_graphs.h"
@@ -330,6 +332,35 @@ TEST_F(LayerGraphs, ParametersThatMoveHaveGraphsOfTheirOwn) {
   EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
 }
 
+// What stays on the device: activations between forward and backward, and gradients and what is needed in passing once.
+TEST_F(LayerGraphs, OfCheckpointedLayersHoldLittle) {
+  const auto held_by = [](bool checkpointed) {
+    const auto model = make_model(ModelConfig::parse(R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+    "vocab_size": 32, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "initializer_range": 0.1, "tie_word_embeddings": false})",
+                                                     "config.json"),
+                                  {.device = testing::pretend_device()});
+    init_weights(*model, 7);
+    std::vector<nn::Module*> layers;
+    for (const auto& block : model->blocks()) layers.push_back(block.get());
+    if (checkpointed) checkpoint_layers(layers, ActivationCheckpointing::kFull);
+    graph_layers(layers, testing::pretend_device());
+    const auto before = pretend::counters(0).bytes;
+    for (int64_t step = 0; step < 4; ++step) {
+      loss_of(*model, tokens_of(2, 64, step, testing::pretend_device())).backward();
+      model->zero_grad();
+    }
+    EXPECT_EQ(launches_of_step(*model, 2, 64).second, 12);
+    return pretend::counters(0).bytes - before;
+  };
+  // Of a layer at least x, q, k, v, what attention gives, gate, up and their product: 5 times 64 and 3 times 256 wide.
+  constexpr int64_t kActivations = 6 * 2 * 64 * (5 * 64 + 3 * 256) * 4;
+  const auto whole = held_by(false), checkpointed = held_by(true);
+  EXPECT_GT(whole, kActivations);
+  EXPECT_LT(whole, 2 * kActivations);
+  EXPECT_LT(checkpointed, kActivations / 2);
+}
+
 TEST_F(LayerGraphs, LayersThatDependOnMoreThanShapesAreRefused) {
   testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     const auto mesh = init_device_mesh(world, "pretend", {2}, {"tp"});
@@ -338,6 +369,23 @@ TEST_F(LayerGraphs, LayersThatDependOnMoreThanShapesAreRefused) {
       EXPECT_THAT([&] { parallelize_model(*model, {.mesh = over, .layer_graphs = true}); },
                   ThrowsMessage<Error>(HasSubstr(what)));
     };
+    const auto experts = ModelConfig::parse(
+        R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 32, "hidden_size": 16,
+    "intermediate_size": 24, "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": true})",
+        "config.json");
+    refused(experts, init_device_mesh(world, "pretend", {2}, {"dp_shard"}), "or experts");
+    const auto refused_layers = [&](CausalLM& model, const char* what) {
+      EXPECT_THAT([&] { graph_layers({model.blocks()[0].get()}, mesh->device()); },
+                  ThrowsMessage<Error>(HasSubstr(what)));
+    };
+    refused_layers(*make_model(experts, {.device = c10::Device(at::kMeta)}), "a layer with experts");
+    const auto dropping = make_model(tiny_llama(), {.device = c10::Device(at::kMeta)});
+    add_adapters(*dropping, {.rank = 2, .dropout = 0.1});
+    refused_layers(*dropping, "a layer with adapters that drop");
+    const auto float8 = make_model(tiny_llama(), {.device = c10::Device(at::kMeta)});
+    nn::convert_to_float8(*float8);
+    refused_layers(*float8, "a layer with float8 products");
     refused(tiny_llama("2"), mesh, "layer_graphs with tensor or context parallelism");
     refused(tiny_llama("2"), init_device_mesh(world, "pretend", {2}, {"cp"}), "layer_graphs with tensor or context");
   });
