@@ -84,8 +84,8 @@ struct AttentionScores {
 };
 
 // Scaled dot product attention. Keys beyond the number of queries are cached ones, before all pieces. Query heads may
-// be a multiple of the key heads. Padding gives zeros where the pattern has pieces. COLLECTIVE where tokens lie over
-// ranks, by the pattern or a ContextScope: over their group.
+// be a multiple of the key heads. Padding gives zeros where the pattern has pieces, but in a DocumentRoom. COLLECTIVE
+// where tokens lie over ranks, by the pattern or a ContextScope: over their group.
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                   const AttentionScores& scores = {});
 
