@@ -33,8 +33,6 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
   return model;
 }
 
-std::shared_ptr<comm::Group> engine_group(comm::World& world) {
-  return world.size() > 1 ? world.group() : nullptr;
-}
+std::shared_ptr<comm::Group> engine_group(comm::World& world) { return world.size() > 1 ? world.group() : nullptr; }
 
 }  // namespace tessera::cli

@@ -11,8 +11,9 @@
 // Ids, offsets and decoded text are those of the Python package `tokenizers`: BPE models, byte-level and
 // SentencePiece-style, with the normalizers, pre-tokenizers, post-processors and decoders that Llama, Qwen, Gemma,
 // Mistral and SmolLM files use. A file that asks for anything else is Error kFormat that names it. Bytes that are no
-// UTF-8 count as U+FFFD. One thing differs: of a character that the vocabulary lacks and no unknown token stands for, the
-// package moves the offsets of the tokens behind it in its word to the left; here they are those of the tokens' text.
+// UTF-8 count as U+FFFD. One thing differs: of a character that the vocabulary lacks and no unknown token stands for,
+// the package moves the offsets of the tokens behind it in its word to the left; here they are those of the tokens'
+// text.
 //
 // A Tokenizer is immutable: every const method may be called from many threads at once. Copies share one state.
 #pragma once

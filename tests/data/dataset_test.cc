@@ -323,7 +323,8 @@ TEST_F(DatasetTest, WhatIsNoTextIsToldByWhatItIs) {
             0);
   EXPECT_THAT(error_of({.sources = {std::string("acme/chats")}}, ErrorKind::kIo),
               HasSubstr("'hf download --repo-type dataset acme/chats'"));
-  EXPECT_THAT(error_of({.sources = {std::string("/no/such/chats")}}, ErrorKind::kIo), ::testing::Not(HasSubstr("hf download")));
+  EXPECT_THAT(error_of({.sources = {std::string("/no/such/chats")}}, ErrorKind::kIo),
+              ::testing::Not(HasSubstr("hf download")));
 }
 
 TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {

@@ -15,7 +15,8 @@ class TinyFolder {
     const auto model = tiny_model(R"("max_position_embeddings": 4096)");
     save_pretrained(*model, path(), {});
     publish_file(path() / "tokenizer.json", character_tokenizer("abcdefghijklmnopqrstuvwxyz .{}[]\":,1_"));
-    publish_file(path() / "chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools. {% endif %}");
+    publish_file(path() / "chat_template.jinja",
+                 "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools. {% endif %}");
   }
   std::filesystem::path path() const { return folder_ / "tiny"; }
 
