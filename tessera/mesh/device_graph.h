@@ -11,9 +11,8 @@
 // A graph has the addresses and the host's numbers of its capture. What is made during a capture lies in the graph's
 // memory; what has been given back there, a later capture into the same memory may take, and both graphs write to it
 // with each replay. So graphs may share memory where none of them leaves there what is read after another one's replay.
-// While capturing, a thread may not wait for the device,
-// copy from or to memory that is not pinned, or draw from the device's generator where that does not know graphs. A
-// graph and its memory belong to one rank.
+// While capturing, a thread may not wait for the device, copy from or to memory that is not pinned, or draw from the
+// device's generator where that does not know graphs. A graph and its memory belong to one rank.
 #pragma once
 
 #include <c10/core/Device.h>

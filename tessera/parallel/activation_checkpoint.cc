@@ -69,7 +69,7 @@ struct Recomputation : torch::autograd::Node {
     // The graph behind the inner weights ends here.
     const kernels::DeferredGradients::Scope all_at_once(nullptr);
     const auto inner_inputs = parallel::leaves_of(inputs), inner_parameters = parallel::leaves_of(parameters.tensors);
-    variable_list outputs, output_gradients, wanted;
+    variable_list outputs, output_gradients;
     {
       const c10::AutoGradMode on(true);
       const parallel::ShowLeaves show(parameters, inner_parameters);
@@ -82,11 +82,7 @@ struct Recomputation : torch::autograd::Node {
         output_gradients.push_back(gradients[i]);
       }
     }
-    for (const auto* each : {&inner_inputs, &inner_parameters}) {
-      for (const auto& tensor : *each) {
-        if (tensor.defined() && tensor.requires_grad()) wanted.push_back(tensor);
-      }
-    }
+    const auto wanted = parallel::that_require_grad(inner_inputs, inner_parameters);
     variable_list found(wanted.size());
     if (!outputs.empty()) {
       found = torch::autograd::grad(outputs, wanted, output_gradients, /*retain_graph=*/false, /*create_graph=*/false,
@@ -110,12 +106,7 @@ void wrap_forward(nn::Module& module, const nn::TensorRefs& inputs, nn::TensorRe
   auto [pointer, node] = parallel::make_node<Recomputation>();
   node->parameters = parallel::shown_parameters(module);
   for (const auto* input : inputs) node->inputs.push_back(*input);
-  std::vector<at::Tensor> depends_on;
-  for (const auto* each : {&node->inputs, &node->parameters.tensors}) {
-    for (const auto& tensor : *each) {
-      if (tensor.defined() && tensor.requires_grad()) depends_on.push_back(tensor);
-    }
-  }
+  const auto depends_on = parallel::that_require_grad(node->inputs, node->parameters.tensors);
   if (depends_on.empty()) return;
   node->rerun = std::move(rerun);
   node->kept = std::move(kept);

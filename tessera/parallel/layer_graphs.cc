@@ -68,6 +68,12 @@ void copy_all(const Tensors& to, const Tensors& from) {
   for (const auto& [type, tensors] : by_type) at::_foreach_copy_(tensors.first, tensors.second);
 }
 
+Tensors given_to(const nn::ForwardCall& call) {
+  Tensors out;
+  for (const auto* tensor : call.tensors) out.push_back(*tensor);
+  return out;
+}
+
 at::Tensor empty_as(const at::Tensor& tensor) {
   return tensor.defined() ? at::empty(tensor.sizes(), tensor.options()) : tensor;
 }
@@ -120,9 +126,7 @@ class Recording {
   // Without autograd. The parameters of the first call stay those of all: the same tensors, or others at the same
   // places.
   at::Tensor forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
-    Tensors given;
-    for (const auto* tensor : call.tensors) given.push_back(tensor->defined() ? tensor->detach() : *tensor);
-    copy_all(inputs_, given);
+    copy_all(inputs_, given_to(call));  // without autograd
     if (!forward_) capture_forward(call, parameters);
     forward_->replay();
     const at::Tensor result = empty_as(output_);
@@ -163,12 +167,7 @@ class Recording {
   }
 
   void capture_backward() {
-    Tensors wanted;
-    for (const auto* leaves : {&input_leaves_, &parameter_leaves_}) {
-      for (const auto& leaf : *leaves) {
-        if (leaf.defined() && leaf.requires_grad()) wanted.push_back(leaf);
-      }
-    }
+    const auto wanted = parallel::that_require_grad(input_leaves_, parameter_leaves_);
     auto graph = shared_->in_passing->make_graph();
     Tensors gradients;
     capture_as("backward", *graph, shared_->stream, [&] {
@@ -290,13 +289,7 @@ class LayerGraphs {
 
   std::optional<at::Tensor> run(nn::Module& module, const nn::ForwardCall& call) {
     const auto parameters = parallel::shown_parameters(module);
-    Tensors depends_on;
-    for (const auto* tensor : call.tensors) {
-      if (tensor->defined() && tensor->requires_grad()) depends_on.push_back(*tensor);
-    }
-    for (const auto& tensor : parameters.tensors) {
-      if (tensor.requires_grad()) depends_on.push_back(tensor);
-    }
+    const auto depends_on = parallel::that_require_grad(given_to(call), parameters.tensors);
     if (depends_on.empty()) return std::nullopt;
     // Nor does a forward that is part of one whose results are kept (selective checkpoints around the layer).
     const bool repeats = call.numbers && !has_hooks_below(module) && !kernels::KeptResults::current();
@@ -333,9 +326,7 @@ class LayerGraphs {
   }
 
   static at::Tensor warm_up(const std::shared_ptr<Recordings>& recordings, const nn::ForwardCall& call) {
-    Tensors given;
-    for (const auto* tensor : call.tensors) given.push_back(*tensor);
-    at::Tensor result = call.run(given).at(0);
+    at::Tensor result = call.run(given_to(call)).at(0);
     parallel::before_backward_of(result, [recordings] { ++recordings->warm_ups; });
     return result;
   }

@@ -1,6 +1,7 @@
 #include "tessera/parallel/detail/shown_parameters.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "tessera/parallel/fsdp1/flat_group.h"
 
@@ -38,6 +39,15 @@ ShowLeaves::ShowLeaves(const ShownParameters& shown, const std::vector<at::Tenso
 
 ShowLeaves::~ShowLeaves() {
   for (auto& [member, shown] : before_) *member = shown;
+}
+
+std::vector<at::Tensor> that_require_grad(const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second) {
+  std::vector<at::Tensor> out;
+  for (const auto* each : {&first, &second}) {
+    std::copy_if(each->begin(), each->end(), std::back_inserter(out),
+                 [](const at::Tensor& tensor) { return tensor.defined() && tensor.requires_grad(); });
+  }
+  return out;
 }
 
 std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors) {

@@ -31,6 +31,9 @@ class ShowLeaves {
   std::vector<std::pair<at::Tensor*, at::Tensor>> before_;
 };
 
+// Those of both, in this order, that require a gradient.
+std::vector<at::Tensor> that_require_grad(const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second);
+
 // The same values as leaves, which require a gradient where the tensors do. Undefined ones stay so.
 std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
 

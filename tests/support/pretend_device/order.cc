@@ -305,6 +305,12 @@ Block& touched_block(Device& device, int index, const Touch& touch, const char* 
   return block_at(device, touch.begin, name, may_be_freed);
 }
 
+// Of a launch or a replay: what a graph has given back in passing is read right behind its replay.
+Block& launched_block(Device& device, int index, const Touch& touch, const char* name) {
+  Block& block = touched_block(device, index, touch, name, /*may_be_freed=*/true);
+  return block.pool != 0 ? block : touched_block(device, index, touch, name);
+}
+
 }  // namespace
 
 Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& touches) {
@@ -313,11 +319,7 @@ Moment launch(c10::Stream stream, const char* name, const std::vector<Touch>& to
   Device& device = device_at(index);
   const std::lock_guard lock(device.mutex);
   std::vector<std::pair<Touch, Block*>> in_blocks;
-  for (const Touch& touch : touches) {
-    // What a graph has given back in passing is read right behind its replay.
-    Block& block = touched_block(device, index, touch, name, /*may_be_freed=*/true);
-    in_blocks.emplace_back(touch, block.pool != 0 ? &block : &touched_block(device, index, touch, name));
-  }
+  for (const Touch& touch : touches) in_blocks.emplace_back(touch, &launched_block(device, index, touch, name));
   return launch_locked(device, index, number_of(stream), name, in_blocks);
 }
 
@@ -416,11 +418,11 @@ void replay(c10::Stream stream, const std::vector<Kernel>& kernels) {
     std::set<Block*> own;
     for (const Kernel& kernel : kernels) {
       for (const Touch& touch : kernel.touches) {
-        Block& block = touched_block(device, index, touch, kernel.name, /*may_be_freed=*/true);
+        Block& block = launched_block(device, index, touch, kernel.name);
         if (block.pool != 0) {
           own.insert(&block);
         } else {
-          outside.emplace_back(touch, &touched_block(device, index, touch, kernel.name));
+          outside.emplace_back(touch, &block);
         }
       }
     }
