@@ -1,4 +1,4 @@
-// What a verdict and a device that does not end do to one rank.
+// What a verdict and a device that does not end, or ends badly, do to one rank.
 #include "tessera/comm/watch/monitor.h"
 
 #include <gmock/gmock.h>
@@ -8,8 +8,14 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "tessera/comm/backends/fake_backend.h"
+#include "tessera/comm/collectives/collective_start.h"
+#include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/group/group.h"
+#include "tessera/comm/watch/watchdog.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm {
@@ -101,36 +107,235 @@ TEST(Monitor, ARecordIsOnDiskWhenTheMonitorIsGone) {
   EXPECT_EQ(records[0].rank, 3);
 }
 
+// As NCCL's: it has completed, too, when it has failed, and asking throws when the device is in error.
 class DeviceWork final : public c10d::Work {
  public:
-  bool isCompleted() override { return done; }
+  explicit DeviceWork(bool ran = false) : done(ran) { ++alive; }
+  ~DeviceWork() override { --alive; }
+  bool isCompleted() override {
+    TESSERA_CHECK(!in_error, ErrorKind::kInternal, "CUDA error: an illegal memory access was encountered");
+    return done;
+  }
   bool wait(milliseconds) override { return true; }  // orders a stream only
-  std::atomic<bool> done{false};
+  void fail(const std::string& text) {
+    finish(std::make_exception_ptr(std::runtime_error(text)));
+    done = true;
+  }
+  std::atomic<bool> done, in_error{false};
+  static inline std::atomic<int> alive{0};
 };
+
+using Works = std::vector<c10::intrusive_ptr<DeviceWork>>;
+
+uint64_t begin(Monitor& monitor, uint64_t number) {
+  const uint64_t ticket = monitor.start(call(number));
+  monitor.begin_on_device(ticket, call(number));
+  return ticket;
+}
+
+// Call `number`, waited for as a device's calls are.
+uint64_t leave_to_device(Monitor& monitor, uint64_t number, const c10::intrusive_ptr<DeviceWork>& work) {
+  const uint64_t ticket = begin(monitor, number);
+  monitor.begun_on_device(ticket, work);
+  monitor.wait(ticket);
+  monitor.leave_running(ticket);
+  return ticket;
+}
+
+CallState state_of(Monitor& monitor, uint64_t number) {
+  return monitor.recorder().record("").calls.at(number - 1).state;
+}
+
+// Rank 0 of two, whose tensors that are not the CPU's go over a back-end of their own.
+std::unique_ptr<Group> group_of_device(const std::shared_ptr<Monitor>& monitor) {
+  const auto backend = [] { return make_fake_backend(0, 2, true, std::make_shared<FakeAccount>()); };
+  monitor->recorder().add_group({.id = 1, .name = "world", .ranks = {0, 1}});
+  GroupContext context;
+  context.monitor = monitor;
+  context.accelerator = backend();
+  context.id = 1;
+  context.accelerator_type = c10::DeviceType::Meta;
+  return std::make_unique<Group>("world", std::vector<int>{0, 1}, 0, backend(), std::move(context));
+}
+
+template <class Begin>
+Pending sum_on_device(Group& group, const Begin& begin) {
+  CollectiveStart call(group, Op::kAllReduce, "w");
+  call.keep(at::empty({4}, at::TensorOptions().device(at::kMeta)));
+  call.sign({.sizes = {4}, .dtype = static_cast<int>(at::kFloat)});
+  return call.start(begin);
+}
+
+template <class Failure>
+std::string text_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "no error";
+}
 
 TEST(Monitor, ACallThatIsOnlyOrderedOnAStreamIsUnderWayUntilItHasRun) {
   Monitor monitor({.timeout = milliseconds(1)});
   std::vector<Trouble> troubles;
   monitor.attend(std::make_unique<SilentPeers>(troubles));
-  const auto state = [&](size_t at) { return monitor.recorder().record("").calls.at(at).state; };
-  std::vector<c10::intrusive_ptr<DeviceWork>> works;
-  for (uint64_t number = 1; number <= 2; ++number) {
+  monitor.withdraw(begin(monitor, 1));
+  monitor.fail(begin(monitor, 2), {.group = 1, .sequence = 2, .text = "refused"});
+  troubles.clear();
+  Works works;
+  for (uint64_t number = 3; number <= 4; ++number) {
     works.push_back(c10::make_intrusive<DeviceWork>());
-    const uint64_t ticket = monitor.start(call(number));
-    monitor.carry(ticket, call(number), works.back());
-    monitor.wait(ticket);
-    monitor.leave_running(ticket);
+    leave_to_device(monitor, number, works.back());
   }
-  EXPECT_EQ(state(0), CallState::kStarted);
+  EXPECT_EQ(state_of(monitor, 3), CallState::kStarted);
   works[0]->done = true;
   monitor.tick();
-  EXPECT_EQ(state(0), CallState::kFinished);
-  EXPECT_EQ(state(1), CallState::kStarted);
+  EXPECT_EQ(state_of(monitor, 3), CallState::kFinished);
+  EXPECT_EQ(state_of(monitor, 4), CallState::kStarted);
   std::this_thread::sleep_for(milliseconds(3100));  // the timeout, and the 3 s that a back-end has to keep it itself
   monitor.tick();
   ASSERT_EQ(troubles.size(), 1U);
-  EXPECT_EQ(troubles[0].sequence, 2U);
+  EXPECT_EQ(troubles[0].sequence, 4U);
   EXPECT_TRUE(troubles[0].timed_out);
+}
+
+TEST(Monitor, ACallThatFailsOnItsDeviceIsFailedAndReported) {
+  for (const bool in_error : {false, true}) {
+    Monitor monitor({});
+    std::vector<Trouble> troubles;
+    monitor.attend(std::make_unique<SilentPeers>(troubles));
+    const auto work = c10::make_intrusive<DeviceWork>();
+    leave_to_device(monitor, 1, work);
+    monitor.tick();
+    EXPECT_EQ(troubles.size(), 0U);
+    if (in_error) {
+      work->in_error = true;
+    } else {
+      work->fail("NCCL error in: NCCLUtils.cpp:77, remote process exited\nncclRemoteError: ...");
+    }
+    monitor.tick();
+    monitor.tick();
+    EXPECT_EQ(state_of(monitor, 1), CallState::kFailed);
+    ASSERT_EQ(troubles.size(), 1U);
+    EXPECT_EQ(troubles[0].sequence, 1U);
+    EXPECT_FALSE(troubles[0].timed_out);
+    EXPECT_EQ(troubles[0].text, fmt::format("barrier (call 1 of group 'world') failed on the device: {} "
+                                            "(NCCL_DEBUG=WARN says more)",
+                                            in_error ? "CUDA error: an illegal memory access was encountered"
+                                                     : "NCCL error in: NCCLUtils.cpp:77, remote process exited"));
+  }
+}
+
+// Ranks without a watchdog have nobody who looks while they compute.
+TEST(Monitor, TheNextCallSaysThatOneHasFailedOnItsDevice) {
+  const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
+  const auto group = group_of_device(monitor);
+  const auto work = c10::make_intrusive<DeviceWork>();
+  const auto start = [&](c10d::Backend&) { return work; };
+  sum_on_device(*group, start).wait();
+  work->fail("NCCL error: remote process exited");
+  EXPECT_EQ(monitor->where(1, 1).calls.at(0).state, CallState::kFailed);
+  EXPECT_THAT(text_of<PeerFailed>([&] { sum_on_device(*group, start); }),
+              ::testing::AllOf(HasSubstr("[comm.all_reduce] w, group 'world' (rank 0 of 2), call 2: "),
+                               HasSubstr("all_reduce(sum) of float32 [4] for w (call 1 of group 'world') failed on the "
+                                         "device: NCCL error: remote process exited")));
+}
+
+TEST(Monitor, AWaitForACallThatHasFailedOnItsDeviceThrows) {
+  const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
+  std::vector<Trouble> troubles;
+  monitor->attend(std::make_unique<SilentPeers>(troubles));
+  const auto group = group_of_device(monitor);
+  const auto work = c10::make_intrusive<DeviceWork>();
+  Pending sum = sum_on_device(*group, [&](c10d::Backend&) { return work; });
+  EXPECT_EQ(state_of(*monitor, 1), CallState::kStarted);
+  work->fail("NCCL error: remote process exited");
+  EXPECT_THAT(text_of<PeerFailed>([&] { sum.wait(); }),
+              HasSubstr("[comm.all_reduce] w, group 'world' (rank 0 of 2), call 1: NCCL error: remote process exited"));
+  EXPECT_EQ(state_of(*monitor, 1), CallState::kFailed);
+  EXPECT_EQ(troubles.size(), 1U);
+  monitor->leave(true);
+}
+
+// NCCL makes a communicator in the start of a group's first call, and waits there for all of its ranks.
+TEST(Monitor, ARankThatIsAbsentFromAStartThatBlocksIsNamed) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::shared_ptr<Monitor>> monitors;
+  for (int rank = 0; rank < 2; ++rank) {
+    monitors.push_back(std::make_shared<Monitor>(MonitorOptions{.rank = rank, .size = 2, .timeout = milliseconds(1)}));
+  }
+  std::atomic<bool> broken_off = false;
+  monitors[0]->on_verdict([&] { broken_off = true; });
+  const auto attend = [&](int rank) {
+    monitors[rank]->attend(Watchdog::start(*store, {.rank = rank, .size = 2}, *monitors[rank]));
+  };
+  std::thread other([&] { attend(1); });
+  attend(0);
+  other.join();
+  const auto group = group_of_device(monitors[0]);
+  const auto start = [&](c10d::Backend&) -> c10::intrusive_ptr<c10d::Work> {
+    EXPECT_EQ(state_of(*monitors[0], 1), CallState::kWaiting);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!broken_off && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(milliseconds(5));
+    throw std::runtime_error("NCCL communicator was aborted");
+  };
+  EXPECT_THAT(text_of<Error>([&] { sum_on_device(*group, start); }),
+              HasSubstr("[comm.all_reduce] w, group 'world' (rank 0 of 2), call 1: rank 1 has not made all_reduce(sum) "
+                        "of float32 [4] for w (call 1 of group 'world'), in which rank 0 wait"));
+  EXPECT_TRUE(broken_off);
+  for (const auto& monitor : monitors) monitor->leave(true);
+}
+
+TEST(Monitor, ACallThatIsRefusedAtItsStartIsNoLongerUnderWay) {
+  const auto monitor = std::make_shared<Monitor>(MonitorOptions{.size = 2});
+  const auto group = group_of_device(monitor);
+  const auto start = [](c10d::Backend&) -> c10::intrusive_ptr<c10d::Work> { raise(ErrorKind::kShape, "no such op"); };
+  EXPECT_THAT(text_of<Error>([&] { sum_on_device(*group, start); }), HasSubstr("call 1: no such op"));
+  EXPECT_EQ(state_of(*monitor, 1), CallState::kStarted);  // it blocks nobody
+}
+
+// Whoever breaks a back-end off may have to wait for the start of its call.
+TEST(Monitor, TheWatchGoesOnWhileAStartHoldsUpTheEndOfItsGroup) {
+  std::atomic<bool> returned = false, broken_off = false;
+  Monitor monitor({});
+  monitor.on_verdict([&] {
+    while (!returned) std::this_thread::sleep_for(milliseconds(1));
+    broken_off = true;
+  });
+  const uint64_t ticket = begin(monitor, 1);
+  monitor.hear({.text = "rank 1 has ended", .culprit = 1, .consequence = true});
+  EXPECT_FALSE(broken_off);
+  returned = true;
+  monitor.fail(ticket, {.group = 1, .sequence = 1, .text = "broken"});
+  monitor.leave(true);
+  EXPECT_TRUE(broken_off);
+}
+
+TEST(Monitor, WithoutAWatchCallsThatHaveRunAreLetGo) {
+  const int before = DeviceWork::alive;
+  std::string written;
+  {
+    Monitor monitor({.trace_folder = "/nowhere",
+                     .publish = [&](const std::filesystem::path&, const std::string& text) { written = text; }});
+    Works running;
+    for (uint64_t number = 1; number <= 1500; ++number) {
+      const auto work = c10::make_intrusive<DeviceWork>();
+      leave_to_device(monitor, number, work);
+      EXPECT_EQ(state_of(monitor, number), CallState::kStarted);
+      if (number % 100 == 0) {
+        running.push_back(work);
+      } else {
+        work->done = true;
+      }
+      ASSERT_LE(DeviceWork::alive - before, 65);
+    }
+    for (const auto& work : running) work->done = true;
+    monitor.write_record("test");
+    EXPECT_EQ(DeviceWork::alive - before, static_cast<int>(running.size()));
+  }
+  EXPECT_THAT(written, ::testing::Not(HasSubstr("\"state\":\"started\"")));
+  EXPECT_THAT(written, HasSubstr("\"state\":\"finished\""));
 }
 
 }  // namespace

@@ -10,24 +10,13 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/signature_exchange.h"
 #include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/errors/plain_reason.h"
 #include "tessera/comm/errors/timed_out.h"
 
 namespace tessera::comm {
 namespace {
 
 using State = Pending::State;
-
-// libtorch's and Gloo's reasons carry a source position in front and a backtrace behind.
-std::string plain_reason(const std::exception& error) {
-  std::string reason = first_line(error);
-  reason = reason.substr(0, reason.find(". This is typically"));
-  if (reason.starts_with('[')) {
-    const size_t end = reason.find("] ");
-    if (end != std::string::npos) reason.erase(0, end + 2);
-  }
-  while (!reason.empty() && (reason.back() == '.' || reason.back() == ' ')) reason.pop_back();
-  return reason;
-}
 
 std::string place(std::string_view verb, std::string_view group, int rank, int size, std::string_view subject,
                   uint64_t sequence) {
@@ -42,6 +31,8 @@ std::string where(const State& state) {
     subject = fmt::format("{} {}, tag {}", call.op == Op::kSend ? "to" : "from", call.root, call.tag);
   return place(to_string(call.op), call.group, state.rank, state.size, subject, call.sequence);
 }
+
+bool on_device(const State& state) { return !state.buffers.empty() && !state.buffers.front().is_cpu(); }
 
 // Back-ends of our own say so by the type, libtorch's in words alone.
 bool is_timeout(const std::exception& error) {
@@ -59,6 +50,7 @@ bool is_timeout(const std::exception& error) {
     throw Disagreement(message);
   }
   if (own && own->kind() != ErrorKind::kComm) {  // the call does not fit its back-end, or the ranks do not fit together
+    if (state.monitor) state.monitor->withdraw(state.ticket);
     throw Error(own->kind(), reason.starts_with('[') ? reason : fmt::format("{}: {}", where(state), reason));
   }
   const bool timed_out = is_timeout(error);
@@ -80,8 +72,8 @@ bool is_timeout(const std::exception& error) {
                     "ranks, or raise comm.timeout_seconds.",
                     where(state), reason));
   }
-  throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off: the first error of the other ranks says why.",
-                               where(state), reason));
+  throw PeerFailed(fmt::format("{}: {}. A peer has ended or broken off{}: the first error of the other ranks says why.",
+                               where(state), reason, on_device(state) ? ", or this rank's device has failed" : ""));
 }
 
 }  // namespace
@@ -150,11 +142,11 @@ bool CollectiveStart::prepare() {
   state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));
   if (state_->backend.get() == &group_.backend() && group_.comparing_backend()) {
     group_.comparing_backend()->announce(state_->signature);
-    return true;
+  } else if (compares_first()) {
+    if (op_ == Op::kRecv) return false;  // the sender's signature may be long in coming
+    compare();
   }
-  if (!compares_first()) return true;
-  if (op_ == Op::kRecv) return false;  // the sender's signature may be long in coming
-  compare();
+  if (state_->monitor && on_device(*state_)) state_->monitor->begin_on_device(state_->ticket, state_->signature);
   return true;
 }
 
@@ -167,7 +159,11 @@ std::function<CollectiveStart::WorkPtr()> CollectiveStart::awaiting_sender(std::
 }
 
 Pending CollectiveStart::started() {
-  if (state_->monitor && state_->work) state_->monitor->carry(state_->ticket, state_->signature, state_->work);
+  if (state_->monitor && on_device(*state_)) {
+    state_->monitor->begun_on_device(state_->ticket, state_->work);
+  } else if (state_->monitor && state_->work) {
+    state_->monitor->carry(state_->ticket, state_->signature, state_->work);
+  }
   return Pending(std::move(state_));
 }
 
@@ -213,6 +209,18 @@ Pending& Pending::operator=(Pending&& other) noexcept {
 
 namespace {
 
+// A receive that had to wait for what its sender announces; the monitor knows that it waits.
+void begin_receive(State& state) {
+  if (!on_device(state)) {
+    state.work = state.begin();
+    return;
+  }
+  state.monitor->begin_on_device(state.ticket, state.signature);
+  state.work = state.begin();
+  state.monitor->begun_on_device(state.ticket, state.work);
+  state.monitor->wait(state.ticket);
+}
+
 // After abort(), which ends most waits at once.
 bool ends_soon(c10d::Work& work) {
   constexpr auto kSoon = std::chrono::seconds(2);
@@ -256,10 +264,12 @@ void Pending::wait() {
   try {
     try {
       if (state_->monitor) state_->monitor->wait(state_->ticket);
-      if (state_->begin) state_->work = state_->begin();
+      if (state_->begin) begin_receive(*state_);
       for (const auto* work : {&state_->work, &state_->announcement.work}) {
         if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "broken off");
       }
+      // There it is only ordered on the stream.
+      if (state_->monitor && on_device(*state_)) state_->monitor->leave_running(state_->ticket);
     } catch (const std::exception& error) {
       throw_failed(*state_, error);
     }
@@ -268,9 +278,7 @@ void Pending::wait() {
     throw;
   }
   const auto state = std::move(state_);
-  const bool on_device = !state->buffers.empty() && !state->buffers.front().is_cpu();
-  if (state->monitor && on_device) state->monitor->leave_running(state->ticket);  // only ordered on the stream
-  if (state->monitor && !on_device) state->monitor->finish(state->ticket);
+  if (state->monitor && !on_device(*state)) state->monitor->finish(state->ticket);
   if (state->finish) state->finish();
 }
 

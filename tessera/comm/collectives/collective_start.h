@@ -94,7 +94,8 @@ class CollectiveStart {
   Pending finished();
 
  private:
-  // Tells observers, finds the back-end and compares signatures. False: that is for wait() to do.
+  // Tells observers, finds the back-end, compares signatures, and tells the monitor that a device's call begins. False:
+  // that is for wait() to do.
   bool prepare();
   std::function<WorkPtr()> awaiting_sender(std::function<WorkPtr()> begin) const;
   Pending started();

@@ -39,11 +39,24 @@ uint64_t FlightRecorder::start(const Signature& signature) {
 void FlightRecorder::mark(uint64_t ticket, CallState state) {
   const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  if (ticket >= made_ || made_ - ticket > ring_.size()) return;
+  if (!has(ticket)) return;
   Entry& entry = ring_[ticket % ring_.size()];
   entry.state = state;
   if (state == CallState::kWaiting) entry.waiting = now;
   if (state == CallState::kFinished || state == CallState::kFailed) entry.finished = now;
+}
+
+void FlightRecorder::unmark_wait(uint64_t ticket) {
+  const std::lock_guard lock(mutex_);
+  if (!has(ticket)) return;
+  ring_[ticket % ring_.size()].state = CallState::kStarted;
+  ring_[ticket % ring_.size()].waiting = {};
+}
+
+std::optional<Signature> FlightRecorder::signature(uint64_t ticket) const {
+  const std::lock_guard lock(mutex_);
+  if (!has(ticket)) return std::nullopt;
+  return ring_[ticket % ring_.size()].signature;
 }
 
 template <class Keep>

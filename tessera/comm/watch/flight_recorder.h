@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ class FlightRecorder {
   uint64_t start(const Signature& signature);
   // Of a call that has left the ring: nothing.
   void mark(uint64_t ticket, CallState state);
+  // kStarted again, as if the rank had not waited in it yet.
+  void unmark_wait(uint64_t ticket);
+  std::optional<Signature> signature(uint64_t ticket) const;
 
   FlightRecord record(const std::string& reason) const;
   // What tells where this rank is, in a few kilobytes: the call `sequence` of a group, the last one there, calls under
@@ -41,6 +45,7 @@ class FlightRecorder {
     CallState state = CallState::kFinished;
     Clock::time_point started{}, waiting{}, finished{};
   };
+  bool has(uint64_t ticket) const { return ticket < made_ && made_ - ticket <= ring_.size(); }
   template <class Keep>
   FlightRecord select(const std::string& reason, const Keep& keep) const;
 

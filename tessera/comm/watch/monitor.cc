@@ -6,12 +6,14 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/errors/plain_reason.h"
 
 namespace tessera::comm {
 namespace {
@@ -36,6 +38,21 @@ std::shared_ptr<void> count_in(int& count, std::mutex& mutex) {
             const std::lock_guard held(mutex);
             --count;
           }};
+}
+
+// How a back-end's work stands. NCCL's has completed when it has failed, too; CUDA in error throws when asked.
+struct WorkEnd {
+  bool ended = false;
+  std::exception_ptr failure;
+};
+
+WorkEnd end_of(c10d::Work& work) noexcept {
+  try {
+    if (!work.isCompleted()) return {};
+    return {.ended = true, .failure = work.exception()};
+  } catch (...) {
+    return {.ended = true, .failure = std::current_exception()};
+  }
 }
 
 }  // namespace
@@ -77,11 +94,36 @@ void Monitor::leave(bool failed) noexcept {
     failed |= verdict_.has_value();
   }
   if (peers) peers->leave(failed);
+  if (breaker_.joinable()) breaker_.join();
 }
 
 void Monitor::carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work) {
   const std::lock_guard lock(in_flight_mutex_);
   in_flight_.push_back({ticket, signature.members, signature.sequence, Clock::now(), std::move(work), false});
+}
+
+void Monitor::begin_on_device(uint64_t ticket, const Signature& signature) {
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    if (in_flight_.size() >= settle_at_) settle_what_ran();
+    if (failure_) raise(ErrorKind::kComm, "{}", failure_->text);
+    in_flight_.push_back({ticket, signature.members, signature.sequence, Clock::now(), nullptr, false});
+  }
+  recorder_.mark(ticket, CallState::kWaiting);
+}
+
+void Monitor::begun_on_device(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work) {
+  recorder_.unmark_wait(ticket);
+  if (!work) return release(ticket);
+  const std::lock_guard lock(in_flight_mutex_);
+  const auto found =
+      std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) { return one.ticket == ticket; });
+  if (found != in_flight_.end()) found->work = std::move(work);
+}
+
+void Monitor::withdraw(uint64_t ticket) {
+  release(ticket);
+  recorder_.unmark_wait(ticket);
 }
 
 void Monitor::release(uint64_t ticket) {
@@ -99,26 +141,45 @@ void Monitor::leave_running(uint64_t ticket) {
     const std::lock_guard lock(in_flight_mutex_);
     const auto found =
         std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) { return one.ticket == ticket; });
-    if (found != in_flight_.end() && !found->work->isCompleted()) {
-      found->left_running = true;
-      recorder_.mark(ticket, CallState::kStarted);
-      return;
+    if (found != in_flight_.end() && found->work) {
+      const WorkEnd end = end_of(*found->work);
+      if (end.failure) std::rethrow_exception(end.failure);
+      found->left_running = !end.ended;
+      if (found->left_running) return recorder_.mark(ticket, CallState::kStarted);
     }
   }
   finish(ticket);
 }
 
-void Monitor::finish_what_ran() {
-  std::vector<uint64_t> ended;
-  {
-    const std::lock_guard lock(in_flight_mutex_);
-    std::erase_if(in_flight_, [&](const InFlight& one) {
-      if (!one.left_running || !one.work->isCompleted()) return false;
-      ended.push_back(one.ticket);
-      return true;
-    });
+bool Monitor::settle(const InFlight& one) {
+  if (!one.left_running) return false;
+  const WorkEnd end = end_of(*one.work);
+  if (!end.ended) return false;
+  recorder_.mark(one.ticket, end.failure ? CallState::kFailed : CallState::kFinished);
+  if (end.failure && !failure_) failure_ = failed_on_device(one, end.failure);
+  return true;
+}
+
+// The next look comes when there are twice as many as are left: it costs each call the same, however many run.
+void Monitor::settle_what_ran() {
+  std::erase_if(in_flight_, [this](const InFlight& one) { return settle(one); });
+  settle_at_ = std::max(kSettleAt, 2 * in_flight_.size());
+}
+
+Trouble Monitor::failed_on_device(const InFlight& one, const std::exception_ptr& failure) const {
+  std::string reason = "an unknown error";
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    reason = plain_reason(error);
+  } catch (...) {
   }
-  for (const uint64_t ticket : ended) recorder_.mark(ticket, CallState::kFinished);
+  const auto signature = recorder_.signature(one.ticket);
+  return {.group = one.group,
+          .sequence = one.sequence,
+          .text = fmt::format("{} (call {} of group '{}') failed on the device: {} (NCCL_DEBUG=WARN says more)",
+                              signature ? to_string(*signature) : "a collective", one.sequence,
+                              signature ? signature->group : "", reason)};
 }
 
 std::optional<Verdict> Monitor::fail(uint64_t ticket, const Trouble& trouble) {
@@ -186,10 +247,22 @@ void Monitor::write_record(const std::string& reason) noexcept {
     const std::lock_guard lock(writing_);
     if (written_) return;  // that of the failure stays
     written_ = reason != kAsked;
+    {
+      const std::lock_guard settling(in_flight_mutex_);
+      settle_what_ran();
+    }
     writer_.write(to_json(recorder_.record(reason)));
   } catch (const std::exception& error) {
     log_warning("[comm.flight_record] not written: {}", error.what());
   }
+}
+
+FlightRecord Monitor::where(uint32_t group, uint64_t sequence) {
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    settle_what_ran();
+  }
+  return recorder_.summary(group, sequence);
 }
 
 void Monitor::hear(const Verdict& verdict) {
@@ -201,7 +274,19 @@ void Monitor::hear(const Verdict& verdict) {
   }
   write_record(verdict.text);  // before the calls that are broken off look like ended ones
   heard_.notify_all();
-  if (break_off_) break_off_();
+  if (!break_off_) return;
+  bool starting = false;
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    starting = std::any_of(in_flight_.begin(), in_flight_.end(), [](const InFlight& one) { return !one.work; });
+  }
+  // A back-end that is in the start of a call may not be broken off before that returns; the watch goes on meanwhile,
+  // and ends the process.
+  if (starting) {
+    breaker_ = std::thread(break_off_);
+  } else {
+    break_off_();
+  }
 }
 
 void Monitor::tick() {
@@ -211,9 +296,26 @@ void Monitor::tick() {
       log_warning("[comm.flight_record] SIGUSR2: no folder to write to. Set TESSERA_TRACE_DIR.");
     write_record(kAsked);
   }
-  finish_what_ran();
+  report_failed();
   report_overdue();
   end_process_when_due();
+}
+
+void Monitor::report(const Trouble& trouble) {
+  const std::lock_guard lock(mutex_);
+  if (peers_) peers_->report_trouble(trouble);
+}
+
+void Monitor::report_failed() {
+  Trouble trouble;
+  {
+    const std::lock_guard lock(in_flight_mutex_);
+    settle_what_ran();
+    if (!failure_ || failure_reported_) return;
+    failure_reported_ = true;
+    trouble = *failure_;
+  }
+  report(trouble);
 }
 
 void Monitor::report_overdue() {
@@ -223,7 +325,7 @@ void Monitor::report_overdue() {
     if (overdue_reported_) return;
     const auto now = Clock::now();
     const auto late = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const InFlight& one) {
-      return now - one.started > options_.timeout + kOverdue && !one.work->isCompleted();
+      return now - one.started > options_.timeout + kOverdue && !(one.work && end_of(*one.work).ended);
     });
     if (late == in_flight_.end()) return;
     overdue_reported_ = true;
@@ -232,8 +334,7 @@ void Monitor::report_overdue() {
                .text = fmt::format("timed out after {} s", options_.timeout.count() / 1000),
                .timed_out = true};
   }
-  const std::lock_guard lock(mutex_);
-  if (peers_) peers_->report_trouble(trouble);
+  report(trouble);
 }
 
 void Monitor::end_process_when_due() {

@@ -4,6 +4,12 @@
 //   monitor->carry(ticket, work);                             // its back-end has it
 //   monitor->wait(ticket);  ...  monitor->finish(ticket);
 //
+// One of a device may block in its start, and is left to the device when it is waited for:
+//
+//   monitor->begin_on_device(ticket, signature);
+//   monitor->begun_on_device(ticket, backend.allreduce(tensors));
+//   monitor->wait(ticket);  ...  monitor->leave_running(ticket);
+//
 // Once a verdict is there (a peer died, ranks disagree, a collective timed out) the world is broken: its groups are
 // broken off, so that whatever this rank waits for ends, and flight records are written, by a thread of their own: no
 // file system holds that up. A rank that is in no collective hears of it at its next one; if there is none within
@@ -23,6 +29,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "tessera/comm/watch/flight_recorder.h"
@@ -68,9 +75,16 @@ class Monitor final : public PeerListener {
 
   uint64_t start(const Signature& signature) { return recorder_.start(signature); }
   void carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work);
+  // Around the start of a device's call, which counts as a wait. Throws Error kComm when an earlier one is known to
+  // have failed on the device. Work may be empty: there is nothing to carry.
+  void begin_on_device(uint64_t ticket, const Signature& signature);
+  void begun_on_device(uint64_t ticket, c10::intrusive_ptr<c10d::Work> work);
+  // The back-end has refused the call: it is not under way.
+  void withdraw(uint64_t ticket);
   void wait(uint64_t ticket) { recorder_.mark(ticket, CallState::kWaiting); }
   void finish(uint64_t ticket);
-  // Ordered on a device's stream: its end is seen later, by tick(). Until then it counts as under way.
+  // Ordered on a device's stream: its end is seen later, by tick(), when a record is made and, every so many calls, by
+  // a further one. Until then it counts as under way. Throws what it has failed with already.
   void leave_running(uint64_t ticket);
   // A call ended badly. The verdict, for which it waits up to 4 s; nothing when nobody can say. Writes the flight
   // record.
@@ -94,7 +108,7 @@ class Monitor final : public PeerListener {
   // Begins to write the flight record, of this moment, into the trace folder. Failures are logged.
   void write_record(const std::string& reason) noexcept;
 
-  FlightRecord where(uint32_t group, uint64_t sequence) override { return recorder_.summary(group, sequence); }
+  FlightRecord where(uint32_t group, uint64_t sequence) override;
   void hear(const Verdict& verdict) override;
   void tick() override;
 
@@ -105,10 +119,14 @@ class Monitor final : public PeerListener {
     uint32_t group;
     uint64_t sequence;
     Clock::time_point started;
-    c10::intrusive_ptr<c10d::Work> work;
+    c10::intrusive_ptr<c10d::Work> work;  // empty: it blocks in its start
     bool left_running;
   };
-  void finish_what_ran();
+  void settle_what_ran();  // the caller holds in_flight_mutex_
+  bool settle(const InFlight& one);
+  Trouble failed_on_device(const InFlight& one, const std::exception_ptr& failure) const;
+  void report(const Trouble& trouble);
+  void report_failed();
   void report_overdue();
   void end_process_when_due();
   [[noreturn]] void end_process(const Verdict& verdict, const std::string& why);
@@ -120,8 +138,12 @@ class Monitor final : public PeerListener {
   std::function<void()> break_off_;
   uint64_t signals_seen_;
 
-  std::mutex in_flight_mutex_;
+  static constexpr size_t kSettleAt = 64;
+  std::mutex in_flight_mutex_;  // of what follows
   std::vector<InFlight> in_flight_;
+  size_t settle_at_ = kSettleAt;    // that many: look which of them have run
+  std::optional<Trouble> failure_;  // the first of calls that were left to a device
+  bool failure_reported_ = false;
   bool overdue_reported_ = false;
 
   std::mutex mutex_;  // of what follows
@@ -135,6 +157,7 @@ class Monitor final : public PeerListener {
   std::mutex writing_;
   bool written_ = false;  // the record of the failure
   RecordWriter writer_;
+  std::thread breaker_;
 };
 
 // From now on SIGUSR2 writes the flight records of this process's ranks, unless the program handles it itself.
