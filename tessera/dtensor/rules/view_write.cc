@@ -2,7 +2,7 @@
 // in, takes the view of it and writes there.
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/functions/tensor.h>
-#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/rules/table.h"
