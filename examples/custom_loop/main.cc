@@ -1,12 +1,14 @@
 // An own model and an own training loop on Tessera, fully sharded over the ranks that start it:
 //
-//   tessera launch --nproc 2 -- build/custom_loop/custom_loop
+//   tessera launch --nproc 2 -- build/custom_loop/custom_loop [DEVICE]
 //
 // Learns y = sin(x), prints the loss as it falls, and exits 1 when it did not fall. The losses are the same, up to
 // rounding, on any number of ranks.
+// DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/base/error.h>
 #include <tessera/comm/collectives/collectives.h>
+#include <tessera/comm/rendezvous/device_choice.h>
 #include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/optim/grad_norm.h>
 #include <tessera/optim/optimizer.h>
@@ -18,32 +20,33 @@ using namespace tessera;
 
 struct Layer : nn::Callable<Layer> {
   at::Tensor weight, bias;
-  Layer(int64_t in, int64_t out, const at::Generator& random) {
-    register_parameter("weight", weight, at::randn({out, in}, random) / std::sqrt(in));
-    register_parameter("bias", bias, at::zeros({out}), /*decay=*/false);
+  Layer(int64_t in, int64_t out, const at::Generator& random, at::Device device) {
+    register_parameter("weight", weight, at::randn({out, in}, random).to(device) / std::sqrt(in));
+    register_parameter("bias", bias, at::zeros({out}, device), /*decay=*/false);
   }
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
 };
 
 struct Net : nn::Callable<Net> {
   std::shared_ptr<Layer> hidden, out;
-  explicit Net(const at::Generator& random)
-      : hidden(register_module("hidden", std::make_shared<Layer>(1, 64, random))),
-        out(register_module("out", std::make_shared<Layer>(64, 1, random))) {}
+  Net(const at::Generator& random, at::Device device)
+      : hidden(register_module("hidden", std::make_shared<Layer>(1, 64, random, device))),
+        out(register_module("out", std::make_shared<Layer>(64, 1, random, device))) {}
   at::Tensor forward(const at::Tensor& x) { return (*out)(at::tanh((*hidden)(x))); }
 };
 
-int train() {
+int train(const std::string& setting) {
   const auto world = comm::World::connect({});
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp"});
-  Net net(at::make_generator<at::CPUGeneratorImpl>(1));  // the same values on every rank
+  const auto device = comm::choose_device(*world, {.setting = setting});
+  const auto mesh = init_device_mesh(world, c10::DeviceTypeName(device.type(), true), {world->size()}, {"dp"});
+  Net net(at::make_generator<at::CPUGeneratorImpl>(1), device);  // the same values on every rank
   fully_shard(*net.hidden, {.mesh = mesh});
   fully_shard(net, {.mesh = mesh});
   const auto optimizer = optim::make_adamw(net, {.lr = 0.02, .weight_decay = 0});
 
   double first = 0, loss_value = 0;
   for (int step = 0; step < 100; ++step) {
-    const auto x = at::linspace(-1, 4, 240).view({-1, 1});
+    const auto x = at::linspace(-1, 4, 240, device).view({-1, 1});
     const auto mine = x.chunk(world->size()).at(world->rank());
     const auto loss = (net(mine) - at::sin(mine)).pow(2).mean();
     loss.backward();
@@ -51,7 +54,7 @@ int train() {
     optimizer->step();
     optimizer->zero_grad();
     const auto mean = loss.detach().clone();
-    comm::all_reduce(*world->group(), mean, comm::ReduceOp::kAvg).wait();
+    comm::all_reduce(*mesh->group("dp"), mean, comm::ReduceOp::kAvg).wait();
     loss_value = mean.item<double>();
     if (step == 0) first = loss_value;
     if (world->rank() == 0 && step % 20 == 19) std::printf("step %3d  loss %.5f\n", step + 1, loss_value);
@@ -59,9 +62,9 @@ int train() {
   return loss_value < 0.1 * first ? 0 : 1;
 }
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return train();
+    return train(argc > 1 ? argv[1] : "auto");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "custom_loop: %s\n", error.what());
     return exit_code_for(error);

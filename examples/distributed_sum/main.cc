@@ -1,11 +1,13 @@
 // The sum and the mean of a vector whose elements are spread over the ranks that start it:
 //
-//   tessera launch --nproc 4 -- build/distributed_sum/distributed_sum
+//   tessera launch --nproc 4 -- build/distributed_sum/distributed_sum [DEVICE]
 //
 // Each rank holds a shard; sum() adds up what is there and leaves a Partial, full_tensor() adds those with one
 // all-reduce. Exits 1 unless the results are those of one process.
+// DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/rendezvous/device_choice.h>
 #include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/dtensor/tensor/dtensor.h>
 
@@ -13,12 +15,13 @@
 
 using namespace tessera;
 
-int sum() {
+int sum(const std::string& setting) {
   const auto world = comm::World::connect({});
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()});
+  const auto device = comm::choose_device(*world, {.setting = setting});
+  const auto mesh = init_device_mesh(world, c10::DeviceTypeName(device.type(), true), {world->size()});
 
   const int64_t count = 1'000'003;  // no multiple of any number of ranks
-  const auto numbers = at::arange(1, count + 1, at::kDouble);
+  const auto numbers = at::arange(1, count + 1, at::device(device).dtype(at::kDouble));
   const auto spread = distribute_tensor(numbers, mesh, {Shard(0)});
 
   const auto partial = spread.sum();
@@ -37,9 +40,9 @@ int sum() {
              : 1;
 }
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return sum();
+    return sum(argc > 1 ? argv[1] : "auto");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "distributed_sum: %s\n", error.what());
     return exit_code_for(error);

@@ -1,13 +1,15 @@
 // A model under FSDP1 (flat parameters) and its Adam, saved sharded after a step and loaded into a fresh model that is
 // wrapped otherwise:
 //
-//   tessera launch --nproc 2 -- build/fsdp_checkpoint/fsdp_checkpoint
+//   tessera launch --nproc 2 -- build/fsdp_checkpoint/fsdp_checkpoint [DEVICE]
 //
 // Prints what was saved and restored; exits 1 unless weights, optimizer state and the step that follows are the same.
+// DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/base/error.h>
 #include <tessera/checkpoint/checkpoint.h>
 #include <tessera/comm/collectives/collectives.h>
+#include <tessera/comm/rendezvous/device_choice.h>
 #include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/optim/optimizer.h>
 #include <tessera/parallel/fsdp1/fully_sharded_data_parallel.h>
@@ -23,19 +25,19 @@ using namespace tessera;
 
 struct Layer : nn::Callable<Layer> {
   at::Tensor weight, bias;
-  Layer(int64_t in, int64_t out, const at::Generator& random) {
-    register_parameter("weight", weight, at::randn({out, in}, random) / std::sqrt(in));
-    register_parameter("bias", bias, at::zeros({out}));
+  Layer(int64_t in, int64_t out, const at::Generator& random, at::Device device) {
+    register_parameter("weight", weight, at::randn({out, in}, random).to(device) / std::sqrt(in));
+    register_parameter("bias", bias, at::zeros({out}, device));
   }
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight, bias); }
 };
 
 struct Net : nn::Callable<Net> {
   std::shared_ptr<Layer> hidden, out;
-  explicit Net(uint64_t seed) {
+  Net(uint64_t seed, at::Device device) {
     const auto random = at::make_generator<at::CPUGeneratorImpl>(seed);  // the same values on every rank
-    hidden = register_module("hidden", std::make_shared<Layer>(3, 13, random));
-    out = register_module("out", std::make_shared<Layer>(13, 1, random));
+    hidden = register_module("hidden", std::make_shared<Layer>(3, 13, random, device));
+    out = register_module("out", std::make_shared<Layer>(13, 1, random, device));
   }
   at::Tensor forward(const at::Tensor& x) { return (*out)(at::tanh((*hidden)(x))); }
 };
@@ -43,13 +45,16 @@ struct Net : nn::Callable<Net> {
 struct Training {
   Net net;
   std::unique_ptr<optim::Optimizer> adam;
-  Training(uint64_t seed, const std::shared_ptr<comm::Group>& group, bool use_orig_params) : net(seed) {
+  at::Device device;
+  Training(uint64_t seed, const MeshPtr& mesh, bool use_orig_params)
+      : net(seed, mesh->device()), device(mesh->device()) {
+    const auto group = mesh->group("dp");
     if (!use_orig_params) wrap_fsdp1(*net.hidden, {.group = group});
     wrap_fsdp1(net, {.group = group, .use_orig_params = use_orig_params});
     adam = optim::make_adamw(net, {.lr = 0.01, .weight_decay = 0});
   }
   double step() {
-    const auto x = at::linspace(-1, 1, 24).view({8, 3});
+    const auto x = at::linspace(-1, 1, 24, device).view({8, 3});
     const auto loss = (net(x) - at::sin(x.sum(1, true))).pow(2).mean();
     loss.backward();
     adam->step();
@@ -83,10 +88,9 @@ NamedTensors whole(Training& training) {
   return named(fsdp1_state_dict(training.net), optim_state_dict(training.net, *training.adam));
 }
 
-int run(const std::shared_ptr<comm::World>& world, const std::filesystem::path& folder) {
-  const auto group = world->group();
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {"dp"});
-  Training trained(/*seed=*/1, group, /*use_orig_params=*/false);
+int run(const std::shared_ptr<comm::World>& world, at::Device device, const std::filesystem::path& folder) {
+  const auto mesh = init_device_mesh(world, c10::DeviceTypeName(device.type(), true), {world->size()}, {"dp"});
+  Training trained(/*seed=*/1, mesh, /*use_orig_params=*/false);
   trained.step();
   {
     const auto state = sharded(trained, mesh);
@@ -95,9 +99,9 @@ int run(const std::shared_ptr<comm::World>& world, const std::filesystem::path& 
     writer.finish();
   }
 
-  Training fresh(/*seed=*/2, group, /*use_orig_params=*/true);
+  Training fresh(/*seed=*/2, mesh, /*use_orig_params=*/true);
   const auto state = sharded(fresh, mesh);  // what is to be read: names, shapes and this rank's rows
-  const auto checkpoint = Checkpoint::latest(folder, *group);
+  const auto checkpoint = Checkpoint::latest(folder, *world->group());
   if (!checkpoint) return 1;
   checkpoint->load(named(state.weights, state.states));
   {
@@ -120,9 +124,10 @@ int run(const std::shared_ptr<comm::World>& world, const std::filesystem::path& 
   return same && std::abs(next - next_of_fresh) < 1e-6 ? 0 : 1;
 }
 
-int main() {
+int main(int argc, char** argv) {
   try {
     const auto world = comm::World::connect({});
+    const auto device = comm::choose_device(*world, {.setting = argc > 1 ? argv[1] : "auto"});
     std::string folder = (std::filesystem::temp_directory_path() / "fsdp_checkpoint.XXXXXX").string();
     if (world->rank() == 0 && !mkdtemp(folder.data())) {
       std::perror(folder.c_str());
@@ -130,7 +135,7 @@ int main() {
     }
     folder = comm::broadcast_bytes(*world->group(), folder);
     if (folder.empty()) return 1;
-    const int result = run(world, folder);
+    const int result = run(world, device, folder);
     comm::barrier(*world->group());
     if (world->rank() == 0) std::filesystem::remove_all(folder);
     return result;

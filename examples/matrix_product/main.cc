@@ -1,11 +1,13 @@
 // A matrix product over the ranks that start it, in the ways its operands can lie:
 //
-//   tessera launch --nproc 4 -- build/matrix_product/matrix_product
+//   tessera launch --nproc 4 -- build/matrix_product/matrix_product [DEVICE]
 //
 // at::mm is the same call each time. Where the placements fit, every rank multiplies what it has; a sum over ranks
 // stays Partial until somebody asks for it. Exits 1 unless every product is that of one process.
+// DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/rendezvous/device_choice.h>
 #include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/dtensor/debug/comm_debug.h>
 #include <tessera/dtensor/tensor/dtensor.h>
@@ -19,11 +21,12 @@ struct Way {
   Placement a, b;
 };
 
-int multiply() {
+int multiply(const std::string& setting) {
   const auto world = comm::World::connect({});
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()});
+  const auto device = comm::choose_device(*world, {.setting = setting});
+  const auto mesh = init_device_mesh(world, c10::DeviceTypeName(device.type(), true), {world->size()});
   const auto random = at::make_generator<at::CPUGeneratorImpl>(1);  // the same values on every rank
-  const auto a = at::randn({101, 67}, random), b = at::randn({67, 83}, random);
+  const auto a = at::randn({101, 67}, random).to(device), b = at::randn({67, 83}, random).to(device);
   const auto expected = at::mm(a, b);
 
   bool right = true;
@@ -47,9 +50,9 @@ int multiply() {
   return right ? 0 : 1;
 }
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return multiply();
+    return multiply(argc > 1 ? argv[1] : "auto");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "matrix_product: %s\n", error.what());
     return exit_code_for(error);

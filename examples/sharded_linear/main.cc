@@ -1,12 +1,14 @@
 // Training of a linear layer whose weight is spread over the ranks that start it, each holding some output features:
 //
-//   tessera launch --nproc 4 -- build/sharded_linear/sharded_linear
+//   tessera launch --nproc 4 -- build/sharded_linear/sharded_linear [DEVICE]
 //
 // The loop is the one of a single process: weight and bias are DTensors, autograd and the update work on them as they
 // are. Prints the loss as it falls; exits 1 unless layer and losses are those of one process.
+// DEVICE is auto (the default), cpu, cuda, or the name of another accelerator.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <tessera/base/error.h>
+#include <tessera/comm/rendezvous/device_choice.h>
 #include <tessera/comm/rendezvous/rendezvous.h>
 #include <tessera/dtensor/tensor/dtensor.h>
 
@@ -31,18 +33,20 @@ std::vector<double> train(at::Tensor& weight, at::Tensor& bias, const at::Tensor
   return losses;
 }
 
-int run() {
+int run(const std::string& setting) {
   const auto world = comm::World::connect({});
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()}, {"tp"});
+  const auto device = comm::choose_device(*world, {.setting = setting});
+  const auto mesh = init_device_mesh(world, c10::DeviceTypeName(device.type(), true), {world->size()}, {"tp"});
   const auto random = at::make_generator<at::CPUGeneratorImpl>(1);  // the same values on every rank
-  const auto x = at::randn({64, 12}, random), truth = at::randn({10, 12}, random);
+  const auto x = at::randn({64, 12}, random).to(device), truth = at::randn({10, 12}, random).to(device);
   const auto y = at::linear(x, truth) + 0.5;
 
-  auto plain_weight = at::zeros({10, 12}).set_requires_grad(true), plain_bias = at::zeros({10}).set_requires_grad(true);
+  const auto zeros = [&](at::IntArrayRef shape) { return at::zeros(shape, device); };
+  auto plain_weight = zeros({10, 12}).set_requires_grad(true), plain_bias = zeros({10}).set_requires_grad(true);
   const auto expected = train(plain_weight, plain_bias, x, y);
 
-  auto weight = distribute_tensor(at::zeros({10, 12}), mesh, {Shard(0)}).set_requires_grad(true);
-  auto bias = distribute_tensor(at::zeros({10}), mesh, {Shard(0)}).set_requires_grad(true);
+  auto weight = distribute_tensor(zeros({10, 12}), mesh, {Shard(0)}).set_requires_grad(true);
+  auto bias = distribute_tensor(zeros({10}), mesh, {Shard(0)}).set_requires_grad(true);
   const auto losses =
       train(weight, bias, distribute_tensor(x, mesh, {Replicate()}), distribute_tensor(y, mesh, {Replicate()}));
 
@@ -59,9 +63,9 @@ int run() {
   return losses.back() < 0.01 * losses.front() && worst < 1e-3 && distance < 1e-4 ? 0 : 1;
 }
 
-int main() {
+int main(int argc, char** argv) {
   try {
-    return run();
+    return run(argc > 1 ? argv[1] : "auto");
   } catch (const std::exception& error) {
     std::fprintf(stderr, "sharded_linear: %s\n", error.what());
     return exit_code_for(error);

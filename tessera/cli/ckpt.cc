@@ -141,8 +141,8 @@ int run_ckpt(VerbArguments args) {
   auto* diff = app->add_subcommand("diff", "Compare two checkpoints tensor by tensor; exits with 1 where they differ");
   diff->add_option("A", source, any + "; no GGUF file")->required();
   diff->add_option("B", destination, "Likewise")->required();
-  auto* change =
-      app->add_subcommand("convert", "Between Hugging Face folders, GGUF, distributed checkpoints, torch.save");
+  auto* change = app->add_subcommand(
+      "convert", "Between Hugging Face folders, GGUF, distributed checkpoints, torch.save; computes on the CPU");
   change->add_option("SRC", source, "A Hugging Face folder, GGUF file, distributed checkpoint or torch.save file")
       ->required();
   change->add_option("DST", destination, "Must not exist yet")->required();

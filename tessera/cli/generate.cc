@@ -212,7 +212,7 @@ int run_generate(VerbArguments args) {
   const auto world = join_world({.nproc = flags.nproc});
   const bool first = world->rank() == 0;
   std::vector<int64_t> prompt;
-  int64_t cache = cache_tokens(config, 0);
+  std::optional<int64_t> cache;  // of a prompt that is known; alike on all ranks
   const Prompts prompts(flags);
   const auto read_prompt = [&] {
     const auto text = *flags.prompt == "-" ? read_standard_input("--prompt") : *flags.prompt;
@@ -220,8 +220,12 @@ int run_generate(VerbArguments args) {
     cache = generation_capacity(config, prompt, options);
   };
   if (flags.prompt && world->size() == 1) read_prompt();
-  if (!flags.batch.empty()) cache = cache_tokens(config, 64 * config.max_position_embeddings);
-  Generator generator({flags.model, flags.dtype, flags.device, cache}, config, world);
+  Generator generator({.model = flags.model,
+                       .dtype = flags.dtype,
+                       .device = flags.device,
+                       .cache_tokens = cache,
+                       .contexts = flags.batch.empty() ? 1 : 64},
+                      config, world);
   if (!first) {
     generator.follow();
   } else if (flags.prompt) {

@@ -12,9 +12,12 @@ Generator::Generator(const GeneratorOptions& options, const ModelConfig& config,
     : world_(std::move(world)) {
   const auto device = comm::choose_device(*world_, {.setting = options.device, .key = "--device"});
   model_ = load_shared(options.model, options.dtype, config, device, world_);
+  const int64_t cache = options.cache_tokens
+                            ? *options.cache_tokens
+                            : shared_cache_tokens(*model_, options.contexts * config.max_position_embeddings, *world_);
   if (world_->rank() > 0) return;
-  engine_ = std::make_unique<Engine>(
-      model_, EngineOptions{.pages = Engine::pages_for(options.cache_tokens), .group = engine_group(*world_)});
+  engine_ = std::make_unique<Engine>(model_,
+                                     EngineOptions{.pages = Engine::pages_for(cache), .group = engine_group(*world_)});
 }
 
 void Generator::follow() { follow_steps(*model_, *world_->group()); }

@@ -1,11 +1,12 @@
 // Where `tessera generate` gets its tokens from: an engine, whose model several ranks may hold together.
 //
-//   Generator generator({.model = dir, .dtype = "bfloat16", .cache_tokens = 8192}, config, world);
+//   Generator generator({.model = dir, .dtype = "bfloat16", .contexts = 64}, config, world);
 //   if (!generator.leads()) return generator.follow();      // ranks but the first
 //   generator.run({.prompt = ids, .options = options, .on_token = ...});
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tessera/models/generation/engine.h"
@@ -18,7 +19,8 @@ namespace tessera::cli {
 
 struct GeneratorOptions {
   std::string model, dtype, device = "auto";
-  int64_t cache_tokens = 0;
+  std::optional<int64_t> cache_tokens{};  // none: `contexts`, as far as there is room for them
+  int64_t contexts = 1;
 };
 
 class Generator {

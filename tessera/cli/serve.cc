@@ -24,7 +24,6 @@
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/row_product.h"
-#include "tessera/models/generation/load.h"
 #include "tessera/models/generation/shared_steps.h"
 #include "tessera/models/model_path.h"
 #include "tessera/serve/server.h"
@@ -53,8 +52,10 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   app->add_option("--token-file", flags.token_file,
                   "File with the token, 16 to 4096 characters, that clients send as 'Authorization: Bearer TOKEN'");
   add_row_dtype_flag(*app, flags.dtype);
-  app->add_option("--cache-tokens", flags.cache_tokens,
-                  "Tokens whose keys and values are kept (default: 8 contexts, within a quarter of the memory)")
+  app->add_option(
+         "--cache-tokens", flags.cache_tokens,
+         "Tokens whose keys and values are kept (default: 8 contexts, within a quarter of the memory on the CPU, "
+         "three quarters of what is free on an accelerator)")
       ->check(CLI::Range(int64_t{16}, kMany));
   app->add_option("--prompt-block", flags.prompt_block, "Tokens of prompts that are computed in one step")
       ->capture_default_str()
@@ -175,13 +176,14 @@ int run_serve(VerbArguments args) {
   if (first) listening = listen_for(flags, token);
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
   const auto model = load_shared(flags.model, flags.dtype, served.config, device, world);
+  served.cache_tokens = flags.cache_tokens > 0
+                            ? flags.cache_tokens
+                            : shared_cache_tokens(*model, 8 * served.config.max_position_embeddings, *world);
   signals.serve();
   if (!first) {
     follow_steps(*model, *world->group());  // a signal is the first rank's business
     return 0;
   }
-  served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
-                                               : cache_tokens(served.config, 8 * served.config.max_position_embeddings);
   serve::Scheduler scheduler(model,
                              {.pages = Engine::pages_for(served.cache_tokens),
                               .max_sequences = flags.limits.sequences,

@@ -3,13 +3,22 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/cli/flags.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/linear.h"
+#include "tessera/models/generation/cache_room.h"
 #include "tessera/models/generation/load.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
 
 namespace tessera::cli {
+namespace {
+
+bool cuts_heads(const ModelConfig& config, int64_t ranks) {
+  return config.num_key_value_heads % ranks == 0 && config.num_attention_heads % ranks == 0;
+}
+
+}  // namespace
 
 std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
                                       at::Device device, const std::shared_ptr<comm::World>& world) {
@@ -19,18 +28,26 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
                 "[models.generation] --dtype {} runs on one rank, found {}. Take bfloat16, or leave out --nproc.",
                 dtype, ranks);
   agree_on_kernels(*world->group());
-  const bool cuts_heads = config.num_key_value_heads % ranks == 0 && config.num_attention_heads % ranks == 0;
+  const bool cuts = cuts_heads(config, ranks);
   const auto type = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
-  const auto mesh = init_device_mesh(world, type, {ranks}, {cuts_heads ? "tp" : "dp_shard"});
+  const auto mesh = init_device_mesh(world, type, {ranks}, {cuts ? "tp" : "dp_shard"});
   const auto wanted = parse_dtype_flag("models.generation", dtype).value_or(config.dtype.value_or(at::kFloat));
   auto model = make_parallel_model(config, wanted, {.mesh = mesh});
   load_pretrained(*model, dir);
   if (world->rank() == 0) {
-    log_info(
-        "[models.generation] {} ranks: {}", ranks,
-        cuts_heads ? "tensor parallel" : "each holds a part of every layer, as their number does not divide the heads");
+    log_info("[models.generation] {} ranks: {}", ranks,
+             cuts ? "tensor parallel" : "each holds a part of every layer, as their number does not divide the heads");
   }
   return model;
+}
+
+int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world) {
+  const int64_t ranks = world.size();
+  const int64_t own = cache_tokens(model, wanted, cuts_heads(model.config(), ranks) ? ranks : 1);
+  if (ranks == 1) return own;
+  const auto least = at::scalar_tensor(own, at::kLong);
+  comm::all_reduce(*world.group(), least, comm::ReduceOp::kMin).wait();
+  return least.item<int64_t>();
 }
 
 std::shared_ptr<comm::Group> engine_group(comm::World& world) { return world.size() > 1 ? world.group() : nullptr; }

@@ -20,6 +20,9 @@ namespace tessera::cli {
 // sharded and gathered one by one. COLLECTIVE over the world. Error kConfig for packed dtypes, which run on one rank.
 std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string& dtype, const ModelConfig& config,
                                       at::Device device, const std::shared_ptr<comm::World>& world);
+// What a cache of that model should hold, cache_room.h's, at most what each rank has room for. COLLECTIVE over the
+// world.
+int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world);
 // Of an engine with such a model: none for one rank.
 std::shared_ptr<comm::Group> engine_group(comm::World& world);
 

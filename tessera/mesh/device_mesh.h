@@ -33,7 +33,7 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   int64_t size(int64_t dim) const { return shape_.at(static_cast<size_t>(dim)); }
   const std::vector<std::string>& dim_names() const { return dim_names_; }  // empty: unnamed
   c10::DeviceType device_type() const { return device_type_; }
-  c10::Device device() const;                               // this rank's device: cpu, or cuda:local_rank
+  c10::Device device() const;  // this rank's: the CPU, or the accelerator that it takes (device_choice.h)
   const std::vector<int>& ranks() const { return ranks_; }  // global ranks, row-major
   int rank() const;                                         // this rank, global
   // This rank's position on each dim; nullopt when it is not part of the mesh.
@@ -93,9 +93,9 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   uint64_t id_ = 0;
 };
 
-// Ranks 0..product-1 of the world in row-major order; to be called alike on all ranks. device_type: "cpu" or "cuda".
-// Errors kShape: device type with an index, names that are not unique or do not match the shape, mesh larger than the
-// world.
+// Ranks 0..product-1 of the world in row-major order; to be called alike on all ranks. device_type: "cpu",
+// "cuda", or the name under which a library registered its accelerator with libtorch (PrivateUse1). Errors kShape:
+// device type with an index, names that are not unique or do not match the shape, mesh larger than the world.
 MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,
                          const std::vector<int64_t>& shape, const std::vector<std::string>& dim_names = {});
 

@@ -1,5 +1,6 @@
 #include "tessera/serve/scheduler.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -151,6 +152,7 @@ void Scheduler::fail_all(const std::string& error) {
 }
 
 void Scheduler::work() {
+  const c10::DeviceGuard here(engine_.device());  // a thread begins with the first one as its current device
   std::unique_lock lock(mutex_);
   while (!ending_) {
     take_arrivals(lock);

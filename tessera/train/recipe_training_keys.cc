@@ -264,8 +264,8 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
        .name = "fp8",
        .field = kPrecision<&PrecisionSection::fp8>,
        .help = "Linears of the layers, but not the head, multiply in float8 with a scale for each tensor (torchao's "
-               "tensorwise recipe); float32 computes the values of the float8 products in this version. Not with tp "
-               "or model.lora",
+               "tensorwise recipe). A device without such products, as the CPU, computes their values in float32. Not "
+               "with tp or model.lora",
        .aliases = {"float8.enable_float8_linear"}},
   };
 }

@@ -28,10 +28,10 @@ class Installed {
                      std::string("-DTESSERA_TORCH=") + std::getenv("TESSERA_TORCH")}));
     require(run_process({"cmake", "--build", (folder_ / "examples").string()}, {.timeout_seconds = 600}));
   }
-  ProcessResult run(const std::string& example, int ranks) const {
+  ProcessResult run(const std::string& example, int ranks, const std::string& device = "auto") const {
     const auto path = (folder_ / "examples" / example / example).string();
-    if (ranks == 1) return run_process({path});
-    return run_process({prefix() + "/bin/tessera", "launch", "--nproc", std::to_string(ranks), "--", path});
+    if (ranks == 1) return run_process({path, device});
+    return run_process({prefix() + "/bin/tessera", "launch", "--nproc", std::to_string(ranks), "--", path, device});
   }
 
  private:
@@ -59,6 +59,13 @@ TEST(Examples, BuildAgainstTheInstalledLibraryAndRunOnOneToFourRanks) {
   ASSERT_EQ(one.exit_code, 0) << one.out << one.err;
   ASSERT_EQ(two.exit_code, 0) << two.out << two.err;
   EXPECT_NEAR(last_loss(one.out), last_loss(two.out), 0.01 * last_loss(one.out)) << one.out << two.out;
+
+  for (const char* example :
+       {"matrix_product", "distributed_sum", "sharded_linear", "fsdp_checkpoint", "custom_loop"}) {
+    const auto run = installed.run(example, 1, "gpu");
+    EXPECT_EQ(run.exit_code, 2) << example << ": the device is the argument's";
+    EXPECT_THAT(run.err, HasSubstr("device: found 'gpu'")) << example;
+  }
 }
 
 }  // namespace

@@ -84,6 +84,7 @@ class Engine {
   void keep_alive();
   EngineCounts counts() const;
   const ModelConfig& config() const { return model_->config(); }
+  at::Device device() const { return device_; }  // the model's
 
   // Pages that hold so many tokens.
   static int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }

@@ -1,13 +1,9 @@
 #include "tessera/models/generation/load.h"
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
-#include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/row_model.h"
 #include "tessera/models/weights.h"
 
@@ -34,12 +30,6 @@ std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, 
   const auto model = from_pretrained(dir, wanted, device);
   if (device.is_cpu()) make_row_model(*model, packed.value_or(stored_row_dtype(*model)));
   return model;
-}
-
-int64_t cache_tokens(const ModelConfig& config, int64_t wanted) {
-  const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE);
-  const int64_t room = memory / 4 / Engine::page_bytes(config, sizeof(float)) * kPageTokens;
-  return std::min(std::max(wanted, config.max_position_embeddings), std::max<int64_t>(room, kPageTokens));
 }
 
 }  // namespace tessera

@@ -1,7 +1,7 @@
 // A model for the engine, as users ask for it.
 //
 //   auto model = load_for_generation(dir, "int8", at::kCPU);
-//   Engine engine(model, {.pages = Engine::pages_for(cache_tokens(*model, 64 * 8192))});
+//   Engine engine(model, {.pages = Engine::pages_for(8192)});                // or as cache_room.h says
 #pragma once
 
 #include <filesystem>
@@ -22,8 +22,5 @@ std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, 
                                               c10::Device device);
 // kInt8 or kInt4 where --dtype names one of them.
 std::optional<RowDtype> packed_row_dtype(std::string_view dtype);
-// Tokens that a cache should hold: as wanted, but at least one whole context and at most a quarter of this machine's
-// memory, where that holds a context.
-int64_t cache_tokens(const ModelConfig& config, int64_t wanted);
 
 }  // namespace tessera
