@@ -18,6 +18,12 @@ void collect_modules(Module& module, const std::string& prefix, std::unordered_s
   for (const auto& [name, child] : module.named_children()) collect_modules(*child, join(prefix, name), seen, out);
 }
 
+void visit_modules(Module& module, std::unordered_set<Module*>& seen, const std::function<void(Module&)>& visit) {
+  if (!seen.insert(&module).second) return;
+  visit(module);
+  for (const auto& [name, child] : module.named_children()) visit_modules(*child, seen, visit);
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
@@ -25,6 +31,11 @@ std::vector<std::pair<std::string, Module*>> Module::named_modules() {
   std::unordered_set<Module*> seen;
   collect_modules(*this, "", seen, out);
   return out;
+}
+
+void Module::for_each_module(const std::function<void(Module&)>& visit) {
+  std::unordered_set<Module*> seen;
+  visit_modules(*this, seen, visit);
 }
 
 std::vector<NamedParameter> Module::named_parameters(bool all) {

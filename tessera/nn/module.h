@@ -87,6 +87,7 @@ class Module {
   std::vector<at::Tensor> parameters();
   // This module as "" first, then children depth-first; a shared child once.
   std::vector<std::pair<std::string, Module*>> named_modules();
+  void for_each_module(const std::function<void(Module&)>& visit);  // the same modules in the same order
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& named_children() const { return children_; }
   // Puts another module in a child's place: the parent's member shows it from now on, so it must be of the member's
   // type or derive from it (one that wraps the former child overrides forward). None at all takes the child away, which
@@ -108,7 +109,8 @@ class Module {
   int register_forward_hook(ForwardHook hook);
   int register_forward_hook(ForwardHookWithInputs hook);  // the inputs as forward saw them
   void remove_hook(int id);
-  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty() || wrapper_ || replay_; }
+  bool has_registered_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
+  bool has_hooks() const { return has_registered_hooks() || wrapper_ || replay_; }
   // At most one; an empty one takes it away.
   void set_forward_wrapper(ForwardWrapper wrapper) { wrapper_ = std::move(wrapper); }
   const ForwardWrapper& forward_wrapper() const { return wrapper_; }

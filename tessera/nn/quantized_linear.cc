@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <typeinfo>
 
 #include "tessera/base/error.h"
@@ -18,6 +19,12 @@ void PackedWeight::pack(const at::Tensor& values) {
   TESSERA_CHECK(values.dim() == 2 && values.size(0) == out && values.size(1) == in, ErrorKind::kShape,
                 "[nn.quantize] found values of {}, wanted [{}, {}]", c10::str(values.sizes()), out, in);
   take(QuantizedWeight::nf4(values, {.double_quant = how.double_quant}));
+}
+
+void PackedWeight::take(const QuantizedWeight& packed) {
+  static std::atomic<uint64_t> taken{0};
+  weight = packed.to(device);
+  serial = ++taken;
 }
 
 QuantizedWeight PackedWeight::own_part() const {

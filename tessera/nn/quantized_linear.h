@@ -36,13 +36,14 @@ struct PackedWeight {
   int64_t out = 0, in = 0;
   QuantizeOptions how{};
   QuantizedWeight weight{};                     // not defined: no values yet
+  uint64_t serial = 0;                          // of the weight that was taken, unlike any other's of the process
   c10::Device device = c10::Device(c10::kCPU);  // where it will be
   // Of tensor parallelism; null: none. `lies` is Shard(0), Shard(1) or Replicate.
   MeshPtr mesh{};
   Placement lies = Replicate();
   // Values [out, in], floating, on the CPU. Error kConfig for kGguf, which takes blocks as they are.
   void pack(const at::Tensor& values);
-  void take(const QuantizedWeight& packed) { weight = packed.to(device); }
+  void take(const QuantizedWeight& packed);
   // As linear(x, weight, bias) of plain tensors; with a mesh of DTensors, x replicated or, for Shard(1), cut in its
   // last dim: [..., out] as Shard(-1), Partial or Replicate.
   at::Tensor product(const at::Tensor& x, const at::Tensor& bias) const;

@@ -1,6 +1,5 @@
 #include "tessera/parallel/layer_graphs.h"
 
-#include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_copy.h>
@@ -20,15 +19,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/deferred_gradients.h"
 #include "tessera/kernels/kept_results.h"
 #include "tessera/mesh/device_graph.h"
-#include "tessera/nn/float8.h"
-#include "tessera/nn/lora.h"
-#include "tessera/nn/moe.h"
-#include "tessera/nn/quantized_linear.h"
 #include "tessera/parallel/activation_checkpoint.h"
+#include "tessera/parallel/detail/graphed_layer.h"
 #include "tessera/parallel/detail/group_node.h"
 #include "tessera/parallel/detail/make_node.h"
 #include "tessera/parallel/detail/shown_parameters.h"
@@ -36,6 +31,8 @@
 namespace tessera {
 namespace {
 
+using parallel::GraphedLayer;
+using parallel::RecordingKind;
 using torch::autograd::variable_list;
 using Tensors = std::vector<at::Tensor>;
 
@@ -89,12 +86,6 @@ at::Tensor leaf_over(const at::Tensor& tensor) {
   return tensor.defined() ? place_of(tensor).set_requires_grad(tensor.requires_grad()) : tensor;
 }
 
-std::vector<const void*> addresses(const Tensors& tensors) {
-  std::vector<const void*> out;
-  for (const auto& tensor : tensors) out.push_back(tensor.defined() ? tensor.const_data_ptr() : nullptr);
-  return out;
-}
-
 template <class Work>
 void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, const Work& work) {
   try {
@@ -106,6 +97,13 @@ void capture_as(const char* what, DeviceGraph& graph, const SideStream& stream, 
           "(train.layer_graphs=false).",
           what, error.what());
   }
+}
+
+// As autograd counts writes; 0 where it does not.
+std::vector<uint32_t> versions_of(const Tensors& tensors) {
+  std::vector<uint32_t> out;
+  for (const auto& each : tensors) out.push_back(!each.defined() || each.is_inference() ? 0 : each._version());
+  return out;
 }
 
 // One forward of a layer and its backward, captured. What forward leaves for backward lies in memory of their own, so
@@ -136,9 +134,11 @@ class Recording {
 
   bool captured() const { return forward_ != nullptr; }
 
-  // Gradients of the inputs and parameters that want one, in this order; undefined where there is none.
-  variable_list backward(const at::Tensor& gradient) {
+  // Gradients of the inputs and parameters that want one, in this order; undefined where there is none. `written`:
+  // parameters that were written to since forward.
+  variable_list backward(const at::Tensor& gradient, const std::vector<size_t>& written) {
     if (!output_gradient_.defined()) output_gradient_ = empty_as(output_);
+    if (!written.empty()) check_writes(written);
     copy_all({output_gradient_}, {gradient});
     if (!backward_) capture_backward();
     backward_->replay();
@@ -149,6 +149,30 @@ class Recording {
   }
 
  private:
+  // Of parameters that were written to since forward: Error kShape where autograd would find that in backward, which it
+  // does if forward left them for it. A graph that is thrown away says so.
+  void check_writes(const std::vector<size_t>& written) const {
+    std::vector<c10::VariableVersion> counters;
+    for (const size_t i : written) {
+      counters.push_back(parameter_leaves_[i].unsafeGetTensorImpl()->version_counter());
+      counters.back().bump();
+    }
+    std::optional<Error> found;
+    const auto graph = shared_->in_passing->make_graph();
+    try {
+      capture(*graph, shared_->stream, [&] { differentiate(); });
+    } catch (const std::exception& error) {
+      found = as_error(error);
+    }
+    for (auto& counter : counters) counter.set_version(counter.current_version() - 1);
+    if (!found) return;
+    if (found->kind() == ErrorKind::kMemory) throw *std::move(found);
+    raise(ErrorKind::kShape,
+          "[parallel.layer_graphs] a parameter of a layer was written to between its forward and its backward, which "
+          "needs it: {}. Update parameters when backward has run.",
+          found->what());
+  }
+
   void capture_forward(const nn::ForwardCall& call, const parallel::ShownParameters& parameters) {
     Tensors leaves;
     for (const auto& each : parameters.tensors) leaves.push_back(leaf_over(each));
@@ -167,18 +191,20 @@ class Recording {
   }
 
   void capture_backward() {
-    const auto wanted = parallel::that_require_grad(input_leaves_, parameter_leaves_);
     auto graph = shared_->in_passing->make_graph();
     Tensors gradients;
-    capture_as("backward", *graph, shared_->stream, [&] {
-      const kernels::DeferredGradients::Scope all_at_once(nullptr);
-      // The graph of autograd stays, and with it what forward leaves for backward.
-      gradients = torch::autograd::grad({output_}, wanted, {output_gradient_}, /*retain_graph=*/true,
-                                        /*create_graph=*/false, /*allow_unused=*/true);
-    });
+    capture_as("backward", *graph, shared_->stream, [&] { gradients = differentiate(); });
     backward_ = std::move(graph);
     // They are copied right behind each replay; until the next one of any layer nobody writes there.
     for (const auto& each : gradients) gradients_.push_back(place_of(each));
+  }
+
+  // The graph of autograd stays, and with it what forward leaves for backward.
+  Tensors differentiate() const {
+    const kernels::DeferredGradients::Scope all_at_once(nullptr);
+    return torch::autograd::grad({output_}, parallel::that_require_grad(input_leaves_, parameter_leaves_),
+                                 {output_gradient_}, /*retain_graph=*/true, /*create_graph=*/false,
+                                 /*allow_unused=*/true);
   }
 
   std::shared_ptr<Shared> shared_;
@@ -189,41 +215,8 @@ class Recording {
   std::unique_ptr<DeviceGraph> forward_, backward_;
 };
 
-// What tells recordings apart: shapes, what wants gradients, and where parameters and what else stays lie.
-struct Kind {
-  std::vector<int64_t> shapes;
-  std::vector<const void*> parameters, others;
-  bool operator==(const Kind&) const = default;
-};
-
-// Buffers, and weights that are packed.
-std::vector<const void*> other_places(nn::Module& module) {
-  Tensors out;
-  for (const auto& [path, child] : module.named_modules()) {
-    for (const auto& buffer : child->own_buffers()) out.push_back(*buffer.slot);
-  }
-  for (const auto& [path, packed] : nn::packed_weights(module)) out.push_back(packed->weight.packed());
-  return addresses(out);
-}
-
-Kind kind_of(nn::Module& module, const nn::ForwardCall& call, const Tensors& parameters) {
-  Kind kind{.shapes = {module.training(), at::globalContext().deterministicAlgorithms()},
-            .parameters = addresses(parameters),
-            .others = other_places(module)};
-  for (const auto* tensor : call.tensors) {
-    kind.shapes.push_back(tensor->defined() ? tensor->dim() : -1);
-    if (!tensor->defined()) continue;
-    kind.shapes.insert(kind.shapes.end(), tensor->sizes().begin(), tensor->sizes().end());
-    kind.shapes.push_back(static_cast<int64_t>(tensor->scalar_type()));
-    kind.shapes.push_back(tensor->requires_grad());
-  }
-  for (const auto& parameter : parameters) kind.shapes.push_back(parameter.requires_grad());
-  kind.shapes.insert(kind.shapes.end(), call.numbers->begin(), call.numbers->end());
-  return kind;
-}
-
 struct Recordings {
-  Kind kind;
+  RecordingKind kind;
   int64_t warm_ups = 0;
   int64_t last_call = 0;
   std::vector<std::unique_ptr<Recording>> idle;
@@ -240,7 +233,7 @@ class Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
   Recording& operator*() const { return *recording_; }
-  const Kind& kind() const { return from_->kind; }
+  const RecordingKind& kind() const { return from_->kind; }
 
  private:
   std::shared_ptr<Recordings> from_;
@@ -250,6 +243,7 @@ class Lease {
 struct ReplayedLayer : torch::autograd::Node {
   std::unique_ptr<Lease> lease;
   Tensors parameters;
+  std::vector<uint32_t> versions;  // of the parameters in forward
 
   variable_list apply(variable_list&& gradients) override {
     TESSERA_CHECK(lease, ErrorKind::kShape,
@@ -259,11 +253,11 @@ struct ReplayedLayer : torch::autograd::Node {
                   "[parallel.layer_graphs] a layer that is a graph has no second derivative. Differentiate without "
                   "create_graph, or do not graph layers.");
     TESSERA_CHECK(
-        addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
+        parallel::addresses(parameters) == lease->kind().parameters, ErrorKind::kShape,
         "[parallel.layer_graphs] the parameters of a layer lie elsewhere in its backward than in its forward. "
         "Do not move them in between, set fixed_places where they are sharded or replicated, or do not graph layers.");
     variable_list found(num_outputs());
-    if (gradients[0].defined()) found = (**lease).backward(gradients[0]);
+    if (gradients[0].defined()) found = (**lease).backward(gradients[0], written());
     lease.reset();
     parameters.clear();
     return found;
@@ -273,27 +267,30 @@ struct ReplayedLayer : torch::autograd::Node {
     parameters.clear();
   }
   std::string name() const override { return "ReplayedLayer"; }
-};
 
-// A replay calls none of them. (A checkpointed child's own wrapper is part of what is captured.)
-bool has_hooks_below(nn::Module& layer) {
-  const auto modules = layer.named_modules();
-  return std::any_of(modules.begin() + 1, modules.end(), [](const auto& named) {
-    return named.second->sharding() || (named.second->has_hooks() && !named.second->forward_wrapper());
-  });
-}
+ private:
+  std::vector<size_t> written() const {  // since forward
+    const auto now = versions_of(parameters);
+    std::vector<size_t> out;
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i] != versions[i]) out.push_back(i);
+    }
+    return out;
+  }
+};
 
 class LayerGraphs {
  public:
   explicit LayerGraphs(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
 
   std::optional<at::Tensor> run(nn::Module& module, const nn::ForwardCall& call) {
-    const auto parameters = parallel::shown_parameters(module);
+    const GraphedLayer layer = parallel::look_at(module);
+    const auto& parameters = layer.parameters;
     const auto depends_on = parallel::that_require_grad(given_to(call), parameters.tensors);
     if (depends_on.empty()) return std::nullopt;
     // Nor does a forward that is part of one whose results are kept (selective checkpoints around the layer).
-    const bool repeats = call.numbers && !has_hooks_below(module) && !kernels::KeptResults::current();
-    const auto recordings = repeats ? recordings_of(kind_of(module, call, parameters.tensors)) : nullptr;
+    const bool repeats = call.numbers && !layer.hooked && !layer.sharded && !kernels::KeptResults::current();
+    const auto recordings = repeats ? recordings_of(parallel::kind_of(module, call, layer)) : nullptr;
     if (!recordings) tell();
     if (!recordings) return std::nullopt;
     if (recordings->warm_ups < kWarmUps) return warm_up(recordings, call);
@@ -301,6 +298,7 @@ class LayerGraphs {
     auto [pointer, node] = parallel::make_node<ReplayedLayer>();
     node->lease = lease(recordings, module, call);
     node->parameters = parameters.tensors;
+    node->versions = versions_of(parameters.tensors);
     at::Tensor result;
     {
       const c10::NoGradGuard no_grad;
@@ -313,7 +311,7 @@ class LayerGraphs {
 
  private:
   // Null where there are too many kinds already.
-  std::shared_ptr<Recordings> recordings_of(Kind kind) {
+  std::shared_ptr<Recordings> recordings_of(RecordingKind kind) {
     ++calls_;
     std::erase_if(kinds_, [&](const auto& each) { return each->last_call + kForgottenAfter < calls_; });
     auto found = std::find_if(kinds_.begin(), kinds_.end(), [&](const auto& each) { return each->kind == kind; });
@@ -357,28 +355,10 @@ class LayerGraphs {
   int64_t calls_ = 0;
 };
 
-void check_layer(nn::Module& layer) {
-  const auto refuse = [](bool found, const char* what, const char* advice) {
-    TESSERA_CHECK(!found, ErrorKind::kConfig,
-                  "[parallel.layer_graphs] a layer with {}: its kernels depend on more than shapes, so it cannot be a "
-                  "graph. {}, or do not graph layers (train.layer_graphs=false).",
-                  what, advice);
-  };
-  for (const auto& [path, module] : layer.named_modules()) {
-    refuse(dynamic_cast<nn::MoE*>(module) != nullptr, "experts", "Train a dense model");
-    refuse(dynamic_cast<nn::Float8Linear*>(module) != nullptr, "float8 products", "Set precision.fp8 to false");
-    const auto* adapted = dynamic_cast<const nn::LoraLinear*>(module);
-    refuse(adapted != nullptr && adapted->settings().dropout, "adapters that drop", "Set lora.dropout to 0");
-    for (const auto& slot : module->own_parameters()) {
-      refuse(is_dtensor(slot.parameter), "tensor-parallel parameters", "Set parallel.tp to 1");
-    }
-  }
-}
-
 }  // namespace
 
 void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device) {
-  for (auto* layer : layers) check_layer(*layer);
+  for (auto* layer : layers) parallel::look_at(*layer);
   const auto shared = std::make_shared<Shared>(device);
   for (auto* layer : layers) {
     layer->set_forward_replay(

@@ -11,7 +11,8 @@
 // attention reads their lengths on the device (DecoderModel::make_documents_repeat; 16 bits, no softcap, heads that its
 // kernels take). Inside the module's hooks, so that sharding gathers and frees as without it; parameters must lie at
 // the same addresses again (fixed_places of FullyShardOptions and ReplicateOptions). A backward runs once, without
-// create_graph: Error kShape otherwise. Replays go to the current stream, the same one for all layers of a call.
+// create_graph, and behind no write to a parameter that autograd would refuse: Error kShape otherwise. Replays go to
+// the current stream, the same one for all layers of a call.
 //
 // A module belongs to one rank; no communication.
 #pragma once
@@ -24,8 +25,9 @@
 
 namespace tessera {
 
-// Errors kConfig: a device without graphs, and what a layer's kernels depend on beside tensors and shapes: DTensors as
-// parameters, experts, adapters that drop, float8; when it runs, a layer that cannot be captured.
+// Errors kConfig: a device without graphs, and, in each forward, too, what a layer's kernels depend on beside tensors
+// and shapes: DTensors as parameters, experts, adapters that drop, float8; when it runs, a layer that cannot be
+// captured.
 void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device);
 
 }  // namespace tessera

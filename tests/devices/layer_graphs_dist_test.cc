@@ -9,8 +9,10 @@
 #include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
 #include "tessera/models/decoder.h"
+#include "tessera/models/rope.h"
 #include "tessera/models/weights.h"
 #include "tessera/nn/float8.h"
+#include "tessera/nn/quantized_linear.h"
 #include "tessera/parallel/activation_checkpoint.h"
 #include "tessera/parallel/fully_shard.h"
 #include "tessera/parallel/layer_graphs.h"
@@ -31,21 +33,32 @@ ModelConfig tiny_llama(const std::string& kv_heads = "1") {
       R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16,
     "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": )" +
           kv_heads + R"(,
-    "max_position_embeddings": 512, "initializer_range": 0.2, "tie_word_embeddings": false})",
+    "max_position_embeddings": 512, "initializer_range": 0.2, "tie_word_embeddings": false, "attention_bias": true})",
       "config.json");
+}
+
+void graph_layers_of(CausalLM& model, c10::Device device) {
+  std::vector<nn::Module*> layers;
+  for (const auto& block : model.blocks()) layers.push_back(block.get());
+  graph_layers(layers, device);
 }
 
 std::shared_ptr<CausalLM> model_on(c10::Device device, bool graphs, at::ScalarType dtype) {
   auto model = make_model(tiny_llama(), {.dtype = dtype, .device = device});
   init_weights(*model, 7);
   if (!graphs) return model;
-  std::vector<nn::Module*> layers;
-  for (const auto& block : model->blocks()) layers.push_back(block.get());
   for (const auto& [path, module] : model->named_modules()) {
     if (auto* decoder = dynamic_cast<DecoderModel*>(module)) decoder->make_documents_repeat();
   }
-  graph_layers(layers, device);
+  graph_layers_of(*model, device);
   return model;
+}
+
+nn::Module& child_of(nn::Module& parent, const std::string& name) {
+  for (const auto& [own, child] : parent.named_children()) {
+    if (own == name) return *child;
+  }
+  throw std::out_of_range(name);
 }
 
 at::Tensor tokens_of(int64_t rows, int64_t length, int64_t seed, c10::Device device) {
@@ -262,6 +275,65 @@ TEST_F(LayerGraphs, HooksWithinALayerAreCalledEachTime) {
   EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
 }
 
+TEST_F(LayerGraphs, HooksOfACheckpointedChildAreCalledEachTime) {
+  Twins twins;
+  int calls = 0;
+  for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
+    checkpoint_activations(child_of(*model->blocks()[1], "mlp"));
+  }
+  auto& mlp = child_of(*twins.graphed->blocks()[1], "mlp");
+  const int hook = mlp.register_forward_hook([&](nn::Module&, nn::TensorRefs&) { ++calls; });
+  for (int64_t step = 0; step < 5; ++step) twins.expect_one_step(2, 8, step);
+  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 2) << "those of the other layer";
+  mlp.remove_hook(hook);
+  for (int64_t step = 5; step < 8; ++step) twins.expect_one_step(2, 8, step);
+  EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
+}
+
+// What backward says when a parameter of the second layer was written to behind forward.
+std::string error_after_write(CausalLM& model, const std::string& parameter) {
+  const auto loss = loss_of(model, tokens_of(2, 8, 3, testing::pretend_device()));
+  for (const auto& named : model.blocks()[1]->named_parameters()) {
+    const at::NoGradGuard no_grad;
+    if (named.name == parameter) named.slot->parameter.mul_(1.25);
+  }
+  try {
+    loss.backward();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Biases are not needed for backward, and a checkpoint reads weights anew; all else is.
+TEST_F(LayerGraphs, WritesBetweenForwardAndBackwardAreRefusedWhereAutogradRefusesThem) {
+  for (const bool captured : {true, false}) {
+    Twins twins;
+    for (auto* model : {twins.graphed.get(), twins.plain.get()}) {
+      checkpoint_activations(child_of(*model->blocks()[1], "mlp"));
+    }
+    for (int64_t step = 0; step < (captured ? 4 : 2); ++step) twins.expect_one_step(2, 8, step);
+    int64_t refused = 0, taken = 0;
+    for (const auto& named : twins.plain->blocks()[1]->named_parameters()) {
+      const std::string wanted = error_after_write(*twins.plain, named.name);
+      const std::string found = error_after_write(*twins.graphed, named.name);
+      ++(wanted.empty() ? taken : refused);
+      if (wanted.empty()) {
+        EXPECT_EQ(found, "") << named.name;
+        expect_alike(gradients_of(*twins.graphed), gradients_of(*twins.plain), named.name);
+      } else {
+        EXPECT_THAT(wanted, HasSubstr("modified by an inplace operation")) << named.name;
+        EXPECT_THAT(found, HasSubstr("modified by an inplace operation")) << named.name;
+      }
+      for (auto* model : {twins.graphed.get(), twins.plain.get()}) model->zero_grad();
+      twins.expect_one_step(2, 8, 9);
+    }
+    EXPECT_EQ(refused, 6) << "two norms and four projections";
+    EXPECT_EQ(taken, 7) << "four biases and three weights below the checkpoint";
+  }
+}
+
 TEST_F(LayerGraphs, WhatIsNoTrainingOfWholeRowsRunsKernelByKernel) {
   Twins twins;
   for (int64_t step = 0; step < 4; ++step) twins.expect_one_step(2, 8, step);
@@ -332,6 +404,47 @@ TEST_F(LayerGraphs, ParametersThatMoveHaveGraphsOfTheirOwn) {
   EXPECT_EQ(launches_of_step(*twins.graphed, 2, 8).second, 4);
 }
 
+// Other rows of the same bytes: which they are is a number of the host.
+TEST_F(LayerGraphs, PackedWeightsThatAreReplacedHaveGraphsOfTheirOwn) {
+  const auto device = testing::pretend_device();
+  std::vector<std::shared_ptr<CausalLM>> models;
+  for (int i = 0; i < 2; ++i) {
+    models.push_back(make_model(tiny_llama(), {.device = c10::Device(at::kMeta)}));
+    nn::quantize_linears(*models[i], {.double_quant = true});
+    add_adapters(*models[i], {.rank = 2});
+    to_empty(*models[i], device);
+    init_weights(*models[i], 7);
+    init_adapters(*models[i], 7);
+  }
+  graph_layers_of(*models[0], device);
+  std::map<std::string, QuantizedWeight> twice_the_rows;
+  const auto take_rows = [&](int64_t half) {
+    for (const auto& model : models) {
+      for (const auto& [name, packed] : nn::packed_weights(*model)) {
+        auto& whole = twice_the_rows[name];
+        if (!whole.defined()) {
+          const auto values = packed->weight.values().cpu();
+          whole = QuantizedWeight::nf4(at::cat({values, values.flip(0) * 2}), {.double_quant = true}).to(device);
+        }
+        packed->take(whole.part(0, half * packed->out, packed->out));
+      }
+    }
+  };
+  const auto expect_steps = [&](int64_t first) {
+    for (int64_t step = first; step < first + 4; ++step) {
+      const auto tokens = tokens_of(2, 8, step, device);
+      const auto found = loss_of(*models[0], tokens), wanted = loss_of(*models[1], tokens);
+      EXPECT_EQ(found.item<float>(), wanted.item<float>()) << "step " << step;
+      found.backward(), wanted.backward();
+      for (const auto& model : models) model->zero_grad();
+    }
+  };
+  take_rows(0);
+  expect_steps(0);
+  take_rows(1);
+  expect_steps(4);
+}
+
 // What stays on the device: activations between forward and backward, and gradients and what is needed in passing once.
 TEST_F(LayerGraphs, OfCheckpointedLayersHoldLittle) {
   const auto held_by = [](bool checkpointed) {
@@ -341,10 +454,10 @@ TEST_F(LayerGraphs, OfCheckpointedLayersHoldLittle) {
                                                      "config.json"),
                                   {.device = testing::pretend_device()});
     init_weights(*model, 7);
-    std::vector<nn::Module*> layers;
-    for (const auto& block : model->blocks()) layers.push_back(block.get());
-    if (checkpointed) checkpoint_layers(layers, ActivationCheckpointing::kFull);
-    graph_layers(layers, testing::pretend_device());
+    for (const auto& block : model->blocks()) {
+      if (checkpointed) checkpoint_activations(*block);
+    }
+    graph_layers_of(*model, testing::pretend_device());
     const auto before = pretend::counters(0).bytes;
     for (int64_t step = 0; step < 4; ++step) {
       loss_of(*model, tokens_of(2, 64, step, testing::pretend_device())).backward();
@@ -389,6 +502,39 @@ TEST_F(LayerGraphs, LayersThatDependOnMoreThanShapesAreRefused) {
     refused(tiny_llama("2"), mesh, "layer_graphs with tensor or context parallelism");
     refused(tiny_llama("2"), init_device_mesh(world, "pretend", {2}, {"cp"}), "layer_graphs with tensor or context");
   });
+}
+
+TEST_F(LayerGraphs, WhatIsPutIntoALayerLaterIsRefusedWhenItRuns) {
+  const auto tokens = tokens_of(2, 8, 3, testing::pretend_device());
+  const std::vector<std::pair<std::function<void(CausalLM&)>, const char*>> changes = {
+      {[](CausalLM& model) { add_adapters(model, {.rank = 2, .dropout = 0.1}); }, "a layer with adapters that drop"},
+      {[](CausalLM& model) { nn::convert_to_float8(model); }, "a layer with float8 products"}};
+  for (const auto& [change, what] : changes) {
+    const auto model = model_on(testing::pretend_device(), true, at::kFloat);
+    for (int64_t step = 0; step < 3; ++step) loss_of(*model, tokens).backward();
+    change(*model);
+    EXPECT_THAT([&] { loss_of(*model, tokens); }, ThrowsMessage<Error>(HasSubstr(what)));
+  }
+}
+
+// What layers are given beside their input, of which the dynamic kind depends on the longest position.
+TEST_F(LayerGraphs, RotaryAnglesAreMadeWithoutTheHostWaiting) {
+  RopeConfig rope;
+  rope.kind = RopeKind::kDynamic;
+  rope.factor = 4;
+  for (const int64_t head_dim : {2, 8}) {
+    RotaryEmbedding rotary(rope, head_dim, /*max_position_embeddings=*/16);
+    for (const int64_t length : {10, 40}) {
+      const auto positions = at::arange(2 * length, at::kLong).remainder(length).view({2, length});
+      const auto there = positions.to(testing::pretend_device());
+      const auto wanted = rotary(positions, positions);
+      const auto before = pretend::counters(0);
+      const auto found = rotary(there, there);
+      EXPECT_EQ((pretend::counters(0) - before).host_syncs, 0);
+      EXPECT_TRUE(found.cos.cpu().allclose(wanted.cos, 0, 1e-5)) << head_dim << ", " << length;
+      EXPECT_TRUE(found.sin.cpu().allclose(wanted.sin, 0, 1e-5)) << head_dim << ", " << length;
+    }
+  }
 }
 
 }  // namespace

@@ -7,24 +7,26 @@
 
 namespace tessera::parallel {
 
-ShownParameters shown_parameters(nn::Module& module) {
-  ShownParameters out;
-  const auto add = [&](at::Tensor* member) {
-    const auto found = std::find_if(out.tensors.begin(), out.tensors.end(),
-                                    [&](const at::Tensor& each) { return each.is_same(*member); });
-    if (found != out.tensors.end()) {
-      out.members[static_cast<size_t>(found - out.tensors.begin())].push_back(member);
+void ShownParameters::add_own(nn::Module& module) {
+  const auto add = [this](at::Tensor* member) {
+    const auto found =
+        std::find_if(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(*member); });
+    if (found != tensors.end()) {
+      members[static_cast<size_t>(found - tensors.begin())].push_back(member);
     } else {
-      out.tensors.push_back(*member);
-      out.members.push_back({member});
+      tensors.push_back(*member);
+      members.push_back({member});
     }
   };
-  for (const auto& named : module.named_parameters(/*all=*/true)) add(named.slot->slot);
-  for (const auto& [path, child] : module.named_modules()) {
-    for (at::Tensor* member : flat_members_of(*child)) {
-      if (member->requires_grad()) add(member);
-    }
+  for (const auto& own : module.own_parameters()) add(own.slot);
+  for (at::Tensor* member : flat_members_of(module)) {
+    if (member->requires_grad()) add(member);
   }
+}
+
+ShownParameters shown_parameters(nn::Module& module) {
+  ShownParameters out;
+  module.for_each_module([&](nn::Module& each) { out.add_own(each); });
   return out;
 }
 

@@ -15,6 +15,7 @@ namespace tessera::parallel {
 struct ShownParameters {
   std::vector<at::Tensor> tensors;
   std::vector<std::vector<at::Tensor*>> members;
+  void add_own(nn::Module& module);  // those that are no child's
 };
 // As they are shown now: whole ones inside the hooks of sharding.
 ShownParameters shown_parameters(nn::Module& module);
