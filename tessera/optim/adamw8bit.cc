@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/optim/detail/adamw_update.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/detail/quantized_moments.h"
@@ -58,6 +59,11 @@ class AdamW8bit : public Optimizer {
                    .setting = kBits}),
         signed_map_(detail::dynamic_map(true)),
         unsigned_map_(detail::dynamic_map(false)) {
+    for (const auto& [name, slot, owner] : module.named_parameters()) {
+      const at::Tensor& parameter = slot->parameter;
+      if (!parameter.requires_grad() || !detail::is_quantized(parameter.numel())) continue;
+      detail::check_moments_may_lie_on(local_part(parameter).device(), name);
+    }
     set_up_groups("make_adamw8bit");
   }
 

@@ -1,4 +1,7 @@
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_lerp.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +10,7 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/nn/layers.h"
 #include "tessera/optim/detail/adamw_update.h"
+#include "tessera/optim/detail/chunks.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/detail/orthogonalize.h"
 #include "tessera/optim/optimizer.h"
@@ -78,20 +82,14 @@ class Muon : public Optimizer {
   void apply(const std::vector<Update>& updates, const Group& group) override {
     if (!flag_of(group.settings, kUseMuon)) return detail::apply_adamw(updates, group.lr, group.settings);
     const double weight_decay = number_of(group.settings, "weight_decay");
-    const double momentum = number_of(group.settings, "momentum");
-    const bool nesterov = flag_of(group.settings, "nesterov");
-    std::vector<at::Tensor> matrices;  // bfloat16, laid as the parameters
-    for (const auto& [entry, value, gradient] : updates) {
-      const at::Tensor& buffer = entry->state.at("momentum_buffer");
-      buffer.lerp_(gradient, 1 - momentum);
-      const at::Tensor direction = nesterov ? gradient.lerp(buffer, momentum) : buffer;
-      const at::Tensor part = direction.to(at::kBFloat16, /*non_blocking=*/false, /*copy=*/true).contiguous();
-      const at::Tensor& parameter = entry->parameter;
-      matrices.push_back(is_dtensor(parameter)
-                             ? from_local(part, device_mesh(parameter), placements(parameter),
-                                          {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()})
-                             : part);
-    }
+    std::vector<at::Tensor> matrices;
+    detail::for_each_chunk(
+        updates, [](const Update& update) { return update.value.numel(); },
+        [&](const std::vector<Update>& chunk) {
+          for (const auto& part : directions_of(chunk, group)) {
+            matrices.push_back(laid_as(updates[matrices.size()].entry->parameter, part));
+          }
+        });
     const detail::NewtonSchulz how{.coefficients = coefficients_of(group.settings),
                                    .steps = static_cast<int64_t>(number_of(group.settings, "ns_steps")),
                                    .eps = number_of(group.settings, "eps")};
@@ -100,6 +98,27 @@ class Muon : public Optimizer {
       value.mul_(1 - group.lr * weight_decay);
       value.add_(part, -group.lr * lr_ratio(group.settings, entry->parameter.sizes(), "muon"));
     });
+  }
+
+  // Of each momentum, which takes the gradient in: bfloat16, this rank's part.
+  static std::vector<at::Tensor> directions_of(const std::vector<Update>& updates, const Group& group) {
+    const double momentum = number_of(group.settings, "momentum");
+    std::vector<at::Tensor> buffers, gradients, out;
+    for (const auto& [entry, value, gradient] : updates) {
+      buffers.push_back(entry->state.at("momentum_buffer"));
+      gradients.push_back(gradient);
+      out.push_back(at::empty(gradient.sizes(), gradient.options().dtype(at::kBFloat16)));
+    }
+    at::_foreach_lerp_(buffers, gradients, 1 - momentum);
+    const bool nesterov = flag_of(group.settings, "nesterov");
+    at::_foreach_copy_(out, nesterov ? at::_foreach_lerp(gradients, buffers, momentum) : buffers);
+    return out;
+  }
+
+  static at::Tensor laid_as(const at::Tensor& parameter, const at::Tensor& part) {
+    if (!is_dtensor(parameter)) return part;
+    return from_local(part, device_mesh(parameter), placements(parameter),
+                      {.shape = parameter.sizes().vec(), .stride = parameter.strides().vec()});
   }
 
   void check(const Hyperparameters& settings, const char* verb) const override {

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -14,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor_impl.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/optim/detail/chunks.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/detail/quantized_moments.h"
 #include "tessera/optim/detail/stochastic_rounding.h"
@@ -26,10 +29,22 @@ constexpr const char* kMaster = "master";
 bool is_narrow(const at::Tensor& tensor) { return tensor.is_floating_point() && tensor.itemsize() < 4; }
 
 // Grows with every counted write.
+uint64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 uint64_t version_of(const at::Tensor& parameter, const at::Tensor& local) {
-  return parameter.is_inference() || local.is_inference()
-             ? 0
-             : static_cast<uint64_t>(parameter._version()) + static_cast<uint64_t>(local._version());
+  return parameter.is_inference() || local.is_inference() ? 0 : version_of(parameter) + version_of(local);
+}
+
+// Those that are float32 themselves.
+std::vector<at::Tensor> in_float32(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> out, narrow, wide;
+  for (const auto& each : tensors) {
+    out.push_back(each);
+    if (each.scalar_type() == at::kFloat) continue;
+    narrow.push_back(each);
+    wide.push_back(out.back() = at::empty_like(each, each.options().dtype(at::kFloat)));
+  }
+  if (!wide.empty()) at::_foreach_copy_(wide, narrow);
+  return out;
 }
 
 }  // namespace
@@ -134,6 +149,12 @@ void Optimizer::set_up_groups(const char* verb) {
   fit_state_to_settings();
 }
 
+void Optimizer::restart(Entry& entry) {
+  entry.step.zero_();
+  entry.steps = 0;
+  entry.steps_version = version_of(entry.step);
+}
+
 void Optimizer::make_state(Entry& entry) const {
   const bool narrow = is_narrow(entry.local), master = precision_.master_weights && narrow;
   const bool wide_state = master || (precision_.stochastic_rounding && narrow);
@@ -141,7 +162,7 @@ void Optimizer::make_state(Entry& entry) const {
   for (const auto& name : groups_[entry.group].state_names) {
     if (entry.state.contains(name)) continue;
     entry.state[name] = detail::new_state(name, entry.parameter, entry.local, options);
-    entry.step.zero_();
+    restart(entry);
   }
   if (!master || entry.state.contains(kMaster)) return;
   entry.state[kMaster] = entry.local.to(c10::kFloat);
@@ -170,21 +191,57 @@ void Optimizer::follow_writes(Entry& entry) {
   master.copy_(at::where(elsewhere, entry.local.to(c10::kFloat), master));
 }
 
-// One at a time: the gradient is needed in float32 only for so long.
-void Optimizer::update_master(Entry& entry) {
-  const at::Tensor& master = entry.state.at(kMaster);
-  entry.step.add_(1);
-  apply({{&entry, master, local_part(entry.parameter.grad()).to(c10::kFloat)}}, groups_[entry.group]);
-  entry.local.copy_(master);
+int64_t Optimizer::steps_of(Entry& entry) {
+  if (entry.step.is_inference() || version_of(entry.step) != entry.steps_version) {
+    entry.steps = entry.step.item().toLong();
+    entry.steps_version = version_of(entry.step);
+  }
+  return entry.steps;
 }
 
-// Without a copy: the parameter itself in float32, for this update only.
-void Optimizer::update_rounding(Entry& entry) {
-  entry.step.add_(1);
-  const at::Tensor value = entry.local.to(c10::kFloat);
-  apply({{&entry, value, local_part(entry.parameter.grad()).to(c10::kFloat)}}, groups_[entry.group]);
-  detail::round_stochastically(entry.local, value, entry.parameter, precision_.seed, entry.name,
-                               entry.step.item().toLong());
+void Optimizer::count_step(const std::vector<Entry*>& entries) {
+  std::vector<at::Tensor> counts;
+  std::vector<Entry*> known;
+  for (auto* entry : entries) {
+    counts.push_back(entry->step);
+    if (version_of(entry->step) == entry->steps_version) known.push_back(entry);
+  }
+  at::_foreach_add_(counts, 1);
+  for (auto* entry : known) {
+    ++entry->steps;
+    entry->steps_version = version_of(entry->step);
+  }
+}
+
+// Of one dtype, device and group. A few at a time: gradients, and without masters the values too, are needed in float32
+// only for so long.
+void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
+  // Ranks that work together in apply() take the same chunks.
+  const auto elements_of = [&](const Entry* entry) {
+    return communicates() ? entry->parameter.numel() : entry->local.numel();
+  };
+  detail::for_each_chunk(entries, elements_of, [&](const std::vector<Entry*>& chunk) {
+    count_step(chunk);
+    std::vector<at::Tensor> locals, gradients, values;
+    for (auto* entry : chunk) {
+      locals.push_back(entry->local);
+      gradients.push_back(local_part(entry->parameter.grad()));
+    }
+    gradients = in_float32(gradients);
+    if (precision_.stochastic_rounding) {
+      values = in_float32(locals);
+    } else {
+      for (auto* entry : chunk) values.push_back(entry->state.at(kMaster));
+    }
+    std::vector<Update> updates;
+    for (size_t i = 0; i < chunk.size(); ++i) updates.push_back({chunk[i], values[i], gradients[i]});
+    apply(updates, groups_[chunk.front()->group]);
+    if (!precision_.stochastic_rounding) return at::_foreach_copy_(locals, values);
+    for (size_t i = 0; i < chunk.size(); ++i) {
+      detail::round_stochastically(locals[i], values[i], chunk[i]->parameter, precision_.seed, chunk[i]->name,
+                                   steps_of(*chunk[i]));
+    }
+  });
 }
 
 void Optimizer::step() {
@@ -219,8 +276,7 @@ void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {
 void Optimizer::update(const std::vector<Entry*>& entries) {
   c10::NoGradGuard no_grad;
   using Key = std::tuple<c10::ScalarType, c10::Device, size_t>;
-  std::vector<std::pair<Key, std::vector<Update>>> batches;  // few, in the order of the parameters
-  std::vector<Entry*> one_by_one;
+  std::vector<std::pair<Key, std::vector<Entry*>>> batches, narrow_batches;  // few, in the order of the parameters
   for (auto* const each : entries) {
     auto& entry = *each;
     const at::Tensor &parameter = entry.parameter, &gradient = parameter.grad();
@@ -234,31 +290,32 @@ void Optimizer::update(const std::vector<Entry*>& entries) {
                   entry.name, is_dtensor(gradient) ? to_string(placements(gradient)) : "a plain tensor",
                   is_dtensor(parameter) ? to_string(placements(parameter)) : "a plain tensor");
     make_state(entry);  // it was frozen when others got theirs
-    if (entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local))) {
-      one_by_one.push_back(&entry);
-      continue;
-    }
+    const bool narrow = entry.state.contains(kMaster) || (precision_.stochastic_rounding && is_narrow(entry.local));
+    auto& among = narrow ? narrow_batches : batches;
     const Key key{entry.local.scalar_type(), entry.local.device(), entry.group};
-    auto batch = std::find_if(batches.begin(), batches.end(), [&](const auto& other) { return other.first == key; });
-    if (batch == batches.end()) batch = batches.insert(batches.end(), {key, {}});
-    batch->second.push_back({&entry, entry.local, local_part(gradient)});
+    auto batch = std::find_if(among.begin(), among.end(), [&](const auto& other) { return other.first == key; });
+    if (batch == among.end()) batch = among.insert(among.end(), {key, {}});
+    batch->second.push_back(&entry);
   }
-  if (precision_.stochastic_rounding) {
-    for (auto* entry : one_by_one) update_rounding(*entry);
-  } else {
-    // Parameters may share a version counter, as pieces of a flat one do: an update counts as a write of all of them.
-    for (auto* entry : one_by_one) follow_writes(*entry);
-    for (auto* entry : one_by_one) update_master(*entry);
-    for (auto* entry : one_by_one) entry->rounded_version = version_of(entry->parameter, entry->local);
-  }
-  for (const auto& [key, updates] : batches) {
-    std::vector<at::Tensor> counts;
-    for (const auto& update : updates) counts.push_back(update.entry->step);
-    at::_foreach_add_(counts, 1);
+  // Parameters may share a version counter, as pieces of a flat one do: an update counts as a write of all of them.
+  const auto for_each_master = [&](const auto& visit) {
+    for (const auto& [key, batch] : narrow_batches) {
+      for (auto* entry : batch) {
+        if (entry->state.contains(kMaster)) visit(*entry);
+      }
+    }
+  };
+  for_each_master([this](Entry& entry) { follow_writes(entry); });
+  for (const auto& [key, batch] : narrow_batches) update_in_float32(batch);
+  for_each_master([](Entry& entry) { entry.rounded_version = version_of(entry.parameter, entry.local); });
+  for (const auto& [key, batch] : batches) {
+    count_step(batch);
+    std::vector<Update> updates;
+    for (auto* entry : batch) updates.push_back({entry, entry->local, local_part(entry->parameter.grad())});
     apply(updates, groups_[std::get<2>(key)]);
     // Fused kernels do not count their writes, but those who keep copies of parameters go by the count.
-    for (const auto& update : updates) {
-      if (!update.entry->local.is_inference()) update.entry->local.unsafeGetTensorImpl()->bump_version();
+    for (const auto* entry : batch) {
+      if (!entry->local.is_inference()) entry->local.unsafeGetTensorImpl()->bump_version();
     }
   }
 }
@@ -307,7 +364,7 @@ std::map<std::string, at::Tensor> Optimizer::state(const std::string& parameter)
 void Optimizer::reset_state(const std::string& parameter, bool even_frozen, const std::set<std::string>& except) {
   c10::NoGradGuard no_grad;
   auto& entry = const_cast<Entry&>(entry_of(parameter, "reset_state"));
-  entry.step.zero_();
+  restart(entry);
   if (even_frozen || entry.slot->parameter.requires_grad()) make_state(entry);
   for (const auto& [name, value] : entry.state) {
     if (except.contains(name)) continue;

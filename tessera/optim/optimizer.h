@@ -160,9 +160,11 @@ class Optimizer {
     at::Tensor local;
     size_t group = 0;
     std::map<std::string, at::Tensor> state;  // local parts
-    at::Tensor step;                          // float32 scalar on the CPU
-    uint64_t rounded_version = 0;             // of the parameter, when its master was rounded into it
-    bool updated = false;                     // updated in this step
+    at::Tensor step;                          // float32 scalar beside it
+    int64_t steps = 0;                        // its value when it had this version
+    uint64_t steps_version = 0;
+    uint64_t rounded_version = 0;  // of the parameter, when its master was rounded into it
+    bool updated = false;          // updated in this step
   };
   // What is updated, the parameter or its master, and this step's gradient, both local and of one dtype.
   struct Update {
@@ -184,6 +186,8 @@ class Optimizer {
   // kinds: of each way to treat parameters, what a group has beside lr unless it says otherwise, in PyTorch's order.
   Optimizer(nn::Module& module, double lr, const std::vector<Hyperparameters>& kinds,
             const std::vector<ParameterGroup>& groups, const Precision& precision, const KindChoice& choice);
+  // The value of `step`. The host waits for it where somebody wrote into it.
+  static int64_t steps_of(Entry& entry);
   // check() of each group, and the state that its settings want: what constructors end with.
   void set_up_groups(const char* verb);
   // Values of `updates` share dtype, device and group; the step of each entry counts this one already.
@@ -196,13 +200,14 @@ class Optimizer {
  private:
   void make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
                    const std::vector<ParameterGroup>& groups);
+  static void restart(Entry& entry);    // no steps
   void make_state(Entry& entry) const;  // what it lacks; its next step is then its first
   std::vector<Group> changed_groups(const std::vector<Hyperparameters>& groups) const;
   double fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const;
   void fit_state_to_settings();
   void follow_writes(Entry& entry);
-  void update_master(Entry& entry);
-  void update_rounding(Entry& entry);
+  static void count_step(const std::vector<Entry*>& entries);
+  void update_in_float32(const std::vector<Entry*>& entries);
   void update(const std::vector<Entry*>& entries);  // which have a gradient
   const Entry& entry_of(const std::string& parameter, const char* verb) const;
   double lr_;
@@ -221,7 +226,7 @@ std::unique_ptr<Optimizer> make_adamw(nn::Module& module, const AdamWOptions& op
 // States exp_avg_codes, exp_avg_scale, exp_avg_sq_codes and exp_avg_sq_scale of parameters with at least 4096 elements,
 // a multiple of 256: 8-bit codes of bitsandbytes' dynamic map, and a float32 scale for each block of 256 elements of
 // the whole parameter, flattened; so numbers do not depend on the layout. AdamW's states of others. The updates of
-// torchao's AdamW8bit.
+// torchao's AdamW8bit. Error kConfig as above, and where such parameters lie on an accelerator.
 std::unique_ptr<Optimizer> make_adamw8bit(nn::Module& module, const AdamW8bitOptions& options);
 // The updates of torch.optim.Muon (state momentum_buffer) for parameters of two dims that are no embedding or head;
 // those of AdamW for the others. Matrices are gathered, each is computed by one rank of its mesh, and what comes out is

@@ -1,6 +1,9 @@
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
 
 #include "tessera/base/error.h"
+#include "tessera/optim/detail/chunks.h"
 #include "tessera/optim/detail/hyperparameters.h"
 #include "tessera/optim/optimizer.h"
 
@@ -20,21 +23,44 @@ class Sgd : public Optimizer {
 
  private:
   void apply(const std::vector<Update>& updates, const Group& group) override {
+    detail::for_each_chunk(
+        updates, [](const Update& update) { return update.value.numel(); },
+        [&](const std::vector<Update>& chunk) { apply_chunk(chunk, group); });
+  }
+
+  static void apply_chunk(const std::vector<Update>& updates, const Group& group) {
     const double weight_decay = number_of(group.settings, "weight_decay");
     const double momentum = number_of(group.settings, "momentum");
-    const double dampening = number_of(group.settings, "dampening");
-    const bool nesterov = flag_of(group.settings, "nesterov");
-    for (const auto& [entry, value, gradient] : updates) {
-      at::Tensor direction = weight_decay == 0 ? gradient : gradient.add(value, weight_decay);
-      if (momentum > 0) {
-        at::Tensor& buffer = entry->state.at("momentum_buffer");
-        // The first step takes the gradient as it is, without dampening.
-        const bool first = dampening != 0 && entry->step.item<float>() == 1;
-        buffer.mul_(momentum).add_(direction, first ? 1.0 : 1.0 - dampening);
-        direction = nesterov ? direction.add(buffer, momentum) : buffer;
-      }
-      value.add_(direction, -group.lr);
+    std::vector<at::Tensor> values, directions;
+    for (const auto& update : updates) {
+      values.push_back(update.value);
+      directions.push_back(update.gradient);
     }
+    if (weight_decay != 0) directions = at::_foreach_add(directions, values, weight_decay);
+    if (momentum > 0) {
+      const auto buffers = with_momentum(updates, directions, momentum, number_of(group.settings, "dampening"));
+      directions = flag_of(group.settings, "nesterov") ? at::_foreach_add(directions, buffers, momentum) : buffers;
+    }
+    at::_foreach_add_(values, directions, -group.lr);
+  }
+
+  // The buffers, which take the directions in.
+  static std::vector<at::Tensor> with_momentum(const std::vector<Update>& updates,
+                                               const std::vector<at::Tensor>& directions, double momentum,
+                                               double dampening) {
+    std::vector<at::Tensor> buffers;
+    std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> undampened, dampened;
+    for (size_t i = 0; i < updates.size(); ++i) {
+      const auto& buffer = buffers.emplace_back(updates[i].entry->state.at("momentum_buffer"));
+      // The first step takes the gradient as it is, without dampening.
+      auto& [into, from] = dampening != 0 && steps_of(*updates[i].entry) > 1 ? dampened : undampened;
+      into.push_back(buffer);
+      from.push_back(directions[i]);
+    }
+    at::_foreach_mul_(buffers, momentum);
+    if (!undampened.first.empty()) at::_foreach_add_(undampened.first, undampened.second, 1);
+    if (!dampened.first.empty()) at::_foreach_add_(dampened.first, dampened.second, 1 - dampening);
+    return buffers;
   }
 
   void check(const Hyperparameters& settings, const char* verb) const override {

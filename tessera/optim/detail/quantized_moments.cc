@@ -50,6 +50,13 @@ void raise_to(float& target, float value) {
 
 }  // namespace
 
+void check_moments_may_lie_on(c10::Device device, const std::string& parameter) {
+  TESSERA_CHECK(device.is_cpu(), ErrorKind::kConfig,
+                "[optim.make_adamw8bit] {}: lies on {}, wanted the CPU: this version has no 8-bit moments elsewhere. "
+                "Use optimizer.name=adamw.",
+                parameter, device.str());
+}
+
 bool is_quantized(int64_t numel) { return numel >= 4096 && numel % kMomentBlock == 0; }
 
 at::Tensor dynamic_map(bool is_signed) { return kernels::dynamic_map(is_signed); }

@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "tessera/optim/detail/region.h"
@@ -23,6 +24,9 @@ inline constexpr int64_t kMomentBlock = 256;
 
 // Whether a parameter of so many elements has its moments in 8 bits: at least 4096, and whole blocks.
 bool is_quantized(int64_t numel);
+
+// Error kConfig: there are no moments of 8 bits there.
+void check_moments_may_lie_on(c10::Device device, const std::string& parameter);
 
 // 256 rising values in [-1, 1], or [0, 1]: the dynamic map of bitsandbytes, float32.
 at::Tensor dynamic_map(bool is_signed);
