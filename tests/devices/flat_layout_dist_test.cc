@@ -67,8 +67,12 @@ TEST(PretendFlatLayout, PacksWhatTheCpuPacks) {
     for (size_t i = 0; i < here.size(); ++i) pack_gradient(layout, i, here[i], expected, false);
     zero_unfilled(layout, expected, std::vector<bool>(here.size(), true));
     expected.view({layout.ranks, -1}).slice(1, -flags).fill_(1);
-    pack_gradients(layout, there, flags, found);
-    RC_ASSERT(found.cpu().equal(expected));
+    parallel::FlatFill fill;
+    for (int times = 0; times < 2; ++times) {  // with what the first one left
+      found.fill_(7);
+      pack_gradients(layout, there, flags, found, fill);
+      RC_ASSERT(found.cpu().equal(expected));
+    }
   }));
 }
 

@@ -323,6 +323,20 @@ void gather_in_place(parallel::CommStreams& streams, const at::Tensor& shard, bo
   if (retires) streams.retire(std::move(memory));
 }
 
+TEST_F(PretendFsdp1, ClippingMakesTheHostWaitOnce) {
+  on_threads(2, [](const WorldPtr& world) {
+    for (const bool use_orig_params : {false, true}) {
+      Wrapped wrapped(world, {.use_orig_params = use_orig_params});
+      wrapped.forward(), wrapped.backward();
+      const auto before = pretend::counters(world->rank());
+      EXPECT_GT(clip_grad_norm_(wrapped.model, 1e-3), 1e-3);
+      const auto cost = pretend::counters(world->rank()) - before;
+      EXPECT_EQ(cost.host_syncs, 1);
+      EXPECT_LE(cost.launches, 4) << "norms, their stack, its copy, what clips";
+    }
+  });
+}
+
 TEST_F(PretendFsdp1, ARemovedWaitOfAGatherIsFound) {
   parallel::CommStreams streams(pretend_device());
   const at::Tensor shard = at::arange(100, at::TensorOptions(at::kFloat).device(pretend_device()));

@@ -33,7 +33,7 @@ void FlatGradients::add_all(std::vector<at::Tensor>&& gradients) {
   const bool at_once = !buffer_.is_cpu() && std::all_of(gradients.begin(), gradients.end(), is_there);
   if (at_once && (first || complete_)) {  // a kernel or two
     const at::Tensor packed = first ? buffer_ : pool_->empty(buffer_.numel(), buffer_.scalar_type(), buffer_.device());
-    pack_gradients(layout_, gradients, static_cast<int64_t>(filled_.size()), packed);
+    pack_gradients(layout_, gradients, static_cast<int64_t>(filled_.size()), packed, fill_);
     if (!first) buffer_.add_(packed);  // the flags of both are some positive number
     filled_.assign(filled_.size(), true);
     complete_ = true;

@@ -70,6 +70,7 @@ class FlatGradients {
   bool complete_ = false;  // padding and flags are written as well
   double post_scale_ = 1;
   at::Tensor buffer_;
+  FlatFill fill_;
 };
 
 }  // namespace tessera::parallel

@@ -160,7 +160,7 @@ void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gra
 }
 
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
-                    const at::Tensor& parts) {
+                    const at::Tensor& parts, FlatFill& fill) {
   struct Piece {
     int64_t first, columns;  // elements in a part
     at::Tensor rows;         // of all parts
@@ -175,18 +175,23 @@ void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gra
     pieces.push_back({entry.offset / itemsize, entry.chunk_bytes() / itemsize,
                       gradients[i].contiguous().view({entry.rows, entry.row_numel})});
   }
-  pieces.push_back({layout.part_bytes / itemsize - flags, flags, at::ones({layout.ranks, flags}, options)});
+  const auto fits = [&](const at::Tensor& kept, int64_t numel) {
+    return kept.defined() && kept.numel() == numel && kept.scalar_type() == gradients[0].scalar_type() &&
+           kept.device() == gradients[0].device();
+  };
+  if (!fits(fill.ones, layout.ranks * flags)) fill.ones = at::ones({layout.ranks, flags}, options);
+  pieces.push_back({layout.part_bytes / itemsize - flags, flags, fill.ones});
   int64_t end = 0, widest = 0;  // of gaps, which are zeroed
   for (const auto& piece : pieces) {
     widest = std::max(widest, piece.first - end);
     end = piece.first + piece.columns;
   }
-  const at::Tensor zeros = widest > 0 ? at::zeros({layout.ranks * widest}, options) : at::Tensor();
+  if (widest > 0 && !fits(fill.zeros, layout.ranks * widest)) fill.zeros = at::zeros({layout.ranks * widest}, options);
   std::vector<at::Tensor> rows;
   end = 0;
   for (const auto& piece : pieces) {
     const int64_t gap = piece.first - end;
-    if (gap > 0) rows.push_back(zeros.narrow(0, 0, layout.ranks * gap).view({layout.ranks, gap}));
+    if (gap > 0) rows.push_back(fill.zeros.narrow(0, 0, layout.ranks * gap).view({layout.ranks, gap}));
     rows.push_back(piece.rows);
     end = piece.first + piece.columns;
   }

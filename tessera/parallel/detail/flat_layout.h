@@ -5,7 +5,7 @@
 // elements, so offsets counted in elements do not depend on the dtype. All offsets here are bytes.
 #pragma once
 
-#include <ATen/core/TensorBase.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -47,11 +47,15 @@ void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
 // of the layout's dtype.
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate);
+// What lies between and behind gradients in a buffer, of their dtype and on their device.
+struct FlatFill {
+  at::Tensor ones{}, zeros{};
+};
 // Copies the gradients of all entries, of one dtype, to their chunks in all parts, behind them `flags` ones to each
 // part as append_extra made room for, and zeroes the rest: one kernel on an accelerator, which need not write them
-// apart.
+// apart. fill: kept by the caller for further calls on the same stream, which make none then.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
-                    const at::Tensor& parts);
+                    const at::Tensor& parts, FlatFill& fill);
 // Zeroes padding, and the chunks of entries whose `filled` is false, in all parts.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled);
 
