@@ -5,11 +5,21 @@
 #include <ATen/ops/empty.h>
 
 namespace tessera {
+namespace {
+
+bool pins_for(c10::Device device) {
+  return at::accelerator::isAccelerator(device.type()) &&
+         at::globalContext().getAcceleratorHooksInterface(device.type()).isAvailable();
+}
+
+}  // namespace
 
 at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device device) {
-  const bool pins = at::accelerator::isAccelerator(device.type()) &&
-                    at::globalContext().getAcceleratorHooksInterface(device.type()).isAvailable();
-  return at::empty({numel}, at::TensorOptions().dtype(dtype).device(c10::kCPU).pinned_memory(pins));
+  return at::empty({numel}, at::TensorOptions().dtype(dtype).device(c10::kCPU).pinned_memory(pins_for(device)));
+}
+
+at::Tensor sent_to(c10::Device device, const at::Tensor& host) {
+  return pins_for(device) ? host.pin_memory().to(device, /*non_blocking=*/true) : host.to(device);
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/flash_attention.h"
+#include "tessera/mesh/host_memory.h"
 #include "tessera/nn/context_scope.h"
 
 namespace tessera {
@@ -149,7 +150,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
       context = LayerContext{
           {slides ? local_angles : angles, pattern(inputs, x, slides, sequence), inputs.cache, inputs.paged}};
       if (config_.experts.count > 0 && inputs.document_ids.defined())
-        context->real = inputs.document_ids.ge(0).to(x.device());
+        context->real = sent_to(x.device(), inputs.document_ids.ge(0));
     }
     x = (*layers->list[static_cast<size_t>(i)])(x, *context);
   }

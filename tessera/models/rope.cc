@@ -6,14 +6,27 @@
 #include <numbers>
 
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/mesh/host_memory.h"
 
 namespace tessera {
 namespace {
 
+// 0, 2, 4, ... / d
+at::Tensor exponents(int64_t head_dim) {
+  return at::arange(0, head_dim, 2, at::kFloat).div_(static_cast<double>(head_dim));
+}
+
 // theta ^ (0, 2, 4, ... / d), in fp32 as upstream computes it.
-at::Tensor powers(double theta, int64_t head_dim) {
-  const auto exponents = at::arange(0, head_dim, 2, at::kFloat).div_(static_cast<double>(head_dim));
-  return at::pow(theta, exponents);
+at::Tensor powers(double theta, int64_t head_dim) { return at::pow(theta, exponents(head_dim)); }
+
+// Of the dynamic kind; length: a number, or a scalar of float64.
+template <class Number>
+Number dynamic_theta(const RopeConfig& rope, int64_t head_dim, double most, const Number& length) {
+  using std::pow;
+  const auto dim = static_cast<double>(head_dim);
+  const Number stretch = rope.factor * length / most - (rope.factor - 1);
+  // One pair of dims has a single frequency, 1, whatever the base.
+  return rope.theta * pow(stretch, head_dim > 2 ? dim / (dim - 2) : 0.0);
 }
 
 // https://arxiv.org/abs/2309.00071: interpolates slow frequencies, keeps fast ones, blends between.
@@ -65,12 +78,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
     case RopeKind::kLinear:
       return {1.0 / powers(rope.theta, head_dim) / rope.factor};
     case RopeKind::kDynamic: {
-      const auto dim = static_cast<double>(head_dim), most = static_cast<double>(max_position_embeddings);
+      const auto most = static_cast<double>(max_position_embeddings);
       const double length = std::max(static_cast<double>(sequence_length), most);
-      const double stretch = rope.factor * length / most - (rope.factor - 1);
-      // One pair of dims has a single frequency, 1, whatever the base.
-      const double theta = head_dim > 2 ? rope.theta * std::pow(stretch, dim / (dim - 2)) : rope.theta;
-      return {1.0 / powers(theta, head_dim)};
+      return {1.0 / powers(dynamic_theta(rope, head_dim, most, length), head_dim)};
     }
     case RopeKind::kYarn:
       return yarn(rope, head_dim);
@@ -86,11 +96,23 @@ RotaryEmbedding::RotaryEmbedding(const RopeConfig& rope, int64_t head_dim, int64
 nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor& positions) {
   at::NoGradGuard no_grad;
   const bool dynamic = rope_.kind == RopeKind::kDynamic && positions.numel() > 0;
-  const int64_t length = dynamic ? positions.max().item<int64_t>() + 1 : 0;
-  const auto frequencies = rope_frequencies(rope_, head_dim_, max_position_embeddings_, length);
-  const bool staged = at::accelerator::isAccelerator(x.device().type());
-  const at::Tensor host = staged ? frequencies.inverse.pin_memory() : frequencies.inverse;
-  at::Tensor inverse = host.to(x.device(), /*non_blocking=*/staged);
+  RopeFrequencies frequencies;
+  at::Tensor inverse;
+  if (rope_.kind != RopeKind::kDynamic) {
+    if (!kept_.inverse.defined()) kept_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
+    if (kept_.inverse.device() != x.device()) kept_.inverse = sent_to(x.device(), kept_.inverse.cpu());
+    frequencies = kept_;
+    inverse = kept_.inverse;
+  } else if (dynamic && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {
+    const auto most = static_cast<double>(max_position_embeddings_);
+    const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(most);
+    const auto theta = dynamic_theta(rope_, head_dim_, most, length).to(at::kFloat);
+    inverse = 1.0 / at::pow(theta, sent_to(x.device(), exponents(head_dim_)));
+  } else {
+    const int64_t length = dynamic ? positions.max().item<int64_t>() + 1 : 0;
+    frequencies = rope_frequencies(rope_, head_dim_, max_position_embeddings_, length);
+    inverse = sent_to(x.device(), frequencies.inverse);
+  }
   if (is_dtensor(positions)) {
     const auto& mesh = device_mesh(positions);
     inverse = from_local(inverse, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));

@@ -31,6 +31,7 @@ struct RotaryEmbedding : nn::Callable<RotaryEmbedding> {
  private:
   RopeConfig rope_;
   int64_t head_dim_, max_position_embeddings_;
+  RopeFrequencies kept_;  // unless they depend on what comes; on the device that asked last
 };
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include "tessera/kernels/flash_attention.h"
 #include "tessera/kernels/kept_attention.h"
 #include "tessera/kernels/partial_attention.h"
+#include "tessera/mesh/host_memory.h"
 #include "tessera/nn/attention_mask.h"
 #include "tessera/nn/context_attention.h"
 #include "tessera/nn/context_scope.h"
@@ -95,7 +96,7 @@ AttentionPattern::Documents lengths_with_room(const std::vector<std::vector<Docu
   grow(room.documents, static_cast<int64_t>(begins.size()) - 1);
   grow(room.longest, longest);
   begins.resize(static_cast<size_t>(room.documents) + 1, begins.back());  // the others have no tokens
-  return {.begins = at::tensor(begins, at::kInt).pin_memory().to(device, /*non_blocking=*/true),
+  return {.begins = sent_to(device, at::tensor(begins, at::kInt)),
           .longest = room.longest,
           .runs = {begins.back()},
           .have_room = true};
@@ -116,7 +117,7 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
     }
   }
   if (out.longest == 0) return {};
-  out.begins = at::tensor(begins, at::kInt).pin_memory().to(device, /*non_blocking=*/true);
+  out.begins = sent_to(device, at::tensor(begins, at::kInt));
   return out;
 }
 

@@ -81,8 +81,9 @@ ExpertOrder order_by_expert(const at::Tensor& chosen, int64_t experts) {
   const at::NoGradGuard no_grad;
   const auto flat = chosen.reshape({-1});
   const auto order = std::get<1>(at::sort(flat, /*stable=*/true, /*dim=*/0, /*descending=*/false));
-  const auto counts = at::bincount(flat, /*weights=*/{}, experts).narrow(0, 0, experts);
-  return {order, inverse_permutation(order), counts.to(at::kCPU)};
+  // bincount() would wait for the largest one. Choices that were dropped are behind the experts.
+  const auto counts = at::zeros({experts + 1}, flat.options()).scatter_add_(0, flat, at::ones_like(flat));
+  return {order, inverse_permutation(order), counts.narrow(0, 0, experts).to(at::kCPU)};
 }
 
 at::Tensor sort_by_expert(const at::Tensor& rows, const ExpertOrder& order, int64_t chosen) {

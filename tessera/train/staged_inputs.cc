@@ -2,13 +2,15 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "tessera/mesh/host_memory.h"
+
 namespace tessera::train {
 
 at::Tensor StagedInputs::there(const at::Tensor& tensor) const {
   if (device_.is_cpu() || !tensor.defined()) return tensor;
   // The memory is the copies' own, so that they need not come behind who had it before.
   const auto entered = copies_.enter();
-  return tensor.pin_memory().to(device_, /*non_blocking=*/true);
+  return sent_to(device_, tensor);
 }
 
 std::vector<ModelInputs> StagedInputs::stage(const std::vector<data::Batch>& batches) const {

@@ -7,6 +7,7 @@
 #include "tessera/dtensor/functional.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/permute_rows.h"
+#include "tessera/mesh/host_memory.h"
 
 namespace tessera::parallel {
 namespace {
@@ -18,7 +19,7 @@ std::vector<int64_t> row_sums(const at::Tensor& counts) {
 
 // counts[r][e]: rows for expert e of rank r. What the ranks have for the experts here, in the same form.
 at::Tensor exchange_counts(const at::Tensor& counts, const DeviceMesh& mesh) {
-  const auto sent = counts.to(mesh.device()).contiguous();
+  const auto sent = sent_to(mesh.device(), counts).contiguous();
   auto received = at::empty_like(sent);
   comm::all_to_all_single(*mesh.group(0), received, sent, {}, {}, "tokens of each expert").wait();
   return received.to(at::kCPU);
@@ -61,7 +62,7 @@ at::Tensor AllToAllExchange::results_of(nn::MoE& block, const at::Tensor& sorted
   const auto to_them = row_sums(sent), from_them = row_sums(received);
   const functional::Along along{experts_, 0};
   const auto arrived = functional::all_to_all(sorted, along, from_them, to_them);
-  const auto order = by_expert_then_rank(received).to(sorted.device());
+  const auto order = sent_to(sorted.device(), by_expert_then_rank(received));
   const auto inverse = inverse_permutation(order);
   const auto results = (*block.experts)(permute_rows(arrived, order, inverse), received.sum(0));
   return functional::all_to_all(permute_rows(results, inverse, order), along, to_them, from_them);
