@@ -26,11 +26,12 @@ namespace tessera {
 namespace {
 
 using testing::TempFolder;
+using testing::test_device_type;
 
 at::Tensor full_weight() { return at::arange(7 * 3, at::kFloat).view({7, 3}); }
 
 NamedTensors sharded(const std::shared_ptr<comm::World>& world, double scale) {
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()});
+  const auto mesh = init_device_mesh(world, test_device_type(), {world->size()});
   return {{"weight", distribute_tensor(full_weight() * scale, mesh, {Shard(0)})},
           {"bias", distribute_tensor(at::ones({3}) * scale, mesh, {Replicate()})},
           {"step", at::full({}, scale)}};
@@ -72,7 +73,7 @@ void flip_last_byte(const std::filesystem::path& file) {
 }
 
 void save(const std::filesystem::path& folder, int ranks, bool async, int64_t step = 5, double scale = 1) {
-  comm::run_thread_ranks(ranks, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = ranks}, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter writer({.folder = folder, .world = world, .keep_last = 2, .async = async});
     writer.save(step, sharded(world, scale), {{"data", 11}});
     writer.finish();
@@ -84,7 +85,7 @@ TEST(Checkpoint, SavedOnAnyWorldSizeLoadsOnAnyOther) {
     TempFolder folder;
     save(folder.path(), writers, writers == 2);
     for (const int readers : {1, 3}) {
-      comm::run_thread_ranks(readers, [&](const std::shared_ptr<comm::World>& world) {
+      testing::run_ranks({.size = readers}, [&](const std::shared_ptr<comm::World>& world) {
         auto into = sharded(world, 0);
         const auto checkpoint = Checkpoint::latest(folder.path());
         ASSERT_TRUE(checkpoint);
@@ -92,8 +93,8 @@ TEST(Checkpoint, SavedOnAnyWorldSizeLoadsOnAnyOther) {
         checkpoint->load(into);
         EXPECT_EQ(checkpoint->step(), 5);
         EXPECT_EQ(checkpoint->extra().at("data"), 11);
-        EXPECT_TRUE(at::equal(full_tensor(into[0].second), full_weight())) << writers << " to " << readers;
-        EXPECT_TRUE(at::equal(full_tensor(into[1].second), at::ones({3})));
+        EXPECT_TRUE(at::equal(full_tensor(into[0].second).cpu(), full_weight())) << writers << " to " << readers;
+        EXPECT_TRUE(at::equal(full_tensor(into[1].second).cpu(), at::ones({3})));
         EXPECT_EQ(into[2].second.item<double>(), 1);
       });
     }
@@ -102,7 +103,7 @@ TEST(Checkpoint, SavedOnAnyWorldSizeLoadsOnAnyOther) {
 
 TEST(Checkpoint, KeepsTheNewestAndNamesItInLatest) {
   TempFolder folder;
-  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .keep_last = 2, .keep_best = 1});
     const double losses[] = {3, 1, 2, 2, 2};
     for (int64_t step = 1; step <= 5; ++step) writer.save(step, sharded(world, 1), {}, losses[step - 1]);
@@ -222,7 +223,7 @@ TEST(Checkpoint, EveryRankHearsOfDamageThatOneFinds) {
     for (const int damaged : {0, 3}) {
       const auto file = folder / "step-00000005" / fmt::format("__{}_0.distcp", damaged);
       flip_last_byte(file);
-      comm::run_thread_ranks(readers, [&](const std::shared_ptr<comm::World>& world) {
+      testing::run_ranks({.size = readers}, [&](const std::shared_ptr<comm::World>& world) {
         EXPECT_ERROR(ErrorKind::kFormat, fmt::format("__{}_0.distcp: hash is ", damaged),
                      Checkpoint::latest(folder.path(), *world->group()));
         if (readers == 1) return;
@@ -239,13 +240,13 @@ TEST(Checkpoint, OneRankReadsLatestForAll) {
   TempFolder ours, theirs;
   save(ours.path(), 1, false, 7);
   std::filesystem::copy(ours / "step-00000007", theirs / "step-00000007");
-  comm::run_thread_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 3}, [&](const std::shared_ptr<comm::World>& world) {
     // Rank 0's folder has LATEST, that of the others has none.
     const auto checkpoint = Checkpoint::latest((world->rank() == 0 ? ours : theirs).path(), *world->group());
     ASSERT_TRUE(checkpoint);
     EXPECT_EQ(checkpoint->step(), 7);
   });
-  comm::run_thread_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 3}, [&](const std::shared_ptr<comm::World>& world) {
     EXPECT_FALSE(Checkpoint::latest((world->rank() == 0 ? theirs : ours).path(), *world->group()));
   });
 }
@@ -282,7 +283,7 @@ TEST(Checkpoint, RanksOfAHostReadEachByteOnce) {
     auto& group = *world->group();
     const TempFolder own;
     const std::filesystem::path folder = comm::broadcast_bytes(group, own.path().string());
-    const auto mesh = init_device_mesh(world, "cpu", {4});
+    const auto mesh = init_device_mesh(world, test_device_type(), {4});
     const auto make = [&](double value) {
       const auto whole = at::full({kRows, kColumns}, value, at::kFloat);
       return NamedTensors{{"wanted_by_all", distribute_tensor(whole, mesh, {Replicate()}, std::nullopt)},
@@ -346,7 +347,7 @@ TEST(Checkpoint, TruncatedAnywhereOrWithOneByteChangedItIsRefusedByName) {
 TEST(Checkpoint, FailedSaveLeavesTheOlderCheckpointAndNothingHalfWritten) {
   TempFolder folder;
   save(folder.path(), 2, false);
-  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .async = false});
     auto tensors = sharded(world, 2);
     const std::string long_name(1 << 10, 'x');
@@ -368,7 +369,7 @@ TEST(Checkpoint, AFullDiskAndAReadOnlyOneLeaveWhatWasPublished) {
   }
   save(folder, 2, false);
   const auto expect_refused = [&](const NamedTensors& more, const std::string& reason) {
-    comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
       CheckpointWriter writer({.folder = folder, .world = world});
       auto tensors = sharded(world, 2);
       tensors.insert(tensors.end(), more.begin(), more.end());
@@ -387,7 +388,7 @@ TEST(Checkpoint, AFullDiskAndAReadOnlyOneLeaveWhatWasPublished) {
 
 TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
   TempFolder folder;
-  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .async = true});
     writer.save(1, sharded(world, 1), {});
     auto tensors = sharded(world, 2);
@@ -418,7 +419,7 @@ TEST(Checkpoint, AFailedSaveIsKnownBeforeTheNextOne) {
 
 TEST(Checkpoint, TwoWritersOfOneWorldKeepApart) {
   TempFolder good, bad;
-  comm::run_thread_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
     CheckpointWriter first({.folder = good.path(), .world = world, .async = true});
     CheckpointWriter second({.folder = bad.path(), .world = world, .async = true});
     first.save(1, sharded(world, 1), {});
@@ -448,7 +449,7 @@ TEST(Checkpoint, ATensorThatCannotBeSavedLeavesTheWriterUsable) {
   comm::run_thread_ranks(2,
                          [&](const std::shared_ptr<comm::World>& world) {
                            CheckpointWriter writer({.folder = folder.path(), .world = world});
-                           const auto mesh = init_device_mesh(world, "cpu", {2});
+                           const auto mesh = init_device_mesh(world, test_device_type(), {2});
                            const NamedTensors partial = {{"sum", from_local(at::ones({2}), mesh, {Partial()})}};
                            EXPECT_ERROR(ErrorKind::kShape, "sum: placements", writer.save(1, partial, {}));
                            writer.save(2, sharded(world, 1), {});

@@ -15,6 +15,8 @@
 namespace tessera {
 namespace {
 
+using testing::test_device_type;
+
 using WorldOfRanks = std::shared_ptr<comm::World>;
 
 at::Tensor numbered(at::IntArrayRef shape, double first) {
@@ -46,9 +48,9 @@ constexpr std::pair<int, int> kLayouts[] = {{1, 1}, {2, 1}, {2, 2}, {3, 3}, {4, 
 TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
   for (const auto& [writers, writers_dp] : kLayouts) {
     const testing::TempFolder folder;
-    comm::run_thread_ranks(writers, [&, ranks = writers, dp = writers_dp](const WorldOfRanks& world) {
+    testing::run_ranks({.size = writers}, [&, ranks = writers, dp = writers_dp](const WorldOfRanks& world) {
       CheckpointWriter writer({.folder = folder.path(), .world = world});
-      writer.save(1, spread_over(init_device_mesh(world, "cpu", {dp, ranks / dp}, {"dp", "tp"}), 1), {});
+      writer.save(1, spread_over(init_device_mesh(world, test_device_type(), {dp, ranks / dp}, {"dp", "tp"}), 1), {});
       writer.finish();
     });
     const auto saved = DcpFolder::open(folder / "step-00000001");  // which checks that no chunk overlaps another
@@ -56,8 +58,8 @@ TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
       EXPECT_GT(saved->find_tensor("pieces")->chunks.size(), 2U) << "no rank holds several boxes: this shows little";
     }
     for (const auto& [ranks, dp] : kLayouts) {
-      comm::run_thread_ranks(ranks, [&, ranks = ranks, dp = dp](const WorldOfRanks& world) {
-        const auto mesh = init_device_mesh(world, "cpu", {dp, ranks / dp}, {"dp", "tp"});
+      testing::run_ranks({.size = ranks}, [&, ranks = ranks, dp = dp](const WorldOfRanks& world) {
+        const auto mesh = init_device_mesh(world, test_device_type(), {dp, ranks / dp}, {"dp", "tp"});
         const auto found = spread_over(mesh, 0), wanted = spread_over(mesh, 1);
         Checkpoint::latest(folder.path())->load(found);
         for (size_t i = 0; i < found.size(); ++i) {
@@ -75,8 +77,9 @@ TEST(CheckpointPlaces, EachElementIsWrittenOnceAndReadWhereverItIsWanted) {
 TEST(CheckpointPlaces, OfAMeshOfSomeRanksTheOneWithTheLowestRankWrites) {
   const testing::TempFolder folder;
   const auto on_some = [](const WorldOfRanks& world, double factor) {
-    const auto all = init_device_mesh(world, "cpu", {2, 2}, {"a", "b"});
-    const auto first = make_device_mesh(world, "cpu", {0, 2}, {2}), last = make_device_mesh(world, "cpu", {3, 1}, {2});
+    const auto all = init_device_mesh(world, test_device_type(), {2, 2}, {"a", "b"});
+    const auto first = make_device_mesh(world, test_device_type(), {0, 2}, {2}),
+               last = make_device_mesh(world, test_device_type(), {3, 1}, {2});
     const auto lay = [&](double begin, const MeshPtr& mesh, const Placement& how) {
       return distribute_tensor(numbered({5, 2}, begin) * factor, mesh, {how}, std::nullopt);
     };
@@ -86,7 +89,7 @@ TEST(CheckpointPlaces, OfAMeshOfSomeRanksTheOneWithTheLowestRankWrites) {
                         {"replicas_without_it", lay(300, last, Replicate())},
                         {"of_all", lay(400, all->slice({"a"}), Replicate())}};
   };
-  comm::run_thread_ranks(4, [&](const WorldOfRanks& world) {
+  testing::run_ranks({.size = 4}, [&](const WorldOfRanks& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world});
     writer.save(1, on_some(world, 1), {});
     writer.finish();
@@ -106,7 +109,7 @@ std::vector<int> stage_of(int rank) { return {rank / 2 * 2, rank / 2 * 2 + 1}; }
 
 // Two stages of two ranks each.
 NamedTensors of_stage(const WorldOfRanks& world, double factor) {
-  const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", "dp"});
+  const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"pp", "dp"});
   const auto stage = mesh->local_rank(0);
   const auto name = [&](const char* what) { return fmt::format("stage{}.{}", stage, what); };
   const auto first = 50.0 * static_cast<double>(stage);
@@ -116,13 +119,13 @@ NamedTensors of_stage(const WorldOfRanks& world, double factor) {
 
 TEST(CheckpointPlaces, PipelineStagesSaveTheirOwnTensors) {
   const testing::TempFolder folder;
-  comm::run_thread_ranks(4, [&](const WorldOfRanks& world) {
+  testing::run_ranks({.size = 4}, [&](const WorldOfRanks& world) {
     CheckpointWriter writer({.folder = folder.path(), .world = world, .holders = stage_of(world->rank())});
     writer.save(1, of_stage(world, 1), {});
     writer.finish();
     const auto again = of_stage(world, 0);
     Checkpoint::latest(folder.path())->load(again);
-    EXPECT_TRUE(at::equal(full_tensor(again[0].second), full_tensor(of_stage(world, 1)[0].second)));
+    EXPECT_TRUE(at::equal(full_tensor(again[0].second).cpu(), full_tensor(of_stage(world, 1)[0].second).cpu()));
   });
   for (const int stage : {0, 1}) {
     const auto weight = at::zeros({5, 2}, at::kDouble), plain = at::zeros({3}, at::kDouble);
@@ -137,7 +140,7 @@ TEST(CheckpointPlaces, PipelineStagesSaveTheirOwnTensors) {
 std::string why_not_saved(const std::filesystem::path& folder,
                           const std::function<NamedTensors(const WorldOfRanks&)>& tensors) {
   std::string message;
-  comm::run_thread_ranks(4, [&](const WorldOfRanks& world) {
+  testing::run_ranks({.size = 4}, [&](const WorldOfRanks& world) {
     CheckpointWriter writer({.folder = folder, .world = world, .async = false});
     try {
       writer.save(1, tensors(world), {});

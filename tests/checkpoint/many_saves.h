@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tests/support/ranks_device.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -28,7 +29,7 @@ inline void expect_flat(const std::shared_ptr<comm::World>& world, int saves, in
   static const testing::TempFolder folder;  // processes have one each, of which the first rank's counts
   const auto path = std::filesystem::path(comm::broadcast_bytes(*world->group(), folder.path().string()));
   CheckpointWriter writer({.folder = path, .world = world, .keep_last = 1});
-  const auto mesh = init_device_mesh(world, "cpu", {world->size()});
+  const auto mesh = init_device_mesh(world, testing::test_device_type(), {world->size()});
   NamedTensors tensors;  // the reports of many names are what once filled the store
   for (int i = 0; i < 50; ++i) {
     tensors.emplace_back(fmt::format("layer.{}.weight", i), distribute_tensor(at::ones({8, 4}), mesh, {Shard(0)}));

@@ -57,6 +57,7 @@ TEST(Snapshot, IsOfTheValuesAtTheSave) {
 }
 
 TEST(Snapshot, OfWhatChangedTooEarlyFailsTheSaveOnAllRanks) {
+  TESSERA_CPU_ONLY("a device copies in its streams' order, which save() has asked for");
   const TempFolder folder;
   on_threads(3, [&](const WorldPtr& world) {
     CheckpointWriter writer(deferred(folder, world));
@@ -153,6 +154,7 @@ TEST(Snapshot, LastsUntilTheOptimizersStepOfAShardedModel) {
         EXPECT_TRUE(found.equal(before[i])) << saved[i].first;
       }
 
+      if (on_accelerator()) continue;  // which copies in its streams' order
       writer.save(2, training_tensors(model, *optimizer), {});
       forward_and_backward(2);
       optimizer->step();

@@ -143,7 +143,10 @@ TEST_F(PretendDevice, CountsWhatAStepCosts) {
   EXPECT_EQ(item.host_syncs, 1);
   EXPECT_EQ(item.launches, 2);
   EXPECT_EQ(item.allocations, 1);
+  EXPECT_EQ(item.copies_to_host, 1);
   EXPECT_EQ(counts([&] { x.nonzero(); }).host_syncs, 1);
+  const at::Tensor q = x.view({1, 2, 4, 8});
+  EXPECT_EQ(counts([&] { at::scaled_dot_product_attention(q, q, q); }).launches, 1) << "attention is one kernel";
   EXPECT_EQ(counts([&] { x.masked_fill(x > 1, 0).t().reshape({-1, 4}); }).host_syncs, 0);
   const auto blocking = counts([&] { ids.to(pretend_device()); });
   EXPECT_EQ(blocking.host_syncs, 1);
@@ -188,6 +191,25 @@ void double_on_side_stream(bool waits, bool records) {
 TEST_F(PretendDevice, FindsARemovedWait) {
   EXPECT_EQ(error_of([] { double_on_side_stream(true, true); }), "");
   EXPECT_THAT(error_of([] { double_on_side_stream(false, true); }), HasSubstr("nothing orders the two"));
+}
+
+// However much was launched since: memory that comes back says nothing of the rest of its stream.
+TEST_F(PretendDevice, FindsARemovedWaitAfterMuchElse) {
+  const c10::Stream own = c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(pretend_device());
+  const c10::Stream side = side_stream();
+  at::Tensor read = counted({100}), given_back = counted({100}), y;
+  wait(side, own);
+  {
+    const c10::StreamGuard guard(side);
+    y = read * 2 + given_back;
+  }
+  given_back.record_stream(side);
+  given_back.reset();
+  at::Tensor other = counted({3});
+  for (int launch = 0; launch < 400; ++launch) other.add_(1);
+  static_cast<void>(counted({100}));  // in the memory that came back
+  EXPECT_THAT(error_of([&] { read.fill_(1); }), HasSubstr("nothing orders the two"));
+  wait(own, side);
 }
 
 TEST_F(PretendDevice, FindsARemovedRecordStream) {

@@ -8,6 +8,7 @@
 
 #include "tessera/models/causal_lm.h"
 #include "tessera/models/weights.h"
+#include "tests/support/ranks_device.h"
 
 namespace tessera::testing {
 
@@ -33,12 +34,12 @@ inline std::string tiny_config_with_images() {
 
 inline std::shared_ptr<CausalLM> tiny_model(const std::string& changes = "", uint64_t seed = 5) {
   auto model = make_model(ModelConfig::parse(tiny_config(changes), "tiny"), {.device = at::kMeta});
-  init_weights(*model, seed);
+  init_weights(*model, seed, test_device());
   return model;
 }
 
 inline at::Tensor tiny_tokens(int64_t rows, int64_t length) {
-  return at::arange(rows * length, at::kLong).mul_(7919).remainder_(37).view({rows, length});
+  return here(at::arange(rows * length, at::kLong).mul_(7919).remainder_(37).view({rows, length}));
 }
 
 // The token that follows each token; the last has none.

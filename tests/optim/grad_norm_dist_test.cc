@@ -32,9 +32,9 @@ double reference_norm(const std::vector<at::Tensor>& gradients, double p) {
 // Gradients of random shapes and placements on meshes of three shapes: every rank draws the same.
 TEST(GradNorm, EqualsTheNormOnOneRankForRandomPlacements) {
   on_threads(4, [](const WorldPtr& world) {
-    const std::vector<MeshPtr> meshes = {init_device_mesh(world, "cpu", {4}, {"x"}),
-                                         init_device_mesh(world, "cpu", {2, 2}, {"a", "b"}),
-                                         init_device_mesh(world, "cpu", {1, 4}, {"c", "d"})};
+    const std::vector<MeshPtr> meshes = {init_device_mesh(world, test_device_type(), {4}, {"x"}),
+                                         init_device_mesh(world, test_device_type(), {2, 2}, {"a", "b"}),
+                                         init_device_mesh(world, test_device_type(), {1, 4}, {"c", "d"})};
     std::mt19937 random(5);
     const auto draw = [&](int n) { return static_cast<int64_t>(random() % static_cast<unsigned>(n)); };
     const std::vector<double> types = {2, 1, 3, 0.5, kInfinity};
@@ -50,7 +50,7 @@ TEST(GradNorm, EqualsTheNormOnOneRankForRandomPlacements) {
         if (draw(5) != 0) gradient = distribute_tensor(gradient, mesh, where, std::nullopt);
         parameters.push_back(with_gradient(gradient));
       }
-      parameters.push_back(at::ones({3}).set_requires_grad(true));  // without a gradient
+      parameters.push_back(here(at::ones({3})).set_requires_grad(true));  // without a gradient
       for (const double p : types) {
         const double norm = optim::get_grad_norm(parameters, p), expected = reference_norm(plain, p);
         EXPECT_NEAR(norm, expected, 1e-6 * expected) << "round " << round << " p " << p;
@@ -63,7 +63,7 @@ TEST(GradNorm, EqualsTheNormOnOneRankForRandomPlacements) {
 TEST(GradNorm, AddsPendingSumsFirst) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line(world);
-    const auto local = at::full({3}, world->rank() == 0 ? 5.0f : -1.0f);
+    const auto local = here(at::full({3}, world->rank() == 0 ? 5.0f : -1.0f));
     EXPECT_NEAR(optim::get_grad_norm({with_gradient(from_local(local, mesh, {Partial()}))}), 4 * std::sqrt(3.0), 1e-6);
   });
 }
@@ -111,7 +111,7 @@ TEST(GradNorm, ClipsEveryDtypeToTheNorm) {
 // What each function does with a norm that is not finite is upstream's: spec nemo.md 1.8 and 4.2.
 TEST(GradNorm, CarriesNonFiniteGradientsAndClipsAsUpstreamDoes) {
   for (const double bad : {kInfinity, std::nan("")}) {
-    const auto made = [bad] { return with_gradient(at::tensor({1.0, bad, 2.0})); };
+    const auto made = [bad] { return with_gradient(here(at::tensor({1.0, bad, 2.0}))); };
     for (const double p : {2.0, 3.0, kInfinity}) EXPECT_FALSE(std::isfinite(optim::get_grad_norm({made()}, p)));
     const auto by_total = made(), clipped = made(), refused = made();
     optim::clip_grad_by_total_norm_({by_total}, 0.1, optim::get_grad_norm({by_total}));
@@ -124,18 +124,18 @@ TEST(GradNorm, CarriesNonFiniteGradientsAndClipsAsUpstreamDoes) {
     EXPECT_EQ(refused.grad()[2].item<double>(), 2.0);
   }
   EXPECT_EQ(optim::get_grad_norm({}), 0);
-  EXPECT_EQ(optim::get_grad_norm({with_gradient(at::zeros({3}))}), 0);
+  EXPECT_EQ(optim::get_grad_norm({with_gradient(here(at::zeros({3})))}), 0);
   EXPECT_THROW(optim::get_grad_norm({}, 0), Error);
   EXPECT_THROW(optim::get_grad_norm({}, -1), Error);
 }
 
 // Sums of powers that would leave float64 are taken again over the largest gradient.
 TEST(GradNorm, DoesNotOverflowOrVanish) {
-  const auto large = with_gradient(at::tensor({6e31f, 4.0f}));
+  const auto large = with_gradient(here(at::tensor({6e31f, 4.0f})));
   EXPECT_NEAR(optim::clip_grad_norm({large}, 0.3) / 6e31, 1, 1e-7);
   EXPECT_NEAR(large.grad()[0].item<double>(), 0.3, 1e-7);
   for (const double scale : {1e200, 1e-200}) {
-    const auto parameter = with_gradient(at::tensor({3 * scale, 4 * scale}, at::kDouble));
+    const auto parameter = with_gradient(here(at::tensor({3 * scale, 4 * scale}, at::kDouble)));
     EXPECT_NEAR(optim::get_grad_norm({parameter}) / scale, 5, 1e-12);
     EXPECT_NEAR(optim::get_grad_norm({parameter}, 20) / scale, std::pow(std::pow(3, 20) + std::pow(4, 20), 0.05),
                 1e-12);
@@ -145,8 +145,8 @@ TEST(GradNorm, DoesNotOverflowOrVanish) {
 TEST(GradNorm, OfRankWithoutAGradientMeetsTheOthers) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = line(world);
-    const auto other = with_gradient(distribute_tensor(at::full({2}, 3.0f), mesh, {Shard(0)}, std::nullopt));
-    auto missing = distribute_tensor(at::full({2}, 4.0f), mesh, {Shard(0)}, std::nullopt);
+    const auto other = with_gradient(distribute_tensor(here(at::full({2}, 3.0f)), mesh, {Shard(0)}, std::nullopt));
+    auto missing = distribute_tensor(here(at::full({2}, 4.0f)), mesh, {Shard(0)}, std::nullopt);
     const auto here = world->rank() == 0 ? with_gradient(missing) : missing.set_requires_grad(true);
     EXPECT_NEAR(optim::get_grad_norm({here, other}), std::sqrt(9 + 9 + 16), 1e-6);
     EXPECT_NEAR(optim::get_grad_norm({here}), 4, 1e-6);
@@ -164,7 +164,7 @@ struct Drawn {
 };
 at::Tensor drawn(const Drawn& each) {
   const auto whole =
-      at::randn(each.shape, at::detail::createCPUGenerator(each.seed + 10000), at::TensorOptions(at::kFloat)) *
+      here(at::randn(each.shape, at::detail::createCPUGenerator(each.seed + 10000), at::TensorOptions(at::kFloat))) *
       each.scale;
   return with_gradient(distribute_tensor(whole, each.mesh, each.placements, std::nullopt));
 }
@@ -178,8 +178,9 @@ void expect_norms(const std::vector<Drawn>& list, const std::vector<std::pair<do
 
 TEST(GradNorm, GivesUpstreamsNumbersForMixedPlacementsAndMeshes) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto grid = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
-    const auto ep = init_device_mesh(world, "cpu", {4}, {"ep"}), dp = init_device_mesh(world, "cpu", {4}, {"dp"});
+    const auto grid = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});
+    const auto ep = init_device_mesh(world, test_device_type(), {4}, {"ep"}),
+               dp = init_device_mesh(world, test_device_type(), {4}, {"dp"});
     expect_norms({{{8, 256}, grid, {Shard(0), Replicate()}, 800, 1.0},
                   {{256, 8}, grid, {Replicate(), Shard(1)}, 801, 2.0},
                   {{16, 8}, grid, {Shard(0), Shard(1)}, 802, 1.5},
@@ -194,7 +195,7 @@ TEST(GradNorm, GivesUpstreamsNumbersForMixedPlacementsAndMeshes) {
                  {{2, 223.937919226}, {1, 22701.5173723}, {3, 52.3322671291}, {kInfinity, 7.7198195457}});
     expect_norms({{{5, 3}, dp, {Shard(0)}, 1, 1.0}, {{3}, dp, {Shard(0)}, 2, 1.0}},
                  {{2, 3.449259858}, {1, 12.03499455}, {3, 2.441244102}, {kInfinity, 1.684926867}});
-    const auto strided = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
+    const auto strided = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});
     const auto whole = Values(3)({9, 5});
     const auto parameter =
         with_gradient(distribute_tensor(whole, strided, {StridedShard(0, 2), Shard(0)}, std::nullopt));
@@ -206,9 +207,9 @@ TEST(GradNorm, GivesUpstreamsNumbersForMixedPlacementsAndMeshes) {
 TEST(GradNorm, GivesTheNormOfWholeGradientsInEveryCaseOfUpstreamsFunctionalTest) {
   on_threads(4, [](const WorldPtr& world) {
     const int64_t w = world->size();
-    const auto row = [&](const std::string& name) { return init_device_mesh(world, "cpu", {w}, {name}); };
+    const auto row = [&](const std::string& name) { return init_device_mesh(world, test_device_type(), {w}, {name}); };
     const auto grid = [&](int64_t rows, int64_t columns, const std::string& a, const std::string& b) {
-      return init_device_mesh(world, "cpu", {rows, columns}, {a, b});
+      return init_device_mesh(world, test_device_type(), {rows, columns}, {a, b});
     };
     const auto ep = row("ep"), dp = row("dp"), tp = row("tp");
     const auto dp_ep = grid(2, w / 2, "dp", "ep"), dp_tp = grid(w / 2, 2, "dp", "tp"), flat = grid(1, w, "a", "b");
@@ -255,7 +256,7 @@ TEST(GradNorm, GivesTheNormOfWholeGradientsInEveryCaseOfUpstreamsFunctionalTest)
       const double p = cases[number].p, wanted = reference_norm(wholes, p);
       EXPECT_NEAR(optim::clip_grad_norm(parameters, 1e10, {.norm_type = p}), wanted, 1e-4 * wanted) << number;
     }
-    const auto full = at::randn({64, 128}, at::detail::createCPUGenerator(901), at::TensorOptions(at::kFloat));
+    const auto full = here(at::randn({64, 128}, at::detail::createCPUGenerator(901), at::TensorOptions(at::kFloat)));
     const auto pending = with_gradient(from_local(full / static_cast<double>(w), dp, {Partial()}));
     EXPECT_NEAR(optim::clip_grad_norm({pending}, 1e10), reference_norm({full}, 2), 1e-4 * reference_norm({full}, 2));
   });
@@ -263,7 +264,7 @@ TEST(GradNorm, GivesTheNormOfWholeGradientsInEveryCaseOfUpstreamsFunctionalTest)
 
 TEST(GradNorm, IsAsPreciseForHalvesAsUpstreamsTest) {
   const auto magnitudes = at::logspace(-2, 2, 65536, 10, at::TensorOptions(at::kFloat));
-  const auto signs = at::arange(65536).remainder(3).eq(0).to(at::kFloat) * 2 - 1;
+  const auto signs = here(at::arange(65536)).remainder(3).eq(0).to(at::kFloat) * 2 - 1;
   const std::map<at::ScalarType, std::vector<double>> wanted = {
       {at::kFloat, {711516.0743158413, 5965.053308688728, 100}},
       {at::kBFloat16, {711515.3513793945, 5965.06201931552, 100}}};
@@ -284,8 +285,8 @@ TEST(GradNorm, IsAsPreciseForHalvesAsUpstreamsTest) {
 struct TwoWeights : nn::Callable<TwoWeights> {
   at::Tensor weight, bias;
   TwoWeights() {
-    register_parameter("weight", weight, at::zeros({10, 10}));
-    register_parameter("bias", bias, at::zeros({10}));
+    register_parameter("weight", weight, here(at::zeros({10, 10})));
+    register_parameter("bias", bias, here(at::zeros({10})));
     for (const auto& each : parameters()) each.mutable_grad() = at::full_like(each.detach(), 10);
   }
 };
@@ -307,12 +308,12 @@ TEST(GradNorm, OfModelPartsGivesUpstreamsNumbers) {
 
 TEST(GradNorm, AddsUpTheStagesOfAPipeline) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {4}, {"pp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {4}, {"pp"});
     const double own = world->rank() + 1;
-    const auto parameter = with_gradient(at::full({3}, own, at::kFloat));
+    const auto parameter = with_gradient(here(at::full({3}, own, at::kFloat)));
     EXPECT_NEAR(optim::clip_grad_norm({parameter}, 1.0, {.pp_mesh = mesh}), 9.486832980505138, 1e-12);
     EXPECT_NEAR(parameter.grad()[0].item<double>(), 0.1054092422 * own, 1e-7);
-    const auto again = with_gradient(at::full({3}, own, at::kFloat));
+    const auto again = with_gradient(here(at::full({3}, own, at::kFloat)));
     EXPECT_EQ(optim::clip_grad_norm({again}, 1e9, {.norm_type = kInfinity, .pp_mesh = mesh}), 4);
     TwoWeights stage;
     const double norm =
@@ -323,17 +324,18 @@ TEST(GradNorm, AddsUpTheStagesOfAPipeline) {
 
 TEST(GradNorm, AddsUpStagesThatAreShardedBesides) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", "tp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"pp", "tp"});
     const double stage = 1.0 + static_cast<double>(mesh->local_rank(0));
     TwoWeights part;
     const at::NoGradGuard no_grad;
     const auto sharded = [&](double value) {
-      return distribute_tensor(at::full({10, 10}, value, at::kFloat), mesh->slice({"tp"}), {Shard(0)}, std::nullopt);
+      return distribute_tensor(here(at::full({10, 10}, value, at::kFloat)), mesh->slice({"tp"}), {Shard(0)},
+                               std::nullopt);
     };
     auto weight = sharded(0).set_requires_grad(true);
     weight.mutable_grad() = sharded(stage);
     nn::Module::set_parameter(part.own_parameters()[0], weight);
-    part.bias.mutable_grad() = at::full({10}, stage, at::kFloat);
+    part.bias.mutable_grad() = here(at::full({10}, stage, at::kFloat));
     EXPECT_NEAR(optim::clip_grad_norm(1.0, {&part}, {.pp_enabled = true, .device_mesh = mesh, .pp_axis_name = "pp"}),
                 std::sqrt(110.0 * (1 + 4)), 1e-10);
     EXPECT_NEAR(to_local(weight.grad())[0][0].item<double>(), stage / std::sqrt(550.0), 1e-7);
@@ -342,28 +344,29 @@ TEST(GradNorm, AddsUpStagesThatAreShardedBesides) {
 
 TEST(GradNorm, OfAnEmptyShardIsThatOfTheOthers) {
   on_threads(2, [](const WorldPtr& world) {
-    const auto parameter =
-        with_gradient(distribute_tensor(at::tensor({3.0f, 4.0f}).view({1, 2}), line(world), {Shard(0)}, std::nullopt));
+    const auto parameter = with_gradient(
+        distribute_tensor(here(at::tensor({3.0f, 4.0f})).view({1, 2}), line(world), {Shard(0)}, std::nullopt));
     EXPECT_EQ(optim::get_grad_norm({parameter}, kInfinity), 4);
     EXPECT_NEAR(optim::clip_grad_norm({parameter}, 1.0), 5, 1e-12);
     if (world->rank() > 0) return;
-    EXPECT_TRUE(to_local(parameter.grad()).allclose(at::tensor({0.6f, 0.8f}).view({1, 2}), 1e-5));
+    EXPECT_TRUE(to_local(parameter.grad()).allclose(here(at::tensor({0.6f, 0.8f})).view({1, 2}), 1e-5));
   });
 }
 
 TEST(GradNorm, ByTotalNormScalesOnlyWhatIsTooLarge) {
   const auto made = [] {
-    return std::vector<at::Tensor>{with_gradient(at::tensor({3.0, 4.0})), with_gradient(at::tensor({1.0, 2.0})),
-                                   at::ones({2}).set_requires_grad(true)};
+    return std::vector<at::Tensor>{with_gradient(here(at::tensor({3.0, 4.0}))),
+                                   with_gradient(here(at::tensor({1.0, 2.0}))),
+                                   here(at::ones({2})).set_requires_grad(true)};
   };
   auto parameters = made();
   EXPECT_NEAR(optim::get_grad_norm(parameters), std::sqrt(30.0), 1e-6);
   optim::clip_grad_by_total_norm_(parameters, 1, 5);
-  EXPECT_TRUE(parameters[0].grad().allclose(at::tensor({0.6, 0.8}), 1e-5));
+  EXPECT_TRUE(parameters[0].grad().allclose(here(at::tensor({0.6, 0.8})), 1e-5));
   parameters = made();
   optim::clip_grad_by_total_norm_(parameters, 10, 5);
-  EXPECT_TRUE(parameters[0].grad().equal(at::tensor({3.0, 4.0})));
-  EXPECT_EQ(optim::get_grad_norm({with_gradient(at::tensor({-3.0, 7.0}))}, kInfinity), 7);
+  EXPECT_TRUE(parameters[0].grad().equal(here(at::tensor({3.0, 4.0}))));
+  EXPECT_EQ(optim::get_grad_norm({with_gradient(here(at::tensor({-3.0, 7.0})))}, kInfinity), 7);
   EXPECT_THROW(optim::clip_grad_by_total_norm_(parameters, 1, 5, at::kBFloat16), Error);
 }
 
@@ -371,19 +374,19 @@ TEST(GradNorm, ByTotalNormScalesOnlyWhatIsTooLarge) {
 
 TEST(GradNorm, SumsPlainShardsOverBothGroupsAndDTensorsOverTheirMesh) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2, 1, 2}, {"dp", "cp", "tp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 1, 2}, {"dp", "cp", "tp"});
     auto& dp_cp = *mesh->group(std::vector<int64_t>{0, 1});
     auto& tp = *mesh->group("tp");
-    const auto plain = with_gradient(at::full({1}, world->rank() + 1.0, at::kFloat));
-    const auto placed =
-        with_gradient(distribute_tensor(at::full({6}, 2.0f), mesh, {Shard(0), Replicate(), Replicate()}, std::nullopt));
+    const auto plain = with_gradient(here(at::full({1}, world->rank() + 1.0, at::kFloat)));
+    const auto placed = with_gradient(
+        distribute_tensor(here(at::full({6}, 2.0f)), mesh, {Shard(0), Replicate(), Replicate()}, std::nullopt));
     EXPECT_NEAR(optim::get_grad_norm({plain}, dp_cp, tp), std::sqrt(1 + 4 + 9 + 16), 1e-6);
     EXPECT_NEAR(optim::get_grad_norm({plain, placed}, dp_cp, tp), std::sqrt(30 + 24), 1e-6);
     EXPECT_EQ(optim::get_grad_norm({plain, placed}, dp_cp, tp, kInfinity), 4);
     EXPECT_EQ(optim::get_grad_norm({}, dp_cp, tp), 0);
     // Sharded over dp alone, while tp lies across.
     const auto on_dp =
-        with_gradient(distribute_tensor(at::full({6}, 2.0f), mesh->slice({"dp"}), {Shard(0)}, std::nullopt));
+        with_gradient(distribute_tensor(here(at::full({6}, 2.0f)), mesh->slice({"dp"}), {Shard(0)}, std::nullopt));
     EXPECT_NEAR(optim::get_grad_norm({on_dp, placed}, dp_cp, tp), std::sqrt(48), 1e-6);
     EXPECT_THAT(error_of([&] { optim::get_grad_norm({on_dp}, dp_cp, tp); }),
                 ::testing::HasSubstr("ranks is no dim, nor several dims flattened"));
@@ -410,7 +413,7 @@ TEST(Optimizer, ShowsItsStateAsDTensorsOfTheParametersPlacement) {
     EXPECT_LT(distance({whole(state.at("exp_avg"))}, {gradient * 0.1}), 1e-6);
     EXPECT_EQ(state.at("step").item<float>(), 1);
     to_local(state.at("exp_avg")).fill_(3);
-    EXPECT_TRUE(whole(optimizer->state("embedding").at("exp_avg")).equal(at::full({11, 6}, 3.0f)));
+    EXPECT_TRUE(whole(optimizer->state("embedding").at("exp_avg")).equal(here(at::full({11, 6}, 3.0f))));
   });
 }
 
@@ -440,7 +443,7 @@ TEST(Optimizer, RoundsStochasticallyTheSameOnEveryLayout) {
           return distribute_tensor(t.clone(), line(world), {placement}, std::nullopt);
         };
         One model(place(start));
-        EXPECT_TRUE(train(model, place(gradient)).equal(expected)) << size << " ranks, " << to_string(placement);
+        EXPECT_TRUE(train(model, place(gradient)).cpu().equal(expected)) << size << " ranks, " << to_string(placement);
       }
     });
   }

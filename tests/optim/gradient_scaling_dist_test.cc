@@ -62,11 +62,11 @@ double plain_value_of(const at::Tensor& parameter) { return parameter.grad().fla
 
 TEST(GradientScaling, DividesExpertsByTheRanksWhoseTokensTheyAreOf) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto moe = init_device_mesh(world, "cpu", {2, 2}, {"ep_shard", "ep"});
+    const auto moe = init_device_mesh(world, test_device_type(), {2, 2}, {"ep_shard", "ep"});
     const auto made = [&](double gate, double expert) {
       return std::make_unique<MoeWith>(
-          at::full({2}, gate),
-          distribute_tensor(at::full({4, 3}, expert), moe->slice({"ep"}), {Shard(0)}, std::nullopt));
+          here(at::full({2}, gate)),
+          distribute_tensor(here(at::full({4, 3}, expert)), moe->slice({"ep"}), {Shard(0)}, std::nullopt));
     };
     auto model = made(2, 2);
     EXPECT_EQ(scale_grads_and_clip_grad_norm(std::nullopt, {model.get()},
@@ -95,14 +95,14 @@ TEST(GradientScaling, DividesExpertsByTheRanksWhoseTokensTheyAreOf) {
 
 TEST(GradientScaling, FollowsMarksNamesAndDivisorsOfTheirOwnAndTakesFrozenGradients) {
   on_threads(2, [](const WorldPtr& world) {
-    const auto moe = init_device_mesh(world, "cpu", {2}, {"ep"});
+    const auto moe = init_device_mesh(world, test_device_type(), {2}, {"ep"});
     const optim::ScaleAndClipOptions options{.moe_mesh = moe, .ep_axis_name = "ep", .dp_group_size = 2};
-    MoeWith marked(at::full({2}, 8.0), at::full({2}, 8.0));
+    MoeWith marked(here(at::full({2}, 8.0)), here(at::full({2}, 8.0)));
     marked.experts->ep_local_experts = true;
     scale_grads_and_clip_grad_norm(std::nullopt, {&marked}, options);
     EXPECT_EQ(plain_value_of(marked.experts->weight), 4);
     EXPECT_EQ(plain_value_of(marked.gate), 8);
-    MoeWith owned(at::full({2}, 8.0), at::full({2}, 8.0));
+    MoeWith owned(here(at::full({2}, 8.0)), here(at::full({2}, 8.0)));
     owned.experts->ep_local_experts = true;
     owned.experts->grad_divisors = {{"weight", 8.0}};
     owned.gate.set_requires_grad(false);
@@ -112,7 +112,7 @@ TEST(GradientScaling, FollowsMarksNamesAndDivisorsOfTheirOwnAndTakesFrozenGradie
     EXPECT_EQ(plain_value_of(owned.gate), 4);  // frozen
     struct Named : nn::Callable<Named> {
       at::Tensor weight;
-      Named() { register_parameter("mlp.experts.down_linear.weight0", weight, leaf(at::full({2}, 8.0))); }
+      Named() { register_parameter("mlp.experts.down_linear.weight0", weight, leaf(here(at::full({2}, 8.0)))); }
     } named;
     scale_grads_and_clip_grad_norm(std::nullopt, {&named, &named}, options);  // a part twice is scaled once
     EXPECT_EQ(plain_value_of(named.weight), 4);
@@ -120,7 +120,7 @@ TEST(GradientScaling, FollowsMarksNamesAndDivisorsOfTheirOwnAndTakesFrozenGradie
 }
 
 TEST(GradientScaling, LeavesGradientsWithoutLabelTokensAndRefusesBadFactorsBeforeItScales) {
-  MoeWith model(at::full({2}, 8.0), at::full({2}, 8.0));
+  MoeWith model(here(at::full({2}, 8.0)), here(at::full({2}, 8.0)));
   for (const auto tokens : {std::optional<int64_t>(0), std::optional<int64_t>()}) {
     scale_grads_and_clip_grad_norm(std::nullopt, {&model},
                                    {.pp_enabled = true, .num_label_tokens = tokens, .dp_group_size = 4});
@@ -145,12 +145,12 @@ TEST(GradientScaling, LeavesGradientsWithoutLabelTokensAndRefusesBadFactorsBefor
 
 TEST(GradientScaling, AddsUpExpertsOfEveryRankInTheNorm) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto moe = init_device_mesh(world, "cpu", {2, 2}, {"ep_shard", "ep"});
+    const auto moe = init_device_mesh(world, test_device_type(), {2, 2}, {"ep_shard", "ep"});
     const int64_t ep = moe->local_rank(1);
     const double infinity = std::numeric_limits<double>::infinity();
     // Rank 0 along ep has experts of 3s, rank 1 of 40s.
     const auto made = [&] {
-      auto model = std::make_unique<MoeWith>(at::full({1}, 4.0), at::full({1}, ep == 0 ? 3.0 : 40.0));
+      auto model = std::make_unique<MoeWith>(here(at::full({1}, 4.0)), here(at::full({1}, ep == 0 ? 3.0 : 40.0)));
       model->experts->ep_local_experts = true;
       return model;
     };
@@ -165,13 +165,13 @@ TEST(GradientScaling, AddsUpExpertsOfEveryRankInTheNorm) {
     largest.norm_type = infinity;
     EXPECT_EQ(optim::clip_grad_norm(1e9, {model.get()}, largest), 40);
     // Sharded besides, over ep_shard.
-    MoeWith sharded(at::full({1}, 4.0), distribute_tensor(at::full({2}, ep == 0 ? 3.0 : 40.0), moe->slice({"ep_shard"}),
-                                                          {Shard(0)}, std::nullopt));
+    MoeWith sharded(here(at::full({1}, 4.0)), distribute_tensor(here(at::full({2}, ep == 0 ? 3.0 : 40.0)),
+                                                                moe->slice({"ep_shard"}), {Shard(0)}, std::nullopt));
     sharded.experts->ep_local_experts = true;
     EXPECT_NEAR(optim::clip_grad_norm(1e9, {&sharded}, options), std::sqrt(16.0 + 2 * 9.0 + 2 * 1600.0), 1e-12);
     // A DTensor over ep itself is not counted twice, marked or not.
-    MoeWith placed(at::full({1}, 4.0),
-                   distribute_tensor(at::full({2}, 3.0), moe->slice({"ep"}), {Shard(0)}, std::nullopt));
+    MoeWith placed(here(at::full({1}, 4.0)),
+                   distribute_tensor(here(at::full({2}, 3.0)), moe->slice({"ep"}), {Shard(0)}, std::nullopt));
     placed.experts->ep_local_experts = true;
     EXPECT_NEAR(optim::clip_grad_norm(1e9, {&placed}, options), std::sqrt(16.0 + 2 * 9.0), 1e-12);
     // One rank's experts had no token.
@@ -186,8 +186,8 @@ TEST(GradientScaling, AddsUpExpertsOfEveryRankInTheNorm) {
 
 TEST(GradientScaling, TheReplicationFactorIsTheTensorParallelSizeOfMarkedModels) {
   on_threads(2, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {1, 2}, {"dp", "tp"});
-    MoeWith plain(at::ones({1}), at::ones({1})), marked(at::ones({1}), at::ones({1}));
+    const auto mesh = init_device_mesh(world, test_device_type(), {1, 2}, {"dp", "tp"});
+    MoeWith plain(here(at::ones({1})), here(at::ones({1}))), marked(here(at::ones({1})), here(at::ones({1})));
     marked.experts->moe_tp_replica_sync = true;
     EXPECT_EQ(optim::get_expert_tp_replication_factor({&plain}, mesh), 1);
     EXPECT_EQ(optim::get_expert_tp_replication_factor({&plain, &marked}, mesh), 2);

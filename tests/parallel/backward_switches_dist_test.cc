@@ -27,7 +27,8 @@ std::vector<at::Tensor> accumulated(SmallModel& model, const comm::World& world,
 TEST(BackwardSwitches, ReductionsThatAreLeftUnderWayEndWithTheLastBackward) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool replicas : {false, true}) {
-      const auto mesh = replicas ? init_device_mesh(world, "cpu", {2, 1}, {"replicate", "shard"}) : line(world);
+      const auto mesh =
+          replicas ? init_device_mesh(world, test_device_type(), {2, 1}, {"replicate", "shard"}) : line(world);
       SmallModel usual, relaxed;
       shard(usual, {.mesh = mesh});
       shard(relaxed, {.mesh = mesh});
@@ -125,7 +126,7 @@ TEST(BackwardSwitches, AFailedForwardBetweenMicroBatchesLeavesAModelThatWorks) {
     set_is_last_backward(model, false);
     set_reshard_after_backward(model, false);
     rank_backward(model, *world, 0);
-    EXPECT_THROW(model(at::full({1, 5}, 1000, at::kLong)), std::exception);
+    EXPECT_THROW(model(here(at::full({1, 5}, 1000, at::kLong))), std::exception);
     set_is_last_backward(model, true);
     set_reshard_after_backward(model, true);
     model.zero_grad();

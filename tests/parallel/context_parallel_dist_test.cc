@@ -22,7 +22,7 @@ struct ContextRows {
 
 at::Tensor drawn_tokens(int64_t rows, int64_t tokens) {
   auto generator = at::detail::createCPUGenerator(9);
-  return at::randint(0, 37, {rows, tokens}, generator, at::kLong);
+  return here(at::randint(0, 37, {rows, tokens}, generator, at::kLong));
 }
 
 ContextRows plain_context_rows(int64_t rows = kContextRows, int64_t tokens = kContextTokens) {
@@ -36,10 +36,10 @@ ContextRows plain_context_rows(int64_t rows = kContextRows, int64_t tokens = kCo
 ContextRows packed_context_rows() {
   auto out = plain_context_rows();
   out.name = "packed";
-  const auto ids = at::zeros({kContextRows, kContextTokens}, at::kLong), positions = at::zeros_like(ids);
+  const auto ids = here(at::zeros({kContextRows, kContextTokens}, at::kLong)), positions = at::zeros_like(ids);
   const auto document = [&](int64_t row, int64_t begin, int64_t end, int64_t id) {
     ids[row].narrow(0, begin, end - begin).fill_(id);
-    positions[row].narrow(0, begin, end - begin).copy_(at::arange(end - begin, at::kLong));
+    positions[row].narrow(0, begin, end - begin).copy_(here(at::arange(end - begin, at::kLong)));
     out.labels[row][end - 1].fill_(kIgnoredLabel);
   };
   document(0, 0, 4, 3);
@@ -56,8 +56,8 @@ ContextRows packed_context_rows() {
 
 ContextRows part_of(const ContextRows& whole, const ContextLayout& layout, int64_t rank) {
   auto part = whole;
-  part.inputs.visit_tensors([&](at::Tensor& tensor) { tensor = layout.shard(tensor, 1, rank); });
-  part.labels = layout.shard(whole.labels, 1, rank);
+  part.inputs.visit_tensors([&](at::Tensor& tensor) { tensor = layout.shard(here(tensor), 1, rank); });
+  part.labels = layout.shard(here(whole.labels), 1, rank);
   return part;
 }
 
@@ -93,14 +93,15 @@ struct ContextLayouts {
 // FSDP shards over the ranks of context parallelism, as parallelize_model's callers have it.
 StepOutcome over_ranks(const ContextLayouts& layout, const std::string& rotate, const TinyFamily& family,
                        const ContextRows& rows, const WorldPtr& world) {
-  const auto mesh = init_device_mesh(world, "cpu", {layout.ranks, layout.tensor_ranks}, {"dp_shard", "tp"});
+  const auto mesh =
+      init_device_mesh(world, test_device_type(), {layout.ranks, layout.tensor_ranks}, {"dp_shard", "tp"});
   const auto cp = mesh->slice({"dp_shard"});
   auto model = make_model(config_of(family), {.device = at::kMeta});
   apply_context_parallel(*model, cp, {.rotate_method = rotate});
   parallelize_model(
       *model,
       {.mesh = mesh, .sequence_parallel = layout.sequence_parallel, .activation_checkpointing = layout.checkpointing});
-  to_empty(*model, at::kCPU);
+  to_empty(*model, test_device());
   const auto values = random_model(config_of(family));
   {
     const at::NoGradGuard no_grad;
@@ -151,14 +152,14 @@ TEST(ContextParallelModel, GivesTheLogitsOfItsTokens) {
   const auto rows = packed_context_rows();
   const auto wanted = random_model(config_of(tested_families()[0]))->logits(rows.inputs).detach();
   on_threads(3, [&](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {3}, {"cp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {3}, {"cp"});
     const auto model = random_model(config_of(tested_families()[0]));
     apply_context_parallel(*model, mesh);
     const ContextLayout layout(kContextTokens, 3);
     const c10::NoGradGuard no_grad;
     const auto found = layout.unshard(mesh->group(0), model->logits(part_of(rows, layout, world->rank()).inputs), 1);
-    const auto read = rows.inputs.document_ids.ge(0).unsqueeze(2);
-    EXPECT_TRUE(at::allclose(found * read, wanted * read, 1e-4, 1e-5));
+    const auto read = here(rows.inputs.document_ids).ge(0).unsqueeze(2);
+    EXPECT_TRUE(at::allclose(found * read, here(wanted) * read, 1e-4, 1e-5));
   });
 }
 
@@ -171,7 +172,7 @@ int64_t peak_of_ranks(int ranks, int64_t tokens, const std::string& rotate) {
         "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "initializer_range": 0.1,
         "max_position_embeddings": 8192, "torch_dtype": "float32", "rms_norm_eps": 1e-05})",
         "memory");
-    const auto mesh = init_device_mesh(world, "cpu", {ranks}, {"cp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {ranks}, {"cp"});
     const auto model = random_model(config);
     apply_context_parallel(*model, mesh, {.rotate_method = rotate});
     const auto rows =
@@ -199,7 +200,7 @@ TEST(ContextParallelModel, FourRanksHaveFourTimesTheLengthInTheSameMemory) {
 
 TEST(ContextParallelModel, WhatCannotBeIsAnError) {
   on_threads(2, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2, 1}, {"cp", "tp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 1}, {"cp", "tp"});
     const auto model = random_model(config_of(tested_families()[0]));
     EXPECT_THAT(error_of([&] { apply_context_parallel(*model, mesh); }), HasSubstr("a mesh of one dim"));
     EXPECT_THAT(error_of([&] { apply_context_parallel(*model, nullptr); }), HasSubstr("found no mesh"));
@@ -208,10 +209,10 @@ TEST(ContextParallelModel, WhatCannotBeIsAnError) {
     EXPECT_THAT(error_of([&] { apply_context_parallel(*model->blocks()[0], mesh->slice({"cp"})); }),
                 HasSubstr("no DecoderModel"));
     apply_context_parallel(*model, mesh->slice({"cp"}));
-    const auto tokens = at::zeros({1, 4}, at::kLong);
+    const auto tokens = here(at::zeros({1, 4}, at::kLong));
     EXPECT_THAT(error_of([&] { model->logits({.tokens = tokens, .logits_to_keep = 1}); }),
                 HasSubstr("logits_to_keep (1)"));
-    const auto uneven = at::zeros({1, world->rank() == 0 ? 2 : 5}, at::kLong);
+    const auto uneven = here(at::zeros({1, world->rank() == 0 ? 2 : 5}, at::kLong));
     EXPECT_THAT(error_of([&] { model->logits({.tokens = uneven}); }), HasSubstr("Cut rows with ContextLayout::shard"));
   });
 }

@@ -19,9 +19,10 @@ struct Strategy {
 
   void apply(nn::Module& model, const std::vector<nn::Module*>& blocks, const WorldPtr& world) const {
     const std::string dim = sharded ? "dp_shard" : "dp_replicate";
-    data_parallel(
-        model, blocks,
-        {.mesh = init_device_mesh(world, "cpu", {world->size()}, {dim}), .shard = shard, .replicate = replicate});
+    data_parallel(model, blocks,
+                  {.mesh = init_device_mesh(world, test_device_type(), {world->size()}, {dim}),
+                   .shard = shard,
+                   .replicate = replicate});
   }
   void apply(SmallModel& model, const WorldPtr& world) const { apply(model, blocks_of(model), world); }
 };
@@ -96,7 +97,7 @@ TEST_P(DataParallelStrategy, TrainsLikeOneProcess) {
 TEST(FullyShard, ReplicatesOverTheFirstDimOfA2dMesh) {
   for (const auto& shape : {std::vector<int64_t>{2, 2}, {1, 4}, {4, 1}}) {
     on_threads(4, [&](const WorldPtr& world) {
-      const auto mesh = init_device_mesh(world, "cpu", shape, {"replicate", "shard"});
+      const auto mesh = init_device_mesh(world, test_device_type(), shape, {"replicate", "shard"});
       train_beside_plain(world, [&](SmallModel& model) {
         shard(model, {.mesh = mesh});
         EXPECT_EQ(to_string(placements(model.norm)), "(R, S(0))");
@@ -170,14 +171,14 @@ TEST_P(DataParallelStrategy, GivesUnusedParametersNoGradientUnlessSomeRankUsedTh
     const std::vector<int64_t> rows = {2, 3, 1};
     const int64_t n = rows[static_cast<size_t>(world->rank())];
     for (int step = 0; step < 2; ++step) {
-      for (const int64_t each : rows) plain(at::full({each, 4}, 0.5 * each)).backward();
-      model(at::full({n, 4}, 0.5 * n)).backward();
+      for (const int64_t each : rows) plain(here(at::full({each, 4}, 0.5 * each))).backward();
+      model(here(at::full({n, 4}, 0.5 * n))).backward();
       EXPECT_FALSE(model.parameters()[2].grad().defined());
       EXPECT_LT(distance(whole_gradients(model), whole_gradients(plain)), kTolerance);
     }
     // Nobody uses it now: the gradient stays as it is.
     const auto before = whole(model.parameters()[1].grad()).clone();
-    model(at::ones({1, 4})).backward();
+    model(here(at::ones({1, 4}))).backward();
     EXPECT_TRUE(whole(model.parameters()[1].grad()).equal(before));
   });
 }
@@ -214,7 +215,7 @@ TEST_P(DataParallelStrategy, StartsAfreshAfterAnException) {
     EXPECT_THAT(error_of([&] { rank_backward(model, *world, 1); }), HasSubstr("hook failed"));  // with work under way
     model.layers[0]->remove_hook(failing);
     model.zero_grad();
-    EXPECT_NE(error_of([&] { model(at::full({1, 5}, 1000, at::kLong)); }), "");  // tokens outside the vocabulary
+    EXPECT_NE(error_of([&] { model(here(at::full({1, 5}, 1000, at::kLong))); }), "");  // tokens outside the vocabulary
     rank_backward(clean, *world, 0);
     clean.zero_grad();
     for (auto* each : {&clean, &model}) rank_backward(*each, *world, 2);
@@ -239,7 +240,7 @@ TEST(DataParallel, ReplicatesTensorParallelParametersOverTheOtherMeshDim) {
       }
       at::Tensor forward(const at::Tensor& x) { return at::linear(at::gelu(at::linear(x * gain, up)), down); }
     } plain, model;
-    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp_replicate", "tp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"dp_replicate", "tp"});
     const auto tp = mesh->slice({"tp"});
     const std::vector<Placements> wanted = {{Shard(0)}, {Shard(1)}, {Replicate()}};
     const auto slots = model.named_parameters();
@@ -271,7 +272,7 @@ TEST(DataParallel, FollowsTheMesh) {
          {Case{{4, 1}, {"dp_replicate", "dp_shard"}, false}, Case{{1, 4}, {"dp_replicate", "dp_shard"}, true},
           Case{{2, 2}, {"dp_replicate", "dp_shard"}, true}, Case{{4}, {"dp_replicate"}, false},
           Case{{4}, {"dp_shard"}, true}}) {
-      const auto mesh = init_device_mesh(world, "cpu", shape, names);
+      const auto mesh = init_device_mesh(world, test_device_type(), shape, names);
       SmallModel plain, model;
       data_parallel(model, blocks_of(model), {.mesh = mesh});
       set_gradient_divide_factor(model, 1);

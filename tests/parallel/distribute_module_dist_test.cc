@@ -8,14 +8,18 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/parallel/distribute_module.h"
 #include "tessera/parallel/module_trace.h"
+#include "tests/support/ranks.h"
 
 namespace tessera {
 namespace {
 
+using testing::here;
+using testing::test_device_type;
+
 struct Linear : nn::Callable<Linear> {
   at::Tensor weight;
   Linear(int64_t in, int64_t out, double value) {
-    weight = register_parameter("weight", weight, at::full({out, in}, value));
+    weight = register_parameter("weight", weight, here(at::full({out, in}, value)));
   }
   at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight); }
 };
@@ -26,13 +30,15 @@ struct Net : nn::Callable<Net> {
   explicit Net(double value) {
     up = register_module("up", std::make_shared<Linear>(4, 8, value));
     down = register_module("down", std::make_shared<Linear>(8, 4, value));
-    scale = register_buffer("scale", scale, at::full({4}, value), true);
+    scale = register_buffer("scale", scale, here(at::full({4}, value)), true);
   }
   at::Tensor forward(const at::Tensor& x) { return (*down)((*up)(x)) * scale; }
 };
 
 void on_two_ranks(const std::function<void(const MeshPtr&)>& body) {
-  comm::run_thread_ranks(2, [&](std::shared_ptr<comm::World> world) { body(init_device_mesh(world, "cpu", {2})); });
+  testing::run_ranks({.size = 2}, [&](const std::shared_ptr<comm::World>& world) {
+    body(init_device_mesh(world, test_device_type(), {2}));
+  });
 }
 
 // Column- and row-wise shards, as for tensor parallelism.
@@ -58,7 +64,7 @@ TEST(DistributeModule, PartitionsReplicatesTheRestAndWrapsTheCall) {
     EXPECT_EQ(placements(net.up->weight)[0], Shard(0));
     EXPECT_EQ(placements(net.down->weight)[0], Shard(1));
     EXPECT_EQ(placements(net.scale)[0], Replicate());
-    const at::Tensor x = at::arange(12, at::kFloat).view({3, 4});
+    const at::Tensor x = here(at::arange(12, at::kFloat)).view({3, 4});
     const at::Tensor y = net(x);
     EXPECT_FALSE(is_dtensor(y));
     EXPECT_TRUE(at::allclose(y, plain(x)));
@@ -85,7 +91,7 @@ TEST(DistributeModule, WithoutAPartitionEverythingIsReplicatedAndKeepsItsFlags) 
     EXPECT_EQ(placements(net.up->weight)[0], Replicate());
     EXPECT_TRUE(net.up->weight.requires_grad());
     EXPECT_FALSE(net.down->weight.requires_grad());
-    EXPECT_TRUE(at::equal(to_local(net.up->weight.detach()), at::ones({8, 4})));
+    EXPECT_TRUE(at::equal(to_local(net.up->weight.detach()), here(at::ones({8, 4}))));
     EXPECT_EQ(net.parameters().size(), 2);
     EXPECT_TRUE(is_dtensor(net.parameters()[0]));
   });
@@ -107,7 +113,7 @@ struct Mover : nn::Callable<Mover> {
 TEST(ModuleTrace, AttributesCollectivesToModulesInForwardAndBackward) {
   on_two_ranks([](const MeshPtr& mesh) {
     Mover mover;
-    const at::Tensor x = distribute_tensor(at::ones({4, 2}).set_requires_grad(true), mesh, {Replicate()}) * 2;
+    const at::Tensor x = distribute_tensor(here(at::ones({4, 2})).set_requires_grad(true), mesh, {Replicate()}) * 2;
     CommDebugMode comm;
     {
       ModuleTrace trace(mover);

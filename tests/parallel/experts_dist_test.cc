@@ -26,7 +26,8 @@ struct ExpertLayout {
   int ranks() const { return static_cast<int>(replicas * shards * tensor_ranks); }
   int64_t parts() const { return replicas * shards; }
   MeshPtr mesh(const WorldPtr& world) const {
-    return init_device_mesh(world, "cpu", {replicas, shards, tensor_ranks}, {"dp_replicate", "dp_shard", "tp"});
+    return init_device_mesh(world, test_device_type(), {replicas, shards, tensor_ranks},
+                            {"dp_replicate", "dp_shard", "tp"});
   }
 };
 
@@ -83,17 +84,17 @@ void send_all_to_one_expert(CausalLM& model) {
 StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int64_t part, int64_t parts,
                              comm::Group* world, int64_t alike, const at::Tensor& document_ids) {
   auto generator = at::detail::createCPUGenerator(9);
-  const auto text = at::randint(0, 37, {rows, length + 1}, generator, at::kLong);
+  const auto text = here(at::randint(0, 37, {rows, length + 1}, generator, at::kLong));
   const auto take = [&](const at::Tensor& all) {
     return all.tensor_split(parts, 0)[static_cast<size_t>(part)].contiguous();
   };
-  auto labels = text.narrow(1, 1, length).masked_fill(document_ids.lt(0), kIgnoredLabel);
+  auto labels = text.narrow(1, 1, length).masked_fill(here(document_ids).lt(0), kIgnoredLabel);
   if (world != nullptr) set_gradient_divide_factor(model, 1);
   const auto statistics = nn::router_statistics(model);
   statistics->begin();
-  auto loss =
-      model.loss_sum({.tokens = take(text.narrow(1, 0, length)), .document_ids = take(document_ids)}, take(labels)) /
-      static_cast<double>(rows * length);
+  auto loss = model.loss_sum({.tokens = take(text.narrow(1, 0, length)), .document_ids = take(here(document_ids))},
+                             take(labels)) /
+              static_cast<double>(rows * length);
   StepOutcome out;
   if (world != nullptr) {
     out.loss = settle_router_statistics(*statistics, *world).item<double>();
@@ -103,7 +104,7 @@ StepOutcome balanced_outcome(CausalLM& model, int64_t rows, int64_t length, int6
   }
   loss.backward();
   statistics->end();
-  auto sum = loss.detach().to(at::kDouble).reshape({1}).clone();
+  const auto sum = loss.detach().to(at::kDouble).cpu().reshape({1}).clone();
   if (world != nullptr) comm::all_reduce(*world, sum).wait();
   out.loss += sum.item<double>() / static_cast<double>(alike);
   out.norm = optim::get_grad_norm(model.parameters());
@@ -219,7 +220,7 @@ TEST(ExpertParallel, DropsTheSameTokensWhereRanksHaveWholeSequences) {
 
 TEST(ExpertParallel, LoadBalanceLossIsThatOfAllTokensThatAreReal) {
   const auto family = experts_with(R"(, "output_router_logits": true, "router_aux_loss_coef": 0.7)");
-  auto ids = at::zeros({kRows, kLength}, at::kLong);
+  auto ids = here(at::zeros({kRows, kLength}, at::kLong));
   ids.narrow(1, 3, 2).fill_(1);
   ids[1].narrow(0, 2, 3).fill_(-1);
   ids[4].fill_(-1);
@@ -242,7 +243,7 @@ TEST(ExpertParallel, RanksWithoutTokensTakePart) {
   const nn::MoEOptions options{.width = 6, .inner = 5, .experts = 8, .chosen = 2};
   const auto x = Values(8)({18, 6}, 1.0), weights = Values(9)({18, 6}, 1.0);
   const auto rows_of = [](const at::Tensor& all, int64_t rank) {
-    return all.narrow(0, 3 * rank * (rank - 1) / 2, 3 * rank).clone();
+    return here(all.narrow(0, 3 * rank * (rank - 1) / 2, 3 * rank).clone());
   };
   nn::MoE one(options, {});
   draw(one);
@@ -250,9 +251,10 @@ TEST(ExpertParallel, RanksWithoutTokensTakePart) {
   const auto wanted = one(leaf, nn::RealTokens{});
   (wanted * weights).sum().backward();
   on_threads(4, [&](const WorldPtr& world) {
-    nn::MoE block(options, {});
+    nn::MoE block(options, {.device = test_device()});
     draw(block);
-    apply_expert_parallel(block, {.mesh = make_expert_mesh(init_device_mesh(world, "cpu", {4}, {"dp_shard"}), 4)});
+    apply_expert_parallel(
+        block, {.mesh = make_expert_mesh(init_device_mesh(world, test_device_type(), {4}, {"dp_shard"}), 4)});
     auto own = rows_of(x, world->rank()).set_requires_grad(true);
     const auto y = block(own, nn::RealTokens{});
     (y * rows_of(weights, world->rank())).sum().backward();
@@ -261,16 +263,16 @@ TEST(ExpertParallel, RanksWithoutTokensTakePart) {
     for (const bool up : {false, true}) {
       const auto& found = up ? block.experts->gate_up_proj : block.experts->down_proj;
       const auto& theirs = up ? one.experts->gate_up_proj : one.experts->down_proj;
-      EXPECT_TRUE(at::allclose(whole(found.grad()), theirs.grad(), 1e-4, 1e-5));
+      EXPECT_TRUE(at::allclose(whole(found.grad()), here(theirs.grad()), 1e-4, 1e-5));
     }
   });
   on_threads(2, [&](const WorldPtr& world) {
-    nn::MoE block(options, {});
+    nn::MoE block(options, {.device = test_device()});
     draw(block);
-    const auto tp = init_device_mesh(world, "cpu", {2}, {"tp"});
+    const auto tp = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     apply_expert_parallel(block, {.mesh = make_expert_mesh(tp, 2), .tensor_parallel = tp});
-    const auto y = block(x.narrow(0, 4, 1), nn::RealTokens{});
-    EXPECT_TRUE(at::allclose(y, wanted.narrow(0, 4, 1), 1e-4, 1e-6));
+    const auto y = block(here(x.narrow(0, 4, 1)), nn::RealTokens{});
+    EXPECT_TRUE(at::allclose(y, here(wanted.narrow(0, 4, 1)), 1e-4, 1e-6));
   });
 }
 
@@ -282,7 +284,7 @@ TEST(ExpertParallel, AveragedGradientsOfExpertsAreScaled) {
   on_threads(4, [&](const WorldPtr& world) {
     const auto model = parallel_model(config_of(family), layout, world, ActivationCheckpointing::kNone);
     auto generator = at::detail::createCPUGenerator(9);
-    const auto text = at::randint(0, 37, {kRows, kLength + 1}, generator, at::kLong);
+    const auto text = here(at::randint(0, 37, {kRows, kLength + 1}, generator, at::kLong));
     const auto own = text.tensor_split(4, 0)[static_cast<size_t>(world->rank())];
     auto labels = own.narrow(1, 1, kLength).clone();
     labels.select(1, 0).fill_(kIgnoredLabel);
@@ -322,13 +324,13 @@ TEST(ExpertParallel, ComputesInBFloat16) {
 
 TEST(ExpertParallel, OnlyTokensOfExpertsElsewhereMove) {
   on_threads(4, [](const WorldPtr& world) {
-    nn::MoE block({.width = 16, .inner = 8, .experts = 8, .chosen = 3}, {});
+    nn::MoE block({.width = 16, .inner = 8, .experts = 8, .chosen = 3}, {.device = test_device()});
     {
       const at::NoGradGuard no_grad;
       Values values(4);
       for (const auto& parameter : block.parameters()) parameter.copy_(values(parameter.sizes().vec()));
     }
-    const auto mesh = make_expert_mesh(init_device_mesh(world, "cpu", {4}, {"dp_shard"}), 4);
+    const auto mesh = make_expert_mesh(init_device_mesh(world, test_device_type(), {4}, {"dp_shard"}), 4);
     apply_expert_parallel(block, {.mesh = mesh});
     Values values(static_cast<uint64_t>(20 + world->rank()));
     const int64_t tokens = 5 + 4 * world->rank();
@@ -369,8 +371,8 @@ TEST(ExpertParallel, ParametersLieOverTheirMeshes) {
       lies[named.name] =
           to_string(placements(named.slot->parameter)) + " " + device_mesh(named.slot->parameter)->to_string();
     }
-    const std::string experts = "DeviceMesh((ep_shard=2, ep=2), 'cpu')",
-                      dense = "DeviceMesh((dp_shard=2, tp=2), 'cpu')";
+    const std::string experts = "DeviceMesh((ep_shard=2, ep=2), '" + test_device_type() + "')",
+                      dense = "DeviceMesh((dp_shard=2, tp=2), '" + test_device_type() + "')";
     EXPECT_EQ(lies["model.layers.0.mlp.experts.gate_up_proj"], "(_S(0, 2), S(0)) " + experts);
     EXPECT_EQ(lies["model.layers.1.mlp.experts.down_proj"], "(_S(0, 2), S(0)) " + experts);
     EXPECT_EQ(lies["model.layers.0.mlp.gate.weight"], "(S(0), R) " + dense);
@@ -393,7 +395,7 @@ TEST(ExpertParallel, LoadsItsExpertsAndSavesTheSameFolder) {
       load_pretrained(*model, folder / "one");
       const at::NoGradGuard no_grad;
       const auto parameters = model->parameters();
-      for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(whole(parameters[i]), wanted[i])) << i;
+      for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::equal(whole(parameters[i]), here(wanted[i]))) << i;
       save_pretrained(*model, again, {});
     });
     EXPECT_EQ(read_file(again / "model.safetensors"), read_file(folder / "one" / "model.safetensors")) << layout.name;

@@ -56,7 +56,7 @@ TEST(Fsdp1, TrainsAsOneRank) {
       for (const auto strategy : kStrategies) {
         for (const bool use_orig_params : {false, true}) {
           SCOPED_TRACE(::testing::Message() << static_cast<int>(strategy) << use_orig_params);
-          const Fsdp1Options options = {world->group(), strategy, use_orig_params};
+          const Fsdp1Options options = {group_of(world), strategy, use_orig_params};
           expect_trains_as_plain(world, options, true, use_orig_params ? decaying_adam : adam);
           if (strategy != ShardingStrategy::kFullShard) continue;
           expect_trains_as_plain(world, options, true, momentum);
@@ -68,13 +68,13 @@ TEST(Fsdp1, TrainsAsOneRank) {
 }
 
 TESSERA_RANKS_TEST(Fsdp1, TrainsWhereverRanksRun, (2)) {
-  expect_trains_as_plain(world, {.group = world->group()}, true, adam);
-  expect_trains_as_plain(world, {.group = world->group(), .use_orig_params = true}, true, adam);
+  expect_trains_as_plain(world, {.group = group_of(world)}, true, adam);
+  expect_trains_as_plain(world, {.group = group_of(world), .use_orig_params = true}, true, adam);
 }
 
 TEST(Fsdp1, TrainsOverAGroupOfSomeRanks) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"a", "b"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"a", "b"});
     SmallModel plain, model;
     wrap(model, {.group = mesh->group("b"), .use_orig_params = true});
     const auto rank = static_cast<int>(mesh->local_rank(1));
@@ -88,7 +88,7 @@ TEST(Fsdp1, GivesTheSameBitsAgain) {
   on_threads(3, [](const WorldPtr& world) {
     const auto trained = [&](bool use_orig_params) {
       SmallModel model;
-      wrap(model, {.group = world->group(), .use_orig_params = use_orig_params});
+      wrap(model, {.group = group_of(world), .use_orig_params = use_orig_params});
       const auto optimizer = adam(model);
       for (int step = 0; step < 3; ++step) {
         mean_backward(model, *world, step);
@@ -109,11 +109,12 @@ TEST(Fsdp1, HoldsWhatItsStrategySays) {
     struct Expected {
       int64_t gathers, reductions, peak;
     };
-    const Expected expected[] = {{6 + 6 + 1, 7, 2}, {6 + 1, 7, 7}, {0, 7, 7}};  // of six layers and the root
+    const int64_t ahead = on_accelerator() ? 1 : 0;  // what was freed is kept until the next one is gathered
+    const Expected expected[] = {{6 + 6 + 1, 7, 2 + ahead}, {6 + 1, 7, 7}, {0, 7, 7}};  // of six layers and the root
     for (const auto strategy : kStrategies) {
       const auto& want = expected[static_cast<size_t>(strategy)];
       SmallModel model(6);
-      wrap(model, {.group = world->group(), .sharding_strategy = strategy});
+      wrap(model, {.group = group_of(world), .sharding_strategy = strategy});
       for (int step = 0; step < 2; ++step) {
         mean_backward(model, *world, step);
         const auto stats = fsdp_stats(model);
@@ -146,7 +147,7 @@ TEST(Fsdp1, AccumulatesWithAndWithoutSynchronisation) {
       for (const bool use_orig_params : {false, true}) {
         for (int mask = 0; mask < 4; ++mask) {
           SmallModel plain, model;
-          wrap(model, {world->group(), strategy, use_orig_params});
+          wrap(model, {group_of(world), strategy, use_orig_params});
           for (int i = 0; i < 3; ++i) {
             plain_backward(plain, i);
             if (i == 2 || (mask >> i & 1) != 0) {
@@ -179,8 +180,8 @@ TEST(Fsdp1, AllowsAUnitToRunSeveralTimesInOneForward) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       Twice plain, model;
-      wrap_fsdp1(*model.layer, {.group = world->group(), .use_orig_params = use_orig_params});
-      wrap_fsdp1(model, {.group = world->group(), .use_orig_params = use_orig_params});
+      wrap_fsdp1(*model.layer, {.group = group_of(world), .use_orig_params = use_orig_params});
+      wrap_fsdp1(model, {.group = group_of(world), .use_orig_params = use_orig_params});
       const auto input = Values(9)({4, 6});
       for (int step = 0; step < 2; ++step) {
         plain(input).sum().backward();
@@ -195,8 +196,8 @@ TEST(Fsdp1, GathersAgainWhatIsComputedAgain) {
   on_threads(2, [](const WorldPtr& world) {
     for (const auto& recompute : std::vector<std::vector<bool>>{{true, false, true}, {true, true, true}}) {
       Checkpointed plain({false, false, false}), model(recompute);
-      for (auto& layer : model.layers) wrap_fsdp1(*layer, {.group = world->group(), .use_orig_params = true});
-      wrap_fsdp1(model, {.group = world->group()});
+      for (auto& layer : model.layers) wrap_fsdp1(*layer, {.group = group_of(world), .use_orig_params = true});
+      wrap_fsdp1(model, {.group = group_of(world)});
       for (int step = 0; step < 2; ++step) {
         const auto input = Values(static_cast<uint64_t>(step))({4, 6});
         plain(input.clone().set_requires_grad(true)).sum().backward();
@@ -237,7 +238,7 @@ TEST(Fsdp1, GivesGradientsToUnitsInsideOfActivationCheckpoints) {
     for (const auto strategy : kStrategies) {
       for (const bool use_orig_params : {false, true}) {
         SCOPED_TRACE(::testing::Message() << static_cast<int>(strategy) << use_orig_params);
-        const Fsdp1Options options{world->group(), strategy, use_orig_params};
+        const Fsdp1Options options{group_of(world), strategy, use_orig_params};
         CheckpointsAround plain, model;
         for (auto& block : model.blocks) {
           wrap_fsdp1(*block->layer, options);
@@ -278,7 +279,7 @@ TEST(Fsdp1, KeepsStorageOrder) {
     for (const auto strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
       for (const bool use_orig_params : {false, true}) {
         Strided plain, model;
-        wrap_fsdp1(model, {world->group(), strategy, use_orig_params});
+        wrap_fsdp1(model, {group_of(world), strategy, use_orig_params});
         const auto plain_optimizer = momentum(plain), optimizer = momentum(model);
         for (uint64_t step = 0; step < 2; ++step) {
           const auto input = Values(step)({4, 6});
@@ -304,7 +305,7 @@ TEST(Fsdp1, LeavesFrozenMembersAlone) {
       each->layers[1]->set_requires_grad(false);
       each->layers[0]->parameters()[1].set_requires_grad(false);
     }
-    wrap(model, {.group = world->group(), .use_orig_params = true});
+    wrap(model, {.group = group_of(world), .use_orig_params = true});
     const auto plain_optimizer = momentum(plain), optimizer = momentum(model);
     for (int step = 0; step < 2; ++step) {
       plain_backward(plain, step);
@@ -344,22 +345,22 @@ TEST(Fsdp1, TellsAMemberThatNoRankUsedFromOneThatSomeRankUsed) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       Picky model;
-      wrap_fsdp1(model, {.group = world->group(), .use_orig_params = use_orig_params});
-      model(at::ones({3}), false).sum().backward();
+      wrap_fsdp1(model, {.group = group_of(world), .use_orig_params = use_orig_params});
+      model(here(at::ones({3})), false).sum().backward();
       const auto infos = flat_parameter_handles(model)[0]->shard_param_infos();
       EXPECT_EQ(model.parameters().back().grad().defined(), !use_orig_params);
-      model(at::ones({3}), world->rank() == 0).sum().backward();
+      model(here(at::ones({3})), world->rank() == 0).sum().backward();
       EXPECT_EQ(model.parameters().back().grad().defined(), !use_orig_params || infos[1].in_shard);
       const auto grads = whole_grads(model);
-      EXPECT_TRUE(grads.at("second").allclose(at::full({6}, 1.5)));  // 3 on one of two ranks
-      EXPECT_TRUE(grads.at("first").allclose(at::full({5}, 6.0)));
+      EXPECT_TRUE(grads.at("second").allclose(here(at::full({6}, 1.5))));  // 3 on one of two ranks
+      EXPECT_TRUE(grads.at("first").allclose(here(at::full({5}, 6.0))));
     }
   });
 }
 
 struct Scale : nn::Callable<Scale> {
   at::Tensor weight;
-  explicit Scale(at::TensorOptions options) { register_parameter("weight", weight, at::ones({5}, options)); }
+  explicit Scale(at::TensorOptions options) { register_parameter("weight", weight, here(at::ones({5}, options))); }
   at::Tensor forward(const at::Tensor& x) { return (x * weight).sum(); }
 };
 
@@ -368,9 +369,9 @@ TEST(Fsdp1, AveragesFloat16WithoutLeavingItsRange) {
     for (const auto strategy : {ShardingStrategy::kFullShard, ShardingStrategy::kNoShard}) {
       for (const bool use_orig_params : {false, true}) {
         Scale model(at::kHalf);
-        wrap_fsdp1(model, {world->group(), strategy, use_orig_params});
-        model(at::full({5}, 30000, at::kHalf)).backward(at::ones({}, at::kHalf));
-        EXPECT_TRUE(whole_grads(model).at("weight").equal(at::full({5}, 30000, at::kHalf)));
+        wrap_fsdp1(model, {group_of(world), strategy, use_orig_params});
+        model(here(at::full({5}, 30000, at::kHalf))).backward(here(at::ones({}, at::kHalf)));
+        EXPECT_TRUE(whole_grads(model).at("weight").equal(here(at::full({5}, 30000, at::kHalf))));
       }
     }
   });
@@ -383,7 +384,7 @@ TEST(Fsdp1, LetsGoOfWhatItFlattened) {
       const c10::weak_intrusive_ptr<c10::StorageImpl> table(
           c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(model.embedding.storage().unsafeGetStorageImpl()));
       EXPECT_FALSE(table.expired());
-      wrap(model, {.group = world->group(), .use_orig_params = use_orig_params});
+      wrap(model, {.group = group_of(world), .use_orig_params = use_orig_params});
       EXPECT_TRUE(table.expired());
     }
   });
@@ -393,7 +394,7 @@ TEST(Fsdp1, SeesWritesToShardsThatStayedGathered) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       SmallModel plain, model;
-      wrap(model, {world->group(), ShardingStrategy::kShardGradOp, use_orig_params});
+      wrap(model, {group_of(world), ShardingStrategy::kShardGradOp, use_orig_params});
       model(tokens_of(0));  // a backward could follow
       EXPECT_EQ(fsdp_stats(model).unsharded_groups, 4);
       {
@@ -411,7 +412,7 @@ TEST(Fsdp1, SeesWritesToShardsThatStayedGathered) {
 TEST(Fsdp1, GoesOnAfterAForwardThatThrew) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain, model;
-    wrap(model, {.group = world->group()});
+    wrap(model, {.group = group_of(world)});
     bool fail = true;
     model.layers[1]->register_forward_hook([&](nn::Module&, nn::TensorRefs&) {
       if (std::exchange(fail, false)) raise(ErrorKind::kConfig, "on purpose");

@@ -67,7 +67,7 @@ TEST(Fsdp1MixedPrecision, ComputesAndReducesInItsDtypes) {
           SCOPED_TRACE(::testing::Message()
                        << toString(compute) << toString(sum) << static_cast<int>(strategy) << use_orig_params);
           SmallModel model;
-          wrap(model, {world->group(), strategy, use_orig_params, {.param_dtype = param, .reduce_dtype = reduce}});
+          wrap(model, {group_of(world), strategy, use_orig_params, {.param_dtype = param, .reduce_dtype = reduce}});
           c10::ScalarType seen{};
           model.layers[1]->register_forward_pre_hook(
               [&](nn::Module&, nn::TensorRefs&) { seen = model.layers[1]->up.scalar_type(); });
@@ -92,7 +92,7 @@ TEST(Fsdp1MixedPrecision, TrainsTheFullPrecisionShards) {
     for (const auto strategy : kStrategies) {
       for (const bool use_orig_params : {false, true}) {
         SmallModel plain, model;
-        wrap(model, {world->group(), strategy, use_orig_params, {.param_dtype = at::kDouble}});
+        wrap(model, {group_of(world), strategy, use_orig_params, {.param_dtype = at::kDouble}});
         const auto plain_optimizer = optim::make_sgd(plain, {.lr = 0.1}),
                    optimizer = optim::make_sgd(model, {.lr = 0.1});
         for (int step = 0; step < 3; ++step) {
@@ -121,8 +121,8 @@ TEST(Fsdp1MixedPrecision, KeepsGradientsLowWhereAsked) {
         const MixedPrecision mixed{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
         auto keeping = mixed;
         keeping.keep_low_precision_grads = true;
-        wrap(model, {world->group(), strategy, use_orig_params, keeping});
-        wrap(other, {world->group(), strategy, use_orig_params, mixed});
+        wrap(model, {group_of(world), strategy, use_orig_params, keeping});
+        wrap(other, {group_of(world), strategy, use_orig_params, mixed});
         const bool sharded = strategy != ShardingStrategy::kNoShard;
         for (int step = 0; step < 2; ++step) {  // the second adds up
           mean_backward(model, *world, step);
@@ -145,9 +145,9 @@ struct Sees : nn::Callable<Sees> {
   std::shared_ptr<Sees> inner;
   c10::ScalarType input{}, buffer{};
   explicit Sees(bool with_inner) {
-    register_parameter("weight", weight, at::ones({4}));
-    register_buffer("mean", mean, at::full({2}, 1.0 / 3), /*persistent=*/true);
-    register_buffer("count", count, at::ones({1}, at::kLong), /*persistent=*/true);
+    register_parameter("weight", weight, here(at::ones({4})));
+    register_buffer("mean", mean, here(at::full({2}, 1.0 / 3)), /*persistent=*/true);
+    register_buffer("count", count, here(at::ones({1}, at::kLong)), /*persistent=*/true);
     if (with_inner) inner = register_module("inner", std::make_shared<Sees>(false));
   }
   at::Tensor forward(const at::Tensor& x) {
@@ -165,13 +165,13 @@ TEST(Fsdp1MixedPrecision, CastsInputsOfTheRootAndBuffers) {
         Sees model(true);
         MixedPrecision mixed{.param_dtype = at::kBFloat16, .buffer_dtype = at::kHalf};
         mixed.cast_forward_inputs = inner_casts;
-        wrap_fsdp1(*model.inner, {.group = world->group(), .mixed_precision = mixed});
+        wrap_fsdp1(*model.inner, {.group = group_of(world), .mixed_precision = mixed});
         mixed.cast_forward_inputs = false;
         mixed.cast_root_forward_inputs = root_casts;
         mixed.buffer_dtype = at::kBFloat16;
-        wrap_fsdp1(model, {.group = world->group(), .mixed_precision = mixed});
+        wrap_fsdp1(model, {.group = group_of(world), .mixed_precision = mixed});
         EXPECT_EQ(model.mean.scalar_type(), at::kFloat);
-        model(at::ones({4})).sum().backward();
+        model(here(at::ones({4}))).sum().backward();
         EXPECT_EQ(model.input, root_casts ? at::kBFloat16 : at::kFloat);
         EXPECT_EQ(model.inner->input, inner_casts ? at::kBFloat16 : at::kFloat);
         EXPECT_EQ(model.buffer, at::kBFloat16);
@@ -189,8 +189,8 @@ TEST(Fsdp1MixedPrecision, CastsInputsOfTheRootAndBuffers) {
 
 TEST(Fsdp1Hybrid, TrainsAsOneRank) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto two_by_two = init_device_mesh(world, "cpu", {2, 2}, {"replicate", "shard"});
-    const auto one_by_four = init_device_mesh(world, "cpu", {4, 1}, {"replicate", "shard"});
+    const auto two_by_two = init_device_mesh(world, test_device_type(), {2, 2}, {"replicate", "shard"});
+    const auto one_by_four = init_device_mesh(world, test_device_type(), {4, 1}, {"replicate", "shard"});
     for (const auto& mesh : {two_by_two, one_by_four}) {
       for (const auto strategy : {ShardingStrategy::kHybridShard, ShardingStrategy::kHybridShardZero2}) {
         for (const bool use_orig_params : {false, true}) {
@@ -232,7 +232,7 @@ TEST(Fsdp1Hybrid, TrainsAsOneRank) {
 
 TEST(Fsdp1Hybrid, CostsOneReductionOfShardsMore) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"replicate", "shard"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"replicate", "shard"});
     for (const auto strategy : {ShardingStrategy::kHybridShard, ShardingStrategy::kHybridShardZero2}) {
       SmallModel model(6);
       wrap(model,
@@ -247,10 +247,11 @@ TEST(Fsdp1Hybrid, CostsOneReductionOfShardsMore) {
 // ---- offloading ----
 
 TEST(Fsdp1CpuOffload, OfAModelOnTheCpuChangesNothingAndSaysSoOnce) {
+  TESSERA_CPU_ONLY("is about a model on the CPU");
   ::testing::internal::CaptureStderr();
   on_threads(2, [](const WorldPtr& world) {
     SmallModel plain, model;
-    wrap(model, {.group = world->group(), .cpu_offload = {.offload_params = true}});
+    wrap(model, {.group = group_of(world), .cpu_offload = {.offload_params = true}});
     plain_backward(plain, 0);
     mean_backward(model, *world, 0);
     EXPECT_LT(distance(whole_grads(model), plain_grads(plain)), kTolerance);
@@ -275,7 +276,7 @@ struct FromMeta {
       alive.push_back(before);
       auto& value = made[before.unsafeGetTensorImpl()];
       if (!value.defined()) {
-        value = (at::arange(before.numel(), at::kDouble) + static_cast<double>(slot.name.size()))
+        value = (here(at::arange(before.numel(), at::kDouble)) + static_cast<double>(slot.name.size()))
                     .sin()
                     .view(before.sizes());
         value = (value * 0.3).set_requires_grad(true);
@@ -292,7 +293,7 @@ TEST(Fsdp1Meta, ParametersAreMadeUnitByUnit) {
       SmallModel plain(3, meta), model(3, meta);
       FromMeta of_plain, of_model;
       for (const auto& [path, module] : plain.named_modules()) of_plain(*module);
-      wrap(model, {.group = world->group(),
+      wrap(model, {.group = group_of(world),
                    .use_orig_params = use_orig_params,
                    .param_init_fn = [&](nn::Module& module) { of_model(module); }});
       EXPECT_EQ(of_model.calls, 4);
@@ -303,12 +304,12 @@ TEST(Fsdp1Meta, ParametersAreMadeUnitByUnit) {
 
       const auto error_with = [&](const std::function<void(nn::Module&)>& make) {
         SmallModel other(1, meta);
-        return error_of([&] { wrap_fsdp1(other, {.group = world->group(), .param_init_fn = make}); });
+        return error_of([&] { wrap_fsdp1(other, {.group = group_of(world), .param_init_fn = make}); });
       };
       EXPECT_THAT(error_with([](nn::Module&) {}), HasSubstr("param_init_fn left it on the meta device"));
       EXPECT_THAT(error_with([](nn::Module& module) {
                     for (auto& slot : module.own_parameters()) {
-                      nn::Module::set_parameter(slot, at::zeros(slot.parameter.sizes()).set_requires_grad(true));
+                      nn::Module::set_parameter(slot, here(at::zeros(slot.parameter.sizes())).set_requires_grad(true));
                     }
                   }),
                   HasSubstr("embedding and head: one tensor before param_init_fn, two after it"));
@@ -331,7 +332,7 @@ TEST(Fsdp1Summon, ShowsWholeParametersAndWritesThemBack) {
       for (const bool use_orig_params : {false, true}) {
         SCOPED_TRACE(::testing::Message() << static_cast<int>(strategy) << use_orig_params);
         SmallModel plain, model;
-        wrap(model, {world->group(), strategy, use_orig_params, {.param_dtype = at::kBFloat16}});
+        wrap(model, {group_of(world), strategy, use_orig_params, {.param_dtype = at::kBFloat16}});
         const auto before = names_of(model);
         const auto leaves = model.parameters();
         const auto change = [](nn::Module& of) {
@@ -365,7 +366,7 @@ TEST(Fsdp1Summon, OfGradientsOfSomeUnitsAndOnTheFirstRank) {
   on_threads(3, [](const WorldPtr& world) {
     for (const auto strategy : kStrategies) {
       SmallModel plain, model;
-      wrap(model, {world->group(), strategy, true});
+      wrap(model, {group_of(world), strategy, true});
       plain_backward(plain, 0);
       mean_backward(model, *world, 0);
       model.layers[0]->parameters()[2].mutable_grad().reset();
@@ -384,7 +385,7 @@ TEST(Fsdp1Summon, OfGradientsOfSomeUnitsAndOnTheFirstRank) {
     }
     for (const bool use_orig_params : {false, true}) {
       SmallModel plain, model;
-      wrap(model, {.group = world->group(), .use_orig_params = use_orig_params});
+      wrap(model, {.group = group_of(world), .use_orig_params = use_orig_params});
       const auto sharded = names_of(model);
       summon_full_params(model, {.writeback = false, .rank0_only = true, .offload_to_cpu = true}, [&] {
         EXPECT_EQ(names_of(model), world->rank() == 0 ? names_of(plain) : sharded);
@@ -404,8 +405,8 @@ TEST(Fsdp1Summon, RefusesWhatItCannotDoAndAlwaysPutsTheShardsBack) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       SmallModel model, unsharded;
-      wrap(model, {.group = world->group(), .use_orig_params = use_orig_params});
-      wrap(unsharded, {world->group(), ShardingStrategy::kNoShard, use_orig_params});
+      wrap(model, {.group = group_of(world), .use_orig_params = use_orig_params});
+      wrap(unsharded, {group_of(world), ShardingStrategy::kNoShard, use_orig_params});
       const auto sharded = names_of(model);
       const auto before = whole_values(model);
       const auto nothing = [] {};
@@ -423,7 +424,7 @@ TEST(Fsdp1Summon, RefusesWhatItCannotDoAndAlwaysPutsTheShardsBack) {
                   HasSubstr("summoned already"));
       EXPECT_THAT(error_of([&] {
                     summon_full_params(model, {}, [&] {
-                      nn::Module::set_parameter(model.layers[1]->own_parameters()[1], at::ones({3}));
+                      nn::Module::set_parameter(model.layers[1]->own_parameters()[1], here(at::ones({3})));
                     });
                   }),
                   HasSubstr("'up' was replaced by a tensor of shape [3], wanted [10, 6]"));

@@ -32,7 +32,7 @@ std::vector<std::string> handle_names(nn::Module& module) {
 TEST(Fsdp1Units, ShowOneFlatParameterEach) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model(2);
-    wrap(model, {.group = world->group()});
+    wrap(model, {.group = group_of(world)});
     EXPECT_THAT(shown_names(model), ElementsAre("_flat_param", "layers.0._flat_param", "layers.1._flat_param"));
     EXPECT_EQ(handle_names(model), shown_names(model));
     EXPECT_THAT(shown_names(*model.layers[1]), ElementsAre("_flat_param"));
@@ -58,7 +58,7 @@ TEST(Fsdp1Units, ShowAPieceOfEachOriginalParameter) {
   on_threads(3, [](const WorldPtr& world) {
     SmallModel plain, model;
     const auto names = shown_names(plain);
-    wrap(model, {.group = world->group(), .use_orig_params = true});
+    wrap(model, {.group = group_of(world), .use_orig_params = true});
     EXPECT_EQ(shown_names(model), names);
     EXPECT_EQ(handle_names(model), names);
     EXPECT_TRUE(model.head.is_same(model.embedding));
@@ -90,7 +90,7 @@ TEST(Fsdp1Units, KeepShapesWithoutSharding) {
     on_threads(size, [](const WorldPtr& world) {
       SmallModel plain, model;
       const auto strategy = world->size() == 1 ? ShardingStrategy::kFullShard : ShardingStrategy::kNoShard;
-      wrap(model, {world->group(), strategy, true});
+      wrap(model, {group_of(world), strategy, true});
       const auto handles = flat_parameter_handles(model);
       EXPECT_EQ(handles[0]->sharding_strategy(), ShardingStrategy::kNoShard);
       EXPECT_EQ(handles[0]->shard().numel(), handles[0]->layout().unpadded_numel());
@@ -106,7 +106,7 @@ TEST(Fsdp1Units, KeepShapesWithoutSharding) {
 TEST(Fsdp1Units, NamePaddingOnceAndHoldItInTheShard) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
-    wrap(model, {.group = world->group(), .use_orig_params = true});
+    wrap(model, {.group = group_of(world), .use_orig_params = true});
     const auto handle = flat_parameter_handles(model)[1];
     const auto& layout = handle->layout();
     std::vector<at::Tensor> values;
@@ -128,14 +128,14 @@ TEST(Fsdp1Units, WrapModulesThatShareAChildOnce) {
       }
       at::Tensor forward(const at::Tensor& x) { return (*layer)((*layer)(x)); }
     } plain, model;
-    wrap_fsdp1(model, {.group = world->group()});
+    wrap_fsdp1(model, {.group = group_of(world)});
     const auto& layout = flat_parameter_handles(model)[0]->layout();
     EXPECT_EQ(layout.members().size(), 4u);
     EXPECT_EQ(layout.shared().size(), 4u);
     EXPECT_EQ(layout.shared()[1].fqn, "b.up");
     EXPECT_EQ(layout.shared()[1].primary_fqn, "a.up");
-    plain(at::ones({2, 6})).sum().backward();
-    model(at::ones({2, 6})).sum().backward();
+    plain(here(at::ones({2, 6}))).sum().backward();
+    model(here(at::ones({2, 6}))).sum().backward();
     EXPECT_LT(distance(whole_grads(model), plain_grads(plain)), kTolerance);
   });
 }
@@ -146,8 +146,8 @@ TEST(Fsdp1Units, MayBeEmptyAroundOthers) {
       std::shared_ptr<SmallModel> inner = register_module("inner", std::make_shared<SmallModel>());
       at::Tensor forward(const at::Tensor& tokens) { return (*inner)(tokens); }
     } model;
-    wrap(*model.inner, {.group = world->group()});
-    wrap_fsdp1(model, {.group = world->group()});
+    wrap(*model.inner, {.group = group_of(world)});
+    wrap_fsdp1(model, {.group = group_of(world)});
     const auto handles = flat_parameter_handles(model);
     EXPECT_EQ(handles.size(), 4u);
     EXPECT_EQ(handles[1]->prefix(), "inner.layers.0.");
@@ -165,7 +165,7 @@ TEST(Fsdp1Units, GoOnFromWhatIsWrittenIntoTheirShards) {
         SmallModel model(2, at::kBFloat16, 7), other(2, at::kBFloat16, 9);
         std::vector<std::unique_ptr<optim::Optimizer>> optimizers;
         for (auto* each : {&model, &other}) {
-          wrap(*each, {world->group(), strategy, use_orig_params});
+          wrap(*each, {group_of(world), strategy, use_orig_params});
           optimizers.push_back(optim::make_adamw(*each, {.lr = 1e-2}));
         }
         const auto expect_alike_after_a_step = [&] {
@@ -201,9 +201,9 @@ TEST(Fsdp1ClipGradNorm, IsThatOfOneRank) {
           SmallModel plain, model;
           for (auto& layer : model.layers) {
             const auto strategy = layer == model.layers[1] ? ShardingStrategy::kNoShard : ShardingStrategy::kFullShard;
-            wrap_fsdp1(*layer, {world->group(), strategy, use_orig_params});
+            wrap_fsdp1(*layer, {group_of(world), strategy, use_orig_params});
           }
-          wrap_fsdp1(model, {.group = world->group(), .use_orig_params = use_orig_params});
+          wrap_fsdp1(model, {.group = group_of(world), .use_orig_params = use_orig_params});
           plain_backward(plain, 0);
           mean_backward(model, *world, 0);
           const double expected = optim::clip_grad_norm(plain.parameters(), 0.01, {.norm_type = norm_type});
@@ -220,7 +220,7 @@ TEST(Fsdp1ClipGradNorm, IsThatOfOneRank) {
 TEST(Fsdp1ClipGradNorm, SpreadsWhatIsNotFinite) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
-    wrap(model, {.group = world->group()});
+    wrap(model, {.group = group_of(world)});
     EXPECT_EQ(clip_grad_norm_(model, 1), 0);
     mean_backward(model, *world, 0);
     if (world->rank() == 1) model.parameters()[2].grad()[0].fill_(NAN);
@@ -248,7 +248,7 @@ TEST(Fsdp1Misuse, IsToldAlikeOnAllRanks) {
     const auto error_with = [&](Fsdp1Options options, const std::function<void(SmallModel&)>& prepare) {
       SmallModel model;
       prepare(model);
-      options.group = world->group();
+      options.group = group_of(world);
       return error_of([&] { wrap_fsdp1(model, options); });
     };
     const bool odd = world->rank() == 1;
@@ -273,15 +273,16 @@ TEST(Fsdp1Misuse, IsToldAlikeOnAllRanks) {
 
 TEST(Fsdp1Misuse, IsRefused) {
   on_threads(2, [](const WorldPtr& world) {
-    const Fsdp1Options options{.group = world->group()};
+    const Fsdp1Options options{.group = group_of(world)};
     const auto refusal = [&](const at::Tensor& value) {
       Single single(value);
       return error_of([&] { wrap_fsdp1(single, options); });
     };
-    EXPECT_THAT(refusal(at::ones({4, 4}).narrow(1, 0, 2)), HasSubstr("weight: strides 4,1 of shape 4x2 leave gaps"));
+    EXPECT_THAT(refusal(here(at::ones({4, 4})).narrow(1, 0, 2)),
+                HasSubstr("weight: strides 4,1 of shape 4x2 leave gaps"));
     EXPECT_THAT(refusal(at::empty({4}, at::kMeta)), HasSubstr("weight: still on the meta device"));
-    EXPECT_THAT(refusal(distribute_tensor(at::ones({4}), line(world), {Shard(0)})), HasSubstr("found a DTensor"));
-    EXPECT_EQ(refusal(at::ones({})), "");
+    EXPECT_THAT(refusal(distribute_tensor(here(at::ones({4})), line(world), {Shard(0)})), HasSubstr("found a DTensor"));
+    EXPECT_EQ(refusal(here(at::ones({}))), "");
     SmallModel model;
     EXPECT_THAT(error_of([&] { wrap_fsdp1(model, {}); }), HasSubstr("no group given"));
     EXPECT_EQ(flat_parameter_handles(model).size(), 0u);
@@ -297,7 +298,7 @@ TEST(Fsdp1Misuse, IsRefused) {
     EXPECT_THAT(error_of([&] { fully_shard(other, {.mesh = line(world)}); }), HasSubstr("wrap_fsdp1 was called on a"));
 
     SmallModel top_down;
-    wrap_fsdp1(top_down, {.group = world->group(), .use_orig_params = true});
+    wrap_fsdp1(top_down, {.group = group_of(world), .use_orig_params = true});
     EXPECT_THAT(error_of([&] { wrap_fsdp1(*top_down.layers[0], options); }),
                 HasSubstr("norm: Cannot flatten a `FlatParameter`"));
   });
@@ -307,12 +308,12 @@ TEST(Fsdp1Misuse, OfTiesAndOrderIsRefused) {
   on_threads(2, [](const WorldPtr& world) {
     for (const bool use_orig_params : {false, true}) {
       TiedToItsLayer tied;
-      wrap_fsdp1(*tied.layer, {.group = world->group(), .use_orig_params = use_orig_params});
-      EXPECT_THAT(error_of([&] { wrap_fsdp1(tied, {.group = world->group()}); }),
+      wrap_fsdp1(*tied.layer, {.group = group_of(world), .use_orig_params = use_orig_params});
+      EXPECT_THAT(error_of([&] { wrap_fsdp1(tied, {.group = group_of(world)}); }),
                   HasSubstr("copy: shared with a parameter of a nested unit"));
       SmallModel model;
-      wrap(model, {.group = world->group(), .use_orig_params = use_orig_params});
-      (*model.layers[1])(at::ones({2, 6}));
+      wrap(model, {.group = group_of(world), .use_orig_params = use_orig_params});
+      (*model.layers[1])(here(at::ones({2, 6})));
       EXPECT_THAT(error_of([&] { model(tokens_of(0)); }),
                   HasSubstr("'layers.1': its forward ran before that of the root above it"));
     }
@@ -322,7 +323,7 @@ TEST(Fsdp1Misuse, OfTiesAndOrderIsRefused) {
 TEST(Fsdp1Misuse, OfFreedOrReplacedParametersIsTold) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
-    wrap(model, {.group = world->group()});
+    wrap(model, {.group = group_of(world)});
     EXPECT_EQ(model.layers[0]->up.sizes(), at::IntArrayRef({10, 6}));
     EXPECT_THAT(error_of([&] { model.layers[0]->up.sum(); }), HasSubstr("its parameters are freed"));
     mean_backward(model, *world, 0);
@@ -334,10 +335,10 @@ TEST(Fsdp1Misuse, OfFreedOrReplacedParametersIsTold) {
     model(tokens_of(0));
     EXPECT_THAT(error_of([&] { leaked.backward(); }), HasSubstr("layers.0: its parameters are freed"));
     for (const bool use_orig_params : {false, true}) {
-      Single single(at::ones({4}));
-      wrap_fsdp1(single, {.group = world->group(), .use_orig_params = use_orig_params});
-      nn::Module::set_parameter(*single.named_parameters()[0].slot, at::ones({4}).set_requires_grad(true));
-      EXPECT_THAT(error_of([&] { single(at::ones({2})); }), HasSubstr("was replaced by another tensor"));
+      Single single(here(at::ones({4})));
+      wrap_fsdp1(single, {.group = group_of(world), .use_orig_params = use_orig_params});
+      nn::Module::set_parameter(*single.named_parameters()[0].slot, here(at::ones({4})).set_requires_grad(true));
+      EXPECT_THAT(error_of([&] { single(here(at::ones({2}))); }), HasSubstr("was replaced by another tensor"));
     }
   });
 }

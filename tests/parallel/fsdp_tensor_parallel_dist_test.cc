@@ -20,8 +20,8 @@ struct Layout {
   int64_t replicas, shards, tensor_ranks;
   int ranks() const { return static_cast<int>(replicas * shards * tensor_ranks); }
   MeshPtr mesh(const WorldPtr& world) const {
-    if (replicas == 1) return init_device_mesh(world, "cpu", {shards, tensor_ranks}, {"dp", "tp"});
-    return init_device_mesh(world, "cpu", {replicas, shards, tensor_ranks}, {"replicate", "shard", "tp"});
+    if (replicas == 1) return init_device_mesh(world, test_device_type(), {shards, tensor_ranks}, {"dp", "tp"});
+    return init_device_mesh(world, test_device_type(), {replicas, shards, tensor_ranks}, {"replicate", "shard", "tp"});
   }
   MeshPtr data_parallel(const MeshPtr& mesh) const {
     return replicas == 1 ? mesh->slice({"dp"}) : mesh->slice({"replicate", "shard"});
@@ -180,7 +180,7 @@ TEST(FullyShardTensorParallel, StartsOnTheMetaDevice) {
                                 at::empty(named.slot->parameter.sizes(), at::kMeta).set_requires_grad(true));
     }
     shard(sharded, layout, mesh, {});
-    to_empty(sharded, at::kCPU);
+    to_empty(sharded, test_device());
     {
       const at::NoGradGuard no_grad;
       const auto all = plain.named_parameters();
@@ -200,9 +200,9 @@ TEST(FullyShardTensorParallel, StartsOnTheMetaDevice) {
 
 TEST(FullyShardTensorParallel, RefusesMeshesThatAreNotOfOne) {
   on_threads(4, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
-    const auto other = init_device_mesh(world, "cpu", {2, 2}, {"dp", "tp"});
-    const auto turned = init_device_mesh(world, "cpu", {2, 2}, {"tp", "dp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});
+    const auto other = init_device_mesh(world, test_device_type(), {2, 2}, {"dp", "tp"});
+    const auto turned = init_device_mesh(world, test_device_type(), {2, 2}, {"tp", "dp"});
     const auto refusal = [&](const MeshPtr& of_styles, const MeshPtr& of_fsdp) {
       Stack stack({});
       parallelize_module(stack, of_styles->slice({"tp"}), stack_plan(false));

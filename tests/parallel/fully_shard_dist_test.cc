@@ -57,7 +57,7 @@ TEST(FullyShard, CommunicatesPerStepAsFsdp2) {
       fully_shard(*model.second, options);
       fully_shard(model, {.mesh = options.mesh});
       for (int step = 0; step < 2; ++step) {
-        model(at::ones({3, 6})).sum().backward();
+        model(here(at::ones({3, 6}))).sum().backward();
         EXPECT_EQ(fsdp_stats(model).all_gathers, keep ? 2 : 4);
         EXPECT_EQ(fsdp_stats(model).reduce_scatters, 2);
         EXPECT_EQ(fsdp_stats(model).unsharded_groups, 0);
@@ -210,7 +210,7 @@ TEST(FullyShard, WaitsForAMetaModelToBeMaterialised) {
     EXPECT_THAT(error_of([&] { sharded(tokens_of(0)); }),
                 HasSubstr("still on the meta device: embedding, norm, layers.0.norm, layers.0.up"));
     EXPECT_THAT(error_of([&] { optim::make_adamw(sharded, {}); }), HasSubstr("still on the meta device"));
-    to_empty(sharded, at::kCPU);
+    to_empty(sharded, test_device());
     EXPECT_TRUE(sharded.head.is_same(sharded.embedding));
     EXPECT_TRUE(sharded.parameters()[0].requires_grad());
     {
@@ -232,7 +232,7 @@ TEST(FullyShard, RefusesAParameterThatALoadReplacedWhole) {
   on_threads(2, [](const WorldPtr& world) {
     SmallModel model;
     shard(model, {.mesh = line(world)});
-    nn::Module::set_parameter(*model.named_parameters(true)[2].slot, at::ones({6}).set_requires_grad(true));
+    nn::Module::set_parameter(*model.named_parameters(true)[2].slot, here(at::ones({6})).set_requires_grad(true));
     EXPECT_THAT(error_of([&] { model(tokens_of(0)); }),
                 HasSubstr("norm: the parameter was replaced by one that is not sharded"));
   });
@@ -256,7 +256,7 @@ TEST(FullyShard, NamesTheModuleWhoseFreedParametersBackwardReads) {
     // After the pre-hook of fully_shard, so it sees the whole parameters.
     model.layer->register_forward_pre_hook(
         [&](nn::Module&, nn::TensorRefs& inputs) { leaked = at::linear(*inputs[0], model.layer->up).sum(); });
-    const auto input = at::ones({2, 6}).set_requires_grad(true);
+    const auto input = here(at::ones({2, 6})).set_requires_grad(true);
     model(input);
     EXPECT_THAT(error_of([&] { leaked.backward(); }), HasSubstr("layer: its parameters are freed"));
   });
@@ -274,18 +274,19 @@ TEST(FullyShard, RefusesWhatItCannotShard) {
       } holder(std::move(value));
       return error_of([&] { fully_shard(holder, {.mesh = mesh}); });
     };
-    EXPECT_THAT(shard_one(at::ones({})), HasSubstr("weight: fully_shard doesn't support scalar parameters"));
-    EXPECT_THAT(shard_one(at::ones({4, 3}).t()), HasSubstr("weight: FSDP does not support non-contiguous parameters"));
-    EXPECT_EQ(shard_one(at::ones({4, 3})), "");
+    EXPECT_THAT(shard_one(here(at::ones({}))), HasSubstr("weight: fully_shard doesn't support scalar parameters"));
+    EXPECT_THAT(shard_one(here(at::ones({4, 3})).t()),
+                HasSubstr("weight: FSDP does not support non-contiguous parameters"));
+    EXPECT_EQ(shard_one(here(at::ones({4, 3}))), "");
     SmallModel model;
     EXPECT_THAT(error_of([&] { fully_shard(model, {}); }), HasSubstr("no mesh given"));
     EXPECT_THAT(error_of([&] { set_prefetch(model, true); }), HasSubstr("Call fully_shard first"));
     fully_shard(*model.layers[0], {.mesh = mesh});
     EXPECT_THAT(error_of([&] { fully_shard(*model.layers[0], {.mesh = mesh}); }), HasSubstr("on this module already"));
     EXPECT_THAT(error_of([&] { unshard(model); }), HasSubstr("not sharded itself"));
-    const auto unnamed = init_device_mesh(world, "cpu", {1, 2});
+    const auto unnamed = init_device_mesh(world, test_device_type(), {1, 2});
     EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = unnamed}); }), HasSubstr("needs dim names"));
-    const auto cube = init_device_mesh(world, "cpu", {1, 1, 2}, {"a", "b", "c"});
+    const auto cube = init_device_mesh(world, test_device_type(), {1, 1, 2}, {"a", "b", "c"});
     EXPECT_THAT(error_of([&] { fully_shard(model, {.mesh = cube}); }),
                 HasSubstr("expects a 1D or 2D DeviceMesh but got DeviceMesh("));
   });
@@ -300,7 +301,7 @@ TEST(FullyShard, RefusesTiesAcrossGroupsAndChildrenBeforeTheRoot) {
                 HasSubstr("copy: shared with a parameter already managed by another FSDP group"));
     SmallModel model;
     shard(model, {.mesh = mesh});
-    (*model.layers[1])(at::ones({2, 6}));
+    (*model.layers[1])(here(at::ones({2, 6})));
     EXPECT_THAT(
         error_of([&] { model(tokens_of(0)); }),
         HasSubstr(

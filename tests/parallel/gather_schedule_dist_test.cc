@@ -18,6 +18,7 @@ void know_of_cores(const WorldPtr& world, int least_per_rank) {
 }
 
 TEST(Prefetch, IsDecidedAlikeByRanksOfUnlikeHosts) {
+  TESSERA_CPU_ONLY("accelerators gather ahead whatever the cores");
   on_threads(2, [](const WorldPtr& world) {
     know_of_cores(world, world->rank() == 0 ? 1 : 0);
     SmallModel plain, model(3);
@@ -33,10 +34,11 @@ TEST(Prefetch, IsDecidedAlikeByRanksOfUnlikeHosts) {
 }
 
 TEST(Prefetch, IsDecidedOverBothDimsOfAMesh) {
+  TESSERA_CPU_ONLY("accelerators gather ahead whatever the cores");
   on_threads(4, [](const WorldPtr& world) {
     know_of_cores(world, world->rank() == 3 ? 0 : 1);
     SmallModel model;
-    shard(model, {.mesh = init_device_mesh(world, "cpu", {2, 2}, {"replicate", "shard"})});
+    shard(model, {.mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"replicate", "shard"})});
     for (int step = 0; step < 2; ++step) rank_backward(model, *world, step);
     EXPECT_EQ(fsdp_stats(model).peak_unsharded_groups, 2);
   });

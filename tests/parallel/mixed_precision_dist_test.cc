@@ -110,7 +110,7 @@ TEST(MixedPrecision, CastsInputsAndOutputs) {
         seen = inputs[0]->scalar_type();
         *inputs[0] = inputs[0]->to(at::kBFloat16);
       });
-      const auto output = layer(at::ones({2, 6}));
+      const auto output = layer(here(at::ones({2, 6})));
       EXPECT_EQ(seen, cast_inputs ? at::kBFloat16 : at::kFloat);
       EXPECT_EQ(output.scalar_type(), at::kDouble);
       output.sum().backward();
@@ -124,11 +124,11 @@ TEST(MixedPrecision, DividesHalfPrecisionSumsInTwoSteps) {
     // The sum of the ranks' gradients, 3 * 30000, does not fit float16; its mean does.
     struct Scale : nn::Callable<Scale> {
       at::Tensor weight;
-      Scale() { register_parameter("weight", weight, at::ones({5, 2})); }
+      Scale() { register_parameter("weight", weight, here(at::ones({5, 2}))); }
       at::Tensor forward(const at::Tensor& x) { return x * weight; }
     } model;
     fully_shard(model, {.mesh = line(world), .mp_policy = {.param_dtype = at::kHalf}});
-    model(at::full({5, 2}, 30000.0)).sum(at::kFloat).backward();
+    model(here(at::full({5, 2}, 30000.0))).sum(at::kFloat).backward();
     const auto gradient = whole(model.parameters()[0].grad());
     EXPECT_LT((gradient - 30000).abs().max().item<float>(), 30);
   });

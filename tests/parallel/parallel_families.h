@@ -51,9 +51,9 @@ inline std::shared_ptr<CausalLM> random_model(const ModelConfig& config,
   auto model = make_model(config, {.device = at::kMeta});
   if (parallel) {
     parallelize_model(*model, *parallel);
-    to_empty(*model, at::kCPU);
+    to_empty(*model, test_device());
   }
-  init_weights(*model, 11);
+  init_weights(*model, 11, test_device());
   const at::NoGradGuard no_grad;
   uint64_t seed = 70;
   for (const auto& named : model->named_parameters()) {
@@ -76,7 +76,7 @@ struct StepOutcome {
 inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, int64_t part, int64_t parts,
                                 comm::Group* world, int64_t alike) {
   auto generator = at::detail::createCPUGenerator(9);
-  const auto text = at::randint(0, 37, {rows, length + 1}, generator, at::kLong);
+  const auto text = here(at::randint(0, 37, {rows, length + 1}, generator, at::kLong));
   const auto own = text.tensor_split(parts, 0)[static_cast<size_t>(part)];
   auto labels = own.narrow(1, 1, length).clone();
   labels.select(1, 0).fill_(kIgnoredLabel);
@@ -85,7 +85,7 @@ inline StepOutcome step_outcome(CausalLM& model, int64_t rows, int64_t length, i
               static_cast<double>(rows * (length - 1));
   loss.backward();
   StepOutcome out;
-  auto sum = loss.detach().to(at::kDouble).reshape({1}).clone();
+  const auto sum = loss.detach().to(at::kDouble).cpu().reshape({1}).clone();
   if (world != nullptr) comm::all_reduce(*world, sum).wait();
   out.loss = sum.item<double>() / static_cast<double>(alike);
   out.norm = optim::get_grad_norm(model.parameters());
@@ -108,7 +108,7 @@ inline void expect_same_step(const StepOutcome& found, const StepOutcome& wanted
   for (const auto& [name, gradient] : wanted.gradients) {
     ASSERT_TRUE(found.gradients.contains(name)) << what << ": " << name;
     const auto most = gradient.abs().max().item<double>();
-    const auto difference = (whole(found.gradients.at(name)) - gradient).abs_().max().item<double>();
+    const auto difference = (whole(found.gradients.at(name)).cpu() - gradient.cpu()).abs_().max().item<double>();
     EXPECT_GT(most, 0) << what << ": " << name;
     EXPECT_LE(difference, tolerance.gradients * most) << what << ": " << name;
   }
@@ -121,7 +121,8 @@ struct ModelLayout {
   int ranks() const { return static_cast<int>(replicas * shards * tensor_ranks); }
   int64_t parts() const { return replicas * shards; }  // of the rows
   MeshPtr mesh(const WorldPtr& world) const {
-    return init_device_mesh(world, "cpu", {replicas, shards, tensor_ranks}, {"dp_replicate", "dp_shard", "tp"});
+    return init_device_mesh(world, test_device_type(), {replicas, shards, tensor_ranks},
+                            {"dp_replicate", "dp_shard", "tp"});
   }
 };
 

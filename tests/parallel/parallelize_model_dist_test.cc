@@ -42,7 +42,8 @@ TEST(ParallelizeModel, ParametersLieOverAllDimsOfTheMesh) {
     std::map<std::string, std::string> lies;
     for (const auto& named : model->named_parameters()) {
       lies[named.name] = to_string(placements(named.slot->parameter));
-      EXPECT_EQ(device_mesh(named.slot->parameter)->to_string(), "DeviceMesh((dp_shard=2, tp=2), 'cpu')");
+      EXPECT_EQ(device_mesh(named.slot->parameter)->to_string(),
+                "DeviceMesh((dp_shard=2, tp=2), '" + test_device_type() + "')");
     }
     EXPECT_EQ(lies["model.embed_tokens.weight"], "(_S(0, 2), S(0))");
     EXPECT_EQ(lies["lm_head.weight"], "(_S(0, 2), S(0))");
@@ -61,7 +62,7 @@ TEST(ParallelizeModel, BlocksCommunicateAsTheirPlanSays) {
           random_model(config_of({"LlamaForCausalLM"}),
                        ParallelizeModelOptions{.mesh = layout.mesh(world), .sequence_parallel = sequences});
       CommDebugMode comm;
-      model->loss_sum({.tokens = at::zeros({1, 6}, at::kLong)}, at::zeros({1, 6}, at::kLong)).backward();
+      model->loss_sum({.tokens = here(at::zeros({1, 6}, at::kLong))}, here(at::zeros({1, 6}, at::kLong))).backward();
       return comm.tally();
     };
     // Forward: embedding, attention and MLP of two layers. Backward: attention and MLP. The rest is the head's.
@@ -122,7 +123,7 @@ TEST(ParallelizeModel, RefusesBeforeAnyParameterChanges) {
     EXPECT_THAT(refusal({llama}, {.async_tensor_parallel = true}), HasSubstr("needs sequence_parallel"));
     EXPECT_THAT(refusal({llama}, {.plan = ParallelPlan{{"no.module", std::make_shared<ColwiseParallel>()}}}),
                 HasSubstr("no.module"));
-    EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cpu", {4}, {"rows"})}),
+    EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, test_device_type(), {4}, {"rows"})}),
                 HasSubstr("none of the dims"));
     EXPECT_THAT(refusal({llama}, {.mesh = init_device_mesh(world, "cuda", {4}, {"dp_replicate"}), .cpu_offload = true}),
                 HasSubstr("cpu_offload of replicas"));
@@ -146,7 +147,7 @@ std::string said_while_made_parallel(const TinyFamily& family, int ranks, const 
   return said_by([&] {
     on_threads(ranks, [&](const WorldPtr& world) {
       auto own = options;
-      own.mesh = init_device_mesh(world, "cpu", {ranks}, {"tp"});
+      own.mesh = init_device_mesh(world, test_device_type(), {ranks}, {"tp"});
       parallelize_model(*make_model(config_of(family), {.device = at::kMeta}), own);
     });
   });
@@ -172,7 +173,7 @@ TEST(ParallelizeModel, WarnsOnceThatSequenceParallelismNeedsTensorParallelism) {
     on_threads(2, [](const WorldPtr& world) {
       parallelize_model(
           *make_model(config_of({"LlamaForCausalLM"}), {.device = at::kMeta}),
-          {.mesh = init_device_mesh(world, "cpu", {2, 1}, {"dp_shard", "tp"}), .sequence_parallel = true});
+          {.mesh = init_device_mesh(world, test_device_type(), {2, 1}, {"dp_shard", "tp"}), .sequence_parallel = true});
     });
   });
   EXPECT_EQ(count_of("warning: ", said), 1U) << said;

@@ -31,7 +31,7 @@ MeshPtr mesh_of(const GenerationCase& which, const WorldPtr& world) {
     names.push_back(dim);
     sizes.push_back(size);
   }
-  return init_device_mesh(world, "cpu", sizes, names);
+  return init_device_mesh(world, test_device_type(), sizes, names);
 }
 
 void expect_generates_as_one_rank(const GenerationCase& which) {
@@ -53,7 +53,7 @@ void expect_generates_as_one_rank(const GenerationCase& which) {
     if (!mesh->has_dim("cp") && !mesh->has_dim("dp_shard")) {
       // Training goes on beside it.
       const auto batches = documents(4, 8);
-      EXPECT_NO_THROW(rig.pipeline->step(batches, {.loss_divisor = labels_in(batches)})) << text_of(which);
+      EXPECT_NO_THROW(rig.pipeline->step(here(batches), {.loss_divisor = labels_in(batches)})) << text_of(which);
     }
   });
 }

@@ -16,9 +16,9 @@ void expect_all_name_the_killed(const std::string& backend, int victim) {
   comm::Fleet fleet(kRanks, {.backend = backend, .timeout = std::chrono::seconds(60)}, [](const WorldPtr& world) {
     const auto batches = documents(6, 8);
     PipelineRig rig(layers(kRanks), {.mesh = stages_mesh(world)});
-    rig.pipeline->step(batches);
+    rig.pipeline->step(here(batches));
     comm::Fleet::ready();
-    for (;;) rig.pipeline->step(batches);
+    for (;;) rig.pipeline->step(here(batches));
   });
   ASSERT_TRUE(fleet.await_ready());
   std::this_thread::sleep_for(std::chrono::milliseconds(50));

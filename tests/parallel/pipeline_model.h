@@ -34,9 +34,16 @@ inline std::vector<ModelInputs> documents(int count, int64_t length = 12) {
     batch.labels.narrow(1, length - 2, 2).fill_(-100);
     if (i % 2 == 0) batch.labels.narrow(1, 1, 2).fill_(-100);
     if (i == 1) batch.labels.fill_(-100);
+    batch.visit_tensors([](at::Tensor& each) { each = here(each); });
     out.push_back(batch);
   }
   return out;
+}
+
+// On the calling rank's device.
+inline std::vector<ModelInputs> here(std::vector<ModelInputs> batches) {
+  for (auto& batch : batches) batch.visit_tensors([](at::Tensor& each) { each = here(each); });
+  return batches;
 }
 
 inline double labels_in(const std::vector<ModelInputs>& batches) {
@@ -81,7 +88,7 @@ struct PipelineRig {
     model = make_model(config, {.device = at::kMeta});
     pipeline::keep_stages(*model, options);
     if (parallel.mesh) parallelize_model(*model, parallel);
-    init_weights(*model, 5);
+    init_weights(*model, 5, test_device());
     if (parallel.mesh) set_gradient_divide_factor(*model, 1);
     pipeline = std::make_unique<pipeline::Pipeline>(*model, options);
   }
@@ -96,7 +103,7 @@ struct PipelineRig {
     for (const auto& named : model->named_parameters()) {
       const auto& gradient = wanted.gradients.at(named.name);
       ASSERT_TRUE(named.slot->parameter.grad().defined()) << what << " " << named.name;
-      const auto found = whole(named.slot->parameter.grad());
+      const auto found = whole(named.slot->parameter.grad()).cpu();
       ASSERT_EQ(found.sizes(), gradient.sizes()) << what << " " << named.name;
       const double most = gradient.abs().max().item<double>(), off = (found - gradient).abs().max().item<double>();
       EXPECT_LE(off, 1e-4 * most) << what << " " << named.name;
@@ -104,7 +111,9 @@ struct PipelineRig {
   }
 };
 
-inline MeshPtr stages_mesh(const WorldPtr& world) { return init_device_mesh(world, "cpu", {world->size()}, {"pp"}); }
+inline MeshPtr stages_mesh(const WorldPtr& world) {
+  return init_device_mesh(world, test_device_type(), {world->size()}, {"pp"});
+}
 
 // The sum over all ranks.
 inline double sum_of_ranks(const WorldPtr& world, double own) {

@@ -19,7 +19,7 @@ DecoderLayer& some_layer(CausalLM& model) { return dynamic_cast<DecoderLayer&>(*
 
 TEST(PipelinePrecision, ReplicasAreCastOnceAStepWhateverIsInFlight) {
   on_threads(4, [&](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", "dp_replicate"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"pp", "dp_replicate"});
     PipelineRig rig(layers(2), {.mesh = mesh, .schedule = "GPipe"}, in_half(mesh));
     auto& projection = *some_layer(*rig.model).mlp->up_proj;
     std::vector<at::Tensor> shown;
@@ -29,7 +29,7 @@ TEST(PipelinePrecision, ReplicasAreCastOnceAStepWhateverIsInFlight) {
     const auto batches = documents(6, 8);
     for (int step = 0; step < 2; ++step) {
       shown.clear();
-      rig.pipeline->step(batches, {.loss_divisor = 10});
+      rig.pipeline->step(here(batches), {.loss_divisor = 10});
       ASSERT_EQ(shown.size(), 6u);
       for (const auto& each : shown) {
         EXPECT_EQ(each.const_data_ptr(), shown[0].const_data_ptr()) << "step " << step;
@@ -41,7 +41,7 @@ TEST(PipelinePrecision, ReplicasAreCastOnceAStepWhateverIsInFlight) {
     }
     // A write between two forwards is seen by the second.
     shown.clear();
-    rig.pipeline->evaluate(batches);
+    rig.pipeline->evaluate(here(batches));
     const at::NoGradGuard no_grad;
     parameter.mul_(2);
     rig.pipeline->evaluate({batches[0]});
@@ -56,36 +56,36 @@ TEST(PipelinePrecision, HiddenStatesTravelAsTheyWereComputed) {
   for (const char* dim : {"dp_shard", "dp_replicate"}) {
     Trained wanted;
     on_threads(2, [&](const WorldPtr& world) {
-      const auto mesh = init_device_mesh(world, "cpu", {1, 2}, {"pp", dim});
+      const auto mesh = init_device_mesh(world, test_device_type(), {1, 2}, {"pp", dim});
       PipelineRig rig(changes, {}, in_half(mesh));
       double loss = 0;
-      for (const auto& batch : batches) {
+      for (const auto& batch : here(batches)) {
         const auto own = rig.model->loss_sum(batch, batch.labels) / 100.0;
         own.backward();
         loss += own.item<double>();
       }
       std::map<std::string, at::Tensor> gradients;
       for (const auto& named : rig.model->named_parameters()) {
-        gradients[named.name] = whole(named.slot->parameter.grad());
+        gradients[named.name] = whole(named.slot->parameter.grad()).cpu();
       }
       if (world->rank() > 0) return;
       wanted = {.loss = loss, .gradients = gradients};
     });
     on_threads(4, [&](const WorldPtr& world) {
-      const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", dim});
+      const auto mesh = init_device_mesh(world, test_device_type(), {2, 2}, {"pp", dim});
       PipelineRig rig(changes, {.mesh = mesh, .schedule = "ZBVZeroBubble", .stages_per_rank = 2}, in_half(mesh));
       std::set<c10::ScalarType> hidden, results;
       rig.model->register_forward_hook([&](nn::Module&, nn::TensorRefs& outputs) {
         for (const auto* each : outputs) (each->dim() == 3 ? hidden : results).insert(each->scalar_type());
       });
-      const double loss = rig.pipeline->step(batches, {.loss_divisor = 100}).item<double>();
+      const double loss = rig.pipeline->step(here(batches), {.loss_divisor = 100}).item<double>();
       EXPECT_EQ(hidden, std::set<c10::ScalarType>{at::kBFloat16}) << dim << ", rank " << world->rank();
       for (const auto& named : rig.model->named_parameters()) {
         const auto& one = wanted.gradients.at(named.name);
-        const auto off = whole(named.slot->parameter.grad()) - one;
+        const auto off = whole(named.slot->parameter.grad()).cpu() - one;
         EXPECT_LE(off.norm().item<double>(), 1e-2 * one.norm().item<double>()) << dim << ", " << named.name;
       }
-      const auto logprobs = rig.pipeline->logprobs({.tokens = batches[0].tokens}, batches[0].labels);
+      const auto logprobs = rig.pipeline->logprobs({.tokens = here(batches[0].tokens)}, here(batches[0].labels));
       EXPECT_EQ(logprobs.defined(), rig.pipeline->has_last_stage());
       if (!logprobs.defined()) return;
       EXPECT_NEAR(loss, wanted.loss, 2e-2 * wanted.loss) << dim;

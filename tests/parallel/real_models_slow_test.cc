@@ -24,9 +24,9 @@ void expect_shared(const std::filesystem::path& folder, int ranks, const Paralle
   run_ranks({.size = ranks, .limit_seconds = 600}, [&](const WorldPtr& world) {
     const auto model = make_model(ModelConfig::from_folder(folder), {.dtype = dtype, .device = at::kMeta});
     auto here = options;
-    here.mesh = init_device_mesh(world, "cpu", {ranks}, {"tp"});
+    here.mesh = init_device_mesh(world, test_device_type(), {ranks}, {"tp"});
     parallelize_model(*model, here);
-    to_empty(*model, at::kCPU);
+    to_empty(*model, test_device());
     load_pretrained(*model, folder);
     expect_same_step(outcome_of(model), wanted, options.sequence_parallel ? "with sequences" : "without sequences",
                      dtype == at::kDouble ? kDoubleStep : kFloatStep);

@@ -145,9 +145,10 @@ TEST(Replicate, GivesTheSameBitsInEveryRun) {
     EXPECT_TRUE(same_bits(first, train(small_buckets(world))));
     // And on every rank.
     for (const auto& parameter : first) {
-      auto other = parameter.clone();
+      const auto own = parameter.cpu();
+      auto other = own.clone();
       comm::broadcast(*world->group(), other).wait();
-      EXPECT_TRUE(other.equal(parameter));
+      EXPECT_TRUE(other.equal(own));
     }
   });
 }
@@ -227,7 +228,7 @@ TEST(Replicate, OverlapsBehindUnusedParametersWhenItKnowsThem) {
       std::vector<int64_t> counts;
       for (int step = 0; step < 2; ++step) {
         reset_replicate_stats(model);
-        model(at::ones({2, 6})).sum().backward();
+        model(here(at::ones({2, 6}))).sum().backward();
         counts.push_back(replicate_stats(model).overlapped);
         EXPECT_FALSE(model.skipped->parameters()[0].grad().defined());
       }
@@ -297,7 +298,7 @@ struct Mixed : nn::Callable<Mixed> {
     register_parameter("a", a, values({4, 5}));
     register_parameter("b", b, values({3, 4}).to(at::kDouble));
     register_parameter("c", c, values({5, 4}).t());  // not contiguous
-    register_parameter("scale", scale, at::full({}, 0.7));
+    register_parameter("scale", scale, here(at::full({}, 0.7)));
   }
   at::Tensor forward(const at::Tensor& x) {
     const auto y = at::linear(x, a) + at::linear(x, c);
@@ -354,12 +355,12 @@ TEST(Replicate, DividesHalfPrecisionBeforeItOverflows) {
   on_threads(4, [](const WorldPtr& world) {
     struct One : nn::Callable<One> {
       at::Tensor weight;
-      One() { register_parameter("weight", weight, at::ones({8}, at::kHalf)); }
+      One() { register_parameter("weight", weight, here(at::ones({8}, at::kHalf))); }
       at::Tensor forward(const at::Tensor& x) { return (weight * x).sum(); }
     } model;
     replicate(model, {.mesh = line(world)});
-    model(at::full({8}, 20000, at::kHalf)).backward();  // 80000 is beyond float16
-    EXPECT_TRUE(model.weight.grad().equal(at::full({8}, 20000, at::kHalf)));
+    model(here(at::full({8}, 20000, at::kHalf))).backward();  // 80000 is beyond float16
+    EXPECT_TRUE(model.weight.grad().equal(here(at::full({8}, 20000, at::kHalf))));
   });
 }
 
@@ -370,27 +371,27 @@ TEST(Replicate, StartsFromTheFirstRank) {
     struct WithBuffer : nn::Callable<WithBuffer> {
       at::Tensor weight, seen;
       explicit WithBuffer(double value) {
-        register_parameter("weight", weight, at::full({2, 2}, value));
-        register_buffer("seen", seen, at::full({3}, value));
+        register_parameter("weight", weight, here(at::full({2, 2}, value)));
+        register_buffer("seen", seen, here(at::full({3}, value)));
       }
       at::Tensor forward(const at::Tensor& x) { return (x * weight).sum() + seen.sum(); }
     } model(world->rank() + 1.0);
     replicate(model, {.mesh = line(world)});
-    model(at::ones({2, 2})).backward();
-    EXPECT_TRUE(model.weight.detach().equal(at::ones({2, 2})));
-    EXPECT_TRUE(model.seen.equal(at::ones({3})));
+    model(here(at::ones({2, 2}))).backward();
+    EXPECT_TRUE(model.weight.detach().equal(here(at::ones({2, 2}))));
+    EXPECT_TRUE(model.seen.equal(here(at::ones({3}))));
     model.seen.fill_(world->rank() + 5.0);
     {
       NoSync local(model);
-      model(at::ones({2, 2}));
+      model(here(at::ones({2, 2})));
     }
     EXPECT_EQ(model.seen[0].item<double>(), world->rank() + 5.0);
-    model(at::ones({2, 2}));
+    model(here(at::ones({2, 2})));
     EXPECT_EQ(model.seen[0].item<double>(), 5.0);
 
     WithBuffer own(world->rank() + 1.0);
     replicate(own, {.mesh = line(world), .init_sync = false, .broadcast_buffers = false});
-    own(at::ones({2, 2}));
+    own(here(at::ones({2, 2})));
     EXPECT_EQ(own.weight[0][0].item<double>(), world->rank() + 1.0);
     EXPECT_EQ(own.seen[0].item<double>(), world->rank() + 1.0);
   });
@@ -418,14 +419,14 @@ TEST(Replicate, SaysWhichParameterDiffersBetweenRanks) {
     struct Sized : nn::Callable<Sized> {
       at::Tensor first, weight;
       explicit Sized(int64_t rows) {
-        register_parameter("first", first, at::ones({2}));
-        register_parameter("weight", weight, at::ones({rows, 3}));
+        register_parameter("first", first, here(at::ones({2})));
+        register_parameter("weight", weight, here(at::ones({rows, 3})));
       }
       at::Tensor forward(const at::Tensor& x) { return at::linear(x, weight).sum() + first.sum(); }
     } model(world->rank() + 4);
     replicate(model, {.mesh = line(world)});
     EXPECT_THAT(error_of([&] {
-                  model(at::ones({1, 3}));
+                  model(here(at::ones({1, 3})));
                 }),
                 HasSubstr("rank 1 of the mesh has 'weight [5, 3] Float' where rank 0 has 'weight [4, 3] Float'"));
   });
@@ -436,7 +437,7 @@ TEST(Replicate, RefusesWhatItCannotReplicate) {
     const auto mesh = line(world);
     SmallModel model, sharded, unfilled(1, at::TensorOptions(at::kFloat).device(at::kMeta));
     EXPECT_THAT(error_of([&] { replicate(model, {}); }), HasSubstr("no mesh given"));
-    const auto square = init_device_mesh(world, "cpu", {1, 2}, {"a", "b"});
+    const auto square = init_device_mesh(world, test_device_type(), {1, 2}, {"a", "b"});
     EXPECT_THAT(error_of([&] { replicate(model, {.mesh = square}); }),
                 HasSubstr("wanted a 1-d mesh of the replicas, found DeviceMesh("));
     EXPECT_THAT(error_of([&] { replicate(model, {.mesh = mesh, .bucket_bytes = 0}); }),

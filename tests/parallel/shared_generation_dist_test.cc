@@ -48,7 +48,7 @@ TEST(SharedGeneration, GivesTheTokensOfOneRank) {
     EXPECT_EQ(wanted[4].size(), 2U);
     for (const auto& [dim, ranks] : {std::pair("tp", 2), std::pair("dp_shard", 2), std::pair("dp_shard", 3)}) {
       on_threads(ranks, [&](const WorldPtr& world) {
-        const auto mesh = init_device_mesh(world, "cpu", {ranks}, {dim});
+        const auto mesh = init_device_mesh(world, test_device_type(), {ranks}, {dim});
         const auto model = random_model(config_of(family), ParallelizeModelOptions{.mesh = mesh});
         if (world->rank() > 0) return follow_steps(*model, *world->group());
         auto options = kFewPages;
@@ -67,7 +67,7 @@ TEST(SharedGeneration, GivesTheTokensOfOneRank) {
 // What ends a step on one rank ends the engine on all.
 TEST(SharedGeneration, AnErrorEndsAllRanks) {
   on_threads(2, [](const WorldPtr& world) {
-    const auto mesh = init_device_mesh(world, "cpu", {2}, {"tp"});
+    const auto mesh = init_device_mesh(world, test_device_type(), {2}, {"tp"});
     const auto model = random_model(config_of({"LlamaForCausalLM"}), ParallelizeModelOptions{.mesh = mesh});
     const auto fails = [](nn::Module&, nn::TensorRefs&) { raise(ErrorKind::kInternal, "this layer fails"); };
     model->blocks().back()->register_forward_hook(fails);

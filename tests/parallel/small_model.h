@@ -31,7 +31,7 @@ struct Values {
       : generator(at::detail::createCPUGenerator(seed)), options(options) {}
   at::Tensor operator()(std::vector<int64_t> shape, double scale = 0.3) {
     auto values = at::randn(shape, generator, at::TensorOptions(at::kFloat)) * scale;
-    return options.device().is_meta() ? at::empty(shape, options) : values.to(options.dtype());
+    return options.device().is_meta() ? at::empty(shape, options) : here(values.to(options.dtype()));
   }
 };
 
@@ -97,7 +97,7 @@ inline void shard(SmallModel& model, const FullyShardOptions& options) {
 // Tokens [rows, 5] of step `step`, the same on every rank.
 inline at::Tensor tokens_of(int64_t step, int64_t rows = 12) {
   auto generator = at::detail::createCPUGenerator(100 + static_cast<uint64_t>(step));
-  return at::randint(0, SmallModel::kVocab, {rows, 5}, generator, at::kLong);
+  return here(at::randint(0, SmallModel::kVocab, {rows, 5}, generator, at::kLong));
 }
 inline at::Tensor rows_of_rank(const at::Tensor& rows, int rank, int size) {
   return rows.tensor_split(size, 0)[static_cast<size_t>(rank)];
@@ -141,20 +141,20 @@ inline std::vector<at::Tensor> whole_gradients(nn::Module& module) {
   return out;
 }
 
-// Largest relative distance |a - b| / |b| over pairs; 1 where only one is defined.
+// Largest relative distance |a - b| / |b| over pairs, whatever their devices; 1 where only one is defined.
 inline double distance(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   double worst = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     if (a[i].defined() != b[i].defined() || (a[i].defined() && a[i].sizes() != b[i].sizes())) return 1;
     if (!a[i].defined()) continue;
-    const auto difference = (a[i].to(at::kDouble) - b[i].to(at::kDouble)).norm().item<double>();
-    worst = std::max(worst, difference / std::max(b[i].to(at::kDouble).norm().item<double>(), 1e-30));
+    const auto found = a[i].cpu().to(at::kDouble), wanted = b[i].cpu().to(at::kDouble);
+    worst = std::max(worst, (found - wanted).norm().item<double>() / std::max(wanted.norm().item<double>(), 1e-30));
   }
   return worst;
 }
 inline bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   for (size_t i = 0; i < a.size(); ++i) {
-    if (a[i].defined() != b[i].defined() || (a[i].defined() && !a[i].equal(b[i]))) return false;
+    if (a[i].defined() != b[i].defined() || (a[i].defined() && !a[i].cpu().equal(b[i].cpu()))) return false;
   }
   return a.size() == b.size();
 }
@@ -163,7 +163,13 @@ inline constexpr double kTolerance = 1e-6;  // relative, in float32
 
 using WorldPtr = std::shared_ptr<comm::World>;
 
-inline MeshPtr line(const WorldPtr& world) { return init_device_mesh(world, "cpu", {world->size()}, {"dp"}); }
+inline MeshPtr line(const WorldPtr& world) {
+  return init_device_mesh(world, test_device_type(), {world->size()}, {"dp"});
+}
+// The group of all ranks, for tensors of their device. COLLECTIVE.
+inline std::shared_ptr<comm::Group> group_of(const WorldPtr& world) {
+  return on_accelerator() ? line(world)->group(0) : world->group();
+}
 inline void on_threads(int size, const RankBody& body) { run_ranks({.size = size, .mode = RankMode::kThreads}, body); }
 
 // The kind and message of the Error that `call` throws; empty when it throws none.

@@ -23,7 +23,7 @@ struct Block : nn::Callable<Block> {
   std::shared_ptr<nn::RMSNorm> norm;
   std::shared_ptr<nn::MLP> mlp;
   Block(int64_t width, int64_t inner, bool bias) {
-    const nn::ParameterOptions options;
+    const nn::ParameterOptions options{.device = test_device()};
     register_module("norm", norm, std::make_shared<nn::RMSNorm>(width, nn::NormOptions{}, options));
     register_module("mlp", mlp, std::make_shared<nn::MLP>(width, inner, nn::MLPOptions{.bias = bias}, options));
   }
@@ -43,7 +43,7 @@ struct Stack : nn::Callable<Stack> {
     bool bias = true;
   };
   explicit Stack(const Shape& shape) {
-    const nn::ParameterOptions options;
+    const nn::ParameterOptions options{.device = test_device()};
     register_module("embed_tokens", embed_tokens, std::make_shared<nn::Embedding>(shape.vocab, shape.width, options));
     blocks.resize(static_cast<size_t>(shape.blocks));
     for (size_t i = 0; i < blocks.size(); ++i) {
@@ -92,12 +92,14 @@ inline ParallelPlan stack_plan(bool sequence_parallel) {
   return plan;
 }
 
-inline MeshPtr tensor_line(const WorldPtr& world) { return init_device_mesh(world, "cpu", {world->size()}, {"tp"}); }
+inline MeshPtr tensor_line(const WorldPtr& world) {
+  return init_device_mesh(world, test_device_type(), {world->size()}, {"tp"});
+}
 
 // Tokens and the labels that follow them, [rows, length], the same on every rank.
 inline std::pair<at::Tensor, at::Tensor> rows_of_text(int64_t step, int64_t rows, int64_t length, int64_t vocab) {
   auto generator = at::detail::createCPUGenerator(300 + static_cast<uint64_t>(step));
-  const auto text = at::randint(0, vocab, {rows, length + 1}, generator, at::kLong);
+  const auto text = here(at::randint(0, vocab, {rows, length + 1}, generator, at::kLong));
   return {text.narrow(1, 0, length).contiguous(), text.narrow(1, 1, length).contiguous()};
 }
 

@@ -41,7 +41,7 @@ void expect_close(const Outcome& found, const Outcome& wanted) {
 }
 
 std::shared_ptr<nn::Linear> linear(int64_t in, int64_t out, bool bias = true) {
-  auto made = std::make_shared<nn::Linear>(in, out, bias, nn::ParameterOptions{});
+  auto made = std::make_shared<nn::Linear>(in, out, bias, nn::ParameterOptions{.device = test_device()});
   draw(*made);
   return made;
 }
@@ -71,8 +71,10 @@ TEST(Styles, ColumnAndRowWiseLinearsEqualThePlainOne) {
 TEST(Styles, LocalPartsOfUnevenWidthGoFromColumnsToRows) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
-      auto plain = std::make_shared<nn::MLP>(6, 10, nn::MLPOptions{.bias = true}, nn::ParameterOptions{});
-      auto parallel = std::make_shared<nn::MLP>(6, 10, nn::MLPOptions{.bias = true}, nn::ParameterOptions{});
+      auto plain =
+          std::make_shared<nn::MLP>(6, 10, nn::MLPOptions{.bias = true}, nn::ParameterOptions{.device = test_device()});
+      auto parallel =
+          std::make_shared<nn::MLP>(6, 10, nn::MLPOptions{.bias = true}, nn::ParameterOptions{.device = test_device()});
       draw(*plain);
       draw(*parallel);
       const auto x = values_of({2, 3, 6});
@@ -91,8 +93,8 @@ TEST(Styles, EmbeddingsByRowsAndByColumnsEqualThePlainOne) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto make = [] {
-        auto made =
-            std::make_shared<nn::Embedding>(11, 6, nn::ParameterOptions{}, nn::EmbeddingOptions{.padding_id = 3});
+        auto made = std::make_shared<nn::Embedding>(11, 6, nn::ParameterOptions{.device = test_device()},
+                                                    nn::EmbeddingOptions{.padding_id = 3});
         draw(*made);
         return made;
       };
@@ -119,7 +121,7 @@ TEST(Styles, SequenceParallelNormSumsTheGradientOfItsWeight) {
   for (const int ranks : {2, 3, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto make = [] {
-        auto made = std::make_shared<nn::RMSNorm>(6, nn::NormOptions{}, nn::ParameterOptions{});
+        auto made = std::make_shared<nn::RMSNorm>(6, nn::NormOptions{}, nn::ParameterOptions{.device = test_device()});
         draw(*made);
         return made;
       };
@@ -147,7 +149,7 @@ TEST(Styles, NormsOfHeadsSeeThisRanksHeads) {
   for (const int ranks : {2, 4}) {
     on_threads(ranks, [](const WorldPtr& world) {
       const auto mesh = tensor_line(world);
-      nn::RMSNorm plain(6, {}, {}), parallel(6, {}, {});
+      nn::RMSNorm plain(6, {}, {.device = test_device()}), parallel(6, {}, {.device = test_device()});
       draw(plain);
       draw(parallel);
       const auto x = values_of({2, 3, 4, 6});
@@ -175,7 +177,7 @@ TEST(Styles, OneKeyValueHeadServesTheRanksOfItsQueries) {
         return 1.0 + static_cast<double>(rank);
       };  // what its queries make of it
       auto all = (*plain)(x);
-      at::Tensor sum = at::zeros({});
+      at::Tensor sum = here(at::zeros({}));
       for (int64_t rank = 0; rank < 4; ++rank) {
         sum = sum + weight_of(rank) * all.narrow(-1, rank * kv_heads / 4 * head_dim, head_dim).square().sum();
       }
@@ -191,7 +193,7 @@ TEST(Styles, OneKeyValueHeadServesTheRanksOfItsQueries) {
 
 struct Angles : nn::Callable<Angles> {
   at::Tensor inverse;
-  Angles() { register_buffer("inverse", inverse, at::arange(1, 4).to(at::kFloat).reciprocal()); }
+  Angles() { register_buffer("inverse", inverse, here(at::arange(1, 4)).to(at::kFloat).reciprocal()); }
   nn::RotaryAngles forward(const at::Tensor& x, const at::Tensor& positions) {
     const auto angles = positions.to(at::kFloat).unsqueeze(-1) * inverse + 0 * x.size(1);
     return {.cos = angles.cos(), .sin = angles.sin()};
@@ -202,7 +204,7 @@ TEST(Styles, RotaryAnglesAreThoseOfAllTokens) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = tensor_line(world);
     Angles plain, parallel, distributed;
-    const auto positions = at::arange(6).unsqueeze(0);
+    const auto positions = here(at::arange(6)).unsqueeze(0);
     const auto wanted = plain(values_of({1, 6, 4}), positions);
     parallelize_module(parallel, mesh, style<RotaryEmbedParallel>(SequenceParallelOptions{.use_local_output = true}));
     parallelize_module(distributed, mesh, style<RotaryEmbedParallel>());
@@ -302,10 +304,11 @@ TEST(ParallelizeModule, RefusesWhatDoesNotFit) {
     EXPECT_THAT(refusal({{"lm_head", style<ColwiseParallel>()}, {"lm_*", style<ColwiseParallel>()}}),
                 HasSubstr("already"));
     Stack stack({});
-    EXPECT_THAT(error_of([&] {
-                  parallelize_module(stack, init_device_mesh(world, "cpu", {2, 1}, {"a", "b"}), stack_plan(false));
-                }),
-                HasSubstr("1-d mesh"));
+    EXPECT_THAT(
+        error_of([&] {
+          parallelize_module(stack, init_device_mesh(world, test_device_type(), {2, 1}, {"a", "b"}), stack_plan(false));
+        }),
+        HasSubstr("1-d mesh"));
     const auto unmatched =
         parallelize_module(stack, mesh, {{"nothing.here", rows}, {"embed_tokens", rows}}, {.warn_unmatched = false});
     EXPECT_THAT(unmatched, ElementsAre("nothing.here"));

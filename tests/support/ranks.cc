@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "tests/support/process.h"
+#include "tests/support/ranks_device.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::testing {
@@ -55,6 +56,7 @@ class TimeLimit {
 // one that the test ends with may be a consequence.
 void run_body(const RankBody& body, const std::shared_ptr<comm::World>& world) {
   try {
+    use_device_of_rank(world->info().local_rank);
     body(world);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d of %d: %s\n", world->rank(), world->size(), error.what());
@@ -105,6 +107,7 @@ void start_process_ranks(const RankCase& which) {
 }  // namespace
 
 void run_ranks(const RankCase& which, const RankBody& body) {
+  if (!devices_suffice(which.size)) GTEST_SKIP() << "fewer devices than ranks";
   if (which.mode == RankMode::kThreads) {
     const TimeLimit limit(which.limit_seconds);
     comm::run_thread_ranks(which.size, [&](const std::shared_ptr<comm::World>& world) { run_body(body, world); });

@@ -8,7 +8,8 @@
 //
 // makes the tests AllReduce_SumsOverRanks.Ranks/2Threads, /2Processes, /4Threads, /4Processes. A rank that
 // throws or fails an ASSERT ends the others; a case that takes longer than its limit fails. Process ranks are
-// this program started again with the filter of the current test, so code outside the bodies runs in each.
+// this program started again with the filter of the current test, so code outside the bodies runs in each. Ranks
+// compute on the CPU, or on the accelerator that TESSERA_TEST_DEVICE names (ranks_device.h).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "tessera/comm/rendezvous/world.h"
+#include "tests/support/ranks_device.h"
 
 namespace tessera::testing {
 

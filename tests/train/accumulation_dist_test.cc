@@ -88,6 +88,7 @@ TEST(Accumulation, CallsAPartsOwnHookAndLeavesPipelinesAlone) {
 }
 
 TEST(Accumulation, AShardedModelWorksAfterItsShardsLayInAFile) {
+  TESSERA_CPU_ONLY("is about a model on the CPU");
   TempFolder folder;
   on_threads(2, [&](const WorldPtr& world) {
     SmallModel model, usual;

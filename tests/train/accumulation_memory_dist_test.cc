@@ -166,7 +166,8 @@ TEST_F(AccumulationMemory, OfUpdatesInBackwardHoldsNoGradientsOfTheWholeModel) {
                        layout.dp_shard, one.peak, early_one.peak, usual.peak, early.peak, one.shards);
           }
           EXPECT_LE(early_one.peak, one.peak - one.shards / 2);
-          EXPECT_LE(early.peak, usual.peak) << "sums of micro-batches are there before the last one";
+          // Sums of micro-batches are there before the last one. A layer: peaks of two ranks meet, or they don't.
+          EXPECT_LE(early.peak, usual.peak + usual.layer);
         },
         {.backend = "gloo"});
   }

@@ -43,12 +43,13 @@ std::string text_of(const RunLayout& layout) {
 // A 16-bit model with its optimizer, before the first step.
 struct State {
   State(RunLayout layout, const std::shared_ptr<comm::World>& world)
-      : place((layout.data_parallel = layout.dp_replicate * layout.dp_shard, layout), "cpu", world),
+      : place((layout.data_parallel = layout.dp_replicate * layout.dp_shard, layout), testing::test_device_type(),
+              world),
         model(make_parallel_model(
             small_config(), at::kBFloat16,
             {.mesh = place.mesh(), .replicate = {.init_sync = false, .broadcast_buffers = false, .learn_order = false}},
             pipeline_options({}, small_config(), place.mesh()))) {
-    init_weights(*model, 5);
+    init_weights(*model, 5, testing::test_device());
     optimizer = optim::make_adamw(*model, {});
     tensors = training_state(*model, *optimizer).tensors;
   }
@@ -66,14 +67,14 @@ at::Tensor wanted_part(const std::string& name, const at::Tensor& tensor) {
   const auto first = static_cast<double>(std::hash<std::string>()(name) % 97);
   const auto whole =
       at::arange(tensor.numel(), at::kFloat).mul(0.37).add(first).view(tensor.sizes()).to(tensor.scalar_type());
-  if (!is_dtensor(tensor)) return whole;
+  if (!is_dtensor(tensor)) return whole.to(tensor.device());
   return to_local(distribute_tensor(whole, device_mesh(tensor), placements(tensor), std::nullopt));
 }
 
 TEST(CheckpointLayouts, ModelAndOptimizerAreBitwiseTheSameOnEveryOther) {
   for (const auto& first : kLayouts) {
     const testing::TempFolder folder;
-    comm::run_thread_ranks(ranks_of(first), [&](const std::shared_ptr<comm::World>& world) {
+    testing::run_ranks({.size = ranks_of(first)}, [&](const std::shared_ptr<comm::World>& world) {
       const at::NoGradGuard no_grad;
       const State state(first, world);
       for (const auto& [name, tensor] : state.tensors) local_of(tensor).copy_(wanted_part(name, tensor));
@@ -82,7 +83,7 @@ TEST(CheckpointLayouts, ModelAndOptimizerAreBitwiseTheSameOnEveryOther) {
       writer.finish();
     });
     for (const auto& other : kLayouts) {
-      comm::run_thread_ranks(ranks_of(other), [&](const std::shared_ptr<comm::World>& world) {
+      testing::run_ranks({.size = ranks_of(other)}, [&](const std::shared_ptr<comm::World>& world) {
         const at::NoGradGuard no_grad;
         const State state(other, world);
         Checkpoint::latest(folder.path(), *world->group())->load(state.tensors);

@@ -112,7 +112,7 @@ struct LayoutOutcome {
 };
 
 at::Tensor whole_of(const at::Tensor& tensor) {
-  return (is_dtensor(tensor) ? full_tensor(tensor) : tensor).detach().clone();
+  return (is_dtensor(tensor) ? full_tensor(tensor) : tensor).detach().clone().cpu();
 }
 
 // On the meta device or not. Rows of packed weights begin inside of their blocks.
@@ -144,7 +144,7 @@ std::shared_ptr<CausalLM> make_case_model(const LayoutCase& which, const Paralle
   const auto config = tiny_of(which.architecture, which.balance);
   if (which.adapters == Adapters::kNone) {
     const auto model = make_parallel_model(config, at::kFloat, options, stages);
-    init_weights(*model, 5);
+    init_weights(*model, 5, testing::test_device());
     return model;
   }
   const auto model = make_model(config, {.dtype = at::kFloat, .device = c10::Device(at::kMeta)});
@@ -152,14 +152,14 @@ std::shared_ptr<CausalLM> make_case_model(const LayoutCase& which, const Paralle
   pipeline::keep_stages(*model, stages);
   parallelize_model(*model, options);
   to_empty(*model, options.mesh->device());
-  init_weights(*model, 5);
+  init_weights(*model, 5, testing::test_device());
   load_adapters(*model, adapter_folder(which.architecture, which.adapters));
   return model;
 }
 
 // Plain gradient descent with a rate of one, so that what a parameter loses is its gradient.
 LayoutOutcome train_one_step(const LayoutCase& which, const std::shared_ptr<comm::World>& world) {
-  const RunMesh place(which.layout, "cpu", world);
+  const RunMesh place(which.layout, testing::test_device_type(), world);
   const auto config = tiny_of(which.architecture, which.balance);
   const auto stages = pipeline_options(which.recipe(), config, place.mesh());
   const auto model =
@@ -205,7 +205,7 @@ const LayoutOutcome& one_rank(const LayoutCase& which) {
 void expect_as_one_rank(const LayoutCase& which) {
   SCOPED_TRACE(which.text());
   const auto& wanted = one_rank(which);
-  comm::run_thread_ranks(which.ranks(), [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = which.ranks()}, [&](const std::shared_ptr<comm::World>& world) {
     const auto found = train_one_step(which, world);
     const auto what = which.text();
     EXPECT_NEAR(found.result.loss, wanted.result.loss, 1e-5 * wanted.result.loss) << what;

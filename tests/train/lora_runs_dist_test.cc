@@ -225,6 +225,7 @@ TEST(MatrixOptimizerRuns, TrainAlikeOnEveryLayout) {
   // 2^-8 of itself, and a loss by that share of what it has fallen.
   expect_layouts_alike(muon, matrix_optimizer("muon"), {kShardedPair, kSequenceFour}, 1e-3);
   EXPECT_NEAR(muon.metrics("one")[3]["lr"].get<double>(), 0.0055, 1e-9) << "half way to a tenth";
+  if (testing::on_accelerator()) return;  // which has no 8-bit moments yet
   expect_layouts_alike(adamw8bit, matrix_optimizer("adamw8bit"), {kHybridFour, kTensorPair}, 2e-5);
 }
 

@@ -15,7 +15,8 @@ using testing::whole;
 std::vector<data::Batch> batches_of(const std::vector<ModelInputs>& inputs) {
   std::vector<data::Batch> out;
   for (const auto& each : inputs) {
-    out.push_back(data::make_batch(each.tokens, each.labels, each.positions, each.document_ids));
+    out.push_back(
+        data::make_batch(each.tokens.cpu(), each.labels.cpu(), each.positions.cpu(), each.document_ids.cpu()));
   }
   return out;
 }
@@ -35,7 +36,8 @@ Steps run_steps(CausalLM& model, const std::shared_ptr<comm::Group>& group, Step
   for (int i = 0; i < 3; ++i) out.results.push_back(step.run(batches_of(inputs), 0.01));
   out.validation = validation_loss(model, step.pipeline(), group, batches_of(inputs), options.counts);
   const at::NoGradGuard no_grad;
-  for (const auto& named : model.named_parameters()) out.weights[named.name] = whole(named.slot->parameter).clone();
+  for (const auto& named : model.named_parameters())
+    out.weights[named.name] = whole(named.slot->parameter).clone().cpu();
   return out;
 }
 
@@ -59,7 +61,7 @@ TEST(PipelineStep, TrainsAndValidatesAsOneRank) {
   Steps wanted;
   testing::on_threads(1, [&](const testing::WorldPtr& world) {
     auto model = testing::tiny_model(changes);
-    const auto mesh = init_device_mesh(world, "cpu", {1}, {"dp_shard"});
+    const auto mesh = init_device_mesh(world, testing::test_device_type(), {1}, {"dp_shard"});
     data_parallel(*model, {}, {.mesh = mesh});
     wanted = run_steps(*model, world->group(), {}, inputs);
   });
@@ -70,7 +72,7 @@ TEST(PipelineStep, TrainsAndValidatesAsOneRank) {
   };
   for (const auto& each : {Case{"1F1B", 1, false}, Case{"ZBVZeroBubble", 2, true}}) {
     testing::on_threads(4, [&](const testing::WorldPtr& world) {
-      const auto mesh = init_device_mesh(world, "cpu", {2, 2}, {"pp", "dp_shard"});
+      const auto mesh = init_device_mesh(world, testing::test_device_type(), {2, 2}, {"pp", "dp_shard"});
       const pipeline::PipelineOptions options{
           .mesh = mesh, .schedule = each.schedule, .stages_per_rank = each.stages_per_rank};
       testing::PipelineRig rig(changes, options, {.mesh = mesh});

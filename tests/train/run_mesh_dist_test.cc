@@ -19,7 +19,7 @@ namespace tessera::train {
 namespace {
 
 data::Batch rows_of_share(int64_t share, int64_t number) {
-  const auto tokens = testing::tiny_tokens(2, 12).add(share + 5 * number).remainder_(37);
+  const auto tokens = testing::tiny_tokens(2, 12).cpu().add(share + 5 * number).remainder_(37);
   return data::make_batch(tokens, testing::next_labels(tokens), at::arange(12).expand({2, 12}).contiguous(),
                           at::zeros({2, 12}, at::kLong));
 }
@@ -33,12 +33,12 @@ struct PlacedRun {
   std::unique_ptr<TrainStep> step;
 
   PlacedRun(const RunLayout& layout, const std::shared_ptr<comm::World>& given)
-      : place(layout, "cpu", given), world(given) {
+      : place(layout, testing::test_device_type(), given), world(given) {
     model = make_model(ModelConfig::parse(testing::tiny_config(), "tiny"), {.device = c10::Device(at::kMeta)});
     std::vector<nn::Module*> blocks;
     for (const auto& block : model->blocks()) blocks.push_back(block.get());
     data_parallel(*model, blocks, {.mesh = place.data_parallel()});
-    init_weights(*model, 5);
+    init_weights(*model, 5, testing::test_device());
     optimizer = optim::make_adamw(*model, {.lr = 0.01});
     step = std::make_unique<TrainStep>(*model, *optimizer, world->group(), StepOptions{.counts = place.counts()});
   }
@@ -61,7 +61,7 @@ struct Found {
 Found train_two_steps(const RunLayout& layout, int ranks, const std::filesystem::path& checkpoints) {
   Found found;
   std::mutex mutex;
-  comm::run_thread_ranks(ranks, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = ranks}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run(layout, world);
     Found own;
     own.first = run.run(0);
@@ -95,7 +95,7 @@ TEST(RunMeshRanks, ThoseThatRepeatOthersRowsChangeNothing) {
   ASSERT_EQ(twins.values.size(), plain.values.size());
   for (size_t i = 0; i < plain.values.size(); ++i) EXPECT_TRUE(at::equal(twins.values[i], plain.values[i])) << i;
   // What the twins saved is the whole model, once, and any other layout reads it.
-  comm::run_thread_ranks(1, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 1}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({}, world);
     Checkpoint::latest(twin_folder.path())->load(training_state(*run.model, *run.optimizer).tensors);
     const at::NoGradGuard no_grad;
@@ -107,7 +107,7 @@ TEST(RunMeshRanks, ThoseThatRepeatOthersRowsChangeNothing) {
 }
 
 TEST(RunMeshRanks, AllHearWhatOneSignals) {
-  comm::run_thread_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
+  testing::run_ranks({.size = 4}, [&](const std::shared_ptr<comm::World>& world) {
     PlacedRun run({.dp_shard = 2, .tp = 2}, world);
     const auto stopped = run.run(0, {.stop = world->rank() == 1});  // of the second tensor-parallel rank
     EXPECT_TRUE(stopped.stop_requested);

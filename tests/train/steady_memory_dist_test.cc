@@ -5,6 +5,7 @@
 #include <map>
 #include <thread>
 
+#include "tests/support/ranks_device.h"
 #include "tests/support/sanitized.h"
 #include "tests/train/kills.h"
 
@@ -51,6 +52,7 @@ std::map<pid_t, Growth> growth_of(const TinyRun& runs, const std::string& dir, i
 }
 
 TEST(SteadyMemory, NothingIsObtainedAfterTheThirdStep) {
+  TESSERA_CPU_ONLY("is about the host's memory; tests/devices counts an accelerator's");
   if (testing::kSanitized) GTEST_SKIP() << "a sanitizer's own allocator keeps what was freed";
   const TinyRun runs;
   std::string text;  // one document, so that each step has as many labels

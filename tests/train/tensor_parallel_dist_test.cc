@@ -100,7 +100,9 @@ TEST(TensorParallelRuns, TakeAPlanFileAndSayWhatDoesNothing) {
   ASSERT_EQ(planned.exit_code, 0) << planned.err;
   expect_same_run(runs, "planned", "one");
   EXPECT_THAT(planned.err, HasSubstr("'model.layers.*.experts' is no module here"));
-  EXPECT_THAT(planned.err, HasSubstr("cpu_offload"));
+  if (!testing::on_accelerator()) {  // where it does something
+    EXPECT_THAT(planned.err, HasSubstr("cpu_offload"));
+  }
   auto alone = common;
   alone.emplace_back("parallel.sequence_parallel=true");
   const auto warned = runs.train("warned", 1, alone);

@@ -182,7 +182,6 @@ Block* take_idle(Device& device, int stream, size_t bytes) {
     for (size_t i = 0; i < kStreams && !late; ++i) {
       if (block->free_after[i] > std::max(own[i], device.completed[i])) return false;
     }
-    if (late) join(device.completed, block->free_after);
     device.idle.emplace(std::pair(block->stream, block->bytes), block);
     return true;
   });

@@ -1,0 +1,46 @@
+// Runs of the program, on the pretend device and on the CPU in turn.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tests/devices/pretend.h"
+#include "tests/train/tiny_run.h"
+
+namespace tessera::train {
+
+struct Ways {
+  const char* name;
+  int ranks;
+  std::vector<std::string> settings;
+  bool experts = false;
+  double tolerance = 1e-5;  // relative, of losses and gradient norms
+};
+
+inline const std::vector<std::string> kHalfSettings = {"model.dtype=bfloat16", "precision.param=bfloat16"};
+
+inline Ways in_half(Ways ways, const char* name) {
+  ways.settings.insert(ways.settings.end(), kHalfSettings.begin(), kHalfSettings.end());
+  return {name, ways.ranks, ways.settings, ways.experts, 1e-2};
+}
+
+// One step on each device in turn, resumed on the other: the losses of three steps on the CPU.
+inline void expect_goes_on_on_the_cpu_and_back(const TinyRun& runs, const Ways& wanted) {
+  const auto train = [&](const std::string& dir, const std::string& device, int steps) {
+    auto settings = wanted.settings;
+    settings.insert(settings.end(), {"train.device=" + device, fmt::format("train.steps={}", steps),
+                                     "schedule.warmup_steps=0", "checkpoint.every=1"});
+    auto command = runs.command(dir, wanted.ranks, settings);
+    if (device == "pretend") {
+      command[0] = std::filesystem::path(command[0]).replace_filename("tessera_pretend").string();
+    }
+    const auto run = testing::run_process(command);
+    ASSERT_EQ(run.exit_code, 0) << dir << " on " << device << "\n" << run.err;
+  };
+  train("here", "cpu", 3);
+  int steps = 0;
+  for (const char* device : {"pretend", "cpu", "pretend"}) train("back and forth", device, ++steps);
+  expect_same_run(runs, "back and forth", "here", wanted.tolerance);
+}
+
+}  // namespace tessera::train
