@@ -38,9 +38,8 @@ int serve_counted(LayoutRank asked) {
 }
 
 void compare(Harness& harness, const std::string& self, const std::string& model, const std::string& how,
-             const std::string& peer_how, int micro_batches) {
+             const std::string& peer_how, int micro_batches, int ranks = kTrainingRanks) {
   if (!harness.wants(how)) return;
-  const int ranks = kTrainingRanks;
   const auto batches = std::to_string(micro_batches);
   Peer ours(launched(self, ranks, {model, "8", "256", how, batches}));
   Peer peer("launches.py", {model, std::to_string(ranks), "8", "256", peer_how, batches});
@@ -72,6 +71,9 @@ int main(int argc, char** argv) {
     const auto model = write_two_layers(scratch.path());
     compare(harness, argv[0], model, "dp2", "dp", 1);
     compare(harness, argv[0], model, "dp2-graphs", "dp", 1);
+    compare(harness, argv[0], model, "rp2", "dp", 1);  // replicas, beside FSDP2 as well
+    compare(harness, argv[0], model, "rp2-dp2", "dp", 1, 4);
+    compare(harness, argv[0], model, "cp2", "dp", 1);
     compare(harness, argv[0], model, "tp2", "tp", 1);
     compare(harness, argv[0], model, "tp2-sp", "sp", 1);
     compare(harness, argv[0], model, "1F1B", "1F1B", 4);

@@ -58,10 +58,11 @@ train::Recipe recipe_of(const std::string& how, int64_t ranks) {
        : name == "cp" ? parallel.cp
        : name == "pp" ? parallel.pp
        : name == "ep" ? parallel.ep
+       : name == "rp" ? parallel.dp_replicate
                       : parallel.dp_shard) = size;
     }
   }
-  parallel.dp_shard = ranks / (parallel.tp * parallel.cp * parallel.pp);
+  parallel.dp_shard = ranks / (parallel.dp_replicate * parallel.tp * parallel.cp * parallel.pp);
   return recipe;
 }
 
@@ -147,8 +148,12 @@ int serve_layout(const LayoutRank& given) {
   const auto world = comm::World::connect({});
   const auto recipe = recipe_of(given.how, world->size());
   const auto& parallel = recipe.parallel;
-  const train::RunLayout layout{
-      .dp_shard = parallel.dp_shard, .tp = parallel.tp, .cp = parallel.cp, .pp = parallel.pp, .ep = parallel.ep};
+  const train::RunLayout layout{.dp_replicate = parallel.dp_replicate,
+                                .dp_shard = parallel.dp_shard,
+                                .tp = parallel.tp,
+                                .cp = parallel.cp,
+                                .pp = parallel.pp,
+                                .ep = parallel.ep};
   const train::RunMesh place(layout, given.device, world);
   const auto config = ModelConfig::from_folder(given.model);
   const auto stages = train::pipeline_options(recipe, config, place.mesh());

@@ -36,12 +36,12 @@ def cells(cases):
         ratio = f"{case['ratio']:.2f}" if case["ratio"] < 10 else number(case["ratio"])
         notes = [f"tuned {case['tuned_ratio']:.2f}"] if tuned else []
         if case["ratio"] < case["at_least"]:
-            notes.append(f"wanted {case['at_least']:g}")
+            notes.append(f"wanted {case['at_least']:.3g}")
         if 0 < case["at_most"] < case["ours"]:
             notes.append(f"wanted at most {case['at_most']:g} {case['unit']}")
         if not case["verified"]:
             notes.append("NOT VERIFIED")
-        if case["disturbed_rounds"]:
+        if case["disturbed_rounds"] and case["unit"] != "launches":  # which are counted, not timed
             notes.append(f"{case['disturbed_rounds']} of {case['rounds']} rounds disturbed")
         ratios.append(ratio + (f" ({', '.join(notes)})" if notes else ""))
     after = f" {unit}" if unit else ""
