@@ -1,8 +1,8 @@
 // The gradient of a base that was written through a view: autograd makes room for it like the base, copies what comes
 // in, takes the view of it and writes there.
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 
 #include "tessera/dtensor/dispatch/dispatch.h"
 #include "tessera/dtensor/rules/table.h"
