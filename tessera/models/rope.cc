@@ -90,29 +90,38 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
   return {};
 }
 
+namespace {
+
+// Of the dynamic kind, for the longest of these positions, on `device`. An accelerator's host does not wait for it.
+RopeFrequencies dynamic_frequencies(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings,
+                                    const at::Tensor& positions, c10::Device device) {
+  if (positions.numel() > 0 && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {
+    const auto most = static_cast<double>(max_position_embeddings);
+    const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(most);
+    const auto theta = dynamic_theta(rope, head_dim, most, length).to(at::kFloat);
+    return {1.0 / at::pow(theta, sent_to(device, exponents(head_dim)))};
+  }
+  const int64_t length = positions.numel() > 0 ? positions.max().item<int64_t>() + 1 : 0;
+  auto out = rope_frequencies(rope, head_dim, max_position_embeddings, length);
+  out.inverse = sent_to(device, out.inverse);
+  return out;
+}
+
+}  // namespace
+
 RotaryEmbedding::RotaryEmbedding(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings)
     : rope_(rope), head_dim_(head_dim), max_position_embeddings_(max_position_embeddings) {}
 
 nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor& positions) {
   at::NoGradGuard no_grad;
-  const bool dynamic = rope_.kind == RopeKind::kDynamic && positions.numel() > 0;
-  RopeFrequencies frequencies;
-  at::Tensor inverse;
-  if (rope_.kind != RopeKind::kDynamic) {
-    if (!kept_.inverse.defined()) kept_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
-    if (kept_.inverse.device() != x.device()) kept_.inverse = sent_to(x.device(), kept_.inverse.cpu());
-    frequencies = kept_;
-    inverse = kept_.inverse;
-  } else if (dynamic && !is_dtensor(positions) && at::accelerator::isAccelerator(positions.device().type())) {
-    const auto most = static_cast<double>(max_position_embeddings_);
-    const at::Tensor length = (positions.max().to(at::kDouble) + 1).clamp_min(most);
-    const auto theta = dynamic_theta(rope_, head_dim_, most, length).to(at::kFloat);
-    inverse = 1.0 / at::pow(theta, sent_to(x.device(), exponents(head_dim_)));
-  } else {
-    const int64_t length = dynamic ? positions.max().item<int64_t>() + 1 : 0;
-    frequencies = rope_frequencies(rope_, head_dim_, max_position_embeddings_, length);
-    inverse = sent_to(x.device(), frequencies.inverse);
+  const bool dynamic = rope_.kind == RopeKind::kDynamic;
+  if (!dynamic && (!kept_.inverse.defined() || kept_.inverse.device() != x.device())) {
+    kept_ = rope_frequencies(rope_, head_dim_, max_position_embeddings_, 0);
+    kept_.inverse = sent_to(x.device(), kept_.inverse);
   }
+  const auto frequencies =
+      dynamic ? dynamic_frequencies(rope_, head_dim_, max_position_embeddings_, positions, x.device()) : kept_;
+  at::Tensor inverse = frequencies.inverse;
   if (is_dtensor(positions)) {
     const auto& mesh = device_mesh(positions);
     inverse = from_local(inverse, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
