@@ -18,8 +18,9 @@ at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device devi
   return at::empty({numel}, at::TensorOptions().dtype(dtype).device(c10::kCPU).pinned_memory(pins_for(device)));
 }
 
-at::Tensor sent_to(c10::Device device, const at::Tensor& host) {
-  return pins_for(device) ? host.pin_memory().to(device, /*non_blocking=*/true) : host.to(device);
+at::Tensor sent_to(c10::Device device, const at::Tensor& tensor) {
+  const bool pin = tensor.is_cpu() && pins_for(device);
+  return pin ? tensor.pin_memory().to(device, /*non_blocking=*/true) : tensor.to(device);
 }
 
 }  // namespace tessera

@@ -15,8 +15,8 @@ namespace tessera {
 // [numel], uninitialised, on the CPU. `device`: whose copies it is for.
 at::TensorBase host_empty(int64_t numel, c10::ScalarType dtype, c10::Device device);
 
-// `host`, any tensor on the CPU, on `device`. The host does not wait: the copy is in the order of the current stream,
-// from pinned memory that lasts until it has run. On the CPU it is `host` itself.
-at::Tensor sent_to(c10::Device device, const at::Tensor& host);
+// `tensor` on `device`; itself where it lies there. From the CPU the host does not wait: the copy is in the order of
+// the current stream, from pinned memory that lasts until it has run.
+at::Tensor sent_to(c10::Device device, const at::Tensor& tensor);
 
 }  // namespace tessera

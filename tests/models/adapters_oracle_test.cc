@@ -7,6 +7,7 @@
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/adapters.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -31,7 +32,7 @@ std::vector<AdapterCase> adapter_cases() {
 }
 
 std::shared_ptr<CausalLM> base_model(const fs::path& dir) {
-  auto model = from_pretrained(dir, at::kFloat);
+  auto model = from_pretrained(dir, at::kFloat, testing::test_device());
   model->train(false);
   return model;
 }
@@ -45,9 +46,9 @@ void disturb(CausalLM& model) {
       const at::Tensor& parameter = named.slot->parameter;
       if (named.name.starts_with("lora_B")) {
         auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(++seed));
-        parameter.normal_(0, 0.2, generator);
+        parameter.copy_(at::normal(0, 0.2, parameter.sizes(), generator));
       } else if (named.name.starts_with("lora_magnitude")) {
-        parameter.mul_(at::linspace(0.8, 1.2, parameter.numel()));
+        parameter.mul_(testing::here(at::linspace(0.8, 1.2, parameter.numel())));
       }
     }
   }
@@ -56,7 +57,7 @@ void disturb(CausalLM& model) {
 void expect_measured(CausalLM& model, const at::Tensor& tokens, const SafetensorsFile& answer,
                      const std::string& prefix) {
   const auto logits = model.logits({.tokens = tokens});
-  EXPECT_LT((logits - answer.tensor(prefix + ".logits")).abs().max().item<double>(), 1e-5) << prefix;
+  EXPECT_LT((logits.cpu() - answer.tensor(prefix + ".logits")).abs().max().item<double>(), 1e-5) << prefix;
   model.loss_sum({.tokens = tokens}, testing::next_labels(tokens)).backward();
   int64_t compared = 0;
   for (const auto& named : model.named_parameters()) {
@@ -69,7 +70,8 @@ void expect_measured(CausalLM& model, const at::Tensor& tokens, const Safetensor
     if (name.ends_with("lora_magnitude_vector.weight")) name.resize(name.size() - 7);
     ASSERT_TRUE(answer.contains(prefix + ".grad." + name)) << name;
     const auto theirs = answer.tensor(prefix + ".grad." + name);
-    EXPECT_LT((parameter.grad() - theirs).abs().max().item<double>(), 1e-4 * theirs.abs().max().item<double>() + 1e-6)
+    EXPECT_LT((parameter.grad().cpu() - theirs).abs().max().item<double>(),
+              1e-4 * theirs.abs().max().item<double>() + 1e-6)
         << prefix << " " << name;
     ++compared;
   }
@@ -84,8 +86,8 @@ TEST(AdaptersOracle, ChangePlacesWithPeft) {
   {
     SafetensorsWriter writer(folder / "tokens.safetensors",
                              {{"tokens", at::kLong, {2, 9}}, {"labels", at::kLong, {2, 9}}});
-    writer.write("tokens", tokens);
-    writer.write("labels", testing::next_labels(tokens));
+    writer.write("tokens", tokens.cpu());
+    writer.write("labels", testing::next_labels(tokens).cpu());
     writer.finish();
   }
   json theirs = json::array();
@@ -107,7 +109,7 @@ TEST(AdaptersOracle, ChangePlacesWithPeft) {
     const auto answer = SafetensorsFile::open(folder / fmt::format("answer_{}.safetensors", i));
     expect_measured(*models[i], tokens, *answer, "ours");
     const auto merged = models[i]->logits({.tokens = tokens});
-    EXPECT_LT((merged - answer->tensor("merged.logits")).abs().max().item<double>(), 2e-5) << i;
+    EXPECT_LT((merged.cpu() - answer->tensor("merged.logits")).abs().max().item<double>(), 2e-5) << i;
     EXPECT_GT((merged - base_model(folder / "base")->logits({.tokens = tokens})).abs().max().item<double>(), 1e-2)
         << "the adapter does something";
 

@@ -7,6 +7,7 @@
 #include "tessera/base/file.h"
 #include "tessera/formats/safetensors.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -157,10 +158,11 @@ TEST(Adapters, MergedAreTheModelThatTheyMake) {
     set_b(*model, 0.1);
     const auto dir = folder / (dora ? "dora" : "lora");
     save_pretrained(*model, dir, {}, {.merge_adapters = true});
-    const auto merged = from_pretrained(dir);
+    const auto merged = from_pretrained(dir, std::nullopt, testing::test_device());
     EXPECT_TRUE(merged->logits({.tokens = tokens}).allclose(model->logits({.tokens = tokens}), 1e-4, 1e-5));
     save_pretrained(*model, folder / (dora ? "dora-base" : "lora-base"), {});
-    const auto base = from_pretrained(folder / (dora ? "dora-base" : "lora-base"));
+    const auto base =
+        from_pretrained(folder / (dora ? "dora-base" : "lora-base"), std::nullopt, testing::test_device());
     EXPECT_TRUE(base->logits({.tokens = tokens}).equal(testing::tiny_model()->logits({.tokens = tokens})));
   }
 }

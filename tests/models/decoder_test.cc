@@ -7,10 +7,12 @@
 #include "tessera/base/error.h"
 #include "tessera/models/gemma3.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 
 namespace tessera {
 namespace {
 
+using testing::here;
 using testing::next_labels;
 using testing::tiny_gemma3_changes;
 using testing::tiny_model;
@@ -107,7 +109,7 @@ TEST(Families, RotaryChildrenAreCalledWithHiddenStatesAndPositions) {
       rotary->register_forward_pre_hook([&](nn::Module&, nn::TensorRefs& inputs) {
         ASSERT_EQ(inputs.size(), 2U);
         EXPECT_EQ(inputs[0]->sizes(), (at::IntArrayRef{2, 5, 16}));
-        EXPECT_TRUE(at::equal(*inputs[1], at::arange(5).unsqueeze(0)));
+        EXPECT_TRUE(at::equal(*inputs[1], here(at::arange(5).unsqueeze(0))));
       });
       rotary->register_forward_hook([&](nn::Module&, nn::TensorRefs& outputs) {
         ASSERT_EQ(outputs.size(), 2U);
@@ -180,11 +182,11 @@ TEST(Gemma3, ImageInputIsRefused) {
   const auto config = ModelConfig::parse(testing::tiny_config_with_images(), "t");
   EXPECT_EQ(config.eos_token_ids, (std::vector<int64_t>{1, 30}));
   auto model = make_model(config, {.device = at::kMeta});
-  init_weights(*model, 5);
+  init_weights(*model, 5, testing::test_device());
   EXPECT_EQ(model->logits({.tokens = tiny_tokens(1, 4)}).sizes(), (at::IntArrayRef{1, 4, 37}));
   for (const int64_t image : {35, 36}) {
     try {
-      model->logits({.tokens = at::tensor(std::vector<int64_t>{3, image, 4}).unsqueeze(0)});
+      model->logits({.tokens = here(at::tensor(std::vector<int64_t>{3, image, 4}).unsqueeze(0))});
       FAIL() << image;
     } catch (const Error& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kConfig);

@@ -9,6 +9,7 @@
 #include "tessera/models/generate.h"
 #include "tessera/nn/router_statistics.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -16,6 +17,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::here;
 using testing::run_python;
 
 constexpr const char* kVariants = "tests/models/oracle/variants.py";
@@ -28,10 +30,10 @@ std::vector<int64_t> ids_of(const at::Tensor& tensor) {
 
 // Logits within 1e-5, the loss within 1e-5 of it, each gradient within 1e-4 of its largest element.
 void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expected) {
-  const auto tokens = expected.tensor("tokens").clone();
+  const auto tokens = here(expected.tensor("tokens")).clone();
   {
     at::NoGradGuard no_grad;
-    EXPECT_LT((model.logits({.tokens = tokens}) - expected.tensor("logits")).abs().max().item<double>(), 1e-5);
+    EXPECT_LT((model.logits({.tokens = tokens}).cpu() - expected.tensor("logits")).abs().max().item<double>(), 1e-5);
   }
   if (model.config().experts.balance) nn::router_statistics(model)->begin();
   const auto loss = model.loss_sum({.tokens = tokens}, testing::next_labels(tokens));
@@ -46,7 +48,8 @@ void expect_values_of_transformers(CausalLM& model, const SafetensorsFile& expec
     const auto& found = named.slot->parameter.grad();
     const auto wanted = expected.tensor("grad:" + named.name);
     ASSERT_TRUE(found.defined()) << named.name;
-    EXPECT_LT((found - wanted).abs().max().item<double>(), 1e-4 * wanted.abs().max().item<double>()) << named.name;
+    EXPECT_LT((found.cpu() - wanted).abs().max().item<double>(), 1e-4 * wanted.abs().max().item<double>())
+        << named.name;
   }
 }
 
@@ -63,7 +66,7 @@ void expect_continuation_of_transformers(CausalLM& model, const SafetensorsFile&
 
   at::NoGradGuard no_grad;
   nn::KvCache cache(model.config().num_hidden_layers, 9);
-  const auto tokens = at::tensor(prompt).unsqueeze(0);
+  const auto tokens = here(at::tensor(prompt).unsqueeze(0));
   model.logits({.tokens = tokens.narrow(1, 0, 4), .cache = &cache});
   const auto last = model.logits({.tokens = tokens.narrow(1, 4, 5), .cache = &cache, .logits_to_keep = 1});
   EXPECT_EQ(last.argmax(-1).item<int64_t>(), wanted.front());
@@ -92,7 +95,7 @@ TEST(FamiliesOracle, TinyVariantsEqualTransformersThereAndBack) {
   int variants = 0, with_foreign = 0;
   for (const auto& entry : fs::directory_iterator(folder.path())) {
     SCOPED_TRACE(entry.path().filename().string());
-    const auto model = from_pretrained(entry.path());
+    const auto model = from_pretrained(entry.path(), std::nullopt, testing::test_device());
     const auto expected = SafetensorsFile::open(entry.path() / "expected.safetensors");
     expect_values_of_transformers(*model, *expected);
     expect_continuation_of_transformers(*model, *expected);

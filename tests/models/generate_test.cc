@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -69,7 +70,7 @@ TEST(Generate, GreedyIsTheArgmaxOfTheWholeSequenceAtEveryStep) {
   std::vector<int64_t> context = {4, 9, 2, 30};
   const auto found = generate(*model, context, {.max_new_tokens = 12});
   for (int step = 0; step < 12; ++step) {
-    const auto logits = model->logits({.tokens = at::tensor(context).unsqueeze(0)});
+    const auto logits = model->logits({.tokens = testing::here(at::tensor(context).unsqueeze(0))});
     context.push_back(logits[0][-1].argmax().item<int64_t>());
   }
   EXPECT_EQ(found, std::vector<int64_t>(context.begin() + 4, context.end()));

@@ -7,6 +7,7 @@
 #include "tessera/formats/safetensors.h"
 #include "tessera/models/generate.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -15,6 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::asset;
+using testing::here;
 using testing::run_python;
 
 // Five prompts as ids: text/ has tests of its own.
@@ -43,15 +45,15 @@ TEST(LlamaOracle, SmolLm2GivesLogitsAndGreedyTextOfTransformers) {
   testing::TempFolder folder;
   const auto dir = asset("smollm2");
   const auto prompts = prompts_of(dir);
-  const auto model = from_pretrained(dir, at::kFloat);
+  const auto model = from_pretrained(dir, at::kFloat, testing::test_device());
   const auto answer =
       ask_transformers(dir, {{"prompts", prompts}, {"max_new_tokens", 40}, {"logits_to", (folder / "logits").string()}},
                        folder / "request.json");
   const auto expected = SafetensorsFile::open(folder / "logits")->tensor("logits");
   {
     at::NoGradGuard no_grad;
-    const auto found = model->logits({.tokens = at::tensor(prompts.front()).unsqueeze(0)});
-    EXPECT_LT((found - expected).abs().max().item<double>(), 2e-4);
+    const auto found = model->logits({.tokens = here(at::tensor(prompts.front()).unsqueeze(0))});
+    EXPECT_LT((found.cpu() - expected).abs().max().item<double>(), 2e-4);
   }
   auto options = GenerationOptions::from_folder(dir, model->config());
   options.max_new_tokens = 40;

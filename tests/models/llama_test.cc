@@ -4,10 +4,12 @@
 #include "tessera/base/error.h"
 #include "tessera/models/decoder.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 
 namespace tessera {
 namespace {
 
+using testing::here;
 using testing::next_labels;
 using testing::tiny_model;
 using testing::tiny_tokens;
@@ -75,7 +77,7 @@ TEST(Llama, PaddingTeachesNothing) {
   for (const auto& parameter : model->parameters()) gradients.push_back(parameter.grad().clone());
   const auto pad = [](const at::Tensor& row, int64_t with) { return at::constant_pad_nd(row, {0, 5}, with); };
   model->zero_grad();
-  const auto ids = at::zeros({1, 9}, at::kLong);
+  const auto ids = here(at::zeros({1, 9}, at::kLong));
   const auto found = model->loss_sum({.tokens = pad(tokens, 3), .document_ids = pad(ids, -1)}, pad(labels, -100));
   EXPECT_NEAR(found.item<double>(), wanted.item<double>(), 1e-4);
   found.backward();
@@ -102,8 +104,8 @@ TEST(Llama, BlocksAreCalledThroughTheirHooks) {
 TEST(Llama, WrongInputsAreErrors) {
   auto model = tiny_model();
   EXPECT_THROW(model->logits({}), Error);
-  EXPECT_THROW(model->logits({.tokens = at::zeros({1, 3})}), Error);
-  EXPECT_THROW(model->loss_sum({.tokens = tiny_tokens(1, 4)}, at::zeros({1, 3}, at::kLong)), Error);
+  EXPECT_THROW(model->logits({.tokens = here(at::zeros({1, 3}))}), Error);
+  EXPECT_THROW(model->loss_sum({.tokens = tiny_tokens(1, 4)}, here(at::zeros({1, 3}, at::kLong))), Error);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ void expect_merged_as_plain(CausalLM& packed, CausalLM& plain, const std::filesy
 }
 
 TEST(QuantizedBaseOracle, Nf4IsBitsandbytesAndGgufBlocksAreAsTheirPackageDecodesThem) {
+  TESSERA_CPU_ONLY("weights are packed on the CPU");
   const testing::TempFolder folder;
   const auto run = testing::run_python("tests/models/oracle/quantized_weights.py", {folder.path().string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
@@ -90,6 +91,7 @@ TEST(QuantizedBaseOracle, Nf4IsBitsandbytesAndGgufBlocksAreAsTheirPackageDecodes
 }
 
 TEST(QuantizedBaseOracle, Nf4OfAFolderIsTheModelOfTheRoundedWeights) {
+  TESSERA_CPU_ONLY("weights are packed on the CPU");
   const testing::TempFolder folder;
   const auto plain = testing::tiny_model(R"("attention_bias": true)");
   save_pretrained(*plain, folder / "model", {});

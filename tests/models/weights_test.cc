@@ -13,6 +13,7 @@
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tests/models/tiny.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -22,12 +23,17 @@ using testing::tiny_config;
 using testing::tiny_model;
 using testing::tiny_tokens;
 
+std::shared_ptr<CausalLM> read_back(const std::filesystem::path& dir,
+                                    std::optional<c10::ScalarType> dtype = std::nullopt) {
+  return from_pretrained(dir, dtype, testing::test_device());
+}
+
 void expect_equal(nn::Module& a, nn::Module& b) {
   const auto left = a.named_parameters(), right = b.named_parameters();
   ASSERT_EQ(left.size(), right.size());
   for (size_t i = 0; i < left.size(); ++i) {
     EXPECT_EQ(left[i].name, right[i].name);
-    EXPECT_TRUE(at::equal(left[i].slot->parameter, right[i].slot->parameter)) << left[i].name;
+    EXPECT_TRUE(at::equal(left[i].slot->parameter.cpu(), right[i].slot->parameter.cpu())) << left[i].name;
   }
 }
 
@@ -37,7 +43,7 @@ TEST(Weights, SavedFolderLoadsBackEqual) {
     publish_file(folder / "tokenizer.json", "{}");
     auto model = tiny_model(changes);
     save_pretrained(*model, folder / "out", folder.path());
-    const auto again = from_pretrained(folder / "out");
+    const auto again = read_back(folder / "out");
     expect_equal(*model, *again);
     EXPECT_EQ(read_file(folder / "out" / "tokenizer.json"), "{}");
     EXPECT_FALSE(std::filesystem::exists(folder / "out" / "generation_config.json"));
@@ -50,16 +56,16 @@ TEST(Weights, LargeModelsAreSavedInShards) {
   auto model = tiny_model();
   save_pretrained(*model, folder / "out", {}, {.max_shard_bytes = 4000});
   EXPECT_TRUE(std::filesystem::exists(folder / "out" / "model.safetensors.index.json"));
-  expect_equal(*model, *from_pretrained(folder / "out"));
+  expect_equal(*model, *read_back(folder / "out"));
 }
 
 TEST(Weights, DtypeIsConvertedOnSaveAndLoad) {
   testing::TempFolder folder;
   auto model = tiny_model();
   save_pretrained(*model, folder / "out", {}, {.dtype = at::kBFloat16});
-  const auto stored = from_pretrained(folder / "out");
+  const auto stored = read_back(folder / "out");
   EXPECT_EQ(stored->parameters().front().scalar_type(), at::kBFloat16);
-  const auto wide = from_pretrained(folder / "out", at::kFloat);
+  const auto wide = read_back(folder / "out", at::kFloat);
   EXPECT_TRUE(at::equal(wide->parameters().front(), model->parameters().front().to(at::kBFloat16).to(at::kFloat)));
 }
 
@@ -142,7 +148,7 @@ TEST(Weights, WrongShapeAloneIsAShapeError) {
 TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
-  init_weights(*model, 5);
+  init_weights(*model, 5, testing::test_device());
   save_pretrained(*model, folder / "text", {});
   const auto text = SafetensorsFolder::open(folder / "text");
   EXPECT_TRUE(text.contains("language_model.model.layers.0.mlp.up_proj.weight"));
@@ -180,7 +186,7 @@ TEST(Weights, ForeignTensorsPassThroughLoadAndSaveByteForByte) {
 TEST(Weights, ModelWithImagesLoadsUnderItsOwnNamesAndKeepsThem) {
   testing::TempFolder folder;
   auto model = make_model(ModelConfig::parse(testing::tiny_config_with_images(), "t"), {.device = at::kMeta});
-  init_weights(*model, 5);
+  init_weights(*model, 5, testing::test_device());
   std::filesystem::create_directory(folder / "own");
   std::vector<TensorSpec> specs;
   for (const auto& named : model->named_parameters()) {
@@ -229,12 +235,12 @@ TEST(StackedExperts, AreSavedOneByOneAndLoadedFromEitherForm) {
   }
   for (int64_t expert = 0; expert < 5; ++expert) {
     const auto prefix = "model.layers.1.mlp.experts." + std::to_string(expert) + ".";
-    EXPECT_TRUE(at::equal(saved.tensor(prefix + "gate_proj.weight"), gate_up[expert].narrow(0, 0, 6)));
-    EXPECT_TRUE(at::equal(saved.tensor(prefix + "up_proj.weight"), gate_up[expert].narrow(0, 6, 6)));
-    EXPECT_TRUE(at::equal(saved.tensor(prefix + "down_proj.weight"), down[expert]));
+    EXPECT_TRUE(at::equal(testing::here(saved.tensor(prefix + "gate_proj.weight")), gate_up[expert].narrow(0, 0, 6)));
+    EXPECT_TRUE(at::equal(testing::here(saved.tensor(prefix + "up_proj.weight")), gate_up[expert].narrow(0, 6, 6)));
+    EXPECT_TRUE(at::equal(testing::here(saved.tensor(prefix + "down_proj.weight")), down[expert]));
   }
   EXPECT_FALSE(saved.contains("model.layers.1.mlp.experts.gate_up_proj"));
-  expect_equal(*model, *from_pretrained(folder / "out"));
+  expect_equal(*model, *read_back(folder / "out"));
 
   std::filesystem::create_directory(folder / "whole");
   std::vector<TensorSpec> specs;
@@ -247,7 +253,7 @@ TEST(StackedExperts, AreSavedOneByOneAndLoadedFromEitherForm) {
     writer.finish();
   }
   publish_file(folder / "whole" / "config.json", read_file(folder / "out" / "config.json"));
-  expect_equal(*model, *from_pretrained(folder / "whole"));
+  expect_equal(*model, *read_back(folder / "whole"));
 }
 
 TEST(StackedExperts, MissingAndMisshapenOnesAreNamed) {

@@ -6,6 +6,7 @@
 
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/schedule.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 
 namespace tessera::optim {
@@ -20,15 +21,15 @@ json oracle(const std::string& script, const std::vector<std::string>& arguments
 }
 
 at::Tensor tensor_of(const json& values, const at::Tensor& like) {
-  return at::tensor(values.get<std::vector<double>>(), at::kDouble).to(at::kFloat).view(like.sizes());
+  return at::tensor(values.get<std::vector<double>>(), at::kDouble).to(like.device(), at::kFloat).view(like.sizes());
 }
 
 struct Weights : nn::Callable<Weights> {
   at::Tensor first, second, bias;
   explicit Weights(const json& start) {
-    register_parameter("first", first, tensor_of(start[0], at::empty({3, 4})));
-    register_parameter("second", second, tensor_of(start[1], at::empty({3, 4})));
-    register_parameter("bias", bias, tensor_of(start[2], at::empty({4})));
+    register_parameter("first", first, tensor_of(start[0], testing::here(at::empty({3, 4}))));
+    register_parameter("second", second, tensor_of(start[1], testing::here(at::empty({3, 4}))));
+    register_parameter("bias", bias, tensor_of(start[2], testing::here(at::empty({4}))));
   }
 };
 

@@ -15,19 +15,21 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/schedule.h"
+#include "tests/support/alone_on_device.h"
 
 namespace tessera::optim {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::here;
 
 struct Model : nn::Callable<Model> {
   at::Tensor weight, spared, norm;
   Model() {
-    register_parameter("weight", weight, at::ones({4, 4}));
-    register_parameter("spared", spared, at::ones({4, 4}), /*decay=*/false);
-    register_parameter("norm", norm, at::ones({4}));
+    register_parameter("weight", weight, here(at::ones({4, 4})));
+    register_parameter("spared", spared, here(at::ones({4, 4})), /*decay=*/false);
+    register_parameter("norm", norm, here(at::ones({4})));
   }
 };
 
@@ -50,9 +52,9 @@ TEST(Optimizer, DecaysMatricesOnlyUnlessTheirSlotSaysNo) {
   const auto optimizer = make_adamw(model, {.lr = 0.1, .weight_decay = 0.5});
   set_gradients(model, 0);
   optimizer->step();
-  EXPECT_TRUE(model.weight.allclose(at::full({4, 4}, 0.95)));
-  EXPECT_TRUE(model.spared.equal(at::ones({4, 4})));
-  EXPECT_TRUE(model.norm.equal(at::ones({4})));
+  EXPECT_TRUE(model.weight.allclose(here(at::full({4, 4}, 0.95))));
+  EXPECT_TRUE(model.spared.equal(here(at::ones({4, 4}))));
+  EXPECT_TRUE(model.norm.equal(here(at::ones({4}))));
 }
 
 TEST(Optimizer, GroupsOverrideDecayAndRate) {
@@ -61,8 +63,8 @@ TEST(Optimizer, GroupsOverrideDecayAndRate) {
       model, {.lr = 0.1, .weight_decay = 0.5, .groups = {{.names = {"norm"}, .lr_factor = 2, .weight_decay = 1}}});
   set_gradients(model, 0);
   optimizer->step();
-  EXPECT_TRUE(model.weight.allclose(at::full({4, 4}, 0.95)));
-  EXPECT_TRUE(model.norm.allclose(at::full({4}, 0.8)));
+  EXPECT_TRUE(model.weight.allclose(here(at::full({4, 4}, 0.95))));
+  EXPECT_TRUE(model.norm.allclose(here(at::full({4}, 0.8))));
   EXPECT_THAT(error_of([&] { make_sgd(model, {.groups = {{.names = {"nrom"}}}}); }), HasSubstr("names 'nrom'"));
   EXPECT_THAT(error_of([&] {
                 make_sgd(model, {.groups = {{.names = {"norm", "norm"}}}});
@@ -99,7 +101,7 @@ struct Many : nn::Callable<Many> {
     std::deque<at::Tensor> parameters;
     explicit Layer(int count) {
       for (int i = 0; i < count; ++i) {
-        register_parameter(std::to_string(10'000 + i), parameters.emplace_back(), at::ones({1}));
+        register_parameter(std::to_string(10'000 + i), parameters.emplace_back(), here(at::ones({1})));
       }
     }
   };
@@ -137,11 +139,11 @@ TEST(Optimizer, TakesOverParametersThatWereFrozen) {
   EXPECT_EQ(optimizer->state("weight").count("exp_avg"), 0u);
   set_gradients(model, 1);
   optimizer->step();
-  EXPECT_TRUE(model.weight.equal(at::ones({4, 4})));
+  EXPECT_TRUE(model.weight.equal(here(at::ones({4, 4}))));
   model.parameters()[0].set_requires_grad(true);
   set_gradients(model, 1);
   optimizer->step();
-  EXPECT_TRUE(model.weight.detach().allclose(at::full({4, 4}, 0.9)));
+  EXPECT_TRUE(model.weight.detach().allclose(here(at::full({4, 4}, 0.9))));
 }
 
 // A hundred steps, each below the last digit of bfloat16, move a parameter as far as in float32; what somebody writes
@@ -177,7 +179,7 @@ TEST(Optimizer, UpdatesSixteenBitParametersInFloat32UnlessTold) {
       EXPECT_TRUE(narrow.norm.equal(wide.norm.to(dtype)));
       EXPECT_LT(narrow.norm[0].item<float>(), 0.97);
       if (dtype == at::kBFloat16) {
-        EXPECT_TRUE(lossy.norm.equal(at::ones({4}, dtype)));
+        EXPECT_TRUE(lossy.norm.equal(here(at::ones({4}, dtype))));
       }
     }
   }
@@ -232,7 +234,7 @@ TEST(Optimizer, GivesThawedParametersWhatTheyLack) {
     optimizer->set_hyperparameters({{{"momentum", 0.0}}});
     EXPECT_EQ(optimizer->state("weight").count("momentum_buffer"), 0u);
     optimizer->set_hyperparameters({{{"momentum", 0.5}}});
-    EXPECT_TRUE(optimizer->state("weight").at("momentum_buffer").equal(at::zeros({4, 4})));
+    EXPECT_TRUE(optimizer->state("weight").at("momentum_buffer").equal(here(at::zeros({4, 4}))));
     EXPECT_EQ(step(), 0);
     EXPECT_EQ(optimizer->state("weight").count("master"), dtype == at::kBFloat16 ? 1u : 0u);
   }
@@ -246,7 +248,7 @@ TEST(Optimizer, RefusesSettingsOutOfRange) {
   EXPECT_THAT(error_of([&] { make_sgd(model, {.nesterov = true}); }), HasSubstr("nesterov wants momentum"));
   const auto optimizer = make_adamw(model, {});
   EXPECT_THAT(error_of([&] { optimizer->state("other"); }), HasSubstr("no parameter is named 'other'"));
-  nn::Module::set_parameter(model.own_parameters()[0], at::ones({4, 4}).set_requires_grad(true));
+  nn::Module::set_parameter(model.own_parameters()[0], here(at::ones({4, 4})).set_requires_grad(true));
   set_gradients(model, 1);
   EXPECT_THAT(error_of([&] { optimizer->step(); }), HasSubstr("weight: the parameter was replaced"));
 }
@@ -275,7 +277,7 @@ struct HalfModel : nn::Callable<HalfModel> {
 
 // A thousand steps, each a hundredth of the last digit: nearest rounding stands still, the random one gets there.
 TEST(Optimizer, StochasticRoundingKeepsSmallUpdatesOnAverage) {
-  const auto start = at::ones({64, 64}, at::kBFloat16);
+  const auto start = here(at::ones({64, 64}, at::kBFloat16));
   HalfModel still(start.clone()), moving(start.clone());
   const auto nearest = make_sgd(still, {.lr = 1, .master_weights = false});
   const auto random =
@@ -295,21 +297,21 @@ TEST(Optimizer, StochasticRoundingKeepsSmallUpdatesOnAverage) {
 }
 
 TEST(Optimizer, StochasticRoundingTakesEitherNeighbourOnlyAndLeavesWhatNeedsNoRounding) {
-  HalfModel model(at::tensor({1.0, -2.0, 0.0, 3.0e38}).to(at::kBFloat16));
+  HalfModel model(here(at::tensor({1.0, -2.0, 0.0, 3.0e38})).to(at::kBFloat16));
   const auto optimizer = make_sgd(model, {.lr = 1, .master_weights = false, .stochastic_rounding = true});
-  model.weight.mutable_grad() = at::tensor({0.0, 0.0, 0.0, 0.0}).to(at::kBFloat16);
+  model.weight.mutable_grad() = here(at::tensor({0.0, 0.0, 0.0, 0.0})).to(at::kBFloat16);
   const auto before = model.weight.detach().clone();
   optimizer->step();
   EXPECT_TRUE(model.weight.equal(before));
-  model.weight.mutable_grad() = at::tensor({double(INFINITY), double(NAN), 1.0, 0.0}).to(at::kBFloat16);
+  model.weight.mutable_grad() = here(at::tensor({double(INFINITY), double(NAN), 1.0, 0.0})).to(at::kBFloat16);
   optimizer->step();
   EXPECT_EQ(model.weight[0].item<double>(), -INFINITY);
   EXPECT_TRUE(std::isnan(model.weight[1].item<double>()));
   EXPECT_EQ(model.weight[2].item<double>(), -1);
-  const auto exact = at::full({4096}, 1 + 1.0 / 512);  // halfway between two neighbours and a quarter of them
-  HalfModel many(at::ones({4096}, at::kBFloat16));
+  const auto exact = here(at::full({4096}, 1 + 1.0 / 512));  // halfway between two neighbours and a quarter of them
+  HalfModel many(here(at::ones({4096}, at::kBFloat16)));
   const auto rounding = make_sgd(many, {.lr = 1, .master_weights = false, .stochastic_rounding = true, .seed = 9});
-  many.weight.mutable_grad() = at::full({4096}, -1.0 / 512).to(at::kBFloat16);
+  many.weight.mutable_grad() = here(at::full({4096}, -1.0 / 512)).to(at::kBFloat16);
   rounding->step();
   const auto found = many.weight.detach().to(at::kFloat);
   EXPECT_TRUE(found.eq(1).logical_or(found.eq(1 + 1.0 / 128)).all().item<bool>());
@@ -318,7 +320,7 @@ TEST(Optimizer, StochasticRoundingTakesEitherNeighbourOnlyAndLeavesWhatNeedsNoRo
 }
 
 TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
-  HalfModel bfloat(at::ones({2}, at::kBFloat16)), half(at::ones({2}, at::kHalf));
+  HalfModel bfloat(here(at::ones({2}, at::kBFloat16))), half(here(at::ones({2}, at::kHalf)));
   EXPECT_THAT(error_of([&] { make_sgd(bfloat, {.stochastic_rounding = true}); }), HasSubstr("beside master_weights"));
   EXPECT_THAT(error_of([&] { make_adamw(half, {.master_weights = false, .stochastic_rounding = true}); }),
               HasSubstr("stochastic_rounding of float16"));
@@ -344,8 +346,8 @@ TEST(Optimizer, AGroupMayHaveMomentumWhereTheOthersHaveNone) {
     set_gradients(model, 1);
     optimizer->step();
   }
-  EXPECT_TRUE(model.weight.allclose(at::full({4, 4}, 0.8)));
-  EXPECT_TRUE(model.norm.allclose(at::full({4}, 0.75))) << "1 - 0.1 - 0.1 * 1.5";
+  EXPECT_TRUE(model.weight.allclose(here(at::full({4, 4}, 0.8))));
+  EXPECT_TRUE(model.norm.allclose(here(at::full({4}, 0.75)))) << "1 - 0.1 - 0.1 * 1.5";
 }
 
 TEST(Optimizer, GroupsHaveSettingsOfTheirOwn) {
