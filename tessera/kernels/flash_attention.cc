@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <limits>
+
 #include "tessera/base/error.h"
 #include "tessera/kernels/detail/device_kernels.h"
 #include "tessera/kernels/kept_results.h"
@@ -14,6 +16,87 @@ namespace {
 constexpr int64_t kHeadVector = 8, kLargestHead = 256;
 
 at::Tensor rows_without_gaps(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
+
+// ---- memory-efficient attention ----
+
+// Their kernels read log sums up to a multiple of this many queries.
+constexpr int64_t kSumsTogether = 32;
+enum EfficientMask : int64_t { kNoMask = 0, kCausalFromTopLeft = 1 };
+
+bool in_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+// [..., G, d] as [..., heads, d]: the kernels know no groups. And gradients back.
+at::Tensor heads_repeated(const at::Tensor& tensor, int64_t heads) {
+  const int64_t groups = tensor.size(-2);
+  if (groups == heads) return tensor;
+  auto sizes = tensor.sizes().vec();
+  sizes.insert(sizes.end() - 1, heads / groups);
+  auto repeated = tensor.sizes().vec();
+  repeated[repeated.size() - 2] = heads;
+  return tensor.unsqueeze(-2).expand(sizes).reshape(repeated);
+}
+
+at::Tensor heads_summed(const at::Tensor& tensor, int64_t groups) {
+  if (tensor.size(-2) == groups) return tensor;
+  return tensor.unflatten(-2, {groups, tensor.size(-2) / groups}).sum(-2);
+}
+
+struct EfficientCall {
+  std::optional<at::Tensor> begins;
+  std::optional<int64_t> longest, window;
+  int64_t mask;
+  std::optional<double> scale;
+};
+
+EfficientCall efficient_call_of(const FlashOptions& options) {
+  const bool packed = options.begins.defined(), windowed = options.causal && options.window > 0;
+  return {.begins = packed ? std::optional(options.begins) : std::nullopt,
+          .longest = packed ? std::optional(options.longest) : std::nullopt,
+          .window = windowed ? std::optional(options.window) : std::nullopt,
+          .mask = options.causal ? kCausalFromTopLeft : kNoMask,
+          .scale = options.scale > 0 ? std::optional(options.scale) : std::nullopt};
+}
+
+// Rows of documents are one row of the kernels.
+at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
+at::Tensor as_given(const at::Tensor& rows, const at::Tensor& like) { return like.dim() == 3 ? rows.squeeze(0) : rows; }
+
+FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const FlashOptions& options) {
+  const auto call = efficient_call_of(options);
+  const int64_t heads = q.size(-2);
+  const auto results = at::_efficient_attention_forward(
+      rows_without_gaps(as_rows(q)), rows_without_gaps(as_rows(heads_repeated(k, heads))),
+      rows_without_gaps(as_rows(heads_repeated(v, heads))), /*bias=*/std::nullopt, call.begins, call.begins,
+      call.longest, call.longest, /*dropout_p=*/0.0, call.mask, /*compute_log_sumexp=*/true, call.scale,
+      /*seqlen_k=*/std::nullopt, call.window);
+  const auto& log_sums = std::get<1>(results);
+  return {as_given(std::get<0>(results), q), call.begins ? log_sums : log_sums.narrow(2, 0, q.size(1))};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tensor& gradient, const at::Tensor& q,
+                                                                  const at::Tensor& k, const at::Tensor& v,
+                                                                  const FlashResult& result,
+                                                                  const FlashOptions& options) {
+  const auto call = efficient_call_of(options);
+  const int64_t heads = q.size(-2), longest_q = call.longest.value_or(as_rows(q).size(1)),
+                longest_k = call.longest.value_or(as_rows(k).size(1));
+  const int64_t missing = (kSumsTogether - result.log_sums.size(2) % kSumsTogether) % kSumsTogether;
+  const auto log_sums =
+      missing == 0 ? result.log_sums.contiguous()
+                   : at::constant_pad_nd(result.log_sums, {0, missing}, std::numeric_limits<double>::infinity());
+  const auto random = at::empty({}, q.options().dtype(at::kLong));  // of dropout, which there is none of
+  const auto [grad_q, grad_k, grad_v, grad_bias] = at::_efficient_attention_backward(
+      as_rows(gradient).contiguous(), rows_without_gaps(as_rows(q)),
+      rows_without_gaps(as_rows(heads_repeated(k, heads))), rows_without_gaps(as_rows(heads_repeated(v, heads))),
+      /*bias=*/std::nullopt, as_rows(result.out).contiguous(), call.begins, call.begins, longest_q, longest_k, log_sums,
+      /*dropout_p=*/0.0, random, random, call.mask,
+      /*bias_requires_grad=*/false, call.scale, /*num_splits_key=*/std::nullopt, call.window);
+  return {as_given(grad_q, q), heads_summed(as_given(grad_k, k), k.size(-2)),
+          heads_summed(as_given(grad_v, v), v.size(-2))};
+}
+
+// ---- flash attention ----
 
 struct FlashCall {
   std::optional<at::Tensor> begins;
@@ -68,7 +151,15 @@ struct KnownFlash : torch::autograd::Function<KnownFlash> {
 }  // namespace
 
 bool has_flash_attention(c10::Device device, at::ScalarType dtype) {
-  if (dtype != at::kHalf && dtype != at::kBFloat16) return false;
+  if (dtype == at::kFloat) {
+    static detail::DeviceKernels efficient{"aten::_efficient_attention_forward", "aten::_efficient_attention_backward"};
+    return efficient.run_on(device, dtype, [&] {
+      const auto two = at::zeros({1, 2, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
+      const FlashOptions windowed{.window = 1};
+      flash_backward(two, two, two, two, flash_forward(two, two, two, windowed), windowed);
+    });
+  }
+  if (!in_16_bits(dtype)) return false;
   static detail::DeviceKernels fused{"aten::_flash_attention_forward", "aten::_flash_attention_backward"};
   return fused.run_on(device, dtype, [&] {
     const auto one = at::zeros({1, 1, 1, kHeadVector}, at::TensorOptions(dtype).device(device));
@@ -85,6 +176,7 @@ bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 FlashResult flash_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (!in_16_bits(q.scalar_type())) return efficient_forward(q, k, v, options);
   const auto call = call_of(q, k, options);
   const auto results = at::_flash_attention_forward(
       rows_without_gaps(q), rows_without_gaps(k), rows_without_gaps(v), call.begins, call.begins, call.queries,
@@ -96,6 +188,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(const at::Tensor& 
                                                               const at::Tensor& k, const at::Tensor& v,
                                                               const FlashResult& result, const FlashOptions& options) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (!in_16_bits(q.scalar_type())) return efficient_backward(gradient, q, k, v, result, options);
   const auto call = call_of(q, k, options);
   const auto begins = call.begins.value_or(at::Tensor());
   // Of dropout, which there is none of.

@@ -1,5 +1,6 @@
-// Attention by the kernels that accelerators have for it in 16 bits: documents laid end to end are told by where they
-// begin, and what is outside of them and of windows is neither computed nor masked.
+// Attention by the kernels that accelerators have for it, flash attention in 16 bits and memory-efficient attention in
+// float32: documents laid end to end are told by where they begin, and what is outside of them and of windows is
+// neither computed nor masked.
 //
 //   if (kernels::runs_flash_attention(q, k, v)) y = kernels::flash_attention(q, k, v, {.begins = begins, .longest =
 //   512});
@@ -30,7 +31,8 @@ bool takes_flash_heads(int64_t head_dim);
 bool runs_flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const FlashOptions& options);
 
-// Without autograd. log_sums: float32 [H, N], or [B, H, T].
+// Without autograd. log_sums: float32 [B, H, T]; with `begins` as the device's kernel lays them, which in float32 is
+// room for the longest document in each: [documents, H, at least longest].
 struct FlashResult {
   at::Tensor out, log_sums;
 };

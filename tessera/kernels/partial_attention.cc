@@ -151,22 +151,49 @@ AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at
   return {grad_q, heads_summed(grad_k, k.size(1)), heads_summed(grad_v, v.size(1))};
 }
 
-AttentionSums::AttentionSums(const at::Tensor& queries) {
-  const auto sizes = queries.sizes();
-  const auto options = queries.options().dtype(sums_dtype(queries));
-  out = at::zeros({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
-  log_sums = at::full({sizes[0], sizes[1], sizes[2]}, kMinusInfinity, options);
+bool AttentionSums::Place::overlaps(const Place& other) const {
+  return row < other.row + other.rows && other.row < row + rows && query < other.query + other.queries &&
+         other.query < query + queries;
+}
+
+void AttentionSums::begin() {
+  const auto sizes = queries_.sizes();
+  const auto options = queries_.options().dtype(sums_dtype(queries_));
+  out_ = at::zeros({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
+  log_sums_ = at::full({sizes[0], sizes[1], sizes[2]}, kMinusInfinity, options);
 }
 
 void AttentionSums::add(const AttentionPart& part, int64_t row, int64_t query) {
+  const auto wide = sums_dtype(queries_);
+  const Place place{row, part.out.size(0), query, part.out.size(2)};
+  const bool first = std::none_of(added_.begin(), added_.end(), [&](const auto& each) { return each.overlaps(place); });
+  added_.push_back(place);
+  if (!out_.defined()) {
+    if (part.out.sizes() == queries_.sizes() && turned(part.out).is_contiguous()) {
+      out_ = part.out.to(wide);
+      log_sums_ = part.log_sums.to(wide);
+      return;
+    }
+    begin();
+  }
   const auto rows_of = [&](const at::Tensor& tensor) {
     return tensor.narrow(0, row, part.out.size(0)).narrow(2, query, part.out.size(2));
   };
-  auto sums = rows_of(log_sums);
-  const auto added = part.log_sums.to(sums.scalar_type());
+  if (first) {
+    rows_of(out_).copy_(part.out);
+    rows_of(log_sums_).copy_(part.log_sums);
+    return;
+  }
+  auto sums = rows_of(log_sums_);
+  const auto added = part.log_sums.to(wide);
   const auto weight = added.sub(sums).sigmoid_().unsqueeze(-1);
-  rows_of(out).lerp_(part.out.to(out.scalar_type()), weight);
+  rows_of(out_).lerp_(part.out.to(wide), weight);
   sums.copy_(at::logaddexp(sums, added));
+}
+
+AttentionPart AttentionSums::joined() {
+  if (!out_.defined()) begin();
+  return {out_, log_sums_};
 }
 
 }  // namespace tessera::kernels

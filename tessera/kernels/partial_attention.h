@@ -4,7 +4,7 @@
 //   AttentionPart first = attend_part(q, k0, v0, {}), second = attend_part(q, k1, v1, {.causal = true});
 //   AttentionSums sums(q);
 //   sums.add(first, 0, 0); sums.add(second, 0, 0);
-//   at::Tensor y = sums.out.to(q.scalar_type());                // softmax over the keys of both
+//   at::Tensor y = sums.joined().out.to(q.scalar_type());       // softmax over the keys of both
 //
 // The results are joined in float32 (float64 of float64) by
 //   out += sigmoid(log_sums of the part - log_sums) (out of the part - out),
@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace tessera::kernels {
 
@@ -50,12 +51,22 @@ AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at
                                             const AttentionPartOptions& options);
 
 // The joined result of parts. Queries of which no part was added are 0, with log sums of minus infinity.
-struct AttentionSums {
-  at::Tensor out;       // [B, H, T, d], the tokens before the heads in memory
-  at::Tensor log_sums;  // [B, H, T]
-  explicit AttentionSums(const at::Tensor& queries);
-  // The part of rows [row, ...) and queries [query, ...).
+class AttentionSums {
+ public:
+  explicit AttentionSums(const at::Tensor& queries) : queries_(queries) {}
+  // The part of rows [row, ...) and queries [query, ...). A first one of all queries may become the result itself.
   void add(const AttentionPart& part, int64_t row, int64_t query);
+  // [B, H, T, d], the tokens before the heads in memory, in the dtype of sums; [B, H, T].
+  AttentionPart joined();
+
+ private:
+  struct Place {
+    int64_t row, rows, query, queries;
+    bool overlaps(const Place& other) const;
+  };
+  void begin();
+  at::Tensor queries_, out_, log_sums_;
+  std::vector<Place> added_;
 };
 
 }  // namespace tessera::kernels

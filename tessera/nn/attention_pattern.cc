@@ -102,8 +102,11 @@ AttentionPattern::Documents lengths_with_room(const std::vector<std::vector<Docu
           .have_room = true};
 }
 
+// In float32 the kernels keep as many numbers for each document as for the longest one: at most so many for a token.
+constexpr int64_t kMostSums = 8;
+
 AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<DocumentRun>>& rows,
-                                                 c10::Device device) {
+                                                 const at::TensorOptions& options) {
   AttentionPattern::Documents out{.runs = {0}};
   std::vector<int32_t> begins = {0};
   for (const auto& row : rows) {
@@ -116,8 +119,10 @@ AttentionPattern::Documents lengths_of_documents(const std::vector<std::vector<D
       out.longest = std::max(out.longest, run.tokens);
     }
   }
-  if (out.longest == 0) return {};
-  out.begins = sent_to(device, at::tensor(begins, at::kInt));
+  const int64_t documents = static_cast<int64_t>(begins.size()) - 1;
+  const bool in_float32 = options.dtype() == at::kFloat;
+  if (out.longest == 0 || (in_float32 && documents * out.longest > kMostSums * begins.back())) return {};
+  out.begins = sent_to(options.device(), at::tensor(begins, at::kInt));
   return out;
 }
 
@@ -273,8 +278,10 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& wanted, const 
   if (wanted.cached > 0 || std::all_of(rows.begin(), rows.end(), plain)) return pattern;
   if (options.device().is_cpu()) pattern.first_key = first_keys(rows, wanted);
   if (kernels::has_flash_attention(options.device(), c10::typeMetaToScalarType(options.dtype()))) {
-    pattern.documents = wanted.room ? lengths_with_room(rows, options.device(), *wanted.room)
-                                    : lengths_of_documents(rows, options.device());
+    // Places without a document would cost float32 memory, too.
+    const bool with_room = wanted.room != nullptr && options.dtype() != at::kFloat;
+    pattern.documents =
+        with_room ? lengths_with_room(rows, options.device(), *wanted.room) : lengths_of_documents(rows, options);
   }
   pattern.window_piece = std::clamp(wanted.sliding_window, kLeastPiece, kMostPiece);
   int64_t most_earlier = -1;

@@ -67,7 +67,7 @@ struct AttentionPatternOptions {
   // (context_attention.h).
   std::shared_ptr<const ContextSequence> context{};
   // Null: documents are laid out as they are. Else the heads must be such as the device's kernels by lengths take, with
-  // no softcap. Not owned.
+  // no softcap. Not owned, and not used in float32.
   DocumentRoom* room = nullptr;
 };
 

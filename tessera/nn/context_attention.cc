@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/quote.h"
@@ -164,6 +165,30 @@ at::Tensor keys_of(const at::Tensor& tensor, const ContextPiece& piece) {
   return tensor.narrow(0, piece.row, piece.rows).narrow(2, piece.key, piece.keys);
 }
 
+// A sum of parts; a first one of all becomes it.
+class PartsSum {
+ public:
+  PartsSum(at::IntArrayRef sizes, const at::TensorOptions& options) : sizes_(sizes.vec()), options_(options) {}
+
+  // `where`: the part's place in the sum.
+  void add(const at::Tensor& part, const std::function<at::Tensor(const at::Tensor&)>& where) {
+    if (!sum_.defined() && part.sizes() == at::IntArrayRef(sizes_)) {
+      sum_ = part.to(options_.dtype());
+    } else {
+      where(sum()).add_(part);
+    }
+  }
+  const at::Tensor& sum() {
+    if (!sum_.defined()) sum_ = at::zeros(sizes_, options_);
+    return sum_;
+  }
+
+ private:
+  std::vector<int64_t> sizes_;
+  at::TensorOptions options_;
+  at::Tensor sum_;
+};
+
 kernels::AttentionPart context_forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                        const ContextPattern& pattern, const AttentionScores& scores) {
   const auto exchange = make_exchange(pattern, at::stack({k, v}));
@@ -176,7 +201,8 @@ kernels::AttentionPart context_forward(const at::Tensor& q, const at::Tensor& k,
       sums.add(part, piece.row, piece.query);
     }
   }
-  return {sums.out.to(q.scalar_type()), sums.log_sums};
+  const auto joined = sums.joined();
+  return {joined.out.to(q.scalar_type()), joined.log_sums};
 }
 
 kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, const at::Tensor& q, const at::Tensor& k,
@@ -184,22 +210,28 @@ kernels::AttentionPartGradients context_backward(const at::Tensor& gradient, con
                                                  const ContextPattern& pattern, const AttentionScores& scores) {
   const auto exchange = make_exchange(pattern, at::stack({k, v}));
   const auto wide = whole.log_sums.scalar_type();
-  const auto grad_q = at::zeros(q.sizes(), q.options().dtype(wide));
+  PartsSum grad_q(q.sizes(), q.options().dtype(wide));
   for (size_t step = 0; step < pattern.steps.size(); ++step) {
     const auto kv = exchange->take(step);
-    const auto grad_kv = kv.defined() ? at::zeros(kv.sizes(), kv.options().dtype(wide)) : at::Tensor();
+    if (!kv.defined()) {
+      exchange->give_back(step, {});
+      continue;
+    }
+    const auto of_step = kv.options().dtype(wide);
+    PartsSum grad_k(kv[0].sizes(), of_step), grad_v(kv[1].sizes(), of_step);
     for (const auto& piece : pattern.steps[step].pieces) {
       const auto part = kernels::attend_part_backward(
           queries_of(gradient, piece), queries_of(q, piece), keys_of(kv[0], piece), keys_of(kv[1], piece),
           {queries_of(whole.out, piece), queries_of(whole.log_sums, piece)}, part_options(pattern, piece, scores));
-      queries_of(grad_q, piece).add_(part.q);
-      keys_of(grad_kv[0], piece).add_(part.k);
-      keys_of(grad_kv[1], piece).add_(part.v);
+      const auto at_keys = [&](const at::Tensor& all) { return keys_of(all, piece); };
+      grad_q.add(part.q, [&](const at::Tensor& all) { return queries_of(all, piece); });
+      grad_k.add(part.k, at_keys);
+      grad_v.add(part.v, at_keys);
     }
-    exchange->give_back(step, grad_kv);
+    exchange->give_back(step, at::stack({grad_k.sum(), grad_v.sum()}));
   }
   const auto home = exchange->finish();
-  return {grad_q.to(q.scalar_type()), home[0].to(k.scalar_type()), home[1].to(v.scalar_type())};
+  return {grad_q.sum().to(q.scalar_type()), home[0].to(k.scalar_type()), home[1].to(v.scalar_type())};
 }
 
 struct HeldPattern final : torch::CustomClassHolder {

@@ -72,6 +72,71 @@ struct PieceWriter {
   }
 };
 
+// ---- larger pieces ----
+
+using Pieces = std::vector<ContextPiece>;
+
+// [begin, begin + count) and what follows it, or the other way round.
+bool extend(int64_t& begin, int64_t& count, int64_t other, int64_t others) {
+  if (begin + count != other && other + others != begin) return false;
+  begin = std::min(begin, other);
+  count += others;
+  return true;
+}
+
+// Two products of all with all that are one.
+bool join(ContextPiece& piece, const ContextPiece& other) {
+  if (piece.kind != ContextPiece::Kind::kFull || other.kind != ContextPiece::Kind::kFull) return false;
+  const bool same_queries = piece.query == other.query && piece.queries == other.queries;
+  const bool same_keys = piece.key == other.key && piece.keys == other.keys;
+  return (same_queries && extend(piece.key, piece.keys, other.key, other.keys)) ||
+         (same_keys && extend(piece.query, piece.queries, other.query, other.queries));
+}
+
+// Of pieces of one row: those of neighbouring chunks as one.
+void join_neighbours(Pieces& pieces) {
+  for (bool joined = true; joined;) {
+    joined = false;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      for (size_t j = pieces.size(); j-- > i + 1;) {
+        if (!join(pieces[i], pieces[j])) continue;
+        pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(j));
+        joined = true;
+      }
+    }
+  }
+}
+
+// Causal products of [0, n) and of [n, m) with the product of all with all between them are the causal one of [0, m).
+void join_triangles(Pieces& pieces) {
+  const auto causal_at = [&](int64_t query, int64_t key, auto&& fits) {
+    return std::find_if(pieces.begin(), pieces.end(), [&](const ContextPiece& each) {
+      return each.kind == ContextPiece::Kind::kCausal && fits(each, query, key);
+    });
+  };
+  const auto ends_at = [](const ContextPiece& each, int64_t query, int64_t key) {
+    return each.query + each.queries == query && each.key + each.keys == key;
+  };
+  const auto begins_at = [](const ContextPiece& each, int64_t query, int64_t key) {
+    return each.query == query && each.key == key;
+  };
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto between = pieces[i];
+    if (between.kind != ContextPiece::Kind::kFull) continue;
+    const auto upper = causal_at(between.query, between.key + between.keys, ends_at),
+               lower = causal_at(between.query, between.key + between.keys, begins_at);
+    if (upper == pieces.end() || lower == pieces.end()) continue;
+    if (upper->keys != between.keys || lower->queries != between.queries) continue;
+    upper->queries += lower->queries;
+    upper->keys += lower->keys;
+    const auto later = std::max(lower - pieces.begin(), static_cast<std::ptrdiff_t>(i)),
+               earlier = std::min(lower - pieces.begin(), static_cast<std::ptrdiff_t>(i));
+    pieces.erase(pieces.begin() + later);
+    pieces.erase(pieces.begin() + earlier);
+    i = static_cast<size_t>(-1);  // from the first one again
+  }
+}
+
 }  // namespace
 
 // Shorter ones cost calls, longer ones scores outside the window.
@@ -80,17 +145,21 @@ int64_t masked_queries(int64_t sliding_window) { return std::clamp<int64_t>(slid
 std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,
                                          const std::vector<ContextChunk>& queries,
                                          const std::vector<ContextChunk>& keys, const ContextPieceOptions& options) {
-  std::vector<ContextPiece> pieces;
+  Pieces pieces;
   for (const auto& row : rows) {
+    Pieces of_row;
     for (const auto& query : queries) {
       for (const auto& key : keys) {
-        PieceWriter writer{pieces, row, query, key};
+        PieceWriter writer{of_row, row, query, key};
         for (const auto& document : row.documents) {
           const auto block = seen_block(document, {query.begin, query.end()}, {key.begin, key.end()}, options);
           if (!block.empty()) writer.add_block(block, document, options);
         }
       }
     }
+    join_neighbours(of_row);
+    join_triangles(of_row);
+    pieces.insert(pieces.end(), of_row.begin(), of_row.end());
   }
   return pieces;
 }

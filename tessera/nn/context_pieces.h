@@ -6,6 +6,7 @@
 // Chunks say which tokens of the sequence queries and keys are and where they stand in their tensors. Without a window
 // every piece is a product of all with all or a causal one of equally many; where a window begins inside, a piece has a
 // part of a mask whose entries depend on the distance of query and key alone. In every piece each query sees a key.
+// Pieces of neighbouring chunks are one where that is a product of all with all or a causal one.
 // Pure functions of values; thread-safe.
 #pragma once
 

@@ -1,7 +1,10 @@
-// Attention by lengths through the kernels that accelerators have for it, on the pretend device, whose kernels want
-// what CUDA's want: against the CPU's attention in float32, which tests/nn compares with masked scores.
+// Attention by lengths through the kernels that accelerators have for it, flash attention in 16 bits and
+// memory-efficient attention in float32, on the pretend device, whose kernels want what CUDA's want: against the CPU's
+// attention in float32, which tests/nn compares with masked scores.
 #include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
+
+#include <array>
 
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/flash_attention.h"
@@ -14,6 +17,7 @@
 namespace tessera::testing {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -78,9 +82,10 @@ Attended attended(const Operands& of, const nn::AttentionPattern& pattern, const
 }
 
 void expect_close(const Attended& found, const Attended& wanted, const std::string& what) {
+  const double within = found.out.scalar_type() == at::kFloat ? 1e-5 : 2e-2;
   const auto alike = [&](const at::Tensor& ours, const at::Tensor& theirs, const char* which) {
     const double most = std::max(1.0, theirs.abs().max().item<double>());
-    EXPECT_LE((ours.cpu().to(at::kFloat) - theirs).abs().max().item<double>(), 2e-2 * most) << what << ", " << which;
+    EXPECT_LE((ours.cpu().to(at::kFloat) - theirs).abs().max().item<double>(), within * most) << what << ", " << which;
   };
   alike(found.out, wanted.out, "result");
   alike(found.q, wanted.q, "dq");
@@ -93,8 +98,17 @@ nn::AttentionPattern pattern_of(const RowsOfDocuments& rows, const at::TensorOpt
                                options);
 }
 
+constexpr std::array kTypes = {at::kBFloat16, at::kFloat};
+
+std::string kernel_of(at::ScalarType type, bool backward = false) {
+  return fmt::format("aten::_{}_attention_{}", type == at::kFloat ? "efficient" : "flash",
+                     backward ? "backward" : "forward");
+}
+
+auto launches_either() { return AnyOf(kernel_of(at::kFloat), kernel_of(at::kBFloat16)); }
+
 std::vector<std::string> launches_of(const std::function<void()>& body) {
-  kernels::has_flash_attention(pretend_device(), at::kBFloat16);  // which tries it once in a process
+  for (const auto type : kTypes) kernels::has_flash_attention(pretend_device(), type);  // tries it once in a process
   pretend::keep_names(true);
   pretend::take_launches(0);
   body();
@@ -104,12 +118,20 @@ std::vector<std::string> launches_of(const std::function<void()>& body) {
   return names;
 }
 
+std::vector<std::pair<int64_t, at::ScalarType>> groups_and_types() {
+  std::vector<std::pair<int64_t, at::ScalarType>> out;
+  for (const auto type : kTypes) {
+    for (const int64_t groups : {4, 2, 1}) out.emplace_back(groups, type);
+  }
+  return out;
+}
+
 TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
-  ASSERT_TRUE(kernels::has_flash_attention(pretend_device(), at::kBFloat16));
   for (const auto& rows : rows_of_documents()) {
-    for (const int64_t groups : {4, 2, 1}) {
+    for (const auto& [groups, type] : groups_and_types()) {
+      ASSERT_TRUE(kernels::has_flash_attention(pretend_device(), type));
       const auto host = operands(rows.ids, groups, 16);
-      const auto there = host.on(pretend_device(), at::kBFloat16);
+      const auto there = host.on(pretend_device(), type);
       const nn::AttentionScores scores{.scale = groups == 2 ? 0.3 : 0.0};
       const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat), scores);
       Attended found;
@@ -118,10 +140,10 @@ TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
       const auto cost = pretend::counters(0) - before;
       EXPECT_EQ(cost.host_syncs, 0) << rows.name;
       EXPECT_EQ(cost.pageable_copies, 0) << rows.name;
-      EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_flash_attention_forward"), 1) << rows.name;
-      EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_flash_attention_backward"), 1) << rows.name;
+      EXPECT_EQ(std::count(names.begin(), names.end(), kernel_of(type)), 1) << rows.name;
+      EXPECT_EQ(std::count(names.begin(), names.end(), kernel_of(type, true)), 1) << rows.name;
       EXPECT_THAT(names, Not(Contains("aten::softmax")));
-      expect_close(found, wanted, fmt::format("{}, {} groups", rows.name, groups));
+      expect_close(found, wanted, fmt::format("{}, {} groups, {}", rows.name, groups, c10::toString(type)));
       if (rows.ids.defined()) {
         const auto padding = rows.ids.lt(0).view({2, kTokens, 1, 1});
         EXPECT_EQ(found.out.cpu().mul(padding).abs().max().item<float>(), 0) << rows.name;
@@ -134,7 +156,9 @@ TEST_F(FlashOnDevice, OfDocumentsAndWindowsIsTheCpusWithOneKernel) {
 TEST_F(FlashOnDevice, OtherHeadsTypesAndScoresGoOnWithoutThem) {
   const auto rows = rows_of_documents().front();
   for (const auto& [d, type, softcap] : {std::tuple<int64_t, at::ScalarType, double>{12, at::kBFloat16, 0},
-                                         {16, at::kFloat, 0},
+                                         {12, at::kFloat, 0},
+                                         {16, at::kDouble, 0},
+                                         {16, at::kFloat, 2},
                                          {16, at::kBFloat16, 2}}) {
     const auto host = operands(rows.ids, 2, d);
     const auto there = host.on(pretend_device(), type);
@@ -142,65 +166,70 @@ TEST_F(FlashOnDevice, OtherHeadsTypesAndScoresGoOnWithoutThem) {
     const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat), scores);
     Attended found;
     const auto names = launches_of([&] { found = attended(there, pattern_of(rows, there.q.options()), scores); });
-    EXPECT_THAT(names, Not(Contains("aten::_flash_attention_forward")));
+    EXPECT_THAT(names, Not(Contains(launches_either())));
     expect_close(found, wanted, fmt::format("heads of {}", d));
   }
-  EXPECT_FALSE(kernels::has_flash_attention(c10::kCPU, at::kBFloat16));
-  EXPECT_FALSE(kernels::has_flash_attention(pretend_device(), at::kFloat));
+  for (const auto type : kTypes) EXPECT_FALSE(kernels::has_flash_attention(c10::kCPU, type));
+  EXPECT_FALSE(kernels::has_flash_attention(pretend_device(), at::kDouble));
 }
 
 TEST_F(FlashOnDevice, TakesWhatSelectiveCheckpointingHasKept) {
   const auto rows = rows_of_documents().front();
-  const auto there = operands(rows.ids, 2, 16).on(pretend_device(), at::kBFloat16);
-  const auto pattern = pattern_of(rows, there.q.options());
-  const auto wanted = attended(there, pattern);
-  const auto kept = std::make_shared<kernels::KeptResults>();
-  {
-    const kernels::KeptResults::Scope record(kept, kernels::KeptResults::Mode::kRecord);
-    const at::NoGradGuard no_grad;
-    attend(there.q.transpose(1, 2), there.k.transpose(1, 2), there.v.transpose(1, 2), pattern);
+  for (const auto type : kTypes) {
+    const auto there = operands(rows.ids, 2, 16).on(pretend_device(), type);
+    const auto pattern = pattern_of(rows, there.q.options());
+    const auto wanted = attended(there, pattern);
+    const auto kept = std::make_shared<kernels::KeptResults>();
+    {
+      const kernels::KeptResults::Scope record(kept, kernels::KeptResults::Mode::kRecord);
+      const at::NoGradGuard no_grad;
+      attend(there.q.transpose(1, 2), there.k.transpose(1, 2), there.v.transpose(1, 2), pattern);
+    }
+    Attended found;
+    const auto names = launches_of([&] {
+      const kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
+      found = attended(there, pattern);
+    });
+    EXPECT_THAT(names, Not(Contains(launches_either())));
+    EXPECT_TRUE(at::equal(found.out.cpu(), wanted.out.cpu()));
+    EXPECT_TRUE(at::equal(found.k.cpu(), wanted.k.cpu()));
   }
-  Attended found;
-  const auto names = launches_of([&] {
-    const kernels::KeptResults::Scope replay(kept, kernels::KeptResults::Mode::kReplay);
-    found = attended(there, pattern);
-  });
-  EXPECT_THAT(names, Not(Contains("aten::_flash_attention_forward")));
-  EXPECT_TRUE(at::equal(found.out.cpu(), wanted.out.cpu()));
-  EXPECT_TRUE(at::equal(found.k.cpu(), wanted.k.cpu()));
 }
 
 // Parts of the keys, as the ranks of a context-parallel group compute them.
 TEST_F(FlashOnDevice, PartsOfTheKeysJoinToTheWhole) {
   const auto host = operands({}, 2, 16);
-  const auto there = host.on(pretend_device(), at::kBFloat16);
-  const auto first = [](const at::Tensor& tensor) { return tensor.transpose(1, 2); };
-  const auto q = first(there.q), k = first(there.k), v = first(there.v), gradient = first(there.weight);
-  const int64_t half = kTokens / 2;
-  const auto late = [&](const at::Tensor& of) { return of.narrow(2, half, half); };
-  const auto early = [&](const at::Tensor& of) { return of.narrow(2, 0, half); };
-  kernels::AttentionSums sums(late(q));
-  const auto names = launches_of([&] {
-    sums.add(kernels::attend_part(late(q), early(k), early(v), {}), 0, 0);
-    sums.add(kernels::attend_part(late(q), late(k), late(v), {.causal = true}), 0, 0);
-  });
-  EXPECT_EQ(std::count(names.begin(), names.end(), "aten::_flash_attention_forward"), 2);
-  const kernels::AttentionPart whole{sums.out.to(at::kBFloat16), sums.log_sums};
-  const auto of_early = kernels::attend_part_backward(late(gradient), late(q), early(k), early(v), whole, {}),
-             of_late =
-                 kernels::attend_part_backward(late(gradient), late(q), late(k), late(v), whole, {.causal = true});
-  const auto plain = host.on(c10::kCPU, at::kFloat);
-  const auto wanted = attended({plain.q, plain.k, plain.v,
-                                [&] {
-                                  auto weight = plain.weight.clone();
-                                  weight.narrow(1, 0, half).zero_();
-                                  return weight;
-                                }()},
-                               {});
-  const auto back = [](const at::Tensor& tensor) { return tensor.transpose(1, 2); };
-  expect_close({back(whole.out), back(of_early.q.to(at::kFloat) + of_late.q), back(at::cat({of_early.k, of_late.k}, 2)),
-                back(at::cat({of_early.v, of_late.v}, 2))},
-               {wanted.out.narrow(1, half, half), wanted.q.narrow(1, half, half), wanted.k, wanted.v}, "two parts");
+  for (const auto type : kTypes) {
+    const auto there = host.on(pretend_device(), type);
+    const auto first = [](const at::Tensor& tensor) { return tensor.transpose(1, 2); };
+    const auto q = first(there.q), k = first(there.k), v = first(there.v), gradient = first(there.weight);
+    const int64_t half = kTokens / 2;
+    const auto late = [&](const at::Tensor& of) { return of.narrow(2, half, half); };
+    const auto early = [&](const at::Tensor& of) { return of.narrow(2, 0, half); };
+    kernels::AttentionSums sums(late(q));
+    const auto names = launches_of([&] {
+      sums.add(kernels::attend_part(late(q), early(k), early(v), {}), 0, 0);
+      sums.add(kernels::attend_part(late(q), late(k), late(v), {.causal = true}), 0, 0);
+    });
+    EXPECT_EQ(std::count(names.begin(), names.end(), kernel_of(type)), 2);
+    const auto joined = sums.joined();
+    const kernels::AttentionPart whole{joined.out.to(type), joined.log_sums};
+    const auto of_early = kernels::attend_part_backward(late(gradient), late(q), early(k), early(v), whole, {}),
+               of_late =
+                   kernels::attend_part_backward(late(gradient), late(q), late(k), late(v), whole, {.causal = true});
+    const auto plain = host.on(c10::kCPU, at::kFloat);
+    const auto wanted = attended({plain.q, plain.k, plain.v,
+                                  [&] {
+                                    auto weight = plain.weight.clone();
+                                    weight.narrow(1, 0, half).zero_();
+                                    return weight;
+                                  }()},
+                                 {});
+    const auto back = [](const at::Tensor& tensor) { return tensor.transpose(1, 2); };
+    expect_close({back(whole.out), back(of_early.q.to(at::kFloat) + of_late.q),
+                  back(at::cat({of_early.k, of_late.k}, 2)), back(at::cat({of_early.v, of_late.v}, 2))},
+                 {wanted.out.narrow(1, half, half), wanted.q.narrow(1, half, half), wanted.k, wanted.v}, "two parts");
+  }
 }
 
 TEST(FlashOnDevices, HeadsOverTheRanksGiveTheWhole) {
@@ -208,14 +237,18 @@ TEST(FlashOnDevices, HeadsOverTheRanksGiveTheWhole) {
   on_threads(2, [](const WorldPtr& world) {
     const auto mesh = init_device_mesh(world, "pretend", {2});
     for (const auto& rows : rows_of_documents()) {
-      const auto host = operands(rows.ids, 2, 16);
-      const auto there = host.on(mesh->device(), at::kBFloat16);
-      const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat));
-      const auto cut = [&](const at::Tensor& each) { return distribute_tensor(each, mesh, {Shard(2)}, std::nullopt); };
-      const auto found =
-          attended({cut(there.q), cut(there.k), cut(there.v), cut(there.weight)}, pattern_of(rows, there.q.options()));
-      expect_close({full_tensor(found.out), full_tensor(found.q), full_tensor(found.k), full_tensor(found.v)}, wanted,
-                   rows.name);
+      for (const auto type : kTypes) {
+        const auto host = operands(rows.ids, 2, 16);
+        const auto there = host.on(mesh->device(), type);
+        const auto wanted = attended(host.on(c10::kCPU, at::kFloat), pattern_of(rows, at::kFloat));
+        const auto cut = [&](const at::Tensor& each) {
+          return distribute_tensor(each, mesh, {Shard(2)}, std::nullopt);
+        };
+        const auto found = attended({cut(there.q), cut(there.k), cut(there.v), cut(there.weight)},
+                                    pattern_of(rows, there.q.options()));
+        expect_close({full_tensor(found.out), full_tensor(found.q), full_tensor(found.k), full_tensor(found.v)}, wanted,
+                     rows.name);
+      }
     }
   });
   EXPECT_THAT(pretend::take_faults(), IsEmpty());
@@ -224,9 +257,9 @@ TEST(FlashOnDevices, HeadsOverTheRanksGiveTheWhole) {
 // No number for each pair of tokens.
 TEST_F(FlashOnDevice, ARowOf32kTokensNeedsTwiceTheMemoryOf16k) {
   constexpr int64_t kHeads = 2, kHeadSize = 8;
-  const auto peak = [](int64_t tokens, int64_t window) {
+  const auto peak = [](int64_t tokens, int64_t window, at::ScalarType type) {
     const auto ids = at::arange(tokens, at::kLong).floor_divide_(64).unsqueeze(0);
-    const auto x = at::randn({1, tokens, kHeads, kHeadSize}).to(pretend_device(), at::kBFloat16);
+    const auto x = at::randn({1, tokens, kHeads, kHeadSize}).to(pretend_device(), type);
     const auto heads = x.transpose(1, 2).requires_grad_();
     const auto before = pretend::counters(0).bytes;
     at::accelerator::resetPeakStats(0);
@@ -235,8 +268,9 @@ TEST_F(FlashOnDevice, ARowOf32kTokensNeedsTwiceTheMemoryOf16k) {
     attend(heads, heads, heads, pattern).sum().backward();
     return pretend::counters(0).peak_bytes - before;
   };
-  for (const int64_t window : {0, 30}) {
-    const int64_t half = peak(16384, window), all = peak(32768, window);
+  for (const auto& [window, type] :
+       {std::pair<int64_t, at::ScalarType>{0, at::kBFloat16}, {30, at::kBFloat16}, {0, at::kFloat}}) {
+    const int64_t half = peak(16384, window, type), all = peak(32768, window, type);
     EXPECT_LE(all, 2.2 * static_cast<double>(half)) << "window " << window;
     EXPECT_LE(all, int64_t{32768} * 32768 / 8);
   }

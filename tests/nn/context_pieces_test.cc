@@ -97,6 +97,30 @@ TEST(ContextPieces, HaveEveryPairThatTheMaskHasOnceAndNoOther) {
   EXPECT_GT(masked, 100);
 }
 
+// What the ranks of a ring compute at each step: one product, as PyTorch's and NeMo's do.
+TEST(ContextPieces, OfBalancedChunksAreOneForEachStepOfARing) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    const ContextLayout layout(ranks * 16, ranks);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      for (int64_t holder = 0; holder < ranks; ++holder) {
+        std::vector<ContextChunk> keys;  // those that are brought, packed
+        int64_t local = 0;
+        for (auto chunk : layout.chunks_of(holder)) {
+          if (tokens_seen({{.documents = {{0, ranks * 16}}}}, layout.chunks_of(rank), chunk, {}).empty()) continue;
+          chunk.local = local;
+          local += chunk.tokens;
+          keys.push_back(chunk);
+        }
+        const auto pieces = context_pieces({{.documents = {{0, ranks * 16}}}}, layout.chunks_of(rank), keys, {});
+        ASSERT_EQ(pieces.size(), 1U) << rank << " of " << ranks << ", keys of " << holder;
+        const auto kind = rank == holder ? ContextPiece::Kind::kCausal : ContextPiece::Kind::kFull;
+        EXPECT_EQ(pieces[0].kind, kind);
+        EXPECT_EQ(pieces[0].queries * pieces[0].keys, rank == holder ? 16 * 16 : 16 * 8);
+      }
+    }
+  }
+}
+
 TEST(ContextPieces, TokensSeenAreTheLeastRangeThatHoldsThem) {
   for (const auto& which : sequence_cases()) {
     const auto mask = wanted_mask(which);

@@ -5,6 +5,7 @@
 
 #include "tessera/kernels/flash_attention.h"
 #include "tessera/kernels/float8.h"
+#include "tessera/kernels/partial_attention.h"
 #include "tessera/kernels/quantized_weight.h"
 #include "tessera/nn/attention_pattern.h"
 
@@ -38,16 +39,57 @@ std::vector<at::Tensor> attended_on(c10::Device device, at::ScalarType type, con
 TEST(FlashAttentionCuda, OfDocumentsAndWindowsIsTheCpus) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   const c10::Device device(c10::kCUDA, 0);
-  ASSERT_TRUE(kernels::has_flash_attention(device, at::kBFloat16)) << "compute capability 8.0 or later has it";
   const auto ids = at::arange(600).floor_divide(170).view({1, 600}).repeat({2, 1});
   ids[1].narrow(0, 500, 100).fill_(-1);
   ids[1].narrow(0, 40, 7).fill_(-1);
   ids[1].narrow(0, 47, 123).fill_(9);
-  for (const int64_t window : {0, 33}) {
-    const auto wanted = attended_on(c10::kCPU, at::kFloat, ids, window);
-    const auto found = attended_on(device, at::kBFloat16, ids, window);
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    ASSERT_TRUE(kernels::has_flash_attention(device, type)) << "in 16 bits compute capability 8.0 or later has it";
+    for (const int64_t window : {0, 33}) {
+      const auto wanted = attended_on(c10::kCPU, at::kFloat, ids, window);
+      const auto found = attended_on(device, type, ids, window);
+      for (size_t i = 0; i < wanted.size(); ++i) {
+        expect_close(
+            found[i], wanted[i], type == at::kFloat ? 1e-4 : 2e-2,
+            std::string(c10::toString(type)) + ", window " + std::to_string(window) + ", " + std::to_string(i));
+      }
+    }
+  }
+}
+
+// As the ranks of a context-parallel group do: parts of the keys join to the whole, forward and backward.
+TEST(FlashAttentionCuda, PartsOfTheKeysJoinToTheWhole) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  constexpr int64_t kTokens = 90, kHalf = 45;  // log sums of no whole block of 32
+  const auto part_of = [](const at::Tensor& heads, int64_t begin) { return heads.narrow(2, begin, kHalf); };
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    std::vector<at::Tensor> of;  // q, k, v and the gradient of the result, [B, H, T, d]
+    for (uint64_t seed = 1; seed <= 4; ++seed) {
+      const auto generator = at::detail::createCPUGenerator(seed);
+      const int64_t heads = seed == 2 || seed == 3 ? 2 : 4;
+      of.push_back(at::randn({2, kTokens, heads, 64}, generator, at::kFloat).to(type).transpose(1, 2));
+    }
+    const auto results = [&](c10::Device device) {
+      const auto q = of[0].to(device), k = of[1].to(device), v = of[2].to(device), gradient = of[3].to(device);
+      const auto late = part_of(q, kHalf);
+      kernels::AttentionSums sums(late);
+      sums.add(kernels::attend_part(late, part_of(k, 0), part_of(v, 0), {}), 0, 0);
+      sums.add(kernels::attend_part(late, part_of(k, kHalf), part_of(v, kHalf), {.causal = true}), 0, 0);
+      const auto joined = sums.joined();
+      const kernels::AttentionPart whole{joined.out.to(type), joined.log_sums};
+      std::vector<at::Tensor> out = {whole.out, whole.log_sums};
+      for (const bool causal : {false, true}) {
+        const int64_t begin = causal ? kHalf : 0;
+        const auto gradients = kernels::attend_part_backward(part_of(gradient, kHalf), late, part_of(k, begin),
+                                                             part_of(v, begin), whole, {.causal = causal});
+        for (const auto& each : {gradients.q, gradients.k, gradients.v}) out.push_back(each.to(at::kFloat));
+      }
+      return out;
+    };
+    const auto wanted = results(c10::kCPU), found = results(c10::Device(c10::kCUDA, 0));
     for (size_t i = 0; i < wanted.size(); ++i) {
-      expect_close(found[i], wanted[i], 2e-2, "window " + std::to_string(window) + ", " + std::to_string(i));
+      expect_close(found[i], wanted[i].to(at::kFloat), type == at::kFloat ? 1e-4 : 3e-2,
+                   std::string(c10::toString(type)) + ", " + std::to_string(i));
     }
   }
 }

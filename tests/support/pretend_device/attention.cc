@@ -1,5 +1,5 @@
-// scaled_dot_product_attention takes the fused kernel where the CPU would; flash attention has what CUDA's wants and
-// gives, in the formula's float32.
+// scaled_dot_product_attention takes the fused kernel where the CPU would; flash and memory-efficient attention have
+// what CUDA's want and give, in the formula's float32.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice_native.h>
@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "tests/support/pretend_device/order.h"
@@ -137,6 +138,34 @@ Tensor of_groups(const Tensor& heads, int64_t groups) {
   return heads.view({groups, -1, heads.size(1), heads.size(2)}).sum(1).transpose(0, 1);
 }
 
+struct OfAttention {
+  Tensor q, k, v, grad, out;
+};
+struct GradientsInto {
+  Tensor q, k, v;
+};
+
+// log_sums_of(document, its queries): [H, queries].
+void add_document_gradients(const OfAttention& of, const GradientsInto& into, const Documents& how, int64_t heads,
+                            const std::function<Tensor(size_t, int64_t)>& log_sums_of) {
+  const int64_t groups = of.k.size(-2), d = of.q.size(-1);
+  const auto put = [&](const Tensor& all, const std::vector<int64_t>& begins, size_t i, const Tensor& values) {
+    all.view({-1, all.size(-2), d}).narrow(0, begins[i], begins[i + 1] - begins[i]).copy_(values);
+  };
+  for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
+    if (how.queries[i] == how.queries[i + 1]) continue;  // a place without a document
+    const auto q = document(of.q, how.queries, i, heads), k = document(of.k, how.keys, i, heads),
+               v = document(of.v, how.keys, i, heads), grad = document(of.grad, how.queries, i, heads);
+    const auto log_sum = log_sums_of(i, how.queries[i + 1] - how.queries[i]);
+    const auto shares = scores_of(q, k, how).sub_(log_sum.unsqueeze(2)).exp_();
+    const auto mean = grad.mul(document(of.out, how.queries, i, heads)).sum(-1, /*keepdim=*/true);
+    const auto of_scores = grad.matmul(v.transpose(1, 2)).sub_(mean).mul_(shares).mul_(how.scale);
+    put(into.q, how.queries, i, of_scores.matmul(k).transpose(0, 1));
+    put(into.k, how.keys, i, of_groups(of_scores.transpose(1, 2).matmul(q), groups));
+    put(into.v, how.keys, i, of_groups(shares.transpose(1, 2).matmul(grad), groups));
+  }
+}
+
 std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                                                   const Tensor& out, const Tensor& log_sums, const Tensor& cum_q,
                                                   const Tensor& cum_k, int64_t max_q, int64_t max_k, double dropout,
@@ -149,7 +178,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tens
   TORCH_CHECK(grad.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type() && grad.stride(-1) == 1 &&
                   out.stride(-1) == 1 && log_sums.is_contiguous() && log_sums.scalar_type() == at::kFloat,
               "[pretend] flash attention: a gradient of ", grad.scalar_type());
-  const int64_t heads = q.size(-2), groups = k.size(-2), d = q.size(-1);
+  const int64_t heads = q.size(-2);
   const auto fresh = [](const Tensor& like) { return at::empty(like.sizes(), like.options()); };
   const auto grad_q = fresh(q), grad_k = fresh(k), grad_v = fresh(v);
   auto read = std::vector<Tensor>{q, k, v, grad, out, log_sums};
@@ -160,25 +189,134 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad, const Tens
           grad_q = host_view(grad_q), grad_k = host_view(grad_k), grad_v = host_view(grad_v)] {
            const auto how = documents_of(q, k, cum_q, cum_k, max_q, max_k, causal, scale, left, right);
            const auto sums = packed ? log_sums : log_sums.transpose(0, 1);
-           const auto put = [&](const Tensor& into, const std::vector<int64_t>& begins, size_t i,
-                                const Tensor& values) {
-             into.view({-1, into.size(-2), d}).narrow(0, begins[i], begins[i + 1] - begins[i]).copy_(values);
-           };
-           for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
-             if (how.queries[i] == how.queries[i + 1]) continue;  // a place without a document
-             const int64_t begin = how.queries[i], count = how.queries[i + 1] - begin;
-             const auto own_q = document(q, how.queries, i, heads), own_k = document(k, how.keys, i, heads),
-                        own_v = document(v, how.keys, i, heads), own = document(grad, how.queries, i, heads);
-             const auto log_sum = packed ? sums.narrow(1, begin, count) : sums.select(1, static_cast<int64_t>(i));
-             const auto shares = scores_of(own_q, own_k, how).sub_(log_sum.unsqueeze(2)).exp_();
-             const auto mean = own.mul(document(out, how.queries, i, heads)).sum(-1, /*keepdim=*/true);
-             const auto of_scores = own.matmul(own_v.transpose(1, 2)).sub_(mean).mul_(shares).mul_(how.scale);
-             put(grad_q, how.queries, i, of_scores.matmul(own_k).transpose(0, 1));
-             put(grad_k, how.keys, i, of_groups(of_scores.transpose(1, 2).matmul(own_q), groups));
-             put(grad_v, how.keys, i, of_groups(shares.transpose(1, 2).matmul(own), groups));
-           }
+           add_document_gradients(
+               {q, k, v, grad, out}, {grad_q, grad_k, grad_v}, how, heads, [&](size_t i, int64_t count) {
+                 return packed ? sums.narrow(1, how.queries[i], count) : sums.select(1, static_cast<int64_t>(i));
+               });
          });
   return {grad_q, grad_k, grad_v};
+}
+
+// ---- memory-efficient attention ----
+
+using MaybeScale = std::optional<double>;
+
+constexpr int64_t kSumsTogether = 32;  // CUDA's kernels write and read log sums of so many queries at a time
+
+struct EfficientArguments {
+  MaybeTensor begins_q, begins_k;
+  MaybeSize longest_q, longest_k, window;
+  int64_t mask;
+  MaybeScale scale;
+};
+
+void check_efficient(const Tensor& q, const Tensor& k, const Tensor& v, const EfficientArguments& of) {
+  for (const auto* each : {&q, &k, &v}) {
+    TORCH_CHECK(each->dim() == 4 && each->scalar_type() == at::kFloat && each->size(0) == q.size(0) &&
+                    each->size(2) == q.size(2) && each->size(3) == q.size(3) && each->stride(3) == 1,
+                "[pretend] efficient attention of ", each->sizes(), " ", each->scalar_type(), " beside ", q.sizes());
+    TORCH_CHECK(each->stride(2) % 4 == 0 && reinterpret_cast<uintptr_t>(each->const_data_ptr()) % 16 == 0,
+                "[pretend] efficient attention: a vector of a head lies across two");
+  }
+  TORCH_CHECK(k.size(1) == v.size(1), "[pretend] efficient attention: keys ", k.sizes(), ", values ", v.sizes());
+  TORCH_CHECK(of.mask == 0 || of.mask == 1, "[pretend] efficient attention with a mask of kind ", of.mask);
+  TORCH_CHECK(!of.window || of.mask == 1, "[pretend] efficient attention: a window without a causal mask");
+  TORCH_CHECK(of.begins_q.has_value() == of.begins_k.has_value(), "[pretend] efficient attention: lengths of one");
+  if (of.begins_q) {
+    TORCH_CHECK(q.size(0) == 1 && of.longest_q && *of.longest_q > 0 && of.longest_k && *of.longest_k > 0,
+                "[pretend] efficient attention: lengths of ", q.size(0), " rows");
+  }
+}
+
+// A row or document after another, each causal from its first query and key on.
+Documents efficient_documents(const Tensor& q, const Tensor& k, const EfficientArguments& of) {
+  auto out = documents_of(of.begins_q ? q[0] : q, of.begins_k ? k[0] : k, of.begins_q, of.begins_k,
+                          of.longest_q.value_or(q.size(1)), of.longest_k.value_or(k.size(1)), of.mask == 1, of.scale,
+                          of.window ? MaybeSize(*of.window - 1) : MaybeSize(), {});
+  for (size_t i = 0; i < out.queries.size() && out.causal; ++i) {
+    TORCH_CHECK(out.queries[i] == out.keys[i], "[pretend] efficient attention: causal with other keys than queries");
+  }
+  return out;
+}
+
+using EfficientResults = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt>;
+
+EfficientResults efficient_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& bias,
+                                   const MaybeTensor& begins_q, const MaybeTensor& begins_k,
+                                   std::optional<c10::SymInt> longest_q, std::optional<c10::SymInt> longest_k,
+                                   double dropout, int64_t mask, bool with_sums, MaybeScale scale,
+                                   const MaybeTensor& lengths_k, MaybeSize window) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  TORCH_CHECK(dropout == 0 && !bias && !lengths_k && with_sums, "[pretend] efficient attention with bias or dropout");
+  const auto size = [](const std::optional<c10::SymInt>& of) {
+    return of ? MaybeSize(of->guard_int(__FILE__, __LINE__)) : MaybeSize();
+  };
+  EfficientArguments of{begins_q, begins_k, size(longest_q), size(longest_k), window, mask, scale};
+  check_efficient(q, k, v, of);
+  const int64_t heads = q.size(2), queries = of.begins_q ? *of.longest_q : q.size(1),
+                rows = of.begins_q ? of.begins_q->numel() - 1 : q.size(0);
+  const auto out = at::empty(q.sizes(), q.options());
+  const auto log_sums =
+      at::empty({rows, heads, (queries + kSumsTogether - 1) / kSumsTogether * kSumsTogether}, q.options());
+  auto read = std::vector<Tensor>{q, k, v};
+  if (begins_q) read.push_back(*begins_q), read.push_back(*begins_k);
+  of.begins_q = host_view_of(begins_q), of.begins_k = host_view_of(begins_k);
+  run_on(
+      "aten::_efficient_attention_forward", read, {out, log_sums},
+      [=, q = host_view(q), k = host_view(k), v = host_view(v), out = host_view(out), log_sums = host_view(log_sums)] {
+        const auto how = efficient_documents(q, k, of);
+        const auto results = out.view({-1, heads, q.size(3)});
+        log_sums.fill_(std::numeric_limits<double>::infinity());
+        for (size_t i = 0; i + 1 < how.queries.size(); ++i) {
+          const int64_t begin = how.queries[i], count = how.queries[i + 1] - begin;
+          if (count == 0) continue;
+          const auto scores = scores_of(document(q, how.queries, i, heads), document(k, how.keys, i, heads), how);
+          const auto result = scores.softmax(-1).matmul(document(v, how.keys, i, heads));
+          results.narrow(0, begin, count).copy_(result.transpose(0, 1));
+          log_sums[static_cast<int64_t>(i)].narrow(1, 0, count).copy_(scores.logsumexp(-1));
+        }
+      });
+  const auto seed = at::empty({}, q.options().dtype(at::kLong));
+  return {out, log_sums, seed, seed, queries, of.longest_k.value_or(k.size(1))};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& bias, const Tensor& out,
+    const MaybeTensor& begins_q, const MaybeTensor& begins_k, c10::SymInt longest_q, c10::SymInt longest_k,
+    const Tensor& log_sums, double dropout, const Tensor&, const Tensor&, int64_t mask, bool of_bias, MaybeScale scale,
+    MaybeSize splits, MaybeSize window, bool shared) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  TORCH_CHECK(dropout == 0 && !bias && !of_bias && !splits && !shared, "[pretend] efficient attention with bias");
+  EfficientArguments of{
+      begins_q, begins_k, longest_q.guard_int(__FILE__, __LINE__), longest_k.guard_int(__FILE__, __LINE__), window,
+      mask,     scale};
+  check_efficient(q, k, v, of);
+  // The kernel takes the result for one without gaps.
+  TORCH_CHECK(grad.is_contiguous() && out.is_contiguous() && out.sizes() == q.sizes() && grad.sizes() == q.sizes() &&
+                  log_sums.is_contiguous() && log_sums.size(2) % kSumsTogether == 0 &&
+                  log_sums.size(2) >= *of.longest_q,
+              "[pretend] efficient attention: log sums ", log_sums.sizes(), " of ", q.sizes());
+  if (begins_q) {
+    TORCH_CHECK(*of.longest_q <= q.size(1) && *of.longest_k <= k.size(1),
+                "[pretend] efficient attention: a longest document of ", *of.longest_q, " among ", q.size(1),
+                " tokens");
+  }
+  const int64_t heads = q.size(2);
+  const auto fresh = [](const Tensor& like) { return at::empty(like.sizes(), like.options()); };
+  const auto grad_q = fresh(q), grad_k = fresh(k), grad_v = fresh(v);
+  auto read = std::vector<Tensor>{q, k, v, grad, out, log_sums};
+  if (begins_q) read.push_back(*begins_q), read.push_back(*begins_k);
+  of.begins_q = host_view_of(begins_q), of.begins_k = host_view_of(begins_k);
+  run_on("aten::_efficient_attention_backward", read, {grad_q, grad_k, grad_v},
+         [=, grad = host_view(grad), q = host_view(q), k = host_view(k), v = host_view(v), out = host_view(out),
+          log_sums = host_view(log_sums), grad_q = host_view(grad_q), grad_k = host_view(grad_k),
+          grad_v = host_view(grad_v)] {
+           const auto how = efficient_documents(q, k, of);
+           add_document_gradients(
+               {q, k, v, grad, out}, {grad_q, grad_k, grad_v}, how, heads,
+               [&](size_t i, int64_t count) { return log_sums[static_cast<int64_t>(i)].narrow(1, 0, count); });
+         });
+  return {grad_q, grad_k, grad_v, Tensor()};
 }
 
 }  // namespace
@@ -188,6 +326,8 @@ void register_attention() {
   static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library.impl("_flash_attention_forward", TORCH_FN(flash_forward));
   library.impl("_flash_attention_backward", TORCH_FN(flash_backward));
+  library.impl("_efficient_attention_forward", TORCH_FN(efficient_forward));
+  library.impl("_efficient_attention_backward", TORCH_FN(efficient_backward));
 }
 
 }  // namespace tessera::pretend
