@@ -1,9 +1,21 @@
 #include "tessera/models/causal_lm.h"
 
+#include <ATen/ATen.h>
+
 #include "tessera/base/error.h"
 #include "tessera/models/family.h"
 
 namespace tessera {
+
+void check_text(const ModelConfig& config, const at::Tensor& tokens) {
+  for (const int64_t id : config.image_token_ids) {
+    TESSERA_CHECK(
+        !tokens.eq(id).any().item<bool>(), ErrorKind::kConfig,
+        "[models.forward] the tokens hold {}, which stands for an image: this version has the text tower of {} "
+        "alone. Give text without images.",
+        id, config.architecture);
+  }
+}
 
 at::Tensor CausalLM::logits(ModelInputs inputs) {
   inputs.labels.reset();

@@ -41,6 +41,7 @@ struct ModelInputs {
   nn::PagedStep* paged = nullptr;     // tokens [1, N] of several sequences, logits of the rows that it wants; positions
                                       // must be given. Not beside a cache; not owned
   int64_t logits_to_keep = 0;         // logits of the last so many tokens of each row only; 0: of all
+  bool tokens_are_text = false;       // check_text() has seen them; else a model that has image tokens looks itself
 
   template <class F>
   void visit_tensors(F&& visit) {
@@ -49,6 +50,10 @@ struct ModelInputs {
     }
   }
 };
+
+// Error kConfig: tokens of the model that stand for an image, of which it has the text alone. Makes the host wait for
+// tokens on an accelerator.
+void check_text(const ModelConfig& config, const at::Tensor& tokens);
 
 class CausalLM : public nn::Callable<CausalLM> {
  public:

@@ -54,13 +54,8 @@ Gemma3ForConditionalGeneration::Gemma3ForConditionalGeneration(const ModelConfig
 }
 
 at::Tensor Gemma3ForConditionalGeneration::forward(const ModelInputs& inputs) {
-  for (const int64_t id : config().image_token_ids) {
-    if (!inputs.tokens.defined() || inputs.tokens.is_meta()) break;
-    TESSERA_CHECK(!inputs.tokens.eq(id).any().item<bool>(), ErrorKind::kConfig,
-                  "[models.gemma3] the tokens hold {}, which stands for an image: this version has the text tower of "
-                  "Gemma3ForConditionalGeneration alone. Give text without images.",
-                  id);
-  }
+  const auto& tokens = inputs.tokens;
+  if (tokens.defined() && !tokens.is_meta() && !inputs.tokens_are_text) check_text(config(), tokens);
   return decode(*model->language_model, lm_head.get(), inputs);
 }
 

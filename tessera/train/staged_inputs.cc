@@ -16,10 +16,12 @@ at::Tensor StagedInputs::there(const at::Tensor& tensor) const {
 std::vector<ModelInputs> StagedInputs::stage(const std::vector<data::Batch>& batches) const {
   std::vector<ModelInputs> out;
   for (const auto& batch : batches) {
+    check_text(config_, batch.tokens);
     out.push_back({.tokens = there(batch.tokens),
                    .positions = there(batch.positions),
                    .document_ids = batch.document_ids,  // the host lays out attention by them
-                   .labels = there(batch.labels)});
+                   .labels = there(batch.labels),
+                   .tokens_are_text = true});
   }
   if (!copies_.exists()) return out;
   copies_.hold_current();

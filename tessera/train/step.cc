@@ -78,7 +78,7 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       group_(std::move(group)),
       options_(std::move(options)),
       pipeline_(model, options_.pipeline),
-      inputs_(device_of(model)),
+      inputs_(device_of(model), model.config()),
       runs_ahead_(!options_.skip_nonfinite && updates_on_device(model)) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
@@ -250,13 +250,13 @@ double validation_loss(CausalLM& model, pipeline::Pipeline& pipeline, const std:
   const bool was_training = model.training();
   model.train(false);
   // As many at once as keep the stages busy: what a stage gives waits until the next one has come to it.
-  const auto inputs = StagedInputs(device_of(model)).stage(batches);
+  const StagedInputs inputs(device_of(model), model.config());
   const size_t at_once = 4 * static_cast<size_t>(pipeline.plan().stages());
   double loss = 0;
-  for (size_t first = 0; first < inputs.size(); first += at_once) {
-    const auto begin = inputs.begin() + static_cast<std::ptrdiff_t>(first);
-    const auto count = static_cast<std::ptrdiff_t>(std::min(at_once, inputs.size() - first));
-    loss += pipeline.evaluate({begin, begin + count}).item<double>();
+  for (size_t first = 0; first < batches.size(); first += at_once) {
+    const auto begin = batches.begin() + static_cast<std::ptrdiff_t>(first);
+    const auto count = static_cast<std::ptrdiff_t>(std::min(at_once, batches.size() - first));
+    loss += pipeline.evaluate(inputs.stage({begin, begin + count})).item<double>();
   }
   model.train(was_training);
   double sum = 0, labels = 0;
