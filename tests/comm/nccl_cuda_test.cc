@@ -38,6 +38,34 @@ TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
 }
 
+// What pipelines and experts send: to one rank, and uneven parts to all.
+TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
+  if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;
+  Fleet fleet(kRanks, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
+    const int rank = world->rank(), other = 1 - rank;
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank));
+    Group& group = *world->group(c10::DeviceType::CUDA);
+    const auto require_equal = [](const at::Tensor& found, const at::Tensor& wanted) {
+      TESSERA_CHECK(at::equal(found.cpu(), wanted), ErrorKind::kInternal, "[test] wrong result");
+    };
+    for (int step = 0; step < 3; ++step) {  // there and back, as micro-batches do
+      at::Tensor passed = at::full({5, 3}, 10.0 * step + rank).to(device), received = at::empty_like(passed);
+      auto sent = send(group, passed, other, step), got = recv(group, received, other, step);
+      got.wait();
+      sent.wait();
+      require_equal(received, at::full({5, 3}, 10.0 * step + other));
+    }
+    // Rank 0 gives its rows 1 and 4, rank 1 its rows 2 and 0.
+    const std::vector<int64_t> given = rank == 0 ? std::vector<int64_t>{1, 4} : std::vector<int64_t>{2, 0},
+                               taken = rank == 0 ? std::vector<int64_t>{1, 2} : std::vector<int64_t>{4, 0};
+    const auto rows = at::arange(given[0] + given[1], at::kFloat).add_(100 * rank).unsqueeze(1).to(device);
+    const auto out = at::empty({taken[0] + taken[1], 1}, rows.options());
+    all_to_all_single(group, out, rows, taken, given).wait();
+    require_equal(out.flatten(), rank == 0 ? at::tensor({0.F, 100.F, 101.F}) : at::tensor({1.F, 2.F, 3.F, 4.F}));
+  });
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
+}
+
 // The second group of the same ranks is split from the first one's communicator, or meets anew.
 TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
   if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;

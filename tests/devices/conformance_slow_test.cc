@@ -20,20 +20,33 @@ bool is_otherwise(const std::string& name) {
   return kNames.contains(name);
 }
 
+void expect_as_on_the_cpu(const Report& report) {
+  EXPECT_GT(report.cases, 20);
+  for (const auto& [name, errors] : report.failures) {
+    if (!is_otherwise(name)) ADD_FAILURE() << name << ": " << errors.front();
+  }
+  EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
+}
+
 class AllOnPretendMesh : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
-  for (const int64_t k : {2, 3}) {
+  for (const int64_t k : {2, 3, 4}) {
     Conformance run({.mesh = {k}, .device = "pretend"});
     add_group(GetParam(), row_counts(k),
               [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
     run.check();
-    EXPECT_GT(run.report().cases, 20);
-    for (const auto& [name, errors] : run.report().failures) {
-      if (!is_otherwise(name)) ADD_FAILURE() << name << ": " << errors.front();
-    }
-    EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
+    expect_as_on_the_cpu(run.report());
   }
+}
+
+TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesForRandomPlacementsOnTwoMeshDims) {
+  rc::Random random(random_seed());
+  Conformance run({.mesh = {2, 2}, .full = true, .device = "pretend"});
+  add_group(GetParam(), {9, 5, 1},
+            [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 12, random); });
+  run.check();
+  expect_as_on_the_cpu(run.report());
 }
 
 INSTANTIATE_TEST_SUITE_P(, AllOnPretendMesh,
