@@ -64,16 +64,21 @@ function(tessera_unity target)
   endif()
 endfunction()
 
-# The precompiled torch header, built once and shared by every target that includes libtorch.
+# The precompiled torch header, built once and shared by every target that includes libtorch. Where TESSERA_PCH names
+# another target than tessera_pch, that one holds it as the options of its folder have it.
 function(tessera_torch_pch target)
-  if(NOT TARGET tessera_pch)
-    add_library(tessera_pch STATIC ${CMAKE_SOURCE_DIR}/cmake/pch.cc)
-    target_link_libraries(tessera_pch PUBLIC tessera_torch tessera_fmt)
-    tessera_options(tessera_pch)
-    target_precompile_headers(tessera_pch PRIVATE ${CMAKE_SOURCE_DIR}/cmake/pch.h)
+  set(header tessera_pch)
+  if(TESSERA_PCH)
+    set(header ${TESSERA_PCH})
+  endif()
+  if(NOT TARGET ${header})
+    add_library(${header} STATIC ${CMAKE_SOURCE_DIR}/cmake/pch.cc)
+    target_link_libraries(${header} PUBLIC tessera_torch tessera_fmt)
+    tessera_options(${header})
+    target_precompile_headers(${header} PRIVATE ${CMAKE_SOURCE_DIR}/cmake/pch.h)
   endif()
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:tessera_torch>)
-  target_precompile_headers(${target} REUSE_FROM tessera_pch)
+  target_precompile_headers(${target} REUSE_FROM ${header})
   get_target_property(type ${target} TYPE)
   if(type STREQUAL "EXECUTABLE")  # CMake would say -fPIE, which does not fit a header compiled with -fPIC
     set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
