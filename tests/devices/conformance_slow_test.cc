@@ -1,7 +1,10 @@
 // The whole conformance suite on the pretend device, against the plain operations on the CPU.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "tests/conformance/suite.h"
 #include "tests/devices/pretend.h"
@@ -10,7 +13,12 @@ namespace tessera::testing {
 namespace {
 
 // What is otherwise on an accelerator.
-bool is_otherwise(const std::string& name) {
+bool is_otherwise(const std::string& name, const std::vector<std::string>& errors) {
+  // Parts of float8 matrices that are no tiles are refused, there and on CUDA.
+  const auto is_no_tile = [](const std::string& error) {
+    return error.find("be divisible by 16") != std::string::npos;
+  };
+  if (name.starts_with("aten::_scaled_mm") && std::all_of(errors.begin(), errors.end(), is_no_tile)) return true;
   static const std::set<std::string> kNames = {// Their numbers must lie on the host, there and on CUDA.
                                                "aten::_foreach_addcdiv_.Tensor", "aten::_foreach_addcmul_.Tensor",
                                                // libtorch's own code for it mixes tensors of the host in.
@@ -23,7 +31,7 @@ bool is_otherwise(const std::string& name) {
 void expect_as_on_the_cpu(const Report& report) {
   EXPECT_GT(report.cases, 20);
   for (const auto& [name, errors] : report.failures) {
-    if (!is_otherwise(name)) ADD_FAILURE() << name << ": " << errors.front();
+    if (!is_otherwise(name, errors)) ADD_FAILURE() << name << ": " << errors.front();
   }
   EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
 }
