@@ -5,7 +5,9 @@
 //   comm::all_reduce(*mesh->group("dp"), tensor).wait();
 //
 // Making, slicing, flattening or unflattening a mesh communicates nothing: a group is made when it is first used, and
-// then by its own ranks only, so a rank never has more groups than it uses.
+// then by its own ranks only, so a rank never has more groups than it uses. But for an accelerator's mesh of the whole
+// world: init_device_mesh splits its groups from the world's communicator, which takes all ranks at once
+// (`comm.split_groups`).
 //
 // Immutable after creation and shared by shared_ptr (MeshPtr); belongs to one rank.
 #pragma once
@@ -93,7 +95,8 @@ class DeviceMesh : public std::enable_shared_from_this<DeviceMesh> {
   uint64_t id_ = 0;
 };
 
-// Ranks 0..product-1 of the world in row-major order; to be called alike on all ranks. device_type: "cpu",
+// Ranks 0..product-1 of the world in row-major order; to be called alike on all ranks, COLLECTIVE over the world where
+// an accelerator's groups are split from the world's. device_type: "cpu",
 // "cuda", or the name under which a library registered its accelerator with libtorch (PrivateUse1). Errors kShape:
 // device type with an index, names that are not unique or do not match the shape, mesh larger than the world.
 MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::string& device_type,

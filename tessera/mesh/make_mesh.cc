@@ -56,7 +56,9 @@ MeshPtr init_device_mesh(const std::shared_ptr<comm::World>& world, const std::s
   const auto type = checked_type(device_type);
   std::vector<int> ranks(checked_shape(shape, dim_names, world->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  return DeviceMeshBuilder::root(world, type, shape, dim_names, std::move(ranks));
+  auto mesh = DeviceMeshBuilder::root(world, type, shape, dim_names, std::move(ranks));
+  DeviceMeshBuilder::split_groups(*mesh);
+  return mesh;
 }
 
 namespace {

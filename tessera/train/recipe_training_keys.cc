@@ -360,7 +360,9 @@ std::vector<RecipeKey> make_run_keys() {
       {.section = "comm",
        .name = "split_groups",
        .field = kComm<&CommSection::split_groups>,
-       .help = "Over NCCL a second group of the same ranks is split from the first one's communicator"},
+       .help =
+           "Over NCCL the groups of a mesh's dims are split from the world's communicator, a second group of the same "
+           "ranks from the first one's"},
   };
 }
 

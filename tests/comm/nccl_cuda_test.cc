@@ -12,14 +12,16 @@ namespace {
 
 constexpr int kRanks = 2;
 
+// In processes without GoogleTest.
+void require_equal(const at::Tensor& found, const at::Tensor& wanted) {
+  TESSERA_CHECK(at::equal(found.cpu(), wanted), ErrorKind::kInternal, "[test] wrong result");
+}
+
 TEST(Nccl, CollectivesOfCudaTensorsEqualPlainComputation) {
   if (const auto reason = why_no_nccl(kRanks); !reason.empty()) GTEST_SKIP() << reason;
   Fleet fleet(kRanks, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
     const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(world->rank()));
     Group& group = *world->group(c10::DeviceType::CUDA);
-    const auto require_equal = [](const at::Tensor& found, const at::Tensor& wanted) {
-      TESSERA_CHECK(at::equal(found.cpu(), wanted), ErrorKind::kInternal, "[test] wrong result");
-    };
     const at::Tensor own = at::full({4}, world->rank() + 1.0).to(device);
     at::Tensor sum = own.to(at::kBFloat16), all = at::empty({8}, own.options()), part = at::empty({2}, own.options());
     all_reduce(group, sum, ReduceOp::kAvg).wait();
@@ -45,9 +47,6 @@ TEST(Nccl, TensorsAreSentAndExchangedInPartsOfAnySize) {
     const int rank = world->rank(), other = 1 - rank;
     const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank));
     Group& group = *world->group(c10::DeviceType::CUDA);
-    const auto require_equal = [](const at::Tensor& found, const at::Tensor& wanted) {
-      TESSERA_CHECK(at::equal(found.cpu(), wanted), ErrorKind::kInternal, "[test] wrong result");
-    };
     for (int step = 0; step < 3; ++step) {  // there and back, as micro-batches do
       at::Tensor passed = at::full({5, 3}, 10.0 * step + rank).to(device), received = at::empty_like(passed);
       auto sent = send(group, passed, other, step), got = recv(group, received, other, step);
@@ -78,10 +77,33 @@ TEST(Nccl, SecondGroupsOfTheSameRanksWork) {
       for (const auto& group : {first, second, first}) {
         at::Tensor sum = at::ones({3}).to(device);
         all_reduce(*group, sum).wait();
-        TESSERA_CHECK(at::equal(sum.cpu(), at::full({3}, 2.0)), ErrorKind::kInternal, "[test] wrong result");
+        require_equal(sum, at::full({3}, 2.0));
       }
     });
     for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
+  }
+  set_device_backend_settings({});
+}
+
+// Rows and columns of four ranks, each split from the world's communicator in one call of all ranks, or met alone.
+TEST(Nccl, GroupsOfPartsWork) {
+  if (const auto reason = why_no_nccl(4); !reason.empty()) GTEST_SKIP() << reason;
+  for (const bool split : {true, false}) {
+    set_device_backend_settings({.high_priority_streams = false, .split_groups = split});
+    Fleet fleet(4, {.timeout = std::chrono::seconds(50)}, [](const auto& world) {
+      const int rank = world->rank(), row = rank / 2, column = rank % 2;
+      const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(rank));
+      const auto of_row = world->new_group_of_parts({2 * row, 2 * row + 1}, "row", c10::DeviceType::CUDA, row);
+      const auto of_column = world->new_group_of_parts({column, column + 2}, "column", c10::DeviceType::CUDA, column);
+      for (int step = 0; step < 2; ++step) {
+        at::Tensor over_row = at::full({3}, rank, at::kFloat).to(device), over_column = over_row.clone();
+        all_reduce(*of_row, over_row).wait();
+        all_reduce(*of_column, over_column).wait();
+        require_equal(over_row, at::full({3}, 4.0 * row + 1, at::kFloat));
+        require_equal(over_column, at::full({3}, 2.0 * column + 2, at::kFloat));
+      }
+    });
+    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(fleet.end_of(rank).code, 0) << fleet.end_of(rank).text;
   }
   set_device_backend_settings({});
 }

@@ -39,6 +39,22 @@ TEST(DeviceChoice, TakesTheCpuWhereOneRankHasNoDevice) {
   });
 }
 
+// As under Slurm's --gpus-per-task=1: each rank sees one, its own. Here they are threads and share it.
+TEST(DeviceChoice, TheOnlyVisibleDeviceIsTheRanksOwn) {
+  ::setenv(pretend::kVisibleDevices, "1", 1);
+  testing::run_ranks({.size = 3}, [](const WorldPtr& world) {
+    EXPECT_EQ(choose_device(*world, {}), pretend_device(0));
+    EXPECT_EQ(at::empty({1}, at::TensorOptions().device(c10::kPrivateUse1)).device(), pretend_device(0));
+    EXPECT_EQ(choose_device(*world, {.setting = "pretend"}), pretend_device(0));
+  });
+  ::setenv(pretend::kVisibleDevices, "2", 1);
+  testing::run_ranks({.size = 3}, [](const WorldPtr& world) {
+    EXPECT_EQ(choose_device(*world, {}), c10::Device(c10::kCPU));
+    EXPECT_THAT(refusal(*world, "pretend"), HasSubstr("rank 0: 3 ranks on this host, but 2 devices"));
+  });
+  ::unsetenv(pretend::kVisibleDevices);
+}
+
 TEST(DeviceChoice, ANumberIsForOneRankAHost) {
   const auto alone = World::single();
   EXPECT_EQ(choose_device(*alone, {.setting = "pretend:3"}), pretend_device(3));

@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/backends/device_backends.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/mesh/side_stream.h"
 #include "tessera/optim/optimizer.h"
@@ -181,6 +182,29 @@ TEST_F(PretendOverlap, GroupsFollowTheSettings) {
       each.backward(), each.update();
     });
     EXPECT_EQ(pretend::groups_split() - before, on ? 2 : 0);
+  }
+  comm::set_device_backend_settings({});
+}
+
+// Both dims of a mesh of all ranks, rows and columns at once; a mesh of some ranks meets when it is used.
+TEST_F(PretendOverlap, GroupsOfAMeshAreSplitFromTheWorlds) {
+  for (const bool on : {true, false}) {
+    comm::set_device_backend_settings({.high_priority_streams = false, .split_groups = on});
+    const auto before = pretend::groups_split();
+    on_threads(4, [&](const WorldPtr& world) {
+      const auto mesh = init_device_mesh(world, "pretend", {2, 2}, {"dp", "tp"});
+      const int rank = world->rank();
+      const auto sum_over = [&](const std::string& dim) {
+        const at::Tensor sum = at::full({1}, rank, at::TensorOptions(at::kFloat).device(mesh->device()));
+        comm::all_reduce(*mesh->group(dim), sum).wait();
+        return sum.cpu().item<float>();
+      };
+      EXPECT_EQ(sum_over("tp"), rank < 2 ? 1 : 5);
+      EXPECT_EQ(sum_over("dp"), rank % 2 == 0 ? 2 : 4);
+      if (rank == 3) return;
+      EXPECT_EQ(init_device_mesh(world, "pretend", {1, 3}, {"a", "b"})->group("b")->size(), 3);
+    });
+    EXPECT_EQ(pretend::groups_split() - before, on ? 8 : 0);
   }
   comm::set_device_backend_settings({});
 }

@@ -7,6 +7,7 @@ namespace tessera::testing {
 namespace {
 
 using WorldPtr = std::shared_ptr<comm::World>;
+
 TEST(PretendRandom, UniformDrawsAreTheCpusBits) {
   for (const auto& [name, draw] : uniform_draws()) {
     run_ranks({.size = 2}, [&](const WorldPtr& world) {

@@ -12,6 +12,13 @@ TEST_P(PretendRuns, GoOnOnTheCpuAndBack) {
   expect_goes_on_on_the_cpu_and_back(runs, GetParam());
 }
 
+TEST(PretendRunsOfOneDeviceARank, GoOnOnTheCpuAndBack) {
+  const TinyRun runs;
+  ::setenv(pretend::kVisibleDevices, "1", 1);  // of the processes that it starts
+  expect_goes_on_on_the_cpu_and_back(runs, {"", 2, {}});
+  ::unsetenv(pretend::kVisibleDevices);
+}
+
 INSTANTIATE_TEST_SUITE_P(, PretendRuns,
                          ::testing::Values(Ways{"Fsdp", 2, {}}, in_half({"", 2, {}}, "FsdpHalf"),
                                            Ways{"Hsdp", 4, {"parallel.dp_replicate=2", "train.local_batch_size=1"}},

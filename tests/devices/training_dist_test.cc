@@ -261,9 +261,10 @@ TEST(PretendRouters, TheBalanceLossIsKnownWithoutAWait) {
     host.begin(), there.begin();
     host.count(probabilities, chosen, {});
     const at::Tensor expected = settle_router_statistics(host, *world->group());
+    auto& group = *mesh->group(0);  // making it waits
     const auto before = pretend::counters(world->rank());
     there.count(far, far_chosen, {});
-    const at::Tensor found = settle_router_statistics(there, *mesh->group(0), mesh->device());
+    const at::Tensor found = settle_router_statistics(there, group, mesh->device());
     const at::Tensor gradient = there.gradient();
     EXPECT_EQ((pretend::counters(world->rank()) - before).host_syncs, 0);
     EXPECT_EQ(found.device(), mesh->device());

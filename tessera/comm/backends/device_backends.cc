@@ -23,7 +23,8 @@ c10::intrusive_ptr<c10d::Backend> make_nccl(const DeviceBackendRequest& request)
                             .ranks_on_host = request.ranks_on_host,
                             .timeout = request.timeout,
                             .high_priority_streams = request.high_priority_streams,
-                            .split_from = request.split_from});
+                            .split_from = request.split_from,
+                            .split_color = request.split_color});
 }
 
 struct DeviceBackends {
@@ -52,12 +53,16 @@ void set_device_backend_settings(const DeviceBackendSettings& settings) {
   device_backends().settings = settings;
 }
 
+DeviceBackendSettings device_backend_settings() {
+  const std::lock_guard lock(device_backends().mutex);
+  return device_backends().settings;
+}
+
 c10::intrusive_ptr<c10d::Backend> make_device_backend(DeviceBackendRequest request) {
   DeviceBackendMaker maker;
   {
     const std::lock_guard lock(device_backends().mutex);
     request.high_priority_streams = device_backends().settings.high_priority_streams;
-    if (!device_backends().settings.split_groups) request.split_from = nullptr;
     const auto found = device_backends().makers.find(request.device.type());
     if (found != device_backends().makers.end()) maker = found->second;
   }

@@ -33,17 +33,21 @@ struct DeviceBackendRequest {
   c10::intrusive_ptr<c10d::Backend> host;  // carries the same group's CPU tensors; for what goes through the host
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool high_priority_streams = false;  // DeviceBackendSettings
-  c10::intrusive_ptr<c10d::Backend> split_from =
-      {};  // one of the same ranks that is there; null: none, or not to split
+  // One whose ranks all make a group at this moment, this one being number `split_color` of these, or of the same
+  // ranks. Null: none, or not to split.
+  c10::intrusive_ptr<c10d::Backend> split_from = {};
+  int split_color = 0;
 };
 
 // Of all groups that this process makes from then on, alike on all ranks.
 struct DeviceBackendSettings {
   bool high_priority_streams = false;  // collectives come before what computes, where both are ready
-  // A further group of the same ranks is split from the communicator of the first, which saves it a meeting of its own.
+  // A further group of the same ranks is split from the communicator of the first, the groups along the dims of a mesh
+  // from that of the world, which saves them meetings of their own.
   bool split_groups = true;
 };
 void set_device_backend_settings(const DeviceBackendSettings& settings);
+DeviceBackendSettings device_backend_settings();
 
 // COLLECTIVE over the ranks that share `store`.
 using DeviceBackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const DeviceBackendRequest&)>;

@@ -65,7 +65,7 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(c10::intrusive_ptr<c10d::Sto
   nccl->timeout = kNever;
   if (options.split_from) {
     nccl->split_from = c10::dynamic_intrusive_pointer_cast<c10d::ProcessGroupNCCL>(options.split_from);
-    nccl->split_color = 0;  // all of its ranks
+    nccl->split_color = options.split_color;
   }
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(options.device));
   return c10::make_intrusive<NcclBackend>(std::move(store), options.rank, options.size, std::move(nccl), device);

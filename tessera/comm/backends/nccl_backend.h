@@ -26,7 +26,10 @@ struct NcclOptions {
   int ranks_on_host = 1;  // of the world; each needs a device of its own
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool high_priority_streams = false;
-  c10::intrusive_ptr<c10d::Backend> split_from = {};  // of make_nccl_backend, the same ranks in the same order
+  // Of make_nccl_backend: all its ranks make a group now, each rank that of its color. Rank r of a group is the one
+  // that says so.
+  c10::intrusive_ptr<c10d::Backend> split_from = {};
+  int split_color = 0;
 };
 
 // GPUs that this process sees.

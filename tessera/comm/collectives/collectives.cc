@@ -256,9 +256,12 @@ Pending recv(Group& group, const at::Tensor& tensor, int source, int tag) {
       [tensors, source, tag](c10d::Backend& backend) mutable { return backend.recv(tensors, source, tag); });
 }
 
-void barrier(Group& group) {
+void barrier(Group& group) { barrier(group, c10::DeviceType::CPU); }
+
+void barrier(Group& group, c10::Device device) {
   if (group.size() == 1) return;
   CollectiveStart call(group, Op::kBarrier, "");
+  if (!device.is_cpu()) call.keep(at::empty({0}, device));  // says which back-end
   call.sign({});
   call.start([](c10d::Backend& backend) { return backend.barrier(); }).wait();
 }

@@ -73,6 +73,8 @@ Pending send(Group& group, const at::Tensor& tensor, int destination, int tag = 
 Pending recv(Group& group, const at::Tensor& tensor, int source, int tag = 0);
 // Returns once all ranks have called it.
 void barrier(Group& group);
+// The same over the back-end of an accelerator, behind all that its current stream was given: the host waits for it.
+void barrier(Group& group, c10::Device device);
 // Bytes of any length from each rank to all, in rank order.
 std::vector<std::string> all_gather_bytes(Group& group, std::string_view bytes);
 // The root's bytes on every rank.

@@ -1,6 +1,7 @@
 #include "tessera/comm/rendezvous/world.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <signal.h>
 #include <xxhash.h>
 
@@ -9,6 +10,7 @@
 #include <exception>
 #include <filesystem>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -21,6 +23,7 @@
 #include "tessera/comm/backends/device_backends.h"
 #include "tessera/comm/backends/fake_backend.h"
 #include "tessera/comm/backends/interface_choice.h"
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/rendezvous/further_group.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
@@ -72,6 +75,16 @@ struct World::Impl {
   bool is_broken() {
     const std::lock_guard lock(mutex);
     return aborted;
+  }
+
+  // abort() finds them from here on.
+  void keep_abortable(const std::vector<c10::intrusive_ptr<c10d::Backend>>& of_group, Group& group) {
+    const std::lock_guard lock(mutex);
+    if (aborted) group.abort();
+    std::erase_if(backends, [](const auto& weak) { return weak.expired(); });
+    for (const auto& backend : of_group) {
+      if (backend) backends.emplace_back(backend);
+    }
   }
 
   // Under the watch, which ends a process that cannot.
@@ -269,13 +282,15 @@ std::shared_ptr<World> World::create_fake(int rank, int size, std::shared_ptr<Fa
   return world;
 }
 
+std::vector<int> World::all_ranks() const {
+  std::vector<int> ranks(info_.size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 std::shared_ptr<Group> World::group(c10::DeviceType device) {
   std::shared_ptr<Group>& everyone = impl_->everyone[device];
-  if (!everyone) {
-    std::vector<int> ranks(info_.size);
-    for (int rank = 0; rank < info_.size; ++rank) ranks[rank] = rank;
-    everyone = new_group(ranks, "world", device);
-  }
+  if (!everyone) everyone = new_group(all_ranks(), "world", device);
   return everyone;
 }
 
@@ -300,19 +315,19 @@ c10::intrusive_ptr<c10d::Backend> World::make_backend(const std::string& name,
                                 .timeout = options_.timeout});
 }
 
-// Null: CUDA tensors go through the group's own back-end.
-c10::intrusive_ptr<c10d::Backend> World::make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
-                                                           const std::vector<int>& ranks, int position) const {
-  if (impl_->account || options_.backend == "gloo") return nullptr;
-  return make_device_backend({.store = store,
-                              .group = "",
-                              .rank = position,
-                              .size = static_cast<int>(ranks.size()),
-                              .device = device_of_rank(c10::DeviceType::CUDA, info_.local_rank),
-                              .ranks_on_host = info_.local_size,
-                              .host = nullptr,
-                              .timeout = options_.timeout,
-                              .split_from = impl_->first_of({c10::DeviceType::CUDA, ranks})});
+// All but the group's store and name, and the back-end of its CPU tensors.
+DeviceBackendRequest World::accelerator_request(const std::vector<int>& ranks, int position, c10::DeviceType device,
+                                                std::optional<int> part) const {
+  DeviceBackendRequest request;
+  request.rank = position;
+  request.size = static_cast<int>(ranks.size());
+  request.device = device_of_rank(device, info_.local_rank);
+  request.ranks_on_host = info_.local_size;
+  request.timeout = options_.timeout;
+  request.split_color = part.value_or(0);
+  if (device_backend_settings().split_groups)
+    request.split_from = impl_->first_of({device, part ? all_ranks() : ranks});
+  return request;
 }
 
 int World::open_groups() const {
@@ -335,10 +350,27 @@ namespace {
   throw Error(ErrorKind::kComm, message);
 }
 
+// Makes the communicator, which is split while nothing is under way in the one that it comes from: NCCL's rule.
+void make_communicator(Group& group, c10::Device device) {
+  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  barrier(group, device);
+}
+
 }  // namespace
 
 std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std::string& name,
                                         c10::DeviceType device) {
+  return make_group(ranks, name, device, std::nullopt);
+}
+
+std::shared_ptr<Group> World::new_group_of_parts(const std::vector<int>& ranks, const std::string& name,
+                                                 c10::DeviceType device, int part) {
+  group(device);  // what the parts are split from
+  return make_group(ranks, name, device, part);
+}
+
+std::shared_ptr<Group> World::make_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device,
+                                         std::optional<int> part) {
   int position = -1;
   std::vector<bool> seen(info_.size);
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -358,25 +390,22 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
   key = fmt::format("group/{}/{}", key, impl_->groups_made[key]++);
   const auto store = c10::make_intrusive<WatchedStore>(key, impl_->store, impl_->monitor);
   c10::intrusive_ptr<c10d::Backend> backend, accelerator;
-  auto accelerator_type = device;
+  const bool for_cuda = device == c10::DeviceType::CUDA || options_.backend == "nccl";
+  const auto type = for_cuda ? c10::DeviceType::CUDA : device;
+  // Without one, CUDA tensors go through the group's own back-end.
+  const bool accelerated = type != c10::DeviceType::CPU && !impl_->account && !(for_cuda && options_.backend == "gloo");
+  const auto make_accelerator = [&] {
+    auto request = accelerator_request(ranks, position, type, part);
+    request.store = store;
+    request.group = name;
+    request.host = backend;
+    accelerator = make_device_backend(std::move(request));
+  };
   try {
-    if (device == c10::DeviceType::CUDA || options_.backend == "nccl") {
-      accelerator = make_cuda_backend(store, ranks, position);
-      accelerator_type = c10::DeviceType::CUDA;
-    }
+    if (accelerated && for_cuda) make_accelerator();  // whether there is NCCL is known at once
     backend = make_backend(name, store, ranks, position);
-    if (device != c10::DeviceType::CPU && device != c10::DeviceType::CUDA && !impl_->account) {
-      accelerator = make_device_backend({.store = store,
-                                         .group = name,
-                                         .rank = position,
-                                         .size = static_cast<int>(ranks.size()),
-                                         .device = device_of_rank(device, info_.local_rank),
-                                         .ranks_on_host = info_.local_size,
-                                         .host = backend,
-                                         .timeout = options_.timeout,
-                                         .split_from = impl_->first_of({device, ranks})});
-    }
-    if (accelerator) impl_->first_of_ranks.try_emplace({accelerator_type, ranks}, accelerator);
+    if (accelerated && !for_cuda) make_accelerator();  // may go through the host
+    if (accelerator) impl_->first_of_ranks.try_emplace({type, ranks}, accelerator);
   } catch (const std::exception& error) {
     const auto* own = dynamic_cast<const Error*>(&error);
     if (own && own->kind() == ErrorKind::kConfig) throw;
@@ -384,16 +413,15 @@ std::shared_ptr<Group> World::new_group(const std::vector<int>& ranks, const std
                          error, *impl_->monitor);
   }
   const auto id = static_cast<uint32_t>(XXH3_64bits(key.data(), key.size()));
-  const std::shared_ptr<Group> group(new Group(name, ranks, position, backend,
-                                               GroupContext{impl_->monitor, store, accelerator, id,
-                                                            accelerator ? accelerator_type : c10::DeviceType::CPU}),
-                                     EndsGroup{impl_->monitor, impl_->self});
+  const std::shared_ptr<Group> group(
+      new Group(name, ranks, position, backend,
+                GroupContext{impl_->monitor, store, accelerator, id, accelerator ? type : c10::DeviceType::CPU}),
+      EndsGroup{impl_->monitor, impl_->self});
   impl_->monitor->recorder().add_group({.id = id, .name = name, .ranks = ranks});
-  const std::lock_guard lock(impl_->mutex);
-  if (impl_->aborted) group->abort();
-  std::erase_if(impl_->backends, [](const auto& weak) { return weak.expired(); });
-  impl_->backends.emplace_back(backend);
-  if (accelerator) impl_->backends.emplace_back(accelerator);
+  impl_->keep_abortable({backend, accelerator}, *group);
+  if (accelerator && device_backend_settings().split_groups) {
+    make_communicator(*group, device_of_rank(type, info_.local_rank));
+  }
   return group;
 }
 

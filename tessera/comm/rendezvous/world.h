@@ -26,6 +26,8 @@ class Store;
 
 namespace tessera::comm {
 
+struct DeviceBackendRequest;
+
 // The hosts of a world. All ranks know the same of them, so what is decided from this is decided alike everywhere;
 // its own local_size and cores_per_rank may be those of its host alone.
 struct Hosts {
@@ -98,6 +100,11 @@ class World {
   // A group for CUDA carries CPU tensors too. Error kConfig when it needs NCCL and there is none.
   std::shared_ptr<Group> new_group(const std::vector<int>& ranks, const std::string& name,
                                    c10::DeviceType device = c10::DeviceType::CPU);
+  // The same where every rank of the world makes a group now, `part` being the number of this one: ranks of one group
+  // give the same, others another one. An accelerator's communicator is split from the world's. COLLECTIVE over the
+  // world.
+  std::shared_ptr<Group> new_group_of_parts(const std::vector<int>& ranks, const std::string& name,
+                                            c10::DeviceType device, int part);
   // Groups with connections to other ranks that are alive here.
   int open_groups() const;
   // Breaks off every group of this rank, here and on the peers; see Group::abort. From any thread.
@@ -106,10 +113,13 @@ class World {
  private:
   World(WorldInfo info, c10::intrusive_ptr<c10d::Store> store, WorldOptions options);
   void start_watch();
+  std::vector<int> all_ranks() const;
   c10::intrusive_ptr<c10d::Backend> make_backend(const std::string& name, const c10::intrusive_ptr<c10d::Store>& store,
                                                  const std::vector<int>& ranks, int position) const;
-  c10::intrusive_ptr<c10d::Backend> make_cuda_backend(const c10::intrusive_ptr<c10d::Store>& store,
-                                                      const std::vector<int>& ranks, int position) const;
+  std::shared_ptr<Group> make_group(const std::vector<int>& ranks, const std::string& name, c10::DeviceType device,
+                                    std::optional<int> part);
+  DeviceBackendRequest accelerator_request(const std::vector<int>& ranks, int position, c10::DeviceType device,
+                                           std::optional<int> part) const;
   void leave_store(bool failed) noexcept;
   struct Impl;
   WorldInfo info_;

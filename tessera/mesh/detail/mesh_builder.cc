@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/backends/device_backends.h"
 
 namespace tessera {
 
@@ -88,6 +89,20 @@ void DeviceMeshBuilder::add_slots(DeviceMesh& mesh) {
     slot->ranks = ranks_over(mesh, {dim});
     slot->name = "mesh_" + (mesh.dim_names_.empty() ? "dim_" + std::to_string(dim) : mesh.dim_names_[dim]);
     mesh.slots_[dim] = std::move(slot);
+  }
+}
+
+void DeviceMeshBuilder::split_groups(DeviceMesh& mesh) {
+  if (mesh.device_type_ == c10::DeviceType::CPU || mesh.size() != mesh.world_->size()) return;
+  if (!comm::device_backend_settings().split_groups) return;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+    if (mesh.shape_[dim] == 1 || mesh.shape_[dim] == mesh.size()) continue;
+    int64_t part = 0;
+    for (int64_t other = 0; other < mesh.ndim(); ++other) {
+      if (other != dim) part = part * mesh.shape_[other] + mesh.coordinate_->at(other);
+    }
+    auto& slot = *mesh.slots_[dim];
+    slot.group = mesh.world_->new_group_of_parts(slot.ranks, slot.name, mesh.device_type_, static_cast<int>(part));
   }
 }
 

@@ -59,6 +59,8 @@ struct DeviceMeshBuilder {
   static std::vector<int> ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims);
   // Slots along each dim for the row that holds this rank.
   static void add_slots(DeviceMesh& mesh);
+  // Where the mesh is of accelerators and of all ranks, which are here, its groups are split from the world's.
+  static void split_groups(DeviceMesh& mesh);
   // Makes `mesh` a submesh. One made again has the id of the first.
   static void join(DeviceMesh& mesh, const std::shared_ptr<DeviceMesh::FlattenedMeshes>& root);
   static MeshPtr flatten(const MeshPtr& from, const std::string& name);

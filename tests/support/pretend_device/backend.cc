@@ -76,12 +76,11 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
       : Backend(request.rank, request.size),
         inner_(request.host),
         device_(request.device),
-        stream_(next_stream(device_.index(), request.high_priority_streams)) {
+        stream_(next_stream(device_.index(), request.high_priority_streams)),
+        split_color_(request.split_color) {
     if (!request.split_from) return;
-    const auto* const other = dynamic_cast<const StagingBackend*>(request.split_from.get());
-    TORCH_CHECK(other && other->getRank() == getRank() && other->getSize() == getSize() && other->device_ == device_,
-                "[pretend] a group that is split from one of other ranks");
-    ++splits;
+    split_from_ = c10::dynamic_intrusive_pointer_cast<StagingBackend>(request.split_from);
+    TORCH_CHECK(split_from_ && split_from_->device_ == device_, "[pretend] a group split from one of another device");
   }
 
   const std::string getBackendName() const override { return "pretend"; }
@@ -131,14 +130,33 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
     return carry("recv", {}, tensors, [&](Tensors&, Tensors& out) { return inner_->recv(out, source, tag); });
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    make_communicator();
     host_wait(current_stream(device_.index()), "barrier");
     return inner_->barrier(options);
   }
 
  private:
+  // In the first call, as c10d has NCCL do it. A split takes all ranks of the other communicator, with nothing under
+  // way in it; those of one color are a group, by the ranks that they say.
+  void make_communicator() {
+    connected_ = true;
+    const auto parent = std::exchange(split_from_, nullptr);
+    if (!parent) return;
+    TORCH_CHECK(parent->connected_, "[pretend] a group is split from one without a communicator");
+    TORCH_CHECK(host_has_seen(parent->stream_), "[pretend] a group is split from one with collectives under way");
+    at::Tensor own = at::tensor({int64_t{split_color_}, int64_t{getRank()}});
+    at::Tensor all = at::empty({parent->getSize(), 2}, own.options());
+    parent->inner_->_allgather_base(all, own, {})->wait();
+    const at::Tensor ranks = all.index({all.select(1, 0) == split_color_}).select(1, 1);
+    TORCH_CHECK(at::equal(std::get<0>(ranks.sort()), at::arange(getSize())), "[pretend] ranks ", ranks,
+                " come for color ", split_color_, ", wanted ", getSize());
+    ++splits;
+  }
+
   template <class Begin>
   WorkPtr carry(const char* name, const Tensors& inputs, const Tensors& outputs, const Begin& begin) {
     const at::AutoDispatchBelowADInplaceOrView below;
+    make_communicator();
     const int index = device_.index();
     refuse_capture(current_stream(device_.index()), name);
     std::vector<Touch> touches;
@@ -173,6 +191,9 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
   c10::intrusive_ptr<c10d::Backend> inner_;
   const c10::Device device_;
   const c10::Stream stream_;
+  c10::intrusive_ptr<StagingBackend> split_from_;  // until it is split
+  const int split_color_;
+  bool connected_ = false;
 };
 
 }  // namespace

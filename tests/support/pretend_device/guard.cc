@@ -2,7 +2,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "tests/support/pretend_device/order.h"
 #include "tests/support/pretend_device/registration.h"
@@ -78,7 +80,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (event != nullptr) synchronizeEvent(event);
     return true;
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  c10::DeviceIndex deviceCount() const noexcept override {
+    const char* const visible = std::getenv(kVisibleDevices);
+    return static_cast<c10::DeviceIndex>(visible ? std::clamp(std::atoi(visible), 0, kDevices) : kDevices);
+  }
   bool queryStream(const c10::Stream& stream) const override {
     synchronizeStream(stream);
     return true;

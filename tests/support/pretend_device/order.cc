@@ -445,6 +445,13 @@ Moment now(c10::Stream stream) {
   return device.clocks[static_cast<size_t>(number_of(stream))];
 }
 
+bool host_has_seen(c10::Stream stream) {
+  Device& device = device_at(stream.device_index());
+  const std::lock_guard lock(device.mutex);
+  const auto own = static_cast<size_t>(number_of(stream));
+  return device.completed[own] >= device.clocks[own][own];
+}
+
 void wait_for(c10::Stream stream, const Moment& moment) {
   Device& device = device_at(stream.device_index());
   const std::lock_guard lock(device.mutex);

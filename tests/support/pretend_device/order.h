@@ -52,6 +52,7 @@ void run_on(const char* name, const std::vector<at::Tensor>& read, const std::ve
             std::function<void()> kernel);
 
 Moment now(c10::Stream stream);
+bool host_has_seen(c10::Stream stream);  // all of it that was launched
 void wait_for(c10::Stream stream, const Moment& moment);
 // The host waits: until `moment`, for all of a stream, for a device.
 void host_wait(int device, const Moment& moment, const char* name);

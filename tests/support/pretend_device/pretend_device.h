@@ -23,6 +23,8 @@
 namespace tessera::pretend {
 
 inline constexpr int kDevices = 8;
+// As CUDA_VISIBLE_DEVICES in number: a process sees the first so many. Not set: all.
+inline constexpr const char* kVisibleDevices = "PRETEND_VISIBLE_DEVICES";
 inline constexpr int kStreams = 64;  // of each device: the default one, 31 of normal and 32 of high priority
 inline constexpr int kFirstOfHighPriority = 32;
 
