@@ -12,8 +12,8 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/detail/attention_loops.h"
 #include "tessera/kernels/detail/operations.h"
+#include "tessera/kernels/head_groups.h"
 #include "tessera/kernels/kept_results.h"
-#include "tessera/kernels/partial_attention.h"
 
 namespace tessera {
 namespace {
@@ -51,7 +51,8 @@ at::Tensor with_tokens_outside(const at::Tensor& heads, at::ScalarType type) {
 Attended attention_by_formula(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& first_key, double scale) {
   const auto wide = detail::wide_type(q.scalar_type());
-  const auto keys = kernels::repeat_heads(k, q.size(1)).to(wide), values = kernels::repeat_heads(v, q.size(1)).to(wide);
+  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto seen = seen_keys(q, first_key);
   const auto scores = q.to(wide)
                           .matmul(keys.transpose(2, 3))
@@ -75,7 +76,8 @@ AttentionGradients gradients_by_formula(const at::Tensor& grad, const at::Tensor
                                         const at::Tensor& v, const at::Tensor& log_sums, const at::Tensor& first_key,
                                         double scale) {
   const auto wide = detail::wide_type(q.scalar_type());
-  const auto keys = kernels::repeat_heads(k, q.size(1)).to(wide), values = kernels::repeat_heads(v, q.size(1)).to(wide);
+  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto queries = q.to(wide), g = grad.to(wide);
   const auto shares = (queries.matmul(keys.transpose(2, 3)).mul(scale) - log_sums.unsqueeze(3))
                           .exp()

@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/kernels/detail/device_kernels.h"
+#include "tessera/kernels/head_groups.h"
 #include "tessera/kernels/kept_results.h"
 
 namespace tessera::kernels {
@@ -17,6 +18,17 @@ constexpr int64_t kHeadVector = 8, kLargestHead = 256;
 
 at::Tensor rows_without_gaps(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
+bool is_packed(const FlashOptions& options) { return options.begins.defined(); }
+bool has_window(const FlashOptions& options) { return options.causal && options.window > 0; }
+
+std::optional<at::Tensor> begins_of(const FlashOptions& options) {
+  return is_packed(options) ? std::optional(options.begins) : std::nullopt;
+}
+
+std::optional<double> scale_of(const FlashOptions& options) {
+  return options.scale > 0 ? std::optional(options.scale) : std::nullopt;
+}
+
 // ---- memory-efficient attention ----
 
 // Their kernels read log sums up to a multiple of this many queries.
@@ -24,22 +36,6 @@ constexpr int64_t kSumsTogether = 32;
 enum EfficientMask : int64_t { kNoMask = 0, kCausalFromTopLeft = 1 };
 
 bool in_16_bits(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
-
-// [..., G, d] as [..., heads, d]: the kernels know no groups. And gradients back.
-at::Tensor heads_repeated(const at::Tensor& tensor, int64_t heads) {
-  const int64_t groups = tensor.size(-2);
-  if (groups == heads) return tensor;
-  auto sizes = tensor.sizes().vec();
-  sizes.insert(sizes.end() - 1, heads / groups);
-  auto repeated = tensor.sizes().vec();
-  repeated[repeated.size() - 2] = heads;
-  return tensor.unsqueeze(-2).expand(sizes).reshape(repeated);
-}
-
-at::Tensor heads_summed(const at::Tensor& tensor, int64_t groups) {
-  if (tensor.size(-2) == groups) return tensor;
-  return tensor.unflatten(-2, {groups, tensor.size(-2) / groups}).sum(-2);
-}
 
 struct EfficientCall {
   std::optional<at::Tensor> begins;
@@ -49,15 +45,14 @@ struct EfficientCall {
 };
 
 EfficientCall efficient_call_of(const FlashOptions& options) {
-  const bool packed = options.begins.defined(), windowed = options.causal && options.window > 0;
-  return {.begins = packed ? std::optional(options.begins) : std::nullopt,
-          .longest = packed ? std::optional(options.longest) : std::nullopt,
-          .window = windowed ? std::optional(options.window) : std::nullopt,
+  return {.begins = begins_of(options),
+          .longest = is_packed(options) ? std::optional(options.longest) : std::nullopt,
+          .window = has_window(options) ? std::optional(options.window) : std::nullopt,
           .mask = options.causal ? kCausalFromTopLeft : kNoMask,
-          .scale = options.scale > 0 ? std::optional(options.scale) : std::nullopt};
+          .scale = scale_of(options)};
 }
 
-// Rows of documents are one row of the kernels.
+// Rows of documents are one row of the kernels, which know no groups of heads.
 at::Tensor as_rows(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor.unsqueeze(0) : tensor; }
 at::Tensor as_given(const at::Tensor& rows, const at::Tensor& like) { return like.dim() == 3 ? rows.squeeze(0) : rows; }
 
@@ -66,8 +61,8 @@ FlashResult efficient_forward(const at::Tensor& q, const at::Tensor& k, const at
   const auto call = efficient_call_of(options);
   const int64_t heads = q.size(-2);
   const auto results = at::_efficient_attention_forward(
-      rows_without_gaps(as_rows(q)), rows_without_gaps(as_rows(heads_repeated(k, heads))),
-      rows_without_gaps(as_rows(heads_repeated(v, heads))), /*bias=*/std::nullopt, call.begins, call.begins,
+      rows_without_gaps(as_rows(q)), rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
+      rows_without_gaps(as_rows(repeat_heads(v, /*dim=*/-2, heads))), /*bias=*/std::nullopt, call.begins, call.begins,
       call.longest, call.longest, /*dropout_p=*/0.0, call.mask, /*compute_log_sumexp=*/true, call.scale,
       /*seqlen_k=*/std::nullopt, call.window);
   const auto& log_sums = std::get<1>(results);
@@ -88,12 +83,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> efficient_backward(const at::Tens
   const auto random = at::empty({}, q.options().dtype(at::kLong));  // of dropout, which there is none of
   const auto [grad_q, grad_k, grad_v, grad_bias] = at::_efficient_attention_backward(
       as_rows(gradient).contiguous(), rows_without_gaps(as_rows(q)),
-      rows_without_gaps(as_rows(heads_repeated(k, heads))), rows_without_gaps(as_rows(heads_repeated(v, heads))),
+      rows_without_gaps(as_rows(repeat_heads(k, /*dim=*/-2, heads))),
+      rows_without_gaps(as_rows(repeat_heads(v, /*dim=*/-2, heads))),
       /*bias=*/std::nullopt, as_rows(result.out).contiguous(), call.begins, call.begins, longest_q, longest_k, log_sums,
       /*dropout_p=*/0.0, random, random, call.mask,
       /*bias_requires_grad=*/false, call.scale, /*num_splits_key=*/std::nullopt, call.window);
-  return {as_given(grad_q, q), heads_summed(as_given(grad_k, k), k.size(-2)),
-          heads_summed(as_given(grad_v, v), v.size(-2))};
+  return {as_given(grad_q, q), sum_heads(as_given(grad_k, k), /*dim=*/-2, k.size(-2)),
+          sum_heads(as_given(grad_v, v), /*dim=*/-2, v.size(-2))};
 }
 
 // ---- flash attention ----
@@ -107,15 +103,15 @@ struct FlashCall {
 };
 
 FlashCall call_of(const at::Tensor& q, const at::Tensor& k, const FlashOptions& options) {
-  const bool packed = options.begins.defined(), windowed = options.causal && options.window > 0;
-  FlashCall call{.begins = packed ? std::optional(options.begins) : std::nullopt,
+  const bool packed = is_packed(options), window = has_window(options);
+  FlashCall call{.begins = begins_of(options),
                  .queries = packed ? options.longest : q.size(1),
                  .keys = packed ? options.longest : k.size(1),
-                 .causal = options.causal && !windowed,
-                 .scale = options.scale > 0 ? std::optional(options.scale) : std::nullopt,
+                 .causal = options.causal && !window,
+                 .scale = scale_of(options),
                  .left = std::nullopt,
                  .right = std::nullopt};
-  if (windowed) call.left = options.window - 1, call.right = 0;
+  if (window) call.left = options.window - 1, call.right = 0;
   return call;
 }
 
@@ -209,8 +205,7 @@ at::Tensor flash_attention(const at::Tensor& q, const at::Tensor& k, const at::T
     result = flash_forward(q, k, v, options);
     if (kept != nullptr) kept->keep({result.out, result.log_sums});
   }
-  const auto begins = options.begins.defined() ? std::optional(options.begins) : std::nullopt;
-  return KnownFlash::apply(q, k, v, result.out, result.log_sums, begins, options.longest, options.causal,
+  return KnownFlash::apply(q, k, v, result.out, result.log_sums, begins_of(options), options.longest, options.causal,
                            options.window, options.scale);
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "tessera/kernels/flash_attention.h"
+#include "tessera/kernels/head_groups.h"
 
 namespace tessera::kernels {
 namespace {
@@ -41,13 +42,6 @@ at::Tensor rows_in_memory(const at::Tensor& tensor) {
   return tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor : tensor.contiguous();
 }
 
-// [B, H, S, d] of gradients as [B, G, S, d].
-at::Tensor heads_summed(const at::Tensor& tensor, int64_t groups) {
-  if (tensor.size(1) == groups) return tensor;
-  const auto sizes = tensor.sizes();
-  return tensor.to(sums_dtype(tensor)).reshape({sizes[0], groups, sizes[1] / groups, sizes[2], sizes[3]}).sum(2);
-}
-
 // Scores of queries [begin, begin + count) of a part, which products give.
 struct ScoreBlock {
   at::Tensor scores;  // [B, H, count, S]
@@ -76,7 +70,8 @@ ScoreBlock score_block(const at::Tensor& q, const at::Tensor& keys, int64_t begi
 AttentionPart product_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                            const AttentionPartOptions& options) {
   const auto wide = sums_dtype(q);
-  const auto keys = repeat_heads(k, q.size(1)).to(wide), values = repeat_heads(v, q.size(1)).to(wide);
+  const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   std::vector<at::Tensor> outs, log_sums;
   for (int64_t begin = 0; begin < q.size(2); begin += kQueriesAtOnce) {
     const int64_t count = std::min(kQueriesAtOnce, q.size(2) - begin);
@@ -92,7 +87,8 @@ AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Te
                                         const AttentionPartOptions& options) {
   const auto wide = sums_dtype(q);
   const double scale = options.scale > 0 ? options.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const auto keys = repeat_heads(k, q.size(1)).to(wide), values = repeat_heads(v, q.size(1)).to(wide);
+  const auto keys = repeat_heads(k, /*dim=*/1, q.size(1)).to(wide),
+             values = repeat_heads(v, /*dim=*/1, q.size(1)).to(wide);
   const auto grad_k = at::zeros_like(keys), grad_v = at::zeros_like(values);
   std::vector<at::Tensor> grad_q;
   for (int64_t begin = 0; begin < q.size(2); begin += kQueriesAtOnce) {
@@ -108,19 +104,10 @@ AttentionPartGradients product_backward(const at::Tensor& gradient, const at::Te
     grad_k.add_(grad_scores.transpose(2, 3).matmul(q.narrow(2, begin, count).to(wide)));
     grad_q.push_back(grad_scores.matmul(keys));
   }
-  return {at::cat(grad_q, 2), heads_summed(grad_k, k.size(1)), heads_summed(grad_v, v.size(1))};
+  return {at::cat(grad_q, 2), sum_heads(grad_k, /*dim=*/1, k.size(1)), sum_heads(grad_v, /*dim=*/1, v.size(1))};
 }
 
 }  // namespace
-
-at::Tensor repeat_heads(const at::Tensor& tensor, int64_t heads) {
-  const int64_t groups = tensor.size(1);
-  if (groups == heads) return tensor;
-  const auto sizes = tensor.sizes();
-  return tensor.unsqueeze(2)
-      .expand({sizes[0], groups, heads / groups, sizes[2], sizes[3]})
-      .reshape({sizes[0], heads, sizes[2], sizes[3]});
-}
 
 AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionPartOptions& options) {
@@ -130,7 +117,8 @@ AttentionPart attend_part(const at::Tensor& q, const at::Tensor& k, const at::Te
   }
   if (!has_fused_part(q, options)) return product_part(q, k, v, options);
   const auto [out, log_sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-      rows_in_memory(q), rows_in_memory(repeat_heads(k, q.size(1))), rows_in_memory(repeat_heads(v, q.size(1))),
+      rows_in_memory(q), rows_in_memory(repeat_heads(k, /*dim=*/1, q.size(1))),
+      rows_in_memory(repeat_heads(v, /*dim=*/1, q.size(1))),
       /*dropout_p=*/0.0, options.causal, options.mask, fused_scale(options));
   return {out, log_sums};
 }
@@ -145,10 +133,10 @@ AttentionPartGradients attend_part_backward(const at::Tensor& gradient, const at
   }
   if (!has_fused_part(q, options)) return product_backward(gradient, q, k, v, whole, options);
   const auto [grad_q, grad_k, grad_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      rows_in_memory(gradient), rows_in_memory(q), rows_in_memory(repeat_heads(k, q.size(1))),
-      rows_in_memory(repeat_heads(v, q.size(1))), rows_in_memory(whole.out), whole.log_sums,
+      rows_in_memory(gradient), rows_in_memory(q), rows_in_memory(repeat_heads(k, /*dim=*/1, q.size(1))),
+      rows_in_memory(repeat_heads(v, /*dim=*/1, q.size(1))), rows_in_memory(whole.out), whole.log_sums,
       /*dropout_p=*/0.0, options.causal, options.mask, fused_scale(options));
-  return {grad_q, heads_summed(grad_k, k.size(1)), heads_summed(grad_v, v.size(1))};
+  return {grad_q, sum_heads(grad_k, /*dim=*/1, k.size(1)), sum_heads(grad_v, /*dim=*/1, v.size(1))};
 }
 
 bool AttentionSums::Place::overlaps(const Place& other) const {

@@ -22,10 +22,6 @@
 
 namespace tessera::kernels {
 
-// [B, G, S, d] as [B, heads, S, d], where heads is a multiple of G: each for heads / G neighbours. Differentiable, for
-// DTensors too.
-at::Tensor repeat_heads(const at::Tensor& tensor, int64_t heads);
-
 struct AttentionPartOptions {
   bool causal = false;                            // query i sees keys 0 to i; as many keys as queries
   std::optional<at::Tensor> mask = std::nullopt;  // [T, S], added to the scores

@@ -8,8 +8,8 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/causal_attention.h"
 #include "tessera/kernels/flash_attention.h"
+#include "tessera/kernels/head_groups.h"
 #include "tessera/kernels/kept_attention.h"
-#include "tessera/kernels/partial_attention.h"
 #include "tessera/mesh/host_memory.h"
 #include "tessera/nn/attention_mask.h"
 #include "tessera/nn/context_attention.h"
@@ -134,7 +134,8 @@ at::Tensor mask_beside(const at::Tensor& mask, const at::Tensor& q) {
 
 at::Tensor capped_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                             const std::optional<at::Tensor>& mask, const AttentionScores& scores) {
-  const auto keys = kernels::repeat_heads(k, q.size(1)).transpose(2, 3), values = kernels::repeat_heads(v, q.size(1));
+  const auto keys = kernels::repeat_heads(k, /*dim=*/1, q.size(1)).transpose(2, 3),
+             values = kernels::repeat_heads(v, /*dim=*/1, q.size(1));
   const double scale = scores.scale > 0 ? scores.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<at::Tensor> results;

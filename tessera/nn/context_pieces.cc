@@ -93,7 +93,7 @@ bool join(ContextPiece& piece, const ContextPiece& other) {
          (same_keys && extend(piece.query, piece.queries, other.query, other.queries));
 }
 
-// Of pieces of one row: those of neighbouring chunks as one.
+// Of pieces of one document in one row: those of neighbouring chunks as one.
 void join_neighbours(Pieces& pieces) {
   for (bool joined = true; joined;) {
     joined = false;
@@ -147,19 +147,19 @@ std::vector<ContextPiece> context_pieces(const std::vector<RowDocuments>& rows,
                                          const std::vector<ContextChunk>& keys, const ContextPieceOptions& options) {
   Pieces pieces;
   for (const auto& row : rows) {
-    Pieces of_row;
-    for (const auto& query : queries) {
-      for (const auto& key : keys) {
-        PieceWriter writer{of_row, row, query, key};
-        for (const auto& document : row.documents) {
+    for (const auto& document : row.documents) {
+      Pieces of_document;
+      for (const auto& query : queries) {
+        for (const auto& key : keys) {
+          PieceWriter writer{of_document, row, query, key};
           const auto block = seen_block(document, {query.begin, query.end()}, {key.begin, key.end()}, options);
           if (!block.empty()) writer.add_block(block, document, options);
         }
       }
+      join_neighbours(of_document);
+      join_triangles(of_document);
+      pieces.insert(pieces.end(), of_document.begin(), of_document.end());
     }
-    join_neighbours(of_row);
-    join_triangles(of_row);
-    pieces.insert(pieces.end(), of_row.begin(), of_row.end());
   }
   return pieces;
 }

@@ -15,12 +15,11 @@ constexpr int64_t kHeads = 2, kHeadSize = 8;
 int64_t packed_peak(int64_t tokens, int64_t window, const AttentionScores& scores) {
   const auto ids = at::arange(tokens, at::kLong).floor_divide_(256).unsqueeze(0);
   const auto x = at::randn({1, tokens, kHeads, kHeadSize}).transpose(1, 2).set_requires_grad(true);
-  const auto record = std::make_shared<testing::PeakMemory>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);
-  const auto pattern =
-      attention_pattern({.tokens = tokens, .document_ids = ids, .sliding_window = window}, x.options());
-  attend(x, x, x, pattern, scores).sum().backward();
-  return record->most;
+  return testing::peak_bytes_of([&] {
+    const auto pattern =
+        attention_pattern({.tokens = tokens, .document_ids = ids, .sliding_window = window}, x.options());
+    attend(x, x, x, pattern, scores).sum().backward();
+  });
 }
 
 TEST(PackedMemory, Of32kTokensIsTwiceThatOf16k) {

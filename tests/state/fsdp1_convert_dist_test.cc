@@ -1,6 +1,4 @@
 #include <ATen/ops/ones.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gmock/gmock.h>
 
 #include "tessera/base/error.h"
@@ -13,6 +11,7 @@
 #include "tessera/state/sharded_tensor.h"
 #include "tessera/state/state_dict.h"
 #include "tests/state/fsdp1_net.h"
+#include "tests/support/peak_memory.h"
 
 namespace tessera::testing {
 namespace {
@@ -188,22 +187,6 @@ struct Wide : nn::Callable<Wide> {
   }
   at::Tensor forward(const at::Tensor& x) { return (x * a).sum() + (x * b).sum() + (x * c).sum() + (x * d).sum(); }
 };
-
-// Bytes that are alive beyond those at the start.
-struct PeakMemory final : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override {
-    now += bytes;
-    peak = std::max(peak, now);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t now = 0, peak = 0;
-};
-int64_t peak_bytes_of(const std::function<void()>& work) {
-  const auto record = std::make_shared<PeakMemory>();
-  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);
-  work();
-  return record->peak;
-}
 
 TEST(Fsdp1State, IsNeverWholeForMoreThanTwoParameters) {
   on_ranks(4, [](const WorldPtr& world) {

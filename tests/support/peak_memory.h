@@ -1,9 +1,7 @@
-// What tensors a thread holds at most, of those that it allocates while it is recorded.
+// What tensors of the CPU a thread holds at most, of those that it allocates meanwhile; the backward that it runs
+// counts.
 //
-//   const auto record = std::make_shared<PeakMemory>();
-//   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);
-//   work();
-//   EXPECT_LT(record->most, limit_bytes);
+//   EXPECT_LT(peak_bytes_of([&] { model.loss(x).backward(); }), limit_bytes);
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -11,6 +9,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
 namespace tessera::testing {
 
@@ -22,5 +22,12 @@ struct PeakMemory final : c10::MemoryReportingInfoBase {
   bool memoryProfilingEnabled() const override { return true; }
   int64_t now = 0, most = 0;
 };
+
+inline int64_t peak_bytes_of(const std::function<void()>& work) {
+  const auto record = std::make_shared<PeakMemory>();
+  const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, record);
+  work();
+  return record->most;
+}
 
 }  // namespace tessera::testing
