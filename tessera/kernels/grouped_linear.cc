@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/kernels/deferred_gradients.h"
+#include "tessera/kernels/detail/linear_choice.h"
 #include "tessera/kernels/linear.h"
 
 namespace tessera {
@@ -33,7 +34,9 @@ constexpr int64_t kLargeGroup = 2048;
 
 // a times b transposed; rows: of the group.
 void put_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
-  if (rows < kLargeGroup) {
+  if (rows < kLargeGroup && detail::runs_in_fp32(a)) {
+    into.copy_(a.to(at::kFloat).mm(b.t().to(at::kFloat)));
+  } else if (rows < kLargeGroup) {
     at::mm_out(into, a, b.t());
   } else {
     into.copy_(product_nt(a, b));

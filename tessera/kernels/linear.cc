@@ -39,6 +39,12 @@ bool runs_on_onednn(const at::Tensor& x, const at::Tensor& weight, const Optiona
          detail::onednn_is_faster();
 }
 
+// Products of 16 bits that are computed in fp32 and rounded once.
+bool runs_in_fp32(const at::Tensor& a, const at::Tensor& b, int64_t rows) {
+  return rows >= kMinRows && b.size(0) >= kMinRows && b.size(1) >= kMinRows && b.scalar_type() == a.scalar_type() &&
+         !is_dtensor(a) && !is_dtensor(b) && detail::runs_in_fp32(a) && detail::runs_in_fp32(b);
+}
+
 // [..., n] as [rows, n], also without elements.
 at::Tensor as_rows(const at::Tensor& tensor) {
   const auto leading = tensor.sizes().slice(0, static_cast<size_t>(tensor.dim()) - 1);
@@ -60,6 +66,10 @@ at::Tensor linear_of(const at::Tensor& x, const at::Tensor& weight, const Option
                 c10::toString(weight.scalar_type()));
   // at::linear takes such a bias or refuses it by how x lies in memory.
   if (bias && bias->scalar_type() != x.scalar_type()) return at::matmul(x, weight.t()).add_(*bias);
+  if (runs_in_fp32(x, weight, x.numel() / std::max<int64_t>(x.size(-1), 1))) {
+    const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
+    return linear_of(wide(x), wide(weight), bias ? OptionalTensor(wide(*bias)) : bias).to(x.scalar_type());
+  }
   if (!runs_on_onednn(x, weight, bias)) return at::linear(x, weight, bias);
   auto sizes = x.sizes().vec();
   sizes.back() = weight.size(0);
@@ -217,17 +227,27 @@ void register_linear_rules() {
 
 std::string_view linear_kernel_name() { return detail::onednn_is_faster() ? "onednn" : "aten"; }
 
+std::string_view linear_kernel_name(at::ScalarType type) {
+  return detail::fp32_is_faster_for(type) ? "fp32" : "native";
+}
+
 std::string describe_cpu_kernels() {
-  return fmt::format("fp32 products {}, loops {}", linear_kernel_name(), detail::row_kernels().name);
+  return fmt::format("fp32 products {}, bf16 products {}, fp16 products {}, loops {}", linear_kernel_name(),
+                     linear_kernel_name(at::kBFloat16), linear_kernel_name(at::kHalf), detail::row_kernels().name);
 }
 
 void agree_on_kernels(comm::Group& group) {
   if (group.size() == 1) return;
   const auto level = static_cast<char>('0' + static_cast<int>(detail::vector_level()));
-  const std::string own = {detail::has_onednn() ? '1' : '0', detail::onednn_is_faster() ? '1' : '0', level};
+  const auto sign = [](bool choice) { return choice ? '1' : '0'; };
+  const std::string own = {sign(detail::has_onednn()), sign(detail::onednn_is_faster()), level,
+                           sign(detail::fp32_is_faster_for(at::kBFloat16)),
+                           sign(detail::fp32_is_faster_for(at::kHalf))};
   const auto all = comm::all_gather_bytes(group, own);
   const bool possible = std::ranges::all_of(all, [](const std::string& each) { return each.at(0) == '1'; });
   detail::set_linear_choice(possible && all.front().at(1) == '1');
+  detail::set_fp32_choice(at::kBFloat16, all.front().at(3) == '1');
+  detail::set_fp32_choice(at::kHalf, all.front().at(4) == '1');
   char least = level;
   for (const auto& each : all) least = std::min(least, each.at(2));
   detail::set_vector_level(static_cast<detail::VectorLevel>(least - '0'));
@@ -250,6 +270,7 @@ at::Tensor product_nt(const at::Tensor& a, const at::Tensor& b) {
     at::AutoDispatchBelowADInplaceOrView guard;
     return detail::onednn_product(dense_left(a), b, {});
   }
+  if (runs_in_fp32(a, b, a.size(0))) return product_nt(a.to(at::kFloat), b.to(at::kFloat)).to(a.scalar_type());
   return at::mm(a, b.t());
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/file.h"
+#include "tessera/kernels/linear.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::detail {
@@ -10,26 +11,59 @@ namespace {
 
 bool yes() { return true; }
 bool no() { return false; }
+constexpr ChoiceNames kNames{"fast", "slow"};
 
 TEST(LinearChoice, FirstMeasurementOfAMachineIsKept) {
   testing::TempFolder folder;
   const auto file = folder / "new" / "choice";
-  EXPECT_TRUE(kept_choice(file, yes));
-  EXPECT_EQ(read_file(file), "onednn\n");
-  EXPECT_TRUE(kept_choice(file, no)) << "the kept choice counts, not a later measurement";
+  EXPECT_TRUE(kept_choice(file, kNames, yes));
+  EXPECT_EQ(read_file(file), "fast\n");
+  EXPECT_TRUE(kept_choice(file, kNames, no)) << "the kept choice counts, not a later measurement";
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder / "new"), {}), 1);
 }
 
 TEST(LinearChoice, UnreadableOrUnwritableChoiceIsMeasured) {
   testing::TempFolder folder;
   publish_file(folder / "broken", "neither");
-  EXPECT_FALSE(kept_choice(folder / "broken", no));
-  EXPECT_TRUE(kept_choice(folder / "broken" / "below a file", yes));
+  EXPECT_FALSE(kept_choice(folder / "broken", kNames, no));
+  EXPECT_TRUE(kept_choice(folder / "broken" / "below a file", kNames, yes));
 }
 
 TEST(LinearChoice, OneDnnMultipliesLikeAtLinear) {
   const auto x = at::randn({33, 20}), weight = at::randn({17, 20}), bias = at::randn({17});
   EXPECT_TRUE(at::allclose(onednn_product(x, weight, bias), at::linear(x, weight, bias), 1e-5, 1e-5));
+}
+
+// Forward and both gradients, with a bias, of shapes that the choice counts for and of one that is too small.
+TEST(LinearChoice, ProductsOf16BitsAreRoundedOnceEitherWay) {
+  for (const auto type : {at::kBFloat16, at::kHalf}) {
+    const bool before = fp32_is_faster_for(type);
+    for (const int64_t rows : {3, 40}) {
+      const auto x = at::randn({2, rows, 64}).to(type), weight = at::randn({48, 64}).to(type),
+                 bias = at::randn({48}).to(type), pull = at::randn({2, rows, 48}).to(type);
+      const auto compute = [&](bool fp32) {
+        set_fp32_choice(type, fp32);
+        const auto own_x = x.clone().requires_grad_(), own_weight = weight.clone().requires_grad_(),
+                   own_bias = bias.clone().requires_grad_();
+        const auto y = linear(own_x, own_weight, own_bias);
+        y.backward(pull);
+        return std::vector<at::Tensor>{y.detach(), own_x.grad(), own_weight.grad(), own_bias.grad()};
+      };
+      const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kDouble); };
+      const auto flat_x = wide(x).flatten(0, 1), flat_pull = wide(pull).flatten(0, 1);
+      const std::vector<at::Tensor> exact = {at::linear(wide(x), wide(weight), wide(bias)),
+                                             wide(pull).matmul(wide(weight)), flat_pull.t().mm(flat_x)};
+      const double unit = type == at::kBFloat16 ? 1.0 / 256 : 1.0 / 2048;
+      for (const bool fp32 : {true, false}) {
+        const auto found = compute(fp32);
+        for (size_t i = 0; i < exact.size(); ++i) {
+          EXPECT_EQ(found[i].scalar_type(), type);
+          EXPECT_TRUE(at::allclose(wide(found[i]), exact[i], unit, 1e-4)) << type << " " << fp32 << " " << i;
+        }
+      }
+    }
+    set_fp32_choice(type, before);
+  }
 }
 
 }  // namespace

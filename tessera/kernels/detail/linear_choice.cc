@@ -7,6 +7,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
+#include <mutex>
 #include <string_view>
 
 #include "tessera/base/error.h"
@@ -34,8 +36,33 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& linear_pointwise
 
 thread_local std::optional<bool> used;  // by UseLinearKernel
 
-enum class Agreed { kNothing, kAten, kOneDnn };
-std::atomic<Agreed> agreed{Agreed::kNothing};
+constexpr ChoiceNames kFp32Names{"onednn", "aten"}, k16BitNames{"fp32", "native"};
+
+// Made once for the process: by its ranks together, by the environment, by what is kept or measured.
+class ProcessChoice {
+ public:
+  ProcessChoice(const char* variable, std::string_view kind, const ChoiceNames& names, std::function<bool()> measure)
+      : variable_(variable), kind_(kind), names_(names), measure_(std::move(measure)) {}
+
+  void agree(bool choice) { agreed_ = choice ? Agreed::kYes : Agreed::kNo; }
+  bool get() {
+    if (const auto agreed = agreed_.load(); agreed != Agreed::kNothing) return agreed == Agreed::kYes;
+    std::call_once(made_, [&] { own_ = make(); });
+    return own_;
+  }
+
+ private:
+  enum class Agreed { kNothing, kNo, kYes };
+  bool make() const;
+
+  const char* variable_;
+  std::string_view kind_;
+  ChoiceNames names_;
+  std::function<bool()> measure_;
+  std::atomic<Agreed> agreed_{Agreed::kNothing};
+  std::once_flag made_;
+  bool own_ = false;
+};
 
 template <class F>
 double best_seconds(int rounds, F&& call) {
@@ -48,43 +75,86 @@ double best_seconds(int rounds, F&& call) {
   return best;
 }
 
-// oneDNN has to win clearly: a near tie must not go one way today and the other tomorrow.
-bool measure_onednn() {
+// Whether the first of two calls is faster. It has to win clearly: a near tie must not go one way today and the other
+// tomorrow.
+template <class First, class Second>
+bool is_faster(const char* what, First&& first, Second&& second) {
   at::NoGradGuard no_grad;
-  const auto x = at::ones({256, 512});
-  const auto weight = at::ones({768, 512});
-  double onednn = 1e9, aten = 1e9;
+  double one = 1e9, other = 1e9;
   for (int round = 0; round < 4; ++round) {
-    onednn = std::min(onednn, best_seconds(2, [&] { onednn_product(x, weight, {}); }));
-    aten = std::min(aten, best_seconds(2, [&] { at::linear(x, weight); }));
+    one = std::min(one, best_seconds(2, first));
+    other = std::min(other, best_seconds(2, second));
   }
-  log_debug("[kernels.linear] fp32 256x512x768: oneDNN {:.3f} ms, at::linear {:.3f} ms", onednn * 1e3, aten * 1e3);
-  return onednn * 1.1 < aten;
+  log_debug("[kernels.linear] {}: {:.3f} ms and {:.3f} ms", what, one * 1e3, other * 1e3);
+  return one * 1.1 < other;
+}
+
+bool measure_onednn() {
+  if (!linear_pointwise()) return false;
+  const auto x = at::ones({256, 512}), weight = at::ones({768, 512});
+  return is_faster(
+      "fp32 256x512x768 by oneDNN and at::linear", [&] { onednn_product(x, weight, {}); },
+      [&] { at::linear(x, weight); });
+}
+
+// A product with a weight, and the one of its gradient, whose first operand lies transposed.
+bool measure_fp32(at::ScalarType type) {
+  const auto x = at::ones({128, 256}, type), weight = at::ones({256, 256}, type);
+  const auto both = [](const at::Tensor& rows, const at::Tensor& columns) {
+    return at::linear(rows, columns).t().mm(rows);
+  };
+  return is_faster(
+      "16 bits 128x256x256 in fp32 and in their dtype", [&] { both(x.to(at::kFloat), weight.to(at::kFloat)).to(type); },
+      [&] { both(x, weight); });
 }
 
 // One file for each processor model and libtorch. Not for each number of threads, though a measurement depends on that
 // a little: ranks of one machine round alike, however many of them share its cores.
-std::filesystem::path choice_file() {
+std::filesystem::path choice_file(std::string_view kind) {
   const auto folder = user_cache();
   if (folder.empty()) return {};
   std::string processor = processor_model();
   for (char& c : processor) {
     if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
   }
-  return folder / fmt::format("linear-{}-torch{}", processor, TORCH_VERSION);
+  return folder / fmt::format("{}-{}-torch{}", kind, processor, TORCH_VERSION);
 }
 
-std::optional<bool> read_choice(const std::filesystem::path& file) {
+std::optional<bool> read_choice(const std::filesystem::path& file, const ChoiceNames& names) {
   std::error_code missing;
   if (!std::filesystem::exists(file, missing)) return std::nullopt;
   try {
     const auto text = read_file(file, 64);
-    if (text == "onednn\n") return true;
-    if (text == "aten\n") return false;
+    if (text == fmt::format("{}\n", names.yes)) return true;
+    if (text == fmt::format("{}\n", names.no)) return false;
   } catch (const Error& unreadable) {
     log_debug("[kernels.linear] {}", unreadable.what());
   }
   return std::nullopt;
+}
+
+bool ProcessChoice::make() const {
+  if (const char* given = std::getenv(variable_); given && *given) {
+    const std::string_view name = given;
+    TESSERA_CHECK(name == names_.yes || name == names_.no, ErrorKind::kConfig,
+                  "[kernels.linear] {}: found '{}', wanted {} or {}. Correct it or unset it.", variable_, name,
+                  names_.yes, names_.no);
+    return name == names_.yes;
+  }
+  const auto file = choice_file(kind_);
+  return file.empty() ? measure_() : kept_choice(file, names_, measure_);
+}
+
+ProcessChoice& onednn_choice() {
+  static ProcessChoice choice("TESSERA_LINEAR", "linear", kFp32Names, measure_onednn);
+  return choice;
+}
+
+ProcessChoice& fp32_choice(at::ScalarType type) {
+  constexpr const char* kVariable = "TESSERA_LINEAR_16";
+  static ProcessChoice bf16(kVariable, "linear-bf16", k16BitNames, [] { return measure_fp32(at::kBFloat16); });
+  static ProcessChoice fp16(kVariable, "linear-fp16", k16BitNames, [] { return measure_fp32(at::kHalf); });
+  return type == at::kHalf ? fp16 : bf16;
 }
 
 }  // namespace
@@ -94,21 +164,21 @@ at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight, const a
                                   c10::List<std::optional<at::Scalar>>(), "");
 }
 
-bool kept_choice(const std::filesystem::path& file, bool (*measure)()) {
-  if (const auto kept = read_choice(file)) return *kept;
+bool kept_choice(const std::filesystem::path& file, const ChoiceNames& names, const std::function<bool()>& measure) {
+  if (const auto kept = read_choice(file, names)) return *kept;
   const bool measured = measure();
   std::error_code ignored;
   std::filesystem::create_directories(file.parent_path(), ignored);
   const auto temporary = fmt::format("{}.{}", file.string(), ::getpid());
   try {
-    publish_file(temporary, measured ? "onednn\n" : "aten\n");
+    publish_file(temporary, fmt::format("{}\n", measured ? names.yes : names.no));
   } catch (const Error& error) {
     log_debug("[kernels.linear] the choice is not kept: {}", error.what());
     return measured;
   }
   const bool first = ::link(temporary.c_str(), file.c_str()) == 0;
   ::unlink(temporary.c_str());
-  return first ? measured : read_choice(file).value_or(measured);
+  return first ? measured : read_choice(file, names).value_or(measured);
 }
 
 UseLinearKernel::UseLinearKernel(bool onednn) : before_(used) {
@@ -120,24 +190,17 @@ UseLinearKernel::~UseLinearKernel() { used = before_; }
 
 bool has_onednn() { return linear_pointwise().has_value(); }
 
-void set_linear_choice(bool onednn) { agreed = onednn ? Agreed::kOneDnn : Agreed::kAten; }
+void set_linear_choice(bool onednn) { onednn_choice().agree(onednn); }
 
-bool onednn_is_faster() {
-  if (used) return *used;
-  if (const auto choice = agreed.load(); choice != Agreed::kNothing) return choice == Agreed::kOneDnn;
-  static const bool choice = [] {
-    if (!linear_pointwise()) return false;
-    if (const char* given = std::getenv("TESSERA_LINEAR"); given && *given) {
-      const std::string_view name = given;
-      TESSERA_CHECK(name == "onednn" || name == "aten", ErrorKind::kConfig,
-                    "[kernels.linear] TESSERA_LINEAR: found '{}', wanted onednn or aten. Correct it or unset it.",
-                    name);
-      return name == "onednn";
-    }
-    const auto file = choice_file();
-    return file.empty() ? measure_onednn() : kept_choice(file, measure_onednn);
-  }();
-  return choice;
+bool onednn_is_faster() { return used ? *used : onednn_choice().get(); }
+
+bool fp32_is_faster_for(at::ScalarType type) { return fp32_choice(type).get(); }
+
+bool runs_in_fp32(const at::Tensor& operand) {
+  const auto type = operand.scalar_type();
+  return (type == at::kBFloat16 || type == at::kHalf) && operand.is_cpu() && fp32_is_faster_for(type);
 }
+
+void set_fp32_choice(at::ScalarType type, bool fp32) { fp32_choice(type).agree(fp32); }
 
 }  // namespace tessera::detail
