@@ -90,7 +90,6 @@ bool is_faster(const char* what, First&& first, Second&& second) {
 }
 
 bool measure_onednn() {
-  if (!linear_pointwise()) return false;
   const auto x = at::ones({256, 512}), weight = at::ones({768, 512});
   return is_faster(
       "fp32 256x512x768 by oneDNN and at::linear", [&] { onednn_product(x, weight, {}); },
@@ -192,7 +191,7 @@ bool has_onednn() { return linear_pointwise().has_value(); }
 
 void set_linear_choice(bool onednn) { onednn_choice().agree(onednn); }
 
-bool onednn_is_faster() { return used ? *used : onednn_choice().get(); }
+bool onednn_is_faster() { return used ? *used : linear_pointwise() && onednn_choice().get(); }
 
 bool fp32_is_faster_for(at::ScalarType type) { return fp32_choice(type).get(); }
 
