@@ -75,36 +75,49 @@ double best_seconds(int rounds, F&& call) {
   return best;
 }
 
-// Whether the first of two calls is faster. It has to win clearly: a near tie must not go one way today and the other
-// tomorrow.
+struct Seconds {
+  double first, second;
+};
+
 template <class First, class Second>
-bool is_faster(const char* what, First&& first, Second&& second) {
+Seconds best_of(const char* what, First&& first, Second&& second) {
   at::NoGradGuard no_grad;
-  double one = 1e9, other = 1e9;
+  Seconds best{1e9, 1e9};
   for (int round = 0; round < 4; ++round) {
-    one = std::min(one, best_seconds(2, first));
-    other = std::min(other, best_seconds(2, second));
+    best.first = std::min(best.first, best_seconds(2, first));
+    best.second = std::min(best.second, best_seconds(2, second));
   }
-  log_debug("[kernels.linear] {}: {:.3f} ms and {:.3f} ms", what, one * 1e3, other * 1e3);
-  return one * 1.1 < other;
+  log_debug("[kernels.linear] {}: {:.3f} ms and {:.3f} ms", what, best.first * 1e3, best.second * 1e3);
+  return best;
 }
+
+// By how much the first way has to win: a near tie must not go one way today and the other tomorrow.
+constexpr double kClearly = 1.1;
 
 bool measure_onednn() {
   const auto x = at::ones({256, 512}), weight = at::ones({768, 512});
-  return is_faster(
+  const auto found = best_of(
       "fp32 256x512x768 by oneDNN and at::linear", [&] { onednn_product(x, weight, {}); },
       [&] { at::linear(x, weight); });
+  return found.first * kClearly < found.second;
 }
 
-// A product with a weight, and the one of its gradient, whose first operand lies transposed.
-bool measure_fp32(at::ScalarType type) {
-  const auto x = at::ones({128, 256}, type), weight = at::ones({256, 256}, type);
-  const auto both = [](const at::Tensor& rows, const at::Tensor& columns) {
-    return at::linear(rows, columns).t().mm(rows);
-  };
-  return is_faster(
-      "16 bits 128x256x256 in fp32 and in their dtype", [&] { both(x.to(at::kFloat), weight.to(at::kFloat)).to(type); },
+// A product with a square weight, and that of its gradient, whose first operand lies transposed.
+Seconds in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t columns) {
+  const auto x = at::ones({rows, columns}, type), weight = at::ones({columns, columns}, type);
+  const auto both = [](const at::Tensor& a, const at::Tensor& b) { return at::linear(a, b).t().mm(a); };
+  return best_of(
+      "16 bits in fp32 and in their dtype", [&] { both(x.to(at::kFloat), weight.to(at::kFloat)).to(type); },
       [&] { both(x, weight); });
+}
+
+// Without instructions a large product takes too long to be tried, and a small one says enough. With them a small one
+// says how long calls take.
+bool measure_fp32(at::ScalarType type) {
+  const auto small = in_fp32_and_native(type, 128, 256);
+  if (small.first * 4 < small.second) return true;
+  const auto large = in_fp32_and_native(type, 512, 768);
+  return large.first * kClearly < large.second;
 }
 
 // One file for each processor model and libtorch. Not for each number of threads, though a measurement depends on that
