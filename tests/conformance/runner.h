@@ -45,8 +45,8 @@ struct ConformanceOptions {
   std::vector<int64_t> mesh;
   bool full = false;           // also through full_tensor, where comparing the parts would do
   std::string device = "cpu";  // of the mesh; what is wanted is computed on the CPU
-  // What is to be the same bits may be the float32 beside: draws on accelerators that go through a logarithm or angle.
-  bool unit_apart = false;
+  // Draws whose operation has one of these in its name may be the float32 beside instead of the same bits.
+  std::vector<std::string> unit_apart = {};
 };
 
 class Conformance {

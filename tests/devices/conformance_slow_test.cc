@@ -34,14 +34,14 @@ void expect_as_on_the_cpu(const Report& report) {
   EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
 }
 
-// That uniform draws are the CPU's bits is tested in random_dist_test.cc.
-bool may_be_unit_apart(const std::string& group) { return group == "random"; }
+// Go through a logarithm or an angle.
+const std::vector<std::string> kUnitApart = {"normal", "randn", "exponential", "cauchy"};
 
 class AllOnPretendMesh : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
   for (const int64_t k : {2, 3, 4}) {
-    Conformance run({.mesh = {k}, .device = "pretend", .unit_apart = may_be_unit_apart(GetParam())});
+    Conformance run({.mesh = {k}, .device = "pretend", .unit_apart = kUnitApart});
     add_group(GetParam(), row_counts(k),
               [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
     run.check();
@@ -51,7 +51,7 @@ TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
 
 TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesForRandomPlacementsOnTwoMeshDims) {
   rc::Random random(random_seed());
-  Conformance run({.mesh = {2, 2}, .full = true, .device = "pretend", .unit_apart = may_be_unit_apart(GetParam())});
+  Conformance run({.mesh = {2, 2}, .full = true, .device = "pretend", .unit_apart = kUnitApart});
   add_group(GetParam(), {9, 5, 1},
             [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 12, random); });
   run.check();
