@@ -16,8 +16,10 @@ class AdamW : public Optimizer {
 
  private:
   void apply(const std::vector<Update>& updates, const Group& group) override {
-    detail::apply_adamw(updates, group.lr, group.settings);
+    detail::apply_adamw(updates, group.lr, group.settings, found_inf());
   }
+
+  bool kernel_takes_found_inf() const override { return true; }
 
   void check(const Hyperparameters& settings, const char* verb) const override { detail::check_adamw(settings, verb); }
 

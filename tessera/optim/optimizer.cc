@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <tuple>
@@ -199,13 +200,14 @@ int64_t Optimizer::steps_of(Entry& entry) {
   return entry.steps;
 }
 
-void Optimizer::count_step(const std::vector<Entry*>& entries) {
+void Optimizer::count_step(const std::vector<Entry*>& entries) const {
   std::vector<at::Tensor> counts;
   std::vector<Entry*> known;
   for (auto* entry : entries) {
     counts.push_back(entry->step);
     if (version_of(entry->step) == entry->steps_version) known.push_back(entry);
   }
+  if (found_inf_.defined()) return at::_foreach_add_(counts, 1 - found_inf_);
   at::_foreach_add_(counts, 1);
   for (auto* entry : known) {
     ++entry->steps;
@@ -257,6 +259,16 @@ void Optimizer::step() {
   update(ready);
   for (auto& entry : entries_) entry.updated = false;
   ++steps_;
+}
+
+void Optimizer::step(const at::Tensor& found_inf) {
+  TESSERA_CHECK(
+      takes_found_inf(), ErrorKind::kConfig,
+      "[optim.step] found_inf for updates that cannot be left out on a device: wait for it, and take step() or "
+      "no step.");
+  found_inf_ = found_inf;
+  const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
+  step();
 }
 
 void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {

@@ -108,6 +108,11 @@ class Optimizer {
 
   // Error kShape when a parameter's gradient does not lie as the parameter does.
   void step();
+  // The same where `found_inf`, a float32 scalar where the parameters lie, is 0; where it is 1, the step leaves
+  // parameters and states as they were. The host waits for neither. Error kConfig unless takes_found_inf().
+  void step(const at::Tensor& found_inf);
+  // AdamW without stochastic rounding, whose kernel can tell on the device.
+  bool takes_found_inf() const { return kernel_takes_found_inf() && !precision_.stochastic_rounding; }
   // Updates those of `parameters` that have a gradient, as a part of the step that the next step() ends, with which it
   // is the same to the bit: for gradients that are to be freed before all of them are there. Errors as step(); kConfig
   // where updates need other ranks (Muon, 8-bit AdamW); kInternal for a parameter that was updated in this step.
@@ -196,6 +201,8 @@ class Optimizer {
   virtual void check(const Hyperparameters& settings, const char* verb) const = 0;
   virtual std::vector<std::string> state_names(const Hyperparameters& settings) const = 0;
   virtual bool communicates() const { return false; }  // in apply
+  virtual bool kernel_takes_found_inf() const { return false; }
+  const at::Tensor& found_inf() const { return found_inf_; }  // of the step that apply is a part of; else undefined
 
  private:
   void make_groups(const std::vector<Hyperparameters>& kinds, const std::vector<size_t>& kind_of_entry,
@@ -206,7 +213,7 @@ class Optimizer {
   double fitted_lr(const std::vector<Group>& groups, const std::vector<bool>& has_lr) const;
   void fit_state_to_settings();
   void follow_writes(Entry& entry);
-  static void count_step(const std::vector<Entry*>& entries);
+  void count_step(const std::vector<Entry*>& entries) const;
   void update_in_float32(const std::vector<Entry*>& entries);
   void update(const std::vector<Entry*>& entries);  // which have a gradient
   const Entry& entry_of(const std::string& parameter, const char* verb) const;
@@ -215,6 +222,7 @@ class Optimizer {
   std::string kind_setting_;
   std::vector<Group> groups_;
   int64_t steps_ = 0;
+  at::Tensor found_inf_;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, size_t> position_;  // of each name in entries_
 };

@@ -79,7 +79,7 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       options_(std::move(options)),
       pipeline_(model, options_.pipeline),
       inputs_(device_of(model), model.config()),
-      runs_ahead_(!options_.skip_nonfinite && updates_on_device(model)) {
+      runs_ahead_(updates_on_device(model) && (!options_.skip_nonfinite || optimizer.takes_found_inf())) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
   if (options_.early_step) {
@@ -140,6 +140,15 @@ StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batch
   return {result.stop_requested, result.failed};
 }
 
+// A float32 scalar where the loss lies: 1 where the norm, or the loss of some rank, is not finite, else 0. COLLECTIVE
+// over the group.
+at::Tensor TrainStep::found_nonfinite(const at::Tensor& loss, const at::Tensor& norm) const {
+  const auto sum = (loss - loss) + (norm - norm).to(loss.device());  // 0, or NaN
+  const auto found = sum.ne(0).to(at::kFloat);
+  comm::all_reduce(*group_, found, comm::ReduceOp::kMax, "steps that are not finite").wait();
+  return found;
+}
+
 // On their way to the host.
 void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) const {
   const auto device = runs_ahead_ ? numbers[0].device() : c10::Device(c10::kCPU);
@@ -174,6 +183,7 @@ void TrainStep::gather_result(Launched& step) {
                 "set train.on_nonfinite=skip to leave such steps out.",
                 result.loss, result.grad_norm, result.label_tokens);
   result.skipped = true;
+  if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // counted when it was launched
 }
 
 StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
@@ -196,6 +206,8 @@ StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, doubl
   const auto norm =
       early_ ? early_->end() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
   std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
+  at::Tensor found_inf;
+  if (runs_ahead_ && options_.skip_nonfinite) found_inf = found_nonfinite(numbers[0], numbers[1]);
   if (balance.defined()) numbers.push_back(balance);
   read_numbers(std::move(numbers), step);
   if (!runs_ahead_) gather_result(step);
@@ -208,7 +220,7 @@ StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, doubl
     }
     if (options_.before_update && !early_) options_.before_update();
     optimizer_.set_lr(lr);
-    optimizer_.step();
+    found_inf.defined() ? optimizer_.step(found_inf) : optimizer_.step();
     optimizer_.zero_grad();
   }
   launched_.push_back(std::move(step));

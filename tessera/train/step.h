@@ -44,8 +44,8 @@ namespace train {
 
 struct StepOptions {
   double max_grad_norm = 1.0;  // 0: gradients are not clipped
-  // A step whose loss or norm is not finite: true leaves it out, for which the host waits for both in every step; false
-  // is an error.
+  // A step whose loss or norm is not finite: true leaves it out; false is an error. With true the host waits for both
+  // in every step, unless the optimizer can leave a step out on the device (Optimizer::takes_found_inf).
   bool skip_nonfinite = false;
   // Of a fully sharded model: each group's parameters are updated in backward, as soon as their gradients are whole,
   // which are freed then. The same bits. Needs max_grad_norm 0, an optimizer whose updates are local, a pipeline of one
@@ -93,7 +93,8 @@ struct StepSignals {
 
 class TrainStep {
  public:
-  // `group`: all ranks of the run; what one of them signals, all hear.
+  // `group`: all ranks of the run; what one of them signals, all hear. To leave steps out on a device it carries the
+  // device's tensors.
   // Error kConfig for options that exclude one another.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
   // `micro_batches`: this rank's part, as many on every rank, the same on all ranks of a pipeline. COLLECTIVE over the
@@ -119,6 +120,7 @@ class TrainStep {
   };
   StepHeard exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                             StepResult& result);
+  at::Tensor found_nonfinite(const at::Tensor& loss, const at::Tensor& norm) const;
   at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
   void read_numbers(std::vector<at::Tensor> numbers, Launched& step) const;
   void gather_result(Launched& step);

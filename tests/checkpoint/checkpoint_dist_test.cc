@@ -17,6 +17,7 @@
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tests/checkpoint/many_saves.h"
 #include "tests/support/ranks.h"

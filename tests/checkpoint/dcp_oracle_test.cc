@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/safetensors.h"
 #include "tessera/formats/safetensors_writer.h"

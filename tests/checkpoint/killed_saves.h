@@ -16,6 +16,7 @@
 
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tests/comm/shm_faults.h"
 #include "tests/support/temp_folder.h"

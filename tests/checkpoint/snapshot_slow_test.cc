@@ -7,6 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/parallel/small_model.h"
 #include "tests/support/temp_folder.h"
 

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/support/prompt.h"
 #include "tests/support/ranks.h"
 

@@ -1,6 +1,7 @@
 // What goes wrong in a world that nobody supervises, over Gloo: every survivor ends with exit code 4, in time, and says
 // why.
 #include "tessera/comm/errors/peer_failed.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/monitor.h"
 #include "tests/comm/killed_ranks.h"

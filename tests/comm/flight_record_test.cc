@@ -10,7 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/comm/rendezvous/world.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/comm/watch/diagnosis.h"
 #include "tessera/comm/watch/flight_recorder.h"
 #include "tessera/comm/watch/monitor.h"

@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/gpu_choice.h"
-#include "tessera/comm/rendezvous/world.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 
 namespace tessera::comm {
 namespace {

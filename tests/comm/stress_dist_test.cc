@@ -5,6 +5,7 @@
 
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/launch/launcher.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/comm/fleet.h"
 #include "tests/support/prompt.h"
 

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tessera/comm/collectives/collectives.h"
-#include "tessera/comm/rendezvous/world.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/random/random.h"
 #include "tests/conformance/shares.h"

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/dispatch/rule.h"
 #include "tests/dtensor/support.h"
 

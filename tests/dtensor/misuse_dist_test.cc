@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/functional.h"
 #include "tests/dtensor/support.h"

@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/dtensor/support.h"
 
 namespace tessera {

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tessera/base/philox.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random/random.h"
 #include "tessera/dtensor/random/random_fill.h"

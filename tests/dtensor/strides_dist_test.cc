@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/random/random.h"
 #include "tests/dtensor/support.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/rendezvous/world.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/debug/comm_debug.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/kernels/logprobs/linear_logprobs.h"
 #include "tessera/kernels/logprobs/logprobs.h"
 #include "tessera/kernels/logprobs/next_token.h"

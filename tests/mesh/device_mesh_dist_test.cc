@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tests/support/ranks.h"
 

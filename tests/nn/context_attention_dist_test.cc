@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/comm/group/observer.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/kernels/kept_results.h"
 #include "tessera/nn/attention_pattern.h"
 #include "tessera/nn/context_attention.h"

@@ -319,6 +319,32 @@ TEST(Optimizer, StochasticRoundingTakesEitherNeighbourOnlyAndLeavesWhatNeedsNoRo
   EXPECT_NEAR(found.mean().item<double>(), exact.mean().item<double>(), 3e-4);
 }
 
+TEST(Optimizer, AStepIsLeftOutWhereTheGradientsAreSaidToBeInfinite) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    Model model, plain;
+    for (Model* each : {&model, &plain}) {
+      for (auto parameter : each->parameters()) parameter.set_data(parameter.detach().to(dtype));
+    }
+    const auto optimizer = make_adamw(model, {.lr = 0.1}), expected = make_adamw(plain, {.lr = 0.1});
+    const double infinity = std::numeric_limits<double>::infinity();
+    for (const double value : {1.0, infinity, 0.25, infinity, -2.0}) {
+      set_gradients(model, value);
+      optimizer->step(here(at::full({}, value == infinity ? 1.0 : 0.0, at::kFloat)));
+      if (value == infinity) continue;
+      set_gradients(plain, value);
+      expected->step();
+    }
+    for (const auto& name : optimizer->parameter_names()) {
+      const auto states = expected->state(name);
+      EXPECT_TRUE(optimizer->slot(name).parameter.equal(expected->slot(name).parameter)) << name;
+      for (const auto& [key, value] : optimizer->state(name)) EXPECT_TRUE(value.equal(states.at(key))) << name << key;
+    }
+  }
+  Model model;
+  set_gradients(model, 1);
+  EXPECT_THAT(error_of([&] { make_sgd(model, {.lr = 0.1})->step(here(at::zeros({}))); }), HasSubstr("found_inf"));
+}
+
 TEST(Optimizer, StochasticRoundingIsRefusedWhereItHasNothingToRound) {
   HalfModel bfloat(here(at::ones({2}, at::kBFloat16))), half(here(at::ones({2}, at::kHalf)));
   EXPECT_THAT(error_of([&] { make_sgd(bfloat, {.stochastic_rounding = true}); }), HasSubstr("beside master_weights"));

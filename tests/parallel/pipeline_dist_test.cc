@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/parallel/activation_checkpoint.h"
 #include "tessera/parallel/fully_shard.h"
 #include "tessera/parallel/pipeline/check_schedule.h"

@@ -12,6 +12,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/support/process.h"
 #include "tests/support/ranks_device.h"
 #include "tests/support/temp_folder.h"

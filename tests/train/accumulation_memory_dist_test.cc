@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/models/weights.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/parallelize_model.h"

@@ -1,6 +1,5 @@
 #include "tessera/comm/rendezvous/world.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <signal.h>
 #include <xxhash.h>
@@ -11,7 +10,6 @@
 #include <filesystem>
 #include <mutex>
 #include <numeric>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -443,82 +441,6 @@ void World::abort() noexcept {
     } catch (...) {  // its connections were gone already
     }
   }
-}
-
-namespace {
-
-// A store in memory whose waits end with an error once it is broken off.
-class ThreadStore final : public c10d::HashStore {
- public:
-  void break_off() {
-    const std::lock_guard lock(m_);
-    broken_ = true;
-    cv_.notify_all();
-  }
-
-  using HashStore::wait;
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    std::unique_lock lock(m_);
-    const auto ready = [&] { return broken_ || checkLocked(lock, keys); };
-    if (timeout == kNoTimeout) {
-      cv_.wait(lock, ready);
-    } else if (!cv_.wait_for(lock, timeout, ready)) {
-      raise(ErrorKind::kComm, "[comm.store] {} did not arrive within {} ms", keys.empty() ? "" : keys[0],
-            timeout.count());
-    }
-    if (broken_) throw PeerFailed("broken off because another rank failed");
-  }
-  std::vector<uint8_t> get(const std::string& key) override {
-    wait({key}, timeout_);
-    return HashStore::get(key);
-  }
-  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
-    wait(keys, timeout_);
-    return HashStore::multiGet(keys);
-  }
-
- private:
-  bool broken_ = false;
-};
-
-}  // namespace
-
-void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options) {
-  TESSERA_CHECK(size >= 1, ErrorKind::kConfig, "[comm.run_thread_ranks] {} ranks: wanted at least 1", size);
-  const auto store = c10::make_intrusive<ThreadStore>();
-  options.threads = std::make_shared<ThreadRoom>();
-  std::vector<std::shared_ptr<World>> worlds;  // kept until all ranks have ended: a peer may still be reading
-  for (int rank = 0; rank < size; ++rank) {
-    worlds.push_back(World::create(
-        {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "threads"}, store, options));
-  }
-  const int threads_before = at::get_num_threads();
-  const int threads_each = std::max(1, threads_before / size);
-  std::mutex mutex;
-  std::exception_ptr cause, consequence;
-  const auto fail = [&](std::exception_ptr& slot) {
-    {
-      const std::lock_guard lock(mutex);
-      if (!slot) slot = std::current_exception();
-    }
-    store->break_off();
-    for (const auto& world : worlds) world->abort();
-  };
-  const auto run_rank = [&](int rank) {
-    at::set_num_threads(threads_each);
-    try {
-      body(worlds[rank]);
-    } catch (const PeerFailed&) {
-      fail(consequence);
-    } catch (...) {
-      fail(cause);
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) threads.emplace_back(run_rank, rank);
-  for (auto& thread : threads) thread.join();
-  at::set_num_threads(threads_before);  // new threads inherit the value set last anywhere
-  if (cause || consequence) std::rethrow_exception(cause ? cause : consequence);
 }
 
 }  // namespace tessera::comm

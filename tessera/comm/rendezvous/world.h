@@ -11,7 +11,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -126,11 +125,5 @@ class World {
   WorldOptions options_;
   std::unique_ptr<Impl> impl_;
 };
-
-// Runs `body` as `size` ranks in threads of this process over one in-memory store, and returns when all have
-// ended. The first exception of a rank that is not another one's consequence (PeerFailed) is thrown
-// again; the others' waits are broken off. Each rank computes
-// with its share of the cores.
-void run_thread_ranks(int size, const std::function<void(std::shared_ptr<World>)>& body, WorldOptions options = {});
 
 }  // namespace tessera::comm

@@ -41,11 +41,12 @@ const std::vector<std::string>& adamw_states() {
   return kStates;
 }
 
-void update_adamw(AdamWTensors& tensors, double lr, const Hyperparameters& settings) {
+void update_adamw(AdamWTensors& tensors, double lr, const Hyperparameters& settings, const at::Tensor& found_inf) {
   const auto [beta1, beta2] = pair_of(settings, "betas");
+  const auto found_inf_or_none = found_inf.defined() ? std::optional(found_inf) : std::nullopt;
   at::_fused_adamw_(tensors.parameters, tensors.gradients, tensors.averages, tensors.squares, {}, tensors.steps, lr,
                     beta1, beta2, number_of(settings, "weight_decay"), number_of(settings, "eps"),
-                    /*amsgrad=*/false, /*maximize=*/false);
+                    /*amsgrad=*/false, /*maximize=*/false, /*grad_scale=*/{}, found_inf_or_none);
 }
 
 }  // namespace tessera::optim::detail

@@ -20,10 +20,12 @@ const std::vector<std::string>& adamw_states();
 struct AdamWTensors {
   std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
 };
-void update_adamw(AdamWTensors& tensors, double lr, const Hyperparameters& settings);
+// found_inf, where it is defined: a float32 scalar beside them; where it is 1, nothing changes.
+void update_adamw(AdamWTensors& tensors, double lr, const Hyperparameters& settings, const at::Tensor& found_inf = {});
 // Of an optimizer's updates, whose entries hold the states of adamw_states().
 template <class Update>
-void apply_adamw(const std::vector<Update>& updates, double lr, const Hyperparameters& settings) {
+void apply_adamw(const std::vector<Update>& updates, double lr, const Hyperparameters& settings,
+                 const at::Tensor& found_inf = {}) {
   AdamWTensors tensors;
   for (const auto& [entry, value, gradient] : updates) {
     tensors.parameters.push_back(value);
@@ -32,7 +34,7 @@ void apply_adamw(const std::vector<Update>& updates, double lr, const Hyperparam
     tensors.squares.push_back(entry->state.at("exp_avg_sq"));
     tensors.steps.push_back(entry->step);
   }
-  update_adamw(tensors, lr, settings);
+  update_adamw(tensors, lr, settings, found_inf);
 }
 
 }  // namespace tessera::optim::detail

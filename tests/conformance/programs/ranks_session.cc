@@ -5,7 +5,7 @@
 #include <optional>
 #include <thread>
 
-#include "tessera/comm/rendezvous/world.h"
+#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/conformance/programs/rank_run.h"
 
 namespace tessera::testing {
