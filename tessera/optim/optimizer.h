@@ -109,7 +109,8 @@ class Optimizer {
   // Error kShape when a parameter's gradient does not lie as the parameter does.
   void step();
   // The same where `found_inf`, a float32 scalar where the parameters lie, is 0; where it is 1, the step leaves
-  // parameters and states as they were. The host waits for neither. Error kConfig unless takes_found_inf().
+  // parameters and states as they were, but for what step_early() has updated. The host waits for neither, so steps()
+  // counts the step all the same. found_inf.h makes it. Error kConfig unless takes_found_inf().
   void step(const at::Tensor& found_inf);
   // AdamW without stochastic rounding, whose kernel can tell on the device.
   bool takes_found_inf() const { return kernel_takes_found_inf() && !precision_.stochastic_rounding; }

@@ -3,7 +3,7 @@
 //   RunMesh place(resolve_layout(recipe, world->size()), "cpu", world);       // all ranks alike
 //   data_parallel(*model, blocks, {.mesh = place.data_parallel()});
 //   auto batch = place.own_tokens(loader.next_global_slice(global, place.data_rank() * rows, rows));
-//   TrainStep step(*model, *optimizer, place.world().group(), {.counts = place.counts()});
+//   TrainStep step(*model, *optimizer, place.world().group(place.mesh()->device_type()), {.counts = place.counts()});
 //
 // The ranks of the world are the mesh (pp, dp_replicate, dp_shard, cp, tp), the last varying fastest: those that talk
 // most are neighbours. Experts take no dim of their own; they divide dp x cp x tp. Nothing is communicated before a

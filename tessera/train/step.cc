@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/collectives/communication_time.h"
+#include "tessera/comm/group/carries.h"
 #include "tessera/comm/shm/shared_buffer.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/dtensor/tensor/local_part.h"
@@ -21,6 +22,7 @@
 #include "tessera/mesh/host_memory.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/causal_lm.h"
+#include "tessera/optim/found_inf.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/experts/expert_parallel.h"
@@ -66,6 +68,11 @@ bool updates_on_device(CausalLM& model) {
   });
 }
 
+// Whether a step that is not finite is left out without the host.
+bool decides_on_device(CausalLM& model, const optim::Optimizer& optimizer, const comm::Group& group) {
+  return optimizer.takes_found_inf() && comm::carries(group, device_of(model).type());
+}
+
 }  // namespace
 
 int64_t resident_bytes() { return status_bytes("VmRSS") - static_cast<int64_t>(comm::shm::viewed_bytes()); }
@@ -79,7 +86,8 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
       options_(std::move(options)),
       pipeline_(model, options_.pipeline),
       inputs_(device_of(model), model.config()),
-      runs_ahead_(updates_on_device(model) && (!options_.skip_nonfinite || optimizer.takes_found_inf())) {
+      runs_ahead_(updates_on_device(model) &&
+                  (!options_.skip_nonfinite || decides_on_device(model, optimizer, *group_))) {
   options_.counts = options_.counts && pipeline_.has_last_stage();
   set_gradient_divide_factor(model_, 1);  // the loss is divided by the label tokens of all ranks already
   if (options_.early_step) {
@@ -140,22 +148,15 @@ StepHeard TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batch
   return {result.stop_requested, result.failed};
 }
 
-// A float32 scalar where the loss lies: 1 where the norm, or the loss of some rank, is not finite, else 0. COLLECTIVE
-// over the group.
-at::Tensor TrainStep::found_nonfinite(const at::Tensor& loss, const at::Tensor& norm) const {
-  const auto sum = (loss - loss) + (norm - norm).to(loss.device());  // 0, or NaN
-  const auto found = sum.ne(0).to(at::kFloat);
-  comm::all_reduce(*group_, found, comm::ReduceOp::kMax, "steps that are not finite").wait();
-  return found;
-}
-
-// On their way to the host.
+// On their way to the host, in one copy unless it has some of them.
 void TrainStep::read_numbers(std::vector<at::Tensor> numbers, Launched& step) const {
-  const auto device = runs_ahead_ ? numbers[0].device() : c10::Device(c10::kCPU);
+  const bool together =
+      std::ranges::all_of(numbers, [&](const at::Tensor& number) { return number.device() == numbers[0].device(); });
+  const auto device = runs_ahead_ || together ? numbers[0].device() : c10::Device(c10::kCPU);
   for (auto& number : numbers) number = number.to(device);
   const auto all = at::stack(numbers);
   if (!runs_ahead_) {
-    step.numbers = all;
+    step.numbers = all.cpu();
     return;
   }
   step.numbers = host_empty(all.numel(), at::kDouble, device);
@@ -207,7 +208,7 @@ StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, doubl
       early_ ? early_->end() : pipeline_.norm_over_stages(optim::grad_norm_tensor(pipeline_.counted_parameters()));
   std::vector<at::Tensor> numbers = {options_.counts ? loss : at::zeros_like(norm), norm};
   at::Tensor found_inf;
-  if (runs_ahead_ && options_.skip_nonfinite) found_inf = found_nonfinite(numbers[0], numbers[1]);
+  if (runs_ahead_ && options_.skip_nonfinite) found_inf = optim::found_inf(*group_, numbers, device_of(model_));
   if (balance.defined()) numbers.push_back(balance);
   read_numbers(std::move(numbers), step);
   if (!runs_ahead_) gather_result(step);

@@ -1,6 +1,6 @@
 // One optimizer step of a causal language model over the micro-batches of the ranks of a run.
 //
-//   TrainStep step(model, optimizer, world->group(), {.max_grad_norm = 1.0});
+//   TrainStep step(model, optimizer, world->group(mesh->device_type()), {.max_grad_norm = 1.0});
 //   StepResult result = step.run(micro_batches, lr);          // COLLECTIVE over the group
 //
 // On an accelerator the host need not wait for what a step comes to: it launches the next one, and reads that of the
@@ -45,7 +45,8 @@ namespace train {
 struct StepOptions {
   double max_grad_norm = 1.0;  // 0: gradients are not clipped
   // A step whose loss or norm is not finite: true leaves it out; false is an error. With true the host waits for both
-  // in every step, unless the optimizer can leave a step out on the device (Optimizer::takes_found_inf).
+  // in every step, unless the optimizer can leave a step out on the device (Optimizer::takes_found_inf) and the group
+  // carries its tensors.
   bool skip_nonfinite = false;
   // Of a fully sharded model: each group's parameters are updated in backward, as soon as their gradients are whole,
   // which are freed then. The same bits. Needs max_grad_norm 0, an optimizer whose updates are local, a pipeline of one
@@ -57,7 +58,7 @@ struct StepOptions {
   // Whether this rank's tokens and loss are counted: false for those that see the same rows as one that counts (tensor
   // parallel). Of a pipeline, only the rank of the last stage ever counts.
   bool counts = true;
-  // Called right before a step changes parameters and the optimizer's state; not for a step that is left out.
+  // Called right before a step changes parameters and the optimizer's state; not for a step that the host leaves out.
   std::function<void()> before_update = {};
   // Of float8 linears: whether a weight is converted once a step and kept, a byte an element beside whole weights;
   // else at each use.
@@ -93,8 +94,7 @@ struct StepSignals {
 
 class TrainStep {
  public:
-  // `group`: all ranks of the run; what one of them signals, all hear. To leave steps out on a device it carries the
-  // device's tensors.
+  // `group`: all ranks of the run; what one of them signals, all hear.
   // Error kConfig for options that exclude one another.
   TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_ptr<comm::Group> group, StepOptions options);
   // `micro_batches`: this rank's part, as many on every rank, the same on all ranks of a pipeline. COLLECTIVE over the
@@ -120,7 +120,6 @@ class TrainStep {
   };
   StepHeard exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                             StepResult& result);
-  at::Tensor found_nonfinite(const at::Tensor& loss, const at::Tensor& norm) const;
   at::Tensor count_routes(const std::vector<ModelInputs>& micro_batches);
   void read_numbers(std::vector<at::Tensor> numbers, Launched& step) const;
   void gather_result(Launched& step);

@@ -9,6 +9,7 @@
 #include "tessera/dtensor/tensor/local_part.h"
 #include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/nn/context_scope.h"
+#include "tessera/optim/found_inf.h"
 #include "tessera/optim/grad_norm.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/parallel/context_parallel/context_parallel.h"
@@ -203,6 +204,25 @@ TEST(PretendDTensor, ComputesAndRedistributes) {
     EXPECT_TRUE(at::allclose(full_tensor(rows.t().mm(rows)).cpu(), plain.t().mm(plain)));
     EXPECT_TRUE(at::allclose(full_tensor((rows + columns).softmax(0)).cpu(), (plain + plain).softmax(0)));
     EXPECT_TRUE(at::equal(full_tensor(redistribute(columns, {Shard(0)})).cpu(), plain));
+  });
+}
+
+TEST(PretendGradients, WhatIsNotFiniteOnOneRankIsHeardByAllWithoutAWait) {
+  on_each_size([](const WorldPtr& world) {
+    const auto mesh = line_of(world, "pretend");
+    const auto there = [&](double value) { return at::full({}, value, at::device(mesh->device()).dtype(at::kDouble)); };
+    const double infinity = std::numeric_limits<double>::infinity(), nan = std::numeric_limits<double>::quiet_NaN();
+    for (const double value : {1e308, infinity, -infinity, nan}) {
+      const auto own = there(world->rank() == world->size() - 1 ? value : 0.5), other = there(1e308);
+      auto& group = *mesh->group(0);  // whose making waits
+      for (const auto& numbers : {std::vector{own, other}, std::vector{other, own}}) {
+        const auto before = pretend::counters(world->rank());
+        const auto found = optim::found_inf(group, numbers, mesh->device());
+        EXPECT_EQ((pretend::counters(world->rank()) - before).host_syncs, 0);
+        EXPECT_EQ(found.device(), mesh->device());
+        EXPECT_EQ(found.item<double>(), std::isfinite(value) ? 0 : 1) << value;
+      }
+    }
   });
 }
 

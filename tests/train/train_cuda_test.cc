@@ -18,6 +18,9 @@ TEST(TrainCuda, GivesTheCpusLossesAndGoesOnThere) {
     const auto run = runs.train(name, ranks, {"train.device=cuda"});
     ASSERT_EQ(run.exit_code, 0) << run.err;
     expect_same_run(runs, name, "cpu", 1e-4);
+    const auto careful = runs.train(name + "_skip", ranks, {"train.device=cuda", "train.on_nonfinite=skip"});
+    ASSERT_EQ(careful.exit_code, 0) << careful.err;
+    expect_same_run(runs, name + "_skip", "cpu", 1e-4);
     const auto further = runs.train(name, 1, {"train.device=cpu", "train.steps=8"});
     ASSERT_EQ(further.exit_code, 0) << further.err;
     EXPECT_EQ(runs.metrics(name).size(), 8U) << "what was saved there goes on here";

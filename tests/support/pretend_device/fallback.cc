@@ -264,10 +264,10 @@ void register_fallback() {
   // One kernel, as on CUDA, where libtorch would otherwise put several together, or refuse a device that it does not
   // know.
   static torch::Library whole(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  for (const char* name :
-       {"conj_physical_", "convolution", "convolution_backward", "native_layer_norm", "native_group_norm",
-        "mode.values", "split_with_sizes_copy.out", "_chunk_cat.out", "_foreach_norm.Scalar", "_foreach_mul_.Scalar",
-        "_foreach_mul_.Tensor", "_foreach_add_.Scalar", "_foreach_add_.List", "_foreach_copy_"}) {
+  for (const char* name : {"conj_physical_", "convolution", "convolution_backward", "native_layer_norm",
+                           "native_group_norm", "mode.values", "split_with_sizes_copy.out", "_chunk_cat.out",
+                           "_foreach_norm.Scalar", "_foreach_mul_.Scalar", "_foreach_mul_.Tensor",
+                           "_foreach_add_.Scalar", "_foreach_add_.List", "_foreach_add_.Tensor", "_foreach_copy_"}) {
     whole.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   }
 }
