@@ -1,6 +1,7 @@
 // What tests of overlap on the pretend device look at.
 #pragma once
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <gmock/gmock.h>
 
 #include <functional>
@@ -85,6 +86,16 @@ inline pretend::Counters cost_of(int device, const std::function<void()>& call) 
   const auto before = pretend::counters(device);
   call();
   return pretend::counters(device) - before;
+}
+
+// What the device holds at its peak while `call` runs, beyond what it held before; what it holds afterwards is no more,
+// but for `noise` bytes.
+inline int64_t peak_of(int device, const std::function<void()>& call, int64_t noise = 0) {
+  const auto before = pretend::counters(device).bytes;
+  c10::getDeviceAllocator(c10::kPrivateUse1)->resetPeakStats(static_cast<c10::DeviceIndex>(device));
+  call();
+  EXPECT_LE(pretend::counters(device).bytes, before + noise);
+  return pretend::counters(device).peak_bytes - before;
 }
 
 class PretendOverlap : public OnPretendDevice {

@@ -42,7 +42,13 @@ const SideStream& ReductionStages::stream() const {
 
 bool ReductionStages::advance(const std::string& subject, bool at_end) {
   if (!in_flight()) return false;
-  if (stage_ == Stage::kToHost && !at_end) return true;
+  if (stage_ == Stage::kToHost && !at_end) {
+    if (output_.defined()) {  // the copy had the time of a group to compute
+      copied_.hold_current();
+      output_.reset();
+    }
+    return true;
+  }
   {
     const auto beside = stream().enter();
     pending_.wait();

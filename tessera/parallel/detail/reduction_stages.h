@@ -35,8 +35,9 @@ class ReductionStages {
 
   // Of what this thread, or the stream `reduce`, was given so far. COLLECTIVE over the route's group.
   void start(ReductionRoute route, at::Tensor parts, BufferPool& pool, const std::string& subject);
-  // Waits for the running stage and starts the next one; false when none was left. A copy to the host is waited for
-  // `at_end` alone. COLLECTIVE over the replicas.
+  // Waits for the running stage and starts the next one; false when none was left. A copy to the host is waited for by
+  // the host `at_end` alone; before, what computes comes behind it, which frees what was copied. COLLECTIVE over the
+  // replicas.
   bool advance(const std::string& subject, bool at_end);
   bool in_flight() const { return stage_ != Stage::kIdle; }
   // The result, once advance() has said false. What this thread launches next comes behind it, or what `beside` is

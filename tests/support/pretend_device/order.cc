@@ -36,6 +36,7 @@ struct Block {
   Block(std::byte* at, size_t size, int owner) : address(at), bytes(size), stream(owner) {}
   std::byte* address;
   size_t bytes;
+  size_t counted = 0;  // of what was asked for; caching allocators cut off the rest
   int stream;
   bool freed = false;
   std::vector<Access> accesses;
@@ -515,6 +516,7 @@ void* take_block(c10::Stream stream, size_t bytes) {
     ++device.counters.segments;
   }
   block->freed = false;
+  block->counted = whole;
   block->recorded = {};
   block->accesses = {{0, block->bytes, own, true, device.clocks[static_cast<size_t>(own)][static_cast<size_t>(own)],
                       "its allocation"}};
@@ -524,7 +526,7 @@ void* take_block(c10::Stream stream, size_t bytes) {
     capture->taken.insert(block);
   }
   ++device.counters.allocations;
-  device.counters.bytes += static_cast<int64_t>(block->bytes);
+  device.counters.bytes += static_cast<int64_t>(block->counted);
   device.counters.peak_bytes = std::max(device.counters.peak_bytes, device.counters.bytes);
   return block->address;
 }
@@ -537,7 +539,7 @@ void release_block(void* address) noexcept {
   Block& block = *device.blocks.at(static_cast<std::byte*>(address));
   if (block.pool != 0) {
     std::memset(shadow(block.address), kRubbish, block.bytes);
-    device.counters.bytes -= static_cast<int64_t>(block.bytes);
+    device.counters.bytes -= static_cast<int64_t>(block.counted);
     block.freed = true;
     const auto found = device.pools.find(block.pool);
     if (found == device.pools.end()) return free_behind_all(device, block);
@@ -563,7 +565,7 @@ void release_block(void* address) noexcept {
     break;
   }
   std::memset(shadow(block.address), kRubbish, block.bytes);
-  device.counters.bytes -= static_cast<int64_t>(block.bytes);
+  device.counters.bytes -= static_cast<int64_t>(block.counted);
   block.freed = true;
   block.freed_at = device.clocks[static_cast<size_t>(block.stream)][static_cast<size_t>(block.stream)];
   if (waits) {
