@@ -7,7 +7,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/safetensors.h"
 #include "tessera/formats/safetensors_writer.h"
@@ -40,21 +39,21 @@ void expect_read(const std::filesystem::path& folder, const std::filesystem::pat
   }
   EXPECT_EQ(contents->object("optim.param_groups.head.bias.lr").as_float(), 0.01);
   for (const int ranks : {1, 3}) {
-    comm::run_thread_ranks(ranks, [&](const std::shared_ptr<comm::World>& world) {
-      const auto mesh = init_device_mesh(world, "cpu", {ranks});
+    testing::run_ranks({.size = ranks}, [&](const std::shared_ptr<comm::World>& world) {
+      const auto mesh = init_device_mesh(world, testing::test_device_type(), {ranks});
       const auto checkpoint = Checkpoint::open(folder, *world->group());
       EXPECT_FALSE(checkpoint.has_hashes());
       for (const int64_t dim : {0, -1}) {
         NamedTensors into;
         for (const auto& [name, entry] : whole->entries()) {
-          const auto empty = at::zeros(entry.shape, at::TensorOptions(entry.dtype));
+          const auto empty = testing::here(at::zeros(entry.shape, at::TensorOptions(entry.dtype)));
           into.emplace_back(name,
                             entry.shape.empty() ? empty : distribute_tensor(empty, mesh, {Shard(dim)}, std::nullopt));
         }
         checkpoint.load(into);
         for (const auto& [name, tensor] : into) {
           const auto found = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
-          EXPECT_TRUE(same_bits(found, whole->tensor(name))) << folder << " " << name << " dim " << dim;
+          EXPECT_TRUE(same_bits(found.cpu(), whole->tensor(name))) << folder << " " << name << " dim " << dim;
         }
       }
     });
@@ -112,7 +111,7 @@ TEST(DcpOracle, FoldersOfFourRanksAreRead) {
 
 at::Tensor drawn(at::IntArrayRef shape, c10::ScalarType dtype, int64_t seed) {
   const auto numbers = at::arange(c10::multiply_integers(shape), at::kDouble).mul(0.37).add(static_cast<double>(seed));
-  return numbers.sin().mul(50).to(dtype).view(shape);
+  return testing::here(numbers.sin().mul(50).to(dtype).view(shape));
 }
 
 // Uneven sizes, strided shards, replicas, plain ones, a dim of 0, a scalar, tied ones, many dtypes.
@@ -139,8 +138,8 @@ TEST(DcpOracle, TorchReadsWhatWeWriteOnOneTwoAndFourRanks) {
   std::vector<std::string> arguments = {"read", "", (folder / "whole").string()};
   for (const auto& [ranks, dp] : {std::pair(1, 1), std::pair(4, 2)}) {
     const auto runs = folder / std::to_string(ranks);
-    comm::run_thread_ranks(ranks, [&, ranks = ranks, dp = dp](const std::shared_ptr<comm::World>& world) {
-      const auto mesh = init_device_mesh(world, "cpu", {dp, ranks / dp}, {"dp", "tp"});
+    testing::run_ranks({.size = ranks}, [&, ranks = ranks, dp = dp](const std::shared_ptr<comm::World>& world) {
+      const auto mesh = init_device_mesh(world, testing::test_device_type(), {dp, ranks / dp}, {"dp", "tp"});
       CheckpointWriter writer({.folder = runs, .world = world});
       writer.save(3, all_kinds(mesh), {}, std::nullopt, {{"optim.param_groups.x.lr", 0.5}});
       writer.finish();
@@ -151,7 +150,7 @@ TEST(DcpOracle, TorchReadsWhatWeWriteOnOneTwoAndFourRanks) {
       }
       SafetensorsWriter whole(folder / "whole.safetensors", specs);
       for (const auto& [name, tensor] : all_kinds(mesh))
-        whole.write(name, is_dtensor(tensor) ? full_tensor(tensor) : tensor);
+        whole.write(name, (is_dtensor(tensor) ? full_tensor(tensor) : tensor).cpu());
       whole.finish();
     });
     arguments.push_back((runs / "step-00000003").string());

@@ -5,13 +5,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
+#include <functional>
+#include <numeric>
 #include <optional>
 
+#include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/random/random.h"
+#include "tests/conformance/meeting.h"
 #include "tests/conformance/shares.h"
 #include "tests/dtensor/support.h"
 
@@ -21,57 +23,16 @@ std::string Case::describe() const { return reference->sample.label + " (" + tes
 
 namespace {
 
-// Where the ranks tell one another how a step went, without the collectives that may just have failed.
-class Meeting {
- public:
-  explicit Meeting(int size) : words_(size), size_(size) {}
-
-  // What every rank said. Throws when one does not come: it waits for the others in a collective.
-  std::vector<std::string> tell(int rank, std::string word) {
-    std::unique_lock lock(mutex_);
-    words_[rank] = std::move(word);
-    const int64_t round = round_;
-    if (++arrived_ == size_) {
-      heard_ = words_;
-      arrived_ = 0;
-      ++round_;
-      arrive_.notify_all();
-      return heard_;
-    }
-    // Slices, so that a machine that stood still for a while counts as one.
-    for (int slice = 0; round_ == round; ++slice) {
-      if (broken_ || slice == kSlices) {
-        broken_ = true;
-        arrive_.notify_all();
-        std::string said;
-        for (const auto& one : words_) {
-          said += one.empty() ? "" : one + "; ";
-        }
-        throw std::runtime_error("the ranks went different ways: " + said);
-      }
-      arrive_.wait_for(lock, std::chrono::milliseconds(50));
-    }
-    return heard_;
-  }
-
- private:
-  static constexpr int kSlices = 300;
-  std::mutex mutex_;
-  std::condition_variable arrive_;
-  std::vector<std::string> words_, heard_;
-  int size_;
-  int arrived_ = 0;
-  int64_t round_ = 0;
-  bool broken_ = false;
-};
+// Tells the ranks how a step went on this one, and hears of all.
+using Tell = std::function<std::vector<std::string>(const std::string&)>;
 
 // What the gradient is that flows into the results.
 enum class Flow { kAsTheResult, kReplicated, kPartial };
 
 class Checker {
  public:
-  Checker(const ConformanceOptions& options, const MeshPtr& mesh, int rank, Meeting& meeting)
-      : options_(options), mesh_(mesh), rank_(rank), meeting_(meeting) {}
+  Checker(const ConformanceOptions& options, const MeshPtr& mesh, Tell tell)
+      : options_(options), mesh_(mesh), tell_(std::move(tell)) {}
 
   // What went wrong on any rank; empty when nothing did.
   std::string check(const Case& one, Flow flow) {
@@ -103,7 +64,7 @@ class Checker {
       error = caught.what();
       error = error.empty() ? "an exception without text" : error;
     }
-    const auto errors = meeting_.tell(rank_, error);
+    const auto errors = tell_(error);
     const auto first = std::find_if(errors.begin(), errors.end(), [](const std::string& e) { return !e.empty(); });
     if (first == errors.end()) {
       return true;
@@ -307,8 +268,7 @@ class Checker {
 
   const ConformanceOptions& options_;
   const MeshPtr& mesh_;
-  int rank_;
-  Meeting& meeting_;
+  Tell tell_;
   const Case* case_ = nullptr;
   const Reference* reference_ = nullptr;
   Outcome outcome_;
@@ -363,51 +323,76 @@ void Conformance::add_random(const std::shared_ptr<const Reference>& reference, 
   }
 }
 
-void Conformance::check() {
+void Conformance::note_failure(const Case& one, const std::string& wrong) {
+  const std::string name = toString(one.reference->sample.op.operator_name());
+  ++report_.failed_cases[name];
+  if (report_.failures[name].size() < 3) {
+    report_.failures[name].push_back(one.describe() + ": " + wrong.substr(0, 1500));
+  }
+}
+
+void Conformance::note(const Case& one, bool refused, bool differentiated, const std::string& wrong) {
+  ++report_.cases;
+  report_.refused += refused;
+  report_.gradients += differentiated;
+  report_.placements.insert(describe(one.placements));
+  const bool spread = std::any_of(one.placements.begin(), one.placements.end(), [](const Placements& placements) {
+    return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return !p.is_replicate(); });
+  });
+  report_.worked[toString(one.reference->sample.op.operator_name())] += spread && wrong.empty() && !refused;
+  if (!wrong.empty()) {
+    note_failure(one, wrong);
+  }
+}
+
+bool Conformance::check() {
   const int size = static_cast<int>(c10::multiply_integers(options_.mesh));
+  if (options_.mode == RankMode::kThreads) {
+    check_with_threads(size);
+    return true;
+  }
+  bool is_rank = false;
+  run_ranks({.size = size, .mode = options_.mode, .limit_seconds = 600},
+            [&](const std::shared_ptr<comm::World>& world) {
+              is_rank = true;
+              const MeshPtr mesh = init_device_mesh(world, options_.device, options_.mesh);
+              std::vector<int> ranks(static_cast<size_t>(size));
+              std::iota(ranks.begin(), ranks.end(), 0);
+              const auto meeting = world->new_group(ranks, "meeting");
+              Checker checker(options_, mesh,
+                              [&](const std::string& word) { return comm::all_gather_bytes(*meeting, word); });
+              for (size_t i = 0; i < cases_.size(); ++i) {
+                const std::string wrong = checker.check(cases_[i], static_cast<Flow>(i % 3));
+                note(cases_[i], checker.refused, checker.differentiated, wrong);
+              }
+            });
+  return is_rank;
+}
+
+void Conformance::check_with_threads(int size) {
   std::atomic<size_t> position{0};
-  const auto record = [&](const Case& one, const std::string& wrong) {
-    const std::string name = toString(one.reference->sample.op.operator_name());
-    ++report_.failed_cases[name];
-    if (report_.failures[name].size() < 3) {
-      report_.failures[name].push_back(one.describe() + ": " + wrong.substr(0, 1500));
-    }
-  };
-  const auto count = [&](const Case& one, const Checker& checker, bool wrong) {
-    ++report_.cases;
-    report_.refused += checker.refused;
-    report_.gradients += checker.differentiated;
-    report_.placements.insert(describe(one.placements));
-    const bool spread = std::any_of(one.placements.begin(), one.placements.end(), [](const Placements& placements) {
-      return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return !p.is_replicate(); });
-    });
-    report_.worked[toString(one.reference->sample.op.operator_name())] += spread && !wrong && !checker.refused;
-  };
   while (position < cases_.size()) {
     const size_t first = position;
-    Meeting meeting(size);
+    Meeting<std::string> meeting(size);
     try {
       comm::run_thread_ranks(size, [&](const std::shared_ptr<comm::World>& world) {
         const MeshPtr mesh = init_device_mesh(world, options_.device, options_.mesh);
-        int64_t rank = 0;
+        int rank = 0;
         for (int64_t m = 0; m < mesh->ndim(); ++m) {
-          rank = rank * mesh->shape()[m] + (*mesh->coordinate())[m];
+          rank = rank * static_cast<int>(mesh->shape()[m]) + static_cast<int>((*mesh->coordinate())[m]);
         }
-        Checker checker(options_, mesh, static_cast<int>(rank), meeting);
+        Checker checker(options_, mesh, [&](const std::string& word) { return meeting.tell(rank, word); });
         for (size_t i = first; i < cases_.size(); ++i) {
           const std::string wrong = checker.check(cases_[i], static_cast<Flow>(i % 3));
           if (rank == 0) {
-            count(cases_[i], checker, !wrong.empty());
-            if (!wrong.empty()) {
-              record(cases_[i], wrong);
-            }
+            note(cases_[i], checker.refused, checker.differentiated, wrong);
             position = i + 1;
           }
         }
       });
     } catch (const std::exception& error) {  // the ranks were in different places: go on with new ones
       if (position < cases_.size()) {
-        record(cases_[position], error.what());
+        note_failure(cases_[position], error.what());
       }
       ++position;
     }

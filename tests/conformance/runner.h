@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "tests/conformance/reference.h"
+#include "tests/support/ranks.h"
 
 namespace tessera::testing {
 
@@ -45,6 +46,8 @@ struct ConformanceOptions {
   std::vector<int64_t> mesh;
   bool full = false;           // also through full_tensor, where comparing the parts would do
   std::string device = "cpu";  // of the mesh; what is wanted is computed on the CPU
+  // Processes are this program again, with the filter of the current test: draws must be of a fixed seed.
+  RankMode mode = RankMode::kThreads;
   // Draws whose operation has one of these in its name may be the float32 beside instead of the same bits.
   std::vector<std::string> unit_apart = {};
 };
@@ -57,10 +60,16 @@ class Conformance {
   void add_all(const std::shared_ptr<const Reference>& reference, bool with_rare = false);
   // This many, drawn at random.
   void add_random(const std::shared_ptr<const Reference>& reference, int count, rc::Random& random);
-  void check();
+  // Runs the cases. With process ranks the report is that of each of them; the process that started them has none, and
+  // is told so by false.
+  bool check();
   const Report& report() const { return report_; }
 
  private:
+  void check_with_threads(int size);
+  void note(const Case& one, bool refused, bool differentiated, const std::string& wrong);
+  void note_failure(const Case& one, const std::string& wrong);
+
   ConformanceOptions options_;
   std::vector<Case> cases_;
   Report report_;

@@ -11,6 +11,17 @@
 
 namespace tessera::testing {
 
+// Those of ops.txt.
+inline constexpr const char* kOpGroups[] = {"pointwise",     "pointwise_inplace",
+                                            "pointwise_out", "foreach",
+                                            "fused",         "view",
+                                            "tensor",        "reduction",
+                                            "matmul",        "loss",
+                                            "norm_layer",    "attention",
+                                            "linalg",        "fft",
+                                            "pooling",       "upsample",
+                                            "convolution",   "random"};
+
 // Rows to try on k ranks: uneven, and fewer than ranks.
 std::vector<int64_t> row_counts(int64_t k);
 // missing_ops.txt: operations that fail for now. The tests at length run them, and fail for an entry that works.

@@ -1,5 +1,5 @@
 // A sample of the conformance suite on the pretend device: every operation of the groups that models live on, once or
-// twice on a mesh of 2, against the plain operation on the CPU.
+// twice on a mesh of 2, against the plain operation on the CPU. Ranks are threads, and processes for one group.
 #include <fmt/format.h>
 
 #include "tests/conformance/suite.h"
@@ -8,23 +8,33 @@
 namespace tessera::testing {
 namespace {
 
-class OnPretendMesh : public ::testing::TestWithParam<const char*> {};
+struct Sampled {
+  const char* group;
+  RankMode mode = RankMode::kThreads;
+};
+
+class OnPretendMesh : public ::testing::TestWithParam<Sampled> {};
 
 TEST_P(OnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
   rc::Random random(20261123);
-  Conformance run({.mesh = {2}, .device = "pretend"});
-  add_group(GetParam(), {5},
+  Conformance run({.mesh = {2}, .device = "pretend", .mode = GetParam().mode});
+  add_group(GetParam().group, {5},
             [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 1, random); });
-  run.check();
+  if (!run.check()) return;
   EXPECT_GT(run.report().cases, 5);
   for (const auto& [name, errors] : run.report().failures) ADD_FAILURE() << name << ": " << errors.front();
   EXPECT_THAT(pretend::take_faults(), ::testing::IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(, OnPretendMesh,
-                         ::testing::Values("view", "matmul", "reduction", "tensor", "loss", "norm_layer", "attention",
-                                           "pointwise", "foreach"),
-                         [](const auto& info) { return std::string(info.param); });
+                         ::testing::Values(Sampled{"view"}, Sampled{"matmul"}, Sampled{"reduction"}, Sampled{"tensor"},
+                                           Sampled{"loss"}, Sampled{"norm_layer"}, Sampled{"attention"},
+                                           Sampled{"pointwise"}, Sampled{"foreach"},
+                                           Sampled{"matmul", RankMode::kProcesses}),
+                         [](const auto& info) {
+                           return info.param.group +
+                                  std::string(info.param.mode == RankMode::kThreads ? "" : "Processes");
+                         });
 
 }  // namespace
 }  // namespace tessera::testing

@@ -40,7 +40,7 @@ const std::vector<std::string> kUnitApart = {"normal", "randn", "exponential", "
 class AllOnPretendMesh : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesOfTheCpu) {
-  for (const int64_t k : {2, 3, 4}) {
+  for (const int64_t k : {1, 2, 3, 4}) {
     Conformance run({.mesh = {k}, .device = "pretend", .unit_apart = kUnitApart});
     add_group(GetParam(), row_counts(k),
               [&](const std::shared_ptr<const Reference>& reference) { run.add_all(reference); });
@@ -58,11 +58,25 @@ TEST_P(AllOnPretendMesh, OperationsEqualThePlainOnesForRandomPlacementsOnTwoMesh
   expect_as_on_the_cpu(run.report());
 }
 
-INSTANTIATE_TEST_SUITE_P(, AllOnPretendMesh,
-                         ::testing::Values("pointwise", "pointwise_inplace", "pointwise_out", "foreach", "fused",
-                                           "view", "tensor", "reduction", "matmul", "loss", "norm_layer", "attention",
-                                           "linalg", "fft", "pooling", "upsample", "convolution", "random"),
+INSTANTIATE_TEST_SUITE_P(, AllOnPretendMesh, ::testing::ValuesIn(kOpGroups),
                          [](const auto& info) { return std::string(info.param); });
+
+class AllOnPretendMeshOfProcesses : public ::testing::TestWithParam<std::tuple<const char*, int64_t>> {};
+
+TEST_P(AllOnPretendMeshOfProcesses, OperationsEqualThePlainOnesOfTheCpu) {
+  const auto& [group, ranks] = GetParam();
+  rc::Random random(20261126);
+  Conformance run({.mesh = {ranks}, .device = "pretend", .mode = RankMode::kProcesses, .unit_apart = kUnitApart});
+  add_group(group, {5, 1},
+            [&](const std::shared_ptr<const Reference>& reference) { run.add_random(reference, 3, random); });
+  if (run.check()) expect_as_on_the_cpu(run.report());
+}
+
+INSTANTIATE_TEST_SUITE_P(, AllOnPretendMeshOfProcesses,
+                         ::testing::Combine(::testing::ValuesIn(kOpGroups), ::testing::Values(2, 4)),
+                         [](const auto& info) {
+                           return fmt::format("{}{}", std::get<0>(info.param), std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace tessera::testing

@@ -15,6 +15,7 @@ struct Ways {
   std::vector<std::string> settings;
   bool experts = false;
   double tolerance = 1e-5;  // relative, of losses and gradient norms
+  const char* device = "pretend";
 };
 
 inline const std::vector<std::string> kHalfSettings = {"model.dtype=bfloat16", "precision.param=bfloat16"};
@@ -31,15 +32,16 @@ inline void expect_goes_on_on_the_cpu_and_back(const TinyRun& runs, const Ways& 
     settings.insert(settings.end(), {"train.device=" + device, fmt::format("train.steps={}", steps),
                                      "schedule.warmup_steps=0", "checkpoint.every=1"});
     auto command = runs.command(dir, wanted.ranks, settings);
-    if (device == "pretend") {
+    if (device != "cpu") {
       command[0] = std::filesystem::path(command[0]).replace_filename("tessera_pretend").string();
     }
     const auto run = testing::run_process(command);
     ASSERT_EQ(run.exit_code, 0) << dir << " on " << device << "\n" << run.err;
+    EXPECT_EQ(run.err.find("[train.device] pretend:0") != std::string::npos, device != "cpu") << run.err;
   };
   train("here", "cpu", 3);
   int steps = 0;
-  for (const char* device : {"pretend", "cpu", "pretend"}) train("back and forth", device, ++steps);
+  for (const char* device : {wanted.device, "cpu", wanted.device}) train("back and forth", device, ++steps);
   expect_same_run(runs, "back and forth", "here", wanted.tolerance);
 }
 

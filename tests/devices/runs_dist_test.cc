@@ -12,10 +12,11 @@ TEST_P(PretendRuns, GoOnOnTheCpuAndBack) {
   expect_goes_on_on_the_cpu_and_back(runs, GetParam());
 }
 
+// Which `auto` finds.
 TEST(PretendRunsOfOneDeviceARank, GoOnOnTheCpuAndBack) {
   const TinyRun runs;
   ::setenv(pretend::kVisibleDevices, "1", 1);  // of the processes that it starts
-  expect_goes_on_on_the_cpu_and_back(runs, {"", 2, {}});
+  expect_goes_on_on_the_cpu_and_back(runs, {.name = "", .ranks = 2, .settings = {}, .device = "auto"});
   ::unsetenv(pretend::kVisibleDevices);
 }
 

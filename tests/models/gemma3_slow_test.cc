@@ -8,6 +8,7 @@
 #include "tessera/formats/safetensors.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -44,12 +45,12 @@ TEST(Gemma3Slow, LogitsAndGreedyTextAreThoseOfTransformers) {
   const auto run = run_python("tests/models/oracle/generate.py", {dir.string(), (folder / "request.json").string()},
                               {.timeout_seconds = 900});
   ASSERT_EQ(run.exit_code, 0) << run.err;
-  const auto model = from_pretrained(dir, at::kFloat);
+  const auto model = from_pretrained(dir, at::kFloat, testing::test_device());
   {
     at::NoGradGuard no_grad;
-    const auto found = model->logits({.tokens = at::tensor(prompts.front()).unsqueeze(0)});
+    const auto found = model->logits({.tokens = testing::here(at::tensor(prompts.front()).unsqueeze(0))});
     const auto wanted = SafetensorsFile::open(folder / "logits")->tensor("logits");
-    EXPECT_LT((found - wanted).abs().max().item<double>(), 2e-4);
+    EXPECT_LT((found.cpu() - wanted).abs().max().item<double>(), 2e-4);
   }
   auto options = GenerationOptions::from_folder(dir, model->config());
   options.max_new_tokens = 40;

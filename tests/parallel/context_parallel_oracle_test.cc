@@ -7,6 +7,7 @@
 
 #include "tessera/kernels/context_layout.h"
 #include "tessera/kernels/partial_attention.h"
+#include "tests/support/alone_on_device.h"
 #include "tests/support/process.h"
 
 namespace tessera::testing {
@@ -19,7 +20,7 @@ nlohmann::json context_oracle() {
 }
 
 at::Tensor floats(const nlohmann::json& numbers, std::vector<int64_t> sizes) {
-  return at::tensor(numbers.get<std::vector<float>>()).view(sizes);
+  return here(at::tensor(numbers.get<std::vector<float>>()).view(sizes));
 }
 
 TEST(ContextParallelOracle, CutsAndMergesAsPyTorch) {
@@ -35,7 +36,7 @@ TEST(ContextParallelOracle, CutsAndMergesAsPyTorch) {
   EXPECT_EQ(oracle["merges"].size(), 2U);
   for (const auto& each : oracle["merges"]) {
     const int64_t tokens = each["tokens"];
-    kernels::AttentionSums sums(at::empty({1, 1, tokens, 3}));
+    kernels::AttentionSums sums(here(at::empty({1, 1, tokens, 3})));
     for (const auto& part : each["parts"]) {
       const int64_t first = part["second_half"].get<bool>() ? tokens / 2 : 0, count = tokens - first;
       sums.add({floats(part["out"], {1, 1, count, 3}), floats(part["log_sums"], {1, 1, count})}, 0, first);

@@ -42,7 +42,7 @@ struct OracleUnit : nn::Callable<OracleUnit> {
       back[static_cast<size_t>(order[d])] = static_cast<int64_t>(d);
     }
     const auto numel = c10::multiply_integers(lying);
-    return (at::arange(numel, at::kDouble) + 10 * p + 100 * unit).sin().to(at::kFloat).view(lying).permute(back);
+    return here((at::arange(numel, at::kDouble) + 10 * p + 100 * unit).sin().to(at::kFloat).view(lying).permute(back));
   }
   at::Tensor forward(const at::Tensor& zero) {
     at::Tensor sum = zero;
@@ -95,7 +95,7 @@ void compare(const json& request, const json& expected, const WorldPtr& world) {
                                                               {"SHARD_GRAD_OP", ShardingStrategy::kShardGradOp},
                                                               {"NO_SHARD", ShardingStrategy::kNoShard}};
   const Fsdp1Options options = {
-      world->group(),
+      world->group(test_device().type()),
       strategies.at(request["strategy"]),
       request["use_orig_params"].get<bool>(),
       {.param_dtype = dtype_of(request["param_dtype"]), .reduce_dtype = dtype_of(request["reduce_dtype"])}};
@@ -107,7 +107,7 @@ void compare(const json& request, const json& expected, const WorldPtr& world) {
   for (const auto& named : model.named_parameters()) all.names.push_back(named.name);
   const auto optimizer = optim::make_adamw(model, {.lr = 0.01, .groups = {all}});
   for (int step = 0; step < request["steps"].get<int>(); ++step) {
-    model(at::zeros({})).backward();
+    model(here(at::zeros({}))).backward();
     optimizer->step();
     optimizer->zero_grad();
   }
@@ -119,7 +119,7 @@ void compare(const json& request, const json& expected, const WorldPtr& world) {
     want.erase("shard");
     EXPECT_EQ(described(*handles[i]), want) << request.dump();
     ASSERT_EQ(handles[i]->shard().sizes(), shard.sizes());
-    EXPECT_TRUE(handles[i]->shard().to(at::kDouble).allclose(shard, 1e-5, 1e-6)) << request.dump();
+    EXPECT_TRUE(handles[i]->shard().cpu().to(at::kDouble).allclose(shard, 1e-5, 1e-6)) << request.dump();
   }
 }
 

@@ -1,4 +1,5 @@
 // Training runs of the real program on other layouts than FSDP, and what may go wrong in them.
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include "tessera/base/file.h"
 #include "tests/support/process.h"
 #include "tests/support/two_hosts.h"
+#include "tests/train/train_command.h"
 
 namespace tessera::train {
 namespace {
@@ -48,10 +50,7 @@ comm: {{backend: gloo}}
 
 testing::ProcessResult train(const std::filesystem::path& recipe, const std::filesystem::path& dir, int ranks,
                              const std::vector<std::string>& overrides) {
-  std::vector<std::string> arguments = {
-      program(), "train", recipe.string(), "--nproc", std::to_string(ranks), "checkpoint.dir=" + dir.string()};
-  arguments.insert(arguments.end(), overrides.begin(), overrides.end());
-  return run_process(arguments);
+  return run_process(train_command(recipe, dir, ranks, overrides));
 }
 
 std::vector<nlohmann::json> read_metrics(const std::filesystem::path& dir) {
@@ -161,9 +160,8 @@ TEST(Layouts, AFailedSaveEndsTheRunAtTheNextStep) {
   const auto recipe = layouts_recipe(folder);
   // No file may be longer than 100 KiB: every rank's part of a checkpoint is, and so are the rows in the data cache.
   ASSERT_EQ(train(recipe, folder / "rows", 2, {"train.steps=4"}).exit_code, 0);
-  const auto script = fmt::format(
-      "trap '' XFSZ; ulimit -f 100; exec {} train {} --nproc 2 checkpoint.dir={} checkpoint.every=40 train.steps=4000",
-      program(), recipe.string(), (folder / "run").string());
+  const auto script = fmt::format("trap '' XFSZ; ulimit -f 100; exec {} checkpoint.every=40 train.steps=4000",
+                                  fmt::join(train_command(recipe, folder / "run", 2), " "));
   const auto run = run_process({"bash", "-c", script});
   EXPECT_EQ(run.exit_code, 3) << run.err;
   EXPECT_THAT(run.err, HasSubstr("[checkpoint.save]"));

@@ -7,6 +7,7 @@
 
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/train_command.h"
 
 namespace tessera::train {
 namespace {
@@ -18,23 +19,17 @@ struct MeasuredRun {
 
 MeasuredRun measured_run(const testing::TempFolder& folder, const std::string& name,
                          const std::vector<std::string>& overrides) {
-  const auto source = testing::source_folder();
-  std::vector<std::string> command = {testing::program(),
-                                      "train",
-                                      (source / "recipes/demo.yaml").string(),
-                                      "--nproc",
-                                      "1",
-                                      "model.path=" + testing::asset("smollm2").string(),
-                                      "data.train=[" + testing::asset("text/dialogues.jsonl").string() + "]",
-                                      "data.validation=[]",
-                                      "checkpoint.dir=" + (folder / name).string(),
-                                      "train.steps=3",
-                                      "train.validate_every=0",
-                                      "schedule.warmup_steps=1",
-                                      "checkpoint.every=0",
-                                      "checkpoint.export=never",
-                                      "log.tensorboard=false"};
-  command.insert(command.end(), overrides.begin(), overrides.end());
+  std::vector<std::string> all = {"model.path=" + testing::asset("smollm2").string(),
+                                  "data.train=[" + testing::asset("text/dialogues.jsonl").string() + "]",
+                                  "data.validation=[]",
+                                  "train.steps=3",
+                                  "train.validate_every=0",
+                                  "schedule.warmup_steps=1",
+                                  "checkpoint.every=0",
+                                  "checkpoint.export=never",
+                                  "log.tensorboard=false"};
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  const auto command = train_command(testing::source_folder() / "recipes/demo.yaml", folder / name, 1, all);
   const auto run = testing::run_process(command, {.timeout_seconds = 900});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   MeasuredRun out;

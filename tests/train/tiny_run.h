@@ -18,8 +18,8 @@
 #include "tessera/base/file.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/process.h"
-#include "tests/support/ranks_device.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/train_command.h"
 
 namespace tessera::train {
 
@@ -71,18 +71,7 @@ log: {{tensorboard: false}}
     std::ofstream(folder_ / name, std::ios::binary) << content;
   }
   std::vector<std::string> command(const std::string& dir, int ranks, const std::vector<std::string>& more = {}) const {
-    const std::string device = testing::device_type_of_ranks();
-    std::filesystem::path program = testing::program();
-    if (device == "pretend") program.replace_filename("tessera_pretend");  // which has it
-    std::vector<std::string> all = {program.string(),
-                                    "train",
-                                    (folder_ / "recipe.yaml").string(),
-                                    "--nproc",
-                                    std::to_string(ranks),
-                                    "checkpoint.dir=" + (folder_ / dir).string()};
-    if (testing::on_accelerator()) all.push_back("train.device=" + device);
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    return train_command(folder_ / "recipe.yaml", folder_ / dir, ranks, more);
   }
   testing::ProcessResult train(const std::string& dir, int ranks, const std::vector<std::string>& more = {}) const {
     return testing::run_process(command(dir, ranks, more));

@@ -1,5 +1,6 @@
 // The whole training run against plain PyTorch, and against itself on other layouts.
 #include <ATen/ATen.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,12 +13,12 @@
 #include "tessera/train/run_setup.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
+#include "tests/train/train_command.h"
 
 namespace tessera::train {
 namespace {
 
 using testing::asset;
-using testing::program;
 using testing::run_process;
 using testing::run_python;
 using testing::TempFolder;
@@ -67,11 +68,8 @@ std::vector<StepNumbers> read_steps(std::istream& lines) {
 }
 
 std::vector<StepNumbers> run_tessera(const std::filesystem::path& recipe, const std::filesystem::path& dir, int ranks,
-                                     std::vector<std::string> overrides = {}) {
-  std::vector<std::string> arguments = {
-      program(), "train", recipe.string(), "--nproc", std::to_string(ranks), "checkpoint.dir=" + dir.string()};
-  arguments.insert(arguments.end(), overrides.begin(), overrides.end());
-  const auto run = run_process(arguments, {.timeout_seconds = 300});
+                                     const std::vector<std::string>& overrides = {}) {
+  const auto run = run_process(train_command(recipe, dir, ranks, overrides), {.timeout_seconds = 300});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   std::ifstream lines(dir / "metrics.jsonl");
   return read_steps(lines);
@@ -173,9 +171,9 @@ TEST(Training, TwoRunsOfOneLayoutAndAnInterruptedOneAreBitwiseEqual) {
   // Asked to stop after some steps: saves, exits 0, and goes on where it stopped.
   const auto dir = (folder / "third").string();
   const auto script = fmt::format(
-      "{0} train {1} --nproc 2 checkpoint.dir={2} checkpoint.every=100 & pid=$!; "
-      "while [ $(cat {2}/metrics.jsonl 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.05; done; kill -TERM $pid; wait $pid",
-      program(), recipe.string(), dir);
+      "{} checkpoint.every=100 & pid=$!; "
+      "while [ $(cat {}/metrics.jsonl 2>/dev/null | wc -l) -lt 3 ]; do sleep 0.05; done; kill -TERM $pid; wait $pid",
+      fmt::join(train_command(recipe, dir, 2), " "), dir);
   const auto interrupted = run_process({"bash", "-c", script}, {.timeout_seconds = 100});
   ASSERT_EQ(interrupted.exit_code, 0) << interrupted.err;
   ASSERT_FALSE(std::filesystem::exists(folder / "third" / "model")) << "the run ended before it was interrupted";

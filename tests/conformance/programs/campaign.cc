@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <future>
 #include <iostream>
 #include <random>
 
+#include "tessera/base/file.h"
 #include "tests/conformance/programs/catalog.h"
 #include "tests/conformance/programs/shrink.h"
+#include "tests/support/process.h"
 
 namespace tessera::testing {
 
@@ -109,10 +112,11 @@ Verdict run_program(RanksSession& ranks, Program program, Findings& findings) {
   return run_rest(ranks, trial, &findings).verdict;
 }
 
-Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count_wanted) {
+Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count_wanted,
+                      const std::string& device) {
   Findings findings;
   findings.mesh = mesh;
-  RanksSession ranks(mesh);
+  RanksSession ranks(mesh, device);
   const auto drawn_later = [&](int64_t i) {
     return std::async(std::launch::async, [&mesh, seed = first_seed + static_cast<uint64_t>(i)] {
       at::set_num_threads(1);
@@ -144,14 +148,43 @@ Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int
   return findings;
 }
 
-Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count) {
+Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count, const std::string& device) {
   const char* seed_asked = std::getenv("TESSERA_SEED");
   const char* count_asked = std::getenv("TESSERA_PROGRAMS");
   const uint64_t seed = seed_asked != nullptr ? std::stoull(seed_asked) : std::random_device{}();
   std::cout << "seed " << seed << " (TESSERA_SEED=" << seed << " draws the same again)\n" << std::flush;
-  Findings found = run_programs(mesh, seed, count_asked != nullptr ? std::stoll(count_asked) : count);
+  Findings found = run_programs(mesh, seed, count_asked != nullptr ? std::stoll(count_asked) : count, device);
   std::cout << found.log();
   return found;
+}
+
+KeptFindings run_kept_programs(const std::string& device) {
+  KeptFindings findings;
+  std::map<std::string, std::unique_ptr<RanksSession>> sessions;
+  std::set<std::filesystem::path> files;
+  for (const auto& file : std::filesystem::directory_iterator(source_folder() / "tests/conformance/programs/kept")) {
+    files.insert(file.path());
+  }
+  for (const auto& file : files) {
+    const std::string text = read_file(file);
+    const Program program = parse_program(text);
+    const auto wanted = text.starts_with("# Refused: ") ? Verdict::Kind::kRefused : Verdict::Kind::kFine;
+    auto& ranks = sessions[mesh_name(program.mesh)];
+    if (ranks == nullptr) {
+      ranks = std::make_unique<RanksSession>(program.mesh, device);
+    }
+    ++findings.programs;
+    const auto trial = make_trial(program);
+    if (trial == nullptr) {
+      findings.wrong.push_back(file.filename().string() + " is nothing to compare");
+      continue;
+    }
+    const Verdict verdict = ranks->run(trial);
+    if (verdict.kind != wanted) {
+      findings.wrong.push_back(fmt::format("{}: {}\n{}", file.filename().string(), verdict.label, verdict.what));
+    }
+  }
+  return findings;
 }
 
 const std::vector<std::vector<int64_t>>& program_meshes() {

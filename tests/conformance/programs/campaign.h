@@ -39,11 +39,21 @@ struct Findings {
 };
 
 // Programs of the seeds from `first_seed` on. What a rank refuses is taken out, and the rest run again.
-Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count);
+Findings run_programs(const std::vector<int64_t>& mesh, uint64_t first_seed, int64_t count,
+                      const std::string& device = "cpu");
 
 // The same as the environment asks: the first seed in TESSERA_SEED (a new one without), their number in
 // TESSERA_PROGRAMS (`count` without). Prints the seed and the log.
-Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count);
+Findings run_asked_programs(const std::vector<int64_t>& mesh, int64_t count, const std::string& device = "cpu");
+
+// The programs of kept/, each of which once showed a defect; where it is mended by a refusal, the file's first line
+// says so.
+struct KeptFindings {
+  int programs = 0;
+  std::vector<std::string> wrong;
+};
+KeptFindings run_kept_programs(const std::string& device = "cpu");
+
 // {2}, {3}, {4}, {8}, {2, 2}, {2, 3}, {4, 2}, {2, 2, 2}
 const std::vector<std::vector<int64_t>>& program_meshes();
 

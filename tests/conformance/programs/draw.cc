@@ -326,7 +326,7 @@ void Draw::rebuild() {
   };
   clean_ = replayed(Twin::kClean);
   std::transform(kDisturbed.begin(), kDisturbed.end(), disturbed_.begin(), replayed);
-  wide_ = narrow_ ? replayed(Twin::kWide) : Values();
+  wide_ = narrow_ ? replayed(Twin::kWide) : Results();
 }
 
 bool Draw::fits_in(const Step& step) const {
@@ -350,11 +350,11 @@ bool Draw::fits_in(const Step& step) const {
 bool Draw::same_in_twins(const Step& step) const {
   const auto same = [&](int id) {
     const at::Tensor& t = clean_.tensors[id];
-    const auto stable = [&](const Values& values) { return is_stable(t, values.tensors[id]); };
+    const auto stable = [&](const Results& values) { return is_stable(t, values.tensors[id]); };
     return std::all_of(disturbed_.begin(), disturbed_.end(), stable) && (!narrow_ || is_exact(t, wide_.tensors[id]));
   };
   if (!writes(step)) {
-    const auto others_stable = [&](const Values& values) { return are_stable(clean_.others, values.others); };
+    const auto others_stable = [&](const Results& values) { return are_stable(clean_.others, values.others); };
     return std::all_of(step.results.begin(), step.results.end(), same) &&
            std::all_of(disturbed_.begin(), disturbed_.end(), others_stable);
   }
@@ -368,7 +368,7 @@ bool Draw::same_in_twins(const Step& step) const {
 
 namespace {
 
-void add_flows(Program& program, const Values& values) {
+void add_flows(Program& program, const Results& values) {
   for (size_t id = 0; id < values.tensors.size(); ++id) {
     const at::Tensor& t = values.tensors[id];
     if (t.defined() && t.requires_grad() && takes_gradients(t.scalar_type())) {

@@ -91,8 +91,8 @@ class Draw {
 
   uint64_t state_;
   Program program_;
-  Values clean_, wide_;
-  std::array<Values, kDisturbed.size()> disturbed_;
+  Results clean_, wide_;
+  std::array<Results, kDisturbed.size()> disturbed_;
   std::vector<int64_t> extents_;  // from which sizes are drawn
   bool narrow_ = false;
   c10::ScalarType float_type_ = at::kDouble, complex_type_ = at::kComplexDouble, int_type_ = at::kLong;

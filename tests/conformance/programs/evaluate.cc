@@ -79,7 +79,7 @@ using c10::TypeKind;
 // Arguments as values, by the types of a schema.
 class ArgumentReader {
  public:
-  ArgumentReader(const Machine& machine, const Values& values, Tensors& tensors)
+  ArgumentReader(const Machine& machine, const Results& values, Tensors& tensors)
       : machine_(machine), values_(values), tensors_(tensors) {}
 
   c10::IValue value(const Arg& arg, const c10::Type& type) const {
@@ -161,11 +161,11 @@ class ArgumentReader {
   }
 
   const Machine& machine_;
-  const Values& values_;
+  const Results& values_;
   Tensors& tensors_;
 };
 
-void keep(int id, at::Tensor tensor, Values& values) {
+void keep(int id, at::Tensor tensor, Results& values) {
   if (static_cast<size_t>(id) >= values.tensors.size()) {
     values.tensors.resize(id + 1);
   }
@@ -177,7 +177,7 @@ void keep(int id, at::Tensor tensor, Values& values) {
 namespace {
 
 // The tensors that an operation returns, those of lists one by one.
-Tensors call(Machine& machine, const Step& step, Values& values, Tensors& arguments) {
+Tensors call(Machine& machine, const Step& step, Results& values, Tensors& arguments) {
   const auto& op = find_op(step.op);
   const auto& schema = op.schema().arguments();
   torch::jit::Stack stack;
@@ -207,7 +207,7 @@ Tensors call(Machine& machine, const Step& step, Values& values, Tensors& argume
 
 // libtorch keeps a tensor for ever that is multiplied by itself in place (x.mul_(x)), as the graph that the tensor
 // holds saves the tensor: plain ones, too.
-void Machine::run(const Step& step, Values& values, uint64_t seed) {
+void Machine::run(const Step& step, Results& values, uint64_t seed) {
   const LeaksAreNotOurs scope;
   Tensors arguments, results;
   if (step.kind == Step::Kind::kInput) {
@@ -227,7 +227,7 @@ void Machine::run(const Step& step, Values& values, uint64_t seed) {
   after(step, values, arguments);
 }
 
-void Machine::run_open(Step& step, Values& values, uint64_t seed) {
+void Machine::run_open(Step& step, Results& values, uint64_t seed) {
   const LeaksAreNotOurs scope;
   if (step.kind != Step::Kind::kCall) {
     run(step, values, seed);
@@ -251,8 +251,8 @@ at::Tensor MeshMachine::redistribute(const at::Tensor& tensor, const Step& step)
   return tessera::redistribute(tensor, step.placements, {.async_op = step.async});
 }
 
-Values run_forward(const Program& program, Machine& machine) {
-  Values values;
+Results run_forward(const Program& program, Machine& machine) {
+  Results values;
   values.tensors.resize(program.value_count());
   for (const auto& step : program.steps) {
     machine.run(step, values, program.values);
@@ -274,7 +274,7 @@ at::Tensor flow_like(const at::Tensor& tensor, uint64_t seed) {
   return (counted.is_complex() ? at::complex(at::real(counted) - 2, at::imag(counted) - 2) : counted - 2) * 0.5;
 }
 
-Tensors leaves_of(const Program& program, const Values& values) {
+Tensors leaves_of(const Program& program, const Results& values) {
   Tensors leaves;
   for (const auto& step : program.steps) {
     if (step.kind == Step::Kind::kInput && step.grad) {
@@ -286,7 +286,7 @@ Tensors leaves_of(const Program& program, const Values& values) {
 
 }  // namespace
 
-Tensors plain_flows(const Program& program, const Values& values) {
+Tensors plain_flows(const Program& program, const Results& values) {
   Tensors flows;
   for (const auto& flow : program.flows) {
     flows.push_back(flow_like(values.tensors.at(flow.id), program.values + 1000 + static_cast<uint64_t>(flow.id)));
@@ -294,7 +294,7 @@ Tensors plain_flows(const Program& program, const Values& values) {
   return flows;
 }
 
-Tensors gradients(const Program& program, const Values& values, const Tensors& flows, bool create_graph) {
+Tensors gradients(const Program& program, const Results& values, const Tensors& flows, bool create_graph) {
   Tensors outputs;
   for (const auto& flow : program.flows) {
     outputs.push_back(values.tensors.at(flow.id));
@@ -312,7 +312,7 @@ Tensors plain_second_flows(const Program& program, const Tensors& first) {
   return flows;
 }
 
-Tensors second_gradients(const Program& program, const Values& values, const Tensors& first, const Tensors& flows) {
+Tensors second_gradients(const Program& program, const Results& values, const Tensors& first, const Tensors& flows) {
   Tensors outputs, given;
   for (size_t i = 0; i < first.size(); ++i) {
     if (flows[i].defined()) {
@@ -335,7 +335,7 @@ bool is_zero(const at::Tensor& tensor) {
 
 bool depends_in_vain(const Program& program, size_t gradient) {
   PlainMachine machine(Twin::kClean);
-  const Values values = run_forward(program, machine);
+  const Results values = run_forward(program, machine);
   const Tensors first = gradients(program, values, plain_flows(program, values), /*create_graph=*/true);
   Tensors flows(first.size());
   flows[gradient] = plain_second_flows(program, first)[gradient];
@@ -424,7 +424,7 @@ std::string difference(const at::Tensor& found, const at::Tensor& wanted, double
   const auto plain = [](const at::Tensor& tensor) {
     at::Tensor data = tensor.detach().resolve_conj().resolve_neg();
     data = data.is_complex() ? at::view_as_real(data) : data;
-    return data.to(at::kDouble).contiguous();
+    return data.cpu().to(at::kDouble).contiguous();
   };
   const at::Tensor a = plain(found);
   const at::Tensor b = plain(wanted);

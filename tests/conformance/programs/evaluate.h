@@ -25,7 +25,7 @@ namespace tessera::testing {
 using Tensors = std::vector<at::Tensor>;
 
 // What the results are, by id; and what operations returned that is no tensor, in the order of the steps.
-struct Values {
+struct Results {
   Tensors tensors;
   std::vector<c10::IValue> others;
 };
@@ -40,11 +40,11 @@ class Machine {
   virtual at::Tensor redistribute(const at::Tensor& tensor, const Step& step) = 0;
   virtual c10::ScalarType type_of(c10::ScalarType asked) const { return asked; }
   // May throw: a step that is not to be compared.
-  virtual void before(const Step&, const Values&) {}
-  virtual void after(const Step&, const Values&, const Tensors& /*arguments*/) {}
-  void run(const Step& step, Values& values, uint64_t seed);
+  virtual void before(const Step&, const Results&) {}
+  virtual void after(const Step&, const Results&, const Tensors& /*arguments*/) {}
+  void run(const Step& step, Results& values, uint64_t seed);
   // Of a call, counts the results and gives them the next ids.
-  void run_open(Step& step, Values& values, uint64_t seed);
+  void run_open(Step& step, Results& values, uint64_t seed);
 };
 
 class PlainMachine final : public Machine {
@@ -53,8 +53,8 @@ class PlainMachine final : public Machine {
   at::Tensor input(const Step& step, uint64_t seed) override;
   at::Tensor redistribute(const at::Tensor& tensor, const Step& step) override;
   c10::ScalarType type_of(c10::ScalarType asked) const override;
-  void before(const Step& step, const Values& values) override;
-  void after(const Step& step, const Values& values, const Tensors& arguments) override;
+  void before(const Step& step, const Results& values) override;
+  void after(const Step& step, const Results& values, const Tensors& arguments) override;
 
  private:
   Twin twin_;
@@ -72,7 +72,7 @@ class MeshMachine final : public Machine {
 };
 
 // Gradients that flow into the results named by the program, plain, from its seed.
-Tensors plain_flows(const Program& program, const Values& values);
+Tensors plain_flows(const Program& program, const Results& values);
 
 struct Gradients {
   Tensors first;         // one an input with `grad`, in order; undefined where nothing flows
@@ -80,8 +80,8 @@ struct Gradients {
   Tensors second;
 };
 // `place` brings a flow to where it shall lie; identity for plain tensors.
-Tensors gradients(const Program& program, const Values& values, const Tensors& flows, bool create_graph);
-Tensors second_gradients(const Program& program, const Values& values, const Tensors& first, const Tensors& flows);
+Tensors gradients(const Program& program, const Results& values, const Tensors& flows, bool create_graph);
+Tensors second_gradients(const Program& program, const Results& values, const Tensors& first, const Tensors& flows);
 // Plain flows for second derivatives; undefined for gradients that depend on no input.
 Tensors plain_second_flows(const Program& program, const Tensors& first);
 // Whether what flows back through that gradient of plain tensors is zero everywhere, as through zeros that a write put
@@ -90,13 +90,13 @@ bool depends_in_vain(const Program& program, size_t gradient);
 bool is_zero(const at::Tensor& tensor);  // or undefined
 
 struct Plain {
-  Values values;
+  Results values;
   Tensors flows;
   Gradients gradients;
 };
 // Throws what the operations throw.
 Plain run_plain(const Program& program, Twin twin);
-Values run_forward(const Program& program, Machine& machine);
+Results run_forward(const Program& program, Machine& machine);
 
 bool has_narrow(const Program& program);     // an input or a conversion
 bool takes_gradients(c10::ScalarType type);  // floating point and complex
@@ -107,7 +107,8 @@ bool may_share(const Step& step);  // what it gives is its operand's memory or a
 // What an exception says, without libtorch's backtrace, which takes long to write.
 std::string text_of(const std::exception& error);
 
-// Equal within a tolerance relative to 1 + |wanted|; infinities and NaNs alike. Empty when so, else what differs.
+// Equal within a tolerance relative to 1 + |wanted|, on whatever devices; infinities and NaNs alike. Empty when so,
+// else what differs.
 std::string difference(const at::Tensor& found, const at::Tensor& wanted, double tolerance);
 
 }  // namespace tessera::testing

@@ -55,7 +55,7 @@ bool has_derivative(const std::string& op) {
 }
 
 // By numbers of which a quotient of shares is as exact as that of the whole.
-bool divides_evenly(const Step& step, const Values& values) {
+bool divides_evenly(const Step& step, const Results& values) {
   const auto is_power = [](double x) {
     int exponent = 0;
     return std::abs(std::frexp(x, &exponent)) == 0.5;
@@ -123,9 +123,9 @@ int last_bit(const at::Tensor& tensor) {
 
 // Whether some order of adding up numbers of narrow types, or some shares of them, may round: by what the sum of their
 // magnitudes takes, down to the last bit.
-bool may_round_sums(const Step& step, const Values& values) {
+bool may_round_sums(const Step& step, const Results& values) {
   const at::NoGradGuard no_grad;
-  Values magnitudes = values;
+  Results magnitudes = values;
   int bits = 53, last = 0;
   for (const int id : refs_of(step.args)) {
     const at::Tensor& operand = values.tensors.at(id);
@@ -150,7 +150,7 @@ bool may_round_sums(const Step& step, const Values& values) {
 }
 
 // Whether some share of a product may leave the range of its narrow type, though the whole does not.
-bool may_leave_range(const Step& step, const Values& values) {
+bool may_leave_range(const Step& step, const Results& values) {
   if (step.op.substr(0, step.op.find('.')) != "prod") return false;
   const at::NoGradGuard no_grad;
   const at::Tensor& operand = values.tensors.at(refs_of(step.args).front());
@@ -175,7 +175,7 @@ bool changes_shape_in_place(const std::string& op) {
 }
 
 // libtorch's kernels for one number and for a register of them give different last bits of these types.
-bool differs_by_place(const Step& step, const Values& values) {
+bool differs_by_place(const Step& step, const Results& values) {
   if (step.op != "special_i0e") return false;
   const auto type = values.tensors.at(refs_of(step.args).front()).scalar_type();
   return type == at::kBFloat16 || type == at::kHalf;
@@ -194,7 +194,7 @@ bool asks_for_truth(const Step& step) {
 }
 
 // Whether numbers are asked to be equal, or zero, that rounding alone may make so: no disturbance of them does.
-bool asks_whether_nearly_equal(const Step& step, const Values& values) {
+bool asks_whether_nearly_equal(const Step& step, const Results& values) {
   const at::NoGradGuard no_grad;
   const auto is_near = [](const at::Tensor& apart) {
     return apart.gt(0).logical_and(apart.lt(1e-11)).any().item<bool>();
@@ -225,7 +225,7 @@ bool asks_whether_nearly_equal(const Step& step, const Values& values) {
 
 }  // namespace
 
-void PlainMachine::before(const Step& step, const Values& values) {
+void PlainMachine::before(const Step& step, const Results& values) {
   if (twin_ == Twin::kClean && adds(step.op) && may_round_sums(step, values)) {
     leave_open(step, "adds up more than the type holds, though the whole may be held");
   }
@@ -387,7 +387,7 @@ bool rounds(const Placements& placements) {
 }
 
 // What flows back through a least or largest element is divided among those that are equal: exactly by two only.
-bool may_round_among_equals(const Step& step, const Values& values) {
+bool may_round_among_equals(const Step& step, const Results& values) {
   static const std::set<std::string> kNames{"min", "max", "amin", "amax", "aminmax", "median", "nanmedian"};
   const auto ids = refs_of(step.args);
   if (!kNames.contains(step.op.substr(0, step.op.find('.'))) || ids.empty()) {
@@ -403,7 +403,7 @@ bool may_round_among_equals(const Step& step, const Values& values) {
 }
 
 // By itself: what flows back are two sums that cancel.
-bool divides_by_itself(const Step& step, const Values& values) {
+bool divides_by_itself(const Step& step, const Results& values) {
   if (!divides(step.op)) return false;
   const size_t first = step.op.starts_with("addcdiv") ? 1 : 0;
   const auto* a = std::get_if<Arg::Ref>(&step.args[first].value);
@@ -413,7 +413,7 @@ bool divides_by_itself(const Step& step, const Values& values) {
 
 // Whether what flows back to a narrow operand has terms that are rounded before they cancel: quotients, of which the
 // derivatives of copysign and hypot are some, too, and the two products of a cross product of parallel vectors.
-bool may_round_before_it_cancels(const Step& step, const Values& values) {
+bool may_round_before_it_cancels(const Step& step, const Results& values) {
   const bool cancels = (divides(step.op) && !divides_evenly(step, values)) || divides_by_itself(step, values) ||
                        step.op.starts_with("copysign") || step.op.starts_with("hypot") || step.op == "cross" ||
                        step.op == "linalg_cross";
@@ -425,7 +425,7 @@ bool may_round_before_it_cancels(const Step& step, const Values& values) {
 
 // Whether what flows back is divided by a deviation that is nothing but rounding: shares of it are so large that they
 // hide the rest, even where later steps would make nothing of all of it.
-bool divides_by_rounding(const Step& step, const Values& values) {
+bool divides_by_rounding(const Step& step, const Results& values) {
   const auto ids = refs_of(step.args);
   if (!step.op.starts_with("std") || ids.empty() || !values.tensors.at(ids.front()).requires_grad()) {
     return false;
@@ -439,7 +439,7 @@ bool scales(const std::string& op) { return op.starts_with("rad2deg") || op.star
 
 }  // namespace
 
-void PlainMachine::after(const Step& step, const Values& values, const Tensors& arguments) {
+void PlainMachine::after(const Step& step, const Results& values, const Tensors& arguments) {
   if (may_share(step)) {
     frozen_.insert(frozen_.end(), arguments.begin(), arguments.end());
     frozen_.push_back(values.tensors[step.results[0]]);

@@ -32,7 +32,7 @@ std::string label_of(const std::string& error) {
 
 class RankRun {
  public:
-  RankRun(const Trial& trial, const MeshPtr& mesh, int rank, Meeting& meeting)
+  RankRun(const Trial& trial, const MeshPtr& mesh, int rank, Meeting<Word>& meeting)
       : trial_(trial), program_(trial.program), mesh_(mesh), rank_(rank), meeting_(meeting), machine_(mesh) {}
 
   Verdict run() {
@@ -191,7 +191,7 @@ class RankRun {
   }
 
   void compare_values() {
-    const Values& wanted = trial_.plain.values;
+    const Results& wanted = trial_.plain.values;
     for (size_t i = 0; i < wanted.tensors.size(); ++i) {
       if (wanted.tensors[i].defined()) {
         compare(values_.tensors[i], wanted.tensors[i], fmt::format("%{}", i), /*may_be_plain=*/false);
@@ -266,9 +266,9 @@ class RankRun {
   const Program& program_;
   const MeshPtr& mesh_;
   int rank_;
-  Meeting& meeting_;
+  Meeting<Word>& meeting_;
   MeshMachine machine_;
-  Values values_;
+  Results values_;
   Tensors gradients_, second_;
   int step_ = -1;
   std::string wrong_, signature_;
@@ -277,7 +277,7 @@ class RankRun {
 
 }  // namespace
 
-Verdict run_on_rank(const Trial& trial, const MeshPtr& mesh, int rank, Meeting& meeting) {
+Verdict run_on_rank(const Trial& trial, const MeshPtr& mesh, int rank, Meeting<Word>& meeting) {
   return RankRun(trial, mesh, rank, meeting).run();
 }
 

@@ -12,7 +12,7 @@ namespace tessera::testing {
 
 class RanksSession::Impl {
  public:
-  explicit Impl(std::vector<int64_t> mesh) : mesh(std::move(mesh)) {}
+  Impl(std::vector<int64_t> mesh, std::string device) : mesh(std::move(mesh)), device_(std::move(device)) {}
   ~Impl() { end(); }
 
   Verdict run(std::shared_ptr<const Trial> trial) {
@@ -39,7 +39,7 @@ class RanksSession::Impl {
     verdict.parted = true;
     verdict.kind = Verdict::Kind::kWrong;
     verdict.label = kParted;
-    verdict.what = "ranks parted:" + meeting_->parting();
+    verdict.what = meeting_->parting();
     return verdict;
   }
 
@@ -49,7 +49,7 @@ class RanksSession::Impl {
  private:
   void start() {
     const int size = static_cast<int>(c10::multiply_integers(mesh));
-    meeting_ = std::make_unique<Meeting>(size, patience);
+    meeting_ = std::make_unique<Meeting<Word>>(size, patience);
     ended_ = stop_ = false;
     host_ = std::thread([this, size] {
       try {
@@ -75,7 +75,7 @@ class RanksSession::Impl {
   }
 
   void serve(const std::shared_ptr<comm::World>& world) {
-    const auto on = init_device_mesh(world, "cpu", mesh);
+    const auto on = init_device_mesh(world, device_, mesh);
     int64_t done = 0;
     {
       const std::lock_guard lock(mutex_);
@@ -101,10 +101,11 @@ class RanksSession::Impl {
     }
   }
 
+  const std::string device_;
   std::thread host_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::unique_ptr<Meeting> meeting_;
+  std::unique_ptr<Meeting<Word>> meeting_;
   std::shared_ptr<const Trial> trial_;
   std::optional<Verdict> verdict_;
   int64_t number_ = 0;
@@ -112,7 +113,8 @@ class RanksSession::Impl {
   bool stop_ = false;
 };
 
-RanksSession::RanksSession(std::vector<int64_t> mesh) : impl_(std::make_unique<Impl>(std::move(mesh))) {}
+RanksSession::RanksSession(std::vector<int64_t> mesh, std::string device)
+    : impl_(std::make_unique<Impl>(std::move(mesh), std::move(device))) {}
 RanksSession::~RanksSession() = default;
 void RanksSession::set_patience(std::chrono::milliseconds patience) { impl_->patience = patience; }
 Verdict RanksSession::run(std::shared_ptr<const Trial> trial) { return impl_->run(std::move(trial)); }

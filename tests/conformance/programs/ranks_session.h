@@ -39,7 +39,8 @@ inline constexpr const char* kParted = "ranks parted";
 
 class RanksSession {
  public:
-  explicit RanksSession(std::vector<int64_t> mesh);
+  // device: of the mesh; what is wanted is computed on the CPU.
+  explicit RanksSession(std::vector<int64_t> mesh, std::string device = "cpu");
   ~RanksSession();
   RanksSession(const RanksSession&) = delete;
   RanksSession& operator=(const RanksSession&) = delete;

@@ -89,7 +89,7 @@ std::vector<Program> plainer(const Program& program) {
 namespace {
 
 // Without a step that changed a shape in place, a flow may not lie as the program says.
-bool flows_fit(const Program& program, const Values& values) {
+bool flows_fit(const Program& program, const Results& values) {
   return std::all_of(program.flows.begin(), program.flows.end(), [&](const auto& flow) {
     const int64_t dims = values.tensors.at(flow.id).dim();
     return std::none_of(flow.placements.begin(), flow.placements.end(),

@@ -71,7 +71,7 @@ at::Tensor piece_of(const at::Tensor& flow, int64_t dim, int64_t part, int64_t p
 bool are_exact_in_shares(const Program& program, const Plain& plain) {
   const auto of = [&](const Tensors& flows) {
     PlainMachine machine(Twin::kClean);
-    const Values values = run_forward(program, machine);
+    const Results values = run_forward(program, machine);
     Tensors all = gradients(program, values, flows, /*create_graph=*/program.twice);
     if (program.twice) {
       const Tensors second = second_gradients(program, values, all, plain.gradients.second_flows);

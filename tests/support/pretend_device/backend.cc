@@ -144,7 +144,7 @@ class StagingBackend final : public c10d::Backend, public comm::HasCapabilities 
     if (!parent) return;
     TORCH_CHECK(parent->connected_, "[pretend] a group is split from one without a communicator");
     TORCH_CHECK(host_has_seen(parent->stream_), "[pretend] a group is split from one with collectives under way");
-    at::Tensor own = at::tensor({int64_t{split_color_}, int64_t{getRank()}});
+    at::Tensor own = at::tensor({int64_t{split_color_}, int64_t{getRank()}}).view({1, 2});
     at::Tensor all = at::empty({parent->getSize(), 2}, own.options());
     parent->inner_->_allgather_base(all, own, {})->wait();
     const at::Tensor ranks = all.index({all.select(1, 0) == split_color_}).select(1, 1);

@@ -1,9 +1,8 @@
-// Where the ranks of a program tell one another how a phase of it went, without the collectives that may just have
-// failed.
+// Where the ranks of a case tell one another how a step of it went, without the collectives that may just have failed.
 //
 //   const std::vector<Word> words = meeting.tell(rank, std::move(own));   // those of all ranks, alike on all
 //
-// Thread-safe: each rank calls from its own thread.
+// A word is a string, or what has one named `error`. Thread-safe: each rank calls from its own thread.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,23 +17,16 @@
 
 namespace tessera::testing {
 
-// What a rank has to say after a phase.
-struct Word {
-  std::string error;  // raised, by libtorch or by this library
-  bool peer_failed = false;
-  int step = -1;          // where
-  std::string wrong;      // a value that differs from the plain one
-  std::string signature;  // of what it holds
-};
-
 // A rank waited in vain.
 struct RanksParted : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+template <class Word>
 class Meeting {
  public:
-  Meeting(int size, std::chrono::milliseconds patience) : words_(size), here_(size), patience_(patience) {}
+  explicit Meeting(int size, std::chrono::milliseconds patience = std::chrono::seconds(15))
+      : words_(size), here_(size), patience_(patience) {}
 
   // Throws RanksParted on every rank that comes once one has waited longer than `patience` for another.
   std::vector<Word> tell(int rank, Word word) {
@@ -53,7 +45,11 @@ class Meeting {
       return heard_;
     }
     const auto over = [&] { return round_ != round || broken_; };
-    if (!arrive_.wait_for(lock, patience_, over) || (broken_ && round_ == round)) {
+    // Slices, so that a machine that stood still for a while counts as one.
+    for (auto waited = std::chrono::milliseconds(0); waited < patience_ && !over(); waited += kSlice) {
+      arrive_.wait_for(lock, kSlice, over);
+    }
+    if (round_ == round) {
       if (!broken_) {
         parting_ = said();
       }
@@ -70,13 +66,20 @@ class Meeting {
   }
 
  private:
+  static constexpr std::chrono::milliseconds kSlice{50};
+
+  static const std::string& error_of(const Word& word) {
+    if constexpr (std::is_same_v<Word, std::string>) {
+      return word;
+    } else {
+      return word.error;
+    }
+  }
   std::string said() const {
-    std::string text;
+    std::string text = "the ranks parted:";
     for (size_t r = 0; r < words_.size(); ++r) {
-      text += fmt::format("\n  rank {}: {}", r,
-                          !here_[r]                 ? "waits"
-                          : words_[r].error.empty() ? "went on"
-                                                    : words_[r].error);
+      const auto& error = error_of(words_[r]);
+      text += fmt::format("\n  rank {}: {}", r, !here_[r] ? "waits" : error.empty() ? "went on" : error);
     }
     return text;
   }
