@@ -21,6 +21,7 @@ bool install() {
     register_fallback();
     register_attention();
     register_normalization();
+    register_log_sigmoid();
     register_float8();
     register_backend();
     register_graphs();

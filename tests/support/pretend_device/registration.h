@@ -13,6 +13,7 @@ void register_operations();
 void register_copies();
 void register_attention();
 void register_normalization();
+void register_log_sigmoid();
 void register_float8();
 void register_backend();
 void register_graphs();
