@@ -246,7 +246,13 @@ void Optimizer::update_in_float32(const std::vector<Entry*>& entries) {
   });
 }
 
-void Optimizer::step() {
+void Optimizer::step(const at::Tensor& found_inf) {
+  TESSERA_CHECK(
+      !found_inf.defined() || takes_found_inf(), ErrorKind::kConfig,
+      "[optim.step] found_inf for updates that cannot be left out on a device: wait for it, and take step() or "
+      "no step.");
+  found_inf_ = found_inf;
+  const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
   std::vector<Entry*> ready;
   for (auto& entry : entries_) {
     const at::Tensor& parameter = entry.slot->parameter;
@@ -259,16 +265,6 @@ void Optimizer::step() {
   update(ready);
   for (auto& entry : entries_) entry.updated = false;
   ++steps_;
-}
-
-void Optimizer::step(const at::Tensor& found_inf) {
-  TESSERA_CHECK(
-      takes_found_inf(), ErrorKind::kConfig,
-      "[optim.step] found_inf for updates that cannot be left out on a device: wait for it, and take step() or "
-      "no step.");
-  found_inf_ = found_inf;
-  const auto reset = c10::make_scope_exit([this] { found_inf_.reset(); });
-  step();
 }
 
 void Optimizer::step_early(const std::vector<at::Tensor>& parameters) {

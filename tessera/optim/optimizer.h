@@ -106,12 +106,11 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Error kShape when a parameter's gradient does not lie as the parameter does.
-  void step();
-  // The same where `found_inf`, a float32 scalar where the parameters lie, is 0; where it is 1, the step leaves
-  // parameters and states as they were, but for what step_early() has updated. The host waits for neither, so steps()
-  // counts the step all the same. found_inf.h makes it. Error kConfig unless takes_found_inf().
-  void step(const at::Tensor& found_inf);
+  // Error kShape when a parameter's gradient does not lie as the parameter does. Where `found_inf`, a float32 scalar
+  // where the parameters lie, is 1, the step leaves parameters and states as they were, but for what step_early() has
+  // updated; the host does not wait to know, so steps() counts the step all the same. found_inf.h makes it. Error
+  // kConfig where it is given to an optimizer without takes_found_inf().
+  void step(const at::Tensor& found_inf = {});
   // AdamW without stochastic rounding, whose kernel can tell on the device.
   bool takes_found_inf() const { return kernel_takes_found_inf() && !precision_.stochastic_rounding; }
   // Updates those of `parameters` that have a gradient, as a part of the step that the next step() ends, with which it

@@ -221,7 +221,7 @@ StepHeard TrainStep::launch(const std::vector<data::Batch>& micro_batches, doubl
     }
     if (options_.before_update && !early_) options_.before_update();
     optimizer_.set_lr(lr);
-    found_inf.defined() ? optimizer_.step(found_inf) : optimizer_.step();
+    optimizer_.step(found_inf);
     optimizer_.zero_grad();
   }
   launched_.push_back(std::move(step));

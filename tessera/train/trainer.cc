@@ -15,7 +15,6 @@
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/random/random.h"
 #include "tessera/kernels/linear.h"
-#include "tessera/kernels/linear_cross_entropy.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
 #include "tessera/train/check_run.h"
@@ -24,9 +23,9 @@
 #include "tessera/train/run_export.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_layout.h"
-#include "tessera/train/run_mark.h"
 #include "tessera/train/run_mesh.h"
 #include "tessera/train/run_report.h"
+#include "tessera/train/run_rows.h"
 #include "tessera/train/run_setup.h"
 #include "tessera/train/step.h"
 #include "tessera/train/step_profile.h"
@@ -38,58 +37,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Rows [first, first + count) of a batch.
-data::Batch slice_rows(const data::Batch& batch, int64_t first, int64_t count) {
-  auto rows = [&](const at::Tensor& tensor) { return tensor.narrow(0, first, count); };
-  return data::make_batch(rows(batch.tokens), rows(batch.labels), rows(batch.positions), rows(batch.document_ids));
-}
-
-std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows) {
-  std::vector<data::Batch> parts;
-  for (int64_t first = 0; first < batch.tokens.size(0); first += rows) {
-    parts.push_back(slice_rows(batch, first, std::min(rows, batch.tokens.size(0) - first)));
-  }
-  return parts;
-}
-
-// The tokens up to the first that is learnt; where everything is (plain text), the first few.
-std::vector<int64_t> sample_prompt(const data::Batch& row) {
-  constexpr int64_t kMostOfText = 16;
-  const auto* tokens = row.tokens.const_data_ptr<int64_t>();
-  const auto* labels = row.labels.const_data_ptr<int64_t>();
-  const auto* documents = row.document_ids.const_data_ptr<int64_t>();
-  int64_t length = 1, document = 1;
-  while (document < row.tokens.size(1) && documents[document] == documents[0]) ++document;
-  while (length < document && labels[length - 1] == kIgnoredLabel) ++length;
-  if (length == 1) length = std::max<int64_t>(1, std::min(kMostOfText, document / 2));
-  return {tokens, tokens + length};
-}
-
-// The share of a data-parallel rank in all rows, in batches of `rows`. One that has fewer rows than another is given
-// rows without labels, so that all take as many steps.
-std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place) {
-  const int64_t each = (dataset.rows() + place.data_size() - 1) / place.data_size();
-  std::vector<data::Batch> batches;
-  for (int64_t first = 0; first < each; first += rows) {
-    std::vector<int64_t> indices;
-    int64_t real = 0;
-    for (int64_t i = first; i < std::min(first + rows, each); ++i) {
-      const int64_t row = i * place.data_size() + place.data_rank();
-      indices.push_back(row < dataset.rows() ? row : 0);
-      real += row < dataset.rows();
-    }
-    auto batch = dataset.rows(indices);
-    const auto count = static_cast<int64_t>(indices.size());
-    if (real < count) {
-      auto labels = batch.labels.clone();
-      labels.narrow(0, real, count - real).fill_(kIgnoredLabel);
-      batch = data::make_batch(batch.tokens, labels, batch.positions, batch.document_ids);
-    }
-    batches.push_back(place.own_tokens(batch));
-  }
-  return batches;
-}
 
 // What must be alike for adapters to go on from a checkpoint's.
 std::string lora_identity(const Recipe& recipe) {

@@ -1,7 +1,6 @@
 // Attention by lengths through the kernels that accelerators have for it, flash attention in 16 bits and
 // memory-efficient attention in float32, on the pretend device, whose kernels want what CUDA's want: against the CPU's
 // attention in float32, which tests/nn compares with masked scores.
-#include <ATen/DeviceAccelerator.h>
 #include <fmt/format.h>
 
 #include <array>
@@ -13,6 +12,7 @@
 #include "tessera/nn/attention_pattern.h"
 #include "tests/devices/pretend.h"
 #include "tests/parallel/small_model.h"
+#include "tests/support/peak_memory.h"
 
 namespace tessera::testing {
 namespace {
@@ -261,12 +261,11 @@ TEST_F(FlashOnDevice, ARowOf32kTokensNeedsTwiceTheMemoryOf16k) {
     const auto ids = at::arange(tokens, at::kLong).floor_divide_(64).unsqueeze(0);
     const auto x = at::randn({1, tokens, kHeads, kHeadSize}).to(pretend_device(), type);
     const auto heads = x.transpose(1, 2).requires_grad_();
-    const auto before = pretend::counters(0).bytes;
-    at::accelerator::resetPeakStats(0);
-    const auto pattern =
-        nn::attention_pattern({.tokens = tokens, .document_ids = ids, .sliding_window = window}, x.options());
-    attend(heads, heads, heads, pattern).sum().backward();
-    return pretend::counters(0).peak_bytes - before;
+    return peak_bytes_of(pretend_device(), [&] {
+      const auto pattern =
+          nn::attention_pattern({.tokens = tokens, .document_ids = ids, .sliding_window = window}, x.options());
+      attend(heads, heads, heads, pattern).sum().backward();
+    });
   };
   for (const auto& [window, type] :
        {std::pair<int64_t, at::ScalarType>{0, at::kBFloat16}, {30, at::kBFloat16}, {0, at::kFloat}}) {

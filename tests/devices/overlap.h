@@ -1,7 +1,6 @@
 // What tests of overlap on the pretend device look at.
 #pragma once
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <gmock/gmock.h>
 
 #include <functional>
@@ -11,6 +10,7 @@
 
 #include "tests/devices/pretend.h"
 #include "tests/parallel/small_model.h"
+#include "tests/support/peak_memory.h"
 
 namespace tessera::testing {
 
@@ -92,10 +92,9 @@ inline pretend::Counters cost_of(int device, const std::function<void()>& call) 
 // but for `noise` bytes.
 inline int64_t peak_of(int device, const std::function<void()>& call, int64_t noise = 0) {
   const auto before = pretend::counters(device).bytes;
-  c10::getDeviceAllocator(c10::kPrivateUse1)->resetPeakStats(static_cast<c10::DeviceIndex>(device));
-  call();
+  const int64_t most = peak_bytes_of(pretend_device(device), call);
   EXPECT_LE(pretend::counters(device).bytes, before + noise);
-  return pretend::counters(device).peak_bytes - before;
+  return most;
 }
 
 class PretendOverlap : public OnPretendDevice {

@@ -32,9 +32,7 @@ inline void expect_goes_on_on_the_cpu_and_back(const TinyRun& runs, const Ways& 
     settings.insert(settings.end(), {"train.device=" + device, fmt::format("train.steps={}", steps),
                                      "schedule.warmup_steps=0", "checkpoint.every=1"});
     auto command = runs.command(dir, wanted.ranks, settings);
-    if (device != "cpu") {
-      command[0] = std::filesystem::path(command[0]).replace_filename("tessera_pretend").string();
-    }
+    if (device != "cpu") command[0] = testing::pretend_program();
     const auto run = testing::run_process(command);
     ASSERT_EQ(run.exit_code, 0) << dir << " on " << device << "\n" << run.err;
     EXPECT_EQ(run.err.find("[train.device] pretend:0") != std::string::npos, device != "cpu") << run.err;

@@ -26,15 +26,11 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 using Arguments = std::vector<std::string>;
 
-std::string pretend_program() {
-  return std::filesystem::path(testing::program()).replace_filename("tessera_pretend").string();
-}
-
 class PretendVerbs : public ::testing::Test {
  protected:
   // The lines of `verb` on a device.
   std::vector<json> lines(const std::string& verb, const std::string& device, int ranks, const Arguments& more) const {
-    Arguments all = {device == "cpu" ? testing::program() : pretend_program(),
+    Arguments all = {device == "cpu" ? testing::program() : testing::pretend_program(),
                      verb,
                      "--model",
                      model(),
@@ -107,7 +103,7 @@ TEST_F(PretendVerbs, ServeAnswersWithTheCpusText) {
     return testing::run_process({"bash", "-c",
                                  "\"$1\" serve --model \"$2\" --port 0 --device pretend --nproc 2 2>\"$3\" & echo $! "
                                  ">\"$3.pid\"; wait $!",
-                                 "-", pretend_program(), model(), log});
+                                 "-", testing::pretend_program(), model(), log});
   });
   const auto at = [&]() -> int {
     std::error_code none;
@@ -131,12 +127,12 @@ TEST_F(PretendVerbs, ServeAnswersWithTheCpusText) {
 }
 
 TEST(PretendDevice, IsNamedByDoctorAndByTrainsCheck) {
-  const auto doctor = testing::run_process({pretend_program(), "doctor"});
+  const auto doctor = testing::run_process({testing::pretend_program(), "doctor"});
   EXPECT_EQ(doctor.exit_code, 0) << doctor.err;
   EXPECT_THAT(doctor.out, HasSubstr("pretend, 8 visible"));
   const train::TinyRun runs;
   auto command = runs.command("checked", 2);
-  command[0] = pretend_program();
+  command[0] = testing::pretend_program();
   command.emplace_back("--check");
   const auto check = testing::run_process(command);
   EXPECT_EQ(check.exit_code, 0) << check.err;

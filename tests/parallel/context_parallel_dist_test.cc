@@ -1,5 +1,4 @@
 // Whole models whose rows lie over ranks against one rank.
-#include <ATen/DeviceAccelerator.h>
 #include <gmock/gmock.h>
 
 #include "tessera/kernels/context_layout.h"
@@ -164,17 +163,6 @@ TEST(ContextParallelModel, GivesTheLogitsOfItsTokens) {
   });
 }
 
-// On the device of the calling rank.
-int64_t peak_bytes_here(const std::function<void()>& work) {
-  const auto device = test_device();
-  if (device.is_cpu()) return peak_bytes_of(work);
-  const auto bytes = [&] { return at::accelerator::getDeviceStats(device.index()).allocated_bytes[0]; };
-  at::accelerator::resetPeakStats(device.index());
-  const int64_t before = bytes().current;
-  work();
-  return bytes().peak - before;
-}
-
 // What a rank holds at its peak in a forward and backward of `tokens` of its own, beside its parameters.
 int64_t peak_of_ranks(int ranks, int64_t tokens, const std::string& rotate) {
   std::vector<int64_t> found(static_cast<size_t>(ranks));
@@ -190,7 +178,7 @@ int64_t peak_of_ranks(int ranks, int64_t tokens, const std::string& rotate) {
     const auto rows =
         part_of(plain_context_rows(1, tokens * ranks), ContextLayout(tokens * ranks, ranks), world->rank());
     found[static_cast<size_t>(world->rank())] =
-        peak_bytes_here([&] { model->loss_sum(rows.inputs, rows.labels).backward(); });
+        peak_bytes_of(test_device(), [&] { model->loss_sum(rows.inputs, rows.labels).backward(); });
   });
   return *std::max_element(found.begin(), found.end());
 }

@@ -83,6 +83,7 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const Proce
 }
 
 std::string program() { return required_env("TESSERA_PROGRAM"); }
+std::string pretend_program() { return std::filesystem::path(program()).replace_filename("tessera_pretend").string(); }
 std::filesystem::path source_folder() { return required_env("TESSERA_SOURCE"); }
 
 std::filesystem::path asset(const std::string& name) {

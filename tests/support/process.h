@@ -33,6 +33,7 @@ ProcessResult run_python(const std::string& script, const std::vector<std::strin
                          const ProcessOptions& options = {});
 
 std::string program();                  // build/tessera
+std::string pretend_program();          // build/tessera_pretend, which has the pretend device
 std::filesystem::path source_folder();  // root of the source tree
 // build/assets/NAME; the test fails with the command that fetches it when it is not there.
 std::filesystem::path asset(const std::string& name);
