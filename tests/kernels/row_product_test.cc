@@ -24,7 +24,7 @@ at::Tensor numbers(std::vector<int64_t> sizes, uint64_t seed) {
 
 TEST(RowProduct, IsTheLinearOfTheSameWeights) {
   for (const int64_t in : {1, 15, 16, 37, 200}) {
-    for (const int64_t rows : {1, 2, 5, 6, 7, 13, 40}) {
+    for (const int64_t rows : {1, 2, 5, 6, 7, 8, 13, 16, 40}) {
       const auto x = numbers({rows, in}, 1), weight = numbers({53, in}, 2), bias = numbers({53}, 3);
       const auto expected = at::linear(x.to(at::kDouble), weight.to(at::kDouble), bias.to(at::kDouble));
       const auto found = row_product(x, RowWeight::of(weight, RowDtype::kFloat32), bias);
@@ -61,7 +61,7 @@ TEST(RowProduct, FourBitsAreWithinHalfAStepAndComputedAsTheValuesTheyStandFor) {
   EXPECT_TRUE(
       (values.view({53, 3, 32}) - blocks).abs().le(step * 0.51 + blocks.abs().amax(2, true) / 1024).all().item<bool>());
   EXPECT_TRUE(at::equal(values[7], weight[7]));
-  for (const int64_t rows : {1, 2, 3, 4, 5, 8, 13}) {
+  for (const int64_t rows : {1, 2, 3, 4, 5, 8, 13, 32, 45}) {
     const auto x = numbers({rows, 96}, 5);
     EXPECT_TRUE(at::equal(row_product(x, packed), row_product(x, RowWeight::of(values, RowDtype::kFloat32)))) << rows;
   }

@@ -1,8 +1,17 @@
 #include "tessera/kernels/detail/row_kernels.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "tessera/kernels/detail/vector_level.h"
 
 namespace tessera::detail {
+
+float* widening_room(int64_t floats) {
+  static thread_local std::vector<float> room;
+  room.resize(std::max(room.size(), static_cast<size_t>(floats)));
+  return room.data();
+}
 
 const RowKernels& row_kernels() {
   switch (vector_level()) {

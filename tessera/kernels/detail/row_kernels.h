@@ -48,6 +48,9 @@ struct RowKernels {
   void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* out);
 };
 
+// A buffer of this thread, of at least so many floats, which it keeps.
+float* widening_room(int64_t floats);
+
 const RowKernels& plain_row_kernels();
 const RowKernels& avx2_row_kernels();
 const RowKernels& avx512_row_kernels();

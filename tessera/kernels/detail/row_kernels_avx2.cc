@@ -15,7 +15,8 @@ namespace tessera::detail {
 namespace avx2_rows {
 namespace {
 
-constexpr int kLanes = 8, kTileRows = 4, kTileColumns = 2, kWideColumns = 8, kTallRows = 0, kQ4Rows = 4, kQ4Columns = 2;
+constexpr int kLanes = 8, kTileRows = 4, kTileColumns = 3, kByteColumns = 2, kWideColumns = 8, kTallRows = 0,
+              kFewRows = 16, kQ4Rows = 8, kQ4Columns = 1, kQ4Wide = 4;
 using Lanes = __m256;
 
 inline float widened(float value) { return value; }

@@ -15,8 +15,8 @@ namespace tessera::detail {
 namespace avx512_rows {
 namespace {
 
-constexpr int kLanes = 16, kTileRows = 6, kTileColumns = 4, kWideColumns = 8, kTallRows = 8, kQ4Rows = 4,
-              kQ4Columns = 4;
+constexpr int kLanes = 16, kTileRows = 6, kTileColumns = 4, kByteColumns = 4, kWideColumns = 8, kTallRows = 8,
+              kFewRows = 0, kQ4Rows = 4, kQ4Columns = 4, kQ4Wide = 8;
 using Lanes = __m512;
 struct Halves {
   __m256 low, high;

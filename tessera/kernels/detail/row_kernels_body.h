@@ -1,7 +1,7 @@
 // Included by row_kernels_*.cc inside a namespace of its own, after ROW_TARGET, Lanes, kLanes, load(), zero(), fill(),
-// store(), fma(), sum(), scale_of() and values_of() a Q4Block, kTileRows, kTileColumns, kWideColumns, kTallRows (0:
-// none), kQ4Rows, kQ4Columns. No include guard. Loops of constant length are unrolled so that their sums stay in
-// registers.
+// store(), fma(), sum(), scale_of() and values_of() a Q4Block, kTileRows, kTileColumns, kByteColumns, kWideColumns,
+// kTallRows (0: none), kFewRows, kQ4Rows, kQ4Columns, kQ4Wide. No include guard. Loops of constant length are unrolled
+// so that their sums stay in registers.
 //
 // A result is a function of its row of x and its row of the weight alone: one accumulator of kLanes lanes over the
 // whole multiples of kLanes, their sum in a fixed order, then the rest one by one. How rows are tiled does not enter.
@@ -32,6 +32,12 @@ ROW_TARGET inline void tile(const float* x, int64_t x_stride, const Weight* weig
   auto ahead = reinterpret_cast<uintptr_t>(weight) + kTilesAhead * kColumns * k * sizeof(Weight);
   for (int64_t at = 0; at < whole; at += kLanes) {
     if constexpr (kAhead) read_ahead<kColumns * kLanes * sizeof(Weight)>(ahead);
+    if constexpr (kRows == 1) {  // a register for the row alone
+      const Lanes row = load(x + at);
+      ROW_UNROLL
+      for (int j = 0; j < kColumns; ++j) sums[0][j] = fma(row, load(weight + j * k + at), sums[0][j]);
+      continue;
+    }
     Lanes columns[kColumns];
     ROW_UNROLL
     for (int j = 0; j < kColumns; ++j) columns[j] = load(weight + j * k + at);
@@ -101,20 +107,6 @@ ROW_TARGET inline void q4_columns(const float* x, int64_t x_stride, const Q4Bloc
   for (; j < n; ++j) q4_tile<kRows, 1, kAhead>(x, x_stride, weight + j * blocks, k, y + j, y_stride);
 }
 
-// A block is decoded for each tile, which takes more time than to read it: of all that fit into registers, four rows by
-// four columns were the fastest.
-ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q4Block* weight, const float*, int64_t n,
-                            int64_t k, float* y, int64_t y_stride) {
-  int64_t i = 0;
-  for (; i + kQ4Rows <= m; i += kQ4Rows) {
-    q4_columns<kQ4Rows, kQ4Columns, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
-  }
-  for (; i + 2 <= m; i += 2) {
-    q4_columns<2, 4, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
-  }
-  for (; i < m; ++i) q4_columns<1, 8, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
-}
-
 template <class Weight, int kRows, int kColumns, bool kAhead>
 ROW_TARGET inline void columns_of(const float* x, int64_t x_stride, const Weight* weight, const float* scales,
                                   int64_t n, int64_t k, float* y, int64_t y_stride) {
@@ -128,30 +120,117 @@ ROW_TARGET inline void columns_of(const float* x, int64_t x_stride, const Weight
   }
 }
 
+// Columns of a tile: bytes take registers to be widened.
+template <class Weight>
+constexpr int kColumnsOf = sizeof(Weight) == 1 ? kByteColumns : kTileColumns;
+
+// So many rows of a weight stay in the cache while all rows of x go by: where those are few and reading takes longest,
+// in the first one.
+template <class Weight>
+int64_t cached_rows(int64_t m, int64_t k) {
+  constexpr int64_t kFloats = int64_t{1} << 16, kColumns = kColumnsOf<Weight>;
+  if (m >= kTileRows && m <= kFewRows && sizeof(Weight) > 1) return kColumns;
+  return std::max<int64_t>(1, kFloats / std::max<int64_t>(1, k) / kColumns) * kColumns;
+}
+
+// Of such a block.
+template <class Weight, bool kFromMemory>
+ROW_TARGET inline void block_products(const float* x, int64_t m, int64_t x_stride, const Weight* block,
+                                      const float* scales, int64_t count, int64_t k, float* y, int64_t y_stride) {
+  constexpr int kColumns = kColumnsOf<Weight>;
+  int64_t i = 0;
+  const auto pass = [&]<int kRows, int kOfTile, bool kAhead>() ROW_TARGET {
+    columns_of<Weight, kRows, kOfTile, kAhead>(x + i * x_stride, x_stride, block, scales, count, k, y + i * y_stride,
+                                               y_stride);
+    i += kRows;
+  };
+  if (m >= kTileRows) {
+    pass.template operator()<kTileRows, kColumns, kFromMemory>();
+  } else if (m >= 2) {
+    pass.template operator()<2, kColumns, kFromMemory>();
+  }
+  while (i + kTileRows <= m) pass.template operator()<kTileRows, kColumns, false>();
+  while (i + 2 <= m) pass.template operator()<2, kColumns, false>();
+  while (i < m) {
+    if (count < kWideColumns) {
+      pass.template operator()<1, kColumns, false>();
+    } else {
+      pass.template operator()<1, kWideColumns, false>();
+    }
+  }
+}
+
+// Of so many rows of x on, a block of the weight is widened once instead of in each tile: the same values.
+constexpr int64_t kWidenRows = 32;
+
+template <class Weight>
+ROW_TARGET inline void widen(const Weight* from, int64_t count, float* to) {
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
+  for (; at < count; ++at) to[at] = widened(from[at]);
+}
+ROW_TARGET inline void widen(const Q4Block* from, int64_t count, float* to) {
+  for (int64_t at = 0; at < count; at += Q4Block::kElements, ++from) {
+    const Q4Scale scale = scale_of(*from);
+    ROW_UNROLL
+    for (int part = 0; part < Q4Block::kElements / kLanes; ++part) {
+      store(to + at + part * kLanes, values_of(*from, scale, part));
+    }
+  }
+}
+
+// `elements` of a Weight: how many numbers one of them is.
+template <class Weight>
+ROW_TARGET void widened_products(const float* x, int64_t m, int64_t x_stride, const Weight* weight, int64_t elements,
+                                 const float* scales, int64_t n, int64_t k, float* y, int64_t y_stride) {
+  const int64_t most = std::min(n, cached_rows<float>(m, k));
+  float* const block = widening_room(most * k);
+  for (int64_t first = 0; first < n; first += most) {
+    const int64_t count = std::min(most, n - first);
+    widen(weight + first * (k / elements), count * k, block);
+    block_products<float, false>(x, m, x_stride, block, scales ? scales + first : nullptr, count, k, y + first,
+                                 y_stride);
+  }
+}
+
 template <class Weight>
 ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
                          int64_t n, int64_t k, float* y, int64_t y_stride) {
+  constexpr bool kIsWide = std::is_same_v<Weight, float>;
   if (m == 1) return columns_of<Weight, 1, kWideColumns, true>(x, x_stride, weight, scales, n, k, y, y_stride);
   // fp32 takes as long to read as to compute with: once over what comes from memory.
-  if (std::is_same_v<Weight, float> && kTallRows > 0 && m == kTallRows) {
+  if (kIsWide && kTallRows > 0 && m == kTallRows) {
     return columns_of<Weight, std::max(kTallRows, 1), 2, true>(x, x_stride, weight, scales, n, k, y, y_stride);
   }
-  // So many rows of the weight stay in the cache while all rows of x go by.
-  const int64_t block = std::max<int64_t>(kTileColumns, (int64_t{1} << 18) / std::max<int64_t>(1, k) / 4 / 8 * 8);
-  for (int64_t first = 0; first < n; first += block) {
-    const int64_t count = std::min(block, n - first);
-    const Weight* rows = weight + first * k;
-    const float* factors = scales ? scales + first : nullptr;
-    int64_t i = 0;
-    const auto pass = [&]<int kRows, int kColumns, bool kAhead>() ROW_TARGET {
-      columns_of<Weight, kRows, kColumns, kAhead>(x + i * x_stride, x_stride, rows, factors, count, k,
-                                                  y + i * y_stride + first, y_stride);
-      i += kRows;
-    };
-    if (m >= kTileRows) pass.template operator()<kTileRows, kTileColumns, true>();
-    while (i + kTileRows <= m) pass.template operator()<kTileRows, kTileColumns, false>();
-    while (i + 2 <= m) pass.template operator()<2, kTileColumns, false>();
-    while (i < m) pass.template operator()<1, kWideColumns, false>();
+  if constexpr (!kIsWide) {
+    if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, 1, scales, n, k, y, y_stride);
+  }
+  const int64_t most = cached_rows<Weight>(m, k);
+  for (int64_t first = 0; first < n; first += most) {
+    block_products<Weight, true>(x, m, x_stride, weight + first * k, scales ? scales + first : nullptr,
+                                 std::min(most, n - first), k, y + first, y_stride);
+  }
+}
+
+// A block is decoded for each tile, which takes more time than to read it: of all that fit into registers, these were
+// the fastest.
+ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q4Block* weight, const float* scales,
+                            int64_t n, int64_t k, float* y, int64_t y_stride) {
+  if (m >= kWidenRows) {
+    return widened_products(x, m, x_stride, weight, Q4Block::kElements, scales, n, k, y, y_stride);
+  }
+  int64_t i = 0;
+  for (; i + kQ4Rows <= m; i += kQ4Rows) {
+    q4_columns<kQ4Rows, kQ4Columns, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+  }
+  for (; i + 4 <= m; i += 4) {
+    q4_columns<4, 2, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+  }
+  for (; i + 2 <= m; i += 2) {
+    q4_columns<2, kQ4Wide / 2, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+  }
+  for (; i < m; ++i) {
+    q4_columns<1, kQ4Wide, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
   }
 }
 
@@ -203,6 +282,7 @@ ROW_TARGET inline void add_values(const float* weights, const float* values, int
     ROW_UNROLL
     for (int part = 0; part < kParts; ++part) store(out + at + part * kLanes, sums[part]);
   };
+  for (; at + 8 * kLanes <= width; at += 8 * kLanes) chunk(std::integral_constant<int, 8>());
   for (; at + 4 * kLanes <= width; at += 4 * kLanes) chunk(std::integral_constant<int, 4>());
   for (; at + kLanes <= width; at += kLanes) chunk(std::integral_constant<int, 1>());
   for (; at < width; ++at) {

@@ -15,7 +15,8 @@ namespace plain_rows {
 namespace {
 
 // Eight lanes that any compiler makes vectors of what the target has.
-constexpr int kLanes = 8, kTileRows = 2, kTileColumns = 2, kWideColumns = 4, kTallRows = 0, kQ4Rows = 2, kQ4Columns = 2;
+constexpr int kLanes = 8, kTileRows = 2, kTileColumns = 2, kByteColumns = 2, kWideColumns = 4, kTallRows = 0,
+              kFewRows = 0, kQ4Rows = 2, kQ4Columns = 2, kQ4Wide = 8;
 struct Lanes {
   float of[kLanes];
 };
