@@ -62,6 +62,23 @@ TEST(PlanCache, StaysBoundedAndKeepsWhatIsUsed) {
   EXPECT_EQ(cache.find(1, {uint64_t{1}}), nullptr);
 }
 
+TEST(PlanCache, FindsTheLastPlansByTheirWordsAlone) {
+  PlanCache cache;
+  const auto a = std::make_shared<const Plan>(), b = std::make_shared<const Plan>();
+  cache.insert(7, {1, 2, 3}, a);
+  EXPECT_EQ(*cache.find_recent({1, 2, 3}), a);
+  EXPECT_EQ(cache.find_recent({1, 2, 4}), nullptr);
+  EXPECT_EQ(cache.find_recent({1, 9, 2, 3}), nullptr);
+  cache.insert(7, {1, 2, 4}, b);
+  EXPECT_EQ(*cache.find_recent({1, 2, 4}), b);
+  EXPECT_EQ(cache.hits, 2);
+  // Not one that is in the old half, from which it might go: it is found by its hash, and so stays.
+  for (uint64_t i = 0; i < PlanCache::kMaxPlans / 2; ++i) cache.insert(i, {100, i}, a);
+  EXPECT_EQ(cache.find_recent({1, 2, 4}), nullptr);
+  ASSERT_NE(cache.find(7, {1, 2, 4}), nullptr);
+  EXPECT_EQ(*cache.find_recent({1, 2, 4}), b);
+}
+
 TEST_F(PlanCacheOfDispatch, TheSameCallHits) {
   const auto x = tensor({4, 4});
   EXPECT_EQ(misses([&] { at::relu(x); }), 1);

@@ -3,6 +3,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <array>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -27,12 +28,14 @@ class CallKey {
 };
 
 // One thread's plans. Holds at most kMaxPlans: when the young half is full, it becomes the old half and the old half
-// goes; what is used in the old half moves to the young one.
+// goes; what is used in the old half moves to the young one. The plans of the last calls are found without a hash of
+// all words, in slots that a few of them choose.
 class PlanCache {
  public:
   static constexpr size_t kMaxPlans = 8192;
   static PlanCache& of_this_thread();
 
+  const std::shared_ptr<const Plan>* find_recent(c10::ArrayRef<uint64_t> words);
   const std::shared_ptr<const Plan>* find(uint64_t hash, c10::ArrayRef<uint64_t> words);
   void insert(uint64_t hash, c10::ArrayRef<uint64_t> words, std::shared_ptr<const Plan> plan);
   size_t size() const { return young_.size() + old_.size(); }
@@ -49,10 +52,18 @@ class PlanCache {
     size_t operator()(uint64_t hash) const { return hash; }
   };
   using Map = std::unordered_multimap<uint64_t, Entry, SameHash>;
+  struct Slot {
+    uint64_t turn = 0;
+    const Entry* entry = nullptr;  // in the young half, while this is its turn
+  };
   static Map::iterator lookup(Map& map, uint64_t hash, c10::ArrayRef<uint64_t> words);
+  Slot& slot_of(c10::ArrayRef<uint64_t> words);
+  const std::shared_ptr<const Plan>* remember(const Entry& entry);
   void make_room();
   Map young_;
   Map old_;
+  uint64_t turn_ = 1;  // counts young halves
+  std::array<Slot, 256> recent_{};
 };
 
 }  // namespace tessera::detail

@@ -14,17 +14,22 @@ namespace {
 // Replaces DTensors on the stack by their local parts, redistributed where the plan says so.
 class Localizer {
  public:
-  Localizer(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh)
-      : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()) {}
+  // Keeps what stood at argument `kept`.
+  Localizer(const OpEntry& op, const Plan& plan, const DeviceMesh& mesh, int kept)
+      : op_(op), mesh_(mesh), next_(plan.redistributions.begin()), end_(plan.redistributions.end()), kept_arg_(kept) {}
 
   void replace(c10::IValue& slot, int arg) {
-    if (slot.isTensor()) {
-      const at::Tensor& tensor = slot.toTensor();
-      if (tensor.defined()) {
-        slot = local_of(tensor, arg, -1);
-      }
+    c10::IValue local;
+    if (slot.isTensor() && slot.toTensor().defined()) {
+      local = local_of(slot.toTensor(), arg, -1);
     } else if (slot.isList()) {
-      slot = local_list(slot, arg);
+      local = local_list(slot, arg);
+    } else {
+      return;
+    }
+    std::swap(slot, local);
+    if (arg == kept_arg_) {
+      kept_ = std::move(local);
     }
   }
 
@@ -72,25 +77,34 @@ class Localizer {
   std::vector<Plan::Redistribution>::const_iterator next_;
   std::vector<Plan::Redistribution>::const_iterator end_;
   c10::DispatchKeySet keys_;
+  const int kept_arg_;
+  c10::IValue kept_;
 };
 
-// The mesh of the first DTensor.
-MeshPtr mesh_of(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
+bool holds_dtensor(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl());
+}
+
+struct FirstDTensor {
+  int arg;
+  const MeshPtr& mesh;  // lives as long as the argument
+};
+
+FirstDTensor first_dtensor(c10::ArrayRef<c10::IValue> args, const OpEntry& op) {
   for (const int arg : op.tensor_args) {
-    if (args[arg].isTensor()) {
-      if (args[arg].toTensor().defined() && is_dtensor_impl(*args[arg].toTensor().unsafeGetTensorImpl())) {
-        return impl_of(args[arg].toTensor())->mesh();
-      }
-    } else if (args[arg].isList()) {
-      for (const auto& element : args[arg].toListRef()) {
-        if (element.isTensor() && element.toTensor().defined() &&
-            is_dtensor_impl(*element.toTensor().unsafeGetTensorImpl())) {
-          return impl_of(element.toTensor())->mesh();
-        }
+    if (holds_dtensor(args[arg])) {
+      return {arg, impl_of(args[arg].toTensor())->mesh()};
+    }
+    if (!args[arg].isList()) {
+      continue;
+    }
+    for (const auto& element : args[arg].toListRef()) {
+      if (holds_dtensor(element)) {
+        return {arg, impl_of(element.toTensor())->mesh()};
       }
     }
   }
-  return nullptr;
+  raise(ErrorKind::kInternal, "[dtensor.dispatch] {}: a call without a DTensor", op.name);
 }
 
 at::Tensor wrap(at::Tensor local, const MeshPtr& mesh, const TensorSpec& spec) {
@@ -158,8 +172,7 @@ void push_empty_results(const OpEntry& op, const Plan& plan, const DeviceMesh& m
 }
 
 bool is_copied_view(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl()) &&
-         impl_of(value.toTensor())->is_copied_view();
+  return holds_dtensor(value) && impl_of(value.toTensor())->is_copied_view();
 }
 
 bool holds_copied_view(const c10::IValue& value) {
@@ -309,7 +322,7 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
     }
   }
   const c10::ArrayRef<c10::IValue> args(stack.data() + base, op.args.size());
-  const MeshPtr mesh = mesh_of(args, op);
+  const auto [mesh_arg, mesh] = first_dtensor(args, op);
   if (op.mutates) {
     refuse_copied_views(op, args);
     bump_versions_of_lists(op, args);
@@ -321,7 +334,7 @@ void run_plan(const OpEntry& op, const std::shared_ptr<const Plan>& shared_plan,
     const DTensorImpl& impl = *impl_of(viewed.toTensor());
     viewed = at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), true));  // holds no history
   }
-  Localizer localizer(op, plan, *mesh);
+  Localizer localizer(op, plan, *mesh, mesh_arg);
   for (const int arg : op.tensor_args) {
     localizer.replace(stack[base + arg], arg);
   }
