@@ -94,14 +94,13 @@ void dispatch_by_rule(const OpEntry& op, c10::DispatchKeySet keys, Stack& stack)
     return;
   }
   PlanCache& cache = PlanCache::of_this_thread();
-  if (const auto* recent = cache.find_recent(key.words())) {
-    const auto plan = *recent;  // its place may be another's before it is carried out
-    run_plan(op, plan, stack);
-    return;
+  const auto* known = cache.find_recent(key.words());
+  const uint64_t hash = known != nullptr ? 0 : key.hash();
+  if (known == nullptr) {
+    known = cache.find(hash, key.words());
   }
-  const uint64_t hash = key.hash();
   std::shared_ptr<const Plan> plan;
-  if (const auto* known = cache.find(hash, key.words())) {
+  if (known != nullptr) {
     plan = *known;
   } else if (!has_rule(op)) {
     decompose(op, keys, &stack);

@@ -6,6 +6,7 @@
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/random/random_fill.h"
 #include "tessera/dtensor/redistribute/redistribution_scope.h"
+#include "tessera/dtensor/tensor/dtensor.h"
 
 namespace tessera::detail {
 
@@ -81,9 +82,7 @@ class Localizer {
   c10::IValue kept_;
 };
 
-bool holds_dtensor(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl());
-}
+bool holds_dtensor(const c10::IValue& value) { return value.isTensor() && is_dtensor(value.toTensor()); }
 
 struct FirstDTensor {
   int arg;

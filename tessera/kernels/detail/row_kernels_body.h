@@ -179,15 +179,20 @@ ROW_TARGET inline void widen(const Q4Block* from, int64_t count, float* to) {
   }
 }
 
-// `elements` of a Weight: how many numbers one of them is.
+// How many numbers one of them is.
 template <class Weight>
-ROW_TARGET void widened_products(const float* x, int64_t m, int64_t x_stride, const Weight* weight, int64_t elements,
-                                 const float* scales, int64_t n, int64_t k, float* y, int64_t y_stride) {
+constexpr int64_t kNumbersOf = 1;
+template <>
+constexpr int64_t kNumbersOf<Q4Block> = Q4Block::kElements;
+
+template <class Weight>
+ROW_TARGET void widened_products(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
+                                 int64_t n, int64_t k, float* y, int64_t y_stride) {
   const int64_t most = std::min(n, cached_rows<float>(m, k));
   float* const block = widening_room(most * k);
   for (int64_t first = 0; first < n; first += most) {
     const int64_t count = std::min(most, n - first);
-    widen(weight + first * (k / elements), count * k, block);
+    widen(weight + first * (k / kNumbersOf<Weight>), count * k, block);
     block_products<float, false>(x, m, x_stride, block, scales ? scales + first : nullptr, count, k, y + first,
                                  y_stride);
   }
@@ -203,7 +208,7 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
     return columns_of<Weight, std::max(kTallRows, 1), 2, true>(x, x_stride, weight, scales, n, k, y, y_stride);
   }
   if constexpr (!kIsWide) {
-    if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, 1, scales, n, k, y, y_stride);
+    if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, scales, n, k, y, y_stride);
   }
   const int64_t most = cached_rows<Weight>(m, k);
   for (int64_t first = 0; first < n; first += most) {
@@ -216,15 +221,15 @@ ROW_TARGET void products(const float* x, int64_t m, int64_t x_stride, const Weig
 // the fastest.
 ROW_TARGET void q4_products(const float* x, int64_t m, int64_t x_stride, const Q4Block* weight, const float* scales,
                             int64_t n, int64_t k, float* y, int64_t y_stride) {
-  if (m >= kWidenRows) {
-    return widened_products(x, m, x_stride, weight, Q4Block::kElements, scales, n, k, y, y_stride);
-  }
+  if (m >= kWidenRows) return widened_products(x, m, x_stride, weight, scales, n, k, y, y_stride);
   int64_t i = 0;
   for (; i + kQ4Rows <= m; i += kQ4Rows) {
     q4_columns<kQ4Rows, kQ4Columns, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
   }
-  for (; i + 4 <= m; i += 4) {
-    q4_columns<4, 2, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+  if constexpr (kQ4Rows > 4) {
+    for (; i + 4 <= m; i += 4) {
+      q4_columns<4, 2, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
+    }
   }
   for (; i + 2 <= m; i += 2) {
     q4_columns<2, kQ4Wide / 2, true>(x + i * x_stride, x_stride, weight, n, k, y + i * y_stride, y_stride);
