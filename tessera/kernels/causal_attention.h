@@ -20,8 +20,8 @@ struct CausalAttentionOptions {
   std::optional<double> scale = {};  // none: one over the square root of the head's size
 };
 
-// Whether the loops for it run here: on a CPU with AVX-512, on fp32 or bf16 heads of a multiple of 16 up to 256, as
-// many keys as queries. Elsewhere causal_attention has all scores of a head in memory at once.
+// Whether the loops for it run here: on a CPU with AVX2 or AVX-512, on fp32 or bf16 heads of a multiple of 16 up to
+// 256, as many keys as queries. Elsewhere causal_attention has all scores of a head in memory at once.
 bool runs_causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 // q [B, H, T, d]; k and v [B, G, T, d], H a multiple of G: [B, H, T, d], in memory [B, T, H, d]. Error kShape.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -8,10 +8,17 @@ struct Visible {
   bool all() const { return low <= 0 && high >= kBlock; }
   Mask lanes(int64_t at) const { return lanes_between(low - at, high - at); }
 };
+struct AllVisible {
+  AllLanes lanes(int64_t) const { return {}; }
+};
+template <class Work>
+auto of_visible(const Visible& visible, const Work& work) {
+  return visible.all() ? work(AllVisible{}) : work(visible);
+}
 
 // Scores of a block's row become exponentials; the running maximum, sum and result follow.
-inline void soften(float* scores, const Visible& visible, float scale, float& most, float& sum, float* result,
-                   int64_t width) {
+template <class Seen>
+void soften(float* scores, const Seen& visible, float scale, float& most, float& sum, float* result, int64_t width) {
   const Lanes least = fill(-std::numeric_limits<float>::infinity());
   Lanes values[kBlock / kLanes], peak = fill(most);
   bool has_nan = false;
@@ -81,7 +88,9 @@ void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads
         multiply(count, kBlock, d, {queries, d, 1}, {keys + block * kBlock * d, kBlock}, scores, kBlock, false);
         for (int64_t r = 0; r < count; ++r) {
           const Visible visible{plan.first_of(span, begin + r) - block * kBlock, begin + r + 1 - block * kBlock};
-          soften(scores + r * kBlock, visible, plan.scale, most[r], total[r], sums + r * d, d);
+          of_visible(visible, [&](const auto& seen_keys) {
+            soften(scores + r * kBlock, seen_keys, plan.scale, most[r], total[r], sums + r * d, d);
+          });
         }
         multiply(count, d, seen, {scores, kBlock, 1}, {values + block * kBlock * d, d}, sums, d, true);
       }
@@ -99,7 +108,8 @@ void forward_unit(const Plan& plan, const Span& span, int64_t group, const Heads
 }
 
 // Scores of a block's row become shares. Returns the sum of shares times pulls.
-inline float share_row(float* scores, const float* pulls, const Visible& visible, float scale, float log_sum) {
+template <class Seen>
+float share_row(float* scores, const float* pulls, const Seen& visible, float scale, float log_sum) {
   Lanes sum = fill(0);
   for (int64_t at = 0; at < kBlock; at += kLanes) {
     const auto lanes = visible.lanes(at);
@@ -112,7 +122,8 @@ inline float share_row(float* scores, const float* pulls, const Visible& visible
 }
 
 // Pulls of a block's row (the gradient times the values) become the gradient of its scores.
-inline void differentiate_row(const float* shares, float* pulls, const Visible& visible, float scale, float mean) {
+template <class Seen>
+void differentiate_row(const float* shares, float* pulls, const Seen& visible, float scale, float mean) {
   for (int64_t at = 0; at < kBlock; at += kLanes) {
     const Lanes off = mul(sub(load_lanes(pulls + at), fill(mean)), fill(scale));
     store_lanes(pulls + at, select(visible.lanes(at), mul(load_lanes(shares + at), off), fill(0)));
@@ -162,7 +173,9 @@ void backward_unit(const Plan& plan, const Span& span, int64_t group, const Back
         multiply(count, kBlock, d, own_grads, {values_t + at * d, kBlock}, p, kBlock, false);
         for (int64_t r = 0; r < count; ++r) {
           const Visible visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
-          means[r] += share_row(s + r * kBlock, p + r * kBlock, visible, plan.scale, log_sums[begin + r]);
+          means[r] += of_visible(visible, [&](const auto& seen_keys) {
+            return share_row(s + r * kBlock, p + r * kBlock, seen_keys, plan.scale, log_sums[begin + r]);
+          });
         }
       }
       for (int64_t block = first; block * kBlock <= begin; ++block) {
@@ -170,7 +183,9 @@ void backward_unit(const Plan& plan, const Span& span, int64_t group, const Back
         float *s = scores + at * kBlock, *p = pulls + at * kBlock;
         for (int64_t r = 0; r < count; ++r) {
           const Visible visible{plan.first_of(span, begin + r) - at, begin + r + 1 - at};
-          differentiate_row(s + r * kBlock, p + r * kBlock, visible, plan.scale, means[r]);
+          of_visible(visible, [&](const auto& seen_keys) {
+            differentiate_row(s + r * kBlock, p + r * kBlock, seen_keys, plan.scale, means[r]);
+          });
         }
         multiply(seen, d, count, {s, 1, kBlock}, {grads + begin * d, d}, grad_v + at * d, d, true);
         multiply(seen, d, count, {p, 1, kBlock}, {queries + begin * d, d}, grad_k + at * d, d, true);

@@ -20,6 +20,7 @@
 //   rounded_to<T>: as a T has it
 //   Mask; first_lanes(count); lanes_between(low, high); not_numbers; any; select(mask, yes, no);
 //   load_lanes(mask, from, others); store_lanes(mask, to, values): other memory is not touched
+//   AllLanes in place of a mask; for_each_lanes(count, each): each(at, AllLanes or the mask of the last lanes)
 //   sum_of, largest_of, exp_lanes, transpose
 #pragma once
 
@@ -35,6 +36,9 @@
 #endif
 
 namespace tessera::detail {
+
+// In place of a mask where no lane is left out, as some processors take ten times as long to store with a mask.
+struct AllLanes {};
 
 inline bool has_lanes() {
 #ifdef TESSERA_HAS_LANES

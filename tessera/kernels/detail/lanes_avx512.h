@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tessera/kernels/detail/lanes.h"
+#include "tessera/kernels/detail/lanes_avx2.h"
 
 #ifdef TESSERA_HAS_LANES
 #include <immintrin.h>
@@ -69,6 +70,14 @@ inline Lanes rounded(Lanes x) { return _mm512_roundscale_ps(x, 0); }
 inline Lanes times_power_of_two(Lanes x, Lanes power) { return _mm512_scalef_ps(x, power); }
 inline Lanes between(Lanes x, float low, float high) {
   return _mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), x));
+}
+
+// Of both halves as one.
+inline float sum_of(Lanes values) {
+  return lanes_avx2::sum_of(_mm256_add_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1)));
+}
+inline float largest_of(Lanes values) {
+  return lanes_avx2::largest_of(_mm256_max_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1)));
 }
 
 // rows[i] becomes column i.

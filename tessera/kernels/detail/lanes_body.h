@@ -1,20 +1,14 @@
 // What both halves of lanes.h have in terms of their own operations. Included within each of them.
 
-// Through memory: GCC 12 warns of its own reductions.
-inline float sum_of(Lanes values) {
-  float each[kLanes];
-  store_lanes(each, values);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t i = 0; i < half; ++i) each[i] += each[i + half];
-  }
-  return each[0];
-}
-inline float largest_of(Lanes values) {
-  float each[kLanes];
-  store_lanes(each, values);
-  float most = each[0];
-  for (const float value : each) most = value > most ? value : most;
-  return most;
+inline Lanes select(AllLanes, Lanes yes, Lanes) { return yes; }
+inline Lanes load_lanes(AllLanes, const float* from, Lanes) { return load_lanes(from); }
+inline void store_lanes(AllLanes, float* to, Lanes values) { store_lanes(to, values); }
+
+template <class Each>
+void for_each_lanes(int64_t count, const Each& each) {
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) each(at, AllLanes{});
+  if (at < count) each(at, first_lanes(count - at));
 }
 
 // e^x to about one unit in the last place; 0 of -inf, NaN of NaN.

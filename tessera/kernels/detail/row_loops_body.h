@@ -128,31 +128,29 @@ void rotate_head(const T* from, const float* cos, const float* sin, float sign, 
 }
 
 // Returns the loss of the row.
-float soften_row(float* logits, int64_t classes, int64_t label, bool wants_gradient) {
+inline float soften_row(float* logits, int64_t classes, int64_t label, bool wants_gradient) {
   const Lanes least = fill(-std::numeric_limits<float>::infinity());
   Lanes peaks = least;
   bool has_nan = false;
-  for (int64_t i = 0; i < classes; i += kLanes) {
-    const Lanes x = load_lanes(first_lanes(classes - i), logits + i, least);
+  for_each_lanes(classes, [&](int64_t at, auto lanes) {
+    const Lanes x = load_lanes(lanes, logits + at, least);
     has_nan |= any(not_numbers(x));
     peaks = max(peaks, x);
-  }
+  });
   const float most = has_nan ? std::numeric_limits<float>::quiet_NaN() : largest_of(peaks);
   const float own = logits[label] - most;
   Lanes sums = fill(0);
-  for (int64_t i = 0; i < classes; i += kLanes) {
-    const Mask lanes = first_lanes(classes - i);
-    const Lanes power = exp_lanes(sub(load_lanes(lanes, logits + i, least), fill(most)));
+  for_each_lanes(classes, [&](int64_t at, auto lanes) {
+    const Lanes power = exp_lanes(sub(load_lanes(lanes, logits + at, least), fill(most)));
     sums = add(sums, select(lanes, power, fill(0)));
-    if (wants_gradient) store_lanes(lanes, logits + i, power);
-  }
+    if (wants_gradient) store_lanes(lanes, logits + at, power);
+  });
   const float sum = sum_of(sums);
   if (wants_gradient) {
     const Lanes share = fill(1 / sum);
-    for (int64_t i = 0; i < classes; i += kLanes) {
-      const Mask lanes = first_lanes(classes - i);
-      store_lanes(lanes, logits + i, mul(load_lanes(lanes, logits + i, fill(0)), share));
-    }
+    for_each_lanes(classes, [&](int64_t at, auto lanes) {
+      store_lanes(lanes, logits + at, mul(load_lanes(lanes, logits + at, fill(0)), share));
+    });
     logits[label] -= 1;
   }
   return std::log(sum) - own;
