@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the tables of measured figures from the JSON lines in bench/results: README's, of the rows that bench/table.txt
-lists, and bench/results/README.md, of all cases.
+lists, and bench/results/README.md, of all cases; a folder in bench/results holds those of another machine.
 
     bench_table.py [--check]      --check: writes nothing, fails where a table is not that of the results
 """
@@ -20,8 +20,8 @@ def number(value):
     return f"{value:.3g}" if value >= 1 else f"{value:.2g}"
 
 
-def read_results():
-    return {file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in sorted(RESULTS.glob("*.json"))}
+def read_results(folder):
+    return {file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.glob("*.json"))}
 
 
 def cells(cases):
@@ -95,12 +95,14 @@ def whole_table(results):
 
 
 def main():
-    results = read_results()
+    results = read_results(RESULTS)
     readme = (ROOT / "README.md").read_text()
     head, rest = readme.split(BEGIN)
     tail = rest.split(END)[1]
     wanted = {ROOT / "README.md": head + BEGIN + "\n" + readme_table(results) + "\n" + END + tail,
               RESULTS / "README.md": whole_table(results)}
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        wanted[folder / "README.md"] = whole_table(read_results(folder))
     for file, text in wanted.items():
         if sys.argv[1:] != ["--check"]:
             file.write_text(text)
