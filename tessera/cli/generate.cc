@@ -22,6 +22,7 @@
 #include "tessera/models/generation/text_stream.h"
 #include "tessera/models/model_path.h"
 #include "tessera/text/chat_prompt.h"
+#include "tessera/text/document.h"
 #include "tessera/text/grammar/json_schema.h"
 
 namespace tessera::cli {
@@ -171,7 +172,7 @@ GenerationOptions Prompts::of_sequence(const GenerationOptions& options) const {
 }
 
 std::vector<int64_t> Prompts::of_text(const std::string& text) const {
-  const auto ids = tokenizer_.encode(text);
+  const auto ids = text::encode_document(tokenizer_, text).ids;
   return {ids.begin(), ids.end()};
 }
 

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/base/quote.h"
+#include "tessera/text/document.h"
 
 namespace tessera::cli {
 namespace {
@@ -95,14 +96,14 @@ class RecordReader {
   }
 
   ScoreSequence of_text(const std::string& text) const {
-    ScoreSequence sequence{.tokens = checked(tokenizer_.encode(text), "text")};
+    ScoreSequence sequence{.tokens = checked(text::encode_document(tokenizer_, text).ids, "text")};
     sequence.first = std::min<size_t>(1, sequence.tokens.size());
     check_length(sequence, "text");
     return sequence;
   }
 
   std::vector<int64_t> prompt_tokens() const {
-    auto tokens = checked(tokenizer_.encode(string_at(keys_.prompt)), keys_.prompt);
+    auto tokens = checked(text::encode_document(tokenizer_, string_at(keys_.prompt)).ids, keys_.prompt);
     const auto eos = tokenizer_.eos_id();
     if (eos && !tokens.empty() && tokens.back() == *eos) tokens.pop_back();  // one that the tokenizer adds
     return tokens;
@@ -110,7 +111,11 @@ class RecordReader {
 
   ScoreSequence after(std::vector<int64_t> prompt, const std::string& text, const std::string& key) const {
     ScoreSequence sequence{.tokens = std::move(prompt)};
-    const auto more = checked(tokenizer_.encode(text, {.add_special_tokens = false}), key);
+    auto more = checked(tokenizer_.encode(text, {.add_special_tokens = false}), key);
+    const auto bos = tokenizer_.bos_id();  // which stands in the middle of no text
+    if (bos && bos != tokenizer_.eos_id() && !sequence.tokens.empty() && !more.empty() && more.front() == *bos) {
+      more.erase(more.begin());
+    }
     sequence.first = sequence.tokens.size();
     sequence.tokens.insert(sequence.tokens.end(), more.begin(), more.end());
     if (sequence.first == 0) sequence.first = std::min<size_t>(1, sequence.tokens.size());

@@ -42,8 +42,9 @@ struct DataOptions {
   std::string overlong = "truncate";                // truncate | drop | error
   bool train_on_inputs = false;                     // true: prompts and users are learnt, too
   uint64_t seed = 42;
-  bool shuffle = true;     // of the samples before they are packed; false keeps the order of the files
-  int64_t vocab_size = 0;  // tokens that the model knows; 0: any
+  bool shuffle = true;                   // of the samples before they are packed; false keeps the order of the files
+  int64_t vocab_size = 0;                // tokens that the model knows; 0: any
+  std::vector<int32_t> end_tokens = {};  // that end a generation (eos_token_id of config.json, generation_config.json)
   // Where rows are kept between runs (DataCache::folder_of), empty: nowhere; and what tells tokenizer and template.
   std::filesystem::path cache_folder = {};
   std::string tokenizer_identity = {};

@@ -30,9 +30,7 @@ void parse_arguments(Json& message, const std::string& name, const std::string& 
   }
 }
 
-// The text of a content in parts, [{"type": "text", "text": ...}, ...].
-std::string text_of_parts(const Json& parts, const std::string& name, const std::string& where) {
-  std::string text;
+void check_parts(const Json& parts, const std::string& name, const std::string& where) {
   for (const Json& part : parts) {
     const bool typed = part.is_object() && part.contains("type") && part["type"].is_string();
     TESSERA_CHECK(typed && part["type"] == "text" && part.contains("text") && part["text"].is_string(),
@@ -40,19 +38,17 @@ std::string text_of_parts(const Json& parts, const std::string& name, const std:
                   "[data.read] {}: {}: a part of its content is {}, wanted one of type text with a "
                   "'text': models here read text.",
                   where, name, typed ? "of type " + quote(part["type"].get_ref<const std::string&>()) : describe(part));
-    text += part["text"].get_ref<const std::string&>();
   }
-  return text;
 }
 
-// Templates want text. OpenAI's API has null or nothing beside tool calls, and parts.
-void make_content_text(Json& message, const std::string& name, const std::string& where) {
+// OpenAI's API has null or nothing beside tool calls, which templates want as an empty text.
+void check_content(Json& message, const std::string& name, const std::string& where) {
   const auto content = message.find("content");
   const bool absent = content == message.end() || content->is_null();
   if (absent && message.contains("tool_calls")) {
     message["content"] = "";
   } else if (!absent && content->is_array()) {
-    message["content"] = text_of_parts(*content, name, where);
+    check_parts(*content, name, where);
   } else {
     TESSERA_CHECK(!absent && content->is_string(), ErrorKind::kFormat,
                   "[data.read] {}: {}: 'content' is {}, wanted text, or parts of type text.", where, name,
@@ -119,7 +115,7 @@ Json openai_messages(const Json& list, const char* column, const std::string& wh
     } else {
       TESSERA_CHECK(role, ErrorKind::kFormat, "[data.read] {}: {} is no object with the string 'role'.", where, name);
     }
-    make_content_text(message, name, where);
+    check_content(message, name, where);
     parse_arguments(message, name, where);
     messages.push_back(std::move(message));
   }

@@ -6,19 +6,22 @@
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/base/quote.h"
+#include "tessera/data/turns.h"
+#include "tessera/text/chat_messages.h"
+#include "tessera/text/document.h"
 
 namespace tessera::data {
 
 Sample SampleMaker::make(const Record& record) const {
   Sample sample = make_unchecked(record);
-  if (train_on_inputs_) sample.learnt.assign(sample.tokens.size(), 1);
-  if (vocab_size_ == 0) return sample;
+  if (options_.train_on_inputs) sample.learnt.assign(sample.tokens.size(), 1);
+  if (options_.vocab_size == 0) return sample;
   for (const int32_t token : sample.tokens) {
-    TESSERA_CHECK(token < vocab_size_, ErrorKind::kConfig,
+    TESSERA_CHECK(token < options_.vocab_size, ErrorKind::kConfig,
                   "[data.read] {}: the tokenizer makes token {} ({}) of it, "
                   "the model knows {} tokens. Do tokenizer and "
                   "model belong together?",
-                  record.where, token, quote(tokenizer_.id_to_token(token)), vocab_size_);
+                  record.where, token, quote(tokenizer_.id_to_token(token)), options_.vocab_size);
   }
   return sample;
 }
@@ -50,8 +53,15 @@ Sample SampleMaker::make_unchecked(const Record& record) const {
 // Special tokens stand at the two ends of a text, not where a stream is cut into parts.
 Sample SampleMaker::from_text(const Record& record) const {
   Sample sample;
-  sample.tokens = tokenizer_.encode(record.text, {.add_special_tokens = record.first});
+  if (record.first) {
+    auto document = text::encode_document(tokenizer_, record.text);
+    if (document.spells_start) spells_bos_ = true;
+    sample.tokens = std::move(document.ids);
+  } else {
+    sample.tokens = tokenizer_.encode(record.text, {.add_special_tokens = false});
+  }
   const auto eos = tokenizer_.eos_id();
+  if (!eos && record.last) lacks_eos_ = true;
   const bool ends = eos && !sample.tokens.empty() && sample.tokens.back() == *eos;
   if (eos && record.last && !ends) sample.tokens.push_back(*eos);
   if (!record.last && record.first && ends) sample.tokens.pop_back();
@@ -61,12 +71,20 @@ Sample SampleMaker::from_text(const Record& record) const {
 
 Sample SampleMaker::from_completion(const std::string& prompt, const std::string& completion) const {
   Sample sample;
-  sample.tokens = tokenizer_.encode(prompt);
+  auto document = text::encode_document(tokenizer_, prompt);
+  if (document.spells_start) spells_bos_ = true;
+  sample.tokens = std::move(document.ids);
   const auto eos = tokenizer_.eos_id();
+  if (!eos) lacks_eos_ = true;
   if (eos && !sample.tokens.empty() && sample.tokens.back() == *eos)
     sample.tokens.pop_back();  // one that the tokenizer adds
   sample.learnt.assign(sample.tokens.size(), 0);
-  const auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
+  auto answer = tokenizer_.encode(completion, {.add_special_tokens = false});
+  const auto bos = tokenizer_.bos_id();
+  if (bos && bos != eos && !sample.tokens.empty() && !answer.empty() && answer.front() == *bos) {
+    spells_bos_ = true;  // no BOS stands in the middle of a sample
+    answer.erase(answer.begin());
+  }
   sample.tokens.insert(sample.tokens.end(), answer.begin(), answer.end());
   if (eos && (sample.tokens.empty() || sample.tokens.back() != *eos)) sample.tokens.push_back(*eos);
   sample.learnt.resize(sample.tokens.size(), 1);
@@ -120,91 +138,108 @@ std::vector<bool> heard_turns(const Record& record) {
   return heard;
 }
 
-// The text around a message's content, found by putting another content in its place.
-std::optional<std::pair<size_t, size_t>> content_between(const text::ChatTemplate& chat, const Json& messages,
-                                                         size_t index, const Json& extra, const std::string& text) {
-  static const std::string kMark = "\u2402assistant content\u2403";
-  Json marked = messages;
-  marked[index]["content"] = kMark;
-  std::string other;
-  try {
-    other = chat.render(marked, false, extra).text;
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-  const size_t at = other.find(kMark);
-  if (at == std::string::npos || other.find(kMark, at + 1) != std::string::npos) return std::nullopt;
-  const std::string_view before = std::string_view(other).substr(0, at),
-                         behind = std::string_view(other).substr(at + kMark.size());
-  if (before.size() + behind.size() > text.size() || !text.starts_with(before) || !text.ends_with(behind))
-    return std::nullopt;
-  return std::pair{before.size(), text.size() - behind.size()};
-}
-
-// Where the turn of a message begins and ends when the conversation up to it is a prefix of the whole.
-std::optional<std::pair<size_t, size_t>> turn_between(const text::ChatTemplate& chat, const Json& messages,
-                                                      size_t index, const Json& extra, const std::string& text) {
-  Json before = Json::array();
-  for (size_t i = 0; i < index; ++i) before.push_back(messages[i]);
-  try {
-    const std::string prompt = chat.render(before, true, extra).text;
-    before.push_back(messages[index]);
-    const std::string turn = chat.render(before, false, extra).text;
-    if (turn.size() <= prompt.size() || !turn.starts_with(prompt) || !text.starts_with(turn)) return std::nullopt;
-    return std::pair{prompt.size(), turn.size()};
-  } catch (const Error&) {
-    return std::nullopt;  // a template that refuses half a conversation
-  }
+bool is_blank_token(const text::Encoding& encoding, std::string_view text, size_t token) {
+  const auto [first, last] = encoding.offsets[token];
+  return text.substr(first, last - first).find_first_not_of(" \t\n\r") == text.npos;
 }
 
 }  // namespace
 
-std::vector<SampleMaker::Turn> SampleMaker::spoken_by_assistant(const Record& record, const Json& extra,
-                                                                const std::string& text) const {
-  const Json& messages = record.json->at("messages");
-  std::vector<Turn> turns;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    if (!is_assistant(messages[i]) || is_silent(record, i)) continue;
-    const auto content = content_between(*chat_template_, messages, i, extra, text);
-    const auto turn = turn_between(*chat_template_, messages, i, extra, text);
-    const bool calls = messages[i].contains("tool_calls") && !messages[i]["tool_calls"].empty();
-    TESSERA_CHECK(turn || (content && !calls), ErrorKind::kFormat,
-                  "[data.read] {}: message {} of the assistant cannot be told "
-                  "from what {} prints around it. "
-                  "Mark it with {{% generation %}} in the template.",
-                  record.where, i, chat_template_->name());
-    if (!turn) {  // only whitespace may stand before the end-of-turn token
-      turns.push_back({content->first, content->second,
-                       std::min(text.size(), text.find_first_not_of(" \n", content->second)) + 1, false});
-    } else if (calls || !content || content->second < turn->first || content->second > turn->second) {
-      turns.push_back({turn->first, turn->second, turn->second, true});
-    } else {
-      turns.push_back({turn->first, content->second, turn->second, false});
-    }
-  }
-  return turns;
+bool SampleMaker::ends_turn(int32_t token) const {
+  const auto& ends = options_.end_tokens;
+  return token == tokenizer_.eos_id() || std::find(ends.begin(), ends.end(), token) != ends.end();
 }
 
-void SampleMaker::learn_turn(const Turn& turn, const text::Encoding& encoding, Sample& sample) const {
+bool SampleMaker::learn_turn(const Turn& turn, const std::string& text, const text::Encoding& encoding,
+                             Sample& sample) const {
   const auto& offsets = encoding.offsets;
   const auto begin_of = [&](size_t byte) {
     return static_cast<size_t>(std::lower_bound(offsets.begin(), offsets.end(), byte,
                                                 [](const auto& offset, size_t at) { return offset.first < at; }) -
                                offsets.begin());
   };
-  const size_t first = begin_of(turn.first), limit = begin_of(turn.limit);
-  size_t last = begin_of(turn.last);
-  const auto special = [&](size_t token) { return tokenizer_.is_special(encoding.ids[token]); };
-  if (turn.to_last_special) {
-    size_t end = last;
+  const auto special = [&](size_t token) {
+    return tokenizer_.is_special(encoding.ids[token]) || ends_turn(encoding.ids[token]);
+  };
+  const size_t first = begin_of(turn.first), limit = begin_of(turn.limit), text_end = begin_of(turn.text_end);
+  size_t end = limit;  // of the token that ends the turn, one behind it
+  if (turn.ends_in_special) {
     while (end > first && !special(end - 1)) --end;
-    if (end > first) last = end;
   } else {
-    size_t end = last;
+    end = text_end;
     while (end < limit && !special(end)) ++end;
-    if (end < limit) last = end + 1;
+    end = end < limit ? end + 1 : first;
   }
-  for (size_t token = first; token < last; ++token) sample.learnt[token] = 1;
+  bool found = end > first;
+  if (!found) {  // the header of the next turn may be the end of this one
+    size_t next = turn.ends_in_special ? limit : text_end;
+    while (next < encoding.ids.size() && is_blank_token(encoding, text, next)) ++next;
+    found = next < encoding.ids.size() && ends_turn(encoding.ids[next]);
+    end = found ? next + 1 : turn.ends_in_special ? limit : text_end;
+  }
+  for (size_t token = first; token < end; ++token) sample.learnt[token] = 1;
+  return found;
+}
+
+// The end that the template would print behind the last turn if another spoke after it.
+void SampleMaker::append_end(const std::string& text_behind, Sample& sample) const {
+  const auto encoding = tokenizer_.encode_with_offsets(text_behind, {.add_special_tokens = false});
+  size_t end = 0;
+  while (end < encoding.ids.size() && is_blank_token(encoding, text_behind, end)) ++end;
+  if (end == encoding.ids.size() || !ends_turn(encoding.ids[end])) {
+    lacks_turn_end_ = true;
+    return;
+  }
+  // What stands between the text and its end is learnt, too.
+  for (size_t token = sample.learnt.size(); token-- > 0 && sample.learnt[token] == 0;) sample.learnt[token] = 1;
+  sample.tokens.insert(sample.tokens.end(), encoding.ids.begin(),
+                       encoding.ids.begin() + static_cast<ptrdiff_t>(end) + 1);
+  sample.learnt.resize(sample.tokens.size(), 1);
+}
+
+void SampleMaker::learn_turns(const Record& record, const Json& messages, const Json& extra, const std::string& text,
+                              const text::Encoding& encoding, Sample& sample) const {
+  const TurnFinder turns(*chat_template_, messages, extra, text);
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (!is_assistant(messages[i]) || is_silent(record, i)) continue;
+    const auto found = turns.find(i);
+    TESSERA_CHECK(!found.empty(), ErrorKind::kFormat,
+                  "[data.read] {}: message {} of the assistant cannot be told "
+                  "from what {} prints around it. "
+                  "Mark it with {{% generation %}} in the template.",
+                  record.where, i, chat_template_->name());
+    if (turns.drops_calls(i)) drops_calls_ = true;
+    bool ends = true;
+    for (const Turn& turn : found) ends &= learn_turn(turn, text, encoding, sample);
+    if (ends) continue;
+    if (i + 1 < messages.size()) {
+      lacks_turn_end_ = true;
+    } else {
+      append_end(turns.text_behind_last(), sample);
+    }
+  }
+}
+
+std::vector<std::string> SampleMaker::warnings() const {
+  std::vector<std::string> warnings;
+  if (spells_bos_) warnings.push_back("a text or completion begins with the BOS token itself; it has one, not two");
+  if (lacks_eos_) {
+    warnings.push_back(
+        "the tokenizer names no eos_token (tokenizer_config.json, special_tokens_map.json): texts and completions end "
+        "without one, and the model does not learn to stop");
+  }
+  if (lacks_turn_end_) {
+    warnings.push_back(
+        fmt::format("{} prints no token behind a turn of the assistant that ends it (a special token, the tokenizer's "
+                    "eos_token, or "
+                    "an eos_token_id of config.json or generation_config.json): the model does not learn to stop there",
+                    chat_template_->name()));
+  }
+  if (drops_calls_) {
+    warnings.push_back(
+        fmt::format("{} does not print tool calls of the assistant: they are not learnt", chat_template_->name()));
+  }
+  return warnings;
 }
 
 Sample SampleMaker::from_chat(const Record& record) const {
@@ -213,7 +248,7 @@ Sample SampleMaker::from_chat(const Record& record) const {
                 "has no chat template. Use a model with one, or "
                 "records with 'prompt' and 'completion'.",
                 record.where);
-  const Json& messages = record.json->at("messages");
+  const Json messages = text::messages_for(*chat_template_, record.json->at("messages"));
   Json extra = Json::object();
   if (record.json->contains("tools")) extra["tools"] = record.json->at("tools");
   const text::RenderedChat rendered = render(*chat_template_, messages, extra, record.where);
@@ -222,7 +257,7 @@ Sample SampleMaker::from_chat(const Record& record) const {
   sample.tokens = encoding.ids;
   sample.learnt.assign(sample.tokens.size(), 0);
   if (!chat_template_->marks_generation()) {
-    for (const auto& turn : spoken_by_assistant(record, extra, rendered.text)) learn_turn(turn, encoding, sample);
+    learn_turns(record, messages, extra, rendered.text, encoding, sample);
     return sample;
   }
   const auto heard = heard_turns(record);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -125,7 +126,11 @@ std::vector<std::filesystem::path> paths_of(const std::vector<SourceFiles>& sour
 
 // What the same data, tokenizer and settings are made into. To be raised with every change of code that makes other
 // rows of them: reading of records, templates, tokenizing, what is learnt, packing.
-constexpr int kRowSemantics = 1;
+constexpr int kRowSemantics = 2;
+
+// The time that templates print as the current one: 2024-07-26 12:00 UTC, the day that Llama's templates print where
+// there is no clock. With the machine's, the rows of a run that is resumed on another day would be other rows.
+constexpr std::time_t kTimeOfTemplates = 1'721'995'200;
 
 // Everything that the rows depend on.
 std::string key_of(const DataOptions& options, const std::vector<SourceFiles>& sources, const DataCache& cache,
@@ -140,6 +145,7 @@ std::string key_of(const DataOptions& options, const std::vector<SourceFiles>& s
               {"seed", options.seed},
               {"shuffle", options.shuffle},
               {"vocab_size", options.vocab_size},
+              {"end_tokens", options.end_tokens},
               {"padding", padding}};
   for (const auto& source : sources) {
     Json files = Json::array();
@@ -197,6 +203,8 @@ void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sour
       "[data.load] {}: the data set is empty ({} samples are too long, {} hold nothing to learn). Give it other files.",
       first_names(sources), stats.dropped, stats.unlabelled);
   writer.finish(key, stats, padding, lines);
+  if (options.quiet) return;
+  for (const auto& warning : maker.warnings()) log_warning("[data.load] {}: {}.", first_names(sources), warning);
 }
 
 }  // namespace
@@ -216,7 +224,11 @@ Tokenized tokenized(const DataOptions& options, std::span<const DataSource> give
   UnchangedFiles files(paths_of(sources));
   const int64_t padding = padding_token(tokenizer, options.vocab_size);
   const std::string key = options.cache_folder.empty() ? "none" : key_of(options, sources, cache, padding);
-  const SampleMaker maker(tokenizer, chat_template, options.vocab_size, options.train_on_inputs);
+  auto dated_template = chat_template;
+  if (chat_template) dated_template = chat_template->at_time(kTimeOfTemplates);
+  const SampleMaker maker(
+      tokenizer, dated_template,
+      {.vocab_size = options.vocab_size, .train_on_inputs = options.train_on_inputs, .end_tokens = options.end_tokens});
   bool made = false;
   const auto make = [&](const std::filesystem::path& folder) {
     made = true;
@@ -229,6 +241,9 @@ Tokenized tokenized(const DataOptions& options, std::span<const DataSource> give
                 (options.cache_folder / key).string(), rows->sequence_length(), options.sequence_length);
   // Whoever makes an entry that others read says so.
   if (options.quiet && (!made || options.cache_folder.empty())) return {rows, std::move(files)};
+  if (!options.quiet && chat_template && chat_template->reads_clock()) {
+    log_info("[data.load] {} prints the date: in training data it is always 26 July 2024", chat_template->name());
+  }
   constexpr size_t kShown = 4;
   const size_t shown = options.quiet ? 0 : rows->description().size();
   for (size_t i = 0; i < std::min(kShown, shown); ++i) log_info("[data.load] {}", rows->description()[i]);

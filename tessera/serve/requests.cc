@@ -11,7 +11,9 @@
 #include "tessera/base/quote.h"
 #include "tessera/data/messages.h"
 #include "tessera/serve/api_error.h"
+#include "tessera/text/chat_messages.h"
 #include "tessera/text/chat_prompt.h"
+#include "tessera/text/document.h"
 
 namespace tessera::serve {
 namespace {
@@ -159,7 +161,7 @@ Prompt prompt_of(const JsonReader& prompt, const Served& served) {
   Prompt found;
   if (!prompt.is_array()) {
     found.text = prompt.as_string();
-    const auto encoded = served.tokenizer.encode(*found.text);
+    const auto encoded = text::encode_document(served.tokenizer, *found.text).ids;
     found.tokens.assign(encoded.begin(), encoded.end());
     return found;
   }
@@ -220,7 +222,8 @@ std::string read_tool_choice(const JsonReader& top, const std::set<std::string>&
 std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, std::set<std::string>& told,
                                  WantedForm& form) {
   if (!served.chat) refuse("messages", "this model has no chat template; use /v1/completions");
-  auto messages = data::openai_messages(top.at("messages").value(), "messages", kWhere);
+  const auto messages =
+      text::messages_for(*served.chat, data::openai_messages(top.at("messages").value(), "messages", kWhere));
   Json extra = Json::object();
   if (const auto more = top.find("chat_template_kwargs"); more && !more->is_null()) {
     if (!more->is_object()) more->fail("an object");

@@ -2,8 +2,9 @@
 //
 //   const auto ids = chat_prompt(chat, tokenizer, messages);
 //
-// Special tokens are those that the template writes. One that a message spells out ("<|im_end|>" typed by a user) is
-// text, so that nobody ends his turn and speaks as another. Thread-safe.
+// Control tokens are those that the template writes: special tokens, and added tokens that are part of the template's
+// own text (Qwen's <tool_call> and <think>). One that a message, a tool's description or a further value spells out
+// ("<|im_end|>" typed by a user) is text, so that none of them ends a turn and speaks as another. Thread-safe.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,7 +15,8 @@
 
 namespace tessera::text {
 
-// With the beginning of the assistant's answer. Errors as ChatTemplate::render's; `extra` as there.
+// With the beginning of the assistant's answer. Errors as ChatTemplate::render's; `extra` as there. The messages may
+// have their content in any form (chat_messages.h).
 std::vector<TokenId> chat_prompt(const ChatTemplate& chat, const Tokenizer& tokenizer,
                                  const nlohmann::ordered_json& messages,
                                  const nlohmann::ordered_json& extra = nlohmann::ordered_json::object());

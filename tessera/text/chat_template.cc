@@ -1,19 +1,32 @@
 #include "tessera/text/chat_template.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
 #include "tessera/base/quote.h"
+#include "tessera/text/chat_messages.h"
 #include "tessera/text/jinja/evaluator.h"
 #include "tessera/text/jinja/parser.h"
 #include "tessera/text/jinja/unicode.h"
+#include "tessera/text/special_tokens.h"
 
 namespace tessera::text {
 
 using jinja::Value;
+
+namespace {
+
+struct ContentForms {
+  std::mutex mutex;
+  std::map<std::string, ContentForm> by_role;
+};
+
+}  // namespace
 
 struct ChatTemplate::State {
   std::string name;
@@ -21,6 +34,7 @@ struct ChatTemplate::State {
   jinja::Template tree;
   std::optional<jinja::Template> with_tools;  // the "tool_use" template of a list
   Json special_tokens = Json::object();
+  std::shared_ptr<ContentForms> content_forms = std::make_shared<ContentForms>();
 };
 
 namespace {
@@ -98,20 +112,6 @@ Value with_reasoning(const Value& message) {
   return message;
 }
 
-// bos_token and the like: a string, or an object with "content".
-Json special_tokens_of(const Json& config) {
-  Json tokens = Json::object();
-  for (const char* name :
-       {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
-    const auto found = config.find(name);
-    if (found == config.end()) continue;
-    if (found->is_string()) tokens[name] = *found;
-    if (found->is_object() && found->contains("content") && found->at("content").is_string())
-      tokens[name] = found->at("content");
-  }
-  return tokens;
-}
-
 Json read_config(const std::filesystem::path& path) {
   constexpr size_t kMaxBytes = size_t{64} << 20;
   return parse_json_object(read_file(path, kMaxBytes), "[text.chat_template] " + path.string(),
@@ -133,7 +133,7 @@ std::optional<ChatTemplate> ChatTemplate::from_folder(const std::filesystem::pat
   const auto config_path = folder / "tokenizer_config.json";
   const auto file_path = folder / "chat_template.jinja";
   const Json config = std::filesystem::exists(config_path) ? read_config(config_path) : Json::object();
-  state->special_tokens = special_tokens_of(config);
+  state->special_tokens = special_tokens_of(folder, config);
   if (std::filesystem::exists(file_path)) {
     state->name = file_path.string();
     state->tree = parse_source(read_file(file_path, state->limits.max_template_bytes), state->name, state->limits);
@@ -189,6 +189,7 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
                   messages[i].type_name());
   }
   jinja::Evaluator evaluator({limits.max_steps, limits.max_output_bytes, limits.max_depth});
+  evaluator.set_time(time_);
   try {
     evaluator.define("tools", Value::none());
     evaluator.define("documents", Value::none());
@@ -211,7 +212,35 @@ RenderedChat ChatTemplate::render(const Json& messages, bool add_generation_prom
   }
 }
 
+ChatTemplate ChatTemplate::at_time(std::time_t seconds) const {
+  ChatTemplate pinned = *this;
+  pinned.time_ = seconds;
+  return pinned;
+}
+
 bool ChatTemplate::marks_generation() const { return state_->tree.has_generation; }
+
+ContentForm ChatTemplate::content_form(const std::string& role) const {
+  // Roles beyond these few are of one kind: a server is sent as many names of them as a client likes.
+  const bool known = role == "system" || role == "user" || role == "assistant" || role == "tool";
+  auto& found = *state_->content_forms;
+  const std::lock_guard lock(found.mutex);
+  const auto [form, added] = found.by_role.try_emplace(known ? role : "other");
+  if (added) form->second = find_content_form(*this, form->first);
+  return form->second;
+}
+
+bool ChatTemplate::reads_clock() const {
+  return state_->tree.reads_clock || (state_->with_tools && state_->with_tools->reads_clock);
+}
+
+bool ChatTemplate::writes(std::string_view text) const {
+  return state_->tree.literals.find(text) != std::string::npos ||
+         (state_->with_tools && state_->with_tools->literals.find(text) != std::string::npos);
+}
+
+bool ChatTemplate::has_literal(std::string_view text) const { return writes(fmt::format("{0}{1}{0}", '\0', text)); }
+
 const std::string& ChatTemplate::name() const { return state_->name; }
 
 }  // namespace tessera::text

@@ -11,11 +11,13 @@
 // Parsed templates are immutable values, cheap to copy; rendering is thread-safe.
 #pragma once
 
+#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,6 +35,12 @@ struct RenderedChat {
   std::vector<std::pair<size_t, size_t>> generation_spans;  // byte ranges [first, last) of {% generation %} blocks
 };
 
+// Which forms of a message's content a template prints: a text, and parts ([{"type": "text", "text": ...}, ...]), all
+// of them or only the first.
+struct ContentForm {
+  bool reads_text = true, reads_parts = false, reads_all_parts = false;
+};
+
 class ChatTemplate {
  public:
   // Parses a template; `name` is what errors call it.
@@ -40,8 +48,8 @@ class ChatTemplate {
 
   // The template of a Hugging Face folder: chat_template.jinja if there, else "chat_template" of tokenizer_config.json
   // (a string, or a list of {"name", "template"} of which "default" is used, "tool_use" when tools are given).
-  // nullopt when the folder has none. The special tokens of tokenizer_config.json (bos_token, ...) become values
-  // that every render of it sees.
+  // nullopt when the folder has none. The special tokens of tokenizer_config.json and special_tokens_map.json
+  // (bos_token, ...) become values that every render of it sees.
   static std::optional<ChatTemplate> from_folder(const std::filesystem::path& folder);
 
   // Renders a list of messages, each an object with "role" and mostly "content". `extra` is an object of further
@@ -51,6 +59,19 @@ class ChatTemplate {
   RenderedChat render(const nlohmann::ordered_json& messages, bool add_generation_prompt,
                       const nlohmann::ordered_json& extra) const;
 
+  // A copy in which strftime_now prints this time, in seconds since 1970, in UTC. Without it, it prints the machine's.
+  ChatTemplate at_time(std::time_t seconds) const;
+  // True when the template names strftime_now: what it prints may depend on the day.
+  bool reads_clock() const;
+
+  // True when the text is part of the template's own text or of one of its string literals.
+  bool writes(std::string_view text) const;
+  // True when the whole of a string literal, or of a piece of the template's text, is this text.
+  bool has_literal(std::string_view text) const;
+
+  // How the template reads the content of messages of this role. Found by small renders the first time it is asked.
+  ContentForm content_form(const std::string& role) const;
+
   // True when the template marks what the assistant says with {% generation %}.
   bool marks_generation() const;
   const std::string& name() const;
@@ -59,6 +80,7 @@ class ChatTemplate {
   struct State;
   explicit ChatTemplate(std::shared_ptr<const State> state) : state_(std::move(state)) {}
   std::shared_ptr<const State> state_;
+  std::optional<std::time_t> time_;  // that strftime_now prints; none: the machine's
 };
 
 }  // namespace tessera::text

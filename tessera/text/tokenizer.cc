@@ -14,6 +14,7 @@
 #include "tessera/text/detail/pre_tokenizer.h"
 #include "tessera/text/detail/tokenizer_file.h"
 #include "tessera/text/detail/unicode.h"
+#include "tessera/text/special_tokens.h"
 
 namespace tessera::text {
 namespace {
@@ -70,6 +71,7 @@ struct Tokenizer::State {
 
   void fill_tokens();
   void apply_config(const std::string& text, const std::string& name);
+  void apply_special_tokens(const Json& tokens);
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const;
   std::optional<TokenId> find(std::string_view token) const;
   std::optional<TokenId> token_from_config(const JsonReader& config, const char* key) const;
@@ -145,6 +147,13 @@ void Tokenizer::State::apply_config(const std::string& text, const std::string& 
   if (config.boolean("add_bos_token", false) && bos) before.push_back(*bos);
   if (config.boolean("add_eos_token", false) && eos) after.push_back(*eos);
   post_processor = PostProcessor::around(std::move(before), std::move(after));
+}
+
+// Tokens by name, as special_tokens_of() finds them.
+void Tokenizer::State::apply_special_tokens(const Json& tokens) {
+  for (const auto& [name, id] : {std::pair("bos_token", &bos), {"eos_token", &eos}, {"pad_token", &pad}}) {
+    if (tokens.contains(name)) *id = find(tokens[name].get_ref<const std::string&>());
+  }
 }
 
 void Tokenizer::State::Run::whole(std::string_view text) {
@@ -240,6 +249,11 @@ Tokenizer Tokenizer::from_folder(const std::filesystem::path& dir) {
   auto state = std::make_shared<State>(parse_tokenizer_file(read_file(path, kMaxFileBytes), path.string()));
   const auto config = dir / "tokenizer_config.json";
   if (std::filesystem::exists(config)) state->apply_config(read_file(config, kConfigLimits.max_bytes), config.string());
+  if (std::filesystem::exists(dir / "special_tokens_map.json")) {
+    const auto text = std::filesystem::exists(config) ? read_file(config, kConfigLimits.max_bytes) : "{}";
+    state->apply_special_tokens(
+        special_tokens_of(dir, parse_json_object(text, "[text.load] " + config.string(), kConfigLimits)));
+  }
   return Tokenizer(std::move(state));
 }
 
@@ -297,6 +311,10 @@ bool Tokenizer::is_special(TokenId id) const {
 
 std::vector<std::pair<size_t, size_t>> Tokenizer::special_tokens_in(std::string_view text) const {
   return state_->added.written().find_all(text);
+}
+
+std::vector<std::pair<size_t, size_t>> Tokenizer::added_tokens_in(std::string_view text) const {
+  return state_->added.all_written().find_all(text);
 }
 
 }  // namespace tessera::text

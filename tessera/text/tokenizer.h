@@ -36,7 +36,7 @@ using TokenId = int32_t;
 struct EncodeOptions {
   bool add_special_tokens = true;      // what the post-processor adds, e.g. BOS
   bool parse_special = true;           // "<|im_end|>" inside the text becomes the special token, else plain text
-  std::span<const size_t> barriers{};  // places in the text, rising, over which no special token reaches
+  std::span<const size_t> barriers{};  // places in the text, rising, over which no added token reaches
 };
 
 struct Encoding {
@@ -48,8 +48,8 @@ struct Encoding {
 
 class Tokenizer {
  public:
-  // DIR/tokenizer.json, and DIR/tokenizer_config.json where it is there: bos, eos and pad token, and
-  // add_bos_token / add_eos_token, which replace the file's post-processor as transformers does.
+  // DIR/tokenizer.json, and DIR/tokenizer_config.json and special_tokens_map.json where they are there: bos, eos and
+  // pad token, and add_bos_token / add_eos_token, which replace the file's post-processor as transformers does.
   static Tokenizer from_folder(const std::filesystem::path& dir);
   // `name` stands for the file in error messages.
   static Tokenizer from_json(std::string_view json, std::string name);
@@ -74,6 +74,8 @@ class Tokenizer {
   bool is_special(TokenId id) const;
   // Where a special token is written in a text, overlapping ones too: half-open byte ranges.
   std::vector<std::pair<size_t, size_t>> special_tokens_in(std::string_view text) const;
+  // Likewise of all added tokens, the longest at each place: those too that are not called special (<tool_call>).
+  std::vector<std::pair<size_t, size_t>> added_tokens_in(std::string_view text) const;
 
  private:
   struct State;

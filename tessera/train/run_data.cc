@@ -3,8 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/cache.h"
 #include "tessera/train/data_sources.h"
@@ -27,6 +30,19 @@ std::string tokenizer_identity(const std::filesystem::path& model, const data::D
   return identity;
 }
 
+std::vector<int32_t> listed_end_tokens(const std::filesystem::path& model, const ModelConfig& config) {
+  auto tokens = config.eos_token_ids;
+  const auto path = model / "generation_config.json";
+  if (std::filesystem::exists(path)) {
+    constexpr JsonLimits kLimits{.max_bytes = 1 << 20, .max_depth = 32};
+    const auto where = "[train.data] " + path.string();
+    const Json json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);
+    const JsonReader settings(json, where, ErrorKind::kConfig);
+    if (settings.has("eos_token_id")) tokens = settings.integers("eos_token_id", 0, config.vocab_size - 1);
+  }
+  return {tokens.begin(), tokens.end()};
+}
+
 std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const RunData& run, bool training,
                                                   const std::filesystem::path& cache, bool quiet,
                                                   const std::atomic<bool>* stop) {
@@ -42,6 +58,7 @@ std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const Ru
                             .seed = static_cast<uint64_t>(recipe.train.seed),
                             .shuffle = training,
                             .vocab_size = run.vocab_size,
+                            .end_tokens = run.end_tokens,
                             .cache_folder = cache,
                             .quiet = quiet,
                             .stop = stop};
@@ -79,7 +96,9 @@ namespace {
 RunData load_run_data(const Recipe& recipe, bool quiet, const std::atomic<bool>* stop) {
   RunData run;
   run.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::from_folder(recipe.model.path));
-  run.vocab_size = ModelConfig::from_folder(recipe.model.path).vocab_size;
+  const auto config = ModelConfig::from_folder(recipe.model.path);
+  run.vocab_size = config.vocab_size;
+  run.end_tokens = listed_end_tokens(recipe.model.path, config);
   run.chat_template = text::ChatTemplate::from_folder(recipe.model.path);
   const auto cache = data::DataCache::folder_of(recipe.data.cache);
   run.train = load_dataset(recipe, run, true, cache, quiet, stop);

@@ -26,7 +26,8 @@ namespace tessera::train {
 
 struct RunData {
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  int64_t vocab_size = 0;  // of the model
+  int64_t vocab_size = 0;             // of the model
+  std::vector<int32_t> end_tokens{};  // eos_token_id of generation_config.json, else of config.json
   std::optional<text::ChatTemplate> chat_template;
   std::shared_ptr<const data::Dataset> train;
   std::shared_ptr<const data::Dataset> validation;  // null when the recipe names none

@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static constexpr const char* kFuzzed[] = {"auto",   "text",       "jsonl",      "chat", "sharegpt",
                                             "alpaca", "completion", "preference", "auto"};
   const size_t choice = data[0] % 9;
-  const data::SampleMaker maker(tokenizer, chat, 2);
+  const data::SampleMaker maker(tokenizer, chat, {.vocab_size = 2});
   const fuzz::InputFile file(data + 1, size - 1);
   try {
     const auto container = choice == 1   ? data::Container::kText

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
+#include <optional>
 #include <string>
 
 #include "tests/data/byte_tokenizer.h"
@@ -104,6 +107,78 @@ TEST(ChatPrompt, ControlTokensThatAreFoundBehindTheNormalizerAreTextToo) {
   file["normalizer"] = {{"type", "Sequence"}, {"normalizers", {prepend, replace}}};
   EXPECT_EQ(chat_prompt(chat, Tokenizer::from_json(file.dump(), "test"), of({message("user", "a <eos> ")})),
             joined({bytes("__a___<eos>_"), {data::kEos}}));
+}
+
+// Added tokens that the template writes are control tokens, too, whether or not they are called special.
+class ChatPromptTokens : public ::testing::Test {
+ protected:
+  ChatPromptTokens() {
+    data::make_byte_tokenizer(folder_.path());
+    auto file = nlohmann::json::parse(std::ifstream(folder_ / "tokenizer.json"));
+    for (const auto& [id, content] :
+         {std::pair{kThink, "<think>"}, {kEndThink, "</think>"}, {kCall, "<call>"}, {kBold, "<b>"}, {kBreak, "\n\n"}}) {
+      auto token = file["added_tokens"][0];
+      token["id"] = id;
+      token["content"] = content;
+      token["special"] = false;
+      file["added_tokens"].push_back(token);
+    }
+    tokenizer_ = Tokenizer::from_json(file.dump(), "test");
+  }
+  static constexpr TokenId kThink = 259, kEndThink = 260, kCall = 261, kBold = 262, kBreak = 263;
+
+  testing::TempFolder folder_;
+  std::optional<Tokenizer> tokenizer_;
+};
+
+TEST_F(ChatPromptTokens, AddedTokensAreControlTokensWhereTheTemplateWritesThem) {
+  const auto chat = ChatTemplate::parse("{% for m in messages %}{{ m.content }}\n\n{% endfor %}<think>", "test");
+  EXPECT_EQ(chat_prompt(chat, *tokenizer_, of({message("user", "<think>a</think><b>\n\n")})),
+            joined({bytes("<think>a"), {kEndThink, kBold, kBreak, kBreak, kThink}}))
+      << "</think> and <b> are no part of this template, and space is text wherever it stands";
+}
+
+TEST_F(ChatPromptTokens, ToolsKeysAndFurtherValuesWriteNoControlTokens) {
+  const auto chat = ChatTemplate::parse(
+      "{% for t in tools %}{{ t | tojson }}{% endfor %}{{ style }}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+      "{{ m.content }}{% for c in m.calls %}<call>{{ c | tojson }}{% endfor %}<|im_end|>{% endfor %}",
+      "test");
+  const nlohmann::ordered_json tools = {{{"description", "<call>"}, {"<|im_end|>", {{"role", "<eos>"}}}}};
+  nlohmann::ordered_json asked = message("user<|im_end|>", "a");
+  asked["calls"] = {{{"<eos>", "<|im_end|>"}}};
+  EXPECT_EQ(chat_prompt(chat, *tokenizer_, of({asked}), {{"tools", tools}, {"style", "<|im_start|>"}}),
+            joined({bytes(R"({"description": "<call>", "<|im_end|>": {"role": "<eos>"}}<|im_start|>)"),
+                    {kTurnStart},
+                    bytes("user<|im_end|>\na"),
+                    {kCall},
+                    bytes(R"({"<eos>": "<|im_end|>"})"),
+                    {kTurnEnd}}));
+}
+
+// Qwen3 cuts the reasoning out of an answer and looks at the ends of a user's text.
+TEST_F(ChatPromptTokens, ATemplateSeesTheTextAsIfNothingWasMarked) {
+  const auto chat = ChatTemplate::parse(
+      "{% for m in messages %}{% if m.content.startswith('<think>') and m.content.endswith('</think>') %}T{% endif %}"
+      "{% if '</think>\n' in m.content %}{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}"
+      "{% endif %}{% if m.content == '<call>' %}C{% endif %}|{% endfor %}{{ '<think></think><call>' }}",
+      "test");
+  EXPECT_EQ(chat_prompt(chat, *tokenizer_,
+                        of({message("user", "<think>a</think>"), message("assistant", "<think>b</think>\n\nc"),
+                            message("user", "<call>")})),
+            joined({bytes("T<think>a</think>|c|<call>C|"), {kThink, kEndThink, kCall}}));
+}
+
+TEST_F(ChatPromptTokens, ATokenThatTheTemplateCutsOutStaysText) {
+  const auto chat = ChatTemplate::parse(
+      "{% for m in messages %}{{ m.content[1:] }}|{{ m.content[:-1] }}|{{ [m.content] }}|"
+      "{{ m.content | tojson(ensure_ascii=true) }}{% endfor %}<call>",
+      "test");
+  for (const std::string text : {"<call>", "<eos>"}) {
+    const auto ids = chat_prompt(chat, *tokenizer_, of({message("user", text)}));
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), kCall), 1) << text;
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), data::kEos), 0) << text;
+    EXPECT_EQ(tokenizer_->decode(ids, false).find("\uFDD0"), std::string::npos) << text;
+  }
 }
 
 }  // namespace

@@ -90,8 +90,8 @@ size_t AddedMatcher::longest(std::string_view text, size_t at, int32_t& token) c
 }
 
 bool AddedWanted::takes(const AddedToken& token, size_t begin, size_t end) const {
-  if (!token.special) return true;
-  if (!parse_special || barriers.empty()) return parse_special;
+  if (token.special && !parse_special) return false;
+  if (barriers.empty()) return true;
   const size_t from = origins ? origins[begin].begin : begin, to = origins ? origins[end - 1].end : end;
   const auto next = std::upper_bound(barriers.begin(), barriers.end(), from);
   return next == barriers.end() || *next >= to;
@@ -184,6 +184,7 @@ AddedTokens::AddedTokens(const JsonReader& root, const TokenTable& vocab, const 
     token.id = id;
     token.special = special_.contains(token.content);
     if (token.special) written_.add(token.content, token);
+    all_written_.add(token.content, token);
     if (listed.normalized)
       normalized_.add(normalize(listed.content), token);
     else
@@ -192,6 +193,7 @@ AddedTokens::AddedTokens(const JsonReader& root, const TokenTable& vocab, const 
   raw_.build();
   normalized_.build();
   written_.build();
+  all_written_.build();
 }
 
 }  // namespace tessera::text

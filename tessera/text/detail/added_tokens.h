@@ -37,7 +37,7 @@ struct AddedPart {
 // What of the tokens in a text counts.
 struct AddedWanted {
   bool parse_special = true;
-  std::span<const size_t> barriers{};  // places in the text before normalization, over which no special one reaches
+  std::span<const size_t> barriers{};  // places in the text before normalization, over which none reaches
   const Span* origins = nullptr;       // of the text's bytes, where they are not their own
   bool takes(const AddedToken& token, size_t begin, size_t end) const;
 };
@@ -82,13 +82,15 @@ class AddedTokens {
   const AddedMatcher& normalized() const { return normalized_; }
   // Special tokens as they are written, before normalization.
   const AddedMatcher& written() const { return written_; }
+  // All of them as they are written.
+  const AddedMatcher& all_written() const { return all_written_; }
   const std::unordered_map<std::string, int32_t>& ids() const { return ids_; }
   // What an id decodes to: the content, for normalized tokens after normalization.
   const std::unordered_map<int32_t, std::string>& strings() const { return strings_; }
   bool is_special(const std::string& token) const { return special_.contains(token); }
 
  private:
-  AddedMatcher raw_, normalized_, written_;
+  AddedMatcher raw_, normalized_, written_, all_written_;
   std::unordered_map<std::string, int32_t> ids_;
   std::unordered_map<int32_t, std::string> strings_;
   std::unordered_set<std::string> special_;

@@ -5,9 +5,11 @@
 // evaluator_calls.cc.
 #pragma once
 
+#include <ctime>
 #include <deque>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,7 +85,10 @@ class Evaluator {
   Evaluator& operator=(const Evaluator&) = delete;
 
   void define(std::string name, Value value);  // a variable of the whole template
-  std::string run(const Body& body);           // once
+  // The time that strftime_now prints, in UTC; without it the machine's, in its own zone.
+  void set_time(std::optional<std::time_t> time) { time_ = time; }
+  std::optional<std::time_t> time() const { return time_; }
+  std::string run(const Body& body);  // once
   const std::vector<std::pair<size_t, size_t>>& generation_spans() const { return generation_spans_; }
   int line() const { return line_; }
 
@@ -143,6 +148,7 @@ class Evaluator {
   std::shared_ptr<Scope> inner_scope(std::shared_ptr<Scope> parent);
 
   Budget budget_;
+  std::optional<std::time_t> time_;
   int line_ = 0;
   int running_depth_ = 0;
   int macro_depth_ = 0;

@@ -141,11 +141,11 @@ Value now(Evaluator& evaluator, const Arguments& arguments) {
   const std::string& format = text_argument(*bound[0], "strftime_now");
   if (format.size() > 1000) fail("strftime_now wants a format of at most 1000 bytes");
   evaluator.budget().charge(format.size() * 64);
-  const std::time_t seconds = std::time(nullptr);
-  std::tm local{};
-  ::localtime_r(&seconds, &local);
+  const std::time_t seconds = evaluator.time().value_or(std::time(nullptr));
+  std::tm parts{};
+  evaluator.time() ? ::gmtime_r(&seconds, &parts) : ::localtime_r(&seconds, &parts);
   std::string out(format.size() * 64 + 64, '\0');
-  out.resize(format.empty() ? 0 : std::strftime(out.data(), out.size(), format.c_str(), &local));
+  out.resize(format.empty() ? 0 : std::strftime(out.data(), out.size(), format.c_str(), &parts));
   return evaluator.make_text(std::move(out));
 }
 

@@ -1,6 +1,7 @@
 // The methods of strings.
 #include <algorithm>
 
+#include "tessera/text/jinja/marks.h"
 #include "tessera/text/jinja/methods.h"
 #include "tessera/text/jinja/search.h"
 #include "tessera/text/jinja/unicode.h"
@@ -29,13 +30,40 @@ Value map_text(Evaluator& evaluator, const Value& self, const Arguments& argumen
   return like(evaluator, self, Map(self.as_text()));
 }
 
+// The text that strip() leaves of a text with marks: `stripped` is what it leaves of the text without them. Marks in
+// the parts that go are kept at the ends.
+std::string with_marks_kept(std::string_view marked, std::string_view plain, std::string_view stripped) {
+  const auto first = static_cast<size_t>(stripped.data() - plain.data()), last = first + stripped.size();
+  std::string out;
+  size_t at = 0;  // in `plain`
+  for_each_code_point(marked, [&](std::string_view one) {
+    if (is_mark(code_point_at(one, 0))) {
+      out += one;
+      return;
+    }
+    if (first <= at && at < last) out += one;
+    at += one.size();
+  });
+  return out;
+}
+
 template <bool kLeft, bool kRight>
 Value strip_text(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
   const auto bound = bind("strip", arguments, {"chars"}, 0);
-  if (!bound[0] || bound[0]->is(Kind::kNone)) return like(evaluator, self, strip(self.as_text(), kLeft, kRight));
-  const std::string& characters = text_argument(*bound[0], "strip");
-  evaluator.budget().charge(self.as_text().size() + characters.size());
-  return like(evaluator, self, strip(self.as_text(), kLeft, kRight, characters));
+  const bool marked = !self.is_ascii() && has_marks(self.as_text());
+  const std::string without = marked ? without_marks(self.as_text()) : std::string();
+  const std::string_view plain = marked ? std::string_view(without) : std::string_view(self.as_text());
+  std::string_view stripped;
+  if (!bound[0] || bound[0]->is(Kind::kNone)) {
+    stripped = strip(plain, kLeft, kRight);
+  } else {
+    const std::string& characters = text_argument(*bound[0], "strip");
+    evaluator.budget().charge(self.as_text().size() + characters.size());
+    stripped = strip(plain, kLeft, kRight, characters);
+  }
+  if (!marked) return like(evaluator, self, stripped);
+  evaluator.budget().charge(self.as_text().size());
+  return like(evaluator, self, with_marks_kept(self.as_text(), plain, stripped));
 }
 
 // Pieces between whitespace; what is left after `limit` splits stays whole.
@@ -150,7 +178,12 @@ template <bool kEnd>
 Value has_affix(Evaluator& evaluator, const Value& self, const Arguments& arguments) {
   const auto bound = bind(kEnd ? "endswith" : "startswith", arguments, {"affix", "start", "end"}, 1);
   size_t first = 0;
-  const std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
+  std::string_view text = ranged(evaluator, self, bound[1], bound[2], first);
+  std::string plain;
+  if (!self.is_ascii() && has_marks(text)) {
+    evaluator.budget().charge(text.size());
+    text = plain = without_marks(text);
+  }
   const auto matches = [&](const Value& affix) {
     const std::string& wanted = text_argument(affix, kEnd ? "endswith" : "startswith");
     return kEnd ? text.ends_with(wanted) : text.starts_with(wanted);

@@ -12,6 +12,11 @@ Template parse_template(std::string_view source, int max_depth) { return Parser(
 
 Template Parser::run() {
   Template result;
+  for (const Token& token : tokens_) {
+    const bool text = token.kind == TokenKind::kData || token.kind == TokenKind::kString;
+    if (text && !token.text.empty()) (result.literals += token.text) += '\0';
+    result.reads_clock |= token.kind == TokenKind::kName && token.text == "strftime_now";
+  }
   result.body = body_until({});
   if (!unknown_.empty()) throw unknown_.front();
   result.has_generation = has_generation_;

@@ -15,6 +15,9 @@ namespace tessera::text::jinja {
 struct Template {
   Body body;
   bool has_generation = false;
+  bool reads_clock = false;  // strftime_now is named
+  // Everything that the template writes itself: its text and its string literals, each between two null characters.
+  std::string literals = std::string(1, '\0');
 };
 
 // Failure: SyntaxFailure.

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/marks.h"
 #include "tessera/text/jinja/search.h"
 #include "tessera/text/jinja/unicode.h"
 
@@ -208,6 +209,12 @@ bool equal_numbers(const Value& left, const Value& right) {
   if (left.is_integral() && right.is_integral()) return left.as_int() == right.as_int();
   return left.as_double() == right.as_double();
 }
+bool equal_but_for_marks(const std::string& left, const std::string& right, Budget& budget) {
+  budget.charge((left.size() + right.size()) / 8);
+  if (left.size() == right.size() && left == right) return true;
+  const bool marked = has_marks(left) || has_marks(right);
+  return marked && without_marks(left) == without_marks(right);
+}
 }  // namespace
 
 bool equal(const Value& left, const Value& right, Budget& budget) {
@@ -219,6 +226,7 @@ bool equal(const Value& left, const Value& right, Budget& budget) {
     case Kind::kNone:
       return true;
     case Kind::kString:
+      if (!left.is_ascii() || !right.is_ascii()) return equal_but_for_marks(left.as_text(), right.as_text(), budget);
       if (left.as_text().size() != right.as_text().size()) return false;
       budget.charge(left.as_text().size() / 8);
       return left.as_text() == right.as_text();
@@ -284,6 +292,11 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
     case Kind::kString:
       if (!item.is(Kind::kString)) {
         fail("'in <string>' requires string as left operand, not {}", type_name(item));
+      }
+      if (!container.is_ascii() && has_marks(container.as_text())) {
+        budget.charge(container.as_text().size());
+        const auto plain = without_marks(container.as_text());
+        return Search(plain, item.as_text(), budget).find() != std::string::npos;
       }
       return Search(container.as_text(), item.as_text(), budget).find() != std::string::npos;
     case Kind::kDict:

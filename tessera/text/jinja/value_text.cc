@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tessera/text/jinja/evaluator.h"
+#include "tessera/text/jinja/marks.h"
 #include "tessera/text/jinja/unicode.h"
 #include "tessera/text/jinja/value.h"
 
@@ -126,7 +127,7 @@ class Writer {
         out_ += "\\t";
       } else if (c == '\\' || c == mark) {
         (out_ += '\\') += static_cast<char>(c);
-      } else if (is_printable(c)) {
+      } else if (is_printable(c) || is_mark(c)) {
         out_ += one;
       } else {
         out_ += c < 0x100     ? fmt::format("\\x{:02x}", c)
@@ -179,7 +180,7 @@ class Writer {
       if (const size_t at = c < 0x80 ? kFrom.find(static_cast<char>(c)) : std::string_view::npos;
           at != std::string_view::npos) {
         (out_ += '\\') += kTo[at];
-      } else if (c < 0x20 || (style_->ascii && c >= 0x7f)) {
+      } else if (c < 0x20 || (style_->ascii && c >= 0x7f && !is_mark(c))) {
         if (c == 0x7f) {
           out_ += one;
         } else if (c < 0x10000) {

@@ -1,0 +1,40 @@
+#include "tessera/text/special_tokens.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/file.h"
+#include "tessera/base/json.h"
+
+namespace tessera::text {
+namespace {
+
+constexpr const char* kNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                  "pad_token", "cls_token", "mask_token"};
+
+// Puts the token into `tokens`: a string, or an object with "content".
+void take_token(const Json& from, const char* name, Json& tokens) {
+  const auto found = from.find(name);
+  if (found == from.end()) return;
+  if (found->is_string()) tokens[name] = *found;
+  if (found->is_object() && found->contains("content") && found->at("content").is_string())
+    tokens[name] = found->at("content");
+}
+
+}  // namespace
+
+Json special_tokens_of(const std::filesystem::path& folder, const Json& config) {
+  Json tokens = Json::object();
+  for (const char* name : kNames) take_token(config, name, tokens);
+  const auto path = folder / "special_tokens_map.json";
+  if (!std::filesystem::exists(path)) return tokens;
+  constexpr size_t kMaxBytes = size_t{64} << 20;
+  const Json map =
+      parse_json_object(read_file(path, kMaxBytes), "[text.load] " + path.string(), {.max_bytes = kMaxBytes});
+  const bool map_counts = !config.contains("added_tokens_decoder");
+  for (const char* name : kNames) {
+    if (map_counts || !config.contains(name)) take_token(map, name, tokens);
+  }
+  return tokens;
+}
+
+}  // namespace tessera::text

@@ -1,0 +1,28 @@
+// Drawn chats through the templates of the assets, beside transformers: a few of each, with a new seed each time.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/trials/chat_shapes.h"
+
+namespace tessera::trials {
+namespace {
+
+TEST(ChatShapes, DrawnChatsAreRenderedAndLearntAsTheTemplatesHaveIt) {
+  const uint64_t seed = std::random_device{}();
+  RecordProperty("seed", std::to_string(seed));
+  std::printf("[   SEED   ] %llu\n", static_cast<unsigned long long>(seed));
+  constexpr int kEach = 5;  // of 70 templates: 350
+  const testing::TempFolder folder;
+  const auto shapes = draw_shapes(folder, seed, kEach);
+  ShapeChecks checks(folder);
+  for (const auto& [name, path] : template_files()) checks.run(name, read_file(path), shapes.at(name));
+  for (size_t i = 0; i < std::min<size_t>(checks.faults().size(), 10); ++i) ADD_FAILURE() << checks.faults()[i];
+  EXPECT_EQ(checks.cases, 350);
+  EXPECT_GT(checks.errors, 20) << "some conversations are refused by their template";
+  EXPECT_GT(checks.samples, 200);
+  EXPECT_GT(checks.exact_turns, 100);
+}
+
+}  // namespace
+}  // namespace tessera::trials
