@@ -194,6 +194,15 @@ TEST_F(FormatsTest, MessagesOfNoWeightAreNotLearnt) {
   EXPECT_EQ(learnt(*load({.sources = {path}})), "B!|");
 }
 
+// A run that is resumed on another day, or on another host, reads the same rows.
+TEST_F(FormatsTest, TheDateThatATemplatePrintsIsTheSameOnEveryDay) {
+  chat_template_ = text::ChatTemplate::parse(
+      "{{ strftime_now('%A %d %b %Y %H') }}{% for m in messages %}|{{ m.content }}<|im_end|>{% endfor %}",
+      "dated.jinja");
+  EXPECT_EQ(learnt(*load({.sources = {(folder_ / "turns.jsonl").string()}, .train_on_inputs = true})).substr(0, 21),
+            "riday 26 Jul 2024 12|");
+}
+
 TEST_F(FormatsTest, ContentMayBeInPartsOrNothingBesideToolCalls) {
   const std::string call =
       R"("tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": "{\"city\": \"Oslo\"}"}}]})";

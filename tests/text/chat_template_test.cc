@@ -248,5 +248,39 @@ TEST_F(ChatTemplateFolder, RefusesABrokenConfig) {
   }
 }
 
+TEST(ChatTemplate, PrintsTheTimeThatItIsGiven) {
+  const auto chat = ChatTemplate::parse("{{ strftime_now('%Y-%m-%d %H:%M %A') }}", "test");
+  EXPECT_TRUE(chat.reads_clock());
+  EXPECT_EQ(chat.at_time(0).render(nlohmann::ordered_json::array(), false).text, "1970-01-01 00:00 Thursday");
+  EXPECT_FALSE(ChatTemplate::parse("{{ 'strftime_now' }}", "test").reads_clock());
+}
+
+TEST(ChatTemplate, KnowsWhatItWritesItself) {
+  const auto chat = ChatTemplate::parse("a<b>{# <c> #}{{ '<d>\\n' }}{% if x == 'developer' %}{% endif %}", "test");
+  for (const char* text : {"<b>", "<d>\n", "developer", "dev"}) EXPECT_TRUE(chat.writes(text)) << text;
+  for (const char* text : {"<c>", "<b><d>", "x"}) EXPECT_FALSE(chat.writes(text)) << text;
+  EXPECT_TRUE(chat.has_literal("developer"));
+  EXPECT_FALSE(chat.has_literal("dev"));
+}
+
+TEST(ChatTemplate, KnowsWhichFormsOfContentItReads) {
+  const auto form = [](const std::string& content) {
+    const auto chat = ChatTemplate::parse("{% for m in messages %}[{{ m.role }}]" + content + "{% endfor %}", "test");
+    const auto found = chat.content_form("user");
+    return std::string(found.reads_text ? "t" : "") + (found.reads_parts ? "p" : "") +
+           (found.reads_all_parts ? "a" : "");
+  };
+  EXPECT_EQ(form("{{ m.content }}"), "t") << "a list is printed as Python prints it";
+  EXPECT_EQ(form("{{ m.content | tojson }}"), "t");
+  EXPECT_EQ(form("{{ m.content | trim }}"), "t");
+  EXPECT_EQ(form("{{ m.content + '' }}"), "t") << "refuses a list";
+  EXPECT_EQ(form("{{ m.content[0].text }}"), "p");
+  EXPECT_EQ(form("{% for part in m.content %}{{ part.text }}{% endfor %}"), "pa");
+  EXPECT_EQ(form("{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{{ part['text'] }}"
+                 "{% endfor %}{% endif %}"),
+            "tpa");
+  EXPECT_EQ(form("{{ raise_exception('no') }}"), "t");
+}
+
 }  // namespace
 }  // namespace tessera::text
