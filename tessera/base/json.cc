@@ -1,10 +1,12 @@
 #include "tessera/base/json.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "tessera/base/json_fault.h"
+#include "tessera/base/json_numbers.h"
 #include "tessera/base/quote.h"
 
 namespace tessera {
@@ -12,15 +14,21 @@ namespace {
 
 constexpr size_t kShownBytes = 60;
 
-// nlohmann's events, handed on to a builder.
+constexpr int kOverflow = 406;  // nlohmann's number of the error
+
+// nlohmann's events, handed on to a builder. Numbers are counted, so that those in `replaced` get their digits back.
 class Events {
  public:
-  explicit Events(JsonBuilder& builder) : builder_(builder) {}
+  using Replaced = std::map<size_t, std::string>;
+  explicit Events(JsonBuilder& builder, bool exact = false, const Replaced* replaced = nullptr)
+      : builder_(builder), exact_(exact), replaced_(replaced) {}
   bool null() { return take(nullptr); }
   bool boolean(bool value) { return take(value); }
-  bool number_integer(int64_t value) { return take(value); }
-  bool number_unsigned(uint64_t value) { return take(value); }
-  bool number_float(double value, const std::string&) { return take(value); }
+  bool number_integer(int64_t value) { return number(value); }
+  bool number_unsigned(uint64_t value) { return number(value); }
+  bool number_float(double value, const std::string& digits) {
+    return exact_ && is_integer_text(digits) ? number(exact_number(digits)) : number(value);
+  }
   bool string(std::string& value) { return take(std::move(value)); }
   bool binary(Json::binary_t&) { return false; }
   bool key(std::string& value) {
@@ -37,11 +45,22 @@ class Events {
   }
   bool end_object() { return closed(); }
   bool end_array() { return closed(); }
+  // Stops at the first number that overflows where those are kept: the text is then read anew without them.
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& error) {
-    builder_.syntax_error(byte, error.what());
+    overflowed_ = exact_ && !replaced_ && error.id == kOverflow;
+    if (!overflowed_) builder_.syntax_error(byte, error.what());
+    return false;
   }
+  bool overflowed() const { return overflowed_; }
 
  private:
+  template <class T>
+  bool number(T&& value) {
+    const size_t place = numbers_++;
+    const auto found = replaced_ ? replaced_->find(place) : Replaced::const_iterator{};
+    if (replaced_ && found != replaced_->end()) return take(exact_number(found->second));
+    return take(std::forward<T>(value));
+  }
   template <class T>
   bool take(T&& value) {
     builder_.value(Json(std::forward<T>(value)));
@@ -52,6 +71,10 @@ class Events {
     return true;
   }
   JsonBuilder& builder_;
+  const bool exact_;
+  const Replaced* replaced_;
+  size_t numbers_ = 0;
+  bool overflowed_ = false;
 };
 
 // Keeps the last value of each key, in the place of its first.
@@ -180,9 +203,16 @@ Json parse_json(std::string_view text, const std::string& where, const JsonLimit
   TESSERA_CHECK(text.size() <= limits.max_bytes, ErrorKind::kFormat, "{}: {} bytes of JSON, at most {} are allowed",
                 where, text.size(), limits.max_bytes);
   Json root;
+  {
+    JsonBuilder builder(root, where, limits);
+    Events events(builder, limits.exact_numbers);
+    Json::sax_parse(text.begin(), text.end(), &events);
+    if (!events.overflowed()) return root;
+  }
+  const auto finite = without_overflowing_numbers(text);
   JsonBuilder builder(root, where, limits);
-  Events events(builder);
-  Json::sax_parse(text.begin(), text.end(), &events);
+  Events events(builder, true, &finite.digits);
+  Json::sax_parse(finite.text.begin(), finite.text.end(), &events);
   return root;
 }
 
@@ -204,18 +234,49 @@ std::string describe(const Json& value) {
       return value.get<bool>() ? "true" : "false";
     case Json::value_t::string:
       return "\"" + escape(value.get_ref<const std::string&>(), kShownBytes) + "\"";
+    case Json::value_t::binary:
+      return escape(*exact_digits(value), kShownBytes);
     default:
       return value.dump();
   }
 }
 
-std::string JsonReader::name() const { return path_.empty() ? where_ : where_ + ": " + path_; }
+JsonReader::JsonReader(const Json& value, std::string where, ErrorKind kind)
+    : value_(&value), origin_(std::make_shared<const Origin>(std::move(where), kind)) {}
+
+JsonReader::JsonReader(const Json& value, const JsonReader& around, Place place)
+    : value_(&value), origin_(around.origin_), place_(std::make_shared<const Place>(std::move(place))) {}
+
+JsonReader JsonReader::of_key(std::string_view key, const Json& value) const {
+  return {value, *this, Place{.around = place_, .key = key, .index = 0, .is_index = false}};
+}
+
+std::string JsonReader::path() const {
+  std::vector<const Place*> places;
+  for (const auto* place = place_.get(); place; place = place->around.get()) places.push_back(place);
+  std::string path;
+  for (auto place = places.rbegin(); place != places.rend(); ++place) {
+    if ((*place)->is_index) {
+      path += "[" + std::to_string((*place)->index) + "]";
+    } else {
+      path += (path.empty() ? "" : ".") + escape((*place)->key, kShownBytes);
+    }
+  }
+  return path;
+}
+
+std::string JsonReader::path_of(std::string_view key) const {
+  const auto around = path();
+  return around.empty() ? escape(key, kShownBytes) : around + "." + escape(key, kShownBytes);
+}
+
+std::string JsonReader::name() const { return place_ ? origin_->where + ": " + path() : origin_->where; }
 bool JsonReader::is_null() const { return value_->is_null(); }
 bool JsonReader::is_object() const { return value_->is_object(); }
 bool JsonReader::is_array() const { return value_->is_array(); }
 
 void JsonReader::fail(std::string_view found, std::string_view wanted) const {
-  raise(kind_, "{}: found {}, wanted {}", name(), found, wanted);
+  raise(origin_->kind, "{}: found {}, wanted {}", name(), found, wanted);
 }
 void JsonReader::fail(std::string_view wanted) const { fail(describe(*value_), wanted); }
 
@@ -243,9 +304,11 @@ uint64_t JsonReader::as_unsigned() const {
 }
 
 double JsonReader::as_number(double least, double most) const {
-  const bool fits = value_->is_number() && value_->get<double>() >= least && value_->get<double>() <= most;
-  if (!fits) fail(fmt::format("a number from {} to {}", least, most));
-  return value_->get<double>();
+  const auto digits = exact_digits(*value_);
+  const bool is_number = digits || value_->is_number();
+  const double found = digits ? nearest_double(*digits) : is_number ? value_->get<double>() : 0;
+  if (!is_number || !(found >= least && found <= most)) fail(fmt::format("a number from {} to {}", least, most));
+  return found;
 }
 
 std::vector<JsonReader> JsonReader::items() const {
@@ -253,7 +316,7 @@ std::vector<JsonReader> JsonReader::items() const {
   std::vector<JsonReader> result;
   result.reserve(value_->size());
   for (size_t i = 0; i < value_->size(); ++i) {
-    result.push_back({(*value_)[i], where_, kind_, path_ + "[" + std::to_string(i) + "]"});
+    result.push_back({(*value_)[i], *this, Place{.around = place_, .key = {}, .index = i, .is_index = true}});
   }
   return result;
 }
@@ -262,43 +325,47 @@ std::vector<std::pair<std::string, JsonReader>> JsonReader::members() const {
   if (!value_->is_object()) fail("an object");
   std::vector<std::pair<std::string, JsonReader>> result;
   result.reserve(value_->size());
-  for (const auto& [key, value] : value_->items()) {
-    result.emplace_back(key, JsonReader(value, where_, kind_, path_of(key)));
-  }
+  for (const auto& [key, value] : value_->get_ref<const Json::object_t&>())
+    result.emplace_back(key, of_key(key, value));
   return result;
 }
 
-std::string JsonReader::path_of(std::string_view key) const {
-  return path_.empty() ? escape(key, kShownBytes) : path_ + "." + escape(key, kShownBytes);
-}
-
-const Json* JsonReader::member(std::string_view key) const {
+const Json* JsonReader::value_of(std::string_view key, std::string_view* stored_key) const {
   if (!value_->is_object()) fail("an object");
   const auto& object = value_->get_ref<const Json::object_t&>();
   const auto found = std::find_if(object.begin(), object.end(), [&](const auto& each) { return each.first == key; });
-  return found == object.end() ? nullptr : &found->second;
+  if (found == object.end()) return nullptr;
+  if (stored_key) *stored_key = found->first;
+  return &found->second;
 }
 
 bool JsonReader::has(std::string_view key) const {
-  const Json* found = member(key);
+  const Json* found = value_of(key);
   return found && !found->is_null();
 }
 
+std::optional<JsonReader> JsonReader::member(std::string_view key) const {
+  std::string_view stored_key;
+  const Json* found = value_of(key, &stored_key);
+  if (!found) return std::nullopt;
+  return of_key(stored_key, *found);
+}
+
 JsonReader JsonReader::at(std::string_view key) const {
-  const Json* found = member(key);
-  TESSERA_CHECK(found, kind_, "{}: {} is missing", where_, path_of(key));
-  return {*found, where_, kind_, path_of(key)};
+  const auto found = member(key);
+  TESSERA_CHECK(found, origin_->kind, "{}: {} is missing", origin_->where, path_of(key));
+  return *found;
 }
 
 std::optional<JsonReader> JsonReader::find(std::string_view key) const {
-  const Json* found = member(key);
-  if (!found || found->is_null()) return std::nullopt;
-  return JsonReader(*found, where_, kind_, path_of(key));
+  auto found = member(key);
+  if (found && found->is_null()) found.reset();
+  return found;
 }
 
 JsonReader JsonReader::present(std::string_view key) const {
   const auto found = find(key);
-  TESSERA_CHECK(found, kind_, "{}: {} is missing", where_, path_of(key));
+  TESSERA_CHECK(found, origin_->kind, "{}: {} is missing", origin_->where, path_of(key));
   return *found;
 }
 

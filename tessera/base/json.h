@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -30,6 +31,9 @@ struct JsonLimits {
   size_t max_bytes = size_t{16} << 20;
   size_t max_depth = 64;        // of arrays and objects inside each other
   size_t max_keys = 1'000'000;  // of all objects together
+  // Numbers that neither 64 bits nor a double hold keep their digits (json_numbers.h). Otherwise such an integer
+  // becomes the nearest double, and a number that overflows a double is an error.
+  bool exact_numbers = false;
 };
 
 // Error kFormat "WHERE: byte N: ..." for text that is no JSON or outgrows a limit.
@@ -44,8 +48,7 @@ std::string describe(const Json& value);
 class JsonReader {
  public:
   // `kind` is that of the errors.
-  JsonReader(const Json& value, std::string where, ErrorKind kind = ErrorKind::kFormat)
-      : value_(&value), where_(std::move(where)), kind_(kind) {}
+  JsonReader(const Json& value, std::string where, ErrorKind kind = ErrorKind::kFormat);
 
   const Json& value() const { return *value_; }
   std::string name() const;  // "WHERE: model.vocab"
@@ -68,6 +71,8 @@ class JsonReader {
   // without it an absent one is an Error.
   bool has(std::string_view key) const;
   JsonReader at(std::string_view key) const;  // a null is given, too
+  std::optional<JsonReader> member(
+      std::string_view key) const;  // a null is given, too; nothing where the key is absent
   std::optional<JsonReader> find(std::string_view key) const;
   std::string string(std::string_view key, std::optional<std::string_view> missing = std::nullopt) const;
   bool boolean(std::string_view key, std::optional<bool> missing = std::nullopt) const;
@@ -77,16 +82,29 @@ class JsonReader {
   std::vector<int64_t> integers(std::string_view key, int64_t least, int64_t most) const;
 
  private:
-  JsonReader(const Json& value, std::string where, ErrorKind kind, std::string path)
-      : value_(&value), where_(std::move(where)), kind_(kind), path_(std::move(path)) {}
+  // Of the whole document.
+  struct Origin {
+    std::string where;
+    ErrorKind kind;
+  };
+  // The key or the index of a value in the value around it. Readers of siblings share the places around them, so that
+  // a reader costs the same however deep its value lies.
+  struct Place {
+    std::shared_ptr<const Place> around;  // null in the document itself
+    std::string_view key;                 // of the document
+    size_t index;
+    bool is_index;
+  };
+  JsonReader(const Json& value, const JsonReader& around, Place place);
+  JsonReader of_key(std::string_view key, const Json& value) const;
+  std::string path() const;
   std::string path_of(std::string_view key) const;
-  const Json* member(std::string_view key) const;  // null when there is none
+  const Json* value_of(std::string_view key, std::string_view* stored_key = nullptr) const;  // null: no such key
   JsonReader present(std::string_view key) const;  // Error when absent or null
 
   const Json* value_;
-  std::string where_;
-  ErrorKind kind_;
-  std::string path_;
+  std::shared_ptr<const Origin> origin_;
+  std::shared_ptr<const Place> place_;  // null: the document
 };
 
 // Builds a document from the events of a parser, within limits: what parse_json does, for parsers that keep a part of

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json_numbers.h"
 #include "tessera/base/log.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/generate_flags.h"
@@ -152,11 +153,12 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
 
 Prompts::Prompts(const GenerateFlags& flags) : tokenizer_(text::Tokenizer::from_folder(flags.model)) {
   if (!flags.json_schema.empty()) {
-    constexpr JsonLimits kLimits{.max_bytes = 16 << 20};
+    constexpr JsonLimits kLimits{.max_bytes = 16 << 20, .exact_numbers = true};
     const auto where = "[generate] " + flags.json_schema;
     const Json schema = parse_json(read_file(flags.json_schema, kLimits.max_bytes), where, kLimits);
     text::GrammarBuilder build;
-    const auto root = text::JsonSchema(build, JsonReader(schema, where, ErrorKind::kConfig)).value();
+    text::JsonParts json(build);
+    const auto root = text::JsonSchema(json, JsonReader(schema, where, ErrorKind::kConfig)).value();
     form_ = std::make_shared<text::GrammarMasks>(std::move(build).finish(root),
                                                  std::make_shared<const text::SortedVocabulary>(tokenizer_));
   }
@@ -198,7 +200,7 @@ Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int
 }
 
 void print_object(const Json& object) {
-  std::printf("%s\n", object.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  std::printf("%s\n", dump_json(object).c_str());
   std::fflush(stdout);
 }
 

@@ -31,7 +31,7 @@ struct Answer {
 };
 
 Job job_of(std::string_view line, const std::string& where, const GenerateFlags& flags, const Prompts& prompts) {
-  const Json row = parse_json_object(line, where);
+  const Json row = parse_json_object(line, where, {.exact_numbers = true});
   const JsonReader reader(row, where);
   Job job;
   if (row.contains("id")) job.id = row["id"];

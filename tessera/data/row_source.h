@@ -18,8 +18,9 @@
 namespace tessera::data {
 
 inline constexpr size_t kRecordLimitBytes = size_t{256} << 20;
-// A record may be long, but is no tree.
-inline constexpr JsonLimits kRecordLimits{.max_bytes = kRecordLimitBytes, .max_depth = 100, .max_keys = 10'000'000};
+// A record may be long, but is no tree. Numbers of tools and of their calls keep their digits.
+inline constexpr JsonLimits kRecordLimits{
+    .max_bytes = kRecordLimitBytes, .max_depth = 100, .max_keys = 10'000'000, .exact_numbers = true};
 
 struct Row {
   Json value;                     // an object, columns by name

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "tessera/base/json_numbers.h"
 #include "tessera/base/quote.h"
 #include "tessera/serve/api_error.h"
 #include "tessera/text/grammar/json_schema.h"
@@ -15,28 +16,29 @@ namespace {
 
 using Part = text::Grammar::Part;
 
-constexpr size_t kKept = 16;                      // forms, whose masks take up to 100 MB each
+constexpr size_t kKept = 16;                      // forms
 constexpr size_t kLongestKey = size_t{64} << 10;  // of those that are kept
+constexpr size_t kSmallForm = size_t{64} << 10;   // for which there is always room
 
-Part format_part(text::GrammarBuilder& build, const JsonReader& format) {
+Part format_part(text::JsonParts& json, const JsonReader& format) {
   const auto type = format.string("type");
-  if (type == "json_object") return text::JsonParts(build).any_object();
+  if (type == "json_object") return json.any_object();
   if (type != "json_schema") {
     throw ApiError(400,
                    fmt::format("response_format.type: found {}, wanted text, json_object or json_schema", quote(type)),
                    "", "response_format");
   }
-  return text::JsonSchema(build, format.at("json_schema").at("schema")).value();
+  return text::JsonSchema(json, format.at("json_schema").at("schema")).value();
 }
 
-Part arguments_part(text::GrammarBuilder& build, const JsonReader& function) {
+Part arguments_part(text::JsonParts& json, const JsonReader& function) {
   const auto parameters = function.find("parameters");
-  const bool any = !parameters || parameters->is_null() || parameters->value().empty();
-  return any ? text::JsonParts(build).any_object() : text::JsonSchema(build, *parameters).value();
+  const bool any = !parameters || parameters->value().empty();
+  return any ? json.any_object() : text::JsonSchema(json, *parameters).value();
 }
 
-Part call_part(text::GrammarBuilder& build, const WantedForm& wanted) {
-  text::JsonParts json(build);
+Part call_part(text::JsonParts& json, const WantedForm& wanted) {
+  auto& build = json.builder();
   const auto key = [&](const char* name) { return build.sequence({json.literal(name), json.colon()}); };
   std::vector<Part> calls;
   for (const auto& tool : wanted.tools->items()) {
@@ -45,9 +47,9 @@ Part call_part(text::GrammarBuilder& build, const WantedForm& wanted) {
     if (!wanted.tool.empty() && name != wanted.tool) continue;
     calls.push_back(json.braces(
         build.sequence({key("name"), json.literal(name), json.comma(),
-                        build.choice({key("arguments"), key("parameters")}), arguments_part(build, function)})));
+                        build.choice({key("arguments"), key("parameters")}), arguments_part(json, function)})));
   }
-  const auto call = build.choice(std::move(calls));
+  const auto call = build.choice(calls);
   if (!wanted.tagged) return call;
   return build.sequence(
       {build.literal("<tool_call>"), json.space(), call, json.space(), build.literal("</tool_call>")});
@@ -62,29 +64,36 @@ std::shared_ptr<text::GrammarMasks> AnswerForms::known(const std::string& key) {
   return at->second;
 }
 
+// Lets go of forms that are kept, the one first that was not used for longest, while half of the memory is in use: what
+// remains is that of sequences at work.
+void AnswerForms::make_room() {
+  while (!last_.empty() && (last_.size() > kKept || memory_->bytes() > kMostBytes / 2)) last_.pop_back();
+}
+
 std::shared_ptr<text::GrammarMasks> AnswerForms::of(const WantedForm& wanted, const text::Tokenizer& tokenizer) {
   if (!wanted.format && !wanted.tools) return nullptr;
-  const Json said = {wanted.format ? wanted.format->value() : Json(), wanted.tools ? wanted.tools->value() : Json(),
-                     wanted.tool, wanted.tagged};
-  const auto key = said.dump();
-  std::shared_ptr<const text::SortedVocabulary> vocabulary;
-  {
-    const std::lock_guard lock(mutex_);
-    if (auto masks = known(key)) return masks;
-    if (!vocabulary_) vocabulary_ = std::make_shared<const text::SortedVocabulary>(tokenizer);
-    vocabulary = vocabulary_;
-  }
-  text::GrammarBuilder build;
-  std::vector<Part> ways;
-  if (wanted.format) ways.push_back(format_part(build, *wanted.format));
-  if (wanted.tools) ways.push_back(call_part(build, wanted));
-  const auto root = build.choice(std::move(ways));
-  auto masks = std::make_shared<text::GrammarMasks>(std::move(build).finish(root), vocabulary);
-  if (key.size() > kLongestKey) return masks;
+  const auto text_of = [](const auto& json) { return json ? dump_json(json->value()) : std::string(); };
+  const auto key =
+      fmt::format("{}\n{}\n{}\n{}", text_of(wanted.format), text_of(wanted.tools), wanted.tagged, wanted.tool);
+  // One at a time, whatever the number of connections: a form costs a tenth of a second at most.
   const std::lock_guard lock(mutex_);
-  if (auto others = known(key)) return others;
+  if (auto masks = known(key)) return masks;
+  make_room();
+  if (!vocabulary_) vocabulary_ = std::make_shared<const text::SortedVocabulary>(tokenizer);
+  text::GrammarBuilder build;
+  text::JsonParts json(build);
+  std::vector<Part> ways;
+  if (wanted.format) ways.push_back(format_part(json, *wanted.format));
+  if (wanted.tools) ways.push_back(call_part(json, wanted));
+  const auto root = build.choice(ways);
+  const auto grammar = std::move(build).finish(root);
+  if (grammar.bytes() > kSmallForm && memory_->part_bytes() + grammar.bytes() > kMostBytes / 2) {
+    throw ApiError(503, "The server is busy with answers of large forms. Try again later.", "overloaded");
+  }
+  auto masks = std::make_shared<text::GrammarMasks>(grammar, vocabulary_, memory_);
+  if (key.size() > kLongestKey) return masks;
   last_.emplace_front(key, masks);
-  if (last_.size() > kKept) last_.pop_back();
+  make_room();
   return masks;
 }
 

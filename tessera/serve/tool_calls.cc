@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
+#include "tessera/base/json_numbers.h"
 
 namespace tessera::serve {
 namespace {
@@ -14,7 +15,7 @@ constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>", kSpac
 
 std::optional<Json> json_of(std::string_view text) {
   try {
-    return parse_json(text, "tool call", {.max_depth = 64, .max_keys = 100'000});
+    return parse_json(text, "tool call", {.max_depth = 64, .max_keys = 100'000, .exact_numbers = true});
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -25,7 +26,7 @@ std::optional<ToolCall> call_of(const Json& json) {
   auto name = json["name"].get<std::string>();
   const auto found = json.contains("arguments") ? json.find("arguments") : json.find("parameters");
   if (found == json.end() || found->is_null()) return ToolCall{std::move(name), "{}"};
-  if (found->is_object()) return ToolCall{std::move(name), found->dump(-1, ' ', false, Json::error_handler_t::replace)};
+  if (found->is_object()) return ToolCall{std::move(name), dump_json(*found)};
   if (!found->is_string()) return std::nullopt;
   const auto& text = found->get_ref<const std::string&>();
   const auto inner = json_of(text);

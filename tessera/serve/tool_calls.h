@@ -17,7 +17,7 @@ namespace tessera::serve {
 
 struct ToolCall {
   std::string name;
-  std::string arguments;  // the JSON of an object
+  std::string arguments;  // the JSON of an object; numbers that 64 bits or a double do not hold keep their digits
 };
 
 class ToolCallReader {

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
+#include "tessera/base/json_numbers.h"
 #include "tessera/base/quote.h"
 #include "tessera/text/chat_messages.h"
 #include "tessera/text/jinja/evaluator.h"
@@ -71,8 +72,12 @@ Value value_of(const Json& json, int depth, int max_depth) {
       return Value::integer(json.get<int64_t>());
     case Json::value_t::number_unsigned:
       if (json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
-        jinja::fail("the given number {} does not fit 64 bits", json.get<uint64_t>());
+        return Value::big_integer(std::to_string(json.get<uint64_t>()));
       return Value::integer(json.get<int64_t>());
+    case Json::value_t::binary: {
+      const auto digits = *exact_digits(json);
+      return is_integer_text(digits) ? Value::big_integer(std::string(digits)) : Value::real(nearest_double(digits));
+    }
     case Json::value_t::number_float:
       return Value::real(json.get<double>());
     case Json::value_t::string:

@@ -9,6 +9,8 @@
 #include <set>
 
 #include "tessera/base/json_fault.h"
+#include "tessera/base/json_numbers.h"
+#include "tests/support/heap_bytes.h"
 #include "tests/support/process.h"
 
 namespace tessera {
@@ -106,6 +108,57 @@ TEST(ParseJson, SyntaxErrorsNameTheByteInOneCleanLine) {
   EXPECT_THAT(message_of([] { parse_json_object("[1]", "[t] f"); }), HasSubstr("is no JSON object, but an array of 1"));
 }
 
+TEST(ParseJson, NumbersThatNothingHoldsKeepTheirDigits) {
+  const JsonLimits exact{.exact_numbers = true};
+  const std::string text =
+      R"({"a":12345678901234567890123,"b":[-99999999999999999999,1e400,-1E+999,"1e400 \\\" 7"],"c":{"1e400":0.5},)"
+      R"("d":18446744073709551615,"e":-9223372036854775808,"f":1e22})";
+  const Json json = parse_json(text, "t", exact);
+  EXPECT_EQ(exact_digits(json["a"]), "12345678901234567890123");
+  EXPECT_EQ(exact_digits(json["b"][1]), "1e400");
+  EXPECT_EQ(exact_digits(json["d"]), std::nullopt) << "64 bits hold it";
+  EXPECT_EQ(json["c"]["1e400"], 0.5);
+  EXPECT_EQ(dump_json(json), R"({"a":12345678901234567890123,"b":[-99999999999999999999,1e400,-1E+999,"1e400 \\\" 7"],)"
+                             R"("c":{"1e400":0.5},"d":18446744073709551615,"e":-9223372036854775808,"f":1e+22})");
+  EXPECT_EQ(parse_json(dump_json(json), "t", exact), json);
+  EXPECT_FALSE(json["a"].is_number() || json["a"].is_string()) << "no function may take it for another value";
+  EXPECT_EQ(describe(json["a"]), "12345678901234567890123");
+  const std::string long_one(5000, '7');
+  EXPECT_EQ(dump_json(parse_json("[0, " + long_one + "]", "t", exact)), "[0," + long_one + "]");
+  EXPECT_LT(describe(parse_json(long_one, "t", exact)).size(), 100u);
+  // Without the setting an integer is rounded and an overflow is an error, which names its place in both ways.
+  EXPECT_EQ(parse_json("12345678901234567890123", "t"), 12345678901234567890123.0);
+  EXPECT_THAT(refused("[1e400]"), HasSubstr("number overflow"));
+  EXPECT_THAT(refused("[1e400, 2, oops]", exact), HasSubstr("byte 12: no valid JSON: syntax error"));
+  for (const char* wrong : {"[1e400,]", "1e400e", "[1e400", "{\"a\": 01e400}", "-", "[1e400 1]"}) {
+    EXPECT_THAT(refused(wrong, exact), HasSubstr("no valid JSON")) << wrong;
+  }
+}
+
+TEST(JsonReader, NumbersThatNothingHoldsAreNoIntegersAndHaveTheNearestDouble) {
+  const Json json = parse_json(R"({"n":12345678901234567890123,"x":1e400})", "t", {.exact_numbers = true});
+  const JsonReader top(json, "t");
+  EXPECT_EQ(top.number("n", 0, -1e30, 1e30), 12345678901234567890123.0);
+  EXPECT_THAT(message_of([&] { top.number("x", 0, -1e30, 1e30); }), HasSubstr("x: found 1e400, wanted a number"));
+  EXPECT_THAT(message_of([&] { top.integer("n", 0, 0, INT64_MAX); }), HasSubstr("n: found 12345678901234567890123"));
+  EXPECT_THAT(message_of([&] { top.string("n"); }), HasSubstr("wanted a string"));
+}
+
+// The place of a value far inside costs nothing for each of its members.
+TEST(JsonReader, ReadersOfManyMembersFarInsideTakeLittleMemory) {
+  Json inner = Json::object();
+  auto& members = inner.get_ref<Json::object_t&>();
+  for (int i = 0; i < 1000; ++i) members.push_back({std::to_string(i), 1});
+  for (int i = 0; i < 60; ++i) inner = Json{{std::string(60, 'a'), std::move(inner)}};
+  JsonReader reader(inner, "t");
+  for (int i = 0; i < 60; ++i) reader = reader.at(std::string(60, 'a'));
+  const int64_t before = testing::heap_bytes();
+  const auto all = reader.members();
+  EXPECT_LT(testing::heap_bytes() - before, 1000 * 400) << "a path of 60 keys has 3,660 bytes";
+  EXPECT_EQ(all.back().second.name().size(), 3 + 60 * 61 + 3u);
+  EXPECT_EQ(all[1].second.name().substr(0, 6), "t: aaa");
+}
+
 TEST(JsonReader, ReadsMembersAndTakesNullForAbsent) {
   const Json json =
       parse_json(R"({"n":3,"x":0.5,"s":"t","b":true,"null":null,"list":[1,2],"o":{"k":[{"deep":"yes"}]}})", "t");
@@ -118,6 +171,8 @@ TEST(JsonReader, ReadsMembersAndTakesNullForAbsent) {
   EXPECT_TRUE(top.boolean("b"));
   EXPECT_FALSE(top.has("null"));
   EXPECT_TRUE(top.at("null").is_null());
+  EXPECT_TRUE(top.member("null")->is_null());
+  EXPECT_FALSE(top.member("absent") || top.find("null"));
   EXPECT_EQ(top.integers("list", 0, 9), (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(top.integers("n", 0, 9), std::vector<int64_t>{3});
   EXPECT_TRUE(top.integers("null", 0, 9).empty());

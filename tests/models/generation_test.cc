@@ -9,6 +9,7 @@
 #include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/row_model.h"
 #include "tessera/models/generation/text_stream.h"
+#include "tessera/text/grammar/grammar_states.h"
 #include "tessera/text/grammar/json_schema.h"
 #include "tessera/text/grammar/token_constraint.h"
 #include "tests/cli/tiny_tokenizer.h"
@@ -299,7 +300,8 @@ class Constrained : public ::testing::Test {
         R"({"type": "array", "items": {"anyOf": [{"type": "boolean"}, {"type": "integer"}, {"enum": ["a", "bc"]}]},
             "minItems": 2, "maxItems": 6})");
     text::GrammarBuilder build;
-    const auto root = text::JsonSchema(build, JsonReader(schema, "schema")).value();
+    text::JsonParts json(build);
+    const auto root = text::JsonSchema(json, JsonReader(schema, "schema")).value();
     return std::move(build).finish(root);
   }
   GenerationOptions options() const {

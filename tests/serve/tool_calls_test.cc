@@ -37,6 +37,12 @@ TEST(ToolCalls, BetweenTags) {
   EXPECT_EQ(read(R"(<tool_call>{"name": "f", "arguments": {}})"), "|f{}") << "ended by the end of the message";
 }
 
+TEST(ToolCalls, NumbersKeepTheirDigits) {
+  const std::string arguments = R"({"n":12345678901234567890123,"list":[-98765432109876543210,1e400],"x":0.5})";
+  EXPECT_EQ(read("<tool_call>{\"name\": \"f\", \"arguments\": " + arguments + "}</tool_call>"), "|f" + arguments);
+  EXPECT_EQ(read("[{\"name\": \"f\", \"parameters\": " + arguments + "}]"), "|f" + arguments);
+}
+
 TEST(ToolCalls, AMessageOfJsonAlone) {
   EXPECT_EQ(read(R"({"name": "g", "parameters": {"city": "Oslo"}})"), R"(|g{"city":"Oslo"})");
   EXPECT_EQ(read(R"( [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}])"), R"(|f{"a":1}|g{})");

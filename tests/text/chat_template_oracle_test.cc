@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json.h"
 #include "tessera/text/chat_template.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
@@ -55,7 +56,7 @@ std::string first_difference(const std::string& theirs, const std::string& mine)
 // Renders every case of one template both ways; returns what differs, empty when all is equal.
 std::string difference(const std::string& source, const std::string& name, const OrderedJson& given,
                        const OrderedJson& expected, int& errors) {
-  const OrderedJson cases = OrderedJson::parse(read_file(testing::source_folder() / kCases));
+  const auto cases = parse_json(read_file(testing::source_folder() / kCases), kCases, {.exact_numbers = true});
   std::optional<ChatTemplate> chat;
   try {
     chat = ChatTemplate::parse(source, name);
@@ -128,8 +129,11 @@ TEST(ChatTemplateOracle, EvaluatesTheLanguageAsJinja2Does) {
       testing::run_python("tests/text/oracle/snippet_oracle.py", {(folder / "out.json").string(), snippets.string()});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const OrderedJson expected = OrderedJson::parse(read_file(folder / "out.json"));
-  const OrderedJson messages = OrderedJson::parse(
-      R"([{"role": "user", "content": "hi", "nothing": null}, {"role": "assistant", "content": "ho"}])");
+  const OrderedJson messages = parse_json(
+      R"([{"role": "user", "content": "hi", "nothing": null, "big": 12345678901234567890123,
+           "unsigned": 18446744073709551615, "low": -98765432109876543210, "endless": 1e400, "low_endless": -1E999},
+          {"role": "assistant", "content": "ho"}])",
+      "snippets", {.exact_numbers = true});
   std::ifstream file(snippets);
   size_t line = 0;
   for (std::string source; std::getline(file, source); ++line) {

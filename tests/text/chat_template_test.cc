@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
+#include "tessera/base/json.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::text {
@@ -72,6 +73,14 @@ TEST(ChatTemplate, KeepsTheOrderOfKeysInTools) {
   const OrderedJson extra = OrderedJson::parse(R"({"tools": [{"z": 1, "a": {"y": 2, "b": 3}}]})");
   EXPECT_EQ(ChatTemplate::parse("{{ tools | tojson }}", "t").render(kMessages, false, extra).text,
             R"([{"z": 1, "a": {"y": 2, "b": 3}}])");
+}
+
+TEST(ChatTemplate, NumbersOfToolsKeepTheirDigits) {
+  const auto extra = parse_json(R"({"tools": [{"maximum": 100000000000000000000, "n": [18446744073709551615]}]})", "t",
+                                {.exact_numbers = true});
+  EXPECT_EQ(ChatTemplate::parse("{{ tools | tojson }}{{ tools }}", "t").render(kMessages, false, extra).text,
+            R"([{"maximum": 100000000000000000000, "n": [18446744073709551615]}])"
+            R"([{'maximum': 100000000000000000000, 'n': [18446744073709551615]}])");
 }
 
 TEST(ChatTemplate, RendersShareNoState) {
@@ -200,7 +209,11 @@ TEST(ChatTemplate, RefusesWrongInput) {
   EXPECT_THAT(error_of("x", {}, OrderedJson::parse(R"(["hi"])")), HasSubstr("message 0 is string"));
   EXPECT_THAT(error_of("\xff"), HasSubstr("not UTF-8"));
   EXPECT_THAT(error_of(std::string(2 << 20, 'x')), HasSubstr("wanted at most"));
-  EXPECT_THAT(error_of("x", {}, OrderedJson::parse(R"([{"n": 18446744073709551615}])")), HasSubstr("64 bits"));
+  const auto big = parse_json(R"([{"n": 18446744073709551616}])", "t", {.exact_numbers = true});
+  for (const char* source : {"{{ messages[0].n + 1 }}", "{{ -messages[0].n }}", "{{ 2 * messages[0].n }}",
+                             "{{ '%d' % messages[0].n }}", "{{ messages[0].n | round(-1) }}"}) {
+    EXPECT_THAT(error_of(source, {}, big), HasSubstr("outgrows 64 bits")) << source;
+  }
 }
 
 class ChatTemplateFolder : public ::testing::Test {

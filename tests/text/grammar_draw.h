@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/text/grammar/grammar.h"
+#include "tessera/text/grammar/grammar_states.h"
 
 namespace tessera::text {
 
@@ -16,8 +16,9 @@ inline bool takes(GrammarStates& states, std::string_view text) {
   return states.accepts(state);
 }
 
-// By drawn bytes, such that end something likelier than others. Empty where it came to no end.
-inline std::string drawn_text(GrammarStates& states, std::mt19937_64& draw) {
+// By drawn bytes, such that end something likelier than others. Empty where it came to no end within 2000 bytes, or was
+// stuck: no byte may follow, and the text is not whole.
+inline std::string drawn_text(GrammarStates& states, std::mt19937_64& draw, bool* stuck = nullptr) {
   std::string text;
   for (int32_t state = states.start(); text.size() < 2000;) {
     if (states.accepts(state) && (states.ends(state) || draw() % 3 == 0)) return text;
@@ -28,7 +29,10 @@ inline std::string drawn_text(GrammarStates& states, std::mt19937_64& draw) {
       all.push_back(value);
       if (std::string_view("\"]},:").find(static_cast<char>(byte)) != std::string_view::npos) closing.push_back(value);
     }
-    if (all.empty()) return "";
+    if (all.empty()) {
+      if (stuck) *stuck = true;
+      return "";
+    }
     const auto& from = !closing.empty() && draw() % 3 != 0 ? closing : all;
     const uint8_t byte = from[draw() % from.size()];
     text += static_cast<char>(byte);

@@ -8,8 +8,16 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/models/generation/shared_steps.h"
+#include "tessera/text/grammar/token_constraint.h"
 
 namespace tessera {
+
+// A token that is being chosen.
+struct PendingChoice {
+  NewToken made{};
+  bool has_token = false;       // chosen, but whether another may follow is not known yet
+  std::vector<float> logits{};  // while it waits
+};
 
 struct Engine::Sequence {
   int64_t id = 0;
@@ -17,11 +25,12 @@ struct Engine::Sequence {
   std::vector<int64_t> tokens{};  // the prompt and what was made
   int64_t most_tokens = 0;        // where it ends
   std::vector<int32_t> pages{};
-  int64_t computed = 0;                 // tokens whose keys and values are in pages
-  int64_t published = 0;                // pages
-  Pages::Place place = Pages::kStart;   // behind those
-  std::vector<TokenLogProbs> scores{};  // of the prompt's tokens from the second on, where they are wanted
-  int64_t scored = 0;                   // of them
+  int64_t computed = 0;                   // tokens whose keys and values are in pages
+  int64_t published = 0;                  // pages
+  Pages::Place place = Pages::kStart;     // behind those
+  std::vector<TokenLogProbs> scores{};    // of the prompt's tokens from the second on, where they are wanted
+  int64_t scored = 0;                     // of them
+  std::optional<PendingChoice> choice{};  // until it is made nothing else is computed of the sequence
 
   int64_t to_score() const {
     return request.log_probs && request.prompt_log_probs ? static_cast<int64_t>(request.prompt.size()) - 1 : 0;
@@ -55,9 +64,8 @@ struct Engine::Step {
 struct Engine::Reading {
   Sequence* sequence;
   size_t position;
-  NewToken made{};
-
-  bool chooses() const { return position + 1 == sequence->tokens.size(); }
+  bool chooses;
+  bool chosen = false;
 };
 
 Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
@@ -66,9 +74,11 @@ Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
       pages_(options.pages),
       store_(model_->config().num_hidden_layers, options.pages),
       device_(model_->parameters().front().device()) {
-  TESSERA_CHECK(options.pages >= 1 && options.max_sequences >= 1 && options.prompt_block >= 1, ErrorKind::kConfig,
-                "[models.generation] {} pages, {} sequences, blocks of {}: wanted at least 1 of each", options.pages,
-                options.max_sequences, options.prompt_block);
+  TESSERA_CHECK(
+      options.pages >= 1 && options.max_sequences >= 1 && options.prompt_block >= 1 && options.mask_steps >= 1,
+      ErrorKind::kConfig,
+      "[models.generation] {} pages, {} sequences, blocks of {}, {} steps for masks: wanted at least 1 of each",
+      options.pages, options.max_sequences, options.prompt_block, options.mask_steps);
   if (options_.group) tell_begin(*options_.group, options_.pages);
 }
 
@@ -151,15 +161,20 @@ bool Engine::share_prefix(Sequence& sequence) {
   return found;
 }
 
-// False where all other sequences that came later have given theirs and it is still not enough.
+// Those that wait for a mask give theirs first, then those that came later. False where all have and it is still not
+// enough.
 bool Engine::give_pages(Sequence& sequence, int64_t tokens) {
   while (static_cast<int64_t>(sequence.pages.size()) < pages_for(tokens)) {
     if (const auto page = pages_.take()) {
       sequence.pages.push_back(*page);
       continue;
     }
-    auto last = std::move(running_.back());
-    running_.pop_back();
+    auto victim = std::prev(running_.end());
+    for (auto at = running_.begin(); at != running_.end(); ++at) {
+      if ((*at)->choice && !(*at)->pages.empty()) victim = at;
+    }
+    auto last = std::move(*victim);
+    running_.erase(victim);
     preempt(*last);
     ++counts_.preempted;
     const bool itself = last.get() == &sequence;
@@ -175,6 +190,10 @@ Engine::Step Engine::plan() {
   std::set<std::pair<Pages::Place, std::vector<int64_t>>> being_filled;
   for (auto at = running_.begin(); at != running_.end();) {
     auto& sequence = **at;
+    if (sequence.choice) {  // its mask is not there yet
+      ++at;
+      continue;
+    }
     share_prefix(sequence);
     int64_t rows = 1;
     if (sequence.pending() > 1) {
@@ -223,28 +242,82 @@ void Engine::publish(Sequence& sequence) {
   }
 }
 
-void Engine::read(Reading& reading, std::span<const float> logits) {
-  auto& [sequence, position, made] = reading;
-  const auto& request = sequence->request;
-  if (!reading.chooses()) {
-    sequence->scores[position] = log_probs_of(logits, request.prompt[position + 1], *request.log_probs);
-    return;
-  }
+bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t mask_steps) {
+  const auto& request = sequence.request;
+  auto& choice = *sequence.choice;
+  auto& made = choice.made;
+  const auto steps = static_cast<uint64_t>(mask_steps);
   try {
-    std::vector<float> scores(logits.begin(), logits.end());
-    made.token = choose_from(scores, {sequence->tokens, request.prompt.size()}, request.options);
-    if (request.log_probs) made.log_probs = log_probs_of(logits, made.token, *request.log_probs);
+    const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
+    auto* constraint = request.options.constraint.get();
+    if (!choice.has_token) {
+      if (constraint && !constraint->prepare_allowed(since_prompt(), steps)) return false;
+      std::vector<float> scores(logits.begin(), logits.end());
+      made.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
+      if (request.log_probs) made.log_probs = log_probs_of(logits, made.token, *request.log_probs);
+      sequence.tokens.push_back(made.token);
+      choice.has_token = true;
+    }
+    const ChoiceContext context{sequence.tokens, request.prompt.size()};
+    const auto& stops = request.options.stop_tokens;
+    const bool is_stop = std::find(stops.begin(), stops.end(), made.token) != stops.end();
+    if (constraint && !is_stop && !constraint->prepare_complete(since_prompt(), steps)) return false;
+    if (is_ended(context, request.options)) {
+      made.finish = Finish::kStop;
+    } else if (static_cast<int64_t>(sequence.tokens.size()) >= sequence.most_tokens) {
+      made.finish = Finish::kLength;
+    }
   } catch (const std::exception& error) {
     made.finish = Finish::kError;
     made.error = as_error(error);
   }
+  return true;
+}
+
+// Hands the token that is made to the callback, and ends the sequence where it was the last one.
+void Engine::deliver(Sequence& sequence) {
+  auto made = std::move(sequence.choice->made);
+  const bool first = sequence.tokens.size() == sequence.request.prompt.size() + (sequence.choice->has_token ? 1 : 0);
+  if (first) made.prompt_log_probs = std::move(sequence.scores);
+  if (made.finish != Finish::kError) ++counts_.new_tokens;
+  sequence.choice.reset();
+  const bool goes_on = !sequence.request.on_token || sequence.request.on_token(made);
+  if (made.finish || !goes_on) cancel(sequence.id);
+}
+
+// The sequences that wait take turns in the order of their numbers.
+void Engine::advance_waiting_mask() {
+  Sequence* next = nullptr;
+  for (const auto& sequence : running_) {
+    if (!sequence->choice) continue;
+    const auto turn = [&](const Sequence& of) { return std::pair(of.id <= last_advanced_, of.id); };
+    if (!next || turn(*sequence) < turn(*next)) next = sequence.get();
+  }
+  if (!next) return;
+  last_advanced_ = next->id;
+  if (choose(*next, next->choice->logits, options_.mask_steps)) deliver(*next);
+}
+
+void Engine::read(Reading& reading, std::span<const float> logits) const {
+  auto& sequence = *reading.sequence;
+  const auto& request = sequence.request;
+  if (!reading.chooses) {
+    sequence.scores[reading.position] = log_probs_of(logits, request.prompt[reading.position + 1], *request.log_probs);
+    return;
+  }
+  sequence.choice.emplace();
+  reading.chosen = choose(sequence, logits, options_.mask_steps);
+  if (!reading.chosen) sequence.choice->logits.assign(logits.begin(), logits.end());
 }
 
 void Engine::finish_step(const Step& step, const at::Tensor& logits) {
   std::vector<Reading> readings;  // of each row of the logits
   for (const auto& part : step.parts) {
     auto& sequence = *part.sequence;
-    for (const int64_t position : part.wanted()) readings.push_back({&sequence, static_cast<size_t>(position)});
+    for (const int64_t position : part.wanted()) {
+      const auto at = static_cast<size_t>(position);
+      readings.push_back({.sequence = &sequence, .position = at, .chooses = at + 1 == sequence.tokens.size()});
+    }
     if (part.rows > 1) counts_.prompt_tokens += part.rows;
     sequence.computed += part.rows;
     sequence.scored = std::max(sequence.scored, std::min(sequence.computed, sequence.to_score()));
@@ -261,22 +334,7 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
     }
   });
   for (auto& reading : readings) {
-    if (!reading.chooses()) continue;
-    auto& sequence = *reading.sequence;
-    const auto& request = sequence.request;
-    auto& out = reading.made;
-    if (sequence.tokens.size() == request.prompt.size()) out.prompt_log_probs = std::move(sequence.scores);
-    if (!out.finish) {
-      sequence.tokens.push_back(out.token);
-      ++counts_.new_tokens;
-      if (is_ended({sequence.tokens, request.prompt.size()}, request.options)) {
-        out.finish = Finish::kStop;
-      } else if (static_cast<int64_t>(sequence.tokens.size()) >= sequence.most_tokens) {
-        out.finish = Finish::kLength;
-      }
-    }
-    const bool goes_on = !request.on_token || request.on_token(out);
-    if (out.finish || !goes_on) cancel(sequence.id);
+    if (reading.chosen) deliver(*reading.sequence);
   }
 }
 
@@ -297,7 +355,13 @@ bool Engine::step() {
   admit();
   if (running_.empty()) return false;
   const at::NoGradGuard no_grad;
+  advance_waiting_mask();
   const auto step = plan();
+  if (step.parts.empty()) {  // all of them wait
+    constexpr int64_t kTellAfter = 1000;
+    if (++steps_without_rows_ % kTellAfter == 0) keep_alive();
+    return !running_.empty() || !waiting_.empty();
+  }
   if (!try_step(step)) return !running_.empty() || !waiting_.empty();
   // What one sequence brought about ends that one: each by itself.
   for (const auto& part : step.parts) {
@@ -314,6 +378,8 @@ EngineCounts Engine::counts() const {
   auto counts = counts_;
   counts.running = static_cast<int64_t>(running_.size());
   counts.waiting = static_cast<int64_t>(waiting_.size());
+  counts.waiting_for_masks = std::count_if(running_.begin(), running_.end(),
+                                           [](const auto& sequence) { return sequence->choice.has_value(); });
   counts.pages_in_use = pages_.owned();
   return counts;
 }

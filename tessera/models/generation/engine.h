@@ -7,7 +7,11 @@
 // A step computes one token of each sequence that is generating and blocks of the prompts of others in one forward. Of
 // a model in rows (row_model.h) a sequence gets the same tokens whatever runs beside it. When pages run out the
 // sequence that came last gives its pages back and is computed again later, which changes nothing but the time it
-// takes. One thread at a time.
+// takes.
+//
+// A sequence with a constraint chooses its token when its mask is there. A mask that takes more than
+// EngineOptions::mask_steps waits with its sequence: all that wait share so many steps of the work in each step of the
+// engine, while the other sequences go on. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -52,12 +56,16 @@ struct EngineOptions {
   int64_t pages = 0;
   int64_t max_sequences = 64;  // computed together; more wait
   int64_t prompt_block = 256;  // tokens of prompts in one step
+  // Of the work on the mask of a sequence at once, and on all masks that wait: about a millisecond
+  // (text/grammar/grammar_masks.h).
+  int64_t mask_steps = 20'000;
   // Of the ranks that hold the model together; this is the first, the others run follow_steps (shared_steps.h).
   std::shared_ptr<comm::Group> group = nullptr;
 };
 
 struct EngineCounts {
   int64_t running = 0, waiting = 0;
+  int64_t waiting_for_masks = 0;  // of those that are running
   int64_t pages_in_use = 0;
   int64_t prompt_tokens = 0, shared_tokens = 0;  // computed so far, and found in pages of others
   int64_t new_tokens = 0, steps = 0, preempted = 0;
@@ -105,8 +113,12 @@ class Engine {
   at::Tensor run(const Step& step);
   std::optional<Error> try_step(const Step& step);  // the model's
   void publish(Sequence& sequence);
-  static void read(Reading& reading, std::span<const float> logits);
+  void read(Reading& reading, std::span<const float> logits) const;
   void finish_step(const Step& step, const at::Tensor& logits);
+  // Goes on with the choice of a sequence for at most so many steps of its mask; true when the token is made.
+  static bool choose(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
+  void deliver(Sequence& sequence);
+  void advance_waiting_mask();
 
   std::shared_ptr<CausalLM> model_;
   EngineOptions options_;
@@ -118,6 +130,8 @@ class Engine {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   EngineCounts counts_;
   int64_t next_id_ = 1;
+  int64_t last_advanced_ = 0;       // the sequence whose mask was worked on last
+  int64_t steps_without_rows_ = 0;  // in which all sequences waited
 };
 
 }  // namespace tessera

@@ -1,21 +1,38 @@
 #include "tessera/text/grammar/grammar.h"
 
 #include <algorithm>
-#include <set>
 
 #include "tessera/base/error.h"
 
 namespace tessera::text {
 
-Grammar::Part GrammarBuilder::add(Grammar::Node node) {
-  grammar_.nodes_.push_back(std::move(node));
-  return static_cast<Part>(grammar_.nodes_.size() - 1);
+void GrammarBuilder::charge(size_t bytes) {
+  grammar_.bytes += bytes;
+  TESSERA_CHECK(
+      grammar_.bytes <= Grammar::kMostBytes, ErrorKind::kConfig,
+      "[text.grammar] the grammar takes over {} MiB. Make it smaller: fewer schemas, shorter names and values.",
+      Grammar::kMostBytes >> 20);
+}
+
+Grammar::Part GrammarBuilder::add(const Grammar::Node& node) {
+  charge(sizeof(node));
+  grammar_.nodes.push_back(node);
+  return static_cast<Part>(grammar_.nodes.size() - 1);
+}
+
+int32_t GrammarBuilder::set_of(const ByteSet& set) {
+  const auto [at, fresh] = sets_.try_emplace(set, static_cast<int32_t>(grammar_.sets.size()));
+  if (fresh) {
+    charge(4 * sizeof(set));  // with the builder's own
+    grammar_.sets.push_back(set);
+  }
+  return at->second;
 }
 
 Grammar::Part GrammarBuilder::bytes(const ByteSet& set) {
-  if (const auto known = sets_.find(set); known != sets_.end()) return known->second;
-  grammar_.sets_.push_back(set);
-  return sets_[set] = add({.kind = Grammar::Kind::kBytes, .set = static_cast<int32_t>(grammar_.sets_.size() - 1)});
+  const auto [at, fresh] = parts_of_sets_.try_emplace(set_of(set), 0);
+  if (fresh) at->second = add({.kind = Grammar::Kind::kBytes, .first = at->first});
+  return at->second;
 }
 
 Grammar::Part GrammarBuilder::range(int first, int last) {
@@ -25,148 +42,125 @@ Grammar::Part GrammarBuilder::range(int first, int last) {
 }
 
 Grammar::Part GrammarBuilder::literal(std::string_view text) {
-  std::vector<Part> parts;
-  for (const char each : text) {
-    const int byte = static_cast<unsigned char>(each);
-    parts.push_back(range(byte, byte));
+  if (text.empty()) return sequence({});
+  if (text.size() == 1) {
+    const int byte = static_cast<unsigned char>(text[0]);
+    return range(byte, byte);
   }
-  return sequence(std::move(parts));
+  charge(text.size());
+  const auto first = static_cast<int32_t>(grammar_.text.size());
+  grammar_.text += text;
+  return add({.kind = Grammar::Kind::kLiteral, .first = first, .second = static_cast<int32_t>(text.size())});
 }
 
-Grammar::Part GrammarBuilder::sequence(std::vector<Part> parts) {
-  return add({.kind = Grammar::Kind::kSequence, .parts = std::move(parts)});
+int32_t GrammarBuilder::tree_of(const std::vector<std::string_view>& texts) {
+  charge(sizeof(TextTree) + TextTree::most_bytes(texts));
+  grammar_.trees.emplace_back(texts);
+  return static_cast<int32_t>(grammar_.trees.size() - 1);
 }
 
-Grammar::Part GrammarBuilder::choice(std::vector<Part> parts) {
-  return add({.kind = Grammar::Kind::kChoice, .parts = std::move(parts)});
+Grammar::Part GrammarBuilder::one_of(const std::vector<std::string_view>& texts) {
+  if (texts.empty()) return choice({});
+  if (texts.size() == 1) return literal(texts[0]);
+  return add({.kind = Grammar::Kind::kOneOf, .first = tree_of(texts)});
 }
+
+Grammar::Part GrammarBuilder::other_than(const std::vector<std::string_view>& texts, const OtherThan& options) {
+  charge(sizeof(Grammar::Other));
+  grammar_.others.push_back({.tree = tree_of(texts),
+                             .characters = set_of(options.characters),
+                             .after = options.after,
+                             .wide = options.wide,
+                             .end = options.end});
+  return add({.kind = Grammar::Kind::kOtherThan, .first = static_cast<int32_t>(grammar_.others.size() - 1)});
+}
+
+Grammar::Part GrammarBuilder::list(Grammar::Kind kind, const std::vector<Part>& parts) {
+  if (parts.size() == 1) return parts[0];
+  charge(parts.size() * sizeof(Part));
+  const auto first = static_cast<int32_t>(grammar_.lists.size());
+  grammar_.lists.insert(grammar_.lists.end(), parts.begin(), parts.end());
+  return add({.kind = kind, .first = first, .second = static_cast<int32_t>(parts.size())});
+}
+
+Grammar::Part GrammarBuilder::sequence(const std::vector<Part>& parts) {
+  if (!parts.empty()) return list(Grammar::Kind::kSequence, parts);
+  if (nothing_ < 0) nothing_ = list(Grammar::Kind::kSequence, {});
+  return nothing_;
+}
+
+Grammar::Part GrammarBuilder::choice(const std::vector<Part>& parts) { return list(Grammar::Kind::kChoice, parts); }
 
 Grammar::Part GrammarBuilder::repeat(Part part, int32_t least, int32_t most) {
-  return add({.kind = Grammar::Kind::kRepeat, .parts = {part}, .least = least, .most = most});
+  if (most == 0) return sequence({});
+  return add({.kind = Grammar::Kind::kRepeat, .first = part, .second = least, .third = most});
 }
 
-Grammar::Part GrammarBuilder::forward() { return add({.kind = Grammar::Kind::kForward}); }
+Grammar::Part GrammarBuilder::forward() { return add({.kind = Grammar::Kind::kForward, .first = -1}); }
 
 void GrammarBuilder::define(Part forward, Part as) {
-  auto& node = grammar_.nodes_[static_cast<size_t>(forward)];
-  TESSERA_CHECK(node.kind == Grammar::Kind::kForward && node.parts.empty(), ErrorKind::kInternal,
+  auto& node = grammar_.nodes[static_cast<size_t>(forward)];
+  TESSERA_CHECK(node.kind == Grammar::Kind::kForward && node.first < 0, ErrorKind::kInternal,
                 "[text.grammar] part {} cannot be defined, or is already", forward);
-  node.parts = {as};
+  node.first = as;
+}
+
+// Parts that have a text, found from those of which they are made. Parts are made behind what they hold, but for what
+// they refer to ahead, so that a few passes find all.
+std::vector<bool> GrammarBuilder::parts_with_texts() const {
+  using Kind = Grammar::Kind;
+  const auto& nodes = grammar_.nodes;
+  std::vector<bool> has_text(nodes.size());
+  const auto found = [&](Part part) { return part >= 0 && has_text[static_cast<size_t>(part)]; };
+  const auto has = [&](const Grammar::Node& node) {
+    const auto first = grammar_.lists.begin() + node.first;
+    switch (node.kind) {
+      case Kind::kBytes:
+        return grammar_.sets[static_cast<size_t>(node.first)].any();
+      case Kind::kSequence:
+        return std::all_of(first, first + node.second, found);
+      case Kind::kChoice:
+        return std::any_of(first, first + node.second, found);
+      case Kind::kRepeat:
+        return node.second == 0 || found(node.first);
+      case Kind::kForward:
+        return found(node.first);
+      default:
+        return true;
+    }
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (size_t i = 0; i < nodes.size(); ++i) {
+      if (has_text[i] || !has(nodes[i])) continue;
+      has_text[i] = changed = true;
+    }
+  }
+  return has_text;
 }
 
 Grammar GrammarBuilder::finish(Part root) && {
-  grammar_.root_ = root;
-  return std::move(grammar_);
-}
-
-// All that may come next, as it is found.
-struct GrammarStates::Reading {
-  Open open{};
-  bool accepts = false;
-  std::set<std::pair<Grammar::Part, Rest>> seen{};
-};
-
-GrammarStates::GrammarStates(Grammar grammar) : grammar_(std::move(grammar)) {
-  Reading reading;
-  read(grammar_.root_, kNothing, reading);
-  start_ = state_of(std::move(reading));
-}
-
-GrammarStates::Rest GrammarStates::link(Grammar::Part part, Rest tail) {
-  const auto [at, fresh] = link_ids_.try_emplace({part, tail}, static_cast<Rest>(links_.size()));
-  if (fresh) links_.push_back({part, tail});
-  return at->second;
-}
-
-Grammar::Part GrammarStates::repeat(Grammar::Part part, int32_t least, int32_t most) {
-  const auto [at, fresh] =
-      repeats_.try_emplace({part, least, most}, static_cast<Grammar::Part>(grammar_.nodes_.size()));
-  if (fresh) {
-    grammar_.nodes_.push_back({.kind = Grammar::Kind::kRepeat, .parts = {part}, .least = least, .most = most});
-  }
-  return at->second;
-}
-
-// Goes through what needs no byte, with a list of what is still to be read instead of calls: a text may nest deeply.
-void GrammarStates::read(Grammar::Part first, Rest after, Reading& reading) {
-  constexpr size_t kMostReadings = 20'000;
-  std::vector<std::pair<Grammar::Part, Rest>> pending = {{first, after}};
-  const auto go_on = [&](Rest rest) {
-    if (rest == kNothing) {
-      reading.accepts = true;
-    } else {
-      const auto [part, tail] = links_[static_cast<size_t>(rest)];
-      pending.emplace_back(part, tail);
-    }
-  };
-  while (!pending.empty()) {
-    const auto [part, rest] = pending.back();
-    pending.pop_back();
-    if (!reading.seen.emplace(part, rest).second) continue;
-    TESSERA_CHECK(reading.seen.size() <= kMostReadings, ErrorKind::kConfig,
-                  "[text.grammar] the grammar has over {} readings of one place. Make it simpler.", kMostReadings);
-    const auto node = grammar_.nodes_[static_cast<size_t>(part)];  // a copy: repeat() adds others
-    switch (node.kind) {
-      case Grammar::Kind::kBytes:
-        reading.open.emplace_back(node.set, rest);
-        break;
-      case Grammar::Kind::kSequence: {
-        Rest tail = rest;
-        for (size_t i = node.parts.size(); i-- > 0;) tail = link(node.parts[i], tail);
-        go_on(tail);
-        break;
-      }
-      case Grammar::Kind::kForward:
-      case Grammar::Kind::kChoice:
-        for (const auto each : node.parts) pending.emplace_back(each, rest);
-        break;
-      case Grammar::Kind::kRepeat: {
-        if (node.least == 0) go_on(rest);
-        if (node.most == 0) break;
-        const auto most = node.most == Grammar::kEndless ? node.most : node.most - 1;
-        const auto more = repeat(node.parts[0], std::max(node.least - 1, 0), most);
-        pending.emplace_back(node.parts[0], link(more, rest));
-        break;
-      }
+  const auto has_text = parts_with_texts();
+  TESSERA_CHECK(has_text[static_cast<size_t>(root)], ErrorKind::kConfig,
+                "[text.grammar] no text that ends is one of the grammar. Does a schema want itself inside itself?");
+  for (size_t i = 0; i < has_text.size(); ++i) {
+    auto& node = grammar_.nodes[i];
+    if (!has_text[i]) {
+      node = {.kind = Grammar::Kind::kChoice};  // of nothing
+    } else if (node.kind == Grammar::Kind::kRepeat && !has_text[static_cast<size_t>(node.first)]) {
+      node = {.kind = Grammar::Kind::kSequence};
     }
   }
-}
-
-int32_t GrammarStates::state_of(Reading reading) {
-  auto& open = reading.open;
-  if (open.empty() && !reading.accepts) return kDead;
-  std::sort(open.begin(), open.end());
-  open.erase(std::unique(open.begin(), open.end()), open.end());
-  const auto [at, fresh] = state_ids_.try_emplace({open, reading.accepts}, static_cast<int32_t>(states_.size()));
-  if (fresh) {
-    constexpr size_t kMostBytes = size_t{256} << 20;
-    bytes_ += sizeof(State) + 2 * open.size() * sizeof(Open::value_type);
-    TESSERA_CHECK(bytes_ <= kMostBytes, ErrorKind::kConfig,
-                  "[text.grammar] the states of the grammar take over {} MB. Make it simpler.", kMostBytes >> 20);
-    auto& state = states_.emplace_back(State{.open = std::move(open), .accepts = reading.accepts});
-    state.next.fill(kUnknown);
-  }
-  return at->second;
-}
-
-int32_t GrammarStates::next(int32_t state, uint8_t byte) {
-  if (state == kDead) return kDead;
-  const auto index = static_cast<size_t>(state);
-  if (states_[index].next[byte] != kUnknown) return states_[index].next[byte];
-  Reading reading;
-  const auto open = states_[index].open;
-  for (const auto& [set, rest] : open) {
-    if (!grammar_.sets_[static_cast<size_t>(set)].test(byte)) continue;
-    if (rest == kNothing) {
-      reading.accepts = true;
-    } else {
-      const auto [part, tail] = links_[static_cast<size_t>(rest)];
-      read(part, tail, reading);
-    }
-  }
-  const int32_t found = state_of(std::move(reading));
-  states_[index].next[byte] = found;
-  return found;
+  grammar_.root = root;
+  grammar_.nodes.shrink_to_fit();
+  grammar_.sets.shrink_to_fit();
+  grammar_.text.shrink_to_fit();
+  grammar_.lists.shrink_to_fit();
+  grammar_.trees.shrink_to_fit();
+  grammar_.others.shrink_to_fit();
+  Grammar grammar;
+  grammar.parts_ = std::make_shared<const Grammar::Parts>(std::move(grammar_));
+  return grammar;
 }
 
 }  // namespace tessera::text

@@ -5,24 +5,22 @@
 //   const auto list = build.forward();                        // may contain itself
 //   build.define(list, build.sequence({build.literal("["), build.optional(list), build.literal("]")}));
 //   const Grammar grammar = std::move(build).finish(list);
-//   GrammarStates states(grammar);
-//   int32_t state = states.start();
-//   for (const char byte : text) state = states.next(state, byte);
-//   const bool whole = states.accepts(state);
+//   GrammarStates states(grammar);                            // grammar_states.h
 //
 // What is in other grammars regular or context-free is so here; what is ambiguous is followed in all its readings.
-// A Grammar is immutable. GrammarStates makes a state when a text first comes to it, and is for one thread
-// at a time.
+// A grammar takes at most kMostBytes of memory, which is looked at before each part is made: a stranger's schema costs
+// no more. A Grammar is immutable and cheap to copy: copies share what it holds.
 #pragma once
 
-#include <array>
 #include <bitset>
 #include <cstdint>
-#include <map>
+#include <memory>
+#include <string>
 #include <string_view>
 #include <unordered_map>
-#include <utility>
 #include <vector>
+
+#include "tessera/text/grammar/text_tree.h"
 
 namespace tessera::text {
 
@@ -31,24 +29,45 @@ using ByteSet = std::bitset<256>;
 class Grammar {
  public:
   using Part = int32_t;  // of the grammar that made it
+  static constexpr size_t kMostBytes = size_t{4} << 20;
+
+  size_t bytes() const { return parts_->bytes; }
 
  private:
   friend class GrammarBuilder;
   friend class GrammarStates;
-  enum class Kind : uint8_t { kBytes, kSequence, kChoice, kRepeat, kForward };
-  struct Node {
-    Kind kind;
-    int32_t set = 0;                     // of kBytes
-    std::vector<Part> parts{};           // of kSequence and kChoice; one of kRepeat; kForward's definition
-    int32_t least = 0, most = kEndless;  // of kRepeat
-  };
+  enum class Kind : uint8_t { kBytes, kLiteral, kOneOf, kOtherThan, kSequence, kChoice, kRepeat, kForward };
   static constexpr int32_t kEndless = -1;
 
-  std::vector<Node> nodes_;
-  std::vector<ByteSet> sets_;
-  Part root_ = 0;
+  // What the numbers of a node say is the matter of its kind.
+  struct Node {
+    Kind kind;
+    int32_t first = 0;   // set, first byte of a literal, tree, row of others, first of the parts, part
+    int32_t second = 0;  // bytes of a literal, number of parts, least
+    int32_t third = 0;   // most
+  };
+  // A text that is none of a tree's, up to a byte that ends it.
+  struct Other {
+    int32_t tree;
+    int32_t characters;  // the set of those of one byte
+    Part after;          // what may follow once the text can be none of them
+    Part wide;           // a character of several bytes, and what may follow
+    uint8_t end;
+  };
+  struct Parts {
+    std::vector<Node> nodes{};
+    std::vector<ByteSet> sets{};
+    std::string text{};         // of literals
+    std::vector<Part> lists{};  // of sequences and choices
+    std::vector<TextTree> trees{};
+    std::vector<Other> others{};
+    Part root = 0;
+    size_t bytes = 0;
+  };
+  std::shared_ptr<const Parts> parts_;
 };
 
+// Each function that makes a part: Error kConfig where the grammar would take over Grammar::kMostBytes.
 class GrammarBuilder {
  public:
   using Part = Grammar::Part;
@@ -56,8 +75,19 @@ class GrammarBuilder {
   Part bytes(const ByteSet& set);
   Part range(int first, int last);      // one byte, both included
   Part literal(std::string_view text);  // "": nothing
-  Part sequence(std::vector<Part> parts);
-  Part choice(std::vector<Part> parts);
+  Part one_of(const std::vector<std::string_view>& texts);
+  // Characters and the byte behind them, which are together none of the texts: those of one byte are in a set; `wide`
+  // is a character of several bytes with what may follow, `after` what may follow where a text can no longer come.
+  // Beside a character of several bytes with which a text goes on no other such character may stand: that keeps out
+  // more than it must.
+  struct OtherThan {
+    uint8_t end;
+    ByteSet characters;
+    Part after, wide;
+  };
+  Part other_than(const std::vector<std::string_view>& texts, const OtherThan& options);
+  Part sequence(const std::vector<Part>& parts);
+  Part choice(const std::vector<Part>& parts);
   Part optional(Part part) { return repeat(part, 0, 1); }
   Part many(Part part) { return repeat(part, 0); }  // or none
   Part repeat(Part part, int32_t least, int32_t most = Grammar::kEndless);
@@ -65,56 +95,22 @@ class GrammarBuilder {
   Part forward();
   void define(Part forward, Part as);
 
+  // Parts of which no text comes to an end are left out, so that each byte that may come leads to a whole text. Error
+  // kConfig where the root is one.
   Grammar finish(Part root) &&;
 
  private:
-  Part add(Grammar::Node node);
-  Grammar grammar_;
-  std::unordered_map<ByteSet, Part> sets_;
-};
+  void charge(size_t bytes);
+  Part add(const Grammar::Node& node);
+  Part list(Grammar::Kind kind, const std::vector<Part>& parts);
+  int32_t set_of(const ByteSet& set);
+  int32_t tree_of(const std::vector<std::string_view>& texts);
+  std::vector<bool> parts_with_texts() const;
 
-class GrammarStates {
- public:
-  static constexpr int32_t kDead = -1;  // no text goes on from here
-
-  // Error kConfig (here and in next): one place has over 20,000 readings, or all states take over 256 MB.
-  explicit GrammarStates(Grammar grammar);
-
-  int32_t start() const { return start_; }
-  int32_t next(int32_t state, uint8_t byte);
-  bool accepts(int32_t state) const { return state >= 0 && states_[static_cast<size_t>(state)].accepts; }
-  // Nothing may follow.
-  bool ends(int32_t state) const { return state < 0 || states_[static_cast<size_t>(state)].open.empty(); }
-  size_t bytes() const { return bytes_; }  // of the states, about
-
- private:
-  using Rest = int32_t;  // what is wanted after a part: a list, whose tails are shared
-  static constexpr Rest kNothing = -1;
-  static constexpr int32_t kUnknown = -2;
-  struct Link {
-    Grammar::Part part;
-    Rest tail;
-  };
-  using Open = std::vector<std::pair<int32_t, Rest>>;  // sets of bytes that may come, and what follows each
-  struct State {
-    Open open{};
-    bool accepts = false;
-    std::array<int32_t, 256> next{};
-  };
-  struct Reading;
-  Rest link(Grammar::Part part, Rest tail);
-  Grammar::Part repeat(Grammar::Part part, int32_t least, int32_t most);
-  void read(Grammar::Part part, Rest rest, Reading& reading);
-  int32_t state_of(Reading reading);
-
-  Grammar grammar_;
-  std::vector<Link> links_;
-  std::map<std::pair<Grammar::Part, Rest>, Rest> link_ids_;
-  std::map<std::array<int32_t, 3>, Grammar::Part> repeats_;  // by part, least and most
-  std::vector<State> states_;
-  std::map<std::pair<Open, bool>, int32_t> state_ids_;
-  int32_t start_ = kDead;
-  size_t bytes_ = 0;
+  Grammar::Parts grammar_;
+  std::unordered_map<ByteSet, int32_t> sets_;
+  std::unordered_map<int32_t, Part> parts_of_sets_;
+  Part nothing_ = -1;
 };
 
 }  // namespace tessera::text

@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
+
+#include "tessera/base/json_numbers.h"
 
 namespace tessera::text {
 namespace {
@@ -29,12 +30,14 @@ ByteSet set_of(std::string_view bytes) {
 JsonParts::JsonParts(GrammarBuilder& build) : build_(build) {
   const auto blanks = build.repeat(build.bytes(set_of(" \t")), 0, kBlanks);
   space_ = build.choice({build.literal(""), build.literal(" "), build.sequence({build.literal("\n"), blanks})});
+  comma_ = build.sequence({space_, build.literal(","), space_});
+  colon_ = build.sequence({space_, build.literal(":"), space_});
   // Well-formed UTF-8, as Unicode's table 3-7 has it.
   const auto tail = build.range(0x80, 0xBF);
   const auto from = [&](int first, int last, int second, int second_last, size_t tails) {
     std::vector<Part> parts = {build.range(first, last), build.range(second, second_last)};
     parts.insert(parts.end(), tails, tail);
-    return build.sequence(std::move(parts));
+    return build.sequence(parts);
   };
   multibyte_ =
       build.choice({build.sequence({build.range(0xC2, 0xDF), tail}), from(0xE0, 0xE0, 0xA0, 0xBF, 1),
@@ -70,9 +73,6 @@ JsonParts::Part JsonParts::brackets(Part between) {
   return build_.sequence({build_.literal("["), space_, between, space_, build_.literal("]")});
 }
 
-JsonParts::Part JsonParts::comma() { return build_.sequence({space_, build_.literal(","), space_}); }
-JsonParts::Part JsonParts::colon() { return build_.sequence({space_, build_.literal(":"), space_}); }
-
 JsonParts::Part JsonParts::digits(int32_t least, int32_t most) {
   return build_.repeat(build_.range('0', '9'), least, most);
 }
@@ -93,7 +93,7 @@ JsonParts::Part JsonParts::at_least(std::string_view bound) {
   const auto rest = static_cast<int32_t>(bound.size() - 1);
   std::vector<Part> ways = {build_.sequence({build_.literal(bound.substr(0, 1)), at_least(bound.substr(1))})};
   if (bound[0] < '9') ways.push_back(build_.sequence({build_.range(bound[0] + 1, '9'), digits(rest, rest)}));
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 JsonParts::Part JsonParts::at_most(std::string_view bound) {
@@ -101,7 +101,7 @@ JsonParts::Part JsonParts::at_most(std::string_view bound) {
   const auto rest = static_cast<int32_t>(bound.size() - 1);
   std::vector<Part> ways = {build_.sequence({build_.literal(bound.substr(0, 1)), at_most(bound.substr(1))})};
   if (bound[0] > '0') ways.push_back(build_.sequence({build_.range('0', bound[0] - 1), digits(rest, rest)}));
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 // Of equal length, least <= most.
@@ -115,7 +115,7 @@ JsonParts::Part JsonParts::between(std::string_view least, std::string_view most
   if (least[0] + 1 < most[0]) {
     ways.push_back(build_.sequence({build_.range(least[0] + 1, most[0] - 1), digits(rest, rest)}));
   }
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 // Without a sign; decimal, least <= most.
@@ -126,7 +126,7 @@ JsonParts::Part JsonParts::magnitude(const std::string& least, const std::string
     const auto largest = length == most.size() ? most : std::string(length, '9');
     ways.push_back(between(smallest, largest));
   }
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 JsonParts::Part JsonParts::integer(int64_t least, int64_t most) {
@@ -137,7 +137,7 @@ JsonParts::Part JsonParts::integer(int64_t least, int64_t most) {
     const auto size = magnitude(text(std::max<int64_t>(-most, 1)), text(-least));
     ways.push_back(build_.sequence({build_.literal("-"), size}));
   }
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 // Without a sign, least.value >= 0.
@@ -157,7 +157,7 @@ JsonParts::Part JsonParts::size_between(const Bound& least, const Bound& most) {
   }
   const bool last = !most.open && (most.value > least.value || !least.open);
   if (last) ways.push_back(build_.sequence({build_.literal(std::to_string(most.value)), zeros}));
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 JsonParts::Part JsonParts::number(const std::optional<Bound>& least, const std::optional<Bound>& most) {
@@ -168,7 +168,7 @@ JsonParts::Part JsonParts::number(const std::optional<Bound>& least, const std::
     const Bound nearest = high.value < 0 ? Bound{-high.value, high.open} : Bound{0, true};  // no -0
     ways.push_back(build_.sequence({build_.literal("-"), size_between(nearest, {-low.value, low.open})}));
   }
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 JsonParts::Part JsonParts::quoted(Part characters) {
@@ -179,43 +179,28 @@ JsonParts::Part JsonParts::string(int32_t least, std::optional<int32_t> most) {
   return quoted(most ? build_.repeat(character_, least, *most) : build_.repeat(character_, least));
 }
 
-JsonParts::Part JsonParts::literal(const Json& value) {
-  return build_.literal(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+JsonParts::Part JsonParts::literal(const Json& value) { return build_.literal(dump_json(value)); }
+
+JsonParts::Part JsonParts::one_of(const std::vector<std::string>& texts) {
+  return build_.one_of({texts.begin(), texts.end()});
 }
 
-// The characters of a key, its quote too. After a character of more than one byte with which a name goes on no other
-// such character may stand: that keeps out more than it must.
-JsonParts::Part JsonParts::other_keys(const std::vector<std::string_view>& names) {
-  std::map<unsigned char, std::vector<std::string_view>> next;
-  bool is_name = false;
-  for (const auto name : names) {
-    if (name.empty()) {
-      is_name = true;
-    } else {
-      next[static_cast<unsigned char>(name[0])].push_back(name.substr(1));
-    }
-  }
-  auto others = plain_ascii();
-  bool whole_characters = true;
-  std::vector<Part> ways;
-  for (const auto& [byte, rests] : next) {
-    if (byte >= 0x80) {
-      whole_characters = false;
-      continue;
-    }
-    if (!others.test(byte)) continue;  // it is written as an escape
-    others.reset(byte);
-    ways.push_back(build_.sequence({build_.range(byte, byte), other_keys(rests)}));
-  }
-  std::vector<Part> fresh = {build_.bytes(others)};
-  if (whole_characters) fresh.push_back(multibyte_);
-  ways.push_back(build_.sequence({build_.choice(std::move(fresh)), build_.many(plain_), build_.literal("\"")}));
-  if (!is_name) ways.push_back(build_.literal("\""));
-  return build_.choice(std::move(ways));
-}
-
+// A name with a character that must be escaped is none that a key without escapes could be.
 JsonParts::Part JsonParts::key_other_than(const std::vector<std::string>& names) {
-  return build_.sequence({build_.literal("\""), other_keys({names.begin(), names.end()})});
+  const auto plain = plain_ascii();
+  const auto needs_escape = [&](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x80 && !plain.test(byte);
+  };
+  std::vector<std::string_view> texts;
+  for (const auto& name : names) {
+    if (std::none_of(name.begin(), name.end(), needs_escape)) texts.push_back(name);
+  }
+  const auto after = build_.sequence({build_.many(plain_), build_.literal("\"")});
+  return build_.sequence(
+      {build_.literal("\""),
+       build_.other_than(
+           texts, {.end = '"', .characters = plain, .after = after, .wide = build_.sequence({multibyte_, after})})});
 }
 
 }  // namespace tessera::text

@@ -4,9 +4,9 @@
 //   JsonParts json(build);
 //   const auto grammar = std::move(build).finish(json.any_object());
 //
-// Texts are JSON in valid UTF-8 whose numbers a double or an int64 holds: integers have at most 18 digits, exponents at
-// most two. Between the parts of arrays and objects stands nothing, a space, or a new line with up to 20 blanks, so
-// that a model cannot fill its answer with blanks. One thread at a time.
+// Texts are JSON in valid UTF-8 whose numbers a double or an int64 holds, but for values that literal() is given:
+// integers have at most 18 digits, exponents at most two. Between the parts of arrays and objects stands nothing, a
+// space, or a new line with up to 20 blanks, so that a model cannot fill its answer with blanks. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -46,16 +46,18 @@ class JsonParts {
   Part any_value() const { return value_; }
   Part any_object() const { return object_; }
   Part any_array() const { return array_; }
-  // That value and no other, as nlohmann::json writes it.
+  // That value and no other, as dump_json writes it; and one of several values by their texts.
   Part literal(const Json& value);
+  Part one_of(const std::vector<std::string>& texts);
   // Some string, written without escapes, that is none of these.
   Part key_other_than(const std::vector<std::string>& names);
 
   // "{" and "}" around what is between, with its spaces; so "[" and "]".
   Part braces(Part between);
   Part brackets(Part between);
-  Part comma();
-  Part colon();
+  Part comma() const { return comma_; }
+  Part colon() const { return colon_; }
+  GrammarBuilder& builder() { return build_; }
 
  private:
   Part digits(int32_t least, int32_t most);
@@ -64,10 +66,9 @@ class JsonParts {
   Part size_between(const Bound& least, const Bound& most);
   Part at_least(std::string_view digits);
   Part at_most(std::string_view digits);
-  Part other_keys(const std::vector<std::string_view>& names);
 
   GrammarBuilder& build_;
-  Part space_, multibyte_, plain_, character_, boolean_, null_, value_, object_, array_;
+  Part space_, comma_, colon_, multibyte_, plain_, character_, boolean_, null_, value_, object_, array_;
 };
 
 }  // namespace tessera::text

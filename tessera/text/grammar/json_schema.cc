@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "tessera/base/json_numbers.h"
 #include "tessera/base/number.h"
 #include "tessera/base/quote.h"
 
@@ -38,11 +39,11 @@ const std::map<std::string, std::set<std::string>>& keys_of_types() {
   return keys;
 }
 
-// What a schema says beside annotations.
+// What a schema says beside annotations. A null says nothing but as a value of "const".
 std::vector<std::string> says(const JsonReader& schema) {
   std::vector<std::string> keys;
-  for (const auto& [key, value] : schema.members()) {
-    if (!annotations().contains(key)) keys.push_back(key);
+  for (const auto& [key, value] : schema.value().get_ref<const Json::object_t&>()) {
+    if (!annotations().contains(key) && (!value.is_null() || key == "const")) keys.push_back(key);
   }
   return keys;
 }
@@ -55,8 +56,12 @@ void expect_alone(const JsonReader& schema, const std::string& key, const std::s
 }
 
 bool is_of_type(const Json& value, const std::string& type) {
-  if (type == "integer") return value.is_number_integer();
-  if (type == "number") return value.is_number();
+  const auto digits = exact_digits(value);
+  if (type == "integer") {
+    const bool whole = value.is_number_float() && std::floor(value.get<double>()) == value.get<double>();
+    return value.is_number_integer() || whole || (digits && is_integer_text(*digits));
+  }
+  if (type == "number") return value.is_number() || digits;
   if (type == "string") return value.is_string();
   if (type == "boolean") return value.is_boolean();
   if (type == "null") return value.is_null();
@@ -78,8 +83,8 @@ std::vector<std::string> types_of(const JsonReader& schema) {
     if (types.empty()) given->fail("at least one type");
     return types;
   }
+  const auto there = says(schema);
   for (const auto& [type, keys] : keys_of_types()) {
-    const auto there = says(schema);
     if (type == "integer") continue;  // whose keys are those of numbers
     if (std::any_of(there.begin(), there.end(), [&, of = keys](const auto& key) { return of.contains(key); })) {
       types.push_back(type);
@@ -90,8 +95,8 @@ std::vector<std::string> types_of(const JsonReader& schema) {
 
 }  // namespace
 
-JsonSchema::JsonSchema(GrammarBuilder& build, const JsonReader& document)
-    : build_(build), document_(document), json_(build) {}
+JsonSchema::JsonSchema(JsonParts& json, const JsonReader& document)
+    : build_(json.builder()), document_(document), json_(json) {}
 
 JsonSchema::Part JsonSchema::value() {
   const auto root = build_.forward();
@@ -118,7 +123,7 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     expect_alone(schema, "$ref");
     return referred(*to);
   }
-  if (const auto one = schema.find("const")) {
+  if (const auto one = schema.member("const")) {
     expect_alone(schema, "const", {"type"});
     return literals(schema, {one->value()});
   }
@@ -151,7 +156,7 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
   if (types.empty()) return json_.any_value();
   std::vector<Part> ways;
   for (const auto& type : types) ways.push_back(of_type(schema, type));
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 JsonSchema::Part JsonSchema::of_type(const JsonReader& schema, const std::string& type) {
@@ -197,22 +202,22 @@ JsonSchema::Part JsonSchema::referred(const JsonReader& reference) {
 JsonSchema::Part JsonSchema::any_of(const std::vector<JsonReader>& schemas) {
   std::vector<Part> ways;
   for (const auto& each : schemas) ways.push_back(part_of(each));
-  return build_.choice(std::move(ways));
+  return build_.choice(ways);
 }
 
 JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vector<Json>& values) {
   const auto types = schema.has("type") ? types_of(schema) : std::vector<std::string>{};
-  std::vector<Part> ways;
+  std::vector<std::string> texts;
   for (const auto& value : values) {
     const bool fits = types.empty() || std::any_of(types.begin(), types.end(),
                                                    [&](const auto& type) { return is_of_type(value, type); });
     if (!fits) continue;
-    literal_bytes_ += static_cast<int64_t>(value.dump(-1, ' ', false, Json::error_handler_t::replace).size());
+    texts.push_back(dump_json(value));
+    literal_bytes_ += static_cast<int64_t>(texts.back().size());
     if (literal_bytes_ > kMostLiteralBytes) schema.fail(fmt::format("values of at most {} bytes", kMostLiteralBytes));
-    ways.push_back(json_.literal(value));
   }
-  if (ways.empty()) schema.fail("a value that the type takes");
-  return build_.choice(std::move(ways));
+  if (texts.empty()) schema.fail("a value that the type takes");
+  return json_.one_of(texts);
 }
 
 JsonSchema::Part JsonSchema::string_of(const JsonReader& schema) {
@@ -229,9 +234,9 @@ JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
   const auto name = format.as_string();
   const auto digit = build_.range('0', '9');
   const auto number = [&](int64_t least, int64_t most) {  // of two digits
-    std::vector<Part> ways;
-    for (int64_t each = least; each <= most; ++each) ways.push_back(build_.literal(fmt::format("{:02}", each)));
-    return build_.choice(std::move(ways));
+    std::vector<std::string> texts;
+    for (int64_t each = least; each <= most; ++each) texts.push_back(fmt::format("{:02}", each));
+    return json_.one_of(texts);
   };
   const auto dash = build_.literal("-"), colon = build_.literal(":");
   // Days that every month has, the 29th and 30th but in February, the 31st of the longer ones.
@@ -246,12 +251,12 @@ JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
     years.push_back(build_.sequence({build_.literal(std::string(static_cast<size_t>(zeros), '0')),
                                      build_.range('1', '9'), build_.repeat(digit, 3 - zeros, 3 - zeros)}));
   }
-  std::vector<Part> fours;  // 04, 08, ...
-  for (int64_t each = 4; each < 100; each += 4) fours.push_back(number(each, each));
-  const auto four = build_.choice(std::move(fours));
+  std::vector<std::string> fours;  // 04, 08, ...
+  for (int64_t each = 4; each < 100; each += 4) fours.push_back(fmt::format("{:02}", each));
+  const auto four = json_.one_of(fours);
   const auto leap =
       build_.choice({build_.sequence({digit, digit, four}), build_.sequence({four, build_.literal("00")})});
-  const auto date = build_.choice({build_.sequence({build_.choice(std::move(years)), dash, month_and_day}),
+  const auto date = build_.choice({build_.sequence({build_.choice(years), dash, month_and_day}),
                                    build_.sequence({leap, build_.literal("-02-29")})});
   const auto minutes = build_.sequence({number(0, 23), colon, number(0, 59)});
   const auto fraction = build_.optional(build_.sequence({build_.literal("."), build_.repeat(digit, 1, 9)}));
@@ -267,17 +272,26 @@ JsonSchema::Part JsonSchema::format_of(const JsonReader& format) {
   return json_.quoted(build_.sequence({hexes(8), dash, hexes(4), dash, hexes(4), dash, hexes(4), dash, hexes(12)}));
 }
 
+// Bounds are exact where they are integers of 64 bits, of which a double has not all digits.
 JsonSchema::Part JsonSchema::integer_of(const JsonReader& schema) {
-  constexpr double kMost = 1e30;
-  const auto largest = static_cast<double>(JsonParts::kLargest);
-  const auto bound = [&](const char* key, double missing) { return schema.number(key, missing, -kMost, kMost); };
-  const double least = std::max(std::ceil(bound("minimum", -kMost)), std::floor(bound("exclusiveMinimum", -kMost)) + 1);
-  const double most = std::min(std::floor(bound("maximum", kMost)), std::ceil(bound("exclusiveMaximum", kMost)) - 1);
-  if (least > most || least >= largest || most <= -largest) schema.fail("bounds between which an integer lies");
-  const auto exact = [&](double value, int64_t beyond) {
-    return std::abs(value) >= largest ? beyond : static_cast<int64_t>(value);
+  constexpr int64_t kLargest = JsonParts::kLargest;
+  // The bound, beyond the largest integers by one at most, moved by `shift` if it is itself an integer.
+  const auto bound = [&](const char* key, int64_t missing, double (*round)(double), int64_t shift) {
+    const auto given = schema.find(key);
+    if (!given) return missing;
+    const double near = given->as_number(-1e30, 1e30);
+    if (std::abs(near) > 2e18) return near < 0 ? -kLargest - 1 : kLargest + 1;
+    const bool whole = given->value().is_number_integer();
+    const auto value = whole ? given->value().get<int64_t>() : static_cast<int64_t>(round(near));
+    const bool shifts = whole || static_cast<double>(value) == near;
+    return std::clamp(value + (shifts ? shift : 0), -kLargest - 1, kLargest + 1);
   };
-  return json_.integer(exact(least, -JsonParts::kLargest), exact(most, JsonParts::kLargest));
+  const auto up = [](double value) { return std::ceil(value); };
+  const auto down = [](double value) { return std::floor(value); };
+  const auto least = std::max(bound("minimum", -kLargest, up, 0), bound("exclusiveMinimum", -kLargest, up, 1));
+  const auto most = std::min(bound("maximum", kLargest, down, 0), bound("exclusiveMaximum", kLargest, down, -1));
+  if (least > most || least > kLargest || most < -kLargest) schema.fail("bounds between which an integer lies");
+  return json_.integer(std::max(least, -kLargest), std::min(most, kLargest));
 }
 
 JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
@@ -304,25 +318,29 @@ JsonSchema::Part JsonSchema::number_of(const JsonReader& schema) {
 JsonSchema::Part JsonSchema::array_of(const JsonReader& schema) {
   const auto items = schema.find("items"), first = schema.find("prefixItems");
   const auto least = static_cast<int32_t>(schema.integer("minItems", 0, 0, kMostItems));
-  const auto most = schema.has("maxItems") ? schema.integer("maxItems", 0, least, kMostItems) : kMostItems + 1;
+  const auto most_items = schema.has("maxItems") ? schema.integer("maxItems", 0, least, kMostItems) : kMostItems + 1;
   std::vector<Part> leading;
   if (first) {
     for (const auto& each : first->items()) leading.push_back(part_of(each));
   }
-  const bool ends = items && items->value() == false;
-  const auto other = ends ? build_.choice({}) : items ? part_of(*items) : json_.any_value();
-  const auto given = static_cast<int64_t>(leading.size());
-  if (ends && least > given) schema.fail(fmt::format("minItems {}", least), "as many as prefixItems at most");
+  const auto leading_count = static_cast<int64_t>(leading.size());
+  const bool closed = items && items->value() == false;  // nothing behind the leading ones
+  if (closed && least > leading_count) {
+    schema.fail(fmt::format("minItems {}", least), "as many as prefixItems at most");
+  }
+  const auto most = std::min(most_items, closed ? leading_count : kMostItems + 1);
+  if (most == 0) return json_.brackets(build_.literal(""));
+  const auto other = closed ? build_.literal("") : items ? part_of(*items) : json_.any_value();
   // The first ones where each stands; what may be missing is missing from some place on.
-  const int64_t head = std::max<int64_t>(given, 1);
+  const int64_t head = std::min(std::max<int64_t>(leading_count, 1), most);
   const auto after = build_.sequence({json_.comma(), other});
-  const auto rest_least = static_cast<int32_t>(std::max<int64_t>(least - head, 0));
-  const auto rest_most = static_cast<int32_t>(std::max<int64_t>(most - head, 0));
-  auto tail = most > kMostItems ? build_.repeat(after, rest_least) : build_.repeat(after, rest_least, rest_most);
+  const auto tail_least = static_cast<int32_t>(std::max<int64_t>(least - head, 0));
+  const auto tail_most = most > kMostItems ? -1 : static_cast<int32_t>(most - head);
+  auto tail = tail_most < 0 ? build_.repeat(after, tail_least) : build_.repeat(after, tail_least, tail_most);
   for (int64_t i = head; i-- > 0;) {
-    const auto item = i < given ? leading[static_cast<size_t>(i)] : other;
+    const auto item = i < leading_count ? leading[static_cast<size_t>(i)] : other;
     const auto here = build_.sequence({i == 0 ? build_.literal("") : json_.comma(), item, tail});
-    tail = i >= most ? build_.literal("") : i < least ? here : build_.choice({build_.literal(""), here});
+    tail = i < least ? here : build_.optional(here);
   }
   return json_.brackets(tail);
 }

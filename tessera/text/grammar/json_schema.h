@@ -1,7 +1,8 @@
 // A JSON Schema as a grammar of the texts that it takes.
 //
 //   GrammarBuilder build;
-//   JsonSchema schema(build, JsonReader(document, "response_format"));
+//   JsonParts json(build);
+//   JsonSchema schema(json, JsonReader(document, "response_format"));
 //   const auto grammar = std::move(build).finish(schema.value());
 //
 // Every text of the grammar is valid under the schema; not every valid text is one of the grammar: members come in the
@@ -11,7 +12,9 @@
 // maxLength, minimum, maximum, exclusiveMinimum and exclusiveMaximum (whole ones of numbers), and the formats
 // date-time, date, time and uuid. What else would narrow a value is an error that names it: never ignored.
 // Errors are those of the reader, of its kind, and so where the document is too large: over 10,000 schemas, 1,000
-// references, 200 schemas inside one another, 1 MiB of values in enum and const. One thread at a time.
+// references, 200 schemas inside one another, 1 MiB of values in enum and const; the grammar has a limit of its own. A
+// key whose value is null counts as absent, but for "const". Integers in enum and const keep all their digits where the
+// document was parsed with exact_numbers. One thread at a time.
 #pragma once
 
 #include <map>
@@ -27,11 +30,10 @@ namespace tessera::text {
 class JsonSchema {
  public:
   using Part = Grammar::Part;
-  // Borrows the builder, and the document while parts are made.
-  JsonSchema(GrammarBuilder& build, const JsonReader& document);
+  // Borrows the parts, and the document while parts are made. Several schemas of one grammar share the parts.
+  JsonSchema(JsonParts& json, const JsonReader& document);
 
   Part value();
-  JsonParts& parts() { return json_; }
 
  private:
   struct Member {
@@ -54,7 +56,7 @@ class JsonSchema {
 
   GrammarBuilder& build_;
   JsonReader document_;
-  JsonParts json_;
+  JsonParts& json_;
   std::map<std::string, Part> referred_;
   int64_t depth_ = 0, schemas_ = 0, literal_bytes_ = 0;
 };

@@ -164,6 +164,7 @@ Value to_integer(Evaluator&, const Value& input, const Arguments& arguments) {
   const Value otherwise = bound[0] ? *bound[0] : Value::integer(0);
   if (input.is(Kind::kUndefined)) fail("{}", input.hint());
   if (input.is_integral()) return Value::integer(input.as_int());
+  if (input.is(Kind::kBigInt)) return input;
   double number = 0;
   if (input.is(Kind::kString)) {
     int64_t value = 0;
@@ -192,6 +193,10 @@ Value absolute(Evaluator& evaluator, const Value& input, const Arguments& argume
   bind("abs", arguments, {}, 0);
   if (!input.is_number()) fail("abs wants a number, not {}", type_name(input));
   if (input.is(Kind::kFloat)) return Value::real(std::fabs(input.as_double()));
+  if (input.is(Kind::kBigInt)) {
+    const auto& digits = input.as_text();
+    return Value::big_integer(digits.substr(digits[0] == '-' ? 1 : 0));
+  }
   return input.as_int() < 0 ? binary(Operator::kSubtract, Value::integer(0), input, evaluator.budget())
                             : Value::integer(input.as_int());
 }
@@ -208,6 +213,10 @@ Value round_number(Evaluator&, const Value& input, const Arguments& arguments) {
   if (method == "floor") return Value::real(std::floor(number * scale) / scale);
   if (method != "common") fail("round wants the method common, ceil or floor");
   if (input.is_integral() && precision >= 0) return Value::integer(input.as_int());
+  if (input.is(Kind::kBigInt)) {
+    if (precision < 0) fail("an integer outgrows 64 bits");
+    return input;
+  }
   if (precision < 0) {
     const double rounded = std::nearbyint(number * scale) / scale;
     return input.is_integral() ? Value::integer(static_cast<int64_t>(rounded)) : Value::real(rounded);

@@ -173,6 +173,7 @@ void for_each_index(const Indices& of, Visit visit) {
 Value binary(Operator op, const Value& left, const Value& right, Budget& budget) {
   if (left.is(Kind::kUndefined)) fail("{}", left.hint());
   if (left.is_number() && right.is_number()) {
+    check_fits(left.is(Kind::kBigInt) || right.is(Kind::kBigInt));
     if (left.is_integral() && right.is_integral()) return integers(op, left.as_int(), right.as_int());
     return reals(op, left.as_double(), right.as_double());
   }

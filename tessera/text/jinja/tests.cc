@@ -87,7 +87,7 @@ const std::unordered_map<std::string_view, Entry>& tests() {
       {"boolean", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool); }}},
       {"true", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool) && v.as_int(); }}},
       {"false", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kBool) && !v.as_int(); }}},
-      {"integer", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kInt); }}},
+      {"integer", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kInt) || v.is(Kind::kBigInt); }}},
       {"float", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kFloat); }}},
       {"number", {[](Evaluator&, const Value& v, const Value*) { return v.is_number(); }}},
       {"string", {[](Evaluator&, const Value& v, const Value*) { return v.is(Kind::kString); }}},

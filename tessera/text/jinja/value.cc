@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 
 #include "tessera/text/jinja/evaluator.h"
@@ -45,6 +46,12 @@ Value Value::integer(int64_t number) {
   return value;
 }
 
+Value Value::big_integer(std::string digits) {
+  Value value = text(std::move(digits));
+  value.kind_ = Kind::kBigInt;
+  return value;
+}
+
 Value Value::real(double number) {
   Value value(Kind::kFloat);
   value.real_ = number;
@@ -83,6 +90,11 @@ Value Value::list(std::vector<Value> items, Kind kind) {
 
 Value Value::dict(std::shared_ptr<const Dict> dict) {
   return object(Kind::kDict, std::const_pointer_cast<Dict>(std::move(dict)));
+}
+
+double Value::as_double() const {
+  if (kind_ == Kind::kBigInt) return std::strtod(as_text().c_str(), nullptr);
+  return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_);
 }
 
 const std::string& Value::as_text() const { return get<Text>().bytes; }
@@ -157,7 +169,7 @@ void Dict::set(const Value& key, Value value, Budget& budget) {
 }
 
 const char* type_name(const Value& value) {
-  static constexpr const char* kNames[] = {"Undefined", "NoneType",    "bool",  "int",        "float",     "str",
+  static constexpr const char* kNames[] = {"Undefined", "NoneType",    "bool",  "int", "int",        "float",     "str",
                                            "list",      "tuple",       "range", "dict_items", "generator", "dict",
                                            "Namespace", "LoopContext", "Macro", "function"};
   return kNames[static_cast<size_t>(value.kind())];
@@ -206,14 +218,34 @@ bool equal_dicts(const Dict& left, const Dict& right, Budget& budget) {
 }
 
 bool equal_numbers(const Value& left, const Value& right) {
+  if (left.is(Kind::kBigInt) && right.is(Kind::kBigInt)) return left.as_text() == right.as_text();
+  if (left.is(Kind::kBigInt) && right.is_integral()) return false;
+  if (right.is(Kind::kBigInt) && left.is_integral()) return false;
   if (left.is_integral() && right.is_integral()) return left.as_int() == right.as_int();
   return left.as_double() == right.as_double();
 }
+
 bool equal_but_for_marks(const std::string& left, const std::string& right, Budget& budget) {
   budget.charge((left.size() + right.size()) / 8);
   if (left.size() == right.size() && left == right) return true;
   const bool marked = has_marks(left) || has_marks(right);
   return marked && without_marks(left) == without_marks(right);
+}
+
+bool is_negative(const Value& integer) {
+  return integer.is(Kind::kBigInt) ? integer.as_text()[0] == '-' : integer.as_int() < 0;
+}
+
+bool less_integers(const Value& left, const Value& right) {
+  if (left.is_integral() && right.is_integral()) return left.as_int() < right.as_int();
+  if (is_negative(left) != is_negative(right)) return is_negative(left);
+  bool nearer_to_zero = left.is_integral();
+  if (left.is(Kind::kBigInt) && right.is(Kind::kBigInt)) {
+    const std::string &a = left.as_text(), &b = right.as_text();
+    if (a == b) return false;
+    nearer_to_zero = a.size() != b.size() ? a.size() < b.size() : a < b;
+  }
+  return nearer_to_zero != is_negative(left);
 }
 }  // namespace
 
@@ -244,7 +276,7 @@ bool equal(const Value& left, const Value& right, Budget& budget) {
 bool less(const Value& left, const Value& right, Budget& budget) {
   budget.charge(0);
   if (left.is_number() && right.is_number()) {
-    if (left.is_integral() && right.is_integral()) return left.as_int() < right.as_int();
+    if (!left.is(Kind::kFloat) && !right.is(Kind::kFloat)) return less_integers(left, right);
     return left.as_double() < right.as_double();
   }
   if (left.is(Kind::kUndefined)) fail("{}", left.hint());
@@ -271,6 +303,7 @@ size_t hash_of(const Value& key) {
     case Kind::kBool:
     case Kind::kInt:
       return std::hash<double>{}(static_cast<double>(key.as_int()));
+    case Kind::kBigInt:
     case Kind::kFloat:
       return std::hash<double>{}(key.as_double());
     case Kind::kString:

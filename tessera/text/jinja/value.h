@@ -3,7 +3,7 @@
 //   Value greeting = Value::text("hello");
 //   if (truthy(greeting)) out += to_text(greeting, budget);
 //
-// Values are immutable and shared, but for namespaces and the position of generators and loops; the sandbox that is
+// Integers beyond 64 bits are printed and compared; arithmetic with them is a failure. Values are immutable and shared, but for namespaces and the position of generators and loops; the sandbox that is
 // matched here forbids changing lists and dicts. A value belongs to one render and one thread. Containers carry the
 // depth of what they hold, so that nothing that recurses over a value can run out of stack.
 #pragma once
@@ -46,6 +46,7 @@ enum class Kind : uint8_t {
   kNone,
   kBool,
   kInt,
+  kBigInt,  // an integer that 64 bits do not hold: its digits
   kFloat,
   kString,
   kList,
@@ -75,6 +76,7 @@ class Value {
   static Value none();
   static Value boolean(bool value);
   static Value integer(int64_t value);
+  static Value big_integer(std::string digits);  // decimal, of a number beyond 64 bits
   static Value real(double value);
   static Value text(std::string bytes, bool markup = false);
   static Value list(std::vector<Value> items, Kind kind = Kind::kList);  // kList, kTuple, kRange, kView or kGenerator
@@ -88,14 +90,15 @@ class Value {
 
   Kind kind() const { return kind_; }
   bool is(Kind kind) const { return kind_ == kind; }
-  bool is_number() const { return kind_ == Kind::kInt || kind_ == Kind::kFloat || kind_ == Kind::kBool; }
+  bool is_number() const { return is_integral() || kind_ == Kind::kFloat || kind_ == Kind::kBigInt; }
+  // As an int64_t.
   bool is_integral() const { return kind_ == Kind::kInt || kind_ == Kind::kBool; }
   bool is_sequence() const { return kind_ >= Kind::kList && kind_ <= Kind::kGenerator; }  // kept as a List
   bool is_markup() const { return markup_; }
 
   int64_t as_int() const { return integer_; }  // of kInt and kBool
-  double as_double() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }
-  const std::string& as_text() const;  // of kString
+  double as_double() const;            // of a number
+  const std::string& as_text() const;  // of kString and kBigInt
   bool is_ascii() const;               // of kString
   const std::string& hint() const;     // of kUndefined
   const std::vector<Value>& items() const;

@@ -70,6 +70,9 @@ class Writer {
       case Kind::kInt:
         out_ += fmt::format("{}", value.as_int());
         return;
+      case Kind::kBigInt:
+        out_ += value.as_text();
+        return;
       case Kind::kFloat:
         out_ += json_number(value.as_double());
         return;
@@ -103,6 +106,8 @@ class Writer {
         return value.as_int() ? "True" : "False";
       case Kind::kInt:
         return fmt::format("{}", value.as_int());
+      case Kind::kBigInt:
+        return value.as_text();
       case Kind::kFloat:
         return repr_of_double(value.as_double());
       case Kind::kMacro:

@@ -30,7 +30,8 @@ class Drawer:
         return f"M{self.names}"
 
     def type(self, depth):
-        kinds = ["int", "bounded", "float", "bool", "string", "literal", "enum", "date", "time", "datetime", "uuid", "none"]
+        kinds = ["int", "bounded", "float", "bool", "string", "literal", "enum", "date", "time", "datetime", "uuid", "none",
+                 "null_literal", "big_literal"]
         if depth > 0:
             kinds += ["list", "list", "tuple", "dict", "optional", "union", "model", "model", "tree"]
         return getattr(self, "a_" + self.draw.choice(kinds))(depth)
@@ -69,6 +70,14 @@ class Drawer:
 
     def a_literal(self, depth):
         values = tuple(dict.fromkeys([self.draw.choice(["x", "y\"z", "\u00e9", 3, -4]) for _ in range(3)]))
+        return typing.Literal[values], lambda: self.draw.choice(values)
+
+    def a_null_literal(self, depth):
+        values = self.draw.choice([(None,), (None, "x"), (3, None)])
+        return typing.Literal[values], lambda: self.draw.choice(values)
+
+    def a_big_literal(self, depth):
+        values = self.draw.choice([(10 ** 22 + 1,), (-98765432109876543210, 10 ** 25)])
         return typing.Literal[values], lambda: self.draw.choice(values)
 
     def a_enum(self, depth):
@@ -153,6 +162,20 @@ def models(seed, count):
         yield pydantic.TypeAdapter(kind), value
 
 
+def close_tuples(draw, schema):
+    """Some tuples as other generators of schemas close them: by items, with and without minItems."""
+    if isinstance(schema, list):
+        return [close_tuples(draw, each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: close_tuples(draw, each) for key, each in schema.items()}
+    if isinstance(schema.get("prefixItems"), list) and draw.random() < 0.5:
+        schema["items"] = False
+        if draw.random() < 0.5:
+            schema.pop("maxItems", None)
+    return schema
+
+
 def spell(draw, value):
     form = draw.choice([{"separators": (",", ":")}, {"separators": (", ", ": ")}, {"indent": 2}])
     return json.dumps(value, ensure_ascii=False, **form)
@@ -167,7 +190,7 @@ def draw_models(seed, count):
             text = spell(draw, value())
             adapter.validate_json(text)  # the drawer's own mistakes
             texts.append(text)
-        out.append({"schema": adapter.json_schema(), "instances": texts})
+        out.append({"schema": close_tuples(draw, adapter.json_schema()), "instances": texts})
     json.dump(out, sys.stdout)
 
 

@@ -7,7 +7,10 @@ import sys
 
 from transformers.utils import chat_template_utils
 
-MESSAGES = [{"role": "user", "content": "hi", "nothing": None}, {"role": "assistant", "content": "ho"}]
+MESSAGES = json.loads("""[
+    {"role": "user", "content": "hi", "nothing": null, "big": 12345678901234567890123, "unsigned": 18446744073709551615,
+     "low": -98765432109876543210, "endless": 1e400, "low_endless": -1E999},
+    {"role": "assistant", "content": "ho"}]""")
 
 
 def render(source):

@@ -1,0 +1,305 @@
+#include "tessera/text/grammar/grammar_states.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera::text {
+namespace {
+
+constexpr uint64_t kStateSteps = 16;  // a state's share beside those of its places: it takes a kilobyte
+
+uint64_t mixed(uint64_t value) {
+  value = (value ^ value >> 31) * 0x7fb5d329728ea185;
+  value = (value ^ value >> 27) * 0x81dadef4bc2dd44d;
+  return value ^ value >> 33;
+}
+
+uint64_t hash_with(uint64_t hash, int32_t value) {
+  return mixed(hash + 0x9e3779b97f4a7c15 + static_cast<uint32_t>(value));
+}
+
+}  // namespace
+
+void HashedIds::put(const Slot& slot) {
+  const size_t mask = slots_.size() - 1;
+  size_t at = slot.hash & mask;
+  while (slots_[at].id >= 0) at = (at + 1) & mask;
+  slots_[at] = slot;
+}
+
+void HashedIds::add(uint64_t hash, int32_t id) {
+  if (++used_ * 3 > slots_.size() * 2) {
+    std::vector<Slot> before(std::max<size_t>(16, slots_.size() * 2));
+    before.swap(slots_);
+    for (const auto& slot : before) {
+      if (slot.id >= 0) put(slot);
+    }
+  }
+  put({static_cast<uint32_t>(hash), id});
+}
+
+GrammarStates::GrammarStates(Grammar grammar) : grammar_(std::move(grammar)) {
+  begin_reading();
+  push(begun(grammar_.parts_->root, kNothing));
+  read();
+  start_ = state_of_reading();
+}
+
+size_t GrammarStates::bytes() const {
+  return items_.size() * sizeof(ItemData) + open_.size() * sizeof(Item) + states_.size() * sizeof(State) +
+         item_ids_.bytes() + state_ids_.bytes() + (pending_.capacity() + found_.capacity()) * sizeof(Item);
+}
+
+GrammarStates::Item GrammarStates::item(Part part, int32_t at, Item tail) {
+  const auto hash = hash_with(hash_with(mixed(static_cast<uint32_t>(part)), at), tail);
+  const auto known = item_ids_.find(hash, [&](Item id) {
+    const auto& data = items_[static_cast<size_t>(id)];
+    return data.part == part && data.at == at && data.tail == tail;
+  });
+  if (known >= 0) return known;
+  const auto id = static_cast<Item>(items_.size());
+  items_.push_back({part, at, tail, 0});
+  item_ids_.add(hash, id);
+  return id;
+}
+
+GrammarStates::Item GrammarStates::begun(Part part, Item tail) {
+  const auto kind = node(part).kind;
+  const bool tree = kind == Grammar::Kind::kOneOf || kind == Grammar::Kind::kOtherThan;
+  return item(part, tree ? TextTree::kRoot : 0, tail);
+}
+
+void GrammarStates::begin_reading() {
+  if (++reading_ == 0) {  // after all numbers were used
+    for (auto& each : items_) each.seen = 0;
+    reading_ = 1;
+  }
+  readings_ = 0;
+  accepts_ = false;
+  pending_.clear();
+  found_.clear();
+}
+
+void GrammarStates::push(Item item) {
+  ++steps_;
+  if (item == kNothing) {
+    accepts_ = true;
+    return;
+  }
+  auto& seen = items_[static_cast<size_t>(item)].seen;
+  if (seen == reading_) return;
+  seen = reading_;
+  TESSERA_CHECK(
+      ++readings_ <= kMostReadings, ErrorKind::kConfig,
+      "[text.grammar] the grammar has over {} readings of one place. Make it simpler: fewer alternatives that "
+      "begin alike.",
+      kMostReadings);
+  pending_.push_back(item);
+}
+
+// Goes through what needs no byte, with a list of what is still to be read instead of calls: a text may nest deeply.
+void GrammarStates::read() {
+  while (!pending_.empty()) {
+    const auto item = pending_.back();
+    pending_.pop_back();
+    read_item(item);
+  }
+}
+
+void GrammarStates::read_item(Item of) {
+  using Kind = Grammar::Kind;
+  const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
+  const auto here = node(part);
+  const auto& parts = *grammar_.parts_;
+  switch (here.kind) {
+    case Kind::kBytes:
+    case Kind::kLiteral:
+      found_.push_back(of);
+      return;
+    case Kind::kOneOf: {
+      const auto& tree = parts.trees[static_cast<size_t>(here.first)];
+      if (tree.is_end(at)) push(tail);
+      if (tree.goes_on(at)) found_.push_back(of);
+      return;
+    }
+    case Kind::kOtherThan: {
+      const auto& other = parts.others[static_cast<size_t>(here.first)];
+      found_.push_back(of);
+      const auto& tree = parts.trees[static_cast<size_t>(other.tree)];
+      if (!tree.goes_on_beyond_ascii(at)) push(begun(other.wide, tail));
+      return;
+    }
+    case Kind::kSequence: {
+      if (here.second == 0) return push(tail);
+      const auto child = parts.lists[static_cast<size_t>(here.first + at)];
+      return push(begun(child, at + 1 == here.second ? tail : item(part, at + 1, tail)));
+    }
+    case Kind::kChoice:
+      for (int32_t i = 0; i < here.second; ++i) {
+        push(begun(parts.lists[static_cast<size_t>(here.first + i)], tail));
+      }
+      return;
+    case Kind::kForward:
+      return push(begun(here.first, tail));
+    case Kind::kRepeat: {
+      const bool endless = here.third == Grammar::kEndless;
+      if (at >= here.second) push(tail);
+      const auto done = endless ? std::min(at + 1, here.second) : at + 1;
+      return push(begun(here.first, !endless && done == here.third ? tail : item(part, done, tail)));
+    }
+  }
+}
+
+// Pushes what is wanted behind the byte, where the item may begin with it.
+void GrammarStates::step_over(Item of, uint8_t byte) {
+  using Kind = Grammar::Kind;
+  const auto [part, at, tail, seen] = items_[static_cast<size_t>(of)];
+  const auto& here = node(part);
+  const auto& parts = *grammar_.parts_;
+  ++steps_;
+  if (here.kind == Kind::kBytes) {
+    if (parts.sets[static_cast<size_t>(here.first)].test(byte)) push(tail);
+  } else if (here.kind == Kind::kLiteral) {
+    if (static_cast<uint8_t>(parts.text[static_cast<size_t>(here.first + at)]) != byte) return;
+    push(at + 1 == here.second ? tail : item(part, at + 1, tail));
+  } else if (here.kind == Kind::kOneOf) {
+    const auto place = parts.trees[static_cast<size_t>(here.first)].next(at, byte);
+    if (place != TextTree::kNowhere) push(item(part, place, tail));
+  } else {
+    const auto& other = parts.others[static_cast<size_t>(here.first)];
+    const auto& tree = parts.trees[static_cast<size_t>(other.tree)];
+    if (const auto place = tree.next(at, byte); place != TextTree::kNowhere) {
+      push(item(part, place, tail));
+    } else if (tree.is_inside_character(at)) {
+      return;  // the character is to be ended
+    } else if (byte == other.end) {
+      if (!tree.is_end(at)) push(tail);
+    } else if (parts.sets[static_cast<size_t>(other.characters)].test(byte)) {
+      push(begun(other.after, tail));
+    }
+  }
+}
+
+// Takes out of the set the bytes behind which the item leads elsewhere than behind this one.
+void GrammarStates::keep_equal_bytes(Item of, uint8_t byte, ByteSet& equal) const {
+  using Kind = Grammar::Kind;
+  const auto& data = items_[static_cast<size_t>(of)];
+  const auto& here = node(data.part);
+  const auto& parts = *grammar_.parts_;
+  const auto keep_part_of = [&](const ByteSet& set) { equal &= set.test(byte) ? set : ~set; };
+  const auto keep_alone = [&] {
+    equal.reset();
+    equal.set(byte);
+  };
+  if (here.kind == Kind::kBytes) {
+    keep_part_of(parts.sets[static_cast<size_t>(here.first)]);
+  } else if (here.kind == Kind::kLiteral) {
+    const auto wanted = static_cast<uint8_t>(parts.text[static_cast<size_t>(here.first + data.at)]);
+    if (wanted == byte) {
+      keep_alone();
+    } else {
+      equal.reset(wanted);
+    }
+  } else if (here.kind == Kind::kOneOf) {
+    const auto next = parts.trees[static_cast<size_t>(here.first)].next_bytes(data.at);
+    if (next.test(byte)) return keep_alone();
+    equal &= ~next;
+  } else {
+    const auto& other = parts.others[static_cast<size_t>(here.first)];
+    auto own_way = parts.trees[static_cast<size_t>(other.tree)].next_bytes(data.at);
+    own_way.set(other.end);
+    if (own_way.test(byte)) return keep_alone();
+    equal &= ~own_way;
+    keep_part_of(parts.sets[static_cast<size_t>(other.characters)]);
+  }
+}
+
+int32_t GrammarStates::state_of_reading() {
+  if (found_.empty() && !accepts_) return kDead;
+  std::sort(found_.begin(), found_.end());
+  uint64_t hash = accepts_ ? 1 : 2;
+  for (const auto item : found_) hash = hash_with(hash, item);
+  const auto known = state_ids_.find(hash, [&](int32_t id) {
+    const auto& state = states_[static_cast<size_t>(id)];
+    if (state.accepts != accepts_ || state.places != found_.size()) return false;
+    return std::equal(found_.begin(), found_.end(), open_.begin() + state.first);
+  });
+  if (known >= 0) return known;
+  const auto id = static_cast<int32_t>(states_.size());
+  auto& state = states_.emplace_back();
+  state.first = static_cast<uint32_t>(open_.size());
+  state.places = static_cast<uint32_t>(found_.size());
+  state.accepts = accepts_;
+  state.next.fill(kUnknown);
+  open_.insert(open_.end(), found_.begin(), found_.end());
+  state_ids_.add(hash, id);
+  steps_ += kStateSteps;
+  TESSERA_CHECK(bytes() <= kMostBytes, ErrorKind::kConfig,
+                "[text.grammar] the states of the grammar take over {} MiB. Make it simpler: fewer alternatives that "
+                "begin alike, or shorter texts.",
+                kMostBytes >> 20);
+  return id;
+}
+
+int32_t GrammarStates::next(int32_t state, uint8_t byte) {
+  if (state == kDead) return kDead;
+  const auto index = static_cast<size_t>(state);
+  if (states_[index].next[byte] != kUnknown) return states_[index].next[byte];
+  begin_reading();
+  ByteSet equal;
+  equal.set();
+  for (uint32_t i = 0; i < states_[index].places; ++i) {
+    const auto item = open_[states_[index].first + i];
+    step_over(item, byte);
+    keep_equal_bytes(item, byte, equal);
+  }
+  read();
+  const int32_t found = state_of_reading();
+  for (size_t each = 0; each < equal.size(); ++each) {
+    if (equal.test(each)) states_[index].next[each] = found;
+  }
+  return found;
+}
+
+// An item's tail has a smaller number than the item, so that going up through them meets each tail before what it is
+// the tail of.
+void GrammarStates::keep(std::span<int32_t* const> states) {
+  std::vector<int32_t*> kept(states.begin(), states.end());
+  kept.push_back(&start_);
+  std::vector<Item> moved(items_.size(), kNothing);
+  constexpr Item kWanted = 0;
+  for (const auto* state : kept) {
+    if (*state == kDead) continue;
+    const auto& data = states_[static_cast<size_t>(*state)];
+    for (uint32_t i = 0; i < data.places; ++i) {
+      for (Item at = open_[data.first + i]; at != kNothing && moved[static_cast<size_t>(at)] == kNothing;) {
+        moved[static_cast<size_t>(at)] = kWanted;
+        at = items_[static_cast<size_t>(at)].tail;
+      }
+    }
+  }
+  const auto items = std::move(items_);
+  const auto open = std::move(open_);
+  const auto before = std::move(states_);
+  items_ = {};
+  open_ = {};
+  states_ = {};
+  item_ids_ = {};
+  state_ids_ = {};
+  const auto new_item = [&](Item old) { return old == kNothing ? kNothing : moved[static_cast<size_t>(old)]; };
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (moved[i] != kNothing) moved[i] = item(items[i].part, items[i].at, new_item(items[i].tail));
+  }
+  for (auto* state : kept) {
+    if (*state == kDead) continue;
+    const auto& data = before[static_cast<size_t>(*state)];
+    begin_reading();
+    accepts_ = data.accepts;
+    for (uint32_t i = 0; i < data.places; ++i) found_.push_back(new_item(open[data.first + i]));
+    *state = state_of_reading();
+  }
+  pending_.shrink_to_fit();
+}
+
+}  // namespace tessera::text

@@ -1,0 +1,99 @@
+#include "tessera/text/grammar/text_tree.h"
+
+#include <algorithm>
+
+namespace tessera::text {
+
+size_t TextTree::most_bytes(const std::vector<std::string_view>& texts) {
+  size_t bytes = sizeof(Branch);
+  for (const auto text : texts) bytes += text.size() + 2 * sizeof(Branch);
+  return bytes;
+}
+
+TextTree::TextTree(std::vector<std::string_view> texts) {
+  std::sort(texts.begin(), texts.end());
+  texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
+  struct Group {
+    size_t first, last;  // texts that have the bytes of the branch in common
+    size_t depth;        // bytes
+  };
+  branches_.push_back({});
+  std::vector<Group> groups = {{0, texts.size(), 0}};  // of each branch
+  for (size_t branch = 0; branch < branches_.size(); ++branch) {
+    auto [first, last, depth] = groups[branch];
+    if (first < last && texts[first].size() == depth) {
+      branches_[branch].is_end = 1;
+      ++first;
+    }
+    branches_[branch].first_child = static_cast<int32_t>(branches_.size());
+    while (first < last) {
+      size_t behind = first + 1;
+      while (behind < last && texts[behind][depth] == texts[first][depth]) ++behind;
+      const auto one = texts[first], other = texts[behind - 1];
+      const auto parts = std::mismatch(one.begin(), one.end(), other.begin(), other.end());
+      const auto common = static_cast<size_t>(parts.first - one.begin());
+      const auto begin = static_cast<int32_t>(text_.size());
+      text_.append(one.substr(depth, common - depth));
+      branches_.push_back(
+          {.begin = begin, .end = static_cast<int32_t>(text_.size()), .first_child = 0, .children = 0, .is_end = 0});
+      groups.push_back({first, behind, common});
+      ++branches_[branch].children;
+      first = behind;
+    }
+  }
+  text_.shrink_to_fit();
+  branches_.shrink_to_fit();
+}
+
+// `place` is that of a byte in the text of the branch; the result is the place behind the byte.
+TextTree::Place TextTree::behind(int32_t branch, int32_t place) const {
+  return place + 1 == branches_[static_cast<size_t>(branch)].end ? ~branch : place + 1;
+}
+
+TextTree::Place TextTree::next(Place place, uint8_t byte) const {
+  const auto byte_at = [&](int32_t at) { return static_cast<uint8_t>(text_[static_cast<size_t>(at)]); };
+  if (place >= 0) {
+    if (byte_at(place) != byte) return kNowhere;
+    const auto after = std::upper_bound(branches_.begin() + 1, branches_.end(), place,
+                                        [](int32_t at, const Branch& branch) { return at < branch.begin; });
+    return behind(static_cast<int32_t>(after - branches_.begin()) - 1, place);
+  }
+  const auto& branch = branches_[static_cast<size_t>(~place)];
+  const auto first = branches_.begin() + branch.first_child, last = first + branch.children;
+  const auto child = std::lower_bound(first, last, byte,
+                                      [&](const Branch& each, uint8_t value) { return byte_at(each.begin) < value; });
+  if (child == last || byte_at(child->begin) != byte) return kNowhere;
+  return behind(static_cast<int32_t>(child - branches_.begin()), child->begin);
+}
+
+bool TextTree::is_end(Place place) const { return place < 0 && branches_[static_cast<size_t>(~place)].is_end; }
+
+bool TextTree::goes_on(Place place) const { return place >= 0 || branches_[static_cast<size_t>(~place)].children > 0; }
+
+std::bitset<256> TextTree::next_bytes(Place place) const {
+  std::bitset<256> bytes;
+  const auto add = [&](int32_t at) { bytes.set(static_cast<uint8_t>(text_[static_cast<size_t>(at)])); };
+  if (place >= 0) {
+    add(place);
+  } else {
+    const auto& branch = branches_[static_cast<size_t>(~place)];
+    for (int32_t i = 0; i < branch.children; ++i) add(branches_[static_cast<size_t>(branch.first_child + i)].begin);
+  }
+  return bytes;
+}
+
+uint8_t TextTree::largest_byte(Place place) const {
+  auto at = place;
+  if (place < 0) {
+    const auto& branch = branches_[static_cast<size_t>(~place)];
+    if (branch.children == 0) return 0;
+    at = branches_[static_cast<size_t>(branch.first_child + branch.children - 1)].begin;
+  }
+  return static_cast<uint8_t>(text_[static_cast<size_t>(at)]);
+}
+
+bool TextTree::goes_on_beyond_ascii(Place place) const { return largest_byte(place) >= 0x80; }
+
+bool TextTree::is_inside_character(Place place) const { return (largest_byte(place) & 0xC0) == 0x80; }
+
+}  // namespace tessera::text

@@ -1,0 +1,28 @@
+// Grammars of a test.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "tessera/base/json.h"
+#include "tessera/text/grammar/json_schema.h"
+
+namespace tessera::text {
+
+inline Grammar grammar_of(const std::function<Grammar::Part(GrammarBuilder&)>& make) {
+  GrammarBuilder build;
+  const auto root = make(build);
+  return std::move(build).finish(root);
+}
+
+inline Grammar schema_grammar(const std::string& text) {
+  const Json document = parse_json(text, "schema", {.exact_numbers = true});
+  return grammar_of([&](auto& build) {
+    JsonParts json(build);
+    return JsonSchema(json, JsonReader(document, "schema")).value();
+  });
+}
+
+}  // namespace tessera::text
