@@ -117,7 +117,7 @@ TEST_F(SlowMasks, ShareTheStepsOfAnEngine) {
     engine.add(request(hostile[i], prompt(static_cast<int64_t>(i), 5), 2, slow));
   }
   int64_t steps = 0;
-  for (; free.tokens.size() < 50; ++steps) ASSERT_TRUE(engine.step());
+  for (; free.tokens.size() < 50 && steps < 100; ++steps) engine.step();
   EXPECT_EQ(steps, 50);
   while (engine.step()) {
   }

@@ -161,13 +161,6 @@ TEST_F(Masks, TakeSoManyStepsAtMostAndFewWhereTheFormIsSimple) {
   EXPECT_TRUE(simple.prepare_allowed(quote, 20'000)) << "an engine makes it within one of its steps";
   TokenConstraint hostile(std::make_shared<GrammarMasks>(schema_grammar(lengths(700)), vocabulary, nullptr, 100'000),
                           {2000});
-  int n = 0;
-  auto t0 = clock();
-  try {
-    while (!hostile.prepare_allowed(quote, 1'000)) ++n;
-  } catch (...) {
-  }
-  printf("slices %d %f\n", n, double(clock() - t0) / CLOCKS_PER_SEC);
   try {
     hostile.allowed(quote);
     ADD_FAILURE() << "no error";

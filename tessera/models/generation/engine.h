@@ -56,7 +56,7 @@ struct EngineOptions {
   int64_t pages = 0;
   int64_t max_sequences = 64;  // computed together; more wait
   int64_t prompt_block = 256;  // tokens of prompts in one step
-  // Of the work on the mask of a sequence at once, and on all masks that wait: about a millisecond
+  // Of the work on the mask of a sequence at once, and on all masks that wait: some milliseconds
   // (text/grammar/grammar_masks.h).
   int64_t mask_steps = 20'000;
   // Of the ranks that hold the model together; this is the first, the others run follow_steps (shared_steps.h).
