@@ -174,7 +174,7 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
 // In float32, rounded once.
 void merge_adapter(const fs::path& source, const fs::path& destination, const ConvertOptions& options) {
   const auto adapters = read_adapter_config(options.adapter);
-  const auto model = from_pretrained(source);
+  const auto model = from_pretrained(source, std::nullopt, at::kCPU, FolderAdapter::kIgnore);
   add_adapters(*model, adapters);
   load_adapters(*model, options.adapter);
   save_pretrained(*model, destination, source, {.dtype = parse_weights_dtype(options), .merge_adapters = true});

@@ -13,6 +13,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/nearest.h"
 #include "tessera/models/config.h"
+#include "tessera/models/generate.h"
 
 namespace tessera::cli {
 namespace {
@@ -122,6 +123,21 @@ void add_model_flags(CLI::App& app, std::string& model, std::string& device) {
 
 void add_row_dtype_flag(CLI::App& app, std::string& dtype) {
   app.add_option("--dtype", dtype, "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored)");
+}
+
+void add_context_flag(CLI::App& app, int64_t& context_tokens) {
+  app.add_option("--max-model-len,--ctx-size,-c", context_tokens,
+                 "Tokens that prompt and answer may have together; 0: as the model's config.json says (default)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+}
+
+void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions& options) {
+  if (context_tokens == 0) return;
+  if (context_tokens > config.context_tokens) {
+    log_warning("--max-model-len {}: the model's own context is {} tokens; beyond it the text may get worse",
+                context_tokens, config.context_tokens);
+  }
+  config.context_tokens = options.context_tokens = context_tokens;
 }
 
 std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name) {

@@ -19,6 +19,11 @@ namespace CLI {
 class App;
 }
 
+namespace tessera {
+struct GenerationOptions;
+struct ModelConfig;
+}  // namespace tessera
+
 namespace tessera::cli {
 
 // An App for `tessera VERB` with the verb's line of the table as description, --help and --log-level.
@@ -32,6 +37,11 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args);
 void add_model_flags(CLI::App& app, std::string& model, std::string& device);
 // --dtype of the verbs that generate: RowDtype's names, or empty.
 void add_row_dtype_flag(CLI::App& app, std::string& dtype);
+
+// --max-model-len of the verbs that generate, which vLLM and llama.cpp (-c, --ctx-size) have, too; 0: the model's context.
+void add_context_flag(CLI::App& app, int64_t& context_tokens);
+// Makes it the context of both, with a warning where it is longer than the model's own.
+void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions& options);
 
 // What --dtype says; empty: nothing. Error kConfig, naming the verb, for no dtype of weights.
 std::optional<c10::ScalarType> parse_dtype_flag(const char* verb, const std::string& name);

@@ -64,6 +64,7 @@ std::optional<int> read_flags(VerbArguments args, GenerateFlags& flags) {
                   "File with a JSON Schema: the text is JSON that is valid under it");
   app->add_flag("--json", flags.json, "One JSON object at the end instead of text: prompt_tokens, tokens, text");
   add_row_dtype_flag(*app, flags.dtype);
+  add_context_flag(*app, flags.context_tokens);
   app->add_option("--nproc", flags.nproc, "Local ranks to start; the model is sharded over them")->option_text("N");
   app->footer(
       "Greedy, unless a flag of sampling is given or generation_config.json says do_sample: true. What flags leave "
@@ -208,8 +209,9 @@ int run_generate(VerbArguments args) {
   GenerateFlags flags;
   if (const auto code = read_flags(args, flags)) return *code;
   // What is cheap to find wrong comes before the weights.
-  const auto config = ModelConfig::from_folder(flags.model);
-  const auto options = generation_options(flags, config);
+  auto config = ModelConfig::from_folder(flags.model);
+  auto options = generation_options(flags, config);
+  set_context(flags.context_tokens, config, options);
   if (!packed_row_dtype(flags.dtype)) parse_dtype_flag("generate", flags.dtype);
   if (const auto code = launch_ranks("generate", args, flags.nproc)) return *code;
   const auto world = join_world({.nproc = flags.nproc});

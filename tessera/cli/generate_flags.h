@@ -20,7 +20,7 @@ struct GenerateFlags {
   std::optional<std::string> prompt;
   std::vector<std::string> stop;
   bool chat = false, json = false;
-  int64_t nproc = 1;
+  int64_t nproc = 1, context_tokens = 0;
   // Absent: as generation_config.json says.
   std::optional<double> temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
   std::optional<int64_t> top_k, max_new_tokens;

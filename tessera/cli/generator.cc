@@ -14,7 +14,7 @@ Generator::Generator(const GeneratorOptions& options, const ModelConfig& config,
   model_ = load_shared(options.model, options.dtype, config, device, world_);
   const int64_t cache = options.cache_tokens
                             ? *options.cache_tokens
-                            : shared_cache_tokens(*model_, options.contexts * config.max_position_embeddings, *world_);
+                            : shared_cache_tokens(*model_, options.contexts * config.context_tokens, *world_);
   if (world_->rank() > 0) return;
   engine_ = std::make_unique<Engine>(model_,
                                      EngineOptions{.pages = Engine::pages_for(cache), .group = engine_group(*world_)});

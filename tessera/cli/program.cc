@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/mapped_file.h"
 #include "tessera/base/nearest.h"
 #include "tessera/base/quote.h"
 #include "tessera/base/version.h"
@@ -90,6 +91,7 @@ std::string message_of(const std::exception& error) {
 
 int run_program(VerbArguments args) noexcept {
   int code = 1;
+  report_cut_files();
   try {
     code = run_verb(args);
     // A result that did not reach its reader is a failure (full disk).

@@ -90,9 +90,9 @@ class RecordReader {
   }
 
   void check_length(const ScoreSequence& sequence, const std::string& key) const {
-    TESSERA_CHECK(static_cast<int64_t>(sequence.tokens.size()) <= config_.max_position_embeddings, ErrorKind::kFormat,
+    TESSERA_CHECK(static_cast<int64_t>(sequence.tokens.size()) <= config_.context_tokens, ErrorKind::kFormat,
                   "{}: {} tokens, the model's context is {}. Split it.", line_.at_key(key), sequence.tokens.size(),
-                  config_.max_position_embeddings);
+                  config_.context_tokens);
   }
 
   ScoreSequence of_text(const std::string& text) const {

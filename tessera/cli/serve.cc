@@ -35,7 +35,7 @@ struct ServeFlags {
   std::string model, name, host = "127.0.0.1", token_file, dtype, device = "auto";
   int port = 8000;
   int64_t nproc = 1;
-  int64_t cache_tokens = 0, prompt_block = 256;
+  int64_t cache_tokens = 0, prompt_block = 256, context_tokens = 0;
   serve::Limits limits;
 };
 
@@ -57,6 +57,7 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
          "Tokens whose keys and values are kept (default: 8 contexts, within a quarter of the memory on the CPU, "
          "three quarters of what is free on an accelerator)")
       ->check(CLI::Range(int64_t{16}, kMany));
+  add_context_flag(*app, flags.context_tokens);
   app->add_option("--prompt-block", flags.prompt_block, "Tokens of prompts that are computed in one step")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{65536}));
@@ -168,6 +169,7 @@ int run_serve(VerbArguments args) {
                        .chat = text::ChatTemplate::from_folder(flags.model),
                        .limits = flags.limits};
   served.defaults = GenerationOptions::from_folder(flags.model, served.config);
+  set_context(flags.context_tokens, served.config, served.defaults);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
   EndSignals signals;
   const auto world = join_world({.nproc = flags.nproc});
@@ -178,7 +180,7 @@ int run_serve(VerbArguments args) {
   const auto model = load_shared(flags.model, flags.dtype, served.config, device, world);
   served.cache_tokens = flags.cache_tokens > 0
                             ? flags.cache_tokens
-                            : shared_cache_tokens(*model, 8 * served.config.max_position_embeddings, *world);
+                            : shared_cache_tokens(*model, 8 * served.config.context_tokens, *world);
   signals.serve();
   if (!first) {
     follow_steps(*model, *world->group());  // a signal is the first rank's business

@@ -2,12 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
 #include "tessera/base/quote.h"
+#include "tessera/base/warn_once.h"
 
 namespace tessera {
 namespace {
@@ -45,6 +47,32 @@ std::vector<std::pair<std::string, JsonReader>> weight_map(const Json& index, co
   return JsonReader(index, "[safetensors] " + path.string()).at("weight_map").members();
 }
 
+Json read_index(const fs::path& path) {
+  return parse_json_object(read_file(path, kIndexLimits.max_bytes), "[safetensors] " + path.string(), kIndexLimits);
+}
+
+// Whether every tensor of the index lies in the file `name`. An index that is not valid says nothing.
+bool names_only(const fs::path& index_path, const std::string& name) {
+  try {
+    const Json index = read_index(index_path);
+    const auto map = weight_map(index, index_path);
+    return std::all_of(map.begin(), map.end(), [&](const auto& entry) { return entry.second.as_string() == name; });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// A folder with model.safetensors and an index of other files, as a second save leaves it. The single file counts, as in
+// transformers.
+void warn_of_unused_index(const fs::path& single, const fs::path& index_path) {
+  if (!fs::is_regular_file(index_path)) return;
+  if (names_only(index_path, single.filename().string())) return;
+  log_warning_once(
+      "[safetensors] {}: is read, and the shards of {} beside it are not, as in transformers. Remove those that are out "
+      "of date.",
+      single.string(), index_path.filename().string());
+}
+
 }  // namespace
 
 SafetensorsFolder SafetensorsFolder::open(const fs::path& dir) {
@@ -53,6 +81,7 @@ SafetensorsFolder SafetensorsFolder::open(const fs::path& dir) {
   const auto single = fs::is_directory(dir) ? dir / "model.safetensors" : dir;
   const auto index_path = dir / "model.safetensors.index.json";
   if (fs::exists(single)) {
+    if (fs::is_directory(dir)) warn_of_unused_index(single, index_path);
     const auto file = SafetensorsFile::open(single);
     for (const auto& [name, entry] : file->entries()) result.files_.emplace(name, file);
     return result;
@@ -60,8 +89,7 @@ SafetensorsFolder SafetensorsFolder::open(const fs::path& dir) {
   TESSERA_CHECK(fs::exists(index_path), ErrorKind::kIo,
                 "[safetensors] {}: holds neither model.safetensors nor model.safetensors.index.json", dir.string());
   std::map<std::string, std::shared_ptr<const SafetensorsFile>> shards;
-  const Json index = parse_json_object(read_file(index_path, kIndexLimits.max_bytes),
-                                       "[safetensors] " + index_path.string(), kIndexLimits);
+  const Json index = read_index(index_path);
   for (const auto& [name, shard] : weight_map(index, index_path)) {
     const auto shard_name = shard.as_string();
     auto& file = shards[shard_name];

@@ -4,7 +4,8 @@
 //   for (const auto& [name, file] : folder.files()) ... file->tensor(name) ...
 //   at::Tensor rows = folder.read_rows("model.embed_tokens.weight", 0, 1024);
 //
-// A path to a .safetensors file opens as a folder of that one file. The index is untrusted: a shard must lie inside the
+// Of a folder with both the single file counts, as in transformers, with a warning that names them. A path to a
+// .safetensors file opens as a folder of that one file. The index is untrusted: a shard must lie inside the
 // folder, after symbolic links too (the one exception is the Hub cache, snapshots/ID/* -> ../../blobs/*), and hold the
 // tensors that the index says it holds. Copies share the maps. Thread-safe after open.
 #pragma once

@@ -35,6 +35,9 @@ struct ModelInputs {
   at::Tensor labels{};   // int64 [B, T]: the token that follows each token, or kIgnoredLabel. Defined: forward gives
                          // the summed loss, undefined: the logits
   at::Tensor targets{};  // int64 [B, T]: as labels, without them; defined: forward gives log p of each, [B, T]
+  // Of a paged step, int64 [B, T]: the length of each token's sequence in the call that computes it, for rotary
+  // embeddings of the dynamic kind; undefined: that of this call
+  at::Tensor rotary_lengths{};
   at::Tensor hidden{};   // [B, T, hidden_size]: what the stage before gave, of a stage that is not the first
   std::optional<StageRange> stage{};  // what to run; a stage that is not the last gives [B, T, hidden_size]. None: all
   nn::KvCache* cache = nullptr;       // not owned
@@ -45,7 +48,7 @@ struct ModelInputs {
 
   template <class F>
   void visit_tensors(F&& visit) {
-    for (auto* tensor : {&tokens, &positions, &document_ids, &labels, &targets, &hidden}) {
+    for (auto* tensor : {&tokens, &positions, &document_ids, &labels, &targets, &rotary_lengths, &hidden}) {
       if (tensor->defined()) visit(*tensor);
     }
   }

@@ -22,28 +22,62 @@ constexpr int64_t kMaxElements = int64_t{1} << 40;  // of one weight
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxContext = int64_t{1} << 40;
 
+// The first of `architectures`; an empty list counts as absent, as in transformers.
+std::optional<std::string> first_architecture(const JsonReader& top) {
+  const auto list = top.find("architectures");
+  if (!list || (list->is_array() && list->value().empty())) return std::nullopt;
+  const auto& names = list->value();
+  TESSERA_CHECK(names.is_array() && names.front().is_string(), ErrorKind::kFormat,
+                "{}: found {}, wanted a list of names", list->name(), describe(names));
+  return names.front().get<std::string>();
+}
+
+// transformers chooses the model by model_type alone, so a file whose architectures name another one is refused.
+void check_model_type(const JsonReader& top, const ModelFamily& family) {
+  const auto type = top.string("model_type", family.model_type);
+  TESSERA_CHECK(type == family.model_type || (!family.other_model_type.empty() && type == family.other_model_type),
+                ErrorKind::kConfig, "{}: model_type {} is not that of architecture {}, which is {}. Correct one of them.",
+                top.name(), quote(type, 60), family.architecture, family.model_type);
+}
+
 const ModelFamily& parse_family(const JsonReader& top) {
-  std::string found;
-  const ModelFamily* family = nullptr;
-  if (const auto list = top.find("architectures")) {
-    const auto& names = list->value();
-    TESSERA_CHECK(names.is_array() && !names.empty() && names.front().is_string(), ErrorKind::kFormat,
-                  "{}: found {}, wanted a list of names", list->name(), describe(names));
-    found = names.front().get<std::string>();
-    family = find_family(found);
-  } else {
-    found = top.string("model_type", "");
-    family = find_family_of_type(found);
-  }
-  TESSERA_CHECK(family, ErrorKind::kFormat, "{}: architecture {} is not supported. Supported: {}.", top.name(),
-                quote(found, 60), fmt::join(supported_architectures(), ", "));
+  const auto architecture = first_architecture(top);
+  const auto found = architecture ? *architecture : top.string("model_type", "");
+  const auto* family = architecture ? find_family(found) : find_family_of_type(found);
+  TESSERA_CHECK(family, ErrorKind::kFormat, "{}: {}: architecture {} is not supported. Supported: {}.", top.name(),
+                architecture ? "architectures" : "model_type", quote(found, 60),
+                fmt::join(supported_architectures(), ", "));
+  check_model_type(top, *family);
   return *family;
 }
 
-// Older models give rope_theta and rope_scaling, newer ones rope_parameters.
+// Older models give rope_theta and rope_scaling, newer ones rope_parameters. Of both objects rope_scaling counts, unless
+// it is empty.
 RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
-  const auto object = in.find(in.has("rope_scaling") ? "rope_scaling" : "rope_parameters");
-  return detail::read_rope(in, object, in.number("rope_theta", 10000.0, 1.0, 1e18), max_positions);
+  auto object = in.find("rope_scaling");
+  if (!object || (object->is_object() && object->value().empty())) object = in.find("rope_parameters");
+  if (object && object->is_object()) {
+    for (const char* kind : {"full_attention", "sliding_attention"}) {
+      TESSERA_CHECK(!object->value().contains(kind), ErrorKind::kConfig,
+                    "{}: {}: rotary settings of one kind of layer are not supported for this architecture. Give one "
+                    "setting for all layers.",
+                    object->name(), kind);
+    }
+  }
+  return detail::read_rope(in, object,
+                           {.theta = in.number("rope_theta", 10000.0, 1.0, 1e18),
+                            .max_positions = max_positions,
+                            .original_beside_object = true});
+}
+
+// The context that a rotary scaling gives, as vLLM counts it: the factor times the original context for yarn, and times
+// max_position_embeddings for linear and dynamic. llama3 and Gemma3 have the scaled length in max_position_embeddings.
+int64_t stretched_context(const ModelConfig& config) {
+  const auto& rope = config.rope;
+  auto base = static_cast<double>(config.max_position_embeddings);
+  if (rope.kind == RopeKind::kDefault || rope.kind == RopeKind::kLlama3) return config.max_position_embeddings;
+  if (rope.kind == RopeKind::kYarn) base = static_cast<double>(rope.original_max_position_embeddings);
+  return static_cast<int64_t>(std::clamp(base * rope.factor, 1.0, static_cast<double>(kMaxContext)));
 }
 
 nn::Activation parse_activation(const JsonReader& in, const ConfigKeys& keys) {
@@ -55,18 +89,46 @@ nn::Activation parse_activation(const JsonReader& in, const ConfigKeys& keys) {
   return nn::Activation::kGeluTanh;
 }
 
+// The method of a quantization_config, as it calls itself or as one of its keys shows.
+std::string quantization_method(const JsonReader& settings) {
+  if (!settings.is_object()) return describe(settings.value());
+  if (settings.has("quant_method")) return quote(settings.string("quant_method"), 60);
+  for (const char* key : {"load_in_4bit", "load_in_8bit", "bits", "w_bit"}) {
+    if (settings.has(key)) return fmt::format("an unnamed method, {} {}", key, describe(settings.at(key).value()));
+  }
+  return "an unnamed method";
+}
+
+void refuse_quantised(const JsonReader& in) {
+  const auto settings = in.find("quantization_config");
+  if (!settings) return;
+  raise(ErrorKind::kConfig,
+        "{}: quantization_config: weights quantised with {} are not supported. Use the unquantised model, or a GGUF "
+        "file of it.",
+        in.name(), quantization_method(*settings));
+}
+
 void warn_and_refuse(const JsonReader& top, const JsonReader& in) {
   if (top.has("auto_map")) log_info("{}: auto_map names Python code, which is ignored", top.name());
   if (in.number("attention_dropout", 0.0, 0, 1) > 0) {
     log_warning("{}: attention_dropout is not applied in training", in.name());
   }
-  TESSERA_CHECK(!top.has("quantization_config"), ErrorKind::kConfig,
-                "{}: quantization_config: quantised weights are not supported. Use the unquantised model.", top.name());
+  refuse_quantised(top);
+  refuse_quantised(in);
+  for (const auto& reader : {top, in}) {
+    for (const char* key : {"per_layer_config", "transformers_weights", "configuration_files"}) {
+      TESSERA_CHECK(!reader.has(key), ErrorKind::kConfig, "{}: {} is not supported. Remove it, or use another model.",
+                    reader.name(), key);
+    }
+    TESSERA_CHECK(reader.boolean("is_causal", true), ErrorKind::kConfig,
+                  "{}: is_causal: this version has causal models alone. Use one that is.", reader.name());
+  }
 }
 
 void parse_heads(const JsonReader& in, const ConfigKeys& keys, ModelConfig& config) {
   const int64_t heads = in.integer("num_attention_heads", keys.num_attention_heads, 1, kMaxSize);
-  const int64_t fewer = keys.most_key_value_heads ? std::min(keys.most_key_value_heads, heads) : heads;
+  const bool null = in.value().contains("num_key_value_heads") && !in.has("num_key_value_heads");
+  const int64_t fewer = keys.most_key_value_heads && !null ? std::min(keys.most_key_value_heads, heads) : heads;
   config.num_attention_heads = heads;
   config.num_key_value_heads = in.integer("num_key_value_heads", fewer, 1, kMaxSize);
   const bool given = in.has("head_dim") || keys.head_dim > 0;
@@ -89,8 +151,10 @@ void parse_biases(const JsonReader& in, BiasKeys keys, ModelConfig& config) {
   config.mlp_bias = keys == BiasKeys::kAttentionAndMlp && in.boolean("mlp_bias", false);
 }
 
+// Whether a layer of this type slides. "attention" is an older name of full_attention.
 bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
-  const auto kind = type.as_string();
+  auto kind = type.as_string();
+  if (kind == "attention") kind = "full_attention";
   TESSERA_CHECK(kind == "full_attention" || kind == "sliding_attention", ErrorKind::kConfig,
                 "{}: found {}, wanted full_attention or sliding_attention", type.name(), quote(kind));
   TESSERA_CHECK(kind == "full_attention" || config.sliding_window > 0, ErrorKind::kConfig,
@@ -99,25 +163,37 @@ bool parse_layer_type(const JsonReader& type, const ModelConfig& config) {
   return kind == "sliding_attention";
 }
 
+// Tokens that a sliding layer sees; 0: no window. Left out the key has a value, null means none.
+int64_t parse_window(const JsonReader& in, const WindowKeys& keys) {
+  const bool off = keys.switched && !in.boolean("use_sliding_window", false);
+  if (!keys.known || off) return 0;
+  const bool null = in.value().contains("sliding_window") && !in.has("sliding_window");
+  return null ? 0 : in.integer("sliding_window", keys.missing, 1, kMaxContext);
+}
+
+// The layers that slide where layer_types is left out.
+std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys& keys, const ModelConfig& config) {
+  std::vector<bool> slides;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) slides.push_back(!keys.slides || keys.slides(in, i));
+  const bool any = std::find(slides.begin(), slides.end(), true) != slides.end();
+  if (config.sliding_window > 0 || !any) return slides;
+  TESSERA_CHECK(!keys.required, ErrorKind::kConfig,
+                "{}: sliding_window is null and layers slide. Set it, or make all layer_types full_attention.", in.name());
+  return std::vector<bool>(slides.size(), false);
+}
+
 void parse_windows(const JsonReader& in, const WindowKeys& keys, ModelConfig& config) {
   config.sliding_layers.assign(static_cast<size_t>(config.num_hidden_layers), false);
-  const bool off = keys.switched && !in.boolean("use_sliding_window", false);
-  if (keys.known && !off) {
-    // Left out it has a value, null means none.
-    const bool null = in.value().contains("sliding_window") && !in.has("sliding_window");
-    config.sliding_window = in.integer("sliding_window", null ? 0 : keys.missing, 0, kMaxContext);
-  }
-  const auto types = keys.slides ? in.find("layer_types") : std::nullopt;
+  config.sliding_window = parse_window(in, keys);
+  const auto types = keys.layer_types ? in.find("layer_types") : std::nullopt;
   if (types) {
     const auto items = types->items();
     TESSERA_CHECK(static_cast<int64_t>(items.size()) == config.num_hidden_layers, ErrorKind::kConfig,
                   "{}: found {} types, wanted one for each of the {} layers", types->name(), items.size(),
                   config.num_hidden_layers);
     for (size_t i = 0; i < items.size(); ++i) config.sliding_layers[i] = parse_layer_type(items[i], config);
-  } else if (config.sliding_window > 0) {
-    for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
-      config.sliding_layers[static_cast<size_t>(i)] = !keys.slides || keys.slides(in, i);
-    }
+  } else if (keys.known) {
+    config.sliding_layers = default_sliding_layers(in, keys, config);
   }
   if (std::none_of(config.sliding_layers.begin(), config.sliding_layers.end(), [](bool slides) { return slides; })) {
     config.sliding_window = 0;
@@ -223,10 +299,11 @@ ModelConfig ModelConfig::parse(std::string_view text, const std::string& name) {
   if (!in.is_object()) in.fail("an object");
   warn_and_refuse(top, in);
   parse_text(in, family.config, config);
-  config.tie_word_embeddings =
-      top.boolean("tie_word_embeddings", in.boolean("tie_word_embeddings", family.config.tie_word_embeddings));
+  // transformers reads the key of the file itself, not that of text_config.
+  config.tie_word_embeddings = top.boolean("tie_word_embeddings", family.config.tie_word_embeddings);
   if (!family.config.own_rope) config.rope = parse_rope(in, config.max_position_embeddings);
   if (family.config.more) family.config.more(in, top, config);
+  config.context_tokens = family.config.own_rope ? config.max_position_embeddings : stretched_context(config);
   parse_dtype(in, config);
   parse_dtype(top, config);
   parse_tokens(top, in, family.config, config);

@@ -62,6 +62,7 @@ struct ModelConfig {
   int64_t num_key_value_heads = 0;
   int64_t head_dim = 0;
   int64_t max_position_embeddings = 2048;
+  int64_t context_tokens = 2048;     // tokens that a sequence may have: max_position_embeddings, or more by rope
   int64_t sliding_window = 0;        // tokens that a token of a sliding layer sees, itself included; 0: no layer slides
   std::vector<bool> sliding_layers;  // of each layer whether it is one; empty: all are
   double rms_norm_eps = 1e-6;
@@ -86,6 +87,11 @@ struct ModelConfig {
   // Tokens that this layer sees, itself included; 0: all.
   int64_t window_of(int64_t layer) const {
     return sliding_layers.empty() || sliding_layers[static_cast<size_t>(layer)] ? sliding_window : 0;
+  }
+
+  // Whether the angles of a token depend on the length of its sequence.
+  bool has_dynamic_rope() const {
+    return rope.kind == RopeKind::kDynamic || (local_rope && local_rope->kind == RopeKind::kDynamic);
   }
 
   bool has_experts(int64_t layer) const {

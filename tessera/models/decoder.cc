@@ -127,9 +127,7 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
   const int64_t cached = inputs.cache ? inputs.cache->length() : 0, length = inputs.tokens.size(1);
   const auto sequence = sequence_over_ranks(inputs);
   const bool over_ranks = sequence || nn::ContextScope::current() != nullptr;
-  const bool dynamic =
-      config_.rope.kind == RopeKind::kDynamic || (config_.local_rope && config_.local_rope->kind == RopeKind::kDynamic);
-  TESSERA_CHECK(!over_ranks || !dynamic, ErrorKind::kConfig,
+  TESSERA_CHECK(!over_ranks || !config_.has_dynamic_rope(), ErrorKind::kConfig,
                 "[models.forward] rope_scaling dynamic under context parallelism: its angles depend on the longest "
                 "position of a row, of which a rank has a part. Use another rope_type, or no context parallelism.");
   auto positions = inputs.positions;
@@ -140,8 +138,12 @@ at::Tensor DecoderModel::forward(const ModelInputs& inputs) {
                          : at::arange(cached, cached + length, inputs.tokens.options());
     positions = positions.to(inputs.tokens.device()).unsqueeze(0);
   }
-  const auto angles = (*rotary_emb)(x, positions);
-  const auto local_angles = rotary_emb_local ? (*rotary_emb_local)(x, positions) : angles;
+  const auto angles_of = [&](RotaryEmbedding& rotary) {
+    const auto& lengths = inputs.rotary_lengths;
+    return lengths.defined() ? rotary.forward_by_lengths(x, positions, lengths) : rotary(x, positions);
+  };
+  const auto angles = angles_of(*rotary_emb);
+  const auto local_angles = rotary_emb_local ? angles_of(*rotary_emb_local) : angles;
   std::optional<LayerContext> full, sliding;
   for (int64_t i = stage.first_layer; i < stage.end_layer; ++i) {
     const bool slides = config_.window_of(i) > 0;

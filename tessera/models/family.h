@@ -38,7 +38,9 @@ struct WindowKeys {
   bool known = false;      // sliding_window is a key of this family; null: no layer slides
   bool switched = false;   // only where use_sliding_window is true
   int64_t missing = 4096;  // sliding_window where it is left out
-  // Where layer_types is left out. Null: all layers, and layer_types does not count.
+  bool layer_types = false;  // layer_types says which layers slide
+  bool required = false;     // null of sliding_window is an error where layers slide
+  // Where layer_types is left out. Null: all layers.
   bool (*slides)(const JsonReader& config, int64_t layer) = nullptr;
 };
 
@@ -118,7 +120,8 @@ struct GgufMap {
 
 struct ModelFamily {
   std::string_view architecture;  // in config.json
-  std::string_view model_type;    // the same, where architectures is left out
+  std::string_view model_type;    // the same, where architectures is left out; transformers chooses by it
+  std::string_view other_model_type{};  // another one that gives the same model; may be empty
   ConfigKeys config;
   std::shared_ptr<CausalLM> (*make)(const ModelConfig& config, const nn::ParameterOptions& options) = nullptr;
   PlanKeys plan{};

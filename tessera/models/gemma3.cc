@@ -1,10 +1,12 @@
 #include "tessera/models/gemma3.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
+#include "tessera/base/warn_once.h"
 #include "tessera/models/detail/gguf_gemma3.h"
 #include "tessera/models/detail/rope_config.h"
 #include "tessera/models/qwen3.h"
@@ -67,30 +69,60 @@ namespace {
 
 // All but each sixth.
 bool gemma3_layer_slides(const JsonReader& config, int64_t layer) {
-  const char* key = config.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
-  return (layer + 1) % config.integer(key, 6, 1, int64_t{1} << 31) != 0;
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const int64_t pattern = config.integer("sliding_window_pattern", 6, 1, kMost);
+  // transformers writes this key beside layer_types and never reads it.
+  const int64_t written = config.integer("_sliding_window_pattern", pattern, 1, kMost);
+  TESSERA_CHECK(written == pattern, ErrorKind::kConfig,
+                "{}: _sliding_window_pattern {} without layer_types, transformers takes {}. Give layer_types or "
+                "sliding_window_pattern.",
+                config.name(), written, pattern);
+  return (layer + 1) % pattern != 0;
+}
+
+// rope_scaling and rope_parameters.full_attention as transformers merges them: the former's keys win, and it counts by
+// rope_type, not by the older `type`, where the latter has a rope_type. `merged` holds the result.
+std::optional<JsonReader> full_rope(const JsonReader& text, const std::optional<JsonReader>& full, Json& merged) {
+  const auto scaling = text.find("rope_scaling");
+  if (!scaling) return full;
+  if (!scaling->is_object()) scaling->fail("an object");
+  if (scaling->value().empty()) return full;
+  merged = full ? full->value() : Json::object({{"rope_type", "default"}});
+  if (!merged.is_object()) full->fail("an object");
+  merged.update(scaling->value());
+  const bool renamed = scaling->has("type") && !scaling->has("rope_type") && merged.contains("rope_type");
+  TESSERA_CHECK(!renamed || merged["rope_type"] == scaling->value().at("type"), ErrorKind::kConfig,
+                "{}: type: transformers reads rope_type alone here. Call it rope_type.", scaling->name());
+  return JsonReader(merged, scaling->name(), ErrorKind::kConfig);
 }
 
 // Rotary settings: one object for each kind of layer, or rope_theta and rope_scaling beside rope_local_base_freq.
 void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
   constexpr double kMost = 1e18;
-  std::optional<JsonReader> full = text.find("rope_scaling"), local;
+  std::optional<JsonReader> full, local;
   if (const auto both = text.find("rope_parameters")) {
     if (!both->is_object()) both->fail("an object");
-    if (const auto found = both->find("full_attention")) full = found;
+    full = both->find("full_attention");
     local = both->find("sliding_attention");
   }
+  Json merged;
   const int64_t context = config.max_position_embeddings;
-  config.rope = detail::read_rope(text, full, text.number("rope_theta", 1e6, 1, kMost), context);
-  config.local_rope = detail::read_rope(text, local, text.number("rope_local_base_freq", 1e4, 1, kMost), context);
+  config.rope =
+      detail::read_rope(text, full_rope(text, full, merged),
+                        {.theta = text.number("rope_theta", 1e6, 1, kMost), .max_positions = context});
+  config.local_rope = detail::read_rope(
+      text, local, {.theta = text.number("rope_local_base_freq", 1e4, 1, kMost), .max_positions = context});
 }
 
 void read_gemma3_text(const JsonReader& text, const JsonReader& /*top*/, ModelConfig& config) {
   TESSERA_CHECK(!text.boolean("use_bidirectional_attention", false), ErrorKind::kConfig,
                 "{}: use_bidirectional_attention: this version trains causal models. Use one that is.", text.name());
   config.query_pre_attn_scalar = text.number("query_pre_attn_scalar", 256.0, 1e-6, 1e9);
-  config.attn_logit_softcapping = text.number("attn_logit_softcapping", 0.0, 0.0, 1e9);
-  config.final_logit_softcapping = text.number("final_logit_softcapping", 0.0, 0.0, 1e9);
+  constexpr double kLeastCap = 1e-9;
+  for (const auto& [key, cap] : {std::pair("attn_logit_softcapping", &config.attn_logit_softcapping),
+                                 {"final_logit_softcapping", &config.final_logit_softcapping}}) {
+    if (text.has(key)) *cap = text.number(key, std::nullopt, kLeastCap, 1e9);
+  }
   if (config.attn_logit_softcapping > 0) {
     log_warning("{}: attn_logit_softcapping is applied, which transformers leaves out in Gemma3", text.name());
   }
@@ -99,8 +131,16 @@ void read_gemma3_text(const JsonReader& text, const JsonReader& /*top*/, ModelCo
 
 void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, ModelConfig& config) {
   read_gemma3_text(text, top, config);
-  for (const auto& [key, missing] : {std::pair("image_token_index", 262'144), {"boi_token_index", 255'999}}) {
-    config.image_token_ids.push_back(top.integer(key, missing, 0, int64_t{1} << 31));
+  if (config.final_logit_softcapping > 0) {
+    config.final_logit_softcapping = 0;
+    log_warning_once("{}: final_logit_softcapping is left out, as transformers does in Gemma3ForConditionalGeneration",
+                     text.name());
+  }
+  constexpr int64_t kMostTokens = int64_t{1} << 31;
+  // Of both spellings transformers takes the second.
+  for (const auto& [key, alias, missing] : {std::tuple("image_token_index", "image_token_id", 262'144),
+                                            {"boi_token_index", "boi_token_id", 255'999}}) {
+    config.image_token_ids.push_back(top.integer(top.has(alias) ? alias : key, missing, 0, kMostTokens));
   }
 }
 
@@ -117,7 +157,7 @@ ConfigKeys gemma3_keys() {
           .activation_key = "hidden_activation",
           .tie_word_embeddings = true,
           .biases = BiasKeys::kAttention,
-          .windows = {.known = true, .slides = gemma3_layer_slides},
+          .windows = {.known = true, .layer_types = true, .required = true, .slides = gemma3_layer_slides},
           .bos_token_id = 2,
           .eos_token_id = 1,
           .pad_token_id = 0,

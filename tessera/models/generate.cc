@@ -61,11 +61,18 @@ bool add_next(std::vector<int64_t>& context, const at::Tensor& logits, const Gen
 
 }  // namespace
 
-void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt) {
+namespace {
+
+int64_t context_of(const ModelConfig& config, int64_t asked) { return asked > 0 ? asked : config.context_tokens; }
+
+}  // namespace
+
+void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt, int64_t context_tokens) {
+  const int64_t context = context_of(config, context_tokens);
   TESSERA_CHECK(!prompt.empty(), ErrorKind::kConfig, "[models.generate] the prompt holds no token. Give a text.");
-  TESSERA_CHECK(static_cast<int64_t>(prompt.size()) < config.max_position_embeddings, ErrorKind::kConfig,
-                "[models.generate] the prompt has {} tokens, the model's context is {}. Shorten it.", prompt.size(),
-                config.max_position_embeddings);
+  TESSERA_CHECK(static_cast<int64_t>(prompt.size()) < context, ErrorKind::kConfig,
+                "[models.generate] the prompt has {} tokens, the context is {}. Shorten it, or raise --max-model-len.",
+                prompt.size(), context);
   for (const int64_t token : prompt) {
     TESSERA_CHECK(
         0 <= token && token < config.vocab_size, ErrorKind::kConfig,
@@ -104,6 +111,7 @@ void GenerationOptions::check() const {
   };
   wanted(max_new_tokens >= 1, "max_new_tokens", max_new_tokens, "at least 1");
   wanted(temperature > 0 && std::isfinite(temperature), "temperature", temperature, "a number above 0");
+  wanted(context_tokens >= 0, "context_tokens", context_tokens, "0 or more");
   wanted(top_k >= 0, "top_k", top_k, "0 or more");
   wanted(top_p > 0 && top_p <= 1, "top_p", top_p, "a number above 0, at most 1");
   wanted(min_p >= 0 && min_p <= 1, "min_p", min_p, "a number from 0 to 1");
@@ -123,10 +131,10 @@ int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context,
 
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
                             const GenerationOptions& options) {
-  check_prompt(config, prompt);
+  check_prompt(config, prompt, options.context_tokens);
   options.check();
   const auto given = static_cast<int64_t>(prompt.size());
-  return given + std::min(options.max_new_tokens, config.max_position_embeddings - given);
+  return given + std::min(options.max_new_tokens, context_of(config, options.context_tokens) - given);
 }
 
 std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& source, std::span<const int64_t> prompt,

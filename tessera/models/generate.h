@@ -42,6 +42,7 @@ struct GenerationOptions {
   std::shared_ptr<text::TokenConstraint> constraint{};
   uint64_t seed = 0;
   std::vector<int64_t> stop_tokens{};
+  int64_t context_tokens = 0;   // of prompt and new tokens together, at most; 0: what the model's config says
   bool folder_samples = false;  // generation_config.json asks for sampling; `sample` decides
 
   // Stop tokens and defaults of generation_config.json where DIR has one, else of the model's config. `sample` stays
@@ -77,8 +78,8 @@ std::vector<int64_t> generate(const ModelConfig& config, const LogitsSource& sou
 int64_t generation_capacity(const ModelConfig& config, std::span<const int64_t> prompt,
                             const GenerationOptions& options);
 
-// What generate says about such a prompt: Error kConfig.
-void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt);
+// The errors of generate for such a prompt: kConfig. context_tokens: as in GenerationOptions.
+void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt, int64_t context_tokens = 0);
 
 // The choice among logits [V] after `context`, whose first tokens are the prompt; for tests and other samplers.
 int64_t choose_token(const at::Tensor& logits, std::span<const int64_t> context, const GenerationOptions& options,

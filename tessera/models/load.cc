@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/warn_once.h"
 #include "tessera/formats/tensor_files.h"
 #include "tessera/models/detail/gguf_weights.h"
 #include "tessera/models/detail/local_part.h"
@@ -50,7 +51,18 @@ struct Problems {
 struct Source {
   std::string name;
   std::vector<detail::StackedTensor> stacked;
+  std::vector<std::string> other_names{};  // further tensors of the folder that stand for the same parameter
 };
+
+// Tensors of the folder that the model has no place for. transformers leaves them unused and names them.
+void warn_of_unused(const std::vector<std::string>& names, const std::filesystem::path& dir) {
+  if (names.empty()) return;
+  const auto shown = std::min(kShownProblems, names.size());
+  const auto further = names.size() > shown ? fmt::format(" and {} more", names.size() - shown) : "";
+  log_warning_once("[models.load] {}: {} tensors are not of this model and stay unused: {}{}", dir.string(),
+                   names.size(), fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                   further);
+}
 
 void check_stored(const std::string& name, const StoredTensor& entry, c10::IntArrayRef wanted, Problems& problems) {
   if (wanted != at::IntArrayRef(entry.shape)) {
@@ -101,6 +113,29 @@ std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, cons
   return all;
 }
 
+// The name of a tensor of the same stack of experts, which a model with fewer experts has no place for. transformers
+// stacks all of them, so that the shape is wrong.
+bool is_of_stack(std::string_view name, const std::vector<Source>& sources) {
+  constexpr std::string_view kExperts = ".experts.";
+  const auto at = name.find(kExperts);
+  if (at == std::string_view::npos) return false;
+  const auto layer = name.substr(0, at + kExperts.size());
+  return std::any_of(sources.begin(), sources.end(), [&](const Source& source) {
+    return !source.stacked.empty() && source.stacked.front().name.starts_with(layer);
+  });
+}
+
+// All other names of a parameter that the folder holds, too.
+std::vector<std::string> other_names(const std::vector<std::string>& names, const std::string& name,
+                                     const TensorFiles& folder) {
+  std::vector<std::string> others;
+  for (const auto& each : names) {
+    const bool seen = each == name || std::find(others.begin(), others.end(), each) != others.end();
+    if (!seen && folder.contains(each)) others.push_back(each);
+  }
+  return others;
+}
+
 std::vector<Source> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
                                 const TensorFiles& folder) {
   const auto& map = family_of(model.config().architecture).weights;
@@ -118,8 +153,11 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<detail:
         problems.add(fmt::format("{} is missing", names.front()));
         continue;
       }
-      found.push_back({*name, {}});
+      found.push_back({*name, {}, other_names(names, *name, folder)});
       check_stored(*name, folder.at(*name), parameter.tensor.sizes(), problems);
+      for (const auto& other : found.back().other_names) {
+        check_stored(other, folder.at(other), parameter.tensor.sizes(), problems);
+      }
       continue;
     }
     for (const auto& each : stacked) {
@@ -134,12 +172,55 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<detail:
     if (!elsewhere) elsewhere = names_of_rest(model.config(), map, parameters, folder);
     return elsewhere->contains(name);
   };
+  std::vector<std::string> unused;
   for (const auto& [name, stored] : folder.tensors()) {
     if (known.contains(name) || is_computed(name) || map.is_foreign(name) || lies_elsewhere(name)) continue;
-    problems.add(fmt::format("{} is unexpected", name));
+    if (is_of_stack(name, found)) {
+      problems.add(fmt::format("{} is unexpected", name));
+    } else {
+      unused.push_back(name);
+    }
   }
   problems.raise_if_any(folder.path());
+  warn_of_unused(unused, folder.path());
   return found;
+}
+
+// Whether two tensors of the folder hold the same values in this box, in `dtype`. Some rows at a time.
+bool are_equal(const TensorFiles& folder, const std::string& left, const std::string& right, const LocalBox& box,
+               c10::ScalarType dtype) {
+  constexpr int64_t kElements = int64_t{1} << 22;
+  auto shape = box.shape;
+  auto offset = box.offset;
+  const int64_t rows = shape.empty() ? 1 : shape[0], row = rows == 0 ? 0 : c10::multiply_integers(shape) / rows;
+  const int64_t step = std::max<int64_t>(1, kElements / std::max<int64_t>(1, row));
+  for (int64_t begin = 0; begin < rows && row > 0; begin += step) {
+    if (!shape.empty()) {
+      shape[0] = std::min(step, rows - begin);
+      offset[0] = box.offset[0] + begin;
+    }
+    const auto one = at::empty(shape, at::TensorOptions(dtype)), other = at::empty_like(one);
+    folder.read(left, offset, one);
+    folder.read(right, offset, other);
+    if (!at::equal(one, other)) return false;
+  }
+  return true;
+}
+
+// A parameter that the folder holds under two names, a tied head beside the embedding. transformers unties a head whose
+// values differ, whatever config.json says; a model here is tied or not before its weights are read.
+void check_tied(const std::vector<detail::SharedParameter>& parameters, const std::vector<Source>& sources,
+                const TensorFiles& folder) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    for (const auto& other : sources[i].other_names) {
+      TESSERA_CHECK(are_equal(folder, sources[i].name, other, detail::local_part_box(parameters[i].tensor),
+                              parameters[i].tensor.scalar_type()),
+                    ErrorKind::kFormat,
+                    "[models.load] {}: {} and {} are one parameter (tie_word_embeddings in config.json) and differ. Set "
+                    "tie_word_embeddings to false to use both, as transformers does, or remove the wrong one.",
+                    folder.path().string(), sources[i].name, other);
+    }
+  }
 }
 
 // The part of `source` that lies in the box of `local`; its bytes in the folder.
@@ -161,7 +242,14 @@ int64_t read_source(const TensorFiles& folder, const Source& source, const Local
   return bytes;
 }
 
-std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& path) {
+// transformers adds an adapter that lies in the folder of a whole model.
+std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& path, FolderAdapter adapter) {
+  TESSERA_CHECK(adapter == FolderAdapter::kIgnore || !std::filesystem::exists(path / "adapter_config.json") ||
+                    !std::filesystem::exists(path / "config.json"),
+                ErrorKind::kConfig,
+                "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with 'tessera "
+                "ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
+                path.string(), path.string(), path.string());
   return TensorFiles::open(path, {.weights_only = true});
 }
 
@@ -169,15 +257,18 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
   if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::check_gguf(model, file);
-  match_names(model, detail::parameters_and_packed(model), *open_weights(dir));
+  const auto folder = open_weights(dir, FolderAdapter::kRefuse);
+  const auto parameters = detail::parameters_and_packed(model);
+  check_tied(parameters, match_names(model, parameters, *folder), *folder);
 }
 
-void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device) {
+void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device, FolderAdapter adapter) {
   at::NoGradGuard no_grad;
   if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::load_gguf(model, file, device);
-  const auto folder = open_weights(dir);
+  const auto folder = open_weights(dir, adapter);
   auto parameters = detail::shared_parameters(model);
   const auto sources = match_names(model, detail::parameters_and_packed(model), *folder);
+  check_tied(parameters, sources, *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto box = detail::local_part_box(parameters[i].tensor);
@@ -196,10 +287,10 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
 }
 
 std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& dir, std::optional<c10::ScalarType> dtype,
-                                          c10::Device device) {
+                                          c10::Device device, FolderAdapter adapter) {
   const auto config = ModelConfig::from_folder(dir);
   auto model = make_model(config, {.dtype = dtype.value_or(config.dtype.value_or(at::kFloat)), .device = at::kMeta});
-  load_pretrained(*model, dir, device);
+  load_pretrained(*model, dir, device, adapter);
   return model;
 }
 

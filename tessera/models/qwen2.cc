@@ -18,7 +18,7 @@ const ModelFamily& qwen2_family() {
                  .most_key_value_heads = 32,
                  .max_position_embeddings = 32768,
                  .biases = BiasKeys::kQueryKeyValue,
-                 .windows = {.known = true, .switched = true, .slides = qwen_layer_slides}},
+                 .windows = {.known = true, .switched = true, .layer_types = true, .slides = qwen_layer_slides}},
       .make = make_llama,
       .plan = {.name = "qwen", .top = {{"lm_head", "colwise_gather_output"}}, .layers = llama_layer_styles()},
       .gguf = {.architecture = "qwen2"}};

@@ -36,7 +36,7 @@ const ModelFamily& qwen3_family() {
                  .head_dim = 128,
                  .max_position_embeddings = 32768,
                  .biases = BiasKeys::kAttention,
-                 .windows = {.known = true, .switched = true, .slides = qwen_layer_slides}},
+                 .windows = {.known = true, .switched = true, .layer_types = true, .slides = qwen_layer_slides}},
       .make = make_qwen3,
       .plan = {.name = "qwen", .top = {{"lm_head", "colwise_gather_output"}}, .layers = normed_layer_styles()},
       .gguf = {.architecture = "qwen3", .qk_norm = true}};

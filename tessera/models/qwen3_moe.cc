@@ -41,7 +41,8 @@ std::vector<bool> layers_with_experts(const JsonReader& in, int64_t layers) {
 
 void read_expert_keys(const JsonReader& in, const JsonReader& /*top*/, ModelConfig& config) {
   auto& experts = config.experts;
-  const char* key = in.has("num_experts") ? "num_experts" : "num_local_experts";
+  // Of both spellings transformers takes num_local_experts.
+  const char* key = in.has("num_local_experts") ? "num_local_experts" : "num_experts";
   experts.count = in.integer(key, 128, 0, kMostExperts);
   experts.inner = in.integer("moe_intermediate_size", 768, 1, int64_t{1} << 31);
   experts.normalise = in.boolean("norm_topk_prob", false);

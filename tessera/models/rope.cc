@@ -135,4 +135,43 @@ nn::RotaryAngles RotaryEmbedding::forward(const at::Tensor& x, const at::Tensor&
   return table;
 }
 
+nn::RotaryAngles RotaryEmbedding::forward_by_lengths(const at::Tensor& x, const at::Tensor& positions,
+                                                     const at::Tensor& lengths) {
+  at::NoGradGuard no_grad;
+  const auto plain = [](const at::Tensor& values) {
+    return (is_dtensor(values) ? to_local(values) : values).to(at::kCPU, at::kLong).reshape({-1}).contiguous();
+  };
+  const auto flat = plain(positions), each_length = plain(lengths);
+  const auto is_long = each_length.gt(max_position_embeddings_);
+  if (!is_dynamic() || !is_long.any().item<bool>()) return (*this)(x, positions);
+  const int64_t rows = flat.numel();
+  nn::RotaryAngles table{at::empty({rows, head_dim_ / 2}, at::kFloat), at::empty({rows, head_dim_ / 2}, at::kFloat)};
+  const auto shorter = is_long.logical_not().nonzero().flatten();
+  if (shorter.numel() > 0) {
+    const auto some = forward(at::empty({0}), flat.index_select(0, shorter).unsqueeze(0));
+    table.cos.index_copy_(0, shorter, some.cos[0]);
+    table.sin.index_copy_(0, shorter, some.sin[0]);
+  }
+  // One row at a time, so that a row's cosine rounds as it does alone.
+  int64_t known_length = 0;
+  at::Tensor inverse;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t length = each_length.const_data_ptr<int64_t>()[row];
+    if (length <= max_position_embeddings_) continue;
+    if (length != known_length) {
+      inverse = rope_frequencies(rope_, head_dim_, max_position_embeddings_, known_length = length).inverse;
+    }
+    const auto angles = inverse * static_cast<float>(flat.const_data_ptr<int64_t>()[row]);
+    table.cos[row].copy_(angles.cos());
+    table.sin[row].copy_(angles.sin());
+  }
+  for (auto* angles : {&table.cos, &table.sin}) {
+    *angles = sent_to(x.device(), angles->view({positions.size(0), positions.size(1), -1}));
+    if (!is_dtensor(positions)) continue;
+    const auto& mesh = device_mesh(positions);
+    *angles = from_local(*angles, mesh, Placements(static_cast<size_t>(mesh->ndim()), Replicate()));
+  }
+  return table;
+}
+
 }  // namespace tessera

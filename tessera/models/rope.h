@@ -1,5 +1,6 @@
 // The angles of rotary positions, with every scaling that config.json can ask for. Semantics of transformers'
-// modeling_rope_utils, except that "dynamic" looks at this call's longest position alone, not at earlier calls.
+// modeling_rope_utils, except that "dynamic" looks at this call's longest position alone, not at calls for earlier
+// sequences.
 //
 //   RotaryEmbedding rotary_emb(config.rope, config.head_dim, config.max_position_embeddings);
 //   auto [cos, sin] = rotary_emb(x, positions);       // positions int64 [B, T] -> fp32 [B, T, head_dim / 2]
@@ -27,6 +28,10 @@ struct RotaryEmbedding : nn::Callable<RotaryEmbedding> {
   // x: any tensor where the angles are wanted; its values do not count. Of positions that are a DTensor the angles are
   // one too, placed alike; the dynamic kind then is COLLECTIVE over their mesh.
   virtual nn::RotaryAngles forward(const at::Tensor& x, const at::Tensor& positions);
+  // The same for rows of several sequences: `lengths`, shaped as the positions, is for each the length that the dynamic
+  // kind takes in place of the longest position. A row's angles do not depend on other rows.
+  nn::RotaryAngles forward_by_lengths(const at::Tensor& x, const at::Tensor& positions, const at::Tensor& lengths);
+  bool is_dynamic() const { return rope_.kind == RopeKind::kDynamic; }
 
  private:
   RopeConfig rope_;

@@ -21,15 +21,21 @@
 
 namespace tessera {
 
+// Of a folder that holds a whole model and adapter_config.json beside it, which transformers loads with the adapter.
+enum class FolderAdapter : uint8_t { kRefuse, kIgnore };
+
 // Fills every parameter from what TensorFiles reads (model.safetensors or its shards, a distributed checkpoint of a run
 // or of PyTorch, torch.save), in the parameter's dtype: floating dtypes are converted. Tied heads need not be in the
-// file. All that is missing, unexpected or of another shape is found and reported in one kFormat or kShape error before
-// anything is changed. Names are those of the family's weight map; tensors that are foreign to the model (a vision
-// tower) are left alone, as is what lies in other stages of a pipeline. No communication.
+// file; where they are, their values must be those of the embedding (kFormat). All that is missing or of another shape
+// is found and reported in one kFormat or kShape error before anything is changed; tensors that the model has no place
+// for are named in one warning, as in transformers. Names are those of the family's weight map; tensors that are foreign
+// to the model (a vision tower) are left alone, as is what lies in other stages of a pipeline. Error kConfig for an
+// adapter in the folder, unless it is to be ignored. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
-                     c10::Device device = c10::Device(c10::DeviceType::CPU));
+                     c10::Device device = c10::Device(c10::DeviceType::CPU),
+                     FolderAdapter adapter = FolderAdapter::kRefuse);
 
-// The checks of load_pretrained alone: reads headers, changes nothing.
+// The checks of load_pretrained alone: reads headers, and the values of a tied head; changes nothing.
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir);
 
 // normal(0, initializer_range) for matrices, ones for norms (zeros where they add one), zeros for biases. An element's
@@ -57,6 +63,7 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
 // make_model and load_pretrained. dtype: none as in config.json (float32 where it says nothing).
 std::shared_ptr<CausalLM> from_pretrained(const std::filesystem::path& dir,
                                           std::optional<c10::ScalarType> dtype = std::nullopt,
-                                          c10::Device device = c10::Device(c10::DeviceType::CPU));
+                                          c10::Device device = c10::Device(c10::DeviceType::CPU),
+                                          FolderAdapter adapter = FolderAdapter::kRefuse);
 
 }  // namespace tessera

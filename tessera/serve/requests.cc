@@ -252,7 +252,7 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
 int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint endpoint, int64_t prompt, bool echo) {
   constexpr int64_t kCompletionDefault = 16;  // OpenAI's
   constexpr int64_t kHuge = int64_t{1} << 40;
-  const int64_t context = std::min(served.config.max_position_embeddings, served.cache_tokens), room = context - prompt;
+  const int64_t context = std::min(served.config.context_tokens, served.cache_tokens), room = context - prompt;
   const char* key = top.has("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
   const bool given = top.has(key);
   const int64_t unsaid = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;

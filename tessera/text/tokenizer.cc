@@ -244,8 +244,29 @@ void Tokenizer::State::encode(std::string_view text, const EncodeOptions& option
 
 Tokenizer::Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
+namespace {
+
+// Names what a folder without tokenizer.json holds in its place.
+void check_tokenizer_is_there(const std::filesystem::path& dir) {
+  if (std::filesystem::exists(dir / "tokenizer.json")) return;
+  for (const char* other : {"tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt"}) {
+    TESSERA_CHECK(!std::filesystem::exists(dir / other), ErrorKind::kIo,
+                  "[text.tokenizer] {}: holds {} and no tokenizer.json, which alone is read. Write it once in Python: "
+                  "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), or take it from a copy of the "
+                  "model on the Hub that has one.",
+                  dir.string(), other);
+  }
+  raise(ErrorKind::kIo,
+        "[text.tokenizer] {}: holds no tokenizer.json. Fetch it from the model's page on the Hub, or copy it from the "
+        "model that this one was made of.",
+        dir.string());
+}
+
+}  // namespace
+
 Tokenizer Tokenizer::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "tokenizer.json";
+  check_tokenizer_is_there(dir);
   auto state = std::make_shared<State>(parse_tokenizer_file(read_file(path, kMaxFileBytes), path.string()));
   const auto config = dir / "tokenizer_config.json";
   if (std::filesystem::exists(config)) state->apply_config(read_file(config, kConfigLimits.max_bytes), config.string());

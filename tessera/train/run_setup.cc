@@ -73,9 +73,9 @@ std::string mesh_device(const Recipe& recipe, comm::World& world) {
 
 ModelConfig load_model_config(const Recipe& recipe) {
   auto config = ModelConfig::from_folder(recipe.model.path);
-  TESSERA_CHECK(recipe.data.sequence_length <= config.max_position_embeddings, ErrorKind::kConfig,
+  TESSERA_CHECK(recipe.data.sequence_length <= config.context_tokens, ErrorKind::kConfig,
                 "[train.recipe] data.sequence_length: {} tokens, but the model of {} has a context of {}. Lower it.",
-                recipe.data.sequence_length, recipe.model.path, config.max_position_embeddings);
+                recipe.data.sequence_length, recipe.model.path, config.context_tokens);
   config.experts.capacity_factor = recipe.model.expert_capacity_factor;
   return config;
 }

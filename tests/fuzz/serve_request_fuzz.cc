@@ -22,7 +22,7 @@ const tessera::serve::Served& served() {
             "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}", "test"),
         .cache_tokens = 4096};
     made.config.vocab_size = 37;
-    made.config.max_position_embeddings = 256;
+    made.config.max_position_embeddings = made.config.context_tokens = 256;
     return made;
   }();
   return model;

@@ -1,5 +1,6 @@
 #include "tessera/models/config.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -38,6 +39,54 @@ TEST(ModelConfig, OldAndNewSpellingsMeanTheSame) {
   EXPECT_EQ(ModelConfig::parse(R"({"model_type": "llama", "torch_dtype": "torch.float16"})", "t").dtype, at::kHalf);
 }
 
+TEST(ModelConfig, AnEmptyRopeScalingCountsAsAbsent) {
+  for (const char* family : {"Llama", "Mistral", "Qwen2", "Qwen3"}) {
+    for (const char* empty : {"{}", "null"}) {
+      const auto config = parse(fmt::format(R"("architectures": ["{}ForCausalLM"], "rope_scaling": {},
+          "rope_parameters": {{"rope_type": "linear", "factor": 2, "rope_theta": 1e6}})",
+                                            family, empty));
+      EXPECT_EQ(config.rope.theta, 1e6) << family;
+      EXPECT_EQ(config.rope.kind, RopeKind::kLinear) << family;
+    }
+  }
+  const auto neither = parse(R"("rope_scaling": {}, "rope_parameters": {}, "rope_theta": 7000)");
+  EXPECT_EQ(neither.rope.theta, 7000);
+  const auto gemma = ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_scaling": {}, "rope_parameters": {
+      "full_attention": {"rope_type": "linear", "factor": 8.0}}})",
+                                        "t");
+  EXPECT_EQ(gemma.rope.kind, RopeKind::kLinear);
+}
+
+TEST(ModelConfig, OfTwoFilledSpellingsTheOneOfTransformersCounts) {
+  const auto both = parse(R"("rope_scaling": {"rope_type": "linear", "factor": 2}, "rope_theta": 300,
+      "rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 500})");
+  EXPECT_EQ(both.rope.factor, 2);
+  EXPECT_EQ(both.rope.theta, 300) << "rope_scaling replaces the whole object";
+  const auto gemma = ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 2},
+      "rope_parameters": {"full_attention": {"rope_type": "default", "factor": 3, "rope_theta": 500}}})",
+                                        "t");
+  EXPECT_EQ(gemma.rope.kind, RopeKind::kLinear);
+  EXPECT_EQ(gemma.rope.factor, 2);
+  EXPECT_EQ(gemma.rope.theta, 500) << "rope_scaling is merged into the object";
+  EXPECT_EQ(parse(R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_local_experts": 16)").experts.count, 16);
+  EXPECT_EQ(parse(R"("torch_dtype": "float16", "dtype": "bfloat16")").dtype, at::kBFloat16);
+}
+
+TEST(ModelConfig, TheContextFollowsTheRotaryScaling) {
+  const auto context = [](const std::string& scaling) { return parse(R"("rope_scaling": )" + scaling).context_tokens; };
+  EXPECT_EQ(context("null"), 64);
+  EXPECT_EQ(context(R"({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 40})"), 160);
+  EXPECT_EQ(context(R"({"rope_type": "yarn", "factor": 4})"), 256);
+  EXPECT_EQ(context(R"({"rope_type": "dynamic", "factor": 2.5})"), 160);
+  EXPECT_EQ(context(R"({"type": "linear", "factor": 2})"), 128);
+  EXPECT_EQ(context(R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+      "original_max_position_embeddings": 16})"),
+            64);
+  const auto gemma = ModelConfig::parse(
+      R"({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8}})", "t");
+  EXPECT_EQ(gemma.context_tokens, 131'072) << "its max_position_embeddings is scaled already";
+}
+
 TEST(ModelConfig, RopeScalingsReadTheirKeys) {
   const auto llama3 = parse(R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
       "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}, "rope_theta": 500000.0)");
@@ -70,6 +119,12 @@ TEST(ModelConfig, WindowsAreThoseOfTheLayers) {
   const auto on = ModelConfig::parse(R"({"model_type": "qwen3", "use_sliding_window": true})", "t");
   EXPECT_EQ(on.window_of(27), 0);
   EXPECT_EQ(on.window_of(28), 4096);
+  const std::string mistral_types = R"({"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8, "layer_types": )";
+  const auto mixed = ModelConfig::parse(mistral_types + R"(["full_attention", "sliding_attention"]})", "t");
+  EXPECT_EQ(mixed.window_of(0), 0) << "as MinistralForCausalLM, which transformers makes of it";
+  EXPECT_EQ(mixed.window_of(1), 8);
+  EXPECT_EQ(ModelConfig::parse(mistral_types + R"(["full_attention", "attention"]})", "t").window_of(1), 0);
+  EXPECT_EQ(ModelConfig::parse(mistral_types + "null}", "t").window_of(0), 8);
   const auto gemma = ModelConfig::parse(R"({"model_type": "gemma3_text", "sliding_window": 512})", "t");
   EXPECT_EQ(gemma.window_of(0), 512);
   EXPECT_EQ(gemma.window_of(5), 0);
@@ -110,6 +165,7 @@ TEST(ModelConfig, TextConfigHoldsTheKeysOfTheModelWithImages) {
                          "t");
   EXPECT_EQ(config.num_hidden_layers, 2);
   EXPECT_EQ(config.vocab_size, 262208);
+  EXPECT_TRUE(config.tie_word_embeddings);
   EXPECT_EQ(config.dtype, at::kBFloat16);
   EXPECT_EQ(config.eos_token_ids, (std::vector<int64_t>{1, 106}));
   EXPECT_EQ(config.image_token_ids, (std::vector<int64_t>{262144, 255999}));
@@ -135,7 +191,8 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
   expect_error(
       R"({"architectures": ["GPT2LMHeadModel"]})", ErrorKind::kFormat,
       "Supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, ");
-  expect_error(R"({"architectures": []})", ErrorKind::kFormat, "architectures");
+  expect_error(R"({"architectures": []})", ErrorKind::kFormat, "architecture '' is not supported");
+  expect_error(R"({"architectures": [3]})", ErrorKind::kFormat, "architectures");
   expect_error(R"({"model_type": 3})", ErrorKind::kConfig, "model_type: found 3, wanted a string");
   expect_error(tiny_config(R"("num_attention_heads": 5, "head_dim": 4)"), ErrorKind::kConfig, "num_key_value_heads 2");
   expect_error(tiny_config(R"("num_attention_heads": 6)"), ErrorKind::kConfig, "no multiple of num_attention_heads 6");
@@ -176,6 +233,18 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
                "factor is missing");
   expect_error(R"({"model_type": "gemma3", "text_config": 7})", ErrorKind::kConfig, "text_config: found 7");
   expect_error(tiny_config(R"("quantization_config": {"bits": 4})"), ErrorKind::kConfig, "quantization_config");
+  expect_error(tiny_config(R"("per_layer_config": {"0": {"rms_norm_eps": 0.1}})"), ErrorKind::kConfig, "per_layer_config");
+  expect_error(tiny_config(R"("transformers_weights": "other.safetensors")"), ErrorKind::kConfig, "transformers_weights");
+  expect_error(tiny_config(R"("is_causal": false)"), ErrorKind::kConfig, "is_causal");
+  expect_error(tiny_config(R"("model_type": "qwen2")"), ErrorKind::kConfig,
+               "model_type 'qwen2' is not that of architecture LlamaForCausalLM");
+  expect_error(tiny_config(R"("rope_parameters": {"full_attention": {"rope_theta": 5}})"), ErrorKind::kConfig,
+               "full_attention");
+  expect_error(R"({"model_type": "mistral", "sliding_window": 0})", ErrorKind::kConfig, "sliding_window: found 0");
+  expect_error(gemma(R"("sliding_window": null)"), ErrorKind::kConfig, "sliding_window is null");
+  expect_error(gemma(R"("sliding_window": 3, "_sliding_window_pattern": 2)"), ErrorKind::kConfig, "layer_types");
+  expect_error(gemma(R"("sliding_window": 3, "rope_scaling": {"type": "linear", "factor": 2})"), ErrorKind::kConfig,
+               "rope_scaling: type");
 }
 
 TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
@@ -183,7 +252,7 @@ TEST(ModelConfig, ExpertsLieInTheLayersThatTheConfigSays) {
   const auto layers = [&](const std::string& changes) { return parse(moe + changes).experts.layers; };
   EXPECT_EQ(layers(R"("num_experts": 8)"), (std::vector<bool>{true, true, true, true}));
   EXPECT_EQ(layers(R"("num_experts": 8, "decoder_sparse_step": 2)"), (std::vector<bool>{false, true, false, true}));
-  EXPECT_EQ(layers(R"("num_local_experts": 8, "mlp_only_layers": [0, 3], "decoder_sparse_step": 2)"),
+  EXPECT_EQ(layers(R"("num_local_experts": 8, "num_experts": 0, "mlp_only_layers": [0, 3], "decoder_sparse_step": 2)"),
             (std::vector<bool>{false, true, false, false}));
   EXPECT_EQ(layers(R"("num_experts": 0)"), std::vector<bool>{});
   const auto given = parse(moe + R"("num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 5,

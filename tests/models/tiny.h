@@ -13,7 +13,10 @@
 namespace tessera::testing {
 
 inline std::string tiny_config(const std::string& changes = "") {
-  return R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 37, "hidden_size": 16,
+  // The model_type of another architecture stands in the changes, or nowhere.
+  const bool is_llama = changes.find("\"architectures\"") == std::string::npos;
+  return R"({"architectures": ["LlamaForCausalLM"], )" + std::string(is_llama ? R"("model_type": "llama", )" : "") +
+         R"("vocab_size": 37, "hidden_size": 16,
     "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 64, "initializer_range": 0.3, "torch_dtype": "float32", "rms_norm_eps": 1e-05,
     "house_key": {"kept": [1, 2.5, null]}, "bos_token_id": 1, "eos_token_id": [2, 3])" +

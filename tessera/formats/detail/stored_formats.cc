@@ -9,8 +9,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
-#include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/base/warn_once.h"
 #include "tessera/formats/detail/boxes.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/torch/dcp_folder.h"
@@ -189,7 +189,15 @@ class TorchSaveTensors : public TensorFiles {
 
   static std::set<fs::path> files_of(const fs::path& path) {
     if (!fs::is_directory(path)) return {path};
-    if (fs::exists(path / "pytorch_model.bin")) return {path / "pytorch_model.bin"};
+    if (fs::exists(path / "pytorch_model.bin")) {
+      if (fs::exists(path / "pytorch_model.bin.index.json")) {
+        log_warning_once(
+            "[torch] {}: is read, and the shards of pytorch_model.bin.index.json beside it are not, as in transformers. "
+            "Remove those that are out of date.",
+            (path / "pytorch_model.bin").string());
+      }
+      return {path / "pytorch_model.bin"};
+    }
     constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 28, .max_depth = 8, .max_keys = 10'000'000};
     const auto index_path = path / "pytorch_model.bin.index.json";
     const Json index =

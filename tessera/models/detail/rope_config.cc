@@ -32,27 +32,40 @@ void read_yarn(const JsonReader& in, RopeConfig& rope) {
   rope.beta_slow = in.number("beta_slow", 1.0, 1e-6, 1e9);
   rope.mscale = in.number("mscale", 0.0, 0, 1e6);
   rope.mscale_all_dim = in.number("mscale_all_dim", 0.0, 0, 1e6);
-  rope.truncate = in.boolean("truncate", true);
+  // transformers takes null for false here.
+  rope.truncate = in.boolean("truncate", !in.value().contains("truncate"));
+}
+
+void check_partial_factor(const JsonReader& in, double factor) {
+  TESSERA_CHECK(factor == 1.0, ErrorKind::kConfig, "{}: a partial_rotary_factor other than 1 is not supported",
+                in.name());
 }
 
 }  // namespace
 
-RopeConfig read_rope(const JsonReader& top, const std::optional<JsonReader>& object, double theta,
-                     int64_t max_positions) {
+RopeConfig read_rope(const JsonReader& beside, const std::optional<JsonReader>& object,
+                     const RopeSurroundings& surroundings) {
   RopeConfig rope;
-  rope.theta = theta;
+  const int64_t max_positions = surroundings.max_positions;
+  rope.theta = surroundings.theta;
   rope.original_max_position_embeddings = max_positions;
-  if (!object) return rope;
+  const double beside_factor = beside.number("partial_rotary_factor", 1.0, 0, 1e3);
+  if (!object) {
+    check_partial_factor(beside, beside_factor);
+    return rope;
+  }
   if (!object->is_object()) object->fail("an object");
   const JsonReader& in = *object;
   rope.kind = parse_rope_kind(in.string("rope_type", in.string("type", "default")), in.name());
-  rope.theta = in.number("rope_theta", theta, 1.0, 1e18);
-  TESSERA_CHECK(in.number("partial_rotary_factor", top.number("partial_rotary_factor", 1.0, 0, 1e3), 0, 1e3) == 1.0,
-                ErrorKind::kConfig, "{}: a partial_rotary_factor other than 1 is not supported", in.name());
+  rope.theta = in.number("rope_theta", rope.theta, 1.0, 1e18);
+  check_partial_factor(in, in.number("partial_rotary_factor", beside_factor, 0, 1e3));
   if (rope.kind == RopeKind::kDefault) return rope;
-  rope.original_max_position_embeddings =
-      top.integer("original_max_position_embeddings",
-                  in.integer("original_max_position_embeddings", max_positions, 1, kMostPositions), 1, kMostPositions);
+  constexpr const char* kOriginal = "original_max_position_embeddings";
+  rope.original_max_position_embeddings = in.integer(kOriginal, max_positions, 1, kMostPositions);
+  if (surroundings.original_beside_object) {
+    rope.original_max_position_embeddings =
+        beside.integer(kOriginal, rope.original_max_position_embeddings, 1, kMostPositions);
+  }
   // yarn may leave the factor to the ratio of the two context lengths.
   const bool derived = rope.kind == RopeKind::kYarn && !in.has("factor");
   rope.factor = derived

@@ -38,7 +38,7 @@ int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks) {
     const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE);
     room = {.bytes = memory / 4, .page_bytes = Engine::page_bytes(config, sizeof(float))};
   }
-  return cache_tokens_within(room, config.max_position_embeddings, wanted);
+  return cache_tokens_within(room, config.context_tokens, wanted);
 }
 
 }  // namespace tessera

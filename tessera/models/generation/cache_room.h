@@ -1,6 +1,6 @@
 // How many tokens' keys and values there is room for where a model lies.
 //
-//   const int64_t tokens = cache_tokens(*model, 8 * model->config().max_position_embeddings);
+//   const int64_t tokens = cache_tokens(*model, 8 * model->config().context_tokens);
 //   Engine engine(model, {.pages = Engine::pages_for(tokens)});
 //
 // Asked when the weights lie there. No communication: ranks that hold a model together take the least of theirs.

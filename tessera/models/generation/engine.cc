@@ -141,12 +141,23 @@ void Engine::admit() {
   }
 }
 
+// Tokens from the start of a sequence whose keys are the same in every sequence that begins with them. The dynamic rotary
+// kind turns the keys of longer sequences by their length.
+int64_t Engine::shareable_tokens(const Sequence& sequence) const {
+  const auto& config = model_->config();
+  const auto tokens = static_cast<int64_t>(sequence.tokens.size());
+  if (!config.has_dynamic_rope()) return tokens;
+  const bool is_long = static_cast<int64_t>(sequence.request.prompt.size()) > config.max_position_embeddings;
+  return is_long ? 0 : std::min(tokens, config.max_position_embeddings);
+}
+
 // Takes over whole pages that others have computed, but for the last token, whose logits are wanted. True where any
 // was.
 bool Engine::share_prefix(Sequence& sequence) {
   bool found = false;
   if (sequence.scored < sequence.to_score()) return found;  // their logits are in no page
   while (sequence.computed % kPageTokens == 0 && sequence.pending() > kPageTokens &&
+         sequence.computed + kPageTokens <= shareable_tokens(sequence) &&
          sequence.published * kPageTokens == sequence.computed &&
          static_cast<int64_t>(sequence.pages.size()) == sequence.published) {
     const auto page = pages_.find(sequence.place, sequence.page_tokens(sequence.published));
@@ -221,13 +232,17 @@ Engine::Step Engine::plan() {
 
 at::Tensor Engine::run(const Step& step) {
   StepRows all;
+  const bool dynamic = model_->config().has_dynamic_rope();
   for (const auto& part : step.parts) {
+    const auto prompt = static_cast<int64_t>(part.sequence->request.prompt.size());
     const auto first_row = static_cast<int64_t>(all.tokens.size());
     all.sequences.push_back(
         {.first_row = first_row, .rows = part.rows, .first_position = part.first(), .pages = part.sequence->pages});
     for (int64_t position = part.first(); position < part.end(); ++position) {
       all.tokens.push_back(part.sequence->tokens[static_cast<size_t>(position)]);
       all.positions.push_back(position);
+      // As in transformers the whole prompt is one call, and each new token another.
+      if (dynamic) all.rotary_lengths.push_back(std::max(prompt, position + 1));
     }
     for (const int64_t position : part.wanted()) all.wanted.push_back(first_row + position - part.first());
   }
@@ -236,7 +251,8 @@ at::Tensor Engine::run(const Step& step) {
 }
 
 void Engine::publish(Sequence& sequence) {
-  for (; (sequence.published + 1) * kPageTokens <= sequence.computed; ++sequence.published) {
+  const int64_t end = std::min(sequence.computed, shareable_tokens(sequence));
+  for (; (sequence.published + 1) * kPageTokens <= end; ++sequence.published) {
     sequence.place = pages_.publish(sequence.pages[static_cast<size_t>(sequence.published)], sequence.place,
                                     sequence.page_tokens(sequence.published));
   }

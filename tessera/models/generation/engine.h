@@ -105,6 +105,7 @@ class Engine {
   struct Reading;
   using Sequences = std::list<std::unique_ptr<Sequence>>;
 
+  int64_t shareable_tokens(const Sequence& sequence) const;
   void admit();
   bool share_prefix(Sequence& sequence);
   bool give_pages(Sequence& sequence, int64_t tokens);

@@ -86,8 +86,9 @@ struct RowAngles : RotaryEmbedding {
   nn::RotaryAngles forward(const at::Tensor& x, const at::Tensor& positions) override {
     constexpr int64_t kBlock = 1024;
     const int64_t wanted = positions.max().item<int64_t>() + 1;
+    if (is_dynamic() && wanted > most) return forward_by_lengths(x, positions, at::full_like(positions, wanted));
     for (int64_t known = cos.defined() ? cos.size(0) : 0; known < wanted; known = cos.size(0)) {
-      // Not beyond the context, where the dynamic kind turns all angles.
+      // Not beyond max_position_embeddings, where the dynamic kind turns all angles.
       const int64_t end = known < most ? std::min(known + kBlock, most) : known + kBlock;
       const auto block = RotaryEmbedding::forward(x, at::arange(known, end, at::kLong).unsqueeze(0));
       cos = known == 0 ? block.cos[0] : at::cat({cos, block.cos[0]});

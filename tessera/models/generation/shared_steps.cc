@@ -31,7 +31,7 @@ StepRows rows_of(const std::vector<int64_t>& numbers, std::vector<std::vector<in
   size_t at = 1;
   const auto next = [&] { return numbers.at(at++); };
   StepRows rows;
-  for (auto* list : {&rows.tokens, &rows.positions, &rows.wanted}) {
+  for (auto* list : {&rows.tokens, &rows.positions, &rows.rotary_lengths, &rows.wanted}) {
     list->resize(static_cast<size_t>(next()));
     for (auto& number : *list) number = next();
   }
@@ -55,7 +55,11 @@ at::Tensor run_rows(CausalLM& model, nn::PageStore& store, const StepRows& rows,
     return at::tensor(values, at::kLong).unsqueeze(0).to(device);
   };
   nn::PagedStep paged(store, rows.sequences, rows.wanted);
-  const auto found = model.logits({.tokens = row(rows.tokens), .positions = row(rows.positions), .paged = &paged});
+  const auto found =
+      model.logits({.tokens = row(rows.tokens),
+                    .positions = row(rows.positions),
+                    .rotary_lengths = rows.rotary_lengths.empty() ? at::Tensor() : row(rows.rotary_lengths),
+                    .paged = &paged});
   const auto logits = is_dtensor(found) ? full_tensor(found) : found;
   return logits.to(at::kCPU, at::kFloat)
       .reshape({static_cast<int64_t>(rows.wanted.size()), logits.size(-1)})
@@ -74,6 +78,7 @@ void tell_rows(comm::Group& group, const StepRows& rows) {
   };
   add(rows.tokens);
   add(rows.positions);
+  add(rows.rotary_lengths);
   add(rows.wanted);
   numbers.push_back(static_cast<int64_t>(rows.sequences.size()));
   for (const auto& sequence : rows.sequences) {
