@@ -1,14 +1,32 @@
-// Any bytes as JSON: refused in one clean line, or the same document as nlohmann's own parser makes of it.
+// Any bytes as JSON: refused in one clean line, or the same document as nlohmann's own parser makes of it. With exact
+// numbers the document is that of its own text.
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/json.h"
+#include "tessera/base/json_numbers.h"
 #include "tessera/base/quote.h"
 #include "tests/fuzz/input_file.h"
+
+namespace {
+
+void check_exact_numbers(std::string_view text) {
+  const tessera::JsonLimits limits{.max_depth = 20, .max_keys = 1000, .exact_numbers = true};
+  try {
+    const auto json = tessera::parse_json(text, "fuzz", limits);
+    tessera::describe(json);
+    if (tessera::parse_json(tessera::dump_json(json), "fuzz", limits) != json) std::abort();
+  } catch (const tessera::Error& error) {
+    tessera::fuzz::check_message(error.what());
+  }
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto text = tessera::fuzz::text_of(data, size);
   tessera::fuzz::check_message(tessera::quote(text));
+  check_exact_numbers(text);
   try {
     const auto json = tessera::parse_json(text, "fuzz", {.max_depth = 20, .max_keys = 1000});
     if (json != nlohmann::ordered_json::parse(text)) std::abort();
