@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/data/tokenized.h"
 #include "tessera/kernels/ignored_label.h"
 
@@ -43,6 +44,7 @@ void add(DataStats& sum, const DataStats& one) {
   sum.truncated += one.truncated;
   sum.dropped += one.dropped;
   sum.unlabelled += one.unlabelled;
+  sum.cut_away += one.cut_away;
 }
 
 }  // namespace
@@ -75,6 +77,12 @@ std::shared_ptr<const Dataset> Dataset::load(const DataOptions& options, const t
     set->rows_ += part->rows();
     add(set->stats_, part->stats());
   }
+  const auto losses = set->stats_.losses(options.sequence_length);
+  if (!options.quiet && !losses.empty()) {
+    const auto& stats = set->stats_;
+    log_info("[data.load] data.{}, of {} samples: {}", options.purpose,
+             stats.documents + stats.dropped + stats.unlabelled, losses);
+  }
   return set;
 }
 
@@ -98,6 +106,7 @@ Batch Dataset::rows(std::span<const int64_t> indices) const {
   int64_t* document = documents.mutable_data_ptr<int64_t>();
   for (int64_t row = 0; row < count; ++row) {
     const int64_t index = indices[static_cast<size_t>(row)];
+    if (index == kPaddingRow) continue;
     TESSERA_CHECK(index >= 0 && index < rows(), ErrorKind::kInternal, "[data.rows] row {} of {}", index, rows());
     const auto part =
         static_cast<size_t>(std::upper_bound(first_row_.begin(), first_row_.end(), index) - first_row_.begin()) - 1;

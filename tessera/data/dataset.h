@@ -53,6 +53,9 @@ struct DataOptions {
   const std::atomic<bool>* stop = nullptr;
 };
 
+// An index that stands for a row of padding, of which nothing counts and nothing is learnt.
+inline constexpr int64_t kPaddingRow = -1;
+
 class Dataset {
  public:
   // Error kConfig for wrong options, for chats without a template, for preference pairs, for tokens that the model does
@@ -62,8 +65,8 @@ class Dataset {
 
   int64_t rows() const { return rows_; }  // of all sources
   int64_t sequence_length() const { return sequence_length_; }
-  // The given rows, in that order; those of a mixture source by source. Error kInternal for an index out of range,
-  // kFormat for rows that were damaged on disk.
+  // The given rows, in that order; those of a mixture source by source. An index may be kPaddingRow. Error kInternal
+  // for an index out of range, kFormat for rows that were damaged on disk.
   Batch rows(std::span<const int64_t> indices) const;
   const DataStats& stats() const { return stats_; }
   // Hash of everything that the rows hold, in hexadecimal: a resumed run checks it.

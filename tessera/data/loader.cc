@@ -1,6 +1,5 @@
 #include "tessera/data/loader.h"
 
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -10,8 +9,8 @@
 
 namespace tessera::data {
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, uint64_t seed, bool shuffle)
-    : dataset_(std::move(dataset)), seed_(seed), shuffle_(shuffle) {
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, uint64_t seed, bool shuffle, int64_t end)
+    : dataset_(std::move(dataset)), seed_(seed), shuffle_(shuffle), end_(end) {
   if (!dataset_->weights().empty()) mixture_.emplace(dataset_->weights());
 }
 
@@ -34,12 +33,14 @@ Batch DataLoader::next_global_slice(int64_t global_batch, int64_t first_row, int
                 "global batch must be shared out among the ranks.",
                 first_row, first_row + row_count, global_batch);
   std::vector<int64_t> rows;
-  for (int64_t i = 0; i < row_count; ++i) rows.push_back(row_of(next_sample_ + first_row + i));
+  for (int64_t i = first_row; i < first_row + row_count; ++i) {
+    rows.push_back(i < samples_left() ? row_of(next_sample_ + i) : kPaddingRow);
+  }
   advance(global_batch);
   return dataset_->rows(rows);
 }
 
-void DataLoader::advance(int64_t global_batch) { next_sample_ += global_batch; }
+void DataLoader::advance(int64_t global_batch) { next_sample_ += std::min(global_batch, samples_left()); }
 
 nlohmann::json DataLoader::state() const {
   return {{"next_sample", next_sample_},

@@ -78,6 +78,18 @@ void check_missing(const std::filesystem::path& path) {
 
 }  // namespace
 
+std::string DataStats::losses(int64_t sequence_length) const {
+  std::vector<std::string> parts;
+  if (truncated > 0) parts.push_back(fmt::format("{} cut to data.sequence_length {}", truncated, sequence_length));
+  if (dropped > 0)
+    parts.push_back(fmt::format("{} longer than data.sequence_length {} dropped", dropped, sequence_length));
+  if (unlabelled > 0) {
+    parts.push_back(fmt::format("{} left out without anything to learn{}", unlabelled,
+                                cut_away > 0 ? fmt::format(" ({} of them because of the cut)", cut_away) : ""));
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
 ArrayFile::ArrayFile(std::filesystem::path path) : path_(std::move(path)) {
   file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   TESSERA_CHECK(file_.open(), ErrorKind::kIo, "[data.cache] {}: cannot be created: {}", path_.string(),
@@ -201,6 +213,7 @@ void PackedRowsWriter::finish(const std::string& key, const DataStats& stats, in
               {"truncated", stats.truncated},
               {"dropped", stats.dropped},
               {"unlabelled", stats.unlabelled},
+              {"cut_away", stats.cut_away},
               {"fingerprint", fingerprint()},
               {"description", description}};
   // Names of files may hold any bytes.
@@ -243,7 +256,8 @@ std::shared_ptr<const PackedRows> PackedRows::open(const std::filesystem::path& 
                    .label_tokens = number("label_tokens"),
                    .truncated = number("truncated"),
                    .dropped = number("dropped"),
-                   .unlabelled = number("unlabelled")};
+                   .unlabelled = number("unlabelled"),
+                   .cut_away = top.integer("cut_away", 0, 0, kMost)};  // entries of earlier versions have none
     set->fingerprint_ = top.string("fingerprint");
     for (const auto& line : top.at("description").items()) set->description_.push_back(line.as_string());
   } catch (const Error& error) {

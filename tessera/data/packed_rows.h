@@ -31,6 +31,11 @@ struct DataStats {
   int64_t truncated = 0;     // samples cut to sequence_length
   int64_t dropped = 0;       // overlong samples left out
   int64_t unlabelled = 0;    // samples left out because nothing of them is learnt
+  int64_t cut_away = 0;      // of those, samples whose learnt tokens all lie behind the cut
+
+  // "3 cut to data.sequence_length 512, 2 longer ones dropped, 1 left out without anything to learn"; empty: nothing
+  // was cut or left out.
+  std::string losses(int64_t sequence_length) const;
 };
 
 // A token id, and whether the model learns to predict it, in the highest bit.

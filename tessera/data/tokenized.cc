@@ -52,7 +52,8 @@ class RowBuilder {
       ++stats_.truncated;
       size = limit;
     }
-    add_piece({sample.tokens.data(), size}, {sample.learnt.data(), size});
+    const bool kept = add_piece({sample.tokens.data(), size}, {sample.learnt.data(), size});
+    if (!kept && count_labels(sample.learnt) > 0) ++stats_.cut_away;
   }
 
   const DataStats& stats() const { return stats_; }
@@ -79,16 +80,23 @@ class RowBuilder {
     begun_ = false;
   }
 
-  void add_piece(std::span<const int32_t> tokens, std::span<const uint8_t> learnt) {
-    const auto labels = learnt.size() < 2 ? 0 : std::count(learnt.begin() + 1, learnt.end(), uint8_t{1});
+  // The first token of a sample is predicted by none.
+  static int64_t count_labels(std::span<const uint8_t> learnt) {
+    return learnt.size() < 2 ? 0 : std::count(learnt.begin() + 1, learnt.end(), uint8_t{1});
+  }
+
+  // False for a piece that is left out because nothing of it is learnt.
+  bool add_piece(std::span<const int32_t> tokens, std::span<const uint8_t> learnt) {
+    const int64_t labels = count_labels(learnt);
     if (labels == 0) {
       ++stats_.unlabelled;
-      return;
+      return false;
     }
     writer_.add(tokens, learnt);
     ++stats_.documents;
     stats_.tokens += static_cast<int64_t>(tokens.size());
     stats_.label_tokens += labels;
+    return true;
   }
 
   const DataOptions& options_;
@@ -198,10 +206,11 @@ void write_rows(const DataOptions& options, const std::vector<SourceFiles>& sour
     }
   }
   const auto& stats = builder.stats();
-  TESSERA_CHECK(
-      stats.documents > 0, ErrorKind::kFormat,
-      "[data.load] {}: the data set is empty ({} samples are too long, {} hold nothing to learn). Give it other files.",
-      first_names(sources), stats.dropped, stats.unlabelled);
+  const auto losses = stats.losses(options.sequence_length);
+  TESSERA_CHECK(stats.documents > 0, ErrorKind::kFormat, "[data.load] {}: no sample is left to train on{}. {}.",
+                first_names(sources), losses.empty() ? "" : ": " + losses,
+                stats.cut_away + stats.dropped > 0 ? "Raise data.sequence_length, or give it other files"
+                                                   : "Give it other files");
   writer.finish(key, stats, padding, lines);
   if (options.quiet) return;
   for (const auto& warning : maker.warnings()) log_warning("[data.load] {}: {}.", first_names(sources), warning);

@@ -92,6 +92,25 @@ TEST_F(CacheTest, ASecondStartFindsWhatTheFirstMade) {
   EXPECT_EQ(tokens(*without), tokens(*first));
 }
 
+TEST_F(CacheTest, CountsOfWhatWasCutOrLeftOutAreKept) {
+  write("b.jsonl", "{\"prompt\": \"" + std::string(40, 'p') + "\", \"completion\": \"c\"}\n" +
+                       "{\"prompt\": \"p\", \"completion\": \"" + std::string(40, 'c') + "\"}\n");
+  for (int start = 0; start < 2; ++start) {
+    const auto stats = load({.sources = {(folder_ / "b.jsonl").string()}})->stats();
+    EXPECT_EQ(stats.truncated, 2);
+    EXPECT_EQ(stats.unlabelled, 1);
+    EXPECT_EQ(stats.cut_away, 1);
+  }
+  ASSERT_EQ(entries().size(), 1u);
+  // Of a version that did not count it.
+  const auto set = entry() / "set.json";
+  auto json = nlohmann::json::parse(read_file(set));
+  json.erase("cut_away");
+  publish_file(set, json.dump());
+  EXPECT_EQ(load({.sources = {(folder_ / "b.jsonl").string()}})->stats().cut_away, 0);
+  EXPECT_EQ(entries().size(), 1u);
+}
+
 TEST_F(CacheTest, TheKeyIsContentTokenizerAndSettingsNotTheName) {
   load();
   std::filesystem::copy_file(folder_ / "a.jsonl", folder_ / "b.jsonl");

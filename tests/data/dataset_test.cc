@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -276,6 +277,47 @@ TEST_F(DatasetTest, SamplesWithNothingToLearnAreCountedAndLeftOut) {
   EXPECT_EQ(set->stats().documents, 1);
 }
 
+TEST_F(DatasetTest, AnAnswerBehindTheCutIsToldAsThat) {
+  const std::string question(40, 'q');
+  const auto chat = [&](const std::string& words) {
+    return fmt::format(
+        R"({{"messages": [{{"role": "user", "content": "{}"}}, {{"role": "assistant", "content": "A"}}]}})"
+        "\n",
+        words);
+  };
+  const auto path =
+      write("a.jsonl", chat(question) + chat("q") + R"({"messages": [{"role": "user", "content": "Q"}]})");
+  const DataOptions options{.sources = {path}, .sequence_length = 32};
+  const auto stats = load(options)->stats();
+  EXPECT_EQ(stats.truncated, 1);
+  EXPECT_EQ(stats.unlabelled, 2);
+  EXPECT_EQ(stats.cut_away, 1);
+  EXPECT_EQ(stats.losses(32),
+            "1 cut to data.sequence_length 32, 2 left out without anything to learn (1 of them because of the cut)");
+  const auto text =
+      error_of({.sources = {write("b.jsonl", chat(question))}, .sequence_length = 16}, ErrorKind::kFormat);
+  EXPECT_THAT(text, AllOf(HasSubstr("b.jsonl: no sample is left to train on: 1 cut to data.sequence_length 16, 1 left "
+                                    "out without anything to learn (1 of them because of the cut)"),
+                          HasSubstr("Raise data.sequence_length")));
+  const auto silent = write("c.jsonl", R"({"messages": [{"role": "user", "content": "Q"}]})");
+  EXPECT_THAT(error_of({.sources = {silent}}, ErrorKind::kFormat),
+              AllOf(HasSubstr("1 left out without anything to learn. Give it other files"), Not(HasSubstr("Raise"))));
+  EXPECT_EQ(DataStats{.dropped = 3}.losses(8), "3 longer than data.sequence_length 8 dropped");
+  EXPECT_EQ(DataStats{.documents = 3}.losses(8), "");
+}
+
+TEST_F(DatasetTest, ARowOfPaddingCountsNothing) {
+  const auto set = load("a.jsonl", "{\"text\": \"ab\"}\n", 8);
+  const std::array<int64_t, 3> rows = {kPaddingRow, 0, kPaddingRow};
+  const auto batch = set->rows(rows), alone = set->rows(std::span(rows).subspan(1, 1));
+  EXPECT_EQ(batch.label_tokens, alone.label_tokens);
+  EXPECT_EQ(batch.tokens_used, alone.tokens_used);
+  EXPECT_TRUE(batch.tokens[1].equal(alone.tokens[0]));
+  EXPECT_FALSE(batch.document_ids[0].ge(0).any().item<bool>());
+  const std::array<int64_t, 1> wrong = {-2};
+  EXPECT_THROW(set->rows(wrong), Error);
+}
+
 TEST_F(DatasetTest, FormatIsChosenByNameOrFirstCharacter) {
   const std::string line = "{\"text\": \"ab\"}\n";
   EXPECT_EQ(load({.sources = {write("a.jsonl", line)}, .sequence_length = 64})->stats().tokens, 3);
@@ -358,7 +400,7 @@ TEST_F(DatasetTest, TextThatIsNotUtf8IsRefusedWithItsEncodingAndByte) {
 TEST_F(DatasetTest, EmptyPromptAndCompletionAreASampleWithNothingToLearn) {
   EXPECT_THAT(
       error_of({.sources = {write("a.jsonl", "{\"prompt\": \"\", \"completion\": \"\"}\n")}}, ErrorKind::kFormat),
-      HasSubstr("1 hold nothing to learn"));
+      HasSubstr("1 left out without anything to learn"));
 }
 
 TEST_F(DatasetTest, TokensThatTheModelDoesNotKnowAreRefusedByRecord) {

@@ -120,6 +120,40 @@ TEST_F(LoaderTest, ABatchMayBeLargerThanTheDataSet) {
   EXPECT_EQ(loader.next_global_slice(8, 0, 8).tokens.size(0), 8);
 }
 
+TEST_F(LoaderTest, TheLastBatchOfARunIsPaddedToItsSizeAndMovesOnByItsRows) {
+  const auto set = make(10);
+  const auto whole = batches(set, 1, 3, 4);
+  for (const int ranks : {1, 2, 4}) {
+    int64_t tokens = 0, labels = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      DataLoader loader(set, 42, true, 10);
+      const int64_t rows = 4 / ranks;
+      loader.advance(4);
+      loader.advance(4);
+      EXPECT_EQ(loader.samples_left(), 2);
+      const auto last = loader.next_global_slice(4, rank * rows, rows);
+      EXPECT_EQ(last.tokens.size(0), rows);
+      tokens += last.tokens_used;
+      labels += last.label_tokens;
+      for (int64_t row = 0; row < rows; ++row) {
+        const bool real = rank * rows + row < 2;
+        EXPECT_EQ(at::equal(last.tokens[row], whole[2][rank * rows + row]), real);
+        EXPECT_EQ(last.document_ids[row].ge(0).any().item<bool>(), real);
+      }
+      EXPECT_EQ(loader.samples_left(), 0);
+      EXPECT_EQ(loader.next_sample(), 10);
+      EXPECT_EQ(loader.state().at("next_sample"), 10);
+      // A run of two epochs goes on with the second one's first row.
+      DataLoader longer(set, 42, true, 20);
+      longer.load_state(loader.state());
+      EXPECT_EQ(longer.samples_left(), 10);
+      EXPECT_EQ(longer.next_global_slice(1, 0, 1).tokens.const_data_ptr<int64_t>()[0], '0' + longer.row_of(10));
+    }
+    EXPECT_EQ(tokens, 2 * 2) << "a digit and the end";
+    EXPECT_EQ(labels, 2);
+  }
+}
+
 TEST_F(LoaderTest, ResumeGoesOnExactlyOnAnyNumberOfRanks) {
   const auto set = make(17);
   const auto whole = batches(set, 2, 9, 4);
