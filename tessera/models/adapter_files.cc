@@ -1,5 +1,7 @@
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -15,8 +17,8 @@
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/local_part.h"
-#include "tessera/formats/safetensors.h"
 #include "tessera/formats/safetensors_writer.h"
+#include "tessera/formats/tensor_files.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/detail/local_part.h"
 #include "tessera/models/detail/stage_values.h"
@@ -25,7 +27,7 @@ namespace tessera {
 namespace {
 
 constexpr const char* kConfigFile = "adapter_config.json";
-constexpr const char* kWeightsFile = "adapter_model.safetensors";
+constexpr const char *kWeightsFile = "adapter_model.safetensors", *kTorchFile = "adapter_model.bin";
 constexpr const char* kPeftPrefix = "base_model.model.";
 constexpr double kMostAlpha = 1e9;
 
@@ -37,6 +39,12 @@ std::string peft_name(const std::string& own) {
 
 bool is_neutral(const Json& value) {
   return value.is_null() || (value.is_boolean() && !value.get<bool>()) || (value.is_structured() && value.empty());
+}
+
+// PEFT reads it in any case.
+bool is_all_linear(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text == "all-linear";
 }
 
 // What changes the result and is not done here.
@@ -62,13 +70,33 @@ void check_plain_lora(const JsonReader& top) {
     init->fail("true, false, gaussian, eva or orthogonal: others change the base's weights");
 }
 
-std::vector<std::string> targets_of(const JsonReader& top) {
+// A text is a regular expression of whole paths, and a list holds names, as PEFT has it.
+void read_targets(const JsonReader& top, AdapterConfig& config) {
   const auto found = top.find("target_modules");
   if (!found) raise(ErrorKind::kFormat, "{}: target_modules is missing", top.name());
-  if (!found->is_array()) return {found->as_string()};
-  std::vector<std::string> names;
-  for (const auto& item : found->items()) names.push_back(item.as_string());
-  return names;
+  if (!found->is_array()) {
+    const auto text = found->as_string();
+    if (is_all_linear(text)) return;
+    config.target_modules = {text};
+    config.target_syntax = TargetSyntax::kPeftPattern;
+    return;
+  }
+  config.target_modules.clear();
+  for (const auto& item : found->items()) config.target_modules.push_back(item.as_string());
+  config.target_syntax = TargetSyntax::kPeftNames;
+}
+
+// The weights, whatever the file is. An older torch.save, which is no zip archive, is told of with what to do.
+std::shared_ptr<const TensorFiles> open_adapter_weights(const std::filesystem::path& file) {
+  try {
+    return TensorFiles::open(file);
+  } catch (const Error& error) {
+    if (file.filename() != kTorchFile) throw;
+    raise(error.kind(),
+          "{} The adapter's weights are in {} alone, which is not as torch.save writes since PyTorch 1.6. Load it with "
+          "PEFT and save it again (PeftModel.save_pretrained), which writes {}.",
+          error.what(), kTorchFile, kWeightsFile);
+  }
 }
 
 // What is to be known of the adapters of a model, or of some stages of it, to write them.
@@ -142,9 +170,10 @@ std::vector<std::string> target_names(const AdapterSummary& summary) {
   return {names.begin(), names.end()};
 }
 
-std::string config_text(const AdapterSummary& summary, const std::string& base) {
+std::string config_text(const AdapterSummary& summary, const SaveAdaptersOptions& options) {
+  const auto text_or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
   Json config = {{"alpha_pattern", Json::object()},
-                 {"base_model_name_or_path", base.empty() ? Json() : Json(base)},
+                 {"base_model_name_or_path", text_or_null(options.base)},
                  {"bias", "none"},
                  {"fan_in_fan_out", false},
                  {"inference_mode", true},
@@ -154,7 +183,7 @@ std::string config_text(const AdapterSummary& summary, const std::string& base) 
                  {"modules_to_save", nullptr},
                  {"peft_type", "LORA"},
                  {"rank_pattern", Json::object()},
-                 {"revision", nullptr},
+                 {"revision", text_or_null(options.revision)},
                  {"target_modules", target_names(summary)},
                  {"task_type", "CAUSAL_LM"}};
   config.update(summary.settings);
@@ -164,7 +193,7 @@ std::string config_text(const AdapterSummary& summary, const std::string& base) 
 void write_adapters(const AdapterSummary& summary, const std::vector<at::Tensor>& values,
                     const std::filesystem::path& folder, const SaveAdaptersOptions& options) {
   StagedFolder staged(folder);
-  publish_file(staged.path() / kConfigFile, config_text(summary, options.base));
+  publish_file(staged.path() / kConfigFile, config_text(summary, options));
   std::vector<TensorSpec> specs;
   for (const auto& parameter : summary.parameters) {
     specs.push_back(
@@ -203,18 +232,27 @@ AdapterConfig read_adapter_config(const std::filesystem::path& folder) {
   const auto type = top.string("peft_type");
   TESSERA_CHECK(type == "LORA", ErrorKind::kConfig, "{}: peft_type: found {}, wanted LORA", where, quote(type));
   check_plain_lora(JsonReader(json, where, ErrorKind::kConfig));
-  return {.rank = top.integer("r", 8, 1, int64_t{1} << 20),
-          .alpha = top.number("lora_alpha", 8, 1e-9, kMostAlpha),
-          .dropout = top.number("lora_dropout", 0, 0, 0.999999),
-          .rslora = top.boolean("use_rslora", false),
-          .dora = top.boolean("use_dora", false),
-          .target_modules = targets_of(top)};
+  AdapterConfig config{.rank = top.integer("r", 8, 1, int64_t{1} << 20),
+                       .alpha = top.number("lora_alpha", 8, 1e-9, kMostAlpha),
+                       .dropout = top.number("lora_dropout", 0, 0, 0.999999),
+                       .rslora = top.boolean("use_rslora", false),
+                       .dora = top.boolean("use_dora", false)};
+  read_targets(top, config);
+  return config;
+}
+
+std::filesystem::path adapter_weights_file(const std::filesystem::path& folder) {
+  for (const char* name : {kWeightsFile, kTorchFile}) {
+    if (std::filesystem::exists(folder / name)) return folder / name;
+  }
+  raise(ErrorKind::kIo, "[models.adapters] {}: found neither {} nor {}. Name a folder that PEFT saved an adapter to.",
+        folder.string(), kWeightsFile, kTorchFile);
 }
 
 void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
   const at::NoGradGuard no_grad;
-  const auto path = folder / kWeightsFile;
-  const auto file = SafetensorsFile::open(path);
+  const auto path = adapter_weights_file(folder);
+  const auto file = open_adapter_weights(path);
   auto parameters = detail::shared_parameters(model, detail::Parameters::kOfAdapters);
   const auto elsewhere = linears_elsewhere(model);
   TESSERA_CHECK(!parameters.empty() || !elsewhere.empty(), ErrorKind::kConfig,
@@ -229,16 +267,16 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
     if (!file->contains(name)) {
       problems.push_back(fmt::format("{} is missing", name));
       only_shapes = false;
-    } else if (at::IntArrayRef(file->entry(name).shape) != parameter.tensor.sizes()) {
-      problems.push_back(fmt::format("{}: saved [{}], model wants [{}]", name, fmt::join(file->entry(name).shape, ", "),
+    } else if (at::IntArrayRef(file->at(name).shape) != parameter.tensor.sizes()) {
+      problems.push_back(fmt::format("{}: saved [{}], model wants [{}]", name, fmt::join(file->at(name).shape, ", "),
                                      fmt::join(parameter.tensor.sizes(), ", ")));
-    } else if (!c10::isFloatingType(file->entry(name).dtype)) {
+    } else if (!c10::isFloatingType(file->at(name).dtype)) {
       problems.push_back(
-          fmt::format("{}: is of {}, wanted floating numbers", name, c10::toString(file->entry(name).dtype)));
+          fmt::format("{}: is of {}, wanted floating numbers", name, c10::toString(file->at(name).dtype)));
       only_shapes = false;
     }
   }
-  for (const auto& [name, entry] : file->entries()) {
+  for (const auto& [name, stored] : file->tensors()) {
     if (known.contains(name) || elsewhere.contains(adapted_path(name))) continue;
     problems.push_back(fmt::format("{} is unexpected", quote(name)));
     only_shapes = false;
@@ -252,11 +290,7 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
     const auto box = detail::local_part_box(parameter.tensor);
     const auto local = detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU));
     if (local.numel() == 0) continue;
-    std::vector<IndexRange> ranges;
-    for (size_t dim = 0; dim < box.shape.size(); ++dim) {
-      ranges.push_back({box.offset[dim], box.offset[dim] + box.shape[dim]});
-    }
-    local.copy_(file->read_slice(peft_name(parameter.names.front()), ranges));
+    file->read(peft_name(parameter.names.front()), box.offset, local);
   }
   log_info("[models.adapters] {}: {} tensors read", path.string(), parameters.size());
 }

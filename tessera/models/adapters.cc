@@ -29,11 +29,19 @@ bool is_module_name(std::string_view text) {
          std::ranges::all_of(text, [](unsigned char c) { return std::isalnum(c) || c == '_' || c == '.'; });
 }
 
-// Whether one entry of target_modules means the module at `path`, as PEFT takes it.
+// Whether a name, whole or its last part, is `module`.
+bool means_module(const std::string& name, const std::string& module) {
+  return name == module || name.ends_with("." + module);
+}
+
+// Whether one entry of target_modules means the module at `path`.
 class AdapterTarget {
  public:
-  explicit AdapterTarget(std::string text) : text_(std::move(text)) {
-    if (text_ == kAllLinear || is_module_name(text_)) return;
+  AdapterTarget(std::string text, TargetSyntax syntax)
+      : text_(std::move(text)), all_(syntax == TargetSyntax::kRecipe && text_ == kAllLinear) {
+    const bool is_pattern =
+        syntax == TargetSyntax::kPeftPattern || (syntax == TargetSyntax::kRecipe && !all_ && !is_module_name(text_));
+    if (!is_pattern) return;
     TESSERA_CHECK(text_.size() <= kLongestPattern, ErrorKind::kConfig,
                   "[models.adapters] target_modules: {} has {} characters, wanted {} at most", quote(text_),
                   text_.size(), kLongestPattern);
@@ -41,21 +49,23 @@ class AdapterTarget {
       // In time linear in the text, whatever the pattern; without back references.
       pattern_.emplace(text_, std::regex::ECMAScript | std::regex_constants::__polynomial);
     } catch (const std::regex_error&) {
-      raise(ErrorKind::kConfig,
-            "[models.adapters] target_modules: {} is neither a name nor a regular expression. Write names of Linears, "
-            "or all-linear.",
-            quote(text_));
+      raise(
+          ErrorKind::kConfig,
+          "[models.adapters] target_modules: {} is {}no regular expression of this version (ECMAScript's, without back "
+          "references). Write names of Linears, or all-linear.",
+          quote(text_), syntax == TargetSyntax::kPeftPattern ? "" : "no name and ");
     }
   }
   bool means(const std::string& path) const {
-    if (text_ == kAllLinear) return true;
+    if (all_) return true;
     if (pattern_) return std::regex_match(path, *pattern_);
-    return path == text_ || path.ends_with("." + text_);
+    return means_module(path, text_);
   }
   const std::string& text() const { return text_; }
 
  private:
   std::string text_;
+  bool all_;
   std::optional<std::regex> pattern_;
 };
 
@@ -80,7 +90,7 @@ std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& con
   std::vector<LinearPlace> all, meant;
   collect_linears(model, "", all);
   std::vector<AdapterTarget> targets;
-  for (const auto& text : config.target_modules) targets.emplace_back(text);
+  for (const auto& text : config.target_modules) targets.emplace_back(text, config.target_syntax);
   TESSERA_CHECK(!targets.empty(), ErrorKind::kConfig,
                 "[models.adapters] target_modules: found none, wanted names of "
                 "Linears, or all-linear");
@@ -95,10 +105,21 @@ std::vector<LinearPlace> meant_linears(CausalLM& model, const AdapterConfig& con
   }
   std::set<std::string> names;
   for (const auto& place : all) names.insert(place.name);
+  const bool passes_over_others = config.target_syntax == TargetSyntax::kPeftNames && !meant.empty();
   for (size_t i = 0; i < targets.size(); ++i) {
-    TESSERA_CHECK(used[i], ErrorKind::kConfig,
-                  "[models.adapters] target_modules: {} is no Linear of this model. Its Linears are called {}.",
-                  quote(targets[i].text()), fmt::join(names, ", "));
+    const auto& text = targets[i].text();
+    TESSERA_CHECK(used[i] || (!means_module(text, "lm_head") && !means_module(text, "embed_tokens")),
+                  ErrorKind::kConfig,
+                  "[models.adapters] target_modules: {}: this version has no adapters on embedding and head. Leave it "
+                  "out; an adapter that has it can be merged with PEFT (merge_and_unload).",
+                  quote(text));
+    TESSERA_CHECK(used[i] || passes_over_others, ErrorKind::kConfig,
+                  "[models.adapters] target_modules: {} {}. Its Linears are called {}.", quote(text),
+                  config.target_syntax == TargetSyntax::kPeftPattern
+                      ? "is a regular expression, as every text there, and matches the whole path of no Linear of this "
+                        "model; a list holds names"
+                      : "is no Linear of this model",
+                  fmt::join(names, ", "));
   }
   return meant;
 }
@@ -122,6 +143,13 @@ void fill_uniform(detail::SharedParameter& parameter, uint64_t seed) {
   tessera::detail::fill_random(drawn, region, {.seed = seed, .operation = philox_stream(parameter.names.front())},
                                {.law = tessera::detail::Law::kUniform, .a = -bound, .b = bound});
   local.copy_(drawn);
+}
+
+// "model.layers.3" of "model.layers.3.mlp.up_proj"; the whole path outside of layers.
+std::string layer_of(const std::string& path) {
+  constexpr std::string_view kLayers = ".layers.";
+  const size_t begin = path.find(kLayers);
+  return begin == path.npos ? path : path.substr(0, path.find('.', begin + kLayers.size()));
 }
 
 at::Tensor whole_of(const at::Tensor& parameter) {
@@ -164,6 +192,24 @@ AdaptedLinears adapted_linears(nn::Module& model) {
     if (auto* linear = dynamic_cast<nn::LoraLinear*>(module)) out.emplace_back(path, linear);
   }
   return out;
+}
+
+std::string describe_adapters(CausalLM& model) {
+  std::vector<std::string> names;  // in the model's order
+  std::set<std::string> layers;
+  const auto linears = adapted_linears(model);
+  for (const auto& [path, linear] : linears) {
+    const size_t last = path.rfind('.');
+    const auto name = path.substr(last + 1);
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    layers.insert(layer_of(path));
+  }
+  const auto& config = model.config();
+  const auto all = static_cast<size_t>(config.num_hidden_layers);
+  return fmt::format("{} of {} layers{}{}", fmt::join(names, ", "),
+                     layers.size() == all ? fmt::format("{}", all) : fmt::format("{} of {}", layers.size(), all),
+                     linears.size() == names.size() * layers.size() ? "" : ", not all of them in each",
+                     config.experts.count > 0 ? "; experts and router stay frozen" : "");
 }
 
 std::shared_ptr<nn::LoraDropout> adapter_dropout(CausalLM& model) {

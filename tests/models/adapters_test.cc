@@ -13,6 +13,7 @@
 namespace tessera {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -80,12 +81,20 @@ TEST(Adapters, TargetsAreNamesOrPatterns) {
                   },
                   ErrorKind::kConfig),
               HasSubstr("'qkv' is no Linear of this model. Its Linears are called down_proj"));
-  EXPECT_THAT(adapter_error([&] { paths({"(q_proj"}); }, ErrorKind::kConfig), HasSubstr("nor a regular expression"));
+  EXPECT_THAT(adapter_error([&] { paths({"(q_proj"}); }, ErrorKind::kConfig),
+              HasSubstr("is no name and no regular expression of this version"));
   EXPECT_THAT(adapter_error([&] { paths({}); }, ErrorKind::kConfig), HasSubstr("found none"));
   auto model = testing::tiny_model();
   add_adapters(*model, {});
   EXPECT_THAT(adapter_error([&] { add_adapters(*model, {}); }, ErrorKind::kConfig), HasSubstr("has adapters already"));
-  EXPECT_THAT(adapter_error([&] { paths({"lm_head"}); }, ErrorKind::kConfig), HasSubstr("is no Linear"));
+  for (const char* name : {"lm_head", "model.embed_tokens"}) {
+    EXPECT_THAT(adapter_error(
+                    [&] {
+                      paths({"q_proj", name});
+                    },
+                    ErrorKind::kConfig),
+                HasSubstr("this version has no adapters on embedding and head. Leave it out"));
+  }
 }
 
 TEST(Adapters, AreReadAsTheyWereSaved) {
@@ -94,7 +103,9 @@ TEST(Adapters, AreReadAsTheyWereSaved) {
   const AdapterConfig config{.rank = 3, .alpha = 5, .dora = true, .target_modules = {"o_proj", "up_proj"}};
   const auto model = adapted(config);
   set_b(*model, 0.05);
-  save_adapters(*model, folder / "a", {.base = "some/model"});
+  save_adapters(*model, folder / "a", {.base = "some/model", .revision = "v2"});
+  EXPECT_THAT(read_file(folder / "a/adapter_config.json"),
+              AllOf(HasSubstr(R"("base_model_name_or_path": "some/model")"), HasSubstr(R"("revision": "v2")")));
   const auto read = read_adapter_config(folder / "a");
   EXPECT_EQ(read.rank, 3);
   EXPECT_EQ(read.alpha, 5);
@@ -122,6 +133,50 @@ TEST(Adapters, OfTwoLayersOnlyAreSavedByTheirPaths) {
   EXPECT_THAT(read_adapter_config(folder / "a").target_modules, ElementsAre("model.layers.1.self_attn.v_proj"));
 }
 
+TEST(Adapters, AreDescribedByWhereTheyAre) {
+  const auto described = [](std::vector<std::string> targets, const std::string& changes = "") {
+    auto model = testing::tiny_model(changes);
+    add_adapters(*model, {.target_modules = std::move(targets)});
+    return describe_adapters(*model);
+  };
+  EXPECT_EQ(described({"q_proj", "down_proj"}), "q_proj, down_proj of 2 layers");
+  EXPECT_EQ(described({"1.self_attn.v_proj"}), "v_proj of 1 of 2 layers");
+  EXPECT_EQ(described({"q_proj", "0.mlp.up_proj"}), "q_proj, up_proj of 2 layers, not all of them in each");
+  EXPECT_EQ(described({"all-linear"}), "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj of 2 layers");
+  EXPECT_EQ(described({"all-linear"}, R"("architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+      "moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 4)"),
+            "q_proj, k_proj, v_proj, o_proj of 2 layers; experts and router stay frozen");
+}
+
+TEST(Adapters, OfAFolderWithoutWeightsAreRefusedByBothNames) {
+  const testing::TempFolder folder;
+  EXPECT_THAT(adapter_error([&] { adapter_weights_file(folder / ""); }, ErrorKind::kIo),
+              HasSubstr("found neither adapter_model.safetensors nor adapter_model.bin"));
+}
+
+// A text is a regular expression of whole paths there, and a list holds names, of other models too.
+TEST(Adapters, TargetsOfAdapterConfigAreReadAsPeftDoes) {
+  const testing::TempFolder folder;
+  const auto paths = [&](const std::string& targets) {
+    publish_file(folder / "adapter_config.json", R"({"peft_type": "LORA", "r": 4, "target_modules": )" + targets + "}");
+    auto model = testing::tiny_model();
+    return add_adapters(*model, read_adapter_config(folder / ""));
+  };
+  const auto error_of = [&](const std::string& targets) {
+    return adapter_error([&] { paths(targets); }, ErrorKind::kConfig);
+  };
+  EXPECT_EQ(paths(R"("All-Linear")").size(), 14u);
+  EXPECT_EQ(paths(R"(".*q_proj")").size(), 2u);
+  EXPECT_EQ(paths(R"(["q_proj", "query_key_value"])").size(), 2u);
+  EXPECT_THAT(error_of(R"("q_proj")"),
+              HasSubstr("'q_proj' is a regular expression, as every text there, and matches the "
+                        "whole path of no Linear of this model; a list holds names"));
+  EXPECT_THAT(error_of(R"([".*q_proj"])"), HasSubstr("'.*q_proj' is no Linear of this model"));
+  EXPECT_THAT(error_of(R"(["q_proj", "lm_head"])"), HasSubstr("'lm_head': this version has no adapters on"));
+  EXPECT_THAT(error_of(R"(["all-linear"])"), HasSubstr("'all-linear' is no Linear of this model"));
+  EXPECT_THAT(error_of(R"("(?i).*Q_PROJ")"), HasSubstr("'(?i).*Q_PROJ' is no regular expression of this version"));
+}
+
 // As a hostile adapter_config.json may hold.
 TEST(Adapters, PatternsOfTargetsEndSoon) {
   auto model = testing::tiny_model();
@@ -145,6 +200,12 @@ TEST(Adapters, OfKindsThatAreNotBuiltAreRefused) {
   EXPECT_THAT(error_of(fine + R"(, "rank_pattern": {"q_proj": 2})"), HasSubstr("rank_pattern: found"));
   EXPECT_THAT(error_of(fine + R"(, "modules_to_save": ["lm_head"])"), HasSubstr("modules_to_save: found"));
   EXPECT_THAT(error_of(fine + R"(, "init_lora_weights": "pissa")"), HasSubstr("others change the base"));
+  for (const char* more :
+       {R"("alpha_pattern": {"q_proj": 2})", R"("layers_to_transform": [1])", R"("exclude_modules": ["v_proj"])",
+        R"("target_parameters": ["mlp.experts.gate_up_proj"])"}) {
+    const auto text = error_of(fine + ", " + more);
+    EXPECT_THAT(text, AllOf(HasSubstr("found"), HasSubstr("Merge the adapter with PEFT (merge_and_unload)"))) << more;
+  }
   EXPECT_THAT(error_of(R"("peft_type": "LORA", "r": 0, "target_modules": [])", ErrorKind::kFormat),
               HasSubstr(": r: found 0"));
   EXPECT_THAT(error_of(R"("peft_type": "LORA", "r": 2)", ErrorKind::kFormat), HasSubstr("target_modules is missing"));
