@@ -2,9 +2,12 @@
 
 #include <filesystem>
 
+#include "tessera/base/count_text.h"
 #include "tessera/base/error.h"
-#include "tessera/models/adapters.h"
+#include "tessera/base/log.h"
 #include "tessera/models/weights.h"
+#include "tessera/train/recipe_notes.h"
+#include "tessera/train/recipe_print.h"
 #include "tessera/train/run_layout.h"
 #include "tessera/train/run_mark.h"
 #include "tessera/train/run_setup.h"
@@ -38,29 +41,28 @@ void check_run(const Recipe& recipe, int64_t world_size) {
   if (recipe.model.init == "pretrained") check_pretrained(*model, weights_path(recipe));
   const auto data = load_run_data(recipe);
   const int64_t parameters = count_parameters(*model);
-  int64_t adapters = 0;
-  if (const auto lora = adapter_config(recipe)) {
-    add_adapters(*model, *lora);
-    for (const auto& parameter : model->parameters()) adapters += parameter.requires_grad() ? parameter.numel() : 0;
-  }
+  const auto adapters = describe_run_adapters(recipe, config);
   const auto steps = total_steps(recipe, *data.train);
   build_schedule(recipe, steps);
   check_run_folder(recipe);
   const auto& stats = data.train->stats();
-  fmt::print("model       {} of {}, {:.1f} M parameters\n", config.architecture, recipe.model.path,
-             static_cast<double>(parameters) / 1e6);
-  fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens; {} cut, {} dropped, {} without labels\n",
-             stats.documents, data.train->rows(), recipe.data.sequence_length, stats.label_tokens, stats.truncated,
-             stats.dropped, stats.unlabelled);
-  if (adapters > 0) fmt::print("adapters    {:.2f} M parameters\n", static_cast<double>(adapters) / 1e6);
+  const auto losses = stats.losses(recipe.data.sequence_length);
+  fmt::print("model       {} of {}, {} parameters\n", config.architecture, with_model_as_named(recipe).model.path,
+             format_count(parameters));
+  fmt::print("data        {} samples in {} rows of {} tokens, {} label tokens{}{}\n", stats.documents,
+             data.train->rows(), recipe.data.sequence_length, stats.label_tokens, losses.empty() ? "" : "; ", losses);
+  if (!adapters.empty()) fmt::print("adapters    {}\n", adapters);
   if (data.validation) fmt::print("validation  {} rows\n", data.validation->rows());
   fmt::print("layout      {} ranks: {}, {} micro-batches of {} a rank and step\n", world_size, describe_layout(layout),
              layout.micro_batches, recipe.train.local_batch_size);
   fmt::print("device      {}\n", describe_run_device(recipe, world_size));
   if (layout.pp > 1) fmt::print("pipeline    {}\n", describe_pipeline(recipe, layout, config));
-  fmt::print("run         {} steps, {:.2f} epochs, into {}\n", steps,
-             static_cast<double>(steps * recipe.train.global_batch_size) / static_cast<double>(data.train->rows()),
-             recipe.checkpoint.dir);
+  const int64_t batch = recipe.train.global_batch_size;
+  const int64_t rows = total_rows(recipe, *data.train).value_or(steps * batch), last = rows - (steps - 1) * batch;
+  fmt::print("run         {} steps{}, {:.2f} epochs, into {}\n", steps,
+             last < batch ? fmt::format(", the last one of {} rows", last) : "",
+             static_cast<double>(rows) / static_cast<double>(data.train->rows()), recipe.checkpoint.dir);
+  for (const auto& note : recipe_notes(recipe, data.train->rows(), steps)) log_warning("{}", note);
 }
 
 }  // namespace tessera::train

@@ -220,10 +220,7 @@ class RecipeReader {
                   where("train.steps"));
     auto& warmup = recipe_.schedule.warmup_steps;
     if (train.steps && !is_set("schedule.warmup_steps")) {
-      const auto& schedule = recipe_.schedule;
-      const auto share = std::llround(schedule.decay_ratio * static_cast<double>(*train.steps));
-      const int64_t falls = schedule.name == "wsd" ? schedule.decay_steps.value_or(share) : 0;
-      warmup = std::clamp<int64_t>(*train.steps - falls, 0, warmup);
+      warmup = std::min(warmup, longest_warmup(recipe_.schedule, *train.steps));
     }
     TESSERA_CHECK(!train.steps || warmup <= *train.steps, ErrorKind::kConfig,
                   "[train.recipe] {}: schedule.warmup_steps: found {}, wanted at most train.steps, {}.",

@@ -23,7 +23,10 @@ namespace tessera::train {
 struct NotYet {};
 
 struct ModelSection {
-  std::string path;     // Hugging Face folder
+  std::string path;  // Hugging Face folder
+  // What the user calls the model that `path` was resolved from: ORG/NAME of the Hub, a GGUF file. Empty: `path`. No
+  // key.
+  std::string name;
   std::string weights;  // where the values come from; empty: path
   std::string dtype = "float32";
   std::string init = "pretrained";

@@ -35,6 +35,7 @@ Keys that are left out have their defaults. `tessera train RECIPE.yaml --print-c
 - Overrides on the command line replace what the file says; the last one wins: `train.steps=20 data.train=[a.txt,b.txt]`.
 - An unknown key, a wrong type or a value out of range is an error (exit code 2) that names file, line and what is wanted.
   So is a value that this version cannot do yet: nothing is ignored.
+- A setting that has no effect beside the others (`optimizer.momentum` with AdamW) is told, in one line at the start.
 - `~` at the start of a path is the home folder.
 - `-1` in `parallel` means what is left of the world; the dims must multiply to its size.
 - Exactly one of `train.steps` and `train.epochs` has a value; an override of one takes the place of the other.
@@ -49,7 +50,13 @@ This page is written by `tessera train --recipe-docs` from the table in `tessera
 
 }  // namespace
 
-std::string to_yaml(const Recipe& recipe) {
+Recipe with_model_as_named(Recipe recipe) {
+  if (!recipe.model.name.empty()) recipe.model.path = recipe.model.name;
+  return recipe;
+}
+
+std::string to_yaml(const Recipe& given) {
+  const Recipe recipe = with_model_as_named(given);
   std::string out;
   for (const auto& section : recipe_sections()) {
     out += fmt::format("{}{}:  # {}\n", out.empty() ? "" : "\n", section.name, section.help);

@@ -13,6 +13,8 @@ namespace tessera::train {
 
 // Every key with its value and a comment; read_recipe() reads it back to the same recipe.
 std::string to_yaml(const Recipe& recipe);
+// model.path as the user wrote it, where it was resolved since (model.name).
+Recipe with_model_as_named(Recipe recipe);
 
 // The keys as the end of `tessera train --help`.
 std::string recipe_help();

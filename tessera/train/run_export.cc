@@ -6,6 +6,7 @@
 #include "tessera/formats/companions.h"
 #include "tessera/models/adapters.h"
 #include "tessera/models/weights.h"
+#include "tessera/train/model_source.h"
 #include "tessera/train/run_mark.h"
 
 namespace tessera::train {
@@ -19,7 +20,8 @@ void export_run(const Recipe& recipe, const RunMesh& place, CausalLM& model, Run
   comm::attempt_together(place.everyone(), [&] {
     if (first_of_stage || is_dtensor(model.parameters().front())) {
       if (recipe.lora.on() && !recipe.lora.merge) {
-        save_adapters(model, fresh, {.base = recipe.model.path, .pipeline = place.pipeline()});
+        const auto base = public_model_name(recipe);
+        save_adapters(model, fresh, {.base = base.name, .revision = base.revision, .pipeline = place.pipeline()});
         if (place.chief()) copy_companions(recipe.model.path, fresh);
       } else {
         save_pretrained(model, fresh, recipe.model.path,

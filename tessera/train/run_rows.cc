@@ -28,20 +28,11 @@ std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t row
   std::vector<data::Batch> batches;
   for (int64_t first = 0; first < each; first += rows) {
     std::vector<int64_t> indices;
-    int64_t real = 0;
     for (int64_t i = first; i < std::min(first + rows, each); ++i) {
       const int64_t row = i * place.data_size() + place.data_rank();
-      indices.push_back(row < dataset.rows() ? row : 0);
-      real += row < dataset.rows();
+      indices.push_back(row < dataset.rows() ? row : data::kPaddingRow);
     }
-    auto batch = dataset.rows(indices);
-    const auto count = static_cast<int64_t>(indices.size());
-    if (real < count) {
-      auto labels = batch.labels.clone();
-      labels.narrow(0, real, count - real).fill_(kIgnoredLabel);
-      batch = data::make_batch(batch.tokens, labels, batch.positions, batch.document_ids);
-    }
-    batches.push_back(place.own_tokens(batch));
+    batches.push_back(place.own_tokens(dataset.rows(indices)));
   }
   return batches;
 }

@@ -15,7 +15,7 @@ namespace tessera::train {
 std::vector<data::Batch> micro_batches(const data::Batch& batch, int64_t rows);
 
 // The share of a data-parallel rank in all rows, in batches of `rows`, with the tokens that this rank has of them. One
-// that has fewer rows than another is given rows without labels, so that all take as many steps.
+// that has fewer rows than another is given rows of padding, so that all take as many steps.
 std::vector<data::Batch> share_of_rows(const data::Dataset& dataset, int64_t rows, const RunMesh& place);
 
 // Of a batch of one row, on the CPU: the tokens up to the first that is learnt; where everything is (plain text), the

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <set>
 
@@ -107,8 +108,7 @@ std::string model_fingerprint(const Recipe& recipe) {
   const bool is_file = !std::filesystem::is_directory(folder);
   std::string identity = fingerprint_of(is_file ? folder : std::filesystem::canonical(folder / "config.json"));
   if (!recipe.lora.path.empty()) {
-    identity += "-" + fingerprint_of(std::filesystem::weakly_canonical(std::filesystem::path(recipe.lora.path) /
-                                                                       "adapter_model.safetensors"));
+    identity += "-" + fingerprint_of(std::filesystem::weakly_canonical(adapter_weights_file(recipe.lora.path)));
   }
   if (is_file && recipe.model.weights.empty()) return identity;
   if (recipe.model.init == "random") return identity + "-random";
@@ -149,22 +149,6 @@ std::string describe_run_device(const Recipe& recipe, int64_t ranks) {
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world) {
   agree_on_kernels(*world->group());
   return {resolve_layout(recipe, world->size()), mesh_device(recipe, *world), world};
-}
-
-std::optional<AdapterConfig> adapter_config(const Recipe& recipe) {
-  const auto& lora = recipe.lora;
-  if (!lora.on()) return std::nullopt;
-  if (!lora.path.empty()) {
-    auto config = read_adapter_config(lora.path);
-    config.dropout = lora.dropout;
-    return config;
-  }
-  return AdapterConfig{.rank = lora.rank,
-                       .alpha = lora.alpha,
-                       .dropout = lora.dropout,
-                       .rslora = lora.rslora,
-                       .dora = lora.dora,
-                       .target_modules = lora.target_modules};
 }
 
 namespace {
@@ -311,15 +295,22 @@ std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM
   return optim::make_adamw(model, adamw);
 }
 
+int64_t longest_warmup(const ScheduleSection& schedule, int64_t steps) {
+  const auto share = std::llround(schedule.decay_ratio * static_cast<double>(steps));
+  const int64_t decay = schedule.name == "wsd" ? schedule.decay_steps.value_or(share) : 0;
+  return std::max<int64_t>(steps - decay, 0);
+}
+
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {
-  return optim::Schedule({.name = recipe.schedule.name,
-                          .lr = recipe.optimizer.lr,
-                          .warmup_steps = recipe.schedule.warmup_steps,
-                          .total_steps = steps,
-                          .min_lr_ratio = recipe.schedule.min_lr_ratio,
-                          .decay_steps = recipe.schedule.decay_steps,
-                          .decay_ratio = recipe.schedule.decay_ratio,
-                          .decay_type = recipe.schedule.decay_type});
+  return optim::Schedule(
+      {.name = recipe.schedule.name,
+       .lr = recipe.optimizer.lr,
+       .warmup_steps = std::min(recipe.schedule.warmup_steps, longest_warmup(recipe.schedule, steps)),
+       .total_steps = steps,
+       .min_lr_ratio = recipe.schedule.min_lr_ratio,
+       .decay_steps = recipe.schedule.decay_steps,
+       .decay_ratio = recipe.schedule.decay_ratio,
+       .decay_type = recipe.schedule.decay_type});
 }
 
 TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer) {
@@ -365,10 +356,18 @@ TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline) 
   return own;
 }
 
-int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset) {
-  if (recipe.train.steps) return *recipe.train.steps;
-  const int64_t rows = recipe.train.epochs.value_or(1) * dataset.rows();
+std::optional<int64_t> total_rows(const Recipe& recipe, const data::Dataset& dataset) {
+  if (recipe.train.steps) return std::nullopt;
+  return recipe.train.epochs.value_or(1) * dataset.rows();
+}
+
+int64_t steps_for_rows(const Recipe& recipe, int64_t rows) {
   return (rows + recipe.train.global_batch_size - 1) / recipe.train.global_batch_size;
+}
+
+int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset) {
+  const auto rows = total_rows(recipe, dataset);
+  return rows ? steps_for_rows(recipe, *rows) : *recipe.train.steps;
 }
 
 }  // namespace tessera::train

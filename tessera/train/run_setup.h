@@ -49,6 +49,12 @@ std::string describe_run_device(const Recipe& recipe, int64_t ranks);
 // COLLECTIVE over the world. Error kConfig when some rank has no such device, or the layout does not fit the world.
 RunMesh build_run_mesh(const Recipe& recipe, const std::shared_ptr<comm::World>& world);
 
+// Where the run's adapters are and how many parameters they have; empty without. As of describe_adapters().
+std::string describe_run_adapters(const Recipe& recipe, const ModelConfig& config);
+
+// What must be alike for adapters to go on from a checkpoint's.
+std::string identity_of_adapters(const Recipe& recipe);
+
 // What the section lora says: of lora.path, where it is set. None: the run has no adapters. Error as
 // read_adapter_config's.
 std::optional<AdapterConfig> adapter_config(const Recipe& recipe);
@@ -84,7 +90,10 @@ std::shared_ptr<CausalLM> build_model(const Recipe& recipe, const ModelConfig& c
 // One line about the dtypes of parameters and optimizer state, for runs whose model.dtype is not float32.
 std::string describe_precision(const Recipe& recipe);
 std::unique_ptr<optim::Optimizer> build_optimizer(const Recipe& recipe, CausalLM& model);
+// The warm-up is cut to longest_warmup().
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps);
+// Steps of warm-up that a run of so many steps has room for, before the decay of wsd.
+int64_t longest_warmup(const ScheduleSection& schedule, int64_t steps);
 
 // What a checkpoint holds of a run, by its names there: "model.NAME" and "optim.KEY", as torch's get_state_dict with
 // flatten_optimizer_state_dict calls them.
@@ -97,6 +106,10 @@ TrainingState training_state(CausalLM& model, optim::Optimizer& optimizer);
 // over the pipeline.
 TrainingState saved_of_stage(const TrainingState& state, comm::Group& pipeline);
 
+// Rows that a run with train.epochs takes, all passes together; none with train.steps, whose steps are all full.
+std::optional<int64_t> total_rows(const Recipe& recipe, const data::Dataset& dataset);
+// Steps that take so many rows; the last may be short.
+int64_t steps_for_rows(const Recipe& recipe, int64_t rows);
 // Steps of the whole run: train.steps, or train.epochs over the rows of the data.
 int64_t total_steps(const Recipe& recipe, const data::Dataset& dataset);
 

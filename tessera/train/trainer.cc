@@ -19,7 +19,10 @@
 #include "tessera/models/weights.h"
 #include "tessera/train/check_run.h"
 #include "tessera/train/early_stopping.h"
+#include "tessera/train/model_source.h"
+#include "tessera/train/recipe_notes.h"
 #include "tessera/train/recipe_print.h"
+#include "tessera/train/resume_notes.h"
 #include "tessera/train/run_export.h"
 #include "tessera/train/run_folder.h"
 #include "tessera/train/run_layout.h"
@@ -38,17 +41,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// What must be alike for adapters to go on from a checkpoint's.
-std::string lora_identity(const Recipe& recipe) {
-  const auto config = adapter_config(recipe);
-  if (!config) return "none";
-  const auto& lora = recipe.lora;
-  const auto base = lora.quantize == "none" ? "" : ", base " + lora.quantize + (lora.double_quant ? " twice" : "");
-  return fmt::format("rank {}, alpha {}, targets {}{}{}{}", config->rank, config->alpha,
-                     fmt::join(config->target_modules, " "), config->rslora ? ", rslora" : "",
-                     config->dora ? ", dora" : "", base);
-}
-
 bool is_in(const std::filesystem::path& path, const std::filesystem::path& folder) {
   return std::filesystem::weakly_canonical(path).parent_path() == std::filesystem::weakly_canonical(folder);
 }
@@ -62,6 +54,7 @@ struct Trainer::Impl {
   std::filesystem::path run_path() const { return recipe.checkpoint.dir; }
   void prepare();
   void resume();
+  void plan_steps(int64_t count);
   RunSummary run();
   void train_step(int64_t step);
   void settle_steps(int still_running);
@@ -122,7 +115,9 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   model = build_model(recipe, config, place.mesh());
   optimizer = build_optimizer(recipe, *model);
   if (chief() && recipe.model.dtype != "float32") log_info("{}", describe_precision(recipe));
-  loader = std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true);
+  loader =
+      std::make_unique<data::DataLoader>(data.train, static_cast<uint64_t>(recipe.train.seed), true,
+                                         total_rows(recipe, *data.train).value_or(std::numeric_limits<int64_t>::max()));
   step_runner = std::make_unique<TrainStep>(*model, *optimizer, world->group(place.mesh()->device_type()),
                                             StepOptions{.max_grad_norm = recipe.optimizer.max_grad_norm,
                                                         .skip_nonfinite = recipe.train.on_nonfinite == "skip",
@@ -142,6 +137,11 @@ Trainer::Impl::Impl(const Recipe& given, std::shared_ptr<comm::World> given_worl
   if (data.validation) validation_batches = share_of_rows(*data.validation, recipe.train.local_batch_size, place);
   resume();
   place_dropout();
+  if (!chief()) return;
+  if (const auto adapters = describe_run_adapters(recipe, config); !adapters.empty()) {
+    log_info("[train.adapters] {}", adapters);
+  }
+  for (const auto& note : recipe_notes(recipe, data.train->rows(), steps)) log_warning("{}", note);
 }
 
 // Adapters drop by the place of a row among all that the run trains on, so that masks are those of any layout.
@@ -170,12 +170,11 @@ void Trainer::Impl::prepare() {
     const int64_t stage_ranks = layout.ranks_of_stage(), stage = world->rank() / stage_ranks;
     check_parallel_model(recipe, layout, config, (stage + 1) * stage_ranks - 1);  // which warns of nothing
     check_parameter_groups(recipe, config);
-    adapters_identity = lora_identity(recipe);
+    adapters_identity = identity_of_adapters(recipe);
   });
   data = load_run_data_together(recipe, *world, place.everyone());
   comm::attempt_together(place.everyone(), [&] {
-    steps = total_steps(recipe, *data.train);
-    schedule = build_schedule(recipe, steps);
+    plan_steps(total_steps(recipe, *data.train));
     model_identity = model_fingerprint(recipe);
   });
   auto facts = run_facts(recipe, data, model_identity);
@@ -193,7 +192,7 @@ void Trainer::Impl::prepare() {
 nlohmann::json Trainer::Impl::extra_state() const {
   const auto random = random_state(place.mesh());
   return {{"data", loader->state()},
-          {"base", std::filesystem::absolute(recipe.model.path).lexically_normal().string()},
+          {"base", base_to_keep(recipe)},
           {"recipe", to_yaml(recipe)},
           {"optimizer", recipe.optimizer.name},
           {"model", model_identity},
@@ -278,7 +277,20 @@ void Trainer::Impl::resume() {
   if (!checkpoint) return;
   first_step = checkpoint->step();
   optimizer->set_step(first_step);
-  if (chief()) log_info("[train.resume] {} after step {}", checkpoint->path().string(), first_step);
+  // Steps before this one may have taken other numbers of rows.
+  if (recipe.train.epochs) {
+    comm::attempt_together(group, [&] { plan_steps(first_step + steps_for_rows(recipe, loader->samples_left())); });
+  }
+  if (!chief()) return;
+  log_info("[train.resume] {} after step {}", checkpoint->path().string(), first_step);
+  for (const auto& note : resume_notes(checkpoint->extra().value("recipe", ""), recipe, first_step, steps)) {
+    log_info("{}", note);
+  }
+}
+
+void Trainer::Impl::plan_steps(int64_t count) {
+  steps = count;
+  schedule = build_schedule(recipe, steps);
 }
 
 void Trainer::Impl::train_step(int64_t step) {

@@ -14,6 +14,7 @@ using tessera::testing::program;
 using tessera::testing::run_process;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(ModelNames, VerbsTakeTheNameOfAModelInTheHubsCache) {
   const train::TinyRun runs;
@@ -32,6 +33,7 @@ TEST(ModelNames, VerbsTakeTheNameOfAModelInTheHubsCache) {
                                  {.environment = environment});
   EXPECT_EQ(check.exit_code, 0) << check.err;
   EXPECT_THAT(check.err, HasSubstr("model.path: acme/tiny is " + (model / "snapshots/0123abc").string()));
+  EXPECT_THAT(check.out, HasSubstr("LlamaForCausalLM of acme/tiny, "));
   for (const char* verb : {"generate", "score"}) {
     std::vector<std::string> command = {program(), verb, "--model", "acme/none"};
     for (const char* word : {"--prompt", "a"}) {
@@ -44,6 +46,70 @@ TEST(ModelNames, VerbsTakeTheNameOfAModelInTheHubsCache) {
     EXPECT_EQ(none.exit_code, 2) << verb;
     EXPECT_THAT(none.err, AllOf(HasSubstr("--model: 'acme/none'"), HasSubstr("hf download acme/none"))) << verb;
   }
+}
+
+// What is shared names the model as others know it: no path of this machine.
+TEST(ModelNames, RunsKeepTheNameThatTheUserGave) {
+  const train::TinyRun runs;
+  const auto model = runs / "home/hub/models--acme--tiny";
+  std::filesystem::create_directories(model / "refs");
+  std::ofstream(model / "refs/v2") << "0123abc";
+  std::filesystem::create_directories(model / "snapshots");
+  std::filesystem::create_directory_symlink(runs / "base", model / "snapshots/0123abc");
+  const testing::ProcessOptions options{.environment = {{"HF_HOME", (runs / "home").string()}}};
+  const std::vector<std::string> settings = {"model.path=acme/tiny@v2", "train.steps=2", "lora.rank=2"};
+  const auto run = run_process(runs.command("a", 1, settings), options);
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const auto adapter = nlohmann::json::parse(read_file(runs / "a/model/adapter_config.json"));
+  EXPECT_EQ(adapter.at("base_model_name_or_path"), "acme/tiny");
+  EXPECT_EQ(adapter.at("revision"), "v2");
+  EXPECT_THAT(read_file(runs / "a/recipe.yaml"), HasSubstr("path: \"acme/tiny@v2\""));
+  for (const char* name : {"recipe.yaml", "model/adapter_config.json", "events.jsonl"}) {
+    EXPECT_THAT(read_file(runs / "a" / name), Not(HasSubstr("snapshots"))) << name;
+  }
+  // The recipe that is left runs again, and a checkpoint finds its model by that name.
+  auto again = runs.command("b", 1, {});
+  again[2] = (runs / "a/recipe.yaml").string();
+  const auto second = run_process(again, options);
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  const auto resumed = run_process(runs.command("a", 1, {settings[0], "train.steps=3", settings[2]}), options);
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("settings changed since: train.steps 3 (was 2)\n"));
+  ASSERT_EQ(run_process(runs.command("c", 1, {settings[0], "train.steps=2"}), options).exit_code, 0);
+  const auto from = run_process(
+      runs.command("d", 1, {"model.path=" + (runs / "c").string(), "model.init=pretrained", "train.steps=2"}), options);
+  ASSERT_EQ(from.exit_code, 0) << from.err;
+  const auto recipe = read_file(runs / "d/recipe.yaml");
+  EXPECT_THAT(recipe, AllOf(HasSubstr("path: \"acme/tiny@v2\""), HasSubstr("c/checkpoints/step-00000002")));
+  const auto gone = run_process(
+      runs.command("e", 1, {"model.path=" + (runs / "c").string(), "model.init=pretrained", "train.steps=2"}),
+      {.environment = {{"HF_HOME", (runs / "elsewhere").string()}}});
+  EXPECT_EQ(gone.exit_code, 2);
+  EXPECT_THAT(gone.err, HasSubstr("hf download acme/tiny --revision v2"));
+}
+
+// Not the folder in the user's cache that holds its config and a link.
+TEST(ModelNames, RunsOfAGgufFileKeepItsPath) {
+  const train::TinyRun runs;
+  ASSERT_EQ(runs.train("base-run", 1, {"train.steps=2"}).exit_code, 0);
+  const auto file = (runs / "m.gguf").string();
+  const auto convert =
+      run_process({program(), "ckpt", "convert", (runs / "base-run/model").string(), file, "--dtype", "f32"});
+  ASSERT_EQ(convert.exit_code, 0) << convert.err;
+  const testing::ProcessOptions options{.environment = {{"XDG_CACHE_HOME", (runs / "cache").string()}}};
+  const std::vector<std::string> settings = {"model.path=" + file, "model.init=pretrained", "train.steps=2",
+                                             "lora.rank=2"};
+  const auto run = run_process(runs.command("a", 1, settings), options);
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(nlohmann::json::parse(read_file(runs / "a/model/adapter_config.json")).at("base_model_name_or_path"), file);
+  EXPECT_THAT(read_file(runs / "a/recipe.yaml"),
+              AllOf(HasSubstr(file), Not(HasSubstr((runs / "cache/tessera").string()))));
+  auto again = runs.command("b", 1, {});
+  again[2] = (runs / "a/recipe.yaml").string();
+  const auto second = run_process(again, options);
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_EQ(read_file(runs / "a/model/adapter_model.safetensors"),
+            read_file(runs / "b/model/adapter_model.safetensors"));
 }
 
 }  // namespace

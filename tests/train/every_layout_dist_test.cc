@@ -35,14 +35,15 @@ ModelConfig tiny_of(const std::string& architecture, bool balance = false) {
       architecture);
 }
 
-// Row r: documents of r + 2 tokens, padding behind them in odd rows; the third row has no labels.
+// Row r: documents of r + 2 tokens, padding behind them in odd rows; the third row has no labels, the last one is
+// padding, as at the end of a run of whole epochs.
 data::Batch packed_rows() {
   auto generator = at::detail::createCPUGenerator(9);
   const auto text = at::randint(0, 37, {kRows, kTokens + 1}, generator, at::kLong);
   auto labels = text.narrow(1, 1, kTokens).clone();
   const auto positions = at::zeros({kRows, kTokens}, at::kLong), documents = at::zeros_like(positions);
   for (int64_t row = 0; row < kRows; ++row) {
-    const int64_t length = row + 2, used = row % 2 == 0 ? kTokens : kTokens - 1 - row / 2;
+    const int64_t length = row + 2, used = row == kRows - 1 ? 0 : row % 2 == 0 ? kTokens : kTokens - 1 - row / 2;
     for (int64_t begin = 0, number = 0; begin < kTokens; begin += length, ++number) {
       const int64_t end = std::min(begin + length, kTokens);
       positions[row].narrow(0, begin, end - begin).copy_(at::arange(end - begin, at::kLong));
