@@ -9,22 +9,18 @@
 #pragma once
 
 #include <ATen/Parallel.h>
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +29,8 @@
 #include "tessera/base/file.h"
 #include "tessera/comm/rendezvous/rendezvous.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tests/support/free_port.h"
+#include "tests/support/stacks/stacks.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm {
@@ -41,29 +39,7 @@ inline double clock_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A port that no other test has, and that is no outgoing connection's either: below those. A Unix socket of that name
-// holds it for this process.
-inline int free_port() {
-  static std::minstd_rand random(std::random_device{}());
-  for (;;) {
-    const int port = 10'000 + static_cast<int>(random() % 20'000);
-    sockaddr_un name{};
-    name.sun_family = AF_UNIX;
-    const int length = std::snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "tessera-test-port-%d", port);
-    const int held = ::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-    const int descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const bool free = ::bind(held, reinterpret_cast<sockaddr*>(&name), bytes) == 0 &&
-                      ::bind(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-    ::close(descriptor);
-    if (free) return port;
-    ::close(held);
-  }
-}
+using testing::free_port;
 
 class Fleet {
  public:
@@ -120,8 +96,9 @@ class Fleet {
     }
     return true;
   }
+  pid_t process(int rank) const { return pids_.at(static_cast<size_t>(rank)); }
   void send(int rank, int signal) const { ::kill(pids_.at(static_cast<size_t>(rank)), signal); }
-  // Waits for the end of a rank; after 60 s it is killed.
+  // Waits for the end of a rank; after 60 s its stacks are printed, and it is killed.
   const End& end_of(int rank) {
     const double limit = clock_seconds() + 60;
     while (ends_.at(static_cast<size_t>(rank)).code < 0 && clock_seconds() < limit) {
@@ -129,8 +106,9 @@ class Fleet {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     if (ends_[static_cast<size_t>(rank)].code < 0) {
-      send(rank, SIGKILL);
       std::fprintf(stderr, "rank %d was still running after 60 s\n", rank);
+      testing::print_stacks(pids_[static_cast<size_t>(rank)]);
+      send(rank, SIGKILL);
       return end_of(rank);
     }
     return ends_[static_cast<size_t>(rank)];
@@ -172,7 +150,8 @@ class Fleet {
       int status = 0;
       if (ends_[rank].code >= 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
       ends_[rank].time = clock_seconds();
-      ends_[rank].text = read_file(folder_ / std::to_string(rank));
+      const auto said = folder_ / std::to_string(rank);
+      ends_[rank].text = std::filesystem::exists(said) ? read_file(said) : "";  // it may have died before it made it
       ends_[rank].code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
     }
   }

@@ -11,7 +11,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/host.h"
 #include "tessera/comm/launch/launcher.h"
-#include "tests/support/http_client.h"
+#include "tests/support/free_port.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -147,7 +147,7 @@ TEST(Restart, UnderNohupAHangUpEndsNothing) {
 
 // The launchers of that many hosts, all of them here, each with a rank.
 std::vector<Outcome> launch_hosts(int hosts, const std::vector<std::string>& flags, const std::string& script) {
-  const auto master = fmt::format("127.0.0.1:{}", testing::take_port().second);
+  const auto master = fmt::format("127.0.0.1:{}", testing::free_port());
   std::vector<std::future<Outcome>> launched;
   for (int host = 0; host < hosts; ++host) {
     std::vector<std::string> all = {

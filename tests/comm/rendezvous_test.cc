@@ -13,6 +13,7 @@
 
 #include "tessera/base/endpoint.h"
 #include "tessera/base/error.h"
+#include "tests/support/free_port.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::comm {
@@ -329,28 +330,6 @@ TEST(Meet, WhoDoesNotKnowTheTokenIsRefused) {
   EXPECT_THAT(meet_all(same, std::chrono::seconds(20)), ElementsAre("", ""));
 }
 
-class Port {
- public:
-  Port() : descriptor_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    if (::bind(descriptor_, reinterpret_cast<sockaddr*>(&address), size) || ::listen(descriptor_, 1)) number = -1;
-    ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size);
-    if (number == 0) number = ntohs(address.sin_port);
-  }
-  ~Port() { release(); }
-  void release() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    descriptor_ = -1;
-  }
-  int number = 0;
-
- private:
-  int descriptor_;
-};
-
 Meeting tcp_meeting(int port, int rank, int size) {
   Meeting meeting;
   meeting.info = {.rank = rank, .size = size, .local_rank = rank, .local_size = size, .source = "torchrun"};
@@ -361,20 +340,19 @@ Meeting tcp_meeting(int port, int rank, int size) {
 }
 
 TEST(Meet, OverTcp) {
-  Port port;
-  port.release();
-  std::vector<Meeting> meetings = {tcp_meeting(port.number, 0, 2), tcp_meeting(port.number, 1, 2)};
+  const int port = testing::free_port();
+  std::vector<Meeting> meetings = {tcp_meeting(port, 0, 2), tcp_meeting(port, 1, 2)};
   EXPECT_THAT(meet_all(meetings, std::chrono::seconds(20)), ElementsAre("", ""));
 }
 
 TEST(Meet, APortInUseIsSaid) {
-  const Port port;
-  Meeting meeting = tcp_meeting(port.number, 0, 2);
+  const testing::TakenPort port;
+  Meeting meeting = tcp_meeting(port.number(), 0, 2);
   EXPECT_EQ(
       error_of(ErrorKind::kComm, [&] { meet(meeting, std::chrono::seconds(1)); }),
       fmt::format(
           "[comm.rendezvous] port {} of 127.0.0.1 is in use. Choose another one: --master HOST:PORT or MASTER_PORT.",
-          port.number));
+          port.number()));
 }
 
 TEST(Meet, AnAddressOfAnotherHostCannotBeServed) {

@@ -1,6 +1,9 @@
 // A rank of a pipeline that is killed as a process, in the middle of a step: the others end in time and name it.
 #include <gmock/gmock.h>
 
+#include <cstdlib>
+#include <random>
+
 #include "tests/comm/fleet.h"
 #include "tests/parallel/pipeline_model.h"
 #include "tests/support/prompt.h"
@@ -11,7 +14,13 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-void expect_all_name_the_killed(const std::string& backend, int victim) {
+struct Moment {
+  std::chrono::microseconds after = std::chrono::milliseconds(50);  // the first step
+  // The rank before it is stopped for so long before it dies: what it says to that one is then read after its end.
+  std::chrono::microseconds unheard{0};
+};
+
+void expect_all_name_the_killed(const std::string& backend, int victim, const Moment& moment = {}) {
   constexpr int kRanks = 3;
   comm::Fleet fleet(kRanks, {.backend = backend, .timeout = std::chrono::seconds(60)}, [](const WorldPtr& world) {
     const auto batches = documents(6, 8);
@@ -21,9 +30,17 @@ void expect_all_name_the_killed(const std::string& backend, int victim) {
     for (;;) rig.pipeline->step(here(batches));
   });
   ASSERT_TRUE(fleet.await_ready());
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::this_thread::sleep_for(moment.after);
+  const bool stops = moment.unheard.count() > 0;
+  const int before = (victim + kRanks - 1) % kRanks;
+  if (stops) fleet.send(before, SIGSTOP);
+  std::this_thread::sleep_for(moment.unheard);
   const double killed = comm::clock_seconds();
   fleet.send(victim, SIGKILL);
+  if (stops) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until its connections have ended
+    fleet.send(before, SIGCONT);
+  }
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto& end = fleet.end_of(rank);
     if (rank == victim) {
@@ -42,6 +59,22 @@ void expect_all_name_the_killed(const std::string& backend, int victim) {
 TEST(PipelineKilled, EveryOtherRankNamesIt) {
   expect_all_name_the_killed("gloo", 1);
   expect_all_name_the_killed("shm", 2);
+}
+
+// A rank that dies while a message to it begins leaves Gloo's wait for that message standing.
+TEST(PipelineKilled, EveryOtherRankNamesItWheneverThatIs) {
+  const char* count = std::getenv("TESSERA_TEST_KILLED_RANKS");
+  const unsigned seed = std::random_device()();
+  std::mt19937 random(seed);
+  for (int round = 0; round < (count ? std::atoi(count) : 1); ++round) {
+    const int victim = static_cast<int>(random() % 3);
+    const Moment moment{.after = std::chrono::microseconds(random() % 100'000),
+                        .unheard = std::chrono::microseconds(random() % 4 == 0 ? 0 : random() % 20'000)};
+    SCOPED_TRACE(fmt::format("seed {}, round {}: rank {} after {} us, unheard for {} us", seed, round, victim,
+                             moment.after.count(), moment.unheard.count()));
+    expect_all_name_the_killed("gloo", victim, moment);
+    if (HasFailure()) return;
+  }
 }
 
 }  // namespace

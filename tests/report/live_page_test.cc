@@ -23,7 +23,7 @@ using testing::get;
 using ::testing::HasSubstr;
 using testing::loopback;
 using ::testing::StartsWith;
-using testing::take_port;
+using testing::free_port;
 
 class LivePageTest : public ::testing::Test {
  protected:
@@ -46,7 +46,7 @@ class LivePageTest : public ::testing::Test {
 };
 
 TEST_F(LivePageTest, ServesTheRunFromBeforeItsFirstStepUntilItIsDestroyed) {
-  const uint16_t port = take_port().second;
+  const auto port = static_cast<uint16_t>(free_port());
   {
     const LivePage page(port, folder_ / "run");
     EXPECT_THAT(get(port, "/"), AllOf(StartsWith("HTTP/1.1 200"), HasSubstr("text/html"), HasSubstr("uPlot"),
@@ -62,7 +62,7 @@ TEST_F(LivePageTest, ServesTheRunFromBeforeItsFirstStepUntilItIsDestroyed) {
 
 TEST_F(LivePageTest, SaysWhatIsWrongWithARunAndGoesOnWhenItIsMended) {
   add_step(1);
-  const uint16_t port = take_port().second;
+  const auto port = static_cast<uint16_t>(free_port());
   const LivePage page(port, folder_ / "run");
   told_soon(port, "\"step\":[1]");
   std::ofstream(folder_ / "run" / "recipe.yaml") << "train: [";
@@ -73,7 +73,7 @@ TEST_F(LivePageTest, SaysWhatIsWrongWithARunAndGoesOnWhenItIsMended) {
 }
 
 TEST_F(LivePageTest, GivesNothingElseAndNobodyElse) {
-  const uint16_t port = take_port().second;
+  const auto port = static_cast<uint16_t>(free_port());
   const LivePage page(port, folder_ / "run");
   EXPECT_THAT(get(port, "/metrics.jsonl"), StartsWith("HTTP/1.1 404"));
   EXPECT_THAT(get(port, "/../../etc/passwd"), StartsWith("HTTP/1.1 404"));
@@ -90,8 +90,8 @@ TEST_F(LivePageTest, GivesNothingElseAndNobodyElse) {
 }
 
 TEST_F(LivePageTest, APortInUseIsAnErrorThatSaysSo) {
-  const auto [socket, port] = take_port();
-  ASSERT_EQ(::listen(socket.get(), 1), 0);
+  const testing::TakenPort taken;
+  const auto port = static_cast<uint16_t>(taken.number());
   try {
     const LivePage page(port, folder_ / "run");
     FAIL() << "no error";
@@ -105,7 +105,7 @@ TEST_F(LivePageTest, GrowsInABrowserWithoutBeingLoadedAgain) {
   if (testing::run_process({"sh", "-c", "command -v chromium"}).exit_code != 0) GTEST_SKIP() << "no chromium in PATH";
   if (testing::kSanitized)
     GTEST_SKIP() << "the page is made anew less often than the browser's clock, which leaps, asks";
-  const uint16_t port = take_port().second;
+  const auto port = static_cast<uint16_t>(free_port());
   for (int step = 1; step <= 5; ++step) add_step(step);
   const LivePage page(port, folder_ / "run");
   std::atomic<bool> over{false};

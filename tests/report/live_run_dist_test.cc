@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using testing::get;
 using ::testing::HasSubstr;
-using testing::take_port;
+using testing::free_port;
 using train::TinyRun;
 
 size_t rows_told(const std::string& answer) {
@@ -24,7 +24,7 @@ size_t rows_told(const std::string& answer) {
 
 TEST(LiveRun, ThePageGrowsWithTheRunAndEndsWithIt) {
   const TinyRun runs;
-  const uint16_t port = take_port().second;
+  const int port = free_port();
   auto run = std::async(std::launch::async, [&] {
     return runs.train("live", 2, {fmt::format("train.page={}", port), "train.steps=300", "checkpoint.every=0"});
   });
@@ -46,8 +46,8 @@ TEST(LiveRun, ThePageGrowsWithTheRunAndEndsWithIt) {
 
 TEST(LiveRun, APortInUseEndsAllRanksBeforeAnythingIsWritten) {
   const TinyRun runs;
-  const auto [socket, port] = take_port();
-  ASSERT_EQ(::listen(socket.get(), 1), 0);
+  const testing::TakenPort taken;
+  const int port = taken.number();
   const auto run = runs.train("none", 2, {fmt::format("train.page={}", port)});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.err,

@@ -1,14 +1,10 @@
-// A client of one request a connection, as plain as can be, so that tests can send what no library would; and ports
-// that are free.
+// A client of one request a connection, as plain as can be, so that tests can send what no library would.
 //
 //   const HttpReply reply = http(port, "POST", "/v1/completions", body);
 //   get(port, "/data.json");                       // status line, headers and content; "refused" when nobody listens
-//   const uint16_t port = take_port().second;
 #pragma once
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,26 +12,9 @@
 #include <utility>
 
 #include "tessera/base/unique_fd.h"
+#include "tests/support/free_port.h"
 
 namespace tessera::testing {
-
-inline sockaddr_in loopback(int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
-
-// A port that was free a moment ago, and the socket that holds it.
-inline std::pair<UniqueFd, uint16_t> take_port() {
-  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  auto address = loopback(0);
-  socklen_t size = sizeof(address);
-  EXPECT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-  EXPECT_EQ(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-  return {std::move(socket), ntohs(address.sin_port)};
-}
 
 // None when nobody listens.
 inline UniqueFd connect_to(int port) {

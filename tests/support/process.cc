@@ -9,7 +9,10 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
+
+#include "tests/support/stacks/stacks.h"
 
 namespace tessera::testing {
 namespace {
@@ -52,6 +55,7 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const Proce
   ::fcntl(in[1], F_SETFL, O_NONBLOCK);
   ProcessResult result;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(options.timeout_seconds);
+  std::optional<std::chrono::steady_clock::time_point> killed;
   size_t written = 0;
   int write_end = in[1], out_end = out[0], err_end = err[0];
   while (out_end >= 0 || err_end >= 0) {
@@ -70,8 +74,13 @@ ProcessResult run_process(const std::vector<std::string>& arguments, const Proce
       if (step > 0) written += static_cast<size_t>(step);
       if (step < 0 && errno != EAGAIN) close_quietly(write_end);
     }
-    if (std::chrono::steady_clock::now() > deadline) ::kill(child, SIGKILL);
-    if (std::chrono::steady_clock::now() > deadline + std::chrono::seconds(5)) break;  // a grandchild holds the pipes
+    const auto now = std::chrono::steady_clock::now();
+    if (now > deadline && !killed) {
+      print_stacks(child, /*kills=*/true);
+      ::kill(child, SIGKILL);
+      killed = std::chrono::steady_clock::now();
+    }
+    if (killed && now > *killed + std::chrono::seconds(5)) break;  // a grandchild holds the pipes
   }
   close_quietly(write_end);
   close_quietly(out_end);

@@ -20,7 +20,7 @@ struct ProcessResult {
 struct ProcessOptions {
   std::string input{};                               // given on standard input
   std::map<std::string, std::string> environment{};  // added to this process's own
-  double timeout_seconds = 100;                      // then SIGKILL, exit code 137
+  double timeout_seconds = 100;                      // then the stacks of its processes are printed, and SIGKILL: 137
 };
 
 // Runs arguments[0] with the rest, waits for its end. The program is looked up on PATH.

@@ -1,6 +1,7 @@
 #include "tests/support/ranks.h"
 
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -15,6 +16,7 @@
 #include "tessera/comm/rendezvous/thread_ranks.h"
 #include "tests/support/process.h"
 #include "tests/support/ranks_device.h"
+#include "tests/support/stacks/stacks.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::testing {
@@ -27,7 +29,8 @@ std::string current_test() {
   return std::string(info->test_suite_name()) + "." + info->name();
 }
 
-// Ends the program when it outlives the limit: a hanging collective cannot be interrupted from outside.
+// Ends the program when it outlives the limit, with the stacks of its threads: a hanging collective cannot be
+// interrupted from outside.
 class TimeLimit {
  public:
   explicit TimeLimit(double seconds)
@@ -35,6 +38,7 @@ class TimeLimit {
           std::unique_lock lock(mutex_);
           if (over_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done_; })) return;
           std::fprintf(stderr, "%s: ranks still running after %.0f s\n", test.c_str(), seconds);
+          print_stacks(::getpid());
           std::_Exit(99);
         }) {}
   ~TimeLimit() {
@@ -94,7 +98,7 @@ void start_process_ranks(const RankCase& which) {
                                                    {"GTEST_TOTAL_SHARDS", "1"},
                                                    {"GTEST_SHARD_INDEX", "0"},
                                                    {"GTEST_OUTPUT", ""}},
-                                   .timeout_seconds = which.limit_seconds + 10});
+                                   .timeout_seconds = which.limit_seconds + 30});
     });
   }
   for (auto& thread : waiting) thread.join();

@@ -5,7 +5,7 @@
 #include <csignal>
 #include <filesystem>
 
-#include "tests/comm/fleet.h"
+#include "tests/support/free_port.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {
@@ -24,7 +24,7 @@ class ClusterExample : public ::testing::Test {
   }
   testing::ProcessResult start(std::vector<std::string> flags, const std::vector<std::string>& program) const {
     std::vector<std::string> command = {(testing::source_folder() / "examples/cluster/ssh.sh").string(), "-m",
-                                        "127.0.0.1", "-p", std::to_string(comm::free_port())};
+                                        "127.0.0.1", "-p", std::to_string(testing::free_port())};
     command.insert(command.end(), flags.begin(), flags.end());
     command.insert(command.end(), {"one.invalid,two.invalid", "--"});
     command.insert(command.end(), program.begin(), program.end());
@@ -69,7 +69,7 @@ TEST_F(ClusterExample, ItsEndIsTheEndOfTheLaunchersOnTheHosts) {
     const std::string rank = "trap 'touch " + place + "/saved-$RANK; exit 0' TERM; touch " + place +
                              "/up-$RANK; while :; do sleep 0.05; done";
     const std::string script =
-        "$SSH_SH -r 3 -m 127.0.0.1 -p " + std::to_string(comm::free_port()) +
+        "$SSH_SH -r 3 -m 127.0.0.1 -p " + std::to_string(testing::free_port()) +
         " one.invalid,two.invalid -- sh -c \"$RANK_SCRIPT\" & "
         "until test -e $PLACE/up-0 && test -e $PLACE/up-1; do sleep 0.05; done; kill -$SIGNAL $!; wait $!; code=$?; "
         "until test -e $PLACE/saved-0 && test -e $PLACE/saved-1; do sleep 0.05; done; exit $code";

@@ -1,5 +1,5 @@
 // A rank that is killed on one of two hosts: both start again, and the run ends with the bits of an undisturbed one.
-#include "tests/support/http_client.h"
+#include "tests/support/free_port.h"
 #include "tests/train/kills.h"
 
 namespace tessera::train {
@@ -9,7 +9,7 @@ namespace {
 class TwoLaunchers {
  public:
   TwoLaunchers(const TinyRun& runs, const std::string& dir) {
-    const auto master = fmt::format("127.0.0.1:{}", testing::take_port().second);
+    const auto master = fmt::format("127.0.0.1:{}", testing::free_port());
     for (const char* host : {"0", "1"}) {
       std::vector<std::string> command = {testing::program(),
                                           "launch",

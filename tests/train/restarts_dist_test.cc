@@ -1,6 +1,8 @@
 // Runs whose launcher starts their ranks again.
 #include "tests/train/restarts.h"
 
+#include "tests/support/free_port.h"
+
 namespace tessera::train {
 namespace {
 
@@ -66,7 +68,7 @@ TEST(Restarts, AFlagThatHasNoEffectIsTold) {
                                                                   {"LOCAL_RANK", "0"},
                                                                   {"LOCAL_WORLD_SIZE", "1"},
                                                                   {"MASTER_ADDR", "127.0.0.1"},
-                                                                  {"MASTER_PORT", "29999"}}});
+                                                                  {"MASTER_PORT", std::to_string(testing::free_port())}}});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(run.err, HasSubstr("--max-restarts 3: has no effect, as torchrun started this rank"));
   command.insert(command.begin(), {testing::program(), "launch", "--nproc", "2", "--"});

@@ -12,6 +12,7 @@
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/errors/plain_reason.h"
 #include "tessera/comm/errors/timed_out.h"
+#include "tessera/comm/watch/end_message.h"
 
 namespace tessera::comm {
 namespace {
@@ -221,39 +222,58 @@ void begin_receive(State& state) {
   state.monitor->wait(state.ticket);
 }
 
-// After abort(), which ends most waits at once.
-bool ends_soon(c10d::Work& work) {
-  constexpr auto kSoon = std::chrono::seconds(2);
-  for (const auto limit = std::chrono::steady_clock::now() + kSoon; std::chrono::steady_clock::now() < limit;) {
-    if (work.isCompleted()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+bool is_message_of_host(const State& state) { return is_message(state.signature.op) && !on_device(state); }
+
+// After abort() of the back-end, which ends most waits at once. False: a work of Gloo's threads stands (end_message.h).
+bool end_soon(State& state) {
+  using Clock = std::chrono::steady_clock;
+  const auto limit = state.monitor ? state.monitor->end_of_patience() : Clock::now() + Monitor::kPatience;
+  for (const auto* work : {&state.work, &state.announcement.work}) {
+    if (!*work) continue;
+    if (is_message_of_host(state)) {
+      end_message(**work);
+      continue;
+    }
+    while (!(*work)->isCompleted()) {
+      if (Clock::now() >= limit) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
-  return work.isCompleted();
+  return true;
+}
+
+// While an error unwinds the stack this rank is on its way out: it waits for nobody.
+void abandon(std::unique_ptr<State> state) noexcept {
+  const auto monitor = state->monitor;
+  const auto closes = monitor ? monitor->close() : nullptr;  // of a group that is gone the back-end ends here
+  if (monitor) monitor->give_up();
+  try {
+    state->backend->abort();
+  } catch (...) {  // the connections were gone already
+  }
+  if (state->begin) return;  // nothing is under way
+  if (!end_soon(*state)) {
+    static_cast<void>(state.release());  // what a work that stands still uses is left to the end of the process
+    return;
+  }
+  try {
+    Pending(std::move(state)).wait();
+  } catch (...) {  // the error that unwinds the stack says more
+  }
 }
 
 }  // namespace
 
 Pending::~Pending() {
   if (!state_ || state_->failure) return;
-  const bool unwinding = std::uncaught_exceptions() > state_->unwinding;
-  if (unwinding) {
-    if (state_->monitor) state_->monitor->give_up();
-    try {
-      state_->backend->abort();
-    } catch (...) {  // the connections were gone already
-    }
-    // Gloo now and then goes on waiting, until the timeout, for a send whose connection is shut down. This rank is on
-    // its way out: what the work still uses is left to the end of the process.
-    for (const auto* work : {&state_->work, &state_->announcement.work}) {
-      if (!*work || ends_soon(**work)) continue;
-      static_cast<void>(state_.release());
-      return;
-    }
+  if (std::uncaught_exceptions() > state_->unwinding) {
+    abandon(std::move(state_));
+    return;
   }
   try {
     wait();
   } catch (const std::exception& error) {
-    if (!unwinding) log_warning("{}", error.what());
+    log_warning("{}", error.what());
   }
 }
 
@@ -265,7 +285,9 @@ void Pending::wait() {
     try {
       if (state_->monitor) state_->monitor->wait(state_->ticket);
       if (state_->begin) begin_receive(*state_);
+      const bool ends_now = state_->monitor && state_->monitor->is_broken_off() && is_message_of_host(*state_);
       for (const auto* work : {&state_->work, &state_->announcement.work}) {
+        if (*work && ends_now) end_message(**work);
         if (*work) TESSERA_CHECK((*work)->wait(), ErrorKind::kComm, "broken off");
       }
       // There it is only ordered on the stream.

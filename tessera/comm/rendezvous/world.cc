@@ -441,6 +441,7 @@ void World::abort() noexcept {
     } catch (...) {  // its connections were gone already
     }
   }
+  impl_->monitor->end_messages();
 }
 
 }  // namespace tessera::comm

@@ -59,6 +59,15 @@ std::optional<Signature> FlightRecorder::signature(uint64_t ticket) const {
   return ring_[ticket % ring_.size()].signature;
 }
 
+std::optional<std::chrono::steady_clock::time_point> FlightRecorder::oldest_wait() const {
+  const std::lock_guard lock(mutex_);
+  std::optional<Clock::time_point> oldest;
+  for (const Entry& entry : ring_) {
+    if (entry.state == CallState::kWaiting) oldest = std::min(oldest.value_or(entry.waiting), entry.waiting);
+  }
+  return oldest;
+}
+
 template <class Keep>
 FlightRecord FlightRecorder::select(const std::string& reason, const Keep& keep) const {
   const auto now = Clock::now();

@@ -32,6 +32,8 @@ class FlightRecorder {
   // kStarted again, as if the rank had not waited in it yet.
   void unmark_wait(uint64_t ticket);
   std::optional<Signature> signature(uint64_t ticket) const;
+  // Since when the call is waited for that has been so for the longest.
+  std::optional<std::chrono::steady_clock::time_point> oldest_wait() const;
 
   FlightRecord record(const std::string& reason) const;
   // What tells where this rank is, in a few kilobytes: the call `sequence` of a group, the last one there, calls under

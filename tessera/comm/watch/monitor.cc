@@ -14,6 +14,7 @@
 #include "tessera/comm/errors/error_report.h"
 #include "tessera/comm/errors/peer_failed.h"
 #include "tessera/comm/errors/plain_reason.h"
+#include "tessera/comm/watch/end_message.h"
 
 namespace tessera::comm {
 namespace {
@@ -99,7 +100,8 @@ void Monitor::leave(bool failed) noexcept {
 
 void Monitor::carry(uint64_t ticket, const Signature& signature, c10::intrusive_ptr<c10d::Work> work) {
   const std::lock_guard lock(in_flight_mutex_);
-  in_flight_.push_back({ticket, signature.members, signature.sequence, Clock::now(), std::move(work), false});
+  in_flight_.push_back(
+      {ticket, signature.members, signature.sequence, Clock::now(), std::move(work), false, is_message(signature.op)});
 }
 
 void Monitor::begin_on_device(uint64_t ticket, const Signature& signature) {
@@ -241,6 +243,20 @@ void Monitor::give_up() {
   if (peers_ && !verdict_) peers_->report_failure("its own message says why");
 }
 
+Monitor::Clock::time_point Monitor::end_of_patience() {
+  const std::lock_guard lock(mutex_);
+  if (end_of_patience_ == Clock::time_point()) end_of_patience_ = Clock::now() + kPatience;
+  return end_of_patience_;
+}
+
+void Monitor::end_messages() noexcept {
+  broken_off_.store(true, std::memory_order_relaxed);
+  const std::lock_guard lock(in_flight_mutex_);
+  for (const InFlight& one : in_flight_) {
+    if (one.message_of_host) end_message(*one.work);
+  }
+}
+
 void Monitor::write_record(const std::string& reason) noexcept {
   if (options_.trace_folder.empty()) return;
   try {
@@ -339,19 +355,24 @@ void Monitor::report_overdue() {
 
 void Monitor::end_process_when_due() {
   std::optional<Verdict> verdict;
-  bool closes = false;
+  const char* why = nullptr;
   {
     const std::lock_guard lock(mutex_);
     if (!options_.ends_process || !verdict_) return;
     const auto now = Clock::now();
     const auto limit = [this](auto usual) { return holds_ > 0 ? kLongestHold : usual; };
-    closes = closes_ > 0 && now - std::max(heard_at_, closes_since_) > limit(kLongestClose);
-    const bool unheard = !thrown_ && now - heard_at_ >= limit(kGrace);
-    if (!closes && !unheard) return;
+    const auto waits_since = recorder_.oldest_wait();
+    if (closes_ > 0 && now - std::max(heard_at_, closes_since_) > limit(kLongestClose)) {
+      why = "Its connections do not close, and this rank is ended.";
+    } else if (!thrown_ && now - heard_at_ >= limit(kGrace)) {
+      why = "This rank has made no collective since that could have told it, and is ended.";
+    } else if (waits_since && now - std::max(heard_at_, *waits_since) > limit(kLongestClose)) {
+      why = "A collective that was broken off does not end, and this rank is ended.";
+    }
+    if (why == nullptr) return;
     verdict = verdict_;
   }
-  end_process(*verdict, closes ? "Its connections do not close, and this rank is ended."
-                               : "This rank has made no collective since that could have told it, and is ended.");
+  end_process(*verdict, why);
 }
 
 void Monitor::end_process(const Verdict& verdict, const std::string& why) {

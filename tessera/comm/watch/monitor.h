@@ -14,12 +14,14 @@
 // broken off, so that whatever this rank waits for ends, and flight records are written, by a thread of their own: no
 // file system holds that up. A rank that is in no collective hears of it at its next one; if there is none within
 // kGrace, and the options say so, its process is ended with exit code 4, though not while it holds that off. So is one
-// that cannot get rid of a broken group.
+// that cannot get rid of a broken group, or waits for a call that does not end though it is broken off, for
+// kLongestClose.
 // Thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
@@ -61,6 +63,7 @@ class Monitor final : public PeerListener {
   static constexpr std::chrono::milliseconds kGrace{3000};
   static constexpr std::chrono::milliseconds kLongestHold = std::chrono::minutes(10);
   static constexpr std::chrono::milliseconds kLongestClose{8000};
+  static constexpr std::chrono::milliseconds kPatience{2000};
 
   explicit Monitor(MonitorOptions options);
   ~Monitor() override;
@@ -105,6 +108,13 @@ class Monitor final : public PeerListener {
   std::shared_ptr<void> close();
   // This rank is about to break off what it has in flight, because it failed on its own account.
   void give_up();
+  // Until when a rank that has given up waits for what it has in flight: kPatience from the first time that it asks, so
+  // that many calls cost it no more than one.
+  std::chrono::steady_clock::time_point end_of_patience();
+  // The groups of this rank have been broken off: messages of the host under way end now, others when they are waited
+  // for. From any thread.
+  void end_messages() noexcept;
+  bool is_broken_off() const { return broken_off_.load(std::memory_order_relaxed); }
   // Begins to write the flight record, of this moment, into the trace folder. Failures are logged.
   void write_record(const std::string& reason) noexcept;
 
@@ -121,6 +131,7 @@ class Monitor final : public PeerListener {
     Clock::time_point started;
     c10::intrusive_ptr<c10d::Work> work;  // empty: it blocks in its start
     bool left_running;
+    bool message_of_host = false;
   };
   void settle_what_ran();  // the caller holds in_flight_mutex_
   bool settle(const InFlight& one);
@@ -146,6 +157,8 @@ class Monitor final : public PeerListener {
   bool failure_reported_ = false;
   bool overdue_reported_ = false;
 
+  std::atomic<bool> broken_off_{false};
+
   std::mutex mutex_;  // of what follows
   std::condition_variable heard_;
   std::optional<Verdict> verdict_;
@@ -154,6 +167,7 @@ class Monitor final : public PeerListener {
   int holds_ = 0;
   int closes_ = 0;
   Clock::time_point closes_since_{};
+  Clock::time_point end_of_patience_{};
   std::mutex writing_;
   bool written_ = false;  // the record of the failure
   RecordWriter writer_;

@@ -203,8 +203,14 @@ std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions
 
 std::unique_ptr<Watchdog> Watchdog::start(c10d::Store& store, const WatchdogOptions& options, PeerListener& listener) {
   const auto deadline = Clock::now() + options.timeout;
-  auto loop = options.rank == 0 ? start_hub(store, options, listener, deadline)
-                                : start_spoke(store, options, listener, deadline);
+  std::unique_ptr<WatchLoop> loop;
+  try {
+    loop = options.rank == 0 ? start_hub(store, options, listener, deadline)
+                             : start_spoke(store, options, listener, deadline);
+  } catch (const c10::Error& error) {  // the store has ended, which is in rank 0's process
+    raise(ErrorKind::kComm, "[comm.watchdog] rank {} of {} lost the store: {}. Did rank 0 end?", options.rank,
+          options.size, first_line(error));
+  }
   if (!loop) return nullptr;
   loop->begin();
   return std::unique_ptr<Watchdog>(new Watchdog(std::move(loop)));

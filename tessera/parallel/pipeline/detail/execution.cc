@@ -1,5 +1,7 @@
 #include "tessera/parallel/pipeline/detail/execution.h"
 
+#include <exception>
+
 #include "tessera/base/error.h"
 
 namespace tessera::pipeline::detail {
@@ -74,12 +76,17 @@ void Execution::run_all(const RankProgram& program, DataParallelHooks* hooks) {
 }
 
 void Execution::run(const RankProgram& program, DataParallelHooks* hooks) {
-  try {
-    run_all(program, hooks);
-  } catch (...) {
-    if (wire_ != nullptr) wire_->break_off();
-    throw;
-  }
+  // Breaks off while the error unwinds the stack, in which messages under way are abandoned: in a catch block they
+  // would be waited for.
+  struct BreakOffOnError {
+    Wire* wire;
+    int unwinding = std::uncaught_exceptions();
+    ~BreakOffOnError() {
+      if (wire != nullptr && std::uncaught_exceptions() > unwinding) wire->break_off();
+    }
+  };
+  const BreakOffOnError guard{wire_};
+  run_all(program, hooks);
 }
 
 bool Execution::is_here(int stage) const { return wire_ == nullptr || rank_of(stage) == wire_->rank(); }

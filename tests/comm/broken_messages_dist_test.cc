@@ -1,0 +1,35 @@
+#include "tests/comm/broken_messages.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace broken_messages;
+
+TEST(BrokenMessages, AreNotWaitedForInACatchBlock) {
+  expect_prompt_end({.name = "dropped",
+                     .posts = post_receive,
+                     .under_way = send_big,
+                     .fails = [](Group& group, std::vector<Pending> sent) {
+                       try {
+                         fail(group);
+                       } catch (const PeerFailed&) {
+                         sent.clear();
+                         throw;
+                       }
+                     }});
+}
+
+TEST(BrokenMessages, ManyAreAbandonedWhileTheErrorUnwindsTheStack) {
+  expect_prompt_end({.name = "many",
+                     .posts = [](Group&) { return std::vector<Pending>(); },
+                     .under_way =
+                         [](Group& group) {
+                           std::vector<Pending> sent;
+                           for (int i = 0; i < 60; ++i) sent.push_back(send(group, at::zeros({1}), 1, kOtherTag + i));
+                           return sent;
+                         },
+                     .fails = [](Group& group, const std::vector<Pending>&) { fail(group); }});
+}
+
+}  // namespace
+}  // namespace tessera::comm

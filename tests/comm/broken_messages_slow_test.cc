@@ -1,0 +1,28 @@
+#include "tests/comm/broken_messages.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace broken_messages;
+
+void fail_and_wait(Group& group, std::vector<Pending> under_way) {
+  try {
+    fail(group);
+  } catch (const PeerFailed&) {
+    under_way[0].wait();
+  }
+}
+
+TEST(BrokenMessages, AWaitForOneAfterTheErrorThrows) {
+  expect_prompt_end({.name = "wait", .posts = post_receive, .under_way = send_big, .fails = fail_and_wait});
+}
+
+// A thread of Gloo's own stands in the send of a collective: nothing wakes it, so the watch ends the process.
+TEST(BrokenMessages, ARankThatWaitsForACollectiveThatCannotEndIsEnded) {
+  const auto begin = [](Group& group) { return one_of(broadcast(group, big(), 0)); };
+  expect_prompt_end({.name = "collective", .posts = begin, .under_way = begin, .fails = fail_and_wait},
+                    "A collective that was broken off does not end");
+}
+
+}  // namespace
+}  // namespace tessera::comm

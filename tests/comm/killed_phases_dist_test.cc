@@ -1,0 +1,12 @@
+#include "tests/comm/killed_phases.h"
+
+namespace tessera::comm {
+namespace {
+
+TEST(KilledPhases, TheSurvivorsEndWheneverARankIsKilled) {
+  const char* rounds = std::getenv("TESSERA_TEST_KILLED_RANKS");
+  expect_survivors_of_all_phases_to_end(rounds ? std::atoi(rounds) : 2, std::random_device()());
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,11 @@
+#include "tests/comm/killed_phases.h"
+
+namespace tessera::comm {
+namespace {
+
+TEST(KilledPhases, TheSurvivorsEndWheneverOneOfThreeHundredRanksIsKilled) {
+  expect_survivors_of_all_phases_to_end(300, std::random_device()());
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,66 @@
+// A test that runs out of its time shows where all threads of its processes are.
+#include <filesystem>
+
+#include "tests/comm/fleet.h"
+#include "tests/comm/killed_ranks.h"
+#include "tests/support/process.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr const char* kStandsHere = "stand_for_ever_on_purpose";
+
+[[gnu::noinline]] void stand_for_ever_on_purpose() {
+  for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
+std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+
+TEST(Stacks, OfARankAreThoseOfAllItsThreads) {
+  Fleet fleet(2, {.timeout = std::chrono::seconds(60)}, [](const auto& world) {
+    barrier(*world->group());
+    Fleet::ready();
+    stand_for_ever_on_purpose();
+  });
+  ASSERT_TRUE(fleet.await_ready());
+  const auto printed = testing::run_process({TESSERA_PRINT_STACKS, std::to_string(fleet.process(0))});
+  EXPECT_EQ(printed.exit_code, 0);
+  EXPECT_THAT(printed.err, AllOf(HasSubstr(kStandsHere), HasSubstr("gloo::transport::tcp::Loop::run()"),
+                                 HasSubstr("tessera::comm::WatchLoop::run()")));
+}
+
+// The limit that ctest gives a test, in a program of its own: the stacks of it and of the ranks that it has started.
+TEST(Stacks, ArePrintedBeforeCtestEndsATest) {
+  const auto run = testing::run_process(
+      {own_program(), "--gtest_also_run_disabled_tests", "--gtest_filter=Stacks.DISABLED_ATestThatDoesNotEnd"},
+      {.environment = {{"TESSERA_TEST_SECONDS", "23"}, {"GTEST_TOTAL_SHARDS", "1"}, {"GTEST_SHARD_INDEX", "0"}}});
+  EXPECT_EQ(run.exit_code, 99);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("about to run out of its time"), HasSubstr(kStandsHere),
+                             HasSubstr("gloo::transport::tcp::Loop::run()")));
+}
+
+TEST(Stacks, DISABLED_ATestThatDoesNotEnd) {
+  Fleet fleet(2, {.timeout = std::chrono::seconds(60)}, [](const auto& world) {
+    barrier(*world->group());
+    stand_for_ever_on_purpose();
+  });
+  fleet.end_of(0);
+}
+
+// Of the program that a test starts.
+TEST(Stacks, AreThoseOfTheProgramToo) {
+  ::testing::internal::CaptureStderr();
+  const testing::TempFolder folder;
+  const std::string pipe = (folder.path() / "recipe.yaml").string();
+  const auto run = testing::run_process(
+      {"sh", "-c", "mkfifo \"$1\"; exec \"$2\" train \"$1\"", "sh", pipe, testing::program()}, {.timeout_seconds = 3});
+  EXPECT_EQ(run.exit_code, 137);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("train " + pipe), HasSubstr("tessera::"), HasSubstr("main+")));
+}
+
+}  // namespace
+}  // namespace tessera::comm
