@@ -274,8 +274,10 @@ std::vector<Turn> TurnFinder::find(size_t index) const {
   // A conversation that may not end with these calls, or is printed otherwise then: with a text instead of them the
   // same end stands behind it.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
-  const auto next_tail = index + 1 < messages_.size() ? behind_in_whole(index + 1) : std::nullopt;
-  const size_t most = next_tail ? text_.size() - next_tail->size() : text_.size();
+  size_t most = text_.size();  // of the next message that shows where it is
+  for (size_t next = index + 1; next < messages_.size() && most == text_.size(); ++next) {
+    if (const auto next_tail = behind_in_whole(next)) most -= next_tail->size();
+  }
   if (bare && bare->second != std::string::npos && *first <= bare->second && bare->second <= most) {
     return {{.first = *first, .text_end = bare->second, .limit = limit_behind(bare->second)}};
   }

@@ -169,6 +169,24 @@ TEST_F(ChatSamplesTest, TheWordsOfOthersAreNotLearntWhereTheyAreThoseOfTheAssist
               ElementsAre(kCalled, "<think>\n\n</think>\n\nIt rains.<|im_end|>"));
 }
 
+// Gemma 4 prints the text of a message with calls behind the results of these.
+TEST_F(ChatSamplesTest, ATextThatIsPrintedBehindTheResultsIsLearntAndTheResultsAreNot) {
+  add_tokens({"<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", "<|\"|>"});
+  use_template_file("google-gemma-4-31B-it");
+  const std::string two =
+      R"({"role": "assistant", "content": "So.", "tool_calls": [{"type": "function", "id": "a", "function": {"name": "f", )"
+      R"("arguments": {"x": 1}}}, {"type": "function", "id": "b", "function": {"name": "f", "arguments": {"x": 2}}}]})";
+  const auto runs =
+      learnt(chat(conversation({user("w?"), two, R"({"role": "tool", "tool_call_id": "a", "content": " \n"})",
+                                R"({"role": "tool", "tool_call_id": "b", "content": "rain"})", assistant("Wet."),
+                                user("?"), assistant("Yes.")})));
+  const auto all = fmt::format("{}", fmt::join(runs, " "));
+  for (const char* spoken : {"call:f{x:1}", "call:f{x:2}", "So.<turn|>", "Wet.<turn|>", "Yes.<turn|>"}) {
+    EXPECT_THAT(all, HasSubstr(spoken));
+  }
+  EXPECT_THAT(all, ::testing::Not(HasSubstr("rain")));
+}
+
 TEST_F(ChatSamplesTest, CallsThatTheTemplateDoesNotPrintAreTold) {
   use_template(
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
