@@ -30,7 +30,7 @@ std::string tokenizer_identity(const std::filesystem::path& model, const data::D
   return identity;
 }
 
-std::vector<int32_t> listed_end_tokens(const std::filesystem::path& model, const ModelConfig& config) {
+std::vector<int32_t> end_tokens_of_files(const std::filesystem::path& model, const ModelConfig& config) {
   auto tokens = config.eos_token_ids;
   const auto path = model / "generation_config.json";
   if (std::filesystem::exists(path)) {
@@ -98,7 +98,7 @@ RunData load_run_data(const Recipe& recipe, bool quiet, const std::atomic<bool>*
   run.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::from_folder(recipe.model.path));
   const auto config = ModelConfig::from_folder(recipe.model.path);
   run.vocab_size = config.vocab_size;
-  run.end_tokens = listed_end_tokens(recipe.model.path, config);
+  run.end_tokens = end_tokens_of_files(recipe.model.path, config);
   run.chat_template = text::ChatTemplate::from_folder(recipe.model.path);
   const auto cache = data::DataCache::folder_of(recipe.data.cache);
   run.train = load_dataset(recipe, run, true, cache, quiet, stop);
