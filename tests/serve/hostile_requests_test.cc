@@ -29,7 +29,7 @@ Served served_without_model() {
           "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}", "test"),
       .cache_tokens = 4096};
   made.config.vocab_size = 38;
-  made.config.max_position_embeddings = 4096;
+  made.config.max_position_embeddings = made.config.context_tokens = 4096;
   return made;
 }
 
