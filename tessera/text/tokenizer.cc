@@ -5,10 +5,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/log.h"
+#include "tessera/base/quote.h"
 #include "tessera/text/detail/added_tokens.h"
 #include "tessera/text/detail/bpe.h"
 #include "tessera/text/detail/decoder.h"
 #include "tessera/text/detail/encode_scratch.h"
+#include "tessera/text/detail/named_tokens.h"
 #include "tessera/text/detail/normalizer.h"
 #include "tessera/text/detail/post_processor.h"
 #include "tessera/text/detail/pre_tokenizer.h"
@@ -20,7 +23,11 @@ namespace tessera::text {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{1} << 30;
+constexpr size_t kShownTokenBytes = 40;
 constexpr JsonLimits kConfigLimits{.max_bytes = size_t{64} << 20, .max_keys = 4'000'000};
+
+// Flags of a token.
+constexpr uint8_t kExists = 1, kSpecial = 2, kAdded = 4;
 
 const Json kNull;
 
@@ -56,22 +63,23 @@ void make_valid(std::string_view text, bool track, AlignedText& out) {
 }  // namespace
 
 struct Tokenizer::State {
-  explicit State(TokenizerFile file) : State(file, file.root()) {}
-  State(TokenizerFile& file, const JsonReader& root)
+  // `named` are the added tokens of tokenizer_config.json.
+  State(TokenizerFile file, const std::vector<AddedToken>& named) : State(file, file.root(), named) {}
+  State(TokenizerFile& file, const JsonReader& root, const std::vector<AddedToken>& named)
       : normalizer(Normalizer::from_json(optional_member(root, "normalizer"))),
         pre_tokenizer(PreTokenizer::from_json(optional_member(root, "pre_tokenizer"))),
         post_processor(PostProcessor::from_json(optional_member(root, "post_processor"))),
         decoder(Decoder::from_json(optional_member(root, "decoder"))),
         model(checked_bpe(file), pre_tokenizer.byte_level()),
-        added(root, model.vocab(), normalizer) {
+        added(root, named, model.vocab(), normalizer) {
     fill_tokens();
     char_table();
     track_always = pre_tokenizer.needs_origins() && !normalizer.empty();
   }
 
   void fill_tokens();
-  void apply_config(const std::string& text, const std::string& name);
-  void apply_special_tokens(const Json& tokens);
+  void apply_config(const JsonReader& config);
+  void warn_of_ignored_keys(const JsonReader& config) const;
   void encode(std::string_view text, const EncodeOptions& options, std::vector<TokenId>& ids, Offsets* offsets) const;
   std::optional<TokenId> find(std::string_view token) const;
   std::optional<TokenId> token_from_config(const JsonReader& config, const char* key) const;
@@ -83,7 +91,7 @@ struct Tokenizer::State {
   BpeModel model;
   AddedTokens added;
   std::vector<std::string> tokens;   // by id
-  std::vector<uint8_t> token_flags;  // by id: 1 exists, 2 special
+  std::vector<uint8_t> token_flags;  // by id, of kExists, kSpecial and kAdded
   std::optional<TokenId> bos, eos, pad;
   bool track_always = false;
   mutable ScratchPool scratch_pool;
@@ -118,7 +126,8 @@ void Tokenizer::State::fill_tokens() {
   token_flags.resize(tokens.size());
   const auto set = [&](const std::string& token, TokenId id) {
     tokens[static_cast<size_t>(id)] = token;
-    token_flags[static_cast<size_t>(id)] = added.is_special(token) ? 3 : 1;
+    token_flags[static_cast<size_t>(id)] = static_cast<uint8_t>(kExists | (added.is_special(token) ? kSpecial : 0) |
+                                                                (added.ids().contains(token) ? kAdded : 0));
   };
   for (const auto& [token, id] : model.vocab().tokens()) set(token, id);
   for (const auto& [id, token] : added.strings()) set(token, id);
@@ -136,24 +145,38 @@ std::optional<TokenId> Tokenizer::State::token_from_config(const JsonReader& con
   return find(node.is_object() ? node.string("content") : node.as_string());
 }
 
-void Tokenizer::State::apply_config(const std::string& text, const std::string& name) {
-  const Json json = parse_json_object(text, "[text.load] " + name, kConfigLimits);
-  const JsonReader config(json, "[text.load] " + name);
+void Tokenizer::State::apply_config(const JsonReader& config) {
   bos = token_from_config(config, "bos_token");
   eos = token_from_config(config, "eos_token");
   pad = token_from_config(config, "pad_token");
-  if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
-  std::vector<TokenId> before, after;
-  if (config.boolean("add_bos_token", false) && bos) before.push_back(*bos);
-  if (config.boolean("add_eos_token", false) && eos) after.push_back(*eos);
-  post_processor = PostProcessor::around(std::move(before), std::move(after));
+  warn_of_ignored_keys(config);
 }
 
-// Tokens by name, as special_tokens_of() finds them.
-void Tokenizer::State::apply_special_tokens(const Json& tokens) {
-  for (const auto& [name, id] : {std::pair("bos_token", &bos), {"eos_token", &eos}, {"pad_token", &pad}}) {
-    if (tokens.contains(name)) *id = find(tokens[name].get_ref<const std::string&>());
-  }
+// Versions of transformers before 5 made the post-processor of some classes from these keys.
+void Tokenizer::State::warn_of_ignored_keys(const JsonReader& config) const {
+  if (!config.has("add_bos_token") && !config.has("add_eos_token")) return;
+  const bool wants_bos = config.boolean("add_bos_token", false) && bos;
+  const bool wants_eos = config.boolean("add_eos_token", false) && eos;
+  constexpr TokenId kText = -1;
+  std::vector<TokenId> found = {kText}, wanted = {kText};
+  const std::string text_name = "TEXT";
+  const auto name_of = [&](TokenId id) -> const std::string& {
+    const auto index = static_cast<size_t>(id);
+    return id >= 0 && index < tokens.size() ? tokens[index] : text_name;
+  };
+  post_processor.apply(/*add_special_tokens=*/true, "", found, nullptr, name_of);
+  if (wants_bos) wanted.insert(wanted.begin(), *bos);
+  if (wants_eos) wanted.push_back(*eos);
+  if (found == wanted) return;
+  const auto spelled = [&](const std::vector<TokenId>& ids) {
+    std::string line;
+    for (const TokenId id : ids) line += (line.empty() ? "" : " ") + escape(name_of(id), kShownTokenBytes);
+    return line;
+  };
+  log_warning(
+      "{}: add_bos_token and add_eos_token are ignored, as in transformers 5: a text becomes '{}' by tokenizer.json, "
+      "not '{}'. A model that was trained otherwise wants another post_processor in tokenizer.json.",
+      config.name(), spelled(found), spelled(wanted));
 }
 
 void Tokenizer::State::Run::whole(std::string_view text) {
@@ -262,24 +285,40 @@ void check_tokenizer_is_there(const std::filesystem::path& dir) {
         dir.string());
 }
 
+// tokenizer_config.json with the tokens of special_tokens_map.json where that file has others.
+Json config_of_tokenizer(const std::filesystem::path& dir, const std::filesystem::path& path,
+                         const std::string& where) {
+  Json config = Json::object();
+  if (std::filesystem::exists(path)) {
+    config = parse_json_object(read_file(path, kConfigLimits.max_bytes), where, kConfigLimits);
+  }
+  if (!std::filesystem::exists(dir / "special_tokens_map.json")) return config;
+  for (const auto& [name, text] : special_tokens_of(dir, config).items()) {
+    const auto found = config.find(name);
+    const bool is_object = found != config.end() && found->is_object();  // with flags, which stay
+    if (!is_object || found->value("content", Json()) != text) config[name] = text;
+  }
+  return config;
+}
+
 }  // namespace
 
 Tokenizer Tokenizer::from_folder(const std::filesystem::path& dir) {
   const auto path = dir / "tokenizer.json";
   check_tokenizer_is_there(dir);
-  auto state = std::make_shared<State>(parse_tokenizer_file(read_file(path, kMaxFileBytes), path.string()));
-  const auto config = dir / "tokenizer_config.json";
-  if (std::filesystem::exists(config)) state->apply_config(read_file(config, kConfigLimits.max_bytes), config.string());
-  if (std::filesystem::exists(dir / "special_tokens_map.json")) {
-    const auto text = std::filesystem::exists(config) ? read_file(config, kConfigLimits.max_bytes) : "{}";
-    state->apply_special_tokens(
-        special_tokens_of(dir, parse_json_object(text, "[text.load] " + config.string(), kConfigLimits)));
-  }
+  auto file = parse_tokenizer_file(read_file(path, kMaxFileBytes), path.string());
+  const auto config_path = dir / "tokenizer_config.json";
+  const auto where = "[text.load] " + config_path.string();
+  const Json json = config_of_tokenizer(dir, config_path, where);
+  const JsonReader config(json, where);
+  const auto named = named_tokens(config, file.root());
+  auto state = std::make_shared<State>(std::move(file), named);
+  state->apply_config(config);
   return Tokenizer(std::move(state));
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, std::string name) {
-  return Tokenizer(std::make_shared<State>(parse_tokenizer_file(json, std::move(name))));
+  return Tokenizer(std::make_shared<State>(parse_tokenizer_file(json, std::move(name)), std::vector<AddedToken>()));
 }
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, const EncodeOptions& options) const {
@@ -300,7 +339,7 @@ std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special_to
   for (const TokenId id : ids) {
     const auto index = static_cast<size_t>(id);
     if (id < 0 || index >= state_->tokens.size() || !state_->token_flags[index]) continue;
-    if (!skip_special_tokens || state_->token_flags[index] != 3) tokens.push_back(state_->tokens[index]);
+    if (!skip_special_tokens || !(state_->token_flags[index] & kSpecial)) tokens.push_back(state_->tokens[index]);
   }
   return state_->decoder.decode(std::move(tokens));
 }
@@ -327,7 +366,12 @@ std::optional<TokenId> Tokenizer::pad_id() const { return state_->pad; }
 
 bool Tokenizer::is_special(TokenId id) const {
   const auto index = static_cast<size_t>(id);
-  return id >= 0 && index < state_->tokens.size() && state_->token_flags[index] == 3;
+  return id >= 0 && index < state_->tokens.size() && (state_->token_flags[index] & kSpecial) != 0;
+}
+
+bool Tokenizer::is_added(TokenId id) const {
+  const auto index = static_cast<size_t>(id);
+  return id >= 0 && index < state_->tokens.size() && (state_->token_flags[index] & kAdded) != 0;
 }
 
 std::vector<std::pair<size_t, size_t>> Tokenizer::special_tokens_in(std::string_view text) const {

@@ -49,7 +49,8 @@ struct Encoding {
 class Tokenizer {
  public:
   // DIR/tokenizer.json, and DIR/tokenizer_config.json and special_tokens_map.json where they are there: bos, eos and
-  // pad token, and add_bos_token / add_eos_token, which replace the file's post-processor as transformers does.
+  // pad token, and which tokens are special, as transformers 5 reads them. Like it, "add_bos_token" and "add_eos_token"
+  // are ignored beside the first file, with a warning where texts get other tokens for it.
   static Tokenizer from_folder(const std::filesystem::path& dir);
   // `name` stands for the file in error messages.
   static Tokenizer from_json(std::string_view json, std::string name);
@@ -72,6 +73,8 @@ class Tokenizer {
   std::optional<TokenId> eos_id() const;
   std::optional<TokenId> pad_id() const;
   bool is_special(TokenId id) const;
+  // Found in a text as a whole, before it is cut into words. Special tokens are such tokens.
+  bool is_added(TokenId id) const;
   // Where a special token is written in a text, overlapping ones too: half-open byte ranges.
   std::vector<std::pair<size_t, size_t>> special_tokens_in(std::string_view text) const;
   // Likewise of all added tokens, the longest at each place: those too that are not called special (<tool_call>).

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/utf8.h"
+#include "tessera/base/warning_log.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
 
@@ -120,23 +121,94 @@ TEST(Tokenizer, SpecialTokensAreParsedOnlyWhenAsked) {
   EXPECT_EQ(tokenizer.id_to_token(added), "bc");
 }
 
-TEST(Tokenizer, ConfigNamesBosAndReplacesThePostProcessor) {
+TEST(Tokenizer, ConfigNamesBosEosAndPad) {
   testing::TempFolder folder;
   auto file = character_file();
   file["model"]["vocab"]["<s>"] = 20;
   file["model"]["vocab"]["</s>"] = 21;
   file["added_tokens"] = {special("<s>"), special("</s>")};
   publish_file(folder / "tokenizer.json", file.dump());
-  EXPECT_EQ(Tokenizer::from_folder(folder.path()).encode("ab"), Ids{6});
   publish_file(folder / "tokenizer_config.json",
-               R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null, "add_bos_token": true})");
+               R"({"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": null})");
   const auto tokenizer = Tokenizer::from_folder(folder.path());
   EXPECT_EQ(tokenizer.bos_id(), 20);
   EXPECT_EQ(tokenizer.eos_id(), 21);
   EXPECT_EQ(tokenizer.pad_id(), std::nullopt);
-  EXPECT_EQ(tokenizer.encode("ab"), (Ids{20, 6}));
-  EXPECT_EQ(tokenizer.encode("ab", {.add_special_tokens = false}), Ids{6});
-  EXPECT_EQ(tokenizer.encode_with_offsets("ab").offsets, (std::vector<std::pair<size_t, size_t>>{{0, 0}, {0, 2}}));
+  EXPECT_EQ(tokenizer.encode("ab"), Ids{6}) << "the post-processor alone adds tokens";
+}
+
+// As transformers 5 does, where older versions made a post-processor of both keys.
+TEST(Tokenizer, KeysThatAddTokensAreIgnoredAndToldOnceWhereTheyMatter) {
+  const Json adds_bos = {
+      {"type", "TemplateProcessing"},
+      {"single", {{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+      {"pair", Json::array()},
+      {"special_tokens", {{"<s>", {{"id", "<s>"}, {"ids", {20}}, {"tokens", {"<s>"}}}}}}};
+  struct Case {
+    bool file_adds_bos;
+    const char* keys;
+    bool told;
+  };
+  for (const auto& each :
+       {Case{false, R"("add_bos_token": true)", true}, Case{false, R"("add_bos_token": false)", false},
+        Case{true, R"("add_bos_token": true, "add_eos_token": false)", false},
+        Case{true, R"("add_bos_token": false)", true}, Case{true, R"("add_eos_token": true)", true},
+        Case{true, R"("add_bos_token": true, "add_eos_token": true)", true},
+        Case{false, R"("add_bos_token": null)", false}, Case{true, R"("x": 1)", false}}) {
+    SCOPED_TRACE(each.keys);
+    testing::TempFolder folder;
+    auto file = character_file();
+    file["model"]["vocab"]["<s>"] = 20;
+    file["model"]["vocab"]["</s>"] = 21;
+    file["added_tokens"] = {special("<s>"), special("</s>")};
+    if (each.file_adds_bos) file["post_processor"] = adds_bos;
+    publish_file(folder / "tokenizer.json", file.dump());
+    publish_file(folder / "tokenizer_config.json",
+                 std::string(R"({"bos_token": "<s>", "eos_token": "</s>", )") + each.keys + "}");
+    WarningLog warnings;
+    const auto tokenizer = Tokenizer::from_folder(folder.path());
+    EXPECT_EQ(tokenizer.encode("ab"), (each.file_adds_bos ? Ids{20, 6} : Ids{6}));
+    const auto told = warnings.take();
+    ASSERT_EQ(told.size(), each.told ? 1U : 0U);
+    if (each.told) {
+      EXPECT_NE(told[0].find("add_bos_token and add_eos_token are ignored"), std::string::npos) << told[0];
+    }
+  }
+}
+
+// Trial 59a: a token that the config names is special, and found in a text as a whole, whatever tokenizer.json says.
+TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
+  const auto tokenizer_of = [](const Json& added, const char* config) {
+    testing::TempFolder folder;
+    auto file = character_file();
+    file["model"]["vocab"]["<end>"] = 20;
+    file["model"]["vocab"]["<pad>"] = 21;
+    file["added_tokens"] = added;
+    publish_file(folder / "tokenizer.json", file.dump());
+    publish_file(folder / "tokenizer_config.json", config);
+    return Tokenizer::from_folder(folder.path());
+  };
+  auto plain = special("<end>");
+  plain["special"] = false;
+  for (const auto& added : {Json::array(), Json::array({plain})}) {
+    for (const char* config : {R"({"eos_token": "<end>"})", R"({"pad_token": {"content": "<end>", "lstrip": false}})",
+                               R"({"extra_special_tokens": ["<end>"]})", R"({"additional_special_tokens": ["<end>"]})",
+                               R"({"added_tokens_decoder": {"20": {"content": "<end>", "special": true}}})"}) {
+      SCOPED_TRACE(config);
+      const auto tokenizer = tokenizer_of(added, config);
+      EXPECT_TRUE(tokenizer.is_special(20));
+      EXPECT_TRUE(tokenizer.is_added(20));
+      EXPECT_FALSE(tokenizer.is_added(21));
+      EXPECT_EQ(tokenizer.encode("ab<end>ab"), (Ids{6, 20, 6}));
+      EXPECT_EQ(tokenizer.decode(Ids{6, 20}), "ab");
+      EXPECT_EQ(tokenizer.special_tokens_in("a<end>").size(), 1U);
+    }
+    const auto tokenizer = tokenizer_of(added, R"({"eos_token": "<other>", "x_token": true, "bos_token": null})");
+    EXPECT_FALSE(tokenizer.is_special(20));
+    EXPECT_EQ(tokenizer.is_added(20), !added.empty());
+    EXPECT_EQ(tokenizer.eos_id(), std::nullopt) << "no token of the model";
+    EXPECT_EQ(tokenizer.vocab_size(), 356U);
+  }
 }
 
 TEST(Tokenizer, FolderWithoutTheFileIsAnIoErrorThatNamesIt) {

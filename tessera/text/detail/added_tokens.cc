@@ -145,13 +145,22 @@ void AddedMatcher::split(std::string_view text, const AddedWanted& wanted, std::
   if (done < text.size()) part(done, text.size(), AddedPart::kText);
 }
 
-AddedTokens::AddedTokens(const JsonReader& root, const TokenTable& vocab, const Normalizer& normalizer) {
-  if (!root.has("added_tokens")) return;
+AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> named, const TokenTable& vocab,
+                         const Normalizer& normalizer) {
   std::vector<AddedToken> special, plain;
   std::unordered_map<int32_t, AddedToken> by_id;
   int64_t largest = -1;  // of added ids
   std::vector<AddedToken> tokens;
-  for (const auto& item : root.at("added_tokens").items()) tokens.push_back(read_token(item));
+  if (root.has("added_tokens")) {
+    for (const auto& item : root.at("added_tokens").items()) tokens.push_back(read_token(item));
+  }
+  std::unordered_set<std::string> listed_contents;
+  for (const auto& token : tokens) listed_contents.insert(token.content);
+  for (const auto& token : named) {
+    const bool known = listed_contents.contains(token.content) || vocab.find(token.content) != TokenTable::kNone;
+    if (known) tokens.push_back(token);
+  }
+  if (tokens.empty()) return;
   for (const auto& token : tokens) {
     if (token.special && !token.content.empty() && special_.insert(token.content).second) special.push_back(token);
   }

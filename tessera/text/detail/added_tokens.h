@@ -1,7 +1,7 @@
 // Added tokens: strings that are found in the text before (or, when `normalized`, after) normalization and become one
 // id.
 //
-//   AddedTokens added(file.root(), vocab, normalizer);
+//   AddedTokens added(file.root(), named, vocab, normalizer);
 //   added.raw().split(text, {.parse_special = true}, parts);
 //   for (const AddedPart& part : parts) part.id == AddedPart::kText ? ... : ...
 //
@@ -75,8 +75,11 @@ class AddedMatcher {
 
 class AddedTokens {
  public:
-  // Ids as upstream gives them: the model's for a token that is in its vocabulary, else the next free one.
-  AddedTokens(const JsonReader& root, const TokenTable& vocab, const Normalizer& normalizer);
+  // Ids as upstream gives them: the model's for a token that is in its vocabulary, else the next free one. `named` are
+  // tokens of tokenizer_config.json (named_tokens.h), which come behind those of the file; one that neither the file
+  // nor the vocabulary has is left out, since the model may have no row for it.
+  AddedTokens(const JsonReader& root, std::span<const AddedToken> named, const TokenTable& vocab,
+              const Normalizer& normalizer);
 
   const AddedMatcher& raw() const { return raw_; }
   const AddedMatcher& normalized() const { return normalized_; }

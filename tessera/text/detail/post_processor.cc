@@ -60,15 +60,6 @@ PostProcessor PostProcessor::from_json(const JsonReader& node) {
   return result;
 }
 
-PostProcessor PostProcessor::around(std::vector<int32_t> before, std::vector<int32_t> after) {
-  PostProcessor result;
-  Stage stage;
-  stage.before = std::move(before);
-  stage.after = std::move(after);
-  result.stages_.push_back(std::move(stage));
-  return result;
-}
-
 void PostProcessor::add(const JsonReader& node) {
   const std::string type = node.string("type");
   if (type == "Sequence") {

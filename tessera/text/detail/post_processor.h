@@ -22,8 +22,6 @@ using Offsets = std::vector<std::pair<size_t, size_t>>;
 class PostProcessor {
  public:
   static PostProcessor from_json(const JsonReader& node);  // null: nothing to do
-  // What transformers builds from add_bos_token and add_eos_token.
-  static PostProcessor around(std::vector<int32_t> before, std::vector<int32_t> after);
 
   // `text` is what was encoded; `offsets` may be null. `token_of` gives the string of an id.
   void apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,

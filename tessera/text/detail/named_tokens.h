@@ -1,0 +1,16 @@
+// Added tokens that tokenizer_config.json names beside those of tokenizer.json.
+#pragma once
+
+#include <vector>
+
+#include "tessera/text/detail/added_tokens.h"
+
+namespace tessera::text {
+
+// As transformers 5 adds them, in its order: those of "added_tokens_decoder", then "bos_token", "eos_token" and every
+// other key of that ending, then "extra_special_tokens" or "additional_special_tokens". All but the first are special,
+// with the flags that the decoder or else tokenizer.json (`file`) has for their text. Ids are not set. Error kFormat
+// for values of the wrong type.
+std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader& file);
+
+}  // namespace tessera::text
