@@ -10,17 +10,13 @@
 #include "tessera/base/json.h"
 #include "tessera/base/quote.h"
 #include "tessera/base/warn_once.h"
+#include "tessera/formats/folder_links.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 constexpr JsonLimits kIndexLimits{.max_bytes = size_t{256} << 20, .max_depth = 16, .max_keys = 4'000'000};
-
-bool lies_in(const fs::path& file, const fs::path& folder) {
-  const auto relative = file.lexically_relative(folder);
-  return !relative.empty() && *relative.begin() != "..";
-}
 
 // The shard's path. A name with a folder in it, or a link that leads elsewhere, is refused.
 fs::path shard_path(const fs::path& dir, const std::string& name, const std::string& index_name) {
@@ -32,14 +28,9 @@ fs::path shard_path(const fs::path& dir, const std::string& name, const std::str
   TESSERA_CHECK(fs::exists(dir / shard), ErrorKind::kIo,
                 "[safetensors] {}: names the file {}, which is not there. Fetch the folder again.", index_name,
                 quote(name));
-  std::error_code error;
-  const auto real_dir = fs::canonical(dir, error);
-  const auto real_file = fs::canonical(dir / shard, error);
-  const bool hub_cache = real_dir.parent_path().filename() == "snapshots" &&
-                         lies_in(real_file, real_dir.parent_path().parent_path() / "blobs");
-  TESSERA_CHECK(!error && (lies_in(real_file, real_dir) || hub_cache), ErrorKind::kFormat,
-                "[safetensors] {}: the file {} leads outside the folder, to {}", index_name, quote(name),
-                real_file.string());
+  const auto place = follow_links(dir, shard);
+  TESSERA_CHECK(place.is_inside, ErrorKind::kFormat, "[safetensors] {}: the file {} leads outside the folder, to {}",
+                index_name, quote(name), place.real.string());
   return dir / shard;
 }
 

@@ -1,0 +1,24 @@
+#include "tessera/formats/folder_links.h"
+
+namespace tessera {
+namespace {
+
+bool lies_below(const std::filesystem::path& file, const std::filesystem::path& folder) {
+  const auto relative = file.lexically_relative(folder);
+  return !relative.empty() && *relative.begin() != "..";
+}
+
+}  // namespace
+
+LinkedPlace follow_links(const std::filesystem::path& dir, const std::filesystem::path& name) {
+  std::error_code error;
+  const auto folder = std::filesystem::canonical(dir, error);
+  if (error) return {};
+  const auto file = std::filesystem::canonical(dir / name, error);
+  if (error) return {};
+  const auto cache = folder.parent_path();
+  const bool is_blob = cache.filename() == "snapshots" && lies_below(file, cache.parent_path() / "blobs");
+  return {file, is_blob || lies_below(file, folder)};
+}
+
+}  // namespace tessera
