@@ -122,7 +122,10 @@ void add_model_flags(CLI::App& app, std::string& model, std::string& device) {
 }
 
 void add_row_dtype_flag(CLI::App& app, std::string& dtype) {
-  app.add_option("--dtype", dtype, "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored)");
+  app.add_option(
+      "--dtype", dtype,
+      "Weights in memory: float32, bfloat16, float16, int8 or int4 (default: as stored; those of a quantised "
+      "GGUF file as float32)");
 }
 
 void add_context_flag(CLI::App& app, int64_t& context_tokens) {

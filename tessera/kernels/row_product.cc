@@ -12,6 +12,7 @@
 namespace tessera {
 namespace {
 
+using detail::Float16;
 using detail::Q4Block;
 
 constexpr int64_t kLeastWork = 1 << 16;  // products of a thread's share
@@ -26,12 +27,18 @@ void multiply(const float* x, int64_t m, const RowWeight& weight, int64_t first,
       return kernels.float32(x, m, k, static_cast<const float*>(data) + first * k, scales, count, k, y + first, n);
     case RowDtype::kBFloat16:
       return kernels.bfloat16(x, m, k, static_cast<const uint16_t*>(data) + first * k, scales, count, k, y + first, n);
+    case RowDtype::kFloat16:
+      return kernels.float16(x, m, k, static_cast<const Float16*>(data) + first * k, scales, count, k, y + first, n);
     case RowDtype::kInt8:
       return kernels.int8(x, m, k, static_cast<const int8_t*>(data) + first * k, scales, count, k, y + first, n);
     case RowDtype::kInt4:
       return kernels.q4(x, m, k, static_cast<const Q4Block*>(data) + first * (k / Q4Block::kElements), scales, count, k,
                         y + first, n);
   }
+}
+
+c10::ScalarType element_type(RowDtype dtype) {
+  return dtype == RowDtype::kFloat32 ? at::kFloat : dtype == RowDtype::kFloat16 ? at::kHalf : at::kBFloat16;
 }
 
 at::Tensor q4_blocks_of(const at::Tensor& weight) {
@@ -76,7 +83,7 @@ RowWeight RowWeight::of(const at::Tensor& weight, RowDtype dtype) {
     return made;
   }
   if (dtype != RowDtype::kInt8) {
-    made.values_ = weight.detach().to(dtype == RowDtype::kFloat32 ? at::kFloat : at::kBFloat16).contiguous();
+    made.values_ = weight.detach().to(element_type(dtype)).contiguous();
     return made;
   }
   made.values_ = at::empty(weight.sizes(), at::kChar);

@@ -36,6 +36,27 @@ TEST(RowProduct, IsTheLinearOfTheSameWeights) {
   }
 }
 
+// Of every fp16 but those that are no number: subnormal ones, too.
+TEST(RowProduct, SixteenBitsOfFp16AreComputedAsTheValuesTheyStandFor) {
+  const int64_t in = 83;
+  auto bits = at::empty({1024, in}, at::kShort);
+  for (int64_t i = 0; i < bits.numel(); ++i) {
+    auto each = static_cast<uint16_t>(i * 40503);
+    if ((each & 0x7C00) == 0x7C00) each &= 0x83FF;
+    bits.data_ptr<int16_t>()[i] = static_cast<int16_t>(each);
+  }
+  const auto half = bits.view(at::kHalf);
+  const auto weight = RowWeight::of(half, RowDtype::kFloat16);
+  EXPECT_EQ(weight.values().const_data_ptr(), half.const_data_ptr()) << "a copy was made";
+  EXPECT_TRUE(at::equal(weight.widened(), half.to(at::kFloat)));
+  const auto wide = RowWeight::of(half, RowDtype::kFloat32);
+  for (const int64_t rows : {1, 2, 4, 6, 8, 13, 16, 40}) {
+    const auto x = numbers({rows, in}, 5);
+    EXPECT_TRUE(at::equal(row_product(x, weight), row_product(x, wide))) << rows;
+  }
+  EXPECT_EQ(RowWeight::of(numbers({3, 5}, 1), RowDtype::kFloat16).values().nbytes(), 30U);
+}
+
 TEST(RowProduct, EightBitsAreWithinHalfAStep) {
   const auto weight = numbers({21, 70}, 4);
   weight[3].zero_();
@@ -97,7 +118,8 @@ TEST(RowProduct, FourBitsRefuseWhatTheyCannotHoldAndLeaveRowsOfNoWholeBlocksToEi
 }
 
 TEST(RowProduct, ARowHasTheSameBitsWhateverIsBesideIt) {
-  for (const auto dtype : {RowDtype::kFloat32, RowDtype::kBFloat16, RowDtype::kInt8, RowDtype::kInt4}) {
+  for (const auto dtype :
+       {RowDtype::kFloat32, RowDtype::kBFloat16, RowDtype::kFloat16, RowDtype::kInt8, RowDtype::kInt4}) {
     const int64_t in = dtype == RowDtype::kInt4 ? 96 : 83;
     const auto x = numbers({61, in}, 5);
     const auto weight = RowWeight::of(numbers({101, in}, 6), dtype);
@@ -211,6 +233,10 @@ TEST(RowKernels, AllInstructionsComputeTheSameUpToRounding) {
     kernels->float32(x.const_data_ptr<float>(), 9, 75, weight.const_data_ptr<float>(), nullptr, 31, 75,
                      y.data_ptr<float>(), 31);
     EXPECT_LT((y - at::linear(x, weight)).abs().max().item<double>(), 1e-4) << kernels->name;
+    const auto half = weight.to(at::kHalf);
+    kernels->float16(x.const_data_ptr<float>(), 9, 75, static_cast<const detail::Float16*>(half.const_data_ptr()),
+                     nullptr, 31, 75, y.data_ptr<float>(), 31);
+    EXPECT_LT((y - at::linear(x, half.to(at::kFloat))).abs().max().item<double>(), 1e-4) << kernels->name;
     const auto blocks = RowWeight::of(numbers({31, 96}, 3), RowDtype::kInt4);
     const auto wide = numbers({9, 96}, 4);
     kernels->q4(wide.const_data_ptr<float>(), 9, 96,

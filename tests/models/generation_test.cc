@@ -380,7 +380,7 @@ TEST_F(Constrained, SampledTextsAreAllTakenAlsoAmongOthersAndWhenPagesAreGivenBa
 TEST(RowModel, SmallerWeightsGiveWhatTheirValuesGiveAndKeepTheSameBits) {
   TESSERA_CPU_ONLY("weights of models in rows are packed for the CPU's products");
   const std::string whole_blocks = R"("hidden_size": 32, "intermediate_size": 64)";
-  for (const auto dtype : {RowDtype::kBFloat16, RowDtype::kInt8, RowDtype::kInt4}) {
+  for (const auto dtype : {RowDtype::kBFloat16, RowDtype::kFloat16, RowDtype::kInt8, RowDtype::kInt4}) {
     const auto model = row_model(whole_blocks, dtype);
     const auto alone = run_alone(model, tokens_from(1, 20), 12);
     const auto expected = run_alone(rounded_model(whole_blocks, dtype), tokens_from(1, 20), 12);

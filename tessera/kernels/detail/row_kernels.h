@@ -11,6 +11,11 @@ template <class Weight>
 using RowProducts = void (*)(const float* x, int64_t m, int64_t x_stride, const Weight* weight, const float* scales,
                              int64_t n, int64_t k, float* y, int64_t y_stride);
 
+// A weight in fp16, whose bits a bfloat16 would be otherwise.
+struct Float16 {
+  uint16_t bits;
+};
+
 // 32 weights in GGUF's Q4_1: element i is d * (the low half of codes[i]) + m, element 16 + i of the upper half. Exact
 // in fp32 but for the sum's rounding: d is fp16 and a code has four bits.
 struct Q4Block {
@@ -41,6 +46,7 @@ struct RowKernels {
   const char* name;
   RowProducts<float> float32;
   RowProducts<uint16_t> bfloat16;
+  RowProducts<Float16> float16;
   RowProducts<int8_t> int8;
   RowProducts<Q4Block> q4;  // k: whole blocks; no scales
   void (*attend)(const PagedHead& head);

@@ -1,6 +1,7 @@
 #include "tessera/kernels/detail/row_kernels.h"
 
 #if defined(__x86_64__)
+#include <c10/util/Half.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -24,6 +25,7 @@ struct Halves {
 
 inline float widened(float value) { return value; }
 inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
 inline float widened(int8_t value) { return value; }
 
 ROW_TARGET inline Lanes zero() { return _mm512_setzero_ps(); }
@@ -32,6 +34,9 @@ ROW_TARGET inline Lanes load(const float* from) { return _mm512_loadu_ps(from); 
 ROW_TARGET inline Lanes load(const uint16_t* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+ROW_TARGET inline Lanes load(const Float16* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 ROW_TARGET inline Lanes load(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
@@ -66,8 +71,8 @@ ROW_TARGET inline float sum(Lanes lanes) {
 
 const RowKernels& avx512_row_kernels() {
   using namespace avx512_rows;
-  static constexpr RowKernels kernels{"avx512",    products<float>, products<uint16_t>, products<int8_t>, q4_products,
-                                      attend_head, gate_row};
+  static constexpr RowKernels kernels{"avx512",         products<float>, products<uint16_t>, products<Float16>,
+                                      products<int8_t>, q4_products,     attend_head,        gate_row};
   return kernels;
 }
 

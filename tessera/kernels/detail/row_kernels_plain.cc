@@ -23,6 +23,7 @@ struct Lanes {
 
 inline float widened(float value) { return value; }
 inline float widened(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+inline float widened(Float16 value) { return c10::detail::fp16_ieee_to_fp32_value(value.bits); }
 inline float widened(int8_t value) { return value; }
 
 inline Lanes fill(float value) {
@@ -74,8 +75,8 @@ inline float sum(const Lanes& lanes) {
 
 const RowKernels& plain_row_kernels() {
   using namespace plain_rows;
-  static constexpr RowKernels kernels{"plain",     products<float>, products<uint16_t>, products<int8_t>, q4_products,
-                                      attend_head, gate_row};
+  static constexpr RowKernels kernels{"plain",          products<float>, products<uint16_t>, products<Float16>,
+                                      products<int8_t>, q4_products,     attend_head,        gate_row};
   return kernels;
 }
 

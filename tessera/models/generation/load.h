@@ -16,8 +16,8 @@
 namespace tessera {
 
 // dtype: "" as stored, "float32", "bfloat16", "float16", "int8", "int4" (both CPU alone). On the CPU the dtype is that
-// of weights in memory, computed with in float32, and the model is in rows (row_model.h): float16 takes the room of
-// float32 there. Error kConfig for any other dtype, and for int8 and int4 elsewhere.
+// of weights in memory, computed with in float32, and the model is in rows (row_model.h). Error kConfig for any other
+// dtype, and for int8 and int4 elsewhere.
 std::shared_ptr<CausalLM> load_for_generation(const std::filesystem::path& dir, const std::string& dtype,
                                               c10::Device device);
 // kInt8 or kInt4 where --dtype names one of them.

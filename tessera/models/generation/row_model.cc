@@ -147,7 +147,14 @@ void exchange_children(nn::Module& parent, const ModelConfig& config, RowDtype d
 }  // namespace
 
 RowDtype stored_row_dtype(CausalLM& model) {
-  return model.parameters().front().scalar_type() == at::kBFloat16 ? RowDtype::kBFloat16 : RowDtype::kFloat32;
+  switch (model.parameters().front().scalar_type()) {
+    case at::kBFloat16:
+      return RowDtype::kBFloat16;
+    case at::kHalf:
+      return RowDtype::kFloat16;
+    default:
+      return RowDtype::kFloat32;
+  }
 }
 
 void make_row_model(CausalLM& model, RowDtype dtype) {
