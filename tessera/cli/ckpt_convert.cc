@@ -16,6 +16,7 @@
 #include "tessera/formats/torch/dcp_folder.h"
 #include "tessera/formats/torch/torch_save_writer.h"
 #include "tessera/models/adapters.h"
+#include "tessera/models/end_tokens.h"
 #include "tessera/models/gguf_convert.h"
 #include "tessera/models/weights.h"
 #include "tessera/train/model_source.h"
@@ -178,6 +179,7 @@ void merge_adapter(const fs::path& source, const fs::path& destination, const Co
   add_adapters(*model, adapters);
   load_adapters(*model, options.adapter);
   save_pretrained(*model, destination, source, {.dtype = parse_weights_dtype(options), .merge_adapters = true});
+  write_end_tokens(destination, end_tokens(source, model->config()), model->config());
 }
 
 }  // namespace

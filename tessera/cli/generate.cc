@@ -19,6 +19,7 @@
 #include "tessera/cli/verbs.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
+#include "tessera/models/end_tokens.h"
 #include "tessera/models/generation/load.h"
 #include "tessera/models/generation/text_stream.h"
 #include "tessera/models/model_path.h"
@@ -133,7 +134,7 @@ bool write_piece(const std::string& piece) {
 
 void run_prompt(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                 const Prompts& prompts, const std::vector<int64_t>& prompt) {
-  TextStream stream(prompts.tokenizer(), flags.stop);
+  TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
   std::vector<int64_t> tokens;
   std::string text;
   generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {
@@ -163,9 +164,9 @@ Prompts::Prompts(const GenerateFlags& flags) : tokenizer_(text::Tokenizer::from_
     form_ = std::make_shared<text::GrammarMasks>(std::move(build).finish(root),
                                                  std::make_shared<const text::SortedVocabulary>(tokenizer_));
   }
-  if (!flags.chat) return;
-  chat_ = text::ChatTemplate::from_folder(flags.model);
-  TESSERA_CHECK(chat_, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.", flags.model);
+  chat_ = flags.chat ? text::ChatTemplate::from_folder(flags.model) : find_chat_template(flags.model);
+  TESSERA_CHECK(chat_ || !flags.chat, ErrorKind::kConfig, "[generate] {}: holds no chat template. Leave out --chat.",
+                flags.model);
 }
 
 GenerationOptions Prompts::of_sequence(const GenerationOptions& options) const {
@@ -219,6 +220,8 @@ int run_generate(VerbArguments args) {
   std::vector<int64_t> prompt;
   std::optional<int64_t> cache;  // of a prompt that is known; alike on all ranks
   const Prompts prompts(flags);
+  options.stop_tokens = end_tokens(flags.model, config, prompts.tokenizer(), prompts.chat());
+  if (first) warn_of_unlisted_ends(flags.model, config, prompts.tokenizer(), options.stop_tokens);
   const auto read_prompt = [&] {
     const auto text = *flags.prompt == "-" ? read_standard_input("--prompt") : *flags.prompt;
     prompt = flags.chat ? prompts.of_messages(messages_of(flags, text)) : prompts.of_text(text);

@@ -113,7 +113,8 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
   auto& engine = generator.engine();
   while (next < jobs.size() || !answers.empty()) {
     while (next < jobs.size() && answers.size() < kAtOnce) {
-      auto& answer = answers.emplace_back(Answer{&jobs[next++], TextStream(prompts.tokenizer(), flags.stop)});
+      auto& answer =
+          answers.emplace_back(Answer{&jobs[next++], TextStream(prompts.tokenizer(), flags.stop, options.stop_tokens)});
       engine.add(request_of(answer, prompts.of_sequence(options)));
     }
     engine.step();

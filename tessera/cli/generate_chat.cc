@@ -76,7 +76,7 @@ void show(const std::string& text) {
 // What the model says to the messages.
 std::string answer(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                    const Prompts& prompts, const Json& messages) {
-  TextStream stream(prompts.tokenizer(), flags.stop);
+  TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
   std::string text;
   const auto prompt = prompts.of_messages(messages);
   const auto put = [&](const std::string& piece) {

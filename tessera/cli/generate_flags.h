@@ -27,12 +27,13 @@ struct GenerateFlags {
   std::optional<uint64_t> seed;
 };
 
-// Tokenizer and, where it is asked for, chat template of the model, and the form of its answers.
+// Tokenizer and chat template of the model, and the form of its answers.
 class Prompts {
  public:
   // Error kConfig where a chat is wanted and the folder has no template, and for a schema that is not supported.
   explicit Prompts(const GenerateFlags& flags);
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
+  const std::optional<text::ChatTemplate>& chat() const { return chat_; }
   // The ids that the model reads, with special tokens where the tokenizer or the template puts them.
   std::vector<int64_t> of_text(const std::string& text) const;
   std::vector<int64_t> of_messages(const Json& messages) const;

@@ -24,6 +24,7 @@
 #include "tessera/comm/rendezvous/device_choice.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/row_product.h"
+#include "tessera/models/end_tokens.h"
 #include "tessera/models/generation/shared_steps.h"
 #include "tessera/models/model_path.h"
 #include "tessera/serve/server.h"
@@ -170,17 +171,20 @@ int run_serve(VerbArguments args) {
                        .limits = flags.limits};
   served.defaults = GenerationOptions::from_folder(flags.model, served.config);
   set_context(flags.context_tokens, served.config, served.defaults);
+  served.defaults.stop_tokens = end_tokens(flags.model, served.config, served.tokenizer, served.chat);
   if (const auto code = launch_ranks("serve", args, flags.nproc)) return *code;
   EndSignals signals;
   const auto world = join_world({.nproc = flags.nproc});
   const bool first = world->rank() == 0, shared = world->size() > 1;
   std::optional<Listening> listening;
-  if (first) listening = listen_for(flags, token);
+  if (first) {
+    listening = listen_for(flags, token);
+    warn_of_unlisted_ends(flags.model, served.config, served.tokenizer, served.defaults.stop_tokens);
+  }
   const auto device = comm::choose_device(*world, {.setting = flags.device, .key = "--device"});
   const auto model = load_shared(flags.model, flags.dtype, served.config, device, world);
-  served.cache_tokens = flags.cache_tokens > 0
-                            ? flags.cache_tokens
-                            : shared_cache_tokens(*model, 8 * served.config.context_tokens, *world);
+  served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
+                                               : shared_cache_tokens(*model, 8 * served.config.context_tokens, *world);
   signals.serve();
   if (!first) {
     follow_steps(*model, *world->group());  // a signal is the first rank's business

@@ -10,6 +10,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
+#include "tessera/models/end_tokens.h"
 #include "tessera/models/generation/choice.h"
 
 namespace tessera {
@@ -83,7 +84,7 @@ void check_prompt(const ModelConfig& config, std::span<const int64_t> prompt, in
 
 GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& dir, const ModelConfig& config) {
   GenerationOptions options;
-  options.stop_tokens = config.eos_token_ids;
+  options.stop_tokens = listed_end_tokens(dir, config);
   const auto path = dir / "generation_config.json";
   if (!std::filesystem::exists(path)) return options;
   constexpr JsonLimits kLimits{.max_bytes = 1 << 20, .max_depth = 32};
@@ -91,7 +92,6 @@ GenerationOptions GenerationOptions::from_folder(const std::filesystem::path& di
   const auto where = "[models.generate] " + path.string();
   const Json json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);
   const JsonReader settings(json, where, ErrorKind::kConfig);
-  if (settings.has("eos_token_id")) options.stop_tokens = settings.integers("eos_token_id", 0, config.vocab_size - 1);
   options.max_new_tokens = settings.integer("max_new_tokens", options.max_new_tokens, 1, int64_t{1} << 40);
   options.temperature = settings.number("temperature", options.temperature, 0, kMost);
   options.top_k = settings.integer("top_k", options.top_k, 0, int64_t{1} << 40);

@@ -1,6 +1,7 @@
 // Continuing a sequence of tokens with a model.
 //
 //   auto options = GenerationOptions::from_folder(dir, model->config());
+//   options.stop_tokens = end_tokens(dir, model->config(), tokenizer, chat);                  // end_tokens.h
 //   options.max_new_tokens = 40;
 //   std::vector<int64_t> tokens = generate(*model, prompt, options);         // new tokens, the stop token included
 //
@@ -45,9 +46,10 @@ struct GenerationOptions {
   int64_t context_tokens = 0;   // of prompt and new tokens together, at most; 0: what the model's config says
   bool folder_samples = false;  // generation_config.json asks for sampling; `sample` decides
 
-  // Stop tokens and defaults of generation_config.json where DIR has one, else of the model's config. `sample` stays
-  // false whatever the file says: whoever samples asks for it. Settings that are not supported are named in a warning.
-  // Error kFormat for text that is no JSON object, kConfig for values out of range.
+  // Stop tokens and defaults of generation_config.json where DIR has one, else of the model's config. The stop tokens
+  // are those that one of the two files lists; end_tokens.h has all at which a text of the model ends. `sample` stays
+  // false whatever the file says: a caller that samples sets it. Settings that are not supported are named in a
+  // warning. Error kFormat for text that is no JSON object, kConfig for values out of range.
   static GenerationOptions from_folder(const std::filesystem::path& dir, const ModelConfig& config);
   // Error kConfig for values out of range.
   void check() const;

@@ -155,21 +155,31 @@ json config_of(const GgufKeys& keys, const ModelFamily& family, c10::ScalarType 
   return config;
 }
 
-// Where generation stops and starts; a second end token (end of turn) makes the end a list.
+// Where generation starts and stops; several end tokens make a list.
 json generation_config(const GgufFile& file, const json& config) {
   json result = {{"_from_model_config", true}};
   for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     if (config.contains(name)) result[name] = config[name];
   }
-  json ends = json::array();
-  if (config.contains("eos_token_id")) ends.push_back(config["eos_token_id"]);
-  for (const char* key : {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
-    const auto id = file.find_uint(key);
-    const bool valid = id && *id < config["vocab_size"].get<uint64_t>();
-    if (valid && std::find(ends.begin(), ends.end(), json(*id)) == ends.end()) ends.push_back(*id);
-  }
+  const auto ends = detail::gguf_end_tokens(file, config["vocab_size"].get<int64_t>());
+  if (ends.size() == 1) result["eos_token_id"] = ends.front();
   if (ends.size() > 1) result["eos_token_id"] = ends;
   return result;
+}
+
+// Known ends that the keys of the file leave out.
+void warn_of_unnamed_ends(const GgufFile& file, const json& config) {
+  const auto* tokens = file.find_strings("tokenizer.ggml.tokens");
+  std::vector<std::string> unnamed;
+  for (const uint64_t id : detail::gguf_end_tokens(file, config["vocab_size"].get<int64_t>())) {
+    const auto is_key = [&](const char* key) { return file.find_uint(key) == id; };
+    const bool named = is_key("tokenizer.ggml.eos_token_id") || is_key("tokenizer.ggml.eot_token_id") ||
+                       is_key("tokenizer.ggml.eom_token_id");
+    if (!named) unnamed.push_back(fmt::format("{} ({})", quote(tokens->at(id)), id));
+  }
+  if (unnamed.empty()) return;
+  log_warning("[gguf] {}: texts end at {}, too, which no key of the file lists, as in llama.cpp", file.path().string(),
+              fmt::join(unnamed, ", "));
 }
 
 // float32 when any tensor is quantised, otherwise what holds every matrix without loss. Routers are always F32: they
@@ -231,6 +241,7 @@ class GgufModel {
     publish_file(folder / "generation_config.json",
                  detail::json_text(generation_config(*file, config_), file->path().string(), 2));
     detail::write_tokenizer_files(*file, folder, parsed_.vocab_size, parsed_.max_position_embeddings);
+    warn_of_unnamed_ends(*file, config_);
   }
 
   std::shared_ptr<const GgufFile> file;

@@ -109,8 +109,9 @@ std::string linked_folder(const fs::path& gguf) {
                 "would be kept. Convert it with 'tessera ckpt convert FILE DIR' and name the folder.",
                 gguf.string());
   const auto file = fs::canonical(gguf);
-  const auto state =
-      fmt::format("{} {} {}", file.string(), fs::file_size(file), fs::last_write_time(file).time_since_epoch().count());
+  constexpr int kForm = 2;  // of the files in the folder; another one makes a new folder
+  const auto state = fmt::format("{} {} {} {}", kForm, file.string(), fs::file_size(file),
+                                 fs::last_write_time(file).time_since_epoch().count());
   const auto folder = cache / "models" / version() /
                       fmt::format("{}-{:016x}", file.stem().string(), XXH3_64bits(state.data(), state.size()));
   if (!fs::exists(folder)) {

@@ -16,6 +16,12 @@ constexpr std::chrono::seconds kIdle{10};  // then other ranks are told to wait 
 
 }  // namespace
 
+Answer::Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request) {
+  for (const auto& choice : request.choices) {
+    streams_.emplace_back(tokenizer, request.stop, choice.options.stop_tokens);
+  }
+}
+
 std::optional<Piece> Answer::next(std::chrono::milliseconds wait) {
   std::unique_lock lock(mutex_);
   if (!came_.wait_for(lock, wait, [this] { return !pieces_.empty(); })) return std::nullopt;
@@ -78,7 +84,7 @@ Scheduler::~Scheduler() {
 }
 
 std::shared_ptr<Answer> Scheduler::submit(const CompletionRequest& request, const text::Tokenizer& tokenizer) {
-  auto answer = std::make_shared<Answer>(tokenizer, request.stop, request.choices.size());
+  auto answer = std::make_shared<Answer>(tokenizer, request);
   {
     const std::lock_guard lock(mutex_);
     const int64_t ahead = counts_.running + counts_.waiting + static_cast<int64_t>(arrivals_.size());

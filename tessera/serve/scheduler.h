@@ -39,8 +39,7 @@ struct Piece {
 
 class Answer {
  public:
-  Answer(const text::Tokenizer& tokenizer, const std::vector<std::string>& stops, size_t choices)
-      : streams_(choices, TextStream(tokenizer, stops)) {}
+  Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request);
   // The next piece of any choice; nothing when none came in time. After one with `finish` there is none of that choice,
   // after kError none that counts.
   std::optional<Piece> next(std::chrono::milliseconds wait);

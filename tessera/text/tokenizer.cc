@@ -5,8 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
-#include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/base/warn_once.h"
 #include "tessera/text/detail/added_tokens.h"
 #include "tessera/text/detail/bpe.h"
 #include "tessera/text/detail/decoder.h"
@@ -173,7 +173,7 @@ void Tokenizer::State::warn_of_ignored_keys(const JsonReader& config) const {
     for (const TokenId id : ids) line += (line.empty() ? "" : " ") + escape(name_of(id), kShownTokenBytes);
     return line;
   };
-  log_warning(
+  log_warning_once(
       "{}: add_bos_token and add_eos_token are ignored, as in transformers 5: a text becomes '{}' by tokenizer.json, "
       "not '{}'. A model that was trained otherwise wants another post_processor in tokenizer.json.",
       config.name(), spelled(found), spelled(wanted));

@@ -5,13 +5,14 @@
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/formats/companions.h"
 #include "tessera/models/adapters.h"
+#include "tessera/models/end_tokens.h"
 #include "tessera/models/weights.h"
 #include "tessera/train/model_source.h"
 #include "tessera/train/run_mark.h"
 
 namespace tessera::train {
 
-void export_run(const Recipe& recipe, const RunMesh& place, CausalLM& model, RunFolder* folder) {
+void export_run(const Recipe& recipe, const RunMesh& place, const RunData& data, CausalLM& model, RunFolder* folder) {
   const auto fresh = private_folder(recipe.checkpoint.dir) / "staging" / "model";
   if (place.chief()) std::filesystem::remove_all(fresh);
   comm::barrier(place.everyone());
@@ -30,7 +31,10 @@ void export_run(const Recipe& recipe, const RunMesh& place, CausalLM& model, Run
                          .pipeline = place.pipeline()});
       }
     }
-    if (place.chief()) folder->publish_model(fresh);
+    if (!place.chief()) return;
+    const auto ends = end_tokens(recipe.model.path, model.config(), *data.tokenizer, data.chat_template);
+    write_end_tokens(fresh, ends, model.config());
+    folder->publish_model(fresh);
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,7 @@
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/random/random.h"
 #include "tessera/kernels/linear.h"
+#include "tessera/models/end_tokens.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/weights.h"
 #include "tessera/train/check_run.h"
@@ -354,11 +356,15 @@ void Trainer::Impl::sample(int64_t step) {
   const int64_t first_row[] = {0};
   const auto prompt = sample_prompt((data.validation ? *data.validation : *data.train).rows(first_row));
   auto options = GenerationOptions::from_folder(recipe.model.path, config);
+  options.stop_tokens = end_tokens(recipe.model.path, config, *data.tokenizer, data.chat_template);
   options.max_new_tokens = kNewTokens;
   const bool was_training = model->training();
   model->train(false);
-  const auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
+  auto tokens = step_runner->pipeline().generate(prompt, options, &place.everyone());
   model->train(was_training);
+  const auto& stops = options.stop_tokens;
+  const bool has_end = !tokens.empty() && std::find(stops.begin(), stops.end(), tokens.back()) != stops.end();
+  if (has_end) tokens.pop_back();
   const auto text_of = [&](const std::vector<int64_t>& ids) {
     return data.tokenizer->decode(std::vector<text::TokenId>(ids.begin(), ids.end()));
   };
@@ -426,7 +432,7 @@ RunSummary Trainer::Impl::run() {
       saved_step = step;
       if (recipe.checkpoint.export_model == "every" && !last) {
         checkpoints->wait_for_snapshot();  // merging adapters may write to weights for a while
-        export_run(recipe, place, *model, folder.get());
+        export_run(recipe, place, data, *model, folder.get());
       }
     }
   }
@@ -440,7 +446,8 @@ RunSummary Trainer::Impl::run() {
     const auto summary = profile->finish();
     if (summary && report) report->profile(step, *summary);
   }
-  if (!stopped_early && recipe.checkpoint.export_model != "never") export_run(recipe, place, *model, folder.get());
+  if (!stopped_early && recipe.checkpoint.export_model != "never")
+    export_run(recipe, place, data, *model, folder.get());
   if (report) {
     if (enough) report->early_stop(step, early_stopping.reason());
     report->finish(step, stopped_early

@@ -9,17 +9,22 @@ namespace tessera::detail {
 
 const std::vector<PreTokenizerKind>& pre_tokenizer_kinds() {
   static const std::vector<PreTokenizerKind> kinds = {
-      {.gguf_names = {"smollm", "starcoder", "refact"}, .split_regex = {}, .digits = true, .byte_level_regex = true},
+      {.gguf_names = {"smollm", "starcoder", "refact"}, .split_regexes = {}, .digits = true, .byte_level_regex = true},
       {.gguf_names = {"llama-bpe", "llama3", "llama-v3"},
-       .split_regex = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
-                      R"(\s*[\r\n]+|\s+(?!\S)|\s+)",
+       .split_regexes =
+           {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+            R"(\s*[\r\n]+|\s+(?!\S)|\s+)"},
        .ignore_merges = true,
        .add_bos = true},
       {.gguf_names = {"qwen2", "deepseek-r1-qwen"},
-       .split_regex = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
-                      R"(\s*[\r\n]+|\s+(?!\S)|\s+)",
+       .split_regexes = {R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+                         R"(\s*[\r\n]+|\s+(?!\S)|\s+)"},
        .nfc = true},
-      {.gguf_names = {"gpt-2", "default"}, .split_regex = {}, .byte_level_regex = true},
+      {.gguf_names = {"gpt-2"}, .split_regexes = {}, .byte_level_regex = true},
+      {.gguf_names = {kDefaultPreTokenizer},
+       .split_regexes = {R"([\p{P}\$\+<=>\^~\|]+)",
+                         R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))", R"(\p{N}+)",
+                         R"([0-9][0-9][0-9])"}},
   };
   return kinds;
 }

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
@@ -144,7 +146,7 @@ std::vector<json> steps_of(const json& tokenizer, const char* key, const char* l
 // The kind that cuts text as this tokenizer.json does. Whatever has no counterpart is an error, never a near miss.
 const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& where) {
   PreTokenizerKind seen;
-  std::string regex;
+  std::vector<std::string> regexes;
   bool strange = false;
   for (const auto& step : steps_of(tokenizer, "pre_tokenizer", "pretokenizers")) {
     const auto type = text_or(step, "type", "");
@@ -153,9 +155,8 @@ const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& whe
       strange = strange || !seen.digits;
     } else if (type == "Split") {
       const auto* pattern = find(step, "pattern");
-      strange =
-          strange || !regex.empty() || text_or(step, "behavior", "") != "Isolated" || flag_or(step, "invert", false);
-      regex = pattern ? text_or(*pattern, "Regex", "?") : "?";
+      strange = strange || text_or(step, "behavior", "") != "Isolated" || flag_or(step, "invert", false);
+      regexes.push_back(pattern ? text_or(*pattern, "Regex", "?") : "?");
     } else if (type == "ByteLevel") {
       seen.byte_level_regex = flag_or(step, "use_regex", true);
       strange = strange || flag_or(step, "add_prefix_space", true);
@@ -165,11 +166,13 @@ const PreTokenizerKind& match_kind(const json& tokenizer, const std::string& whe
   }
   const auto& kinds = pre_tokenizer_kinds();
   const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const PreTokenizerKind& kind) {
-    return kind.digits == seen.digits && kind.split_regex == regex && kind.byte_level_regex == seen.byte_level_regex;
+    const bool same_splits =
+        std::equal(kind.split_regexes.begin(), kind.split_regexes.end(), regexes.begin(), regexes.end());
+    return kind.digits == seen.digits && same_splits && kind.byte_level_regex == seen.byte_level_regex;
   });
   TESSERA_CHECK(found != kinds.end() && !strange, ErrorKind::kConfig,
                 "[gguf] {}: this pre_tokenizer has no counterpart in GGUF that this version writes (those of smollm, "
-                "llama-bpe, qwen2 and gpt-2 have)",
+                "llama-bpe, qwen2, gpt-2 and default have)",
                 where);
   return *found;
 }
@@ -205,6 +208,41 @@ std::string chat_template(const std::filesystem::path& dir, const json& config) 
   return "";
 }
 
+// The token that tokenizer_config.json has under this key.
+std::optional<int64_t> id_of_special(const HfVocabulary& vocabulary, const json& config, const char* key) {
+  const auto found = vocabulary.ids.find(special_token(config, key));
+  return found == vocabulary.ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+void mark_as_control(HfVocabulary& vocabulary, int64_t id) {
+  auto& type = vocabulary.types.at(static_cast<size_t>(id));
+  if (type == kNormal || type == kUserDefined) type = kControl;
+}
+
+// One end goes into each key. llama.cpp finds known ends by their text, so others come first.
+void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, std::span<const int64_t> ends,
+                  GgufWriter& writer) {
+  std::vector<int64_t> others(ends.begin(), ends.end());
+  if (!eos && !others.empty()) eos = others.front();
+  std::erase(others, eos.value_or(-1));
+  const auto text_of = [&](int64_t id) -> const std::string& { return vocabulary.tokens[static_cast<size_t>(id)]; };
+  std::stable_partition(others.begin(), others.end(), [&](int64_t id) { return !is_known_end(text_of(id)); });
+  if (others.size() > 1 && text_of(others[0]) == "<|eom_id|>") std::swap(others[0], others[1]);
+  const auto set = [&](const char* key, int64_t id) {
+    writer.set(fmt::format("tokenizer.ggml.{}_token_id", key), static_cast<uint32_t>(id));
+  };
+  if (eos) set("eos", *eos);
+  if (!others.empty()) set("eot", others[0]);
+  if (others.size() > 1) set("eom", others[1]);
+  std::vector<std::string> lost;
+  for (size_t i = 2; i < others.size(); ++i) {
+    if (!is_known_end(text_of(others[i]))) lost.push_back(quote(text_of(others[i])));
+  }
+  if (lost.empty()) return;
+  log_warning("[gguf] {}: texts end at {}, too, but GGUF has keys for three ends only", vocabulary.where,
+              fmt::join(lost, ", "));
+}
+
 // Better scores merge first; a piece that no merge makes is never asked for its score.
 std::vector<float> scores_of(const HfVocabulary& vocabulary) {
   std::vector<float> scores(vocabulary.tokens.size(), -1e9F);
@@ -230,7 +268,8 @@ bool has_prepend(const json& tokenizer) {
 
 }  // namespace
 
-void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, GgufWriter& writer) {
+void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, std::span<const int64_t> ends,
+                        GgufWriter& writer) {
   const auto where = (dir / "tokenizer.json").string();
   const auto tokenizer = read_json_object(dir / "tokenizer.json");
   const auto config = std::filesystem::exists(dir / "tokenizer_config.json")
@@ -240,7 +279,11 @@ void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, GgufWri
   TESSERA_CHECK(model && (text_or(*model, "type", "BPE") == "BPE"), ErrorKind::kConfig,
                 "[gguf] {}: only BPE tokenizers can be written", where);
   const bool sentence_piece = flag_or(*model, "byte_fallback", false);
-  const auto vocabulary = read_vocabulary(tokenizer, where, vocab, sentence_piece);
+  auto vocabulary = read_vocabulary(tokenizer, where, vocab, sentence_piece);
+  for (const int64_t end : ends) mark_as_control(vocabulary, end);
+  for (const char* key : {"bos_token", "eos_token", "pad_token"}) {
+    if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
+  }
 
   writer.set("tokenizer.ggml.model", std::string(sentence_piece ? "llama" : "gpt2"));
   writer.set("tokenizer.ggml.pre",
@@ -252,17 +295,15 @@ void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, GgufWri
   } else {
     writer.set("tokenizer.ggml.merges", GgufArray{vocabulary.merges});
   }
-  for (const auto& [key, name] :
-       {std::pair("bos", "bos_token"), {"eos", "eos_token"}, {"unknown", "unk_token"}, {"padding", "pad_token"}}) {
-    const auto found = vocabulary.ids.find(special_token(config, name));
-    if (found == vocabulary.ids.end()) continue;
-    writer.set(fmt::format("tokenizer.ggml.{}_token_id", key), static_cast<uint32_t>(found->second));
+  for (const auto& [key, name] : {std::pair("bos", "bos_token"), {"unknown", "unk_token"}, {"padding", "pad_token"}}) {
+    const auto id = id_of_special(vocabulary, config, name);
+    if (id) writer.set(fmt::format("tokenizer.ggml.{}_token_id", key), static_cast<uint32_t>(*id));
   }
+  set_end_keys(vocabulary, id_of_special(vocabulary, config, "eos_token"), ends, writer);
   for (const auto& [key, name, first] :
        {std::tuple("add_bos_token", "bos_token", true), {"add_eos_token", "eos_token", false}}) {
     const auto token = special_token(config, name);
-    writer.set(fmt::format("tokenizer.ggml.{}", key),
-               flag_or(config, key, !token.empty() && post_processor_adds(tokenizer, token, first)));
+    writer.set(fmt::format("tokenizer.ggml.{}", key), !token.empty() && post_processor_adds(tokenizer, token, first));
   }
   writer.set("tokenizer.ggml.add_space_prefix", sentence_piece && has_prepend(tokenizer));
   const auto chat = chat_template(dir, config);

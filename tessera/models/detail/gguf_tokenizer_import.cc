@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -32,13 +34,38 @@ struct GgufVocabulary {
 };
 
 const PreTokenizerKind& find_kind(const GgufFile& file) {
-  const auto name = file.find_string("tokenizer.ggml.pre").value_or("default");
+  const auto named = file.find_string("tokenizer.ggml.pre");
+  if (!named) {
+    log_warning(
+        "[gguf] {}: names no pre-tokenizer (tokenizer.ggml.pre), so text is cut as llama.cpp's '{}' cuts it. For most "
+        "models these are other tokens than in training; convert the model again with a current llama.cpp.",
+        file.path().string(), kDefaultPreTokenizer);
+  }
+  const auto name = named.value_or(std::string(kDefaultPreTokenizer));
+  std::vector<std::string_view> available;
   for (const auto& kind : pre_tokenizer_kinds()) {
     if (std::find(kind.gguf_names.begin(), kind.gguf_names.end(), name) != kind.gguf_names.end()) return kind;
+    available.insert(available.end(), kind.gguf_names.begin(), kind.gguf_names.end());
   }
-  raise(ErrorKind::kConfig,
-        "[gguf] {}: the pre-tokenizer {} is not available in this version (smollm, llama-bpe, qwen2, gpt-2 are)",
-        file.path().string(), quote(name));
+  raise(ErrorKind::kConfig, "[gguf] {}: the pre-tokenizer {} is not available in this version ({} are)",
+        file.path().string(), quote(name), fmt::join(available, ", "));
+}
+
+// Tokens that end a text, and the one that begins it, are no text: also where the file types them as text. Otherwise a
+// template's <|im_end|> would be read as the letters of its name.
+void type_as_control(const GgufFile& file, GgufVocabulary& vocabulary) {
+  auto control = gguf_end_tokens(file, static_cast<int64_t>(vocabulary.tokens.size()));
+  if (vocabulary.bos) control.push_back(*vocabulary.bos);
+  std::vector<std::string> changed;
+  for (const uint64_t id : control) {
+    auto& type = vocabulary.types[id];
+    if (type != kNormal && type != kUserDefined) continue;
+    type = kControl;
+    changed.push_back(quote(vocabulary.tokens[id]));
+  }
+  if (changed.empty()) return;
+  log_warning("[gguf] {}: {} begin or end texts but have the type of text; they are read as control tokens",
+              vocabulary.where, fmt::join(changed, ", "));
 }
 
 std::optional<uint64_t> special_id(const GgufFile& file, const char* name, size_t tokens) {
@@ -133,6 +160,7 @@ GgufVocabulary read_vocabulary(const GgufFile& file, int64_t vocab) {
                               std::pair(&result.unk, "unknown"), std::pair(&result.pad, "padding")}) {
     *member = special_id(file, name, result.tokens.size());
   }
+  type_as_control(file, result);
   if (result.byte_level) {
     result.kind = &find_kind(file);
     read_merges(file, result);
@@ -161,9 +189,8 @@ json byte_level_step(bool regex) {
 json pre_tokenizer_json(const PreTokenizerKind& kind) {
   json steps = json::array();
   if (kind.digits) steps.push_back({{"type", "Digits"}, {"individual_digits", true}});
-  if (!kind.split_regex.empty()) {
-    steps.push_back(
-        {{"type", "Split"}, {"pattern", {{"Regex", kind.split_regex}}}, {"behavior", "Isolated"}, {"invert", false}});
+  for (const auto regex : kind.split_regexes) {
+    steps.push_back({{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}});
   }
   steps.push_back(byte_level_step(kind.byte_level_regex));
   if (steps.size() == 1) return steps[0];
@@ -266,7 +293,9 @@ void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& di
   json special = json::object();
   for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos), std::pair("eos_token", vocabulary.eos),
                                  std::pair("unk_token", vocabulary.unk), std::pair("pad_token", vocabulary.pad)}) {
-    if (id) special[name] = vocabulary.tokens[*id];
+    // Some files name an ordinary token for padding, which would make it special everywhere.
+    const bool is_text = id && vocabulary.types[*id] == kNormal;
+    if (id && !is_text) special[name] = vocabulary.tokens[*id];
   }
   json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                  {"add_bos_token", vocabulary.add_bos},
