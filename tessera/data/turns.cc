@@ -236,7 +236,8 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
 
 std::optional<size_t> TurnFinder::first_of(size_t index) const {
   const auto prompt = common_end(index, true);
-  if (prompt && prompt->all) return prompt->place;
+  // A template may print nothing at all for no messages, and a system prompt in front of the first.
+  if (prompt && prompt->all && (index > 0 || prompt->place > 0)) return prompt->place;
   // The prompt ends with more than the whole prints (an open <think>), or there is none.
   const auto bare = around_bare_text(index);
   if (!bare || bare->first == std::string::npos) return prompt ? std::optional(prompt->place) : std::nullopt;

@@ -187,6 +187,14 @@ TEST_F(ChatSamplesTest, ATextThatIsPrintedBehindTheResultsIsLearntAndTheResultsA
   EXPECT_THAT(all, ::testing::Not(HasSubstr("rain")));
 }
 
+TEST_F(ChatSamplesTest, AnAnswerBeforeAnyQuestionIsLearntWithoutTheSystemPromptInFrontOfIt) {
+  use_template(
+      "{% if messages %}Be kind.{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
+      "{% endfor %}{% if add_generation_prompt and messages %}<|im_start|>assistant\n{% endif %}");
+  EXPECT_THAT(learnt(chat(conversation({assistant("Hi"), user("a"), assistant("b")}))),
+              ElementsAre("Hi<|im_end|>", "b<|im_end|>"));
+}
+
 TEST_F(ChatSamplesTest, CallsThatTheTemplateDoesNotPrintAreTold) {
   use_template(
       "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

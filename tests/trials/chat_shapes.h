@@ -182,10 +182,10 @@ class ShapeChecks {
       if (turn.is_null() || continues) continue;
       ++exact_turns;
       const auto first = turn[0].get<size_t>(), last = turn[1].get<size_t>();
-      if (first == last) continue;
+      if (first == last || first == 0) continue;  // nothing is printed for no messages
       size_t end = last;
       while (end > first && !learnt[end - 1]) --end;
-      const bool begins = learnt[first] && (first == 0 || !learnt[first - 1]);
+      const bool begins = learnt[first] && !learnt[first - 1];
       const bool whole =
           std::all_of(learnt.begin() + static_cast<ptrdiff_t>(first), learnt.begin() + static_cast<ptrdiff_t>(end),
                       [](uint8_t one) { return one != 0; });
