@@ -120,7 +120,8 @@ void warn_and_refuse(const JsonReader& top, const JsonReader& in) {
       TESSERA_CHECK(!reader.has(key), ErrorKind::kConfig, "{}: {} is not supported. Remove it, or use another model.",
                     reader.name(), key);
     }
-    TESSERA_CHECK(reader.boolean("is_causal", true), ErrorKind::kConfig,
+    // transformers takes null for false here.
+    TESSERA_CHECK(!reader.value().contains("is_causal") || reader.boolean("is_causal", false), ErrorKind::kConfig,
                   "{}: is_causal: this version has causal models alone. Use one that is.", reader.name());
   }
 }

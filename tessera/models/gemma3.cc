@@ -96,6 +96,16 @@ std::optional<JsonReader> full_rope(const JsonReader& text, const std::optional<
   return JsonReader(merged, scaling->name(), ErrorKind::kConfig);
 }
 
+// transformers reads truncate of yarn beside the objects of the two kinds of layers, never inside them.
+void check_truncate(const JsonReader& text, const ModelConfig& config) {
+  const auto both = text.find("rope_parameters");
+  TESSERA_CHECK(config.rope.truncate && config.local_rope->truncate && !(both && both->value().contains("truncate")),
+                ErrorKind::kConfig,
+                "{}: truncate of rope_parameters: transformers reads it at another place than it is written in Gemma3. "
+                "Leave it out.",
+                text.name());
+}
+
 // Rotary settings: one object for each kind of layer, or rope_theta and rope_scaling beside rope_local_base_freq.
 void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
   constexpr double kMost = 1e18;
@@ -112,6 +122,7 @@ void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
                         {.theta = text.number("rope_theta", 1e6, 1, kMost), .max_positions = context});
   config.local_rope = detail::read_rope(
       text, local, {.theta = text.number("rope_local_base_freq", 1e4, 1, kMost), .max_positions = context});
+  check_truncate(text, config);
 }
 
 void read_gemma3_text(const JsonReader& text, const JsonReader& /*top*/, ModelConfig& config) {

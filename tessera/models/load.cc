@@ -181,6 +181,10 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<detail:
       unused.push_back(name);
     }
   }
+  // Beside what is missing they show how else it may be called.
+  for (const auto& name : problems.lines.empty() ? std::vector<std::string>() : unused) {
+    problems.add(fmt::format("{} is unexpected", name));
+  }
   problems.raise_if_any(folder.path());
   warn_of_unused(unused, folder.path());
   return found;
