@@ -47,6 +47,23 @@ TEST_F(Generate, JsonHoldsPromptTokensAndText) {
   EXPECT_EQ(object["text"].get<std::string>().size(), object["tokens"].size()) << "one character a token";
 }
 
+TEST_F(Generate, ContextIsAsLongAsItIsAskedFor) {
+  const std::string full(64, 'a');
+  const auto longer = run({"--prompt", full, "-c", "70", "--json"});
+  ASSERT_EQ(longer.exit_code, 0) << longer.err;
+  EXPECT_NE(longer.err.find("the model's own context is 64 tokens"), std::string::npos) << longer.err;
+  GenerationOptions options;
+  options.context_tokens = 70;
+  options.stop_tokens = {2, 3};
+  const auto tokens = generate(*model_, std::vector<int64_t>(64, 0), options);
+  EXPECT_LE(tokens.size(), 6U);
+  EXPECT_EQ(nlohmann::json::parse(longer.out)["tokens"], tokens);
+  const auto shorter = run({"--prompt", std::string(8, 'a'), "--max-model-len", "8"});
+  EXPECT_EQ(shorter.exit_code, 2);
+  EXPECT_NE(shorter.err.find("context is 8"), std::string::npos) << shorter.err;
+  EXPECT_EQ(run({"--prompt", "a", "--ctx-size", "0"}).out, run({"--prompt", "a"}).out);
+}
+
 TEST_F(Generate, StreamedTextAndStandardInputGiveTheSameText) {
   const auto object = nlohmann::json::parse(run({"--prompt", "the cat", "--max-new-tokens", "9", "--json"}).out);
   EXPECT_EQ(run({"--prompt", "-", "--max-new-tokens", "9"}).out, object["text"].get<std::string>() + "\n");
