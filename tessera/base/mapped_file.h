@@ -3,8 +3,8 @@
 //   auto file = MappedFile::open(path);
 //   parse(file->bytes());
 //
-// A file that another program makes shorter, or that its disk cannot give, raises SIGBUS where the missing bytes are read.
-// A program that calls report_cut_files() ends then with a message that names the file.
+// A file that another program makes shorter, or that its disk cannot give, raises SIGBUS where the missing bytes are
+// read. A program that calls report_cut_files() ends then with a message that names the file.
 //
 // The map lives as long as the object; tensors that look into it keep the shared_ptr. Thread-safe after open.
 #pragma once
@@ -37,8 +37,8 @@ class MappedFile {
   size_t size_bytes_;
 };
 
-// From here on a SIGBUS in a map of this process says on stderr which file it was, and ends the process with the exit code
-// of kIo; any other SIGBUS is what it was. Of more than 4,096 maps the later ones stay unnamed. Once a process.
+// From here on a SIGBUS in a map of this process says on stderr which file it was, and ends the process with the exit
+// code of kIo; any other SIGBUS is what it was. Of more than 4,096 maps the later ones stay unnamed. Once a process.
 void report_cut_files();
 
 }  // namespace tessera

@@ -38,7 +38,8 @@ void add_model_flags(CLI::App& app, std::string& model, std::string& device);
 // --dtype of the verbs that generate: RowDtype's names, or empty.
 void add_row_dtype_flag(CLI::App& app, std::string& dtype);
 
-// --max-model-len of the verbs that generate, which vLLM and llama.cpp (-c, --ctx-size) have, too; 0: the model's context.
+// --max-model-len of the verbs that generate, which vLLM and llama.cpp (-c, --ctx-size) have, too; 0: the model's
+// context.
 void add_context_flag(CLI::App& app, int64_t& context_tokens);
 // Makes it the context of both, with a warning where it is longer than the model's own.
 void set_context(int64_t context_tokens, ModelConfig& config, GenerationOptions& options);

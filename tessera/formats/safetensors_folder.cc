@@ -53,14 +53,14 @@ bool names_only(const fs::path& index_path, const std::string& name) {
   }
 }
 
-// A folder with model.safetensors and an index of other files, as a second save leaves it. The single file counts, as in
-// transformers.
+// A folder with model.safetensors and an index of other files, as a second save leaves it. The single file counts, as
+// in transformers.
 void warn_of_unused_index(const fs::path& single, const fs::path& index_path) {
   if (!fs::is_regular_file(index_path)) return;
   if (names_only(index_path, single.filename().string())) return;
   log_warning_once(
-      "[safetensors] {}: is read, and the shards of {} beside it are not, as in transformers. Remove those that are out "
-      "of date.",
+      "[safetensors] {}: is read, and the shards of {} beside it are not, as in transformers. Remove those that are "
+      "out of date.",
       single.string(), index_path.filename().string());
 }
 

@@ -36,8 +36,8 @@ std::optional<std::string> first_architecture(const JsonReader& top) {
 void check_model_type(const JsonReader& top, const ModelFamily& family) {
   const auto type = top.string("model_type", family.model_type);
   TESSERA_CHECK(type == family.model_type || (!family.other_model_type.empty() && type == family.other_model_type),
-                ErrorKind::kConfig, "{}: model_type {} is not that of architecture {}, which is {}. Correct one of them.",
-                top.name(), quote(type, 60), family.architecture, family.model_type);
+                ErrorKind::kConfig,
+                "{}: model_type {} is not that of architecture {}, which is {}. Correct one of them.", top.name(), quote(type, 60), family.architecture, family.model_type);
 }
 
 const ModelFamily& parse_family(const JsonReader& top) {
@@ -51,8 +51,8 @@ const ModelFamily& parse_family(const JsonReader& top) {
   return *family;
 }
 
-// Older models give rope_theta and rope_scaling, newer ones rope_parameters. Of both objects rope_scaling counts, unless
-// it is empty.
+// Older models give rope_theta and rope_scaling, newer ones rope_parameters. Of both objects rope_scaling counts,
+// unless it is empty.
 RopeConfig parse_rope(const JsonReader& in, int64_t max_positions) {
   auto object = in.find("rope_scaling");
   if (!object || (object->is_object() && object->value().empty())) object = in.find("rope_parameters");
@@ -179,7 +179,8 @@ std::vector<bool> default_sliding_layers(const JsonReader& in, const WindowKeys&
   const bool any = std::find(slides.begin(), slides.end(), true) != slides.end();
   if (config.sliding_window > 0 || !any) return slides;
   TESSERA_CHECK(!keys.required, ErrorKind::kConfig,
-                "{}: sliding_window is null and layers slide. Set it, or make all layer_types full_attention.", in.name());
+                "{}: sliding_window is null and layers slide. Set it, or make all layer_types full_attention.",
+                in.name());
   return std::vector<bool>(slides.size(), false);
 }
 

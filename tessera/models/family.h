@@ -119,8 +119,8 @@ struct GgufMap {
 };
 
 struct ModelFamily {
-  std::string_view architecture;  // in config.json
-  std::string_view model_type;    // the same, where architectures is left out; transformers chooses by it
+  std::string_view architecture;        // in config.json
+  std::string_view model_type;          // the same, where architectures is left out; transformers chooses by it
   std::string_view other_model_type{};  // another one that gives the same model; may be empty
   ConfigKeys config;
   std::shared_ptr<CausalLM> (*make)(const ModelConfig& config, const nn::ParameterOptions& options) = nullptr;

@@ -220,8 +220,8 @@ void check_tied(const std::vector<detail::SharedParameter>& parameters, const st
       TESSERA_CHECK(are_equal(folder, sources[i].name, other, detail::local_part_box(parameters[i].tensor),
                               parameters[i].tensor.scalar_type()),
                     ErrorKind::kFormat,
-                    "[models.load] {}: {} and {} are one parameter (tie_word_embeddings in config.json) and differ. Set "
-                    "tie_word_embeddings to false to use both, as transformers does, or remove the wrong one.",
+                    "[models.load] {}: {} and {} are one parameter (tie_word_embeddings in config.json) and differ. "
+                    "Set tie_word_embeddings to false to use both, as transformers does, or remove the wrong one.",
                     folder.path().string(), sources[i].name, other);
     }
   }
@@ -251,8 +251,8 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
   TESSERA_CHECK(adapter == FolderAdapter::kIgnore || !std::filesystem::exists(path / "adapter_config.json") ||
                     !std::filesystem::exists(path / "config.json"),
                 ErrorKind::kConfig,
-                "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with 'tessera "
-                "ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
+                "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
+                "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
                 path.string(), path.string(), path.string());
   return TensorFiles::open(path, {.weights_only = true});
 }

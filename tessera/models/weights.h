@@ -28,9 +28,9 @@ enum class FolderAdapter : uint8_t { kRefuse, kIgnore };
 // or of PyTorch, torch.save), in the parameter's dtype: floating dtypes are converted. Tied heads need not be in the
 // file; where they are, their values must be those of the embedding (kFormat). All that is missing or of another shape
 // is found and reported in one kFormat or kShape error before anything is changed; tensors that the model has no place
-// for are named in one warning, as in transformers. Names are those of the family's weight map; tensors that are foreign
-// to the model (a vision tower) are left alone, as is what lies in other stages of a pipeline. Error kConfig for an
-// adapter in the folder, unless it is to be ignored. No communication.
+// for are named in one warning, as in transformers. Names are those of the family's weight map; tensors that are
+// foreign to the model (a vision tower) are left alone, as is what lies in other stages of a pipeline. Error kConfig
+// for an adapter in the folder, unless it is to be ignored. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU),
                      FolderAdapter adapter = FolderAdapter::kRefuse);

@@ -1,5 +1,5 @@
-// Spellings of config.json over all families beside transformers (oracle/config_spellings.py): equal log-probs, or an error
-// that names a key of docs/format/config.md.
+// Spellings of config.json over all families beside transformers (oracle/config_spellings.py): equal log-probs, or an
+// error that names a key of docs/format/config.md.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -107,7 +107,8 @@ class SpellingCheck {
   // TESSERA_SPELLINGS names a file for every case without equal values.
   static void note(const char* kind, const std::string& reason, const std::string& text) {
     if (const char* path = std::getenv("TESSERA_SPELLINGS")) {
-      std::ofstream(path, std::ios::app) << nlohmann::json{{"kind", kind}, {"reason", reason}, {"config", text}} << "\n";
+      std::ofstream(path, std::ios::app)
+          << nlohmann::json{{"kind", kind}, {"reason", reason}, {"config", text}} << "\n";
     }
   }
 
@@ -115,7 +116,8 @@ class SpellingCheck {
     const at::NoGradGuard no_grad;
     const auto model = make_model(config, {.dtype = at::kFloat, .device = at::kMeta});
     load_pretrained(*model, folder_ / weights);
-    return at::log_softmax(model->logits({.tokens = expected_->tensor("tokens")}).to(at::kDouble), -1)[0].to(at::kFloat);
+    const auto logits = model->logits({.tokens = expected_->tensor("tokens")});
+    return at::log_softmax(logits.to(at::kDouble), -1)[0].to(at::kFloat);
   }
 
   std::filesystem::path folder_;

@@ -192,8 +192,8 @@ class TorchSaveTensors : public TensorFiles {
     if (fs::exists(path / "pytorch_model.bin")) {
       if (fs::exists(path / "pytorch_model.bin.index.json")) {
         log_warning_once(
-            "[torch] {}: is read, and the shards of pytorch_model.bin.index.json beside it are not, as in transformers. "
-            "Remove those that are out of date.",
+            "[torch] {}: is read, and the shards of pytorch_model.bin.index.json beside it are not, as in "
+            "transformers. Remove those that are out of date.",
             (path / "pytorch_model.bin").string());
       }
       return {path / "pytorch_model.bin"};

@@ -10,8 +10,8 @@ namespace tessera::detail {
 
 // What stands beside the object of rotary settings.
 struct RopeSurroundings {
-  double theta = 10000.0;         // where the object does not say
-  int64_t max_positions = 0;      // max_position_embeddings
+  double theta = 10000.0;               // where the object does not say
+  int64_t max_positions = 0;            // max_position_embeddings
   bool original_beside_object = false;  // original_max_position_embeddings beside the object counts, and before it
 };
 

@@ -141,8 +141,8 @@ void Engine::admit() {
   }
 }
 
-// Tokens from the start of a sequence whose keys are the same in every sequence that begins with them. The dynamic rotary
-// kind turns the keys of longer sequences by their length.
+// Tokens from the start of a sequence whose keys are the same in every sequence that begins with them. The dynamic
+// rotary kind turns the keys of longer sequences by their length.
 int64_t Engine::shareable_tokens(const Sequence& sequence) const {
   const auto& config = model_->config();
   const auto tokens = static_cast<int64_t>(sequence.tokens.size());
