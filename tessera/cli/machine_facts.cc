@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "tessera/base/host.h"
+#include "tessera/base/memory_room.h"
 
 namespace tessera::cli {
 namespace {
@@ -55,15 +56,10 @@ void read_cores(MachineFacts& facts) {
 }
 
 void read_memory(MachineFacts& facts) {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  for (int64_t kibibytes = 0; meminfo >> key >> kibibytes; meminfo.ignore(64, '\n')) {
-    if (key == "MemTotal:") facts.memory_bytes = kibibytes << 10;
-    if (key == "MemAvailable:") facts.memory_available_bytes = kibibytes << 10;
-    if (facts.memory_bytes && facts.memory_available_bytes) break;
-  }
-  int64_t limit = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit) facts.memory_limit_bytes = limit;  // "max" is no number
+  const auto room = read_memory_room();
+  facts.memory_bytes = room.machine_bytes;
+  facts.memory_available_bytes = room.machine_available_bytes;
+  facts.memory_limit_bytes = room.limit_bytes;
 }
 
 void read_files(MachineFacts& facts) {

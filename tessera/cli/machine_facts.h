@@ -20,7 +20,7 @@ struct MachineFacts {
   std::optional<double> cores_quota;  // of its cgroup
   int64_t memory_bytes = 0;
   int64_t memory_available_bytes = 0;
-  std::optional<int64_t> memory_limit_bytes;  // of its cgroup
+  std::optional<int64_t> memory_limit_bytes;  // the least of its control groups and their parents
   std::string temp_folder;
   bool temp_folder_writable = false;
   int64_t temp_free_bytes = 0;

@@ -2,11 +2,13 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/memory_room.h"
 #include "tessera/cli/flags.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/comm/rendezvous/world.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/models/generation/cache_room.h"
+#include "tessera/models/generation/engine.h"
 #include "tessera/models/generation/load.h"
 #include "tessera/models/weights.h"
 #include "tessera/parallel/parallelize_model.h"
@@ -48,6 +50,17 @@ int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world)
   const auto least = at::scalar_tensor(own, at::kLong);
   comm::all_reduce(*world.group(), least, comm::ReduceOp::kMin).wait();
   return least.item<int64_t>();
+}
+
+void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world) {
+  const auto weight = model.parameters().front();
+  if (!weight.device().is_cpu()) return;
+  const int64_t ranks = world.size();
+  // A model in rows computes in float32.
+  const int64_t element = ranks == 1 ? sizeof(float) : weight.element_size();
+  const int64_t page = Engine::page_bytes(model.config(), element);
+  const int64_t of_rank = cuts_heads(model.config(), ranks) ? page / ranks : page;
+  check_cache_fits(read_memory_room(), tokens, of_rank * world.info().local_size);
 }
 
 std::shared_ptr<comm::Group> engine_group(comm::World& world) { return world.size() > 1 ? world.group() : nullptr; }

@@ -23,6 +23,8 @@ std::shared_ptr<CausalLM> load_shared(const std::string& dir, const std::string&
 // What a cache of that model should hold, cache_room.h's, at most what each rank has room for. COLLECTIVE over the
 // world.
 int64_t shared_cache_tokens(CausalLM& model, int64_t wanted, comm::World& world);
+// Before a cache of so many tokens is made: check_cache_fits of cache_room.h, where the model lies in the CPU's memory.
+void check_shared_cache(CausalLM& model, int64_t tokens, comm::World& world);
 // Of an engine with such a model: none for one rank.
 std::shared_ptr<comm::Group> engine_group(comm::World& world);
 

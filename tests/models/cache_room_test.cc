@@ -2,8 +2,10 @@
 #include "tessera/models/generation/cache_room.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/base/memory_room.h"
 #include "tessera/models/generation/engine.h"
 #include "tests/models/tiny.h"
 
@@ -23,13 +25,59 @@ TEST(CacheRoom, IsWhatIsWantedAContextAtLeastAndWhatTheMemoryHolds) {
   EXPECT_EQ(cache_tokens_within({.bytes = int64_t{80} << 30, .page_bytes = 1}, 64, 1000), 1000);
 }
 
-TEST(CacheRoom, OnTheCpuIsAQuarterOfTheMemoryInFloat32) {
+TEST(CacheRoom, OnTheCpuIsWithinTheLimitsOfItsControlGroupInFloat32) {
+  constexpr int64_t kGiB = int64_t{1} << 30;
+  MemoryRoom memory{.machine_bytes = 512 * kGiB, .machine_available_bytes = 500 * kGiB};
+  EXPECT_EQ(cache_bytes_within(memory), 128 * kGiB);
+  memory.limit_bytes = memory.limit_available_bytes = 8 * kGiB;
+  EXPECT_EQ(cache_bytes_within(memory), 2 * kGiB) << "of a container";
+  memory.limit_available_bytes = kGiB;
+  EXPECT_EQ(cache_bytes_within(memory), kGiB / 4 * 3) << "beside its weights";
+  memory.machine_available_bytes = kGiB / 2;
+  EXPECT_EQ(cache_bytes_within(memory), kGiB / 8 * 3) << "beside other processes";
+
   const auto model = testing::tiny_model();
   EXPECT_EQ(free_device_bytes(at::kCPU), std::nullopt);
-  const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE);
   const int64_t page = Engine::page_bytes(model->config(), sizeof(float));
-  EXPECT_EQ(cache_tokens(*model, int64_t{1} << 50), memory / 4 / page * kPageTokens);
+  const int64_t most = cache_tokens(*model, int64_t{1} << 50);
+  EXPECT_LE(most / kPageTokens * page, read_memory_room().total_bytes() / 4);
+  EXPECT_GT(most, 0);
   EXPECT_EQ(cache_tokens(*model, 0), model->config().max_position_embeddings);
+}
+
+TEST(CacheRoom, MoreThanTheProcessMayUseIsAnError) {
+  const MemoryRoom memory{.machine_bytes = 1000, .machine_available_bytes = 700, .limit_bytes = 500};
+  EXPECT_NO_THROW(check_cache_fits(memory, 5 * kPageTokens, 100));
+  for (const int64_t tokens : {5 * kPageTokens + 1, int64_t{1} << 40}) {
+    try {
+      check_cache_fits(memory, tokens, int64_t{100} << 30);
+      FAIL() << "it was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kConfig);
+      EXPECT_NE(std::string(error.what()).find(fmt::format("a cache of {} tokens", tokens)), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+TEST(CacheRoom, TheStoreOfAnEngineIsThereBeforeItsFirstStep) {
+  const auto model = testing::tiny_model();
+  Engine engine(model, {.pages = 4});
+  engine.allocate_pages();
+  EXPECT_EQ(engine.counts().new_tokens, 0);
+  EXPECT_EQ(engine.counts().pages_in_use, 0);
+  // 16 TiB.
+  if (read_file("/proc/sys/vm/overcommit_memory", 16).starts_with("1")) GTEST_SKIP() << "this system refuses nothing";
+  const auto wide = testing::tiny_model(R"("head_dim": 65536)");
+  const int64_t page = Engine::page_bytes(wide->config(), sizeof(float));
+  Engine large(wide, {.pages = (int64_t{1} << 44) / page});
+  try {
+    large.allocate_pages();
+    FAIL() << "it was made";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kMemory);
+    EXPECT_NE(std::string(error.what()).find("--cache-tokens"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

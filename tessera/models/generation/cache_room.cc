@@ -1,10 +1,12 @@
 #include "tessera/models/generation/cache_room.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
-#include <unistd.h>
 
 #include <algorithm>
 
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/memory_room.h"
 #include "tessera/kernels/paged_attention.h"
 #include "tessera/models/generation/engine.h"
 
@@ -22,6 +24,10 @@ std::optional<int64_t> free_device_bytes(c10::Device device) {
   }
 }
 
+int64_t cache_bytes_within(const MemoryRoom& memory) {
+  return std::min(memory.total_bytes() / 4, memory.available_bytes() / 4 * 3);
+}
+
 int64_t cache_tokens_within(const CacheRoom& room, int64_t context, int64_t wanted) {
   const int64_t held = room.bytes / room.page_bytes * kPageTokens;
   return std::min(std::max(wanted, context), std::max<int64_t>(held, kPageTokens));
@@ -35,10 +41,26 @@ int64_t cache_tokens(CausalLM& model, int64_t wanted, int64_t ranks) {
     room = {.bytes = *free / 4 * 3,  // the rest is for what a step computes
             .page_bytes = Engine::page_bytes(config, weight.element_size()) / ranks};
   } else {
-    const int64_t memory = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGE_SIZE);
-    room = {.bytes = memory / 4, .page_bytes = Engine::page_bytes(config, sizeof(float))};
+    room = {.bytes = cache_bytes_within(read_memory_room()), .page_bytes = Engine::page_bytes(config, sizeof(float))};
   }
   return cache_tokens_within(room, config.context_tokens, wanted);
+}
+
+void check_cache_fits(const MemoryRoom& memory, int64_t tokens, int64_t page_bytes) {
+  constexpr double kGiB = 1 << 30;
+  const double needed = static_cast<double>(Engine::pages_for(tokens)) * static_cast<double>(page_bytes) / kGiB;
+  const double usable = static_cast<double>(memory.total_bytes()) / kGiB;
+  const double left = static_cast<double>(memory.available_bytes()) / kGiB;
+  TESSERA_CHECK(
+      needed <= usable, ErrorKind::kConfig,
+      "[models.generation] a cache of {} tokens takes {:.1f} GiB, found {:.1f} GiB that this process may use. "
+      "Give fewer --cache-tokens.",
+      tokens, needed, usable);
+  if (needed <= left) return;
+  log_warning(
+      "[models.generation] a full cache of {} tokens takes {:.1f} GiB, {:.1f} GiB are free now. Give fewer "
+      "--cache-tokens.",
+      tokens, needed, left);
 }
 
 }  // namespace tessera

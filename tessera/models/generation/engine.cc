@@ -91,6 +91,26 @@ Engine::~Engine() {
   }
 }
 
+void Engine::allocate_pages() {
+  const at::NoGradGuard no_grad;
+  const int32_t page = 0;
+  const StepRows rows{.tokens = {0},
+                      .positions = {0},
+                      .sequences = {{.first_row = 0, .rows = 1, .first_position = 0, .pages = {&page, 1}}},
+                      .wanted = {0}};
+  const int64_t tokens = options_.pages * kPageTokens;
+  try {
+    if (options_.group) tell_rows(*options_.group, rows);
+    run_rows(*model_, store_, rows, device_);
+  } catch (const std::exception& error) {
+    failed_ = options_.group != nullptr;
+    const auto own = as_error(error);
+    if (failed_ || own.kind() != ErrorKind::kMemory) throw;
+    raise(ErrorKind::kMemory, "[models.generation] a cache of {} tokens: {}. Give fewer --cache-tokens.", tokens,
+          own.what());
+  }
+}
+
 void Engine::keep_alive() {
   if (options_.group && !failed_) tell_wait(*options_.group);
 }

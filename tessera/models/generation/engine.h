@@ -80,6 +80,10 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  // Makes the memory of all pages by computing one token that belongs to no sequence; else the first step makes it.
+  // Before the first step. Error kMemory where the allocator refuses. With a group it is COLLECTIVE, together with
+  // follow_steps.
+  void allocate_pages();
   // Its number. Error kConfig: a prompt that generate would not take, wrong options, or one that no number of free
   // pages could hold.
   int64_t add(GenerationRequest request);
