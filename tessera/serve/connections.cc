@@ -1,13 +1,37 @@
 #include "tessera/serve/connections.h"
 
-#include <sys/socket.h>
+#include <arpa/inet.h>
+#include <netinet/in.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::serve {
+namespace {
 
-Connections::Connections(double read_seconds, double answer_seconds)
-    : read_time_(read_seconds), answer_time_(answer_seconds), thread_([this] { watch(); }) {}
+// A client that has only just connected has its header on the way.
+constexpr std::chrono::milliseconds kJustConnected{500};
+
+}  // namespace
+
+std::string limited_address(const sockaddr* address) {
+  if (address == nullptr) return "";
+  char text[INET6_ADDRSTRLEN] = "";
+  const auto of_v4 = [&](const void* four_bytes) -> std::string {
+    const auto* bytes = static_cast<const unsigned char*>(four_bytes);
+    if (bytes[0] == 127) return "";
+    return ::inet_ntop(AF_INET, four_bytes, text, sizeof text);
+  };
+  if (address->sa_family == AF_INET) return of_v4(&reinterpret_cast<const sockaddr_in*>(address)->sin_addr);
+  if (address->sa_family != AF_INET6) return "";
+  auto v6 = reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
+  if (IN6_IS_ADDR_LOOPBACK(&v6)) return "";
+  if (IN6_IS_ADDR_V4MAPPED(&v6)) return of_v4(&v6.s6_addr[12]);
+  std::fill(v6.s6_addr + 8, v6.s6_addr + 16, 0);
+  return ::inet_ntop(AF_INET6, &v6, text, sizeof text);
+}
+
+Connections::Connections(const ConnectionLimits& limits) : limits_(limits), thread_([this] { watch(); }) {}
 
 Connections::~Connections() {
   {
@@ -18,26 +42,63 @@ Connections::~Connections() {
   thread_.join();
 }
 
-void Connections::opened(const void* key, int socket) {
-  const std::lock_guard lock(mutex_);
-  open_[key] = {.socket = socket, .since = Clock::now()};
+int64_t Connections::count_open(const std::string* address) const {
+  return std::count_if(open_.begin(), open_.end(), [&](const auto& entry) {
+    return !entry.second.is_shut && (address == nullptr || entry.second.address == *address);
+  });
 }
 
-void Connections::answering(const void* key) {
+// Of this address, or of any: one whose first header is late, else an idle one, else one whose header, then one whose
+// body or reply is on the way; of those the oldest. False where the model works for all.
+bool Connections::shut_silent(const std::string* address) {
+  const auto now = Clock::now();
+  const auto turn_of = [&](const Connection& connection) {
+    switch (connection.stage) {
+      case Stage::kHeader:
+        return now - connection.since > kJustConnected ? 0 : 2;
+      case Stage::kIdle:
+        return 1;
+      default:
+        return 3;
+    }
+  };
+  Connection* found = nullptr;
+  for (auto& [key, connection] : open_) {
+    if (connection.is_shut || connection.stage == Stage::kAnswer) continue;
+    if (address != nullptr && connection.address != *address) continue;
+    const auto place = [&](const Connection& of) { return std::pair(turn_of(of), of.since); };
+    if (found == nullptr || place(connection) < place(*found)) found = &connection;
+  }
+  if (found == nullptr) return false;
+  found->is_shut = true;
+  ::shutdown(found->socket, SHUT_RDWR);  // its own thread closes it
+  return true;
+}
+
+bool Connections::admit(const std::string& address) {
+  const std::lock_guard lock(mutex_);
+  if (!address.empty() && count_open(&address) >= limits_.of_address && !shut_silent(&address)) return false;
+  if (count_open(nullptr) >= limits_.open) shut_silent(nullptr);
+  return true;
+}
+
+void Connections::opened(const void* key, int socket, const std::string& address) {
+  const std::lock_guard lock(mutex_);
+  open_[key] = {.socket = socket, .address = address, .since = Clock::now()};
+}
+
+void Connections::enter(const void* key, Stage stage) {
   const std::lock_guard lock(mutex_);
   const auto found = open_.find(key);
   if (found == open_.end()) return;
-  found->second.answering = true;
+  found->second.stage = stage;
   found->second.since = Clock::now();
 }
 
-void Connections::waiting(const void* key) {
-  const std::lock_guard lock(mutex_);
-  const auto found = open_.find(key);
-  if (found == open_.end()) return;
-  found->second.answering = false;
-  found->second.since = Clock::now();
-}
+void Connections::receiving(const void* key) { enter(key, Stage::kBody); }
+void Connections::replying(const void* key) { enter(key, Stage::kReply); }
+void Connections::answering(const void* key) { enter(key, Stage::kAnswer); }
+void Connections::waiting(const void* key) { enter(key, Stage::kIdle); }
 
 void Connections::closed(const void* key) {
   const std::lock_guard lock(mutex_);
@@ -46,16 +107,25 @@ void Connections::closed(const void* key) {
 
 int64_t Connections::being_answered() const {
   const std::lock_guard lock(mutex_);
-  return std::count_if(open_.begin(), open_.end(), [](const auto& entry) { return entry.second.answering; });
+  return std::count_if(open_.begin(), open_.end(), [](const auto& entry) {
+    return entry.second.stage == Stage::kAnswer || entry.second.stage == Stage::kReply;
+  });
+}
+
+std::chrono::duration<double> Connections::time_for(Stage stage) const {
+  const double seconds = stage == Stage::kHeader   ? limits_.header_seconds
+                         : stage == Stage::kAnswer ? limits_.answer_seconds
+                                                   : limits_.read_seconds;
+  return std::chrono::duration<double>(seconds);
 }
 
 void Connections::watch() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, std::chrono::milliseconds(500), [this] { return ending_; })) {
     for (auto& [key, connection] : open_) {
-      // Its own thread closes it.
-      if (Clock::now() - connection.since > (connection.answering ? answer_time_ : read_time_))
-        ::shutdown(connection.socket, SHUT_RDWR);
+      if (Clock::now() - connection.since <= time_for(connection.stage)) continue;
+      connection.is_shut = true;
+      ::shutdown(connection.socket, SHUT_RDWR);
     }
   }
 }

@@ -1,49 +1,78 @@
-// How long clients take: connections that have not sent a whole request in time are shut, and those that have not taken
-// the whole answer.
+// Open connections: those that are silent for too long are shut, and silent ones make room for new ones.
 //
-//   Connections connections(30.0, 630.0);
-//   connections.opened(key, socket); connections.answering(key); connections.waiting(key); connections.closed(key);
+//   Connections connections({.open = 256, .of_address = 192, .header_seconds = 5, ...});
+//   if (!connections.admit(address)) refuse();                 // before a connection is accepted
+//   connections.opened(key, socket, address);
+//   connections.receiving(key);                                // its header is here
+//   connections.answering(key); connections.waiting(key); connections.closed(key);
 //
-// Thread-safe; looks once in half a second on a thread of its own.
+// Every connection may be shut to make room but one for which the model works. Thread-safe; a thread of its own looks
+// for late connections once in half a second.
 #pragma once
+
+#include <sys/socket.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <string>
 #include <thread>
 
 namespace tessera::serve {
 
+struct ConnectionLimits {
+  int64_t open = 256;           // at most, as long as silent ones are among them
+  int64_t of_address = 192;     // at most, of one address
+  double header_seconds = 5;    // for the first header to arrive
+  double read_seconds = 30;     // for a body to arrive, a reply to be read, and between two requests
+  double answer_seconds = 630;  // for an answer to be made and read
+};
+
 class Connections {
  public:
-  // For a request to arrive, and for its answer from then on to be made and read.
-  Connections(double read_seconds, double answer_seconds);
+  explicit Connections(const ConnectionLimits& limits);
   ~Connections();
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
 
-  void opened(const void* key, int socket);
-  void answering(const void* key);  // a whole request is here
-  void waiting(const void* key);    // for the next one
+  // Whether a connection from this address may come in. Where there are too many, a silent one is shut for it. An empty
+  // address has no limit of its own.
+  bool admit(const std::string& address);
+  void opened(const void* key, int socket, const std::string& address);
+  void receiving(const void* key);  // the header of a request is here
+  void replying(const void* key);   // a reply that needs no model, as of a refused request, is on the way
+  void answering(const void* key);  // a whole request of a client that may ask the model is here
+  void waiting(const void* key);    // for the next request
   void closed(const void* key);
-  int64_t being_answered() const;
+  int64_t being_answered() const;  // replies too
 
  private:
   using Clock = std::chrono::steady_clock;
+  enum class Stage { kHeader, kBody, kReply, kAnswer, kIdle };
   struct Connection {
     int socket = -1;
-    bool answering = false;
-    Clock::time_point since{};
+    std::string address{};
+    Stage stage = Stage::kHeader;
+    Clock::time_point since{};  // of the stage
+    bool is_shut = false;       // and not closed yet
   };
+  void enter(const void* key, Stage stage);
+  int64_t count_open(const std::string* address) const;
+  bool shut_silent(const std::string* address);
+  std::chrono::duration<double> time_for(Stage stage) const;
   void watch();
 
-  const std::chrono::duration<double> read_time_, answer_time_;
+  const ConnectionLimits limits_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::map<const void*, Connection> open_;
   bool ending_ = false;
   std::thread thread_;
 };
+
+// The address for Connections: the digits of an IPv4 address, the first 64 bits of an IPv6 one, which a provider gives
+// to one customer; empty for loopback, where a proxy may stand for many clients, and for sockets without an address.
+std::string limited_address(const sockaddr* address);
 
 }  // namespace tessera::serve

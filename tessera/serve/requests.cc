@@ -21,22 +21,26 @@ namespace {
 constexpr const char* kWhere = "request";
 constexpr double kMost = 1e30;
 
-// Keys that do nothing here and may be there.
+// Labels of a request, which have no effect on its answer.
 const std::set<std::string>& idle_keys() {
-  static const std::set<std::string> keys = {"user",         "metadata",           "store",
-                                             "service_tier", "safety_identifier",  "prompt_cache_key",
-                                             "verbosity",    "parallel_tool_calls"};
+  static const std::set<std::string> keys = {"user", "metadata", "service_tier", "safety_identifier",
+                                             "prompt_cache_key"};
   return keys;
 }
 
-// Keys whose one value that changes nothing is taken.
+// Keys of which one value, OpenAI's default, has no effect on an answer; others are errors.
 const std::vector<std::pair<const char*, Json>>& neutral_keys() {
   static const std::vector<std::pair<const char*, Json>> keys = {{"best_of", 1},
                                                                  {"echo", false},
                                                                  {"suffix", ""},
+                                                                 {"store", false},
+                                                                 {"verbosity", "medium"},
                                                                  {"functions", nullptr},
+                                                                 {"function_call", nullptr},
                                                                  {"audio", nullptr},
                                                                  {"prediction", nullptr},
+                                                                 {"reasoning_effort", nullptr},
+                                                                 {"web_search_options", nullptr},
                                                                  {"modalities", Json::array({"text"})}};
   return keys;
 }
@@ -62,17 +66,18 @@ void check_keys(const JsonReader& top, Endpoint endpoint) {
                                              "logit_bias",
                                              "ignore_eos",
                                              "response_format"};
-  static const std::set<std::string> chat = {"messages", "max_completion_tokens", "top_logprobs",
-                                             "tools",    "tool_choice",           "chat_template_kwargs"};
+  static const std::set<std::string> chat = {"messages",    "max_completion_tokens", "top_logprobs",        "tools",
+                                             "tool_choice", "parallel_tool_calls",   "chat_template_kwargs"};
   static const std::set<std::string> text = {"prompt", "echo"};
   for (const auto& [key, value] : top.members()) {
+    if (value.is_null()) continue;  // absent
     if (both.contains(key) || idle_keys().contains(key)) continue;
     if ((endpoint == Endpoint::kChat ? chat : text).contains(key)) continue;
     const auto neutral = std::find_if(neutral_keys().begin(), neutral_keys().end(),
                                       [&, name = key](const auto& entry) { return name == entry.first; });
     if (neutral == neutral_keys().end())
       refuse(escape(key), fmt::format("Unrecognized request argument: {}", quote(key)));
-    if (value.is_null() || value.value() == neutral->second) continue;
+    if (value.value() == neutral->second) continue;
     refuse(key, fmt::format("{} is not supported: found {}, wanted {} or nothing", key, describe(value.value()),
                             neutral->second.dump()));
   }
@@ -274,7 +279,7 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   const JsonReader top(json, kWhere);
   check_keys(top, endpoint);
   const auto model = top.string("model", served.name);
-  if (model != served.name) {
+  if (!served.is_called(model)) {
     throw ApiError(404,
                    fmt::format("The model {} does not exist here: this server has '{}'", quote(model), served.name),
                    "model_not_found", "model");
@@ -284,12 +289,17 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   if (const auto options = top.find("stream_options"); options && !options->is_null()) {
     if (!request.stream) refuse("stream_options", "stream_options wants stream: true beside it");
     request.stream_usage = options->boolean("include_usage", false);
+    for (const auto& [key, value] : options->members()) {
+      const bool is_known = key == "include_usage" || value.is_null() || value.value() == Json(false);
+      if (!is_known) refuse("stream_options", fmt::format("stream_options: {} is not supported", quote(key)));
+    }
   }
   GenerationOptions options;
   read_sampling(top, served, options);
   request.stop = read_stops(top, served.limits);
   request.log_probs = read_log_probs(top, endpoint, served.limits);
   request.echo = endpoint == Endpoint::kText && top.boolean("echo", false);
+  request.one_tool_call = endpoint == Endpoint::kChat && !top.boolean("parallel_tool_calls", true);
   const int64_t each = top.integer("n", 1, 1, served.limits.choices);
   WantedForm form;
   if (const auto format = top.find("response_format"); format && !format->is_null()) {

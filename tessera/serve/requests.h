@@ -27,6 +27,7 @@ enum class Endpoint { kChat, kText };
 // The model that answers, as requests need to know it.
 struct Served {
   std::string name;
+  std::string path{};  // as the user gave it, ORG/NAME or a path, by which clients may call the model as well
   ModelConfig config;
   GenerationOptions defaults;  // what generation_config.json says
   text::Tokenizer tokenizer;
@@ -34,6 +35,8 @@ struct Served {
   int64_t cache_tokens = 0;
   Limits limits{};
   std::shared_ptr<AnswerForms> forms = std::make_shared<AnswerForms>();
+
+  bool is_called(std::string_view model) const { return model == name || (!path.empty() && model == path); }
 };
 
 struct CompletionRequest {
@@ -50,6 +53,7 @@ struct CompletionRequest {
   bool echo = false;                   // answers begin with their prompt, and log-probs with its tokens'
   bool no_new_tokens = false;          // the prompt alone; one token is made that nobody sees
   bool stream = false, stream_usage = false;
+  bool one_tool_call = false;  // an answer ends with its first call
 };
 
 CompletionRequest read_request(std::string_view body, Endpoint endpoint, const Served& served);

@@ -1,52 +1,13 @@
 #include "tessera/serve/responses.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
 
-#include "tessera/base/utf8.h"
-
 namespace tessera::serve {
 namespace {
-
-std::string token_bytes(const Served& served, int64_t token) {
-  return served.tokenizer.token_bytes(static_cast<text::TokenId>(token));
-}
-
-// Text, or "bytes:\xe2\x80" for a token that ends or begins inside a character, as OpenAI has it.
-std::string text_of(const std::string& bytes) {
-  if (is_valid_utf8(bytes)) return bytes;
-  std::string text = "bytes:";
-  for (const char each : bytes) text += fmt::format("\\x{:02x}", static_cast<unsigned char>(each));
-  return text;
-}
-
-// JSON has no infinity; a token that cannot come has OpenAI's -9999.
-double written(double log_prob) { return std::max(log_prob, -9999.0); }
-
-Json token_entry(const Served& served, int64_t token, double log_prob) {
-  const auto raw = token_bytes(served, token);
-  Json bytes = Json::array();
-  for (const char each : raw) bytes.push_back(static_cast<unsigned char>(each));
-  return {{"token", text_of(raw)}, {"logprob", written(log_prob)}, {"bytes", std::move(bytes)}};
-}
-
-Json likeliest_of(const Served& served, const TokenLogProbs& found) {
-  Json top = Json::object();
-  for (const auto& [token, log_prob] : found.likeliest) top[text_of(token_bytes(served, token))] = written(log_prob);
-  return top;
-}
-
-// More of each list.
-void append(Json& lists, const Json& more) {
-  for (auto& [key, values] : lists.items()) {
-    for (const auto& value : more.at(key)) values.push_back(value);
-  }
-}
 
 // Nine letters and digits, which Mistral's templates want.
 std::string call_id() {
@@ -69,45 +30,46 @@ Response::Response(Endpoint endpoint, std::string id, const Served& served, cons
       log_probs_(request.log_probs.has_value()),
       usage_in_chunks_(request.stream_usage),
       no_new_tokens_(request.no_new_tokens),
+      one_tool_call_(request.one_tool_call),
       choices_(request.choices.size()) {
   for (size_t i = 0; request.echo && i < choices_.size(); ++i) {
     choices_[i].echoed = request.choices[i].echoed;
     if (log_probs_) choices_[i].echoed_tokens = request.choices[i].prompt;
   }
+  for (auto& choice : choices_) {
+    if (log_probs_ && is_chat()) choice.log_probs = {{"content", Json::array()}};
+    if (log_probs_ && !is_chat()) choice.offsets.emplace(served.tokenizer);
+  }
   if (request.tools.empty()) return;
   for (auto& choice : choices_) choice.reader.emplace(request.tools);
 }
 
-Json Response::log_probs_of(const Piece& piece) const {
-  if (!log_probs_ || !piece.log_probs) return nullptr;
-  const auto& found = *piece.log_probs;
-  if (is_chat()) {
-    auto entry = token_entry(served_, piece.token, found.chosen);
-    entry["top_logprobs"] = Json::array();
-    for (const auto& [token, log_prob] : found.likeliest) {
-      entry["top_logprobs"].push_back(token_entry(served_, token, log_prob));
-    }
-    return {{"content", Json::array({entry})}};
+// Null where the piece brings none.
+Json Response::log_probs_of(Choice& choice, const Piece& piece, const std::string& content) {
+  if (!log_probs_) return nullptr;
+  const auto& tokenizer = served_.tokenizer;
+  const bool has_token = piece.token && piece.log_probs;
+  if (!is_chat()) {
+    if (!has_token) return nullptr;
+    return completion_log_probs(*piece.token, *piece.log_probs, choice.offsets->place_of(*piece.token), tokenizer);
   }
-  return {{"tokens", Json::array({text_of(token_bytes(served_, piece.token))})},
-          {"token_logprobs", Json::array({written(found.chosen)})},
-          {"top_logprobs", Json::array({likeliest_of(served_, found)})}};
+  if (has_token) choice.entries.add(*piece.token, *piece.log_probs, tokenizer);
+  auto entries = choice.entries.take(content, tokenizer);
+  if (choice.finish) {
+    for (auto& entry : choice.entries.finish(tokenizer)) entries.push_back(std::move(entry));
+  }
+  return entries.empty() ? Json() : Json({{"content", std::move(entries)}});
 }
 
-// Puts what was asked before what came of it. Of the prompt's first token nothing is known.
+// Puts the prompt before the answer.
 void Response::echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs) {
   if (no_new_tokens_) text.clear();
-  text.insert(0, std::exchange(choice.echoed, {}));
+  const auto prompt_text = std::exchange(choice.echoed, {});
+  text.insert(0, prompt_text);
   if (choice.echoed_tokens.empty()) return;
-  Json tokens = Json::array(), chosen = Json::array({nullptr}), top = Json::array({nullptr});
-  for (const auto token : std::exchange(choice.echoed_tokens, {}))
-    tokens.push_back(text_of(token_bytes(served_, token)));
-  for (const auto& found : piece.prompt_log_probs) {
-    chosen.push_back(written(found.chosen));
-    top.push_back(likeliest_of(served_, found));
-  }
-  Json whole = {{"tokens", std::move(tokens)}, {"token_logprobs", std::move(chosen)}, {"top_logprobs", std::move(top)}};
-  if (!no_new_tokens_) append(whole, log_probs);
+  auto whole =
+      prompt_log_probs(std::exchange(choice.echoed_tokens, {}), prompt_text, piece.prompt_log_probs, served_.tokenizer);
+  if (!no_new_tokens_ && !log_probs.is_null()) append_lists(whole, log_probs);
   log_probs = std::move(whole);
 }
 
@@ -116,8 +78,10 @@ std::string Response::read(Choice& choice, const Piece& piece) {
   if (!choice.reader) return piece.text;
   std::string text;
   const auto take = [&](ToolCallReader::Read read) {
+    if (one_tool_call_ && choice.called > 0) return;  // the answer has ended
     text += read.text;
     for (auto& call : read.calls) {
+      if (one_tool_call_ && choice.called > 0) return;
       Json json = {{"id", call_id()},
                    {"type", "function"},
                    {"function", {{"name", std::move(call.name)}, {"arguments", std::move(call.arguments)}}}};
@@ -133,21 +97,27 @@ std::string Response::read(Choice& choice, const Piece& piece) {
 
 std::optional<Json> Response::add(const Piece& piece) {
   auto& choice = choices_[piece.choice];
-  if (!no_new_tokens_) ++new_tokens_;
+  if (choice.finish) return std::nullopt;
+  if (piece.token && !no_new_tokens_) ++new_tokens_;
+  const int64_t called_before = choice.called;
   auto text = read(choice, piece);
+  const bool has_called = choice.called > called_before;
   choice.finish = no_new_tokens_ ? Finish::kLength : piece.finish;
-  auto log_probs = log_probs_of(piece);
+  if (one_tool_call_ && has_called) choice.finish = Finish::kStop;
+  if (!choice.echoed_tokens.empty() && choice.offsets) choice.offsets->skip(choice.echoed);
+  auto log_probs = log_probs_of(choice, piece, text);
+  if (has_called) choice.entries = {};  // those of the call
   echo(choice, piece, text, log_probs);
   if (!stream_) {
     choice.text += text;
     if (choice.log_probs.is_null()) {
       choice.log_probs = std::move(log_probs);
     } else if (!log_probs.is_null()) {
-      append(choice.log_probs, log_probs);
+      append_lists(choice.log_probs, log_probs);
     }
     return std::nullopt;
   }
-  if (text.empty() && choice.calls.empty() && log_probs.is_null() && !piece.finish) return std::nullopt;
+  if (text.empty() && choice.calls.empty() && log_probs.is_null() && !choice.finish) return std::nullopt;
   Json content = Json::object();
   if (is_chat()) {
     Json delta = Json::object();
@@ -157,9 +127,7 @@ std::optional<Json> Response::add(const Piece& piece) {
   } else {
     content["text"] = std::move(text);
   }
-  auto json = frame(Json::array({choice_json(piece.choice, std::move(content), choice.finish, std::move(log_probs))}));
-  if (usage_in_chunks_) json["usage"] = nullptr;
-  return json;
+  return frame(Json::array({choice_json(piece.choice, std::move(content), choice.finish, std::move(log_probs))}));
 }
 
 bool Response::done() const {
@@ -174,8 +142,10 @@ Json Response::usage() const {
 
 Json Response::frame(Json choices) const {
   const char* object = !is_chat() ? "text_completion" : stream_ ? "chat.completion.chunk" : "chat.completion";
-  return {
+  Json json = {
       {"id", id_}, {"object", object}, {"created", created_}, {"model", served_.name}, {"choices", std::move(choices)}};
+  if (usage_in_chunks_) json["usage"] = nullptr;  // but in the last chunk
+  return json;
 }
 
 Json Response::choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const {

@@ -15,6 +15,7 @@
 #include "tessera/base/json.h"
 #include "tessera/serve/requests.h"
 #include "tessera/serve/scheduler.h"
+#include "tessera/serve/token_entries.h"
 #include "tessera/serve/tool_calls.h"
 
 namespace tessera::serve {
@@ -25,8 +26,9 @@ class Response {
 
   // Of a stream of a chat: the role of each choice.
   std::vector<Json> first() const;
-  // Counts a piece in. Of a stream: the chunk that it brings, if any.
+  // Counts a piece in; of a choice that is finished it is ignored. Of a stream: the chunk that it brings, if any.
   std::optional<Json> add(const Piece& piece);
+  bool is_finished(size_t choice) const { return choices_[choice].finish.has_value(); }
   bool done() const;  // all choices are finished
   Json whole() const;
   Json usage_chunk() const;
@@ -34,17 +36,19 @@ class Response {
  private:
   struct Choice {
     std::optional<ToolCallReader> reader{};  // where the model was told of tools
-    std::string echoed{};                    // what its first piece begins with
-    std::vector<int64_t> echoed_tokens{};    // of which log-probs come with it
+    std::string echoed{};                    // the prompt's text, with which the first piece begins
+    std::vector<int64_t> echoed_tokens{};    // of which log-probs come with that text
+    std::optional<TextOffsets> offsets{};    // of a completion with log-probs
+    ContentEntries entries{};                // of a chat with log-probs
     std::string text{};                      // of no stream
-    Json calls = Json::array();              // of a stream: what is not sent yet
+    Json calls = Json::array();              // of a stream: those that are not sent yet
     Json log_probs{};
     std::optional<Finish> finish{};
     int64_t called = 0;
   };
   Json frame(Json choices) const;
   Json choice_json(size_t index, Json content, const std::optional<Finish>& finish, Json log_probs) const;
-  Json log_probs_of(const Piece& piece) const;
+  Json log_probs_of(Choice& choice, const Piece& piece, const std::string& content);
   void echo(Choice& choice, const Piece& piece, std::string& text, Json& log_probs);
   Json usage() const;
   bool is_chat() const { return endpoint_ == Endpoint::kChat; }
@@ -54,7 +58,7 @@ class Response {
   std::string id_;
   const Served& served_;
   int64_t created_, prompt_tokens_, new_tokens_ = 0;
-  bool stream_, log_probs_, usage_in_chunks_, no_new_tokens_;
+  bool stream_, log_probs_, usage_in_chunks_, no_new_tokens_, one_tool_call_;
   std::vector<Choice> choices_;
 };
 

@@ -16,7 +16,7 @@ constexpr std::chrono::seconds kIdle{10};  // then other ranks are told to wait 
 
 }  // namespace
 
-Answer::Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request) {
+Answer::Answer(const text::Tokenizer& tokenizer, const CompletionRequest& request) : ended_(request.choices.size()) {
   for (const auto& choice : request.choices) {
     streams_.emplace_back(tokenizer, request.stop, choice.options.stop_tokens);
   }
@@ -35,40 +35,60 @@ void Answer::cancel() {
   cancelled_ = true;
 }
 
-void Answer::put(Piece piece) {
-  {
-    const std::lock_guard lock(mutex_);
-    pieces_.push_back(std::move(piece));
+void Answer::stop(size_t choice) {
+  const std::lock_guard lock(mutex_);
+  ended_[choice] = true;
+}
+
+bool Answer::cut_off() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  if (!has_tokens_) return false;
+  for (size_t choice = 0; choice < streams_.size(); ++choice) {
+    if (ended_[choice]) continue;
+    ended_[choice] = true;
+    pieces_.push_back({.choice = choice, .text = streams_[choice].finish(), .finish = Finish::kLength});
   }
   came_.notify_all();
+  return true;
 }
 
 bool Answer::take(size_t choice, const NewToken& made) {
+  if (made.error) log_error("[serve] {}", made.error->what());
+  const std::lock_guard lock(mutex_);
+  if (cancelled_ || ended_[choice]) return false;
   auto& stream = streams_[choice];
-  Piece piece{.choice = choice,
-              .token = made.token,
-              .log_probs = made.log_probs,
-              .finish = made.finish,
-              .prompt_log_probs = made.prompt_log_probs};
+  Piece piece{
+      .choice = choice, .log_probs = made.log_probs, .finish = made.finish, .prompt_log_probs = made.prompt_log_probs};
   if (made.error) {
-    log_error("[serve] {}", made.error->what());
     piece.error = made.error->what();
   } else {
+    piece.token = made.token;
     piece.text = stream.push(made.token);
+    has_tokens_ = true;
   }
   if (piece.finish) piece.text += stream.finish();
   if (stream.stopped()) piece.finish = Finish::kStop;
-  const bool goes_on = !piece.finish;
-  put(std::move(piece));
-  const std::lock_guard lock(mutex_);
-  return goes_on && !cancelled_;
+  ended_[choice] = piece.finish.has_value();
+  pieces_.push_back(std::move(piece));
+  came_.notify_all();
+  return !ended_[choice];
 }
 
-void Answer::end(const std::string& error) { put({.finish = Finish::kError, .error = error}); }
+void Answer::end(const std::string& error) {
+  const std::lock_guard lock(mutex_);
+  pieces_.push_back({.finish = Finish::kError, .error = error});
+  came_.notify_all();
+}
 
 Scheduler::Scheduler(std::shared_ptr<CausalLM> model, const EngineOptions& options, const Limits& limits,
                      std::function<void(std::exception_ptr)> failed)
-    : limits_(limits), failed_(std::move(failed)), engine_(std::move(model), options), thread_([this] { work(); }) {
+    : limits_(limits), failed_(std::move(failed)), engine_(std::move(model), options) {
+  {
+    const c10::DeviceGuard here(engine_.device());
+    engine_.allocate_pages();  // memory that cannot be had is an error here, not of the first request
+  }
+  thread_ = std::thread([this] { work(); });
   // The workers of this thread, which has loaded the model, count against the cores: those of the engine's thread would
   // sleep between loops instead of spin, and a token takes twice as long.
   omp_pause_resource_all(omp_pause_soft);

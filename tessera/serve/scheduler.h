@@ -26,11 +26,11 @@
 
 namespace tessera::serve {
 
-// What one token of a choice brought.
+// The part of an answer that one token of a choice brought.
 struct Piece {
   size_t choice = 0;
-  std::string text{};  // may be empty: held back, or no text
-  int64_t token = 0;
+  std::string text{};              // may be empty: held back, or no text
+  std::optional<int64_t> token{};  // absent where a choice ends without one: at the deadline, or with an error
   std::optional<TokenLogProbs> log_probs{};
   std::optional<Finish> finish{};
   std::string error{};                            // of kError
@@ -44,18 +44,23 @@ class Answer {
   // after kError none that counts.
   std::optional<Piece> next(std::chrono::milliseconds wait);
   void cancel();
+  // No further token of that choice.
+  void stop(size_t choice);
+  // Ends all choices with the text that was made until now, as kLength: their last pieces come next. False, and no
+  // piece, where no token was made. Cancels.
+  bool cut_off();
 
  private:
   friend class Scheduler;
   bool take(size_t choice, const NewToken& made);  // on the engine's thread
   void end(const std::string& error);
-  void put(Piece piece);
 
   std::mutex mutex_;
   std::condition_variable came_;
   std::deque<Piece> pieces_;
-  bool cancelled_ = false;
-  std::vector<TextStream> streams_;  // of the engine's thread
+  bool cancelled_ = false, has_tokens_ = false;
+  std::vector<TextStream> streams_;
+  std::vector<bool> ended_;  // choices of which no piece may follow
 };
 
 class Scheduler {

@@ -1,7 +1,6 @@
 #include "tessera/serve/server.h"
 
 #include <microhttpd.h>
-#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,12 +8,14 @@
 #include <atomic>
 #include <cctype>
 #include <cstring>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/serve/api_error.h"
+#include "tessera/serve/client_watch.h"
 #include "tessera/serve/connections.h"
 #include "tessera/serve/responses.h"
 
@@ -24,6 +25,7 @@ namespace {
 using std::chrono::steady_clock;
 using Deadline = steady_clock::time_point;
 constexpr std::chrono::milliseconds kLook{200};  // between looks at whether the client is still there
+constexpr const char* kTooLong = "The request took longer than this server allows.";
 
 // Takes as long for a wrong token as for the right one.
 bool same_secret(std::string_view given, std::string_view secret) {
@@ -51,12 +53,14 @@ bool is_json(std::string_view content_type) {
   return same_word(type, "application/json");
 }
 
-bool client_is_gone(MHD_Connection* connection) {
+int socket_of(MHD_Connection* connection) {
   const auto* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-  if (info == nullptr) return true;
-  // Not by reading: bytes that it sent ahead would hide its end.
-  pollfd look{.fd = info->connect_fd, .events = POLLRDHUP, .revents = 0};
-  return ::poll(&look, 1, 0) > 0;
+  return info != nullptr ? info->connect_fd : -1;
+}
+
+std::string address_of(MHD_Connection* connection) {
+  const auto* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  return limited_address(info != nullptr ? info->client_addr : nullptr);
 }
 
 std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -74,18 +78,20 @@ MHD_Result send_json(MHD_Connection* connection, int status, const Json& json) {
 
 // A request while it arrives.
 struct Incoming {
-  std::string body;
-  bool refused = false;  // answered already
+  std::string body{};
+  bool takes_interim_answers = false;  // HTTP/1.1
+  bool refused = false;                // answered already
 };
 
 // An answer while it is streamed as server-sent events.
 struct Stream {
-  MHD_Connection* connection;
+  ClientWatch client;
   std::shared_ptr<Answer> answer;
   Response response;
   bool with_usage;
   Deadline deadline;
-  std::string held{};  // events that are not sent yet
+  bool is_cut_off = false;  // at the deadline
+  std::string held{};       // events that are not sent yet
   bool done = false;
 
   void event(const Json& json) { held += "data: " + dumped(json) + "\n\n"; }
@@ -96,16 +102,20 @@ struct Stream {
   // Waits for a piece; false when the client has gone.
   bool wait() {
     const auto piece = answer->next(kLook);
-    if ((!piece || !piece->finish) && steady_clock::now() > deadline) {
-      fail(504, "The request took longer than this server allows.");
-      return true;
+    if (!is_cut_off && !(piece && piece->finish) && steady_clock::now() > deadline) {
+      is_cut_off = answer->cut_off();
+      if (!is_cut_off) {
+        fail(504, kTooLong);
+        return true;
+      }
     }
-    if (!piece) return !client_is_gone(connection);
+    if (!piece) return !client.is_gone([&] { held += ": \n\n"; });  // a comment of the stream
     if (piece->finish == Finish::kError) {
       fail(500, piece->error);
       return true;
     }
     if (const auto chunk = response.add(*piece)) event(*chunk);
+    if (response.is_finished(piece->choice)) answer->stop(piece->choice);
     if (!response.done()) return true;
     if (with_usage) event(response.usage_chunk());
     held += "data: [DONE]\n\n";
@@ -141,28 +151,36 @@ struct Server::State {
   MHD_Daemon* daemon = nullptr;
   std::atomic<bool> draining = false;
   std::atomic<int64_t> next_id = 1;
+  const int64_t created = std::time(nullptr);
 
   State(const Served& of, Scheduler& by, ServerOptions with)
       : served(of),
         scheduler(by),
         options(std::move(with)),
-        connections(of.limits.read_seconds, of.limits.request_seconds + of.limits.read_seconds) {}
+        connections({.open = of.limits.connections,
+                     .of_address = of.limits.address_connections,
+                     .header_seconds = of.limits.header_seconds,
+                     .read_seconds = of.limits.read_seconds,
+                     .answer_seconds = of.limits.request_seconds + of.limits.read_seconds}) {}
 
   // Status and body of what may not come in. Before the body is read.
   void check_entry(MHD_Connection* connection, std::string_view path, std::string_view method) const;
   Json models(std::string_view path) const;
   MHD_Result get(MHD_Connection* connection, std::string_view path);
-  MHD_Result complete(MHD_Connection* connection, Endpoint endpoint, const std::string& body);
+  MHD_Result complete(MHD_Connection* connection, Endpoint endpoint, const Incoming& incoming);
   MHD_Result stream(MHD_Connection* connection, Endpoint endpoint, const CompletionRequest& request,
                     std::shared_ptr<Answer> answer, Deadline deadline);
-  MHD_Result handle(MHD_Connection* connection, const char* path, const char* method, const char* data, size_t* size,
-                    void** closure);
+  MHD_Result handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
+                    const char* data, size_t* size, void** closure);
   MHD_Result handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
                           const Incoming& incoming);
 
   static MHD_Result on_request(void* self, MHD_Connection* connection, const char* path, const char* method,
-                               const char*, const char* data, size_t* size, void** closure) {
-    return static_cast<State*>(self)->handle(connection, path, method, data, size, closure);
+                               const char* version, const char* data, size_t* size, void** closure) {
+    return static_cast<State*>(self)->handle(connection, path, method, version, data, size, closure);
+  }
+  static MHD_Result on_accept(void* self, const sockaddr* address, socklen_t) {
+    return static_cast<State*>(self)->connections.admit(limited_address(address)) ? MHD_YES : MHD_NO;
   }
   static void on_completed(void* self, MHD_Connection* connection, void** closure, MHD_RequestTerminationCode) {
     delete static_cast<Incoming*>(*closure);
@@ -172,8 +190,7 @@ struct Server::State {
   static void on_connection(void* self, MHD_Connection* connection, void**, MHD_ConnectionNotificationCode code) {
     auto& connections = static_cast<State*>(self)->connections;
     if (code == MHD_CONNECTION_NOTIFY_CLOSED) return connections.closed(connection);
-    const auto* info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-    connections.opened(connection, info != nullptr ? info->connect_fd : -1);
+    connections.opened(connection, socket_of(connection), address_of(connection));
   }
 };
 
@@ -199,7 +216,7 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
       throw ApiError(401, "Wrong or no token. Send it as 'Authorization: Bearer TOKEN'.", "invalid_api_key");
     }
   }
-  if (method != (completes ? "POST" : "GET")) {
+  if (completes ? method != "POST" : method != "GET" && method != "HEAD") {
     throw ApiError(405, fmt::format("{} wants {}", path, completes ? "POST" : "GET"), "method_not_supported");
   }
   if (!completes) return;
@@ -219,9 +236,9 @@ void Server::State::check_entry(MHD_Connection* connection, std::string_view pat
 }
 
 Json Server::State::models(std::string_view path) const {
-  const Json model = {{"id", served.name}, {"object", "model"}, {"created", 0}, {"owned_by", "tessera"}};
+  const Json model = {{"id", served.name}, {"object", "model"}, {"created", created}, {"owned_by", "tessera"}};
   if (path == "/v1/models") return {{"object", "list"}, {"data", Json::array({model})}};
-  if (path.substr(std::strlen("/v1/models/")) == served.name) return model;
+  if (served.is_called(path.substr(std::strlen("/v1/models/")))) return model;
   throw ApiError(404, fmt::format("This server has the model '{}' alone.", served.name), "model_not_found", "model");
 }
 
@@ -240,7 +257,7 @@ MHD_Result Server::State::get(MHD_Connection* connection, std::string_view path)
 MHD_Result Server::State::stream(MHD_Connection* connection, Endpoint endpoint, const CompletionRequest& request,
                                  std::shared_ptr<Answer> answer, Deadline deadline) {
   const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
-  auto* stream = new Stream{.connection = connection,
+  auto* stream = new Stream{.client = ClientWatch(socket_of(connection)),
                             .answer = std::move(answer),
                             .response = Response(endpoint, id, served, request),
                             .with_usage = request.stream_usage,
@@ -255,25 +272,32 @@ MHD_Result Server::State::stream(MHD_Connection* connection, Endpoint endpoint, 
   return result;
 }
 
-MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint, const std::string& body) {
+MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint, const Incoming& incoming) {
   const auto deadline = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
                                                   std::chrono::duration<double>(served.limits.request_seconds));
   if (draining) throw ApiError(503, "The server is ending.", "overloaded");
-  const auto request = read_request(body, endpoint, served);
+  const auto request = read_request(incoming.body, endpoint, served);
   const auto answer = scheduler.submit(request, served.tokenizer);
   if (request.stream) return stream(connection, endpoint, request, answer, deadline);
   const auto id = fmt::format("{}-{}", endpoint == Endpoint::kChat ? "chatcmpl" : "cmpl", next_id++);
   Response response(endpoint, id, served, request);
+  const int socket = socket_of(connection);
+  ClientWatch client(socket);
+  const auto probe = [&] {
+    constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";  // which clients of HTTP/1.1 skip
+    if (incoming.takes_interim_answers) ::send(socket, kContinue.data(), kContinue.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  };
   auto looked = steady_clock::now();
+  bool is_cut_off = false;
   while (true) {
     const auto piece = answer->next(kLook);
-    if ((!piece || !piece->finish) && steady_clock::now() > deadline) {
-      answer->cancel();
-      throw ApiError(504, "The request took longer than this server allows.");
+    if (!is_cut_off && !(piece && piece->finish) && steady_clock::now() > deadline) {
+      is_cut_off = answer->cut_off();
+      if (!is_cut_off) throw ApiError(504, kTooLong);
     }
     if (const auto now = steady_clock::now(); now - looked >= kLook) {  // tokens may come without a pause
       looked = now;
-      if (client_is_gone(connection)) {
+      if (client.is_gone(probe)) {
         answer->cancel();
         return MHD_NO;
       }
@@ -281,6 +305,7 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
     if (!piece) continue;
     if (piece->finish == Finish::kError) throw ApiError(500, piece->error);
     response.add(*piece);
+    if (response.is_finished(piece->choice)) answer->stop(piece->choice);
     if (response.done()) return send_json(connection, 200, response.whole());
   }
 }
@@ -288,8 +313,8 @@ MHD_Result Server::State::complete(MHD_Connection* connection, Endpoint endpoint
 MHD_Result Server::State::handle_whole(MHD_Connection* connection, std::string_view path, std::string_view method,
                                        const Incoming& incoming) {
   try {
-    if (method == "GET") return get(connection, path);
-    return complete(connection, path == "/v1/completions" ? Endpoint::kText : Endpoint::kChat, incoming.body);
+    if (method != "POST") return get(connection, path);
+    return complete(connection, path == "/v1/completions" ? Endpoint::kText : Endpoint::kChat, incoming);
   } catch (const ApiError& error) {
     return send_json(connection, error.status(), error.body());
   } catch (const std::exception& error) {
@@ -298,18 +323,19 @@ MHD_Result Server::State::handle_whole(MHD_Connection* connection, std::string_v
   }
 }
 
-MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, const char* method, const char* data,
-                                 size_t* size, void** closure) {
+MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, const char* method, const char* version,
+                                 const char* data, size_t* size, void** closure) {
   auto* incoming = static_cast<Incoming*>(*closure);
   if (incoming == nullptr) {
-    *closure = incoming = new Incoming;
+    *closure = incoming = new Incoming{.takes_interim_answers = std::string_view(version) == "HTTP/1.1"};
     try {
       check_entry(connection, path, method);
     } catch (const ApiError& error) {
       incoming->refused = true;
-      connections.answering(connection);
+      connections.replying(connection);
       return send_json(connection, error.status(), error.body());
     }
+    connections.receiving(connection);
     return MHD_YES;
   }
   if (*size > 0) {
@@ -322,7 +348,11 @@ MHD_Result Server::State::handle(MHD_Connection* connection, const char* path, c
     return MHD_YES;
   }
   if (incoming->refused) return MHD_YES;
-  connections.answering(connection);
+  if (std::string_view(method) == "POST") {
+    connections.answering(connection);
+  } else {
+    connections.replying(connection);
+  }
   return handle_whole(connection, path, method, *incoming);
 }
 
@@ -331,10 +361,12 @@ Server::Server(const Served& served, Scheduler& scheduler, ServerOptions options
   const auto& limits = served.limits;
   const auto silence = static_cast<unsigned>(limits.request_seconds + limits.read_seconds) + 1;
   const int socket = state_->options.listening.socket.release();
+  // Beyond the limit there are places for connections that were shut and whose threads have not ended.
+  const auto places = limits.connections + std::max<int64_t>(limits.connections, 64);
   state_->daemon = MHD_start_daemon(
-      MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | MHD_USE_ITC, 0, nullptr, nullptr,
-      &State::on_request, state_.get(), MHD_OPTION_LISTEN_SOCKET, socket, MHD_OPTION_CONNECTION_LIMIT,
-      static_cast<unsigned>(limits.connections), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+      MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL | MHD_USE_ITC, 0,
+      &State::on_accept, state_.get(), &State::on_request, state_.get(), MHD_OPTION_LISTEN_SOCKET, socket,
+      MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(places), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
       static_cast<size_t>(limits.header_bytes), MHD_OPTION_CONNECTION_TIMEOUT, silence, MHD_OPTION_NOTIFY_COMPLETED,
       &State::on_completed, state_.get(), MHD_OPTION_NOTIFY_CONNECTION, &State::on_connection, state_.get(),
       MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);

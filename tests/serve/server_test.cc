@@ -12,12 +12,9 @@
 #include <thread>
 
 #include "tessera/models/generation/row_model.h"
-#include "tessera/serve/connections.h"
 #include "tessera/serve/responses.h"
-#include "tests/cli/tiny_tokenizer.h"
 #include "tests/data/byte_tokenizer.h"
-#include "tests/models/tiny.h"
-#include "tests/support/http_client.h"
+#include "tests/serve/serve_fixture.h"
 #include "tests/support/sanitized.h"
 #include "tests/support/temp_folder.h"
 
@@ -25,93 +22,6 @@ namespace tessera::serve {
 namespace {
 
 using testing::http;
-using testing::HttpReply;
-
-const std::string kCharacters = "abcdefghijklmnopqrstuvwxyz .,:;!?()'-";
-const std::string kJsonCharacters = "abcdefghijklmnopqrstuvwxyz {}[]\":,-1_";
-const std::string kTemplate =
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}. {% endfor %}{% if tools %}tools{% endif %}";
-const nlohmann::json kTool = {{"type", "function"}, {"function", {{"name", "f"}}}};
-
-class Serve : public ::testing::Test {
- protected:
-  void start(const Limits& limits = {}, const std::string& token = "", const std::string& changes = "",
-             const std::string& characters = kCharacters) {
-    at::set_num_threads(1);  // of the engine's thread, too
-    model_ = testing::tiny_model(changes);
-    auto rows = testing::tiny_model(changes);
-    make_row_model(*rows, RowDtype::kFloat32);
-    served_ = std::make_unique<Served>(
-        Served{.name = "tiny",
-               .config = model_->config(),
-               .defaults = {},
-               .tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(characters), "test"),
-               .chat = text::ChatTemplate::parse(kTemplate, "test"),
-               .cache_tokens = 4096,
-               .limits = limits});
-    scheduler_ =
-        std::make_unique<Scheduler>(rows, EngineOptions{.pages = 256, .max_sequences = limits.sequences}, limits);
-    auto listening = listen_at("127.0.0.1", 0, Reach::kThisHost);
-    port_ = listening.port;
-    server_ = std::make_unique<Server>(*served_, *scheduler_, ServerOptions{std::move(listening), token});
-  }
-  HttpReply post(const nlohmann::json& body, const std::string& path = "/v1/completions") const {
-    return http(port_, "POST", path, body.dump());
-  }
-  nlohmann::json answer(const nlohmann::json& body, const std::string& path = "/v1/completions") const {
-    const auto reply = post(body, path);
-    EXPECT_EQ(reply.status, 200) << reply.body;
-    return nlohmann::json::parse(reply.body);
-  }
-  void expect_error(const HttpReply& reply, int status, const std::string& part) const {
-    EXPECT_EQ(reply.status, status) << reply.head << "\n" << reply.body;
-    const auto json = nlohmann::json::parse(reply.body, nullptr, false);
-    ASSERT_TRUE(json.is_object()) << reply.body;
-    EXPECT_NE(json["error"]["message"].get<std::string>().find(part), std::string::npos) << reply.body;
-    EXPECT_TRUE(json["error"]["type"].is_string());
-  }
-  std::string greedy(const std::string& prompt, int64_t count) const {
-    const auto ids = served_->tokenizer.encode(prompt);
-    const std::vector<int64_t> tokens(ids.begin(), ids.end());
-    const auto made = generate(*model_, tokens, {.max_new_tokens = count});
-    const std::vector<text::TokenId> back(made.begin(), made.end());
-    return served_->tokenizer.decode(back);
-  }
-  // Waits until no sequence is left.
-  bool becomes_idle() const {
-    for (int i = 0; i < 500; ++i) {
-      const auto counts = scheduler_->counts();
-      if (counts.running + counts.waiting == 0) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    return false;
-  }
-  static nlohmann::json ask(const std::string& prompt, int64_t count) {
-    return {{"model", "tiny"}, {"prompt", prompt}, {"max_tokens", count}, {"temperature", 0}};
-  }
-
-  std::shared_ptr<CausalLM> model_;
-  std::unique_ptr<Served> served_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<Server> server_;
-  int port_ = 0;
-};
-
-// The text of the chunks of a stream, and whether [DONE] came.
-std::pair<std::string, bool> streamed(const std::string& body) {
-  std::string text;
-  bool done = false;
-  for (size_t at = 0; (at = body.find("data: ", at)) != std::string::npos;) {
-    at += 6;
-    const auto event = body.substr(at, body.find("\n\n", at) - at);
-    done = done || event == "[DONE]";
-    const auto json = nlohmann::json::parse(event, nullptr, false);
-    if (!json.is_object() || !json.contains("choices") || json["choices"].empty()) continue;
-    const auto& choice = json["choices"][0];
-    text += choice.contains("text") ? choice["text"].get<std::string>() : choice["delta"].value("content", "");
-  }
-  return {text, done};
-}
 
 TEST_F(Serve, GreedyCompletionsAreThoseOfGenerateWithUsageAndReason) {
   start();
@@ -175,7 +85,7 @@ TEST_F(Serve, SeedsRepeatAndLogProbsAreGiven) {
   const auto& log_probs = found["choices"][0]["logprobs"];
   EXPECT_EQ(log_probs["tokens"].size(), 12U);
   EXPECT_LT(log_probs["token_logprobs"][0].get<double>(), 0);
-  EXPECT_EQ(log_probs["top_logprobs"][11].size(), 3U);
+  for (const auto& top : log_probs["top_logprobs"]) EXPECT_TRUE(top.size() == 3 || top.size() == 4) << top;
   auto unseeded = body;
   unseeded.erase("seed");
   EXPECT_NE(answer(unseeded)["choices"][0]["text"], answer(unseeded)["choices"][0]["text"]);
@@ -318,7 +228,7 @@ TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
     EXPECT_NEAR(found["token_logprobs"][i].get<double>(), wanted[static_cast<int64_t>(i) - 1][ids[i]].item<double>(),
                 1e-4)
         << i;
-    EXPECT_EQ(found["top_logprobs"][i].size(), 2U);
+    EXPECT_TRUE(found["top_logprobs"][i].size() == 2 || found["top_logprobs"][i].size() == 3) << i;
   }
 
   auto streaming = body;
@@ -494,27 +404,6 @@ TEST(Responses, ToolCallsAreGivenAsOpenAiHasThem) {
   EXPECT_EQ(chunks.back()["choices"][0]["finish_reason"], "tool_calls");
 }
 
-TEST(Responses, LogProbsOfPartsOfCharactersAndOfImpossibleTokensAreJson) {
-  const testing::TempFolder folder;
-  const Served served{
-      .name = "bytes", .config = {}, .defaults = {}, .tokenizer = data::make_byte_tokenizer(folder.path()), .chat = {}};
-  const double never = -std::numeric_limits<double>::infinity();
-  const Piece piece{.text = "", .token = 0xE2, .log_probs = TokenLogProbs{-0.5, {{'a', -0.25}, {0x80, never}}}};
-  const CompletionRequest request{.choices = {{.prompt = {1}}}, .prompt_tokens = 1, .log_probs = 2, .stream = true};
-  Response chat(Endpoint::kChat, "x", served, request);
-  const auto content = Json::parse(chat.add(piece)->dump())["choices"][0]["logprobs"]["content"][0];
-  EXPECT_EQ(content["token"], "bytes:\\xe2");
-  EXPECT_EQ(content["bytes"], Json::array({0xE2}));
-  EXPECT_EQ(content["logprob"], -0.5);
-  EXPECT_EQ(content["top_logprobs"][0], Json({{"token", "a"}, {"logprob", -0.25}, {"bytes", Json::array({'a'})}}));
-  EXPECT_EQ(content["top_logprobs"][1],
-            Json({{"token", "bytes:\\x80"}, {"logprob", -9999.0}, {"bytes", Json::array({0x80})}}));
-  Response text(Endpoint::kText, "x", served, request);
-  const auto found = Json::parse(text.add(piece)->dump())["choices"][0]["logprobs"];
-  EXPECT_EQ(found["tokens"], Json::array({"bytes:\\xe2"}));
-  EXPECT_EQ(found["top_logprobs"][0], Json({{"a", -0.25}, {"bytes:\\x80", -9999.0}}));
-}
-
 TEST_F(Serve, ManyClientsAtOnceGetWhatEachWouldGetAlone) {
   start();
   std::vector<std::string> expected, found(24);
@@ -540,6 +429,17 @@ TEST_F(Serve, ModelsAndHealthAreTold) {
   EXPECT_EQ(http(port_, "GET", "/v1/models/tiny").status, 200);
   expect_error(http(port_, "GET", "/v1/models/other"), 404, "'tiny' alone");
   EXPECT_EQ(nlohmann::json::parse(http(port_, "GET", "/health").body)["status"], "ok");
+  const auto head = http(port_, "HEAD", "/health");  // which load balancers send
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.body, "");
+  served_->path = "folder/of/tiny";
+  EXPECT_EQ(http(port_, "GET", "/v1/models/folder/of/tiny").status, 200);
+  auto body = ask("a", 1);
+  body["model"] = served_->path;
+  EXPECT_EQ(answer(body)["model"], "tiny") << "also called as its server was";
+  served_->path.clear();
+  body["model"] = "";
+  EXPECT_EQ(post(body).status, 404);
 }
 
 TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
@@ -578,6 +478,13 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
   expect_error(post(changed(good, "logit_bias", {{"1", 100.5}})), 400, "logit_bias");
   expect_error(post(changed(good, "max_tokens", 0)), 400, "max_tokens");
   expect_error(post(changed(good, "temperatur", 1)), 400, "Unrecognized");
+  expect_error(post(changed(good, "parallel_tool_calls", false)), 400, "Unrecognized");
+  expect_error(post(changed(good, "verbosity", "low")), 400, "verbosity is not supported: found \"low\"");
+  expect_error(post(changed(good, "store", true)), 400, "store is not supported");
+  expect_error(post(changed(good, "reasoning_effort", "low")), 400, "reasoning_effort is not supported");
+  expect_error(post(changed(good, "stream_options", {{"include_usage", true}})), 400, "stream: true");
+  expect_error(post(changed(changed(good, "stream", true), "stream_options", {{"include_obfuscation", true}})), 400,
+               "'include_obfuscation' is not supported");
   expect_error(post(changed(good, "stop", std::vector<std::string>(17, "x"))), 400, "stop");
   expect_error(post(changed(good, "stop", std::string(2000, 'x'))), 400, "stop");
   expect_error(post(changed(good, "model", "gpt")), 404, "does not exist");
@@ -619,7 +526,7 @@ TEST_F(Serve, WrongRequestsGetOpenAisErrors) {
 }
 
 TEST_F(Serve, LimitsAreKept) {
-  start({.body_bytes = 1000, .header_bytes = 4096, .read_seconds = 1});
+  start({.body_bytes = 1000, .header_bytes = 4096, .header_seconds = 1, .read_seconds = 1});
   expect_error(http(port_, "POST", "/v1/completions", std::string(1001, ' ')), 413, "1001 bytes");
   const auto chunked = testing::connect_to(port_);
   testing::send_all(
@@ -666,29 +573,12 @@ TEST_F(Serve, ATokenIsWantedWhereOneIsSet) {
   }
 }
 
-TEST(Connections, AnAnswerThatIsNotTakenIsCutOff) {
-  int ends[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-  const UniqueFd server(ends[0]), client(ends[1]);
-  Connections connections(0.1, 2);
-  const auto begin = std::chrono::steady_clock::now();
-  connections.opened(&server, server.get());
-  connections.answering(&server);
-  EXPECT_EQ(testing::read_all(client.get()), "");  // until it is shut
-  const auto lasted = std::chrono::steady_clock::now() - begin;
-  EXPECT_GE(lasted, std::chrono::seconds(2)) << "the time for requests does not count while one is answered";
-  connections.closed(&server);
-}
-
 TEST_F(Serve, WithoutATokenAPageInABrowserReachesNothing) {
   start();
   const auto socket = testing::connect_to(port_);
   testing::send_all(socket.get(), "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n");
   expect_error(testing::parse_reply(testing::read_all(socket.get())), 403, "localhost");
 }
-
-// Sequences of 3,900 tokens and more, that outlast the test.
-const std::string kLongContext = R"("max_position_embeddings": 4096)";
 
 TEST_F(Serve, AFullQueueIsSaidAndAClientThatLeavesFreesItsPlace) {
   start({.sequences = 1, .queue = 1}, "", kLongContext);
@@ -725,18 +615,6 @@ TEST_F(Serve, AClientThatSentMoreBeforeItLeftFreesItsPlaceToo) {
   socket.reset();
   EXPECT_TRUE(becomes_idle());
   EXPECT_LT(scheduler_->counts().new_tokens, 4000);
-}
-
-TEST_F(Serve, LongRequestsEndInTheirTime) {
-  start({.request_seconds = 0.05}, "", kLongContext);  // no machine makes 4000 tokens in it
-  auto body = ask("a", 4000);
-  body["ignore_eos"] = true;
-  expect_error(post(body), 504, "longer");
-  body["stream"] = true;
-  const auto reply = post(body);
-  EXPECT_NE(reply.body.find("longer than this server allows"), std::string::npos);
-  EXPECT_FALSE(streamed(reply.body).second);
-  EXPECT_TRUE(becomes_idle());
 }
 
 TEST_F(Serve, DrainingEndsWhatIsBegunAndTakesNothingNew) {
