@@ -88,29 +88,5 @@ TEST(ModelNames, RunsKeepTheNameThatTheUserGave) {
   EXPECT_THAT(gone.err, HasSubstr("hf download acme/tiny --revision v2"));
 }
 
-// Not the folder in the user's cache that holds its config and a link.
-TEST(ModelNames, RunsOfAGgufFileKeepItsPath) {
-  const train::TinyRun runs;
-  ASSERT_EQ(runs.train("base-run", 1, {"train.steps=2"}).exit_code, 0);
-  const auto file = (runs / "m.gguf").string();
-  const auto convert =
-      run_process({program(), "ckpt", "convert", (runs / "base-run/model").string(), file, "--dtype", "f32"});
-  ASSERT_EQ(convert.exit_code, 0) << convert.err;
-  const testing::ProcessOptions options{.environment = {{"XDG_CACHE_HOME", (runs / "cache").string()}}};
-  const std::vector<std::string> settings = {"model.path=" + file, "model.init=pretrained", "train.steps=2",
-                                             "lora.rank=2"};
-  const auto run = run_process(runs.command("a", 1, settings), options);
-  ASSERT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_EQ(nlohmann::json::parse(read_file(runs / "a/model/adapter_config.json")).at("base_model_name_or_path"), file);
-  EXPECT_THAT(read_file(runs / "a/recipe.yaml"),
-              AllOf(HasSubstr(file), Not(HasSubstr((runs / "cache/tessera").string()))));
-  auto again = runs.command("b", 1, {});
-  again[2] = (runs / "a/recipe.yaml").string();
-  const auto second = run_process(again, options);
-  EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_EQ(read_file(runs / "a/model/adapter_model.safetensors"),
-            read_file(runs / "b/model/adapter_model.safetensors"));
-}
-
 }  // namespace
 }  // namespace tessera::cli

@@ -1,0 +1,48 @@
+#include "tessera/train/model_source.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/train/recipe_print.h"
+
+namespace tessera::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+Recipe recipe_of(const std::string& name, const std::string& path) {
+  Recipe recipe;
+  recipe.model.name = name;
+  recipe.model.path = path;
+  return recipe;
+}
+
+TEST(ModelSource, AModelOfTheHubIsCalledByItsNameAndRevision) {
+  const auto recipe = recipe_of("acme/tiny@v2", "/cache/models--acme--tiny/snapshots/0123abc");
+  EXPECT_EQ(public_model_name(recipe).name, "acme/tiny");
+  EXPECT_EQ(public_model_name(recipe).revision, "v2");
+  EXPECT_EQ(base_to_keep(recipe), "acme/tiny@v2");
+  EXPECT_THAT(to_yaml(recipe), HasSubstr("path: \"acme/tiny@v2\""));
+  for (const char* name : {"acme/tiny", "acme/tiny@main"}) {
+    EXPECT_EQ(public_model_name(recipe_of(name, "/cache/x")).name, "acme/tiny");
+    EXPECT_EQ(public_model_name(recipe_of(name, "/cache/x")).revision, "");
+  }
+}
+
+// Not by the folder in the user's cache that holds its config and a link.
+TEST(ModelSource, AGgufFileIsCalledByThePathThatTheUserGave) {
+  const auto recipe = recipe_of("models/m@q8.gguf", "/cache/tessera/models/1/m-0123");
+  EXPECT_EQ(public_model_name(recipe).name, "models/m@q8.gguf");
+  EXPECT_EQ(public_model_name(recipe).revision, "");
+  EXPECT_EQ(base_to_keep(recipe), (std::filesystem::current_path() / "models/m@q8.gguf").string());
+  EXPECT_THAT(to_yaml(recipe), HasSubstr("models/m@q8.gguf"));
+}
+
+TEST(ModelSource, AFolderIsItsOwnName) {
+  const auto recipe = recipe_of("", "models/tiny");
+  EXPECT_EQ(public_model_name(recipe).name, "models/tiny");
+  EXPECT_EQ(base_to_keep(recipe), (std::filesystem::current_path() / "models/tiny").string());
+}
+
+}  // namespace
+}  // namespace tessera::train
