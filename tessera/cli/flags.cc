@@ -114,8 +114,10 @@ std::optional<int> parse_flags(CLI::App& app, VerbArguments args) {
   return std::nullopt;
 }
 
-void add_model_flags(CLI::App& app, std::string& model, std::string& device) {
-  app.add_option("--model", model, "Hugging Face folder, GGUF file, or ORG/NAME in the Hub's local cache")
+void add_model_flags(CLI::App& app, std::string& model, std::string& device, bool positional) {
+  app.add_option(positional ? "MODEL,--model" : "--model", model,
+                 std::string("Hugging Face folder, GGUF file, or ORG/NAME in the Hub's local cache") +
+                     (positional ? "; MODEL alone or --model MODEL" : ""))
       ->required()
       ->type_name("MODEL");
   app.add_option("--device", device, "auto, cpu, cuda, cuda:N or a registered accelerator (default: auto)");

@@ -33,8 +33,8 @@ std::shared_ptr<CLI::App> make_app(const std::string& verb);
 // Error kConfig names a wrong flag, the nearest flag and the verb's --help.
 std::optional<int> parse_flags(CLI::App& app, VerbArguments args);
 
-// --model and --device, as the verbs that run a model have them.
-void add_model_flags(CLI::App& app, std::string& model, std::string& device);
+// --model and --device, as the verbs that run a model have them; where `positional` holds, MODEL alone will do.
+void add_model_flags(CLI::App& app, std::string& model, std::string& device, bool positional = false);
 // --dtype of the verbs that generate: RowDtype's names, or empty.
 void add_row_dtype_flag(CLI::App& app, std::string& dtype);
 

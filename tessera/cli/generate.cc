@@ -12,6 +12,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/json_numbers.h"
 #include "tessera/base/log.h"
+#include "tessera/base/terminal_text.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/generate_flags.h"
 #include "tessera/cli/generator.h"
@@ -126,12 +127,6 @@ Json messages_of(const GenerateFlags& flags, const std::string& text) {
   return messages;
 }
 
-bool write_piece(const std::string& piece) {
-  std::fwrite(piece.data(), 1, piece.size(), stdout);
-  std::fflush(stdout);
-  return std::ferror(stdout) == 0;  // false: nobody reads any more
-}
-
 void run_prompt(Generator& generator, const GenerateFlags& flags, const GenerationOptions& options,
                 const Prompts& prompts, const std::vector<int64_t>& prompt) {
   TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
@@ -141,13 +136,13 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
                    tokens.push_back(made.token);
                    const auto piece = stream.push(made.token);
                    text += piece;
-                   return (flags.json || write_piece(piece)) && !stream.stopped();
+                   return (flags.json || write_text(piece)) && !stream.stopped();
                  }});
   const auto rest = stream.finish();
   if (flags.json) {
     print_object(generation_object(prompt, tokens, text + rest));
   } else {
-    write_piece(rest + "\n");
+    write_text(rest + "\n");
   }
 }
 
@@ -201,8 +196,16 @@ Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int
   return {{"prompt_tokens", prompt}, {"tokens", tokens}, {"text", text}};
 }
 
+bool write_text(const std::string& text) {
+  static const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
+  const auto shown = is_terminal ? escape_controls(text) : text;
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  std::fflush(stdout);
+  return std::ferror(stdout) == 0;
+}
+
 void print_object(const Json& object) {
-  std::printf("%s\n", dump_json(object).c_str());
+  std::printf("%s\n", escape_controls(dump_json(object), "\\u00").c_str());  // the same JSON
   std::fflush(stdout);
 }
 

@@ -81,7 +81,7 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
   const auto prompt = prompts.of_messages(messages);
   const auto put = [&](const std::string& piece) {
     text += piece;
-    show(piece);
+    write_text(piece);
   };
   interrupted = 0;
   generator.run({.prompt = prompt, .options = prompts.of_sequence(options), .on_token = [&](const NewToken& made) {

@@ -57,6 +57,9 @@ void run_batch(Generator& generator, const GenerateFlags& flags, const Generatio
 std::string read_standard_input(const char* flag);
 // One object for a text and its tokens: prompt_tokens, tokens, text.
 Json generation_object(const std::vector<int64_t>& prompt, const std::vector<int64_t>& tokens, const std::string& text);
+// Text of the model on standard output, at once. Where that is a terminal, characters that the terminal would obey are
+// escaped. False when the reader has gone.
+bool write_text(const std::string& text);
 // The object on a line of standard output.
 void print_object(const Json& object);
 

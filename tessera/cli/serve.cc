@@ -33,7 +33,7 @@ namespace tessera::cli {
 namespace {
 
 struct ServeFlags {
-  std::string model, name, host = "127.0.0.1", token_file, dtype, device = "auto";
+  std::string model, path, name, host = "127.0.0.1", token_file, dtype, device = "auto";
   int port = 8000;
   int64_t nproc = 1;
   int64_t cache_tokens = 0, prompt_block = 256, context_tokens = 0;
@@ -43,8 +43,9 @@ struct ServeFlags {
 std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   constexpr int64_t kMany = int64_t{1} << 40;
   const auto app = make_app("serve");
-  add_model_flags(*app, flags.model, flags.device);
-  app->add_option("--name", flags.name, "What clients call the model (default: the last part of --model)");
+  add_model_flags(*app, flags.model, flags.device, /*positional=*/true);
+  app->add_option("--name", flags.name,
+                  "What clients call the model, besides the MODEL that is given here (default: its last part)");
   app->add_option("--host", flags.host, "Address to listen at; beyond this host with --token-file alone")
       ->capture_default_str();
   app->add_option("--port", flags.port, "Port to listen at; 0: a free one, which is logged")
@@ -55,8 +56,9 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   add_row_dtype_flag(*app, flags.dtype);
   app->add_option(
          "--cache-tokens", flags.cache_tokens,
-         "Tokens whose keys and values are kept (default: 8 contexts, within a quarter of the memory on the CPU, "
-         "three quarters of what is free on an accelerator)")
+         "Tokens whose keys and values are kept (default: 8 contexts; on the CPU within a quarter of the memory that "
+         "the machine and its control groups allow and three quarters of what is free, on an accelerator within three "
+         "quarters of what is free)")
       ->check(CLI::Range(int64_t{16}, kMany));
   add_context_flag(*app, flags.context_tokens);
   app->add_option("--prompt-block", flags.prompt_block, "Tokens of prompts that are computed in one step")
@@ -71,12 +73,21 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   limit("--max-sequences", limits.sequences, "Requests that are computed together", 65536);
   limit("--max-queue", limits.queue, "Requests that wait beside them; more get 503", 65536);
   limit("--max-choices", limits.choices, "Prompts of a request times its n", 65536);
-  limit("--max-connections", limits.connections, "Connections that are open at once; more wait to be accepted", 65536);
+  limit(
+      "--max-connections", limits.connections,
+      "Connections that are open at once; silent ones are shut for new ones, up to twice as many where none is silent",
+      65536);
+  limit("--max-connections-per-address", limits.address_connections,
+        "The same of one address (/64 of IPv6), beyond which they are refused; loopback has no limit of its own",
+        65536);
   limit("--max-body", limits.body_bytes, "Bytes of a request's body; more get 413", 1 << 30);
   limit("--max-header", limits.header_bytes, "Bytes of a request's header; more get 431 or are cut off", 1 << 20);
+  limit("--header-seconds", limits.header_seconds, "For the header of a connection's first request to arrive", 86400);
   limit("--read-seconds", limits.read_seconds,
-        "For a whole request to arrive, for idle connections, and to take an answer that is made", 86400);
-  limit("--request-seconds", limits.request_seconds, "From a request to its last token; longer ones get 504", 86400);
+        "For a request's body to arrive, for idle connections, and to take an answer that is made", 86400);
+  limit("--request-seconds", limits.request_seconds,
+        "From a request to its last token; then the answer ends as \"length\", or with 504 where no token was made",
+        86400);
   limit("--drain-seconds", limits.drain_seconds, "After SIGTERM, for requests that are being answered", 86400);
   app->footer(
       "Requests are limited by the model's context, too; 16 stop strings of 1024 bytes, 20 top log-probs, JSON 64 "
@@ -84,12 +95,16 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
       "What a request leaves open is as generation_config.json says where that has do_sample: true, else as OpenAI has "
       "it:\n"
       "temperature 1, all tokens; temperature 0 is greedy. Paths: /v1/chat/completions, /v1/completions, /v1/models, "
-      "/health.");
+      "/health.\n"
+      "Without a token this host alone can call. Beyond this host put a proxy with TLS in front (nginx, Caddy): token "
+      "and texts\n"
+      "travel in clear here, and a proxy also bounds the connections and the requests of each client.");
   const auto code = parse_flags(*app, args);
   if (code) return code;
-  auto given = flags.model;
-  while (given.size() > 1 && given.ends_with('/')) given.pop_back();
-  if (flags.name.empty()) flags.name = std::filesystem::path(given).filename().string();
+  flags.path = flags.model;
+  auto folder = flags.model;
+  while (folder.size() > 1 && folder.ends_with('/')) folder.pop_back();
+  if (flags.name.empty()) flags.name = std::filesystem::path(folder).filename().string();
   flags.model = resolve_model_path(flags.model, "--model");
   return std::nullopt;
 }
@@ -164,6 +179,7 @@ int run_serve(VerbArguments args) {
   // What is cheap to find wrong comes before the weights.
   const auto token = read_token(flags.token_file);
   serve::Served served{.name = flags.name,
+                       .path = flags.path,
                        .config = ModelConfig::from_folder(flags.model),
                        .defaults = {},
                        .tokenizer = text::Tokenizer::from_folder(flags.model),
@@ -185,6 +201,11 @@ int run_serve(VerbArguments args) {
   const auto model = load_shared(flags.model, flags.dtype, served.config, device, world);
   served.cache_tokens = flags.cache_tokens > 0 ? flags.cache_tokens
                                                : shared_cache_tokens(*model, 8 * served.config.context_tokens, *world);
+  if (served.cache_tokens < served.config.context_tokens && first) {
+    log_warning("[serve] the cache holds {} tokens, which bounds the context of {}", served.cache_tokens,
+                served.config.context_tokens);
+  }
+  check_shared_cache(*model, served.cache_tokens, *world);
   signals.serve();
   if (!first) {
     follow_steps(*model, *world->group());  // a signal is the first rank's business

@@ -1,12 +1,19 @@
 // `tessera generate` as a user runs it, on a tiny random model.
 #include "tessera/models/generate.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "tessera/base/file.h"
+#include "tessera/base/unique_fd.h"
 #include "tests/cli/tiny_tokenizer.h"
 #include "tests/models/tiny.h"
 #include "tests/support/process.h"
@@ -211,6 +218,69 @@ TEST_F(Generate, SmallWeightsAnswerToo) {
     EXPECT_EQ(found.exit_code, 0) << found.err;
     EXPECT_GE(found.out.size(), 2U);
   }
+}
+
+// What a program writes on standard output where that is a terminal.
+std::string shown_on_a_terminal(const std::vector<std::string>& arguments, const std::string& input) {
+  const UniqueFd terminal(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  EXPECT_EQ(::grantpt(terminal.get()) | ::unlockpt(terminal.get()), 0);
+  const UniqueFd side(::open(::ptsname(terminal.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  int in[2];
+  EXPECT_EQ(::pipe2(in, O_CLOEXEC), 0);
+  std::vector<char*> words;
+  for (const auto& argument : arguments) words.push_back(const_cast<char*>(argument.c_str()));
+  words.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(in[0], 0);
+    ::dup2(side.get(), 1);
+    ::execvp(words[0], words.data());
+    ::_exit(127);
+  }
+  UniqueFd input_end(in[1]);
+  const UniqueFd read_end(in[0]);
+  EXPECT_EQ(::write(input_end.get(), input.data(), input.size()), static_cast<ssize_t>(input.size()));
+  input_end.reset();
+  std::string shown;
+  const auto read_some = [&] {
+    char buffer[4096];
+    pollfd look{.fd = terminal.get(), .events = POLLIN, .revents = 0};
+    if (::poll(&look, 1, 100) <= 0) return false;
+    const ssize_t got = ::read(terminal.get(), buffer, sizeof buffer);
+    if (got > 0) shown.append(buffer, static_cast<size_t>(got));
+    return got > 0;
+  };
+  int status = 0;
+  while (::waitpid(child, &status, WNOHANG) == 0) read_some();
+  while (read_some()) {
+  }
+  EXPECT_EQ(status, 0) << shown;
+  return shown;
+}
+
+TEST_F(Generate, ATerminalObeysNothingThatTheModelWrites) {
+  std::string characters = "abcdef";
+  for (char c = 1; c < 0x20; ++c) characters += c;
+  publish_file(dir() / "tokenizer.json", testing::character_tokenizer(characters));
+  publish_file(dir() / "chat_template.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+  const auto is_obeyed = [](char c) {
+    return static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\r' && c != '\t';  // a terminal adds \r to \n
+  };
+  const std::vector<std::string> generate = {testing::program(), "generate", "--model", dir().string(),
+                                             "--max-new-tokens", "40",       "--seed",  "1"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), generate.begin(), generate.end());
+    return more;
+  };
+  const auto prompt = with({"--prompt", "abc"}), chat = with({"--chat"}), json = with({"--prompt", "abc", "--json"});
+  for (const auto& arguments : {prompt, chat, json}) {
+    const auto shown = shown_on_a_terminal(arguments, "abc\n");
+    EXPECT_GT(shown.size(), 40U) << shown;
+    EXPECT_EQ(std::count_if(shown.begin(), shown.end(), is_obeyed), 0) << shown;
+    EXPECT_NE(shown.find(arguments == json ? "\\u00" : "\\x"), std::string::npos) << shown;
+  }
+  const auto piped = testing::run_process(prompt).out;
+  EXPECT_GT(std::count_if(piped.begin(), piped.end(), is_obeyed), 0) << "a file gets the text as it is";
 }
 
 TEST_F(Generate, MistakesEndWithTheirExitCodeAndOneLine) {

@@ -21,7 +21,7 @@ name = os.path.basename(model)
 
 
 def start(*more, expect=None):
-    server = subprocess.Popen([program, "serve", "--model", model, "--port", "0", *sys.argv[5:], *more], stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen([program, "serve", model, "--port", "0", *sys.argv[5:], *more], stderr=subprocess.PIPE, text=True)
     atexit.register(server.kill)  # where something fails
     if expect is not None:
         _, err = server.communicate(timeout=120)
@@ -105,6 +105,8 @@ def forms(client):
             assert done.choices[0].finish_reason == "tool_calls", done
             call = done.choices[0].message.tool_calls[0].function
             assert call.name == "answer" and isinstance(call.parsed_arguments, Answer), call
+            one = client.chat.completions.create(**how, tools=[tool], tool_choice=choice, parallel_tool_calls=False)
+            assert len(one.choices[0].message.tool_calls) == 1, one
     refused(400, lambda: client.chat.completions.create(model=name, messages=messages, response_format={
         "type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "a+"}}}))
     refused(400, lambda: client.chat.completions.create(model=name, messages=messages, tool_choice="required"))
@@ -124,14 +126,28 @@ def one_client(client):
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     chat = client.chat.completions.create(model=name, messages=messages, max_tokens=12, temperature=0, logprobs=True, top_logprobs=3)
     entries = chat.choices[0].logprobs.content
-    assert len(entries) == chat.usage.completion_tokens and len(entries[0].top_logprobs) == 3
+    assert len(entries) <= chat.usage.completion_tokens and len(entries[0].top_logprobs) == 3
+    assert bytes(byte for entry in entries for byte in entry.bytes).decode() == chat.choices[0].message.content, entries
     assert entries[0].token == entries[0].top_logprobs[0].token and entries[0].logprob <= 0
     parts = list(client.chat.completions.create(model=name, messages=messages, max_tokens=12, temperature=0, stream=True,
                                                 stream_options={"include_usage": True}))
     assert parts[0].choices[0].delta.role == "assistant"
     assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == chat.choices[0].message.content
     assert parts[-1].usage == chat.usage
+    assert all("usage" in part.model_fields_set and part.usage is None for part in parts[:-1]), parts
     assert parts[-2].choices[0].finish_reason == chat.choices[0].finish_reason
+    nothing = {key: None for key in ("reasoning_effort", "function_call", "web_search_options", "verbosity", "parallel_tool_calls")}
+    same = client.chat.completions.create(model=name, messages=messages, max_tokens=12, temperature=0, extra_body=nothing)
+    assert same.choices[0].message == chat.choices[0].message, same
+    assert "verbosity" in refused(400, lambda: client.chat.completions.create(model=name, messages=messages, verbosity="low")).message
+    called_by_path = client.completions.create(model=model, prompt="the cat", max_tokens=24, temperature=0)
+    assert (called_by_path.choices[0].text, called_by_path.model) == (expected, name)
+    for likeliest in (0, 1, 5):
+        drawn = client.completions.create(model=name, prompt="the cat", max_tokens=8, temperature=2, seed=1, logprobs=likeliest, echo=True)
+        found = drawn.choices[0].logprobs
+        for token, logprob, top, offset in list(zip(found.tokens, found.token_logprobs, found.top_logprobs, found.text_offset, strict=True))[1:]:
+            assert top[token] == logprob and likeliest <= len(top) <= likeliest + 1, (token, top)
+            assert drawn.choices[0].text[offset:].startswith(token) or token not in drawn.choices[0].text, (token, offset)
     again = [client.chat.completions.create(model=name, messages=messages, max_tokens=12, seed=s, temperature=1.5).choices[0].message.content
              for s in (1, 1, 2)]
     assert again[0] == again[1]
@@ -212,6 +228,8 @@ taken = subprocess.run([program, "serve", "--model", model, "--port", port], cap
 assert taken.returncode == 4 and port in taken.stderr, taken
 stop(server)
 
+too_large = start("--cache-tokens", str(2**38), expect=2)
+assert "Give fewer --cache-tokens" in too_large, too_large
 err = start("--host", "0.0.0.0", expect=2)
 assert "--token-file" in err, err
 token_file = tempfile.NamedTemporaryFile("w", suffix=".token")  # for its owner only, as the server wants it
