@@ -119,9 +119,11 @@ class DcpInProgress {
 void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options) {
   DcpInProgress out(dir, options.ranks);
   for (const auto& [name, stored] : from.tensors()) {
-    out.add_tensor(
-        options.prefix + name, planner_path(options.prefix + name), stored,
-        [&, &name = name](c10::IntArrayRef offset, const at::Tensor& into) { from.read(name, offset, into); });
+    out.add_tensor(options.prefix + name, planner_path(options.prefix + name), stored,
+                   [&, &name = name](c10::IntArrayRef offset, const at::Tensor& into) {
+                     from.read(name, offset, into);
+                     if (options.check) options.check(name, into);
+                   });
   }
   if (!options.companions.empty()) copy_config_and_companions(options.companions, out.path());
   out.publish(std::nullopt);

@@ -8,7 +8,10 @@
 // communication.
 #pragma once
 
+#include <ATen/core/ATen_fwd.h>
+
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "tessera/formats/tensor_files.h"
@@ -20,6 +23,9 @@ struct WriteDcpOptions {
   std::string prefix = {};  // of every name; "model." makes the state dict that get_state_dict's is loaded from
   // Files of this folder that are copied beside the checkpoint: config.json, tokenizer.json, ...
   std::filesystem::path companions = {};
+  // Called with the name and a part of the values of each tensor before the part is written; what it throws ends the
+  // call.
+  std::function<void(const std::string& name, const at::Tensor& values)> check = {};
 };
 
 void write_dcp(const TensorFiles& from, const std::filesystem::path& dir, const WriteDcpOptions& options = {});

@@ -15,6 +15,7 @@
 #include "tessera/cli/ckpt_files.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/verbs.h"
+#include "tessera/formats/tensor_files.h"
 
 namespace tessera::cli {
 namespace {
@@ -111,6 +112,13 @@ std::string found(const std::string& path) {
   return checkpoint;
 }
 
+// The same, and of a folder with adapters alone the file of their tensors.
+std::string found_or_adapters(const std::string& path) {
+  const auto adapters = std::filesystem::path(path) / "adapter_model.safetensors";
+  const bool alone = std::filesystem::is_regular_file(adapters) && !TensorFiles::is_there(path);
+  return alone ? adapters.string() : found(path);
+}
+
 void list(const std::string& path, bool as_json) {
   const auto tensors = list_tensors(path);
   uint64_t total_bytes = 0;
@@ -130,14 +138,15 @@ int run_ckpt(VerbArguments args) {
   const std::string any =
       "A checkpoint, a run's folder (its newest), PyTorch's distributed checkpoint, a Hugging Face folder, or a "
       "safetensors, torch.save or GGUF file";
+  const std::string listed = any + "; a folder of LoRA adapters";
   auto* ls = app->add_subcommand("ls", "List the tensors of a checkpoint or model");
-  ls->add_option("PATH", path, any)->required();
+  ls->add_option("PATH", path, listed)->required();
   ls->add_flag("--json", json, "One JSON object: name, dtype, shape, bytes and file of each tensor");
   auto* verify =
       app->add_subcommand("verify",
                           "Read everything and check structure, hashes and that values are finite; says what "
                           "could not be checked");
-  verify->add_option("PATH", path, any)->required();
+  verify->add_option("PATH", path, listed)->required();
   auto* diff = app->add_subcommand("diff", "Compare two checkpoints tensor by tensor; exits with 1 where they differ");
   diff->add_option("A", source, any + "; no GGUF file")->required();
   diff->add_option("B", destination, "Likewise")->required();
@@ -163,9 +172,9 @@ int run_ckpt(VerbArguments args) {
   cut->add_option("--ranks", ranks, "How many files, one a rank")->required()->type_name("N");
   if (const auto code = parse_flags(*app, args)) return *code;
   if (ls->parsed()) {
-    list(found(path), json);
+    list(found_or_adapters(path), json);
   } else if (verify->parsed()) {
-    const auto checkpoint = found(path);
+    const auto checkpoint = found_or_adapters(path);
     print_verified(checkpoint, verify_checkpoint(checkpoint));
   } else if (diff->parsed()) {
     return print_comparison(compare_checkpoints(found(source), found(destination)));

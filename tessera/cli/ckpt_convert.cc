@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/write_dcp.h"
 #include "tessera/cli/ckpt_files.h"
 #include "tessera/formats/companions.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/formats/tensor_files.h"
 #include "tessera/formats/torch/dcp_folder.h"
@@ -57,6 +58,8 @@ fs::path companions_of(const fs::path& source, const ConvertOptions& options) {
   return {};
 }
 
+std::string converting(const fs::path& source) { return "[ckpt.convert] " + source.string(); }
+
 std::string without_config(const fs::path& companions, const fs::path& destination) {
   if (!companions.empty()) return "";
   return fmt::format(
@@ -76,7 +79,11 @@ std::string weights_to_folder(const fs::path& source, const fs::path& destinatio
   StagedFolder folder(destination);
   if (!companions.empty()) copy_config_and_companions(companions, folder.path());
   SafetensorsFolderWriter writer(folder.path(), specs);
-  for (const auto& spec : specs) writer.write(spec.name, files->tensor(spec.name).to(spec.dtype));
+  for (const auto& spec : specs) {
+    const auto stored = files->tensor(spec.name), converted = stored.to(spec.dtype);
+    check_converted(stored, converted, spec.name, converting(source));
+    writer.write(spec.name, converted);
+  }
   writer.finish();
   folder.publish();
   return without_config(companions, destination);
@@ -90,7 +97,10 @@ std::string weights_to_dcp(const fs::path& source, const fs::path& destination, 
                 "[ckpt.convert] {}: is a distributed checkpoint already; 'tessera ckpt reshard' changes its files",
                 source.string());
   const auto companions = companions_of(source, options);
-  write_dcp(*files, destination, {.ranks = 1, .prefix = "model.", .companions = companions});
+  const auto check = [&](const std::string& name, const at::Tensor& values) {
+    check_finite(values, name, converting(source));
+  };
+  write_dcp(*files, destination, {.ranks = 1, .prefix = "model.", .companions = companions, .check = check});
   return without_config(companions, destination);
 }
 
@@ -166,8 +176,13 @@ void dcp_to_torch(const fs::path& source, const fs::path& destination) {
   NestedDict dict;
   for (const auto& entry : folder->metadata().entries) {
     const auto* path = lookup.find_path(entry.name);
-    dict.put(path ? *path : DcpPath{entry.name},
-             entry.tensor ? writer.add(folder->tensor(entry.name)) : folder->object(entry.name));
+    const auto value = [&] {
+      if (!entry.tensor) return folder->object(entry.name);
+      const auto tensor = folder->tensor(entry.name);
+      check_finite(tensor, entry.name, converting(source));
+      return writer.add(tensor);
+    };
+    dict.put(path ? *path : DcpPath{entry.name}, value());
   }
   write_torch_save(destination, writer, dict.pickle());
 }

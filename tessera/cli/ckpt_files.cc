@@ -9,8 +9,8 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/base/quote.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/gguf.h"
 #include "tessera/formats/safetensors.h"
 #include "tessera/formats/tensor_files.h"
@@ -42,23 +42,13 @@ std::vector<ListedTensor> list_gguf(const fs::path& path) {
   return result;
 }
 
-bool all_finite(const at::Tensor& tensor) {
-  if (!(tensor.is_floating_point() || tensor.is_complex()) || tensor.numel() == 0) return true;
-  // isfinite() knows no float8; whatever is not finite there is not finite in float32 either.
-  const auto values = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
-  return values.isfinite().all().item<bool>();
-}
-
-void check_finite(const at::Tensor& tensor, const std::string& name, const fs::path& path) {
-  TESSERA_CHECK(all_finite(tensor), ErrorKind::kFormat, "[ckpt.verify] {}: tensor {} holds values that are not finite",
-                path.string(), quote(name));
-}
+std::string verified(const fs::path& path) { return "[ckpt.verify] " + path.string(); }
 
 void verify_gguf(const fs::path& path, VerifiedFiles& result) {
   const auto file = GgufFile::open(path);
   for (const auto& [name, info] : file->tensors()) {
     if (ggml_type_info(static_cast<uint32_t>(info.type))->decodes) {
-      check_finite(file->tensor(name), name, path);
+      check_finite(file->tensor(name), name, verified(path));
     } else {
       ++result.unread[std::string(info.type_name())];
     }
@@ -122,7 +112,7 @@ VerifiedFiles verify_checkpoint(const fs::path& path) {
   } else if (files->format() == TensorFiles::Format::kTorchSave) {
     result.compared = Compared::kChecksums;  // by whoever reads a whole tensor
   }
-  for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, path);
+  for (const auto& [name, stored] : files->tensors()) check_finite(files->tensor(name), name, verified(path));
   return result;
 }
 

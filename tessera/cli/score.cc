@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/base/log.h"
+#include "tessera/base/quote.h"
 #include "tessera/base/staged.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/ranks.h"
@@ -207,7 +208,23 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
   return result;
 }
 
-// COLLECTIVE over the world.
+// Which record and token a log-prob is of. The same on all ranks.
+[[noreturn]] void fail_with_log_prob(const std::vector<ScoreRecord>& records, size_t first, const WrongLogProb& wrong) {
+  size_t record = first, sequence = wrong.sequence;
+  for (; sequence >= records[record].sequences.size(); ++record) sequence -= records[record].sequences.size();
+  const auto& found = records[record];
+  raise(ErrorKind::kInternal,
+        "[score] record {}{}: the log-prob of token {} of {} (token id {}) is {}. The model overflows there: take a "
+        "wider --dtype, "
+        "or look at its weights with 'tessera ckpt verify'.",
+        quote(found.id.dump(-1, ' ', false, ordered_json::error_handler_t::replace)),
+        found.choices ? fmt::format(", choice {}", sequence) : "", wrong.token + 1,
+        found.sequences[sequence].tokens.size(), found.sequences[sequence].tokens[wrong.token],
+        std::isnan(wrong.value) ? "nan" : fmt::format("{}", wrong.value));
+}
+
+// Error kInternal on all ranks for a log-prob that is not finite; the records before it, of those scored together, are
+// not written. COLLECTIVE over the world.
 ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, ScoreWriter* writer) {
   ScoreTotals totals;
   for (size_t begin = 0; begin < records.size();) {
@@ -216,7 +233,8 @@ ScoreTotals score_all(const std::vector<ScoreRecord>& records, ScoreRun& run, Sc
     for (; end < records.size() && (end == begin || sequences.size() < kSequencesTogether); ++end) {
       for (const auto& sequence : records[end].sequences) sequences.push_back(&sequence);
     }
-    const auto logprobs = run.score(sequences);
+    const auto [logprobs, wrong] = run.score(sequences);
+    if (wrong) fail_with_log_prob(records, begin, *wrong);
     for (size_t at = 0; writer != nullptr && begin < end; ++begin) {
       const size_t count = records[begin].sequences.size();
       writer->line(record_result(records[begin], std::span(logprobs).subspan(at, count), totals));

@@ -3,8 +3,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
+#include <span>
 
 #include "tessera/base/copy_bytes.h"
 #include "tessera/base/error.h"
@@ -82,7 +84,7 @@ std::vector<double> ScoreRun::forward(const std::vector<const ScoreSequence*>& s
   return values;
 }
 
-std::vector<std::vector<double>> ScoreRun::score(const std::vector<const ScoreSequence*>& sequences) {
+ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequences) {
   const c10::NoGradGuard no_grad;
   model_.train(false);
   const auto batches = batches_of(sequences);
@@ -92,12 +94,17 @@ std::vector<std::vector<double>> ScoreRun::score(const std::vector<const ScoreSe
   const bool speaks = place_.counts() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
   // Where the one that speaks for each sharer is.
   const auto speakers = comm::all_gather_bytes(group, speaks ? std::to_string(own) : "");
-  std::vector<std::vector<double>> out(place_.chief() ? sequences.size() : 0);
+  Scores out{.logprobs = std::vector<std::vector<double>>(place_.chief() ? sequences.size() : 0)};
   const auto keep = [&](size_t number, const double* values) {
-    if (number >= batches.size() || out.empty()) return;
+    if (number >= batches.size()) return;
     for (const size_t i : batches[number]) {
-      out[i].assign(values, values + sequences[i]->scored());
-      values += sequences[i]->scored();
+      const std::span<const double> own(values, sequences[i]->scored());
+      const auto wrong = std::ranges::find_if_not(own, [](double each) { return std::isfinite(each); });
+      if (wrong != own.end() && (!out.wrong || i < out.wrong->sequence)) {
+        out.wrong = {i, sequences[i]->first + static_cast<size_t>(wrong - own.begin()), *wrong};
+      }
+      if (!out.logprobs.empty()) out.logprobs[i].assign(own.begin(), own.end());
+      values += own.size();
     }
   };
   for (size_t first = 0; first < batches.size(); first += sharers) {

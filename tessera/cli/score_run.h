@@ -1,7 +1,7 @@
 // Log-probs of many sequences by a model in any layout.
 //
 //   ScoreRun run(*model, place, stages, {.batch_tokens = 4096});
-//   std::vector<std::vector<double>> logprobs = run.score(sequences);      // COLLECTIVE over the world
+//   const auto logprobs = run.score(sequences).logprobs;                   // COLLECTIVE over the world
 //
 // Sequences of like length are read together; which ones does not depend on the layout. The ranks that differ in their
 // dp coordinates alone share the batches, the others read the same. Belongs to one rank.
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "tessera/cli/score_records.h"
@@ -22,13 +23,24 @@ struct ScoreRunOptions {
   int64_t batch_tokens = 4096;  // of one forward pass on a rank, padding included; a longer sequence goes alone
 };
 
+// A log-prob that is NaN or infinite.
+struct WrongLogProb {
+  size_t sequence = 0;  // of those that were passed
+  size_t token = 0;     // of the sequence
+  double value = 0;
+};
+
 class ScoreRun {
  public:
   // stages: of the model; without a mesh it is whole.
   ScoreRun(CausalLM& model, const train::RunMesh& place, const pipeline::PipelineOptions& stages,
            const ScoreRunOptions& options);
-  // Of each sequence the log-probs of its scored tokens; on rank 0, elsewhere empty. All ranks pass the same sequences.
-  std::vector<std::vector<double>> score(const std::vector<const ScoreSequence*>& sequences);
+  struct Scores {
+    std::vector<std::vector<double>> logprobs;  // of each sequence's scored tokens; empty on ranks but the first
+    std::optional<WrongLogProb> wrong{};        // the first one, alike on all ranks
+  };
+  // All ranks pass the same sequences. COLLECTIVE over the world.
+  Scores score(const std::vector<const ScoreSequence*>& sequences);
 
  private:
   using Batch = std::vector<size_t>;  // numbers of sequences

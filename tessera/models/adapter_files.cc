@@ -17,6 +17,7 @@
 #include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/formats/tensor_files.h"
 #include "tessera/models/adapters.h"
@@ -200,7 +201,10 @@ void write_adapters(const AdapterSummary& summary, const std::vector<at::Tensor>
         {peft_name(parameter.names.front()), parameter.tensor.scalar_type(), parameter.tensor.sizes().vec()});
   }
   SafetensorsWriter writer(staged.path() / kWeightsFile, specs);
-  for (size_t i = 0; i < specs.size(); ++i) writer.write(specs[i].name, values[i]);
+  for (size_t i = 0; i < specs.size(); ++i) {
+    check_finite(values[i], specs[i].name, "[models.adapters] " + folder.string());
+    writer.write(specs[i].name, values[i]);
+  }
   writer.finish();
   staged.publish();
 }
@@ -290,7 +294,12 @@ void load_adapters(CausalLM& model, const std::filesystem::path& folder) {
     const auto box = detail::local_part_box(parameter.tensor);
     const auto local = detail::writable_part(parameter, c10::Device(c10::DeviceType::CPU));
     if (local.numel() == 0) continue;
-    file->read(peft_name(parameter.names.front()), box.offset, local);
+    const auto name = peft_name(parameter.names.front());
+    file->read(name, box.offset, local);
+    if (!find_non_finite(local)) continue;
+    const auto stored = at::empty(local.sizes(), at::TensorOptions(file->at(name).dtype));
+    file->read(name, box.offset, stored);
+    check_converted(stored, local, name, "[models.adapters] " + path.string(), box.offset);
   }
   log_info("[models.adapters] {}: {} tensors read", path.string(), parameters.size());
 }

@@ -8,6 +8,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/collectives/agreement.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 #include "tessera/models/end_tokens.h"
@@ -42,21 +43,37 @@ void warn_of_unsupported(const JsonReader& settings) {
   }
 }
 
-// Rounding may differ between ranks, so one of them decides for all.
-// Adds the next token; false after the last one.
+// Rounding may differ between ranks, so one of them decides for all. Adds the next token; false after the last one.
+// What the choice throws is thrown on all ranks.
 bool add_next(std::vector<int64_t>& context, const at::Tensor& logits, const GenerationOptions& options,
               const TokenCallback& on_token, const LogitsSource& source, size_t prompt_tokens) {
   auto* const group = source.group;
   bool last = false;
   const bool chooses = group == nullptr || group->rank() == source.chooser;
-  if (chooses) {
+  const auto choose = [&] {
     context.push_back(choose_token(logits.flatten(), context, options, prompt_tokens));
     last = (on_token && !on_token(context.back())) || is_ended({context, prompt_tokens}, options);
+  };
+  if (group == nullptr || group->size() == 1) {
+    choose();
+    return !last;
   }
-  if (group == nullptr || group->size() == 1) return !last;
-  const auto both = at::tensor({chooses ? context.back() : 0, static_cast<int64_t>(last)}, at::kLong);
+  constexpr int64_t kFailed = -1;  // in place of the token
+  std::optional<Error> error;
+  try {
+    if (chooses) choose();
+  } catch (const std::exception& failed) {
+    error = as_error(failed);
+  }
+  const auto both = at::tensor({error ? kFailed : chooses ? context.back() : 0, static_cast<int64_t>(last)}, at::kLong);
   comm::broadcast(*group, both, source.chooser, "next token").wait();
-  if (!chooses) context.push_back(both[0].item<int64_t>());
+  const int64_t token = both[0].item<int64_t>();
+  if (token == kFailed) {
+    comm::attempt_together(*group, [&] {
+      if (error) throw *error;
+    });
+  }
+  if (!chooses) context.push_back(token);
   return both[1].item<int64_t>() == 0;
 }
 

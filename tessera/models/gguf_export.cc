@@ -8,6 +8,7 @@
 #include "tessera/base/json.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/gguf_writer.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/models/config.h"
@@ -124,6 +125,22 @@ GgmlType stored_type(const detail::GgufTensor& tensor, GgmlType type) {
   return type == GgmlType::kQ8_0 && tensor.shape.back() % 32 != 0 ? GgmlType::kF16 : type;
 }
 
+// Values that are not finite, or would not be in the file: q8_0 has a half-precision scale for each block of 32 values.
+void check_storable(const at::Tensor& value, GgmlType type, const std::string& name, const std::string& dir) {
+  const auto where = "[gguf] " + dir;
+  const auto dtype = type == GgmlType::kF32    ? at::kFloat
+                     : type == GgmlType::kBF16 ? at::kBFloat16
+                     : type == GgmlType::kF16  ? at::kHalf
+                                               : value.scalar_type();
+  check_converted(value, value.to(dtype), name, where);
+  if (type != GgmlType::kQ8_0) return;
+  constexpr double kLargest = 65504.0 * 127;
+  const double most = value.abs().max().item<double>();
+  TESSERA_CHECK(most <= kLargest, ErrorKind::kFormat,
+                "{}: tensor {} holds {}, beyond the range of q8_0, which ends at {}. Take f32 or bf16.", where,
+                quote(name), most, kLargest);
+}
+
 // What the file is called inside.
 std::string general_name(const std::filesystem::path& dir) {
   const auto json = detail::read_json_object(dir / "config.json");
@@ -160,7 +177,9 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   for (const auto& tensor : tensors) writer.announce(tensor.gguf_name, stored_type(tensor, type), tensor.shape);
   if (!divisors.empty()) writer.write("rope_freqs.weight", at::tensor(divisors));
   for (const auto& tensor : tensors) {
-    writer.write(tensor.gguf_name, detail::to_gguf(tensor, folder_value(folder, tensor)));
+    const auto value = folder_value(folder, tensor);
+    check_storable(value, stored_type(tensor, type), tensor.hf_name, dir.string());
+    writer.write(tensor.gguf_name, detail::to_gguf(tensor, value));
   }
   writer.finish();
   log_info("[gguf] {}: {} tensors written to {}", dir.string(), tensors.size(), gguf.string());

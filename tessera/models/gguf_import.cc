@@ -9,6 +9,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/base/staged.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/gguf.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/config.h"
@@ -280,7 +281,9 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
   }
   SafetensorsFolderWriter writer(folder.path(), std::move(specs), {.max_shard_bytes = options.max_shard_bytes});
   for (const auto& tensor : tensors) {
-    const auto value = detail::from_gguf(tensor, file->tensor(tensor.gguf_name)).to(dtype);
+    const auto stored = file->tensor(tensor.gguf_name);
+    const auto value = detail::from_gguf(tensor, stored).to(dtype);
+    if (find_non_finite(value)) check_converted(stored, stored.to(dtype), tensor.gguf_name, "[gguf] " + gguf.string());
     if (tensor.stacks == nullptr) writer.write(tensor.hf_name, value);
     int64_t expert = 0;
     for (const auto& name : names_in_folder(tensor)) writer.write(name, value[expert++]);

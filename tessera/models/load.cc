@@ -6,6 +6,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/warn_once.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/tensor_files.h"
 #include "tessera/models/detail/gguf_weights.h"
 #include "tessera/models/detail/local_part.h"
@@ -227,10 +228,20 @@ void check_tied(const std::vector<detail::SharedParameter>& parameters, const st
   }
 }
 
+// Error kFormat for values that are not finite, in the file or in the dtype of the model. `offset`: of `read` in the
+// tensor.
+void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
+  if (!find_non_finite(read)) return;
+  const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
+  folder.read(name, offset, stored);
+  check_converted(stored, read, name, "[models.load] " + folder.path().string(), offset);
+}
+
 // The part of `source` that lies in the box of `local`; its bytes in the folder.
 int64_t read_source(const TensorFiles& folder, const Source& source, const LocalBox& box, const at::Tensor& local) {
   const auto read = [&](const std::string& name, c10::IntArrayRef offset, const at::Tensor& into) {
     folder.read(name, offset, into);
+    check_read(folder, name, offset, into);
     return into.numel() * static_cast<int64_t>(c10::elementSize(folder.at(name).dtype));
   };
   if (source.stacked.empty()) return read(source.name, box.offset, local);
@@ -248,12 +259,13 @@ int64_t read_source(const TensorFiles& folder, const Source& source, const Local
 
 // transformers adds an adapter that lies in the folder of a whole model.
 std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& path, FolderAdapter adapter) {
-  TESSERA_CHECK(adapter == FolderAdapter::kIgnore || !std::filesystem::exists(path / "adapter_config.json") ||
-                    !std::filesystem::exists(path / "config.json"),
-                ErrorKind::kConfig,
-                "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
-                "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
-                path.string(), path.string(), path.string());
+  TESSERA_CHECK(
+      adapter == FolderAdapter::kIgnore || !std::filesystem::exists(path / "adapter_config.json") ||
+          !std::filesystem::exists(path / "config.json"),
+      ErrorKind::kConfig,
+      "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
+      "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
+      path.string(), path.string(), path.string());
   return TensorFiles::open(path, {.weights_only = true});
 }
 

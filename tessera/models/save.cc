@@ -7,6 +7,7 @@
 #include "tessera/base/log.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/formats/companions.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/safetensors_folder.h"
 #include "tessera/formats/safetensors_writer.h"
 #include "tessera/models/adapters.h"
@@ -188,7 +189,9 @@ void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const st
       TESSERA_CHECK(!whole.is_meta(), ErrorKind::kInternal,
                     "[models.save] {}: has no values yet. Load or initialise first.", parameter.names.front());
       const auto dtype = options.dtype.value_or(parameter.tensor.scalar_type());
-      folder->write(parameter, whole.detach().to(dtype).contiguous());
+      const auto saved = whole.detach().to(dtype).contiguous();
+      check_converted(whole, saved, parameter.names.front(), "[models.save] " + dir.string());
+      folder->write(parameter, saved);
     });
   }
   if (writes) outcome.attempt([&] { folder->publish(); });

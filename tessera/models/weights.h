@@ -30,7 +30,8 @@ enum class FolderAdapter : uint8_t { kRefuse, kIgnore };
 // is found and reported in one kFormat or kShape error before anything is changed; tensors that the model has no place
 // for are named in one warning, as in transformers. Names are those of the family's weight map; tensors that are
 // foreign to the model (a vision tower) are left alone, as is what lies in other stages of a pipeline. Error kConfig
-// for an adapter in the folder, unless it is to be ignored. No communication.
+// for an adapter in the folder, unless it is to be ignored; kFormat for values that are not finite, in the file or in the
+// parameter's dtype, with the name of the first tensor that has one. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU),
                      FolderAdapter adapter = FolderAdapter::kRefuse);
@@ -56,7 +57,7 @@ struct SaveOptions {
 // them. Tensors of source_dir that are foreign to the model are saved byte for byte, and parameters are called as
 // there. The folder appears when it is complete; it must not exist before, or be empty. COLLECTIVE over the pipeline
 // and the meshes of DTensor parameters: they are gathered one by one and rank 0 of the mesh writes. An error of the
-// writing rank is thrown on all.
+// writing rank is thrown on all; kFormat for values that are not finite in the dtype that is saved.
 void save_pretrained(CausalLM& model, const std::filesystem::path& dir, const std::filesystem::path& source_dir,
                      const SaveOptions& options = {});
 

@@ -202,7 +202,7 @@ std::vector<RecipeKey> make_train_and_precision_keys() {
       {.section = "train",
        .name = "on_nonfinite",
        .field = kTrain<&TrainSection::on_nonfinite>,
-       .help = "Loss or gradient norm is NaN or infinite: stop the run or skip the step",
+       .help = "Loss, gradient norm or validation loss is NaN or infinite: stop the run, or skip the step and go on",
        .allowed = {"stop", "skip"}},
       {.section = "train",
        .name = "validate_every",

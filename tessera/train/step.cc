@@ -170,8 +170,10 @@ void TrainStep::gather_result(Launched& step) {
   const auto* numbers = step.numbers.const_data_ptr<double>();
   const double now = comm::communication_seconds();
   const double communicated = now - std::exchange(communicated_from_, now) + std::exchange(untold_, 0);
+  std::optional<size_t> wrong_rank;
   for (const auto& row : gather_numbers(*group_, {numbers[0], static_cast<double>(resident_bytes()), communicated})) {
     result.loss += row[0];
+    if (!wrong_rank && !std::isfinite(row[0])) wrong_rank = result.communication_seconds.size();
     result.memory_bytes = std::max(result.memory_bytes, static_cast<int64_t>(row[1]));
     result.communication_seconds.push_back(row[2]);
   }
@@ -179,10 +181,13 @@ void TrainStep::gather_result(Launched& step) {
   if (routers_) result.balance_loss = numbers[2];
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   if (!runs_ahead_) optimizer_.zero_grad();
-  TESSERA_CHECK(options_.skip_nonfinite, ErrorKind::kInternal,
-                "[train.step] loss {} and gradient norm {} of {} label tokens: not finite. Lower optimizer.lr, or "
-                "set train.on_nonfinite=skip to leave such steps out.",
-                result.loss, result.grad_norm, result.label_tokens);
+  const int64_t number = runs_ahead_ ? optimizer_.steps() - unsettled() : optimizer_.steps() + 1;
+  TESSERA_CHECK(
+      options_.skip_nonfinite, ErrorKind::kInternal,
+      "[train.step] step {}: loss {} and gradient norm {} of {} label tokens{}: not finite. Lower optimizer.lr, or "
+      "set train.on_nonfinite=skip to leave such steps out.",
+      number, result.loss, result.grad_norm, result.label_tokens,
+      wrong_rank && group_->size() > 1 ? fmt::format(", first in the rows of rank {}", *wrong_rank) : "");
   result.skipped = true;
   if (runs_ahead_) optimizer_.set_step(optimizer_.steps() - 1);  // counted when it was launched
 }

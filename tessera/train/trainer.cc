@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <deque>
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,8 @@
 #include "tessera/comm/launch/rank_notes.h"
 #include "tessera/data/loader.h"
 #include "tessera/dtensor/random/random.h"
+#include "tessera/dtensor/tensor/local_part.h"
+#include "tessera/formats/finite.h"
 #include "tessera/kernels/linear.h"
 #include "tessera/models/end_tokens.h"
 #include "tessera/models/generate.h"
@@ -264,7 +267,11 @@ void Trainer::Impl::resume() {
     if (const auto random = extra.find("random"); random != extra.end()) {
       set_random_state({random->at("seed").get<uint64_t>(), random->at("offset").get<uint64_t>()}, place.mesh());
     }
-    checkpoint->load(training_state(*model, *optimizer).tensors);
+    const auto state = training_state(*model, *optimizer).tensors;
+    checkpoint->load(state);
+    for (const auto& [name, tensor] : state) {
+      check_finite(local_part(tensor), name, "[train.resume] " + checkpoint->path().string());
+    }
   });
   // A history goes on only from its own checkpoints; the lines after an older one are dropped.
   const bool goes_on = checkpoint && is_in(checkpoint->path(), run_path() / "checkpoints");
@@ -347,6 +354,11 @@ void Trainer::Impl::validate(int64_t step) {
   validated_step = step;
   early_stopping.add(step, *last_validation_loss);
   if (report) report->validation(step, *last_validation_loss, seconds_since(start));
+  TESSERA_CHECK(std::isfinite(*last_validation_loss) || recipe.train.on_nonfinite == "skip", ErrorKind::kInternal,
+                "[train.validation] step {}: validation loss {} of the rows of data.validation: not finite. Lower "
+                "optimizer.lr, or "
+                "set train.on_nonfinite=skip to go on.",
+                step, *last_validation_loss);
 }
 
 // What the model makes of the start of the first held-out row, or of the first training row.

@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <map>
+#include <span>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
+#include "tessera/formats/finite.h"
 #include "tessera/formats/gguf.h"
 #include "tessera/formats/tensor_files.h"
 #include "tessera/models/detail/gguf_tensors.h"
@@ -51,10 +53,21 @@ class GgufWeights {
           file_->path().string(), names.front());
   }
   at::Tensor values(const GgufTensor& tensor) const { return from_gguf(tensor, file_->tensor(tensor.gguf_name)); }
+  // Error kFormat where `loaded`, made of the values of the tensor, holds any that are not finite.
+  void check_loaded(const GgufTensor& tensor, const at::Tensor& loaded) const {
+    if (!find_non_finite(loaded)) return;
+    const auto stored = file_->tensor(tensor.gguf_name);
+    check_converted(stored, stored.to(loaded.scalar_type()), tensor.gguf_name,
+                    "[models.load] " + file_->path().string());
+  }
   // Rows are moved as they are: a row is whole blocks.
   QuantizedWeight blocks(const GgufTensor& tensor) const {
     const auto rows = from_gguf(tensor, file_->packed_rows(tensor.gguf_name)).clone();
-    return QuantizedWeight::gguf(file_->tensor_info(tensor.gguf_name).type, rows, tensor.shape.at(1));
+    const auto type = file_->tensor_info(tensor.gguf_name).type;
+    if (!has_finite_values(type, std::as_bytes(std::span(rows.const_data_ptr<uint8_t>(), rows.nbytes())))) {
+      check_loaded(tensor, file_->tensor(tensor.gguf_name));
+    }
+    return QuantizedWeight::gguf(type, rows, tensor.shape.at(1));
   }
 
  private:
@@ -115,7 +128,10 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
     const auto box = local_part_box(parameter.tensor);
     const auto local = writable_part(parameter, device);
     ++tensors;
-    if (local.numel() > 0) local.copy_(part_of(weights.values(weights.of(parameter.names)), box));
+    if (local.numel() == 0) continue;
+    const auto& tensor = weights.of(parameter.names);
+    local.copy_(part_of(weights.values(tensor), box));
+    weights.check_loaded(tensor, local);
   }
   for (const auto& [name, packed] : nn::packed_weights(model)) {
     const auto& tensor = weights.of({name});
@@ -123,7 +139,9 @@ void load_gguf(CausalLM& model, const std::filesystem::path& path, c10::Device d
     if (packed->how.format == nn::Quantization::kGguf) {
       packed->take(weights.blocks(tensor));
     } else {
-      packed->pack(weights.values(tensor).to(at::kFloat));
+      const auto values = weights.values(tensor).to(at::kFloat);
+      weights.check_loaded(tensor, values);
+      packed->pack(values);
     }
     packed_bytes += packed->weight.size_bytes();
   }

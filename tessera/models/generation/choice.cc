@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/philox.h"
+#include "tessera/models/generation/logits_check.h"
 #include "tessera/text/grammar/token_constraint.h"
 
 namespace tessera {
@@ -124,13 +125,15 @@ int64_t sample_from(std::span<const float> scores, size_t position, const Genera
 }  // namespace
 
 int64_t choose_from(std::span<float> scores, const ChoiceContext& context, const GenerationOptions& options) {
-  TESSERA_CHECK(!scores.empty() && std::none_of(scores.begin(), scores.end(), [](float v) { return std::isnan(v); }),
-                ErrorKind::kInternal, "[models.generate] the model's logits are not numbers. Are its weights intact?");
+  check_logits(scores, context.tokens.size());
   penalise(scores, context, options);
   if (options.constraint) constrain(scores, context, *options.constraint);
   const auto most = std::max_element(scores.begin(), scores.end());
-  TESSERA_CHECK(std::isfinite(*most), ErrorKind::kInternal,
-                "[models.generate] the largest score of a token is {}. Are the model's weights intact?", *most);
+  TESSERA_CHECK(
+      std::isfinite(*most), ErrorKind::kInternal,
+      "[models.generate] position {}: the largest score of a token that may come is {}. The model overflows there: "
+      "take a wider --dtype, or look at its weights with 'tessera ckpt verify'.",
+      context.tokens.size(), *most);
   return options.sample ? sample_from(scores, context.tokens.size(), options) : most - scores.begin();
 }
 

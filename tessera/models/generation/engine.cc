@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/models/generation/logits_check.h"
 #include "tessera/models/generation/shared_steps.h"
 #include "tessera/text/grammar/token_constraint.h"
 
@@ -66,6 +67,7 @@ struct Engine::Reading {
   size_t position;
   bool chooses;
   bool chosen = false;
+  std::optional<Error> error{};  // of logits that give no score
 };
 
 Engine::Engine(std::shared_ptr<CausalLM> model, const EngineOptions& options)
@@ -287,6 +289,7 @@ bool Engine::choose(Sequence& sequence, std::span<const float> logits, int64_t m
     const auto since_prompt = [&] { return std::span<const int64_t>(sequence.tokens).subspan(request.prompt.size()); };
     auto* constraint = request.options.constraint.get();
     if (!choice.has_token) {
+      if (constraint) check_logits(logits, sequence.tokens.size());  // before it does any work
       if (constraint && !constraint->prepare_allowed(since_prompt(), steps)) return false;
       std::vector<float> scores(logits.begin(), logits.end());
       made.token = choose_from(scores, {sequence.tokens, request.prompt.size()}, request.options);
@@ -338,7 +341,13 @@ void Engine::read(Reading& reading, std::span<const float> logits) const {
   auto& sequence = *reading.sequence;
   const auto& request = sequence.request;
   if (!reading.chooses) {
-    sequence.scores[reading.position] = log_probs_of(logits, request.prompt[reading.position + 1], *request.log_probs);
+    try {
+      check_logits(logits, reading.position + 1);
+      sequence.scores[reading.position] =
+          log_probs_of(logits, request.prompt[reading.position + 1], *request.log_probs);
+    } catch (const std::exception& error) {
+      reading.error = as_error(error);  // other positions of the sequence are read on other threads
+    }
     return;
   }
   sequence.choice.emplace();
@@ -369,8 +378,18 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
       read(readings[row], {all + row * vocabulary, vocabulary});
     }
   });
+  std::set<const Sequence*> ended;  // and freed
   for (auto& reading : readings) {
-    if (reading.chosen) deliver(*reading.sequence);
+    if (ended.contains(reading.sequence)) continue;
+    if (reading.error) {
+      auto& choice = reading.sequence->choice.emplace();
+      choice.made.finish = Finish::kError;
+      choice.made.error = reading.error;
+      ended.insert(reading.sequence);
+      deliver(*reading.sequence);
+    } else if (reading.chosen) {
+      deliver(*reading.sequence);
+    }
   }
 }
 

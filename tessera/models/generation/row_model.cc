@@ -132,14 +132,20 @@ std::shared_ptr<nn::Module> twin_of(nn::Module* child, const std::string& name, 
   return nullptr;
 }
 
-void exchange_children(nn::Module& parent, const ModelConfig& config, RowDtype dtype) {
+void exchange_children(nn::Module& parent, const std::string& path, const ModelConfig& config, RowDtype dtype) {
   const auto children = parent.named_children();
   for (const auto& [name, child] : children) {
     if (!child) continue;
-    if (const auto twin = twin_of(child.get(), name, config, dtype)) {
+    std::shared_ptr<nn::Module> twin;
+    try {
+      twin = twin_of(child.get(), name, config, dtype);
+    } catch (const Error& error) {
+      raise(error.kind(), "[models.generation] {}{}: {}", path, name, error.what());
+    }
+    if (twin) {
       parent.replace_child(name, twin);
     } else {
-      exchange_children(*child, config, dtype);
+      exchange_children(*child, path + name + ".", config, dtype);
     }
   }
 }
@@ -166,7 +172,7 @@ void make_row_model(CausalLM& model, RowDtype dtype) {
                   is_dtensor(value) ? "a DTensor" : "on " + value.device().str());
   }
   model.set_requires_grad(false);
-  exchange_children(model, model.config(), dtype);
+  exchange_children(model, "", model.config(), dtype);
   for (const auto& [path, module] : model.named_modules()) {
     if (dynamic_cast<nn::RMSNorm*>(module) != nullptr) {
       for (auto& slot : module->own_parameters()) nn::Module::set_parameter(slot, wide(slot.parameter));
