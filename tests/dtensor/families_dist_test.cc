@@ -278,8 +278,65 @@ TEST(BatchNorm, ImagesCutByChannelsStayWhereTheyAre) {
 TEST(NoRule, TheErrorNamesOperationPlacementsAndRemedy) {
   on_ranks(2, {2}, [](const MeshPtr& mesh) {
     const at::Tensor x = spread(at::ones({4}), mesh, {Shard(0)});
-    EXPECT_THAT(error_of([&] { at::bincount(x.to(at::kLong)); }),
-                ::testing::AllOf(HasSubstr("aten::bincount"), HasSubstr("S(0)"), HasSubstr("register_rule")));
+    EXPECT_THAT(error_of([&] { at::unique_consecutive(x.to(at::kLong)); }),
+                ::testing::AllOf(HasSubstr("aten::unique_consecutive"), HasSubstr("S(0)"), HasSubstr("register_rule")));
+  });
+}
+
+TEST(Classes, OneHotLiesAsItsIndicesAndAllRanksRefuseWhatIsOutOfRange) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::tensor({1, 2, 3, 0}, at::kLong).view({2, 2});
+    for (const Placement placement : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+      const at::Tensor x = spread(plain, mesh, {placement});
+      for (const int64_t classes : {4, 7, -1}) {
+        const at::Tensor found = at::one_hot(x, classes);
+        EXPECT_EQ(placements(found), Placements{placement});
+        EXPECT_TRUE(at::equal(full_tensor(found), at::one_hot(plain, classes)));
+      }
+      EXPECT_THAT(error_of([&] { at::one_hot(x, 3); }), HasSubstr("found index 3 for 3 classes"));
+      EXPECT_THAT(error_of([&] { at::one_hot(x - 1, 3); }), HasSubstr("found index -1"));
+      EXPECT_THAT(error_of([&] { at::one_hot(x.to(at::kInt), 4); }), HasSubstr("index tensor of type LongTensor"));
+    }
+    const at::Tensor none = spread(at::empty({0, 3}, at::kLong), mesh, {Shard(0)});
+    EXPECT_EQ(at::one_hot(none, 5).sizes(), (std::vector<int64_t>{0, 3, 5}));
+    EXPECT_THAT(error_of([&] { at::one_hot(none, -1); }), HasSubstr("number of classes from empty tensor"));
+  });
+}
+
+TEST(Classes, BincountOfPartsIsASumOfAsManyAsTheWholeHas) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = at::tensor({5, 0, 0, 2, 5}, at::kLong),
+                     weights = at::tensor({0.5, 1.0, 2.0, 4.0, 8.0}, at::kDouble);
+    const at::Tensor x = spread(plain, mesh, {Shard(0)}), w = spread(weights, mesh, {Replicate()});
+    const CommDebugMode comm;
+    EXPECT_EQ(placements(at::bincount(x)), Placements{Partial()});
+    EXPECT_EQ(comm.total(), 2) << "the least and the largest value";
+    EXPECT_EQ(placements(at::bincount(spread(plain, mesh, {Replicate()}))), Placements{Replicate()});
+    for (const int64_t length : {0, 3, 9}) {
+      EXPECT_TRUE(at::equal(full_tensor(at::bincount(x, {}, length)), at::bincount(plain, {}, length)));
+      EXPECT_TRUE(at::equal(full_tensor(at::bincount(x, w, length)), at::bincount(plain, weights, length)));
+    }
+    EXPECT_THAT(error_of([&] { at::bincount(x - 1); }), HasSubstr("non-negative"));
+    EXPECT_THAT(error_of([&] { at::bincount(x, weights); }), HasSubstr("argument 'weights' is a plain tensor"));
+  });
+}
+
+// Operations made of others read plain tensors that they made on the way (an identity matrix). A plain tensor of the
+// caller's stays an error, and the error of an operation that writes to one of its own names that operation.
+TEST(MadeOfOthers, PlainTensorsMadeOnTheWayCountAsReplicated) {
+  on_ranks(2, {2}, [](const MeshPtr& mesh) {
+    const at::Tensor plain = testing::random_tensor({4, 4}, 1, false);
+    const at::Tensor x = spread(plain, mesh, {Shard(0)});
+    for (const int64_t power : {0, 1, 3}) {
+      const at::Tensor found = full_tensor(at::linalg_matrix_power(x, power));
+      EXPECT_TRUE(found.allclose(at::linalg_matrix_power(plain, power))) << power;
+    }
+    EXPECT_THAT(error_of([&] { at::cov(x, 1, at::ones({4}, at::kLong)); }), HasSubstr("plain tensor"));
+    EXPECT_THAT(error_of([&] {
+                  at::pad_sequence({x, x});
+                }),
+                HasSubstr("aten::pad_sequence is not there for DTensors: on the way it writes to a plain tensor"));
+    EXPECT_THAT(error_of([&] { at::block_diag({x, x}); }), HasSubstr("aten::block_diag is not there for DTensors"));
   });
 }
 

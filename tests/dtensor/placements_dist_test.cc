@@ -321,10 +321,9 @@ TEST(Mixed, PlainTensorsAreNamedUnlessTheyMustBeAlike) {
                   s + distribute_tensor(at::ones({4, 4}), other, {Shard(0), Replicate()}, std::nullopt);
                 }),
                 HasSubstr("inputs with different meshes"));
-    EXPECT_THAT(
-        error_of([&] { at::bincount(tensor_of({4}, "S0", mesh).to(at::kLong)); }),
-        HasSubstr(
-            "aten::bincount(self: [4] (S(0))): the operation does not have a sharding rule registered. Add one with"));
+    EXPECT_THAT(error_of([&] { at::unique_consecutive(tensor_of({4}, "S0", mesh).to(at::kLong)); }),
+                HasSubstr("aten::unique_consecutive(self: [4] (S(0))): the operation does not have a sharding rule "
+                          "registered. Add one with"));
   });
 }
 

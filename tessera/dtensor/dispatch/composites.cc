@@ -384,6 +384,30 @@ at::Tensor cross_entropy_loss(const at::Tensor& self, const at::Tensor& target, 
   return (1 - label_smoothing) * loss + smooth * (label_smoothing / static_cast<double>(self.size(class_dim)));
 }
 
+// Upstream writes into at::zeros(sizes, options), which would be a plain tensor. Each element is compared with all
+// classes instead, so that the result lies as the indices do.
+at::Tensor one_hot(const at::Tensor& indices, int64_t given_classes) {
+  TESSERA_CHECK(indices.scalar_type() == at::kLong, ErrorKind::kShape,
+                "[dtensor.one_hot] found indices of {}: one_hot is only applicable to index tensor of type LongTensor.",
+                c10::toString(indices.scalar_type()));
+  TESSERA_CHECK(indices.numel() > 0 || given_classes > 0, ErrorKind::kShape,
+                "[dtensor.one_hot] Can not infer total number of classes from empty tensor.");
+  const at::Tensor self = reduced(indices);
+  int64_t classes = given_classes;
+  if (self.numel() > 0) {
+    const auto least = self.min().item<int64_t>(), most = self.max().item<int64_t>();  // alike on all ranks
+    TESSERA_CHECK(least >= 0, ErrorKind::kShape, "[dtensor.one_hot] found index {}: Class values must be non-negative.",
+                  least);
+    classes = given_classes == -1 ? most + 1 : given_classes;
+    TESSERA_CHECK(classes > most, ErrorKind::kShape,
+                  "[dtensor.one_hot] found index {} for {} classes: Class values must be smaller than num_classes.",
+                  most, classes);
+  }
+  return self.unsqueeze(-1)
+      .eq(replicated_like(at::arange(classes, at::TensorOptions(at::kLong).device(self.device())), self))
+      .to(at::kLong);
+}
+
 // Upstream makes the causal mask with at::ones(options), which would be a plain tensor.
 std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key,
                                                   const at::Tensor& value, const std::optional<at::Tensor>& mask,
@@ -420,6 +444,7 @@ void register_composites() {
       made->back()->impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
       made->back()->impl("_scaled_dot_product_attention_math", TORCH_FN(attention_math));
       made->back()->impl("_fused_rms_norm", TORCH_FN(fused_rms_norm));
+      made->back()->impl("one_hot", TORCH_FN(one_hot));
       made->back()->impl("pad", TORCH_FN(pad));
       made->back()->impl("reshape", TORCH_FN(reshape));
       made->back()->impl("flatten.using_ints", TORCH_FN(flatten));

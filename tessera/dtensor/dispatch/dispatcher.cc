@@ -4,10 +4,12 @@
 #include <torch/library.h>
 
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
+#include "tessera/dtensor/dispatch/plain_from_within.h"
 #include "tessera/dtensor/dispatch/plan.h"
 #include "tessera/dtensor/dispatch/plan_cache.h"
 #include "tessera/dtensor/redistribute/autograd.h"
@@ -190,6 +192,8 @@ bool is_composite(const c10::OperatorHandle& op) {
 }
 
 void decompose(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
+  std::optional<PlainFromWithin> plain;
+  if (!has_plain(c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.args.size()))) plain.emplace(op.name);
   op.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
 }
 

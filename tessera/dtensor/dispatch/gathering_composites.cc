@@ -1,18 +1,22 @@
 // Operations that are made of others and give new tensors: einsum, tensordot, bilinear, ... On the way they take views
 // of tensors that nobody else sees. Where such a view cannot alias, because a dim is cut unevenly, it is of a gathered
-// copy, as plain tensors refuse none of these operations.
+// copy, as plain tensors refuse none of these operations. They also make plain tensors, which count as replicated.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "tessera/dtensor/dispatch/dispatch.h"
+#include "tessera/dtensor/dispatch/plain_from_within.h"
 
 namespace tessera::detail {
 
 namespace {
 
 thread_local bool views_gather = false;
+thread_local const std::string* makes_plain_tensors = nullptr;
 
 // Those that results may be views of, though no schema says so (einsum of one operand, meshgrid).
 using Bases = c10::SmallVector<at::Tensor, 4>;
@@ -52,16 +56,26 @@ void own(c10::IValue& result, const Bases& bases) {
   }
 }
 
+bool is_plain(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().numel() != 1 &&
+         !is_dtensor_impl(*value.toTensor().unsafeGetTensorImpl());
+}
+
 struct GatheringKernel final : c10::OperatorKernel {
+  explicit GatheringKernel(std::string name) : name_(std::move(name)) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     const size_t base = stack->size() - op.schema().arguments().size();
     const GatheringViews views;
-    const auto bases = bases_of(c10::ArrayRef<c10::IValue>(*stack).slice(base));
+    const auto args = c10::ArrayRef<c10::IValue>(*stack).slice(base);
+    const auto bases = bases_of(args);
+    std::optional<PlainFromWithin> plain;
+    if (!has_plain(args)) plain.emplace(name_);
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     for (size_t i = base; i < stack->size(); ++i) {
       own((*stack)[i], bases);
     }
   }
+  const std::string name_;
 };
 
 bool gives_new_tensors(const c10::FunctionSchema& schema) {
@@ -75,6 +89,17 @@ bool gives_new_tensors(const c10::FunctionSchema& schema) {
 }
 
 }  // namespace
+
+bool has_plain(c10::ArrayRef<c10::IValue> args) {
+  return std::any_of(args.begin(), args.end(),
+                     [](const c10::IValue& arg) { return arg.isList() ? has_plain(arg.toListRef()) : is_plain(arg); });
+}
+
+PlainFromWithin::PlainFromWithin(const std::string& operation) : before_(makes_plain_tensors) {
+  if (before_ == nullptr) makes_plain_tensors = &operation;
+}
+PlainFromWithin::~PlainFromWithin() { makes_plain_tensors = before_; }
+const std::string* PlainFromWithin::operation() { return makes_plain_tensors; }
 
 GatheringViews::GatheringViews() : before_(views_gather) { views_gather = true; }
 GatheringViews::~GatheringViews() { views_gather = before_; }
@@ -102,7 +127,7 @@ void register_gathering_composites() {
       }
       for (const auto& library : *made) {
         library->impl(toString(name).c_str(),
-                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<GatheringKernel>()));
+                      torch::CppFunction::makeFromBoxedFunctor(std::make_unique<GatheringKernel>(toString(name))));
       }
     }
     return made;

@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch/dispatch.h"
+#include "tessera/dtensor/dispatch/plain_from_within.h"
 #include "tessera/dtensor/redistribute/alike.h"
 #include "tessera/dtensor/tensor/dtensor.h"
 
@@ -71,7 +72,15 @@ class CallReader {
   void check_plain(int arg, int element, const at::Tensor& tensor) const {
     const bool read = !op_.args[arg].mutated;
     // Sums of gradients are begun in zeros that a formula made, plain ones where what flows back to it is.
-    const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) || is_made_in_backward(tensor);
+    const bool may = (read && (tensor.numel() == 1 || implicit_replication_enabled())) || is_made_in_backward(tensor) ||
+                     (read && is_made_on_the_way(tensor));
+    if (const auto* operation = PlainFromWithin::operation(); operation != nullptr && !may) {
+      raise(ErrorKind::kShape,
+            "[dtensor.dispatch] {} is not there for DTensors: on the way it {} a plain tensor of shape [{}] in {}. "
+            "Work on "
+            "to_local() or full_tensor().",
+            *operation, read ? "reads" : "writes to", fmt::join(tensor.sizes(), ", "), op_.name);
+    }
     TESSERA_CHECK(
         may, ErrorKind::kShape,
         "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}'{} is a plain tensor of shape [{}], "
@@ -87,6 +96,11 @@ class CallReader {
       return false;
     }
     return is_alike(tensor, *mesh_, op_.name);
+  }
+
+  // COLLECTIVE over the mesh where an operation made of others is under way: all ranks are in it.
+  bool is_made_on_the_way(const at::Tensor& tensor) const {
+    return PlainFromWithin::operation() != nullptr && !tensor.is_meta() && is_alike(tensor, *mesh_, op_.name);
   }
 
   const OpEntry& op_;

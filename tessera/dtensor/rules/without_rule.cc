@@ -112,6 +112,42 @@ void handle_replicated(const OpEntry& op, c10::DispatchKeySet, Stack* stack) {
   }
 }
 
+// bincount(self, weights, minlength): the size of the result depends on values. Each rank counts its part for the
+// largest value of all, so that a cut dim gives a sum.
+void handle_bincount(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
+  const size_t base = stack->size() - op.args.size();
+  const at::Tensor self = (*stack)[base].toTensor();
+  const auto weights = (*stack)[base + 1].toOptional<at::Tensor>();
+  const bool weighted = weights && weights->defined();
+  TESSERA_CHECK(
+      is_dtensor(self) && (!weighted || is_dtensor(*weights)), ErrorKind::kShape,
+      "[dtensor.dispatch] {} got mixed torch.Tensor and DTensor: argument '{}' is a plain tensor. Wrap it with "
+      "distribute_tensor or from_local.",
+      op.name, is_dtensor(self) ? "weights" : "self");
+  const bool counts_parts =
+      self.dim() == 1 && self.numel() > 0 && at::isIntegralType(self.scalar_type(), /*includeBool=*/false);
+  if (!counts_parts) return handle_replicated(op, keys, stack);  // where upstream's errors come from
+  const int64_t minlength = torch::jit::pop(*stack).toInt();
+  torch::jit::drop(*stack, 2);
+  const Placements common = reduced(self);
+  const at::Tensor values = moved(self, common);
+  const int64_t least = values.min().item<int64_t>(), most = values.max().item<int64_t>();  // alike on all ranks
+  TESSERA_CHECK(
+      least >= 0 && minlength >= 0 && (!weighted || weights->sizes() == self.sizes()), ErrorKind::kShape,
+      "[dtensor.bincount] found values from {}, weights {}, minlength {}: bincount only supports 1-d non-negative "
+      "integral inputs, weights of their shape and a minlength of 0 or more.",
+      least, weighted ? fmt::format("[{}]", fmt::join(weights->sizes(), ", ")) : "none", minlength);
+  std::optional<at::Tensor> own_weights;
+  if (weighted) own_weights = impl_of(moved(*weights, common))->local();
+  // The dtype of a part without elements would be int64, whatever the weights are.
+  const auto dtype = !weighted ? at::kLong : weights->scalar_type() == at::kFloat ? at::kFloat : at::kDouble;
+  const at::Tensor counted =
+      at::bincount(impl_of(values)->local(), own_weights, std::max(most + 1, minlength)).to(dtype);
+  Placements result;
+  for (const auto& placement : common) result.push_back(placement.is_any_shard() ? Placement(Partial()) : placement);
+  stack->emplace_back(from_local(counted, device_mesh(self), result));
+}
+
 // index(self, indices): what masks select has a shape that depends on their values.
 void handle_index(const OpEntry& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto indices = (*stack)[stack->size() - op.args.size() + 1].toListRef();
@@ -238,6 +274,7 @@ Handler find_builtin_handler(const std::string& name) {
       {"aten::equal", handle_equal},
       {"aten::is_same_size", handle_is_same_size},
       {"aten::is_pinned", handle_locally},
+      {"aten::bincount", handle_bincount},
       {"aten::nonzero", handle_replicated},
       {"aten::masked_select", handle_replicated},
       {"aten::index.Tensor", handle_index},
