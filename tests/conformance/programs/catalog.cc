@@ -22,8 +22,10 @@ const std::vector<Family>& catalog() {
 const std::vector<Family>& catalog_with_kernels() {
   static const std::vector<Family> all = [] {
     auto families = catalog();
-    for (auto& family : kernel_families()) {
-      families.push_back(std::move(family));
+    for (auto part : {kernel_families(), class_families()}) {
+      for (auto& family : part) {
+        families.push_back(std::move(family));
+      }
     }
     return families;
   }();

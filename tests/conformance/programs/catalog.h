@@ -22,7 +22,8 @@ struct Family {
   std::vector<Row> rows;
 };
 const std::vector<Family>& catalog();
-// With our own kernels: what every eighth seed draws from, so that seeds of before them draw what they drew.
+// With our own kernels and operations on class numbers: every eighth seed draws from these, so that the other seeds
+// draw what they drew before.
 const std::vector<Family>& catalog_with_kernels();
 
 std::vector<Family> pointwise_families();
@@ -30,6 +31,7 @@ std::vector<Family> view_families();
 std::vector<Family> reduction_families();
 std::vector<Family> product_families();
 std::vector<Family> index_families();
+std::vector<Family> class_families();
 std::vector<Family> write_families();
 std::vector<Family> kernel_families();
 

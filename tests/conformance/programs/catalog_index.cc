@@ -291,7 +291,28 @@ std::vector<Row> writing() {
   };
 }
 
+// Of integers that number classes; the sizes of some results depend on values.
+std::vector<Row> of_classes() {
+  return {
+      {"one_hot",
+       [](Draw& draw) {
+         const int64_t classes = draw.between(1, 5);
+         const int indices = draw.indices(draw.some_sizes(0, 3, true), classes, false);
+         const bool inferred = draw.tensor(indices).numel() > 0 && draw.chance(40);
+         return draw.call("one_hot", {ref(indices), num(inferred ? int64_t{-1} : classes + draw.below(2))});
+       }},
+      {"bincount",
+       [](Draw& draw) {
+         const int indices = draw.indices({draw.extent()}, draw.between(1, 6), false);
+         const Arg weights = draw.chance(50) ? ref(draw.value({.sizes = draw.sizes_of(indices)})) : none();
+         return draw.call("bincount", {ref(indices), weights, num(draw.between(0, 7))});
+       }},
+  };
+}
+
 }  // namespace
+
+std::vector<Family> class_families() { return {{"classes", 8, of_classes()}}; }
 
 std::vector<Family> index_families() {
   return {{"reading", 7, reading()}, {"moving", 9, moving()}, {"writing by position", 7, writing()}};
