@@ -191,6 +191,15 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<detail:
   return found;
 }
 
+// Error kFormat for values that are not finite, in the file or in the dtype of the model. `offset`: of `read` in the
+// tensor.
+void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
+  if (!find_non_finite(read)) return;
+  const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
+  folder.read(name, offset, stored);
+  check_converted(stored, read, name, "[models.load] " + folder.path().string(), offset);
+}
+
 // Whether two tensors of the folder hold the same values in this box, in `dtype`. Some rows at a time.
 bool are_equal(const TensorFiles& folder, const std::string& left, const std::string& right, const LocalBox& box,
                c10::ScalarType dtype) {
@@ -207,6 +216,8 @@ bool are_equal(const TensorFiles& folder, const std::string& left, const std::st
     const auto one = at::empty(shape, at::TensorOptions(dtype)), other = at::empty_like(one);
     folder.read(left, offset, one);
     folder.read(right, offset, other);
+    check_read(folder, left, offset, one);  // a NaN equals nothing, and is its own error
+    check_read(folder, right, offset, other);
     if (!at::equal(one, other)) return false;
   }
   return true;
@@ -226,15 +237,6 @@ void check_tied(const std::vector<detail::SharedParameter>& parameters, const st
                     folder.path().string(), sources[i].name, other);
     }
   }
-}
-
-// Error kFormat for values that are not finite, in the file or in the dtype of the model. `offset`: of `read` in the
-// tensor.
-void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
-  if (!find_non_finite(read)) return;
-  const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
-  folder.read(name, offset, stored);
-  check_converted(stored, read, name, "[models.load] " + folder.path().string(), offset);
 }
 
 // The part of `source` that lies in the box of `local`; its bytes in the folder.

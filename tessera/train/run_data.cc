@@ -3,13 +3,11 @@
 #include <atomic>
 #include <chrono>
 #include <future>
-#include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
-#include "tessera/base/file.h"
-#include "tessera/base/json.h"
 #include "tessera/comm/collectives/collectives.h"
 #include "tessera/data/cache.h"
+#include "tessera/models/end_tokens.h"
 #include "tessera/train/data_sources.h"
 #include "tessera/train/run_mark.h"
 #include "tessera/train/run_setup.h"
@@ -28,19 +26,6 @@ std::string tokenizer_identity(const std::filesystem::path& model, const data::D
     identity += ";";
   }
   return identity;
-}
-
-std::vector<int32_t> end_tokens_of_files(const std::filesystem::path& model, const ModelConfig& config) {
-  auto tokens = config.eos_token_ids;
-  const auto path = model / "generation_config.json";
-  if (std::filesystem::exists(path)) {
-    constexpr JsonLimits kLimits{.max_bytes = 1 << 20, .max_depth = 32};
-    const auto where = "[train.data] " + path.string();
-    const Json json = parse_json_object(read_file(path, kLimits.max_bytes), where, kLimits);
-    const JsonReader settings(json, where, ErrorKind::kConfig);
-    if (settings.has("eos_token_id")) tokens = settings.integers("eos_token_id", 0, config.vocab_size - 1);
-  }
-  return {tokens.begin(), tokens.end()};
 }
 
 std::shared_ptr<const data::Dataset> load_dataset(const Recipe& recipe, const RunData& run, bool training,
@@ -98,7 +83,8 @@ RunData load_run_data(const Recipe& recipe, bool quiet, const std::atomic<bool>*
   run.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::from_folder(recipe.model.path));
   const auto config = ModelConfig::from_folder(recipe.model.path);
   run.vocab_size = config.vocab_size;
-  run.end_tokens = end_tokens_of_files(recipe.model.path, config);
+  const auto ends = listed_end_tokens(recipe.model.path, config);
+  run.end_tokens.assign(ends.begin(), ends.end());
   run.chat_template = text::ChatTemplate::from_folder(recipe.model.path);
   const auto cache = data::DataCache::folder_of(recipe.data.cache);
   run.train = load_dataset(recipe, run, true, cache, quiet, stop);
