@@ -1,6 +1,8 @@
 // `tessera serve` beside llama.cpp's server on one GGUF file of SmolLM2-135M: tokens/s that 1 and 8 clients get over
 // HTTP, prompts included. Verified: the greedy texts are the same but for what each rounds in its way, which is more
 // where weights are narrow; the share of each text before the two part is a field of the line.
+// And how long 8 clients of `tessera serve` wait for their answers while hostile clients are there, beside how long
+// they wait without those. Verified: the texts are the same.
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -10,6 +12,7 @@
 #include "tessera/base/host.h"
 #include "tessera/base/scratch_folder.h"
 #include "tessera/models/gguf_convert.h"
+#include "tests/serve/hostile_requests.h"
 
 namespace tessera::bench {
 namespace {
@@ -86,6 +89,39 @@ void compare(Harness& harness, const File& file, size_t clients) {
   harness.run(what);
 }
 
+// The hostile clients of tests/serve/hostile_requests.h, and 256 that send nothing.
+void measure_delay(Harness& harness) {
+  constexpr size_t kClients = 8;
+  const std::string name = "delay beside hostile clients, 8 clients";
+  if (!harness.wants(name)) return;
+  const ScratchFolder scratch("bench.serve");
+  const auto path = (scratch / "model.gguf").string(), file = (scratch / "hostile.jsonl").string();
+  folder_to_gguf(assets_folder() / "smollm2", path, {.type = GgmlType::kQ8_0});
+  std::string lines;
+  for (const auto& request : testing::hostile_requests()) {
+    lines += Json({{"path", request.path}, {"body", request.body}}).dump() + "\n";
+  }
+  publish_file(file, lines);
+  Peer beside_hostile("serve.py", {"tessera", path, "int8"}), alone("serve.py", {"tessera", path, "int8"});
+  Texts hostile_texts, lone_texts;
+  bool is_same = true;
+  size_t hostile_round = 0, lone_round = 0;
+  const auto milliseconds = [&](Peer& server, const std::string& hostile, size_t& round, Texts& texts) {
+    auto answer = server.ask({{"prompts", prompts_of(kClients, round++)}, {"new", kNewTokens}, {"hostile", hostile}});
+    texts = answer["texts"].get<Texts>();
+    if (hostile_round == lone_round) is_same = is_same && hostile_texts == lone_texts;
+    return answer["delay"].get<double>() * 1000;
+  };
+  harness.threads = static_cast<int>(usable_cores());
+  harness.run({.name = name,
+               .unit = "ms",
+               .higher_is_better = false,
+               .verified = [&] { return is_same; },
+               .ours = [&] { return milliseconds(beside_hostile, file, hostile_round, hostile_texts); },
+               .peer = [&] { return milliseconds(alone, "", lone_round, lone_texts); },
+               .extra = {{"peer_is", "the same server without hostile clients"}}});
+}
+
 }  // namespace
 }  // namespace tessera::bench
 
@@ -99,6 +135,7 @@ int main(int argc, char** argv) {
           File{"Q8_0", GgmlType::kQ8_0, "int8", 0.1}}) {
       for (const size_t clients : {1, 8}) compare(harness, file, clients);
     }
+    measure_delay(harness);
     return harness.exit_code();
   });
 }
