@@ -293,7 +293,8 @@ Json config_of_tokenizer(const std::filesystem::path& dir, const std::filesystem
     config = parse_json_object(read_file(path, kConfigLimits.max_bytes), where, kConfigLimits);
   }
   if (!std::filesystem::exists(dir / "special_tokens_map.json")) return config;
-  for (const auto& [name, text] : special_tokens_of(dir, config).items()) {
+  const Json special_tokens = special_tokens_of(dir, config);
+  for (const auto& [name, text] : special_tokens.items()) {
     const auto found = config.find(name);
     const bool is_object = found != config.end() && found->is_object();  // with flags, which stay
     if (!is_object || found->value("content", Json()) != text) config[name] = text;

@@ -4,6 +4,7 @@
 #include "tests/comm/fleet.h"
 #include "tests/comm/killed_ranks.h"
 #include "tests/support/process.h"
+#include "tests/support/stacks/stacks.h"
 
 namespace tessera::comm {
 namespace {
@@ -26,7 +27,7 @@ TEST(Stacks, OfARankAreThoseOfAllItsThreads) {
     stand_for_ever_on_purpose();
   });
   ASSERT_TRUE(fleet.await_ready());
-  const auto printed = testing::run_process({TESSERA_PRINT_STACKS, std::to_string(fleet.process(0))});
+  const auto printed = testing::run_process({testing::print_stacks_program(), std::to_string(fleet.process(0))});
   EXPECT_EQ(printed.exit_code, 0);
   EXPECT_THAT(printed.err, AllOf(HasSubstr(kStandsHere), HasSubstr("gloo::transport::tcp::Loop::run()"),
                                  HasSubstr("tessera::comm::WatchLoop::run()")));

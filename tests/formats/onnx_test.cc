@@ -18,6 +18,7 @@ namespace {
 
 using testing::error_of;
 using ::testing::HasSubstr;
+using testing::raw;
 using testing::TempFolder;
 using namespace std::string_literals;
 

@@ -42,8 +42,12 @@ json tiny_tokenizer() {
   vocab["ab"] = 26;
   vocab["abc"] = 27;
   json added = json::array();
-  added.push_back({{"id", 28}, {"content", "<end>"}, {"special", true}});
-  added.push_back({{"id", 29}, {"content", "<tool>"}, {"special", false}});
+  const auto add = [&](int id, const char* content, bool special) {
+    added.push_back({{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false},
+                     {"rstrip", false}, {"normalized", false}, {"special", special}});
+  };
+  add(28, "<end>", true);
+  add(29, "<tool>", false);
   return {{"added_tokens", added},
           {"pre_tokenizer",
            {{"type", "Sequence"},

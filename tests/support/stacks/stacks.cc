@@ -30,6 +30,8 @@ void decimal(char* text, unsigned number) {
 
 }  // namespace
 
+const char* print_stacks_program() noexcept { return kProgram; }
+
 void print_stacks(pid_t process, bool kills) noexcept {
   const int before = errno;
   char number[16], name[] = "print_stacks", word[] = "kill";

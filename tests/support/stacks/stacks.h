@@ -15,4 +15,7 @@ namespace tessera::testing {
 // all is printed, or after a minute. Safe in a signal handler.
 void print_stacks(pid_t process, bool kills = false) noexcept;
 
+// The program that prints them: `print_stacks PROCESS [kill]`.
+const char* print_stacks_program() noexcept;
+
 }  // namespace tessera::testing
