@@ -111,8 +111,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
     }
   }
   ::close(fd);
-  const std::shared_ptr<const MappedFile> file(
-      new MappedFile(path, static_cast<const std::byte*>(data), size_bytes));
+  const std::shared_ptr<const MappedFile> file(new MappedFile(path, static_cast<const std::byte*>(data), size_bytes));
   if (data != nullptr) enter_map(file->data_, size_bytes, file->path_.c_str());
   return file;
 }

@@ -37,7 +37,8 @@ void check_model_type(const JsonReader& top, const ModelFamily& family) {
   const auto type = top.string("model_type", family.model_type);
   TESSERA_CHECK(type == family.model_type || (!family.other_model_type.empty() && type == family.other_model_type),
                 ErrorKind::kConfig,
-                "{}: model_type {} is not that of architecture {}, which is {}. Correct one of them.", top.name(), quote(type, 60), family.architecture, family.model_type);
+                "{}: model_type {} is not that of architecture {}, which is {}. Correct one of them.", top.name(),
+                quote(type, 60), family.architecture, family.model_type);
 }
 
 const ModelFamily& parse_family(const JsonReader& top) {

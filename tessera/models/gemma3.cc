@@ -117,9 +117,8 @@ void read_gemma3_rope(const JsonReader& text, ModelConfig& config) {
   }
   Json merged;
   const int64_t context = config.max_position_embeddings;
-  config.rope =
-      detail::read_rope(text, full_rope(text, full, merged),
-                        {.theta = text.number("rope_theta", 1e6, 1, kMost), .max_positions = context});
+  config.rope = detail::read_rope(text, full_rope(text, full, merged),
+                                  {.theta = text.number("rope_theta", 1e6, 1, kMost), .max_positions = context});
   config.local_rope = detail::read_rope(
       text, local, {.theta = text.number("rope_local_base_freq", 1e4, 1, kMost), .max_positions = context});
   check_truncate(text, config);
@@ -149,8 +148,8 @@ void read_gemma3_with_images(const JsonReader& text, const JsonReader& top, Mode
   }
   constexpr int64_t kMostTokens = int64_t{1} << 31;
   // Of both spellings transformers takes the second.
-  for (const auto& [key, alias, missing] : {std::tuple("image_token_index", "image_token_id", 262'144),
-                                            {"boi_token_index", "boi_token_id", 255'999}}) {
+  for (const auto& [key, alias, missing] :
+       {std::tuple("image_token_index", "image_token_id", 262'144), {"boi_token_index", "boi_token_id", 255'999}}) {
     config.image_token_ids.push_back(top.integer(top.has(alias) ? alias : key, missing, 0, kMostTokens));
   }
 }

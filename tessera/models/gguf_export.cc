@@ -15,7 +15,6 @@
 #include "tessera/models/detail/gguf_rope.h"
 #include "tessera/models/detail/gguf_tensors.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
-#include "tessera/models/end_tokens.h"
 #include "tessera/models/family.h"
 #include "tessera/models/gguf_convert.h"
 
@@ -171,7 +170,7 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   writer.set("general.file_type", file_type(type));
   writer.set("general.quantization_version", uint32_t{2});
   set_model_keys(config, family, where, writer);
-  detail::set_tokenizer_keys(dir, config.vocab_size, end_tokens(dir, config), writer);
+  detail::set_tokenizer_keys(dir, config, writer);
   const auto divisors = detail::llama3_divisors(config.rope, config.head_dim);
   if (!divisors.empty()) writer.announce("rope_freqs.weight", GgmlType::kF32, {static_cast<int64_t>(divisors.size())});
   for (const auto& tensor : tensors) writer.announce(tensor.gguf_name, stored_type(tensor, type), tensor.shape);

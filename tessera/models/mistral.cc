@@ -4,7 +4,8 @@
 
 namespace tessera {
 
-// transformers makes a config.json with layer_types a MinistralForCausalLM, which is this model with layers that see all.
+// transformers makes a config.json with layer_types a MinistralForCausalLM, which is this model with layers that see
+// all.
 const ModelFamily& mistral_family() {
   static const ModelFamily family{
       .architecture = "MistralForCausalLM",

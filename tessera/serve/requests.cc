@@ -331,7 +331,8 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
 
 CompletionRequest read_request(std::string_view body, Endpoint endpoint, const Served& served) {
   try {
-    constexpr JsonLimits kJson{.max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 100'000, .exact_numbers = true};
+    constexpr JsonLimits kJson{
+        .max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 100'000, .exact_numbers = true};
     return read_object(parse_json_object(body, kWhere, kJson), endpoint, served);
   } catch (const Error& error) {
     throw ApiError(error.kind() == ErrorKind::kInternal ? 500 : 400, error.what());

@@ -19,12 +19,15 @@ Json message(const char* role, const char* content, bool in_parts) {
   return {{"role", role}, {"content", Json::array({{{"type", "text"}, {"text", content}}})}};
 }
 
+// Templates for tools alone (Hermes 3) refuse a chat without a list of them.
 std::optional<std::string> rendered(const ChatTemplate& chat, const Json& messages) {
-  try {
-    return chat.render(messages, /*add_generation_prompt=*/false).text;
-  } catch (const Error&) {
-    return std::nullopt;
+  for (const Json& extra : {Json::object(), Json{{"tools", Json::array()}}}) {
+    try {
+      return chat.render(messages, /*add_generation_prompt=*/false, extra).text;
+    } catch (const Error&) {  // the next one is tried
+    }
   }
+  return std::nullopt;
 }
 
 bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == text.npos; }

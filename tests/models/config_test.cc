@@ -62,13 +62,16 @@ TEST(ModelConfig, OfTwoFilledSpellingsTheOneOfTransformersCounts) {
       "rope_parameters": {"rope_type": "linear", "factor": 3, "rope_theta": 500})");
   EXPECT_EQ(both.rope.factor, 2);
   EXPECT_EQ(both.rope.theta, 300) << "rope_scaling replaces the whole object";
-  const auto gemma = ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 2},
+  const auto gemma =
+      ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 2},
       "rope_parameters": {"full_attention": {"rope_type": "default", "factor": 3, "rope_theta": 500}}})",
-                                        "t");
+                         "t");
   EXPECT_EQ(gemma.rope.kind, RopeKind::kLinear);
   EXPECT_EQ(gemma.rope.factor, 2);
   EXPECT_EQ(gemma.rope.theta, 500) << "rope_scaling is merged into the object";
-  EXPECT_EQ(parse(R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_local_experts": 16)").experts.count, 16);
+  EXPECT_EQ(
+      parse(R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_local_experts": 16)").experts.count,
+      16);
   EXPECT_EQ(parse(R"("torch_dtype": "float16", "dtype": "bfloat16")").dtype, at::kBFloat16);
 }
 
@@ -82,8 +85,8 @@ TEST(ModelConfig, TheContextFollowsTheRotaryScaling) {
   EXPECT_EQ(context(R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
       "original_max_position_embeddings": 16})"),
             64);
-  const auto gemma = ModelConfig::parse(
-      R"({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8}})", "t");
+  const auto gemma =
+      ModelConfig::parse(R"({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8}})", "t");
   EXPECT_EQ(gemma.context_tokens, 131'072) << "its max_position_embeddings is scaled already";
 }
 
@@ -119,7 +122,8 @@ TEST(ModelConfig, WindowsAreThoseOfTheLayers) {
   const auto on = ModelConfig::parse(R"({"model_type": "qwen3", "use_sliding_window": true})", "t");
   EXPECT_EQ(on.window_of(27), 0);
   EXPECT_EQ(on.window_of(28), 4096);
-  const std::string mistral_types = R"({"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8, "layer_types": )";
+  const std::string mistral_types =
+      R"({"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8, "layer_types": )";
   const auto mixed = ModelConfig::parse(mistral_types + R"(["full_attention", "sliding_attention"]})", "t");
   EXPECT_EQ(mixed.window_of(0), 0) << "as MinistralForCausalLM, which transformers makes of it";
   EXPECT_EQ(mixed.window_of(1), 8);
@@ -233,8 +237,10 @@ TEST(ModelConfig, BadValuesNameKeyFoundAndWanted) {
                "factor is missing");
   expect_error(R"({"model_type": "gemma3", "text_config": 7})", ErrorKind::kConfig, "text_config: found 7");
   expect_error(tiny_config(R"("quantization_config": {"bits": 4})"), ErrorKind::kConfig, "quantization_config");
-  expect_error(tiny_config(R"("per_layer_config": {"0": {"rms_norm_eps": 0.1}})"), ErrorKind::kConfig, "per_layer_config");
-  expect_error(tiny_config(R"("transformers_weights": "other.safetensors")"), ErrorKind::kConfig, "transformers_weights");
+  expect_error(tiny_config(R"("per_layer_config": {"0": {"rms_norm_eps": 0.1}})"), ErrorKind::kConfig,
+               "per_layer_config");
+  expect_error(tiny_config(R"("transformers_weights": "other.safetensors")"), ErrorKind::kConfig,
+               "transformers_weights");
   expect_error(tiny_config(R"("is_causal": false)"), ErrorKind::kConfig, "is_causal");
   expect_error(tiny_config(R"("model_type": "qwen2")"), ErrorKind::kConfig,
                "model_type 'qwen2' is not that of architecture LlamaForCausalLM");

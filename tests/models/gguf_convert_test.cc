@@ -43,8 +43,13 @@ json tiny_tokenizer() {
   vocab["abc"] = 27;
   json added = json::array();
   const auto add = [&](int id, const char* content, bool special) {
-    added.push_back({{"id", id}, {"content", content}, {"single_word", false}, {"lstrip", false},
-                     {"rstrip", false}, {"normalized", false}, {"special", special}});
+    added.push_back({{"id", id},
+                     {"content", content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", false},
+                     {"special", special}});
   };
   add(28, "<end>", true);
   add(29, "<tool>", false);

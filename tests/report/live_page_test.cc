@@ -19,11 +19,11 @@ namespace {
 
 using ::testing::AllOf;
 using testing::ask;
+using testing::free_port;
 using testing::get;
 using ::testing::HasSubstr;
 using testing::loopback;
 using ::testing::StartsWith;
-using testing::free_port;
 
 class LivePageTest : public ::testing::Test {
  protected:

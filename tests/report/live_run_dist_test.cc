@@ -12,9 +12,9 @@ namespace tessera::report {
 namespace {
 
 using ::testing::AllOf;
+using testing::free_port;
 using testing::get;
 using ::testing::HasSubstr;
-using testing::free_port;
 using train::TinyRun;
 
 size_t rows_told(const std::string& answer) {

@@ -12,28 +12,28 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-Recipe recipe_with(const std::string& more) {
+Recipe parsed_recipe(const std::string& more) {
   return parse_recipe("model: {path: m}\ndata: {train: d}\n" + more, "r.yaml");
 }
 
 TEST(RecipeNotes, SettingsWithoutEffectAreToldInOneLine) {
-  EXPECT_THAT(recipe_notes(recipe_with(""), 100, 100), IsEmpty());
+  EXPECT_THAT(recipe_notes(parsed_recipe(""), 100, 100), IsEmpty());
   EXPECT_THAT(
-      recipe_notes(recipe_with("optimizer: {momentum: 0.9, ns_steps: 5}\nschedule: {name: constant, "
-                               "min_lr_ratio: 0.5}\ncheckpoint: {keep_best: 3}"),
+      recipe_notes(parsed_recipe("optimizer: {momentum: 0.9, ns_steps: 5}\nschedule: {name: constant, "
+                                 "min_lr_ratio: 0.5}\ncheckpoint: {keep_best: 3}"),
                    100, 100),
       ElementsAre("[train.recipe] without effect: optimizer.momentum 0.9 (beside optimizer.name adamw), "
                   "schedule.min_lr_ratio 0.5 (beside schedule.name constant), checkpoint.keep_best 3 (beside no "
                   "validation)"));
-  EXPECT_THAT(recipe_notes(recipe_with("optimizer: {name: sgd, betas: [0.8, 0.9], eps: 1.0e-6}"), 100, 100),
+  EXPECT_THAT(recipe_notes(parsed_recipe("optimizer: {name: sgd, betas: [0.8, 0.9], eps: 1.0e-6}"), 100, 100),
               ElementsAre("[train.recipe] without effect: optimizer.betas [0.8, 0.9] (beside optimizer.name sgd), "
                           "optimizer.eps 1.0e-06 (beside optimizer.name sgd)"));
-  EXPECT_THAT(recipe_notes(recipe_with("optimizer: {name: muon, momentum: 0.9}"), 100, 100), IsEmpty());
-  auto recipe = recipe_with("lora: {path: a, rank: 8, alpha: 4}");
+  EXPECT_THAT(recipe_notes(parsed_recipe("optimizer: {name: muon, momentum: 0.9}"), 100, 100), IsEmpty());
+  auto recipe = parsed_recipe("lora: {path: a, rank: 8, alpha: 4}");
   EXPECT_THAT(recipe_notes(recipe, 100, 100),
               ElementsAre("[train.recipe] without effect: model.lora.rank 8 (beside model.lora.path, whose folder has "
                           "its own), model.lora.alpha 4.0 (beside model.lora.path, whose folder has its own)"));
-  recipe = recipe_with("");
+  recipe = parsed_recipe("");
   recipe.model.init = "random";
   recipe.model.weights = recipe.model.name = "m.gguf";  // as a GGUF file is resolved
   EXPECT_THAT(recipe_notes(recipe, 100, 100), IsEmpty());
@@ -44,12 +44,12 @@ TEST(RecipeNotes, SettingsWithoutEffectAreToldInOneLine) {
 
 // train.epochs says how many steps there are when the data are known.
 TEST(RecipeNotes, AWarmUpLongerThanTheRunIsCutAndTold) {
-  const auto recipe = recipe_with("train: {epochs: 1, global_batch_size: 4}\nschedule: {name: linear}");
+  const auto recipe = parsed_recipe("train: {epochs: 1, global_batch_size: 4}\nschedule: {name: linear}");
   EXPECT_THAT(recipe_notes(recipe, 10, 3),
               ElementsAre("[train.schedule] schedule.warmup_steps: 10 in a run of 3 steps: the rate rises over 3."));
   EXPECT_DOUBLE_EQ(build_schedule(recipe, 3).at(2), recipe.optimizer.lr);
   EXPECT_THAT(recipe_notes(recipe, 40, 10), IsEmpty());
-  const auto falls = recipe_with("train: {epochs: 1}\nschedule: {name: wsd, decay_steps: 4}");
+  const auto falls = parsed_recipe("train: {epochs: 1}\nschedule: {name: wsd, decay_steps: 4}");
   EXPECT_THAT(recipe_notes(falls, 100, 12),
               ElementsAre("[train.schedule] schedule.warmup_steps: 10 in a run of 12 steps: the rate rises over 8."));
   EXPECT_DOUBLE_EQ(build_schedule(falls, 12).at(7), falls.optimizer.lr);
@@ -57,14 +57,14 @@ TEST(RecipeNotes, AWarmUpLongerThanTheRunIsCutAndTold) {
 
 TEST(RecipeNotes, AStepOfMoreRowsThanThereAreIsTold) {
   EXPECT_THAT(
-      recipe_notes(recipe_with(""), 3, 100),
+      recipe_notes(parsed_recipe(""), 3, 100),
       ElementsAre("[train.data] data.train: 3 rows for steps of 8 (train.global_batch_size): a step has rows more "
                   "than once."));
-  EXPECT_THAT(recipe_notes(recipe_with("train: {epochs: 20}"), 3, 100), IsEmpty()) << "the last step is short";
+  EXPECT_THAT(recipe_notes(parsed_recipe("train: {epochs: 20}"), 3, 100), IsEmpty()) << "the last step is short";
 }
 
 TEST(TotalRows, OfEpochsAreWholePasses) {
-  const auto recipe = recipe_with("train: {epochs: 3, global_batch_size: 4}");
+  const auto recipe = parsed_recipe("train: {epochs: 3, global_batch_size: 4}");
   EXPECT_EQ(steps_for_rows(recipe, 0), 0);
   EXPECT_EQ(steps_for_rows(recipe, 8), 2);
   EXPECT_EQ(steps_for_rows(recipe, 10), 3);

@@ -1,7 +1,6 @@
 // Runs whose launcher starts their ranks again.
-#include "tests/train/restarts.h"
-
 #include "tests/support/free_port.h"
+#include "tests/train/restarts.h"
 
 namespace tessera::train {
 namespace {
@@ -63,12 +62,13 @@ TEST(Restarts, AFlagThatHasNoEffectIsTold) {
   const TinyRun runs;
   auto command = runs.command("a", 1, {"train.steps=2"});
   command.insert(command.end(), {"--max-restarts", "3"});
-  const auto run = testing::run_process(command, {.environment = {{"RANK", "0"},
-                                                                  {"WORLD_SIZE", "1"},
-                                                                  {"LOCAL_RANK", "0"},
-                                                                  {"LOCAL_WORLD_SIZE", "1"},
-                                                                  {"MASTER_ADDR", "127.0.0.1"},
-                                                                  {"MASTER_PORT", std::to_string(testing::free_port())}}});
+  const auto run =
+      testing::run_process(command, {.environment = {{"RANK", "0"},
+                                                     {"WORLD_SIZE", "1"},
+                                                     {"LOCAL_RANK", "0"},
+                                                     {"LOCAL_WORLD_SIZE", "1"},
+                                                     {"MASTER_ADDR", "127.0.0.1"},
+                                                     {"MASTER_PORT", std::to_string(testing::free_port())}}});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(run.err, HasSubstr("--max-restarts 3: has no effect, as torchrun started this rank"));
   command.insert(command.begin(), {testing::program(), "launch", "--nproc", "2", "--"});

@@ -107,8 +107,8 @@ class SpellingCheck {
   // TESSERA_SPELLINGS names a file for every case without equal values.
   static void note(const char* kind, const std::string& reason, const std::string& text) {
     if (const char* path = std::getenv("TESSERA_SPELLINGS")) {
-      std::ofstream(path, std::ios::app)
-          << nlohmann::json{{"kind", kind}, {"reason", reason}, {"config", text}} << "\n";
+      std::ofstream(path, std::ios::app) << nlohmann::json{{"kind", kind}, {"reason", reason}, {"config", text}}
+                                         << "\n";
     }
   }
 

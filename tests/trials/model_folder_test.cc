@@ -65,7 +65,8 @@ TEST(ModelFolder, AHeadThatDiffersFromTheEmbeddingsItIsTiedToIsRefused) {
   save_pretrained(*model, folder / "m", {});
   rewrite(folder / "m", [](auto& tensors) { tensors["lm_head.weight"] = -tensors["model.embed_tokens.weight"]; });
   const auto load = [&] { from_pretrained(folder / "m"); };
-  const auto names = AllOf(HasSubstr("lm_head.weight"), HasSubstr("model.embed_tokens.weight"), HasSubstr("tie_word_embeddings"));
+  const auto names =
+      AllOf(HasSubstr("lm_head.weight"), HasSubstr("model.embed_tokens.weight"), HasSubstr("tie_word_embeddings"));
   EXPECT_THAT(error_of(load, ErrorKind::kFormat), names);
   const auto checked = make_model(ModelConfig::from_folder(folder / "m"), {.device = at::kMeta});
   EXPECT_THAT(error_of([&] { check_pretrained(*checked, folder / "m"); }, ErrorKind::kFormat), names);
@@ -81,7 +82,8 @@ TEST(ModelFolder, AHeadThatEqualsTheEmbeddingsItIsTiedToLoads) {
   const testing::TempFolder folder;
   const auto model = tiny_model(R"("tie_word_embeddings": true)");
   save_pretrained(*model, folder / "m", {});
-  rewrite(folder / "m", [](auto& tensors) { tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone(); });
+  rewrite(folder / "m",
+          [](auto& tensors) { tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone(); });
   EXPECT_TRUE(at::equal(logits_of(*from_pretrained(folder / "m")), logits_of(*model)));
 }
 
@@ -93,8 +95,8 @@ TEST(ModelFolder, AStrayFileBesideShardsIsReadWithAWarningThatNamesBoth) {
   fs::copy(folder / "n" / "model.safetensors", folder / "m" / "model.safetensors");
   WarningLog warnings;
   EXPECT_TRUE(at::equal(logits_of(*from_pretrained(folder / "m")), logits_of(*single))) << "as in transformers";
-  EXPECT_THAT(warnings.take(), ElementsAre(AllOf(HasSubstr("model.safetensors: is read"),
-                                                 HasSubstr("model.safetensors.index.json"))));
+  EXPECT_THAT(warnings.take(),
+              ElementsAre(AllOf(HasSubstr("model.safetensors: is read"), HasSubstr("model.safetensors.index.json"))));
   from_pretrained(folder / "m");
   EXPECT_THAT(warnings.take(), IsEmpty()) << "told once";
 }

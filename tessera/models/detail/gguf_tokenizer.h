@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +12,7 @@
 namespace tessera {
 class GgufFile;
 class GgufWriter;
+struct ModelConfig;
 }  // namespace tessera
 
 namespace tessera::detail {
@@ -45,11 +45,11 @@ std::vector<uint64_t> gguf_end_tokens(const GgufFile& file, int64_t vocab);
 // contradicts itself or has more tokens than vocab rows, kConfig for a kind that is not converted.
 void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& dir, int64_t vocab, int64_t context);
 
-// The tokenizer.* keys from a Hugging Face folder, filled up to vocab tokens. `ends` are the tokens at which its texts
-// end: the tokenizer's goes into eos_token_id, others into eot_token_id and eom_token_id. A warning names those for
-// which no key is left and that llama.cpp does not know by their text.
-void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, std::span<const int64_t> ends,
-                        GgufWriter& writer);
+// The tokenizer.* keys from a Hugging Face folder, filled up to config.vocab_size tokens. Of the tokens at which its
+// texts end (end_tokens.h) the tokenizer's goes into eos_token_id, others into eot_token_id and eom_token_id. A warning
+// names those for which no key is left and that llama.cpp does not know by their text. An end that is ordinary text to
+// the tokenizer, as the default of a config.json without eos_token_id may be, is left out.
+void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& config, GgufWriter& writer);
 
 // JSON text for a file; Error kFormat when a string is no UTF-8.
 std::string json_text(const nlohmann::ordered_json& json, const std::string& where, int indent);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <unordered_map>
 
 #include "tessera/base/error.h"
@@ -9,7 +10,9 @@
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/formats/gguf_writer.h"
+#include "tessera/models/config.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
+#include "tessera/models/end_tokens.h"
 
 namespace tessera::detail {
 namespace {
@@ -268,8 +271,7 @@ bool has_prepend(const json& tokenizer) {
 
 }  // namespace
 
-void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, std::span<const int64_t> ends,
-                        GgufWriter& writer) {
+void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& model_config, GgufWriter& writer) {
   const auto where = (dir / "tokenizer.json").string();
   const auto tokenizer = read_json_object(dir / "tokenizer.json");
   const auto config = std::filesystem::exists(dir / "tokenizer_config.json")
@@ -279,15 +281,18 @@ void set_tokenizer_keys(const std::filesystem::path& dir, int64_t vocab, std::sp
   TESSERA_CHECK(model && (text_or(*model, "type", "BPE") == "BPE"), ErrorKind::kConfig,
                 "[gguf] {}: only BPE tokenizers can be written", where);
   const bool sentence_piece = flag_or(*model, "byte_fallback", false);
-  auto vocabulary = read_vocabulary(tokenizer, where, vocab, sentence_piece);
-  for (const int64_t end : ends) mark_as_control(vocabulary, end);
+  auto vocabulary = read_vocabulary(tokenizer, where, model_config.vocab_size, sentence_piece);
+  const auto pre_tokenizer =
+      sentence_piece ? std::string("default") : std::string(match_kind(tokenizer, where).gguf_names.front());
   for (const char* key : {"bos_token", "eos_token", "pad_token"}) {
     if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
   }
+  auto ends = end_tokens(dir, model_config);
+  std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
+  for (const int64_t end : ends) mark_as_control(vocabulary, end);
 
   writer.set("tokenizer.ggml.model", std::string(sentence_piece ? "llama" : "gpt2"));
-  writer.set("tokenizer.ggml.pre",
-             sentence_piece ? std::string("default") : std::string(match_kind(tokenizer, where).gguf_names.front()));
+  writer.set("tokenizer.ggml.pre", pre_tokenizer);
   writer.set("tokenizer.ggml.tokens", GgufArray{vocabulary.tokens});
   writer.set("tokenizer.ggml.token_type", GgufArray{vocabulary.types});
   if (sentence_piece) {

@@ -169,9 +169,9 @@ void Dict::set(const Value& key, Value value, Budget& budget) {
 }
 
 const char* type_name(const Value& value) {
-  static constexpr const char* kNames[] = {"Undefined", "NoneType",    "bool",  "int", "int",        "float",     "str",
-                                           "list",      "tuple",       "range", "dict_items", "generator", "dict",
-                                           "Namespace", "LoopContext", "Macro", "function"};
+  static constexpr const char* kNames[] = {"Undefined", "NoneType",  "bool",        "int",   "int",        "float",
+                                           "str",       "list",      "tuple",       "range", "dict_items", "generator",
+                                           "dict",      "Namespace", "LoopContext", "Macro", "function"};
   return kNames[static_cast<size_t>(value.kind())];
 }
 

@@ -3,9 +3,10 @@
 //   Value greeting = Value::text("hello");
 //   if (truthy(greeting)) out += to_text(greeting, budget);
 //
-// Integers beyond 64 bits are printed and compared; arithmetic with them is a failure. Values are immutable and shared, but for namespaces and the position of generators and loops; the sandbox that is
-// matched here forbids changing lists and dicts. A value belongs to one render and one thread. Containers carry the
-// depth of what they hold, so that nothing that recurses over a value can run out of stack.
+// Integers beyond 64 bits are printed and compared; arithmetic with them is a failure. Values are immutable and shared,
+// but for namespaces and the position of generators and loops; the sandbox that is matched here forbids changing lists
+// and dicts. A value belongs to one render and one thread. Containers carry the depth of what they hold, so that
+// nothing that recurses over a value can run out of stack.
 #pragma once
 
 #include <fmt/format.h>
@@ -97,10 +98,10 @@ class Value {
   bool is_markup() const { return markup_; }
 
   int64_t as_int() const { return integer_; }  // of kInt and kBool
-  double as_double() const;            // of a number
-  const std::string& as_text() const;  // of kString and kBigInt
-  bool is_ascii() const;               // of kString
-  const std::string& hint() const;     // of kUndefined
+  double as_double() const;                    // of a number
+  const std::string& as_text() const;          // of kString and kBigInt
+  bool is_ascii() const;                       // of kString
+  const std::string& hint() const;             // of kUndefined
   const std::vector<Value>& items() const;
   template <class Object>
   Object& get() const {
