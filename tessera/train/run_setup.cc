@@ -302,10 +302,11 @@ int64_t longest_warmup(const ScheduleSection& schedule, int64_t steps) {
 }
 
 optim::Schedule build_schedule(const Recipe& recipe, int64_t steps) {
+  const int64_t warmup = recipe.schedule.warmup_steps;
   return optim::Schedule(
       {.name = recipe.schedule.name,
        .lr = recipe.optimizer.lr,
-       .warmup_steps = std::min(recipe.schedule.warmup_steps, longest_warmup(recipe.schedule, steps)),
+       .warmup_steps = recipe.train.steps ? warmup : std::min(warmup, longest_warmup(recipe.schedule, steps)),
        .total_steps = steps,
        .min_lr_ratio = recipe.schedule.min_lr_ratio,
        .decay_steps = recipe.schedule.decay_steps,

@@ -131,7 +131,7 @@ TEST(EndTokensOracle, AModelThatWasTaughtAChatStopsByItselfInEveryProgram) {
                                            "], sequence_length: 64, packing: false, cache: \"off\"}\n"
                                            "optimizer: {lr: 0.02, weight_decay: 0.0}\n"
                                            "schedule: {name: constant, warmup_steps: 0}\n"
-                                           "train: {steps: 25, global_batch_size: 1, local_batch_size: 1}\n"
+                                           "train: {steps: 60, global_batch_size: 1, local_batch_size: 1}\n"
                                            "checkpoint: {every: 0, dir: " +
                                            (folder / "run").string() + "}\n");
   const auto trained =

@@ -39,9 +39,9 @@ class DrawnFiles {
       if (one_in(8)) token["lstrip"] = true;
       if (one_in(8)) token["rstrip"] = true;
     }
-    if (one_in(3)) {  // the last ones in the vocabulary instead
-      files.tokenizer["model"]["vocab"]["<tool>"] = 259;
-      files.tokenizer["model"]["vocab"]["<|im_end|>"] = 260;
+    if (one_in(3)) {  // all in the vocabulary, too, as Gemma has them, and the last ones there alone
+      for (const auto& token : added)
+        files.tokenizer["model"]["vocab"][token["content"].get<std::string>()] = token["id"];
       added.erase(4);
       if (one_in(2)) added.erase(3);
     }

@@ -47,8 +47,8 @@ void write_tokenizer_files(const GgufFile& file, const std::filesystem::path& di
 
 // The tokenizer.* keys from a Hugging Face folder, filled up to config.vocab_size tokens. Of the tokens at which its
 // texts end (end_tokens.h) the tokenizer's goes into eos_token_id, others into eot_token_id and eom_token_id. A warning
-// names those for which no key is left and that llama.cpp does not know by their text. An end that is ordinary text to
-// the tokenizer, as the default of a config.json without eos_token_id may be, is left out.
+// names those for which no key is left and that llama.cpp does not know by their text. Of a folder that lists
+// no eos_token_id, an end that is ordinary text to the tokenizer is left out.
 void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& config, GgufWriter& writer);
 
 // JSON text for a file; Error kFormat when a string is no UTF-8.

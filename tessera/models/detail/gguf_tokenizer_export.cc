@@ -246,6 +246,17 @@ void set_end_keys(const HfVocabulary& vocabulary, std::optional<int64_t> eos, st
               fmt::join(lost, ", "));
 }
 
+// Without such a key the ends are the default of the model's class, which may be any token of this vocabulary.
+bool lists_ends(const std::filesystem::path& dir) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (!std::filesystem::exists(dir / name)) continue;
+    const auto settings = read_json_object(dir / name);
+    const auto* listed = find(settings, "eos_token_id");
+    if (listed && !listed->is_null()) return true;
+  }
+  return false;
+}
+
 // Better scores merge first; a piece that no merge makes is never asked for its score.
 std::vector<float> scores_of(const HfVocabulary& vocabulary) {
   std::vector<float> scores(vocabulary.tokens.size(), -1e9F);
@@ -288,7 +299,9 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
     if (const auto id = id_of_special(vocabulary, config, key)) mark_as_control(vocabulary, *id);
   }
   auto ends = end_tokens(dir, model_config);
-  std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
+  if (!lists_ends(dir)) {
+    std::erase_if(ends, [&](int64_t end) { return vocabulary.types.at(static_cast<size_t>(end)) == kNormal; });
+  }
   for (const int64_t end : ends) mark_as_control(vocabulary, end);
 
   writer.set("tokenizer.ggml.model", std::string(sentence_piece ? "llama" : "gpt2"));

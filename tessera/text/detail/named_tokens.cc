@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "tessera/base/number.h"
 
@@ -33,6 +34,9 @@ class NamedTokens {
         known_.insert_or_assign(token.content, token);
         tokens_.push_back(std::move(token));
       }
+      if (file.has("added_tokens")) {
+        for (const auto& node : file.at("added_tokens").items()) of_file_.insert(node.string("content"));
+      }
     } else if (file.has("added_tokens")) {
       for (const auto& node : file.at("added_tokens").items()) {
         auto token = token_of_object(node);
@@ -47,14 +51,25 @@ class NamedTokens {
     AddedToken token;
     if (is_object) token = token_of_object(node);
     if (!is_object) token.content = node.as_string();
-    if (const auto found = known_.find(token.content); found != known_.end()) token = found->second;
+    const auto found = known_.find(token.content);
+    // Beside an added_tokens_decoder, a token of tokenizer.json that it does not list keeps its flags.
+    if (found == known_.end() && of_file_.contains(token.content)) return;
+    if (found != known_.end()) token = found->second;
     token.special = true;
     tokens_.push_back(std::move(token));
+  }
+  // A token of the list of further special ones: one that a file has added already keeps its flags.
+  void add_listed(const JsonReader& node) {
+    const bool is_object = node.is_object();
+    if (!is_object && !node.value().is_string()) return;
+    const std::string content = is_object ? node.string("content") : node.as_string();
+    if (!known_.contains(content)) add(node);
   }
   std::vector<AddedToken> take() { return std::move(tokens_); }
 
  private:
   std::unordered_map<std::string, AddedToken> known_;  // by their text
+  std::unordered_set<std::string> of_file_;            // texts of tokenizer.json's; empty without added_tokens_decoder
   std::vector<AddedToken> tokens_;
 };
 
@@ -70,9 +85,9 @@ std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader&
   if (config.has(list)) {
     const auto tokens = config.at(list);
     if (tokens.is_array()) {
-      for (const auto& node : tokens.items()) named.add(node);
+      for (const auto& node : tokens.items()) named.add_listed(node);
     } else if (tokens.is_object()) {
-      for (const auto& [name, node] : tokens.members()) named.add(node);
+      for (const auto& [name, node] : tokens.members()) named.add_listed(node);
     }
   }
   return named.take();
