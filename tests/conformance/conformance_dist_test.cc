@@ -14,7 +14,7 @@ namespace {
 
 TEST(Conformance, EveryListedOperationHasSamplesAndAGroup) {
   EXPECT_THAT(op_groups(), ::testing::UnorderedElementsAreArray(kOpGroups));
-  EXPECT_EQ(listed_ops().size(), 1128U);
+  EXPECT_EQ(listed_ops().size(), 1130U);
   for (const auto& op : listed_ops()) {
     EXPECT_FALSE(sample_table().samples(op.name, 9, 6).empty())
         << op.name << " has no sample: see tests/conformance/samples.h";

@@ -42,6 +42,12 @@ void add_embeddings(SampleTable& table) {
 }
 
 void add_gathers(SampleTable& table) {
+  table.add("aten::one_hot", [](SampleMaker& make) {
+    make.add({{"self", make.integers(0, 4, {make.n, make.m})}, {"num_classes", 5}});
+    if (make.n > 0) {
+      make.add({{"self", make.integers(0, 4, {make.n})}});
+    }
+  });
   table.add("aten::gather", [](SampleMaker& make) {
     make.add(
         {{"self", make.normal({make.n, make.m})}, {"dim", 1}, {"index", make.integers(0, make.m, {make.n, make.k})}});

@@ -88,6 +88,11 @@ void add_sorts(SampleTable& table) {
   table.add("aten::histc", [](SampleMaker& make) {
     make.add({{"self", make.normal({make.n, make.m})}, {"bins", 5}, {"min", -2}, {"max", 2}});
   });
+  table.add("aten::bincount", [](SampleMaker& make) {
+    make.add({{"self", make.integers(0, 5, {make.n})}}).gradient = false;
+    make.add({{"self", make.integers(0, 5, {make.n})}, {"weights", make.normal({make.n})}, {"minlength", 7}}).gradient =
+        false;
+  });
   table.add("aten::equal", [](SampleMaker& make) {
     const at::Tensor x = make.integers(-9, 9, {make.n, make.m}).to(at::kDouble);  // whose shares add up exactly
     make.add({{"self", x}, {"other", x.clone()}});
