@@ -48,23 +48,28 @@ TEST(GroupMaking, EveryRankNamesTheOneThatDiesInTheHandshake) {
   }
 }
 
-// Before there is a watch only the time says that a rank is missing; all say which.
+// Before there is a watch only the time says that a rank is missing; all say which, whether the store outlives rank 0
+// (files) or ends with it.
 TEST(GroupMaking, ARankThatDiesBetweenTheMeetingAndTheWatchIsNamedByAll) {
-  const testing::TempFolder folder;
-  Fleet fleet(
-      3, {.timeout = std::chrono::seconds(4)}, [](const std::shared_ptr<World>& world) { world->group(); }, 0,
-      [&](int rank) {
-        over_files(folder)(rank);
-        if (rank != 2) return;
-        // Meets, and goes no further.
-        auto meeting = find_meeting({}, process_environment());
-        meet(meeting, std::chrono::seconds(30));
-        ::raise(SIGKILL);
-      });
-  for (int rank = 0; rank < 2; ++rank) {
-    const auto& end = fleet.end_of(rank);
-    EXPECT_EQ(end.code, 4) << end.text;
-    EXPECT_THAT(end.text, HasSubstr("rank 2 of 3 did not connect in time")) << "rank " << rank;
+  for (const bool files : {true, false}) {
+    SCOPED_TRACE(files ? "store in files" : "store in rank 0");
+    const testing::TempFolder folder;
+    Fleet fleet(
+        4, {.timeout = std::chrono::seconds(4)}, [](const std::shared_ptr<World>& world) { world->group(); },
+        free_port(),
+        [&](int rank) {
+          if (files) over_files(folder)(rank);
+          if (rank != 2) return;
+          // Meets, and goes no further.
+          auto meeting = find_meeting({}, process_environment());
+          meet(meeting, std::chrono::seconds(30));
+          ::raise(SIGKILL);
+        });
+    for (const int rank : {0, 1, 3}) {
+      const auto& end = fleet.end_of(rank);
+      EXPECT_EQ(end.code, 4) << end.text;
+      EXPECT_THAT(end.text, HasSubstr("rank 2 of 4 did not connect in time")) << "rank " << rank;
+    }
   }
 }
 

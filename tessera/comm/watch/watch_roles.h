@@ -33,6 +33,8 @@ class WatchHub final : public WatchLoop {
   void welcome_all() { tell_all({FrameKind::kHello, 0}); }
   // Tells them that there will be no watch.
   void dismiss_all() { tell_all({FrameKind::kBye, 0}); }
+  // Tells them why the watch cannot begin, an error for all.
+  void refuse_all(const std::string& why);
 
  private:
   struct Inquiry {

@@ -28,11 +28,10 @@ constexpr const char* kDecision = "decision";
 constexpr int64_t kAllThere = 1 << 20;
 constexpr const char* kUnreachable = "unreachable";  // the words of that rank
 
-constexpr const char* kAbsent = "absent";  // rank 0's word on who did not come
-
 constexpr milliseconds kAttempt{3000};  // to reach rank 0 at one address, and to be answered
 constexpr milliseconds kReach{20000};   // at any of them, and no more than half of the timeout
 constexpr milliseconds kLook{250};      // between looks at what others have decided
+constexpr milliseconds kMoment{2000};   // that a rank's time may end before rank 0's does
 
 std::string get_text(c10d::Store& store, const char* key) {
   try {
@@ -40,17 +39,6 @@ std::string get_text(c10d::Store& store, const char* key) {
     return {bytes.begin(), bytes.end()};
   } catch (const c10::Error& error) {
     raise(ErrorKind::kComm, "[comm.watchdog] rank 0 gave no address: {}. Did it end?", first_line(error));
-  }
-}
-
-// Whether it is said within the time that a rank has which gave up a moment earlier or later.
-bool is_said_soon(c10d::Store& store, const char* key) {
-  constexpr milliseconds kMoment{2000};
-  try {
-    store.wait({key}, kMoment);
-    return true;
-  } catch (const std::exception&) {
-    return false;
   }
 }
 
@@ -97,7 +85,7 @@ bool await_ranks(c10d::Store& store, Reception& reception, const Invitation& inv
       if (store.check({kDecision})) return false;
       if (Clock::now() < deadline) continue;
       const std::string who = absent(missing, options.size);
-      store.set(kAbsent, who);  // for the others, who wait for a word of rank 0
+      hub.refuse_all(who);
       raise(ErrorKind::kComm, "[comm.watchdog] {}", who);
     }
     const Frame& hello = frames.front();
@@ -188,13 +176,11 @@ std::unique_ptr<WatchLoop> start_spoke(c10d::Store& store, const WatchdogOptions
   PeerSocket hub = reach_hub(store, Invitation::parse(said), options, frames);
   if (!hub.open()) return nullptr;
   // Only when all ranks are there will the hub be heard of every second.
-  if (frames.empty()) frames = hub.await(deadline);
-  if (frames.empty()) {
-    std::string who = "rank 0 gave no sign in time";
-    if (is_said_soon(store, kAbsent)) who = get_text(store, kAbsent);
-    raise(ErrorKind::kComm, "[comm.watchdog] {}", who);
-  }
-  if (frames.front().kind == FrameKind::kBye) return nullptr;
+  if (frames.empty()) frames = hub.await(deadline + kMoment);
+  TESSERA_CHECK(!frames.empty(), ErrorKind::kComm, "[comm.watchdog] rank 0 gave no sign in time");
+  const Frame& first = frames.front();
+  if (first.kind == FrameKind::kVerdict) raise(ErrorKind::kComm, "[comm.watchdog] {}", parse_verdict(first.text).text);
+  if (first.kind == FrameKind::kBye) return nullptr;
   spoke->admit(0, std::move(hub), std::move(frames));
   return spoke;
 }
