@@ -18,9 +18,9 @@
 
 namespace tessera {
 
-// How a weight lies in memory. bfloat16 and float16 take two bytes an element and are widened as they are read. int8: each row in 255 steps of its own largest value. int4: 32 elements of a row in 16
-// steps between the least and the largest of them, which are GGUF's blocks Q4_1 (5 bits an element); what such a file
-// held keeps its values.
+// How a weight lies in memory. bfloat16 and float16 take two bytes an element and are widened as they are read. int8:
+// each row in 255 steps of its own largest value. int4: 32 elements of a row in 16 steps between the least and the
+// largest of them, which are GGUF's blocks Q4_1 (5 bits an element); what such a file held keeps its values.
 enum class RowDtype { kFloat32, kBFloat16, kFloat16, kInt8, kInt4 };
 
 class RowWeight {

@@ -38,7 +38,7 @@ struct ModelInputs {
   // Of a paged step, int64 [B, T]: the length of each token's sequence in the call that computes it, for rotary
   // embeddings of the dynamic kind; undefined: that of this call
   at::Tensor rotary_lengths{};
-  at::Tensor hidden{};   // [B, T, hidden_size]: what the stage before gave, of a stage that is not the first
+  at::Tensor hidden{};  // [B, T, hidden_size]: what the stage before gave, of a stage that is not the first
   std::optional<StageRange> stage{};  // what to run; a stage that is not the last gives [B, T, hidden_size]. None: all
   nn::KvCache* cache = nullptr;       // not owned
   nn::PagedStep* paged = nullptr;     // tokens [1, N] of several sequences, logits of the rows that it wants; positions

@@ -35,9 +35,9 @@ enum class BiasKeys : uint8_t {
 
 // Which layers see a sliding window.
 struct WindowKeys {
-  bool known = false;      // sliding_window is a key of this family; null: no layer slides
-  bool switched = false;   // only where use_sliding_window is true
-  int64_t missing = 4096;  // sliding_window where it is left out
+  bool known = false;        // sliding_window is a key of this family; null: no layer slides
+  bool switched = false;     // only where use_sliding_window is true
+  int64_t missing = 4096;    // sliding_window where it is left out
   bool layer_types = false;  // layer_types says which layers slide
   bool required = false;     // null of sliding_window is an error where layers slide
   // Where layer_types is left out. Null: all layers.

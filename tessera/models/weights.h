@@ -30,8 +30,8 @@ enum class FolderAdapter : uint8_t { kRefuse, kIgnore };
 // is found and reported in one kFormat or kShape error before anything is changed; tensors that the model has no place
 // for are named in one warning, as in transformers. Names are those of the family's weight map; tensors that are
 // foreign to the model (a vision tower) are left alone, as is what lies in other stages of a pipeline. Error kConfig
-// for an adapter in the folder, unless it is to be ignored; kFormat for values that are not finite, in the file or in the
-// parameter's dtype, with the name of the first tensor that has one. No communication.
+// for an adapter in the folder, unless it is to be ignored; kFormat for values that are not finite, in the file or in
+// the parameter's dtype, with the name of the first tensor that has one. No communication.
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU),
                      FolderAdapter adapter = FolderAdapter::kRefuse);

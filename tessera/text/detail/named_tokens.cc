@@ -2,9 +2,11 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "tessera/base/number.h"
 
@@ -22,10 +24,20 @@ AddedToken token_of_object(const JsonReader& node) {
   return token;
 }
 
+// A string, or an object with its flags. Any other value names no token.
+std::optional<AddedToken> token_of(const JsonReader& node) {
+  if (node.is_object()) return token_of_object(node);
+  if (!node.value().is_string()) return std::nullopt;
+  AddedToken token;
+  token.content = node.as_string();
+  return token;
+}
+
 class NamedTokens {
  public:
   NamedTokens(const JsonReader& config, const JsonReader& file) {
-    if (config.has("added_tokens_decoder")) {
+    const bool has_decoder = config.has("added_tokens_decoder");
+    if (has_decoder) {
       std::map<int64_t, AddedToken> by_id;
       for (const auto& [id, node] : config.at("added_tokens_decoder").members()) {
         by_id[parse_number<int64_t>(id).value_or(-1)] = token_of_object(node);
@@ -34,23 +46,18 @@ class NamedTokens {
         known_.insert_or_assign(token.content, token);
         tokens_.push_back(std::move(token));
       }
-      if (file.has("added_tokens")) {
-        for (const auto& node : file.at("added_tokens").items()) of_file_.insert(node.string("content"));
-      }
-    } else if (file.has("added_tokens")) {
-      for (const auto& node : file.at("added_tokens").items()) {
-        auto token = token_of_object(node);
+    }
+    if (!file.has("added_tokens")) return;
+    for (const auto& node : file.at("added_tokens").items()) {
+      auto token = token_of_object(node);
+      if (has_decoder) {
+        of_file_.insert(std::move(token.content));
+      } else {
         known_.insert_or_assign(token.content, std::move(token));
       }
     }
   }
-  // A string, or an object with its flags. Any other value names no token.
-  void add(const JsonReader& node) {
-    const bool is_object = node.is_object();
-    if (!is_object && !node.value().is_string()) return;
-    AddedToken token;
-    if (is_object) token = token_of_object(node);
-    if (!is_object) token.content = node.as_string();
+  void add(AddedToken token) {
     const auto found = known_.find(token.content);
     // Beside an added_tokens_decoder, a token of tokenizer.json that it does not list keeps its flags.
     if (found == known_.end() && of_file_.contains(token.content)) return;
@@ -59,11 +66,8 @@ class NamedTokens {
     tokens_.push_back(std::move(token));
   }
   // A token of the list of further special ones: one that a file has added already keeps its flags.
-  void add_listed(const JsonReader& node) {
-    const bool is_object = node.is_object();
-    if (!is_object && !node.value().is_string()) return;
-    const std::string content = is_object ? node.string("content") : node.as_string();
-    if (!known_.contains(content)) add(node);
+  void add_listed(AddedToken token) {
+    if (!known_.contains(token.content)) add(std::move(token));
   }
   std::vector<AddedToken> take() { return std::move(tokens_); }
 
@@ -78,16 +82,20 @@ class NamedTokens {
 std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader& file) {
   NamedTokens named(config, file);
   for (const auto& [key, node] : config.members()) {
-    if (key.ends_with("_token")) named.add(node);
+    if (!key.ends_with("_token")) continue;
+    if (auto token = token_of(node)) named.add(std::move(*token));
   }
   const bool has_extra = config.has("extra_special_tokens") && !config.at("extra_special_tokens").value().empty();
   const char* list = has_extra ? "extra_special_tokens" : "additional_special_tokens";
   if (config.has(list)) {
     const auto tokens = config.at(list);
+    const auto add = [&](const JsonReader& node) {
+      if (auto token = token_of(node)) named.add_listed(std::move(*token));
+    };
     if (tokens.is_array()) {
-      for (const auto& node : tokens.items()) named.add_listed(node);
+      for (const auto& node : tokens.items()) add(node);
     } else if (tokens.is_object()) {
-      for (const auto& [name, node] : tokens.members()) named.add_listed(node);
+      for (const auto& [name, node] : tokens.members()) add(node);
     }
   }
   return named.take();

@@ -18,7 +18,7 @@ Value as_text_value(Evaluator& evaluator, const Value& input) {
 }
 
 template <std::string (*Map)(std::string_view)>
-Value map_text(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
+Value map_filter_text(Evaluator& evaluator, const Value& input, const Arguments& arguments) {
   bind("the filter", arguments, {}, 0);
   const Value text = as_text_value(evaluator, input);
   return evaluator.make_text(Map(text.as_text()), text.is_markup());
@@ -256,7 +256,7 @@ const std::unordered_map<std::string_view, Filter>& filters() {
   static const std::unordered_map<std::string_view, Filter> kTable = [] {
     std::unordered_map<std::string_view, Filter> table = {
         {"abs", absolute},
-        {"capitalize", map_text<capitalize>},
+        {"capitalize", map_filter_text<capitalize>},
         {"center", center},
         {"d", default_value},
         {"default", default_value},
@@ -266,15 +266,15 @@ const std::unordered_map<std::string_view, Filter>& filters() {
         {"format", format},
         {"indent", indent},
         {"int", to_integer},
-        {"lower", map_text<lower>},
+        {"lower", map_filter_text<lower>},
         {"replace", replace},
         {"round", round_number},
         {"safe", safe},
         {"string", to_string},
-        {"title", map_text<title_words>},
+        {"title", map_filter_text<title_words>},
         {"tojson", json},
         {"trim", trim},
-        {"upper", map_text<upper>},
+        {"upper", map_filter_text<upper>},
         {"wordcount", word_count},
     };
     for (const auto& [name, filter] : sequence_filters()) table.emplace(name, filter);
