@@ -1,15 +1,17 @@
-// run_python(): the interpreter that scripts are forks of.
+// run_python(): the interpreter that scripts are forks of, of this program alone or of all tests.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 
+#include "tests/support/hosts/host_client.h"
 #include "tests/support/process.h"
 #include "tests/support/temp_folder.h"
 
@@ -28,31 +30,13 @@ std::string text_of(const std::filesystem::path& file) {
   return text.str();
 }
 
-// Ends with the program, or when that has ended.
+std::string host_script() { return (source_folder() / "tests/support/python_host.py").string(); }
+
+// An interpreter to ask, over two streams.
 class PythonHost {
  public:
-  PythonHost() {
-    int in[2], out[2];
-    if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC)) throw std::runtime_error("pipe2 failed");
-    const std::string python = interpreter(), script = (source_folder() / "tests/support/python_host.py").string();
-    child_ = ::fork();
-    if (child_ < 0) throw std::runtime_error("fork failed");
-    if (child_ == 0) {
-      ::dup2(in[0], 0);
-      ::dup2(out[1], 1);
-      ::execl(python.c_str(), python.c_str(), script.c_str(), nullptr);
-      ::_exit(127);
-    }
-    ::close(in[0]);
-    ::close(out[1]);
-    requests_ = ::fdopen(in[1], "w");
-    answers_ = ::fdopen(out[0], "r");
-  }
-  ~PythonHost() {
-    std::fclose(requests_);
-    std::fclose(answers_);
-    ::waitpid(child_, nullptr, 0);
-  }
+  virtual ~PythonHost() = default;
+  PythonHost() = default;
   PythonHost(const PythonHost&) = delete;
   PythonHost& operator=(const PythonHost&) = delete;
 
@@ -66,29 +50,97 @@ class PythonHost {
     const nlohmann::json request = {{"script", script},     {"arguments", arguments},
                                     {"input", in.string()}, {"out", out.string()},
                                     {"err", err.string()},  {"seconds", options.timeout_seconds}};
-    std::fprintf(requests_, "%s\n", request.dump().c_str());
-    std::fflush(requests_);
-    int code = -1;
-    if (std::fscanf(answers_, "%d", &code) != 1) throw std::runtime_error("python_host.py has ended: " + script);
+    const int code = ask(request.dump() + "\n", script);
     return {code, text_of(out), text_of(err)};
   }
 
  private:
+  virtual int ask(const std::string& request, const std::string& script) = 0;
   std::mutex mutex_;
+};
+
+int code_of(std::FILE* answers, const std::string& script) {
+  int code = -1;
+  if (std::fscanf(answers, "%d", &code) != 1) throw std::runtime_error("python_host.py has ended: " + script);
+  return code;
+}
+
+// Ends with the program, or when that has ended.
+class OwnPythonHost final : public PythonHost {
+ public:
+  OwnPythonHost() {
+    int in[2], out[2];
+    if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC)) throw std::runtime_error("pipe2 failed");
+    const std::string python = interpreter(), script = host_script();
+    child_ = ::fork();
+    if (child_ < 0) throw std::runtime_error("fork failed");
+    if (child_ == 0) {
+      ::dup2(in[0], 0);
+      ::dup2(out[1], 1);
+      ::execl(python.c_str(), python.c_str(), script.c_str(), nullptr);
+      ::_exit(127);
+    }
+    ::close(in[0]);
+    ::close(out[1]);
+    requests_ = ::fdopen(in[1], "w");
+    answers_ = ::fdopen(out[0], "r");
+  }
+  ~OwnPythonHost() override {
+    std::fclose(requests_);
+    std::fclose(answers_);
+    ::waitpid(child_, nullptr, 0);
+  }
+
+ private:
+  int ask(const std::string& request, const std::string& script) override {
+    std::fputs(request.c_str(), requests_);
+    std::fflush(requests_);
+    return code_of(answers_, script);
+  }
+
   pid_t child_ = -1;
   std::FILE* requests_ = nullptr;
   std::FILE* answers_ = nullptr;
 };
+
+// The one of all tests (hosts/host_client.h).
+class SharedPythonHost final : public PythonHost {
+ public:
+  explicit SharedPythonHost(const std::string& folder) : name_(folder + "/python") {}
+
+ private:
+  int ask(const std::string& request, const std::string& script) override {
+    const int socket = reach_host(name_, [&] {
+      const std::string python = interpreter(), host = host_script(), path = name_ + ".socket";
+      ::execl(python.c_str(), python.c_str(), host.c_str(), path.c_str(), nullptr);
+    });
+    if (socket < 0) throw std::runtime_error("no python_host.py at " + name_ + ".socket");
+    std::FILE* stream = ::fdopen(socket, "r+");
+    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> closes(stream, std::fclose);
+    std::fputs(request.c_str(), stream);
+    std::fflush(stream);
+    return code_of(stream, script);
+  }
+
+  const std::string name_;
+};
+
+PythonHost& host() {
+  static const std::unique_ptr<PythonHost> one = []() -> std::unique_ptr<PythonHost> {
+    const char* folder = std::getenv("TESSERA_TEST_HOSTS");
+    // Of ranks, which have a number of threads of their own, each keeps one.
+    if (!folder || !*folder || std::getenv("OMP_NUM_THREADS")) return std::make_unique<OwnPythonHost>();
+    return std::make_unique<SharedPythonHost>(folder);
+  }();
+  return *one;
+}
 
 }  // namespace
 
 ProcessResult run_python(const std::string& script, const std::vector<std::string>& arguments,
                          const ProcessOptions& options) {
   const std::string path = (source_folder() / script).string();
-  if (options.environment.empty()) {
-    static PythonHost host;
-    return host.run(path, arguments, options);
-  }
+  if (options.environment.empty()) return host().run(path, arguments, options);
   std::vector<std::string> all = {interpreter(), path};
   all.insert(all.end(), arguments.begin(), arguments.end());
   return run_process(all, options);

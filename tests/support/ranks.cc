@@ -86,19 +86,22 @@ void run_as_process_rank(const RankCase& which, const RankBody& body, int rank, 
 void start_process_ranks(const RankCase& which) {
   const TempFolder folder;
   const std::string program = fs::read_symlink("/proc/self/exe").string();
+  std::vector<std::string> words = {program, "--gtest_filter=" + current_test(), "--gtest_brief=1"};
+  if (std::getenv("TESSERA_TEST_HOSTS")) {  // hosts/test_host.h
+    words.insert(words.begin(), (fs::path(program).parent_path() / "run_test").string());
+  }
   std::vector<ProcessResult> results(which.size);
   std::vector<std::thread> waiting;
   for (int rank = 0; rank < which.size; ++rank) {
     waiting.emplace_back([&, rank] {
-      results[rank] = run_process({program, "--gtest_filter=" + current_test(), "--gtest_brief=1"},
-                                  {.input = "",
-                                   .environment = {{"TESSERA_TEST_RANK", std::to_string(rank)},
-                                                   {"TESSERA_TEST_FOLDER", folder.path().string()},
-                                                   {"OMP_NUM_THREADS", "1"},
-                                                   {"GTEST_TOTAL_SHARDS", "1"},
-                                                   {"GTEST_SHARD_INDEX", "0"},
-                                                   {"GTEST_OUTPUT", ""}},
-                                   .timeout_seconds = which.limit_seconds + 30});
+      results[rank] = run_process(words, {.input = "",
+                                          .environment = {{"TESSERA_TEST_RANK", std::to_string(rank)},
+                                                          {"TESSERA_TEST_FOLDER", folder.path().string()},
+                                                          {"OMP_NUM_THREADS", "1"},
+                                                          {"GTEST_TOTAL_SHARDS", "1"},
+                                                          {"GTEST_SHARD_INDEX", "0"},
+                                                          {"GTEST_OUTPUT", ""}},
+                                          .timeout_seconds = which.limit_seconds + 30});
     });
   }
   for (auto& thread : waiting) thread.join();

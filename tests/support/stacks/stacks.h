@@ -15,6 +15,9 @@ namespace tessera::testing {
 // all is printed, or after a minute. Safe in a signal handler.
 void print_stacks(pid_t process, bool kills = false) noexcept;
 
+// Begins the limit that the environment names, as every test program does when it starts.
+void begin_test_limit();
+
 // The program that prints them: `print_stacks PROCESS [kill]`.
 const char* print_stacks_program() noexcept;
 

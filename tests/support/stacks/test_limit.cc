@@ -27,8 +27,10 @@ void preload_in_children() {
   ::setenv("LD_PRELOAD", (all.empty() ? TESSERA_STACK_WRITER : all + ":" + TESSERA_STACK_WRITER).c_str(), 1);
 }
 
+}  // namespace
+
 // A fork has no alarm of its own, and a program that is started none without the variable.
-__attribute__((constructor)) void begin_limit() {
+void begin_test_limit() {
   if (!kSanitized) preload_in_children();  // sanitizers want to be first
   const char* text = std::getenv("TESSERA_TEST_SECONDS");
   if (!text) return;
@@ -41,6 +43,10 @@ __attribute__((constructor)) void begin_limit() {
   ::sigaction(SIGALRM, &ending, nullptr);
   ::alarm(static_cast<unsigned>(seconds - kToPrint));
 }
+
+namespace {
+
+__attribute__((constructor)) void begin_limit() { begin_test_limit(); }
 
 }  // namespace
 }  // namespace tessera::testing

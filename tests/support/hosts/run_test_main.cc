@@ -1,0 +1,74 @@
+// What ctest starts for a test: asks the host of its program, or becomes the program (test_host.h).
+//
+//   run_test PROGRAM ARGUMENTS
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "tests/support/hosts/host_client.h"
+#include "tests/support/hosts/test_host.h"
+#include "tests/support/hosts/test_request.h"
+
+namespace tessera::testing {
+namespace {
+
+[[noreturn]] void become(char** words) {
+  ::execv(words[0], words);
+  std::perror(words[0]);
+  std::_Exit(127);
+}
+
+// As the test ended.
+[[noreturn]] void end_as(int status) {
+  if (!WIFSIGNALED(status)) std::_Exit(WEXITSTATUS(status));
+  ::signal(WTERMSIG(status), SIG_DFL);
+  ::raise(WTERMSIG(status));
+  std::_Exit(128 + WTERMSIG(status));
+}
+
+int run(char** words) {
+  const char* folder = std::getenv("TESSERA_TEST_HOSTS");
+  if (!folder || !*folder || std::string(words[1] ? words[1] : "").find("list_tests") != std::string::npos)
+    become(words);
+  const std::string name = std::string(folder) + "/" + std::filesystem::path(words[0]).filename().string();
+  const int socket = reach_host(name, [&] {
+    ::setenv(kServeVariable, (name + ".socket").c_str(), 1);
+    char* alone[] = {words[0], nullptr};
+    become(alone);
+  });
+  if (socket < 0) become(words);
+  Request request{.folder = std::filesystem::current_path().string(), .words = {}, .environment = {}};
+  for (char** word = words; *word; ++word) request.words.emplace_back(*word);
+  for (char** setting = environ; *setting; ++setting) request.environment.emplace_back(*setting);
+  const std::string text = request.text();
+  const size_t size = text.size();
+  const int streams[] = {0, 1, 2};
+  const bool asked = send_all(socket, std::string(reinterpret_cast<const char*>(&size), sizeof size), streams) &&
+                     send_all(socket, text);
+  if (!asked || receive(socket, 1) != std::string(1, kStarted)) become(words);  // the host was about to end
+  int status = 0;
+  const std::string end = receive(socket, sizeof status);
+  if (end.size() != sizeof status) {
+    std::fprintf(stderr, "run_test: the host of %s has ended\n", words[0]);
+    return 98;
+  }
+  std::memcpy(&status, end.data(), sizeof status);
+  end_as(status);
+}
+
+}  // namespace
+}  // namespace tessera::testing
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fputs("usage: run_test PROGRAM ARGUMENTS\n", stderr);
+    return 2;
+  }
+  return tessera::testing::run(argv + 1);
+}
