@@ -362,13 +362,28 @@ void make_inexact(const at::Tensor& tensor, bool zeros) {
   }
 }
 
-// Whether a product by zero may have shares that are rounded and add up to something else.
-bool may_round_to_zero(const Step& step, const Tensors& arguments) {
+// By a number that has no end in binary.
+bool scales(const std::string& op) { return op.starts_with("rad2deg") || op.starts_with("deg2rad"); }
+
+// Whether a zero may have shares that are rounded and add up to something else: shares of it are divided or multiplied
+// by numbers that leave no room for exact results.
+bool may_round_to_zero(const Step& step, const Results& values, const Tensors& arguments) {
   if (is_one_of(step.op, {"rms_norm", "layer_norm"})) {
     return true;  // by a weight
   }
+  if (scales(step.op) || (divides(step.op) && !divides_evenly(step, values)) ||
+      (rounds_in_sums(step.op) && !keeps_zeros(step.op))) {
+    return true;
+  }
   if (step.op.find("mul") == std::string::npos && !multiplies_and_adds(step.op)) {
     return false;
+  }
+  const auto is_fine = [](const Arg& arg) {
+    const auto* number = std::get_if<double>(&arg.value);
+    return number != nullptr && !is_coarse(*number);
+  };
+  if (std::any_of(step.args.begin(), step.args.end(), is_fine)) {
+    return true;
   }
   return std::any_of(arguments.begin(), arguments.end(), [](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.scalar_type() != at::kDouble) {
@@ -434,9 +449,6 @@ bool divides_by_rounding(const Step& step, const Results& values) {
   return deviation.numel() < values.tensors.at(ids.front()).numel() && deviation.lt(1e-6).any().item<bool>();
 }
 
-// By a number that has no end in binary.
-bool scales(const std::string& op) { return op.starts_with("rad2deg") || op.starts_with("deg2rad"); }
-
 }  // namespace
 
 void PlainMachine::after(const Step& step, const Results& values, const Tensors& arguments) {
@@ -479,8 +491,9 @@ void PlainMachine::after(const Step& step, const Results& values, const Tensors&
   }
   // The same for a step wherever it is run.
   uint64_t state = step.results.empty() ? 0 : static_cast<uint64_t>(step.results[0]) * 0x51ed2701 + 1;
-  const Disturbance how{
-      .all = rounds_inside(step.op), .contrary = contrary, .zero = may_round_to_zero(step, arguments) ? 1e-30 : 0.0};
+  const Disturbance how{.all = rounds_inside(step.op),
+                        .contrary = contrary,
+                        .zero = may_round_to_zero(step, values, arguments) ? 1e-30 : 0.0};
   const bool written = writes(step);
   for (const int id : step.results) {
     const at::Tensor& result = values.tensors[id];

@@ -279,6 +279,19 @@ TEST(Soundness, RefusesTheSignOfWhatANormsWeightMakesZero) {
   EXPECT_FALSE(sound("%9 = sgn(%6)\n"));
 }
 
+// 0 as a whole, and in shares that each are rounded something else.
+TEST(Soundness, RefusesToAskWhetherAZeroIsOneWhoseSharesAreDivided) {
+  const auto sound = [](const std::string& step, const std::string& last) {
+    return is_sound_text("mesh 4 2\nvalues 733722\n%0 = input f64 [3, 7, 3] distinct (S(1), P(sum))\n%1 = sum(%0)\n" +
+                         fmt::format("%2 = input f64 [] uniform 0.2 4.2 (R, R)\n%3 = {}\n", step) + last);
+  };
+  for (const std::string step : {"div_.Tensor(%1, %2)", "mul.Scalar(%1, 0.1)", "rad2deg(%1)", "mean(%0)"}) {
+    EXPECT_TRUE(sound(step, "")) << step;
+    EXPECT_FALSE(sound(step, "%5 = logical_and(%3, %2)\n")) << step;
+  }
+  EXPECT_TRUE(sound("mul.Scalar(%1, 0.5)", "%5 = logical_and(%3, %2)\n"));
+}
+
 TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
   const auto sound = [](const std::string& step) {
     return is_sound_text("mesh 2 2\nvalues 560859\n%2 = input bf16 [2, 6] uniform 0.1 4.1 (R, P(sum))\n" + step);
