@@ -292,6 +292,17 @@ TEST(Soundness, RefusesToAskWhetherAZeroIsOneWhoseSharesAreDivided) {
   EXPECT_TRUE(sound("mul.Scalar(%1, 0.5)", "%5 = logical_and(%3, %2)\n"));
 }
 
+TEST(PlainTensors, RefuseTheDerivativeOfSincBesideZero) {
+  const auto run = [](const std::string& scale, Twin twin) {
+    run_plain(parse_program("mesh 2\nvalues 7\n%0 = input f64 [3] uniform 1 2 (R) grad\n%1 = mul.Scalar(%0, " + scale +
+                            ")\n%2 = sinc(%1)\nbackward %2 (R)\n"),
+              twin);
+  };
+  EXPECT_THROW(run("1e-9", Twin::kClean), std::runtime_error);
+  EXPECT_NO_THROW(run("0.1", Twin::kClean));
+  EXPECT_NO_THROW(run("0", Twin::kClean)) << "exactly";
+}
+
 TEST(Soundness, RefusesNarrowQuotientsOfWhichSharesRound) {
   const auto sound = [](const std::string& step) {
     return is_sound_text("mesh 2 2\nvalues 560859\n%2 = input bf16 [2, 6] uniform 0.1 4.1 (R, P(sum))\n" + step);
