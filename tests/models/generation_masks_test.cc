@@ -126,6 +126,26 @@ TEST_F(SlowMasks, ShareTheStepsOfAnEngine) {
   }
 }
 
+// Sequences that come behind as many as an engine computes together, all of which wait for masks.
+TEST_F(SlowMasks, TakeNoPlaceOfOthers) {
+  Engine engine(model_, {.pages = 64, .max_sequences = 2, .mask_steps = kShare});
+  const auto slow = masks_of(slow_);
+  std::vector<Followed> hostile(4), free(3);
+  for (size_t i = 0; i < hostile.size(); ++i) {
+    engine.add(request(hostile[i], prompt(static_cast<int64_t>(i), 5), 3, slow));
+  }
+  for (size_t i = 0; i < free.size(); ++i) engine.add(request(free[i], prompt(static_cast<int64_t>(i) + 7, 6), 5));
+  int64_t steps = 0;
+  for (; !free.back().finish && steps < 100; ++steps) ASSERT_TRUE(engine.step());
+  EXPECT_LT(steps, 20) << "a mask alone takes 40";
+  while (engine.step()) {
+  }
+  for (size_t i = 0; i < free.size(); ++i) EXPECT_EQ(free[i].tokens, alone(prompt(static_cast<int64_t>(i) + 7, 6), 5));
+  for (size_t i = 0; i < hostile.size(); ++i) {
+    EXPECT_EQ(hostile[i].tokens, alone(prompt(static_cast<int64_t>(i), 5), 3, slow)) << i;
+  }
+}
+
 // A client that goes, or whose time is over, frees its place while its mask is being made.
 TEST_F(SlowMasks, EndWhenTheirSequenceIsCancelled) {
   Engine engine(model_, {.pages = 8, .mask_steps = kShare});

@@ -156,8 +156,10 @@ void Engine::preempt(Sequence& sequence) {
   sequence.place = Pages::kStart;
 }
 
+// A sequence whose mask is being made takes no place: however many such sequences there are, others are computed.
 void Engine::admit() {
-  while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_sequences) {
+  auto computing = std::count_if(running_.begin(), running_.end(), [](const auto& one) { return !one->choice; });
+  for (; !waiting_.empty() && computing < options_.max_sequences; ++computing) {
     running_.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
   }
@@ -221,7 +223,8 @@ Engine::Step Engine::plan() {
   Step step;
   int64_t budget = options_.prompt_block;
   std::set<std::pair<Pages::Place, std::vector<int64_t>>> being_filled;
-  for (auto at = running_.begin(); at != running_.end();) {
+  const auto most = static_cast<size_t>(options_.max_sequences);
+  for (auto at = running_.begin(); at != running_.end() && step.parts.size() < most;) {
     auto& sequence = **at;
     if (sequence.choice) {  // its mask is not there yet
       ++at;
@@ -337,7 +340,7 @@ void Engine::advance_waiting_mask() {
   if (choose(*next, next->choice->logits, options_.mask_steps)) deliver(*next);
 }
 
-void Engine::read(Reading& reading, std::span<const float> logits) const {
+void Engine::read(Reading& reading, std::span<const float> logits, int64_t mask_steps) const {
   auto& sequence = *reading.sequence;
   const auto& request = sequence.request;
   if (!reading.chooses) {
@@ -351,7 +354,7 @@ void Engine::read(Reading& reading, std::span<const float> logits) const {
     return;
   }
   sequence.choice.emplace();
-  reading.chosen = choose(sequence, logits, options_.mask_steps);
+  reading.chosen = choose(sequence, logits, mask_steps);
   if (!reading.chosen) sequence.choice->logits.assign(logits.begin(), logits.end());
 }
 
@@ -372,10 +375,16 @@ void Engine::finish_step(const Step& step, const at::Tensor& logits) {
   const auto vocabulary = static_cast<size_t>(logits.size(1));
   const float* all = logits.const_data_ptr<float>();
   const int64_t share = std::max<int64_t>(1, 16384 / logits.size(1));
+  // A few masks may take all the steps that the work of one may take; of many each takes its share or waits.
+  constexpr int64_t kFew = 4;
+  const auto masks = std::count_if(readings.begin(), readings.end(), [](const Reading& reading) {
+    return reading.chooses && reading.sequence->request.options.constraint;
+  });
+  const int64_t mask_steps = std::max<int64_t>(1, options_.mask_steps * kFew / std::max<int64_t>(masks, kFew));
   at::parallel_for(0, static_cast<int64_t>(readings.size()), share, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto row = static_cast<size_t>(i);
-      read(readings[row], {all + row * vocabulary, vocabulary});
+      read(readings[row], {all + row * vocabulary, vocabulary}, mask_steps);
     }
   });
   std::set<const Sequence*> ended;  // and freed

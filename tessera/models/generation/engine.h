@@ -10,8 +10,9 @@
 // takes.
 //
 // A sequence with a constraint chooses its token when its mask is there. A mask that takes more than
-// EngineOptions::mask_steps waits with its sequence: all that wait share so many steps of the work in each step of the
-// engine, while the other sequences go on. One thread at a time.
+// EngineOptions::mask_steps, or more than its share of four times as many where more than four want one, waits with its
+// sequence: all that wait share so many steps of the work in each step of the engine, while the other sequences go on,
+// and others come into their places. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -54,10 +55,10 @@ struct GenerationRequest {
 
 struct EngineOptions {
   int64_t pages = 0;
-  int64_t max_sequences = 64;  // computed together; more wait
+  int64_t max_sequences = 64;  // computed together, beside those that wait for masks; more wait
   int64_t prompt_block = 256;  // tokens of prompts in one step
-  // Of the work on the mask of a sequence at once, and on all masks that wait: some milliseconds
-  // (text/grammar/grammar_masks.h).
+  // Of the work on the mask of a sequence at once, where at most four want one, and on all masks that wait: some
+  // milliseconds (text/grammar/grammar_masks.h).
   int64_t mask_steps = 20'000;
   // Of the ranks that hold the model together; this is the first, the others run follow_steps (shared_steps.h).
   std::shared_ptr<comm::Group> group = nullptr;
@@ -118,7 +119,7 @@ class Engine {
   at::Tensor run(const Step& step);
   std::optional<Error> try_step(const Step& step);  // the model's
   void publish(Sequence& sequence);
-  void read(Reading& reading, std::span<const float> logits) const;
+  void read(Reading& reading, std::span<const float> logits, int64_t mask_steps) const;
   void finish_step(const Step& step, const at::Tensor& logits);
   // Goes on with the choice of a sequence for at most so many steps of its mask; true when the token is made.
   static bool choose(Sequence& sequence, std::span<const float> logits, int64_t mask_steps);
