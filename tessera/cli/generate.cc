@@ -27,6 +27,7 @@
 #include "tessera/text/chat_prompt.h"
 #include "tessera/text/document.h"
 #include "tessera/text/grammar/json_schema.h"
+#include "tessera/text/token_rows.h"
 
 namespace tessera::cli {
 namespace {
@@ -148,7 +149,8 @@ void run_prompt(Generator& generator, const GenerateFlags& flags, const Generati
 
 }  // namespace
 
-Prompts::Prompts(const GenerateFlags& flags) : tokenizer_(text::Tokenizer::from_folder(flags.model)) {
+Prompts::Prompts(const GenerateFlags& flags, int64_t token_rows)
+    : tokenizer_(text::Tokenizer::from_folder(flags.model)), token_rows_(token_rows) {
   if (!flags.json_schema.empty()) {
     constexpr JsonLimits kLimits{.max_bytes = 16 << 20, .exact_numbers = true};
     const auto where = "[generate] " + flags.json_schema;
@@ -170,14 +172,17 @@ GenerationOptions Prompts::of_sequence(const GenerationOptions& options) const {
   return own;
 }
 
-std::vector<int64_t> Prompts::of_text(const std::string& text) const {
-  const auto ids = text::encode_document(tokenizer_, text).ids;
+std::vector<int64_t> Prompts::checked(const std::vector<text::TokenId>& ids, const std::string& where) const {
+  text::check_token_rows(tokenizer_, ids, token_rows_, where);
   return {ids.begin(), ids.end()};
 }
 
-std::vector<int64_t> Prompts::of_messages(const Json& messages) const {
-  const auto ids = text::chat_prompt(*chat_, tokenizer_, messages);
-  return {ids.begin(), ids.end()};
+std::vector<int64_t> Prompts::of_text(const std::string& text, const std::string& where) const {
+  return checked(text::encode_document(tokenizer_, text).ids, where);
+}
+
+std::vector<int64_t> Prompts::of_messages(const Json& messages, const std::string& where) const {
+  return checked(text::chat_prompt(*chat_, tokenizer_, messages), where);
 }
 
 std::string read_standard_input(const char* flag) {
@@ -222,12 +227,13 @@ int run_generate(VerbArguments args) {
   const bool first = world->rank() == 0;
   std::vector<int64_t> prompt;
   std::optional<int64_t> cache;  // of a prompt that is known; alike on all ranks
-  const Prompts prompts(flags);
+  const Prompts prompts(flags, config.vocab_size);
   options.stop_tokens = end_tokens(flags.model, config, prompts.tokenizer(), prompts.chat());
   if (first) warn_of_unlisted_ends(flags.model, config, prompts.tokenizer(), options.stop_tokens);
   const auto read_prompt = [&] {
+    constexpr const char* kPrompt = "[generate] the prompt";
     const auto text = *flags.prompt == "-" ? read_standard_input("--prompt") : *flags.prompt;
-    prompt = flags.chat ? prompts.of_messages(messages_of(flags, text)) : prompts.of_text(text);
+    prompt = flags.chat ? prompts.of_messages(messages_of(flags, text), kPrompt) : prompts.of_text(text, kPrompt);
     cache = generation_capacity(config, prompt, options);
   };
   if (flags.prompt && world->size() == 1) read_prompt();

@@ -45,13 +45,13 @@ Job job_of(std::string_view line, const std::string& where, const GenerateFlags&
   if (!flags.chat) {
     TESSERA_CHECK(reader.has("prompt"), ErrorKind::kFormat, "{}: \"messages\" want the chat template. Add --chat.",
                   where);
-    job.prompt = prompts.of_text(reader.string("prompt"));
+    job.prompt = prompts.of_text(reader.string("prompt"), where);
     return job;
   }
   Json messages = reader.has("messages") ? data::openai_messages(row["messages"], "messages", where)
                                          : Json::array({{{"role", "user"}, {"content", reader.string("prompt")}}});
   if (!flags.system.empty()) messages.insert(messages.begin(), {{"role", "system"}, {"content", flags.system}});
-  job.prompt = prompts.of_messages(messages);
+  job.prompt = prompts.of_messages(messages, where);
   return job;
 }
 

@@ -78,7 +78,7 @@ std::string answer(Generator& generator, const GenerateFlags& flags, const Gener
                    const Prompts& prompts, const Json& messages) {
   TextStream stream(prompts.tokenizer(), flags.stop, options.stop_tokens);
   std::string text;
-  const auto prompt = prompts.of_messages(messages);
+  const auto prompt = prompts.of_messages(messages, "[generate] the conversation");
   const auto put = [&](const std::string& piece) {
     text += piece;
     write_text(piece);

@@ -30,18 +30,23 @@ struct GenerateFlags {
 // Tokenizer and chat template of the model, and the form of its answers.
 class Prompts {
  public:
-  // Error kConfig where a chat is wanted and the folder has no template, and for a schema that is not supported.
-  explicit Prompts(const GenerateFlags& flags);
+  // `token_rows` are the tokens that the model knows. Error kConfig where a chat is wanted and the folder has no
+  // template, and for a schema that is not supported.
+  Prompts(const GenerateFlags& flags, int64_t token_rows);
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
   const std::optional<text::ChatTemplate>& chat() const { return chat_; }
-  // The ids that the model reads, with special tokens where the tokenizer or the template puts them.
-  std::vector<int64_t> of_text(const std::string& text) const;
-  std::vector<int64_t> of_messages(const Json& messages) const;
+  // The ids that the model reads, with special tokens where the tokenizer or the template puts them. Error kConfig,
+  // which begins with `where`, for a token that the model has no row for.
+  std::vector<int64_t> of_text(const std::string& text, const std::string& where) const;
+  std::vector<int64_t> of_messages(const Json& messages, const std::string& where) const;
   // The options of one sequence: its text will be one that the schema takes, where there is one.
   GenerationOptions of_sequence(const GenerationOptions& options) const;
 
  private:
+  std::vector<int64_t> checked(const std::vector<text::TokenId>& ids, const std::string& where) const;
+
   text::Tokenizer tokenizer_;
+  int64_t token_rows_;
   std::optional<text::ChatTemplate> chat_;
   std::shared_ptr<text::GrammarMasks> form_;
 };

@@ -6,6 +6,7 @@
 #include "tessera/base/json.h"
 #include "tessera/base/quote.h"
 #include "tessera/text/document.h"
+#include "tessera/text/token_rows.h"
 
 namespace tessera::cli {
 namespace {
@@ -80,12 +81,8 @@ class RecordReader {
   static std::string quoted(const std::string& key) { return escape(key, 60); }
 
   std::vector<int64_t> checked(const std::vector<text::TokenId>& ids, const std::string& key) const {
-    for (const auto id : ids) {
-      TESSERA_CHECK(id < config_.vocab_size, ErrorKind::kConfig,
-                    "{}: the tokenizer makes token {} ({}) of '{}', the model knows {} tokens. Do tokenizer and model "
-                    "belong together?",
-                    line_.at_key(key), id, quote(tokenizer_.id_to_token(id)), quoted(key), config_.vocab_size);
-    }
+    text::check_token_rows(tokenizer_, ids, config_.vocab_size,
+                           fmt::format("{}: '{}'", line_.at_key(key), quoted(key)));
     return {ids.begin(), ids.end()};
   }
 

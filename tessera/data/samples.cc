@@ -9,6 +9,7 @@
 #include "tessera/data/turns.h"
 #include "tessera/text/chat_messages.h"
 #include "tessera/text/document.h"
+#include "tessera/text/token_rows.h"
 
 namespace tessera::data {
 
@@ -16,13 +17,7 @@ Sample SampleMaker::make(const Record& record) const {
   Sample sample = make_unchecked(record);
   if (options_.train_on_inputs) sample.learnt.assign(sample.tokens.size(), 1);
   if (options_.vocab_size == 0) return sample;
-  for (const int32_t token : sample.tokens) {
-    TESSERA_CHECK(token < options_.vocab_size, ErrorKind::kConfig,
-                  "[data.read] {}: the tokenizer makes token {} ({}) of it, "
-                  "the model knows {} tokens. Do tokenizer and "
-                  "model belong together?",
-                  record.where, token, quote(tokenizer_.id_to_token(token)), options_.vocab_size);
-  }
+  text::check_token_rows(tokenizer_, sample.tokens, options_.vocab_size, "[data.read] " + record.where);
   return sample;
 }
 

@@ -134,7 +134,7 @@ std::vector<std::filesystem::path> paths_of(const std::vector<SourceFiles>& sour
 
 // What the same data, tokenizer and settings are made into. To be raised with every change of code that makes other
 // rows of them: reading of records, templates, tokenizing, what is learnt, packing.
-constexpr int kRowSemantics = 3;
+constexpr int kRowSemantics = 4;
 
 // The time that templates print as the current one: 2024-07-26 12:00 UTC, the day that Llama's templates print where
 // there is no clock. With the machine's, the rows of a run that is resumed on another day would be other rows.

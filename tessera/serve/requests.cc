@@ -14,6 +14,7 @@
 #include "tessera/text/chat_messages.h"
 #include "tessera/text/chat_prompt.h"
 #include "tessera/text/document.h"
+#include "tessera/text/token_rows.h"
 
 namespace tessera::serve {
 namespace {
@@ -167,6 +168,7 @@ Prompt prompt_of(const JsonReader& prompt, const Served& served) {
   if (!prompt.is_array()) {
     found.text = prompt.as_string();
     const auto encoded = text::encode_document(served.tokenizer, *found.text).ids;
+    text::check_token_rows(served.tokenizer, encoded, served.config.vocab_size, "prompt");
     found.tokens.assign(encoded.begin(), encoded.end());
     return found;
   }
@@ -250,6 +252,7 @@ std::vector<int64_t> chat_prompt(const JsonReader& top, const Served& served, st
     if (choice == "required") form.format.reset();
   }
   const auto ids = text::chat_prompt(*served.chat, served.tokenizer, messages, extra);
+  text::check_token_rows(served.tokenizer, ids, served.config.vocab_size, "messages");
   return {ids.begin(), ids.end()};
 }
 

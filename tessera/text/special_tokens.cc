@@ -1,5 +1,6 @@
 #include "tessera/text/special_tokens.h"
 
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/file.h"
@@ -8,8 +9,8 @@
 namespace tessera::text {
 namespace {
 
-constexpr const char* kNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                  "pad_token", "cls_token", "mask_token"};
+constexpr std::array<const char*, 7> kNames = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                               "pad_token", "cls_token", "mask_token"};
 
 // Puts the token into `tokens`: a string, or an object with "content".
 void take_token(const Json& from, const char* name, Json& tokens) {
@@ -21,6 +22,8 @@ void take_token(const Json& from, const char* name, Json& tokens) {
 }
 
 }  // namespace
+
+std::span<const char* const> special_token_keys() { return kNames; }
 
 Json special_tokens_of(const std::filesystem::path& folder, const Json& config) {
   Json tokens = Json::object();

@@ -7,8 +7,13 @@
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <span>
 
 namespace tessera::text {
+
+// "bos_token" to "mask_token", in the order of transformers' SPECIAL_TOKENS_ATTRIBUTES, in which it adds those tokens
+// that tokenizer.json lacks.
+std::span<const char* const> special_token_keys();
 
 // Name to text, of `config` (the folder's tokenizer_config.json; an empty object where there is none) and of the
 // folder's special_tokens_map.json. As in transformers the map counts where the config lists no added_tokens_decoder;

@@ -285,6 +285,21 @@ void check_tokenizer_is_there(const std::filesystem::path& dir) {
         dir.string());
 }
 
+// Tokens of special_tokens_map.json beside those of special_token_keys(). transformers reads them where
+// tokenizer_config.json has no added_tokens_decoder; a list of further tokens counts where the config has none.
+void take_more_tokens(const std::filesystem::path& map_path, Json& config) {
+  if (config.contains("added_tokens_decoder")) return;
+  const Json map = parse_json_object(read_file(map_path, kConfigLimits.max_bytes), "[text.load] " + map_path.string(),
+                                     kConfigLimits);
+  const auto standard = special_token_keys();
+  const bool has_list = config.contains("extra_special_tokens") || config.contains("additional_special_tokens");
+  for (const auto& [key, value] : map.items()) {
+    const bool is_list = key == "extra_special_tokens" || key == "additional_special_tokens";
+    const bool is_named = key.ends_with("_token") && std::find(standard.begin(), standard.end(), key) == standard.end();
+    if (is_named || (is_list && !has_list)) config[key] = value;
+  }
+}
+
 // tokenizer_config.json with the tokens of special_tokens_map.json where that file has others.
 Json config_of_tokenizer(const std::filesystem::path& dir, const std::filesystem::path& path,
                          const std::string& where) {
@@ -293,6 +308,7 @@ Json config_of_tokenizer(const std::filesystem::path& dir, const std::filesystem
     config = parse_json_object(read_file(path, kConfigLimits.max_bytes), where, kConfigLimits);
   }
   if (!std::filesystem::exists(dir / "special_tokens_map.json")) return config;
+  take_more_tokens(dir / "special_tokens_map.json", config);
   const Json special_tokens = special_tokens_of(dir, config);
   for (const auto& [name, text] : special_tokens.items()) {
     const auto found = config.find(name);
@@ -358,6 +374,11 @@ const std::string& Tokenizer::id_to_token(TokenId id) const {
   TESSERA_CHECK(id >= 0 && index < state_->tokens.size() && state_->token_flags[index], ErrorKind::kConfig,
                 "[text.id_to_token] id {} names no token, ids are below {}", id, state_->tokens.size());
   return state_->tokens[index];
+}
+
+bool Tokenizer::is_known(TokenId id) const {
+  const auto index = static_cast<size_t>(id);
+  return id >= 0 && index < state_->tokens.size() && state_->token_flags[index] != 0;
 }
 
 size_t Tokenizer::vocab_size() const { return state_->tokens.size(); }

@@ -49,8 +49,10 @@ struct Encoding {
 class Tokenizer {
  public:
   // DIR/tokenizer.json, and DIR/tokenizer_config.json and special_tokens_map.json where they are there: bos, eos and
-  // pad token, and which tokens are special, as transformers 5 reads them. Like it, "add_bos_token" and "add_eos_token"
-  // are ignored beside the first file, with a warning where texts get other tokens for it.
+  // pad token, and which tokens are special, as transformers 5 reads them. Tokens that these files name and
+  // tokenizer.json lacks get the next free ids; the model may have no rows for them (token_rows.h). Like transformers,
+  // the tokenizer ignores "add_bos_token" and "add_eos_token" beside the first file, with a warning where texts get
+  // other tokens for it.
   static Tokenizer from_folder(const std::filesystem::path& dir);
   // `name` stands for the file in error messages.
   static Tokenizer from_json(std::string_view json, std::string name);
@@ -67,7 +69,8 @@ class Tokenizer {
   std::optional<TokenId> token_to_id(std::string_view token) const;
   // Error kConfig for an id that names no token.
   const std::string& id_to_token(TokenId id) const;
-  // Largest id + 1, added tokens included: the rows an embedding needs.
+  bool is_known(TokenId id) const;  // names a token
+  // Largest id + 1, added tokens included: the rows an embedding needs for all of them. It may have fewer.
   size_t vocab_size() const;
   std::optional<TokenId> bos_id() const;
   std::optional<TokenId> eos_id() const;

@@ -279,6 +279,22 @@ TEST(GgufConvert, WhatLlamaCppsExpertsCannotBeIsRefused) {
   EXPECT_FALSE(fs::exists(folder / "out"));
 }
 
+TEST(GgufConvert, TokensThatTheConfigAddsAreWrittenWhereTheModelHasRows) {
+  TempFolder folder;
+  const auto dir = write_tiny(folder / "hf");
+  auto names = json::array();
+  for (int i = 30; i < 42; ++i) names.push_back("<new" + std::to_string(i) + ">");
+  publish_file(dir / "tokenizer_config.json", json{{"eos_token", "<end>"}, {"extra_special_tokens", names}}.dump());
+  folder_to_gguf(dir, folder / "m.gguf");
+  const auto file = GgufFile::open(folder / "m.gguf");
+  const auto& tokens = *file->find_strings("tokenizer.ggml.tokens");
+  ASSERT_EQ(tokens.size(), 40U) << "the rows of the model";
+  EXPECT_EQ(tokens[29], "<tool>");
+  EXPECT_EQ(tokens[30], "<new30>");
+  EXPECT_EQ(tokens[39], "<new39>");
+  EXPECT_EQ(file->find_ints("tokenizer.ggml.token_type")->at(30), 3) << "control";
+}
+
 TEST(GgufConvert, TheTokenizerTravelsBothWays) {
   TempFolder folder;
   folder_to_gguf(write_tiny(folder / "hf"), folder / "m.gguf");

@@ -11,6 +11,7 @@
 #include "tessera/base/file.h"
 #include "tessera/base/utf8.h"
 #include "tessera/base/warning_log.h"
+#include "tessera/text/token_rows.h"
 #include "tests/data/byte_tokenizer.h"
 #include "tests/support/temp_folder.h"
 
@@ -206,11 +207,59 @@ TEST(Tokenizer, TokensThatTheConfigNamesAreSpecial) {
       EXPECT_EQ(tokenizer.decode(Ids{6, 20}), is_special ? "ab" : "ab<end>");
       EXPECT_EQ(tokenizer.special_tokens_in("a<end>").size(), is_special ? 1U : 0U);
     }
-    const auto tokenizer = tokenizer_of(added, R"({"eos_token": "<other>", "x_token": true, "bos_token": null})");
+    const auto tokenizer = tokenizer_of(added, R"({"x_token": true, "bos_token": null})");
     EXPECT_FALSE(tokenizer.is_special(20));
     EXPECT_EQ(tokenizer.is_added(20), !added.empty());
-    EXPECT_EQ(tokenizer.eos_id(), std::nullopt) << "no token of the model";
     EXPECT_EQ(tokenizer.vocab_size(), 356U);
+  }
+}
+
+// tests/trials/tokenizer_config_oracle_test.cc has the same beside transformers.
+TEST(Tokenizer, TokensThatTheConfigAddsGetTheNextFreeIds) {
+  const auto tokenizer_of = [](const char* config, const char* map = nullptr) {
+    testing::TempFolder folder;
+    auto file = character_file();  // with ids that have no gaps
+    for (auto& [token, id] : file["model"]["vocab"].items()) {
+      if (id >= 100) id = id.get<int>() - 91;
+    }
+    publish_file(folder / "tokenizer.json", file.dump());
+    publish_file(folder / "tokenizer_config.json", config);
+    if (map) publish_file(folder / "special_tokens_map.json", map);
+    return Tokenizer::from_folder(folder.path());
+  };
+  const auto next = static_cast<TokenId>(tokenizer_of("{}").vocab_size());
+  for (const char* config :
+       {R"({"eos_token": "<foo>"})", R"({"image_token": "<foo>"})", R"({"extra_special_tokens": ["<foo>"]})",
+        R"({"extra_special_tokens": {"a": "<foo>"}})", R"({"additional_special_tokens": ["<foo>"]})",
+        R"({"model_specific_special_tokens": {"a_token": "<foo>"}})",
+        R"({"added_tokens_decoder": {"9000": {"content": "<foo>", "special": true}}})"}) {
+    SCOPED_TRACE(config);
+    const auto tokenizer = tokenizer_of(config);
+    EXPECT_EQ(tokenizer.vocab_size(), static_cast<size_t>(next) + 1);
+    EXPECT_EQ(tokenizer.encode("ab<foo>ab"), (Ids{6, next, 6}));
+    EXPECT_TRUE(tokenizer.is_special(next));
+    EXPECT_EQ(tokenizer.decode(Ids{6, next}), "ab");
+  }
+  EXPECT_EQ(tokenizer_of(R"({"pad_token": "<foo>", "eos_token": "<bar>"})").eos_id(), next) << "EOS comes first";
+  EXPECT_EQ(tokenizer_of("{}", R"({"additional_special_tokens": ["<foo>"]})").encode("<foo>"), Ids{next});
+  EXPECT_EQ(tokenizer_of("{}", R"({"image_token": "<foo>"})").encode("<foo>"), Ids{next});
+}
+
+TEST(Tokenizer, IdsBeyondTheRowsOfTheModelAreAnErrorThatNamesTheToken) {
+  const auto tokenizer = load(character_file());
+  const auto last = static_cast<TokenId>(tokenizer.vocab_size()) - 1;
+  EXPECT_NO_THROW(check_token_rows(tokenizer, Ids{6, last}, last + 1, "a.jsonl"));
+  for (const auto& [ids, named] : {std::pair(Ids{6, last}, fmt::format("token {} ('", last)),
+                                   {Ids{last + 9}, fmt::format("token {}, ", last + 9)}}) {
+    try {
+      check_token_rows(tokenizer, ids, last, "a.jsonl");
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kConfig);
+      const std::string what = error.what();
+      EXPECT_NE(what.find("a.jsonl: holds " + named), std::string::npos) << what;
+      EXPECT_NE(what.find("resize the model's embedding"), std::string::npos) << what;
+    }
   }
 }
 

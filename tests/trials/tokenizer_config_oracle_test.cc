@@ -54,7 +54,12 @@ class DrawnFiles {
     for (const char* key : {"add_bos_token", "add_eos_token"}) {
       if (one_in(3)) config[key] = one_in(2);
     }
-    if (one_in(3)) config[one_in(2) ? "extra_special_tokens" : "additional_special_tokens"] = Json::array({name()});
+    if (one_in(3)) {
+      config[one_in(2) ? "extra_special_tokens" : "additional_special_tokens"] = Json::array({name(), new_name()});
+    }
+    if (one_in(4)) config["image_token"] = new_name();
+    if (one_in(6)) config["model_specific_special_tokens"] = {{"video_token", new_name()}};
+    if (one_in(6)) config["extra_special_tokens"] = {{"audio_token", new_name()}};
     if (one_in(3)) {
       auto decoder = Json::object();
       for (const auto& token : added) {
@@ -63,6 +68,8 @@ class DrawnFiles {
         if (one_in(3)) flags["special"] = !flags["special"].get<bool>();
         if (!one_in(4)) decoder[std::to_string(token["id"].get<int>())] = flags;
       }
+      if (one_in(3))
+        decoder[one_in(2) ? "9" : "700"] = {{"content", "<far>"}, {"special", one_in(2)}, {"normalized", false}};
       config["added_tokens_decoder"] = decoder;
     }
     return files;
@@ -74,8 +81,13 @@ class DrawnFiles {
     static const std::vector<std::string> names = {"<s>", "</s>", "<|im_start|>", "<tool>", "<|im_end|>"};
     return names[random_() % names.size()];
   }
+  // Of a token that tokenizer.json has not got.
+  std::string new_name() {
+    static const std::vector<std::string> names = {"<foo>", "<bar>", "<far>"};
+    return names[random_() % names.size()];
+  }
   Json named_token() {
-    const auto content = name();
+    const auto content = one_in(5) ? new_name() : name();
     if (!one_in(3)) return content;
     return {{"__type", "AddedToken"},  {"content", content},  {"lstrip", one_in(4)},
             {"normalized", one_in(2)}, {"rstrip", one_in(4)}, {"single_word", false}};
@@ -110,6 +122,8 @@ std::vector<TokenizerFiles> fixed_files() {
   add(R"({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": false, "add_eos_token": true})");
   add(R"({"eos_token": "<|im_end|>"})", /*end_is_special=*/false);
   add(R"({"eos_token": "</s>", "pad_token": "<tool>"})");
+  add(R"({"eos_token": "<foo>", "pad_token": "<bar>", "additional_special_tokens": ["<far>"]})");
+  add(R"({"pad_token": "<bar>", "eos_token": "<foo>", "extra_special_tokens": {"a": "<far>"}})");
   add(R"({"added_tokens_decoder": {"259": {"content": "<tool>", "special": true, "normalized": false}}})");
   return all;
 }
@@ -120,9 +134,14 @@ TEST(TokenizerConfigOracle, SpecialTokensAndTheirFlagsAreThoseOfTransformers) {
   auto all = fixed_files();
   DrawnFiles drawn(seed);
   for (int i = 0; i < 60; ++i) all.push_back(drawn.draw());
-  const std::vector<std::string> texts = {
-      "a<|im_end|>b",   "<s>x</s>", "x <tool> y<|im_start|> z", "<|im_end|>", "<|im_start|>user\nhi<|im_end|>\n", "",
-      "<|im_end <s> |>"};
+  const std::vector<std::string> texts = {"a<|im_end|>b",
+                                          "<s>x</s>",
+                                          "x <tool> y<|im_start|> z",
+                                          "<|im_end|>",
+                                          "<|im_start|>user\nhi<|im_end|>\n",
+                                          "",
+                                          "<|im_end <s> |>",
+                                          "a <foo> b<bar><far>"};
   TempFolder folder;
   std::string input;
   for (size_t i = 0; i < all.size(); ++i) {

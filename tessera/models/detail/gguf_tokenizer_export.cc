@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -13,6 +14,7 @@
 #include "tessera/models/config.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
 #include "tessera/models/end_tokens.h"
+#include "tessera/text/tokenizer.h"
 
 namespace tessera::detail {
 namespace {
@@ -28,6 +30,7 @@ struct HfVocabulary {
   std::vector<std::string> merges;  // "left right"
   std::vector<std::string> merged;  // what each of them makes
   std::unordered_map<std::string, int64_t> ids;
+  std::unordered_set<int64_t> listed;  // ids of tokenizer.json's added_tokens, those beyond the model's rows, too
 };
 
 const json* find(const json& object, const char* key) {
@@ -98,6 +101,7 @@ void place_added_token(HfVocabulary& vocabulary, const json& token, const std::s
   TESSERA_CHECK(token.is_object() && token.contains("id") && !text.empty(), ErrorKind::kFormat,
                 "[gguf] {}: an added token has no id or content", vocabulary.where);
   const auto& id = token["id"];
+  if (id.is_number_unsigned()) vocabulary.listed.insert(id.get<int64_t>());
   if (is_beyond_rows(id, vocabulary)) {
     log_warning("[gguf] {}: token {} has the id {} beyond the model's {} rows and is left out", vocabulary.where,
                 quote(text), id.dump(), vocabulary.tokens.size());
@@ -135,6 +139,19 @@ HfVocabulary read_vocabulary(const json& tokenizer, const std::string& where, in
   }
   read_merges(model, result);
   return result;
+}
+
+// Tokens that tokenizer_config.json adds to those of tokenizer.json.
+void place_config_tokens(HfVocabulary& vocabulary, const text::Tokenizer& tokenizer, const std::string& unk,
+                         bool sentence_piece) {
+  for (size_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const auto token = static_cast<text::TokenId>(id);
+    if (!tokenizer.is_added(token) || vocabulary.listed.contains(token)) continue;
+    if (id < vocabulary.types.size() && vocabulary.types[id] != kUnused) continue;  // of the vocabulary
+    place_added_token(vocabulary,
+                      {{"content", tokenizer.id_to_token(token)}, {"id", id}, {"special", tokenizer.is_special(token)}},
+                      unk, sentence_piece);
+  }
 }
 
 // The steps of a pre-tokenizer or normalizer, whether in a Sequence or alone.
@@ -293,6 +310,7 @@ void set_tokenizer_keys(const std::filesystem::path& dir, const ModelConfig& mod
                 "[gguf] {}: only BPE tokenizers can be written", where);
   const bool sentence_piece = flag_or(*model, "byte_fallback", false);
   auto vocabulary = read_vocabulary(tokenizer, where, model_config.vocab_size, sentence_piece);
+  place_config_tokens(vocabulary, text::Tokenizer::from_folder(dir), text_or(*model, "unk_token", ""), sentence_piece);
   const auto pre_tokenizer =
       sentence_piece ? std::string("default") : std::string(match_kind(tokenizer, where).gguf_names.front());
   for (const char* key : {"bos_token", "eos_token", "pad_token"}) {

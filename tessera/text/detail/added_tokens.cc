@@ -154,12 +154,7 @@ AddedTokens::AddedTokens(const JsonReader& root, std::span<const AddedToken> nam
   if (root.has("added_tokens")) {
     for (const auto& item : root.at("added_tokens").items()) tokens.push_back(read_token(item));
   }
-  std::unordered_set<std::string> listed_contents;
-  for (const auto& token : tokens) listed_contents.insert(token.content);
-  for (const auto& token : named) {
-    const bool known = listed_contents.contains(token.content) || vocab.find(token.content) != TokenTable::kNone;
-    if (known) tokens.push_back(token);
-  }
+  tokens.insert(tokens.end(), named.begin(), named.end());
   if (tokens.empty()) return;
   for (const auto& token : tokens) {
     if (token.special && !token.content.empty() && special_.insert(token.content).second) special.push_back(token);

@@ -75,9 +75,9 @@ class AddedMatcher {
 
 class AddedTokens {
  public:
-  // Ids as upstream gives them: the model's for a token that is in its vocabulary, else the next free one. `named` are
-  // tokens of tokenizer_config.json (named_tokens.h), which come behind those of the file; one that neither the file
-  // nor the vocabulary has is left out, since the model may have no row for it.
+  // Ids as upstream gives them: the vocabulary's for a token that it holds, else the next free one, which may lie
+  // beyond the rows of the model's embedding (token_rows.h). `named` are tokens of tokenizer_config.json
+  // (named_tokens.h), which come behind those of the file.
   AddedTokens(const JsonReader& root, std::span<const AddedToken> named, const TokenTable& vocab,
               const Normalizer& normalizer);
 

@@ -1,5 +1,6 @@
 #include "tessera/text/detail/named_tokens.h"
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <utility>
 
 #include "tessera/base/number.h"
+#include "tessera/text/special_tokens.h"
 
 namespace tessera::text {
 namespace {
@@ -81,21 +83,32 @@ class NamedTokens {
 
 std::vector<AddedToken> named_tokens(const JsonReader& config, const JsonReader& file) {
   NamedTokens named(config, file);
-  for (const auto& [key, node] : config.members()) {
-    if (!key.ends_with("_token")) continue;
-    if (auto token = token_of(node)) named.add(std::move(*token));
+  const auto add = [&](const JsonReader& node) {
+    auto token = token_of(node);
+    if (token) named.add(std::move(*token));
+    return token.has_value();
+  };
+  const auto standard = special_token_keys();
+  for (const std::string key : standard) {
+    if (config.has(key)) add(config.at(key));
   }
-  const bool has_extra = config.has("extra_special_tokens") && !config.at("extra_special_tokens").value().empty();
+  bool has_own = false;  // a token under a name of the model's own, beside which transformers ignores the last object
+  for (const auto& [key, node] : config.members()) {
+    const bool is_own = key.ends_with("_token") && std::find(standard.begin(), standard.end(), key) == standard.end();
+    if (is_own && add(node)) has_own = true;
+  }
+  const auto add_members = [&](const char* key) {
+    if (!config.has(key) || !config.at(key).is_object()) return;
+    for (const auto& [name, node] : config.at(key).members()) has_own |= add(node);
+  };
+  add_members("extra_special_tokens");
+  if (!has_own) add_members("model_specific_special_tokens");
+  const auto is_list = [&](const char* key) { return config.has(key) && config.at(key).is_array(); };
+  const bool has_extra = is_list("extra_special_tokens") && !config.at("extra_special_tokens").value().empty();
   const char* list = has_extra ? "extra_special_tokens" : "additional_special_tokens";
-  if (config.has(list)) {
-    const auto tokens = config.at(list);
-    const auto add = [&](const JsonReader& node) {
+  if (is_list(list)) {
+    for (const auto& node : config.at(list).items()) {
       if (auto token = token_of(node)) named.add_listed(std::move(*token));
-    };
-    if (tokens.is_array()) {
-      for (const auto& node : tokens.items()) add(node);
-    } else if (tokens.is_object()) {
-      for (const auto& [name, node] : tokens.members()) add(node);
     }
   }
   return named.take();
