@@ -22,7 +22,10 @@ constexpr size_t kSmallForm = size_t{64} << 10;   // for which there is always r
 
 Part format_part(text::JsonParts& json, const JsonReader& format) {
   const auto type = format.string("type");
-  if (type == "json_object") return json.any_object();
+  if (type == "json_object") {  // with a schema as llama.cpp and Together have it
+    const auto schema = format.find("schema");
+    return schema && !schema->is_null() ? text::JsonSchema(json, *schema).value() : json.any_object();
+  }
   if (type != "json_schema") {
     throw ApiError(400,
                    fmt::format("response_format.type: found {}, wanted text, json_object or json_schema", quote(type)),

@@ -279,6 +279,19 @@ int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint e
 }
 
 CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
+// Keys that narrow an answer are never ignored.
+void check_format(const JsonReader& format) {
+  const auto type = format.string("type");
+  const char* narrows = type == "json_object" ? "schema" : type == "json_schema" ? "json_schema" : nullptr;
+  for (const auto& [key, value] : format.members()) {
+    const bool is_known = key == "type" || value.is_null() || (narrows && key == narrows);
+    if (!is_known) {
+      refuse("response_format", fmt::format("response_format: found {}, wanted {} for type {}", quote(key),
+                                            narrows ? fmt::format("type and {}", narrows) : "type alone", quote(type)));
+    }
+  }
+}
+
   const JsonReader top(json, kWhere);
   check_keys(top, endpoint);
   const auto model = top.string("model", served.name);
@@ -307,6 +320,9 @@ CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served&
   WantedForm form;
   if (const auto format = top.find("response_format"); format && !format->is_null()) {
     if (format->string("type") != "text") form.format = format;
+    if (const auto type = format->string("type"); type == "text" || type == "json_object" || type == "json_schema") {
+      check_format(*format);
+    }
   }
   const auto prompts = endpoint == Endpoint::kChat
                            ? std::vector<Prompt>{{.tokens = chat_prompt(top, served, request.tools, form)}}

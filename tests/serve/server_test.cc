@@ -151,6 +151,27 @@ TEST_F(Serve, AnswersHaveTheFormThatIsAskedFor) {
   EXPECT_TRUE(begun["finish_reason"] == "length" || nlohmann::json::accept(begun["text"].get<std::string>())) << begun;
 }
 
+// As llama.cpp and Together have it.
+TEST_F(Serve, TheSchemaOfAJsonObjectIsKept) {
+  start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
+  auto body = ask("the cat", 60);
+  body["response_format"] = {{"type", "json_object"}, {"schema", {{"const", {{"a", "b"}}}}}};
+  EXPECT_EQ(answer(body)["choices"][0]["text"], R"({"a":"b"})");
+  body["response_format"]["schema"] = {{"type", "string"}, {"pattern", "a"}};
+  expect_error(post(body), 400, "response_format.schema: found 'pattern'");
+  for (const auto& [format, wanted] : std::vector<std::pair<nlohmann::json, std::string>>{
+           {{{"type", "json_object"}, {"json_schema", {{"schema", {{"const", 1}}}}}}, "found 'json_schema'"},
+           {{{"type", "json_object"}, {"strict", true}}, "found 'strict', wanted type and schema"},
+           {{{"type", "json_schema"}, {"json_schema", {{"schema", {{"const", 1}}}}}, {"schema", {{"const", 2}}}},
+            "found 'schema', wanted type and json_schema"},
+           {{{"type", "text"}, {"schema", {{"const", 1}}}}, "found 'schema', wanted type alone"}}) {
+    body["response_format"] = format;
+    expect_error(post(body), 400, wanted);
+  }
+  body["response_format"] = {{"type", "text"}, {"schema", nullptr}};
+  EXPECT_EQ(post(body).status, 200);
+}
+
 TEST_F(Serve, AToolThatMustBeCalledIs) {
   start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
   const auto tool = [](const char* name, const nlohmann::json& parameters) {
