@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/json_numbers.h"
 #include "tessera/base/log.h"
 #include "tessera/base/quote.h"
 #include "tessera/base/staged.h"
@@ -131,7 +132,7 @@ class ScoreWriter {
     if (path != "-") file_.emplace(path);
   }
   void line(const ordered_json& object) {
-    const std::string text = object.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+    const std::string text = dump_json(object) + "\n";
     if (file_) {
       file_->write_at(written_, std::as_bytes(std::span(text.data(), text.size())));
       written_ += text.size();
@@ -217,8 +218,7 @@ ordered_json record_result(const ScoreRecord& record, std::span<const std::vecto
         "[score] record {}{}: the log-prob of token {} of {} (token id {}) is {}. The model overflows there: take a "
         "wider --dtype, "
         "or look at its weights with 'tessera ckpt verify'.",
-        quote(found.id.dump(-1, ' ', false, ordered_json::error_handler_t::replace)),
-        found.choices ? fmt::format(", choice {}", sequence) : "", wrong.token + 1,
+        quote(dump_json(found.id)), found.choices ? fmt::format(", choice {}", sequence) : "", wrong.token + 1,
         found.sequences[sequence].tokens.size(), found.sequences[sequence].tokens[wrong.token],
         std::isnan(wrong.value) ? "nan" : fmt::format("{}", wrong.value));
 }

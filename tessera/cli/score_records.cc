@@ -11,7 +11,8 @@
 namespace tessera::cli {
 namespace {
 
-constexpr JsonLimits kRecordLimits{.max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 1'000'000};
+constexpr JsonLimits kRecordLimits{
+    .max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 1'000'000, .exact_numbers = true};
 constexpr int64_t kMostChoices = 10'000;
 
 // One line of the input.

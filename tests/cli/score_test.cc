@@ -160,6 +160,13 @@ TEST_F(Score, EveryLayoutGivesTheSame) {
   }
 }
 
+TEST_F(Score, IdsKeepTheirDigits) {
+  const std::string id = R"({"n":[12345678901234567890123,-98765432109876543210,0.5,1e400]})";
+  const auto found = run("{\"id\": " + id + ", \"text\": \"ab\"}\n");
+  ASSERT_EQ(found.exit_code, 0) << found.err;
+  EXPECT_THAT(found.out, HasSubstr("{\"id\":" + id + ","));
+}
+
 TEST_F(Score, OtherKeysStandForTheirs) {
   const auto result = run(R"({"task_id": "HumanEval/0", "prompt": "ab", "canonical_solution": "cd", "text": "q"})",
                           {"--id-key", "task_id", "--completion-key", "canonical_solution"});
