@@ -50,6 +50,7 @@ constexpr const char* kScoreFooter =
     "  {\"id\": 2, \"prompt\": \"...\", \"completion\": \"...\"}   the completion's tokens\n"
     "  {\"id\": 3, \"prompt\": \"...\", \"choices\": [\"...\", ...], \"answer\": 0}   each choice's; answer may be "
     "missing\n"
+    "A line with both a text and a prompt is an error, unless --completion-key is given.\n"
     "Output, in the same order:\n"
     "  {\"id\", \"tokens\", \"logprobs\", \"sum\", \"perplexity\"}\n"
     "  {\"id\", \"choices\": [{\"tokens\", \"logprobs\", \"sum\", \"perplexity\"}, ...], \"best\", "

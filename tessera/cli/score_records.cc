@@ -59,6 +59,7 @@ class RecordReader {
   ScoreRecord read() const {
     ScoreRecord record;
     record.id = json_.contains(keys_.id) ? json_[keys_.id] : Json(line_.number);
+    check_one_kind();
     if (!json_.contains(keys_.prompt)) {
       record.sequences.push_back(of_text(string_at("text")));
     } else if (json_.contains("choices")) {
@@ -70,6 +71,15 @@ class RecordReader {
   }
 
  private:
+  void check_one_kind() const {
+    const bool has_text = json_.contains("text") && !json_["text"].is_null();
+    const bool has_prompt = json_.contains(keys_.prompt) && !json_[keys_.prompt].is_null();
+    const bool is_asked = keys_.completion != ScoreKeys().completion;  // --completion-key says which is meant
+    TESSERA_CHECK(!has_text || !has_prompt || is_asked, ErrorKind::kFormat,
+                  "{}: found both 'text' and '{}', wanted one of them. Leave out the one that is not to be scored; "
+                  "beside --completion-key a text is ignored.",
+                  line_.at_key("text"), quoted(keys_.prompt));
+  }
   std::string string_at(const std::string& key) const {
     TESSERA_CHECK(json_.contains(key), ErrorKind::kFormat,
                   "{}: no '{}'; wanted 'text', '{}' and '{}', or '{}' and 'choices'", line_.at(1), quoted(key),

@@ -167,6 +167,13 @@ TEST_F(Score, IdsKeepTheirDigits) {
   EXPECT_THAT(found.out, HasSubstr("{\"id\":" + id + ","));
 }
 
+TEST_F(Score, ALineOfTwoKindsIsRefused) {
+  const auto found = run(R"({"text": "ab", "prompt": "a", "completion": "b"})");
+  EXPECT_EQ(found.exit_code, 3) << found.err;
+  EXPECT_THAT(found.err, HasSubstr("in.jsonl:1:2: found both 'text' and 'prompt', wanted one of them"));
+  EXPECT_EQ(run(R"({"text": null, "prompt": "a", "completion": "b"})").exit_code, 0);
+}
+
 TEST_F(Score, OtherKeysStandForTheirs) {
   const auto result = run(R"({"task_id": "HumanEval/0", "prompt": "ab", "canonical_solution": "cd", "text": "q"})",
                           {"--id-key", "task_id", "--completion-key", "canonical_solution"});
