@@ -97,7 +97,9 @@ Json without_nulls(const Json& value) {
   return object;
 }
 
-bool is_optional(const std::string& column) { return column == "input" || column == "system" || column == "tools"; }
+bool is_optional(const std::string& column) {
+  return column == "input" || column == "system" || column == "history" || column == "tools";
+}
 
 // Columns under our names; what was called so before gives way.
 void rename(Json& row, const std::map<std::string, std::string>& columns, const std::string& where) {
@@ -151,6 +153,37 @@ void read_chat(const Json& row, const char* column, Record& record) {
   record.silent = silent_messages(chat["messages"]);
   add_tools(row, chat, record.where);
   record.json = std::make_shared<const Json>(std::move(chat));
+}
+
+// The messages in front of the instruction, of LLaMA-Factory's columns `system` and `history`.
+Json messages_before(const Json& row, const std::string& where) {
+  Json messages = Json::array();
+  if (has(row, "system")) {
+    auto system = text_of(row, "system", where);
+    if (!system.empty()) messages.push_back({{"role", "system"}, {"content", std::move(system)}});
+  }
+  if (!has(row, "history")) return messages;
+  const Json& history = row.at("history");
+  TESSERA_CHECK(history.is_array(), ErrorKind::kFormat,
+                "[data.read] {}: 'history' is {}, wanted a list of pairs [user, assistant].", where, describe(history));
+  for (size_t i = 0; i < history.size(); ++i) {
+    const Json& pair = history[i];
+    const bool is_pair = pair.is_array() && pair.size() == 2 && pair[0].is_string() && pair[1].is_string();
+    TESSERA_CHECK(is_pair, ErrorKind::kFormat,
+                  "[data.read] {}: pair {} of 'history' is {}, wanted [user, assistant], two strings.", where, i,
+                  describe(pair));
+    messages.push_back({{"role", "user"}, {"content", pair[0]}});
+    messages.push_back({{"role", "assistant"}, {"content", pair[1]}});
+  }
+  return messages;
+}
+
+void read_instruction(const Json& row, Record& record) {
+  record.text = text_of(row, "instruction", record.where);
+  if (has(row, "input")) record.input = text_of(row, "input", record.where);
+  record.completion = text_of(row, "output", record.where);
+  auto before = messages_before(row, record.where);
+  if (!before.empty()) record.json = std::make_shared<const Json>(std::move(before));
 }
 
 void read_preference(const Json& row, Record& record) {
@@ -213,9 +246,7 @@ Record RecordReader::read(Row& row) {
       read_completion(row.value, record);
       break;
     case RecordKind::kInstruction:
-      record.text = text_of(row.value, "instruction", record.where);
-      if (has(row.value, "input")) record.input = text_of(row.value, "input", record.where);
-      record.completion = text_of(row.value, "output", record.where);
+      read_instruction(row.value, record);
       break;
     default:
       record.text = text_of(row.value, "text", record.where);

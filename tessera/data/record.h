@@ -9,7 +9,7 @@
 // | sharegpt | conversations | from, value; or role, content |
 // | preference | chosen, rejected | and `prompt`; for preference training |
 // | completion | prompt, completion | text, or lists of messages |
-// | alpaca | instruction, output | and `input` |
+// | alpaca | instruction, output | and `input`, `system`, `history` |
 // | text | text | |
 //
 // "auto" takes the first kind of this table whose columns the first record has; a null counts as absent. All records of
@@ -40,7 +40,8 @@ struct Record {
   bool first = true, last = true;    // of the parts of a stream
   std::vector<int32_t> tokens = {};  // of kTokens
   // kChat: {"messages": [{"role", "content", ...}], "tools": ...}, as chat templates take them: arguments of tool calls
-  // are objects. kPreference: {"prompt", "chosen", "rejected"}, each text or messages; "prompt" may be absent.
+  // are objects. kInstruction: the messages in front of the instruction, where there are any. kPreference: {"prompt",
+  // "chosen", "rejected"}, each text or messages; "prompt" may be absent.
   std::shared_ptr<const nlohmann::ordered_json> json = {};
   std::vector<uint8_t> silent = {};  // of kChat: 1 for messages that are not learnt though the assistant speaks
   std::string where = {};            // "FILE line N", for messages

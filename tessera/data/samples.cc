@@ -86,23 +86,39 @@ Sample SampleMaker::from_completion(const std::string& prompt, const std::string
   return sample;
 }
 
-// Alpaca's prompt, word for word.
-Sample SampleMaker::from_instruction(const Record& record) const {
-  if (!chat_template_) {
-    const char* request = record.input.empty() ? "Below is an instruction that describes a task. Write a response "
-                                                 "that appropriately "
-                                                 "completes the request.\n\n### Instruction:\n{}\n\n### "
-                                                 "Response:\n"
-                                               : "Below is an instruction that describes a task, paired with an "
-                                                 "input that provides "
-                                                 "further context. Write a response that appropriately completes "
-                                                 "the request.\n\n"
-                                                 "### Instruction:\n{}\n\n### Input:\n{}\n\n### Response:\n";
-    return from_completion(fmt::format(fmt::runtime(request), record.text, record.input), record.completion);
+namespace {
+
+// Alpaca's prompt, word for word. A system message takes the place of its first sentences, and turns before the
+// instruction are written as instructions with their responses.
+std::string alpaca_prompt(const Record& record) {
+  std::string start =
+      record.input.empty()
+          ? "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+          : "Below is an instruction that describes a task, paired with an input that provides further context. Write "
+            "a "
+            "response that appropriately completes the request.";
+  std::string turns;
+  const auto add_request = [&](const std::string& text) { turns += "### Instruction:\n" + text + "\n\n"; };
+  for (const Json& message : record.json ? *record.json : Json::array()) {
+    const auto& role = message.at("role").get_ref<const std::string&>();
+    const auto& content = message.at("content").get_ref<const std::string&>();
+    if (role == "system") start = content;
+    if (role == "user") add_request(content);
+    if (role == "assistant") turns += "### Response:\n" + content + "\n\n";
   }
+  add_request(record.text);
+  if (!record.input.empty()) turns += "### Input:\n" + record.input + "\n\n";
+  return start + "\n\n" + turns + "### Response:\n";
+}
+
+}  // namespace
+
+Sample SampleMaker::from_instruction(const Record& record) const {
+  if (!chat_template_) return from_completion(alpaca_prompt(record), record.completion);
   const std::string request = record.input.empty() ? record.text : record.text + "\n\n" + record.input;
-  Json chat = {{"messages",
-                {{{"role", "user"}, {"content", request}}, {{"role", "assistant"}, {"content", record.completion}}}}};
+  Json chat = {{"messages", record.json ? *record.json : Json::array()}};
+  chat["messages"].push_back({{"role", "user"}, {"content", request}});
+  chat["messages"].push_back({{"role", "assistant"}, {"content", record.completion}});
   return from_chat(
       {.kind = RecordKind::kChat, .json = std::make_shared<const Json>(std::move(chat)), .where = record.where});
 }

@@ -154,6 +154,33 @@ TEST_F(FormatsTest, AlpacaWithoutATemplateHasItsOwnPrompt) {
                               "completes the request.\n\n### Instruction:\nTwice two?\n\n### Response:\nFour.<eos>|"));
 }
 
+// LLaMA-Factory's columns.
+TEST_F(FormatsTest, SystemAndHistoryOfAlpacaComeBeforeTheInstruction) {
+  const auto path =
+      write("history.jsonl", R"({"instruction": "Q", "input": "I", "output": "A", "system": "Be brief.", )"
+                             R"("history": [["R", "B"], ["S", "C"]]})"
+                             "\n"
+                             R"({"instruction": "Q", "output": "A", "system": "", "history": []})"
+                             "\n");
+  const std::string both =
+      "system\nBe brief.<e>\nuser\nR<e>\nassistant\nB<e>\nuser\nS<e>\nassistant\nC<e>\nuser\nQ\n\nI<e>\nassistant\n"
+      "A<e>\n|user\nQ<e>\nassistant\nA<e>\n|";
+  EXPECT_EQ(learnt(*load({.sources = {path}, .train_on_inputs = true})), both);
+  EXPECT_EQ(learnt(*load({.sources = {path}})), "B<e>C<e>A<e>|A<e>|");
+  const auto renamed = write("renamed.jsonl", R"({"instruction": "Q", "output": "A", "past": [["R", "B"]]})");
+  EXPECT_EQ(learnt(*load({.sources = {renamed}, .columns = {{"history", "past"}, {"system", "s"}}})), "B<e>A<e>|");
+  for (const char* wrong : {R"("R")", R"([["R"]])", R"([["R", null]])", R"([{"user": "R"}])"}) {
+    const auto broken =
+        write("broken.jsonl", R"({"instruction": "Q", "output": "A", "history": )" + std::string(wrong) + "}");
+    EXPECT_THAT(error_of({.sources = {broken}}, ErrorKind::kFormat),
+                AllOf(HasSubstr("broken.jsonl line 1"), HasSubstr("'history' is"), HasSubstr("[user, assistant]")));
+  }
+  chat_template_.reset();
+  EXPECT_THAT(learnt(*load({.sources = {path}, .train_on_inputs = true})),
+              HasSubstr("e brief.\n\n### Instruction:\nR\n\n### Response:\nB\n\n### Instruction:\nS\n\n### "
+                        "Response:\nC\n\n### Instruction:\nQ\n\n### Input:\nI\n\n### Response:\nA<eos>|"));
+}
+
 TEST_F(FormatsTest, PreferencePairsAreRecognisedAndRefusedHere) {
   const auto path = (folder_ / "pairs.jsonl").string();
   const auto message = error_of({.sources = {path}}, ErrorKind::kConfig);
