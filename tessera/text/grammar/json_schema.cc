@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -68,6 +70,45 @@ bool is_of_type(const Json& value, const std::string& type) {
   return type == "array" ? value.is_array() : value.is_object();
 }
 
+// Keys that may stand beside "const" and "enum": the values that satisfy all of them are taken.
+const std::set<std::string>& keys_beside_values() {
+  static const std::set<std::string> keys = {
+      "type", "const", "enum", "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
+  return keys;
+}
+
+// A long double has all digits of an integer of 64 bits.
+std::optional<long double> numeric_value(const Json& value) {
+  if (const auto digits = exact_digits(value)) return std::strtold(std::string(*digits).c_str(), nullptr);
+  if (value.is_number_unsigned()) return static_cast<long double>(value.get<uint64_t>());
+  if (value.is_number_integer()) return static_cast<long double>(value.get<int64_t>());
+  if (value.is_number()) return static_cast<long double>(value.get<double>());
+  return std::nullopt;
+}
+
+// Lengths are in characters and say nothing of other values than strings; bounds say nothing of other values than
+// numbers.
+bool is_within_bounds(const JsonReader& schema, const Json& value) {
+  if (value.is_string()) {
+    const auto& text = value.get_ref<const std::string&>();
+    const auto length =
+        std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+    const auto least = schema.integer("minLength", 0, 0, kMostItems);
+    return length >= least && (!schema.has("maxLength") || length <= schema.integer("maxLength", 0, 0, kMostItems));
+  }
+  const auto number = numeric_value(value);
+  if (!number) return true;
+  const auto holds = [&](const char* key, auto compare) {
+    const auto given = schema.find(key);
+    if (!given || given->is_null()) return true;
+    const auto bound = numeric_value(given->value());
+    if (!bound) given->fail("a number");
+    return compare(*number, *bound);
+  };
+  return holds("minimum", std::greater_equal<>()) && holds("maximum", std::less_equal<>()) &&
+         holds("exclusiveMinimum", std::greater<>()) && holds("exclusiveMaximum", std::less<>());
+}
+
 // "type", or the one whose keys are there.
 std::vector<std::string> types_of(const JsonReader& schema) {
   std::vector<std::string> types;
@@ -123,12 +164,19 @@ JsonSchema::Part JsonSchema::read(const JsonReader& schema) {
     expect_alone(schema, "$ref");
     return referred(*to);
   }
+  const auto list = schema.find("enum");
+  const bool has_list = list && !list->is_null();
   if (const auto one = schema.member("const")) {
-    expect_alone(schema, "const", {"type"});
+    expect_alone(schema, "const", keys_beside_values());
+    const auto held = [&](const JsonReader& each) { return each.value() == one->value(); };
+    if (has_list && std::ranges::none_of(list->items(), held)) {
+      schema.fail(fmt::format("the const {}, which the enum lacks", quote(dump_json(one->value()))),
+                  "a const that the enum holds");
+    }
     return literals(schema, {one->value()});
   }
-  if (const auto list = schema.find("enum")) {
-    expect_alone(schema, "enum", {"type"});
+  if (has_list) {
+    expect_alone(schema, "enum", keys_beside_values());
     std::vector<Json> values;
     for (const auto& each : list->items()) values.push_back(each.value());
     return literals(schema, values);
@@ -211,12 +259,12 @@ JsonSchema::Part JsonSchema::literals(const JsonReader& schema, const std::vecto
   for (const auto& value : values) {
     const bool fits = types.empty() || std::any_of(types.begin(), types.end(),
                                                    [&](const auto& type) { return is_of_type(value, type); });
-    if (!fits) continue;
+    if (!fits || !is_within_bounds(schema, value)) continue;
     texts.push_back(dump_json(value));
     literal_bytes_ += static_cast<int64_t>(texts.back().size());
     if (literal_bytes_ > kMostLiteralBytes) schema.fail(fmt::format("values of at most {} bytes", kMostLiteralBytes));
   }
-  if (texts.empty()) schema.fail("a value that the type takes");
+  if (texts.empty()) schema.fail("a value that the type takes, within the lengths and bounds");
   return json_.one_of(texts);
 }
 
