@@ -34,9 +34,11 @@ Part format_part(text::JsonParts& json, const JsonReader& format) {
   return text::JsonSchema(json, format.at("json_schema").at("schema")).value();
 }
 
+// A function without parameters takes no arguments, as in OpenAI's API; an empty schema takes any object.
 Part arguments_part(text::JsonParts& json, const JsonReader& function) {
   const auto parameters = function.find("parameters");
-  const bool any = !parameters || parameters->value().empty();
+  if (!parameters || parameters->is_null()) return json.braces(json.builder().literal(""));
+  const bool any = parameters->value().empty();
   return any ? json.any_object() : text::JsonSchema(json, *parameters).value();
 }
 

@@ -210,7 +210,8 @@ TEST_F(Serve, AToolThatMustBeCalledIs) {
 // Between the tags that a template teaches.
 TEST(AnswerForms, CallsStandBetweenTagsWhereTheModelWasTaughtThose) {
   const auto tokenizer = text::Tokenizer::from_json(testing::character_tokenizer(kJsonCharacters + "<>/"), "test");
-  const Json tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}}}}});
+  const Json any = Json::object();
+  const Json tools = Json::array({{{"type", "function"}, {"function", {{"name", "f"}, {"parameters", any}}}}});
   AnswerForms forms;
   WantedForm wanted{.tools = JsonReader(tools, "tools"), .tagged = true};
   const auto masks = forms.of(wanted, tokenizer);
@@ -244,6 +245,13 @@ TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
   const auto ids = served_->tokenizer.encode("the cat" + greedy("the cat", 5));
   const at::NoGradGuard no_grad;
   const auto tokens = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong).unsqueeze(0);
+  // Without parameters a function takes no arguments.
+  for (const auto& function : {Json{{"name", "f"}}, Json{{"name", "f"}, {"parameters", nullptr}}}) {
+    const Json bare_tools = Json::array({{{"type", "function"}, {"function", function}}});
+    const auto none = forms.of({.tools = JsonReader(bare_tools, "tools")}, tokenizer);
+    EXPECT_TRUE(complete(none, R"({"name":"f","arguments":{}})"));
+    EXPECT_THROW(complete(none, R"({"name":"f","arguments":{"a":[]}})"), Error);
+  }
   const auto wanted = at::log_softmax(model_->logits({.tokens = tokens})[0], -1);
   for (size_t i = 1; i < 12; ++i) {
     EXPECT_NEAR(found["token_logprobs"][i].get<double>(), wanted[static_cast<int64_t>(i) - 1][ids[i]].item<double>(),
