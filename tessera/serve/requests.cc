@@ -265,7 +265,8 @@ int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint e
   const bool given = top.has(key);
   const int64_t unsaid = endpoint == Endpoint::kText ? std::min(room, kCompletionDefault) : room;
   const int64_t most = given ? top.integer(key, 1, echo ? 0 : 1, kHuge) : unsaid;
-  if (room < 1 || most > room) {
+  const int64_t least_room = given && most == 0 ? 0 : 1;  // the prompt alone may fill the context
+  if (room < least_room || most > room) {
     throw ApiError(
         400,
         fmt::format("This model's maximum context length is {} tokens. However, you requested {} tokens ({} in the "
@@ -278,7 +279,6 @@ int64_t read_most_tokens(const JsonReader& top, const Served& served, Endpoint e
   return most;
 }
 
-CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
 // Keys that narrow an answer are never ignored.
 void check_format(const JsonReader& format) {
   const auto type = format.string("type");
@@ -292,6 +292,7 @@ void check_format(const JsonReader& format) {
   }
 }
 
+CompletionRequest read_object(const Json& json, Endpoint endpoint, const Served& served) {
   const JsonReader top(json, kWhere);
   check_keys(top, endpoint);
   const auto model = top.string("model", served.name);
@@ -319,10 +320,10 @@ void check_format(const JsonReader& format) {
   const int64_t each = top.integer("n", 1, 1, served.limits.choices);
   WantedForm form;
   if (const auto format = top.find("response_format"); format && !format->is_null()) {
-    if (format->string("type") != "text") form.format = format;
     if (const auto type = format->string("type"); type == "text" || type == "json_object" || type == "json_schema") {
       check_format(*format);
     }
+    if (format->string("type") != "text") form.format = format;
   }
   const auto prompts = endpoint == Endpoint::kChat
                            ? std::vector<Prompt>{{.tokens = chat_prompt(top, served, request.tools, form)}}
@@ -334,6 +335,8 @@ void check_format(const JsonReader& format) {
     const int64_t most = read_most_tokens(top, served, endpoint, given, request.echo);
     request.no_new_tokens = most == 0;
     options.max_new_tokens = std::max<int64_t>(most, 1);
+    // The token that is made behind a prompt which fills the context is never given to the model.
+    options.context_tokens = request.no_new_tokens ? given + 1 : 0;
     generation_capacity(served.config, prompt.tokens, options);
     const auto echoed = request.echo ? text_of(prompt, served.tokenizer) : std::string();
     auto of_choice = options;  // the first of each prompt is what it would be alone

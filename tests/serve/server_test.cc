@@ -172,6 +172,22 @@ TEST_F(Serve, TheSchemaOfAJsonObjectIsKept) {
   EXPECT_EQ(post(body).status, 200);
 }
 
+TEST_F(Serve, APromptThatFillsTheContextIsScored) {
+  start({}, "", R"("max_position_embeddings": 32)");
+  auto body = ask(std::string(32, 'a'), 0);
+  body["echo"] = true;
+  body["logprobs"] = 0;
+  const auto choice = answer(body)["choices"][0];
+  EXPECT_EQ(choice["text"], std::string(32, 'a'));
+  EXPECT_EQ(choice["logprobs"]["token_logprobs"].size(), 32U) << choice;
+  EXPECT_TRUE(choice["logprobs"]["token_logprobs"][31].is_number());
+  body["prompt"] = std::string(33, 'a');
+  expect_error(post(body), 400, "maximum context length is 32 tokens");
+  body["prompt"] = std::string(32, 'a');
+  body["max_tokens"] = 1;
+  expect_error(post(body), 400, "maximum context length is 32 tokens");
+}
+
 TEST_F(Serve, AToolThatMustBeCalledIs) {
   start({}, "", R"("max_position_embeddings": 512)", kJsonCharacters);
   const auto tool = [](const char* name, const nlohmann::json& parameters) {
@@ -229,6 +245,13 @@ TEST(AnswerForms, CallsStandBetweenTagsWhereTheModelWasTaughtThose) {
   EXPECT_NE(bare, masks);
   EXPECT_TRUE(complete(bare, R"({"name":"f","arguments":{}})"));
   EXPECT_EQ(forms.of({}, tokenizer), nullptr);
+  // Without parameters a function takes no arguments.
+  for (const auto& function : {Json{{"name", "f"}}, Json{{"name", "f"}, {"parameters", nullptr}}}) {
+    const Json bare_tools = Json::array({{{"type", "function"}, {"function", function}}});
+    const auto none = forms.of({.tools = JsonReader(bare_tools, "tools")}, tokenizer);
+    EXPECT_TRUE(complete(none, R"({"name":"f","arguments":{}})"));
+    EXPECT_THROW(complete(none, R"({"name":"f","arguments":{"a":[]}})"), Error);
+  }
 }
 
 TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
@@ -245,13 +268,6 @@ TEST_F(Serve, APromptIsEchoedWithTheLogProbsOfItsTokens) {
   const auto ids = served_->tokenizer.encode("the cat" + greedy("the cat", 5));
   const at::NoGradGuard no_grad;
   const auto tokens = at::tensor(std::vector<int64_t>(ids.begin(), ids.end()), at::kLong).unsqueeze(0);
-  // Without parameters a function takes no arguments.
-  for (const auto& function : {Json{{"name", "f"}}, Json{{"name", "f"}, {"parameters", nullptr}}}) {
-    const Json bare_tools = Json::array({{{"type", "function"}, {"function", function}}});
-    const auto none = forms.of({.tools = JsonReader(bare_tools, "tools")}, tokenizer);
-    EXPECT_TRUE(complete(none, R"({"name":"f","arguments":{}})"));
-    EXPECT_THROW(complete(none, R"({"name":"f","arguments":{"a":[]}})"), Error);
-  }
   const auto wanted = at::log_softmax(model_->logits({.tokens = tokens})[0], -1);
   for (size_t i = 1; i < 12; ++i) {
     EXPECT_NEAR(found["token_logprobs"][i].get<double>(), wanted[static_cast<int64_t>(i) - 1][ids[i]].item<double>(),

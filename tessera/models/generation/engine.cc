@@ -124,8 +124,9 @@ int64_t Engine::page_bytes(const ModelConfig& config, int64_t element_bytes) {
 int64_t Engine::add(GenerationRequest request) {
   auto sequence = std::make_unique<Sequence>();
   sequence->most_tokens = generation_capacity(model_->config(), request.prompt, request.options);
+  // The keys of the last token are not computed.
   TESSERA_CHECK(
-      pages_for(sequence->most_tokens) <= pages_.count(), ErrorKind::kConfig,
+      pages_for(sequence->most_tokens - 1) <= pages_.count(), ErrorKind::kConfig,
       "[models.generation] a prompt of {} tokens and up to {} more do not fit into a cache of {} tokens. Make it "
       "larger, or ask for fewer tokens.",
       request.prompt.size(), sequence->most_tokens - static_cast<int64_t>(request.prompt.size()),
