@@ -70,8 +70,8 @@ std::optional<int> read_flags(VerbArguments args, ServeFlags& flags) {
   const auto limit = [&](const char* name, auto& value, const char* help, double most) {
     app->add_option(name, value, help)->capture_default_str()->check(CLI::Range(1.0, most))->group("Limits");
   };
-  limit("--max-sequences", limits.sequences, "Requests that are computed together", 65536);
-  limit("--max-queue", limits.queue, "Requests that wait beside them; more get 503", 65536);
+  limit("--max-sequences", limits.sequences, "Choices (n of a request) that are computed together", 65536);
+  limit("--max-queue", limits.queue, "Choices that wait beside them; a request whose choices are more gets 503", 65536);
   limit("--max-choices", limits.choices, "Prompts of a request times its n", 65536);
   limit(
       "--max-connections", limits.connections,
