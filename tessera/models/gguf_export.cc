@@ -157,19 +157,20 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   const auto config = ModelConfig::from_folder(dir);
   const auto& family = gguf_family(config, where);
   check_activation(config, family, where);
+  GgufWriter writer(gguf);
+  writer.set("general.architecture", std::string(family.gguf.architecture));
+  writer.set("general.type", std::string("model"));
+  writer.set("general.name", general_name(dir));
+  // Before the tensors are looked up: a setting that GGUF cannot express changes which tensors the folder has.
+  set_model_keys(config, family, where, writer);
+
   const auto folder = SafetensorsFolder::open(dir);
   const auto tensors = detail::gguf_tensors(family.gguf, config);
   check_folder_tensors(folder, tensors, config.tie_word_embeddings, dir.string());
   const bool bfloat16 = folder.entry("model.embed_tokens.weight").dtype == at::kBFloat16;
   const auto type = options.type.value_or(bfloat16 ? GgmlType::kBF16 : GgmlType::kF16);
-
-  GgufWriter writer(gguf);
-  writer.set("general.architecture", std::string(family.gguf.architecture));
-  writer.set("general.type", std::string("model"));
-  writer.set("general.name", general_name(dir));
   writer.set("general.file_type", file_type(type));
   writer.set("general.quantization_version", uint32_t{2});
-  set_model_keys(config, family, where, writer);
   detail::set_tokenizer_keys(dir, config, writer);
   const auto divisors = detail::llama3_divisors(config.rope, config.head_dim);
   if (!divisors.empty()) writer.announce("rope_freqs.weight", GgmlType::kF32, {static_cast<int64_t>(divisors.size())});

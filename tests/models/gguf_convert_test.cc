@@ -154,10 +154,17 @@ fs::path write_moe(const fs::path& dir, bool stacked, const json& config_json = 
   write_tiny(dir);
   fs::remove(dir / "model.safetensors");
   publish_file(dir / "config.json", config_json.dump());
-  const auto config = ModelConfig::parse(moe_config().dump(), "moe");
+  const auto config = ModelConfig::parse(config_json.dump(), "moe");
   std::map<std::string, at::Tensor> values;
   at::manual_seed(5);
   for (const auto& tensor : detail::gguf_tensors(find_family_of_gguf("qwen3moe")->gguf, config)) {
+    const auto mlp = tensor.hf_name.find(".mlp.");
+    if (mlp != std::string::npos && !config.has_experts(tensor.hf_name[mlp - 1] - '0')) {
+      const auto prefix = tensor.hf_name.substr(0, mlp);
+      values[prefix + ".mlp.gate_proj.weight"] = values[prefix + ".mlp.up_proj.weight"] = at::randn({96, 64});
+      values[prefix + ".mlp.down_proj.weight"] = at::randn({64, 96});
+      continue;
+    }
     if (tensor.stacks == nullptr) values[tensor.hf_name] = at::randn(tensor.shape);
     if (tensor.stacks == nullptr || tensor.first_row > 0) continue;
     const auto stack = at::randn({tensor.shape[0], tensor.stack_rows, tensor.shape[2]});
@@ -267,7 +274,10 @@ TEST(GgufConvert, WhatLlamaCppsExpertsCannotBeIsRefused) {
     EXPECT_THAT(error_of(ErrorKind::kConfig, [&] { folder_to_gguf(dir, folder / "m.gguf"); }), HasSubstr(message));
   };
   refuse("norm_topk_prob", false, "always normalises");
-  refuse("mlp_only_layers", {1}, "layers without experts");
+  // Their folders hold dense layers, whose names are no reason to complain.
+  refuse("mlp_only_layers", {1}, "layers without experts (mlp_only_layers, decoder_sparse_step)");
+  refuse("decoder_sparse_step", 2, "layers without experts (mlp_only_layers, decoder_sparse_step)");
+  EXPECT_FALSE(fs::exists(folder / "m.gguf"));
   const auto good = write_moe(folder / "good", false);
   folder_to_gguf(good, folder / "good.gguf");
   auto bytes = read_file(folder / "good.gguf");
