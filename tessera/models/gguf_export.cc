@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/json.h"
@@ -15,11 +15,15 @@
 #include "tessera/models/detail/gguf_rope.h"
 #include "tessera/models/detail/gguf_tensors.h"
 #include "tessera/models/detail/gguf_tokenizer.h"
+#include "tessera/models/detail/local_part.h"
 #include "tessera/models/family.h"
 #include "tessera/models/gguf_convert.h"
+#include "tessera/models/weights.h"
 
 namespace tessera {
 namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
 
 const ModelFamily& gguf_family(const ModelConfig& config, const std::string& where) {
   const auto& family = family_of(config.architecture);
@@ -80,36 +84,18 @@ void check_activation(const ModelConfig& config, const ModelFamily& family, cons
                 family.config.activation, family.architecture);
 }
 
-void check_folder_tensors(const SafetensorsFolder& folder, const std::vector<detail::GgufTensor>& wanted, bool tied,
-                          const std::string& dir) {
-  std::set<std::string_view> known;
-  if (tied) known.insert("lm_head.weight");  // some writers store the tied copy too
-  const auto check = [&](const std::string& name, const std::vector<int64_t>& shape) {
-    const auto& entry = folder.entry(name);
-    TESSERA_CHECK(entry.shape == shape && at::isFloatingType(entry.dtype), ErrorKind::kFormat,
-                  "[gguf] {}: {} is {} [{}], config.json wants [{}]", dir, name, c10::toString(entry.dtype),
-                  fmt::join(entry.shape, ", "), fmt::join(shape, ", "));
-    known.insert(folder.files().find(name)->first);
-  };
-  for (const auto& tensor : wanted) {
-    if (tensor.stacks == nullptr) {
-      check(tensor.hf_name, tensor.shape);
-    } else if (folder.contains(tensor.hf_name)) {
-      check(tensor.hf_name, {tensor.shape[0], tensor.stack_rows, tensor.shape[2]});
-    } else {
-      for (const auto& name : detail::names_of_experts(tensor)) check(name, {tensor.shape[1], tensor.shape[2]});
-    }
-  }
-  for (const auto& [name, file] : folder.files()) {
-    const bool derived = name.ends_with("rotary_emb.inv_freq");
-    TESSERA_CHECK(derived || known.contains(name), ErrorKind::kConfig,
-                  "[gguf] {}: tensor {} has no place in a model of this version", dir, quote(name));
-  }
+// What the folder calls a parameter of the model; a tied embedding may be stored as the head alone.
+std::string stored_name(const SafetensorsFolder& folder, const ModelConfig& config, const std::string& name) {
+  detail::SharedParameter parameter{{}, {name}, {}};
+  if (config.tie_word_embeddings && name == kEmbedding) parameter.names.emplace_back("lm_head.weight");
+  const auto names = detail::file_names(family_of(config.architecture).weights, parameter);
+  const auto found = std::ranges::find_if(names, [&](const auto& each) { return folder.contains(each); });
+  return found == names.end() ? name : *found;
 }
 
 // One stack of experts is in memory at a time.
-at::Tensor folder_value(const SafetensorsFolder& folder, const detail::GgufTensor& tensor) {
-  if (tensor.stacks == nullptr) return folder.tensor(tensor.hf_name);
+at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& config, const detail::GgufTensor& tensor) {
+  if (tensor.stacks == nullptr) return folder.tensor(stored_name(folder, config, tensor.hf_name));
   if (folder.contains(tensor.hf_name)) {
     return folder.tensor(tensor.hf_name).narrow(1, tensor.first_row, tensor.shape[1]).contiguous();
   }
@@ -164,10 +150,10 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   // Before the tensors are looked up: a setting that GGUF cannot express changes which tensors the folder has.
   set_model_keys(config, family, where, writer);
 
+  check_pretrained(*make_model(config, {.dtype = at::kFloat, .device = at::kMeta}), dir, UnusedTensors::kRefuse);
   const auto folder = SafetensorsFolder::open(dir);
   const auto tensors = detail::gguf_tensors(family.gguf, config);
-  check_folder_tensors(folder, tensors, config.tie_word_embeddings, dir.string());
-  const bool bfloat16 = folder.entry("model.embed_tokens.weight").dtype == at::kBFloat16;
+  const bool bfloat16 = folder.entry(stored_name(folder, config, kEmbedding)).dtype == at::kBFloat16;
   const auto type = options.type.value_or(bfloat16 ? GgmlType::kBF16 : GgmlType::kF16);
   writer.set("general.file_type", file_type(type));
   writer.set("general.quantization_version", uint32_t{2});
@@ -177,7 +163,7 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   for (const auto& tensor : tensors) writer.announce(tensor.gguf_name, stored_type(tensor, type), tensor.shape);
   if (!divisors.empty()) writer.write("rope_freqs.weight", at::tensor(divisors));
   for (const auto& tensor : tensors) {
-    const auto value = folder_value(folder, tensor);
+    const auto value = folder_value(folder, config, tensor);
     check_storable(value, stored_type(tensor, type), tensor.hf_name, dir.string());
     writer.write(tensor.gguf_name, detail::to_gguf(tensor, value));
   }

@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/quote.h"
 #include "tessera/base/warn_once.h"
 #include "tessera/formats/finite.h"
 #include "tessera/formats/tensor_files.h"
@@ -138,7 +139,7 @@ std::vector<std::string> other_names(const std::vector<std::string>& names, cons
 }
 
 std::vector<Source> match_names(const CausalLM& model, const std::vector<detail::SharedParameter>& parameters,
-                                const TensorFiles& folder) {
+                                const TensorFiles& folder, UnusedTensors allowed) {
   const auto& map = family_of(model.config().architecture).weights;
   Problems problems;
   std::vector<Source> found;
@@ -176,15 +177,15 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<detail:
   std::vector<std::string> unused;
   for (const auto& [name, stored] : folder.tensors()) {
     if (known.contains(name) || is_computed(name) || map.is_foreign(name) || lies_elsewhere(name)) continue;
-    if (is_of_stack(name, found)) {
-      problems.add(fmt::format("{} is unexpected", name));
+    if (allowed == UnusedTensors::kRefuse || is_of_stack(name, found)) {
+      problems.add(fmt::format("{} is unexpected", escape(name)));
     } else {
       unused.push_back(name);
     }
   }
   // Beside what is missing they show how else it may be called.
   for (const auto& name : problems.lines.empty() ? std::vector<std::string>() : unused) {
-    problems.add(fmt::format("{} is unexpected", name));
+    problems.add(fmt::format("{} is unexpected", escape(name)));
   }
   problems.raise_if_any(folder.path());
   warn_of_unused(unused, folder.path());
@@ -273,11 +274,11 @@ std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& pat
 
 }  // namespace
 
-void check_pretrained(CausalLM& model, const std::filesystem::path& dir) {
+void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused) {
   if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::check_gguf(model, file);
   const auto folder = open_weights(dir, FolderAdapter::kRefuse);
   const auto parameters = detail::parameters_and_packed(model);
-  check_tied(parameters, match_names(model, parameters, *folder), *folder);
+  check_tied(parameters, match_names(model, parameters, *folder, unused), *folder);
 }
 
 void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Device device, FolderAdapter adapter) {
@@ -285,7 +286,7 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir, c10::Dev
   if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::load_gguf(model, file, device);
   const auto folder = open_weights(dir, adapter);
   auto parameters = detail::shared_parameters(model);
-  const auto sources = match_names(model, detail::parameters_and_packed(model), *folder);
+  const auto sources = match_names(model, detail::parameters_and_packed(model), *folder, UnusedTensors::kWarn);
   check_tied(parameters, sources, *folder);
   int64_t bytes = 0;
   for (size_t i = 0; i < parameters.size(); ++i) {

@@ -36,8 +36,12 @@ void load_pretrained(CausalLM& model, const std::filesystem::path& dir,
                      c10::Device device = c10::Device(c10::DeviceType::CPU),
                      FolderAdapter adapter = FolderAdapter::kRefuse);
 
+// Tensors of a folder that the model has no place for: named in a warning, or an error (kFormat) for a conversion that
+// would lose them.
+enum class UnusedTensors : uint8_t { kWarn, kRefuse };
+
 // The checks of load_pretrained alone: reads headers, and the values of a tied head; changes nothing.
-void check_pretrained(CausalLM& model, const std::filesystem::path& dir);
+void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused = UnusedTensors::kWarn);
 
 // normal(0, initializer_range) for matrices, ones for norms (zeros where they add one), zeros for biases. An element's
 // value depends on the seed, the parameter's name and its global index only. No communication.

@@ -374,11 +374,15 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
   refuse(ErrorKind::kConfig, "Gemma3ForConditionalGeneration cannot be written", with_config("model_type", "gemma3"));
   refuse(ErrorKind::kConfig, "hidden_act is not silu", with_config("hidden_act", "gelu_pytorch_tanh"));
   refuse(ErrorKind::kConfig, "hidden_size: found -1, wanted an integer", with_config("hidden_size", -1));
-  refuse(ErrorKind::kFormat, "config.json wants [40, 128]", with_config("hidden_size", 128));
+  refuse(ErrorKind::kShape, "model wants [40, 128]", with_config("hidden_size", 128));
   refuse(ErrorKind::kConfig, "num_attention_heads: found 0", with_config("num_attention_heads", 0));
   refuse(ErrorKind::kConfig, "num_hidden_layers: found 100000", with_config("num_hidden_layers", 100000));
-  refuse(ErrorKind::kFormat, "holds no tensor 'model.layers.2.", with_config("num_hidden_layers", 3));
-  refuse(ErrorKind::kConfig, "has no place", with_config("num_hidden_layers", 1));
+  refuse(ErrorKind::kFormat, "model.layers.2.self_attn.q_proj.weight is missing", with_config("num_hidden_layers", 3));
+  refuse(ErrorKind::kFormat, "model.layers.1.input_layernorm.weight is unexpected",
+         with_config("num_hidden_layers", 1));
+  // write_tiny's head differs from its embedding.
+  refuse(ErrorKind::kFormat, "model.embed_tokens.weight and lm_head.weight are one parameter",
+         with_config("tie_word_embeddings", true));
   refuse(ErrorKind::kConfig, "rope type 'longrope'", with_config("rope_scaling", {{"rope_type", "longrope"}}));
   refuse(ErrorKind::kFormat, "has the id 40", with_tokenizer("/model/vocab/zz", 40));
   refuse(ErrorKind::kFormat, "has the id -1", with_tokenizer("/model/vocab/zz", -1));
@@ -392,6 +396,40 @@ TEST(GgufConvert, RefusedInputLeavesNothingBehind) {
            [&](const fs::path& dir) { publish_file(dir / name, std::string(100'000, '[')); });
   }
   refuse(ErrorKind::kIo, "holds no config.json", [](const fs::path& dir) { fs::remove(dir / "config.json"); });
+}
+
+// Whatever of a tied pair the folder holds, the file is the same.
+TEST(GgufConvert, ATiedHeadMayBeStoredTwiceOrInPlaceOfTheEmbedding) {
+  TempFolder folder;
+  auto config = gguf_config();
+  config["tie_word_embeddings"] = true;
+  std::string first;
+  for (const std::string stored : {"model.embed_tokens.weight", "lm_head.weight", "both"}) {
+    SCOPED_TRACE(stored);
+    const auto dir = write_tiny(folder / stored);
+    publish_file(dir / "config.json", config.dump());
+    std::map<std::string, at::Tensor> values;
+    {
+      const auto whole = SafetensorsFolder::open(first.empty() ? dir : folder / "model.embed_tokens.weight");
+      for (const auto& [name, file] : whole.files()) values[name] = file->tensor(name).clone();
+    }
+    const auto embedding = values.at("model.embed_tokens.weight");
+    values["lm_head.weight"] = embedding;
+    if (stored != "both") {
+      values.erase(stored == "lm_head.weight" ? "model.embed_tokens.weight" : "lm_head.weight");
+    }
+    std::vector<TensorSpec> specs;
+    for (const auto& [name, value] : values) specs.push_back({name, at::kFloat, value.sizes().vec()});
+    fs::remove(dir / "model.safetensors");
+    SafetensorsFolderWriter writer(dir, specs);
+    for (const auto& [name, value] : values) writer.write(name, value);
+    writer.finish();
+    folder_to_gguf(dir, folder / (stored + ".gguf"), {.type = GgmlType::kF32});
+    const auto file = GgufFile::open(folder / (stored + ".gguf"));
+    EXPECT_FALSE(file->tensors().contains("output.weight"));
+    EXPECT_TRUE(file->tensor("token_embd.weight").equal(embedding));
+    first = stored;
+  }
 }
 
 TEST(GgufConvert, DamagedGgufFilesAreRefusedAndLeaveNoFolder) {
