@@ -260,19 +260,21 @@ int64_t read_source(const TensorFiles& folder, const Source& source, const Local
   return bytes;
 }
 
-// transformers adds an adapter that lies in the folder of a whole model.
 std::shared_ptr<const TensorFiles> open_weights(const std::filesystem::path& path, FolderAdapter adapter) {
-  TESSERA_CHECK(
-      adapter == FolderAdapter::kIgnore || !std::filesystem::exists(path / "adapter_config.json") ||
-          !std::filesystem::exists(path / "config.json"),
-      ErrorKind::kConfig,
-      "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
-      "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
-      path.string(), path.string(), path.string());
+  if (adapter == FolderAdapter::kRefuse) refuse_folder_adapter(path);
   return TensorFiles::open(path, {.weights_only = true});
 }
 
 }  // namespace
+
+void refuse_folder_adapter(const std::filesystem::path& dir) {
+  TESSERA_CHECK(
+      !std::filesystem::exists(dir / "adapter_config.json") || !std::filesystem::exists(dir / "config.json"),
+      ErrorKind::kConfig,
+      "[models.load] {}: holds a model and, in adapter_config.json, an adapter of it. Merge them with "
+      "'tessera ckpt convert {} OUT --to hf --adapter {}', or move adapter_config.json away to use the model alone.",
+      dir.string(), dir.string(), dir.string());
+}
 
 void check_pretrained(CausalLM& model, const std::filesystem::path& dir, UnusedTensors unused) {
   if (const auto file = detail::gguf_of(dir); !file.empty()) return detail::check_gguf(model, file);

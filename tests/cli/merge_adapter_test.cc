@@ -39,5 +39,28 @@ TEST(MergeAdapter, GivesTheModelThatTheAdapterMakes) {
               HasSubstr("holds adapters alone. Add them to their model with 'tessera ckpt convert"));
 }
 
+// transformers loads such a folder with the adapter; a copy of the model alone is another model.
+TEST(MergeAdapter, AnAdapterBesideTheModelIsNotLeftOutSilently) {
+  const testing::TempFolder folder;
+  const auto model = testing::tiny_model();
+  save_pretrained(*model, folder / "both", {});
+  add_adapters(*model, {.rank = 2, .target_modules = {"q_proj"}});
+  init_adapters(*model, 3);
+  save_adapters(*model, folder / "adapter");
+  for (const auto& file : std::filesystem::directory_iterator(folder / "adapter")) {
+    std::filesystem::copy(file, folder / "both" / file.path().filename());
+  }
+  for (const std::string to : {"", "gguf", "hf", "dcp"}) {
+    SCOPED_TRACE(to);
+    EXPECT_THAT(
+        testing::error_of(ErrorKind::kConfig,
+                          [&] { convert_checkpoint(folder / "both", folder / "out", {.to = to, .dtype = ""}); }),
+        HasSubstr("holds a model and, in adapter_config.json, an adapter of it. Merge them with"));
+    EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+  }
+  convert_checkpoint(folder / "both", folder / "out", {.to = "hf", .dtype = "", .adapter = folder / "both"});
+  EXPECT_FALSE(std::filesystem::exists(folder / "out" / "adapter_config.json"));
+}
+
 }  // namespace
 }  // namespace tessera::cli
