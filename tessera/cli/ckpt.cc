@@ -157,7 +157,10 @@ int run_ckpt(VerbArguments args) {
   change->add_option("DST", destination, "Must not exist yet")->required();
   change->add_option("--to", convert.to, "hf, gguf, dcp or torch; by default hf, and gguf from a Hugging Face folder")
       ->type_name("FORMAT");
-  change->add_option("--dtype", convert.dtype, "float32, bfloat16, float16, and q8_0 for GGUF; by default that of SRC")
+  change
+      ->add_option("--dtype", convert.dtype,
+                   "float32, bfloat16, float16, and q8_0 for GGUF; by default that of SRC, float32 where "
+                   "its matrices have several dtypes or are quantised")
       ->type_name("DTYPE");
   change->add_option("--config", convert.config, "Folder whose config.json and tokenizer go with the weights")
       ->type_name("DIR");

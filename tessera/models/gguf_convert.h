@@ -27,7 +27,8 @@ struct GgufImportOptions {
 };
 
 struct GgufExportOptions {
-  // F32, F16, BF16 or Q8_0, for the matrices; vectors are always F32. Unset: BF16 for a bfloat16 folder, else F16.
+  // F32, F16, BF16 or Q8_0, for the matrices; vectors are always F32. Unset: that of the folder's matrices, F32 where
+  // they are of several dtypes or of float64.
   std::optional<GgmlType> type;
 };
 

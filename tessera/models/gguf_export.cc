@@ -84,30 +84,47 @@ void check_activation(const ModelConfig& config, const ModelFamily& family, cons
                 family.config.activation, family.architecture);
 }
 
-// What the folder calls a parameter of the model; a tied embedding may be stored as the head alone.
-std::string stored_name(const SafetensorsFolder& folder, const ModelConfig& config, const std::string& name) {
-  detail::SharedParameter parameter{{}, {name}, {}};
-  if (config.tie_word_embeddings && name == kEmbedding) parameter.names.emplace_back("lm_head.weight");
+// The folder's tensors that make up a tensor of the file: one, or one of each expert. A tied embedding may be stored as
+// the head alone.
+std::vector<std::string> stored_names(const SafetensorsFolder& folder, const ModelConfig& config,
+                                      const detail::GgufTensor& tensor) {
+  detail::SharedParameter parameter{{}, {tensor.hf_name}, {}};
+  if (config.tie_word_embeddings && tensor.hf_name == kEmbedding) parameter.names.emplace_back("lm_head.weight");
   const auto names = detail::file_names(family_of(config.architecture).weights, parameter);
-  const auto found = std::ranges::find_if(names, [&](const auto& each) { return folder.contains(each); });
-  return found == names.end() ? name : *found;
+  const auto is_stored = [&](const std::string& name) { return folder.contains(name); };
+  const auto found = std::ranges::find_if(names, is_stored);
+  if (tensor.stacks == nullptr || found != names.end()) return {found == names.end() ? names.front() : *found};
+  return detail::names_of_experts(tensor);
 }
 
 // One stack of experts is in memory at a time.
 at::Tensor folder_value(const SafetensorsFolder& folder, const ModelConfig& config, const detail::GgufTensor& tensor) {
-  if (tensor.stacks == nullptr) return folder.tensor(stored_name(folder, config, tensor.hf_name));
-  if (folder.contains(tensor.hf_name)) {
-    return folder.tensor(tensor.hf_name).narrow(1, tensor.first_row, tensor.shape[1]).contiguous();
-  }
-  std::vector<at::Tensor> experts;
-  for (const auto& name : detail::names_of_experts(tensor)) experts.push_back(folder.tensor(name));
-  return at::stack(experts);
+  std::vector<at::Tensor> parts;
+  const auto names = stored_names(folder, config, tensor);
+  for (const auto& name : names) parts.push_back(folder.tensor(name));
+  if (tensor.stacks == nullptr) return parts.front();
+  // The experts in one tensor, or each in one of its own.
+  return parts.front().dim() == 3 ? parts.front().narrow(1, tensor.first_row, tensor.shape[1]).contiguous()
+                                  : at::stack(parts);
 }
 
 GgmlType stored_type(const detail::GgufTensor& tensor, GgmlType type) {
   if (tensor.shape.size() == 1 || tensor.router) return GgmlType::kF32;
   // llama.cpp's own converter does the same with rows that no block divides.
   return type == GgmlType::kQ8_0 && tensor.shape.back() % 32 != 0 ? GgmlType::kF16 : type;
+}
+
+// The narrowest type in which no matrix of the folder loses anything; float64 has F32.
+GgmlType type_of_folder(const SafetensorsFolder& folder, const ModelConfig& config,
+                        const std::vector<detail::GgufTensor>& tensors) {
+  auto dtype = folder.entry(stored_names(folder, config, tensors.front()).front()).dtype;  // the embedding's
+  for (const auto& tensor : tensors) {
+    if (tensor.shape.size() == 1 || tensor.router) continue;  // F32 always
+    for (const auto& name : stored_names(folder, config, tensor)) {
+      dtype = c10::promoteTypes(dtype, folder.entry(name).dtype);
+    }
+  }
+  return dtype == at::kBFloat16 ? GgmlType::kBF16 : dtype == at::kHalf ? GgmlType::kF16 : GgmlType::kF32;
 }
 
 // Values that are not finite, or would not be in the file: q8_0 has a half-precision scale for each block of 32 values.
@@ -153,8 +170,7 @@ void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::pat
   check_pretrained(*make_model(config, {.dtype = at::kFloat, .device = at::kMeta}), dir, UnusedTensors::kRefuse);
   const auto folder = SafetensorsFolder::open(dir);
   const auto tensors = detail::gguf_tensors(family.gguf, config);
-  const bool bfloat16 = folder.entry(stored_name(folder, config, kEmbedding)).dtype == at::kBFloat16;
-  const auto type = options.type.value_or(bfloat16 ? GgmlType::kBF16 : GgmlType::kF16);
+  const auto type = options.type.value_or(type_of_folder(folder, config, tensors));
   writer.set("general.file_type", file_type(type));
   writer.set("general.quantization_version", uint32_t{2});
   detail::set_tokenizer_keys(dir, config, writer);

@@ -63,7 +63,8 @@ json tiny_tokenizer() {
 }
 
 // A whole tiny Hugging Face folder of random weights; what the test wants otherwise it writes over.
-fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat) {
+fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat,
+                    std::optional<c10::ScalarType> of_layers = std::nullopt) {
   fs::create_directories(dir);
   publish_file(dir / "config.json", gguf_config().dump());
   publish_file(dir / "tokenizer.json", tiny_tokenizer().dump());
@@ -72,9 +73,11 @@ fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat) {
   std::vector<TensorSpec> specs;
   const auto config = ModelConfig::parse(gguf_config().dump(), "tiny");
   for (const auto& tensor : detail::gguf_tensors(llama_family().gguf, config))
-    specs.push_back({tensor.hf_name, dtype, tensor.shape});
+    specs.push_back({tensor.hf_name,
+                     tensor.hf_name.find(".layers.") == std::string::npos ? dtype : of_layers.value_or(dtype),
+                     tensor.shape});
   SafetensorsFolderWriter writer(dir, specs);
-  for (const auto& spec : specs) writer.write(spec.name, at::randn(spec.shape).to(dtype));
+  for (const auto& spec : specs) writer.write(spec.name, at::randn(spec.shape).to(spec.dtype));
   writer.finish();
   return dir;
 }
@@ -216,9 +219,11 @@ TEST(GgufConvert, ExpertsAreStackedUnderLlamaCppsNames) {
     for (const auto& [key, value] : wanted.items()) EXPECT_EQ(config.at(key), value) << key;
   }
   // Routers stay F32 beside other matrices, and decide the folder's dtype where they would lose something.
-  folder_to_gguf(apart, folder / "half.gguf");
+  folder_to_gguf(apart, folder / "half.gguf", {.type = GgmlType::kF16});
   EXPECT_EQ(GgufFile::open(folder / "half.gguf")->tensor_info("blk.0.ffn_gate_inp.weight").type_name(), "F32");
   EXPECT_EQ(GgufFile::open(folder / "half.gguf")->tensor_info("blk.0.ffn_down_exps.weight").type_name(), "F16");
+  folder_to_gguf(apart, folder / "full.gguf");
+  EXPECT_EQ(GgufFile::open(folder / "full.gguf")->tensor_info("blk.0.ffn_down_exps.weight").type_name(), "F32");
   gguf_to_folder(folder / "half.gguf", folder / "half");
   EXPECT_EQ(SafetensorsFolder::open(folder / "half").entry("lm_head.weight").dtype, at::kFloat);
 }
@@ -331,7 +336,16 @@ TEST(GgufConvert, DtypesAreChosenAsDocumented) {
   folder_to_gguf(full, folder / "f32.gguf");
   folder_to_gguf(full, folder / "q8.gguf", {.type = GgmlType::kQ8_0});
   EXPECT_EQ(GgufFile::open(folder / "bf16.gguf")->tensor_info("output.weight").type_name(), "BF16");
-  EXPECT_EQ(GgufFile::open(folder / "f32.gguf")->tensor_info("output.weight").type_name(), "F16");
+  EXPECT_EQ(GgufFile::open(folder / "f32.gguf")->tensor_info("output.weight").type_name(), "F32");
+  EXPECT_EQ(GgufFile::open(folder / "f32.gguf")->find_uint("general.file_type"), 0U);
+  folder_to_gguf(full, folder / "asked.gguf", {.type = GgmlType::kF16});
+  EXPECT_EQ(GgufFile::open(folder / "asked.gguf")->tensor_info("output.weight").type_name(), "F16");
+  folder_to_gguf(write_tiny(folder / "f16", at::kHalf), folder / "f16.gguf");
+  EXPECT_EQ(GgufFile::open(folder / "f16.gguf")->tensor_info("output.weight").type_name(), "F16");
+  folder_to_gguf(write_tiny(folder / "f64", at::kDouble), folder / "f64.gguf");
+  EXPECT_EQ(GgufFile::open(folder / "f64.gguf")->tensor_info("output.weight").type_name(), "F32");
+  folder_to_gguf(write_tiny(folder / "mixed", at::kHalf, at::kBFloat16), folder / "mixed.gguf");
+  EXPECT_EQ(GgufFile::open(folder / "mixed.gguf")->tensor_info("output.weight").type_name(), "F32") << "loses nothing";
   const auto quantised = GgufFile::open(folder / "q8.gguf");
   EXPECT_EQ(quantised->tensor_info("blk.1.ffn_down.weight").type_name(), "Q8_0");
   EXPECT_EQ(quantised->tensor_info("blk.1.attn_q.bias").type_name(), "F32");

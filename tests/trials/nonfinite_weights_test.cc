@@ -118,7 +118,7 @@ TEST_F(NonfiniteWeights, ThatOverflowInTheDtypeThatIsAskedForAreNamed) {
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { load_as(large, "int4"); }), HasSubstr("model.layers.1.mlp"));
   const auto out = folder_ / "out";
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(large, out, "hf", "float16"); }), says);
-  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(large, out, "gguf"); }), says);
+  EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(large, out, "gguf", "float16"); }), says);
   EXPECT_NO_THROW(convert(large, out, "gguf", "q8_0"));
   const auto larger = changed(spoil(kDown, 1e30));
   EXPECT_THAT(error_of(ErrorKind::kFormat, [&] { convert(larger, folder_ / "other", "gguf", "q8_0"); }),
