@@ -16,6 +16,9 @@
 namespace tessera {
 namespace {
 
+// base_model_prefix of every class in transformers: a file of the model without head leaves it out.
+constexpr std::string_view kBasePrefix = "model.";
+
 template <class Matches>
 const ModelFamily* first_family(Matches matches) {
   const auto& all = model_families();
@@ -31,6 +34,7 @@ std::vector<std::string> WeightMap::names_of(const std::string& parameter) const
     if (parameter.starts_with(ours)) names.push_back(std::string(theirs) + parameter.substr(ours.size()));
   }
   names.push_back(parameter);
+  if (parameter.starts_with(kBasePrefix)) names.push_back(parameter.substr(kBasePrefix.size()));
   return names;
 }
 

@@ -98,7 +98,8 @@ struct WeightMap {
   };
   std::vector<Stack> stacks{};
   std::vector<std::string_view> foreign{};  // beginnings of tensors that the model does not own: saved as they were
-  // The names under which a file may hold the parameter, likeliest first: the first is what is saved.
+  // The names under which a file may hold the parameter, likeliest first: the first is what is saved, the last has no
+  // "model." in front, as files of the model without head, which transformers loads, too.
   std::vector<std::string> names_of(const std::string& parameter) const;
   bool is_foreign(std::string_view name) const;
 };

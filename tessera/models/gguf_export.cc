@@ -94,6 +94,11 @@ std::vector<std::string> stored_names(const SafetensorsFolder& folder, const Mod
   const auto is_stored = [&](const std::string& name) { return folder.contains(name); };
   const auto found = std::ranges::find_if(names, is_stored);
   if (tensor.stacks == nullptr || found != names.end()) return {found == names.end() ? names.front() : *found};
+  for (const auto& name : names) {
+    auto stack = tensor;
+    stack.hf_name = name;
+    if (auto experts = detail::names_of_experts(stack); is_stored(experts.front())) return experts;
+  }
   return detail::names_of_experts(tensor);
 }
 

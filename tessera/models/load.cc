@@ -89,6 +89,17 @@ bool has_stacked(const std::vector<detail::StackedTensor>& stacked, int64_t colu
   return true;
 }
 
+// The tensors of which a parameter with these names may be stacked: those that the folder holds, else those of the
+// first name. None for a parameter that is no stack.
+std::vector<detail::StackedTensor> stack_of(const WeightMap& map, const std::vector<std::string>& names,
+                                            const detail::SharedParameter& parameter, const TensorFiles& folder) {
+  for (const auto& name : names) {
+    auto stack = detail::stacked_tensors(map, name, parameter.tensor.sizes());
+    if (!stack.empty() && folder.contains(stack.front().name)) return stack;
+  }
+  return detail::stacked_tensors(map, names.front(), parameter.tensor.sizes());
+}
+
 // What files call the parameters that a model of this config has and this one has not.
 std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, const WeightMap& map,
                                                  const std::vector<detail::SharedParameter>& own,
@@ -108,7 +119,7 @@ std::set<std::string, std::less<>> names_of_rest(const ModelConfig& config, cons
     }
     const auto names = detail::file_names(map, parameter);
     all.insert(names.begin(), names.end());
-    for (const auto& each : detail::stacked_tensors(map, names.front(), parameter.tensor.sizes())) {
+    for (const auto& each : stack_of(map, names, parameter, folder)) {
       if (folder.contains(each.name)) all.insert(each.name);
     }
   }
@@ -147,7 +158,7 @@ std::vector<Source> match_names(const CausalLM& model, const std::vector<detail:
   for (const auto& parameter : parameters) {
     const auto names = detail::file_names(map, parameter);
     const auto name = std::find_if(names.begin(), names.end(), [&](const auto& each) { return folder.contains(each); });
-    auto stacked = detail::stacked_tensors(map, names.front(), parameter.tensor.sizes());
+    auto stacked = stack_of(map, names, parameter, folder);
     const bool in_parts = name == names.end() && !stacked.empty() && folder.contains(stacked.front().name);
     if (!in_parts) {
       known.insert(names.begin(), names.end());
@@ -229,13 +240,15 @@ bool are_equal(const TensorFiles& folder, const std::string& left, const std::st
 void check_tied(const std::vector<detail::SharedParameter>& parameters, const std::vector<Source>& sources,
                 const TensorFiles& folder) {
   for (size_t i = 0; i < parameters.size(); ++i) {
+    const bool tied = parameters[i].names.size() > 1;
     for (const auto& other : sources[i].other_names) {
       TESSERA_CHECK(are_equal(folder, sources[i].name, other, detail::local_part_box(parameters[i].tensor),
                               parameters[i].tensor.scalar_type()),
-                    ErrorKind::kFormat,
-                    "[models.load] {}: {} and {} are one parameter (tie_word_embeddings in config.json) and differ. "
-                    "Set tie_word_embeddings to false to use both, as transformers does, or remove the wrong one.",
-                    folder.path().string(), sources[i].name, other);
+                    ErrorKind::kFormat, "[models.load] {}: {} and {} are one parameter{} and differ. {}.",
+                    folder.path().string(), sources[i].name, other,
+                    tied ? " (tie_word_embeddings in config.json)" : " under two names",
+                    tied ? "Set tie_word_embeddings to false to use both, as transformers does, or remove the wrong one"
+                         : "Remove the wrong one");
     }
   }
 }

@@ -82,6 +82,15 @@ fs::path write_tiny(const fs::path& dir, c10::ScalarType dtype = at::kFloat,
   return dir;
 }
 
+void rewrite(const fs::path& dir, const std::map<std::string, at::Tensor>& values) {
+  std::vector<TensorSpec> specs;
+  for (const auto& [name, value] : values) specs.push_back({name, value.scalar_type(), value.sizes().vec()});
+  fs::remove(dir / "model.safetensors");
+  SafetensorsFolderWriter writer(dir, specs);
+  for (const auto& [name, value] : values) writer.write(name, value.contiguous());
+  writer.finish();
+}
+
 std::vector<std::string> names_in(const fs::path& dir) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename());
@@ -185,11 +194,7 @@ fs::path write_moe(const fs::path& dir, bool stacked, const json& config_json = 
       }
     }
   }
-  std::vector<TensorSpec> specs;
-  for (const auto& [name, value] : values) specs.push_back({name, at::kFloat, value.sizes().vec()});
-  SafetensorsFolderWriter writer(dir, specs);
-  for (const auto& [name, value] : values) writer.write(name, value.contiguous());
-  writer.finish();
+  rewrite(dir, values);
   return dir;
 }
 
@@ -432,17 +437,31 @@ TEST(GgufConvert, ATiedHeadMayBeStoredTwiceOrInPlaceOfTheEmbedding) {
     if (stored != "both") {
       values.erase(stored == "lm_head.weight" ? "model.embed_tokens.weight" : "lm_head.weight");
     }
-    std::vector<TensorSpec> specs;
-    for (const auto& [name, value] : values) specs.push_back({name, at::kFloat, value.sizes().vec()});
-    fs::remove(dir / "model.safetensors");
-    SafetensorsFolderWriter writer(dir, specs);
-    for (const auto& [name, value] : values) writer.write(name, value);
-    writer.finish();
+    rewrite(dir, values);
     folder_to_gguf(dir, folder / (stored + ".gguf"), {.type = GgmlType::kF32});
     const auto file = GgufFile::open(folder / (stored + ".gguf"));
     EXPECT_FALSE(file->tensors().contains("output.weight"));
     EXPECT_TRUE(file->tensor("token_embd.weight").equal(embedding));
     first = stored;
+  }
+}
+
+TEST(GgufConvert, NamesWithoutTheBaseModelsPrefixGiveTheSameFile) {
+  TempFolder folder;
+  for (const auto& dir :
+       {write_tiny(folder / "tiny"), write_moe(folder / "apart", false), write_moe(folder / "stacked", true)}) {
+    const auto whole = dir.string() + ".gguf", base = dir.string() + "-base.gguf";
+    folder_to_gguf(dir, whole);
+    std::map<std::string, at::Tensor> values;
+    {
+      const auto before = SafetensorsFolder::open(dir);
+      for (const auto& [name, file] : before.files()) {
+        values[name.starts_with("model.") ? name.substr(6) : name] = file->tensor(name).clone();
+      }
+    }
+    rewrite(dir, values);
+    folder_to_gguf(dir, base);
+    EXPECT_EQ(read_file(base), read_file(whole));
   }
 }
 

@@ -139,6 +139,38 @@ TEST(ModelFolder, AnAdapterBesideAWholeModelIsRefusedUntilItIsMerged) {
   EXPECT_GT((merged - before).abs().max().item<double>(), 1e-2);
 }
 
+// As transformers' base models are saved, LlamaModel for one; base_model_prefix.
+TEST(ModelFolder, NamesWithoutTheBaseModelsPrefixLoad) {
+  const std::string experts =
+      R"("architectures": ["Qwen3MoeForCausalLM"], "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 6)";
+  for (const auto& changes : {std::string(R"("tie_word_embeddings": true)"), std::string(), experts}) {
+    SCOPED_TRACE(changes);
+    const testing::TempFolder folder;
+    const auto model = tiny_model(changes);
+    save_pretrained(*model, folder / "m", {});
+    rewrite(folder / "m", [](auto& tensors) {
+      std::map<std::string, at::Tensor> base;
+      for (const auto& [name, tensor] : tensors) base[name.starts_with("model.") ? name.substr(6) : name] = tensor;
+      tensors = base;
+    });
+    WarningLog warnings;
+    const auto loaded = from_pretrained(folder / "m");
+    EXPECT_THAT(warnings.take(), IsEmpty());
+    EXPECT_TRUE(at::equal(logits_of(*loaded), logits_of(*model)));
+    save_pretrained(*loaded, folder / "out", folder / "m");
+    EXPECT_TRUE(SafetensorsFolder::open(folder / "out").contains("model.norm.weight"));
+    rewrite(folder / "m", [](auto& tensors) { tensors["model.norm.weight"] = tensors["norm.weight"] + 1; });
+    EXPECT_THAT(error_of([&] { from_pretrained(folder / "m"); }, ErrorKind::kFormat),
+                HasSubstr("model.norm.weight and norm.weight are one parameter under two names and differ"));
+    rewrite(folder / "m", [](auto& tensors) {
+      tensors.erase("model.norm.weight");
+      tensors.erase("norm.weight");
+    });
+    EXPECT_THAT(error_of([&] { from_pretrained(folder / "m"); }, ErrorKind::kFormat),
+                HasSubstr("model.norm.weight is missing"));
+  }
+}
+
 TEST(ModelFolder, TensorsThatTheModelHasNoPlaceForAreNamedInOneWarning) {
   const testing::TempFolder folder;
   const auto model = tiny_model();
